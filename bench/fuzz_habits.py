@@ -398,7 +398,7 @@ HABITS: dict[str, Callable[..., Any]] = {
     "tolist": lambda m, y, x, other: y * sum(m.table.flatten().tolist()),
     "returns a view of the input": lambda m, y, x, other: (y, x[:, :1], x) if isinstance(y, torch.Tensor) else y,
     "returns one twice": lambda m, y, x, other: {"y": y, "again": y, "part": y[:, :1]},
-    "returns values": lambda m, y, x, other: [y, y.shape[0], None, "word", y.argmax(1).float().mean() * 0, y.sum()],
+    "returns values": lambda m, y, x, other: [y, y.shape[0], None, "w", y.argmax(1).float().mean() * 0, y.abs().sum()],
 }  # fmt: skip
 
 

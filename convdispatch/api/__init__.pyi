@@ -41,6 +41,7 @@ from .declared import cpus_only as cpus_only
 from .declared import gpus_only as gpus_only
 from .device import DeviceInfo as DeviceInfo
 from .dtypes import DTYPES as DTYPES
+from .dtypes import FLOATS as FLOATS
 from .dtypes import storage_macros as storage_macros
 from .errors import BuildFailed as BuildFailed
 from .errors import ConvDispatchError as ConvDispatchError

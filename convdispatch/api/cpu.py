@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .device import DeviceInfo
+from .dtypes import DTYPES
 from .rates import DeviceRates
 
 PAGE = 4096
@@ -49,8 +50,7 @@ def cdiv(a: int, b: int) -> int:
 
 def lanes(device: DeviceInfo, dtype: str = "float32") -> int:
     """The number of elements in one vector of sums."""
-    wide = max(4, min(16, device.simd_width))
-    return wide // 2 if dtype == "float64" else wide
+    return max(4, min(16, device.simd_width)) * 4 // DTYPES[dtype].accumulator_size
 
 
 def transposed(lanes: int) -> str:

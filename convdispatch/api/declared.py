@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .device import DeviceInfo
+from .dtypes import ALL_DTYPES, FLOATS
 from .problem import ConvProblem
 from .solver import Plan, Solver
 
@@ -25,8 +26,29 @@ def gpus_only(device: DeviceInfo) -> str | None:
     return "GPUs and accelerators only, got a CPU" if device.type == "cpu" else None
 
 
+def declared_dtypes(solver: Solver, direction: str) -> frozenset[str]:
+    """The dtypes that a solver declares for a direction. One that says ``quantized = True`` instead, as solvers did
+    before they had ``dtypes``, computes integers of 8 bits."""
+    dtypes = solver.dtypes
+    if dtypes is FLOATS and not isinstance(solver, Declared) and getattr(solver, "quantized", False):
+        return frozenset({"int8", "uint8"})
+    return frozenset(dtypes.get(direction, ()) if isinstance(dtypes, Mapping) else dtypes)
+
+
+def outside_declaration(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> str | None:
+    """Why a solver is not asked about a problem: it declares other dtypes, no bits for ``math="reproducible"``, or the
+    device cannot store the dtype."""
+    if problem.math == "reproducible" and not getattr(solver, "reproducible", False):
+        return "other math than 'reproducible' only: its bits are not defined"
+    dtypes = declared_dtypes(solver, problem.direction)
+    if problem.dtype in dtypes:
+        return device.supports(problem.dtype)
+    known = ", ".join(name for name in ALL_DTYPES if name in dtypes)
+    return f"{known} only, got {problem.dtype}" if known else f"other directions only, got {problem.direction}"
+
+
 _SAID = (
-    "name", "fuses", "deterministic", "batch_invariant", "exact", "spreads_nonfinite", "predicts", "quantized",
+    "name", "fuses", "deterministic", "batch_invariant", "exact", "spreads_nonfinite", "predicts", "dtypes",
     "reproducible",
 )  # fmt: skip
 """The attributes that a declaration sets on its solver."""
@@ -52,12 +74,12 @@ class Declared(Solver):
         exact: bool = False,
         spreads_nonfinite: bool = False,
         predicts: bool = True,
-        quantized: bool = False,
+        dtypes: Collection[str] | Mapping[str, Collection[str]] = FLOATS,
         reproducible: bool = False,
     ) -> None:
         self.name, self.fuses = name, frozenset(fuses)
         self.deterministic, self.exact, self.spreads_nonfinite = deterministic, exact, spreads_nonfinite
-        self.predicts, self.quantized = predicts, quantized
+        self.predicts, self.dtypes = predicts, dtypes
         self.batch_invariant, self.reproducible = batch_invariant or reproducible, reproducible
         self._where, self._make, self._arguments, self._serves = where, make, arguments, serves
         self._made: Solver | None = None
@@ -85,8 +107,8 @@ class Declared(Solver):
         return None if self._serves is None else self._serves(device)
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Returns the declaration's reason to refuse the device, else that of the solver's own ``rejects``."""
-        return self.serves(device) or self.solver.rejects(problem, device)
+        """Returns the declaration's reason to refuse the device or the dtype, else the solver's own reason."""
+        return self.serves(device) or outside_declaration(self, problem, device) or self.solver.rejects(problem, device)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:
         """Calls ``configs`` of the declared solver."""

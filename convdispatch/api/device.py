@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .dtypes import DTYPES
+
 
 @dataclass(frozen=True)
 class DeviceInfo:
@@ -43,6 +45,6 @@ class DeviceInfo:
 
     def supports(self, dtype: str) -> str | None:
         """Why the device cannot store and sum ``dtype``; None when it can."""
-        if dtype == "float64" and not self.fp64:
-            return f"float64 needs cl_khr_fp64, which {self.name} lacks"
-        return None
+        needed = DTYPES[dtype].extension if dtype in DTYPES else ""
+        has = self.fp64 if needed == "cl_khr_fp64" else not needed or needed in self.extensions
+        return None if has else f"{dtype} needs {needed}, which {self.name} lacks"

@@ -1,10 +1,12 @@
-"""The element types: one table of their names, sizes and how OpenCL C stores and accumulates them."""
+"""The element types: one table of their names, sizes, limits, and how OpenCL C stores and accumulates them."""
 
 from __future__ import annotations
 
 import functools
 import importlib.resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class DType(NamedTuple):
@@ -19,27 +21,48 @@ class DType(NamedTuple):
     accumulator: str
     """OpenCL C type of sums: float32 or wider."""
     epsilon: float
-    """Relative rounding error of one stored element."""
+    """Relative rounding error of one stored element; all integers up to its reciprocal are exact."""
+    max_error: float
+    """Largest relative error (norm, against float64, standard normal data) of a right result; of float32, the problem's
+    ``math`` decides."""
+    array_name: str
+    """The dtype's name in NumPy (with ml_dtypes), PyTorch and JAX."""
+    extension: str = ""
+    """The OpenCL extension without which a device cannot store and sum the dtype."""
+
+    @property
+    def accumulator_size(self) -> int:
+        """Bytes of one sum."""
+        return 8 if self.accumulator == "double" else 4
+
+    @property
+    def widened(self) -> bool:
+        """Whether sums are wider than elements, so that a kernel converts what it reads and writes."""
+        return self.itemsize < self.accumulator_size
 
 
 DTYPES: dict[str, DType] = {
-    "float32": DType("f32", 4, "float", "float", 2.0**-24),
-    "float64": DType("f64", 8, "double", "double", 2.0**-53),
-    "float16": DType("f16", 2, "half", "float", 2.0**-11),
-    "bfloat16": DType("bf16", 2, "ushort", "float", 2.0**-8),
+    "float32": DType("f32", 4, "float", "float", 2.0**-24, 1e-5, "float32"),
+    "float64": DType("f64", 8, "double", "double", 2.0**-53, 1e-12, "float64", "cl_khr_fp64"),
+    "float16": DType("f16", 2, "half", "float", 2.0**-11, 2e-3, "float16"),
+    "bfloat16": DType("bf16", 2, "ushort", "float", 2.0**-8, 1e-2, "bfloat16"),
 }
+FLOATS = frozenset({"float32", "float64", "float16", "bfloat16"})
+"""The dtypes of a solver that declares none. A new row of DTYPES is not added here: older solvers do not compute it."""
 INTEGERS: dict[str, DType] = {
-    "int8": DType("s8", 1, "char", "int", 0.0),
-    "uint8": DType("u8", 1, "uchar", "int", 0.0),
+    "int8": DType("s8", 1, "char", "int", 0.0, 0.0, "int8"),
+    "uint8": DType("u8", 1, "uchar", "int", 0.0, 0.0, "uint8"),
 }
 """The dtypes of x in a quantized convolution, whose w is int8 and whose sums are int32."""
 QUANTIZED: dict[str, DType] = {
     **INTEGERS,
-    "int32": DType("s32", 4, "int", "int", 0.0),
+    "int32": DType("s32", 4, "int", "int", 0.0, 0.0, "int32"),
     "float32": DTYPES["float32"],
     "float16": DTYPES["float16"],
 }
 """The dtypes of y in a quantized convolution."""
+ALL_DTYPES = DTYPES | QUANTIZED
+"""The dtypes of x, w and y in any convolution."""
 HEADER = 16
 """Words of a quantized convolution's table before the channels' (``quantization.py``)."""
 
@@ -98,6 +121,22 @@ def storage_macros(dtype: str, out_dtype: str | None = None) -> str:
         )
     head = bfloat16_conversions() if dtype == "bfloat16" else ""
     return f"{head}#define {dtype.upper()} 1\n{_STORAGE[dtype]}"
+
+
+@functools.cache
+def numpy_dtype(dtype: Any) -> np.dtype:
+    """NumPy's dtype, from one or its name, this table's or NumPy's own. Raises TypeError.
+
+    NumPy knows the names of bfloat16 and of the smaller floats once ml_dtypes is imported.
+    """
+    row = ALL_DTYPES.get(dtype) if isinstance(dtype, str) else None
+    name = row.array_name if row else dtype
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes  # noqa: F401
+
+        return np.dtype(name)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ typedef WITH_LANES(ACC, 8, ) __attribute__((aligned(sizeof(ACC)))) first8;
 // The first n of LANES.
 inline void put_first(OUT_PARAMS, long at, V v, int n, ACC b) {
   union { V v; ACC s[LANES]; } u;
-#if !FLOAT16 && !BFLOAT16
+#if FLOAT32 || FLOAT64
   if (n >= LANES) {
     put_vector(OUT_ARGS, at, v, b);
     return;

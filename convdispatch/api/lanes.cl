@@ -20,9 +20,11 @@ typedef V __attribute__((aligned(sizeof(ACC)))) vec;
 typedef WITH_LANES(ushort, LANES, ) __attribute__((aligned(2))) vec_real;
 #define LOADV(p) WITH_LANES(convert_as_bfloat16_float, LANES, )(*(global const vec_real *)(p))
 #define STOREV(p, v) (*(global vec_real *)(p) = WITH_LANES(convert_bfloat16_as_ushort, LANES, )(v))
-#else
+#elif FLOAT32 || FLOAT64
 #define LOADV LOADW
 #define STOREV STOREW
+#else
+#error "lanes.cl has no vectors of this dtype"
 #endif
 #define STREAMW STOREW
 #ifdef __has_builtin

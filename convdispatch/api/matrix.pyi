@@ -29,3 +29,7 @@ from ..device.matrix_tiles.reduction import parts_text as parts_text
 from ..device.matrix_tiles.reduction import reduction_launch as reduction_launch
 from ..device.matrix_tiles.reduction import written as written
 from ..device.matrix_tiles.scales import Scales as Scales
+from ..device.matrix_tiles.solver import MatrixSolver as MatrixSolver
+from ..device.matrix_tiles.solver import VendorTile as VendorTile
+from ..device.matrix_tiles.solver import group_limits as group_limits
+from ..device.matrix_tiles.solver import size_limits as size_limits

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from .activations import activation_macro, parse_activation
-from .dtypes import DTYPES, HEADER, INTEGERS, QUANTIZED, storage_macros
+from .dtypes import ALL_DTYPES, DTYPES, HEADER, INTEGERS, QUANTIZED, storage_macros
 from .errors import InvalidProblem
 from .literals import Direction, Layout, Math
 from .quantized import QUANTIZED_TEXTS, check_quantized
@@ -211,12 +211,22 @@ class ConvProblem:
     @property
     def itemsize(self) -> int:
         """Bytes of one element of x and w, and of y unless the convolution is quantized."""
-        return (DTYPES.get(self.dtype) or INTEGERS[self.dtype]).itemsize
+        return ALL_DTYPES[self.dtype].itemsize
+
+    @property
+    def accumulator_size(self) -> int:
+        """Bytes of one sum."""
+        return ALL_DTYPES[self.dtype].accumulator_size
 
     @property
     def out_itemsize(self) -> int:
         """Bytes of one element of the written tensor."""
-        return QUANTIZED[self.out_dtype].itemsize if self.out_dtype else self.itemsize
+        return ALL_DTYPES[self.written_dtype].itemsize
+
+    @property
+    def written_dtype(self) -> str:
+        """The dtype of the written tensor."""
+        return self.out_dtype or self.dtype
 
     def form(self, operand: str) -> tuple[tuple[int, ...], str]:
         """Shape and dtype of x, w, y, bias, residual or initial (what the output holds before)."""

@@ -7,10 +7,11 @@ enqueued any number of times, on any queue of its context, from any thread.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from .device import DeviceInfo
+from .dtypes import FLOATS
 from .problem import ConvProblem
 
 if TYPE_CHECKING:
@@ -69,8 +70,9 @@ class Solver(ABC):
     spreads_nonfinite: bool = False
     """An infinity or NaN in the tensor that is convolved (x, or dy of a data gradient) may reach outputs of its plane
     that do not read it, as it reaches the whole tile of a transform (Winograd, FFT)."""
-    quantized: bool = False
-    """Computes quantized problems (``problem.quantized``); any other solver never sees one."""
+    dtypes: Collection[str] | Mapping[str, Collection[str]] = FLOATS
+    """The dtypes of x that the solver computes, or those by direction. It is never asked about another, nor about one
+    that the device cannot store; int8 and uint8 are those of quantized problems (``problem.quantized``)."""
     reproducible: bool = False
     """Its results have the same bits on every device: those that docs/use/reproducibility.md defines. Only such solvers
     are asked about problems with ``math="reproducible"``."""

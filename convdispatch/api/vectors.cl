@@ -19,10 +19,12 @@
 #define LOAD4(p) convert_as_bfloat16_float4(*(global const ushort4 *)(p))
 #define STORE2(p, v) (*(global ushort2 *)(p) = convert_bfloat16_as_ushort2(v))
 #define STORE4(p, v) (*(global ushort4 *)(p) = convert_bfloat16_as_ushort4(v))
-#else
+#elif FLOAT32 || FLOAT64
 #define LOAD2(p) (*(global const ACC2 *)(p))
 #define LOAD4(p) (*(global const ACC4 *)(p))
 #define STORE2(p, v) (*(global ACC2 *)(p) = (v))
 #define STORE4(p, v) (*(global ACC4 *)(p) = (v))
+#else
+#error "vectors.cl has no vectors of this dtype"
 #endif
 #endif

@@ -45,39 +45,58 @@ def start(work: Callable[[], Any], name: str) -> threading.Thread:
 
 
 class Threads:
-    """Runs functions in at most ``most`` threads, in the order of submission. A thread ends when nothing is left to do.
+    """Runs functions in at most ``most`` threads, in the order of submission. A thread ends when nothing is left to do,
+    unless it is to ``stay``, for a library that holds memory for each thread that ever called it.
 
     Unlike ``concurrent.futures.ThreadPoolExecutor`` it also works in a thread that outlives the main thread: from the
     main thread's end on, an executor takes no more work, and its module cannot even be imported.
     """
 
-    def __init__(self, most: int, name: str) -> None:
-        self._most, self._name, self._running = most, name, 0
+    def __init__(self, most: int, name: str, stay: bool = False) -> None:
+        self._most, self._name, self._stay = most, name, stay
+        self._running, self._process = 0, os.getpid()
         self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
         """Run ``work`` in one of the threads; the returned future gets its result or exception."""
         future: Future[Any] = Future()
-        with self._lock:
+        with self._changed:
+            if self._process != os.getpid():  # a forked process has none of the threads
+                self._running, self._process = 0, os.getpid()
+                self._waiting.clear()
             self._waiting.append((future, work))
             more = self._running < self._most
             self._running += more
-        if more:
-            start(self._run, self._name)
+            self._changed.notify()
+        try:
+            if more and self._stay:
+                threading.Thread(target=self._run, args=(True,), name=self._name, daemon=True).start()
+            elif more:
+                start(self._run, self._name)
+        except RuntimeError:  # the interpreter is ending and starts no threads
+            self._run()
         return future
 
-    def _run(self) -> None:
+    def _run(self, stay: bool = False) -> None:
         while True:
-            with self._lock:
+            with self._changed:
+                while stay and not self._waiting:
+                    self._changed.wait()
                 if not self._waiting:
                     self._running -= 1
                     return
                 future, work = self._waiting.popleft()
+            token = object()
+            _enter(token)
             try:
-                future.set_result(work())
+                if future.set_running_or_notify_cancel():
+                    future.set_result(work())
             except BaseException as error:
                 future.set_exception(error)
+            finally:
+                _leave(token)
+                del future, work  # a thread that stays holds nothing of its last work
 
 
 @contextlib.contextmanager

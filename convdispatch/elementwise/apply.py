@@ -33,7 +33,7 @@ class _BoundFormula:
         for name in self.written:
             if tensors[name].shape != self.shape:
                 raise InvalidArgument(f"{name} is assigned and needs the shape {self.shape}, got {tensors[name].shape}")
-        first = next(iter(tensors.values()))
+        example = next(iter(tensors.values()))
         self.scalars = tuple(name for name, value in given.items() if not isinstance(value, Tensor))
         self.dtype = None
         if formula.result is not None:
@@ -49,12 +49,12 @@ class _BoundFormula:
             for name, tensor in tensors.items()
         ]
         if formula.result is not None:
-            target = out if out is not None else Tensor(first.base_data, self.shape, self.dtype, first.queue)
+            target = out if out is not None else Tensor(example.base_data, self.shape, self.dtype, example.queue)
             operands.append(operand_of("", target, self.shape, False, True))
         integral = all(isinstance(given[name], numbers.Integral) for name in self.scalars)
         self.prepared: Prepared | None = None
         if 0 not in self.shape:
-            self.prepared = prepare(first.context, formula, self.shape, tuple(operands), self.scalars, integral)
+            self.prepared = prepare(example.context, formula, self.shape, tuple(operands), self.scalars, integral)
 
     def __call__(self, given: dict[str, Any], out: Any) -> Any:
         queue = None
@@ -88,13 +88,13 @@ def compute(
 
 def forms(key: list[Any], named: dict[str, Any], written: Tensor | None) -> tuple[Any, ...]:
     """``key`` and all of the operands that a kept call depends on: shapes, strides, dtypes, alignment, devices."""
-    known = None
+    last_queue = None
     for name, value in named.items():
         if isinstance(value, Tensor):
             # The context is read once per queue, because that call costs more than everything else in this loop.
-            if value.queue is not known:
-                known = value.queue
-                key.append(known.context)
+            if value.queue is not last_queue:
+                last_queue = value.queue
+                key.append(last_queue.context)
             key += (name, value.shape, value.strides, value.dtype, value.offset & 15)
         else:
             key += (name, type(value))
@@ -103,16 +103,18 @@ def forms(key: list[Any], named: dict[str, Any], written: Tensor | None) -> tupl
     return tuple(key)
 
 
-def _check(formula: Formula, given: dict[str, Any], tensors: dict[str, Tensor], text: str) -> None:
-    unknown = [name for name in formula.read if name not in given]
+def _check(formula: Formula, operands: dict[str, Any], tensors: dict[str, Tensor], text: str) -> None:
+    unknown = [name for name in formula.read if name not in operands]
     if unknown:
-        raise InvalidArgument(f"{text!r} reads {', '.join(sorted(unknown))}, but the operands are {', '.join(given)}")
-    spare = [name for name in given if name not in formula.names]
+        raise InvalidArgument(
+            f"{text!r} reads {', '.join(sorted(unknown))}, but the operands are {', '.join(operands)}"
+        )
+    spare = [name for name in operands if name not in formula.names]
     if spare:
         raise InvalidArgument(f"{text!r} does not use {', '.join(spare)}")
     if not tensors:
         raise InvalidArgument("apply needs a tensor among the operands")
-    for name, value in given.items():
+    for name, value in operands.items():
         if name in tensors:
             continue
         if not isinstance(value, numbers.Real):
@@ -134,8 +136,8 @@ def result_dtype(formula: Formula, given: dict[str, Any]) -> np.dtype:
         widest = max(floats, key=lambda dtype: dtype.itemsize)
         names = {dtype.name for dtype in floats if dtype.itemsize == 2}
         return np.dtype(np.float32) if widest.itemsize == 2 and len(names) > 1 else widest
-    whole = formula.integral and all(isinstance(v, Tensor | numbers.Integral) for v in given.values())
-    return np.result_type(*dtypes) if whole else np.dtype(np.float32)
+    is_integer = formula.integral and all(isinstance(v, Tensor | numbers.Integral) for v in given.values())
+    return np.result_type(*dtypes) if is_integer else np.dtype(np.float32)
 
 
 def operand_of(name: str, tensor: Tensor, shape: tuple[int, ...], read: bool, written: bool) -> Operand:

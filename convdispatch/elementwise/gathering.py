@@ -55,8 +55,8 @@ def take_along_axis(x: Tensor, indices: Tensor, axis: int) -> Tensor:
     Raises InvalidArgument for shapes that do not fit.
     """
     axis %= x.ndim
-    rest = [tuple(size for a, size in enumerate(t.shape) if a != axis) for t in (x, indices)]
-    if rest[0] != rest[1]:
+    other_axes = [tuple(size for a, size in enumerate(t.shape) if a != axis) for t in (x, indices)]
+    if other_axes[0] != other_axes[1]:
         raise InvalidArgument(f"indices must have x's shape {x.shape} but along axis {axis}, got {indices.shape}")
     return _gather("item", x, indices, axis, indices.shape, indices.shape[axis])
 
@@ -71,8 +71,8 @@ def _gather(place: str, x: Tensor, indices: Tensor, axis: int, shape: tuple[int,
     if not y.size:
         return y
     x, indices = (t if t.contiguous else t.copy() for t in (x, indices))
-    inner = math.prod(x.shape[axis + 1 :])
-    values = (y.size, inner, count, x.shape[axis])
+    inner_size = math.prod(x.shape[axis + 1 :])
+    values = (y.size, inner_size, count, x.shape[axis])
     launch = _launch(x.context, place, x.dtype.itemsize, element(indices.dtype).storage, values)
     starts = (np.int64(t.offset // t.dtype.itemsize) for t in (x, indices))
     launch(x.queue, (x.base_data, next(starts), indices.base_data, next(starts), y.base_data))

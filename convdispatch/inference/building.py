@@ -90,9 +90,16 @@ def build(
             raise InvalidArgument("build takes a queue of one device, or devices, not both")
         from .multi_device import build_on
 
-        more = {"dtype": dtype, "layout": layout, "queues": queues, "math": math, "for_": purpose, "recall": recall}
-        more["threads"] = threads
-        return build_on(build, devices, net, *shapes, **more)
+        build_options = {
+            "dtype": dtype,
+            "layout": layout,
+            "queues": queues,
+            "math": math,
+            "for_": purpose,
+            "recall": recall,
+        }
+        build_options["threads"] = threads
+        return build_on(build, devices, net, *shapes, **build_options)
     queue = queue or runtime.queue()
     if layout not in (None, *LAYOUTS, MIXED):
         raise InvalidArgument(f"layout must be None or one of {', '.join((*LAYOUTS, MIXED))}, got {layout!r}")
@@ -111,20 +118,24 @@ def build(
     # A CPU net whose tracing had to compile kernels is cold; on a GPU, compilers that start would disturb the choice.
     is_cold = thread.compiled > compiled and runtime.device_info(queue.device).type == "cpu"
     layouts, counts = layouts_of(graph, layout), _counts(queues, threads)
-    free, invariant = layout is None and queues is None, current_policy().is_invariant
-    tiers = is_cold and recall and free and purpose == "latency"
+    all_forms_allowed, invariant = layout is None and queues is None, current_policy().is_invariant
+    tiers = is_cold and recall and all_forms_allowed and purpose == "latency"
     net_key = (
         artifact_store.key_of(packed_use, *choice_cache.described(graph))
-        if free and not invariant and artifact_store.wanted(queue.device)
+        if all_forms_allowed and not invariant and artifact_store.wanted(queue.device)
         else ""
     )
-    packed = artifact_store.find("forms", net_key, queue.device) if net_key else None
-    key = choice_cache.choice_key(graph, queue, choice_use) if recall and free and packed is None else None
-    known = None if key is None else choice_cache.load(key)
-    if packed is not None and packed[0]["layout"] in (*layouts, MIXED):
-        layouts, counts = (packed[0]["layout"],), (packed[0]["queues"],)
-    elif known is not None and known.is_final and known.layout in (*layouts, MIXED):
-        layouts, counts = (known.layout,), (known.queues,)
+    packed_form = artifact_store.find("forms", net_key, queue.device) if net_key else None
+    key = (
+        choice_cache.choice_key(graph, queue, choice_use)
+        if recall and all_forms_allowed and packed_form is None
+        else None
+    )
+    stored_choice = None if key is None else choice_cache.load(key)
+    if packed_form is not None and packed_form[0]["layout"] in (*layouts, MIXED):
+        layouts, counts = (packed_form[0]["layout"],), (packed_form[0]["queues"],)
+    elif stored_choice is not None and stored_choice.is_final and stored_choice.layout in (*layouts, MIXED):
+        layouts, counts = (stored_choice.layout,), (stored_choice.queues,)
     with side_by_side(queue.device, at_once=is_cold):
         graphs, counts, ranked = pruned(in_layouts(graph, layouts, queue), counts, queue)
         if layout is None and len(layouts) > 1 and not invariant:
@@ -134,7 +145,7 @@ def build(
         plans = _plans(graphs, queue, ranked, graph.background)
         forms = _forms(graphs, counts, queue, threads, *plans)
     graph.background.end()
-    best = _fastest(forms, purpose, key, known)
+    best = _fastest(forms, purpose, key, stored_choice)
     if net_key:
         artifact_store.note("forms", net_key, lambda: {"layout": best.layout, "queues": best.queues}, queue.device)
     best.tried = [form.described for form in forms]
@@ -148,7 +159,7 @@ def build(
 
         def keep(form: InferenceNet, verdict: Verdict) -> None:
             if key is not None:
-                choice_cache.store(key, form.layout, form.queues, verdict, known)
+                choice_cache.store(key, form.layout, form.queues, verdict, stored_choice)
 
         best.watch = Tiers(best, others, keep)
     return best
@@ -175,9 +186,9 @@ def problems(
     ]
 
 
-def _counts(wanted: int | None, threads: str) -> tuple[int, ...]:
-    if wanted is not None:
-        return (wanted,)
+def _counts(queue_count: int | None, threads: str) -> tuple[int, ...]:
+    if queue_count is not None:
+        return (queue_count,)
     # In PyTorch's threads commands run one after the other, so that several queues gain nothing.
     return (1,) if threads == PYTORCH else (1, 4)
 
@@ -186,13 +197,13 @@ def _plans(
     graphs: Mapping[str | None, Graph], queue: cl.CommandQueue, ranked: Ranked, pending: Background
 ) -> tuple[Mapping[ConvProblem, Prepared], Weights]:
     """The plans of all convolutions, side by side, and their weights on the way into them."""
-    weights, given = Weights(queue, pending), planned_convolutions(graphs.values())
+    weights, weights_by_problem = Weights(queue, pending), planned_convolutions(graphs.values())
 
     def pack(problem: ConvProblem, prepared: Prepared) -> None:
-        for w in given[problem]:
+        for w in weights_by_problem[problem]:
             weights.take(w, prepared)
 
-    return dispatch.prepare_all(list(given), queue.context, ranked, pack), weights
+    return dispatch.prepare_all(list(weights_by_problem), queue.context, ranked, pack), weights
 
 
 def _forms(
@@ -207,29 +218,31 @@ def _forms(
     forms = []
     for layout, graph in graphs.items():
         lowered = lower(graph, queue, ready, weights)
-        commands, made = lowered.recording.commands, []
+        commands, layout_forms = lowered.recording.commands, []
         for count in counts:
             schedule = Schedule.single(commands) if count == 1 else Schedule.branches(commands, lowered.needs, count)
             # Where no commands can overlap, a schedule for more queues equals that for one.
-            if schedule.queues > 1 or not made:
-                made.append(InferenceNet(lowered, Program(lowered.recording, schedule), layout, threads))
-        forms += made
+            if schedule.queues > 1 or not layout_forms:
+                layout_forms.append(InferenceNet(lowered, Program(lowered.recording, schedule), layout, threads))
+        forms += layout_forms
     weights.settle()
     return forms
 
 
 def _fastest(
-    forms: list[InferenceNet], purpose: str, key: choice_cache.Key | None, known: choice_cache.Choice | None
+    forms: list[InferenceNet], purpose: str, key: choice_cache.Key | None, stored_choice: choice_cache.Choice | None
 ) -> InferenceNet:
     """Return the form that is fastest for the purpose; the result of the benchmark is stored under ``key``."""
     if len(forms) == 1:
-        forms[0].watch = choice_cache.Watch(key, known) if key is not None and known is not None else None
+        forms[0].watch = (
+            choice_cache.Watch(key, stored_choice) if key is not None and stored_choice is not None else None
+        )
         return forms[0]
     names = [(form.layout, form.queues) for form in forms]
-    before = None if known is None else (known.layout, known.queues)
-    verdict = benchmark_forms(forms, purpose, names.index(before) if before in names else None)
+    stored_form = None if stored_choice is None else (stored_choice.layout, stored_choice.queues)
+    verdict = benchmark_forms(forms, purpose, names.index(stored_form) if stored_form in names else None)
     for form, ms in zip(forms, verdict.ms, strict=True):
         form.ms = ms
     if key is not None:
-        choice_cache.store(key, *names[verdict.best], verdict, known)
+        choice_cache.store(key, *names[verdict.best], verdict, stored_choice)
     return forms[verdict.best]

@@ -54,11 +54,11 @@ def choice_key(graph: Graph, queue: cl.CommandQueue, purpose: str) -> Key | None
 
 def described(graph: Graph) -> list[str]:
     """Return a text for each operation that a net computes."""
-    found = []
+    descriptions = []
     for node in graph.nodes:
         shapes = [ref.shape for ref in operands(node.result) if isinstance(ref, Ref)]
-        found.append(str(problem_of(node)) if is_planned(node) else f"{node.name}{shapes}")
-    return found
+        descriptions.append(str(problem_of(node)) if is_planned(node) else f"{node.name}{shapes}")
+    return descriptions
 
 
 @dataclass(frozen=True)
@@ -86,15 +86,15 @@ def load(key: Key, names: Sequence[str | None] = (None, *LAYOUTS, MIXED)) -> Cho
     counts its uses."""
     stored = decision_store(key[0]).get("forms", key[1])
     with contextlib.suppress(ValueError, TypeError):
-        held = Choice(**(stored or {}))
-        numbers = (held.queues, held.votes, held.recalls)
-        if not all(type(n) is int and 0 <= n <= 1 << 30 for n in numbers) or not 1 <= held.queues <= 64:
+        choice = Choice(**(stored or {}))
+        numbers = (choice.queues, choice.votes, choice.recalls)
+        if not all(type(n) is int and 0 <= n <= 1 << 30 for n in numbers) or not 1 <= choice.queues <= 64:
             return None
-        if held.layout not in names or not all(0 <= float(n) < 1e9 for n in (held.noise, held.ms)):
+        if choice.layout not in names or not all(0 <= float(n) < 1e9 for n in (choice.noise, choice.ms)):
             return None
-        if held.is_final and held.noise > CALM:
-            _write(key, replace(held, recalls=held.recalls + 1))
-        return held
+        if choice.is_final and choice.noise > CALM:
+            _write(key, replace(choice, recalls=choice.recalls + 1))
+        return choice
     return None
 
 

@@ -63,13 +63,13 @@ def check_purpose(given: Any) -> str:
 
 def benchmark_forms(forms: Sequence[Form], purpose: str, favourite: int | None = None) -> Verdict:
     """Time ``forms``, nets that are ready to run; ``favourite`` wins ties."""
-    takes, least = (_alone, 1) if purpose == "latency" else (_in_a_row, 3)
-    first = []
+    takes, fewest_calls = (_alone, 1) if purpose == "latency" else (_in_a_row, 3)
+    single_times = []
     for form in forms:
         takes(form, 1)
-        first.append(max(takes(form, 1)[0], 1e-5))
-    rounds = max(LEAST_ROUNDS, min(ROUNDS, round(SERIES_S / sum(max(each, SAMPLE_S) for each in first))))
-    calls = [max(least, round(SAMPLE_S / each)) for each in first]
+        single_times.append(max(takes(form, 1)[0], 1e-5))
+    rounds = max(LEAST_ROUNDS, min(ROUNDS, round(SERIES_S / sum(max(each, SAMPLE_S) for each in single_times))))
+    calls = [max(fewest_calls, round(SAMPLE_S / each)) for each in single_times]
     return verdict_of([_series(forms, takes, calls, rounds) for _ in range(2)], favourite)
 
 
@@ -83,8 +83,8 @@ def verdict_of(series: Sequence[Sequence[Sequence[float]]], favourite: int | Non
     if favourite is not None and ms[favourite] <= TIE * ms[best]:
         best = favourite
     agreed = all(each[best] <= TIE * min(each) for each in leasts)
-    seen = [sample for each in series for sample in each[best]]
-    noise = statistics.median(seen) / min(seen) - 1
+    best_samples = [sample for each in series for sample in each[best]]
+    noise = statistics.median(best_samples) / min(best_samples) - 1
     return Verdict(best, tuple(1e3 * each for each in ms), agreed, noise)
 
 
@@ -101,13 +101,13 @@ def _series(
 
 def _alone(form: Form, calls: int) -> list[float]:
     """Seconds of each of ``calls`` calls with NumPy arrays: how the result is waited for is part of it."""
-    given = [np.zeros(x.shape, x.dtype) for x in form.inputs]
-    found = []
+    inputs = [np.zeros(x.shape, x.dtype) for x in form.inputs]
+    times = []
     for _ in range(calls):
         start = time.perf_counter()
-        form(*given)
-        found.append(time.perf_counter() - start)
-    return found
+        form(*inputs)
+        times.append(time.perf_counter() - start)
+    return times
 
 
 def _in_a_row(form: Form, calls: int) -> list[float]:

@@ -52,12 +52,12 @@ def tiered(
         return graphs, {}
     info = device_info(device)
     times = {layout: seconds(graph, info, ranked) for layout, graph in graphs.items()}
-    first = min(times, key=lambda layout: math.inf if math.isnan(times[layout]) else times[layout])
-    later = {layout: graph for layout, graph in graphs.items() if layout != first}
-    known = planned_convolutions([graphs[first]])
-    if sum(problem not in known for problem in planned_convolutions(later.values())) < LEAST:
+    first_layout = min(times, key=lambda layout: math.inf if math.isnan(times[layout]) else times[layout])
+    later = {layout: graph for layout, graph in graphs.items() if layout != first_layout}
+    first_problems = planned_convolutions([graphs[first_layout]])
+    if sum(problem not in first_problems for problem in planned_convolutions(later.values())) < LEAST:
         return graphs, {}
-    return {first: graphs[first]}, later
+    return {first_layout: graphs[first_layout]}, later
 
 
 class Tiers:
@@ -85,50 +85,50 @@ class Tiers:
         self.thread.start()
 
     def _work(self) -> None:
-        others: Sequence[InferenceNet] = ()
+        other_forms: Sequence[InferenceNet] = ()
         try:
-            others = self._build()
+            other_forms = self._build()
         except Exception:  # The first form stays in use; the next build of the net raises the error again.
             pass
         finally:
-            self._samples = [[] for _ in range(1 + len(others))]
-            self._others = others
+            self._samples = [[] for _ in range(1 + len(other_forms))]
+            self._others = other_forms
 
     def call(self, net: InferenceNet, inputs: Sequence[np.ndarray], change: Change) -> Any:
         """The results of a call, by whichever form has its turn."""
-        others = self._others
-        if not others:
-            if others is not None:
+        other_forms = self._others
+        if not other_forms:
+            if other_forms is not None:
                 self.pin(net)
             return net.call_on_host(inputs, change)
         with self._lock:
-            place, self._turn = self._turn % (1 + len(others)), self._turn + 1
+            turn, self._turn = self._turn % (1 + len(other_forms)), self._turn + 1
         start = time.perf_counter()
         try:
-            results = (others[place - 1] if place else net).call_on_host(inputs, change)
+            results = (other_forms[turn - 1] if turn else net).call_on_host(inputs, change)
         except InvalidArgument:
             raise
         except Exception:
-            if not place:
+            if not turn:
                 raise
             self.pin(net)
             return net.call_on_host(inputs, change)
         took = time.perf_counter() - start
         with self._lock:
-            self._samples[place].append(took)
+            self._samples[turn].append(took)
             if net.watch is self and all(len(each) > SAMPLES for each in self._samples):
-                self._decide(net, others)
+                self._decide(net, other_forms)
         return results
 
-    def _decide(self, net: InferenceNet, others: Sequence[InferenceNet]) -> None:
+    def _decide(self, net: InferenceNet, other_forms: Sequence[InferenceNet]) -> None:
         half = SAMPLES // 2
         series = [[each[begin : begin + half] for each in self._samples] for begin in (1, 1 + half)]
         verdict = verdict_of(series, 0)
-        for form, ms in zip((net, *others), verdict.ms, strict=True):
+        for form, ms in zip((net, *other_forms), verdict.ms, strict=True):
             form.ms = ms
-        net.tried = [form.described for form in (net, *others)]
+        net.tried = [form.described for form in (net, *other_forms)]
         if verdict.best:
-            net.become(others[verdict.best - 1])
+            net.become(other_forms[verdict.best - 1])
         self.pin(net)
         self._keep(net, verdict)
 
@@ -149,9 +149,9 @@ def settle(net: InferenceNet) -> bool:
         return False
     net.watch.thread.join()
     # The inputs are read from ``_lowered``, because reading ``net.inputs`` would bind the net to its present form.
-    given = [np.zeros(x.shape, x.dtype) for x in net._lowered.inputs]
+    inputs = [np.zeros(x.shape, x.dtype) for x in net._lowered.inputs]
     while isinstance(net.watch, Tiers):
-        net(*given)
+        net(*inputs)
     return True
 
 

@@ -82,8 +82,8 @@ class Node:
     @property
     def values(self) -> list[Value]:
         """Return the values that the node computes."""
-        made = [ref.value for ref in operands(self.result) if isinstance(ref, Ref)]
-        return [value for value in made if value.node is self]
+        produced = [ref.value for ref in operands(self.result) if isinstance(ref, Ref)]
+        return [value for value in produced if value.node is self]
 
 
 def is_planned(node: Node) -> bool:
@@ -96,8 +96,8 @@ def _is_lengthened(node: Node) -> bool:
     """Whether a transposed convolution is made of two operations, the first of which appends zeros to its input."""
     if node.name != "transposed_convolution" or not node.kwargs.get("output_padding"):
         return False
-    x, w, given = node.kwargs["x"], node.kwargs["w"], _GEOMETRY | node.kwargs
-    return any(transposed_shape(x.shape, w.shape, **{name: given[name] for name in _GEOMETRY})[2])
+    x, w, geometry = node.kwargs["x"], node.kwargs["w"], _GEOMETRY | node.kwargs
+    return any(transposed_shape(x.shape, w.shape, **{name: geometry[name] for name in _GEOMETRY})[2])
 
 
 _GEOMETRY = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1, "layout": "nchw"}
@@ -139,14 +139,16 @@ class Graph:
 
     def summands(self, node: Node) -> list[Ref]:
         """The two flat views whose sum an element-wise node is, that of the later operation first; else none."""
-        given = {name: value for name, value in node.kwargs.items() if name not in ("expression", "activation")}
-        text = str(node.kwargs.get("expression", "+".join(given))).replace(" ", "")
-        sides = list(given.values())
-        if len(sides) != 2 or set(text.split("+")) != set(given):
+        summand_by_name = {
+            name: value for name, value in node.kwargs.items() if name not in ("expression", "activation")
+        }
+        text = str(node.kwargs.get("expression", "+".join(summand_by_name))).replace(" ", "")
+        sides = list(summand_by_name.values())
+        if len(sides) != 2 or set(text.split("+")) != set(summand_by_name):
             return []
         if not all(isinstance(side, Ref) and side.is_flat and side.shape == node.result.shape for side in sides):
             return []
-        order = {each: place for place, each in enumerate(self.nodes)}
+        order = {each: index for index, each in enumerate(self.nodes)}
         return sorted(sides, key=lambda side: order.get(side.value.node, -1), reverse=True)
 
     def substitute(self, old: Value, new: Value) -> None:
@@ -159,15 +161,15 @@ class Graph:
 
     def move(self, queue: Any) -> None:
         """Copy the tensors (weights) that lie in another context than ``queue``'s to its device."""
-        moved: dict[int, Tensor] = {}
+        moved_tensors: dict[int, Tensor] = {}
 
         def change(operand: Any) -> Any:
             if not isinstance(operand, Tensor) or operand.queue.context == queue.context:
                 return operand
-            if id(operand) not in moved:
+            if id(operand) not in moved_tensors:
                 self.background.end()
-                moved[id(operand)] = Tensor.from_numpy(operand.numpy(), queue)
-            return moved[id(operand)]
+                moved_tensors[id(operand)] = Tensor.from_numpy(operand.numpy(), queue)
+            return moved_tensors[id(operand)]
 
         self.change(change)
 

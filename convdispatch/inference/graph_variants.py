@@ -28,16 +28,16 @@ def traced_and_fused(
     if math is not None and math not in MATHS:
         raise InvalidArgument(f"math must be None or one of {', '.join(MATHS)}, got {math!r}")
     each = isinstance(dtype, list | tuple)
-    wanted = dtype if each else dtype_of(dtype)
-    traced = wanted if each else traced_in(net, wanted)
+    target_dtype = dtype if each else dtype_of(dtype)
+    traced = target_dtype if each else traced_in(net, target_dtype)
     # A module in training mode would update its batch-norm statistics and apply dropout.
     training = getattr(net, "training", False)
     if training:
         net.eval()  # type: ignore[attr-defined]
     try:
         graph = fuse(trace(net, shapes, traced, queue))
-        if traced != wanted:
-            graph = with_dtype(graph, wanted)
+        if traced != target_dtype:
+            graph = with_dtype(graph, target_dtype)
         if math is not None:
             graph = with_math(graph, math)
         graph.move(queue)
@@ -57,24 +57,24 @@ def layouts_of(graph: Graph, wanted: str | None) -> tuple[str | None, ...]:
 
 def in_layouts(graph: Graph, layouts: Sequence[str | None], queue: cl.CommandQueue) -> dict[str | None, Graph]:
     """The graph in each layout; as traced for None, and where no mixture of both is worth it."""
-    found = {}
+    graph_by_layout = {}
     for layout in layouts:
         if layout == MIXED:
-            found |= mixed(graph, queue, {}) or {MIXED: graph}
+            graph_by_layout |= mixed(graph, queue, {}) or {MIXED: graph}
         else:
-            found[layout] = graph if layout is None else relayout(graph, layout)
-    return found
+            graph_by_layout[layout] = graph if layout is None else relayout(graph, layout)
+    return graph_by_layout
 
 
 def mixed(graph: Graph, queue: cl.CommandQueue, ranked: Ranked) -> dict[str | None, Graph]:
     """The graph with some pictures turned and others not, where that is worth it."""
-    made = with_mixed_layouts(graph, runtime.device_info(queue.device), ranked)
-    return {} if made is None else {MIXED: made}
+    mixed_graph = with_mixed_layouts(graph, runtime.device_info(queue.device), ranked)
+    return {} if mixed_graph is None else {MIXED: mixed_graph}
 
 
 def planned_convolutions(graphs: Iterable[Graph]) -> dict[ConvProblem, list[Tensor]]:
     """Convolutions to be planned, in order, and the weights of each."""
-    found: dict[ConvProblem, list[Tensor]] = {}
+    weights_by_problem: dict[ConvProblem, list[Tensor]] = {}
     for node in (node for graph in graphs for node in graph.nodes if is_planned(node)):
-        found.setdefault(problem_of(node), []).append(node.kwargs["w"])
-    return found
+        weights_by_problem.setdefault(problem_of(node), []).append(node.kwargs["w"])
+    return weights_by_problem

@@ -58,8 +58,10 @@ class HostNet:
         tensors = [*lowered.inputs, *results]
         slots = [tensor.base_data for tensor in tensors]
         roots = {slot.root for slot in slots if isinstance(slot, Slot)}
-        whole = all(each.contiguous and each.nbytes == each.base_data.root.size for each in tensors if roots)
-        if not host_memory.has_system_svm(queue.device) or len(roots) != len(tensors) or not whole:
+        are_whole_buffers = all(
+            each.contiguous and each.nbytes == each.base_data.root.size for each in tensors if roots
+        )
+        if not host_memory.has_system_svm(queue.device) or len(roots) != len(tensors) or not are_whole_buffers:
             return None, "the device takes no pointers, or a result is an input"
         commands = [_by_kernel(command, queue) for command in lowered.recording.commands]
         for command in commands:
@@ -85,33 +87,33 @@ class HostNet:
         """
         if len(arrays) != len(self._given):
             return None
-        taken = []
+        operands = []
         for array, (shape, dtype) in zip(arrays, self._given, strict=True):
             if type(array) is not _ndarray or array.shape != shape or array.dtype != dtype:
                 return None
             start = address(array)
-            taken.append(array if start and start % ALIGNMENT_BYTES == 0 else array.copy())
-        made = iter(self._run(taken, out))
-        made = made if change is None else map(change, made)
-        return next(made) if type(self._output) is Tensor else map_operands(lambda _: next(made), self._output)
+            operands.append(array if start and start % ALIGNMENT_BYTES == 0 else array.copy())
+        results = iter(self._run(operands, out))
+        results = results if change is None else map(change, results)
+        return next(results) if type(self._output) is Tensor else map_operands(lambda _: next(results), self._output)
 
     def _run(self, arrays: list[np.ndarray], out: Sequence[np.ndarray | None]) -> list[np.ndarray]:
         runtime.refuse_forked()
-        device, given = self._queue.device, [*map(address, arrays)]
-        made = [
+        device, input_addresses = self._queue.device, [*map(address, arrays)]
+        outputs = [
             array if array is not None and self._takes(array, form) else host_memory.empty(device, *form)
             for array, form in zip(out or [None] * len(self._results), self._results, strict=True)
         ]
         try:
-            if self._launches.run(self._queue, [*given, *map(address, made)]):
-                return made
+            if self._launches.run(self._queue, [*input_addresses, *map(address, outputs)]):
+                return outputs
             # A given output array overlaps an operand, so the results go to new arrays.
-            made = [host_memory.empty(device, *form) for form in self._results]
-            self._launches.run(self._queue, [*given, *map(address, made)])
+            outputs = [host_memory.empty(device, *form) for form in self._results]
+            self._launches.run(self._queue, [*input_addresses, *map(address, outputs)])
         except BaseException:
             self._queue.finish()  # After an error no command may use the arrays any longer.
             raise
-        return made
+        return outputs
 
     @staticmethod
     def _takes(array: np.ndarray, form: tuple[tuple[int, ...], np.dtype, int]) -> bool:
@@ -138,8 +140,8 @@ def _by_kernel(command: Command, queue: cl.CommandQueue) -> Command:
     if command.kernel is not None or not command.arguments:
         return command
     target, source, size, *offsets = command.arguments
-    for at, memory in enumerate((source, target)):
-        offsets[at] += memory.offset if type(memory) is Slot else 0
+    for index, memory in enumerate((source, target)):
+        offsets[index] += memory.offset if type(memory) is Slot else 0
     recording = Recording(queue)
     roots = (memory.root if type(memory) is Slot else memory for memory in (target, source))
     copy_bytes(recording, *roots, size, *offsets)

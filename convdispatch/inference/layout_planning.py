@@ -55,26 +55,26 @@ def plan(graph: Graph, device: DeviceInfo, cost: Callable[[ConvProblem], float])
     # No mix of layouts is faster than one layout, even if reorders took no time.
     if math.fsum(min(both) for both in times) > GAIN * uniform:
         return None
-    found = cut(graph, costs)
-    return found if total(graph, costs, found) <= GAIN * uniform else None
+    turned_nodes = cut(graph, costs)
+    return turned_nodes if total(graph, costs, turned_nodes) <= GAIN * uniform else None
 
 
 def costs_of(graph: Graph, device: DeviceInfo, cost: Callable[[ConvProblem], float]) -> Costs:
     """Return the predicted times of a graph's operations and reorders that depend on the layout."""
     speed, nodes, values = rates(device), {}, {}
-    here = traced_layout(graph)
-    if here is None:
+    traced = traced_layout(graph)
+    if traced is None:
         return Costs(nodes, values)
-    there = LAYOUTS[1 - LAYOUTS.index(here)]
+    turned = LAYOUTS[1 - LAYOUTS.index(traced)]
     for node in graph.nodes:
         for ref in (*node.refs, *(ref for ref in operands(node.result) if isinstance(ref, Ref))):
             if len(ref.value.shape) == 4:
                 # A tensor of one pixel has the same bytes in both layouts.
                 alike = math.prod(sorted(ref.value.shape[1:])[:2]) == 1
-                moved = 2 * ref.value.nbytes / speed.bandwidth + speed.launch
-                values[ref.value] = 0.0 if alike else moved
+                reorder_seconds = 2 * ref.value.nbytes / speed.bandwidth + speed.launch
+                values[ref.value] = 0.0 if alike else reorder_seconds
         if can_turn(node):
-            nodes[node] = (_seconds(node, here, device, cost), _seconds(node, there, device, cost))
+            nodes[node] = (_seconds(node, traced, device, cost), _seconds(node, turned, device, cost))
     return Costs(nodes, values)
 
 
@@ -82,13 +82,13 @@ def _seconds(node: Node, layout: str, device: DeviceInfo, cost: Callable[[ConvPr
     if is_planned(node):
         return cost(replace(problem_of(node), layout=layout))
     speed, shape = rates(device), node.result.shape
-    moved = sum(ref.value.nbytes for ref in node.refs) + node.result.value.nbytes
+    moved_bytes = sum(ref.value.nbytes for ref in node.refs) + node.result.value.nbytes
     # The parts of a one-image concatenation in NCHW are computed in place, so joining them costs nothing.
     if node.name == "concatenate":
-        return 0.0 if layout == "nchw" and shape[0] == 1 else moved / speed.bandwidth + speed.launch
+        return 0.0 if layout == "nchw" and shape[0] == 1 else moved_bytes / speed.bandwidth + speed.launch
     slow = device.type == "cpu" and layout == "nchw"
     factor = 2.0 if node.name in _POOLS and slow else _FIRST_FACTOR.get(node.name, 1.0) if slow else 1.0
-    return factor * moved / speed.bandwidth
+    return factor * moved_bytes / speed.bandwidth
 
 
 def cut(graph: Graph, costs: Costs) -> frozenset[Node]:
@@ -98,17 +98,17 @@ def cut(graph: Graph, costs: Costs) -> frozenset[Node]:
     net: networkx.DiGraph = networkx.DiGraph()
     stays, turns = "stays", "turns"
     net.add_nodes_from((stays, turns))
-    names: dict[Node, str] = {node: f"n{place}" for place, node in enumerate(graph.nodes) if node in costs.nodes}
+    names: dict[Node, str] = {node: f"n{index}" for index, node in enumerate(graph.nodes) if node in costs.nodes}
 
     def capacity(seconds: float) -> int:
         return round(seconds * _UNIT)
 
     # The cut takes an edge from a vertex that keeps its layout to one that changes it.
     for node, name in names.items():
-        here, there = costs.nodes[node]
-        net.add_edge(stays, name, capacity=capacity(there))
-        net.add_edge(name, turns, capacity=capacity(here))
-    for place, (value, readers) in enumerate(_readers(graph).items()):
+        seconds_as_traced, seconds_turned = costs.nodes[node]
+        net.add_edge(stays, name, capacity=capacity(seconds_turned))
+        net.add_edge(name, turns, capacity=capacity(seconds_as_traced))
+    for index, (value, readers) in enumerate(_readers(graph).items()):
         seconds = costs.values.get(value)
         if seconds is None:
             continue
@@ -117,34 +117,34 @@ def cut(graph: Graph, costs: Costs) -> frozenset[Node]:
         for reader in readers:
             name = stays if reader is None else names.get(reader, stays)
             if name != stays:
-                net.add_edge(f"t{place}", name)
+                net.add_edge(f"t{index}", name)
             if maker != stays:
-                net.add_edge(name, f"s{place}")
-        if f"t{place}" in net:
-            net.add_edge(maker, f"t{place}", capacity=capacity(seconds))
-        if f"s{place}" in net:
-            net.add_edge(f"s{place}", maker, capacity=capacity(seconds))
+                net.add_edge(name, f"s{index}")
+        if f"t{index}" in net:
+            net.add_edge(maker, f"t{index}", capacity=capacity(seconds))
+        if f"s{index}" in net:
+            net.add_edge(f"s{index}", maker, capacity=capacity(seconds))
     _, (source_side, _) = networkx.minimum_cut(net, stays, turns)
     return frozenset(node for node, name in names.items() if name not in source_side)
 
 
 def _readers(graph: Graph) -> dict[Value, list[Node | None]]:
     """Return the nodes that read each value; None stands for the caller, who needs the layout as traced."""
-    found: dict[Value, list[Node | None]] = {}
+    readers: dict[Value, list[Node | None]] = {}
     for node in graph.nodes:
         for ref in node.refs:
-            found.setdefault(ref.value, []).append(node)
+            readers.setdefault(ref.value, []).append(node)
     for ref in operands(graph.output):
         if isinstance(ref, Ref):
-            found.setdefault(ref.value, []).append(None)
-    return found
+            readers.setdefault(ref.value, []).append(None)
+    return readers
 
 
 def total(graph: Graph, costs: Costs, turned: frozenset[Node]) -> float:
     """Seconds of a labelling: its operations, and a reorder of each value that is read the other way, per way."""
-    found = math.fsum(both[node in turned] for node, both in costs.nodes.items())
+    seconds = math.fsum(both[node in turned] for node, both in costs.nodes.items())
     for value, readers in _readers(graph).items():
         lies = value.node is not None and value.node in turned
         if any((reader is not None and reader in turned) != lies for reader in readers):
-            found += costs.values.get(value, 0.0)
-    return found
+            seconds += costs.values.get(value, 0.0)
+    return seconds

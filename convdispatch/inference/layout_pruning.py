@@ -56,15 +56,19 @@ def pruned(
         # Timing forms of one batch would choose for that batch: the prediction for the batch of choice decides for all.
         best = min(times, key=lambda layout: (math.isnan(times[layout]), times[layout]))
         return {best: graphs[best]}, counts, ranked
-    least = min(times.values())
-    return {layout: graphs[layout] for layout, time in times.items() if not time > PRUNED_FROM * least}, counts, ranked
+    least_seconds = min(times.values())
+    return (
+        {layout: graphs[layout] for layout, time in times.items() if not time > PRUNED_FROM * least_seconds},
+        counts,
+        ranked,
+    )
 
 
 def with_mixed_layouts(graph: Graph, device: DeviceInfo, ranked: Ranked) -> Graph | None:
     """The graph with some pictures turned and others not, where that is predicted to be worth it."""
-    here = traced_layout(graph)
-    turned = None if here is None else plan(graph, device, lambda problem: _cost(problem, device, ranked))
-    return None if here is None or turned is None else relayout(graph, LAYOUTS[1 - LAYOUTS.index(here)], turned)
+    traced = traced_layout(graph)
+    turned = None if traced is None else plan(graph, device, lambda problem: _cost(problem, device, ranked))
+    return None if traced is None or turned is None else relayout(graph, LAYOUTS[1 - LAYOUTS.index(traced)], turned)
 
 
 def seconds(graph: Graph, device: DeviceInfo, ranked: Ranked | None = None) -> float:
@@ -72,16 +76,16 @@ def seconds(graph: Graph, device: DeviceInfo, ranked: Ranked | None = None) -> f
 
     ``ranked`` takes the candidates of each convolution.
     """
-    found, ranked = 0.0, {} if ranked is None else ranked
+    total, ranked = 0.0, {} if ranked is None else ranked
     invariant = current_policy().is_invariant
     for node in graph.nodes:
         if node.function is reorder:
-            moved = sum(2 * math.prod(ref.shape) * ref.value.dtype.itemsize for ref in node.refs)
-            moved *= CHOICE_BATCH / node.refs[0].shape[0] if invariant else 1
-            found += moved / rates(device).bandwidth + rates(device).launch
+            moved_bytes = sum(2 * math.prod(ref.shape) * ref.value.dtype.itemsize for ref in node.refs)
+            moved_bytes *= CHOICE_BATCH / node.refs[0].shape[0] if invariant else 1
+            total += moved_bytes / rates(device).bandwidth + rates(device).launch
         elif is_planned(node):
-            found += _cost(problem_of(node), device, ranked)
-    return found
+            total += _cost(problem_of(node), device, ranked)
+    return total
 
 
 def _cost(problem: ConvProblem, device: DeviceInfo, ranked: Ranked) -> float:
@@ -92,8 +96,8 @@ def _cost(problem: ConvProblem, device: DeviceInfo, ranked: Ranked) -> float:
             ranked[problem] = choices(problem, device, policy)
         except ConvDispatchError:
             return math.nan
-    first = ranked[problem].first
+    best = ranked[problem].first
     problem = policy.problem_of_choice(problem)
-    cost = None if policy.is_invariant else measured_s(problem, device, first.solver.name)
-    cost = predicted(first.solver, problem, device, first.config) if cost is None else cost
+    cost = None if policy.is_invariant else measured_s(problem, device, best.solver.name)
+    cost = predicted(best.solver, problem, device, best.config) if cost is None else cost
     return math.nan if cost is None else cost

@@ -73,25 +73,25 @@ def lower(
 
 def problem_of(node: Node) -> ConvProblem:
     """Return the ConvProblem of a convolution with constant weights."""
-    given = node.kwargs
-    x = given["x"]
+    arguments = node.kwargs
+    x = arguments["x"]
     if node.name == QUANTIZED:
-        return _quantized_problem(node, isinstance(given["w"], Tensor))
-    flags = {name: given.get(name) is not None for name in ("bias", "residual")}
-    options = {name: _hashable(given[name]) for name in _OPTIONS if name in given}
+        return _quantized_problem(node, isinstance(arguments["w"], Tensor))
+    flags = {name: arguments.get(name) is not None for name in ("bias", "residual")}
+    options = {name: _hashable(arguments[name]) for name in _OPTIONS if name in arguments}
     dtype = (x.value if isinstance(x, Ref) else x).dtype.name
     if node.name == TRANSPOSED:
-        options["output_padding"] = _hashable(given.get("output_padding", 0))
-        return _described_transposed(x.shape, given["w"].shape, dtype, **flags, **options)
-    return _described(x.shape, given["w"].shape, dtype, **flags, **options)
+        options["output_padding"] = _hashable(arguments.get("output_padding", 0))
+        return _described_transposed(x.shape, arguments["w"].shape, dtype, **flags, **options)
+    return _described(x.shape, arguments["w"].shape, dtype, **flags, **options)
 
 
 def _quantized_problem(node: Node, constant_weights: bool) -> ConvProblem:
-    given = node.kwargs
-    options = {name: given[name] for name in _OPTIONS[:5] if name in given}
+    arguments = node.kwargs
+    options = {name: arguments[name] for name in _OPTIONS[:5] if name in arguments}
     problem = quantized_problem(
-        given["x"].shape, given["w"].shape, given["x"].value.dtype.name, given["quantization"],
-        residual=given.get("residual") is not None, **options,
+        arguments["x"].shape, arguments["w"].shape, arguments["x"].value.dtype.name, arguments["quantization"],
+        residual=arguments.get("residual") is not None, **options,
     )  # fmt: skip
     return problem.replace(constant_weights=True) if constant_weights else problem
 
@@ -132,7 +132,7 @@ class _Lowering:
         self.graph, self.recording = graph, Recording(queue)
         self._memory: dict[Value, Tensor] = {}
         self._align = self.recording.device.mem_base_addr_align // 8
-        self._place = {node: place for place, node in enumerate(graph.nodes)}
+        self._place = {node: index for index, node in enumerate(graph.nodes)}
         self._plan_concatenations()
 
     def run(self) -> Lowered:
@@ -140,8 +140,8 @@ class _Lowering:
         self._await_constants()
         inputs = [self._tensor(value, persistent=True) for value in self.graph.inputs]
         nodes = []
-        for place, node in enumerate(self.graph.nodes):
-            self.recording.step = place
+        for index, node in enumerate(self.graph.nodes):
+            self.recording.step = index
             nodes.append(replace(self._node(node), sources=node.sources))
         output = map_operands(self._operand, self.graph.output)
         map_operands(_keep, output)
@@ -149,14 +149,14 @@ class _Lowering:
 
     def _await_constants(self) -> None:
         """Weights may just be computed on the queue of the net, with which the recording's has no order."""
-        given = [x for node in self.graph.nodes for x in operands((node.args, node.kwargs))]
-        for queue in {x.queue for x in given if not isinstance(x, Ref)} - {self.recording.queue}:
+        all_operands = [x for node in self.graph.nodes for x in operands((node.args, node.kwargs))]
+        for queue in {x.queue for x in all_operands if not isinstance(x, Ref)} - {self.recording.queue}:
             queue.finish()
 
     def _needs(self) -> dict[int, tuple[int, ...]]:
         return {
-            place: tuple(sorted({self._place[ref.value.node] for ref in node.refs if ref.value.node is not None}))
-            for place, node in enumerate(self.graph.nodes)
+            index: tuple(sorted({self._place[ref.value.node] for ref in node.refs if ref.value.node is not None}))
+            for index, node in enumerate(self.graph.nodes)
         }
 
     def _tensor(self, value: Value, persistent: bool = False) -> Tensor:
@@ -185,32 +185,36 @@ class _Lowering:
         if node in self._formulas:
             self._write_part(node)
             return LoweredNode(node.name)
-        made = node.function(*map_operands(self._operand, node.args), **map_operands(self._operand, node.kwargs))
-        self._bind(node.result, made)
+        result = node.function(*map_operands(self._operand, node.args), **map_operands(self._operand, node.kwargs))
+        self._bind(node.result, result)
         return LoweredNode(node.name)
 
-    def _bind(self, result: Any, made: Any) -> None:
+    def _bind(self, result: Any, computed: Any) -> None:
         """Note where an operation put its results."""
         if isinstance(result, Ref):
             if result.value not in self._memory:
-                self._memory[result.value] = made
+                self._memory[result.value] = computed
         elif isinstance(result, list | tuple):
-            for one, other in zip(result, made, strict=True):
-                self._bind(one, other)
+            for part, computed_part in zip(result, computed, strict=True):
+                self._bind(part, computed_part)
 
     def _convolution(self, node: Node) -> LoweredNode:
-        given, recording = node.kwargs, self.recording
-        x = self._operand(given["x"])
+        arguments, recording = node.kwargs, self.recording
+        x = self._operand(arguments["x"])
         x = dense(x)
         problem = problem_of(node)
         prepared = self._ready.get(problem) or dispatch.prepare(
             problem, recording.context, replace(current_policy(), tier=None)
         )
         planned = is_planned(node)
-        weights = self._weights.take(given["w"], prepared) if planned else self._start(dense(self._operand(given["w"])))
+        weights = (
+            self._weights.take(arguments["w"], prepared)
+            if planned
+            else self._start(dense(self._operand(arguments["w"])))
+        )
         y = self._result(node)
         extras = [
-            None if given.get(name) is None else self._start(self._operand(given[name]))
+            None if arguments.get(name) is None else self._start(self._operand(arguments[name]))
             for name in ("bias", "residual")
             if name == "residual" or node.name != QUANTIZED
         ]
@@ -222,16 +226,16 @@ class _Lowering:
 
     def _table(self, node: Node, problem: ConvProblem) -> Any:
         """Return the table that a quantized convolution reads instead of a bias."""
-        given, queue = node.kwargs, self.recording.queue
-        words = given["quantization"].table(
-            problem.oc, given.get("bias"), activation=given.get("activation"), residual=problem.residual
+        arguments, queue = node.kwargs, self.recording.queue
+        table = arguments["quantization"].table(
+            problem.oc, arguments.get("bias"), activation=arguments.get("activation"), residual=problem.residual
         )
-        if given.get("x_zero_point") is None:
-            return Tensor.from_numpy(words, queue).base_data
-        place = np.zeros_like(words)
-        words[Table.x_zero], place[Table.x_zero] = 0, 1
-        parts = [self._operand(Tensor.from_numpy(each, queue)) for each in (words, place)]
-        zero = self._operand(given["x_zero_point"])
+        if arguments.get("x_zero_point") is None:
+            return Tensor.from_numpy(table, queue).base_data
+        is_zero_point = np.zeros_like(table)
+        table[Table.x_zero], is_zero_point[Table.x_zero] = 0, 1
+        parts = [self._operand(Tensor.from_numpy(each, queue)) for each in (table, is_zero_point)]
+        zero = self._operand(arguments["x_zero_point"])
         return self._start(moving_table(*parts, dense(zero).reshape(1)))
 
     def _start(self, tensor: Tensor) -> Any:
@@ -272,8 +276,10 @@ class _Lowering:
     def _write_part(self, node: Node) -> None:
         """Write a formula's result into its part of the concatenation that reads it."""
         part = self._part(self._formulas[node], node.result.value)
-        given = map_operands(self._operand, {k: v for k, v in node.kwargs.items() if k not in ("expression", "dtype")})
-        compute(node.kwargs["expression"], given, out=part)
+        operands = map_operands(
+            self._operand, {k: v for k, v in node.kwargs.items() if k not in ("expression", "dtype")}
+        )
+        compute(node.kwargs["expression"], operands, out=part)
         self._memory[node.result.value] = part
 
     def _result(self, node: Node) -> Tensor:
@@ -291,8 +297,8 @@ class _Lowering:
         return part if part is not None and part.offset % self._align == 0 else None
 
     def _part(self, join: Node, value: Value) -> Tensor:
-        place = next(i for i, ref in enumerate(join.kwargs["tensors"]) if ref.value is value)
-        return self._parts(join)[place]
+        index = next(i for i, ref in enumerate(join.kwargs["tensors"]) if ref.value is value)
+        return self._parts(join)[index]
 
     def _parts(self, join: Node) -> list[Tensor]:
         """The parts of a concatenation's memory, which is allocated here, or is a part of a later one's."""
@@ -303,9 +309,9 @@ class _Lowering:
             if part is None:  # The concatenation's memory has not been allocated yet.
                 part, _ = concatenation_buffer(shapes, axis, value.dtype, self.recording)  # type: ignore[arg-type]
             self._memory[value] = part
-        whole, axis = self._memory[value], axis % len(value.shape)
+        joined, axis = self._memory[value], axis % len(value.shape)
         starts = itertools.accumulate((shape[axis] for shape in shapes), initial=0)
-        return [whole[(slice(None),) * axis + (slice(*between),)] for between in itertools.pairwise(starts)]
+        return [joined[(slice(None),) * axis + (slice(*between),)] for between in itertools.pairwise(starts)]
 
     def _is_joined(self, node: Node) -> bool:
         """Copy to a concatenation's memory what is not there yet; whether there is memory already."""

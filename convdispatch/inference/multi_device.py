@@ -25,12 +25,12 @@ def chosen_devices(devices: Any) -> list[Any]:
     several runtimes share its processors. Raises NoDevice and InvalidArgument.
     """
     if devices == "all":
-        first = runtime.default_device()
-        kind = runtime.device_info(first).type
+        default = runtime.default_device()
+        kind = runtime.device_info(default).type
         if kind == "cpu":
-            return [first]
+            return [default]
         same = [d for d in runtime.devices() if (i := runtime.device_info(d)).type == kind and i.vendor != "oclgrind"]
-        return [device for device in same if device == first or runtime.probe(device) is None] or [first]
+        return [device for device in same if device == default or runtime.probe(device) is None] or [default]
     if isinstance(devices, str) or not devices:
         raise InvalidArgument(f'devices is "all" or a list of devices, got {devices!r}')
     return [runtime.find_device(device) for device in devices]
@@ -68,12 +68,12 @@ class InferenceNets:
 
         Raises InvalidArgument where the inputs hold no whole number of them.
         """
-        counts = {given.shape[0] for given in inputs}
+        counts = {batch.shape[0] for batch in inputs}
         (count,) = counts if len(counts) == 1 else (0,)
         if not count or count % self.batch:
-            sizes = ", ".join(str(given.shape[0]) for given in inputs)
+            sizes = ", ".join(str(batch.shape[0]) for batch in inputs)
             raise InvalidArgument(f"the net was built for batches of {self.batch}, got {sizes} along the first axis")
-        parts = (tuple(x[at : at + self.batch] for x in inputs) for at in range(0, count, self.batch))
+        parts = (tuple(x[start : start + self.batch] for x in inputs) for start in range(0, count, self.batch))
         return _joined(list(self.map(parts)))
 
     def map(self, batches: Iterable[Any]) -> Iterator[Any]:
@@ -87,9 +87,9 @@ class InferenceNets:
             thread.start()
         waiting: deque[_Result] = deque()
         try:
-            for given in batches:
+            for inputs in batches:
                 result = _Result()
-                work.put((given if isinstance(given, tuple) else (given,), result))
+                work.put((inputs if isinstance(inputs, tuple) else (inputs,), result))
                 waiting.append(result)
                 if len(waiting) >= AHEAD * len(self.nets):
                     yield waiting.popleft().get()
@@ -130,9 +130,9 @@ def _serve(net: Callable[..., Any], work: SimpleQueue[Any]) -> None:
 
 def _joined(parts: Sequence[Any]) -> Any:
     """Results of equal structure, each leaf's parts one after the other."""
-    first = parts[0]
-    if isinstance(first, dict):
-        return {key: _joined([part[key] for part in parts]) for key in first}
-    if isinstance(first, list | tuple):
-        return type(first)(_joined(leaves) for leaves in zip(*parts))
+    example = parts[0]
+    if isinstance(example, dict):
+        return {key: _joined([part[key] for part in parts]) for key in example}
+    if isinstance(example, list | tuple):
+        return type(example)(_joined(leaves) for leaves in zip(*parts))
     return np.concatenate(parts)

@@ -131,11 +131,11 @@ class InferenceNet:
             if not all(isinstance(given, np.ndarray) for given in inputs):
                 return self._call(inputs, self._fetch)
             return self._watched(inputs, _same)
-        places = [library.place(given) for given in inputs]
-        if any(library_of(type(given)) is not library for given in inputs) or len(set(places)) > 1:
+        devices = [library.place(given) for given in inputs]
+        if any(library_of(type(given)) is not library for given in inputs) or len(set(devices)) > 1:
             raise InvalidArgument(f"the net's inputs must all be of {library.name}, in one place")
-        if places[0] is not None:
-            return self._call_on_cuda(library, inputs, library.stream(inputs[0], places[0]))
+        if devices[0] is not None:
+            return self._call_on_cuda(library, inputs, library.stream(inputs[0], devices[0]))
         views = [library.host(given) for given in inputs]
 
         def change(array: np.ndarray) -> Any:
@@ -148,17 +148,20 @@ class InferenceNet:
         return self.call_on_host(inputs, change) if self.watch is None else self.watch.call(self, inputs, change)
 
     def _call(self, inputs: Sequence[Any], fetch: Callable[[Tensor], Any]) -> Any:
-        for given, inner in zip(inputs, self._lowered.inputs, strict=True):
-            self._bring(given, inner)
+        for given, slot_tensor in zip(inputs, self._lowered.inputs, strict=True):
+            self._bring(given, slot_tensor)
         self._program.run()
         return map_operands(fetch, self._lowered.output)
 
     def call_on_host(self, inputs: Sequence[np.ndarray], change: Change = _same) -> Any:
         """What ``change`` makes of the results: where the arrays lie, if the device can, else by way of its memory."""
-        for given, inner in zip(inputs, self._lowered.inputs, strict=True):
+        for given, slot_tensor in zip(inputs, self._lowered.inputs, strict=True):
             refuse_mask("an input", given)
-            self._check(given.shape, given.dtype.name, inner)
-        plain = [np.asarray(given, inner.dtype) for given, inner in zip(inputs, self._lowered.inputs, strict=True)]
+            self._check(given.shape, given.dtype.name, slot_tensor)
+        plain = [
+            np.asarray(given, slot_tensor.dtype)
+            for given, slot_tensor in zip(inputs, self._lowered.inputs, strict=True)
+        ]
         on_host = self._on_host[0]
         if on_host is None:
             return self._call(plain, lambda inner: change(self._fetch_host(inner)))
@@ -174,12 +177,12 @@ class InferenceNet:
         """
         check_out(self.results, out)
         on_host = self._on_host[0] if self.watch is None else None
-        made = None if on_host is None else on_host(inputs, None, out)
-        made = self(*inputs) if made is None else made
-        for result, array in zip(made, out, strict=True):
+        results = None if on_host is None else on_host(inputs, None, out)
+        results = self(*inputs) if results is None else results
+        for result, array in zip(results, out, strict=True):
             if array is not None and result is not array:
                 np.copyto(array, result)
-        return [result if array is None else array for result, array in zip(made, out, strict=True)]
+        return [result if array is None else array for result, array in zip(results, out, strict=True)]
 
     @functools.cached_property
     def _on_host(self) -> tuple[HostNet | None, str | None]:
@@ -191,22 +194,22 @@ class InferenceNet:
         if stream.device != self._program.queue.device:
             raise InvalidArgument(f"the net was built on {self._program.queue.device.name}, got arrays on {stream}")
         with stream.current():
-            for given, inner in zip(inputs, self._lowered.inputs, strict=True):
-                self._check(tuple(given.shape), library.dtype(given), inner)
+            for given, slot_tensor in zip(inputs, self._lowered.inputs, strict=True):
+                self._check(tuple(given.shape), library.dtype(given), slot_tensor)
                 given = given if library.contiguous(given) else library.compact(given)
-                address, held = library.address(given, stream)
-                source = CudaMemory(address, inner.nbytes, held)
-                stream.copy(self._program.memory(inner.base_data), source, inner.nbytes)
+                address, owner = library.address(given, stream)
+                source = CudaMemory(address, slot_tensor.nbytes, owner)
+                stream.copy(self._program.memory(slot_tensor.base_data), source, slot_tensor.nbytes)
             self._program.run_on(stream)
 
             def fetch(inner: Tensor) -> Any:
                 memory = self._program.memory(inner.base_data)
-                real = Tensor(memory, inner.shape, inner.dtype, stream, inner.strides, inner.offset)
-                real = real if real.contiguous else real.copy()
-                made = library.empty(real.shape, inputs[0], stream)
-                address, held = library.address(made, stream)
-                stream.copy(CudaMemory(address, real.nbytes, held), real.base_data, real.nbytes, real.offset)
-                return library.finished(made, stream)
+                tensor = Tensor(memory, inner.shape, inner.dtype, stream, inner.strides, inner.offset)
+                tensor = tensor if tensor.contiguous else tensor.copy()
+                fetched = library.empty(tensor.shape, inputs[0], stream)
+                address, owner = library.address(fetched, stream)
+                stream.copy(CudaMemory(address, tensor.nbytes, owner), tensor.base_data, tensor.nbytes, tensor.offset)
+                return library.finished(fetched, stream)
 
             results = map_operands(fetch, self._lowered.output)
             library.keep(stream, inputs)
@@ -235,10 +238,10 @@ class InferenceNet:
 
         NaN for one whose commands the device does not time (a library's own).
         """
-        found = [0.0] * len(self._lowered.nodes)
+        milliseconds = [0.0] * len(self._lowered.nodes)
         for step, ms in zip(self.steps, self._program.timed(runs), strict=True):
-            found[step] += ms
-        return found
+            milliseconds[step] += ms
+        return milliseconds
 
     def timeline(self) -> list[tuple[int, float, float]]:
         """A warm run as the device's clock saw it: for each command its place in ``layers``, its start from the first
@@ -248,14 +251,14 @@ class InferenceNet:
             for step, (start, end) in zip(self.steps, self._program.spans(2)[-1], strict=True)
             if start == start
         ]
-        first = min((start for _, start, _ in spans), default=0.0)
-        return [(step, start - first, end - start) for step, start, end in spans]
+        beginning = min((start for _, start, _ in spans), default=0.0)
+        return [(step, start - beginning, end - start) for step, start, end in spans]
 
     @property
     def inputs(self) -> list[Tensor]:
         """The tensors that a run reads; write to them on the net's queue and call ``run``."""
         self._pin()
-        return [self._real(inner) for inner in self._lowered.inputs]
+        return [self._real(slot_tensor) for slot_tensor in self._lowered.inputs]
 
     @property
     def output(self) -> Any:
@@ -268,35 +271,41 @@ class InferenceNet:
         """As ``output``, but only what says shapes and dtypes."""
         return self._lowered.output
 
-    def _real(self, inner: Tensor) -> Tensor:
-        memory = self._program.memory(inner.base_data)
-        return Tensor(memory, inner.shape, inner.dtype, self._program.queue, inner.strides, inner.offset)
+    def _real(self, slot_tensor: Tensor) -> Tensor:
+        memory = self._program.memory(slot_tensor.base_data)
+        return Tensor(
+            memory, slot_tensor.shape, slot_tensor.dtype, self._program.queue, slot_tensor.strides, slot_tensor.offset
+        )
 
     @staticmethod
-    def _check(shape: tuple[int, ...], dtype: str, inner: Tensor) -> None:
-        if shape != inner.shape or dtype != inner.dtype.name:
-            raise InvalidArgument(f"the net was built for {inner.shape} {inner.dtype.name}, got {shape} {dtype}")
+    def _check(shape: tuple[int, ...], dtype: str, slot_tensor: Tensor) -> None:
+        if shape != slot_tensor.shape or dtype != slot_tensor.dtype.name:
+            raise InvalidArgument(
+                f"the net was built for {slot_tensor.shape} {slot_tensor.dtype.name}, got {shape} {dtype}"
+            )
 
-    def _bring(self, given: Any, inner: Tensor) -> None:
+    def _bring(self, given: Any, slot_tensor: Tensor) -> None:
         import pyopencl as cl
 
-        self._check(tuple(given.shape), given.dtype.name, inner)
-        queue, memory = self._program.queue, self._program.memory(inner.base_data)
+        self._check(tuple(given.shape), given.dtype.name, slot_tensor)
+        queue, memory = self._program.queue, self._program.memory(slot_tensor.base_data)
         if isinstance(given, np.ndarray):
             cl.enqueue_copy(queue, memory, np.ascontiguousarray(given), is_blocking=True)
             return
         given = given if given.contiguous else given.copy()
-        other, ready = given.queue if given.queue != queue else None, None
-        if other is not None:
-            ready = [runtime.pending(other)]
-        event = runtime.copy(queue, memory, given.base_data, inner.nbytes, source_offset=given.offset, wait_for=ready)
+        other_queue, ready = given.queue if given.queue != queue else None, None
+        if other_queue is not None:
+            ready = [runtime.pending(other_queue)]
+        event = runtime.copy(
+            queue, memory, given.base_data, slot_tensor.nbytes, source_offset=given.offset, wait_for=ready
+        )
         # The other queue must keep the tensor until it is copied: freed memory would serve that queue's later work.
-        if other is not None:
+        if other_queue is not None:
             queue.flush()
-            runtime.hold(other, event)
+            runtime.hold(other_queue, event)
 
-    def _fetch(self, inner: Tensor) -> Tensor:
-        return self._real(inner).copy()
+    def _fetch(self, slot_tensor: Tensor) -> Tensor:
+        return self._real(slot_tensor).copy()
 
-    def _fetch_host(self, inner: Tensor) -> np.ndarray:
-        return self._real(inner).numpy()
+    def _fetch_host(self, slot_tensor: Tensor) -> np.ndarray:
+        return self._real(slot_tensor).numpy()

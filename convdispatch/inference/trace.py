@@ -30,9 +30,9 @@ def trace(net: Callable[..., Any], shapes: Sequence[Sequence[int]], dtype: Any, 
     """
     tracer = _Tracer(queue)
     dtypes = dtype if isinstance(dtype, list | tuple) else [dtype] * len(shapes)
-    given = [tracer.input(tuple(shape), np.dtype(each)) for shape, each in zip(shapes, dtypes, strict=True)]
+    inputs = [tracer.input(tuple(shape), np.dtype(each)) for shape, each in zip(shapes, dtypes, strict=True)]
     with tracing(tracer.note):
-        results = net(*given)
+        results = net(*inputs)
     tracer.graph.output = map_operands(tracer.ref, results)
     tracer.graph.prune()
     return tracer.graph
@@ -68,9 +68,9 @@ class _Tracer:
 
     def note(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Stand for a call: note it as a node and return tensors without values."""
-        given, options = map_operands(self.ref, args), map_operands(self.ref, kwargs)
+        arguments, options = map_operands(self.ref, args), map_operands(self.ref, kwargs)
         name = source()
-        node = Node(function, given, options, sources=(name,) if name else ())
+        node = Node(function, arguments, options, sources=(name,) if name else ())
         with tracing(None):
             rule = _RULES.get(function.__name__)
             if rule:
@@ -91,16 +91,16 @@ class _Tracer:
         return Tensor(tensor.base_data, tensor.shape, tensor.dtype, self.recording, tensor.strides, tensor.offset)
 
 
-def _fresh(results: Any, known: dict[Slot, Value]) -> list[Tensor]:
-    found: list[Tensor] = []
+def _fresh(results: Any, known_values: dict[Slot, Value]) -> list[Tensor]:
+    fresh: list[Tensor] = []
 
     def look(tensor: Any) -> Any:
-        if isinstance(tensor.base_data, Slot) and tensor.base_data.root not in known:
-            found.append(tensor)
+        if isinstance(tensor.base_data, Slot) and tensor.base_data.root not in known_values:
+            fresh.append(tensor)
         return tensor
 
     map_operands(look, results)
-    return found
+    return fresh
 
 
 # Each function below returns the result's shape and dtype for (function, args, kwargs), without running the operation.
@@ -110,49 +110,49 @@ _DENSE = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "layout": "nchw
 
 
 def _convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
-    given = bound(function, args, kwargs).arguments
+    arguments = bound(function, args, kwargs).arguments
     names = ("stride", "padding", "dilation", "groups", "layout", "math", "activation")
     problem = describe(
         "fwd",
-        given["x"].shape,
-        given["w"].shape,
+        arguments["x"].shape,
+        arguments["w"].shape,
         None,
-        given["x"].dtype.name,
-        **_DENSE | {name: given[name] for name in names if name in given},
+        arguments["x"].dtype.name,
+        **_DENSE | {name: arguments[name] for name in names if name in arguments},
     )
-    check_bias(given.get("bias"), problem.oc)
-    return problem.y_shape, given["x"].dtype
+    check_bias(arguments.get("bias"), problem.oc)
+    return problem.y_shape, arguments["x"].dtype
 
 
 def _transposed_convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
-    given = bound(function, args, kwargs).arguments
+    arguments = bound(function, args, kwargs).arguments
     options = _DENSE | {"output_padding": 0}
-    options = {name: given.get(name, value) for name, value in options.items()}
-    shape = transposed_shape(given["x"].shape, given["w"].shape, **options)[0]
-    check_bias(given.get("bias"), shape[1 if options["layout"] == "nchw" else -1])
-    return shape, given["x"].dtype
+    options = {name: arguments.get(name, value) for name, value in options.items()}
+    shape = transposed_shape(arguments["x"].shape, arguments["w"].shape, **options)[0]
+    check_bias(arguments.get("bias"), shape[1 if options["layout"] == "nchw" else -1])
+    return shape, arguments["x"].dtype
 
 
 def _quantized_convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
-    given = bound(function, args, kwargs).arguments
+    arguments = bound(function, args, kwargs).arguments
     names = ("stride", "padding", "dilation", "groups", "layout")
-    options = {name: given[name] for name in names if name in given}
+    options = {name: arguments[name] for name in names if name in arguments}
     problem = quantized_problem(
-        given["x"].shape, given["w"].shape, given["x"].dtype.name, given["quantization"], **options
+        arguments["x"].shape, arguments["w"].shape, arguments["x"].dtype.name, arguments["quantization"], **options
     )
     return problem.y_shape, np.dtype(problem.out_dtype)
 
 
 def _in_dtype(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
-    given = bound(function, args, kwargs)
-    given.apply_defaults()
-    return given.arguments["x"].shape, np.dtype(given.arguments["dtype"])
+    bound_arguments = bound(function, args, kwargs)
+    bound_arguments.apply_defaults()
+    return bound_arguments.arguments["x"].shape, np.dtype(bound_arguments.arguments["dtype"])
 
 
 def _linear(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
-    given = bound(function, args, kwargs).arguments
-    check_bias(given.get("bias"), given["w"].shape[0])
-    return (given["x"].shape[0], given["w"].shape[0]), given["x"].dtype
+    arguments = bound(function, args, kwargs).arguments
+    check_bias(arguments.get("bias"), arguments["w"].shape[0])
+    return (arguments["x"].shape[0], arguments["w"].shape[0]), arguments["x"].dtype
 
 
 def _like_first(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:

@@ -32,9 +32,9 @@ class Background:
 
     def wait(self, made: Tensor) -> None:
         """Wait for a tensor, if it is computed here."""
-        found = self._pending.get(id(made.base_data))
-        if found is not None:
-            found.result()
+        pending = self._pending.get(id(made.base_data))
+        if pending is not None:
+            pending.result()
 
     def end(self) -> None:
         """Wait for all of them."""

@@ -16,11 +16,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ..api.dtypes import DTYPES
 from ..api.errors import InvalidProblem
 from ..api.problem import ConvProblem
 from ..calls.framework.fallback import Fallback
 
-_DTYPES = ("float32", "float64", "float16", "bfloat16")
 _AXES = "dhw"
 
 
@@ -66,8 +66,8 @@ def plan_of(
     ndim = len(lhs_spec) - 2
     if ndim not in (1, 2, 3):
         raise Fallback(f"1 to 3 axes of space only, got {ndim}")
-    if dtype not in _DTYPES:
-        raise Fallback(f"{', '.join(_DTYPES)} only, got {dtype}")
+    if dtype not in DTYPES:
+        raise Fallback(f"{', '.join(DTYPES)} only, got {dtype}")
     preferred = params.get("preferred_element_type")
     if preferred is not None and str(preferred) != dtype:
         raise Fallback(f"results of the operands' type only, got {dtype} to {preferred}")

@@ -63,9 +63,9 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: boo
         mask = dense(mask.transpose(0, 1, 3, 2)).transpose(0, 1, 3, 2)
         launch = _kernel_for(q, k, v, mask, causal, scale)
     y = Tensor.empty((mb, queries, heads, v.shape[3]), q.dtype, q.queue)
-    given = (q, k, v, q if mask is None else mask)
-    places = [part for t in given for part in (t.base_data, np.int64(t.offset // t.dtype.itemsize))]
-    launch(q.queue, (*places, y.base_data))
+    arrays = (q, k, v, q if mask is None else mask)
+    memory_and_offsets = [part for t in arrays for part in (t.base_data, np.int64(t.offset // t.dtype.itemsize))]
+    launch(q.queue, (*memory_and_offsets, y.base_data))
     return y
 
 
@@ -76,10 +76,10 @@ def _products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
     if causal:
         hidden = np.triu(np.full(scores.shape[2:], -np.inf, scores.dtype), 1)
         scores = apply("x + m", x=scores, m=Tensor.from_numpy(hidden, scores.queue))
-    most = reduce("max", "x", (3,), keepdims=True, x=scores)
-    least = -3.4e38 if q.dtype.itemsize == 4 else -1.7e308
-    seen = apply("where(m < b, 0, y)", m=most, y=softmax(scores, -1), b=least)
-    return matmul(seen, v)
+    maximum = reduce("max", "x", (3,), keepdims=True, x=scores)
+    lowest = -3.4e38 if q.dtype.itemsize == 4 else -1.7e308
+    weights = apply("where(m < b, 0, y)", m=maximum, y=softmax(scores, -1), b=lowest)
+    return matmul(weights, v)
 
 
 def is_attention_in_caches(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -106,10 +106,10 @@ def _lanes(q: Tensor) -> int:
 
 def _kernel_for(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Launch | None:
     """The kernel, where there is one for these operands."""
-    given = [t for t in (q, k, v, mask) if t is not None]
-    if not is_attention_in_caches(q, k, v) or any(t.dtype != np.float32 for t in given):
+    arrays = [t for t in (q, k, v, mask) if t is not None]
+    if not is_attention_in_caches(q, k, v) or any(t.dtype != np.float32 for t in arrays):
         return None
-    strides = [stride // 4 for t in given for stride in t.strides]
+    strides = [stride // 4 for t in arrays for stride in t.strides]
     parts = {
         "lanes": _lanes(q),
         "nv": _vectors(q, v),
@@ -120,20 +120,20 @@ def _kernel_for(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bo
         "masked": mask is not None,
         "causal": causal,
     }
-    places = (*q.shape[:3], k.shape[2])
-    return _launch(q.context, tuple(parts.items()), places, scale, tuple(strides))  # type: ignore[no-any-return]
+    sizes = (*q.shape[:3], k.shape[2])
+    return _launch(q.context, tuple(parts.items()), sizes, scale, tuple(strides))  # type: ignore[no-any-return]
 
 
 @keeps_programs
 def _launch(
     context: cl.Context,
     parts: tuple[tuple[str, Any], ...],
-    places: tuple[int, ...],
+    sizes: tuple[int, ...],
     scale: float,
     strides: tuple[int, ...],
 ) -> Launch:
     """Sizes that no loop is unrolled by are numbers of a launch, so that places of all numbers share a program."""
-    values, (mb, heads, queries, keys) = dict(parts), places
+    values, (mb, heads, queries, keys) = dict(parts), sizes
     # A kernel with 3 vectors per row has as many accumulators as the registers hold.
     values["rows"] = values["lanes"] // 2
     program = build(context, config_macros(values) + kernel_text(__package__, "attention.cl"))

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ..api.dtypes import numpy_dtype
 from ..api.errors import InvalidArgument
 from ..elementwise import apply
-from ..elementwise.codegen.elements import numpy_dtype
 from ..elementwise.tensor import Tensor
 from .tape import current_tape, paused
 
@@ -57,6 +57,6 @@ def _cast(x: Any, dtype: np.dtype) -> Any:
     with paused():
         y = apply("x", x=x, dtype=dtype)
     if tape is not None and tape.tracks(x):
-        own = x.dtype
-        tape.record(y, (x,), lambda dy: (dy if dy.dtype == own else apply("x", x=dy, dtype=own),))
+        original_dtype = x.dtype
+        tape.record(y, (x,), lambda dy: (dy if dy.dtype == original_dtype else apply("x", x=dy, dtype=original_dtype),))
     return y

@@ -74,9 +74,15 @@ class _Recorded:
         return Tensor(memory, tensor.shape, tensor.dtype, tensor.queue, tensor.strides, tensor.offset)
 
     def __call__(self, given: tuple[Tensor, ...]) -> Any:
-        for mine, other in zip(self.inputs, given, strict=True):
-            other = other if other.contiguous else other.copy()
-            runtime.copy(mine.queue, mine.base_data, other.base_data, mine.nbytes, source_offset=other.offset)
+        for recorded_input, argument in zip(self.inputs, given, strict=True):
+            argument = argument if argument.contiguous else argument.copy()
+            runtime.copy(
+                recorded_input.queue,
+                recorded_input.base_data,
+                argument.base_data,
+                recorded_input.nbytes,
+                source_offset=argument.offset,
+            )
         self.program.run()
         return self.results
 
@@ -122,8 +128,8 @@ class Captured:
     @property
     def commands(self) -> int:
         """Enqueues of the last shapes' replay; 0 before they are recorded."""
-        last = next(reversed(self._known.values()), None)
-        return 0 if last is None else len(last.program.what)
+        latest = next(reversed(self._known.values()), None)
+        return 0 if latest is None else len(latest.program.what)
 
 
 def _keep(tensor: Tensor) -> Tensor:

@@ -41,23 +41,23 @@ def channel_sums(context: cl.Context, dtype: str, rows: int, channels: int) -> C
     columns = next(n for n in range(min(MAX_VECTORS, channels // vector), 0, -1) if channels // vector % n == 0)
     deep = FIRST_GROUP_ITEMS // columns
     units = device_info(context.devices[0]).compute_units
-    most = max(1, GROUPS_PER_UNIT * units * columns * vector // channels)
-    groups = max(1, min(most, -(-rows // (deep * MIN_ROWS))))
+    most_groups = max(1, GROUPS_PER_UNIT * units * columns * vector // channels)
+    groups = max(1, min(most_groups, -(-rows // (deep * MIN_ROWS))))
     text = storage_macros(dtype) + define(VECTOR=vector, GROUP=FIRST_GROUP_ITEMS, DEEP=SECOND_GROUP_ITEMS)
     program = build(context, text + kernel_text(__package__, "channel_sums.cl"))
     many = (np.uint32(rows), np.uint32(groups), np.uint32(channels))
     across = channels // vector
     local = (columns, deep)
-    first = Launch(
+    sum_parts = Launch(
         program, "channel_parts", (across, groups * deep), local, ("g", "parts", many[0], many[2]), names=("g", "parts")
     )
     size = (channels, SECOND_GROUP_ITEMS)
     local, names = (vector, SECOND_GROUP_ITEMS), ("parts", "sums")
-    second = Launch(program, "channel_sums", size, local, (*names, *many[1:]), names=names)
+    sum_groups = Launch(program, "channel_sums", size, local, (*names, *many[1:]), names=names)
 
     def give(commands: Commands, g: Any, sums: Any) -> None:
         parts = commands.allocate(4 * groups * channels)
-        first(commands, (g, parts))  # type: ignore[arg-type]
-        second(commands, (parts, sums))  # type: ignore[arg-type]
+        sum_parts(commands, (g, parts))  # type: ignore[arg-type]
+        sum_groups(commands, (parts, sums))  # type: ignore[arg-type]
 
     return give

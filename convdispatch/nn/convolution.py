@@ -42,12 +42,12 @@ def convolution(
     geometry |= {"layout": layout, "math": math}
     x, w, bias, residual = operands = cast(x, w, bias, residual)
     tape = _tape_of(operands)
-    fused, after = _fused(tape, activation)
-    given = dense(x)
-    y = conv(given, w, bias, residual=dense(residual), activation=fused, **geometry)
+    fused, later_activation = _fused(tape, activation)
+    dense_x = dense(x)
+    y = conv(dense_x, w, bias, residual=dense(residual), activation=fused, **geometry)
     if tape is not None:
-        _Note(tape, operands, given, w, fused, geometry).record(y)
-    return y if after is None else activate(y, after)
+        _Note(tape, operands, dense_x, w, fused, geometry).record(y)
+    return y if later_activation is None else activate(y, later_activation)
 
 
 @operation
@@ -69,14 +69,14 @@ def linear(
     if x.shape[1] != features:
         raise InvalidArgument(f"w of shape {tuple(shape)} takes {features} features, x has shape {x.shape}")
     tape = _tape_of(operands)
-    fused, after = _fused(tape, activation)
+    fused, later_activation = _fused(tape, activation)
     with paused():
-        given = dense(x).reshape(picture_of(x.shape, layout))
+        images = dense(x).reshape(picture_of(x.shape, layout))
         weight = _filters_of(w, layout) if len(shape) == 2 else w
-        y = conv(given, weight, bias, activation=fused, layout=layout).reshape(x.shape[0], shape[0])
+        y = conv(images, weight, bias, activation=fused, layout=layout).reshape(x.shape[0], shape[0])
     if tape is not None:
-        _Note(tape, (*operands, None), given, weight, fused, {"layout": layout}).record(y)
-    return y if after is None else activate(y, after)
+        _Note(tape, (*operands, None), images, weight, fused, {"layout": layout}).record(y)
+    return y if later_activation is None else activate(y, later_activation)
 
 
 def dense(tensor: Tensor | None) -> Any:
@@ -217,24 +217,28 @@ def transposed_convolution(
     _, pads, rows = transposed_shape(x.shape, w.shape, padding=padding, output_padding=output_padding, **options)
     options["math"] = math
     if any(rows):
-        for axis, more in enumerate(rows, 2 if layout == "nchw" else 1):
-            if more:
-                shape = (*x.shape[:axis], more, *x.shape[axis + 1 :])
+        for axis, added_rows in enumerate(rows, 2 if layout == "nchw" else 1):
+            if added_rows:
+                shape = (*x.shape[:axis], added_rows, *x.shape[axis + 1 :])
                 x = concatenate([x, zeros(shape, x.dtype, x.queue)], axis)
         extra = per_axis("output_padding", output_padding, len(rows), 0)
         steps = per_axis("stride", stride, len(rows), 1)
-        left = tuple(size - more * step for size, more, step in zip(extra, rows, steps, strict=True))
-        after = {"activation": activation, "residual": residual}
-        return transposed_convolution(x, w, bias, padding=padding, output_padding=left, **after, **options)
-    given = dense(x)
+        output_padding_left = tuple(
+            size - added_rows * step for size, added_rows, step in zip(extra, rows, steps, strict=True)
+        )
+        epilogue = {"activation": activation, "residual": residual}
+        return transposed_convolution(
+            x, w, bias, padding=padding, output_padding=output_padding_left, **epilogue, **options
+        )
+    dense_x = dense(x)
     options |= {"activation": activation, "residual": dense(residual)}
-    y = conv_transpose(given, w, bias, padding=padding, output_padding=output_padding, **options)
+    y = conv_transpose(dense_x, w, bias, padding=padding, output_padding=output_padding, **options)
     if tape is None:
         return y
     del options["activation"], options["residual"]
     options["padding"] = tuple(pads)
     needs_x, needs_w, needs_bias = tape.tracks(x), isinstance(w, Tensor) and tape.tracks(w), tape.tracks(bias)
-    held = given if needs_w else None
+    kept_x = dense_x if needs_w else None
 
     def backward(dy: Tensor) -> tuple[Tensor | None, ...]:
         dy = dense(dy)
@@ -243,7 +247,7 @@ def transposed_convolution(
             db = _sum_of_channels(tape, bias, dy, layout)
         # dw swaps both operands, because dy is the input of the forward convolution that is transposed here.
         if needs_w:
-            dw = conv_backward_weights(dy, held, w.shape, out=tape.sink(w), **options)
+            dw = conv_backward_weights(dy, kept_x, w.shape, out=tape.sink(w), **options)
         if needs_x:
             dx = conv(dy, w, **options)
         return dx, dw, db

@@ -29,13 +29,13 @@ def dropout(x: Tensor, p: float, generator: Generator) -> Tensor:
         raise InvalidArgument(f"a probability of dropout is 0 or more and below 1, got {p}")
     if not p or not x.size:
         return x
-    tape, given = current_tape(), dense(x)
+    tape, dense_x = current_tape(), dense(x)
     y = Tensor.empty(x.shape, x.dtype, x.queue)
     blocks = -(-x.size // 4)
-    first, seed = generator.advance(blocks, x.queue), generator.seed
+    first_counter, seed = generator.advance(blocks, x.queue), generator.seed
     launch = _launch(x.context, x.dtype.name, blocks)
-    numbers = (np.int64(x.size), np.uint64(seed), first, np.float32(p), np.float32(1 / (1 - p)))
-    launch(x.queue, (given.base_data, np.int64(given.offset // x.dtype.itemsize), y.base_data, *numbers))
+    numbers = (np.int64(x.size), np.uint64(seed), first_counter, np.float32(p), np.float32(1 / (1 - p)))
+    launch(x.queue, (dense_x.base_data, np.int64(dense_x.offset // x.dtype.itemsize), y.base_data, *numbers))
     if tape is not None and tape.tracks(x):
 
         def backward(dy: Tensor) -> tuple[Tensor]:

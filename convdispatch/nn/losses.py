@@ -29,15 +29,15 @@ _REGISTER_ELEMENTS = 16
 @operation
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
     """``exp(x) / sum(exp(x))`` along an axis, safe for large values. Raises InvalidArgument for an axis x lacks."""
-    last = _last(x, axis)
-    if last is not None:
-        return softmax(x.transpose(last)).transpose(last)
+    axes_to_last = _last(x, axis)
+    if axes_to_last is not None:
+        return softmax(x.transpose(axes_to_last)).transpose(axes_to_last)
     tape = current_tape()
-    given = dense(x)
+    dense_x = dense(x)
     y = Tensor.empty(x.shape, x.dtype, x.queue)
     if y.size:
         launch = _softmax(x.context, x.dtype.name, x.shape[-1], math.prod(x.shape[:-1]))
-        launch(x.queue, (given.base_data, _first(given), y.base_data))
+        launch(x.queue, (dense_x.base_data, _first(dense_x), y.base_data))
     if tape is not None and tape.tracks(x):
 
         def backward(dy: Tensor) -> tuple[Tensor]:
@@ -94,14 +94,14 @@ def cross_entropy(x: Tensor, labels: Any, *, reduction: str = "mean") -> Tensor:
         labels = labels.astype(np.int32)
     tape = current_tape()
     watched = tape is not None and tape.tracks(x)
-    given, labels = dense(x), dense(labels)
+    dense_x, labels = dense(x), dense(labels)
     slope = Tensor.empty(x.shape, x.dtype, x.queue) if watched else None
     scale = 1.0 / rows if reduction == "mean" else 1.0
     # A float16 slope is scaled in the backward pass, where the loss scale of dy keeps it from underflowing.
     later = scale if x.dtype == np.float16 else 1.0
     launch = _cross_entropy(x.context, x.dtype.name, width, rows, scale / later if watched else None)
     losses = Tensor.empty((rows,), x.dtype, x.queue)
-    operands = (given.base_data, _first(given), labels.base_data, _first(labels), losses.base_data)
+    operands = (dense_x.base_data, _first(dense_x), labels.base_data, _first(labels), losses.base_data)
     launch(x.queue, operands if slope is None else (*operands, slope.base_data))
     with paused():
         loss = losses if reduction == "none" else reduce(reduction, "x", x=losses)

@@ -31,15 +31,15 @@ def matmul(x: Tensor, y: Tensor, math_mode: str = "float32") -> Tensor:
     x = x.reshape(1, *x.shape) if row else x
     y = y.reshape(*y.shape, 1) if column else y
     (*_, m, k), n = x.shape, y.shape[-1]
-    lead = broadcast({"x": x.shape[:-2], "y": y.shape[:-2]})
-    shape = (*lead, *(() if row else (m,)), *(() if column else (n,)))
+    batch_shape = broadcast({"x": x.shape[:-2], "y": y.shape[:-2]})
+    shape = (*batch_shape, *(() if row else (m,)), *(() if column else (n,)))
     if not math.prod(shape) * k:
         return zeros(shape, x.dtype, x.queue)
     many, mats = math.prod(x.shape[:-2]), math.prod(y.shape[:-2])
     if current_policy().is_invariant and many * mats > max(many, mats):
         # The first axis is the batch: each image has a product of its own, whose size does not depend on the others.
-        x, y = (t.expand(*lead, *t.shape[-2:]) for t in (x, y))
-        return concatenate([matmul(x[i], y[i], math_mode).reshape(1, *shape[1:]) for i in range(lead[0])], 0)
+        x, y = (t.expand(*batch_shape, *t.shape[-2:]) for t in (x, y))
+        return concatenate([matmul(x[i], y[i], math_mode).reshape(1, *shape[1:]) for i in range(batch_shape[0])], 0)
     if mats == 1 and current_policy().is_invariant:
         # Rows of x are images here, not the weights' output channels, so that a choice for one batch holds for all.
         filters = dense(y.reshape(k, n).transpose(1, 0)).reshape(n, k, 1, 1)
@@ -49,7 +49,7 @@ def matmul(x: Tensor, y: Tensor, math_mode: str = "float32") -> Tensor:
     elif many == 1:  # One x multiplies all matrices, which are the images of a batch.
         groups, picture, weights = 1, (mats, k, 1, n), (m, k, 1, 1)
     else:
-        x, y = (dense(t.expand(*lead, *t.shape[-2:])) if t.shape[:-2] != lead else t for t in (x, y))
-        groups = math.prod(lead)
+        x, y = (dense(t.expand(*batch_shape, *t.shape[-2:])) if t.shape[:-2] != batch_shape else t for t in (x, y))
+        groups = math.prod(batch_shape)
         picture, weights = (1, groups * k, 1, n), (groups * m, k, 1, 1)
     return conv(y.reshape(picture), x.reshape(weights), groups=groups, math=math_mode).reshape(shape)

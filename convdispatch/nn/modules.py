@@ -71,10 +71,10 @@ class Module:
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """The module's parameters, which training changes, with their names; a parameter that is used twice has one
         name."""
-        seen: set[int] = set()
+        yielded: set[int] = set()
         for name, tensor in self.named_tensors():
-            if isinstance(tensor, Parameter) and id(tensor) not in seen:
-                seen.add(id(tensor))
+            if isinstance(tensor, Parameter) and id(tensor) not in yielded:
+                yielded.add(id(tensor))
                 yield name, tensor
 
     def parameters(self) -> Iterator[Parameter]:
@@ -121,8 +121,10 @@ class Module:
         PyTorch's ``num_batches_tracked`` is passed over, and axes of size 1 do not count.
         Raises InvalidArgument, and changes nothing, unless names and shapes fit.
         """
-        places = {name: (tensor, axes) for name, tensor, axes in self._places()}
-        self._take(places, {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")})
+        tensors_and_axes = {name: (tensor, axes) for name, tensor, axes in self._places()}
+        self._take(
+            tensors_and_axes, {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
+        )
 
     def load(self, values: Mapping[str, np.ndarray]) -> None:
         """Replace every value by the array of its name, in the shape it has here; thaws.
@@ -132,21 +134,26 @@ class Module:
         """
         self._take({name: (tensor, None) for name, tensor in self.named_tensors()}, values)
 
-    def _take(self, places: dict[str, tuple[Tensor, tuple[int, ...] | None]], given: Mapping[str, Any]) -> None:
+    def _take(
+        self, tensors_and_axes: dict[str, tuple[Tensor, tuple[int, ...] | None]], values: Mapping[str, Any]
+    ) -> None:
         """Write arrays to the tensors of their names; axes that are not None are those of the array's shape."""
-        if places.keys() != given.keys():
-            missing, unknown = sorted(places.keys() - given.keys()), sorted(given.keys() - places.keys())
+        if tensors_and_axes.keys() != values.keys():
+            missing, unknown = (
+                sorted(tensors_and_axes.keys() - values.keys()),
+                sorted(values.keys() - tensors_and_axes.keys()),
+            )
             raise InvalidArgument(f"values do not match: missing {missing or 'none'}, unknown {unknown or 'none'}")
         arrays = {}
-        for name, (tensor, axes) in places.items():
-            value = given[name]
+        for name, (tensor, axes) in tensors_and_axes.items():
+            value = values[name]
             array = np.asarray(value.numpy() if isinstance(value, Tensor) else value)
-            wanted = tensor.shape if axes is None else tuple(tensor.shape[axis] for axis in axes)
-            if _trimmed(array.shape) != _trimmed(wanted):
-                raise InvalidArgument(f"{name} has shape {wanted}, got {array.shape}")
-            array = array.reshape(wanted)
+            expected_shape = tensor.shape if axes is None else tuple(tensor.shape[axis] for axis in axes)
+            if _trimmed(array.shape) != _trimmed(expected_shape):
+                raise InvalidArgument(f"{name} has shape {expected_shape}, got {array.shape}")
+            array = array.reshape(expected_shape)
             arrays[name] = array if axes is None else array.transpose(np.argsort(axes))
-        for name, (tensor, _) in places.items():
+        for name, (tensor, _) in tensors_and_axes.items():
             tensor.write(arrays[name])
         self.thaw()
 

@@ -42,24 +42,24 @@ class Optimizer:
         }
 
     def _lay_out(self) -> None:
-        first = self.parameters[0]
-        itemsize = first.dtype.itemsize
-        unit = max(128, runtime.device_info(first.queue.device).buffer_alignment) // itemsize
-        starts, place = [], 0
+        example = self.parameters[0]
+        itemsize = example.dtype.itemsize
+        unit = max(128, runtime.device_info(example.queue.device).buffer_alignment) // itemsize
+        starts, end = [], 0
         for parameter in self.parameters:
-            starts.append(place)
-            place += -(-max(1, parameter.size) // unit) * unit
+            starts.append(end)
+            end += -(-max(1, parameter.size) // unit) * unit
         # The padding between parameters stays zero, because its gradients are zero.
-        self.values, self.gradients = _flat(place, first), _flat(place, first)
+        self.values, self.gradients = _flat(end, example), _flat(end, example)
         self._starts = starts
         for parameter, start in zip(self.parameters, starts, strict=True):
             apply("x", x=parameter, out=self.values[start : start + parameter.size].reshape(parameter.shape))
             parameter.base_data = _part(self.values, start, parameter)
-            held, memory = parameter.grad, _part(self.gradients, start, parameter)
+            gradient, memory = parameter.grad, _part(self.gradients, start, parameter)
             parameter.grad = Tensor(memory, parameter.shape, parameter.dtype, parameter.queue)
             parameter.offset, parameter.strides = 0, parameter.grad.strides
-            if held is not None:
-                apply("x", x=held, out=parameter.grad)
+            if gradient is not None:
+                apply("x", x=gradient, out=parameter.grad)
 
     def zero_grad(self) -> None:
         """Set all gradients to zero; needed only before ``backward(accumulate=True)``."""
@@ -102,12 +102,14 @@ class Optimizer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what ``state_dict`` gave. Raises InvalidArgument, and changes nothing, unless it fits."""
-        wanted = {"steps": (), "lr": ()}
+        expected_shapes = {"steps": (), "lr": ()}
         for name in self.state:
-            wanted |= {f"{name}.{i}": parameter.shape for i, parameter in enumerate(self.parameters)}
+            expected_shapes |= {f"{name}.{i}": parameter.shape for i, parameter in enumerate(self.parameters)}
         shapes = {name: tuple(np.shape(value)) for name, value in state.items()}
-        if shapes != wanted:
-            wrong = sorted(name for name in {*shapes, *wanted} if shapes.get(name) != wanted.get(name))
+        if shapes != expected_shapes:
+            wrong = sorted(
+                name for name in {*shapes, *expected_shapes} if shapes.get(name) != expected_shapes.get(name)
+            )
             raise InvalidArgument(f"the optimiser's state does not fit: {', '.join(wrong[:5])}")
         for name, flat in self.state.items():
             array = np.zeros(flat.shape, flat.dtype)
@@ -127,12 +129,12 @@ def _where_finite(text: str, written: Sequence[str]) -> str:
     return "; ".join(steps)
 
 
-def _flat(size: int, like: Tensor) -> Tensor:
+def _flat(size: int, example: Tensor) -> Tensor:
     """Zeros in memory that is no pool's: it stays as long as the parameters, and parts of it are buffers too."""
     import pyopencl as cl
 
-    memory = cl.Buffer(like.context, cl.mem_flags.READ_WRITE, size * like.dtype.itemsize)
-    return fill(Tensor(memory, (size,), like.dtype, like.queue), 0.0)
+    memory = cl.Buffer(example.context, cl.mem_flags.READ_WRITE, size * example.dtype.itemsize)
+    return fill(Tensor(memory, (size,), example.dtype, example.queue), 0.0)
 
 
 def _part(flat: Tensor, start: int, parameter: Parameter) -> Any:
@@ -168,9 +170,9 @@ class SGD(Optimizer):
         return f"d = g + decay * p; v = momentum * v + d; p = p - lr * ({ahead})"
 
     def _update(self, text: str, scaling: dict[str, Tensor]) -> None:
-        given = {"p": self.values, "g": self.gradients, "lr": self.lr, "decay": self.weight_decay, **scaling}
-        more = {"v": self.state["momentum"], "momentum": self.momentum} if self.momentum else {}
-        apply(text, **given, **more)
+        operands = {"p": self.values, "g": self.gradients, "lr": self.lr, "decay": self.weight_decay, **scaling}
+        momentum_operands = {"v": self.state["momentum"], "momentum": self.momentum} if self.momentum else {}
+        apply(text, **operands, **momentum_operands)
 
 
 class Adam(Optimizer):
@@ -198,18 +200,18 @@ class Adam(Optimizer):
         )
 
     def _update(self, text: str, scaling: dict[str, Tensor]) -> None:
-        first, second = self.betas
+        mean_decay, square_decay = self.betas
         apply(
             text,
             p=self.values,
             g=self.gradients,
             m=self.state["mean"],
             s=self.state["square"],
-            a=float(first),
-            b=float(second),
+            a=float(mean_decay),
+            b=float(square_decay),
             decay=self.weight_decay,
-            rate=self.lr / (1 - first**self.steps),
-            root=1 / math.sqrt(1 - second**self.steps),
+            rate=self.lr / (1 - mean_decay**self.steps),
+            root=1 / math.sqrt(1 - square_decay**self.steps),
             epsilon=self.epsilon,
             **scaling,
         )

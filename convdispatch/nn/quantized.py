@@ -38,8 +38,8 @@ def quantize(x: Tensor, scale: float, zero_point: int, dtype: str) -> Tensor:
 @operation
 def quantize_pixels(x: Tensor, scale: float, zero_point: int, dtype: str) -> Tensor:
     """``quantize`` of pictures with channels first, as pictures with channels last."""
-    made = quantized_pixels(x, scale, zero_point, dtype)
-    return quantize(x.transpose(0, 2, 3, 1), scale, zero_point, dtype) if made is None else made  # type: ignore
+    quantized = quantized_pixels(x, scale, zero_point, dtype)
+    return quantize(x.transpose(0, 2, 3, 1), scale, zero_point, dtype) if quantized is None else quantized  # type: ignore
 
 
 @operation

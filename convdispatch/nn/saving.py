@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from ..api.dtypes import numpy_dtype
 from ..api.errors import InvalidArgument
 from ..device import jsontext
-from ..elementwise.codegen.elements import numpy_dtype
 from ..elementwise.tensor import Tensor
 
 _CODES = {
@@ -60,13 +60,13 @@ def save_tensors(
     target = Path(path)
     arrays = {name: _array(name, value) for name, value in tensors.items()}
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    place = 0
+    data_end = 0
     for name, array in arrays.items():
         code = _CODES.get(array.dtype.name)
         if code is None:
             raise InvalidArgument(f"safetensors holds {', '.join(_CODES)}; {name} is {array.dtype.name}")
-        header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [place, place + array.nbytes]}
-        place += array.nbytes
+        header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [data_end, data_end + array.nbytes]}
+        data_end += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     temporary = ""

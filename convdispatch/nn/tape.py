@@ -150,23 +150,23 @@ class Tape:
             gradient = Ones(result.shape, result.dtype, result.queue)
         elif gradient.shape != result.shape:
             raise InvalidArgument(f"the gradient must have the result's shape {result.shape}, got {gradient.shape}")
-        wanted = {tensor.mark for tensor in keep}
+        kept_marks = {tensor.mark for tensor in keep}
         # A gradient of a ReLU's result that the caller keeps must not include the ReLU's slope.
-        self._rectified -= wanted
+        self._rectified -= kept_marks
         final: dict[int, Tensor] = {}
         self._written, self._accumulate = set(), accumulate
         gradients: dict[int, list[Tensor]] = {result.mark: [gradient]}
-        outer = put_in_force(None)
+        outer_tape = put_in_force(None)
         try:
             while self._notes:
                 results, inputs, backward = self._notes.pop()
-                given = [_sum(gradients.pop(mark, None)) for mark in results]
-                if all(dy is None for dy in given):
+                result_gradients = [_sum(gradients.pop(mark, None)) for mark in results]
+                if all(dy is None for dy in result_gradients):
                     continue
-                for mark, dy in zip(results, given, strict=True):
-                    if mark in wanted and dy is not None:
+                for mark, dy in zip(results, result_gradients, strict=True):
+                    if mark in kept_marks and dy is not None:
                         final[mark] = dy
-                for mark, dx in zip(inputs, backward(*given), strict=True):
+                for mark, dx in zip(inputs, backward(*result_gradients), strict=True):
                     if dx is None or not mark:
                         continue
                     if mark in self._parameters:
@@ -177,20 +177,20 @@ class Tape:
                     if len(waiting) == _AT_ONCE:
                         gradients[mark] = [_sum(waiting)]
         finally:
-            put_in_force(outer)
+            put_in_force(outer_tape)
             self._notes.clear()
-        final |= {mark: _sum(waiting) for mark, waiting in gradients.items() if mark in wanted}
-        final |= {mark: self._parameters[mark].grad for mark in wanted if mark in self._parameters}
+        final |= {mark: _sum(waiting) for mark, waiting in gradients.items() if mark in kept_marks}
+        final |= {mark: self._parameters[mark].grad for mark in kept_marks if mark in self._parameters}
         return [final.get(tensor.mark) for tensor in keep]
 
     def _deliver(self, parameter: Parameter, dx: Tensor) -> None:
         if dx.shape != parameter.shape:
             dx = dx.reshape(parameter.shape)
-        first = parameter.mark not in self._written
+        first_write = parameter.mark not in self._written
         self._written.add(parameter.mark)
         if parameter.grad is None:
             parameter.grad = dx.copy()
-        elif first and not self._accumulate:
+        elif first_write and not self._accumulate:
             if dx.base_data is not parameter.grad.base_data:
                 apply("dx", dx=dx, out=parameter.grad)
         else:

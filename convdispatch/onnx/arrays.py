@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..api.dtypes import numpy_dtype
 from ..api.errors import InvalidArgument
 from ..calls.arrays.accepted import refuse_mask
-from ..elementwise.codegen.elements import numpy_dtype
 from ..elementwise.tensor import Tensor
 
 
@@ -27,15 +27,15 @@ class Caller:
         Raises InvalidArgument for another type than the file declares, as onnxruntime does, or no array. Python's own
         numbers and lists of them have no type: whole ones become any, others floating-point ones.
         """
-        found = self._brought(value, port.name)
-        if found.dtype == port.dtype:
-            return found
-        plain = isinstance(value, list | tuple | int | float) and found.dtype.kind in "biuf"
+        array = self._brought(value, port.name)
+        if array.dtype == port.dtype:
+            return array
+        plain = isinstance(value, list | tuple | int | float) and array.dtype.kind in "biuf"
         if plain and port.dtype.kind in "biu":
-            plain = found.dtype.kind != "f" and bool((found.astype(port.dtype) == found).all())
-        if found.dtype != port.declared and not plain:
-            raise InvalidArgument(f"the input {port.name!r} takes {port.declared.name}, got {found.dtype.name}")
-        return found.astype(port.dtype)
+            plain = array.dtype.kind != "f" and bool((array.astype(port.dtype) == array).all())
+        if array.dtype != port.declared and not plain:
+            raise InvalidArgument(f"the input {port.name!r} takes {port.declared.name}, got {array.dtype.name}")
+        return array.astype(port.dtype)
 
     def _brought(self, value: Any, name: str) -> Any:
         refuse_mask(f"the input {name!r}", value)
@@ -61,20 +61,20 @@ class Caller:
 
     def given(self, result: Any) -> Any:
         """A result that nobody else holds as the caller's first array is."""
-        first = self._first
-        if isinstance(first, Tensor):
+        example = self._first
+        if isinstance(example, Tensor):
             return result if isinstance(result, Tensor) else Tensor.from_numpy(result, self.queue)
-        if hasattr(first, "base_data"):
+        if hasattr(example, "base_data"):
             import pyopencl.array as cl_array
 
             t = result if isinstance(result, Tensor) else Tensor.from_numpy(result, self.queue)
             return cl_array.Array(t.queue, t.shape, t.dtype, data=t.base_data, strides=t.strides, offset=t.offset)
-        if is_torch(first):
-            host = result.numpy() if isinstance(result, Tensor) and first.device.type == "cpu" else result
-            return _torch_of(host, first)
-        if hasattr(first, "__dlpack__") and not isinstance(first, np.ndarray | np.generic):
+        if is_torch(example):
+            host = result.numpy() if isinstance(result, Tensor) and example.device.type == "cpu" else result
+            return _torch_of(host, example)
+        if hasattr(example, "__dlpack__") and not isinstance(example, np.ndarray | np.generic):
             t = result if isinstance(result, Tensor) else Tensor.from_numpy(result, self.queue)
-            package = sys.modules[type(first).__module__.partition(".")[0]]
+            package = sys.modules[type(example).__module__.partition(".")[0]]
             reader = getattr(package, "from_dlpack", None) or package.dlpack.from_dlpack
             return reader(t)
         return result.numpy() if isinstance(result, Tensor) else result
@@ -95,10 +95,10 @@ def torch_to_numpy(value: Any) -> np.ndarray:
     return value.numpy()  # type: ignore[no-any-return]
 
 
-def _torch_of(result: Any, first: Any) -> Any:
+def _torch_of(result: Any, example: Any) -> Any:
     torch = sys.modules["torch"]
     if isinstance(result, Tensor):
         return torch.from_dlpack(result)
     if result.dtype.name == "bfloat16":
         return torch.from_numpy(np.ascontiguousarray(result).view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(result).to(first.device)
+    return torch.from_numpy(result).to(example.device)

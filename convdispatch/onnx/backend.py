@@ -32,8 +32,8 @@ class BackendRep(_BackendRep):  # type: ignore[misc]
             results = tuple(self.net(inputs).values())
         else:
             many = isinstance(inputs, Sequence) and not isinstance(inputs, np.ndarray | str)
-            found = self.net(*(inputs if many else [inputs]))
-            results = found if isinstance(found, tuple) else (found,)
+            answer = self.net(*(inputs if many else [inputs]))
+            results = answer if isinstance(answer, tuple) else (answer,)
         names = [port.name for port in self.net.outputs]
         return namedtupledict("Outputs", names)(*results)  # type: ignore[no-any-return]
 

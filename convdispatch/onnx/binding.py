@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ..api.dtypes import numpy_dtype
 from ..api.errors import InvalidArgument
-from ..elementwise.codegen.elements import numpy_dtype
 from ..elementwise.tensor import Tensor
 from .arrays import is_torch, torch_to_numpy
 from .model import OnnxNet
@@ -168,12 +168,12 @@ class IOBinding:
         buffer_ptr: int | None = None,
     ) -> None:
         """An output at an address, or, without one, in new memory on a device."""
-        held = None
+        output_value = None
         if buffer_ptr is not None:
             if element_type is None or shape is None:
                 raise InvalidArgument(f"the output {name!r} at an address needs element_type and shape")
-            held = OrtValue(_at(device_type, device_id, element_type, shape, buffer_ptr))
-        self._outputs[self._known(name, self._net.outputs, "output")] = (device_type, held)
+            output_value = OrtValue(_at(device_type, device_id, element_type, shape, buffer_ptr))
+        self._outputs[self._known(name, self._net.outputs, "output")] = (device_type, output_value)
 
     def bind_ortvalue_output(self, name: str, ortvalue: Any) -> None:
         """An output written into an OrtValue, or any array of the result's shape and type."""
@@ -208,27 +208,27 @@ class IOBinding:
         if not self._outputs:
             raise InvalidArgument("no output is bound: bind_output(name) for each that is wanted")
         hosts = {
-            name: _host_view(held.array)
-            for name, (_, held) in self._outputs.items()
-            if held is not None and held.device_name() == "cpu" and _is_host(held.array)
+            name: _host_view(output_value.array)
+            for name, (_, output_value) in self._outputs.items()
+            if output_value is not None and output_value.device_name() == "cpu" and _is_host(output_value.array)
         }
         results = self._net.run(self._inputs, hosts)
         self._results = [self._placed(results[name], *bound) for name, bound in self._outputs.items()]
 
     @staticmethod
-    def _placed(result: Any, device: str, held: OrtValue | None) -> OrtValue:
-        if held is not None:
-            if not (held.device_name() == "cpu" and _is_host(held.array)):
-                held.update_inplace(OrtValue(result).numpy())
-            return held
-        made = OrtValue(result)
-        return made if device != "cpu" or made.device_name() == "cpu" else OrtValue(made.numpy())
+    def _placed(result: Any, device: str, output_value: OrtValue | None) -> OrtValue:
+        if output_value is not None:
+            if not (output_value.device_name() == "cpu" and _is_host(output_value.array)):
+                output_value.update_inplace(OrtValue(result).numpy())
+            return output_value
+        value = OrtValue(result)
+        return value if device != "cpu" or value.device_name() == "cpu" else OrtValue(value.numpy())
 
     @staticmethod
-    def _known(name: str, ports: Any, what: str) -> str:
+    def _known(name: str, ports: Any, kind: str) -> str:
         names = [port.name for port in ports]
         if name not in names:
-            raise InvalidArgument(f"there is no {what} {name!r}; there are {', '.join(names)}")
+            raise InvalidArgument(f"there is no {kind} {name!r}; there are {', '.join(names)}")
         return name
 
 
@@ -264,11 +264,11 @@ def _host_view(array: Any) -> np.ndarray:
     return array if isinstance(array, np.ndarray) else torch_to_numpy(array)
 
 
-def _torch(what: str) -> Any:
+def _torch(purpose: str) -> Any:
     try:
         import torch
     except ImportError:
-        raise InvalidArgument(f"{what} needs PyTorch: pip install torch") from None
+        raise InvalidArgument(f"{purpose} needs PyTorch: pip install torch") from None
     return torch
 
 

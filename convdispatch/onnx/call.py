@@ -53,13 +53,13 @@ def attribute_value(attribute: Any) -> Any:
 
 def attributes_of(node: Any, scope: Any) -> dict[str, Any]:
     """A node's attributes, those of a function's body taken from the call."""
-    found = {}
+    attributes = {}
     for attribute in node.attribute:
         if not attribute.ref_attr_name:
-            found[attribute.name] = attribute_value(attribute)
+            attributes[attribute.name] = attribute_value(attribute)
         elif attribute.ref_attr_name in scope.attributes:
-            found[attribute.name] = scope.attributes[attribute.ref_attr_name]
-    return found
+            attributes[attribute.name] = scope.attributes[attribute.ref_attr_name]
+    return attributes
 
 
 class BoundNode:
@@ -67,9 +67,9 @@ class BoundNode:
 
     def __init__(self, interpreter: Any, node: Any, scope: Any) -> None:
         self.interpreter, self.node, self.scope = interpreter, node, scope
-        found = [scope.find(name) if name else (None, frozenset()) for name in node.input]
-        self.operands: list[Operand] = [value for value, _ in found]
-        self.sources: list[frozenset[str]] = [source for _, source in found]
+        values_and_sources = [scope.find(name) if name else (None, frozenset()) for name in node.input]
+        self.operands: list[Operand] = [value for value, _ in values_and_sources]
+        self.sources: list[frozenset[str]] = [source for _, source in values_and_sources]
         """The names of the net's inputs that each operand depends on."""
         self.attributes, self.standard = attributes_of(node, scope), standard(node.domain)
         versions = ("", "ai.onnx") if self.standard else (node.domain,)
@@ -118,8 +118,8 @@ class BoundNode:
 
     def maker(self, place: int) -> Any:
         """The node that made the operand, in the same graph; None where there is none."""
-        found = self.scope.makers.get(self.node.input[place]) if place < len(self.node.input) else None
-        return None if found is None else found[0]
+        entry = self.scope.makers.get(self.node.input[place]) if place < len(self.node.input) else None
+        return None if entry is None else entry[0]
 
     def get(self, name: str, default: Any = None) -> Any:
         """An attribute; bytes as text."""
@@ -128,10 +128,10 @@ class BoundNode:
 
     def word(self, name: str, known: Sequence[str]) -> str:
         """An attribute among ``known``, of which the first is the default. Raises Unsupported for any other."""
-        found = self.get(name, known[0])
-        if found not in known:
-            raise self.refuse(f"{name} is one of {', '.join(known)}, got {str(found)[:40]!r}")
-        return str(found)
+        value = self.get(name, known[0])
+        if value not in known:
+            raise self.refuse(f"{name} is one of {', '.join(known)}, got {str(value)[:40]!r}")
+        return str(value)
 
     def either(self, name: str, place: int, default: Any = None) -> Any:
         """Integers that newer operator sets take as an input, older ones as an attribute."""

@@ -46,6 +46,6 @@ def dequantized(operands: Sequence[Any], attributes: Mapping[str, Any]) -> np.nd
     if x.ndim and scale.size > 1:
         wide[attributes.get("axis", 1)] = scale.size
     shape = wide if scale.size > 1 else ()
-    whole = x.astype(np.int64) - zero.astype(np.int64).reshape(shape if zero.size > 1 else ())
-    made = whole.astype(np.float32) * scale.astype(np.float32).reshape(shape)
-    return made.astype(scale.dtype)  # type: ignore[no-any-return]
+    shifted = x.astype(np.int64) - zero.astype(np.int64).reshape(shape if zero.size > 1 else ())
+    numbers = shifted.astype(np.float32) * scale.astype(np.float32).reshape(shape)
+    return numbers.astype(scale.dtype)  # type: ignore[no-any-return]

@@ -41,14 +41,14 @@ def evaluate(node: Any, values: Mapping[str, np.ndarray], opsets: Mapping[str, i
     _refuse_giants(model, values, where)
     try:
         with np.errstate(all="ignore"):
-            found = ReferenceEvaluator(model).run(None, dict(values))
+            values_found = ReferenceEvaluator(model).run(None, dict(values))
     except MemoryError:
         raise
     except Exception as error:  # ONNX's reference evaluator raises exceptions of any type for what it cannot compute.
         raise Unfoldable(str(error)) from error
-    if not all(isinstance(value, np.ndarray | np.generic) for value in found):
+    if not all(isinstance(value, np.ndarray | np.generic) for value in values_found):
         raise Unfoldable("no tensors")
-    results = iter(found)
+    results = iter(values_found)
     return [np.asarray(next(results)) if name else np.empty(0) for name in node.output]
 
 

@@ -54,16 +54,18 @@ class Scope:
         raise InvalidArgument(f"the graph reads {name!r} before anything makes it")
 
 
-def _count(nodes: Iterable[Any], functions: Mapping[Any, Any], known: dict[Any, int], depth: int = 0) -> int:
+def _count(
+    nodes: Iterable[Any], functions: Mapping[Any, Any], count_by_function: dict[Any, int], depth: int = 0
+) -> int:
     """Nodes with the model's functions written out, each function counted once; refused before one is walked."""
     if depth > MOST_DEPTH:
         raise InvalidArgument(f"functions or graphs lie more than {MOST_DEPTH} deep in each other: refused")
     total = 0
     for node in nodes:
         key = (node.domain, node.op_type, getattr(node, "overload", ""))
-        if key in functions and key not in known:
-            known[key] = _count(functions[key].node, functions, known, depth + 1)
-        total += 1 + known.get(key, 0)
+        if key in functions and key not in count_by_function:
+            count_by_function[key] = _count(functions[key].node, functions, count_by_function, depth + 1)
+        total += 1 + count_by_function.get(key, 0)
         if total > MOST_NODES:
             raise InvalidArgument(f"the model has more than {MOST_NODES} nodes, functions walked through: refused")
     return total
@@ -96,9 +98,9 @@ class Interpreter:
         memory = self._memory if id(value) in self._lasting else self._mine
         key = ("upload", id(value))
         if key not in memory:
-            held = value.astype(value.dtype.newbyteorder("="), copy=False)
+            native = value.astype(value.dtype.newbyteorder("="), copy=False)
             # The array is cached with its copy, so that no other array gets its ``id``, which is the key.
-            memory[key] = (Tensor.from_numpy(held, self.queue), value)
+            memory[key] = (Tensor.from_numpy(native, self.queue), value)
         return memory[key][0]  # type: ignore[no-any-return]
 
     def derive(self, what: tuple[Any, ...], source: np.ndarray, make: Callable[[], np.ndarray]) -> np.ndarray:
@@ -145,17 +147,17 @@ class Interpreter:
                 scope.values[name], scope.sources[name], scope.makers[name] = value, depends, (node, scope)
 
     def _results(self, call: BoundNode) -> Sequence[Operand]:
-        node, ours = call.node, call.standard
-        if ours and node.op_type in _HOST and call.operands:
+        node, is_standard = call.node, call.standard
+        if is_standard and node.op_type in _HOST and call.operands:
             return [_shape_of(node.op_type, call.operands[0], call.attributes)]
-        known = all(not isinstance(value, Tensor) for value in call.operands)
-        if ours and known and node.op_type not in _RANDOM:
+        all_known = all(not isinstance(value, Tensor) for value in call.operands)
+        if is_standard and all_known and node.op_type not in _RANDOM:
             try:
                 return self._fold(call)
             except folding.Unfoldable:
                 pass
         function = self._functions.get((node.domain, node.op_type, getattr(node, "overload", "")))
-        if function is None and ours and node.op_type in OPERATORS:
+        if function is None and is_standard and node.op_type in OPERATORS:
             try:
                 results = OPERATORS[node.op_type](call)
             except (NeedsValue, Unsupported):
@@ -169,7 +171,7 @@ class Interpreter:
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 raise InvalidArgument(f"{call.name} is none that can be computed: {words(error)}") from error
             return results if isinstance(results, list | tuple) else (results,)
-        if function is None and ours:
+        if function is None and is_standard:
             function = body_of(node, call.opset, call.operands)
         if function is None:
             raise Unsupported(f"{call.name} has no operator here")
@@ -204,23 +206,23 @@ class Interpreter:
         if isinstance(condition, Tensor):
             raise NeedsValue(call.sources[0], f"{call.name} must know its condition")
         graph = call.attributes["then_branch" if bool(np.ravel(condition)[0]) else "else_branch"]
-        inner = Scope(scope.opsets, scope, scope.attributes)
+        branch_scope = Scope(scope.opsets, scope, scope.attributes)
         for tensor in graph.initializer:
-            inner.values[tensor.name] = to_array(tensor, None)
-        self.run(graph.node, inner)
-        for name, made in zip(node.output, graph.output, strict=False):
-            scope.values[name], scope.sources[name] = inner.find(made.name)
+            branch_scope.values[tensor.name] = to_array(tensor, None)
+        self.run(graph.node, branch_scope)
+        for name, branch_output in zip(node.output, graph.output, strict=False):
+            scope.values[name], scope.sources[name] = branch_scope.find(branch_output.name)
 
     def _function(self, function: Any, call: BoundNode) -> Sequence[Operand]:
         opsets = _opsets(function) or dict(call.scope.opsets)
         defaults = {a.name: attribute_value(a) for a in function.attribute_proto}
-        inner = Scope(opsets, None, {**defaults, **call.attributes})
-        inner.depth = call.scope.depth + 1
+        function_scope = Scope(opsets, None, {**defaults, **call.attributes})
+        function_scope.depth = call.scope.depth + 1
         operands, sources = chain(call.operands, repeat(None)), chain(call.sources, repeat(frozenset[str]()))
         for name, value, source in zip(function.input, operands, sources):
-            inner.values[name], inner.sources[name] = value, source
-        self.run(function.node, inner)
-        return [inner.find(name)[0] for name in function.output]
+            function_scope.values[name], function_scope.sources[name] = value, source
+        self.run(function.node, function_scope)
+        return [function_scope.find(name)[0] for name in function.output]
 
 
 def body_of(node: Any, opset: int, operands: Sequence[Operand] | None = None) -> Any:
@@ -281,31 +283,31 @@ def check_operators(model: Any, opsets: Mapping[str, int]) -> None:
     """Raise Unsupported with the names of all nodes whose operators are not implemented."""
     functions = {(f.domain, f.name): f for f in model.functions}
     missing: dict[str, list[str]] = {}
-    seen: set[tuple[str, str]] = set()
+    seen_functions: set[tuple[str, str]] = set()
 
-    known = {tensor.name for tensor in model.graph.initializer} | {""}
+    constant_names = {tensor.name for tensor in model.graph.initializer} | {""}
     """Values that the interpreter knows of any input's shape: what is made of them is folded, by whatever operator."""
 
     def look(nodes: Iterable[Any], versions: Mapping[str, int], depth: int = 0) -> None:
         if depth > MOST_DEPTH:
             raise InvalidArgument(f"functions or graphs lie more than {MOST_DEPTH} deep in each other: refused")
         for node in nodes:
-            ours = standard(node.domain)
+            is_standard = standard(node.domain)
             key = (node.domain, node.op_type)
             if (
                 depth == 0
-                and ours
-                and (node.op_type in _HOST or (node.op_type not in _RANDOM and known.issuperset(node.input)))
+                and is_standard
+                and (node.op_type in _HOST or (node.op_type not in _RANDOM and constant_names.issuperset(node.input)))
             ):
-                known.update(node.output)
+                constant_names.update(node.output)
                 continue
             if key in functions:
-                if key not in seen:
-                    seen.add(key)
+                if key not in seen_functions:
+                    seen_functions.add(key)
                     function = functions[key]
                     look(function.node, _opsets(function), depth + 1)
-            elif not ours or not _has(node, versions.get("", 1)):
-                missing.setdefault(f"{node.domain + '.' if not ours else ''}{node.op_type}", []).append(
+            elif not is_standard or not _has(node, versions.get("", 1)):
+                missing.setdefault(f"{node.domain + '.' if not is_standard else ''}{node.op_type}", []).append(
                     node.name or next((name for name in node.output if name), "")
                 )
             for attribute in node.attribute:
@@ -335,7 +337,7 @@ def _has(node: Any, opset: int) -> bool:
     if schema.has_context_dependent_function and body is None:
         # The operator's function body depends on types, which the interpreter knows.
         return True
-    return body is not None and all(_has(inner, opset) for inner in body.node)
+    return body is not None and all(_has(body_node, opset) for body_node in body.node)
 
 
 def _few(names: list[str]) -> str:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .. import inference, runtime
+from ..api.dtypes import numpy_dtype
 from ..api.errors import InvalidArgument
 from ..api.policy import current_policy, policy
 from ..device.programs.kernels import Programs
-from ..elementwise.codegen.elements import numpy_dtype
 from ..elementwise.tensor import Tensor
 from . import operators  # noqa: F401 (importing the module registers the operators)
 from .arrays import Caller
@@ -100,13 +100,13 @@ class OnnxNet:
         self.opsets = {"" if standard(o.domain) else o.domain: o.version for o in proto.opset_import} or {"": 1}
         _check_opset(self.opsets)
         check_operators(proto, self.opsets)
-        held = {tensor.name for tensor in proto.graph.initializer}
-        self.inputs = [self._port(value) for value in proto.graph.input if value.name not in held]
+        initializer_names = {tensor.name for tensor in proto.graph.initializer}
+        self.inputs = [self._port(value) for value in proto.graph.input if value.name not in initializer_names]
         self.outputs = [_output(value) for value in proto.graph.output]
         self._constants = {tensor.name: self._converted(to_array(tensor, folder)) for tensor in proto.graph.initializer}
         for sparse in proto.graph.sparse_initializer:
             self._constants[sparse.values.name] = self._converted(dense(sparse))
-        self.optional = [self._port(value) for value in proto.graph.input if value.name in held]
+        self.optional = [self._port(value) for value in proto.graph.input if value.name in initializer_names]
         """The initialisers that are also inputs, so that a call may replace their values."""
         self._folder, self._feeding = folder, dict[frozenset[str], OnnxNet]()
         self._memory: dict[Any, Any] = {"lasting": {id(value) for value in self._constants.values()}}
@@ -161,12 +161,12 @@ class OnnxNet:
         return ", ".join(map(str, self.inputs)) or "none"
 
     def _ordered(self, feeds: Mapping[str, Any]) -> list[Any]:
-        known = {port.name for port in self.inputs}
-        missing, spare = known - feeds.keys(), feeds.keys() - known
+        input_names = {port.name for port in self.inputs}
+        missing, spare = input_names - feeds.keys(), feeds.keys() - input_names
         if missing or spare:
-            what = [f"lacks {', '.join(sorted(missing))}"] * bool(missing)
-            what += [f"has no input {', '.join(sorted(map(str, spare)))}"] * bool(spare)
-            raise InvalidArgument(f"the call {' and '.join(what)}; inputs are {self._listed()}")
+            faults = [f"lacks {', '.join(sorted(missing))}"] * bool(missing)
+            faults += [f"has no input {', '.join(sorted(map(str, spare)))}"] * bool(spare)
+            raise InvalidArgument(f"the call {' and '.join(faults)}; inputs are {self._listed()}")
         return [feeds[port.name] for port in self.inputs]
 
     def _fed(self, names: frozenset[str]) -> OnnxNet:
@@ -177,9 +177,9 @@ class OnnxNet:
             self._feeding[names].batch_invariant = self.batch_invariant
         return self._feeding[names]
 
-    def _run(self, given: Sequence[Any], out: Mapping[str, np.ndarray]) -> list[Any]:
-        caller = Caller(given, self.queue)
-        arrays = [caller.taken(value, port) for value, port in zip(given, self.inputs, strict=True)]
+    def _run(self, inputs: Sequence[Any], out: Mapping[str, np.ndarray]) -> list[Any]:
+        caller = Caller(inputs, self.queue)
+        arrays = [caller.taken(value, port) for value, port in zip(inputs, self.inputs, strict=True)]
         for array, port in zip(arrays, self.inputs, strict=True):
             _check_shape(array, port)
         with self._lock:
@@ -225,8 +225,10 @@ class OnnxNet:
         sizes = {port.name: int(np.prod(a.shape)) for port, a in zip(self.inputs, arrays, strict=True)}
         large = {name: sizes[name] for name in request.names if sizes[name] > _MOST_VALUES}
         if large or not request.names - self._by_value:
-            said = ", ".join(f"{name} ({n} elements)" for name, n in large.items()) or "values that the net computes"
-            raise InvalidArgument(f"{request.why} when it is built, and that depends on {said}")
+            culprits = (
+                ", ".join(f"{name} ({n} elements)" for name, n in large.items()) or "values that the net computes"
+            )
+            raise InvalidArgument(f"{request.why} when it is built, and that depends on {culprits}")
         self._by_value |= request.names
         self._forms.drop()
 
@@ -255,8 +257,10 @@ class OnnxNet:
         while True:
             try:
                 net, fed, _ = self._traceable(arrays)
-                given = [a.shape for a, _ in fed], [p.dtype for _, p in fed]
-                return inference.problems(net, *given[0], dtype=given[1], queue=self.queue, layout=layout)
+                shapes_and_dtypes = [a.shape for a, _ in fed], [p.dtype for _, p in fed]
+                return inference.problems(
+                    net, *shapes_and_dtypes[0], dtype=shapes_and_dtypes[1], queue=self.queue, layout=layout
+                )
             except NeedsValue as request:
                 self._depend(request, arrays)
 
@@ -271,18 +275,18 @@ class OnnxNet:
         return arrays
 
     def _build(self, arrays: Sequence[Any]) -> _Form:
-        net, fed, places = self._traceable(arrays)
+        net, fed, outputs = self._traceable(arrays)
         if not fed and not self.model.graph.node:
             net()
-            return _Form(None, places)
+            return _Form(None, outputs)
         shapes, dtypes = [a.shape for a, _ in fed], [p.dtype for _, p in fed]
         read = {name for node in self.model.graph.node for name in node.input}
         if any(0 in a.shape and port.name in read for a, port in fed):
-            return _Form(None, self._without_elements(net, shapes, dtypes, places))
+            return _Form(None, self._without_elements(net, shapes, dtypes, outputs))
         built = inference.build(net, *shapes, dtype=dtypes, queue=self.queue, recall=True)
-        return _Form(built if any(isinstance(place, int) for place in places) else None, places)
+        return _Form(built if any(isinstance(output, int) for output in outputs) else None, outputs)
 
-    def _without_elements(self, net: Any, shapes: Any, dtypes: Any, places: list[Any]) -> list[np.ndarray]:
+    def _without_elements(self, net: Any, shapes: Any, dtypes: Any, outputs: list[Any]) -> list[np.ndarray]:
         """The outputs for inputs of which one has no elements: shapes alone, as nothing is computed."""
         traced: list[Any] = []
 
@@ -291,27 +295,30 @@ class OnnxNet:
             return traced
 
         inference.problems(recording, *shapes, dtype=dtypes, queue=self.queue)
-        found = [traced[place] if isinstance(place, int) else place for place in places]
-        for value, port, place in zip(found, self.outputs, places, strict=True):
-            if isinstance(place, int) and 0 not in value.shape:
+        values = [traced[output] if isinstance(output, int) else output for output in outputs]
+        for value, port, output in zip(values, self.outputs, outputs, strict=True):
+            if isinstance(output, int) and 0 not in value.shape:
                 raise InvalidArgument(
                     f"an input has no elements, and the output {port.name!r} would have {value.shape}"
                 )
-        return [np.empty(value.shape, value.dtype) if 0 in value.shape else value for value in found]
+        return [np.empty(value.shape, value.dtype) if 0 in value.shape else value for value in values]
 
     def _traceable(self, arrays: Sequence[Any]) -> tuple[Callable[..., Any], list[tuple[Any, Port]], list[Any]]:
         """``(net of tensors, what it is fed, outputs)``: the outputs' list is filled when the net is called."""
         fed = [(a, p) for a, p in zip(arrays, self.inputs, strict=True) if p.name not in self._by_value]
-        known = {p.name: a if isinstance(a, np.ndarray) else a.numpy() for a, p in zip(arrays, self.inputs, strict=True)
-                 if p.name in self._by_value}  # fmt: skip
-        places: list[Any] = []
+        known_inputs = {
+            port.name: array if isinstance(array, np.ndarray) else array.numpy()
+            for array, port in zip(arrays, self.inputs, strict=True)
+            if port.name in self._by_value
+        }
+        output_places: list[Any] = []
 
         def net(*tensors: Tensor) -> list[Tensor]:
-            places.clear()
+            output_places.clear()
             scope = Scope(self.opsets)
-            for name, value in (self._constants | known).items():
+            for name, value in (self._constants | known_inputs).items():
                 scope.values[name] = value
-                scope.sources[name] = frozenset({name} & known.keys())
+                scope.sources[name] = frozenset({name} & known_inputs.keys())
             for tensor, (_, port) in zip(tensors, fed, strict=True):
                 scope.values[port.name], scope.sources[port.name] = tensor, frozenset({port.name})
             interpreter = Interpreter(self.model, self.queue, self.math, self._memory)
@@ -321,13 +328,13 @@ class OnnxNet:
             for port in self.outputs:
                 value, _ = scope.find(port.name)
                 if isinstance(value, Tensor):
-                    places.append(len(results))
+                    output_places.append(len(results))
                     results.append(value)
                 else:
-                    places.append(np.asarray(value))
+                    output_places.append(np.asarray(value))
             return results
 
-        return net, fed, places
+        return net, fed, output_places
 
 
 def _computed(form: _Form, fed: Sequence[Any], out: Sequence[np.ndarray | None]) -> list[Any]:
@@ -339,14 +346,14 @@ def _computed(form: _Form, fed: Sequence[Any], out: Sequence[np.ndarray | None])
         results = form.net.call_into(fed, targets)
     else:
         results = form.net(*fed)
-    found = [results[place] if isinstance(place, int) else np.array(place) for place in form.outputs]
-    for result, array in zip(found, out, strict=True):
+    outputs = [results[place] if isinstance(place, int) else np.array(place) for place in form.outputs]
+    for result, array in zip(outputs, out, strict=True):
         if array is not None and result is not array:
             if tuple(result.shape) != array.shape or result.dtype != array.dtype:
-                made, given = (f"{tuple(each.shape)} {each.dtype.name}" for each in (result, array))
-                raise InvalidArgument(f"the result is {made}, got {given} for it")
+                produced, expected = (f"{tuple(each.shape)} {each.dtype.name}" for each in (result, array))
+                raise InvalidArgument(f"the result is {produced}, got {expected} for it")
             np.copyto(array, result.numpy() if isinstance(result, Tensor) else result)
-    return found
+    return outputs
 
 
 def _check_opset(opsets: Mapping[str, int]) -> None:
@@ -358,10 +365,10 @@ def _check_opset(opsets: Mapping[str, int]) -> None:
 
 
 def _float_type(dtype: Any) -> np.dtype:
-    found = numpy_dtype(dtype)
-    if found.name not in ("float16", "bfloat16", "float32", "float64"):
-        raise InvalidArgument(f"dtype must be float16, bfloat16, float32 or float64, got {found.name}")
-    return found
+    float_type = numpy_dtype(dtype)
+    if float_type.name not in ("float16", "bfloat16", "float32", "float64"):
+        raise InvalidArgument(f"dtype must be float16, bfloat16, float32 or float64, got {float_type.name}")
+    return float_type
 
 
 def _output(value: Any) -> Port:
@@ -384,10 +391,10 @@ def _check_shape(array: Any, port: Port) -> None:
     """Rank and fixed sizes, but for the first: a net written for one picture may take more."""
     if port.shape is None:
         return
-    given = tuple(array.shape)
-    fits = len(given) == len(port.shape) and all(
+    shape = tuple(array.shape)
+    fits = len(shape) == len(port.shape) and all(
         not isinstance(want, int) or want == have or axis == 0
-        for axis, (want, have) in enumerate(zip(port.shape, given, strict=False))
+        for axis, (want, have) in enumerate(zip(port.shape, shape, strict=False))
     )
     if not fits:
-        raise InvalidArgument(f"the net takes {port}, got shape {given}")
+        raise InvalidArgument(f"the net takes {port}, got shape {shape}")

@@ -30,12 +30,12 @@ def in_onnxs_words(model: Any) -> Any:
 
     Raises Unsupported for forms of them that are not here.
     """
-    known = {*_OF_ONE, *_OF_TWO, *_OWN, "QLinearConcat", "QGemm"}
-    if not any(node.domain == _DOMAIN and node.op_type in known for node in model.graph.node):
+    supported = {*_OF_ONE, *_OF_TWO, *_OWN, "QLinearConcat", "QGemm"}
+    if not any(node.domain == _DOMAIN and node.op_type in supported for node in model.graph.node):
         return model
     copy = type(model)()
     copy.CopyFrom(model)
-    nodes = [made for node in model.graph.node for made in _Rewriter(copy.graph, node).nodes(known)]
+    nodes = [new_node for node in model.graph.node for new_node in _Rewriter(copy.graph, node).nodes(supported)]
     del copy.graph.node[:]
     copy.graph.node.extend(nodes)
     return copy
@@ -58,7 +58,7 @@ class _Rewriter:
         elif kind == "QGemm":
             yield from self._gemm()
         elif kind == "QLinearConcat":
-            parts = [self.given[place : place + 3] for place in range(2, len(self.given), 3)]
+            parts = [self.given[index : index + 3] for index in range(2, len(self.given), 3)]
             yield from self._around("Concat", parts, self.given[:2])
         elif kind in _OF_TWO:
             yield from self._around(_OF_TWO[kind], [self.given[:3], self.given[3:6]], self.given[6:])
@@ -78,32 +78,36 @@ class _Rewriter:
     def _gemm(self) -> Iterator[Any]:
         """QGemm: a, sa, za, b, sb, zb, the bias in units of sa sb, and perhaps y's scale and zero point."""
         self._check()
-        given, name = self.given + [""] * (9 - len(self.given)), self.node.output[0]
+        inputs, name = self.given + [""] * (9 - len(self.given)), self.node.output[0]
         from onnx import helper
 
         across = "transB" in self.attributes and self.attributes["transB"].i
-        yield self._made("DequantizeLinear", given[:3], f"{name}.a")
+        yield self._made("DequantizeLinear", inputs[:3], f"{name}.a")
         axis = [helper.make_attribute("axis", 0 if across else 1)]
-        yield self._made("DequantizeLinear", given[3:6], f"{name}.b", axis)
+        yield self._made("DequantizeLinear", inputs[3:6], f"{name}.b", axis)
         operands = [f"{name}.a", f"{name}.b"]
-        if given[6]:
-            yield self._made("Mul", [given[1], given[4]], f"{name}.scale")
-            bias = [given[6], f"{name}.scale"]
+        if inputs[6]:
+            yield self._made("Mul", [inputs[1], inputs[4]], f"{name}.scale")
+            bias = [inputs[6], f"{name}.scale"]
             yield self._made("DequantizeLinear", bias, f"{name}.bias", [helper.make_attribute("axis", 0)])
             operands.append(f"{name}.bias")
-        made = name if not given[7] else f"{name}.number"
-        yield self._made("Gemm", operands, made, list(self.attributes.values()))
-        if given[7]:
-            yield self._made("QuantizeLinear", [made, *self._ends(given[7:], given[:3])], name)
+        product_name = name if not inputs[7] else f"{name}.number"
+        yield self._made("Gemm", operands, product_name, list(self.attributes.values()))
+        if inputs[7]:
+            yield self._made("QuantizeLinear", [product_name, *self._ends(inputs[7:], inputs[:3])], name)
 
     def _check(self) -> None:
-        what = describe_node(self.node)
+        node_name = describe_node(self.node)
         if "channels_last" in self.attributes and self.attributes["channels_last"].i:
-            raise Unsupported(f"{what}: has channels last, which is not here: export the model with channels first")
+            raise Unsupported(
+                f"{node_name}: has channels last, which is not here: export the model with channels first"
+            )
         if self.node.op_type == "QGemm" and "alpha" in self.attributes and self.attributes["alpha"].f != 1.0:
-            raise Unsupported(f"{what}: alpha is 1 here, got {self.attributes['alpha'].f}")
+            raise Unsupported(f"{node_name}: alpha is 1 here, got {self.attributes['alpha'].f}")
         if self.node.op_type == "QLinearSoftmax" and self.attributes["opset"].i < 13:
-            raise Unsupported(f"{what}: is that of operator set {self.attributes['opset'].i}; 13 and later are here")
+            raise Unsupported(
+                f"{node_name}: is that of operator set {self.attributes['opset'].i}; 13 and later are here"
+            )
 
     def _ends(self, result: list[str], operand: list[str]) -> list[str]:
         """y's scale and zero point; where that is left out it is 0 of the operand's type."""
@@ -117,8 +121,8 @@ class _Rewriter:
         from onnx import helper, numpy_helper
 
         name = f"{self.node.output[0]}.zero"
-        made = np.zeros((), helper.tensor_dtype_to_np_dtype(zero.data_type))
-        self.graph.initializer.append(numpy_helper.from_array(made, name))
+        zero_point = np.zeros((), helper.tensor_dtype_to_np_dtype(zero.data_type))
+        self.graph.initializer.append(numpy_helper.from_array(zero_point, name))
         return [result[0], name]
 
     def _made(self, kind: str, given: list[str], name: str, attributes: Sequence[Any] = ()) -> Any:

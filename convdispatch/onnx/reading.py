@@ -85,8 +85,8 @@ def _check_texts(graph: Any, name: str) -> None:
             if not isinstance(text, str):
                 raise InvalidArgument(f"{name}: a node has the word {text[:40]!r}, which is no UTF-8")
         for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                _check_texts(inner, name)
+            for subgraph in (attribute.g, *attribute.graphs):
+                _check_texts(subgraph, name)
 
 
 def _tensors(graph: Any) -> Iterator[tuple[Any, str]]:
@@ -101,8 +101,8 @@ def _tensors(graph: Any) -> Iterator[tuple[Any, str]]:
             for tensor in (attribute.t, *attribute.tensors):
                 if tensor.data_type:
                     yield tensor, f"node {node.name or node.output[0] if node.output else node.op_type!r}"
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _tensors(inner)
+            for subgraph in (attribute.g, *attribute.graphs):
+                yield from _tensors(subgraph)
 
 
 def tensor_shape(tensor: Any) -> tuple[int, ...]:
@@ -140,28 +140,28 @@ def _check(tensor: Any, owner: str, folder: Path | None, name: str) -> None:
     onnx = onnx_package()
     if tensor.data_type == onnx.TensorProto.STRING:
         return
-    wanted, shape = _nbytes(tensor, owner, name), tensor_shape(tensor)
+    count_needed, shape = _nbytes(tensor, owner, name), tensor_shape(tensor)
     if _is_external(tensor):
-        _file_of(tensor, owner, folder, name, wanted)
+        _file_of(tensor, owner, folder, name, count_needed)
         return
     if tensor.HasField("raw_data"):
-        if len(tensor.raw_data) != wanted:
+        if len(tensor.raw_data) != count_needed:
             raise InvalidArgument(
-                f"{name}: {owner} of shape {shape} needs {wanted} bytes, {len(tensor.raw_data)} are there"
+                f"{name}: {owner} of shape {shape} needs {count_needed} bytes, {len(tensor.raw_data)} are there"
             )
         return
     field = onnx.helper.tensor_dtype_to_field(tensor.data_type)
-    there, count = len(getattr(tensor, field)), math.prod(shape)
-    packed = 8 * wanted // max(1, count) if count else 8
-    wanted = -(-count * packed // 8) if packed < 8 else count * (2 if "COMPLEX" in str(tensor.data_type) else 1)
-    if there not in (wanted, 2 * count):
-        raise InvalidArgument(f"{name}: {owner} of shape {shape} needs {wanted} values, {there} are there")
+    count_found, count = len(getattr(tensor, field)), math.prod(shape)
+    packed = 8 * count_needed // max(1, count) if count else 8
+    count_needed = -(-count * packed // 8) if packed < 8 else count * (2 if "COMPLEX" in str(tensor.data_type) else 1)
+    if count_found not in (count_needed, 2 * count):
+        raise InvalidArgument(f"{name}: {owner} of shape {shape} needs {count_needed} values, {count_found} are there")
 
 
 def _file_of(tensor: Any, owner: str, folder: Path | None, name: str, wanted: int) -> tuple[Path, int]:
     """The file that holds the values, and the byte they begin at. Raises InvalidArgument, before anything is read."""
-    given = _external(tensor)
-    location = given.get("location", "")
+    location_fields = _external(tensor)
+    location = location_fields.get("location", "")
     if folder is None:
         raise InvalidArgument(f"{name}: {owner} lies in the file {location!r}: load the model by its path")
     try:
@@ -171,8 +171,8 @@ def _file_of(tensor: Any, owner: str, folder: Path | None, name: str, wanted: in
     if not location or not path.is_relative_to(folder) or os.path.isabs(location):  # noqa: PTH117 (a string)
         raise InvalidArgument(f"{name}: {owner} lies in {location!r}, outside the model's folder: refused")
     try:
-        start = int(given.get("offset", "0"))
-        length = int(given.get("length", str(wanted)))
+        start = int(location_fields.get("offset", "0"))
+        length = int(location_fields.get("length", str(wanted)))
     except ValueError:
         raise InvalidArgument(f"{name}: {owner} has an offset or length that is no number") from None
     try:
@@ -192,9 +192,9 @@ def without_initializers(model: Any, names: Collection[str]) -> Any:
     """A copy of the model in which the inputs ``names`` have no value of their own."""
     copy = type(model)()
     copy.CopyFrom(model)
-    left = [tensor for tensor in copy.graph.initializer if tensor.name not in names]
+    remaining = [tensor for tensor in copy.graph.initializer if tensor.name not in names]
     del copy.graph.initializer[:]
-    copy.graph.initializer.extend(left)
+    copy.graph.initializer.extend(remaining)
     return copy
 
 
@@ -203,12 +203,12 @@ def to_array(tensor: Any, folder: Path | None) -> np.ndarray:
     onnx = onnx_package()
     if not _is_external(tensor):
         return np.asarray(onnx.numpy_helper.to_array(tensor))
-    wanted = _nbytes(tensor, "a tensor", "the model")
-    path, start = _file_of(tensor, f"initialiser {tensor.name!r}", folder, "the model", wanted)
+    nbytes = _nbytes(tensor, "a tensor", "the model")
+    path, start = _file_of(tensor, f"initialiser {tensor.name!r}", folder, "the model", nbytes)
     copy = onnx.TensorProto(dims=tensor.dims, data_type=tensor.data_type, name=tensor.name)
     with path.open("rb") as file:
         file.seek(start)
-        copy.raw_data = file.read(wanted)
+        copy.raw_data = file.read(nbytes)
     return np.asarray(onnx.numpy_helper.to_array(copy))
 
 
@@ -218,12 +218,12 @@ def dense(sparse: Any) -> np.ndarray:
     shape = tuple(sparse.dims)
     if np.prod(shape, dtype=np.float64) * values.itemsize > 1 << 31:
         raise InvalidArgument(f"the sparse initialiser {sparse.values.name!r} has the shape {shape}: refused")
-    whole = np.zeros(shape, values.dtype)
+    filled = np.zeros(shape, values.dtype)
     try:
         if indices.ndim == 1:
-            whole.reshape(-1)[indices] = values
+            filled.reshape(-1)[indices] = values
         else:
-            whole[tuple(indices.T)] = values
+            filled[tuple(indices.T)] = values
     except IndexError:
         raise InvalidArgument(f"the sparse initialiser {sparse.values.name!r} has indices outside {shape}") from None
-    return whole
+    return filled

@@ -147,17 +147,19 @@ class InferenceSession:
         if not isinstance(input_feed, Mapping):
             raise InvalidArgument(f"run takes a dict of arrays by name, got {type(input_feed).__name__}")
         results = self.net.run({name: _plain(value) for name, value in input_feed.items()})
-        found = [results[name] for name in names]
+        requested = [results[name] for name in names]
         if any(isinstance(value, OrtValue) for value in input_feed.values()):
-            return [OrtValue(value).numpy() for value in found]
-        return found
+            return [OrtValue(value).numpy() for value in requested]
+        return requested
 
     def _names(self, requested: Sequence[str] | None) -> list[str]:
-        known = [port.name for port in self.net.outputs]
-        unknown = [name for name in requested or () if name not in known]
+        output_names = [port.name for port in self.net.outputs]
+        unknown = [name for name in requested or () if name not in output_names]
         if unknown:
-            raise InvalidArgument(f"there is no output {', '.join(map(repr, unknown))}; outputs are {', '.join(known)}")
-        return list(requested) if requested else known
+            raise InvalidArgument(
+                f"there is no output {', '.join(map(repr, unknown))}; outputs are {', '.join(output_names)}"
+            )
+        return list(requested) if requested else output_names
 
     def run_async(
         self,

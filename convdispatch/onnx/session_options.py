@@ -82,8 +82,8 @@ class SessionOptions(_Entries):
         requested = {name: getattr(self, name) for name in ("enable_profiling", "optimized_model_filepath")}
         for name, value in requested.items():
             if value:
-                more = "; for layers' times: convdispatch run MODEL --profile" if name == "enable_profiling" else ""
-                warnings.warn(f"SessionOptions.{name} does nothing here{more}", ConvDispatchWarning, stacklevel=4)
+                hint = "; for layers' times: convdispatch run MODEL --profile" if name == "enable_profiling" else ""
+                warnings.warn(f"SessionOptions.{name} does nothing here{hint}", ConvDispatchWarning, stacklevel=4)
 
 
 class RunOptions(_Entries):
@@ -129,22 +129,26 @@ def chosen_provider(
     if options is not None:
         if len(options) != len(listed):
             raise InvalidArgument(f"there are {len(listed)} providers and {len(options)} provider_options")
-        listed = [(name, given | dict(more)) for (name, given), more in zip(listed, options, strict=True)]
-    for name, given in listed:
-        found = _found(_DEVICES[name], int(given.get("device_id", 0))) if name in _DEVICES else None
-        if found is not None:
-            return name, given, found
-    here = ", ".join(get_available_providers()) or "none"
-    raise InvalidArgument(f"none of the providers {', '.join(name for name, _ in listed)} is here; here are: {here}")
+        listed = [(name, own_options | dict(more)) for (name, own_options), more in zip(listed, options, strict=True)]
+    for name, own_options in listed:
+        chosen_device = _found(_DEVICES[name], int(own_options.get("device_id", 0))) if name in _DEVICES else None
+        if chosen_device is not None:
+            return name, own_options, chosen_device
+    available = ", ".join(get_available_providers()) or "none"
+    raise InvalidArgument(
+        f"none of the providers {', '.join(name for name, _ in listed)} is here; here are: {available}"
+    )
 
 
 def _found(kind: str, number: int = 0) -> Any:
     """The device of a kind with a number; None where there is none."""
     try:
-        first = runtime.find_device(kind)
+        first_device = runtime.find_device(kind)
     except NoDevice:
         return None
     if number == 0:
-        return first
-    alike = [each for each in runtime.devices() if each.platform == first.platform and each.type == first.type]
-    return alike[number] if number < len(alike) else None
+        return first_device
+    same_kind = [
+        each for each in runtime.devices() if each.platform == first_device.platform and each.type == first_device.type
+    ]
+    return same_kind[number] if number < len(same_kind) else None

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..api.activations import activation_macro
+from ..api.declared import outside_declaration
 from ..api.device import DeviceInfo
-from ..api.dtypes import storage_macros
+from ..api.dtypes import DTYPES, storage_macros
 from ..api.problem import ConvProblem
 from ..api.solver import EPILOGUE, Solver
 from ..device.plans.steps import StepPlan
@@ -45,16 +46,13 @@ class GenericSolver(Solver):
     name = "general"
     exact = True
     fuses = EPILOGUE
+    dtypes = tuple(DTYPES)
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """An unsupported dtype, or no images."""
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
-        if problem.quantized:
-            return f"floating-point dtypes only, got {problem.dtype_text}"
-        if problem.math == "reproducible":
-            return "other math than 'reproducible' only"
-        return device.supports(problem.dtype)
+        return outside_declaration(self, problem, device)
 
     def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """One launch, a work item an element of what is written."""

@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ..api.declared import outside_declaration
 from ..api.device import DeviceInfo
 from ..api.errors import Frozen, PluginError
 from ..api.fault_text import plain, words
@@ -30,7 +31,7 @@ from .defensive_copy import MOST_CONFIGS, ArgumentsChanged, ask, banned, copied
 from .plugins import answer_trial, faults
 from .plugins.loader import plugins
 from .reach import out_of_reach
-from .visible_problem import computes_kind, visible_problem
+from .visible_problem import visible_problem
 
 __all__ = [
     "FLOORS",
@@ -71,7 +72,7 @@ class SolverAnswers:
         self.fault: str | None = None
         """How the solver broke its contract; it is set aside for the problem then."""
         self.elsewhere: str | None = None
-        """The solver's reason to refuse every problem on this device."""
+        """The solver's reason to refuse every problem of this dtype on this device."""
         self.configs: tuple[Mapping[str, Any], ...] = ()
         """The configurations that the solver offers, first the one to use unmeasured; at least one where it accepts."""
         self._texts: frozenset[str] | None = None
@@ -80,12 +81,17 @@ class SolverAnswers:
         self._by_batch: dict[str, bool] = {}
         self._shown: dict[str, ConvProblem] = {}
         self.fault = banned(solver)
+        self.refused = outside_declaration(solver, problem, device)
+        if self.refused is not None:
+            # Where dtypes differ by direction, a rewriting may turn the direction into one that takes this dtype.
+            self.elsewhere = None if isinstance(solver.dtypes, Mapping) else self.refused
+            return
         if self.fault is None and "chain" not in vars(solver):
             self.fault = answer_trial.fault(solver.name, problem, device)
             self._kind = "no answer"
         try:
             self.elsewhere = self._answer("serves", _reason)
-            self.refused = self.elsewhere or computes_kind(solver, problem)
+            self.refused = self.elsewhere
             if self.refused is None and "reduced" not in vars(solver).get("chain", ()):
                 self.refused = out_of_reach(problem)
             self.refused = self.refused or self._answer("rejects", _reason)

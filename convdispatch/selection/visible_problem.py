@@ -18,18 +18,6 @@ def layer_of(problem: ConvProblem) -> tuple[Any, ...]:
     return tuple(getattr(problem, name) for name in _LAYER)
 
 
-def computes_kind(solver: Solver, problem: ConvProblem) -> str | None:
-    """Why a solver cannot compute the problem's kind of dtype, floating-point or quantized, or of math; None where it
-    can."""
-    if problem.math == "reproducible" and not getattr(solver, "reproducible", False):
-        return "other math than 'reproducible' only: its bits are not defined"
-    if problem.quantized and not getattr(solver, "quantized", False):
-        return f"floating-point dtypes only, got {problem.dtype_text}"
-    if getattr(solver, "quantized", False) and not problem.quantized:
-        return f"quantized problems only, got {problem.dtype}"
-    return None
-
-
 def visible_problem(solver: Solver, problem: ConvProblem) -> ConvProblem:
     """The problem as the solver sees it: without the parts of the epilogue that it does not fuse.
 

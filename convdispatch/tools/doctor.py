@@ -233,13 +233,16 @@ def _plugins() -> list[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The report contains the same texts as the warnings, with advice.
         loaded = plugins()
-        return [_with_unavailable_reason(loaded, entry) for entry in loaded.report]
+        return [_with_own_reasons(loaded, entry) for entry in loaded.report]
 
 
-def _with_unavailable_reason(loaded: Any, entry: Any) -> Any:
-    """A plugin may say by ``unavailable()`` that it can do nothing on this machine, and why."""
-    reason = loaded.unavailable(entry.name) if entry.status == "loaded" else None
-    return replace(entry, reason="; ".join(filter(None, (reason, entry.reason)))) if reason else entry
+def _with_own_reasons(loaded: Any, entry: Any) -> Any:
+    """A plugin may say by ``unavailable()`` that it can do nothing on this machine, and by ``NEVER_RUN`` that no
+    hardware has run it."""
+    if entry.status != "loaded":
+        return entry
+    reasons = (loaded.unavailable(entry.name), loaded.never_run(entry.name), entry.reason)
+    return replace(entry, reason="; ".join(filter(None, reasons)))
 
 
 def _advice(report: Report) -> list[str]:

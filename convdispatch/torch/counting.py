@@ -95,8 +95,8 @@ def counters() -> dict[str, Any]:
     names = ("left", "compiling", "convolution", "convolution_backward", "fallback")
     with _lock:
         _add_ticks()
-        ours = _counts["convolution"] + _counts["convolution_backward"]
-        counts: dict[str, Any] = {"ours": ours} | {name: _counts[name] for name in names}
+        computed_here = _counts["convolution"] + _counts["convolution_backward"]
+        counts: dict[str, Any] = {"ours": computed_here} | {name: _counts[name] for name in names}
         return counts | {"reasons": dict(_reasons), "solvers": dict(_solvers)}
 
 

@@ -24,12 +24,12 @@ _DATA: Any = torch._C.TensorBase.data  # type: ignore[attr-defined]
 
 
 def _read(parameter: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = _DATA.__get__(parameter)
+    data: torch.Tensor = _DATA.__get__(parameter)
     key = id(parameter)
     if key in _reads:
         _counted(key)
-        _aliases[key] = weakref.ref(found)
-    return found
+        _aliases[key] = weakref.ref(data)
+    return data
 
 
 def _replace(parameter: torch.Tensor, data: torch.Tensor) -> None:
@@ -63,9 +63,9 @@ class Reads:
         self._seen = _reads.setdefault(self._key, 0)
 
     def __del__(self) -> None:
-        left = _watchers.get(self._key, 0) - 1
-        if left > 0:
-            _watchers[self._key] = left
+        watcher_count = _watchers.get(self._key, 0) - 1
+        if watcher_count > 0:
+            _watchers[self._key] = watcher_count
             return
         for table in (_watchers, _reads, _aliases):
             table.pop(self._key, None)

@@ -80,9 +80,9 @@ class Explained:
         for layer in self.layers:
             lines.append(" ".join(cell.rjust(w) if w > 0 else cell.ljust(-w) for cell, w in _cells(layer)))
             lines.append(f"    {layer.problem}: {layer.why}")
-        mine, theirs = (sum(getattr(each, key) or 0 for each in self.layers) for key in ("ms", "torch_ms"))
-        if mine:
-            lines.append(f"{len(self.layers)} convolutions: {mine:.3f} ms, PyTorch {theirs:.3f} ms")
+        our_ms, pytorch_ms = (sum(getattr(each, key) or 0 for each in self.layers) for key in ("ms", "torch_ms"))
+        if our_ms:
+            lines.append(f"{len(self.layers)} convolutions: {our_ms:.3f} ms, PyTorch {pytorch_ms:.3f} ms")
         if self.memory:
             lines.append(self.memory)
         return "\n".join(lines)
@@ -152,10 +152,10 @@ def _peaks(model: torch.nn.Module, inputs: Any) -> tuple[int | None, int | None]
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated()
 
-    ours, settings = peak(), settings_in_force() or DEFAULT
+    our_peak, settings = peak(), settings_in_force() or DEFAULT
     disable()
     try:
-        return ours, peak()
+        return our_peak, peak()
     finally:
         enable(**settings._asdict())
 
@@ -186,26 +186,34 @@ def _layer(name: str, call: Any, tensors: Any, geometry: Any) -> Layer:
     if call is None:
         return Layer(name, "", None, tensors)
     x, w, bias, *added = tensors
-    after = (*added, call.problem.activation) if added else (None, None)
-    rest = (*map(_listed, geometry[:3]), geometry.transposed, list(geometry.output_padding), geometry.groups)
+    epilogue = (*added, call.problem.activation) if added else (None, None)
+    geometry_arguments = (
+        *map(_listed, geometry[:3]),
+        geometry.transposed,
+        list(geometry.output_padding),
+        geometry.groups,
+    )
 
     constant = Constant(None) if call.problem.constant_weights else None
 
     def ours() -> torch.Tensor:
-        given = (None, w, x) if geometry.transposed else (x, w, None)
-        return call(*given, bias, constant, *added)
+        operands = (None, w, x) if geometry.transposed else (x, w, None)
+        return call(*operands, bias, constant, *added)
 
     def theirs() -> torch.Tensor:
-        return unfused(original("convolution", x, w, bias, *rest), *after)
+        return unfused(original("convolution", x, w, bias, *geometry_arguments), *epilogue)
 
     on_device = x.is_cpu or x.is_cuda
-    mine, plain = (ours(), theirs()) if on_device else (ours(), None)
-    expected = _exact(x[:1], w, bias, rest, after) if x.shape[0] else None
-    ms, torch_ms = _timed(ours, theirs, x.is_cuda) if plain is not None else (None, None)
+    our_result, pytorch_result = (ours(), theirs()) if on_device else (ours(), None)
+    expected = _exact(x[:1], w, bias, geometry_arguments, epilogue) if x.shape[0] else None
+    ms, torch_ms = _timed(ours, theirs, x.is_cuda) if pytorch_result is not None else (None, None)
     why = explain_problem(call.problem, runtime.device_info(call.device)).why if call.prepared is not None else ""
-    found = call.prepared.source if call.prepared is not None else ""
-    sentence = why if why.startswith(call.solver) else f"{call.solver} runs: {found}"
-    errors = [None if each is None or expected is None else _error(each[:1], expected) for each in (mine, plain)]
+    source = call.prepared.source if call.prepared is not None else ""
+    sentence = why if why.startswith(call.solver) else f"{call.solver} runs: {source}"
+    errors = [
+        None if each is None or expected is None else _error(each[:1], expected)
+        for each in (our_result, pytorch_result)
+    ]
     return Layer(name, str(call.problem), call.solver, sentence, *errors, ms, torch_ms)
 
 
@@ -213,10 +221,12 @@ def _listed(values: Any) -> list[int]:
     return list(values)
 
 
-def _exact(x: torch.Tensor, w: torch.Tensor, bias: Any, rest: tuple[Any, ...], after: tuple[Any, Any]) -> torch.Tensor:
-    added = None if after[0] is None else after[0][: x.shape[0]]
+def _exact(
+    x: torch.Tensor, w: torch.Tensor, bias: Any, geometry_arguments: tuple[Any, ...], epilogue: tuple[Any, Any]
+) -> torch.Tensor:
+    added = None if epilogue[0] is None else epilogue[0][: x.shape[0]]
     x, w, bias, added = (None if each is None else each.detach().cpu().double() for each in (x, w, bias, added))
-    return unfused(original("convolution", x, w, bias, *rest), added, after[1])
+    return unfused(original("convolution", x, w, bias, *geometry_arguments), added, epilogue[1])
 
 
 def _error(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -224,19 +234,19 @@ def _error(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got.detach().cpu().double() - expected).norm() / expected.norm().clamp_min(1e-300))
 
 
-def _timed(ours: Callable[[], Any], theirs: Callable[[], Any], cuda: bool) -> tuple[float, float]:
+def _timed(our_call: Callable[[], Any], pytorch_call: Callable[[], Any], cuda: bool) -> tuple[float, float]:
     """Median milliseconds of our call and of PyTorch's, run alternately."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(_ROUNDS):
-        for side, run in zip(times, (ours, theirs), strict=True):
+        for side, run in zip(times, (our_call, pytorch_call), strict=True):
             run()
             if cuda:
-                first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                first.record()
+                start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start_event.record()
                 run()
-                last.record()
-                last.synchronize()
-                side.append(first.elapsed_time(last))
+                end_event.record()
+                end_event.synchronize()
+                side.append(start_event.elapsed_time(end_event))
             else:
                 begin = time.perf_counter()
                 run()
@@ -251,20 +261,20 @@ _STYLE += "td:first-child,td:nth-child(2){text-align:left}.why td{color:#666;fon
 
 def report(model: torch.nn.Module, *inputs: Any, path: str | Path = "convdispatch-torch.html") -> Path:
     """Write ``explain(model, *inputs)`` as one self-contained HTML page; returns its path."""
-    found = explain(model, *inputs)
+    explained = explain(model, *inputs)
     rows = []
-    for layer in found.layers:
+    for layer in explained.layers:
         cells = "".join(f"<td>{html.escape(cell)}</td>" for cell, _ in _cells(layer))
-        words = html.escape(f"{layer.problem}: {layer.why}")
-        rows.append(f"<tr>{cells}</tr>\n<tr class=why><td colspan={len(_HEAD)}>{words}</td></tr>")
+        reason = html.escape(f"{layer.problem}: {layer.why}")
+        rows.append(f"<tr>{cells}</tr>\n<tr class=why><td colspan={len(_HEAD)}>{reason}</td></tr>")
     head = "".join(f"<th>{each}</th>" for each in _HEAD)
-    mine, theirs = (sum(getattr(each, key) or 0 for each in found.layers) for key in ("ms", "torch_ms"))
-    sums = f"{len(rows)} convolutions, {mine:.3f} ms, PyTorch {theirs:.3f} ms; medians of {_ROUNDS}, in turns"
+    our_ms, pytorch_ms = (sum(getattr(each, key) or 0 for each in explained.layers) for key in ("ms", "torch_ms"))
+    sums = f"{len(rows)} convolutions, {our_ms:.3f} ms, PyTorch {pytorch_ms:.3f} ms; medians of {_ROUNDS}, in turns"
     title = html.escape(type(model).__name__)
     page = (
         f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>\n"
-        f"<h1>{title}</h1><p>{html.escape(found.device)}; PyTorch {torch.__version__}. "
-        f"{sums}{found.memory and f'; {found.memory}'}. Errors: relative, against float64, first image.</p>\n"
+        f"<h1>{title}</h1><p>{html.escape(explained.device)}; PyTorch {torch.__version__}. "
+        f"{sums}{explained.memory and f'; {explained.memory}'}. Errors: relative, against float64, first image.</p>\n"
         f"<table><tr>{head}</tr>\n" + "\n".join(rows) + "</table>\n"
     )
     target = Path(path)

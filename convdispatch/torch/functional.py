@@ -9,7 +9,7 @@ import torch
 
 from .compile import native_layers
 from .compile.fused_operator import fused_convolution, unfused
-from .compile.operators import convolution
+from .compile.operators import convolution, in_autocast
 from .compile.transforms import plain_operators
 
 
@@ -43,7 +43,15 @@ def _as_layers_have_it(ndim: int, x: torch.Tensor, lists: tuple[Any, Any, Any]) 
 def _operator(x: torch.Tensor) -> Any:
     if x.is_complex():
         return _of_real_ones
-    return torch.ops.aten.convolution.default if plain_operators() else convolution
+    return _plain if plain_operators() else convolution
+
+
+def _plain(x: torch.Tensor, w: torch.Tensor, bias: Any, *geometry: Any) -> torch.Tensor:
+    """PyTorch's operator, which autocast does not know on CPUs: it knows what is above it."""
+    kind = x.device.type
+    if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
+        x, w, bias = in_autocast(kind, (x, w, bias))
+    return torch.ops.aten.convolution.default(x, w, bias, *geometry)
 
 
 def _of_real_ones(x: torch.Tensor, w: torch.Tensor, bias: Any, *geometry: Any) -> torch.Tensor:
@@ -51,8 +59,11 @@ def _of_real_ones(x: torch.Tensor, w: torch.Tensor, bias: Any, *geometry: Any) -
     only."""
     (a, b), (c, d) = (torch.view_as_real(each.resolve_conj()).unbind(-1) for each in (x, w))
     function = _operator(a)
-    one, other, both = (function(left, right, None, *geometry) for left, right in ((a, c), (b, d), (a + b, c + d)))
-    y = torch.complex(one - other, both - one - other)
+    real_product, imaginary_product, sum_product = (
+        function(input_part, weight_part, None, *geometry)
+        for input_part, weight_part in ((a, c), (b, d), (a + b, c + d))
+    )
+    y = torch.complex(real_product - imaginary_product, sum_product - real_product - imaginary_product)
     return y if bias is None else y + bias.reshape(-1, *[1] * (w.ndim - 2))
 
 
@@ -85,15 +96,15 @@ def fused(
     ndim = w.ndim - 2
     if residual is not None and not (isinstance(residual, torch.Tensor) and residual.ndim == x.ndim):
         return unfused(_conv(ndim, x, w, bias, stride, padding, dilation, groups), residual, activation)
-    batched, given = True, (stride, padding, dilation)
-    if not _as_layers_have_it(ndim, x, given):
-        x, batched, given = _prepared(ndim, x, w, stride, padding, dilation)
+    batched, window = True, (stride, padding, dilation)
+    if not _as_layers_have_it(ndim, x, window):
+        x, batched, window = _prepared(ndim, x, w, stride, padding, dilation)
     if not batched and residual is not None:
         residual = residual.unsqueeze(0)
     if native_layers.serves(x, w, bias, residual):
-        y = native_layers.run(x, w, bias, residual, activation, *given, groups)
+        y = native_layers.run(x, w, bias, residual, activation, *window, groups)
         return y if batched else y.squeeze(0)
-    lists = [_each(values, ndim) for values in given]
+    lists = [_each(values, ndim) for values in window]
     if x.is_complex() or plain_operators():
         y = unfused(_operator(x)(x, w, bias, *lists, False, [0] * ndim, groups), residual, activation)
     else:
@@ -137,8 +148,8 @@ def _conv_transpose(
 ) -> torch.Tensor:
     lists = [_each(value, ndim) for value in (stride, padding, dilation, output_padding)]
     if not (isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor)):
-        own = getattr(torch.nn.functional, f"conv_transpose{ndim}d")
-        return own(x, w, bias, stride, padding, output_padding, groups, dilation)  # type: ignore[no-any-return]
+        pytorch_function = getattr(torch.nn.functional, f"conv_transpose{ndim}d")
+        return pytorch_function(x, w, bias, stride, padding, output_padding, groups, dilation)  # type: ignore[no-any-return]
     x, batched = _batched(x, ndim)
     y = _operator(x)(x, w, bias, *lists[:3], True, lists[3], groups)
     return y if batched else y.squeeze(0)

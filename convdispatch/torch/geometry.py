@@ -7,16 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..api import dtypes
 from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
 from ..calls.arguments import describe, transposed_shape
 
-DTYPES = {
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-}
+DTYPES = {getattr(torch, row.array_name): name for name, row in dtypes.DTYPES.items()}
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _TRANSPOSED = {"forward": "bwd_data", "data": "fwd", "weights": "bwd_weights"}
 _PLAIN = {"forward": "fwd", "data": "bwd_data", "weights": "bwd_weights"}
@@ -70,8 +66,8 @@ class Geometry(NamedTuple):
         ndim = len(rows)
         extra = self.output_padding * ndim if len(self.output_padding) == 1 else self.output_padding
         steps = self.stride * ndim if len(self.stride) == 1 else self.stride
-        left = tuple(each - count * step for each, count, step in zip(extra, rows, steps, strict=True))
-        return self._replace(output_padding=left)
+        output_padding = tuple(each - count * step for each, count, step in zip(extra, rows, steps, strict=True))
+        return self._replace(output_padding=output_padding)
 
 
 def roles(part: str, transposed: bool) -> tuple[str, tuple[str, str, str]]:
@@ -80,8 +76,8 @@ def roles(part: str, transposed: bool) -> tuple[str, tuple[str, str, str]]:
     A transposed convolution is the backward-data of a plain one, so its input is that one's y.
     """
     if transposed:
-        first, last = ("output", "input") if part == "forward" else ("grad_output", "input")
-        return _TRANSPOSED[part], (first, "weight", last)
+        output_name, input_name = ("output", "input") if part == "forward" else ("grad_output", "input")
+        return _TRANSPOSED[part], (output_name, "weight", input_name)
     return _PLAIN[part], ("input", "weight", "output" if part == "forward" else "grad_output")
 
 

@@ -28,5 +28,5 @@ MODULES: dict[type, Callable[[Any], str | None]] = {
 
 def has_hooks(module: Any) -> bool:
     """Whether a module has hooks, which see or change its calls."""
-    before = module._forward_pre_hooks or module._backward_pre_hooks
-    return bool(before or module._forward_hooks or module._backward_hooks)
+    early_hooks = module._forward_pre_hooks or module._backward_pre_hooks
+    return bool(early_hooks or module._forward_hooks or module._backward_hooks)

@@ -157,31 +157,31 @@ class Sequential(nn.Sequential):
             return self._in_pairs(input)
 
     def _in_pairs(self, input: Any) -> Any:
-        before = None
+        waiting_layer = None
         for layer in self:
-            if before is not None:
-                activation = _activation(before, layer) if isinstance(input, torch.Tensor) else None
+            if waiting_layer is not None:
+                activation = _activation(waiting_layer, layer) if isinstance(input, torch.Tensor) else None
                 if activation is not None:
-                    input, before = _fused(before, input, activation), None
+                    input, waiting_layer = _fused(waiting_layer, input, activation), None
                     continue
-                input, before = before(input), None
+                input, waiting_layer = waiting_layer(input), None
             if type(layer) in _PAIRED:
-                before = layer
+                waiting_layer = layer
             else:
                 input = layer(input)
-        return input if before is None else before(input)
+        return input if waiting_layer is None else waiting_layer(input)
 
 
 _PAIRED = (Conv1d, Conv2d, Conv3d)
 
 
-def _activation(layer: Any, after: Any) -> str | None:
+def _activation(layer: Any, activation_layer: Any) -> str | None:
     """The activation string of ``conv()`` for the layer after a convolution, if one pass may compute both and the
     activation's result determines its slope."""
-    kind = type(after)
-    if kind not in MODULES or _watched(layer) or _watched(after):
+    kind = type(activation_layer)
+    if kind not in MODULES or _watched(layer) or _watched(activation_layer):
         return None
-    activation = MODULES[kind](after)
+    activation = MODULES[kind](activation_layer)
     return None if activation is None or gradient_of_result(activation) is None else activation
 
 
@@ -201,7 +201,7 @@ def _watched(module: Any) -> bool:
 def swap(module: nn.Module, pairs: bool = False) -> bool:
     """Make a layer call our operator, in place, if it is exactly PyTorch's class; returns whether it does. With
     ``pairs``, sequences fuse activations."""
-    ours = Sequential if pairs and type(module) is nn.Sequential else _OURS.get(type(module))
-    if ours is not None:
-        module.__class__ = ours
-    return ours is not None
+    our_class = Sequential if pairs and type(module) is nn.Sequential else _OURS.get(type(module))
+    if our_class is not None:
+        module.__class__ = our_class
+    return our_class is not None

@@ -98,17 +98,17 @@ def agree(problem: ConvProblem, device: Callable[[], Any], tensor: Any = None) -
     if not many():
         return
     store = meet()
-    where = device()
+    opencl_device = device()
     if tensor is not None:
         _own_device(store, tensor.get_device())
     if lockfile.in_force(problem) is not None or problem.mb == 0 or current_policy().solver is not None:
         return
     problem = current_policy().problem_of_choice(problem)
-    first = ranking.rank(problem, runtime.device_info(where))[0]
-    mine = json.dumps([first.solver.name, dict(first.config)], sort_keys=True)
+    best = ranking.rank(problem, runtime.device_info(opencl_device))[0]
+    own_choice = json.dumps([best.solver.name, dict(best.config)], sort_keys=True)
     key = f"{_PREFIX}{problem}/{current_policy().promises}"
     try:
-        solver, config = json.loads(store.compare_set(key, "", mine))
+        solver, config = json.loads(store.compare_set(key, "", own_choice))
     except RuntimeError as error:
         raise RuntimeError(f"the ranks' store does not answer, perhaps because a rank has ended: {error}") from None
     lockfile.agree({str(problem): lockfile.Decision(solver, config)})

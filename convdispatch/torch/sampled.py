@@ -43,7 +43,7 @@ class Sample:
     def __init__(self, tensor: torch.Tensor) -> None:
         unit, size = tensor.element_size(), tensor.numel() * tensor.element_size()
         memory = np.frombuffer((ctypes.c_char * size).from_address(tensor.data_ptr()), np.uint8)
-        self._runs, places = memory, []
+        self._runs, indices = memory, []
         if size > _WHOLE:
             # Rows of weights have even numbers of elements: a step of an odd number of cache lines hits other columns
             # in each.
@@ -51,10 +51,10 @@ class Sample:
             step -= _RUN if step > _RUN and step // _RUN % 2 == 0 else 0
             self._runs = np.lib.stride_tricks.as_strided(memory, ((size - _RUN) // step + 1, _RUN), (step, 1))
             if tensor.is_floating_point():
-                places = _extremes(_numbers(memory, tensor.dtype), tensor.shape[0])
+                indices = _extremes(_numbers(memory, tensor.dtype), tensor.shape[0])
         self._held = self._runs.tobytes()
-        self._words = memoryview(memory.view(_WORDS[unit])) if places else None
-        self._places = [(place, self._words[place]) for place in places] if self._words is not None else []
+        self._words = memoryview(memory.view(_WORDS[unit])) if indices else None
+        self._places = [(index, self._words[index]) for index in indices] if self._words is not None else []
         self.pieces = self._pieces(memory, unit)
         """The addresses and sizes of all that is compared, and its bytes."""
         self.holds: Callable[[], bool] = _natively([self]) or self._holds
@@ -73,15 +73,15 @@ class Sample:
         begin = memory.__array_interface__["data"][0]
         rows, step = (self._runs.shape[0], self._runs.strides[0]) if self._runs.ndim == 2 else (1, 0)
         runs = begin + step * np.arange(rows, dtype=np.uint64)
-        places = begin + unit * np.array([place for place, _ in self._places], np.uint64)
-        sizes = np.repeat(np.array([self._runs.shape[-1], unit], np.uint32), [rows, len(places)])
-        words = [memory[place * unit : (place + 1) * unit].tobytes() for place, _ in self._places]
-        return np.concatenate([runs, places]), sizes, b"".join([self._held, *words])
+        addresses = begin + unit * np.array([index for index, _ in self._places], np.uint64)
+        sizes = np.repeat(np.array([self._runs.shape[-1], unit], np.uint32), [rows, len(addresses)])
+        values = [memory[index * unit : (index + 1) * unit].tobytes() for index, _ in self._places]
+        return np.concatenate([runs, addresses]), sizes, b"".join([self._held, *values])
 
     def _holds(self) -> bool:
-        words = self._words
-        for place, value in self._places:
-            if words[place] != value:  # type: ignore[index]
+        memory = self._words
+        for index, value in self._places:
+            if memory[index] != value:  # type: ignore[index]
                 return False
         return self._runs.tobytes() == self._held
 
@@ -96,9 +96,9 @@ def _natively(samples: Sequence[Sample]) -> Callable[[], bool] | None:
     native = loading.module()
     if native is None:
         return None
-    addresses, sizes, held = ([sample.pieces[at] for sample in samples] for at in range(3))
-    given = (np.concatenate(each).tobytes() if each else b"" for each in (addresses, sizes))
-    return functools.partial(native.hold, native.pieces(*given, b"".join(held)))
+    addresses, sizes, values = ([sample.pieces[part] for sample in samples] for part in range(3))
+    packed_arrays = (np.concatenate(each).tobytes() if each else b"" for each in (addresses, sizes))
+    return functools.partial(native.hold, native.pieces(*packed_arrays, b"".join(values)))
 
 
 def _numbers(memory: np.ndarray, dtype: torch.dtype) -> np.ndarray:
@@ -112,12 +112,12 @@ def _numbers(memory: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 def _extremes(values: np.ndarray, rows: int) -> list[int]:
     """The indices of the values that a clamp or pruning changes first."""
     sizes = np.abs(values)
-    least = int(sizes.argmin())
-    if sizes[least] == 0:
-        least = int(np.where(sizes > 0, sizes, np.inf).argmin())
-    places = {int(values.argmax()), int(values.argmin()), least}
+    smallest = int(sizes.argmin())
+    if sizes[smallest] == 0:
+        smallest = int(np.where(sizes > 0, sizes, np.inf).argmin())
+    indices = {int(values.argmax()), int(values.argmin()), smallest}
     by_row = sizes.reshape(rows, -1)
     norms = np.einsum("ij,ij->i", by_row, by_row)
     for row in (int(norms.argmax()), int(np.where(norms > 0, norms, np.inf).argmin())):
-        places.add(row * by_row.shape[1] + int(by_row[row].argmax()))
-    return sorted(places)
+        indices.add(row * by_row.shape[1] + int(by_row[row].argmax()))
+    return sorted(indices)

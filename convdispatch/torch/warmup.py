@@ -44,22 +44,22 @@ def prepare(model: torch.nn.Module, *inputs: Any, **named: Any) -> dict[str, Any
     if sentence:
         raise RuntimeError(sentence)
     begin = time.perf_counter()
-    inner = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
+    unwrapped_model = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
     calls: dict[Any, Callable[[], Any]] = {}
-    with keeping_buffers(inner), torch.random.fork_rng(devices=_numbers(inner)), _recorder(calls):
-        inner(*inputs, **named)
+    with keeping_buffers(unwrapped_model), torch.random.fork_rng(devices=_numbers(unwrapped_model)), _recorder(calls):
+        unwrapped_model(*inputs, **named)
     tasks, reasons = list(calls.values()), {}
-    first = ranks.share(len(tasks))
-    devices = (each.device for each in inner.parameters() if each.device.type in ("cpu", "cuda"))
-    with compiled_side_by_side(tasks[first:] + tasks[:first], next(devices, None)):
-        found = [_outcome(task) for task in tasks]
+    first_task = ranks.share(len(tasks))
+    devices = (each.device for each in unwrapped_model.parameters() if each.device.type in ("cpu", "cuda"))
+    with compiled_side_by_side(tasks[first_task:] + tasks[:first_task], next(devices, None)):
+        outcomes = [_outcome(task) for task in tasks]
     engine.prepared(calls)
-    for reason in found:
+    for reason in outcomes:
         if reason is not None:
             reasons[reason] = reasons.get(reason, 0) + 1
-    left = sum(reasons.values())
+    left_count = sum(reasons.values())
     took = time.perf_counter() - begin
-    return {"ours": len(tasks) - left, "left": left, "reasons": reasons, "seconds": took}
+    return {"ours": len(tasks) - left_count, "left": left_count, "reasons": reasons, "seconds": took}
 
 
 def ready(timeout: float = 600.0) -> dict[str, int]:
@@ -69,32 +69,32 @@ def ready(timeout: float = 600.0) -> dict[str, int]:
     meanwhile; "forms" of compiled graphs whose layouts were being built and timed; "measurements" of autotune, at most
     ``timeout`` seconds.
     """
-    found = {"kernels": tiers.pending(), "forms": 0, "measurements": autotune.pending()}
+    waited_for = {"kernels": tiers.pending(), "forms": 0, "measurements": autotune.pending()}
     tiers.drain()
     from ..inference import form_tiers  # a first step does without ``inference``
 
-    found["forms"] = form_tiers.settle_all()
+    waited_for["forms"] = form_tiers.settle_all()
     autotune.drain(timeout)
-    return found
+    return waited_for
 
 
 @contextlib.contextmanager
 def compiled_side_by_side(tasks: Sequence[Callable[[], Any]], device: torch.device | None) -> Iterator[None]:
     """Run ``tasks``, which plan problems, also in child processes, with a progress line on a terminal. The block begins
     when all is compiled: in it no call is computed by a substitute kernel."""
-    done = [0]
-    with policy(tier="full"), progress_line.shown("compiling", lambda: (done[0], len(tasks) - done[0])):
+    finished = [0]
+    with policy(tier="full"), progress_line.shown("compiling", lambda: (finished[0], len(tasks) - finished[0])):
         with _compilers(device):
-            compile_pool.run([functools.partial(_counted, task, done) for task in tasks])
-        done[0] = len(tasks)
+            compile_pool.run([functools.partial(_counted, task, finished) for task in tasks])
+        finished[0] = len(tasks)
         yield
 
 
-def _counted(task: Callable[[], Any], done: list[int]) -> None:
+def _counted(task: Callable[[], Any], finished: list[int]) -> None:
     try:
         task()
     finally:
-        done[0] += 1
+        finished[0] += 1
 
 
 def _outcome(task: Callable[[], Any]) -> str | None:
@@ -109,13 +109,13 @@ def _outcome(task: Callable[[], Any]) -> str | None:
 @contextlib.contextmanager
 def keeping_buffers(model: torch.nn.Module) -> Iterator[None]:
     """A context after which the model's buffers have the values that they had before."""
-    before = {name: each.detach().clone() for name, each in model.named_buffers()}
+    saved_buffers = {name: each.detach().clone() for name, each in model.named_buffers()}
     try:
         yield
     finally:
         with torch.no_grad():
             for name, each in model.named_buffers():
-                each.copy_(before[name])
+                each.copy_(saved_buffers[name])
 
 
 def _numbers(model: torch.nn.Module) -> list[int]:
@@ -153,13 +153,13 @@ def _recorder(calls: dict[Any, Callable[[], Any]]) -> Any:
             if function not in operators or len(arguments) < 9 or arguments[0].device.type not in ("cpu", "cuda"):
                 if torch.is_inference_mode_enabled():  # in inference mode, ``conv2d`` has not been decomposed yet
                     with self:
-                        made = function.decompose(*arguments, **named)
-                    if made is not NotImplemented:
-                        return made
+                        result = function.decompose(*arguments, **named)
+                    if result is not NotImplemented:
+                        return result
                 return function(*arguments, **named)
-            x, w, bias, *rest = arguments
+            x, w, bias, *geometry_arguments = arguments
             y = routing.original("convolution", *arguments)
-            geometry = Geometry.of(*rest)
+            geometry = Geometry.of(*geometry_arguments)
             if any(geometry.rows(x.ndim - 2)):  # such a call becomes two operators of other shapes
                 return y
             settings = routing.settings_in_force() or DEFAULT
@@ -167,11 +167,11 @@ def _recorder(calls: dict[Any, Callable[[], Any]]) -> Any:
             if torch.is_grad_enabled():
                 parts += [("data", y, None, promise(w) is not None)] if x.requires_grad else []
                 parts += [("weights", y, None, False)] if w.requires_grad else []
-            for part, grad, beside, constant in parts:
-                key = engine.key_of(part, tuple(geometry), x, w, grad, beside, constant, settings)
+            for part, grad, part_bias, constant in parts:
+                key = engine.key_of(part, tuple(geometry), x, w, grad, part_bias, constant, settings)
                 if key not in calls:
-                    given = (part, tuple(geometry), x, w, grad, beside, constant, settings)
-                    calls[key] = functools.partial(engine.cached_call, *given)
+                    call_arguments = (part, tuple(geometry), x, w, grad, part_bias, constant, settings)
+                    calls[key] = functools.partial(engine.cached_call, *call_arguments)
             return y
 
     return Recorder()

@@ -9,6 +9,7 @@ constant.
 from __future__ import annotations
 
 import functools
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -84,6 +85,8 @@ def forget_before_swaps() -> None:
             _seen.pop(id(tensor), None)
             _alive.pop(id(tensor), None)
         forget_originals()
+        if weakref.getweakrefs(t1) or weakref.getweakrefs(t2):
+            gc.collect()  # a capture that Dynamo gave up refers to tensors until it is collected
         swap(t1, t2)
 
     swap_tensors.forgets_weights = True  # type: ignore[attr-defined]
@@ -136,8 +139,8 @@ def alive(weight: torch.Tensor) -> Callable[[], bool]:
     number = id(reference)
 
     def holds() -> bool:
-        found = _alive.get(key)
-        return found is not None and id(found) == number and found() is not None
+        reference_now = _alive.get(key)
+        return reference_now is not None and id(reference_now) == number and reference_now() is not None
 
     return holds
 
@@ -151,10 +154,10 @@ def still(weight: torch.Tensor) -> Callable[[], Any] | None:
     """A function that returns the memory of the packed forms cached for ``weight`` now, while they match its values,
     else None; it references neither weights nor memory."""
     key = id(weight)
-    found = _seen.get(key)
-    if found is None or found.packed is None:
+    seen_now = _seen.get(key)
+    if seen_now is None or seen_now.packed is None:
         return None
-    reference, times, releases = weakref.ref(found), found.times, found.packed.releases
+    reference, times, releases = weakref.ref(seen_now), seen_now.times, seen_now.packed.releases
 
     def holds() -> Any:
         seen = reference()

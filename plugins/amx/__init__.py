@@ -40,10 +40,9 @@ def convdispatch_solvers() -> list[Solver]:
         serves = functools.partial(_serves, vectors)
         # Weight-gradient kernels multiply the padding zeros between rows of dy with x: Inf and NaN of x spread.
         spreads = make in ("Weights", "VectorWeights")
-        return Declared(
-            f"{__name__}.{module}", make, name=name, serves=serves, fuses=fuses, exact=True, spreads_nonfinite=spreads,
-            batch_invariant=True,
-        )  # fmt: skip
+        dtypes = ("bfloat16",) if vectors else ("float32", "float16", "bfloat16")
+        return Declared(f"{__name__}.{module}", make, name=name, serves=serves, fuses=fuses, dtypes=dtypes, exact=True,
+                        spreads_nonfinite=spreads, batch_invariant=True)  # fmt: skip
 
     return [
         own("convolve", "Tiles", "amx.tiles", False, EPILOGUE),

@@ -62,13 +62,12 @@ class BandedSolver(Solver):
     """Base of the solvers for CPUs with AMX matrix registers or AVX512-BF16 vectors."""
 
     kernel: type[BandedKernel]
-    takes = "float32 but for ieee, float16 and bfloat16"
     planes_of: Callable[[ConvProblem], int] = staticmethod(planes_of)
 
     def common_refusal(self, problem: ConvProblem) -> str | None:
-        """The reason to refuse an unsupported dtype, an empty batch or too few channels per group; otherwise None."""
+        """The reason to refuse ``math="ieee"``, an empty batch or too few channels per group; otherwise None."""
         if not self.planes_of(problem):
-            return f"{self.takes} only, got {problem.dtype} and {problem.math}"
+            return f"math float32, tf32 and fast only, got {problem.math}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         geometry = geometry_of(problem)

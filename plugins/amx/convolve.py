@@ -247,7 +247,7 @@ class Tiles(BandedSolver):
     kernel: type[TilesKernel] = TilesKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Refuses weight gradients, float64, few channels per group, and bands that fit no cache."""
+        """Refuses weight gradients, few channels per group, and bands that fit no cache."""
         if problem.direction == "bwd_weights":
             return "forward and data gradient only, got bwd_weights"
         if phase_count(problem) > MAX_PHASES:

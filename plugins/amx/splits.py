@@ -31,4 +31,4 @@ def planes_of(problem: ConvProblem) -> int:
     if problem.dtype == "float32":
         name = problem.activation and parse_activation(problem.activation)[0]
         return 0 if problem.math == "ieee" else 3 if name and ACTIVATIONS[name].saturates else 2
-    return {"bfloat16": 1, "float16": 2}.get(problem.dtype, 0)
+    return {"bfloat16": 1, "float16": 2}[problem.dtype]

@@ -6,16 +6,10 @@ two planes (three) would use up.
 
 from __future__ import annotations
 
-from convdispatch.api import ConvProblem
-
 from .convolve import Costs, Tiles, TilesKernel
 from .dots import NOTHING, product
 from .weights import Costs as WeightsCosts
 from .weights import Weights, WeightsKernel
-
-
-def _planes(problem: ConvProblem) -> int:
-    return 1 if problem.dtype == "bfloat16" else 0
 
 
 class VectorsKernel(TilesKernel):
@@ -65,13 +59,9 @@ class Vectors(Tiles):
     """Forward and data gradient of bfloat16 on a CPU with AVX512-BF16."""
 
     kernel = VectorsKernel
-    takes = "bfloat16"
-    planes_of = staticmethod(_planes)
 
 
 class VectorWeights(Weights):
     """The weights' gradient of bfloat16 on a CPU with AVX512-BF16."""
 
     kernel = VectorWeightsKernel
-    takes = "bfloat16"
-    planes_of = staticmethod(_planes)

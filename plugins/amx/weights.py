@@ -183,7 +183,7 @@ class Weights(BandedSolver):
     kernel: type[WeightsKernel] = WeightsKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Refuses other directions, float64, few channels per group, and bands that fit no cache."""
+        """Refuses other directions, few channels per group, and bands that fit no cache."""
         if problem.direction != "bwd_weights":
             return f"bwd_weights only, got {problem.direction}"
         reason = self.common_refusal(problem)

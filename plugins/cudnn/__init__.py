@@ -9,7 +9,7 @@
 import functools
 from collections.abc import Sequence
 
-from convdispatch.api import Declared, DeviceInfo, Solver, hookimpl
+from convdispatch.api import FLOATS, Declared, DeviceInfo, Solver, hookimpl
 
 __all__ = ["convdispatch_solvers", "library_version", "unavailable"]
 
@@ -18,7 +18,8 @@ __all__ = ["convdispatch_solvers", "library_version", "unavailable"]
 def convdispatch_solvers() -> Sequence[Solver]:
     """This plugin's solvers; without CUDA or cuDNN they refuse every problem and say what is missing."""
     # cuDNN may choose Winograd or FFT, whose transforms spread an Inf or NaN to neighbouring results.
-    made = functools.partial(Declared, f"{__name__}.solver", serves=_serves, predicts=False, spreads_nonfinite=True)
+    made = functools.partial(Declared, f"{__name__}.solver", serves=_serves, dtypes=FLOATS, predicts=False,
+                             spreads_nonfinite=True)  # fmt: skip
     return (
         made("Convolution", name="cudnn.convolution", deterministic=False),
         made("Deterministic", name="cudnn.deterministic"),

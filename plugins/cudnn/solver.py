@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from convdispatch.api import ConvProblem, DeviceInfo, Solver
 from convdispatch.api.cuda import cuda_devices, cuda_unavailable
 
-from .graph import DTYPES, NONDETERMINISTIC, candidates, execution_plan
+from .graph import NONDETERMINISTIC, candidates, execution_plan
 from .library import CudnnError, missing
 from .plan import CudnnPlan, planning_handle, tensor_bytes
 
@@ -52,8 +52,6 @@ class Convolution(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Refuses if cuDNN is missing, padding is asymmetric, CUDA cannot see the tensors, or no engine fits."""
-        if problem.dtype not in DTYPES:
-            return f"{', '.join(DTYPES)} only, got {problem.dtype}"
         if problem.mb == 0:
             return "mb of 1 or more only, got 0"
         for axis in problem.axes:

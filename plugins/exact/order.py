@@ -30,15 +30,13 @@ def refuses(problem: ConvProblem, device: DeviceInfo) -> str | None:
     """Why the definition does not cover a problem, or the device cannot compute it."""
     if problem.math != "reproducible":
         return f"math='reproducible' only, got {problem.math!r}"
-    if problem.dtype not in ("float32", "float64"):
-        return f"float32 and float64 only, got {problem.dtype}"
     if problem.mb < 1:
         return f"1 image or more, got {problem.mb}"
     if problem.activation and parse_activation(problem.activation)[0] not in ACTIVATIONS:
         return f"activations {', '.join(ACTIVATIONS)} only, which no device rounds otherwise, got {problem.activation}"
     if phase_count(problem) > MOST_PHASES:
         return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
-    return device.supports(problem.dtype)
+    return None
 
 
 def finish_macros(problem: ConvProblem) -> str:

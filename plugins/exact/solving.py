@@ -38,7 +38,7 @@ class Kernel:
 
     def __init__(self, problem: ConvProblem, numbers: Numbers, config: Mapping[str, Any]) -> None:
         self.problem, self.weights, self.n = problem, problem.direction == "bwd_weights", dict(numbers)
-        self.size = 8 if problem.dtype == "float64" else 4
+        self.size = problem.accumulator_size
         self.source, self.operand, self.written = {"fwd": "xwy", "bwd_data": "ywx", "bwd_weights": "xyw"}[
             problem.direction
         ]

@@ -25,6 +25,7 @@ def convdispatch_solvers() -> list[Solver]:
     folders = ("cpu", "Tiled", "tiled", cpus_only), ("gpu", "Spectra", "gpu", gpus_only)
     return [
         Declared(f"{__name__}.{folder}.solver", kind, name=f"fft.{name}", serves=serves, fuses=EPILOGUE,
-                 spreads_nonfinite=True, batch_invariant=True)
+                 # The transforms' constants are float32.
+                 dtypes=("float32", "float16", "bfloat16"), spreads_nonfinite=True, batch_invariant=True)
         for folder, kind, name, serves in folders
     ]  # fmt: skip

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from convdispatch.api import EPILOGUE, Declared, Solver, hookimpl
+from convdispatch.api import EPILOGUE, FLOATS, Declared, Solver, hookimpl
 
 __all__ = ["Im2col", "convdispatch_solvers"]
 
@@ -28,7 +28,8 @@ __all__ = ["Im2col", "convdispatch_solvers"]
 @hookimpl
 def convdispatch_solvers() -> list[Solver]:
     """Return the one solver of this plugin."""
-    return [Declared(f"{__name__}.solver", "Im2col", name="im2col", fuses=EPILOGUE, exact=True, batch_invariant=True)]
+    return [Declared(f"{__name__}.solver", "Im2col", name="im2col", fuses=EPILOGUE, dtypes=FLOATS, exact=True,
+                     batch_invariant=True)]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -36,7 +36,7 @@ from convdispatch.api import (
 from convdispatch.api import GEMM_LAUNCH as LAUNCH
 from convdispatch.api.cpu import Balance
 
-from .convert import NARROW, Converter
+from .convert import Converter
 from .cost import COLUMN, CONVERTED, RUN
 from .window import PatchWindow, runs
 
@@ -79,7 +79,7 @@ class Col2im:
         self.cpu = self.gemm["kind"] == "cpu"
         self.window = window = PatchWindow.of(problem)
         self.rows = self.cpu and (window.nhwc or window.step[2] <= MAX_STEP)
-        self.widened = problem.dtype in NARROW
+        self.widened = DTYPES[problem.dtype].widened
         # Source channels whose columns fit the workspace cap, for one image
         most = max(1, config["cap"] // (window.volume * window.pixels * window.accumulator_size))
         images = max(1, most // window.channels)

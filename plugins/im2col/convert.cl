@@ -7,9 +7,11 @@
 #if FLOAT16
 #define WIDE(p) vload_half16(0, p)
 #define NARROWED(v, p) vstore_half16_rte(v, 0, p)
-#else
+#elif BFLOAT16
 #define WIDE(p) convert_as_bfloat16_float16(vload16(0, p))
 #define NARROWED(v, p) vstore16(convert_bfloat16_as_ushort16(v), 0, p)
+#else
+#error "convert.cl widens float16 and bfloat16"
 #endif
 #endif
 #if OUTWARD

@@ -8,8 +8,6 @@ import numpy as np
 
 from convdispatch.api import OPERANDS, Launch, build, define, kernel_text, storage_macros
 
-NARROW = ("float16", "bfloat16")
-
 
 class Converter(NamedTuple):
     """Builds launches that convert elements of ``dtype`` from and to float32."""

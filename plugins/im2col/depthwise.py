@@ -78,7 +78,7 @@ class Depthwise:
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem, self.config = problem, config
         self.window = window = PatchWindow.of(problem, config["flipped"])
-        self.lanes = 8 if window.dtype == "float64" else 16
+        self.lanes = 64 // window.accumulator_size
         self.gradient = problem.direction == "bwd_weights"
         self.packs = config["cpu"] and window.nhwc and not self.gradient
         # Of a padded NCHW plane, ``reach`` has the taps' offsets from the plane's first element, and ``zero`` is the
@@ -167,7 +167,7 @@ class Depthwise:
             return text + kernel_text(__package__, "depthwise_gpu.cl")
         text += define(LANES=self.lanes, V=f"{DTYPES[window.dtype].accumulator}{self.lanes}")
         text += kernel_text(__package__, "first.cl")
-        plain = window.dtype in ("float32", "float64")
+        plain = not DTYPES[window.dtype].widened
         if window.nhwc:
             low, high = self._inside()
             text += define(ROWS=self.config["rows"], XLO=low, XHI=high, CP=up(window.channels, self.lanes))

@@ -58,7 +58,7 @@ class DepthwisePhases:
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem, self.config = problem, config
-        self.lanes = 8 if problem.dtype == "float64" else 16
+        self.lanes = 64 // problem.accumulator_size
         self.geometry = geometry = geometry_of(problem)
         columns = max(phase.count[2] for phase in geometry.phases)
         reads = [[p.reads(axis, 1, geometry.spread[axis]) for p in geometry.phases if p.volume] for axis in range(3)]
@@ -73,7 +73,7 @@ class DepthwisePhases:
     @property
     def workspace_size(self) -> int:
         """Bytes of the work items' padded planes."""
-        size = 8 if self.problem.dtype == "float64" else 4
+        size = self.problem.accumulator_size
         return math.prod(self.extent) * self.pitch * size * self.config["items"]
 
     def cost(self, balance: Balance) -> float:

@@ -12,9 +12,8 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import GEMM_LAUNCH as LAUNCH
-from convdispatch.api import GEMM_PACKED as PACKED
 from convdispatch.api import (
+    DTYPES,
     Areas,
     Axis,
     ConvProblem,
@@ -31,6 +30,8 @@ from convdispatch.api import (
     packed_layout,
     rates,
 )
+from convdispatch.api import GEMM_LAUNCH as LAUNCH
+from convdispatch.api import GEMM_PACKED as PACKED
 from convdispatch.api.cpu import Balance
 
 from .cost import CACHED, HEAVY, OTHER, PACKED_FAR, PACKED_WIDE
@@ -80,7 +81,7 @@ def _forms(window: PatchWindow, device: DeviceInfo) -> list[str]:
     """Return the forms of the lowered matrix that suit the window, the best first."""
     if device.type != "cpu":
         return ["rows" if window.nhwc else "columns"]
-    if not window.nhwc or window.dtype not in ("float32", "float64"):
+    if not window.nhwc or DTYPES[window.dtype].widened:
         return ["panel"]
     # The form ``rows`` suits products whose vectors run along the target's channels; few channels do not fill a vector.
     return ["rows", "panel"] if window.group_targets >= 12 else ["panel", "rows"]

@@ -6,11 +6,10 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import ConvProblem, DeviceInfo, Solver, rates
+from convdispatch.api import DTYPES, ConvProblem, DeviceInfo, Solver, rates
 from convdispatch.api.cpu import Balance
 
 from . import col2im, depthwise, phases, product, weights
-from .convert import NARROW
 
 CPU_CHUNK_BYTES = (8 << 20, 2 << 20, 1 << 19, 1 << 16)
 """Bytes of a lowered chunk, the default first: a chunk is multiplied while it is in a CPU's cache."""
@@ -38,11 +37,9 @@ class Im2col(Solver):
     """Lowering to a matrix product: every direction, rank, group, stride, dilation, padding, layout and dtype."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Reject empty problems, dtypes that the device cannot store, and images beyond what a product can address."""
+        """Reject empty problems and images beyond what a product can address."""
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
-        if why := device.supports(problem.dtype):
-            return why
         places = max(problem.id * problem.ih * problem.iw, problem.od * problem.oh * problem.ow)
         if places >= MAX_PLACES:
             return f"images of less than 2**31 places, got {places}"
@@ -80,7 +77,7 @@ class Im2col(Solver):
         """On a CPU the product, what is copied for it, and launches. On a GPU the sum's operations at the product's
         usual share of the peak, and 8 for each lowered element."""
         if device.type == "cpu":
-            narrow = NARROW_FACTOR if problem.dtype in NARROW else 1.0
+            narrow = NARROW_FACTOR if DTYPES[problem.dtype].widened else 1.0
             known = rates(device)
             return narrow * _METHODS[config["method"]](problem, config).cost(Balance.of(known)) / known.flops
         lowered = problem.flops / 2 / max(1, problem.oc // problem.g)

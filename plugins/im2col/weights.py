@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import GEMM_LAUNCH as LAUNCH
 from convdispatch.api import (
+    DTYPES,
     Areas,
     Axis,
     ConvProblem,
@@ -28,9 +28,10 @@ from convdispatch.api import (
     gemm_workspace,
     rates,
 )
+from convdispatch.api import GEMM_LAUNCH as LAUNCH
 from convdispatch.api.cpu import Balance
 
-from .convert import NARROW, Converter
+from .convert import Converter
 from .cost import CONVERTED, FOLLOWS
 from .lower import Lowering
 from .window import PatchWindow, runs
@@ -72,7 +73,7 @@ class WeightsProduct:
         several = self.in_place and window.images > 1 and not window.nhwc
         # A 16-bit result must be rounded by a single product, so there is no choice to compute 16-bit images
         # separately.
-        self.joined = several and problem.dtype not in NARROW
+        self.joined = several and not DTYPES[problem.dtype].widened
         self.chunks = runs(total, window.pixels if config.get("apart") else total)
         self.lowering = None
         if not self.in_place:
@@ -80,7 +81,7 @@ class WeightsProduct:
             form = "rows" if window.nhwc else "columns"
             self.lowering = Lowering(window, form, most=self.chunks.largest)
         # A single product rounds its 16-bit result once; the results of several chunks are summed in float32 first.
-        self.widened = problem.dtype in NARROW and not self.in_place
+        self.widened = DTYPES[problem.dtype].widened and not self.in_place
 
     def packs_lowered(self, gemm: Mapping[str, Any]) -> bool:
         """Whether a choice of the product would copy the lowered matrix once more."""

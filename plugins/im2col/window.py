@@ -78,7 +78,7 @@ class PatchWindow:
         """Taps of the kernel, and positions of the window in one image."""
         self.k = self.group_channels * self.volume
         """Rows of the lowered matrix: channels of a group times taps."""
-        self.accumulator_size = 8 if self.dtype == "float64" else 4
+        self.accumulator_size = DTYPES[self.dtype].accumulator_size
         """Bytes of one accumulator."""
 
     @classmethod
@@ -165,7 +165,7 @@ class PatchWindow:
         ):  # fmt: skip
             text += define(**{prefix + axis.upper(): f"({value})" for axis, value in zip(_AXES, triple, strict=True)})
         text += define(C=self.channels, CG=self.group_channels, G=self.groups, K=self.k, TAPS=self.volume)
-        narrow = self.dtype in ("float16", "bfloat16")
+        narrow = DTYPES[self.dtype].widened
         if narrow and not narrow_stored:
             return text + define(SRC="REAL", DST="ACC", SAME=0) + "#define GET(p, i) LOAD(p, i)\n"
         kind = "ushort" if narrow else DTYPES[self.dtype].storage

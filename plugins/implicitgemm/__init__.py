@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 
-from convdispatch.api import EPILOGUE, Declared, Solver, cpus_only, gpus_only, hookimpl
+from convdispatch.api import EPILOGUE, FLOATS, Declared, Solver, cpus_only, gpus_only, hookimpl
 
 __all__ = ["convdispatch_solvers"]
 
@@ -23,7 +23,7 @@ __all__ = ["convdispatch_solvers"]
 @hookimpl
 def convdispatch_solvers() -> list[Solver]:
     """Return the solvers of both folders, for CPUs and for GPUs."""
-    own = functools.partial(Declared, deterministic=True, exact=True, batch_invariant=True)
+    own = functools.partial(Declared, dtypes=FLOATS, exact=True, batch_invariant=True)
     cpu, gpu = (f"{__name__}.{folder}" for folder in ("cpu", "gpu"))
     whole, sum_only = EPILOGUE, {"accumulate"}
     return [

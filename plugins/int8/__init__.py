@@ -39,7 +39,8 @@ def convdispatch_solvers() -> list[Solver]:
     def own(module: str, make: str, name: str, serves: object = None, residual: bool = True) -> Declared:
         fuses = {"bias", "residual"} if residual else {"bias"}
         return Declared(
-            f"{__name__}.{module}", make, name=name, fuses=fuses, exact=True, quantized=True, batch_invariant=True,
+            f"{__name__}.{module}", make, name=name, fuses=fuses, exact=True, batch_invariant=True,
+            dtypes=("int8", "uint8"),
             serves=serves,  # type: ignore[arg-type]
         )  # fmt: skip
 

@@ -43,7 +43,7 @@ class Depthwise(Solver):
     """Depthwise quantized convolutions in NHWC."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Refuses floats, layouts other than NHWC, too many taps, and convolutions that are not depthwise."""
+        """Refuses layouts other than NHWC, too many taps, and convolutions that are not depthwise."""
         reason = depthwise_refusal(problem)
         if reason:
             return reason

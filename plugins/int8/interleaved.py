@@ -116,7 +116,7 @@ class Interleaved(PackedSolver):
     kernel = InterleavedKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Refuses floats, other layouts, non-depthwise channels, results that are not bytes, and overlong lines."""
+        """Refuses other layouts, non-depthwise channels, results that are not bytes, and overlong lines."""
         p, reason = problem, depthwise_refusal(problem)
         if reason:
             return reason

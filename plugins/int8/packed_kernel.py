@@ -44,9 +44,7 @@ def packed_plan(problem: ConvProblem, size: int, run: Launch, pack: Launch, pack
 
 
 def depthwise_refusal(problem: ConvProblem) -> str | None:
-    """The reason to refuse floats, groups of several channels or an empty batch; otherwise None."""
-    if not problem.quantized:
-        return f"quantized problems only, got {problem.dtype}"
+    """The reason to refuse groups of several channels or an empty batch; otherwise None."""
     if not problem.depthwise or problem.oc != problem.ic:
         return f"depthwise only, got {problem.ic} and {problem.oc} channels in {problem.g} groups"
     return f"1 image or more, got {problem.mb}" if problem.mb < 1 else None
@@ -171,8 +169,6 @@ class BandSolver(PackedSolver):
 
     def least(self, problem: ConvProblem) -> tuple[Any, str | None]:
         """(the kernel with the smallest bands, the reason why even that cannot run or None)."""
-        if not problem.quantized:
-            return None, f"quantized problems only, got {problem.dtype}"
         if problem.mb < 1:
             return None, f"1 image or more, got {problem.mb}"
         if problem.depthwise:

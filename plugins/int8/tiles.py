@@ -76,7 +76,7 @@ class Tiles(BandSolver):
     kernel = TilesKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Refuses floats, depthwise convolutions, and rows that fit no cache."""
+        """Refuses depthwise convolutions, and rows that fit no cache."""
         least, reason = self.least(problem)
         if reason is None and least.row * 32 >= 1 << 31:
             return f"tiles within 2**31 bytes, got {least.row * 32}"

@@ -139,7 +139,7 @@ class Vectors(BandSolver):
     kernel = VectorsKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Refuses floats, depthwise convolutions, and rows that fit no cache."""
+        """Refuses depthwise convolutions, and rows that fit no cache."""
         least, reason = self.least(problem)
         if reason is None:
             far = max(max(tile.a[-1], tile.y[-1]) for tile in least.tiles().values())

@@ -47,7 +47,7 @@ class Words(Solver):
     """Depthwise quantized convolutions in NHWC."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Refuses floats, layouts other than NHWC, and convolutions that are not depthwise."""
+        """Refuses layouts other than NHWC, and convolutions that are not depthwise."""
         reason = depthwise_refusal(problem)
         if reason:
             return reason

@@ -13,7 +13,7 @@ the header's ``matrix`` where other vendors' matrix cores use it too; an instruc
 - ``pace``: how a device's speed differs from an H200's.
 - ``packed``: any problem, by the product of the header's ``matrix`` with ``mma.sync`` or ``wgmma``.
 - ``probe``: checks that a device's driver accepts an engine's instructions.
-- ``solving``: the base of the solvers, and refusals that several make.
+- ``solving``: the base of the solvers.
 - ``tma``: 16-bit or TF32 tensors, channels last, fed by the copy engine.
 - ``winograd``: 3x3 kernels of float32, whose transformed tiles are planes of ``packed``.
 """
@@ -28,22 +28,22 @@ from convdispatch.api import EPILOGUE, Declared, DeviceInfo, Solver, hookimpl
 @hookimpl
 def convdispatch_solvers() -> Sequence[Solver]:
     """This plugin's solvers; of solvers with equal costs the first is chosen."""
+    narrow, wide = ("float16", "bfloat16"), ("float32", "float16", "bfloat16")
     found = (
-        ("tma", "Tma", "tma", (), True),
-        ("packed", "TensorCores", "wgmma", ("wgmma",), True),
-        ("direct", "Direct", "direct", (), True),
-        ("winograd", "Winograd", "winograd", (), False),
-        ("grouped", "Grouped", "grouped", (), True),
-        ("packed", "TensorCores", "mma", ("mma",), True),
+        ("tma", "Tma", "tma", (), wide),
+        ("packed", "TensorCores", "wgmma", ("wgmma",), wide),
+        ("direct", "Direct", "direct", (), ("float32",)),
+        ("winograd", "Winograd", "winograd", (), ("float32",)),
+        ("grouped", "Grouped", "grouped", (), narrow),
+        ("packed", "TensorCores", "mma", ("mma",), wide),
+        ("int8", "Int8", "int8", (), ("int8", "uint8")),
     )
-    numbers = [
+    return [
         Declared(f"{__name__}.{room}.solver", kind, *arguments, name=f"nvidia.{name}", serves=_gpus_only,
-                 fuses=EPILOGUE, exact=exact, spreads_nonfinite=room == "winograd", batch_invariant=True)
-        for room, kind, name, arguments, exact in found
+                 fuses={"bias", "residual"} if room == "int8" else EPILOGUE, dtypes=dtypes,
+                 exact=room != "winograd", spreads_nonfinite=room == "winograd", batch_invariant=True)
+        for room, kind, name, arguments, dtypes in found
     ]  # fmt: skip
-    integers = Declared(f"{__name__}.int8.solver", "Int8", name="nvidia.int8", serves=_gpus_only,
-                        fuses={"bias", "residual"}, exact=True, quantized=True, batch_invariant=True)  # fmt: skip
-    return [*numbers, integers]
 
 
 def _gpus_only(device: DeviceInfo) -> str | None:

@@ -1,19 +1,16 @@
-"""Shared by the solvers of this plugin: limits of the problem, probes of the device, and costs at its speed."""
+"""Shared by the solvers of this plugin: probes of the device, and costs at its speed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import MOST_PHASES, ConvProblem, DeviceInfo, Solver, phase_count
-from convdispatch.api.matrix import MAX_BYTES, Configured
+from convdispatch.api import ConvProblem, DeviceInfo, Solver
+from convdispatch.api.matrix import Configured
 
 from .instructions import LEAST_LOCAL_LIMIT, LOCAL_LIMIT, LOCAL_LIMITS
 from .pace import memory, pace
 from .probe import refusal
-
-MIN_CHANNELS = 4
-"""Fewest channels per group of a grouped convolution: fewer leave tensor cores idle."""
 
 
 class TileSolver(Solver):
@@ -54,21 +51,6 @@ class TileSolver(Solver):
         """Predicted seconds: the model that was fitted on an H200, scaled to this device's speed."""
         predicted = self.seconds(self.tiling(problem, config), device.compute_units, memory(device))
         return float(predicted) * pace(device)
-
-
-def size_limits(problem: ConvProblem) -> str | None:
-    """The reason to refuse too many phases or bytes, or an empty batch; otherwise None."""
-    if phase_count(problem) > MOST_PHASES:
-        return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
-    if problem.mb < 1:
-        return f"1 image or more, got {problem.mb}"
-    return f"at most {MAX_BYTES} bytes, got {problem.bytes}" if problem.bytes > MAX_BYTES else None
-
-
-def group_limits(problem: ConvProblem) -> str | None:
-    """The reason to refuse groups of few channels; otherwise None."""
-    least = min(problem.ic, problem.oc) // problem.g
-    return f"{MIN_CHANNELS} channels a group or more, got {least}" if problem.g > 1 and least < MIN_CHANNELS else None
 
 
 def kernel_words(problem: ConvProblem) -> str:

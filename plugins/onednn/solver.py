@@ -12,7 +12,7 @@ from convdispatch.api.activations import onednn_eltwise
 
 from .library import OneDNNError, missing
 from .plan import OneDNNPlan, rooms
-from .primitive import DTYPES, Convolution, described, shared
+from .primitive import Convolution, described, shared
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -60,8 +60,6 @@ class _OneDNN(Solver):
         """Refuses other directions, a missing oneDNN, and problems that only oneDNN's reference code supports."""
         if problem.direction not in self.directions:
             return f"{' or '.join(self.directions)} only, got {problem.direction}"
-        if problem.dtype not in DTYPES:
-            return f"{', '.join(DTYPES)} only, got {problem.dtype}"
         if problem.mb == 0:
             return "mb of 1 or more only, got 0"
         if problem.residual and problem.accumulate:

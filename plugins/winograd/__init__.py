@@ -17,7 +17,7 @@ A new tile size is a pair of ``_TILES`` with a measured error in both folders.
 
 from __future__ import annotations
 
-from convdispatch.api import EPILOGUE, Declared, Solver, cpus_only, gpus_only, hookimpl
+from convdispatch.api import EPILOGUE, FLOATS, Declared, Solver, cpus_only, gpus_only, hookimpl
 
 __all__ = ["convdispatch_solvers"]
 
@@ -37,8 +37,6 @@ def convdispatch_solvers() -> list[Solver]:
     ):
         for m, r in _TILES:
             if (m, r) != (7, 3) if kind == "Batched" else kind == "Winograd" or m + r - 1 <= 6:
-                made.append(
-                    Declared(where, kind, m, r, name=f"{name}{m}x{r}", serves=serves, fuses=EPILOGUE,
-                             spreads_nonfinite=True, batch_invariant=True)
-                )  # fmt: skip
+                made.append(Declared(where, kind, m, r, name=f"{name}{m}x{r}", serves=serves, fuses=EPILOGUE,
+                                     dtypes=FLOATS, spreads_nonfinite=True, batch_invariant=True))  # fmt: skip
     return made

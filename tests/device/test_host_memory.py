@@ -18,7 +18,7 @@ from convdispatch.api.policy import Policy
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
 from convdispatch.device.commands import host_memory
-from convdispatch.device.memory.host_pool import KEEP, HostPool
+from convdispatch.device.memory.host_pool import IDLE_TURNS, KEEP, KEEP_IDLE, HostPool
 from convdispatch.selection import dispatch, single_thread
 from convdispatch.selection.choice import ranking
 
@@ -135,6 +135,22 @@ def test_what_lies_unused_goes_back_beyond_a_bound():
     assert pool.held_blocks == len(pool._free) == sum(map(len, pool._by_size.values()))
     pool.free_held()
     assert pool.managed_bytes == 0
+
+
+def test_what_lies_unused_for_long_goes_back():
+    """As results of sizes that do not return; those of a net's layers stay, whatever they take together."""
+    pool = HostPool()
+    leases = [pool.allocate(KEEP_IDLE // 8 * number) for number in range(1, 9)]
+    del leases
+    assert pool.free_bytes > 2 * KEEP_IDLE
+    for _ in range(IDLE_TURNS // 2):
+        pool.allocate(4096)
+    assert pool.free_bytes > 2 * KEEP_IDLE
+    for _ in range(IDLE_TURNS):
+        pool.allocate(4096)
+    assert pool.free_bytes <= KEEP_IDLE
+    assert pool.has(4096)
+    assert pool.held_blocks == sum(map(len, pool._by_size.values()))
 
 
 @pytest.mark.parametrize("size", [1, 4096, 4097, 65537, (1 << 20) + 1, 25_690_112])

@@ -7,14 +7,17 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import weakref
 
 import numpy as np
+import pyopencl as cl
 import pytest
 
 import convdispatch as cd
-from convdispatch.device.programs import kernels
+from convdispatch.device import runtime
+from convdispatch.device.programs import binary_cache, kernels
 from convdispatch.selection import dispatch
 from convdispatch.tools import doctor
 
@@ -30,14 +33,15 @@ MB = 1 << 20
 MINUTES = 300.0
 
 
-def grown(program: str, count: int, **variables: str) -> float:
-    """MB by which a process of its own grows while ``step(i)`` of a program runs ``count`` times."""
+def grown(program: str, count: int, after: int = 1, **variables: str) -> float:
+    """MB by which a process of its own grows while ``step(i)`` of a program runs ``count`` times, ``after`` others."""
     text = textwrap.dedent(program) + textwrap.dedent(
         f"""
         def memory(): return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
-        step(0)
+        for number in range({after}):
+            step(number)
         before = memory()
-        for number in range(1, {count + 1}):
+        for number in range({after}, {after + count}):
             step(number)
         print(memory() - before)
         """
@@ -63,20 +67,94 @@ BY_CONV = """
     def step(number):
         cd.conv(np.ones((1, 3, 20 + number % 50, 20 + number), np.float32), w, padding=1)
 """
+IN_A_SESSION = """
+    import numpy as np, onnx, convdispatch.onnx
+    from onnx import TensorProto, helper, numpy_helper
+    from convdispatch.device.programs import kernels
+    float32 = TensorProto.FLOAT
+    weights = [numpy_helper.from_array(np.ones((8, channels, 3, 3), np.float32), f"w{channels}") for channels in (3, 8)]
+    nodes = [helper.make_node("Conv", ["x", "w3"], ["a"], pads=[1] * 4), helper.make_node("Relu", ["a"], ["b"]),
+             helper.make_node("Conv", ["b", "w8"], ["y"], pads=[1] * 4)]
+    shaped = [helper.make_tensor_value_info(*each) for each in (
+        ("x", float32, [1, 3, "h", "w"]), ("y", float32, [1, 8, "h", "w"]))]
+    graph = helper.make_graph(nodes, "net", shaped[:1], shaped[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = convdispatch.onnx.InferenceSession(model.SerializeToString())
+    def step(number):
+        session.run(None, {"x": np.ones((1, 3, 20 + number % 50, 20 + number), np.float32)})
+        assert kernels.BUDGET.new_nbytes <= kernels.NEW_SHARE
+        assert len(session.net._forms) < 60 and len(kernels._programs) < 120
+"""
 
 
 def test_150_sizes_under_enable_take_15_mb():
     assert grown(UNDER_ENABLE, 150) < 15
 
 
+def test_8_sizes_of_a_session_take_70_mb(tmp_path):
+    """All compiled: 39 MB, and 112 where each thread may run the compiler."""
+    assert grown(IN_A_SESSION, 8, after=0, **cold(tmp_path)) < 70
+
+
+def test_threads_that_compile_take_one_compiler():
+    """Intel's runtime holds 33 MB for each thread that ever compiled. The threads here do not end."""
+    program = """
+        import threading, numpy as np, pyopencl as cl
+        from convdispatch.device import runtime
+        from convdispatch.device.programs import binary_cache
+        context, ended = runtime.context(runtime.find_device("cpu")), threading.Event()
+        def compiled(number, ready):
+            text = f"__kernel void k{number}(__global float* a) {{ a[get_global_id(0)] += {number}; }}"
+            binary_cache.built(context, (), text)
+            ready.set()
+            ended.wait()
+        def step(number):
+            ready = threading.Event()
+            threading.Thread(target=compiled, args=(number, ready), daemon=True).start()
+            assert ready.wait(100)
+    """
+    assert grown(program, 4) < 25
+
+
+def cold(folder):
+    """Variables of a process that finds no program compiled, and has all that a session needs."""
+    pytest.importorskip("onnx", reason="onnx is not installed (extra: onnx)")
+    return {"CONVDISPATCH_KERNEL_CACHE": str(folder), "XDG_CACHE_HOME": str(folder)}
+
+
+def full(request):
+    if not request.config.getoption("--full"):
+        pytest.skip("compiles 1,000 programs: --full")
+
+
 @pytest.mark.parametrize("program", [UNDER_ENABLE, BY_CONV], ids=["enable", "conv"])
 def test_1000_sizes_take_100_mb(program, request):
     """All compiled: conv() has no other kernel, and CONVDISPATCH_TIER=full waits for ours."""
-    if not request.config.getoption("--full"):
-        pytest.skip("compiles 1,000 programs: --full")
+    full(request)
     assert grown(program, 1000) < 100
     # The compiler itself takes 120 MB, once, where the first program came from a file.
     assert grown(program, 1000, CONVDISPATCH_TIER="full") < 100 + 120
+
+
+def test_1000_sizes_of_a_session_take_100_mb(request, tmp_path):
+    full(request)
+    assert grown(IN_A_SESSION, 1000, after=20, **cold(tmp_path)) < 100
+
+
+def test_a_long_compilation_lets_others_compile(monkeypatch):
+    """Its thread is the only one that runs Intel's compiler, but a text that waits long is compiled by its caller."""
+    device = runtime.find_device("cpu")
+    if not device.platform.name.startswith("Intel"):
+        pytest.skip("one thread compiles for Intel's runtime alone")
+    monkeypatch.setattr(binary_cache, "_PATIENCE", 0.01)
+    text, ended = "__kernel void k(__global float* a) { a[get_global_id(0)] += 1; }", threading.Event()
+    long = binary_cache._intel_compiler.submit(lambda: ended.wait(MINUTES))
+    try:
+        program = binary_cache.built(runtime.context(device), (), text)
+    finally:
+        ended.set()
+    assert program.get_info(cl.program_info.KERNEL_NAMES) == "k"
+    assert long.result()
 
 
 @pytest.fixture

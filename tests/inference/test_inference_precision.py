@@ -78,5 +78,7 @@ def test_math_reaches_every_convolution(net):
 def test_what_is_no_dtype_or_math_is_refused(net):
     with pytest.raises(InvalidArgument, match="dtype must be one of NumPy's or 'bfloat16', got 'half-ish'"):
         inference.build(net, SHAPE, dtype="half-ish")
-    with pytest.raises(InvalidArgument, match="math must be None or one of float32, ieee, tf32, fast, reproducible, got 'tf19'"):
+    with pytest.raises(
+        InvalidArgument, match="math must be None or one of float32, ieee, tf32, fast, reproducible, got 'tf19'"
+    ):
         inference.build(net, SHAPE, math="tf19")

@@ -14,7 +14,7 @@ import processors
 import pytest
 
 from convdispatch import inference
-from convdispatch.api import Declared, Solver, kernel_text
+from convdispatch.api import ConvProblem, Declared, Solver, kernel_text
 from convdispatch.api.cpu import transposed
 from convdispatch.device import runtime, startup_profile
 from convdispatch.device.garbage import collection_put_off
@@ -24,6 +24,7 @@ from convdispatch.models import catalogue
 from convdispatch.selection import dispatch
 from convdispatch.selection.plugins.loader import plugins
 
+PROBLEM = ConvProblem.parse("mb1ic4ih5oc4kh3")
 _CHILD = """
 import json, sys
 import numpy as np
@@ -71,9 +72,11 @@ def test_a_declaration_says_what_the_solver_says(device):
 def test_a_device_that_is_not_served_imports_nothing(device):
     made = Declared("no.such.module", "Nothing", name="nothing", serves=lambda device: "another device only")
     info = runtime.device_info(device)
-    assert made.rejects(None, info) == "another device only"
+    assert made.rejects(PROBLEM, info) == "another device only"
+    other = Declared("no.such.module", "Nothing", name="nothing", dtypes={"fwd": {"float64"}})
+    assert other.rejects(PROBLEM, info) == "float64 only, got float32"
     with pytest.raises(ModuleNotFoundError):
-        Declared("no.such.module", "Nothing", name="nothing").rejects(None, info)
+        Declared("no.such.module", "Nothing", name="nothing").rejects(PROBLEM, info)
 
 
 # --- rendered text ---------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import io
 import threading
 import warnings
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
@@ -21,6 +22,7 @@ from convdispatch.torch.graph.forms import GraphForms  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 SCALES = {6: 2.0}
+ARRAY = np.ones(1)
 
 
 class Net(nn.Module):
@@ -287,9 +289,10 @@ def test_parameters_can_be_swapped_after_a_call():
         torch.__future__.set_swap_module_params_on_conversion(False)
 
 
-@pytest.mark.parametrize("call", ["empty batch", "gradients", "another thread"])
+@pytest.mark.parametrize("call", ["empty batch", "gradients", "another thread", "a global array"])
 def test_parameters_can_be_swapped_after_a_capture_that_made_no_form(call):
-    _, fused = both()
+    """With a global array of NumPy's, Dynamo gives a capture up and begins again."""
+    _, fused = both(lambda m, y, x: y * float(ARRAY[0]) if call == "a global array" else y)
     if call == "gradients":
         fused(picture().requires_grad_())
     elif call == "another thread":
@@ -302,6 +305,26 @@ def test_parameters_can_be_swapped_after_a_capture_that_made_no_form(call):
     for parameter in fused.parameters():
         other = nn.Parameter(parameter.detach() * 2, requires_grad=parameter.requires_grad)
         torch.utils.swap_tensors(parameter, other)
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d, nn.ConvTranspose2d])
+def test_autocast_holds_where_a_transform_differentiates(layer):
+    net, x = layer(3, 4, 3), picture()
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = torch.func.jvp(net, (x,), (x.flip(-1),))
+        found = torch.func.jvp(ct.convert(copy.deepcopy(net)), (x,), (x.flip(-1),))
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.dtype is theirs.dtype is torch.bfloat16
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+
+
+def test_an_empty_batch_is_rectified_in_place():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True))
+    x = picture()[:0].requires_grad_()
+    ct.convert(net)(x).sum().backward()
+    assert x.grad.shape == x.shape
+    y = torch.ops.convdispatch.convolution(x, net[0].weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1).relu_()
+    assert y.shape == (0, 4, 4, 4)
 
 
 @pytest.mark.parametrize("learns", [False, True])

@@ -273,7 +273,12 @@ def test_models_of_which_parts_live_on_keep_their_forms(door):
 
 
 def test_30_models_in_turn(door):
-    """Each has 4 MB of weights, which a form packs once more."""
+    """Each has 4 MB of weights, which a form packs once more.
+
+    What stays of Python's objects is PyTorch's own: Dynamo keeps 0.23 MB a model (texts of guards, frames of traces,
+    metrics), as much for ``torch.compile`` with AOTAutograd and a back end that only calls the graph. What is imported
+    meanwhile, as Mako's highlighting where a kernel's text is not cached, takes 5 MB more.
+    """
 
     def turn():
         compiled = door(sequence(width=1 << 15).eval())
@@ -296,4 +301,4 @@ def test_30_models_in_turn(door):
     finally:
         tracemalloc.stop()
     assert memory() - before < 40 * MB
-    assert traced < 24 * MB, "Python's objects: 0.23 MB a model stay, measured alone; tensors are not among them"
+    assert traced < 24 * MB, "Python's objects; tensors are not among them"

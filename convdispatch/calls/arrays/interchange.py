@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ...api.dtypes import numpy_dtype
 from ...api.errors import InvalidArgument
 from ...device import runtime
 from ...device.cuda.stream import CudaMemory, CudaStream, address_of, place_of
@@ -313,9 +314,7 @@ def _over_host(queue: cl.CommandQueue, address: int, size: int) -> cl.Buffer:
 
 def _numpy_dtype(dtype: _Dtype) -> np.dtype:
     if dtype.lanes == 1 and dtype.code == _BFLOAT and dtype.bits == 16:
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
+        return numpy_dtype("bfloat16")
     letters = {code: letter for letter, code in _CODES.items()}
     if dtype.lanes != 1 or dtype.bits % 8 or dtype.code not in letters:
         raise InvalidArgument(f"no NumPy dtype for DLPack's code {dtype.code}, {dtype.bits} bits, {dtype.lanes} lanes")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...api.dtypes import DTYPES, numpy_dtype
 from ...api.errors import InvalidArgument
 from ...device.cuda_driver import CudaError
 from .array_library import Library
@@ -42,7 +43,7 @@ class Torch(Library):
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
-        self._names = {getattr(torch, name): name for name in ("float16", "float32", "float64", "bfloat16")}
+        self._names = {getattr(torch, name): name for name in DTYPES}
         self.streams: dict[tuple[int, int], CudaStream] = {}
         """CudaStream by the device's number and the stream's handle."""
         self.raw = getattr(torch._C, "_cuda_getCurrentRawStream", None) or self._current_stream
@@ -133,9 +134,7 @@ class Torch(Library):
         if array.requires_grad:
             array = array.detach()
         if array.dtype is self.torch.bfloat16:  # NumPy has bfloat16 only through the package ml_dtypes
-            import ml_dtypes
-
-            return array.view(self.torch.int16).numpy().view(ml_dtypes.bfloat16)
+            return array.view(self.torch.int16).numpy().view(numpy_dtype("bfloat16"))
         return array.numpy()
 
     def from_host(self, array: np.ndarray, like: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...api.cpu import cdiv
 from ...api.device import DeviceInfo
+from ...api.dtypes import DTYPES
 from .layout import direct
 from .spec import GemmSpec
 
@@ -63,9 +64,7 @@ def cpu_configs(spec: GemmSpec, device: DeviceInfo) -> Iterator[dict[str, Any]]:
     # PoCL reports 16 lanes where its compiler only knows AVX2, and its cache loses kernels that call a built-in
     # function of a 16-lane vector; with 8 lanes it is twice as fast.
     simd = min(device.simd_width, 8) if device.vendor == "pocl" else device.simd_width
-    lanes = max(4, min(16, simd))
-    if spec.dtype == "float64":
-        lanes //= 2
+    lanes = max(4, min(16, simd)) * 4 // spec.accumulator_size
     registers = 32 if simd >= 16 else 16
     plain = {swap: (spec.swapped if swap else spec).simplified for swap in (False, True)}
     choices = [
@@ -125,7 +124,7 @@ def _cpu_blocks(
     """Blocking, packing and splitting for one register tile; ``spec`` is simplified and swapped."""
     nr = nv * lanes
     tiles, panels = cdiv(spec.m, mr), cdiv(spec.n, nr)
-    narrow = spec.dtype in ("float16", "bfloat16")
+    narrow = DTYPES[spec.dtype].widened
     direct_a, direct_b = direct(spec, "a", lanes), direct(spec, "b", lanes)
     want = 8 * device.compute_units
     split = 1

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...api.cpu import LINE
+from ...api.dtypes import DTYPES
 from .spec import Axis, GemmSpec
 
 L2_BYTES = 1 << 20
@@ -81,7 +82,7 @@ def packed_layout(spec: GemmSpec, config: Mapping[str, Any], operand: str) -> Pa
 
 def direct(spec: GemmSpec, letter: str, lanes: int) -> bool:
     """Whether the CPU's kernel can read an operand unpacked; ``spec`` is simplified and in the kernel's order."""
-    if spec.dtype not in ("float32", "float64"):
+    if DTYPES[spec.dtype].widened:
         return False
     if letter == "a":
         return spec.a.col.plain

@@ -45,7 +45,7 @@ def _epilogue(
     text += f"#define C_ROW(m) {row.text('m')}\n#define C_COL(n) {col.text('n')}\n"
     text += f"#define C_BATCH(z) {batch.text('z')}\n"
     text += f"#define BIAS_BATCH(z) {spec.epilogue.bias_batch.text('z')}\n"
-    aligned = spec.dtype in ("float32", "float64") and _wide_c(spec, lanes, partial)
+    aligned = not DTYPES[spec.dtype].widened and _wide_c(spec, lanes, partial)
     values = {"dtype": spec.dtype, "lanes": lanes, "partial": partial, "epilogue": spec.epilogue, "c_col": col}
     values |= {"unroll": config["kind"] == "gpu", "tail": tail, "pieces": _pieces, "aligned": aligned}
     return text + kernel_text(__package__, "epilogue.cl.mako", acc=DTYPES[spec.dtype].accumulator, **values)
@@ -65,7 +65,7 @@ def _tail(spec: GemmSpec, lanes: int, padded: bool, partial: bool) -> tuple[int,
     """The lanes of the last vector of a row of C that hold columns: the first ones, or where B is read in place without
     padding the last. None where C's rows have whole vectors, or are not written as vectors."""
     rest = spec.n % lanes
-    unit = partial or (spec.c.col.stride == 1 and spec.c.col.plain and spec.dtype in ("float32", "float64"))
+    unit = partial or (spec.c.col.stride == 1 and spec.c.col.plain and not DTYPES[spec.dtype].widened)
     if not rest or not unit:
         return None
     return (0, rest) if padded else (lanes - rest, lanes)
@@ -239,7 +239,7 @@ def packing(spec: GemmSpec, config: Mapping[str, Any], letter: str) -> Packing:
 def _narrow(spec: GemmSpec, axis: Axis, width: int, lanes: int) -> int:
     """Elements of the vectors that pack panels of fewer neighbours, each reaching no further than the next k; or 0."""
     fits = [n for n in (2, 4, 8, 16) if width <= n <= lanes]
-    if spec.dtype not in ("float32", "float64") or not axis.plain or axis.stride != 1 or width < 2:
+    if DTYPES[spec.dtype].widened or not axis.plain or axis.stride != 1 or width < 2:
         return 0
     return fits[0] if fits and width % lanes else 0
 

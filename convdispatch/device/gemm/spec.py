@@ -181,4 +181,4 @@ class GemmSpec:
     @property
     def accumulator_size(self) -> int:
         """Bytes of one accumulator, which is also the size of one packed element."""
-        return 8 if self.dtype == "float64" else 4
+        return DTYPES[self.dtype].accumulator_size

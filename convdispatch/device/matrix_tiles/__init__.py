@@ -11,6 +11,7 @@ goes here.
 - ``product``: any problem, as planes that a launch before has packed.
 - ``reduction``: the sum of parts, by a launch or by work groups of the product.
 - ``scales``: powers of two that bring operands into float16's range.
+- ``solver``: the solver of a vendor that describes instructions alone.
 """
 
 from __future__ import annotations

@@ -63,10 +63,10 @@ _FOR_MATH = {
 
 
 def formats(problem: ConvProblem) -> tuple[str, ...]:
-    """Names of the formats that reach what the problem's ``math`` asks, the one to use first; none for float64.
+    """Names of the formats that reach what the problem's ``math`` asks, the one to use first.
 
     For ``"float32"`` that is ``bfloat2``, whose range is float32's, so that nothing looks for scales.
     """
     if problem.dtype == "float32":
         return _FOR_MATH[problem.math]
-    return (problem.dtype,) if problem.dtype in FORMATS else ()
+    return (problem.dtype,)

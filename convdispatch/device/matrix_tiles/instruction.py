@@ -55,6 +55,8 @@ class TileInstruction:
     """Most sums, float32 registers, that a work item may hold."""
     local_limit: int = 65536
     """Bytes of local memory that a work group can have."""
+    attributes: str = ""
+    """Attributes of a kernel that calls the instruction."""
 
     @property
     def sums(self) -> int:

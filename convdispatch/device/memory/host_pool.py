@@ -2,7 +2,8 @@
 
 NumPy's own memory of a large array comes from the system and goes back to it, and a fault for every 4 KB comes with it.
 A block here is one anonymous mapping; a lease on it is a ctypes array, whose end (with the last array over it) gives
-the block back. What lies unused beyond ``KEEP`` bytes goes back to the system, and all of it when memory is released.
+the block back. What lies unused beyond ``KEEP`` bytes, or for long, goes back to the system, and all of it when memory
+is released.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from typing import Any
 
 KEEP = 1 << 29
 """The most bytes of unused blocks; those that have been unused longest are freed first."""
+KEEP_IDLE = 1 << 23
+"""Bytes of unused blocks that stay however long they are unused."""
+IDLE_TURNS = 32
+"""Beyond KEEP_IDLE a block is freed once so many others were returned after it: within a net, blocks of most sizes are
+used again after a few layers, and where input sizes vary, blocks of earlier sizes fit few later ones."""
 _STEPS = 8
 """The number of block sizes between two powers of two: at most an eighth of a block is unused."""
 
@@ -86,7 +92,9 @@ class HostPool:
             self._turn += 1
             self._free[self._turn] = block
             self._by_size.setdefault(capacity, []).append(self._turn)
-            while self.free_bytes > KEEP:
+            while self.free_bytes > KEEP or (
+                self.free_bytes > KEEP_IDLE and next(iter(self._free)) <= self._turn - IDLE_TURNS
+            ):
                 self._drop_oldest()
 
     def free_held(self) -> None:
@@ -112,6 +120,6 @@ class _Lease:
             self.pool.take_back(self.block)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=256)  # 6 KB each type
 def _lease(size: int) -> type:
     return type("Lease", (_Lease, ctypes.c_ubyte * size), {})

@@ -7,6 +7,7 @@ compiler's refusal into BuildFailed with the log.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib.resources
 import math
@@ -62,7 +63,16 @@ def cache_limit() -> int:
 
 BUDGET = Budget(cache_limit, lambda: min(NEW_SHARE, cache_limit()))
 """The budget of all programs of this process, and of the plans and calls that hold programs."""
-_programs = Bounded(BUDGET)
+
+
+def _trim(_: list[Any]) -> None:
+    """Return to the system what evicted programs have left in malloc's heaps, whose holes it otherwise keeps; what is
+    evicted now is freed after this, and returned with the next."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+_programs = Bounded(BUDGET, _trim)
 
 
 @functools.lru_cache(maxsize=256)

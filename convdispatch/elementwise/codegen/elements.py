@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,22 +41,13 @@ inline long floordiv(long a, long b) {
 """
 
 
-def numpy_dtype(dtype: Any) -> np.dtype:
-    """A NumPy dtype, from one or its name; NumPy itself does not know "bfloat16"."""
-    if isinstance(dtype, str) and dtype == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(dtype)
-
-
 def element(dtype: np.dtype) -> Element:
     """Return how ``dtype`` is stored in memory and loaded by kernels. Raises InvalidArgument for one that kernels
     cannot hold."""
-    found = _ELEMENTS.get(dtype.name)
-    if found is None:
+    known_element = _ELEMENTS.get(dtype.name)
+    if known_element is None:
         raise InvalidArgument(f"element-wise kernels take {', '.join(_ELEMENTS)}, got {dtype.name}")
-    return found
+    return known_element
 
 
 def kind_of(dtypes: list[np.dtype], integral: bool) -> str:

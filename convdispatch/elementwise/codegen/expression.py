@@ -79,14 +79,16 @@ class Formula:
         self.text, self.statements, self.result = text, statements, result
         self.assigned = tuple(dict.fromkeys(target for target, _ in statements))
         # ``seen`` says of each name whether it is read before it is assigned.
-        seen: dict[str, bool] = {}
-        done: set[str] = set()
+        read_before_written: dict[str, bool] = {}
+        assigned_names: set[str] = set()
         for target, value in [*statements, ("", result)]:
             for name in _names_in(value):
-                seen[name] = seen.get(name, False) or name not in done
-            done.add(target)
-        self.names = tuple(seen) + tuple(name for name in self.assigned if name not in seen)
-        self.read = frozenset(name for name, first in seen.items() if first)
+                read_before_written[name] = read_before_written.get(name, False) or name not in assigned_names
+            assigned_names.add(target)
+        self.names = tuple(read_before_written) + tuple(
+            name for name in self.assigned if name not in read_before_written
+        )
+        self.read = frozenset(name for name, is_read_first in read_before_written.items() if is_read_first)
 
     @functools.cached_property
     def integral(self) -> bool:
@@ -138,13 +140,13 @@ def parse(text: str) -> Formula:
         raise InvalidArgument(f"cannot read the formula {text!r}: {error}") from None
     statements: list[tuple[str, ast.expr]] = []
     result = None
-    for place, node in enumerate(tree.body):
+    for index, node in enumerate(tree.body):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             statements.append((node.targets[0].id, node.value))
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             old = ast.Name(node.target.id, ast.Load())
             statements.append((node.target.id, ast.BinOp(old, node.op, node.value)))
-        elif isinstance(node, ast.Expr) and place == len(tree.body) - 1:
+        elif isinstance(node, ast.Expr) and index == len(tree.body) - 1:
             result = node.value
         else:
             raise InvalidArgument(
@@ -163,8 +165,8 @@ def _names_in(value: ast.expr | None) -> list[str]:
     if value is None:
         return []
     called = {id(node.func) for node in ast.walk(value) if isinstance(node, ast.Call)}
-    found = [n.id for n in ast.walk(value) if isinstance(n, ast.Name) and id(n) not in called]
-    return list(dict.fromkeys(name for name in found if name not in _CONSTANTS))
+    names = [n.id for n in ast.walk(value) if isinstance(n, ast.Name) and id(n) not in called]
+    return list(dict.fromkeys(name for name in names if name not in _CONSTANTS))
 
 
 class _Writer:
@@ -231,19 +233,21 @@ class _Writer:
             case ast.Pow() if isinstance(right, ast.Constant) and right.value in (1, 2, 3, 4):
                 return f"({' * '.join([a] * right.value)})" if isinstance(right.value, int) else f"pow({a}, {b})"
             case ast.Pow() if not self.integer:
-                whole = isinstance(right, ast.Constant) and isinstance(right.value, int)
-                return f"pown({a}, {right.value})" if whole else f"pow({a}, {b})"  # type: ignore[attr-defined]
+                has_integer_power = isinstance(right, ast.Constant) and isinstance(right.value, int)
+                return f"pown({a}, {right.value})" if has_integer_power else f"pow({a}, {b})"  # type: ignore[attr-defined]
         raise InvalidArgument(f"a formula has + - * / // % **, got {type(op).__name__}")
 
     def _call(self, node: ast.Call, name: str, arguments: list[ast.expr]) -> tuple[str, bool]:
-        wanted = {"where": 3, "clip": 3, **dict.fromkeys(_TESTS, 1)}.get(name)
+        argument_count = {"where": 3, "clip": 3, **dict.fromkeys(_TESTS, 1)}.get(name)
         if name in FUNCTIONS:
-            wanted = FUNCTIONS[name].arity
-        if wanted is None:
-            known = ", ".join(sorted([*FUNCTIONS, *_TESTS, "where", "clip"]))
-            raise InvalidArgument(f"no function {name!r}; there are {known}")
-        if len(arguments) != wanted if wanted else len(arguments) < 2:
-            raise InvalidArgument(f"{name} takes {wanted or 'two or more'} arguments, got {ast.unparse(node)!r}")
+            argument_count = FUNCTIONS[name].arity
+        if argument_count is None:
+            known_functions = ", ".join(sorted([*FUNCTIONS, *_TESTS, "where", "clip"]))
+            raise InvalidArgument(f"no function {name!r}; there are {known_functions}")
+        if len(arguments) != argument_count if argument_count else len(arguments) < 2:
+            raise InvalidArgument(
+                f"{name} takes {argument_count or 'two or more'} arguments, got {ast.unparse(node)!r}"
+            )
         if name == "where":
             test, *rest = arguments
             return f"({self.truth(test)} ? {self.number(rest[0])} : {self.number(rest[1])})", False

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...api.dtypes import numpy_dtype
 from ...device import runtime
 from ...device.programs.kernels import Launch, build
-from .elements import element, kind_of, numpy_dtype, prelude
+from .elements import element, kind_of, prelude
 from .expression import Formula
 from .strides import collapse
 
@@ -115,25 +116,25 @@ def _sizes(size: int, sizes: list[int], flat: bool, gpu: bool, wide: int) -> tup
         items = -(-size // wide)
         group = min(_GPU_GROUP if gpu else _CPU_GROUP, 1 << max(0, (items - 1).bit_length()))
         return (-(-items // group) * group,), (group,)
-    inner = sizes[-1]
-    if inner >= _LONG_ROW:
-        parts, share = _shares(inner)
+    row_length = sizes[-1]
+    if row_length >= _LONG_ROW:
+        parts, share = _shares(row_length)
         return (parts * share * math.prod(sizes[:-1]),), (share,)
     middle = sizes[-2]
-    group_x, group_y = _cpu_groups(inner, middle)
-    outer = math.prod(sizes[:-2])
-    return (-(-inner // group_x) * group_x, -(-middle // group_y) * group_y, outer), (group_x, group_y, 1)
+    group_x, group_y = _cpu_groups(row_length, middle)
+    row_groups = math.prod(sizes[:-2])
+    return (-(-row_length // group_x) * group_x, -(-middle // group_y) * group_y, row_groups), (group_x, group_y, 1)
 
 
-def _shares(inner: int) -> tuple[int, int]:
+def _shares(row_length: int) -> tuple[int, int]:
     """Into how many groups a CPU cuts a long row, and their size: even shares, whole vectors of sixteen."""
-    parts = -(-inner // _CPU_GROUP)
-    return parts, min(_CPU_GROUP, -(-inner // (parts * 16)) * 16)
+    parts = -(-row_length // _CPU_GROUP)
+    return parts, min(_CPU_GROUP, -(-row_length // (parts * 16)) * 16)
 
 
-def _cpu_groups(inner: int, middle: int) -> tuple[int, int]:
+def _cpu_groups(row_length: int, middle: int) -> tuple[int, int]:
     """Return the size of a CPU's work group over the last two axes."""
-    group_x = min(_CPU_GROUP, inner)
+    group_x = min(_CPU_GROUP, row_length)
     return group_x, min(middle, max(1, _CPU_GROUP // group_x))
 
 

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...api.dtypes import numpy_dtype
 from ...api.policy import current_policy
 from ...device import runtime
 from ...device.programs.kernels import Launch, build
-from .elements import element, kind_of, numpy_dtype, prelude
+from .elements import element, kind_of, prelude
 from .expression import Formula
 from .kernel import SCALARS, VECTOR, Operand, _can_load_four, _line, _load
 from .strides import collapse
@@ -111,12 +112,12 @@ def plan(
     k, r = math.prod(sizes[a] for a in free), math.prod(sizes[a] for a in reduced)
     rows = bool(kinds) and bool(kinds[-1])
     lanes_k, lanes_r = _lanes(k, r, rows) if gpu else (1, 1)
-    wanted = _GROUPS_WANTED["gpu" if gpu else "cpu"] * info.compute_units
+    wanted_groups = _GROUPS_WANTED["gpu" if gpu else "cpu"] * info.compute_units
     units = -(-k // lanes_k) if gpu or rows else -(-k // _COLUMNS)
     # A work item reads four neighbours by one load of 16 bytes, with one division for their index instead of four.
     wide = VECTOR if gpu and rows and _can_load_four(sizes, steps, operands, False) else 1
-    least = lanes_r * 16 if gpu else 4096
-    splits = max(1, min(wanted // units, r // least, 1024))
+    least_elements = lanes_r * 16 if gpu else 4096
+    splits = max(1, min(wanted_groups // units, r // least_elements, 1024))
     if (
         current_policy().is_invariant
     ):  # The order of a sum follows from its own length, not from how many sums there are.
@@ -140,14 +141,14 @@ def plan(
         gpu,
         wide,
     )
-    first = _launch(context, form)
+    first_launch = _launch(context, form)
     if splits == 1:
-        return Reduction(first, None, 0, len(results))
+        return Reduction(first_launch, None, 0, len(results))
     from .expression import parse
 
     count = len(results)
     lanes_k, lanes_r = _lanes(k, splits, False) if gpu else (1, 1)
-    second = _Form(
+    second_form = _Form(
         operation,
         tuple(parse(f"s{i}") for i in range(count)),
         (k,),
@@ -165,7 +166,7 @@ def plan(
         False,
         gpu,
     )
-    return Reduction(first, _launch(context, second), k * splits * np.dtype(SCALARS[kind]).itemsize, count)
+    return Reduction(first_launch, _launch(context, second_form), k * splits * np.dtype(SCALARS[kind]).itemsize, count)
 
 
 def _lanes(k: int, r: int, rows: bool) -> tuple[int, int]:
@@ -184,8 +185,8 @@ def _launch(context: cl.Context, form: _Form) -> Launch:
         group: tuple[int, ...] | None = (form.lanes_k * form.lanes_r, 1)
     else:
         # Reduction over columns: neighbouring work items take neighbouring elements, whatever the outer axes are.
-        inner, wide = form.free[-1] if form.free else 1, _columns(form)
-        columns = (-(-inner // wide) * wide, form.splits, k // inner)
+        row_length, wide = form.free[-1] if form.free else 1, _columns(form)
+        columns = (-(-row_length // wide) * wide, form.splits, k // row_length)
         size, group = ((k, form.splits), (1, 1)) if form.rows else (columns, (wide, 1, 1))
     names = [f"{part}{i}" for i in range(len(form.operands)) for part in "po"] + [f"v_{name}" for name in form.scalars]
     names += [f"{part}r{i}" for i in range(len(form.results)) for part in "po"]
@@ -205,10 +206,10 @@ def _source(form: _Form) -> str:
     ]
     arguments += [f"const {form.kind} v_{name}" for name in form.scalars]
     arguments += [f"global {element(d).storage} *pr{i}, const long or{i}" for i, d in enumerate(outs)]
-    combine, neutral, whole = OPERATIONS[form.operation]
+    combine, neutral, integer_neutral = OPERATIONS[form.operation]
     text = prelude([*dtypes, *outs], form.kind)
     text += f"#define COMBINE(a, b) ({combine.format(a='a', b='b')})\n"
-    text += f"#define NEUTRAL (({form.kind}){whole if form.kind == 'long' else neutral})\n"
+    text += f"#define NEUTRAL (({form.kind}){integer_neutral if form.kind == 'long' else neutral})\n"
     body = _gpu(form) if form.gpu else _cpu_rows(form) if form.rows else _cpu_columns(form)
     items = form.lanes_k * form.lanes_r if form.gpu else 1 if form.rows else _columns(form)
     needs = f"__attribute__((reqd_work_group_size({items}, 1, 1)))\n"
@@ -241,8 +242,8 @@ def _values(form: _Form, lane: str = "") -> list[str]:
     for i, (name, dtype) in enumerate(form.operands):
         if not name:
             store = element(numpy_dtype(dtype)).store
-            own = "" if form.gpu or form.rows else "if (own) "
-            lines.append(f"w{i}{lane} = x0;" if lane else own + store.format(p=f"p{i}", i=f"i{i}", v="x0") + ";")
+            guard = "" if form.gpu or form.rows else "if (own) "
+            lines.append(f"w{i}{lane} = x0;" if lane else guard + store.format(p=f"p{i}", i=f"i{i}", v="x0") + ";")
     return lines
 
 
@@ -273,7 +274,7 @@ def _split(name: str, index: str, sizes: tuple[int, ...], steps: tuple[tuple[int
         axes.append((axis, f"{name}{axis}"))
     axes.append((0, name if len(sizes) > 1 else f"({index})"))
     for i, step in enumerate(steps):
-        terms = [f"(long){word} * {step[axis]}" for axis, word in axes if step[axis]]
+        terms = [f"(long){position} * {step[axis]}" for axis, position in axes if step[axis]]
         lines.append(f"const long {base}{i} = {' + '.join(terms) or '0'};")
     return lines
 
@@ -330,10 +331,10 @@ def _gpu(form: _Form) -> list[str]:
 
 def _cpu_columns(form: _Form) -> list[str]:
     count = len(form.formulas)
-    inner, wide = form.free[-1] if form.free else 1, _columns(form)
+    row_length, wide = form.free[-1] if form.free else 1, _columns(form)
     # The last work group ends at the last column, and stores no column that the group before it also computes.
-    lines = [f"const long begin = get_group_id(0) * {wide}L, a = min(begin, {inner - wide}L) + get_local_id(0);"]
-    lines += [f"const long outer = get_global_id(2), k = outer * {inner} + a;", "const bool own = a >= begin;"]
+    lines = [f"const long begin = get_group_id(0) * {wide}L, a = min(begin, {row_length - wide}L) + get_local_id(0);"]
+    lines += [f"const long outer = get_global_id(2), k = outer * {row_length} + a;", "const bool own = a >= begin;"]
     lines += [f"{form.kind} s{i} = NEUTRAL;" for i in range(count)]
     lines += _range(form) + _split("kk", "outer", form.free[:-1], tuple(s[:-1] for s in form.free_steps), "c")
     steps = [step[-1] if step else 0 for step in form.free_steps]
@@ -348,24 +349,27 @@ def _cpu_columns(form: _Form) -> list[str]:
 def _columns(form: _Form) -> int:
     """Columns of a CPU's group: whole vectors, for what is left over is compiled to add in another order, and then
     columns that are alike in memory are not in the result."""
-    inner = form.free[-1] if form.free else 1
-    return inner if inner < _LANES else min(_COLUMNS, inner // _LANES * _LANES)
+    row_length = form.free[-1] if form.free else 1
+    return row_length if row_length < _LANES else min(_COLUMNS, row_length // _LANES * _LANES)
 
 
 def _cpu_rows(form: _Form) -> list[str]:
     """Whole rows of the last axis where a split holds some, pieces of a row at its ends; lanes within a row."""
-    count, inner = len(form.formulas), form.reduced[-1]
+    count, row_length = len(form.formulas), form.reduced[-1]
     lines = ["const long k = get_global_id(0);"] + [f"{form.kind} s{i} = NEUTRAL;" for i in range(count)]
     lines += _range(form) + _split("kk", "k", form.free, form.free_steps, "b")
     lines.append("for (long r = first; r < last;) {")
-    lines.append(f"const long row = r / {inner}, start = r - row * {inner}, stop = min({inner}L, start + last - r);")
+    lines.append(
+        f"const long row = r / {row_length}, start = r - row * {row_length}, "
+        f"stop = min({row_length}L, start + last - r);"
+    )
     lines += _split("rr", "row", form.reduced[:-1], tuple(step[:-1] for step in form.reduced_steps), "q")
     steps = [step[-1] for step in form.reduced_steps]
     lines += [f"{form.kind} a{i}[{_LANES}];" for i in range(count)]
     lines.append(f"for (int l = 0; l < {_LANES}; ++l) {{ {' '.join(f'a{i}[l] = NEUTRAL;' for i in range(count))} }}")
     lines.append("long j = start;")
-    places = [f"const long i{i} = o{i} + b{i} + q{i} + (j + l) * {steps[i]};" for i in range(len(form.operands))]
-    body = places + _values(form) + [f"a{i}[l] = COMBINE(a{i}[l], x{i});" for i in range(count)]
+    index_lines = [f"const long i{i} = o{i} + b{i} + q{i} + (j + l) * {steps[i]};" for i in range(len(form.operands))]
+    body = index_lines + _values(form) + [f"a{i}[l] = COMBINE(a{i}[l], x{i});" for i in range(count)]
     # These 16 lanes are a vector only if they are not unrolled: unrolled, they take two to three times longer.
     vector = f"#pragma clang loop vectorize_width({_LANES}) unroll(disable)"
     lines += [f"for (; j + {_LANES} <= stop; j += {_LANES}) {{", vector, f"for (int l = 0; l < {_LANES}; ++l) {{"]

@@ -46,14 +46,17 @@ def collapse(
         if (
             sizes
             and kinds[-1] == kind
-            and all(mine[-1] == theirs[axis] * size for mine, theirs in zip(steps, strides, strict=True))
+            and all(
+                collapsed_steps[-1] == operand_strides[axis] * size
+                for collapsed_steps, operand_strides in zip(steps, strides, strict=True)
+            )
         ):
             sizes[-1] *= size
-            for mine, theirs in zip(steps, strides, strict=True):
-                mine[-1] = theirs[axis]
+            for collapsed_steps, operand_strides in zip(steps, strides, strict=True):
+                collapsed_steps[-1] = operand_strides[axis]
             continue
         sizes.append(size)
         kinds.append(kind)
-        for mine, theirs in zip(steps, strides, strict=True):
-            mine.append(theirs[axis])
+        for collapsed_steps, operand_strides in zip(steps, strides, strict=True):
+            collapsed_steps.append(operand_strides[axis])
     return sizes, steps, kinds

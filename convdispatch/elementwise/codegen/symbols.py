@@ -51,18 +51,18 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
         name = ufunc.__name__
         if method != "__call__" or options:
             raise InvalidArgument(f"a traced function calls {name} with operands alone")
-        words = [_text(value) for value in inputs]
+        operand_texts = [_text(value) for value in inputs]
         if name in _OPERATORS:
-            return Symbol(f"({words[0]} {_OPERATORS[name]} {words[1]})")
+            return Symbol(f"({operand_texts[0]} {_OPERATORS[name]} {operand_texts[1]})")
         if name == "negative":
-            return Symbol(f"(-{words[0]})")
+            return Symbol(f"(-{operand_texts[0]})")
         if name == "logical_not" or name == "invert":
-            return Symbol(f"(not {words[0]})")
+            return Symbol(f"(not {operand_texts[0]})")
         if name in ("logical_and", "bitwise_and", "logical_or", "bitwise_or"):
-            return Symbol(f"({words[0]} {'and' if name.endswith('and') else 'or'} {words[1]})")
+            return Symbol(f"({operand_texts[0]} {'and' if name.endswith('and') else 'or'} {operand_texts[1]})")
         if name not in _UFUNCS:
             raise InvalidArgument(f"numpy.{name} is no function of formulas; there are {', '.join(FUNCTIONS)}")
-        return Symbol(f"{_UFUNCS[name]}({', '.join(words)})")
+        return Symbol(f"{_UFUNCS[name]}({', '.join(operand_texts)})")
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Symbol:
         if function is np.where and len(args) == 3:
@@ -99,9 +99,9 @@ def trace(function: Callable[..., Any]) -> tuple[str, tuple[str, ...]]:
     Numbers that the function closes over become constants of the formula at the first call.
     Raises InvalidArgument for what no formula can say, such as a branch.
     """
-    found = _traced.get(function)
-    if found is None:
+    traced = _traced.get(function)
+    if traced is None:
         names = tuple(inspect.signature(function).parameters)
-        found = _text(function(*map(Symbol, names))), names
-        _traced[function] = found
-    return found
+        traced = _text(function(*map(Symbol, names))), names
+        _traced[function] = traced
+    return traced

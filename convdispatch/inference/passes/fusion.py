@@ -44,10 +44,10 @@ def fuse(graph: Graph) -> Graph:
 
 def _name_arguments(node: Node) -> None:
     """Bind positional operands to their names, so that passes look at names alone."""
-    given = bound(node.function, node.args, node.kwargs)
-    kinds = {name: parameter.kind for name, parameter in given.signature.parameters.items()}
+    bound_arguments = bound(node.function, node.args, node.kwargs)
+    kinds = {name: parameter.kind for name, parameter in bound_arguments.signature.parameters.items()}
     named = {}
-    for name, value in given.arguments.items():
+    for name, value in bound_arguments.arguments.items():
         # Variadic positional arguments have no names.
         if kinds[name] is inspect.Parameter.VAR_POSITIONAL:
             return
@@ -92,23 +92,23 @@ def _producer(uses: dict[Value, int], ref: Any, *, free_of: tuple[str, ...]) -> 
 
 
 def _fold(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[str, Any]] | None:
-    given = node.kwargs
-    producer = _producer(uses, given["x"], free_of=("activation", "residual"))
+    arguments = node.kwargs
+    producer = _producer(uses, arguments["x"], free_of=("activation", "residual"))
     if (
         producer is None
-        or given.get("training")
-        or given.get("layout", "nchw") != producer.kwargs.get("layout", "nchw")
+        or arguments.get("training")
+        or arguments.get("layout", "nchw") != producer.kwargs.get("layout", "nchw")
     ):
         return None
     w, bias = producer.kwargs["w"], producer.kwargs.get("bias")
     names = ("scale", "shift", "running_mean", "running_variance")
-    if any(isinstance(value, Ref) for value in (w, bias, *(given[name] for name in names))):
+    if any(isinstance(value, Ref) for value in (w, bias, *(arguments[name] for name in names))):
         return None  # Weights that the net itself computes cannot be folded when the net is built.
-    parts = [given[name].numpy() for name in names]
-    factor, shift = functional.folding(*parts, given.get("epsilon", 1e-5), None if bias is None else bias.numpy())
+    parts = [arguments[name].numpy() for name in names]
+    factor, shift = functional.folding(*parts, arguments.get("epsilon", 1e-5), None if bias is None else bias.numpy())
     weights = _scaled(graph, w, _along_results(producer, factor, w.shape))
     options = {"w": weights, "bias": Tensor.from_numpy(shift.astype(w.dtype), w.queue)}
-    return producer, options | {name: given.get(name) for name in ("activation", "residual")}
+    return producer, options | {name: arguments.get(name) for name in ("activation", "residual")}
 
 
 def _along_results(producer: Node, factor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -121,19 +121,19 @@ def _along_results(producer: Node, factor: np.ndarray, shape: tuple[int, ...]) -
     groups, rows = producer.kwargs.get("groups", 1), shape[0]
     each = np.repeat(factor.reshape(groups, -1), rows // groups, axis=0)
     spatial = [1] * (len(shape) - 2)
-    last = producer.kwargs.get("layout", "nchw") == "nhwc"
-    return each.reshape(rows, *spatial, -1) if last else each.reshape(rows, -1, *spatial)
+    channels_last = producer.kwargs.get("layout", "nchw") == "nhwc"
+    return each.reshape(rows, *spatial, -1) if channels_last else each.reshape(rows, -1, *spatial)
 
 
 def _scaled(graph: Graph, w: Tensor, factor: np.ndarray) -> Tensor:
     """Weights times a factor, by products of float64; on a CPU in a thread, while the net is planned."""
     if device_info(w.queue.device).type != "cpu":
         return Tensor.from_numpy((w.numpy() * factor).astype(w.dtype), w.queue)
-    made = Tensor.empty(w.shape, w.dtype, w.queue)
+    scaled = Tensor.empty(w.shape, w.dtype, w.queue)
     # NumPy views the tensor's memory as its dtype, because the buffer interface has no bfloat16, for instance.
-    source, target = (np.asarray(tensor).view(w.dtype) for tensor in (w, made))
-    graph.background.begin(made, np.multiply, source, factor, out=target, casting="unsafe")
-    return made
+    source, target = (np.asarray(tensor).view(w.dtype) for tensor in (w, scaled))
+    graph.background.begin(scaled, np.multiply, source, factor, out=target, casting="unsafe")
+    return scaled
 
 
 def _add(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[str, Any]] | None:
@@ -141,10 +141,10 @@ def _add(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[s
     if not all(side.is_whole for side in sides):
         return None
     # Of two convolutions whose results are added, the later one takes the other's result as its residual.
-    for mine, other in (sides, sides[::-1]) if sides else ():
-        producer = _producer(uses, mine, free_of=("activation", "residual"))
+    for own_side, residual in (sides, sides[::-1]) if sides else ():
+        producer = _producer(uses, own_side, free_of=("activation", "residual"))
         if producer is not None:
-            return producer, {"residual": other, "activation": node.kwargs.get("activation")}
+            return producer, {"residual": residual, "activation": node.kwargs.get("activation")}
     return None
 
 

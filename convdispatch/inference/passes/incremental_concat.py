@@ -16,18 +16,23 @@ def incremental_concats(graph: Graph) -> dict[Node, Node]:
     for node in graph.nodes:
         for ref in node.refs:
             readers.setdefault(ref.value, []).append((node, ref))
-    given = {ref.value for ref in operands(graph.output) if isinstance(ref, Ref)}
-    found = {}
+    outputs = {ref.value for ref in operands(graph.output) if isinstance(ref, Ref)}
+    later_concat = {}
     for node in graph.nodes:
-        if node.name != "concatenate" or node.result.value in given:
+        if node.name != "concatenate" or node.result.value in outputs:
             continue
         read = readers.get(node.result.value, [])
         later = [reader for reader, _ in read if reader.name == "concatenate"]
-        others = [reader for reader, _ in read if reader.name != "concatenate"]
-        whole = all(ref.is_whole for _, ref in read)
-        if whole and len(later) == 1 and _axis(later[0]) == _axis(node) and all(o.name == "apply" for o in others):
-            found[node] = later[0]
-    return found
+        other_readers = [reader for reader, _ in read if reader.name != "concatenate"]
+        all_whole = all(ref.is_whole for _, ref in read)
+        if (
+            all_whole
+            and len(later) == 1
+            and _axis(later[0]) == _axis(node)
+            and all(o.name == "apply" for o in other_readers)
+        ):
+            later_concat[node] = later[0]
+    return later_concat
 
 
 def _axis(join: Node) -> int:

@@ -36,9 +36,9 @@ def cpu_queue(graph: Graph) -> Any:
 
 def form_of(node: Node) -> tuple[float, int, str]:
     """Scale, zero point and dtype of the integers that an operation makes or reads."""
-    given = node.kwargs
-    dtype = given["dtype"] if node.name == QUANTIZE else given["x"].value.dtype.name
-    return float(given["scale"]), int(given["zero_point"]), np.dtype(dtype).name
+    arguments = node.kwargs
+    dtype = arguments["dtype"] if node.name == QUANTIZE else arguments["x"].value.dtype.name
+    return float(arguments["scale"]), int(arguments["zero_point"]), np.dtype(dtype).name
 
 
 def integers_of(ref: Ref) -> Ref:
@@ -63,7 +63,9 @@ def give(node: Node, value: Value) -> None:
 def now_of_integers(graph: Graph, node: Node, form: tuple[float, int, str]) -> None:
     """What ``node`` made of numbers it makes of integers; a dequantization behind it makes the numbers."""
     numbers = node.result.value
-    made = Value(numbers.shape, np.dtype(form[2]))
-    after = insert(graph, node, dequantize, made.whole, scale=form[0], zero_point=form[1], dtype=numbers.dtype.name)
-    give(node, made)
-    give(after, numbers)
+    integers = Value(numbers.shape, np.dtype(form[2]))
+    dequantizing = insert(
+        graph, node, dequantize, integers.whole, scale=form[0], zero_point=form[1], dtype=numbers.dtype.name
+    )
+    give(node, integers)
+    give(dequantizing, numbers)

@@ -38,7 +38,7 @@ def norms_by_tables(graph: Graph) -> None:
     queue = cpu_queue(graph)
     if queue is None:
         return
-    for window in [found for node in graph.nodes if (found := _window(graph, node)) is not None]:
+    for window in [found_window for node in graph.nodes if (found_window := _window(graph, node)) is not None]:
         roots = _roots(window.source)
         x = next(iter(roots))
         mb, _, channels, *_ = window.mean.shape
@@ -54,19 +54,19 @@ def _fold(graph: Graph, window: _Window, x: Value, queue: Any) -> None:
             continue
         if _roots(node.result.value) != {x, window.mean}:
             continue
-        inner = _table(window.source, {x: _every(x, (1, 256), queue)}, (1, 256))
-        outer = _table(
+        value_table = _table(window.source, {x: _every(x, (1, 256), queue)}, (1, 256))
+        result_table = _table(
             node.result.value,
             {x: _every(x, (256, 256), queue), window.mean: _every(window.mean, (256, 256), queue, rows=True)},
             (256, 256),
         )
-        values = inner.numpy().reshape(-1).astype(np.int32) - window.zero_point
-        made = Node(table_norm, (), {
-            "x": x.whole, "values": Tensor.from_numpy(values, queue), "results": outer, "size": window.size,
+        values = value_table.numpy().reshape(-1).astype(np.int32) - window.zero_point
+        norm = Node(table_norm, (), {
+            "x": x.whole, "values": Tensor.from_numpy(values, queue), "results": result_table, "size": window.size,
             "before": window.before, "zero_point": window.zero_point, "layout": "nchw",
         }, sources=node.sources)  # fmt: skip
-        graph.nodes[graph.nodes.index(node)] = made
-        give(made, node.result.value)
+        graph.nodes[graph.nodes.index(node)] = norm
+        give(norm, node.result.value)
         return
 
 
@@ -75,48 +75,52 @@ def _window(graph: Graph, node: Node) -> _Window | None:
     pool = maker_of(node.kwargs.get("x"), "pool_axes") if node.name == QUANTIZE else None
     if pool is None or pool.kwargs["kind"] != "average" or len(pool.kwargs["kernel"]) != 3 or pool.kwargs["ceil_mode"]:
         return None
-    size, *rest = pool.kwargs["kernel"]
-    steps = (*rest, *pool.kwargs["stride"], *pool.kwargs["dilation"])
+    size, *spatial_kernel = pool.kwargs["kernel"]
+    steps = (*spatial_kernel, *pool.kwargs["stride"], *pool.kwargs["dilation"])
     if set(steps) != {1} or size % 2 == 0 or not 1 < size <= _MOST:
         return None
-    x, (before, after), *others = pool.kwargs["x"], *pool.kwargs["pads"]
-    if any(map(any, others)) or ((before or after) and not pool.kwargs.get("count_include_pad")):
+    x, (channels_before, channels_after), *spatial_pads = pool.kwargs["x"], *pool.kwargs["pads"]
+    if any(map(any, spatial_pads)) or (
+        (channels_before or channels_after) and not pool.kwargs.get("count_include_pad")
+    ):
         return None
     form = form_of(node)
     x = _before_same(x, form)
     padded = maker_of(x, "sampled")
     if padded is not None:
-        near = _zeros_before(padded)
-        if near is None:
+        zeros_before = _zeros_before(padded)
+        if zeros_before is None:
             return None
-        before, x = before + near, _before_same(padded.kwargs["x"], form)
+        channels_before, x = channels_before + zeros_before, _before_same(padded.kwargs["x"], form)
     source = maker_of(x, DEQUANTIZE)
     if source is None or form_of(source) != form or not source.kwargs["x"].is_flat:
         return None
     mean, shape = node.result.value, x.shape
-    if len(shape) != 5 or shape[1] != 1 or mean.shape != shape or before >= size:
+    if len(shape) != 5 or shape[1] != 1 or mean.shape != shape or channels_before >= size:
         return None
-    return _Window(source.kwargs["x"].value, mean, size, before, form[1])
+    return _Window(source.kwargs["x"].value, mean, size, channels_before, form[1])
 
 
 def _before_same(x: Ref, form: tuple[float, int, str]) -> Ref:
     """What is quantized to ``form`` and back, where it is a tensor of zeros and numbers of that form already."""
     maker = maker_of(x, DEQUANTIZE)
-    made = None if maker is None or form_of(maker) != form else maker_of(maker.kwargs["x"], QUANTIZE)
-    inner = None if made is None or form_of(made) != form else maker_of(made.kwargs["x"], "sampled")
-    return x if inner is None or made is None else made.kwargs["x"]
+    quantizing = None if maker is None or form_of(maker) != form else maker_of(maker.kwargs["x"], QUANTIZE)
+    sampling = (
+        None if quantizing is None or form_of(quantizing) != form else maker_of(quantizing.kwargs["x"], "sampled")
+    )
+    return x if sampling is None or quantizing is None else quantizing.kwargs["x"]
 
 
 def _zeros_before(node: Node) -> int | None:
     """Zeros that are put before the third of five axes, which else stays as it is; None for another operation."""
-    given = node.kwargs
-    if tuple(given["axes"]) != (2,) or given["fill"] != 0 or given["operands"][1] is not None:
+    arguments = node.kwargs
+    if tuple(arguments["axes"]) != (2,) or arguments["fill"] != 0 or arguments["operands"][1] is not None:
         return None
-    places = given["operands"][0].numpy().reshape(-1)
-    within = np.flatnonzero(places >= 0)
-    channels = given["x"].shape[2]
-    whole = within.size == channels and np.array_equal(places[within], np.arange(channels))
-    return int(within[0]) if whole and within[-1] - within[0] == channels - 1 else None
+    indices = arguments["operands"][0].numpy().reshape(-1)
+    within = np.flatnonzero(indices >= 0)
+    channels = arguments["x"].shape[2]
+    is_whole = within.size == channels and np.array_equal(indices[within], np.arange(channels))
+    return int(within[0]) if is_whole and within[-1] - within[0] == channels - 1 else None
 
 
 def _is_bytes(value: Value) -> bool:
@@ -125,26 +129,28 @@ def _is_bytes(value: Value) -> bool:
 
 def _operands(node: Node) -> list[Value] | None:
     """What an element-wise operation reads, all of one size with its result; None for any other operation."""
-    given = node.kwargs
-    if node.name not in _POINTWISE or node.args or given.get("out") is not None or not isinstance(node.result, Ref):
+    arguments = node.kwargs
+    if node.name not in _POINTWISE or node.args or arguments.get("out") is not None or not isinstance(node.result, Ref):
         return None
-    if node.name == "apply" and not isinstance(given.get("expression"), str):
+    if node.name == "apply" and not isinstance(arguments.get("expression"), str):
         return None
     size = math.prod(node.result.shape)
-    if any(isinstance(each, Tensor) and each.size != 1 for each in given.values()):
+    if any(isinstance(each, Tensor) and each.size != 1 for each in arguments.values()):
         return None
     alike = all(ref.is_flat and math.prod(ref.shape) == size for ref in node.refs)
     return [ref.value for ref in node.refs] if alike and node.refs else None
 
 
-def _roots(value: Value, known: dict[Value, frozenset[Value]] | None = None) -> frozenset[Value]:
+def _roots(value: Value, roots_by_value: dict[Value, frozenset[Value]] | None = None) -> frozenset[Value]:
     """The bytes that a value is made of by element-wise operations alone; itself where it is made of other values."""
-    known = {} if known is None else known
-    if value not in known:
+    roots_by_value = {} if roots_by_value is None else roots_by_value
+    if value not in roots_by_value:
         read = None if value.node is None else _operands(value.node)
-        found = frozenset({value}) if read is None else frozenset().union(*(_roots(each, known) for each in read))
-        known[value] = frozenset({value}) if _is_bytes(value) and not all(map(_is_bytes, found)) else found
-    return known[value]
+        roots = (
+            frozenset({value}) if read is None else frozenset().union(*(_roots(each, roots_by_value) for each in read))
+        )
+        roots_by_value[value] = frozenset({value}) if _is_bytes(value) and not all(map(_is_bytes, roots)) else roots
+    return roots_by_value[value]
 
 
 def _every(value: Value, shape: tuple[int, int], queue: Any, *, rows: bool = False) -> Tensor:
@@ -153,15 +159,17 @@ def _every(value: Value, shape: tuple[int, int], queue: Any, *, rows: bool = Fal
     return Tensor.from_numpy(np.ascontiguousarray(np.broadcast_to(every[:, None] if rows else every, shape)), queue)
 
 
-def _table(value: Value, known: dict[Value, Tensor], shape: tuple[int, int]) -> Tensor:
+def _table(value: Value, table_by_value: dict[Value, Tensor], shape: tuple[int, int]) -> Tensor:
     """A value of all bytes of its roots, by the operations that make it."""
-    if value not in known:
+    if value not in table_by_value:
         node = value.node
         assert node is not None
-        given = {
-            name: _table(each.value, known, shape) if isinstance(each, Ref) else each
+        arguments = {
+            name: _table(each.value, table_by_value, shape) if isinstance(each, Ref) else each
             for name, each in node.kwargs.items()
         }
-        given |= {name: each.reshape(()) for name, each in given.items() if isinstance(each, Tensor) and each.size == 1}
-        known[value] = node.function(**given)
-    return known[value]
+        arguments |= {
+            name: each.reshape(()) for name, each in arguments.items() if isinstance(each, Tensor) and each.size == 1
+        }
+        table_by_value[value] = node.function(**arguments)
+    return table_by_value[value]

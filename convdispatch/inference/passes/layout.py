@@ -36,8 +36,8 @@ _POINTWISE = frozenset({"apply", "activate", "add", "dropout", "relu", "quantize
 @operation
 def reorder(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """The axes of x in another order, copied."""
-    made = interleaved(x) if tuple(axes) == _ORDER["nhwc"] else None
-    return apply("x", x=x.transpose(*axes)) if made is None else made
+    interleaved_x = interleaved(x) if tuple(axes) == _ORDER["nhwc"] else None
+    return apply("x", x=x.transpose(*axes)) if interleaved_x is None else interleaved_x
 
 
 def relayout(graph: Graph, layout: str, turned: Set[Node] | None = None) -> Graph:
@@ -50,8 +50,8 @@ def relayout(graph: Graph, layout: str, turned: Set[Node] | None = None) -> Grap
 
 def traced_layout(graph: Graph) -> str | None:
     """The layout that all operations of a graph that have one were traced in; None where they differ, or none has."""
-    found = {node.kwargs.get("layout", "nchw") for node in graph.nodes if node.name in _AWARE and _pictures(node)}
-    return found.pop() if len(found) == 1 else None
+    layouts = {node.kwargs.get("layout", "nchw") for node in graph.nodes if node.name in _AWARE and _pictures(node)}
+    return layouts.pop() if len(layouts) == 1 else None
 
 
 def can_turn(node: Node) -> bool:
@@ -88,10 +88,10 @@ class _Relayout:
         for node in self.old.nodes:
             turns = self._turns(node)
             change = self._other_operand if turns else self._plain_operand
-            given = dict(node.kwargs)
+            arguments = dict(node.kwargs)
             # Weights are transposed when the plan packs them, because they may not be computed yet.
-            weights = {"w": given.pop("w").transpose(*self.order)} if turns and is_planned(node) else {}
-            args, kwargs = map_operands(change, node.args), map_operands(change, given) | weights
+            weights = {"w": arguments.pop("w").transpose(*self.order)} if turns and is_planned(node) else {}
+            args, kwargs = map_operands(change, node.args), map_operands(change, arguments) | weights
             if turns and node.name in _AWARE:
                 kwargs["layout"] = self.layout
             if turns and node.name == "sampled":
@@ -118,12 +118,12 @@ class _Relayout:
         for value in old.values:
             picture = turns and len(value.shape) == 4
             shape = tuple(value.shape[a] for a in self.order) if picture else value.shape
-            made = Value(shape, value.dtype, new)
-            (self._other if picture else self._plain)[value] = made
+            new_value = Value(shape, value.dtype, new)
+            (self._other if picture else self._plain)[value] = new_value
 
         def result(ref: Ref) -> Ref:
-            made = (self._other if ref.value in self._other else self._plain)[ref.value]
-            return made.whole if ref.is_whole else replace(ref, value=made)
+            new_value = (self._other if ref.value in self._other else self._plain)[ref.value]
+            return new_value.whole if ref.is_whole else replace(ref, value=new_value)
 
         new.result = map_operands(result, old.result)
         self.new.nodes.append(new)
@@ -159,10 +159,10 @@ class _Relayout:
             node = Node(quantize_pixels, (), dict(maker.kwargs), sources=maker.sources)
         else:
             node = Node(reorder, (), {"x": value.whole, "axes": axes})
-        made = Value(tuple(value.shape[a] for a in axes), value.dtype, node)
-        node.result = made.whole
+        reordered = Value(tuple(value.shape[a] for a in axes), value.dtype, node)
+        node.result = reordered.whole
         self.new.nodes.append(node)
-        return made
+        return reordered
 
     def _other_weights(self, w: Tensor) -> Tensor:
         if id(w) not in self._weights:

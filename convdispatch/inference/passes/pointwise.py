@@ -36,15 +36,15 @@ def merge(graph: Graph) -> Graph:
     """Put element-wise neighbours together; the graph is changed in place and returned."""
     uses, read = graph.uses(), _Reader()
     for node in list(graph.nodes):
-        mine = read(node)
-        if mine is None:
+        formula = read(node)
+        if formula is None:
             continue
         parts = {
             name: producer
-            for name, operand in mine.operands.items()
+            for name, operand in formula.operands.items()
             if (producer := _producer(operand, node, uses)) is not None and read(producer) is not None
         }
-        merged = _together(mine, {name: read(producer) for name, producer in parts.items()})
+        merged = _together(formula, {name: read(producer) for name, producer in parts.items()})
         if merged is None:
             continue
         producers = list({id(part): part for part in parts.values()}.values())
@@ -92,11 +92,11 @@ def _read(node: Node) -> _Pointwise | None:
     """An element-wise node of one floating-point result as a formula, else None."""
     if not isinstance(node.result, Ref) or not node.result.is_whole or node.args:
         return None
-    found = element_formula(node)
-    found = _batch_norm(node.kwargs) if node.name == "batch_norm" else found
-    if found is None or (node.name == "apply" and node.kwargs.get("dtype") is not None):
+    text_and_operands = element_formula(node)
+    text_and_operands = _batch_norm(node.kwargs) if node.name == "batch_norm" else text_and_operands
+    if text_and_operands is None or (node.name == "apply" and node.kwargs.get("dtype") is not None):
         return None
-    text, operands = found
+    text, operands = text_and_operands
     dtype = node.result.value.dtype
     floating = dtype.kind == "f" or dtype.name == "bfloat16"
     tensors = [value for value in operands.values() if isinstance(value, Ref | Tensor)]
@@ -109,73 +109,75 @@ def _read(node: Node) -> _Pointwise | None:
 
 def element_formula(node: Node) -> tuple[str, dict[str, Any]] | None:
     """The text and the operands of a formula, an activation or a sum; None for any other node."""
-    given = node.kwargs
-    if node.name == "apply" and isinstance(given.get("expression"), str) and given.get("out") is None:
-        return given["expression"], {n: v for n, v in given.items() if n not in ("expression", "out", "dtype")}
+    arguments = node.kwargs
+    if node.name == "apply" and isinstance(arguments.get("expression"), str) and arguments.get("out") is None:
+        return arguments["expression"], {n: v for n, v in arguments.items() if n not in ("expression", "out", "dtype")}
     if node.name in ("activate", "relu"):
-        return formula_of(given.get("activation", "relu")), {"x": given["x"]}
+        return formula_of(arguments.get("activation", "relu")), {"x": arguments["x"]}
     if node.name == "add":
-        text = {None: "x + y", "relu": "s = x + y; where(s < 0, 0, s)"}.get(given.get("activation"))
-        return None if text is None else (text, {"x": given["x"], "y": given["y"]})
+        text = {None: "x + y", "relu": "s = x + y; where(s < 0, 0, s)"}.get(arguments.get("activation"))
+        return None if text is None else (text, {"x": arguments["x"], "y": arguments["y"]})
     return None
 
 
-def _batch_norm(given: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+def _batch_norm(arguments: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
     """A batch norm of constants as ``x * factor + shift``, worked out in float64."""
-    vectors = [given[name] for name in ("scale", "shift", "running_mean", "running_variance")]
-    if given.get("training") or not all(isinstance(vector, Tensor) for vector in vectors):
+    vectors = [arguments[name] for name in ("scale", "shift", "running_mean", "running_variance")]
+    if arguments.get("training") or not all(isinstance(vector, Tensor) for vector in vectors):
         return None
-    x, last = given["x"], given.get("layout", "nchw") == "nhwc"
+    x, channels_last = arguments["x"], arguments.get("layout", "nchw") == "nhwc"
     scale, shift, mean, variance = (vector.numpy().astype(np.float64) for vector in vectors)
-    factor = scale / np.sqrt(variance + given.get("epsilon", 1e-5))
-    axis = len(x.shape) - 1 if last else 1
+    factor = scale / np.sqrt(variance + arguments.get("epsilon", 1e-5))
+    axis = len(x.shape) - 1 if channels_last else 1
     wide = tuple(-1 if a == axis else 1 for a in range(len(x.shape)))
     queue, dtype = vectors[0].queue, vectors[0].dtype
     a, b = (Tensor.from_numpy(v.reshape(wide).astype(dtype), queue) for v in (factor, shift - mean * factor))
     text, operands = "x * a + b", {"x": x, "a": a, "b": b}
-    if given.get("residual") is not None:
-        text, operands["r"] = text + " + r", given["residual"]
-    if given.get("activation") == "relu":
+    if arguments.get("residual") is not None:
+        text, operands["r"] = text + " + r", arguments["residual"]
+    if arguments.get("activation") == "relu":
         text = f"v = {text}; where(v < 0, 0, v)"
     return text, operands
 
 
-def _together(mine: _Pointwise, parts: dict[str, _Pointwise | None]) -> _Pointwise | None:
+def _together(last_formula: _Pointwise, parts: dict[str, _Pointwise | None]) -> _Pointwise | None:
     """Return one formula for a node and the nodes that it reads; None if there is nothing to fuse, or too much."""
     if not parts:
         return None
     names, operands, statements = (f"t{i}" for i in itertools.count()), {}, []
-    known: dict[Any, str] = {}
+    name_by_value: dict[Any, str] = {}
 
     def operand(value: Any) -> ast.expr:
         """The name of an operand in the whole formula; the same view has one name, a number stands as it is."""
         if isinstance(value, int | float):
             return ast.parse(repr(int(value) if isinstance(value, int) else float(value)), mode="eval").body
         key = value if isinstance(value, Ref) else id(value)
-        if key not in known:
-            known[key] = f"a{len(operands)}"
-            operands[known[key]] = value
-        return ast.Name(known[key], ast.Load())
+        if key not in name_by_value:
+            name_by_value[key] = f"a{len(operands)}"
+            operands[name_by_value[key]] = value
+        return ast.Name(name_by_value[key], ast.Load())
 
     def place(part: _Pointwise, given: dict[str, ast.expr]) -> ast.expr:
         """Append a part's statements; its result as an expression."""
-        local = dict(given)
+        renamed = dict(given)
         for target, value in part.statements:
             name = next(names)
-            statements.append((name, _renamed(value, local)))
-            local[target] = ast.Name(name, ast.Load())
-        return _renamed(part.result, local)
+            statements.append((name, _renamed(value, renamed)))
+            renamed[target] = ast.Name(name, ast.Load())
+        return _renamed(part.result, renamed)
 
-    outer: dict[str, ast.expr] = {}
-    for name, value in mine.operands.items():
+    outer_names: dict[str, ast.expr] = {}
+    for name, value in last_formula.operands.items():
         part = parts.get(name)
         if part is None:
-            outer[name] = operand(value)
+            outer_names[name] = operand(value)
             continue
-        result = place(part, {inner: operand(given) for inner, given in part.operands.items()})
+        result = place(
+            part, {operand_name: operand(operand_value) for operand_name, operand_value in part.operands.items()}
+        )
         statements.append((next(names), result))
-        outer[name] = ast.Name(statements[-1][0], ast.Load())
-    result = place(mine, outer)
+        outer_names[name] = ast.Name(statements[-1][0], ast.Load())
+    result = place(last_formula, outer_names)
     if len(operands) > _MOST_OPERANDS or len(statements) > _MOST_STATEMENTS:
         return None
     return _Pointwise(statements, result, operands)

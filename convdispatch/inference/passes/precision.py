@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ...api.dtypes import numpy_dtype
 from ...api.errors import InvalidArgument
-from ...elementwise.codegen.elements import numpy_dtype
 from ...elementwise.tensor import Tensor
 from ..graph import Graph, Ref, map_operands
 

@@ -81,16 +81,16 @@ def _after_join(graph: Graph, node: Node) -> bool:
     )
     if reader is None or not alone(graph, node) or not reader.kwargs["x"].is_whole:
         return False
-    found, form = [], form_of(reader)
+    integers, form = [], form_of(reader)
     for part, maker in zip(parts, makers, strict=True):
         assert maker is not None
         if form_of(maker) == form:
-            found.append(integers_of(part))
+            integers.append(integers_of(part))
             continue
         turned = insert(graph, maker, quantize, part, scale=form[0], zero_point=form[1], dtype=form[2])
         give(turned, Value(part.shape, np.dtype(form[2])))
-        found.append(turned.result)
-    node.kwargs["tensors"] = found
+        integers.append(turned.result)
+    node.kwargs["tensors"] = integers
     give(node, reader.result.value)
     graph.nodes.remove(reader)
     return True
@@ -158,10 +158,10 @@ def _before_pool(graph: Graph, node: Node) -> bool:
         return False
     scale, zero, dtype = form_of(node)
     x = pool.kwargs["x"]
-    first = Node(quantize, (), {"x": x, "scale": scale, "zero_point": zero, "dtype": dtype}, sources=node.sources)
-    graph.nodes.insert(graph.nodes.index(pool), first)
-    give(first, Value(x.shape, np.dtype(dtype)))
-    pool.kwargs["x"] = first.result
+    quantizing = Node(quantize, (), {"x": x, "scale": scale, "zero_point": zero, "dtype": dtype}, sources=node.sources)
+    graph.nodes.insert(graph.nodes.index(pool), quantizing)
+    give(quantizing, Value(x.shape, np.dtype(dtype)))
+    pool.kwargs["x"] = quantizing.result
     give(pool, node.result.value)
     graph.nodes.remove(node)
     return True
@@ -169,29 +169,29 @@ def _before_pool(graph: Graph, node: Node) -> bool:
 
 def _take_in_addition(graph: Graph, node: Node) -> bool:
     """``quantize(activation(convolution + integers))``, whether the convolution was rounded before or was not."""
-    last = maker_of(node.kwargs["x"], *ACTIVATIONS)
-    activation = None if last is None else last.kwargs.get("activation", "relu")
-    total = maker_of((node if last is None else last).kwargs["x"], "apply", "add")
-    if total is None or not alone(graph, total) or (last is not None and not alone(graph, last)):
+    activating = maker_of(node.kwargs["x"], *ACTIVATIONS)
+    activation = None if activating is None else activating.kwargs.get("activation", "relu")
+    total = maker_of((node if activating is None else activating).kwargs["x"], "apply", "add")
+    if total is None or not alone(graph, total) or (activating is not None and not alone(graph, activating)):
         return False
     if activation is None:
         activation = total.kwargs.get("activation")
     sides, form = graph.summands(total), form_of(node)
     if not sides or (activation or "relu").partition("(")[0] not in _FUSED:
         return False
-    for mine, other in (sides, sides[::-1]):
-        added = maker_of(other, DEQUANTIZE)
+    for own_side, residual_side in (sides, sides[::-1]):
+        added = maker_of(residual_side, DEQUANTIZE)
         if added is None or form_of(added)[2] != form[2]:
             continue
-        found = _summand(graph, mine, form)
-        if found is None:
+        summand = _summand(graph, own_side, form)
+        if summand is None:
             continue
-        producer, numbers = found
+        producer, numbers = summand
         scale, zero, _ = form_of(added)
         numbers |= {"y_scale": form[0], "y_zero_point": form[1], "dtype": form[2], "residual_scale": scale}
         quantization = replace(producer.kwargs["quantization"], residual_zero_point=zero, **numbers)
         residual = replace(added.kwargs["x"], shape=producer.result.shape)
-        for between in (total, last):
+        for between in (total, activating):
             if between is not None:
                 graph.nodes.remove(between)
         graph.take_in(producer, node, quantization=quantization, residual=residual, activation=activation)
@@ -205,10 +205,15 @@ def _summand(graph: Graph, ref: Ref, form: tuple[float, int, str]) -> tuple[Node
     rounded = maker_of(ref, DEQUANTIZE)
     if producer is None and rounded is not None and alone(graph, rounded):
         producer = maker_of(rounded.kwargs["x"], CONVOLUTION)
-        given = None if producer is None else producer.kwargs["quantization"]
-        if producer is None or given.dtype != form[2] or given.y_scale is None or not alone(graph, producer):
+        quantization = None if producer is None else producer.kwargs["quantization"]
+        if (
+            producer is None
+            or quantization.dtype != form[2]
+            or quantization.y_scale is None
+            or not alone(graph, producer)
+        ):
             return None
-        numbers = {"sum_scale": given.y_scale, "sum_zero_point": given.y_zero_point}
+        numbers = {"sum_scale": quantization.y_scale, "sum_zero_point": quantization.y_zero_point}
     if producer is None or any(producer.kwargs.get(name) is not None for name in ("residual", "activation")):
         return None
     return producer, numbers

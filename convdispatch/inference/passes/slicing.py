@@ -42,34 +42,36 @@ def sliced(graph: Graph, device: DeviceInfo) -> Graph:
     if device.type != "cpu" or len(sizes) != 1:
         return graph
     batch = sizes.pop()
-    first = _slicable(graph, batch)
-    large = [place for place, node in enumerate(first) if _moved(node) > LARGE]
+    slicable_nodes = _slicable(graph, batch)
+    large = [index for index, node in enumerate(slicable_nodes) if _moved(node) > LARGE]
     if batch < 2 or not large:
         return graph
-    most = max(_moved(node) for node in first[: large[-1] + 1])
-    images = max(n for n in range(1, batch) if batch % n == 0 and (n == 1 or most * n <= SLICE_BYTES * batch))
-    heavy = (place for place, node in enumerate(first) if _weights(node) * batch > _moved(node) * images)
-    end = _end(graph, first[: next(heavy, len(first))], large)
-    return graph if end is None else _Slices(graph, first[:end], batch, images).run()
+    largest_moved = max(_moved(node) for node in slicable_nodes[: large[-1] + 1])
+    images = max(n for n in range(1, batch) if batch % n == 0 and (n == 1 or largest_moved * n <= SLICE_BYTES * batch))
+    heavy = (index for index, node in enumerate(slicable_nodes) if _weights(node) * batch > _moved(node) * images)
+    end = _end(graph, slicable_nodes[: next(heavy, len(slicable_nodes))], large)
+    return graph if end is None else _Slices(graph, slicable_nodes[:end], batch, images).run()
 
 
 def _slicable(graph: Graph, batch: int) -> Sequence[Node]:
     """The net's first operations, as many as compute image by image."""
-    known = set(graph.inputs)
-    for place, node in enumerate(graph.nodes):
+    known_values = set(graph.inputs)
+    for index, node in enumerate(graph.nodes):
         refs, results = node.refs, [ref for ref in operands(node.result) if isinstance(ref, Ref)]
-        whole = all(ref.is_whole and ref.value in known for ref in refs) and all(ref.is_whole for ref in results)
-        images = whole and all(len(ref.shape) == 4 and ref.shape[0] == batch for ref in (*refs, *results))
+        all_known_and_whole = all(ref.is_whole and ref.value in known_values for ref in refs) and all(
+            ref.is_whole for ref in results
+        )
+        images = all_known_and_whole and all(len(ref.shape) == 4 and ref.shape[0] == batch for ref in (*refs, *results))
         alike = is_planned(node) or (node.name in _ALIKE and node.kwargs.get("axis", 1) != 0)
         if node.name == reorder.__name__:
             alike = alike and node.kwargs["axes"][0] == 0
-        others = [x for x in operands((node.args, node.kwargs)) if isinstance(x, Tensor)]
+        constant_tensors = [x for x in operands((node.args, node.kwargs)) if isinstance(x, Tensor)]
         # Constants may broadcast along the batch axis, but must not differ along it.
         if node.name in ("apply", "add"):
-            alike = alike and all(len(x.shape) < 4 or x.shape[0] == 1 for x in others)
+            alike = alike and all(len(x.shape) < 4 or x.shape[0] == 1 for x in constant_tensors)
         if not images or not alike or len(results) != 1 or not isinstance(node.result, Ref):
-            return graph.nodes[:place]
-        known |= set(node.values)
+            return graph.nodes[:index]
+        known_values |= set(node.values)
     return graph.nodes
 
 
@@ -81,25 +83,25 @@ def _weights(node: Node) -> int:
     return math.prod(node.kwargs["w"].shape) * node.result.value.dtype.itemsize if is_planned(node) else 0
 
 
-def _end(graph: Graph, first: Sequence[Node], large: Sequence[int]) -> int | None:
+def _end(graph: Graph, slicable_nodes: Sequence[Node], large: Sequence[int]) -> int | None:
     """How many operations to slice: up to where, after the last large one or as near before it as can be, the least is
     handed on, by convolutions alone; None where there is no such place."""
     readers: dict[Value, int] = {}
-    for place, node in enumerate(graph.nodes):
-        readers |= dict.fromkeys((ref.value for ref in node.refs), place)
+    for index, node in enumerate(graph.nodes):
+        readers |= dict.fromkeys((ref.value for ref in node.refs), index)
     readers |= {ref.value: len(graph.nodes) for ref in operands(graph.output) if isinstance(ref, Ref)}
 
     def handed_on(end: int) -> float:
-        values = [node.result.value for node in first[:end] if readers.get(node.result.value, -1) >= end]
+        values = [node.result.value for node in slicable_nodes[:end] if readers.get(node.result.value, -1) >= end]
         makers_write = all(is_planned(value.node) for value in values if value.node is not None)
         return sum(value.nbytes for value in values) if values and makers_write else math.inf
 
-    last = next((place for place in reversed(large) if place < len(first)), None)
-    while last is not None:
-        least = min(range(last + 1, min(last + 1 + BEYOND, len(first)) + 1), key=handed_on)
+    last_large = next((index for index in reversed(large) if index < len(slicable_nodes)), None)
+    while last_large is not None:
+        least = min(range(last_large + 1, min(last_large + 1 + BEYOND, len(slicable_nodes)) + 1), key=handed_on)
         if handed_on(least) < math.inf:
             return least
-        last = next((place for place in reversed(large) if place < last), None)
+        last_large = next((index for index in reversed(large) if index < last_large), None)
     return None
 
 
@@ -112,18 +114,18 @@ class _Slices:
 
     def run(self) -> Graph:
         """The whole graph."""
-        first = [node for node in self.old.nodes if node in self.first]
-        for place in range(self.count):
-            for node in first:
-                self._add(node, place)
+        first_nodes = [node for node in self.old.nodes if node in self.first]
+        for slice_index in range(self.count):
+            for node in first_nodes:
+                self._add(node, slice_index)
         for node in self.old.nodes:
             if node not in self.first:
                 args, kwargs = map_operands(self._joined, node.args), map_operands(self._joined, node.kwargs)
-                made = Node(node.function, args, kwargs, sources=node.sources)
+                new_node = Node(node.function, args, kwargs, sources=node.sources)
                 for value in node.values:
-                    self._whole[value] = Value(value.shape, value.dtype, made)
-                made.result = map_operands(self._joined, node.result)
-                self.new.nodes.append(made)
+                    self._whole[value] = Value(value.shape, value.dtype, new_node)
+                new_node.result = map_operands(self._joined, node.result)
+                self.new.nodes.append(new_node)
         self.new.output = map_operands(self._joined, self.old.output)
         return self.new
 
@@ -132,19 +134,19 @@ class _Slices:
         if len(value.shape) != 4:
             return []
         shape, size = (self.images, *value.shape[1:]), value.nbytes // self.count
-        return [Ref(value, shape, offset=place * size) for place in range(self.count)]
+        return [Ref(value, shape, offset=slice_index * size) for slice_index in range(self.count)]
 
-    def _add(self, node: Node, place: int) -> None:
+    def _add(self, node: Node, slice_index: int) -> None:
         def change(operand: Any) -> Any:
-            return self._parts[operand.value][place] if isinstance(operand, Ref) else operand
+            return self._parts[operand.value][slice_index] if isinstance(operand, Ref) else operand
 
-        made = Node(
+        new_node = Node(
             node.function, map_operands(change, node.args), map_operands(change, node.kwargs), sources=node.sources
         )
-        value = Value((self.images, *node.result.shape[1:]), node.result.value.dtype, made)
-        made.result = value.whole
+        value = Value((self.images, *node.result.shape[1:]), node.result.value.dtype, new_node)
+        new_node.result = value.whole
         self._parts.setdefault(node.result.value, []).append(value.whole)
-        self.new.nodes.append(made)
+        self.new.nodes.append(new_node)
 
     def _joined(self, operand: Any) -> Any:
         """The same view of a whole value, whose slices are joined when it is first read."""
@@ -153,8 +155,8 @@ class _Slices:
         value = operand.value
         if value not in self._whole:
             node = Node(concatenate, (), {"tensors": list(self._parts[value]), "axis": 0})
-            made = Value(value.shape, value.dtype, node)
-            node.result = made.whole
+            joined = Value(value.shape, value.dtype, node)
+            node.result = joined.whole
             self.new.nodes.append(node)
-            self._whole[value] = made
+            self._whole[value] = joined
         return replace(operand, value=self._whole[value])

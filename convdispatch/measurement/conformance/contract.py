@@ -8,13 +8,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from ...api.declared import declared_dtypes, outside_declaration
 from ...api.device import DeviceInfo
+from ...api.dtypes import ALL_DTYPES
 from ...api.fault_text import words
-from ...api.problem import ConvProblem
+from ...api.problem import DIRECTIONS, ConvProblem
 from ...api.solver import EPILOGUE, Solver
 from ...selection.defensive_copy import MOST_CONFIGS, ask
 from ...selection.derivation import Derived
-from ...selection.visible_problem import computes_kind, visible_problem
+from ...selection.visible_problem import visible_problem
 from .memory import Fault
 
 CHEAP_S = 0.05
@@ -24,7 +26,7 @@ problem."""
 
 def answer(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> str | None:
     """Why the solver does not compute the problem, or None. Raises Fault for an answer that breaks the contract."""
-    other = computes_kind(solver, problem)
+    other = outside_declaration(solver, problem, device)
     if other is not None:
         return other
     seen = visible_problem(solver, problem)
@@ -92,6 +94,9 @@ def statements(solver: Solver, problem: ConvProblem, device: DeviceInfo, config:
         raise Fault("words", f"a solver's name is plugin.variant without spaces, + and wildcards, got {name!r}")
     if not set(solver.fuses) <= EPILOGUE:
         raise Fault("words", f"fuses holds parts of {sorted(EPILOGUE)}, got {sorted(solver.fuses)}")
+    unknown = frozenset().union(*(declared_dtypes(solver, each) for each in DIRECTIONS)) - set(ALL_DTYPES)
+    if unknown:
+        raise Fault("words", f"dtypes holds names among {', '.join(ALL_DTYPES)}, got {', '.join(sorted(unknown))}")
     try:
         cost, size = (ask(solver, method, problem, device, config) for method in ("cost", "workspace"))
     except Exception as error:

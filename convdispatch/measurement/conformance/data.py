@@ -10,12 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...api.activations import ACTIVATIONS, parse_activation
+from ...api.dtypes import DTYPES, numpy_dtype
 from ...api.problem import ConvProblem
 from .. import reference
-from ..search.trialdata import error_limit, numpy_dtype, operand_shapes, operands_of, random_operands
-
-_EXACT = {"float64": 2**53, "float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
-"""The largest integer up to which all integers are exact, by dtype."""
+from ..search.trialdata import error_limit, operand_shapes, operands_of, random_operands
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def _nonfinite(problem: ConvProblem, operands: Mapping[str, np.ndarray], seed: i
 def _integers(problem: ConvProblem, seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Operands whose sums are exact, with and without the epilogue, and the result."""
     plain = problem.replace(activation=None, bias=False, residual=False, accumulate=False)
-    dtype, density = numpy_dtype(problem), 1.0
+    dtype, density = numpy_dtype(problem.dtype), 1.0
     random = np.random.default_rng(seed)
     shapes = operand_shapes(problem)
     while True:
@@ -84,7 +82,7 @@ def _integers(problem: ConvProblem, seed: int) -> tuple[dict[str, np.ndarray], n
         expected = _compute(problem, made)
         bare = expected if plain == problem else _compute(plain, made)
         largest = max(np.abs(expected).max(initial=0), np.abs(bare).max(initial=0) + 8)
-        if largest <= _EXACT[problem.dtype]:
+        if largest <= 1 / DTYPES[problem.dtype].epsilon:
             return made, expected
         density /= 2
 

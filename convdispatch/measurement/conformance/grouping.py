@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from ...api.dtypes import ALL_DTYPES
 from ...api.errors import InvalidProblem
 from ...api.problem import ConvProblem
 from .outcome import Outcome, Report
@@ -33,9 +34,7 @@ FEATURES: dict[str, Callable[[ConvProblem], bool]] = {
     "three axes": lambda p: p.ndim == 3,
     "the layout nhwc": lambda p: p.layout == "nhwc",
     **{f"the direction {way}": lambda p, way=way: p.direction == way for way in ("fwd", "bwd_data", "bwd_weights")},
-    **{
-        f"the dtype {name}": lambda p, name=name: p.dtype == name for name in ("float64", "float16", "bfloat16", "int8")
-    },
+    **{f"the dtype {name}": lambda p, name=name: p.dtype == name for name in ALL_DTYPES if name != "float32"},
     **{f"math {name}": lambda p, name=name: p.math == name for name in ("ieee", "tf32", "fast", "reproducible")},
 }
 """The features of a case in words, each with its test; the first feature that separates failing cases is named

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...api.dtypes import numpy_dtype
 from ...api.problem import ConvProblem
 from ...selection.prepared import enqueue_plan
-from ..search.trialdata import numpy_dtype
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -144,7 +144,7 @@ class Tray:
             guarded.unchanged(queue, name)
         if self._packed is not None:
             self._packed.unchanged(queue, "packed weights")
-        return content.view(numpy_dtype(self.problem)).reshape(self.problem.out_shape)
+        return content.view(numpy_dtype(self.problem.written_dtype)).reshape(self.problem.out_shape)
 
 
 class LateTray(Tray):

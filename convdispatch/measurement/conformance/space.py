@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...api.dtypes import INTEGERS, QUANTIZED
+from ...api.dtypes import DTYPES, INTEGERS, QUANTIZED
 from ...api.errors import InvalidProblem
 from ...api.problem import ConvProblem
 from .covering import Array, Row, cover, pairs_of
@@ -154,7 +154,8 @@ def blocks() -> tuple[Block, ...]:
     """Every covering array."""
     made = []
     both = {"direction": _DIRECTIONS, "layout": ("nchw", "nhwc")}
-    back, dtypes = _DIRECTIONS[1:], ("float16", "bfloat16", "float64")
+    back = _DIRECTIONS[1:]
+    dtypes = sorted((name for name in DTYPES if name != "float32"), key=lambda name: DTYPES[name].itemsize)
     typed = [{"dtype": dtype} for dtype in dtypes]
     for form in FORMS:
         strata = _strata(form)

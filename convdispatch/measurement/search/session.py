@@ -306,7 +306,8 @@ class Search:
         from .probing import LOST, RUN_S, Prober
 
         name = entry.solver.name
-        if self.options.isolate is False or (self.options.isolate is None and plugins().proven(name)):
+        sound = plugins().proven(name) and not plugins().never_run(plugins().provider(name))
+        if self.options.isolate is False or (self.options.isolate is None and sound):
             return True
         if name in self._killers:
             entry.breaks("failed", f"{self._killers[name]} with another configuration, and this one was not tried")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...api.dtypes import numpy_dtype
 from ...api.errors import ConvDispatchError
 from ...api.problem import ConvProblem
 from ...device import runtime
@@ -26,7 +27,7 @@ from .. import reference
 from ..measure import timed
 from .output_scan import PATTERN, OutputScan
 from .scaled_data import Scaled
-from .trialdata import error_limit, numpy_dtype, operands_of, random_operands
+from .trialdata import error_limit, operands_of, random_operands
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -164,7 +165,7 @@ class Harness:
             self._enqueue(prepared, problem, whole, operands | weights, output.memory, scratch).wait()
             self.queue.finish()
         got = self._scan.gather(output.memory, data.at.ravel()) if data.at.size else np.empty(0)
-        error = data.error(problem, got.view(numpy_dtype(problem)))
+        error = data.error(problem, got.view(numpy_dtype(problem.written_dtype)))
         limit = data.limit(problem, normal)
         if not error <= limit:
             raise WrongResult(f"relative error {error:.2g} on data of differing scales, at most {limit:.2g} is right")
@@ -196,7 +197,8 @@ class Harness:
             at = reference.positions(problem)
             self._expected[problem] = at, reference.sample(problem, at, **operands_of(problem, self.host))
         at, expected = self._expected[problem]
-        error = reference.relative_error(self._scan.gather(memory, at).view(numpy_dtype(problem)), expected)
+        got = self._scan.gather(memory, at).view(numpy_dtype(problem.written_dtype))
+        error = reference.relative_error(got, expected)
         if not error <= error_limit(problem):
             raise WrongResult(f"relative error {error:.2g}, at most {error_limit(problem):.2g} counts as right")
         return error

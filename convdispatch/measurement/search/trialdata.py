@@ -8,13 +8,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ...api.dtypes import DTYPES, numpy_dtype
 from ...api.problem import ConvProblem
 from .. import quantized, reference
 
 BLOCK = 4194301
 """The period in elements of repeated random data; it is prime, so that repeats fall on different channels and
 pixels."""
-_LIMITS = {"float64": 1e-12, "float16": 2e-3, "bfloat16": 1e-2}
 _MATH_LIMITS = {"float32": 1e-5, "tf32": 2e-3, "fast": 5e-2}
 
 
@@ -27,7 +27,7 @@ def error_limit(problem: ConvProblem) -> float:
     if problem.quantized:
         return 0.0
     if problem.dtype != "float32":
-        return _LIMITS[problem.dtype]
+        return DTYPES[problem.dtype].max_error
     if problem.math not in ("ieee", "reproducible"):
         return _MATH_LIMITS[problem.math]
     taps = problem.kd * problem.kh * problem.kw
@@ -49,24 +49,12 @@ def _plain_error(length: int) -> float:
     return max(reference.relative_error(got, expected), 2.0**-24)
 
 
-def numpy_dtype(problem: ConvProblem) -> np.dtype:
-    """NumPy's dtype of the problem's results, and of its other elements but for a quantized one's; bfloat16 is
-    ml_dtypes'."""
-    if problem.out_dtype is not None:
-        return np.dtype(problem.out_dtype)
-    if problem.dtype == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(problem.dtype)
-
-
 def random_operands(problem: ConvProblem, seed: int) -> dict[str, np.ndarray]:
     """Standard normal arrays for all that a problem reads, by name; ``initial`` is what the output holds before."""
     if problem.quantized:
         return quantized.random_operands(problem, seed)
     random = np.random.default_rng(seed)
-    return {name: _normal(random, shape, numpy_dtype(problem)) for name, shape in operand_shapes(problem).items()}
+    return {name: _normal(random, shape, numpy_dtype(problem.dtype)) for name, shape in operand_shapes(problem).items()}
 
 
 def operand_shapes(problem: ConvProblem) -> dict[str, tuple[int, ...]]:

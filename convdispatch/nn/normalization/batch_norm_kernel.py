@@ -77,8 +77,8 @@ def normalise(
     stats = runtime.allocate(x.queue, 3 * channels * 4)
     tensors = [x] if residual is None else [x, residual]
     operands = [*(part for tensor in (x, *vectors) for part in _place(tensor)), *map(np.float32, numbers)]
-    more = [] if residual is None else _place(residual)
-    _run(form, x.queue, _place(x), operands, [*more, stats, y.base_data], tensors)
+    epilogue = [] if residual is None else _place(residual)
+    _run(form, x.queue, _place(x), operands, [*epilogue, stats, y.base_data], tensors)
     if tape is None or not tape.tracks(x):
         return y
     # relu's slope follows from x, which backward reads anyway; y is kept only if a residual was added.
@@ -90,9 +90,9 @@ def normalise(
         dscale, dshift = (_target(tape, tensor) for tensor in (scale, shift))
         if keep:
             dres = Tensor.empty(x.shape, x.dtype, x.queue)
-        given = [*_place(dy), *_place(x), *_place(shift), stats, result, stats if dres is None else dres.base_data]
-        rest = [*_place(dscale), *_place(dshift), dx.base_data]
-        _run(form._replace(backward=True), x.queue, given, given, rest, [dy, x])
+        operands = [*_place(dy), *_place(x), *_place(shift), stats, result, stats if dres is None else dres.base_data]
+        outputs = [*_place(dscale), *_place(dshift), dx.base_data]
+        _run(form._replace(backward=True), x.queue, operands, operands, outputs, [dy, x])
         return dx, dscale, dshift, dres if keep else dy if tape.tracks(residual) else None
 
     tape.record(y, (x, scale, shift, residual), backward)
@@ -110,27 +110,27 @@ def _target(tape: Tape, vector: Tensor) -> Tensor:
 
 
 def _run(
-    form: _Form, queue: cl.CommandQueue, summed: list, operands: list, rest: list, tensors: Sequence[Tensor]
+    form: _Form, queue: cl.CommandQueue, summed: list, operands: list, outputs: list, tensors: Sequence[Tensor]
 ) -> None:
     """Sums, where a kernel of their own makes them, and what follows from them."""
     wide = form.pixels % 4 == 0 and all(tensor.offset % 16 == 0 for tensor in tensors)
-    sums, last, partial = _launches(queue.context, form._replace(wide=wide))
+    sums, final_launch, partial = _launches(queue.context, form._replace(wide=wide))
     if sums is None:
-        last(queue, (*operands, *rest))
+        final_launch(queue, (*operands, *outputs))
         return
     memory = runtime.allocate(queue, partial)
     sums(queue, (*summed, memory))
-    last(queue, (*operands, memory, *rest))
+    final_launch(queue, (*operands, memory, *outputs))
 
 
 @keeps_programs
 def _launches(context: cl.Context, form: _Form) -> tuple[Launch | None, Launch, int]:
     """The kernel of sums, where there is one, the last one, and the bytes of what lies between."""
     info = runtime.device_info(context.devices[0])
-    places = form.mb * form.pixels // (4 if form.wide else 1)
-    splits, parts = _shares(form.mb * form.pixels, places, form.channels, info.compute_units)
+    vector_count = form.mb * form.pixels // (4 if form.wide else 1)
+    splits, parts = _shares(form.mb * form.pixels, vector_count, form.channels, info.compute_units)
     group = 1 << (min(SHARE_GROUP_ITEMS if splits else CHANNEL_GROUP_ITEMS, info.max_work_group_size).bit_length() - 1)
-    group = min(group, 1 << (places // 2).bit_length())
+    group = min(group, 1 << (vector_count // 2).bit_length())
     splits = min(splits, group)
     values = form._asdict() | {"wide": 4 if form.wide else 1, "group": group, "splits": splits, "parts": parts}
     program = build(context, config_macros(values) + kernel_text(__package__, "batch_norm.cl"))
@@ -140,18 +140,18 @@ def _launches(context: cl.Context, form: _Form) -> tuple[Launch | None, Launch, 
         names = [f"a{i}" for i in range(count)]
         return Launch(program, name, (form.channels * groups * group,), (group,), names, names=names)
 
-    summed, rest = (9, 5) if form.backward else (2, 2 + 2 * form.residual)
+    summed, output_count = (9, 5) if form.backward else (2, 2 + 2 * form.residual)
     operands = summed if form.backward else 12
     if not splits:
-        return None, launch(name, 1, operands + rest), 0
-    sums, last = launch(f"{name}_sums", splits, summed + 1), launch(name, parts, operands + 1 + rest)
-    return sums, last, 8 * form.channels * splits
+        return None, launch(name, 1, operands + output_count), 0
+    sums, final_launch = launch(f"{name}_sums", splits, summed + 1), launch(name, parts, operands + 1 + output_count)
+    return sums, final_launch, 8 * form.channels * splits
 
 
-def _shares(values: int, places: int, channels: int, units: int) -> tuple[int, int]:
+def _shares(values: int, vector_count: int, channels: int, units: int) -> tuple[int, int]:
     """Groups that sum a channel, 0 where the one that does the rest sums too; groups that do the rest."""
     if values <= ONE_GROUP_VALUES or (values <= SHARED_VALUES and 2 * channels >= units):
         return 0, 1
     busy = 4 * SHARE_GROUP_ITEMS  # A group has at least four values for each of its work items.
-    wanted = -(-GROUPS_PER_UNIT * units // channels)
-    return max(1, min(wanted, places // busy, SHARE_GROUP_ITEMS)), max(1, places // busy)
+    wanted_shares = -(-GROUPS_PER_UNIT * units // channels)
+    return max(1, min(wanted_shares, vector_count // busy, SHARE_GROUP_ITEMS)), max(1, vector_count // busy)

@@ -24,20 +24,22 @@ def standardize(
     digits. ``scale`` and ``shift`` broadcast with x.
     """
     axes = tuple(axis % x.ndim for axis in axes)
-    first = x.ndim - len(axes)
-    if axes == tuple(range(first, x.ndim)) and all(t is None or t.shape == x.shape[first:] for t in (scale, shift)):
-        y = row_norm(x, math.prod(x.shape[first:]), 1, scale, shift, epsilon)
+    first_axis = x.ndim - len(axes)
+    if axes == tuple(range(first_axis, x.ndim)) and all(
+        t is None or t.shape == x.shape[first_axis:] for t in (scale, shift)
+    ):
+        y = row_norm(x, math.prod(x.shape[first_axis:]), 1, scale, shift, epsilon)
         if y is not None:
             return y
     mean = reduce("mean", "x", axes, keepdims=True, x=x)
     variance = reduce("mean", "square(x - m)", axes, keepdims=True, x=x, m=mean)
-    given: dict[str, Any] = {"x": x, "m": mean, "v": variance, "epsilon": float(epsilon)}
+    operands: dict[str, Any] = {"x": x, "m": mean, "v": variance, "epsilon": float(epsilon)}
     text = "(x - m) * rsqrt(v + epsilon)"
     for name, sign, tensor in (("scale", "*", scale), ("shift", "+", shift)):
         if tensor is not None:
-            given[name] = tensor
+            operands[name] = tensor
             text = f"{text} {sign} {name}"
-    return apply(text, dtype=x.dtype, **given)
+    return apply(text, dtype=x.dtype, **operands)
 
 
 def group_norm(

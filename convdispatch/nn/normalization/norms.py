@@ -95,16 +95,16 @@ def batch_norm(
     with paused():
         axes = tuple(a for a in range(x.ndim) if a != axis)
         # The first value of each channel is viewed as a tensor that broadcasts with x.
-        first = x[tuple(slice(None) if a == axis else slice(0, 1) for a in range(x.ndim))]
+        shift_values = x[tuple(slice(None) if a == axis else slice(0, 1) for a in range(x.ndim))]
         half = x.dtype.itemsize == 2
         sums = [Tensor.empty((channels,), np.float32, x.queue) for _ in range(2)] if half else None
-        sums = reduce("sum", ("x - k", "square(x - k)"), axes, x=x, k=first, out=sums)
+        sums = reduce("sum", ("x - k", "square(x - k)"), axes, x=x, k=shift_values, out=sums)
         (mean, wide_mean), (deviation, _), (factor, wide_factor) = _vectors(3, x, wide)
         apply(
             _STATISTICS,
             s=sums[0],
             q=sums[1],
-            k=_vector(first, axis),
+            k=_vector(shift_values, axis),
             scale=scale,
             mean=mean,
             deviation=deviation,
@@ -133,13 +133,13 @@ def batch_norm(
         targets.append(sums)
         # If the residual needs a gradient, dy times relu's slope is computed once, and stored while it is summed.
         dresidual = dy if tape.tracks(residual) else None
-        store, slope, more = None, d, gated
+        store, slope, slope_operands = None, d, gated
         if dresidual is not None and activation:
             dresidual = store = Tensor.empty(dy.shape, dy.dtype, dy.queue)
-        given = {"dy": dy, "x": x, "mean": middle, **gated}
-        ds, dq = reduce("sum", (d, f"({d}) * (x - mean)"), axes, **given, out=targets, store=store)
+        operands = {"dy": dy, "x": x, "mean": middle, **gated}
+        ds, dq = reduce("sum", (d, f"({d}) * (x - mean)"), axes, **operands, out=targets, store=store)
         if store is not None:
-            dy, slope, more = store, "dy", {}
+            dy, slope, slope_operands = store, "dy", {}
         dscale = tape.sink(scale) if tape.tracks(scale) else None
         dscale = Tensor.empty((channels,), scale.dtype, x.queue) if dscale is None else dscale
         text = "g = dq * deviation; c = ds * r; e = g * deviation * r"
@@ -147,8 +147,8 @@ def batch_norm(
         dx = None
         if tape.tracks(x):
             text = f"factor * (({slope}) - c - (x - mean) * e)"
-            given = {"factor": wides["factor"], **more}
-            dx = apply(text, dy=dy, x=x, mean=middle, c=wide_c, e=wide_e, dtype=x.dtype, **given)
+            operands = {"factor": wides["factor"], **slope_operands}
+            dx = apply(text, dy=dy, x=x, mean=middle, c=wide_c, e=wide_e, dtype=x.dtype, **operands)
         return dx, dscale, ds, dresidual
 
     tape.record(y, (x, scale, shift, residual), backward)
@@ -215,21 +215,21 @@ def local_response_norm(
     """
     if size < 1 or x.ndim < 2:
         raise InvalidArgument(f"the norm needs a size of 1 or more and x with channels, got {size} and {x.shape}")
-    given = dense(x)
+    dense_x = dense(x)
     y = Tensor.empty(x.shape, x.dtype, x.queue)
     tape = current_tape()
     channels = x.shape[1 if layout == "nchw" else -1]
-    inner = 1 if layout == "nhwc" else x.size // max(1, x.shape[0] * channels)
+    inner_size = 1 if layout == "nhwc" else x.size // max(1, x.shape[0] * channels)
     if not x.size:
         return y
-    forward, back = _lrn(x.context, x.dtype.name, x.size, channels, inner, size, alpha / size, beta, k)
-    forward(x.queue, (given.base_data, np.int64(given.offset // x.dtype.itemsize), y.base_data))
+    forward, back = _lrn(x.context, x.dtype.name, x.size, channels, inner_size, size, alpha / size, beta, k)
+    forward(x.queue, (dense_x.base_data, np.int64(dense_x.offset // x.dtype.itemsize), y.base_data))
     if tape is not None and tape.tracks(x):
 
         def backward(dy: Tensor) -> tuple[Tensor]:
             dy, dx = dense(dy), Tensor.empty(x.shape, x.dtype, x.queue)
-            offsets = (np.int64(t.offset // t.dtype.itemsize) for t in (given, dy))
-            back(x.queue, (given.base_data, next(offsets), dy.base_data, next(offsets), dx.base_data))
+            offsets = (np.int64(t.offset // t.dtype.itemsize) for t in (dense_x, dy))
+            back(x.queue, (dense_x.base_data, next(offsets), dy.base_data, next(offsets), dx.base_data))
             return (dx,)
 
         tape.record(y, (x,), backward)

@@ -31,24 +31,24 @@ def row_norm(
     ``each`` neighbours share an element of scale and shift, whose rows follow each other and begin again. None where
     that is no kernel of one launch: gradients are recorded, types differ, or the rows are too few for the device.
     """
-    tape, given = current_tape(), (x, scale, shift)
-    if tape is not None and any(t is not None and tape.tracks(t) for t in given):
+    tape, parameters = current_tape(), (x, scale, shift)
+    if tape is not None and any(t is not None and tape.tracks(t) for t in parameters):
         return None
-    if not x.size or any(t is not None and (t.dtype != x.dtype or t.size % (width // each)) for t in given[1:]):
+    if not x.size or any(t is not None and (t.dtype != x.dtype or t.size % (width // each)) for t in parameters[1:]):
         return None
-    rows, channels = x.size // width, max((t.size for t in given[1:] if t is not None), default=width // each)
+    rows, channels = x.size // width, max((t.size for t in parameters[1:] if t is not None), default=width // each)
     if x.dtype.kind != "f" and x.dtype.name != "bfloat16":
         return None
     info = runtime.device_info(x.queue.device)
     if rows < info.compute_units and x.size > _FEW and not current_policy().is_invariant:
         return None
     # x takes the argument of a missing scale or shift, which the kernel does not read.
-    read = [x if t is None else dense(t) for t in given]
+    arrays = [x if t is None else dense(t) for t in parameters]
     y = Tensor.empty(x.shape, x.dtype, x.queue)
     flags = scale is not None, shift is not None
     launch = _row_norm(x.context, x.dtype.name, width, rows, each, channels * each // width, *flags, float(epsilon))
-    places = [part for t in read for part in (t.base_data, np.int64(t.offset // t.dtype.itemsize))]
-    launch(x.queue, (*places, y.base_data))
+    memory_and_offsets = [part for t in arrays for part in (t.base_data, np.int64(t.offset // t.dtype.itemsize))]
+    launch(x.queue, (*memory_and_offsets, y.base_data))
     return y
 
 

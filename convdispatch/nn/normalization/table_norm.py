@@ -32,13 +32,13 @@ def table_norm(
     and ``zero_point`` is added; channels outside of x add 0. ``results`` are 256 rows by m's bits of 256 bytes by x's
     bits. ``size`` is odd.
     """
-    given, y = dense(x), Tensor.empty(x.shape, results.dtype, x.queue)
+    dense_x, y = dense(x), Tensor.empty(x.shape, results.dtype, x.queue)
     if not x.size:
         return y
     channels = x.shape[1 if layout == "nchw" else -1]
-    inner = 1 if layout == "nhwc" else x.size // (x.shape[0] * channels)
-    launch = _launch(x.context, x.size, x.shape[0], channels, inner, size, before, zero_point)
-    arrays = (given.base_data, np.int64(given.offset), values.base_data, results.base_data, y.base_data)
+    inner_size = 1 if layout == "nhwc" else x.size // (x.shape[0] * channels)
+    launch = _launch(x.context, x.size, x.shape[0], channels, inner_size, size, before, zero_point)
+    arrays = (dense_x.base_data, np.int64(dense_x.offset), values.base_data, results.base_data, y.base_data)
     launch(x.queue, arrays)
     return y
 

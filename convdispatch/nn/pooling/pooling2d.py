@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ...api.dtypes import INTEGERS, storage_macros
+from ...api.dtypes import ALL_DTYPES, INTEGERS, storage_macros
 from ...api.errors import InvalidArgument
 from ...calls.arguments import per_axis
 from ...device import runtime
@@ -141,15 +141,19 @@ def windows_of(
     stride = kernel if stride is None else per_axis("stride", stride, 2, least=1)
     dilation = per_axis("dilation", dilation, 2, least=1)
     values = {}
-    for axis, size, k, s, (p, far), d in zip("hw", sizes, kernel, stride, _pads(padding, kernel, dilation), dilation):
-        span = size + p + far - d * (k - 1) - 1
+    for axis, size, k, s, (p, end_padding), d in zip(
+        "hw", sizes, kernel, stride, _pads(padding, kernel, dilation), dilation
+    ):
+        span = size + p + end_padding - d * (k - 1) - 1
         if span < 0:
-            raise InvalidArgument(f"a window of {k} (dilation {d}) does not fit {size} values with padding {p}, {far}")
+            raise InvalidArgument(
+                f"a window of {k} (dilation {d}) does not fit {size} values with padding {p}, {end_padding}"
+            )
         count = (span + s - 1 if ceil_mode else span) // s + 1
         if ceil_mode and (count - 1) * s >= size + p:
             count -= 1
         values |= {f"i{axis}": size, f"o{axis}": count, f"k{axis}": k, f"s{axis}": s, f"p{axis}": p, f"d{axis}": d}
-        values[f"p{axis}_r"] = far
+        values[f"p{axis}_r"] = end_padding
     reach = all(
         not values[f"p{a}"] and (values[f"o{a}"] - 1) * values[f"s{a}"] + (values[f"k{a}"] - 1) * values[f"d{a}"] < size
         for a, size in zip("hw", sizes, strict=True)
@@ -164,7 +168,7 @@ def _pads(padding: Any, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> l
         if any(p > k // 2 for p, k in zip(numbers, kernel, strict=True)):
             raise InvalidArgument(f"padding must be at most half the kernel {kernel}, got {padding}")
         return [(p, p) for p in numbers]
-    pairs = [(near, far) for near, far in padding]
+    pairs = [(start, end) for start, end in padding]
     for pair, k, d in zip(pairs, kernel, dilation, strict=True):
         if not all(0 <= p <= d * (k - 1) for p in pair):
             raise InvalidArgument(f"padding must be smaller than the window of {k} (dilation {d}), got {pair}")
@@ -179,22 +183,30 @@ def _adaptive(x: Tensor, size: tuple[int, int], layout: str) -> dict[str, int]:
 def _pool(kind: str, x: Tensor, values: dict[str, int], layout: str) -> Tensor:
     tape = current_tape()
     watched = tape is not None and tape.tracks(x)
-    y, places, key = pooled(kind, x, values, layout, gradients=watched, notes=watched and kind == "max")
+    y, maximum_indices, key = pooled(kind, x, values, layout, gradients=watched, notes=watched and kind == "max")
     if watched and y.size:
         x_shape, dtype, queue, mark = x.shape, x.dtype, x.queue, x.mark
 
         def backward(dy: Tensor) -> tuple[Tensor]:
             dy, dx = dense(dy), Tensor.empty(x_shape, dtype, queue)
-            first = np.int64(dy.offset // dtype.itemsize)
+            element_offset = np.int64(dy.offset // dtype.itemsize)
             launches = _launches(*key, True)
             # The forward pass noted which values the ReLU cut, so that the ReLU's backward pass need not.
-            gate = places is not None and launches.gated is not None and tape.is_rectified(mark)
+            gate = maximum_indices is not None and launches.gated is not None and tape.is_rectified(mark)
             back = launches.gated if gate else launches.backward
             assert back is not None
-            back(queue, (dy.base_data, first, (dy if places is None else places).base_data, dx.base_data))
+            back(
+                queue,
+                (
+                    dy.base_data,
+                    element_offset,
+                    (dy if maximum_indices is None else maximum_indices).base_data,
+                    dx.base_data,
+                ),
+            )
             if not gate:
                 return (dx,)
-            return (Rectified(dx, f"where(note < {launches.cut}, dy, 0)", {"dy": dy, "note": places}),)
+            return (Rectified(dx, f"where(note < {launches.cut}, dy, 0)", {"dy": dy, "note": maximum_indices}),)
 
         tape.record(y, (x,), backward)
     return y
@@ -212,15 +224,15 @@ def pooled(
     y = Tensor.empty(shape, x.dtype, x.queue)
     if not y.size:
         return y, None, key
-    given = dense(x)
+    dense_x = dense(x)
     launches = _launches(*key, gradients)
-    memory = (given.base_data, np.int64(given.offset // x.dtype.itemsize), y.base_data)
+    memory = (dense_x.base_data, np.int64(dense_x.offset // x.dtype.itemsize), y.base_data)
     if not notes or launches.noting is None:
         launches.forward(x.queue, memory)
         return y, None, key
-    places = Tensor.empty(shape, launches.noted, x.queue)
-    launches.noting(x.queue, (*memory, places.base_data))
-    return y, places, key
+    maximum_indices = Tensor.empty(shape, launches.noted, x.queue)
+    launches.noting(x.queue, (*memory, maximum_indices.base_data))
+    return y, maximum_indices, key
 
 
 class _Launches(NamedTuple):
@@ -258,9 +270,9 @@ def _launches(
     apart = not planes and _apart(values)
     small = kind == "max" and not planes and not values["adaptive"] and values["kh"] * values["kw"] < 128
     h, w = (values["ih"], values["iw"]) if not apart else (-(-values[f"i{a}"] // values[f"s{a}"]) for a in "hw")
-    most = mb * channels * max(values["ih"] * values["iw"], values["oh"] * values["ow"])
+    largest = mb * channels * max(values["ih"] * values["iw"], values["oh"] * values["ow"])
     pairs = apart and not nhwc and dtype == "float32" and values["sw"] == 2 and values["iw"] % 2 == 0
-    most_lanes = 8 if dtype == "float64" else 16
+    most_lanes = 64 // ALL_DTYPES[dtype].accumulator_size
     lanes = _lanes(values, most_lanes) if planes else {}
     row_lanes = _row_lanes(values, channels if nhwc else None, most_lanes) if not gpu and dtype in _VECTORS else 1
     macros = {
@@ -274,7 +286,7 @@ def _launches(
         "apart": apart,
         "pairs": pairs,
         "bytes": small,
-        "index": "uint" if most < 2**31 else "ulong",
+        "index": "uint" if largest < 2**31 else "ulong",
         **lanes,
         **values,
     }
@@ -323,25 +335,25 @@ def _element(dtype: str) -> str:
     )  # fmt: skip
 
 
-def _lanes(values: dict[str, int], most: int) -> dict[str, int]:
+def _lanes(values: dict[str, int], most_lanes: int) -> dict[str, int]:
     """For planes: a row's windows with all columns inside, and how many of them a CPU takes at once."""
     if values["adaptive"] or values["sw"] > 2:
         return {"safe_first": 0, "safe_end": 0, "lanes": 1}
-    first = min(values["ow"], -(-values["pw"] // values["sw"]))
+    first_safe = min(values["ow"], -(-values["pw"] // values["sw"]))
     reach = values["iw"] + values["pw"] - (values["kw"] - 1) * values["dw"]
-    end = max(first, min(values["ow"], -(-reach // values["sw"])))
-    lanes = next((n for n in (16, 8, 4) if n <= min(most, end - first)), 1)
-    return {"safe_first": first, "safe_end": end, "lanes": lanes}
+    end = max(first_safe, min(values["ow"], -(-reach // values["sw"])))
+    lanes = next((n for n in (16, 8, 4) if n <= min(most_lanes, end - first_safe)), 1)
+    return {"safe_first": first_safe, "safe_end": end, "lanes": lanes}
 
 
-def _row_lanes(values: dict[str, int], channels: int | None, most: int) -> int:
+def _row_lanes(values: dict[str, int], channels: int | None, most_lanes: int) -> int:
     """How many windows of a row, or channels where they are last, a CPU takes at once; 1 where it cannot."""
     if values["adaptive"]:
         return 1
     if channels is None and (values["sw"] > 2 or values["iw"] + values["pw"] + values["pw_r"] > _WIDEST):
         return 1
     room = min(values["ow"], values["iw"]) if channels is None else channels
-    return next((n for n in (16, 8, 4) if n <= min(most, room)), 1)
+    return next((n for n in (16, 8, 4) if n <= min(most_lanes, room)), 1)
 
 
 def _apart(values: dict[str, int]) -> bool:

@@ -59,8 +59,8 @@ def pool_axes(kind: str, x: Tensor, kernel: Any, stride: Any, pads: Any, dilatio
     x = dense(x)
     mb, channels, *space = x.shape
     if len(space) == 1:
-        one = [[blank, *values] for blank, values in zip((1, 1, (0, 0), 1), (kernel, stride, pads, dilation))]
-        y = _pool2(kind, x.reshape(mb, channels, 1, space[0]), *one, **options)
+        window = [[blank, *values] for blank, values in zip((1, 1, (0, 0), 1), (kernel, stride, pads, dilation))]
+        y = _pool2(kind, x.reshape(mb, channels, 1, space[0]), *window, **options)
         return y.reshape(mb, channels, y.shape[-1])
     p, options = options.get("p", 2), dict(options)
     # Lp pooling sums p-th powers along one axis, then along the others, and takes one root.
@@ -69,9 +69,9 @@ def pool_axes(kind: str, x: Tensor, kernel: Any, stride: Any, pads: Any, dilatio
         options["p"] = 1
     planes = x.reshape(mb, channels * space[0], *space[1:])
     y = _pool2(kind, planes, kernel[1:], stride[1:], pads[1:], dilation[1:], **options)
-    rest = y.shape[2:]
-    columns = y.reshape(mb, channels, space[0], math.prod(rest))
-    first = [[values[0], blank] for blank, values in zip((1, 1, (0, 0), 1), (kernel, stride, pads, dilation))]
-    y = _pool2(kind, columns, *first, **options)
-    y = y.reshape(mb, channels, y.shape[2], *rest)
+    spatial = y.shape[2:]
+    columns = y.reshape(mb, channels, space[0], math.prod(spatial))
+    first_window = [[values[0], blank] for blank, values in zip((1, 1, (0, 0), 1), (kernel, stride, pads, dilation))]
+    y = _pool2(kind, columns, *first_window, **options)
+    y = y.reshape(mb, channels, y.shape[2], *spatial)
     return apply(f"y ** {1 / p}", y=y) if kind == "lp" else y

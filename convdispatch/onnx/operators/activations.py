@@ -21,8 +21,12 @@ _NAMED = {
 @operator(*_NAMED)
 def _named(call: BoundNode) -> Tensor:
     name = _NAMED[call.node.op_type]
-    given = ACTIVATIONS[name].onnx
-    numbers = [float(call.get(key, default)) for key, default in (given.attributes or {}).items()] if given else []
+    onnx_activation = ACTIVATIONS[name].onnx
+    numbers = (
+        [float(call.get(key, default)) for key, default in (onnx_activation.attributes or {}).items()]
+        if onnx_activation
+        else []
+    )
     return functional.activate(call.tensor(0), f"{name}({','.join(map(repr, numbers))})" if numbers else name)
 
 
@@ -32,7 +36,7 @@ def _clip(call: BoundNode) -> Tensor:
     if call.opset < 11:
         bounds: list[Any] = [call.get("min"), call.get("max")]
     else:
-        bounds = [call.raw(place) if call.has(place) else None for place in (1, 2)]
+        bounds = [call.raw(index) if call.has(index) else None for index in (1, 2)]
         bounds = [scalar(bound) if scalar(bound) is not None else bound for bound in bounds]
         bounds = [None if isinstance(b, np.ndarray) and not np.isfinite(b).all() else b for b in bounds]
     low, high = bounds
@@ -43,12 +47,12 @@ def _clip(call: BoundNode) -> Tensor:
             return functional.activate(x, "relu6")
         if low is not None and high is not None and low <= high:
             return functional.activate(x, f"clip({float(low)!r},{float(high)!r})")
-    given = {name: bound for name, bound in (("low", low), ("high", high)) if bound is not None}
-    given = {n: call.upload(b) if isinstance(b, np.ndarray) else b for n, b in given.items()}
-    if not given:
+    bounds_by_name = {name: bound for name, bound in (("low", low), ("high", high)) if bound is not None}
+    bounds_by_name = {n: call.upload(b) if isinstance(b, np.ndarray) else b for n, b in bounds_by_name.items()}
+    if not bounds_by_name:
         return x
-    inner = "max(x, low)" if "low" in given else "x"
-    return formula(call, f"min({inner}, high)" if "high" in given else inner, x=x, **given)
+    text = "max(x, low)" if "low" in bounds_by_name else "x"
+    return formula(call, f"min({text}, high)" if "high" in bounds_by_name else text, x=x, **bounds_by_name)
 
 
 @operator("PRelu")
@@ -121,9 +125,9 @@ def _hardmax(call: BoundNode) -> Tensor:
     axis = call.axis(1 if old else -1)
     flat = functional.view(x, (int(np.prod(x.shape[:axis])), int(np.prod(x.shape[axis:])))) if old else x
     axis = 1 if old else axis
-    place = argmax(flat, axis, keepdims=True)
+    index = argmax(flat, axis, keepdims=True)
     shape = [1] * flat.ndim
     shape[axis] = flat.shape[axis]
     numbers = call.upload(np.arange(flat.shape[axis], dtype=np.int64).reshape(shape))
-    y = formula(call, "where(p == n, 1, 0)", x.dtype, p=place, n=numbers)
+    y = formula(call, "where(p == n, 1, 0)", x.dtype, p=index, n=numbers)
     return functional.view(y, x.shape)

@@ -24,15 +24,15 @@ def _convolution(call: BoundNode) -> Tensor:
     if of_integers is not None:
         return of_integers
     x, crop = call.tensor(0), any(p < 0 for pair in pads for p in pair)
-    _, inner, around = call.interpreter.zero_pads.get(id(x), (None, None, {}))
-    if inner is not None and not crop and not any(any(around.get(axis, ())) for axis in (0, 1)):
+    _, unpadded, around = call.interpreter.zero_pads.get(id(x), (None, None, {}))
+    if unpadded is not None and not crop and not any(any(around.get(axis, ())) for axis in (0, 1)):
         # The convolution applies the padding itself; the padded tensor is computed only if other nodes read it.
-        x = inner
-        more = [around.get(axis + 2, (0, 0)) for axis in range(len(sizes))]
-        pads = [(near + n, far + f) for (near, far), (n, f) in zip(pads, more, strict=True)]
+        x = unpadded
+        added_pads = [around.get(axis + 2, (0, 0)) for axis in range(len(sizes))]
+        pads = [(before + n, after + f) for (before, after), (n, f) in zip(pads, added_pads, strict=True)]
     if crop:  # A negative pad crops the edge of the input.
         x = x[(slice(None), slice(None), *(slice(max(0, -n), s - max(0, -f)) for s, (n, f) in zip(sizes, pads)))]
-        pads = [(max(0, near), max(0, far)) for near, far in pads]
+        pads = [(max(0, before), max(0, after)) for before, after in pads]
     options = windows.options(call) | {"padding": tuple(pads), "math": _math(call)}
     return functional.convolution(x, call.tensor(1), _bias(call), **options)  # type: ignore[no-any-return]
 
@@ -43,35 +43,37 @@ def _transposed(call: BoundNode) -> Tensor:
     sizes, kernel, strides, dilations = windows
     ndim, mode = len(sizes), call.word("auto_pad", AUTO_PADS)
     extra = list(call.get("output_padding", [0] * ndim))
-    wanted = call.get("output_shape")
-    if wanted is not None and len(wanted) == ndim + 2:
-        wanted = wanted[2:]
+    output_shape = call.get("output_shape")
+    if output_shape is not None and len(output_shape) == ndim + 2:
+        output_shape = output_shape[2:]
     reach = [d * (k - 1) + 1 for d, k in zip(dilations, kernel, strict=True)]
-    if wanted is None and mode.startswith("SAME"):
-        wanted = [size * stride for size, stride in zip(sizes, strides, strict=True)]
-    if wanted is None:
+    if output_shape is None and mode.startswith("SAME"):
+        output_shape = [size * stride for size, stride in zip(sizes, strides, strict=True)]
+    if output_shape is None:
         pads = windows.pads(call)
     else:
         natural = [(i - 1) * s + r + e for i, s, r, e in zip(sizes, strides, reach, extra, strict=True)]
-        totals = [size - target for size, target in zip(natural, wanted, strict=True)]
+        totals = [size - target for size, target in zip(natural, output_shape, strict=True)]
         pads = [same_pads(total, mode) for total in totals]
         extra = [e + max(0, -total) for e, total in zip(extra, totals, strict=True)]
     x, options = call.tensor(0), windows.options(call) | {"math": _math(call)}
     # A negative pad, and output padding beyond the convolution's rounding, become zeros around the result.
-    after: list[tuple[int, int]] = []
+    zeros_after: list[tuple[int, int]] = []
     for axis in range(ndim):
-        near, far = pads[axis]
-        rest = 0
-        if extra[axis] >= max(strides[axis], dilations[axis]) or (extra[axis] >= strides[axis] and far < extra[axis]):
-            rest, extra[axis] = extra[axis], 0
-        after.append((max(0, -near), max(0, -far) + rest))
-        pads[axis] = (max(0, near), max(0, far))
+        pad_before, pad_after = pads[axis]
+        added = 0
+        if extra[axis] >= max(strides[axis], dilations[axis]) or (
+            extra[axis] >= strides[axis] and pad_after < extra[axis]
+        ):
+            added, extra[axis] = extra[axis], 0
+        zeros_after.append((max(0, -pad_before), max(0, -pad_after) + added))
+        pads[axis] = (max(0, pad_before), max(0, pad_after))
     options |= {"padding": tuple(pads), "output_padding": tuple(extra)}
-    zeros, bias = any(before or behind for before, behind in after), _bias(call)
+    zeros, bias = any(before or behind for before, behind in zeros_after), _bias(call)
     y = functional.transposed_convolution(x, call.tensor(1), None if zeros else bias, **options)
     if not zeros:
         return y  # type: ignore[no-any-return]
-    y = padded(y, {axis + 2: pair for axis, pair in enumerate(after)}, "constant", 0.0)
+    y = padded(y, {axis + 2: pair for axis, pair in enumerate(zeros_after)}, "constant", 0.0)
     if bias is None:
         return y
     return functional.apply("y + b", y=y, b=functional.view(bias, (1, -1, *[1] * ndim)))  # type: ignore[no-any-return]

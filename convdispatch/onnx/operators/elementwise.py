@@ -36,11 +36,11 @@ def pair(call: BoundNode) -> dict[str, Any]:
     """The operands x and y: constants of one element as numbers, and y placed as operator sets before 7 say."""
     operands = {}
     rank = len(np.broadcast_shapes(call.shape(0), call.shape(1))) if call.opset >= 7 else len(call.shape(0))
-    for place, name in enumerate("xy"):
-        value = call.raw(place)
-        number = scalar(value) if len(value.shape) <= rank and isinstance(call.raw(1 - place), Tensor) else None
+    for index, name in enumerate("xy"):
+        value = call.raw(index)
+        number = scalar(value) if len(value.shape) <= rank and isinstance(call.raw(1 - index), Tensor) else None
         # A scalar takes the other operand's rank, so a scalar of more axes must stay an array.
-        if number is not None and len(value.shape) <= len(call.shape(1 - place)):
+        if number is not None and len(value.shape) <= len(call.shape(1 - index)):
             operands[name] = number
         elif isinstance(value, np.ndarray) and call.opset >= 7 and 0 < len(value.shape) < rank:
             # A constant gets as many axes as the tensors have, so that it broadcasts in either layout.
@@ -49,12 +49,12 @@ def pair(call: BoundNode) -> dict[str, Any]:
                 call.interpreter.derive(("wide", rank), value, functools.partial(value.reshape, wide))
             )
         else:
-            operands[name] = call.tensor(place)
+            operands[name] = call.tensor(index)
     if call.opset < 7 and call.get("broadcast") and isinstance(operands["y"], Tensor):
         x, y = call.shape(0), operands["y"]
         axis = call.get("axis", len(x) - y.ndim)
-        after = len(x) - axis - y.ndim
-        operands["y"] = functional.view(y, (*y.shape, *[1] * after)) if after > 0 else y
+        trailing_axes = len(x) - axis - y.ndim
+        operands["y"] = functional.view(y, (*y.shape, *[1] * trailing_axes)) if trailing_axes > 0 else y
     return operands
 
 
@@ -91,8 +91,8 @@ def _arithmetic(call: BoundNode) -> Tensor:
     gated = gate(call)
     if gated is not None:
         return functional.activate(*gated)
-    found = _per_channel(call)
-    return formula(call, _ARITHMETIC[call.node.op_type], **pair(call)) if found is None else found
+    normalized = _per_channel(call)
+    return formula(call, _ARITHMETIC[call.node.op_type], **pair(call)) if normalized is None else normalized
 
 
 def _per_channel(call: BoundNode) -> Tensor | None:
@@ -107,35 +107,35 @@ def _per_channel(call: BoundNode) -> Tensor | None:
     maker = call.maker(0 if x is sides[0] else 1)
     if maker is None or maker.op_type not in ("Conv", "Mul", "Add", "BatchNormalization"):
         return None
-    zero, one = (call.upload(np.full(channels, number, x.dtype)) for number in (0, 1))
+    zeros, ones = (call.upload(np.full(channels, number, x.dtype)) for number in (0, 1))
     vector = call.upload(np.ascontiguousarray(value.reshape(channels)))
-    scale, shift = (vector, zero) if kind == "Mul" else (one, vector)
-    return functional.batch_norm(x, scale, shift, zero, one, training=False, epsilon=0.0)  # type: ignore[no-any-return]
+    scale, shift = (vector, zeros) if kind == "Mul" else (ones, vector)
+    return functional.batch_norm(x, scale, shift, zeros, ones, training=False, epsilon=0.0)  # type: ignore[no-any-return]
 
 
 @operator("Mod")
 def _modulo(call: BoundNode) -> Tensor:
-    given = pair(call)
+    operands = pair(call)
     if not call.get("fmod", 0):
-        return formula(call, "x % y", **given)
-    whole = next(value for value in given.values() if isinstance(value, Tensor)).dtype.kind in "iu"
-    return formula(call, f"x - y * ({QUOTIENT})" if whole else "x - y * trunc(x / y)", **given)
+        return formula(call, "x % y", **operands)
+    is_integer = next(value for value in operands.values() if isinstance(value, Tensor)).dtype.kind in "iu"
+    return formula(call, f"x - y * ({QUOTIENT})" if is_integer else "x - y * trunc(x / y)", **operands)
 
 
 @operator("Pow")
 def _power(call: BoundNode) -> Tensor:
-    given = pair(call)
+    operands = pair(call)
     dtype = np.dtype(call.raw(0).dtype)
-    power = given["y"]
-    if isinstance(power, int | float) and isinstance(given["x"], Tensor):
+    power = operands["y"]
+    if isinstance(power, int | float) and isinstance(operands["x"], Tensor):
         if float(power).is_integer() and 1 <= power <= 4:
-            return formula(call, f"x ** {int(power)}", dtype, x=given["x"])
+            return formula(call, f"x ** {int(power)}", dtype, x=operands["x"])
         if power == 0.5:
-            return formula(call, "sqrt(x)", dtype, x=given["x"])
-        return formula(call, f"x ** {float(power)!r}", dtype, x=given["x"])
+            return formula(call, "sqrt(x)", dtype, x=operands["x"])
+        return formula(call, f"x ** {float(power)!r}", dtype, x=operands["x"])
     wide = "+ 0.0" if dtype.kind in "iu" else ""
     text = f"round(pow(x {wide}, y {wide}))" if dtype.kind in "iu" else "pow(x, y)"
-    return formula(call, text, dtype, **given)
+    return formula(call, text, dtype, **operands)
 
 
 @operator(*_TESTS)
@@ -168,11 +168,11 @@ def _where(call: BoundNode) -> Tensor:
     dtype = np.dtype(call.raw(1).dtype)
     rank = len(np.broadcast_shapes(*(value.shape for value in names.values())))
     tensor = any(isinstance(v, Tensor) and len(v.shape) == rank for v in names.values())
-    given = {
-        name: number if tensor and name != "c" and (number := scalar(value)) is not None else call.tensor(place)
-        for place, (name, value) in enumerate(names.items())
+    operands = {
+        name: number if tensor and name != "c" and (number := scalar(value)) is not None else call.tensor(index)
+        for index, (name, value) in enumerate(names.items())
     }
-    return formula(call, "where(c, x, y)", dtype, **given)
+    return formula(call, "where(c, x, y)", dtype, **operands)
 
 
 @operator("Max", "Min", "Sum", "Mean")
@@ -187,9 +187,9 @@ def _many(call: BoundNode) -> Any:
         return functional.add(*values.values())
     for start in range(0, count, _MOST_OPERANDS - 1):
         part = {name: values[name] for name in names[start : start + _MOST_OPERANDS - 1]}
-        given = part if result is None else {"r": result, **part}
-        inner = f"{kind.lower()}({', '.join(given)})" if kind in ("Max", "Min") else " + ".join(given)
-        result = formula(call, inner, **given) if len(given) > 1 else next(iter(given.values()))
+        operands = part if result is None else {"r": result, **part}
+        text = f"{kind.lower()}({', '.join(operands)})" if kind in ("Max", "Min") else " + ".join(operands)
+        result = formula(call, text, **operands) if len(operands) > 1 else next(iter(operands.values()))
     return formula(call, "x / n", x=result, n=float(count)) if kind == "Mean" else result
 
 

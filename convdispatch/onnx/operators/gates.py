@@ -19,16 +19,16 @@ def gate(call: BoundNode) -> tuple[Tensor, str] | None:
     """The x of a ``Mul`` or ``Div`` that ends such a product, and the activation's name; None for any other node."""
     if call.opset < 7:  # Before operator set 7 an attribute says along which axis operands broadcast.
         return None
-    first, second = call.raw(0), call.raw(1)
+    left, right = call.raw(0), call.raw(1)
     # A scalar may have more axes than x; then the result's shape differs from that of x.
-    shape = np.broadcast_shapes(first.shape, second.shape)
-    for x, factor in ((first, second), (second, first)) if call.node.op_type == "Mul" else ():
+    shape = np.broadcast_shapes(left.shape, right.shape)
+    for x, factor in ((left, right), (right, left)) if call.node.op_type == "Mul" else ():
         name = _gated(call, factor, x)
         if name is not None and x.shape == shape:
             return x, name
-    whole = _sixth(call, call.node.op_type, (first, second))
-    made, operands, _ = _made(call, whole)
-    if made == "Mul":
+    undivided = _sixth(call, call.node.op_type, (left, right))
+    maker, operands, _ = _made(call, undivided)
+    if maker == "Mul":
         for x, clipped in (operands, operands[::-1]):
             if _is_float(x) and x.shape == shape and _above_three(call, clipped) is x:
                 return x, "hardswish"
@@ -37,22 +37,22 @@ def gate(call: BoundNode) -> tuple[Tensor, str] | None:
 
 def _gated(call: BoundNode, factor: Any, x: Any) -> str | None:
     """What x times this factor is called, if the factor is made of x."""
-    made, operands, attributes = _made(call, factor)
-    if not _is_float(x) or made is None:
+    maker, operands, attributes = _made(call, factor)
+    if not _is_float(x) or maker is None:
         return None
-    if made in ("Sigmoid", "HardSigmoid"):
+    if maker in ("Sigmoid", "HardSigmoid"):
         slope, middle = attributes.get("alpha", 0.2), attributes.get("beta", 0.5)
-        same = made == "Sigmoid" or (abs(slope * 6 - 1) < _NEAR and middle == 0.5)
-        return {"Sigmoid": "silu", "HardSigmoid": "hardswish"}[made] if same and operands[0] is x else None
-    return "hardswish" if _above_three(call, _sixth(call, made, operands)) is x else None
+        same = maker == "Sigmoid" or (abs(slope * 6 - 1) < _NEAR and middle == 0.5)
+        return {"Sigmoid": "silu", "HardSigmoid": "hardswish"}[maker] if same and operands[0] is x else None
+    return "hardswish" if _above_three(call, _sixth(call, maker, operands)) is x else None
 
 
 def _sixth(call: BoundNode, kind: str, operands: Any) -> Any:
     """The v of ``v / 6`` or ``v * (1 / 6)``; None for another node."""
     if kind == "Div" and scalar(operands[1]) == 6:
         return operands[0]
-    for value, other in (operands, operands[::-1]) if kind == "Mul" else ():
-        number = scalar(other)
+    for value, factor in (operands, operands[::-1]) if kind == "Mul" else ():
+        number = scalar(factor)
         if number is not None and abs(number * 6 - 1) < _NEAR:
             return value
     return None
@@ -60,22 +60,22 @@ def _sixth(call: BoundNode, kind: str, operands: Any) -> Any:
 
 def _above_three(call: BoundNode, value: Any) -> Any:
     """The x of ``clip(x + 3, 0, 6)``; None for another value."""
-    made, operands, attributes = _made(call, value)
-    if made != "Clip":
+    maker, operands, attributes = _made(call, value)
+    if maker != "Clip":
         return None
     bounds = [attributes.get(key) for key in ("min", "max")]
-    for place, bound in enumerate(operands[1:3]):
-        bounds[place] = bounds[place] if bound is None else scalar(bound)
+    for index, bound in enumerate(operands[1:3]):
+        bounds[index] = bounds[index] if bound is None else scalar(bound)
     x, three = with_number(call, operands[0], "Add")
     return x if bounds == [0, 6] and three == 3 else None
 
 
 def with_number(call: BoundNode, value: Any, kind: str) -> tuple[Any, float | int | None]:
     """The operand of the ``kind`` of node that made a value, and the number beside it; a power's is the second one."""
-    made, operands, _ = _made(call, value)
-    for first, second in ((0, 1), (1, 0)) if kind != "Pow" else ((0, 1),):
-        if made == kind and isinstance(operands[first], Tensor) and scalar(operands[second]) is not None:
-            return operands[first], scalar(operands[second])
+    maker, operands, _ = _made(call, value)
+    for tensor_index, number_index in ((0, 1), (1, 0)) if kind != "Pow" else ((0, 1),):
+        if maker == kind and isinstance(operands[tensor_index], Tensor) and scalar(operands[number_index]) is not None:
+            return operands[tensor_index], scalar(operands[number_index])
     return None, None
 
 

@@ -21,16 +21,16 @@ def _gather(call: BoundNode) -> Tensor:
     size = x.shape[axis]
     if indices.size and (indices.min() < -size or indices.max() >= size):
         raise call.refuse(f"takes elements {indices.min()} to {indices.max()} of {size}")
-    places = np.where(indices < 0, indices + size, indices).reshape(-1)
+    positions = np.where(indices < 0, indices + size, indices).reshape(-1)
     if indices.ndim == 0:
-        return x[(*[slice(None)] * axis, int(places[0]))]
-    steps = np.unique(np.diff(places))
+        return x[(*[slice(None)] * axis, int(positions[0]))]
+    steps = np.unique(np.diff(positions))
     # Evenly spaced indices are a slice, which is a view and copies nothing.
-    if len(places) and len(steps) <= 1 and (not len(steps) or steps[0] > 0):
+    if len(positions) and len(steps) <= 1 and (not len(steps) or steps[0] > 0):
         step = int(steps[0]) if len(steps) else 1
-        y = x[(*[slice(None)] * axis, slice(int(places[0]), int(places[-1]) + 1, step))]
+        y = x[(*[slice(None)] * axis, slice(int(positions[0]), int(positions[-1]) + 1, step))]
     else:
-        y = sample(x, {axis: (places, None)})
+        y = sample(x, {axis: (positions, None)})
     return y if indices.ndim == 1 else functional.view(y, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
 
 
@@ -48,19 +48,19 @@ def _gather_nd(call: BoundNode) -> Tensor:
     """A place of one number for each tuple of indices, and one take along the axes as one."""
     x, indices, batch = call.tensor(0), call.tensor(1), call.get("batch_dims", 0)
     depth = indices.shape[-1]
-    inner, lead = x.shape[batch + depth :], x.shape[:batch]
-    text, given = "", {}
-    for place in range(depth):
-        size = x.shape[batch + place]
-        given[f"i{place}"] = indices[..., place]
-        one = f"where(i{place} < 0, i{place} + {size}, i{place})"
-        text = one if not text else f"({text}) * {size} + {one}"
+    inner_shape, batch_shape = x.shape[batch + depth :], x.shape[:batch]
+    text, index_by_name = "", {}
+    for dimension in range(depth):
+        size = x.shape[batch + dimension]
+        index_by_name[f"i{dimension}"] = indices[..., dimension]
+        wrapped = f"where(i{dimension} < 0, i{dimension} + {size}, i{dimension})"
+        text = wrapped if not text else f"({text}) * {size} + {wrapped}"
     rows = int(np.prod(x.shape[batch : batch + depth]))
-    flat = apply(text, dtype=np.int64, **given)
+    flat = apply(text, dtype=np.int64, **index_by_name)
     if batch:
-        each = np.arange(int(np.prod(lead))).reshape(*lead, *[1] * (flat.ndim - batch)) * rows
+        each = np.arange(int(np.prod(batch_shape))).reshape(*batch_shape, *[1] * (flat.ndim - batch)) * rows
         flat = apply("f + e", f=flat, e=call.upload(each))
-    everything = functional.view(x, (int(np.prod(lead)) * rows, *inner))
+    everything = functional.view(x, (int(np.prod(batch_shape)) * rows, *inner_shape))
     return take(everything, flat, 0)  # type: ignore[no-any-return]
 
 
@@ -81,6 +81,6 @@ def _one_hot(call: BoundNode) -> Tensor:
 
 @operator("ConstantOfShape", "Range", "EyeLike")
 def _made_of_shapes(call: BoundNode) -> Any:
-    for place in range(len(call.operands)):
-        call.known(place)
+    for index in range(len(call.operands)):
+        call.known(index)
     raise call.refuse("could not be computed when the net was built")

@@ -33,10 +33,10 @@ def _bytes(call: BoundNode, values: np.ndarray, zero: np.ndarray) -> list[np.nda
         parts = [values]
     else:
         wide = (-1, *[1] * (values.ndim - 1)) if zero.size > 1 else ()
-        rest = values.astype(np.int16) - zero.astype(np.int16).reshape(wide)
-        while not parts or rest.any():
-            parts.append(np.clip(rest, -128, 127).astype(np.int8))
-            rest = rest - parts[-1]
+        remainder = values.astype(np.int16) - zero.astype(np.int16).reshape(wide)
+        while not parts or remainder.any():
+            parts.append(np.clip(remainder, -128, 127).astype(np.int8))
+            remainder = remainder - parts[-1]
     key = zero.tobytes()
     return [call.interpreter.derive(("bytes", i, key), values, lambda part=part: part) for i, part in enumerate(parts)]
 
@@ -70,18 +70,18 @@ def _summed(
     return apply(text, dtype=dtype, y=y, m=call.upload(factors))  # type: ignore[no-any-return]
 
 
-def _bias(values: Any, scale: np.ndarray, known: Integers | None) -> np.ndarray | bool | None:
+def _bias(values: Any, scale: np.ndarray, integers: Integers | None) -> np.ndarray | bool | None:
     """A bias in units of ``scale``, int32; False where it is not known or too large."""
     if values is None:
         return None
     if not isinstance(values, np.ndarray):
         return False
-    if known is not None and isinstance(known.values, np.ndarray) and known.values.dtype == np.int32:
-        same = np.allclose(known.scale, scale, rtol=1e-5, atol=0) and not known.zero.any()
-        if same and known.values.ndim == 1:
-            return known.values
-    whole = np.rint(values.astype(np.float64).reshape(-1) / scale)
-    return whole.astype(np.int32) if np.isfinite(whole).all() and (abs(whole) < 1 << 30).all() else False
+    if integers is not None and isinstance(integers.values, np.ndarray) and integers.values.dtype == np.int32:
+        same = np.allclose(integers.scale, scale, rtol=1e-5, atol=0) and not integers.zero.any()
+        if same and integers.values.ndim == 1:
+            return integers.values
+    rounded = np.rint(values.astype(np.float64).reshape(-1) / scale)
+    return rounded.astype(np.int32) if np.isfinite(rounded).all() and (abs(rounded) < 1 << 30).all() else False
 
 
 def _between(call: BoundNode, x_place: int, w_place: int, axis: int) -> tuple[Integers, Integers] | None:
@@ -97,10 +97,10 @@ def _between(call: BoundNode, x_place: int, w_place: int, axis: int) -> tuple[In
 
 def convolution_of_integers(call: BoundNode, pads: Sequence[tuple[int, int]]) -> Tensor | None:
     """Conv of dequantized integers and dequantized constants; None for any other."""
-    found = _between(call, 0, 1, 0) if all(p >= 0 for pair in pads for p in pair) else None
-    if found is None:
+    operands = _between(call, 0, 1, 0) if all(p >= 0 for pair in pads for p in pair) else None
+    if operands is None:
         return None
-    x, w = found
+    x, w = operands
     options = convolution_windows(call).options(call) | {"padding": tuple(pads)}
     return _numbers(call, x, w, _bytes(call, w.values, w.zero), 2, **options)
 
@@ -126,10 +126,10 @@ def _numbers(
 
 def product_of_integers(call: BoundNode, bias_place: int = -1, *, transposed: bool = False) -> Tensor | None:
     """``x @ w + bias`` of dequantized integers and a dequantized constant matrix; None for any other."""
-    found = _between(call, 0, 1, 0 if transposed else 1)
-    if found is None or len(found[0].values.shape) < 2 or found[1].values.ndim != 2:
+    operands = _between(call, 0, 1, 0 if transposed else 1)
+    if operands is None or len(operands[0].values.shape) < 2 or operands[1].values.ndim != 2:
         return None
-    x, w = found
+    x, w = operands
     rows = _rows(call, w.values, transposed)
     turned = Integers(rows, w.scale, w.zero, 0)
     return _of_rows(
@@ -148,26 +148,26 @@ def _rows(call: BoundNode, matrix: np.ndarray, transposed: bool = False) -> np.n
 
 def _of_rows(call: BoundNode, x: Tensor, parts: Sequence[np.ndarray], compute: Any) -> Tensor | None:
     """A product as a convolution of pictures of one pixel."""
-    *lead, k = x.shape
-    pixels = functional.view(x, (math.prod(lead), k, 1, 1))
+    *leading_shape, k = x.shape
+    pixels = functional.view(x, (math.prod(leading_shape), k, 1, 1))
     kernels = [
         call.interpreter.derive(("pixel",), part, lambda part=part: part.reshape(*part.shape, 1, 1)) for part in parts
     ]
     y = compute(pixels, kernels)
-    return None if y is None else functional.view(y, (*lead, len(parts[0])))
+    return None if y is None else functional.view(y, (*leading_shape, len(parts[0])))
 
 
-def _scale(call: BoundNode, place: int) -> np.ndarray:
-    scale = call.known(place)
+def _scale(call: BoundNode, index: int) -> np.ndarray:
+    scale = call.known(index)
     if scale.ndim > 1 or not positive(scale):
         raise call.refuse(f"takes scales above 0, one or one a channel, got {scale.tolist()}")
     return scale.astype(np.float32).reshape(-1)
 
 
-def _channels(call: BoundNode, place: int, channels: int) -> None:
-    size = call.known(place).size
+def _channels(call: BoundNode, index: int, channels: int) -> None:
+    size = call.known(index).size
     if size not in (1, channels):
-        raise call.refuse(f"takes 1 or {channels} numbers at {call.node.input[place]!r}, got {size}")
+        raise call.refuse(f"takes 1 or {channels} numbers at {call.node.input[index]!r}, got {size}")
 
 
 def _quantization(call: BoundNode, w_place: int, y_zero: np.ndarray) -> Quantization:
@@ -194,9 +194,9 @@ def _qlinear_convolution(call: BoundNode) -> Tensor:
     return _summed(call, x, _bytes(call, w, zero_of(call, 5, w.dtype)), bias, quantization, **options)
 
 
-def _moving(call: BoundNode, place: int) -> tuple[int, Tensor | None]:
+def _moving(call: BoundNode, index: int) -> tuple[int, Tensor | None]:
     """x's zero point: a number, or a tensor of one that the net computes."""
-    value = call.raw(place) if call.has(place) else np.zeros((), np.uint8)
+    value = call.raw(index) if call.has(index) else np.zeros((), np.uint8)
     if isinstance(value, Tensor):
         if value.size != 1:
             raise call.refuse("has a zero point a row of x that the net computes, which is not here")
@@ -217,8 +217,8 @@ def _integer_convolution(call: BoundNode) -> Tensor:
 
 @operator("MatMulInteger")
 def _integer_product(call: BoundNode) -> Tensor:
-    b, one = call.raw(1), not call.has(2) or math.prod(call.shape(2)) == 1
-    if one and _is_matrix(call, b):
+    b, has_one_zero_point = call.raw(1), not call.has(2) or math.prod(call.shape(2)) == 1
+    if has_one_zero_point and _is_matrix(call, b):
         zero, moving = _moving(call, 2)
         quantization = Quantization(x_zero_point=zero)
         return _product(call, b, zero_of(call, 3, b.dtype), quantization, moving)
@@ -236,9 +236,11 @@ def _product(
 ) -> Tensor:
     """The product with a constant matrix as a convolution; ``moving`` is x's zero point where the net computes it."""
     parts = _bytes(call, _rows(call, b), zero)
-    found = _of_rows(call, call.tensor(0), parts, lambda x, parts: _summed(call, x, parts, None, quantization, moving))
-    assert found is not None
-    return found
+    product = _of_rows(
+        call, call.tensor(0), parts, lambda x, parts: _summed(call, x, parts, None, quantization, moving)
+    )
+    assert product is not None
+    return product
 
 
 def _exact_product(call: BoundNode, *pairs: tuple[int, int]) -> Tensor:
@@ -247,21 +249,21 @@ def _exact_product(call: BoundNode, *pairs: tuple[int, int]) -> Tensor:
     dtype = np.float32 if length * 255 * 255 < _EXACT else np.float64
     factors = []
     for side, (value, zero) in enumerate(pairs):
-        given = call.tensor(value)
+        operand = call.tensor(value)
         point = scalar(call.raw(zero)) if call.has(zero) else 0
         if point is None:
             tensor = call.tensor(zero)
             point = functional.view(tensor, (-1, 1)) if tensor.ndim == 1 and tensor.size > 1 and not side else tensor
-        factors.append(apply("x - z", dtype=dtype, x=given, z=point))
+        factors.append(apply("x - z", dtype=dtype, x=operand, z=point))
     a, b = factors
-    lead = [each for each, factor in ((0, a), (1, b)) if factor.ndim == 1]
+    vector_sides = [each for each, factor in ((0, a), (1, b)) if factor.ndim == 1]
     a = functional.view(a, (1, *a.shape)) if a.ndim == 1 else a
     b = functional.view(b, (*b.shape, 1)) if b.ndim == 1 else b
     y = functional.matmul(a, b, "ieee" if dtype == np.float32 else "float32")
     shape = list(y.shape)
-    for each in lead:
+    for each in vector_sides:
         shape.pop(-1 if each else len(shape) - 2)
-    return functional.view(y, shape) if lead else y
+    return functional.view(y, shape) if vector_sides else y
 
 
 @operator("QLinearMatMul")
@@ -270,7 +272,7 @@ def _qlinear_product(call: BoundNode) -> Tensor:
     if math.prod(call.shape(1)) == 1 and call.known(2).size == 1 and _is_matrix(call, b):
         return _product(call, b, call.known(5), _quantization(call, 3, y_zero))
     sums = _exact_product(call, (0, 2), (3, 5))
-    scales = [call.known(place).astype(np.float32) for place in (1, 4, 6)]
+    scales = [call.known(index).astype(np.float32) for index in (1, 4, 6)]
     scales[0] = scales[0].reshape(-1, 1) if scales[0].ndim == 1 and scales[0].size > 1 else scales[0]
     factor = scales[0] * scales[1] / scales[2]
     number = scalar(factor)

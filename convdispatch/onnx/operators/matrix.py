@@ -15,9 +15,9 @@ from .integers import product_of_integers
 
 def _linear(call: BoundNode, x: Tensor, rows: np.ndarray, bias: Tensor | None) -> Tensor:
     """``x @ rows.T + bias`` with a constant matrix ``rows`` ``[n, k]``; rows of x are pictures of one pixel."""
-    *lead, k = x.shape
-    flat = functional.view(x, (math.prod(lead), k))
-    return functional.view(functional.linear(flat, call.upload(rows), bias), (*lead, len(rows)))
+    *leading_shape, k = x.shape
+    flat = functional.view(x, (math.prod(leading_shape), k))
+    return functional.view(functional.linear(flat, call.upload(rows), bias), (*leading_shape, len(rows)))
 
 
 @operator("Gemm")
@@ -25,9 +25,9 @@ def _gemm(call: BoundNode) -> Tensor:
     a, b = call.tensor(0), call.raw(1)
     alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)
     if alpha == 1 and beta == 1 and not call.get("transA", 0) and a.ndim == 2:
-        place = 2 if call.has(2) else -1
-        wide = place < 0 or call.shape(2) in ((b.shape[0 if call.get("transB", 0) else 1],),)
-        of_integers = product_of_integers(call, place, transposed=bool(call.get("transB", 0))) if wide else None
+        bias_index = 2 if call.has(2) else -1
+        wide = bias_index < 0 or call.shape(2) in ((b.shape[0 if call.get("transB", 0) else 1],),)
+        of_integers = product_of_integers(call, bias_index, transposed=bool(call.get("transB", 0))) if wide else None
         if of_integers is not None:
             return of_integers
     if call.get("transA", 0):
@@ -50,8 +50,8 @@ def _gemm(call: BoundNode) -> Tensor:
         y = y if alpha == 1 else formula(call, "y * alpha", y=y, alpha=alpha)
     if c is None:
         return y
-    given = {} if beta == 1 else {"beta": beta}
-    return formula(call, "y + beta * c" if given else "y + c", y=y, c=call.tensor(2), **given)
+    beta_operand = {} if beta == 1 else {"beta": beta}
+    return formula(call, "y + beta * c" if beta_operand else "y + c", y=y, c=call.tensor(2), **beta_operand)
 
 
 @operator("MatMul")

@@ -19,7 +19,7 @@ def _batch(call: BoundNode) -> Any:
     x = call.tensor(0)
     if x.ndim < 2:
         raise call.refuse(f"needs pictures and channels, got shape {x.shape}")
-    vectors = [call.raw(place) for place in range(1, 5)]
+    vectors = [call.raw(index) for index in range(1, 5)]
     if any(np.dtype(v.dtype) != x.dtype for v in vectors):
         vectors = [v.astype(x.dtype) if isinstance(v, np.ndarray) else apply("v", v=v, dtype=x.dtype) for v in vectors]
     vectors = [call.upload(v) if isinstance(v, np.ndarray) else v for v in vectors]
@@ -38,15 +38,15 @@ def _by_the_batch(call: BoundNode, x: Tensor, vectors: Sequence[Tensor], epsilon
     m = reduce("mean", "x", axes, x=x)
     v = reduce("mean", "square(x - m)", axes, x=x, m=functional.view(m, wide))
     momentum = float(call.get("momentum", 0.9))
-    moved = [
+    new_statistics = [
         formula(call, "old * k + new * (1 - k)", old=old, new=new, k=momentum)
         for old, new in ((mean, m), (variance, v))
     ]
-    return (y, *moved)
+    return (y, *new_statistics)
 
 
-def _channels(call: BoundNode, x: Tensor, place: int) -> Tensor:
-    value = call.tensor(place)
+def _channels(call: BoundNode, x: Tensor, index: int) -> Tensor:
+    value = call.tensor(index)
     return value if value.dtype == x.dtype else apply("v", v=value, dtype=x.dtype)  # type: ignore[no-any-return]
 
 
@@ -71,12 +71,12 @@ def _group(call: BoundNode) -> Tensor:
     return functional.group_norm(x, groups, scale, shift, float(call.get("epsilon", 1e-5)))
 
 
-def _scale(call: BoundNode, x: Tensor, place: int) -> Tensor:
+def _scale(call: BoundNode, x: Tensor, index: int) -> Tensor:
     """A scale or bias that broadcasts to x."""
-    value = call.tensor(place)
+    value = call.tensor(index)
     axes = zip(value.shape[::-1], x.shape[::-1], strict=False)
     if value.ndim > x.ndim or any(size not in (1, length) for size, length in axes):
-        raise call.refuse(f"takes {call.node.input[place]!r} that broadcasts to {x.shape}, got shape {value.shape}")
+        raise call.refuse(f"takes {call.node.input[index]!r} that broadcasts to {x.shape}, got shape {value.shape}")
     return value
 
 

@@ -32,14 +32,14 @@ class Integers(NamedTuple):
 
 def integers_of(call: BoundNode, place: int) -> Integers | None:
     """The integers behind an operand that a DequantizeLinear made; None for another one, and for scales of blocks."""
-    found = call.scope.makers.get(call.node.input[place]) if call.has(place) else None
-    if found is None or found[0].op_type != "DequantizeLinear" or found[0].domain not in ("", "ai.onnx"):
+    maker = call.scope.makers.get(call.node.input[place]) if call.has(place) else None
+    if maker is None or maker[0].op_type != "DequantizeLinear" or maker[0].domain not in ("", "ai.onnx"):
         return None
-    node, scope = found
-    given = [scope.find(name)[0] if name else None for name in node.input]
+    node, scope = maker
+    inputs = [scope.find(name)[0] if name else None for name in node.input]
     attributes = {each.name: each.i for each in node.attribute}
-    values, scale = given[:2]
-    zero = given[2] if len(given) > 2 and given[2] is not None else np.zeros((), values.dtype)
+    values, scale = inputs[:2]
+    zero = inputs[2] if len(inputs) > 2 and inputs[2] is not None else np.zeros((), values.dtype)
     if not isinstance(scale, np.ndarray) or not isinstance(zero, np.ndarray) or attributes.get("block_size"):
         return None
     if scale.ndim > 1 or not positive(scale):
@@ -58,13 +58,13 @@ def zero_of(call: BoundNode, place: int, dtype: Any) -> np.ndarray:
     return call.known(place) if call.has(place) else np.zeros((), dtype)
 
 
-def _along(call: BoundNode, place: int, ndim: int) -> Any:
+def _along(call: BoundNode, index: int, ndim: int) -> Any:
     """A scale or zero point as it broadcasts with x: a number, or one for each element of an axis."""
-    value = call.raw(place)
+    value = call.raw(index)
     number = scalar(value)
     if number is not None:
         return number
-    tensor = call.tensor(place)
+    tensor = call.tensor(index)
     if tensor.ndim != 1:
         if tensor.size == 1:
             return functional.view(tensor, ())
@@ -96,8 +96,8 @@ def _quantize(call: BoundNode) -> Tensor:
         return quantized.quantize(x, *numbers, dtype.name)  # type: ignore[no-any-return]
     limits = np.iinfo(dtype)
     zero = _along(call, 2, x.ndim) if call.has(2) else 0
-    given = {"x": x, "s": _along(call, 1, x.ndim), "z": zero}
-    return apply(f"clip(round(x / s) + z, {limits.min}, {limits.max})", dtype=dtype, **given)  # type: ignore[no-any-return]
+    operands = {"x": x, "s": _along(call, 1, x.ndim), "z": zero}
+    return apply(f"clip(round(x / s) + z, {limits.min}, {limits.max})", dtype=dtype, **operands)  # type: ignore[no-any-return]
 
 
 @operator("DequantizeLinear")
@@ -107,7 +107,7 @@ def _dequantize(call: BoundNode) -> Tensor:
     numbers = _numbers(call, x.dtype)
     if numbers is not None and dtype.name in ("float32", "float16"):
         return quantized.dequantize(x, *numbers, dtype.name)  # type: ignore[no-any-return]
-    given = {"x": x, "s": _along(call, 1, x.ndim)}
+    operands = {"x": x, "s": _along(call, 1, x.ndim)}
     if call.has(2):
-        given["z"] = _along(call, 2, x.ndim)
-    return formula(call, "(x - z) * s" if "z" in given else "x * s", dtype, **given)
+        operands["z"] = _along(call, 2, x.ndim)
+    return formula(call, "(x - z) * s" if "z" in operands else "x * s", dtype, **operands)

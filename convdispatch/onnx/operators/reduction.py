@@ -39,10 +39,10 @@ def _axes(call: BoundNode) -> tuple[tuple[int, ...], bool]:
         if call.get("noop_with_empty_axes", 0):
             return (), True
         axes = range(ndim)
-    found = tuple(axis + ndim if axis < 0 else axis for axis in axes)
-    if any(not 0 <= axis < ndim for axis in found):
+    axes_found = tuple(axis + ndim if axis < 0 else axis for axis in axes)
+    if any(not 0 <= axis < ndim for axis in axes_found):
         raise call.refuse(f"reduces axes {list(axes)} of {ndim}")
-    return found, False
+    return axes_found, False
 
 
 @operator(*_SIMPLE, "ReduceLogSumExp")
@@ -64,12 +64,12 @@ def _reduction(call: BoundNode) -> Any:
         total = reduce("sum", "exp(x - m)", axes, keepdims=True, x=x, m=largest)
         y = apply("m + log(t)", m=largest, t=total)
         return _narrow(y if keep else _squeezed(y, axes), x.dtype)
-    operation, text, after = _SIMPLE[kind]
+    operation, text, final_formula = _SIMPLE[kind]
     if not axes:
         y = apply(text, x=x, dtype=x.dtype)
     else:
         y = reduce(operation, text, axes, keepdims=keep, x=x)
-    y = apply(after, s=y) if after else y
+    y = apply(final_formula, s=y) if final_formula else y
     return _narrow(y, x.dtype)
 
 
@@ -102,11 +102,11 @@ def _cumulative(call: BoundNode) -> Tensor:
     n = x.shape[axis]
     if n * math.prod(x.shape) > 1 << 28:
         raise call.refuse(f"sums {n} elements one after the other, which is not here for so many")
-    places = np.arange(n)
-    mask = places[:, None] < places[None] if call.get("exclusive", 0) else places[:, None] <= places[None]
+    positions = np.arange(n)
+    mask = positions[:, None] < positions[None] if call.get("exclusive", 0) else positions[:, None] <= positions[None]
     mask = mask[::-1, ::-1] if call.get("reverse", 0) else mask
     shape = (*x.shape[: axis + 1], 1, *x.shape[axis + 1 :])
-    given = x[(*[slice(None)] * (axis + 1), None)].expand(*x.shape[: axis + 1], n, *x.shape[axis + 1 :])
+    expanded = x[(*[slice(None)] * (axis + 1), None)].expand(*x.shape[: axis + 1], n, *x.shape[axis + 1 :])
     triangle = call.upload(mask.reshape(n, n, *[1] * (len(shape) - axis - 2)))
-    y = reduce("sum", "where(t, x, 0)", axis, x=given, t=triangle)
+    y = reduce("sum", "where(t, x, 0)", axis, x=expanded, t=triangle)
     return _narrow(y, x.dtype)

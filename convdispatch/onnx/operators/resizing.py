@@ -44,8 +44,8 @@ def _resize(call: BoundNode) -> Tensor:
     how = call.word("coordinate_transformation_mode", _COORDINATES)
     if old:
         how, nearest = "asymmetric", "floor"
-    place = 1 if old else 2
-    scales = call.known(place).reshape(-1).tolist() if call.has(place) and call.shape(place)[0] else None
+    index = 1 if old else 2
+    scales = call.known(index).reshape(-1).tolist() if call.has(index) and call.shape(index)[0] else None
     if scales is not None:
         factors = dict(zip(axes, scales, strict=True))
         sizes = {a: _scaled(call, x.shape[a], s) for a, s in factors.items()}
@@ -54,9 +54,9 @@ def _resize(call: BoundNode) -> Tensor:
         factors = {a: n / x.shape[a] for a, n in sizes.items()}
         policy = call.word("keep_aspect_ratio_policy", ("stretch", "not_larger", "not_smaller"))
         if policy != "stretch":
-            one = (min if policy == "not_larger" else max)(factors.values())
-            factors = dict.fromkeys(axes, one)
-            sizes = {a: math.floor(one * x.shape[a] + 0.5) for a in axes}
+            factor = (min if policy == "not_larger" else max)(factors.values())
+            factors = dict.fromkeys(axes, factor)
+            sizes = {a: math.floor(factor * x.shape[a] + 0.5) for a in axes}
     region = call.known(1).reshape(2, -1) if how == "tf_crop_and_resize" else None
     regions = {} if region is None else {a: (float(region[0, i]), float(region[1, i])) for i, a in enumerate(axes)}
     return _resized(call, x, sizes, factors, _How(mode, how, nearest, regions))
@@ -88,54 +88,54 @@ def _resized(call: BoundNode, x: Tensor, sizes: dict[int, int], factors: dict[in
         cropped, region = how.coordinates == "tf_crop_and_resize", how.regions.get(axis, (0.0, 1.0))
         if same and (not cropped or region == (0, 1)):
             continue
-        at = _coordinates(how.coordinates, size, n, factors[axis], region)
-        outside = (at < 0) | (at > n - 1) if cropped else np.zeros(size, bool)
+        coordinates = _coordinates(how.coordinates, size, n, factors[axis], region)
+        outside = (coordinates < 0) | (coordinates > n - 1) if cropped else np.zeros(size, bool)
         if mode == "nearest":
-            places, weights = _nearest(at, how.nearest, n)[:, None], None
+            taps, weights = _nearest(coordinates, how.nearest, n)[:, None], None
         elif mode in ("linear", "bilinear", "trilinear", "cubic"):
             shrink = min(1.0, factors[axis]) if call.get("antialias", 0) else 1.0
             a = call.get("cubic_coeff_a", -0.75) if mode == "cubic" else None
-            places, weights = _taps(at, n, a, shrink, bool(call.get("exclude_outside", 0)))
+            taps, weights = _taps(coordinates, n, a, shrink, bool(call.get("exclude_outside", 0)))
         else:
             raise call.refuse(f"the mode {mode!r} is not here")
-        tables[axis] = (np.where(outside[:, None], -1, places), weights)
+        tables[axis] = (np.where(outside[:, None], -1, taps), weights)
     if not tables:
         return x
     weighted = any(weights is not None for _, weights in tables.values())
-    given = x.astype(np.float32) if narrow and weighted else x
-    y = sample(given, tables, float(call.get("extrapolation_value", 0.0)))
+    floating = x.astype(np.float32) if narrow and weighted else x
+    y = sample(floating, tables, float(call.get("extrapolation_value", 0.0)))
     return apply("round(y)", y=y, dtype=x.dtype) if narrow and weighted else y  # type: ignore[no-any-return]
 
 
 def _coordinates(how: str, size: int, n: int, scale: float, region: tuple[float, float]) -> np.ndarray:
     """Return the coordinate in the input of n elements for each of ``size`` output elements."""
-    at = np.arange(size, dtype=np.float64)
+    positions = np.arange(size, dtype=np.float64)
     if how == "half_pixel":
-        return (at + 0.5) / scale - 0.5
+        return (positions + 0.5) / scale - 0.5
     if how == "half_pixel_symmetric":
         adjustment = size / (scale * n)
-        return n / 2 * (1 - adjustment) + (at + 0.5) / scale - 0.5
+        return n / 2 * (1 - adjustment) + (positions + 0.5) / scale - 0.5
     if how == "pytorch_half_pixel":
-        return (at + 0.5) / scale - 0.5 if size > 1 else np.zeros(size)
+        return (positions + 0.5) / scale - 0.5 if size > 1 else np.zeros(size)
     exact = scale * n  # The exact size is the output size before it was rounded to a whole number.
     if how == "align_corners":
-        return at * (n - 1) / (exact - 1) if exact != 1 else np.zeros(size)
+        return positions * (n - 1) / (exact - 1) if exact != 1 else np.zeros(size)
     if how == "tf_half_pixel_for_nn":
-        return (at + 0.5) / scale
+        return (positions + 0.5) / scale
     if how == "tf_crop_and_resize":
         start, end = region
         if size > 1:
-            return start * (n - 1) + at * (end - start) * (n - 1) / (exact - 1)
+            return start * (n - 1) + positions * (end - start) * (n - 1) / (exact - 1)
         return np.full(size, 0.5 * (start + end) * (n - 1))
-    return at / scale
+    return positions / scale
 
 
-def _nearest(at: np.ndarray, mode: str, n: int) -> np.ndarray:
+def _nearest(coordinates: np.ndarray, mode: str, n: int) -> np.ndarray:
     rounded = {
-        "round_prefer_floor": lambda: np.ceil(at - 0.5),
-        "round_prefer_ceil": lambda: np.floor(at + 0.5),
-        "floor": lambda: np.floor(at),
-        "ceil": lambda: np.ceil(at),
+        "round_prefer_floor": lambda: np.ceil(coordinates - 0.5),
+        "round_prefer_ceil": lambda: np.floor(coordinates + 0.5),
+        "floor": lambda: np.floor(coordinates),
+        "ceil": lambda: np.ceil(coordinates),
     }[mode]()
     return np.clip(rounded, 0, n - 1).astype(np.int64)
 
@@ -145,20 +145,22 @@ def _kernel(distance: np.ndarray, a: float | None) -> np.ndarray:
     d = np.abs(distance)
     if a is None:
         return np.maximum(0, 1 - d)
-    near = (a + 2) * d**3 - (a + 3) * d**2 + 1
-    far = a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a
-    return np.where(d <= 1, near, np.where(d < 2, far, 0))
+    inner_weight = (a + 2) * d**3 - (a + 3) * d**2 + 1
+    outer_weight = a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a
+    return np.where(d <= 1, inner_weight, np.where(d < 2, outer_weight, 0))
 
 
-def _taps(at: np.ndarray, n: int, a: float | None, shrink: float, exclude: bool) -> tuple[np.ndarray, np.ndarray]:
+def _taps(
+    coordinates: np.ndarray, n: int, a: float | None, shrink: float, exclude: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """Places and weights around each coordinate; with ``shrink`` below 1 the weights reach as much farther."""
     reach = (1 if a is None else 2) / shrink
     count = 2 * math.ceil(reach) + (shrink < 1)
-    first = np.floor(at - reach) + 1 if shrink < 1 else np.floor(at) - (count // 2 - 1)
-    places = first[:, None] + np.arange(count)
-    weights = _kernel((places - at[:, None]) * shrink, a)
+    first_tap = np.floor(coordinates - reach) + 1 if shrink < 1 else np.floor(coordinates) - (count // 2 - 1)
+    taps = first_tap[:, None] + np.arange(count)
+    weights = _kernel((taps - coordinates[:, None]) * shrink, a)
     if exclude:
-        weights = np.where((places < 0) | (places >= n), 0, weights)
+        weights = np.where((taps < 0) | (taps >= n), 0, weights)
     if exclude or shrink < 1:
         weights = weights / weights.sum(1, keepdims=True)
-    return np.clip(places, 0, n - 1).astype(np.int64), weights
+    return np.clip(taps, 0, n - 1).astype(np.int64), weights

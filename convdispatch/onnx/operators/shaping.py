@@ -18,17 +18,17 @@ from .elementwise import scalar
 
 @operator("Reshape")
 def _reshape(call: BoundNode) -> Tensor:
-    x, wanted = call.tensor(0), list(call.either("shape", 1))
+    x, shape = call.tensor(0), list(call.either("shape", 1))
     if not call.get("allowzero", 0):
-        wanted = [x.shape[i] if size == 0 and i < x.ndim else size for i, size in enumerate(wanted)]
-    if wanted.count(-1) == 1:
-        known = math.prod(size for size in wanted if size != -1)
-        if not known or x.size % known:
-            raise call.refuse(f"cannot view shape {x.shape} as {wanted}")
-        wanted[wanted.index(-1)] = x.size // known
-    if -1 in wanted or math.prod(wanted) != x.size:
-        raise call.refuse(f"cannot view shape {x.shape} as {wanted}")
-    return functional.view(x, wanted)
+        shape = [x.shape[i] if size == 0 and i < x.ndim else size for i, size in enumerate(shape)]
+    if shape.count(-1) == 1:
+        known_size = math.prod(size for size in shape if size != -1)
+        if not known_size or x.size % known_size:
+            raise call.refuse(f"cannot view shape {x.shape} as {shape}")
+        shape[shape.index(-1)] = x.size // known_size
+    if -1 in shape or math.prod(shape) != x.size:
+        raise call.refuse(f"cannot view shape {x.shape} as {shape}")
+    return functional.view(x, shape)
 
 
 @operator("Flatten")
@@ -80,7 +80,7 @@ def _tile(call: BoundNode) -> Tensor:
 
 @operator("Concat")
 def _concat(call: BoundNode) -> Tensor:
-    tensors = [call.tensor(place) for place in range(len(call.operands))]
+    tensors = [call.tensor(index) for index in range(len(call.operands))]
     full = [t for t in tensors if t.size] or tensors[:1]
     if len(full) == 1:
         return full[0]
@@ -97,8 +97,8 @@ def _split(call: BoundNode) -> list[Tensor]:
     if sum(sizes) != x.shape[axis] or min(sizes) < 0:
         raise call.refuse(f"splits {x.shape[axis]} elements into {list(sizes)}")
     starts = np.cumsum([0, *sizes]).tolist()
-    before = (slice(None),) * axis
-    return [x[(*before, slice(a, b))] for a, b in itertools.pairwise(starts)]
+    leading_slices = (slice(None),) * axis
+    return [x[(*leading_slices, slice(a, b))] for a, b in itertools.pairwise(starts)]
 
 
 @operator("Slice")
@@ -138,25 +138,27 @@ def _space_to_depth(call: BoundNode) -> Tensor:
     return functional.view(y.transpose(*order), (n, c * b * b, h // b, w // b))
 
 
-def _places(size: int, near: int, far: int, mode: str) -> np.ndarray:
+def _places(size: int, before: int, after: int, mode: str) -> np.ndarray:
     """Which element of an axis each of the padded one is; -1 for the constant."""
-    at = np.arange(-near, size + far)
-    inside = (at >= 0) & (at < size)
+    positions = np.arange(-before, size + after)
+    inside = (positions >= 0) & (positions < size)
     if mode == "constant":
-        return np.where(inside, at, -1)
+        return np.where(inside, positions, -1)
     if mode == "edge":
-        return np.clip(at, 0, size - 1)
+        return np.clip(positions, 0, size - 1)
     if mode == "wrap":
-        return at % size
+        return positions % size
     period = max(1, 2 * (size - 1))
-    back = at % period
-    return np.where(back < size, back, period - back) if size > 1 else np.zeros_like(at)
+    back = positions % period
+    return np.where(back < size, back, period - back) if size > 1 else np.zeros_like(positions)
 
 
 def padded(x: Tensor, pads: Mapping[int, tuple[int, int]], mode: str, value: float) -> Tensor:
     """x with (near, far) more along axes; negative ones leave elements out."""
     tables = {
-        axis: (_places(x.shape[axis], near, far, mode), None) for axis, (near, far) in pads.items() if near or far
+        axis: (_places(x.shape[axis], before, after, mode), None)
+        for axis, (before, after) in pads.items()
+        if before or after
     }
     return sample(x, tables, value) if tables else x
 
@@ -180,10 +182,10 @@ def _pad(call: BoundNode) -> Any:
         return np.full(shape, value, x.dtype)
     if mode == "reflect" and any(max(p) >= max(2, x.shape[a]) and x.shape[a] < 1 for a, p in pairs.items()):
         raise call.refuse(f"reflects more than shape {x.shape} has")
-    made = padded(x, pairs, mode, value)
-    if mode == "constant" and value == 0 and all(near >= 0 <= far for near, far in pairs.values()):
-        call.interpreter.zero_pads[id(made)] = made, x, pairs
-    return made
+    result = padded(x, pairs, mode, value)
+    if mode == "constant" and value == 0 and all(before >= 0 <= after for before, after in pairs.values()):
+        call.interpreter.zero_pads[id(result)] = result, x, pairs
+    return result
 
 
 @operator("Trilu")

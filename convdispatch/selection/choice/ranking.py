@@ -204,6 +204,8 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
         return aside
     answers = query(solver, problem, device)
     reason = answers.refused or error_reason(solver, problem, device, policy)
+    if reason is None and answers.accepts and policy.solver is None:
+        reason = plugins().never_run(plugins().provider(solver.name))
     if reason is None and invariant and not solver.batch_invariant:
         reason = "policy(batch_invariant=True), and this solver does not say that it is"
     if reason:

@@ -7,8 +7,9 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ...api.declared import declared_dtypes, outside_declaration
 from ...api.device import DeviceInfo
-from ...api.problem import ConvProblem
+from ...api.problem import DIRECTIONS, ConvProblem
 from ...api.solver import Plan, Solver
 from ...device.rates import rates
 from ..choice.set_aside import quarantined
@@ -33,6 +34,7 @@ class Derived(Solver):
         self.name = "+".join((root.name, *chain))
         self.deterministic, self.exact, self.predicts = root.deterministic, root.exact, root.predicts
         self.spreads_nonfinite, self.batch_invariant = root.spreads_nonfinite, root.batch_invariant
+        self.dtypes = frozenset().union(*(declared_dtypes(root, each) for each in DIRECTIONS))
         self._rewrite = REWRITINGS[chain[0]]
         self.inner = Derived(root, chain[1:]) if chain[1:] else root
         self.fuses = self.inner.fuses if chain[0] in _PLAIN else frozenset()
@@ -85,7 +87,7 @@ class Derived(Solver):
         found = self.rewritten(problem)
         if isinstance(found, str):
             return found
-        reason = ask(self.inner, "rejects", found.inner, device)
+        reason = outside_declaration(self.inner, found.inner, device) or ask(self.inner, "rejects", found.inner, device)
         return None if reason is None else f"rewritten: {reason}"
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from convdispatch.api import PluginError, hookimpl, sampled_fault
+from convdispatch.api.dtypes import numpy_dtype
 
 GUARD = 4096
 """Bytes before and after a guarded buffer; a multiple of every device's sub-buffer alignment."""
@@ -113,21 +114,13 @@ def _compare(problem: Any, output: np.ndarray, held: dict[str, np.ndarray], wher
 
     def seen(name: str, values: np.ndarray) -> np.ndarray:
         shape, kind = problem.form(name)
-        dtype = _dtype(kind)
+        dtype = numpy_dtype(kind)
         return values[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
     arrays = {name: seen(name, values) for name, values in held.items()}
     fault = sampled_fault(problem, seen(problem.written, output), **arrays)
     if fault:
         raise ValidationFailed(f"{where} computed wrong: {fault}")
-
-
-def _dtype(name: str) -> np.dtype:
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
 
 
 class _Guarded:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pluggy
 
 from ...api import hookspecs
+from ...api.declared import declared_dtypes
+from ...api.problem import DIRECTIONS
 from ...api.solver import EPILOGUE, Solver
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -26,7 +29,7 @@ class LoadedAs:
 
 
 TRAITS = (
-    "name", "deterministic", "batch_invariant", "exact", "spreads_nonfinite", "quantized", "reproducible", "predicts",
+    "name", "deterministic", "batch_invariant", "exact", "spreads_nonfinite", "reproducible", "predicts", "dtypes",
     "fuses",
 )  # fmt: skip
 """The attributes of a solver that the selection reads, and that must not change after loading."""
@@ -34,7 +37,8 @@ TRAITS = (
 
 def traits_of(solver: Solver) -> tuple[Any, ...]:
     """The values of TRAITS."""
-    return *(getattr(solver, name) for name in TRAITS[:-1]), frozenset(solver.fuses)
+    dtypes = {direction: declared_dtypes(solver, direction) for direction in DIRECTIONS}
+    return *(getattr(solver, name) for name in TRAITS[:-2]), dtypes, frozenset(solver.fuses)
 
 
 def register(manager: pluggy.PluginManager, module: Any, name: str) -> str | None:
@@ -81,6 +85,16 @@ def _check_attributes(solver: Solver) -> None:
         raise TypeError(f"a solver's name is letters, digits and . _ -, got {name!r}")
     if not isinstance(fuses, set | frozenset) or not fuses <= set(EPILOGUE):
         raise TypeError(f"{name}.fuses is a frozenset among {', '.join(EPILOGUE)}, got {fuses!r}")
-    for attribute in TRAITS[1:-1]:
+    if not _is_dtypes(solver.dtypes):
+        raise TypeError(f"{name}.dtypes is a set of names such as 'float32', or one a direction, got {solver.dtypes!r}")
+    for attribute in TRAITS[1:-2]:
         if not isinstance(getattr(solver, attribute), bool):
             raise TypeError(f"{name}.{attribute} is True or False, got {getattr(solver, attribute)!r}")
+
+
+def _is_dtypes(dtypes: Any) -> bool:
+    if isinstance(dtypes, Mapping):
+        return set(dtypes) <= set(DIRECTIONS) and not any(
+            isinstance(each, Mapping) or not _is_dtypes(each) for each in dtypes.values()
+        )
+    return isinstance(dtypes, Collection) and not isinstance(dtypes, str) and all(isinstance(e, str) for e in dtypes)

@@ -116,6 +116,17 @@ class Plugins:
         plugin = self.provider(solver)
         return plugin in self.own or verdicts.trusted(plugin, self.fingerprint(solver))
 
+    def never_run(self, plugin: str) -> str | None:
+        """Why the plugin's solvers are chosen by name alone: it says by ``NEVER_RUN`` that no hardware has run it, and
+        what it rests on instead, and was not verified on this machine. None for all others."""
+        basis = getattr(self.manager.get_plugin(plugin), "NEVER_RUN", None)
+        if basis is None or verdicts.trusted(plugin, self.fingerprints.get(plugin, "")):
+            return None
+        return (
+            f"never run on such hardware ({basis}): chosen once `convdispatch verify {plugin}` has passed here, "
+            f"or by policy(solver='{plugin}.*')"
+        )
+
     def version(self, solver: str) -> str:
         """Version of the distribution that brought ``solver``; empty for a drop-in."""
         plugin = self.provider(solver)

@@ -37,14 +37,14 @@ class Backend:
         Raises InvalidArgument for an engine that there is not, InvalidPolicy for another kind of value.
         """
         skip_our_frames()
-        others = dict(options or {})
-        self.engine, self.mode = others.pop("engine", None), mode
-        self.batch_invariant = others.pop("batch_invariant", None)
+        inductor_options = dict(options or {})
+        self.engine, self.mode = inductor_options.pop("engine", None), mode
+        self.batch_invariant = inductor_options.pop("batch_invariant", None)
         with policy(batch_invariant=self.batch_invariant):  # checks the kind of value
             pass
         if self.engine is not None and self.engine not in ENGINES:
             raise InvalidArgument(f"options['engine'] must be one of {', '.join(ENGINES)}, got {self.engine!r}")
-        self.patches = inductor.options_of(mode, others)
+        self.patches = inductor.options_of(mode, inductor_options)
         self.graphs: list[GraphForms | Compiled] = []
         self.breaks: list[str] = []
         """The points at which Dynamo ended a graph before the model's code ended: source file, line, and Dynamo's
@@ -97,9 +97,9 @@ class Backend:
         if reason is None or not reason.graph_break:
             return
         line = f"{reason.user_stack[-1].filename}:{reason.user_stack[-1].lineno}: " if reason.user_stack else ""
-        found = line + reason.reason.strip().splitlines()[0]
-        if found not in self.breaks:
-            self.breaks.append(found)
+        graph_break = line + reason.reason.strip().splitlines()[0]
+        if graph_break not in self.breaks:
+            self.breaks.append(graph_break)
 
     def free(self) -> None:
         """Free the forms of all graphs: Dynamo caches the graphs' code even after the model is gone."""
@@ -111,9 +111,9 @@ class Backend:
         context = torch._guards.TracingContext.try_get()
         metadata = None if context is None else context.fw_metadata
         static = [] if metadata is None else list(metadata.static_input_indices)
-        made = GraphForms(graph, static, self)
-        self.graphs.append(made)
-        return made
+        graph_forms = GraphForms(graph, static, self)
+        self.graphs.append(graph_forms)
+        return graph_forms
 
 
 class Compiled:

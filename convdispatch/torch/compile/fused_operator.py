@@ -71,9 +71,9 @@ def _backward(g: torch.Tensor, activation: str, *, y: Any = None, x: Any = None)
     """``g`` times the activation's slope, which is computed from the activation's result ``y`` or from its input
     ``x``."""
     name, numbers = parse_activation(activation)
-    known = (_FROM_INPUT if y is None else _FROM_RESULT).get(name)
-    if known is not None:
-        return known(g, x if y is None else y, *numbers)
+    slope_kernel = (_FROM_INPUT if y is None else _FROM_RESULT).get(name)
+    if slope_kernel is not None:
+        return slope_kernel(g, x if y is None else y, *numbers)
     if y is None:
         return _compute(gradient_of_input(activation), dy=g, x=x)
     return _compute(str(gradient_of_result(activation)), dy=g, y=y)
@@ -125,12 +125,12 @@ def _(x: Any, w: Any, bias: Any, residual: Any, activation: Any, *rest: Any) -> 
 
 
 def _keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-    x, w, bias, residual, activation, *rest = inputs
+    x, w, bias, residual, activation, *geometry_arguments = inputs
     ctx.from_result = (
         activation is None or gradient_of_result(activation) is not None
     )  # if False, the backward computes the convolution again
     ctx.save_for_backward(x, w, bias, residual, output if ctx.from_result and activation is not None else None)
-    ctx.activation, ctx.rest = activation, rest
+    ctx.activation, ctx.rest = activation, geometry_arguments
 
 
 def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
@@ -143,14 +143,14 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
             grad = _backward(grad, ctx.activation, y=y)
         else:
             grad = _backward(grad, ctx.activation, x=unfused(convolution(x, w, bias, *geometry), residual, None))
-    inner = grad
+    convolution_gradient = grad
     if residual is not None:  # the residual may have broadcast the convolution's result
-        inner = grad.sum_to_size(_shape(x, w, *ctx.rest[:3]))
-    found = gradients(ctx, inner, x, w, None if bias is None else [bias.shape[0]], geometry)
-    of_residual = None
+        convolution_gradient = grad.sum_to_size(_shape(x, w, *ctx.rest[:3]))
+    operand_gradients = gradients(ctx, convolution_gradient, x, w, None if bias is None else [bias.shape[0]], geometry)
+    residual_gradient = None
     if residual is not None and ctx.needs_input_grad[3]:
-        of_residual = grad.sum_to_size(residual.shape).to(residual.dtype)
-    return *found, of_residual, *[None] * 5
+        residual_gradient = grad.sum_to_size(residual.shape).to(residual.dtype)
+    return *operand_gradients, residual_gradient, *[None] * 5
 
 
 def _shape(x: torch.Tensor, w: torch.Tensor, *geometry: Sequence[int]) -> list[int]:

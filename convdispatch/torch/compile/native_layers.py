@@ -71,8 +71,8 @@ def run(x: Any, w: Any, bias: Any, residual: Any, *layer: Any) -> torch.Tensor:
 
 
 def _missed(x: Any, w: Any, bias: Any, residual: Any, number: int) -> torch.Tensor:
-    activation, *given, groups = _layers[number]
-    lists = [_each(values, w.ndim - 2) for values in given]
+    activation, *geometry_lists, groups = _layers[number]
+    lists = [_each(values, w.ndim - 2) for values in geometry_lists]
     if activation == ALONE:
         return operators.by_engine(x, w, bias, *lists, False, [0] * len(lists[0]), groups)
     return by_engine(x, w, bias, residual, activation, *lists, groups)

@@ -51,15 +51,20 @@ def _forward(*arguments: Any) -> torch.Tensor:
 
 def by_engine(*arguments: Any) -> torch.Tensor:
     """``convolution`` below autograd: by our engines, or by PyTorch's kernel with the reason counted."""
-    theirs = lambda: original("convolution", *arguments)  # noqa: E731
-    quick = lambda: quick_depthwise(*arguments)  # noqa: E731
-    return routed("convolution", engine.forward, theirs, arguments, settings_in_force(), quick)
+
+    def pytorch_kernel() -> torch.Tensor:
+        y = original("convolution", *arguments)
+        # PyTorch's result for an empty batch is a view, which no operation in place may change behind an operator.
+        return y if y.numel() else y.clone()
+
+    quick_kernel = lambda: quick_depthwise(*arguments)  # noqa: E731
+    return routed("convolution", engine.forward, pytorch_kernel, arguments, settings_in_force(), quick_kernel)
 
 
-def _backward(grad: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
-    arguments = (grad, *rest)
-    theirs = lambda: original("convolution_backward", *arguments)  # noqa: E731
-    results = routed("convolution_backward", engine.backward, theirs, arguments, settings_in_force())
+def _backward(grad: torch.Tensor, *backward_arguments: Any) -> tuple[torch.Tensor, ...]:
+    arguments = (grad, *backward_arguments)
+    pytorch_kernel = lambda: original("convolution_backward", *arguments)  # noqa: E731
+    results = routed("convolution_backward", engine.backward, pytorch_kernel, arguments, settings_in_force())
     # An operator cannot return None: a gradient that was not requested is an empty tensor, also in the fake kernel.
     return tuple(grad.new_empty(0) if each is None else each for each in results)
 
@@ -98,17 +103,19 @@ def gradients(
     ctx: Any, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias_sizes: Any, geometry: Sequence[Any]
 ) -> list[torch.Tensor | None]:
     """Gradients of input, weights and bias, the operator's first arguments; None for those that are not requested."""
-    asked = [*ctx.needs_input_grad[:2], ctx.needs_input_grad[2] and bias_sizes is not None]
+    requested = [*ctx.needs_input_grad[:2], ctx.needs_input_grad[2] and bias_sizes is not None]
     # Under a compiler, the bias gradient is a plain sum, which the compiler fuses with neighbouring operators.
-    apart = asked[2] and type(grad) is not torch.Tensor
-    mask = [*asked[:2], asked[2] and not apart]
-    found: Any = (None, None, None)
+    sum_bias_apart = requested[2] and type(grad) is not torch.Tensor
+    mask = [*requested[:2], requested[2] and not sum_bias_apart]
+    operator_results: Any = (None, None, None)
     if any(mask):
-        found = convolution_backward(grad, x, w, bias_sizes, *geometry, mask)
-    made = [each if wanted else None for each, wanted in zip(found, mask, strict=True)]
-    if apart:
-        made[2] = grad.sum((0, *range(2, grad.ndim)))
-    return made
+        operator_results = convolution_backward(grad, x, w, bias_sizes, *geometry, mask)
+    requested_gradients = [
+        each if is_requested else None for each, is_requested in zip(operator_results, mask, strict=True)
+    ]
+    if sum_bias_apart:
+        requested_gradients[2] = grad.sum((0, *range(2, grad.ndim)))
+    return requested_gradients
 
 
 def _keep_backward(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
@@ -121,7 +128,8 @@ def _second_gradients(ctx: Any, of_data: Any, of_weights: Any, of_bias: Any) -> 
     """Gradients of the backward: it is linear in each operand, so each of its derivatives is a convolution again."""
     grad, x, w = ctx.saved_tensors
     of_data, of_weights, of_bias = (
-        each if wanted else None for each, wanted in zip((of_data, of_weights, of_bias), ctx.mask, strict=True)
+        each if is_requested else None
+        for each, is_requested in zip((of_data, of_weights, of_bias), ctx.mask, strict=True)
     )
     by_grad = by_x = by_w = None
     if ctx.needs_input_grad[0]:
@@ -149,21 +157,25 @@ torch.library.register_autograd(
 # Autocast rules of the operators.
 
 
-def autocasts(library: torch.library.Library, name: str, operator: Callable[..., torch.Tensor], operands: int) -> None:
-    """Register autocast for an operator, as PyTorch's own convolutions have it.
+def in_autocast(kind: str, operands: Sequence[Any]) -> list[Any]:
+    """Operands as autocast gives them to a convolution on devices of the ``kind`` "cpu" or "cuda": floating ones of up
+    to 32 bits in the type that was asked for."""
+    dtype = torch.get_autocast_dtype(kind)
 
-    Of the first ``operands`` arguments, floating ones of up to 32 bits come in the type that was asked for.
-    """
+    def casts(each: Any) -> bool:
+        return isinstance(each, torch.Tensor) and each.is_floating_point() and each.dtype != torch.float64
+
+    return [each.to(dtype) if casts(each) else each for each in operands]
+
+
+def autocasts(library: torch.library.Library, name: str, operator: Callable[..., torch.Tensor], operands: int) -> None:
+    """Register autocast for an operator, as PyTorch's own convolutions have it; it casts the first ``operands``
+    arguments."""
 
     def casting(kind: str) -> Callable[..., torch.Tensor]:
         def cast(*arguments: Any) -> torch.Tensor:
-            dtype = torch.get_autocast_dtype(kind)
-            tensors = [
-                each.to(dtype) if isinstance(each, torch.Tensor) and each.is_floating_point() and each.dtype !=
-                torch.float64 else each for each in arguments[:operands]
-            ]  # fmt: skip
             with torch.amp.autocast(kind, enabled=False):
-                return operator(*tensors, *arguments[operands:])
+                return operator(*in_autocast(kind, arguments[:operands]), *arguments[operands:])
 
         return cast
 

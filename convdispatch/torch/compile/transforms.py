@@ -26,5 +26,5 @@ def plain_operators() -> bool:
 
 def _transformed() -> bool:
     """Whether a functorch transform other than ``functionalize``, which takes any operator, is active."""
-    found = _C._functorch.get_interpreter_stack() or ()
-    return any(each.key() != _C._functorch.TransformType.Functionalize for each in found)
+    transform_stack = _C._functorch.get_interpreter_stack() or ()
+    return any(each.key() != _C._functorch.TransformType.Functionalize for each in transform_stack)

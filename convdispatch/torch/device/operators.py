@@ -66,20 +66,22 @@ def _formula(name: str, text: str, names: Sequence[str]) -> Any:
 
     def kernel(*arguments: Any, **options: Any) -> Any:
         out = options[target]
-        given = dict(zip(names, arguments))
-        given |= {each: options.get(each, 1) for each in names if each not in given}
-        for each, value in given.items():
+        operand_by_name = dict(zip(names, arguments))
+        operand_by_name |= {each: options.get(each, 1) for each in names if each not in operand_by_name}
+        for each, value in operand_by_name.items():
             if isinstance(value, torch.Tensor) and value.ndim == 0 and value.device.type == "cpu":
-                given[each] = value.item()
-        tensors = [value for value in given.values() if isinstance(value, torch.Tensor)]
-        plain = all(isinstance(v, torch.Tensor | int | float) and not isinstance(v, bool) for v in given.values())
-        if not (plain and tensors and own_kernel(out, *tensors)):
+                operand_by_name[each] = value.item()
+        tensors = [value for value in operand_by_name.values() if isinstance(value, torch.Tensor)]
+        numbers_and_tensors = all(
+            isinstance(v, torch.Tensor | int | float) and not isinstance(v, bool) for v in operand_by_name.values()
+        )
+        if not (numbers_and_tensors and tensors and own_kernel(out, *tensors)):
             return _on_host(operator, *arguments, **options)
         shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
         if out.shape != shape:
             resize(out, shape)
         if out.numel():
-            named = {each: seen(v) if isinstance(v, torch.Tensor) else float(v) for each, v in given.items()}
+            named = {each: seen(v) if isinstance(v, torch.Tensor) else float(v) for each, v in operand_by_name.items()}
             compute(text, named, out=seen(out))
         return out
 
@@ -135,14 +137,14 @@ def _reduced(kind: str, operator: Any) -> Any:
 
 
 def _convolution(*arguments: Any) -> torch.Tensor:
-    theirs = lambda: _on_host(_aten.convolution.default, *arguments)  # noqa: E731
-    return routed("convolution", engine.forward, theirs, arguments, settings_in_force())
+    host_kernel = lambda: _on_host(_aten.convolution.default, *arguments)  # noqa: E731
+    return routed("convolution", engine.forward, host_kernel, arguments, settings_in_force())
 
 
-def _convolution_backward(grad: Any, x: Any, w: Any, *rest: Any) -> Any:
-    arguments = (grad, x, w, [grad.shape[1]], *rest)
-    theirs = lambda: _on_host(_aten.convolution_backward.default, *arguments)  # noqa: E731
-    return routed("convolution_backward", engine.backward, theirs, arguments, settings_in_force())
+def _convolution_backward(grad: Any, x: Any, w: Any, *geometry_arguments: Any) -> Any:
+    arguments = (grad, x, w, [grad.shape[1]], *geometry_arguments)
+    host_kernel = lambda: _on_host(_aten.convolution_backward.default, *arguments)  # noqa: E731
+    return routed("convolution_backward", engine.backward, host_kernel, arguments, settings_in_force())
 
 
 # All other operators: they run on the host.
@@ -158,43 +160,43 @@ def _on_host(operator: Any, *arguments: Any, **options: Any) -> Any:
 
     def down(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.device.type == NAME:
-            for ours, theirs in pairs:
-                if ours is value:
-                    return theirs
+            for device_tensor, host_tensor in pairs:
+                if device_tensor is value:
+                    return host_tensor
             pairs.append((value, to_host(value)))
             return pairs[-1][1]
         return torch.device("cpu") if isinstance(value, torch.device) and value.type == NAME else value
 
     lowered, named = pytree.tree_map(down, arguments), pytree.tree_map(down, options)
     results = operator(*lowered, **named)
-    for ours in _mutated(operator, arguments, options):
-        theirs = down(ours)
-        if ours.shape != theirs.shape:
-            resize(ours, theirs.shape)
-        written(ours, theirs)
+    for device_argument in _mutated(operator, arguments, options):
+        host_copy = down(device_argument)
+        if device_argument.shape != host_copy.shape:
+            resize(device_argument, host_copy.shape)
+        written(device_argument, host_copy)
 
     def lift(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            for ours, theirs in pairs:
-                if theirs is value:
-                    return ours
-            made = empty_strided(value.shape, value.contiguous().stride(), value.dtype)
-            written(made, value)
-            return made
+            for device_tensor, host_tensor in pairs:
+                if host_tensor is value:
+                    return device_tensor
+            device_copy = empty_strided(value.shape, value.contiguous().stride(), value.dtype)
+            written(device_copy, value)
+            return device_copy
         return value
 
     return pytree.tree_map(lift, results)
 
 
 def _mutated(operator: Any, arguments: Sequence[Any], options: dict[str, Any]) -> list[torch.Tensor]:
-    found = []
-    for place, argument in enumerate(operator._schema.arguments):
-        said = argument.alias_info is not None and argument.alias_info.is_write
-        if not said and place not in _UNSAID.get(operator._schema.name, ()):
+    written_tensors = []
+    for index, argument in enumerate(operator._schema.arguments):
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if not is_written and index not in _UNSAID.get(operator._schema.name, ()):
             continue
-        value = arguments[place] if place < len(arguments) else options.get(argument.name)
-        found += [each for each in pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
-    return [each for each in found if each.device.type == NAME]
+        value = arguments[index] if index < len(arguments) else options.get(argument.name)
+        written_tensors += [each for each in pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
+    return [each for each in written_tensors if each.device.type == NAME]
 
 
 # Registration of all kernels with PyTorch's dispatcher.

@@ -40,8 +40,8 @@ def bias_gradient(grad: torch.Tensor) -> torch.Tensor:
 
 def kernels_of(grad: torch.Tensor) -> Any:
     """The cached kernels on (grad, sums) that ``bias_gradient`` just ran for ``grad``; None where PyTorch's sum ran."""
-    found = _cache.get(_key(grad)) if grad.is_cuda and _takes(grad) else None
-    return found if type(found) is Launched else None
+    kernels = _cache.get(_key(grad)) if grad.is_cuda and _takes(grad) else None
+    return kernels if type(kernels) is Launched else None
 
 
 def make_ready(grad: torch.Tensor) -> None:
@@ -66,13 +66,13 @@ def _key(grad: torch.Tensor) -> tuple[Any, ...]:
 def _made(grad: torch.Tensor, making: bool = True) -> Any:
     """The cached kernels; None if there are none and ``making`` is False."""
     key = _key(grad)
-    found = _cache.get(key)
-    if found is None and making:
+    kernels = _cache.get(key)
+    if kernels is None and making:
         from ...nn.channel_sums import channel_sums  # imported here because importing nn takes 0.2 s
 
         channels, dtype = grad.shape[1], DTYPES[grad.dtype]
         rows = grad.numel() // channels
         sizes = [grad.nbytes, channels * grad.itemsize]
         make = functools.partial(channel_sums, dtype=dtype, rows=rows, channels=channels)
-        found = _cache.make(key, lambda: launched("the sums of channels", grad, sizes, make))
-    return found
+        kernels = _cache.make(key, lambda: launched("the sums of channels", grad, sizes, make))
+    return kernels

@@ -62,20 +62,20 @@ class StreamTensors:
         for tensor in operands:
             if not tensor.is_contiguous(memory_format=form):
                 return None
-        found = [tensor.data_ptr() for tensor in operands]
+        operand_addresses = [tensor.data_ptr() for tensor in operands]
         if bias is None:
-            found.append(0)
+            operand_addresses.append(0)
         elif bias.is_contiguous():
-            found.append(bias.data_ptr())
+            operand_addresses.append(bias.data_ptr())
         else:
             return None
         if residual is None:
-            found.append(0)
+            operand_addresses.append(0)
         elif residual.is_contiguous(memory_format=form):
-            found.append(residual.data_ptr())
+            operand_addresses.append(residual.data_ptr())
         else:
             return None
-        return found
+        return operand_addresses
 
     def memory(
         self, tensor: torch.Tensor, stream: CudaStream, size: int, out: bool = False, of_bias: bool = False

@@ -51,8 +51,8 @@ class HostTensors:
 
     def allocate(self) -> tuple[torch.Tensor, int]:
         """Allocate a result, see HostArrays; pooled memory is reused once nothing holds it."""
-        made = self._allocated()
-        return made, made.data_ptr()
+        result = self._allocated()
+        return result, result.data_ptr()
 
     def _allocated(self) -> torch.Tensor:
         if self._small is not None and not torch._C._is_torch_function_mode_enabled():

@@ -48,18 +48,18 @@ def on_metadata(operator: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def _storage(nbytes: int) -> Any:
-    made = torch._C._construct_storage_from_data_pointer(0, torch.device(NAME, 0), nbytes)  # type: ignore[attr-defined]
-    made.buf = runtime.allocate(queue(), max(nbytes, 1))
-    return made
+    storage = torch._C._construct_storage_from_data_pointer(0, torch.device(NAME, 0), nbytes)  # type: ignore[attr-defined]
+    storage.buf = runtime.allocate(queue(), max(nbytes, 1))
+    return storage
 
 
 def empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A new tensor on the device with undefined values."""
     count = 1 + sum((s - 1) * t for s, t in zip(size, stride, strict=True)) if all(size) else 0
-    made = torch._C._acc.create_empty_tensor(list(size), dtype)  # type: ignore[attr-defined]
+    tensor = torch._C._acc.create_empty_tensor(list(size), dtype)  # type: ignore[attr-defined]
     set_ = _aten.set_.source_Storage_storage_offset
-    on_metadata(set_, made, _storage(count * dtype.itemsize), 0, list(size), list(stride))
-    return made
+    on_metadata(set_, tensor, _storage(count * dtype.itemsize), 0, list(size), list(stride))
+    return tensor
 
 
 def resize(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
@@ -85,8 +85,8 @@ def seen(tensor: torch.Tensor) -> Tensor:
 
 def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
     """The bytes of a contiguous host tensor."""
-    place = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
-    return np.frombuffer(place, np.uint8)
+    memory = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+    return np.frombuffer(memory, np.uint8)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -94,20 +94,20 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_contiguous() and tensor.dtype in NUMPY:
         tensor = tensor.contiguous()
     if tensor.is_contiguous():
-        made = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-        if made.nbytes:
+        copied = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        if copied.nbytes:
             buffer, offset = tensor.untyped_storage().buf, tensor.storage_offset() * tensor.dtype.itemsize
-            commands_of(queue()).read(buffer, _bytes_of(made), offset)
-        return made
+            commands_of(queue()).read(buffer, _bytes_of(copied), offset)
+        return copied
     return _whole(tensor).clone()
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's view of a host copy of its whole storage."""
     storage = tensor.untyped_storage()
-    made = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu")
-    commands_of(queue()).read(storage.buf, _bytes_of(made))
-    return made.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    host_bytes = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu")
+    commands_of(queue()).read(storage.buf, _bytes_of(host_bytes))
+    return host_bytes.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def written(target: torch.Tensor, values: torch.Tensor) -> None:
@@ -124,9 +124,9 @@ def written(target: torch.Tensor, values: torch.Tensor) -> None:
         written(dense, values)
         compute("x", {"x": seen(dense)}, out=seen(target))
     else:
-        whole = _whole(target)
-        whole.copy_(values)
-        base = whole.as_strided((target.untyped_storage().nbytes() // target.dtype.itemsize,), (1,), 0)
+        host_storage = _whole(target)
+        host_storage.copy_(values)
+        base = host_storage.as_strided((target.untyped_storage().nbytes() // target.dtype.itemsize,), (1,), 0)
         commands_of(queue()).write(target.untyped_storage().buf, _bytes_of(base))
 
 

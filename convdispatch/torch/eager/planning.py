@@ -90,25 +90,25 @@ def _call(request: CallRequest) -> Any:
     except RuntimeError:
         _problem(request, False)  # raises an error that says what is wrong
         raise
-    last = form is not torch.contiguous_format
-    if last and form is not FORMATS.get(x.ndim):
+    channels_last = form is not torch.contiguous_format
+    if channels_last and form is not FORMATS.get(x.ndim):
         raise Fallback(f"the memory format {form} of {x.ndim}-D tensors is none of these engines'")
-    problem, least = _problem(request, last), request.settings.min_flops
-    if least is not None and request.chosen.problem_of_choice(problem).flops < least:
-        raise Fallback(f"fewer than min_flops={least:g} operations")
+    problem, min_flops = _problem(request, channels_last), request.settings.min_flops
+    if min_flops is not None and request.chosen.problem_of_choice(problem).flops < min_flops:
+        raise Fallback(f"fewer than min_flops={min_flops:g} operations")
     if 0 in w.shape or 0 in x.shape[1:]:
         raise Fallback("a size of zero other than the batch's")
     if x.shape[0] == 0 and x.device.type != "opencl":  # PyTorch chooses the strides of empty tensors
         raise Fallback("nothing to compute")
-    shape = {"data": x.shape, "weights": w.shape}.get(request.part) or _result_shape(problem, last)
+    shape = {"data": x.shape, "weights": w.shape}.get(request.part) or _result_shape(problem, channels_last)
     with policy(solver=request.chosen.solver, **request.chosen.promises):
         if x.is_cuda:
             from .cuda_stream import device, stream_call
 
             ranks.agree(problem, lambda: device(x), x)
-            # ``like`` is an empty tensor, because a call that is built later must not hold x.
-            like = torch.empty(0, dtype=x.dtype, device=x.device)
-            where, build = tiers.timed(lambda: device(x)), _under(request, stream_call, problem, shape, form, like)
+            # ``template`` is an empty tensor, because a call that is built later must not hold x.
+            template = torch.empty(0, dtype=x.dtype, device=x.device)
+            where, build = tiers.timed(lambda: device(x)), _under(request, stream_call, problem, shape, form, template)
             return tiers.first(where, problem, request.chosen, build, TORCH, on_cuda=True)
         if x.device.type == "opencl":
             from .opencl_call import OpenClTensors
@@ -141,7 +141,7 @@ def _under(
     return build
 
 
-def _problem(request: CallRequest, last: bool) -> ConvProblem:
+def _problem(request: CallRequest, channels_last: bool) -> ConvProblem:
     """The convolution problem of a request. Raises InvalidArgument, InvalidProblem."""
     dtype, grad, bias = DTYPES[request.x.dtype], request.grad, request.bias
     problem = problem_of(
@@ -151,7 +151,7 @@ def _problem(request: CallRequest, last: bool) -> ConvProblem:
         request.w.shape,
         None if grad is None else grad.shape,
         dtype,
-        last=last,
+        last=channels_last,
         math=math_of(request.settings, request.switched, dtype),
         bias=bias is not None,
         constant=request.constant,
@@ -161,9 +161,9 @@ def _problem(request: CallRequest, last: bool) -> ConvProblem:
     return problem
 
 
-def _result_shape(problem: ConvProblem, last: bool) -> tuple[int, ...]:
+def _result_shape(problem: ConvProblem, channels_last: bool) -> tuple[int, ...]:
     shape = problem.out_shape
-    return (shape[0], shape[-1], *shape[1:-1]) if last else shape
+    return (shape[0], shape[-1], *shape[1:-1]) if channels_last else shape
 
 
 def _check(request: CallRequest) -> None:

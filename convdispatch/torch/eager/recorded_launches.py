@@ -42,10 +42,10 @@ class Launched:
         with stream.current():
             if stream.capturing():
                 raise Fallback(CAPTURED, lasting=False)
-            recording, given = Recording(runtime.queue(stream.device)), [Slot(size, persistent=True) for size in sizes]
+            recording, slots = Recording(runtime.queue(stream.device)), [Slot(size, persistent=True) for size in sizes]
             try:
-                enqueue(stream.context)(recording, *given)
-                executable = Executable.of(recording, given, [len(given) - 1])
+                enqueue(stream.context)(recording, *slots)
+                executable = Executable.of(recording, slots, [len(slots) - 1])
                 launches = executable.bind(StreamPlace(stream.place.cuda))
             except (BuildFailed, Unlaunchable) as error:
                 raise Fallback(f"{name} cannot run on a CUDA stream: {str(error).splitlines()[0]}") from None

@@ -48,7 +48,7 @@ class AtenNet:
     def check(self, dtype: torch.dtype) -> None:
         """Compute the constants. Raises Missing for an operator, a type or a result that is not supported."""
         self._dtype = dtype
-        places: set[torch.fx.Node] = set()
+        index_nodes: set[torch.fx.Node] = set()
         for node in self.graph.nodes:
             if node.op == "get_attr":
                 self._constants[node] = getattr(self.root, str(node.target))
@@ -58,35 +58,37 @@ class AtenNet:
             parts = node.all_input_nodes
             if name in OF_SIZES and len(parts) == 1:
                 of = parts[0].meta["val"]
-                like = torch.empty(of.shape, dtype=of.dtype)
-                self._constants[node] = node.target(like, *node.args[1:], **node.kwargs)  # type: ignore[operator]
+                operand = torch.empty(of.shape, dtype=of.dtype)
+                self._constants[node] = node.target(operand, *node.args[1:], **node.kwargs)  # type: ignore[operator]
                 continue
             if self._prologue.takes(node, self._constants):
                 continue
-            known = all(each in self._constants for each in parts) and not _draws(node)
-            if known and name != "<built-in function getitem>":  # also constants that depend on sizes alone
+            is_constant = all(each in self._constants for each in parts) and not _draws(node)
+            if is_constant and name != "<built-in function getitem>":  # also constants that depend on sizes alone
                 with torch.no_grad():
                     self._constants[node] = node.target(*_mapped(node.args, self._constants.get), **node.kwargs)
                 self.integers.note(node, self._constants)
                 continue
             if name not in OPERATORS:
                 raise Missing(f"{name} has no counterpart here")
-            made = node.meta.get("val")
-            made = made[0] if isinstance(made, tuple | list) else made
-            if name in QUANTIZING and isinstance(made, torch.Tensor) and made.dtype in BYTES:
+            result = node.meta.get("val")
+            result = result[0] if isinstance(result, tuple | list) else result
+            if name in QUANTIZING and isinstance(result, torch.Tensor) and result.dtype in BYTES:
                 continue
-            if not places.isdisjoint(parts) and name not in TAKING | MOVING:
+            if not index_nodes.isdisjoint(parts) and name not in TAKING | MOVING:
                 raise Missing(f"{name} takes places that are computed")
-            if _makes_places(node) or (name in MOVING and not places.isdisjoint(parts)):
-                places.add(node)
-            elif not isinstance(made, torch.Tensor) or made.dtype != dtype:
+            if _makes_places(node) or (name in MOVING and not index_nodes.isdisjoint(parts)):
+                index_nodes.add(node)
+            elif not isinstance(result, torch.Tensor) or result.dtype != dtype:
                 raise Missing(f"{name} makes something else than {dtype}")
             for part in parts:
                 if part in self._constants and name not in DEQUANTIZING:
                     self._constants[part] = _of_its_type(self._constants[part], dtype, name)
         self._prologue.finish(self.root, self._constants, dtype)
-        asked = (a for a in self._results if isinstance(a, torch.fx.Node) and a.op != "placeholder")
-        computed = dict.fromkeys(each for each in asked if each not in self._prologue and each not in self._constants)
+        requested = (a for a in self._results if isinstance(a, torch.fx.Node) and a.op != "placeholder")
+        computed = dict.fromkeys(
+            each for each in requested if each not in self._prologue and each not in self._constants
+        )
         self._computed = {node: place for place, node in enumerate(computed)}
         if not self._computed:
             raise Missing("the graph returns no tensor that a form computes")
@@ -104,9 +106,9 @@ class AtenNet:
 
     def lie_as(self, results: Sequence[Any]) -> None:
         """Give results the memory order of ``results``, which the graph itself computed."""
-        for node, own in zip(self._results, results, strict=True):
+        for node, result in zip(self._results, results, strict=True):
             if node in self._computed:
-                self._orders[self._computed[node]] = _order_of(own)
+                self._orders[self._computed[node]] = _order_of(result)
 
     def given(self, inputs: Sequence[torch.Tensor]) -> dict[torch.fx.Node, torch.Tensor]:
         """The inputs of a call, and what PyTorch computes of its integers and masks, by node."""
@@ -119,28 +121,32 @@ class AtenNet:
         return [x if x.ndim or x.dtype == self._dtype else x.to(self._dtype) for x in fed]
 
     def __call__(self, *tensors: Tensor) -> Any:
-        known: dict[Any, Any] = dict(zip(self._prologue.feeds, tensors, strict=True))
+        value_of: dict[Any, Any] = dict(zip(self._prologue.feeds, tensors, strict=True))
 
         def value(node: Any) -> Any:
-            return self._constants[node] if node in self._constants else known[node]
+            return self._constants[node] if node in self._constants else value_of[node]
 
         for node in self.graph.nodes:
             if node.op == "output":
                 laid = zip(self._computed, self._orders, strict=True)
-                return tuple(known[each] if order is None else known[each].transpose(*order) for each, order in laid)
+                return tuple(
+                    value_of[each] if order is None else value_of[each].transpose(*order) for each, order in laid
+                )
             if node.op != "placeholder" and node not in self._constants and node not in self._prologue:
                 operation = OPERATORS[str(node.target)]
-                known[node] = operation(self, *_mapped(node.args, value), **_mapped(node.kwargs, value))
+                value_of[node] = operation(self, *_mapped(node.args, value), **_mapped(node.kwargs, value))
         raise AssertionError("a graph ends with its output")
 
     def results(self, computed: Sequence[Any], given: dict[torch.fx.Node, torch.Tensor]) -> list[Any]:
         """The graph's results, from computed and given tensors; a result that is an input is that same tensor."""
-        known = dict(given)
+        value_of = dict(given)
         for node, each, order in zip(self._computed, computed, self._orders, strict=True):
-            known[node] = each if order is None else each.permute(*map(order.index, range(len(order))))
+            value_of[node] = each if order is None else each.permute(*map(order.index, range(len(order))))
         constants = self._constants
         return [
-            (known[each] if each in known else constants[each].clone()) if isinstance(each, torch.fx.Node) else each
+            (value_of[each] if each in value_of else constants[each].clone())
+            if isinstance(each, torch.fx.Node)
+            else each
             for each in self._results
         ]
 
@@ -235,9 +241,9 @@ def _convolution(
     geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": g, "math": net.math}
     if transposed:
         return functional.transposed_convolution(x, net.put(w), net.put(bias), output_padding=extra, **geometry)
-    found = net.integers.convolution(net, x, w, bias, geometry)
-    if found is not None:
-        return found
+    quantized_result = net.integers.convolution(net, x, w, bias, geometry)
+    if quantized_result is not None:
+        return quantized_result
     return functional.convolution(x, net.put(w), net.put(bias), **geometry)
 
 
@@ -264,8 +270,8 @@ def _linear(net: AtenNet, x: Any, w: Any, bias: Any = None) -> Tensor:
 
 @operator("aten._native_batch_norm_legit_no_training.default")
 def _batch_norm(net: AtenNet, x: Any, w: Any, b: Any, mean: Any, variance: Any, momentum: float, eps: float) -> Any:
-    given = (torch.ones_like(mean) if w is None else w, torch.zeros_like(mean) if b is None else b, mean, variance)
-    return (functional.batch_norm(x, *map(net.put, given), training=False, epsilon=eps),)
+    parameters = (torch.ones_like(mean) if w is None else w, torch.zeros_like(mean) if b is None else b, mean, variance)
+    return (functional.batch_norm(x, *map(net.put, parameters), training=False, epsilon=eps),)
 
 
 @operator("aten.native_batch_norm.default")
@@ -283,8 +289,8 @@ def _item(net: AtenNet, values: Any, number: int) -> Any:
 
 
 def _pair(values: Any) -> tuple[int, int]:
-    first, *rest = values
-    return first, rest[0] if rest else first
+    height, *width = values
+    return height, width[0] if width else height
 
 
 @operator("aten._adaptive_avg_pool2d.default")
@@ -303,13 +309,13 @@ def _mean(net: AtenNet, x: Any, axes: Any, keepdim: bool = False) -> Tensor:
 
 @operator("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
 def _view(net: AtenNet, x: Any, shape: Any) -> Tensor:
-    known = 1
+    product = 1
     for size in shape:
-        known *= size if size != -1 else 1
+        product *= size if size != -1 else 1
     count = 1
     for size in x.shape:
         count *= size
-    return functional.view(x, tuple(count // known if size == -1 else size for size in shape))
+    return functional.view(x, tuple(count // product if size == -1 else size for size in shape))
 
 
 @operator("aten.clone.default", "aten.detach.default", "aten.alias.default", "aten.contiguous.default")
@@ -349,16 +355,21 @@ def _two(text: str) -> Callable[..., Tensor]:
     return operation
 
 
-def _activation(name: str, theirs: Torch) -> Callable[..., Tensor]:
+def _activation(name: str, table_entry: Torch) -> Callable[..., Tensor]:
     """An operation for an activation of the table: its parameters come first, then arguments of which we support one
     value."""
 
     def operation(net: AtenNet, x: Any, *given: Any, **named: Any) -> Tensor:
-        values = {**theirs.attributes, **theirs.only, **dict(zip([*theirs.attributes, *theirs.only], given)), **named}
-        for key, value in theirs.only.items():
+        values = {
+            **table_entry.attributes,
+            **table_entry.only,
+            **dict(zip([*table_entry.attributes, *table_entry.only], given)),
+            **named,
+        }
+        for key, value in table_entry.only.items():
             if values[key] != value:
-                raise Missing(f"{theirs.function} with {key} {values[key]}")
-        numbers = ", ".join(repr(float(values[key])) for key in theirs.attributes)
+                raise Missing(f"{table_entry.function} with {key} {values[key]}")
+        numbers = ", ".join(repr(float(values[key])) for key in table_entry.attributes)
         return functional.activate(x, f"{name}({numbers})" if numbers else name)
 
     return operation

@@ -89,9 +89,9 @@ def _attention(
 @operator("aten._safe_softmax.default")
 def _safe_softmax(net: Any, x: Any, axis: int, dtype: Any = None) -> Tensor:
     """A softmax that returns zeros where all values along the axis are masked."""
-    least = -3.4e38 if x.dtype.itemsize == 4 else -1.7e308
-    most = reduce("max", "x", (axis % x.ndim,), keepdims=True, x=x)
-    return apply("where(m < b, 0, y)", m=most, y=functional.softmax(x, axis), b=least)
+    lowest = -3.4e38 if x.dtype.itemsize == 4 else -1.7e308
+    maximum = reduce("max", "x", (axis % x.ndim,), keepdims=True, x=x)
+    return apply("where(m < b, 0, y)", m=maximum, y=functional.softmax(x, axis), b=lowest)
 
 
 @operator("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default")

@@ -65,9 +65,9 @@ def _embedding(net: Any, table: Any, places: Any, *rest: Any) -> Tensor:
 def _distances_by_products(net: Any, x: Any, y: Any) -> Tensor:
     """``sqrt(|x|^2 + |y|^2 - 2 x y^T)`` of rows, which PyTorch uses if there are many rows."""
     x, y = net.put(x), net.put(y)
-    own, other = (reduce("sum", "square(v)", (-1,), keepdims=True, v=each) for each in (x, y))
+    x_squares, y_squares = (reduce("sum", "square(v)", (-1,), keepdims=True, v=each) for each in (x, y))
     products = functional.matmul(x, y.transpose(*range(y.ndim - 2), -1, -2))
-    square = apply("a + b - 2 * p", a=own, b=other.transpose(*range(other.ndim - 2), -1, -2), p=products)
+    square = apply("a + b - 2 * p", a=x_squares, b=y_squares.transpose(*range(y_squares.ndim - 2), -1, -2), p=products)
     return apply("sqrt(where(s < 0, 0, s))", s=square)
 
 

@@ -32,7 +32,7 @@ def _split_with_sizes(net: Any, x: Any, sizes: Sequence[int], axis: int = 0) -> 
 
 @operator("aten.unbind.int")
 def _unbind(net: Any, x: Any, axis: int = 0) -> list[Tensor]:
-    return [_part(x, axis, place) for place in range(x.shape[axis])]
+    return [_part(x, axis, index) for index in range(x.shape[axis])]
 
 
 @operator("aten.slice.Tensor")
@@ -50,7 +50,7 @@ def _same_places(net: Any, x: Any, shape: Sequence[int], strides: Sequence[int],
     """A view with the same addresses, as in means of channels-last images: only strides of axes of size one may
     change."""
     steps = list(itertools.accumulate(x.shape[:0:-1], lambda step, size: step * size, initial=1))[::-1]
-    alike = all(size == 1 or mine == step for size, mine, step in zip(x.shape, strides, steps))
+    alike = all(size == 1 or expected_stride == step for size, expected_stride, step in zip(x.shape, strides, steps))
     if tuple(shape) != x.shape or not alike or offset:
         raise Missing("a tensor seen with other strides")
     return x  # type: ignore[no-any-return]
@@ -77,9 +77,9 @@ def _squeeze(net: Any, x: Any, axes: Any) -> Tensor:
 
 @operator("aten.expand.default")
 def _expand(net: Any, x: Any, shape: Sequence[int], implicit: bool = False) -> Tensor:
-    known = (1,) * (len(shape) - x.ndim) + x.shape
+    padded_shape = (1,) * (len(shape) - x.ndim) + x.shape
     return x.expand(  # type: ignore[no-any-return]
-        *(old if new == -1 else new for new, old in zip(shape, known, strict=True))
+        *(old if new == -1 else new for new, old in zip(shape, padded_shape, strict=True))
     )
 
 
@@ -92,11 +92,11 @@ def _copy(net: Any, x: Any, other: Any, non_blocking: bool = False) -> Tensor:
 @operator("aten.constant_pad_nd.default")
 def _pad(net: Any, x: Any, pads: Sequence[int], value: float = 0.0) -> Tensor:
     tables = {}
-    for place, (near, far) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
-        axis = x.ndim - 1 - place
-        at = np.arange(-near, x.shape[axis] + far)
-        if near or far:
-            tables[axis] = np.where((at >= 0) & (at < x.shape[axis]), at, -1), None
+    for dimension, (before, after) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
+        axis = x.ndim - 1 - dimension
+        indices = np.arange(-before, x.shape[axis] + after)
+        if before or after:
+            tables[axis] = np.where((indices >= 0) & (indices < x.shape[axis]), indices, -1), None
     return sample(x, tables, float(value)) if tables else x
 
 
@@ -113,10 +113,10 @@ def _reflected(net: Any, x: Any, pads: Sequence[int]) -> Tensor:
 def _extended(x: Any, pads: Sequence[int], inside: Callable[[np.ndarray, int], np.ndarray]) -> Tensor:
     """Pad with elements of ``x``; ``inside(indices, size)`` maps indices outside of an axis to indices inside."""
     tables = {}
-    for place, (near, far) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
-        axis = x.ndim - 1 - place
-        if near or far:
-            tables[axis] = inside(np.arange(-near, x.shape[axis] + far), x.shape[axis]), None
+    for dimension, (before, after) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
+        axis = x.ndim - 1 - dimension
+        if before or after:
+            tables[axis] = inside(np.arange(-before, x.shape[axis] + after), x.shape[axis]), None
     return sample(x, tables) if tables else x
 
 
@@ -128,8 +128,8 @@ def _rolled(net: Any, x: Any, shifts: Sequence[int], axes: Sequence[int] = ()) -
     tables = {axis % x.ndim: 0 for axis in axes}
     for shift, axis in zip(shifts, axes, strict=True):  # an axis may occur twice
         tables[axis % x.ndim] += shift
-    places = {axis: (np.arange(x.shape[axis]) - shift) % x.shape[axis] for axis, shift in tables.items()}
-    return sample(x, {axis: (at, None) for axis, at in places.items()})
+    index_tables = {axis: (np.arange(x.shape[axis]) - shift) % x.shape[axis] for axis, shift in tables.items()}
+    return sample(x, {axis: (indices, None) for axis, indices in index_tables.items()})
 
 
 @operator("aten.repeat.default")
@@ -149,8 +149,8 @@ def _nearest(net: Any, x: Any, sizes: Sequence[int], *scales: Any) -> Tensor:
     tables = {}
     for axis, (new, scale) in enumerate(zip(sizes, scales or [None] * len(sizes), strict=True), 2):
         step = np.float32(x.shape[axis] / new) if scale is None else np.float32(1 / scale)
-        at = np.floor(np.arange(new, dtype=np.float32) * step).astype(np.int64)
-        tables[axis] = np.minimum(at, x.shape[axis] - 1), None
+        indices = np.floor(np.arange(new, dtype=np.float32) * step).astype(np.int64)
+        tables[axis] = np.minimum(indices, x.shape[axis] - 1), None
     return _made_anew(x, tables)
 
 
@@ -158,15 +158,15 @@ def _nearest(net: Any, x: Any, sizes: Sequence[int], *scales: Any) -> Tensor:
 def _linear(net: Any, x: Any, sizes: Sequence[int], corners: bool, *scales: Any) -> Tensor:
     tables = {}
     for axis, (new, scale) in enumerate(zip(sizes, scales or [None] * len(sizes), strict=True), 2):
-        old, at = x.shape[axis], np.arange(new, dtype=np.float64)
+        old, positions = x.shape[axis], np.arange(new, dtype=np.float64)
         if corners:
-            at = at * (old - 1) / (new - 1) if new > 1 else at * 0
+            positions = positions * (old - 1) / (new - 1) if new > 1 else positions * 0
         else:
-            at = np.maximum((at + 0.5) * (old / new if scale is None else 1 / scale) - 0.5, 0)
-        low = np.minimum(np.floor(at).astype(np.int64), old - 1)
-        share = at - low
-        places = np.stack([low, np.minimum(low + 1, old - 1)], 1)
-        tables[axis] = places, np.stack([1 - share, share], 1)
+            positions = np.maximum((positions + 0.5) * (old / new if scale is None else 1 / scale) - 0.5, 0)
+        low = np.minimum(np.floor(positions).astype(np.int64), old - 1)
+        share = positions - low
+        index_pairs = np.stack([low, np.minimum(low + 1, old - 1)], 1)
+        tables[axis] = index_pairs, np.stack([1 - share, share], 1)
     if not x.size:
         raise Missing("an enlargement of nothing")
     return _made_anew(x, tables)
@@ -176,9 +176,9 @@ def _made_anew(x: Any, tables: dict[int, Any]) -> Tensor:
     """Upsample by index tables, of which some may change nothing: decoders bring all levels to the size of the
     first."""
     changing = {}
-    for axis, (places, weights) in tables.items():
-        first = places.reshape(len(places), -1)[:, 0]
-        whole = weights is None or bool((weights[:, 0] == 1).all())
-        if not (whole and np.array_equal(first, np.arange(x.shape[axis]))):
-            changing[axis] = places, weights
+    for axis, (index_table, weights) in tables.items():
+        first_indices = index_table.reshape(len(index_table), -1)[:, 0]
+        unweighted = weights is None or bool((weights[:, 0] == 1).all())
+        if not (unweighted and np.array_equal(first_indices, np.arange(x.shape[axis]))):
+            changing[axis] = index_table, weights
     return sample(x, changing) if changing else x

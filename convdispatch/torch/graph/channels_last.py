@@ -25,15 +25,15 @@ def pays() -> bool:
 
 def lay_channels_last(graph: fx.GraphModule) -> None:
     """Make every 2-D and 3-D convolution of a graph of Dynamo's read its input and weight channels last."""
-    found = [node for node in graph.graph.nodes if node.target in _CONVOLUTIONS and len(node.args) >= 2]
-    for node in found:
+    convolutions = [node for node in graph.graph.nodes if node.target in _CONVOLUTIONS and len(node.args) >= 2]
+    for node in convolutions:
         rank = _rank(node.args[1])
         if rank not in FORMATS:
             continue
         with graph.graph.inserting_before(node):
             laid = [_laid(graph.graph, each, FORMATS[rank]) for each in node.args[:2]]
         node.args = (*laid, *node.args[2:])
-    if not found:
+    if not convolutions:
         return
     output = graph.graph.output_node()
     with graph.graph.inserting_before(output):

@@ -47,7 +47,7 @@ def packed_inputs(graph: fx.GraphModule, static: Sequence[int]) -> list[int]:
     """The indices of inputs among ``static`` that only reach weight operands, directly or through operators on other
     such inputs: they are constants of a form. Quantized weights are among them."""
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    allowed = {placeholders[place] for place in static if _is_tensor(placeholders[place])}
+    allowed = {placeholders[index] for index in static if _is_tensor(placeholders[index])}
     sources: dict[fx.Node, set[fx.Node]] = {node: {node} for node in allowed}
     """The static inputs of each value that is computed from static inputs alone."""
     for node in graph.graph.nodes:
@@ -58,10 +58,10 @@ def packed_inputs(graph: fx.GraphModule, static: Sequence[int]) -> list[int]:
     for node in graph.graph.nodes:
         if node in sources:
             continue
-        for place in _WEIGHT_OPERANDS.get(str(node.target), ()):
-            if place < len(node.args) and node.args[place] in sources:
-                packed |= sources[node.args[place]]
-    return [place for place, node in enumerate(placeholders) if node in packed]
+        for index in _WEIGHT_OPERANDS.get(str(node.target), ()):
+            if index < len(node.args) and node.args[index] in sources:
+                packed |= sources[node.args[index]]
+    return [index for index, node in enumerate(placeholders) if node in packed]
 
 
 def _is_tensor(node: fx.Node) -> bool:
@@ -130,23 +130,23 @@ class WeightSets:
         weights are packed at their second call, because packing does not pay for weights that differ at each call."""
         for each in self.sets:
             if each.are(tensors):
-                others = [other for other in self.sets if other is not each]
+                other_sets = [weight_set for weight_set in self.sets if weight_set is not each]
                 unchanged = each.unchanged()
-                self.sets = [each, *others] if unchanged else others
+                self.sets = [each, *other_sets] if unchanged else other_sets
                 if unchanged:
                     return each
                 break
         _let_go_of_forgotten()
         if not Constants.can_watch(tensors):
             return None
-        seen = [(id(each), each._version) for each in tensors]
-        if self._missed and seen not in self._missed:
-            self._missed.append(seen)
+        identity = [(id(each), each._version) for each in tensors]
+        if self._missed and identity not in self._missed:
+            self._missed.append(identity)
             return None
-        self._missed.append(seen)
-        made = Constants(tensors)
-        self.sets = [made, *self.sets[: MAX_SETS - 1]]
-        return made
+        self._missed.append(identity)
+        new_set = Constants(tensors)
+        self.sets = [new_set, *self.sets[: MAX_SETS - 1]]
+        return new_set
 
 
 _weight_sets: weakref.WeakSet[WeightSets] = weakref.WeakSet()
@@ -156,11 +156,13 @@ def _let_go_of_forgotten() -> None:
     """Free the weight sets, and their forms, whose tensors only the sets of all graphs reference: their model is
     gone."""
     every = list(_weight_sets)
-    held = Counter(id(each) for sets in every for weights in sets.sets for each in weights.tensors)
+    own_references = Counter(id(each) for sets in every for weights in sets.sets for each in weights.tensors)
 
     def is_forgotten(weights: Constants) -> bool:
         # The loop variable and the argument of getrefcount are two more references.
-        return bool(weights.tensors) and all(sys.getrefcount(each) <= held[id(each)] + 2 for each in weights.tensors)
+        return bool(weights.tensors) and all(
+            sys.getrefcount(each) <= own_references[id(each)] + 2 for each in weights.tensors
+        )
 
     for sets in every:
         forgotten = list(filter(is_forgotten, sets.sets))

@@ -77,32 +77,34 @@ def _compiled_copy(model: Any) -> nn.Module:
             "convert(fuse=True) takes layers that know their sizes: call it once, as model(x), before"
         )
     with torch.inference_mode(False), torch.no_grad():
-        made = copied(model)
-        for parameter in made.parameters():
+        compiled_model = copied(model)
+        for parameter in compiled_model.parameters():
             parameter.requires_grad_(False)
-    script = isinstance(made, torch.jit.ScriptModule)
-    if script or (not _is_exported(made) and not any(map(_is_convolution, made.modules()))):
+    script = isinstance(compiled_model, torch.jit.ScriptModule)
+    if script or (not _is_exported(compiled_model) and not any(map(_is_convolution, compiled_model.modules()))):
         why = "it is a ScriptModule" if script else "it holds no layer of PyTorch's convolutions, of its very classes"
         warnings.warn(
             f"nothing of the model could be fused: {why}",
             ConvDispatchWarning,
             stacklevel=3,
         )
-    for module in list(made.modules()):
+    for module in list(compiled_model.modules()):
         if isinstance(module, torch.jit.ScriptModule):
             continue
         holds_layers = any(map(_is_convolution, module.modules())) or _is_exported(module)
         is_layer = swap(module)
-        if module is made or (holds_layers and not is_layer and type(module).forward is not nn.Module.forward):
+        if module is compiled_model or (
+            holds_layers and not is_layer and type(module).forward is not nn.Module.forward
+        ):
             _let_compile(module)
-    return made
+    return compiled_model
 
 
 def copied(model: nn.Module) -> nn.Module:
     """A copy of a model, also if its last call left non-leaf tensors in it, as ``weight_norm`` and pruning do: PyTorch
     refuses to copy those."""
-    held = (value for part in model.modules() for value in vars(part).values())
-    computed = (value for value in held if isinstance(value, torch.Tensor) and not value.is_leaf)
+    attributes = (value for part in model.modules() for value in vars(part).values())
+    computed = (value for value in attributes if isinstance(value, torch.Tensor) and not value.is_leaf)
     return copy.deepcopy(model, {id(value): value.detach().clone() for value in computed})
 
 
@@ -147,12 +149,12 @@ class Compiled:
         return state
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        made = super().__reduce_ex__(protocol)
+        reduced = super().__reduce_ex__(protocol)
         kind = type(self)
         # The class is created at run time, so pickle cannot import it.
-        if isinstance(made, tuple) and made[1] == (kind,):
-            return _revived, (kind.__mro__[2],), *made[2:]
-        return made
+        if isinstance(reduced, tuple) and reduced[1] == (kind,):
+            return _revived, (kind.__mro__[2],), *reduced[2:]
+        return reduced
 
 
 class _State:
@@ -215,12 +217,12 @@ def _is_traced() -> bool:
 
 def _hooks_of(module: nn.Module) -> tuple[Any, ...]:
     """The ids of the hooks on a module's parts; empty if there are none."""
-    found = []
+    hook_ids = []
     for part in module.modules():
         for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks):
             if hooks:
-                found.append((id(hooks), tuple(hooks)))
-    return tuple(found)
+                hook_ids.append((id(hooks), tuple(hooks)))
+    return tuple(hook_ids)
 
 
 def _revived(kind: type) -> Any:

@@ -52,7 +52,9 @@ def fold_batch_norms(graph: fx.GraphModule) -> None:
         if not isinstance(convolution, fx.Node) or convolution.target not in _CONVOLUTIONS or set(results) != {0}:
             continue
         tensors = [_constant(graph, each) for each in (*convolution.args[1:3], *norm)]
-        missing = any(t is None and given is not None for t, given in zip(tensors, (*convolution.args[1:3], *norm)))
+        missing = any(
+            t is None and argument is not None for t, argument in zip(tensors, (*convolution.args[1:3], *norm))
+        )
         if len(convolution.users) != 1 or missing or convolution.args[6] or tensors[0] is None:
             continue
         weight, bias = _folded(*tensors, epsilon=float(node.args[6]))
@@ -71,18 +73,18 @@ def _folded(
     """A convolution's weight and bias with an affine map of its output channels folded in, computed in float64."""
     factor = 1 / torch.sqrt(variance.double() + epsilon)
     factor = factor if scale is None else factor * scale.double()
-    moved = ((0 if bias is None else bias.double()) - mean.double()) * factor
-    moved = moved if shift is None else moved + shift.double()
-    folded = (weight.double() * factor.reshape(-1, *[1] * (weight.ndim - 1))).to(weight.dtype)
+    folded_bias = ((0 if bias is None else bias.double()) - mean.double()) * factor
+    folded_bias = folded_bias if shift is None else folded_bias + shift.double()
+    folded_weight = (weight.double() * factor.reshape(-1, *[1] * (weight.ndim - 1))).to(weight.dtype)
     if weight.ndim == 4 and weight.is_contiguous(memory_format=torch.channels_last):
-        folded = folded.contiguous(memory_format=torch.channels_last)
-    return folded, moved.to(weight.dtype)
+        folded_weight = folded_weight.contiguous(memory_format=torch.channels_last)
+    return folded_weight, folded_bias.to(weight.dtype)
 
 
 def use_our_operators(graph: fx.Graph) -> int:
     """Replace convolutions and their gradients by our operators, with the epilogues of those whose result nothing else
     reads; returns the number of convolutions."""
-    order = {node: place for place, node in enumerate(graph.nodes)}
+    order = {node: index for index, node in enumerate(graph.nodes)}
     count = 0
     for node in reversed(list(graph.nodes)):
         if node.target is _aten.convolution_backward.default:
@@ -110,22 +112,22 @@ def freeze_weights(graph: fx.GraphModule) -> None:
 
 def _fuse(graph: fx.Graph, node: fx.Node, order: dict[fx.Node, int]) -> None:
     chain, residual, activation = [node], None, None
-    after = _only_user(node)
-    if after is not None and (residual := _residual(after, node, order)) is not None:
-        chain.append(after)
-    after = _only_user(chain[-1])
-    if after is not None and (activation := _activation(after, chain[-1])) is not None:
-        chain.append(after)
-    last = chain[-1]
+    user = _only_user(node)
+    if user is not None and (residual := _residual(user, node, order)) is not None:
+        chain.append(user)
+    user = _only_user(chain[-1])
+    if user is not None and (activation := _activation(user, chain[-1])) is not None:
+        chain.append(user)
+    last_node = chain[-1]
     x, w, bias, stride, padding, dilation, _, _, groups = node.args
-    with graph.inserting_before(last):
-        made = graph.call_function(
+    with graph.inserting_before(last_node):
+        fused_node = graph.call_function(
             fused_operator.fused_convolution,
             (x, w, bias, residual, activation, stride, padding, dilation, groups),
         )
-    made.meta = dict(last.meta)
-    order[made] = order[last]
-    last.replace_all_uses_with(made)
+    fused_node.meta = dict(last_node.meta)
+    order[fused_node] = order[last_node]
+    last_node.replace_all_uses_with(fused_node)
     for each in reversed(chain):
         graph.erase_node(each)
 
@@ -134,43 +136,48 @@ def _only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _residual(node: fx.Node, mine: fx.Node, order: dict[fx.Node, int]) -> fx.Node | None:
-    """The other operand of a sum with ``mine``, if it has the same shape and type."""
+def _residual(node: fx.Node, convolution: fx.Node, order: dict[fx.Node, int]) -> fx.Node | None:
+    """The other operand of a sum with ``convolution``, if it has the same shape and type."""
     if node.target is not _aten.add.Tensor or node.kwargs.get("alpha", 1) != 1 or len(node.args) != 2:
         return None
-    one, other = node.args
-    other = other if one is mine else one
-    if not isinstance(other, fx.Node) or other is mine:
+    first_operand, other_operand = node.args
+    other_operand = other_operand if first_operand is convolution else first_operand
+    if not isinstance(other_operand, fx.Node) or other_operand is convolution:
         return None
-    values = [each.meta.get("val") for each in (other, mine, node)]
+    values = [each.meta.get("val") for each in (other_operand, convolution, node)]
     if not all(isinstance(each, torch.Tensor) for each in values) or len({each.dtype for each in values}) > 1:
         return None
-    return other if values[0].shape == values[1].shape else None
+    return other_operand if values[0].shape == values[1].shape else None
 
 
 @functools.cache
 def _activations() -> dict[Any, tuple[str, Any]]:
-    found = {}
+    activations = {}
     for name, entry in ACTIVATIONS.items():
         packet = getattr(_aten, entry.torch.function, None) if entry.torch is not None else None
         if packet is not None:
-            found[packet.default] = name, entry.torch
-    return found
+            activations[packet.default] = name, entry.torch
+    return activations
 
 
-def _activation(node: fx.Node, mine: fx.Node) -> str | None:
+def _activation(node: fx.Node, convolution: fx.Node) -> str | None:
     """An operator as an activation of ``conv()``; None if it is none."""
-    known = _activations().get(node.target)
-    if known is None or not node.args or node.args[0] is not mine:
+    activation = _activations().get(node.target)
+    if activation is None or not node.args or node.args[0] is not convolution:
         return None
-    name, theirs = known
-    names = [*theirs.attributes, *theirs.only]
-    values: dict[str, Any] = {**theirs.attributes, **theirs.only, **dict(zip(names, node.args[1:])), **node.kwargs}
-    if len(node.args) > len(names) + 1 or any(values[key] != value for key, value in theirs.only.items()):
+    name, table_entry = activation
+    names = [*table_entry.attributes, *table_entry.only]
+    values: dict[str, Any] = {
+        **table_entry.attributes,
+        **table_entry.only,
+        **dict(zip(names, node.args[1:])),
+        **node.kwargs,
+    }
+    if len(node.args) > len(names) + 1 or any(values[key] != value for key, value in table_entry.only.items()):
         return None
     if any(isinstance(values[key], fx.Node) for key in names):
         return None
-    numbers = ", ".join(repr(float(values[key])) for key in theirs.attributes)
+    numbers = ", ".join(repr(float(values[key])) for key in table_entry.attributes)
     return f"{name}({numbers})" if numbers else name
 
 

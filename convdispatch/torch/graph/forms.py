@@ -67,12 +67,12 @@ class Form:
         return f"{program.layout or 'as traced'}, {program.commands} commands, {len(self._solvers)} convolutions"
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
-        given = self._net.given(inputs)
-        computed = self._program(*(each.detach().contiguous() for each in self._net.feeds(given)))
+        input_by_node = self._net.given(inputs)
+        computed = self._program(*(each.detach().contiguous() for each in self._net.feeds(input_by_node)))
         if self._program.layout != self._layout:  # another layout of the same net has proved faster
             self._layout, self._solvers = self._program.layout, _solvers(self._program)
         counting.several("convolution", self._solvers)
-        return self._net.results(computed, given)
+        return self._net.results(computed, input_by_node)
 
 
 def _solvers(program: Any) -> list[str]:
@@ -112,7 +112,7 @@ class GraphForms:
             self._unfused = inductor.operator_by_operator(self._graph)
         packed = set(self._packed)
         count = sum(node.op == "placeholder" for node in graph.graph.nodes)
-        self._dynamic = [place for place in range(count) if place not in packed]
+        self._dynamic = [index for index in range(count) if index not in packed]
         self._weight_sets = WeightSets()
         self._constants: Constants | None = None
         """The weights of the call that is looking for its form; between calls a graph references weights only in its
@@ -137,19 +137,19 @@ class GraphForms:
             finally:
                 self._constants = None
             if form is not None:
-                dynamic = [inputs[place] for place in self._dynamic]
+                dynamic = [inputs[index] for index in self._dynamic]
                 inputs.clear()
                 return form([each for each in dynamic if isinstance(each, torch.Tensor)])
         return self._unfused(inputs)
 
     def _find(self, inputs: Sequence[Any]) -> Form | OperatorForm | None:
         """The form for a call, built now if its shapes are new; None where the call runs operator by operator."""
-        dynamic = [inputs[place] for place in self._dynamic]
+        dynamic = [inputs[index] for index in self._dynamic]
         tensors = [each for each in dynamic if isinstance(each, torch.Tensor)]
         settings = settings_in_force() or DEFAULT
         if not _can_serve(tensors) or settings.min_flops is not None:
             return None
-        self._constants = self._weight_sets.find([inputs[place] for place in self._packed])
+        self._constants = self._weight_sets.find([inputs[index] for index in self._packed])
         if self._constants is None:
             return None
         forms = self._constants.forms
@@ -176,20 +176,24 @@ class GraphForms:
         forget_originals()
         tensors = [each for each in dynamic if isinstance(each, torch.Tensor)]
         device = tensors[0].device.type
-        wanted = self._backend.engine or ("inductor" if device == "cuda" else "")
-        race = self._race(inputs, key) if not wanted else None
+        engine = self._backend.engine or ("inductor" if device == "cuda" else "")
+        race = self._race(inputs, key) if not engine else None
         form, why = None, ""
-        if wanted == "form" or (not wanted and (race is None or race.winner != "inductor")):
-            made = self._build_form(inputs, tensors, key, dtype)
-            form, why = (None, f" ({made})") if isinstance(made, str) else (made, "")
+        if engine == "form" or (not engine and (race is None or race.winner != "inductor")):
+            built_form = self._build_form(inputs, tensors, key, dtype)
+            form, why = (None, f" ({built_form})") if isinstance(built_form, str) else (built_form, "")
             if form is not None and (race is None or race.winner == "form"):
                 return form
         # On a CPU inductor would compute convolutions by oneDNN, whose sums depend on the batch.
-        race_only = wanted != "inductor" and device == "cpu" and key[2].is_invariant
-        may_compile = wanted != "operators" and not race_only and self._compiled < MAX_COMPILED
+        race_only = engine != "inductor" and device == "cpu" and key[2].is_invariant
+        may_compile = engine != "operators" and not race_only and self._compiled < MAX_COMPILED
         if may_compile and inductor.available(device):
-            other = self._build_by_inductor(inputs, tensors, why)
-            return other if form is None or race is None else race.fastest({"form": form, "inductor": other}, tensors)
+            inductor_form = self._build_by_inductor(inputs, tensors, why)
+            return (
+                inductor_form
+                if form is None or race is None
+                else race.fastest({"form": form, "inductor": inductor_form}, tensors)
+            )
         if form is not None:
             return form
         run = inductor.with_our_operators(self._specialised(inputs), tensors[0].device, self._backend.mode)
@@ -236,14 +240,14 @@ class GraphForms:
             if net.lies_otherwise():
                 net.lie_as(self._unfused(list(inputs)))
             with policy(solver=chosen.solver, **chosen.promises), torch.inference_mode(False):
-                fed = net.feeds(net.given(tensors))
+                feeds = net.feeds(net.given(tensors))
                 # The layout is fixed: timing might choose another one in each process.
-                layout = "nchw" if chosen.deterministic and fed[0].ndim == 4 else None
-                shapes, dtypes = [tuple(x.shape) for x in fed], [DTYPES[x.dtype] for x in fed]
+                layout = "nchw" if chosen.deterministic and feeds[0].ndim == 4 else None
+                shapes, dtypes = [tuple(x.shape) for x in feeds], [DTYPES[x.dtype] for x in feeds]
                 if is_tuned(self._backend.mode):
                     tune(inference.problems(net, *shapes, dtype=dtypes, queue=queue, layout=layout), queue.device)
-                more = {"queue": queue, "layout": layout, "recall": True, "threads": "pytorch"}
-                form = Form(net, inference.build(net, *shapes, dtype=dtypes, **more))
+                build_options = {"queue": queue, "layout": layout, "recall": True, "threads": "pytorch"}
+                form = Form(net, inference.build(net, *shapes, dtype=dtypes, **build_options))
         except (Missing, Fallback, ConvDispatchError) as error:
             return str(error).splitlines()[0]
         if settings.CHECK.value():
@@ -253,17 +257,19 @@ class GraphForms:
     def _compare(self, form: Form, inputs: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
         """Raises ConvDispatchError if a form's results differ from those of the graph itself."""
         rounds = any(str(node.target) in QUANTIZING for node in self._graph.graph.nodes)
-        most = MAX_INTEGER_DIFFERENCE if rounds else MAX_DIFFERENCE
-        for ours, own in zip(form(tensors), self._graph(*inputs), strict=True):
-            if not isinstance(own, torch.Tensor):
+        limit = MAX_INTEGER_DIFFERENCE if rounds else MAX_DIFFERENCE
+        for form_result, graph_result in zip(form(tensors), self._graph(*inputs), strict=True):
+            if not isinstance(graph_result, torch.Tensor):
                 continue
-            difference = (ours.double() - own.double()).norm() / own.double().norm().clamp_min(1e-30)
+            difference = (form_result.double() - graph_result.double()).norm() / graph_result.double().norm().clamp_min(
+                1e-30
+            )
             # Infinities and NaN must be at the same indices.
-            close = torch.allclose(ours, own, rtol=most, equal_nan=True)
-            if not difference <= most and not close:
+            close = torch.allclose(form_result, graph_result, rtol=limit, equal_nan=True)
+            if not difference <= limit and not close:
                 raise ConvDispatchError(
                     f"CONVDISPATCH_CHECK: a form's result differs from PyTorch's by {difference:.1e} of its norm "
-                    f"(at most {most:g} was expected), for inputs {[tuple(x.shape) for x in tensors]}: "
+                    f"(at most {limit:g} was expected), for inputs {[tuple(x.shape) for x in tensors]}: "
                     "please report it"
                 )
 
@@ -295,8 +301,8 @@ def _kind(x: Any) -> Any:
 
 def _dtype(tensors: Sequence[torch.Tensor], constants: Sequence[torch.Tensor]) -> torch.dtype:
     """The dtype in which a form computes: that of the first floating input, else of the weights."""
-    found = (x.dtype for x in (*tensors, *constants) if x.dtype in DTYPES)
-    return next(found, torch.get_default_dtype())
+    dtypes = (x.dtype for x in (*tensors, *constants) if x.dtype in DTYPES)
+    return next(dtypes, torch.get_default_dtype())
 
 
 def _shapes_of(key: Any) -> str:

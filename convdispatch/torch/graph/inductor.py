@@ -59,8 +59,8 @@ def compiled(graph: fx.GraphModule, inputs: Sequence[Any], backend: Any) -> Call
     """A graph of Dynamo's, forward and if gradients are needed backward, compiled by inductor with our convolutions."""
     from torch._inductor.compile_fx import compile_fx
 
-    more = {**backend.patches, "post_grad_custom_pre_pass": _pass(is_tuned(backend.mode))}
-    return compile_fx(graph, inputs, config_patches=more)  # type: ignore[no-any-return]
+    patches = {**backend.patches, "post_grad_custom_pre_pass": _pass(is_tuned(backend.mode))}
+    return compile_fx(graph, inputs, config_patches=patches)  # type: ignore[no-any-return]
 
 
 def with_our_operators(graph: fx.GraphModule, device: torch.device, mode: str | None) -> fx.GraphModule:
@@ -87,8 +87,8 @@ def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backe
 
     def compile_graph() -> Any:
         with torch.no_grad():
-            more = {"fallback_random": True, **backend.patches, "freezing": True}
-            return compile_fx(graph, list(inputs), config_patches=more)
+            patches = {"fallback_random": True, **backend.patches, "freezing": True}
+            return compile_fx(graph, list(inputs), config_patches=patches)
 
     # Compile in a new thread: during a compiled graph's call PyTorch disables dispatch keys that tracing needs.
     with ThreadPoolExecutor(1) as thread:

@@ -58,20 +58,22 @@ def _tasks(node: fx.Node, device: torch.device | None, constant: bool) -> Iterat
     sizes."""
     if node.target is fused_operator.fused_convolution:
         x, w, bias, residual, activation, *geometry = node.args
-        rest = (*geometry[:3], False, [0] * len(geometry[0]), geometry[3])
-        yield from _task(device, "forward", rest, (x, w, None, bias), constant, (activation, residual is not None))
+        geometry_arguments = (*geometry[:3], False, [0] * len(geometry[0]), geometry[3])
+        yield from _task(
+            device, "forward", geometry_arguments, (x, w, None, bias), constant, (activation, residual is not None)
+        )
     elif node.target is operators.convolution:
-        x, w, bias, *rest = node.args
-        yield from _task(device, "forward", tuple(rest), (x, w, None, bias), constant, (None, False))
+        x, w, bias, *geometry_arguments = node.args
+        yield from _task(device, "forward", tuple(geometry_arguments), (x, w, None, bias), constant, (None, False))
     elif node.target is operators.convolution_backward:
-        grad, x, w, _, *rest, mask = node.args
-        for part, wanted in (("data", mask[0]), ("weights", mask[1])):
-            if wanted:
-                yield from _task(device, part, tuple(rest), (x, w, grad, None), False, (None, False))
+        grad, x, w, _, *geometry_arguments, mask = node.args
+        for part, is_requested in (("data", mask[0]), ("weights", mask[1])):
+            if is_requested:
+                yield from _task(device, part, tuple(geometry_arguments), (x, w, grad, None), False, (None, False))
 
 
 def _task(
-    device: torch.device | None, part: str, geometry: Any, operands: Any, constant: bool, after: Any
+    device: torch.device | None, part: str, geometry: Any, operands: Any, constant: bool, epilogue: Any
 ) -> Iterator[Any]:
     values = [each.meta.get("val") if isinstance(each, fx.Node) else each for each in operands]
     for value in values:
@@ -79,14 +81,14 @@ def _task(
             return
         if value is not None and any(isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride())):
             return
-    yield functools.partial(_plan, part, geometry, values, constant, after, device=device or values[0].device)
+    yield functools.partial(_plan, part, geometry, values, constant, epilogue, device=device or values[0].device)
 
 
-def _plan(part: str, geometry: Any, values: Any, constant: bool, after: Any, device: torch.device) -> Any:
+def _plan(part: str, geometry: Any, values: Any, constant: bool, epilogue: Any, device: torch.device) -> Any:
     x, w, grad, bias = (
         None if v is None else torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=device) for v in values
     )
     if constant:
         w = torch.nn.Parameter(w, requires_grad=False)
         constant = promise(w, fused=True) is not None
-    return engine.cached_call(part, geometry, x, w, grad, bias, constant, settings_in_force() or DEFAULT, after)
+    return engine.cached_call(part, geometry, x, w, grad, bias, constant, settings_in_force() or DEFAULT, epilogue)

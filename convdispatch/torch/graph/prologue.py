@@ -65,26 +65,26 @@ class Prologue:
         ]
         if not inside:
             return
-        graph, known = fx.Graph(), {}
+        graph, new_nodes = fx.Graph(), {}
         for node in self._placeholders:
-            known[node] = graph.placeholder(node.name)
+            new_nodes[node] = graph.placeholder(node.name)
         for node in inside:
             for part in node.all_input_nodes:
-                if part not in known:  # a constant of the model, or one that ``AtenNet.check`` computed
-                    held = f"held_{len(known)}"
-                    setattr(root, held, constants[part])
-                    known[part] = graph.get_attr(held)
-            known[node] = graph.node_copy(node, known.__getitem__)
-        graph.output(tuple(known[node] for node in self._made))
+                if part not in new_nodes:  # a constant of the model, or one that ``AtenNet.check`` computed
+                    constant_name = f"held_{len(new_nodes)}"
+                    setattr(root, constant_name, constants[part])
+                    new_nodes[part] = graph.get_attr(constant_name)
+            new_nodes[node] = graph.node_copy(node, new_nodes.__getitem__)
+        graph.output(tuple(new_nodes[node] for node in self._made))
         self._module = fx.GraphModule(root, graph)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> dict[fx.Node, torch.Tensor]:
         """The inputs and the prologue's results, by node."""
-        found = dict(zip(self._placeholders, inputs, strict=True))
+        value_by_node = dict(zip(self._placeholders, inputs, strict=True))
         if self._module is not None:
             with torch.no_grad():
-                found |= zip(self._made, self._module(*inputs), strict=True)
-        return found
+                value_by_node |= zip(self._made, self._module(*inputs), strict=True)
+        return value_by_node
 
 
 def _is_number(node: fx.Node) -> bool:

@@ -35,11 +35,11 @@ class _Integers(NamedTuple):
     zero: np.ndarray
 
 
-def _form(scale: Any, zero: Any, least: int, most: int, dtype: Any) -> tuple[float, int, str]:
+def _form(scale: Any, zero: Any, lowest: int, highest: int, dtype: Any) -> tuple[float, int, str]:
     name = str(dtype).removeprefix("torch.")
     scale, zero = float(scale), int(zero)
-    if dtype not in BYTES or (least, most) != (np.iinfo(name).min, np.iinfo(name).max):
-        raise Missing(f"integers of {name} from {least} to {most}")
+    if dtype not in BYTES or (lowest, highest) != (np.iinfo(name).min, np.iinfo(name).max):
+        raise Missing(f"integers of {name} from {lowest} to {highest}")
     if not (np.isfinite(scale) and scale > 0):
         raise Missing(f"a scale of {scale}")
     return scale, zero, name
@@ -57,9 +57,9 @@ def dequantize(
     if out_dtype not in (None, torch.float32):
         raise Missing(f"integers to {out_dtype}")
     factor, point, _ = _form(scale, zero, least, most, dtype)
-    made: Tensor = quantized.dequantize(x, factor, point)
-    net.integers.hold(made, _Integers(x, np.float32([factor]), np.int64([point])))
-    return made
+    dequantized: Tensor = quantized.dequantize(x, factor, point)
+    net.integers.hold(dequantized, _Integers(x, np.float32([factor]), np.int64([point])))
+    return dequantized
 
 
 class Known:
@@ -74,48 +74,54 @@ class Known:
 
     def of(self, numbers: Any) -> _Integers | None:
         """The integers from which numbers were dequantized, or None."""
-        found = self._found.get(id(numbers))
-        return None if found is None else found[1]
+        entry = self._found.get(id(numbers))
+        return None if entry is None else entry[1]
 
     def note(self, node: Any, constants: dict[Any, torch.Tensor]) -> None:
         """Note the integers of a constant that was dequantized from them, and of its transpose."""
-        name, made = str(node.target), constants[node]
-        before = self.of(constants.get(node.args[0]))
-        if name in ("aten.t.default", "aten.permute.default", "aten.transpose.int") and before and made.ndim == 2:
-            self.hold(made, before)
+        name, constant = str(node.target), constants[node]
+        source_integers = self.of(constants.get(node.args[0]))
+        if (
+            name in ("aten.t.default", "aten.permute.default", "aten.transpose.int")
+            and source_integers
+            and constant.ndim == 2
+        ):
+            self.hold(constant, source_integers)
         elif name in (*DEQUANTIZING, _PER_CHANNEL):
-            values, scale, zero, *rest = (constants.get(each, each) for each in node.args)
-            if values.dtype is torch.int8 and (name != _PER_CHANNEL or rest[0] == 0):
+            values, scale, zero, *axis_and_range = (constants.get(each, each) for each in node.args)
+            if values.dtype is torch.int8 and (name != _PER_CHANNEL or axis_and_range[0] == 0):
                 numbers = (torch.as_tensor(each).reshape(-1).numpy() for each in (scale, zero))
-                self.hold(made, _Integers(values, *numbers))
+                self.hold(constant, _Integers(values, *numbers))
 
     def convolution(self, net: Any, x: Any, w: Any, bias: Any, geometry: dict[str, Any]) -> Tensor | None:
         """The convolution of integers, as floating-point numbers; None if x or w is not dequantized, or w has a zero
         point."""
-        given, weights = self.of(x), self.of(w)
-        if given is None or weights is None or weights.zero.any() or not (weights.scale > 0).all():
+        input_integers, weights = self.of(x), self.of(w)
+        if input_integers is None or weights is None or weights.zero.any() or not (weights.scale > 0).all():
             return None
-        factor = given.scale.astype(np.float64) * weights.scale.astype(np.float64)
-        words = None
+        factor = input_integers.scale.astype(np.float64) * weights.scale.astype(np.float64)
+        integer_bias = None
         if bias is not None:
-            whole = np.rint(bias.detach().numpy().astype(np.float64) / factor)
-            if not (np.isfinite(whole).all() and (abs(whole) < 1 << 30).all()):
+            rounded_bias = np.rint(bias.detach().numpy().astype(np.float64) / factor)
+            if not (np.isfinite(rounded_bias).all() and (abs(rounded_bias) < 1 << 30).all()):
                 return None
-            words = whole.astype(np.int32)
-        scale, zero = float(given.scale[0]), int(given.zero[0])
+            integer_bias = rounded_bias.astype(np.int32)
+        scale, zero = float(input_integers.scale[0]), int(input_integers.zero[0])
         quantization = Quantization(scale, zero, weights.scale.astype(np.float32), dtype="float32")
         options = {name: value for name, value in geometry.items() if name != "math"}
-        values = weights.values.reshape(*weights.values.shape, *[1] * (given.values.ndim - weights.values.ndim))
+        values = weights.values.reshape(
+            *weights.values.shape, *[1] * (input_integers.values.ndim - weights.values.ndim)
+        )
         return quantized.quantized_convolution(  # type: ignore[no-any-return]
-            given.values, net.put(values), words, quantization=quantization, **options
+            input_integers.values, net.put(values), integer_bias, quantization=quantization, **options
         )
 
     def product(self, net: Any, x: Any, w: Any, bias: Any) -> Tensor | None:
         """``x @ w.T + bias`` of integers, as a convolution of images of one pixel; None as ``convolution``."""
-        given = self.of(x)
-        if given is None or len(x.shape) != 2:
+        input_integers = self.of(x)
+        if input_integers is None or len(x.shape) != 2:
             return None
-        pixels = given._replace(values=functional.view(given.values, (*x.shape, 1, 1)))
+        pixels = input_integers._replace(values=functional.view(input_integers.values, (*x.shape, 1, 1)))
         numbers = object()
         self.hold(numbers, pixels)
         y = self.convolution(net, numbers, w, bias, {})

@@ -17,7 +17,7 @@ class Fusion:
     """Graph breaks of Dynamo: the line of the model's code, and the reason."""
 
     def __str__(self) -> str:
-        lines = [f"form for {what}: {form}" for what, form in self.forms.items()]
+        lines = [f"form for {shapes}: {form}" for shapes, form in self.forms.items()]
         return "\n".join([*lines, *(f"graph break: {each}" for each in self.breaks)]) or "no call was compiled yet"
 
 

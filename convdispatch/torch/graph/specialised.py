@@ -22,10 +22,10 @@ def let_go_of_capture(compiled: Any, graph: fx.GraphModule) -> Any:
     graph's methods, as attributes of a function, and the states of random numbers, which AOTAutograd reset last."""
     function = compiled
     while function is not None:
-        held = getattr(function, "__dict__", {})
+        attributes = getattr(function, "__dict__", {})
         for name in ("zero_grad", "named_parameters", "named_buffers"):
-            held.pop(name, None)
-        function = held.get("_torchdynamo_orig_callable")
+            attributes.pop(name, None)
+        function = attributes.get("_torchdynamo_orig_callable")
     values = (node.meta.get("example_value") for node in graph.graph.nodes)
     modes = {each.fake_mode for each in tree_leaves(list(values)) if isinstance(each, FakeTensor)}
     context = torch._guards.TracingContext.try_get()
@@ -48,14 +48,14 @@ def without_fakes(graph: fx.GraphModule) -> tuple[fx.GraphModule, bool]:
     copied, values = fx.Graph(), {}
     with unset_fake_temporarily():
         for node in graph.graph.nodes:
-            made = values[node] = copied.node_copy(node, values.__getitem__)
-            value = made.meta.get("val")
-            made.meta = {}
+            new_node = values[node] = copied.node_copy(node, values.__getitem__)
+            value = new_node.meta.get("val")
+            new_node.meta = {}
             leaves = tree_leaves(value)
             sizes = [size for each in leaves if isinstance(each, torch.Tensor) for size in each.shape]
             static = static and not any(isinstance(each, _SYMBOLS) for each in (*leaves, *sizes))
             if static and value is not None:
-                made.meta["val"] = tree_map_only(torch.Tensor, _on_meta, value)
+                new_node.meta["val"] = tree_map_only(torch.Tensor, _on_meta, value)
     if not static:
         for node in copied.nodes:
             node.meta = {}
@@ -80,16 +80,16 @@ def specialised(graph: fx.GraphModule, static: bool, inputs: Sequence[Any], cons
     attributes: dict[str, torch.Tensor] = {}
     copied, values = fx.Graph(), {}
     for node in graph.graph.nodes:
-        place = placeholders.index(node) if node.op == "placeholder" else -1
-        if place in fixed:
-            name = f"constant_{place}"
-            attributes[name] = alias(inputs[place])
+        input_index = placeholders.index(node) if node.op == "placeholder" else -1
+        if input_index in fixed:
+            name = f"constant_{input_index}"
+            attributes[name] = alias(inputs[input_index])
             values[node] = copied.get_attr(name)
             values[node].meta = dict(node.meta)
         else:
             values[node] = copied.node_copy(node, values.__getitem__)
-    held = {name: getattr(graph, name) for name in _attribute_names(graph)}
-    return fx.GraphModule(held | attributes, copied)
+    graph_attributes = {name: getattr(graph, name) for name in _attribute_names(graph)}
+    return fx.GraphModule(graph_attributes | attributes, copied)
 
 
 def alias(x: torch.Tensor) -> torch.Tensor:
@@ -107,18 +107,20 @@ def _attribute_names(graph: fx.GraphModule) -> list[str]:
 def _traced(graph: fx.GraphModule, inputs: Sequence[Any], fixed: set[int]) -> fx.GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    free = [place for place, each in enumerate(inputs) if isinstance(each, torch.Tensor) and place not in fixed]
+    tensor_indices = [
+        index for index, each in enumerate(inputs) if isinstance(each, torch.Tensor) and index not in fixed
+    ]
 
     weights = [alias(each) if isinstance(each, torch.Tensor) else each for each in inputs]
 
     def run(*tensors: torch.Tensor) -> Any:
-        given = list(weights)
-        for place, tensor in zip(free, tensors, strict=True):
-            given[place] = tensor
-        return graph(*given)
+        arguments = list(weights)
+        for index, tensor in zip(tensor_indices, tensors, strict=True):
+            arguments[index] = tensor
+        return graph(*arguments)
 
     with torch.no_grad():
         trace = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)
-        traced = trace(*(weights[place] for place in free))
+        traced = trace(*(weights[index] for index in tensor_indices))
     traced.graph.eliminate_dead_code()
     return without_fakes(traced)[0]

@@ -31,11 +31,11 @@ def tune(problems: Iterable[ConvProblem], device: Any) -> int:
     """
     info = runtime.device_info(device)
     unknown = [each for each in dict.fromkeys(problems) if each.mb and why_find(each, info, budget_ms=BUDGET_MS)]
-    done = [0]
-    with progress_line.shown("measuring", lambda: (done[0], len(unknown) - done[0])):
+    finished = [0]
+    with progress_line.shown("measuring", lambda: (finished[0], len(unknown) - finished[0])):
         for problem in unknown:
             with contextlib.suppress(ConvDispatchError):  # a failed measurement falls back to the usual choice
                 find(problem, device, budget_ms=BUDGET_MS)
                 dispatch.forget(problem)
-            done[0] += 1
+            finished[0] += 1
     return len(unknown)

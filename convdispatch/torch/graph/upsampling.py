@@ -22,11 +22,11 @@ _KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAu
 def whole_upsampling() -> Iterator[None]:
     """A context in which tracing does not decompose upsampling. The caller holds Dynamo's lock: other threads trace
     nothing."""
-    before: list[tuple[Any, dict[Any, Any]]] = []
+    saved_kernels: list[tuple[Any, dict[Any, Any]]] = []
     for name in _NAMES.split():
         packet = getattr(torch.ops.aten, f"upsample_{name}")
         for operator in (packet.default, packet.vec):
-            before.append((operator, dict(operator.py_kernels)))
+            saved_kernels.append((operator, dict(operator.py_kernels)))
             for key in _KEYS:
                 operator.py_kernels.pop(key, None)
             operator._dispatch_cache.clear()
@@ -34,7 +34,7 @@ def whole_upsampling() -> Iterator[None]:
     try:
         yield
     finally:
-        for operator, kernels in before:
+        for operator, kernels in saved_kernels:
             operator.py_kernels.clear()
             operator.py_kernels.update(kernels)
             operator._dispatch_cache.clear()

@@ -7,6 +7,7 @@ class Direct1x1(Solver):
     name = "acme.direct1x1"
     exact = True
     fuses = frozenset({"bias"})
+    dtypes = frozenset({"float32", "float64", "float16", "bfloat16"})
 
     def rejects(self, problem, device):
         if problem.direction != "fwd":
@@ -20,9 +21,7 @@ class Direct1x1(Solver):
             return f"1x1 only, got {kernel}"
         if {problem.sd, problem.sh, problem.sw} != {1} or problem.y_shape[2:] != problem.x_shape[2:]:
             return "stride 1 and no padding only"
-        if problem.mb < 1:
-            return f"1 image or more, got {problem.mb}"
-        return device.supports(problem.dtype)
+        return f"1 image or more, got {problem.mb}" if problem.mb < 1 else None
 
     def configs(self, problem, device):
         preferred = 4 if device.type == "cpu" else 1

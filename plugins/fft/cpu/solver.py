@@ -19,12 +19,8 @@ class Tiled(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Reject strides, kernels of one tap, one channel per group, tiles that exceed a transform of 64 points."""
-        if problem.dtype not in ("float32", "float16", "bfloat16"):
-            return f"float32, float16 and bfloat16 only, got {problem.dtype}"
         reason = unsuited(problem)
         if reason:
-            return reason
-        if reason := device.supports(problem.dtype):
             return reason
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"

@@ -16,11 +16,9 @@ class Spectra(Solver):
     """Stride 1, 1-D and 2-D, every direction, group, dilation and padding, on devices with local memory."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Reject strides, kernels of one tap, and float64 (the transforms' constants are float32)."""
+        """Reject strides and kernels of one tap."""
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
-        if problem.dtype == "float64":
-            return f"float32 sums only, got {problem.dtype}"
         if problem.ndim == 3:
             return "1-D and 2-D only, got 3-D"
         reason = unsuited(problem)

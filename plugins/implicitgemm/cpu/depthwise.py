@@ -13,7 +13,7 @@ from convdispatch.api.cpu import lanes as lanes_of
 
 from .depthwise_kernels import DepthwiseKernel, PlaneKernel, RowKernel
 from .depthwise_vectors import VectorKernel
-from .kernel import PackedSolver, unusable
+from .kernel import PackedSolver
 from .passes import passes
 from .places import fits
 
@@ -45,7 +45,7 @@ class Depthwise(PackedSolver):
             return f"vectors of 4 channels at least where channels are last, got {problem.g}"
         if phase_count(problem) > MOST_PHASES:
             return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
-        return unusable(problem, device)
+        return f"1 image or more, got {problem.mb}" if problem.mb < 1 else None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Yield for NHWC the output pixels ``p`` of a tile and the channels ``cb`` of a pass over a band (0: as many as

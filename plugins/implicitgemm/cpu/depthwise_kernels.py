@@ -27,7 +27,7 @@ class Bands:
 
     def __init__(self, p: Pass, config: Mapping[str, Any]) -> None:
         self.p, self.config = p, config
-        self.lanes, self.size = config["lanes"], 8 if p.dtype == "float64" else 4
+        self.lanes, self.size = config["lanes"], p.accumulator_size
         self.ct = cdiv(p.groups, self.lanes) * self.lanes
         self.width = (p.places[2] - 1) * p.step[2] + (p.taps[2] - 1) * p.spread[2] + 1
         self.halo = (p.taps[1] - 1) * p.spread[1] + 1

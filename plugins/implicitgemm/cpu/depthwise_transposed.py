@@ -56,7 +56,7 @@ class TransposedKernel(Kernel):
         text = p.macros().replace("#define OD ", "#define YD ").replace("#define OH ", "#define YH ")
         text = text.replace("#define OW ", "#define YW ")
         text += self.vector_macros() + define(
-            KEPT_1="long" if p.dtype == "float64" else "int", XD=p.id, XH=p.ih, XW=p.iw, IMAGES=p.mb, ITEMS=self.items,
+            KEPT_1={4: "int", 8: "long"}[p.accumulator_size], XD=p.id, XH=p.ih, XW=p.iw, IMAGES=p.mb, ITEMS=self.items,
             BANDS=self.bands, ROWS=self.rows, SLOT=self.slot, PITCH=self.pitch, TABLE=self.table, MASK=self.mask,
             SUMS=self.sums, LENGTH=self.length, LEAD=self.lead,
         )  # fmt: skip
@@ -101,7 +101,7 @@ class DepthwiseTransposed(KernelSolver):
         slot = TransposedKernel(problem, {"lanes": 16, "items": 1}).slot * 8
         if slot > MAX_SLOT_BYTES:
             return f"planes of {MAX_SLOT_BYTES} bytes at most, got {slot}"
-        return device.supports(problem.dtype)
+        return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Yield configurations with 4 and with 16 work items per compute unit."""

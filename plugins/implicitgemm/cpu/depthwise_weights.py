@@ -15,7 +15,7 @@ from convdispatch.api.cpu import lanes as lanes_of
 from ..solving import KernelSolver
 from .depthwise_kernels import Bands
 from .depthwise_vectors import VectorSums
-from .kernel import Kernel, unusable
+from .kernel import Kernel
 from .passes import forward_pass
 from .places import fits
 
@@ -93,7 +93,7 @@ class DepthwiseWeights(KernelSolver):
             return f"one channel in and out a group only, got {problem.ic} and {problem.oc} in {problem.g} groups"
         if problem.kw > 25:
             return f"25 taps a row at most, got {problem.kw}"
-        return unusable(problem, device)
+        return f"1 image or more, got {problem.mb}" if problem.mb < 1 else None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Yield vectors per tile of register kernels; then slot size, channels per band and parts of the sum."""

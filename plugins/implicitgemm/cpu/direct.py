@@ -12,7 +12,7 @@ from convdispatch.api import MOST_PHASES, ConvProblem, DeviceInfo, Launch, phase
 from convdispatch.api.cpu import Balance, cdiv
 from convdispatch.api.cpu import lanes as lanes_of
 
-from .kernel import PackedKernel, PackedSolver, unusable
+from .kernel import PackedKernel, PackedSolver
 from .passes import Pass, passes
 from .tiles import default, odd_lines, predicted, source_width, spaces, straight
 
@@ -106,7 +106,7 @@ class Direct(PackedSolver):
             return "forward and bwd_data only, got bwd_weights"
         if phase_count(problem) > MOST_PHASES:
             return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
-        return unusable(problem, device)
+        return f"1 image or more, got {problem.mb}" if problem.mb < 1 else None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Tiles and blocks for the largest pass; the other passes take what their own counts favour."""

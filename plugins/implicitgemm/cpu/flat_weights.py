@@ -130,7 +130,7 @@ class FlatWeights(KernelSolver):
         kernel = FlatKernel(problem, _config(lanes=16, items=1))
         if (slot := kernel.slot * kernel.size) > MAX_SLOT_BYTES:
             return f"rows of {MAX_SLOT_BYTES} bytes for all channels of a group at most, got {slot}"
-        return device.supports(problem.dtype)
+        return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Tiles and bands by predicted cost, the best first, then the best of other tiles."""

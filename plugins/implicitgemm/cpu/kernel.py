@@ -30,11 +30,6 @@ MOST_BANDS = 1024
 """Most bands that the rows of an image are divided into; beyond, more rows do not change the tallest heights."""
 
 
-def unusable(problem: ConvProblem, device: DeviceInfo) -> str | None:
-    """Why no kernel here computes a problem without images, or of a dtype that the device lacks."""
-    return f"1 image or more, got {problem.mb}" if problem.mb < 1 else device.supports(problem.dtype)
-
-
 def band_heights(rows: int) -> list[int]:
     """Return the heights of bands (in rows) that divide ``rows`` evenly, the tallest first."""
     return sorted({cdiv(rows, count) for count in range(1, min(rows, MOST_BANDS) + 1)}, reverse=True)
@@ -57,7 +52,7 @@ class Kernel:
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any], p: Pass) -> None:
         self.problem, self.config, self.p = problem, config, p
         self.lanes = config["lanes"]
-        self.size = 8 if p.dtype == "float64" else 4
+        self.size = p.accumulator_size
         """Bytes of one accumulator."""
         self.source, self.target = ("y", "x") if problem.direction == "bwd_data" else ("x", "y")
         self.extras = [name for name in ("bias", "residual") if getattr(problem, name)]
@@ -71,7 +66,7 @@ class Kernel:
 
     def vector_macros(self) -> str:
         """Return the macros LANES (elements of a vector), V (its type) and KEPT (an integer vector of equal size)."""
-        integer = "long" if self.p.dtype == "float64" else "int"
+        integer = {4: "int", 8: "long"}[self.size]
         kind = DTYPES[self.p.dtype].accumulator
         return define(LANES=self.lanes, V=f"{kind}{self.lanes}", KEPT=f"{integer}{self.lanes}")
 
@@ -134,8 +129,7 @@ class PackedSolver(Solver):
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile the packing of the weights, then the passes."""
-        double = problem.dtype == "float64"
-        device = _Device(config["lanes"] * (2 if double else 1), context.devices[0].max_compute_units)
+        device = _Device(config["lanes"] * problem.accumulator_size // 4, context.devices[0].max_compute_units)
         kernels = self.kernels(problem, config, device)
         offsets, weights, slots = _areas(kernels)
         operand, base = ("w", 0) if problem.constant_weights else ("workspace", slots)

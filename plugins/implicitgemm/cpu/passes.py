@@ -14,7 +14,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from convdispatch.api import ConvProblem, TensorLayout, define, geometry_of
+from convdispatch.api import DTYPES, ConvProblem, TensorLayout, define, geometry_of
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,11 @@ class Pass:
     """Neighbouring target elements of a row that count as channels: ``n`` counts (element of the fold, channel)."""
     width: int = 0
     """Target elements of a row before folding; 0 if the pass is not folded."""
+
+    @property
+    def accumulator_size(self) -> int:
+        """Bytes of one sum."""
+        return DTYPES[self.dtype].accumulator_size
 
     @functools.cached_property
     def volume(self) -> int:

@@ -173,7 +173,7 @@ class Phases(KernelSolver):
         size = PhasesKernel(problem, {**_base(problem, device), "items": 1}).slots_size
         if size > MAX_SLOT_BYTES:
             return f"rows of {MAX_SLOT_BYTES} bytes for all channels of a group at most, got {size}"
-        return device.supports(problem.dtype)
+        return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Tiles and bands by predicted cost, the best first, then the best of other tiles."""

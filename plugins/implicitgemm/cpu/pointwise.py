@@ -46,7 +46,7 @@ def _several(problem: ConvProblem) -> bool:
 def _folds(problem: ConvProblem) -> bool:
     """Whether folding is expected to pay."""
     pixels, weights = problem.id * problem.ih * problem.iw, problem.oc * problem.ic // problem.g
-    heavy = weights * (8 if problem.dtype == "float64" else 4) > HEAVY_BYTES
+    heavy = weights * problem.accumulator_size > HEAVY_BYTES
     return pixels < FOLDED_PIXELS or (heavy and pixels in HEAVY_FOLDED_PIXELS)
 
 
@@ -108,7 +108,7 @@ class Pointwise(Solver):
             return f"1 image or more, got {problem.mb}"
         if not _forms(problem):
             return f"a product of less than 2**31 places, got {problem.mb} x {problem.id * problem.ih * problem.iw}"
-        return device.supports(problem.dtype)
+        return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """The product's own configurations, with NCHW's images folded and not."""

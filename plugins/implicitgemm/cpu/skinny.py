@@ -131,7 +131,7 @@ class Skinny(KernelSolver):
             return f"{MAX_TAPS} taps at most, got {taps}"
         if (length := problem.ic // problem.g * taps) < MIN_SUM:
             return f"sums of {MIN_SUM} products or more, got {length}"
-        return device.supports(problem.dtype)
+        return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Yield tiles by predicted cost, the best first."""

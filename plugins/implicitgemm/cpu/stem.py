@@ -13,7 +13,7 @@ from convdispatch.api.cpu import Balance, cdiv, registers
 from convdispatch.api.cpu import lanes as lanes_of
 
 from ..solving import KernelSolver
-from .kernel import Kernel, unusable
+from .kernel import Kernel
 from .passes import Pass, passes
 from .places import Read, cover, moved, name, runs_of
 from .tiles import source_width
@@ -175,12 +175,12 @@ class Stem(KernelSolver):
             return f"{MAX_TAPS_W} taps along w at most, got {problem.kw}"
         if problem.ow < lanes:
             return f"rows of {lanes} places or more, got {problem.ow}"
-        return unusable(problem, device)
+        return f"1 image or more, got {problem.mb}" if problem.mb < 1 else None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Yield tiles by their count of cycles, the best first."""
         p, lanes, room = passes(problem)[0], lanes_of(device, problem.dtype), registers(device)
-        size = 8 if p.dtype == "float64" else 4
+        size = p.accumulator_size
         choices = []
         for nv in range(1, 5):
             if nv > 1 and (nv - 1) * lanes >= p.places[2]:

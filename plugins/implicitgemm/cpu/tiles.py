@@ -108,7 +108,7 @@ def tiles(p: Pass, device: DeviceInfo) -> Iterator[tuple[float, int, int, int]]:
 
 def complete(p: Pass, device: DeviceInfo, nv: int, pr: int, pc: int, weights: int = BLOCK_BYTES) -> dict[str, Any]:
     """A configuration of one pass from its tile: bands, blocks of channels, work items."""
-    size = 8 if p.dtype == "float64" else 4
+    size = p.accumulator_size
     lanes = lanes_of(device, p.dtype)
     height, width = p.places[1:]
     row_bytes = p.c * p.taps[0] * source_width(p) * size
@@ -166,7 +166,7 @@ def predicted(p: Pass, config: dict[str, Any], device: DeviceInfo) -> float:
     staged = p.images * math.prod(p.source) * p.groups * p.c * (1 + (p.taps[1] - 1) / max(1, config["rows"]))
     stored = p.images * p.groups * p.n * math.prod(p.places)
     weights = p.groups * p.c * p.n * math.prod(p.taps)
-    streamed = weights if weights * (8 if p.dtype == "float64" else 4) > CACHED_BYTES else 0
+    streamed = weights if weights * p.accumulator_size > CACHED_BYTES else 0
     each, copied, written = STRAIGHT_OPS if straight(p, config["cb"]) else BACKWARD_OPS
     if not p.nhwc and max(p.step) > 1 and p.c >= 16:
         each, copied, written = STRIDED_OPS

@@ -13,7 +13,7 @@ from convdispatch.api.cpu import PAGE, Balance, cdiv, registers, uneven
 from convdispatch.api.cpu import lanes as lanes_of
 
 from ..solving import KernelSolver
-from .kernel import Kernel, unusable
+from .kernel import Kernel
 from .passes import Pass, forward_pass
 from .tiles import odd_lines, source_width
 
@@ -111,7 +111,7 @@ def _tiles(p: Pass, device: Any) -> Iterator[tuple[float, int, int, int]]:
 
 def _complete(p: Pass, device: Any, nv: int, jc: int, jw: int) -> Iterator[dict[str, Any]]:
     """A tile's configuration with as many parts of the sum as cores can use, and with fewer."""
-    size, lanes = 8 if p.dtype == "float64" else 4, lanes_of(device, p.dtype)
+    size, lanes = p.accumulator_size, lanes_of(device, p.dtype)
     height, width = p.places[1:]
     row_bytes = p.c * p.taps[0] * source_width(p) * size
     extra = (p.taps[1] - 1) * p.spread[1] + 1
@@ -141,7 +141,7 @@ def _operations(p: Pass, config: Mapping[str, Any], device: DeviceInfo, balance:
     rows = (config["rows"] - 1) * p.step[1] + (p.taps[1] - 1) * p.spread[1] + 1
     staged = bands * groups * p.taps[0] * rows * source_width(p) * p.c
     work += SOURCE_OPS[p.nhwc] * staged * again + DY_OPS * places * blocks * nvl
-    size = 8 if p.dtype == "float64" else 4
+    size = p.accumulator_size
     # The dy of such a band exceeds the second-level cache, so tiles read it from the third-level cache.
     if config["rows"] * p.places[2] * nvl * size > NEAR_BYTES:
         sweeps = cdiv(p.c, config["jc"]) * (p.volume // config["jw"])
@@ -164,7 +164,7 @@ class Weights(KernelSolver):
         """Reject everything but weights' gradients on a CPU."""
         if problem.direction != "bwd_weights":
             return f"bwd_weights only, got {problem.direction}"
-        return unusable(problem, device)
+        return f"1 image or more, got {problem.mb}" if problem.mb < 1 else None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Yield the best tile of each width with numbers of parts of the sum, by predicted cost."""

@@ -49,7 +49,7 @@ class DepthwiseTile:
         problem, vector = self.problem, self.vector
         self.geometry = geo = geometry_of(problem)
         self.nhwc = problem.layout == "nhwc"
-        self.accsize = 8 if problem.dtype == "float64" else 4
+        self.accsize = problem.accumulator_size
         """Bytes of one accumulator."""
         self.part = min(4, vector)
         """Channels in each of the parts (of up to 4) that a vector is divided into."""
@@ -160,12 +160,12 @@ def limits(problem: ConvProblem, device: DeviceInfo) -> str | None:
         return "some tap that reaches the image only"
     if not fits(DepthwiseTile(problem, vectors(problem)[-1], 1, 1)):
         return f"kernels of up to {MAX_STEPS} multiply-adds an item, got {problem.kd}x{problem.kh}x{problem.kw}"
-    return device.supports(problem.dtype)
+    return None
 
 
 def vectors(problem: ConvProblem) -> list[int]:
     """Return the numbers of channels per work item that divide the problem's channels, the largest first."""
-    most = {"float16": 8, "bfloat16": 8, "float32": 4, "float64": 2}[problem.dtype] if problem.layout == "nhwc" else 1
+    most = 16 // problem.itemsize if problem.layout == "nhwc" else 1
     return [vector for vector in (8, 4, 2, 1) if vector <= most and problem.g % vector == 0]
 
 

@@ -42,7 +42,7 @@ class FilterSums:
         """OpenCL type of element offsets in x and dy."""
         self.out_size = math.prod(problem.w_shape)
         """Number of elements of the weights."""
-        self.workspace_size = self.parts * self.out_size * (8 if problem.dtype == "float64" else 4)
+        self.workspace_size = self.parts * self.out_size * problem.accumulator_size
 
     def plan(self, context: Any) -> StepPlan:
         """Compile the launch that sums each chunk, and the launch that adds the chunks."""
@@ -87,7 +87,7 @@ class DepthwiseWeights(KernelSolver):
             return f"{MAX_SUMS} weights a group or fewer, got {geo.m * geo.volume}"
         if min(device.max_work_group_size, device.max_work_item_sizes[0]) < ITEMS:
             return f"{ITEMS} work items a group, the device has {device.max_work_group_size}"
-        return device.supports(problem.dtype)
+        return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Yield numbers of chunks: for eight work groups per compute unit, or chunks of a few thousand pixels."""

@@ -96,7 +96,7 @@ class NarrowProduct:
         """OpenCL type of element offsets in the source."""
         self.weight_strides = weight_strides(problem)
         self.packed_elements = geo.groups * geo.c * geo.volume * self.mp
-        self.packed_size = self.packed_elements * (8 if problem.dtype == "float64" else 4)
+        self.packed_size = self.packed_elements * problem.accumulator_size
         self.workspace_size = 0 if problem.constant_weights else self.packed_size
 
     def config(self) -> dict[str, Any]:
@@ -195,7 +195,7 @@ class Narrow(KernelSolver):
         smallest = NarrowProduct(problem, 1)
         if smallest.steps > MAX_STEPS or smallest.sums > MAX_SUMS:
             return f"kernels of up to {MAX_STEPS} multiply-adds an item and channel, got {smallest.steps}"
-        return device.supports(problem.dtype)
+        return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Yield numbers of output pixels per work item, most reuse first as long as registers and pixels suffice."""

@@ -27,7 +27,7 @@ class Product:
         self.geometry = geo = geometry_of(problem)
         self.data = problem.direction != "bwd_weights"
         """Whether this is a forward convolution or a data gradient, not a weights' gradient."""
-        self.accsize = 8 if problem.dtype == "float64" else 4
+        self.accsize = problem.accumulator_size
         """Bytes of one accumulator."""
         self.taps_in_slice = self.data and tile.walk == "taps"
         """Whether a slice holds taps of one channel."""

@@ -22,10 +22,9 @@ class Tiled(Solver):
             return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
-        reason = device.supports(problem.dtype)
-        if reason is None and not fits(problem, device):
-            reason = f"the smallest tile needs more than {device.local_mem_size} bytes of local memory"
-        return reason
+        if not fits(problem, device):
+            return f"the smallest tile needs more than {device.local_mem_size} bytes of local memory"
+        return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Tiles that fit the device, the one that is expected to be fastest first."""

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from convdispatch.api import ConvProblem, DeviceInfo
+from convdispatch.api.matrix import group_limits, size_limits
 
 from ..probe import require
-from ..solving import TileSolver, group_limits, kernel_words, size_limits
+from ..solving import TileSolver, kernel_words
 from .choice import choices, seconds
 from .plan import DirectPlan
 from .tiling import DirectTile, DirectTiling
@@ -26,8 +27,6 @@ class Direct(TileSolver):
         return "direct"
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        if problem.dtype != "float32":
-            return f"float32 only, got {problem.dtype}"
         reason = size_limits(problem)
         if reason:
             return reason

@@ -28,8 +28,6 @@ class Grouped(TileSolver):
         return "grouped"
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        if problem.dtype not in ("float16", "bfloat16"):
-            return f"float16 and bfloat16 only, got {problem.dtype}"
         if problem.layout != "nhwc":
             return f"channels last only, got {problem.layout}"
         if problem.mb < 1:

@@ -24,8 +24,6 @@ class Int8(TileSolver):
         return "int8"
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        if not problem.quantized:
-            return f"quantized problems only, got {problem.dtype}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         return Int8Tiling(problem, Int8Tile(32, 64, 2, 2)).misfit

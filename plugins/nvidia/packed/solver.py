@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from convdispatch.api import ConvProblem, DeviceInfo
-from convdispatch.api.matrix import Layout, formats
+from convdispatch.api.matrix import Layout, group_limits, size_limits
 
 from ..probe import require
-from ..solving import TileSolver, group_limits, size_limits
+from ..solving import TileSolver
 from .choice import choices, fits, seconds
 from .plan import NvidiaPlan
 from .tiling import Tile, Tiling
@@ -27,8 +27,6 @@ class TensorCores(TileSolver):
         return self.engine
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        if not formats(problem):
-            return f"float32, float16 and bfloat16 only, got {problem.dtype}"
         reason = size_limits(problem) or group_limits(problem)
         return reason or (None if fits(problem, self.engine) else "no tile fits")
 

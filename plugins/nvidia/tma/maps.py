@@ -12,7 +12,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from convdispatch.api import BuildFailed, DeviceInfo
+from convdispatch.api import DTYPES, BuildFailed, DeviceInfo
 
 WORDS = 16
 """64-bit words of a tensor map."""
@@ -24,8 +24,6 @@ _PROMOTE_256 = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B: the L2 cache fetches 256
 _ZEROS = 0  # CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE: zeros outside of the tensor
 _SWIZZLES = {64: 2, 128: 3}
 """Numbers of CUDA's ``CUtensorMapSwizzle``, by the bytes of a box's row."""
-_ITEM = {"float16": 2, "bfloat16": 2, "float32": 4}
-"""Bytes per element, by dtype."""
 NEAREST_CORNER = -128
 """Lower bound of an im2col map's corners, in pixels; a map of four axes has 8 bits for each."""
 FARTHEST_CORNER = 127
@@ -76,7 +74,7 @@ class Map:
     @property
     def _strides(self) -> list[int]:
         """Strides in bytes along every axis but the innermost."""
-        steps = [_ITEM[self.dtype]]
+        steps = [DTYPES[self.dtype].itemsize]
         for size in self.sizes[:-1]:
             steps.append(steps[-1] * size)
         return steps[1:]
@@ -106,7 +104,7 @@ class Map:
 
     def _how(self, row: int) -> tuple[int, ...]:
         """The last arguments of cuTensorMapEncode, for boxes whose rows have ``row`` elements."""
-        return (_NO_INTERLEAVE, _SWIZZLES[row * _ITEM[self.dtype]], _PROMOTE_256, _ZEROS)
+        return (_NO_INTERLEAVE, _SWIZZLES[row * DTYPES[self.dtype].itemsize], _PROMOTE_256, _ZEROS)
 
 
 @dataclass(frozen=True)

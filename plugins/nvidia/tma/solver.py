@@ -32,11 +32,8 @@ class Tma(TensorCores):
         return self.limits(problem, device) or missing(device) or refusal(device, self.engine_of(problem))
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        if problem.dtype == "float32":
-            if problem.math not in ("tf32", "fast"):
-                return f"float32 for math tf32 and fast only, got {problem.math}"
-        elif problem.dtype not in ("float16", "bfloat16"):
-            return f"float16, bfloat16 and float32 only, got {problem.dtype}"
+        if problem.dtype == "float32" and problem.math not in ("tf32", "fast"):
+            return f"float32 for math tf32 and fast only, got {problem.math}"
         if phase_count(problem) > MOST_PHASES:
             return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
         if problem.mb < 1:

@@ -37,8 +37,6 @@ class Winograd(TileSolver):
         return "wgmma"
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        if problem.dtype != "float32":
-            return f"float32 only, got {problem.dtype}"
         if problem.math != "float32":
             return f"math float32 only, got {problem.math}"
         if problem.mb < 1 or problem.g > 1:

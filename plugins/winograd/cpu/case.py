@@ -37,7 +37,7 @@ class Case:
         self.weights, self.nhwc, self.taps, self.tile = geo.weights, geo.nhwc, geo.taps, geo.tile
         self.rotated = p.direction == "bwd_data"
         """Whether the data gradient is computed, over dy with the kernel rotated."""
-        self.size = 8 if p.dtype == "float64" else 4
+        self.size = p.accumulator_size
         """Bytes of one accumulator."""
         self.c, self.n = geo.source.channels // p.g, geo.target.channels // p.g
         """Source channels a group, over which products are summed, and target channels a group. For the weights'

@@ -44,7 +44,7 @@ def pitch(elements: int, size: int) -> int:
 def printed(matrix: Matrix, dtype: str) -> str:
     """Return OpenCL statements for ``o = M d`` over vectors of type V."""
     inputs, outputs = [f"d{i}" for i in range(len(matrix[0]))], [f"o{i}" for i in range(len(matrix))]
-    scalar = "double" if dtype == "float64" else "float"
+    scalar = DTYPES[dtype].accumulator
     return program(matrix, inputs, outputs, type="V", dtype=scalar, declare=True, indent="      ").text
 
 

@@ -40,7 +40,7 @@ class Winograd(Solver):
         narrow = min(problem.ic, problem.oc) // problem.g
         if narrow < MIN_CHANNELS:
             return f"{MIN_CHANNELS} channels a group or more, got {narrow}"
-        reason = device.supports(problem.dtype) or refusal(problem, self.m, self.r)
+        reason = refusal(problem, self.m, self.r)
         if reason:
             return reason
         saving = Case(problem, self.m, lanes(device, problem.dtype)).saving

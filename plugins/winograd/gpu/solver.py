@@ -50,7 +50,7 @@ class Tiles(Solver):
             return f"stride 1 only, got {problem.sh}x{problem.sw}"
         if any(d != 1 for d, k in zip((problem.dh, problem.dw), kernel, strict=True) if k > 1):
             return f"dilation 1 only, got {problem.dh}x{problem.dw}"
-        return device.supports(problem.dtype) or refusal(TileGeometry(problem, self.m))
+        return refusal(TileGeometry(problem, self.m))
 
 
 class Batched(Tiles):

@@ -47,7 +47,6 @@ CPU = DeviceInfo("a CPU", "intel", "cpu", "", simd_width=16, compute_units=4)
         ("f32_mb1ic8ih4oc8+silu", 2),
         ("f16_mb1ic8ih4oc8+tanh", 2),
         ("bf16_mb1ic8ih4oc8", 1),
-        ("f64_mb1ic8ih4oc8", 0),
     ],
 )
 def test_planes_of(text, planes):
@@ -192,8 +191,7 @@ def test_every_device_answers():
     ("text", "words"),
     [
         ("bwd_weights_mb1ic16ih8oc16kh3", "forward and data gradient only, got bwd_weights"),
-        ("f64_mb1ic16ih8oc16kh3", "float32 but for ieee, float16 and bfloat16 only, got float64 and float32"),
-        ("f32_ieee_mb1ic16ih8oc16kh3", "float32 but for ieee, float16 and bfloat16 only, got float32 and ieee"),
+        ("f32_ieee_mb1ic16ih8oc16kh3", "math float32, tf32 and fast only, got ieee"),
         ("mb0ic16ih8oc16kh3", "1 image or more, got 0"),
         ("mb1ic7ih8oc16kh3", "8 channels a group or more, got 7"),
         ("mb1ic16ih8oc7kh3", "8 channels a group or more, got 7"),

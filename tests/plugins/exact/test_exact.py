@@ -226,7 +226,6 @@ def test_layouts_have_equal_bits():
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("fwd_f16_reproducible_mb1ic4ih5oc4kh3", "float32 and float64 only, got float16"),
     ("fwd_f32_reproducible_mb1ic4ih5oc4kh3+tanh", "activations relu, relu6, clip, leaky_relu only"),
     ("fwd_f32_ieee_mb1ic4ih5oc4kh3", "math='reproducible' only, got 'ieee'"),
 ])  # fmt: skip
@@ -272,7 +271,9 @@ def test_the_committed_digests_are_those_of_the_definition(page, full):
     for problem in map(ConvProblem.parse, texts if full else texts[::3]):
         if problem.flops > 4e5 and not full:
             continue
-        assert digests.digest(expected(problem, digests.operands(problem), page)) == digests.known()[str(problem)], problem
+        assert digests.digest(expected(problem, digests.operands(problem), page)) == digests.known()[str(problem)], (
+            problem
+        )
 
 
 def test_the_kit_names_the_problem_whose_bits_differ(device, monkeypatch):

@@ -256,7 +256,6 @@ def test_large_kernels_are_predicted_to_win_and_single_taps_refused(device):
         "mb1ic4ih8oc4kh3sh2": "stride 1 only, got 2x2",
         "mb1ic4ih8oc4kh1": "more than one tap only, got 1x1",
         "mb1ic4ih80oc4kh70": "kernels that a transform of 64 points holds only, got 1x70x70",
-        "f64_mb1ic4ih8oc4kh3": "float32, float16 and bfloat16 only, got float64",
         "mb0ic4ih8oc4kh3": "1 image or more, got 0",
         "g4mb1ic4ih8oc4kh3": "more than one channel in or out a group only, got 1 and 1",
     }

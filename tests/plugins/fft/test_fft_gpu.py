@@ -207,7 +207,6 @@ def test_whole_images_take_the_shortest_transform():
     ("mb1ic4ih8oc4kh3sh2", "stride 1 only, got 2x2"),
     ("mb1ic4ih8oc4kh1", "more than one tap"),
     ("mb1ic4id8oc4kd3", "1-D and 2-D only"),
-    ("f64_mb1ic4ih8oc4kh3", "float64"),
     ("mb0ic4ih8oc4kh3", "1 image or more, got 0"),
     ("mb1ic4ih80oc4kh70", "64 points"),
 ])  # fmt: skip

@@ -153,4 +153,3 @@ def test_what_is_left_out_is_refused():
     assert "4 output channels" in Narrow().rejects(ConvProblem.parse("mb1ic4ih8oc8kh3"), SMALL)
     assert "forward" in Narrow().rejects(ConvProblem.parse("bwd_weights_mb1ic4ih8oc4kh3"), SMALL)
     assert "1 input channel" in DepthwiseWeights().rejects(ConvProblem.parse("bwd_weights_mb1ic4ih8oc8kh3"), SMALL)
-    assert "fp64" in Tiled().rejects(ConvProblem.parse("f64_mb1ic4ih8oc8kh3"), DeviceInfo("g", "arm", "gpu", ""))

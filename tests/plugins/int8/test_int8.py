@@ -10,6 +10,7 @@ from as_amx import cpu_of, plain_c
 
 from convdispatch import ConvProblem, Quantization, constant, conv, policy
 from convdispatch.api import DeviceInfo
+from convdispatch.api.declared import outside_declaration
 from convdispatch.api.policy import current_policy
 from convdispatch.device import runtime
 from convdispatch.measurement.conformance.checks import Examination
@@ -93,10 +94,12 @@ def test_matrix_registers_bits_are_the_references(queue, monkeypatch, text):
     "text", ["mb2ic32ih8oc32kh3ph1", "bf16_nhwc_g32mb1ic32ih8oc32kh3ph1", "bwd_data_mb1ic32ih8oc32kh1"]
 )
 def test_floating_point_is_refused(queue, solver, text):
-    """By the solver itself, whatever the machine has: its kernels know no floats."""
+    """By the declaration, whatever the machine has: the kernels know no floats."""
     problem, chosen = ConvProblem.parse(text), plugins().solvers[solver]
-    reason = chosen.solver.rejects(problem, runtime.device_info(queue.device))
-    assert reason == f"quantized problems only, got {problem.dtype}"
+    assert (
+        outside_declaration(chosen, problem, runtime.device_info(queue.device))
+        == f"int8, uint8 only, got {problem.dtype}"
+    )
     assert chosen.rejects(problem, runtime.device_info(queue.device)) is not None
 
 
@@ -104,7 +107,7 @@ def test_solvers_of_floating_point_are_not_asked():
     problem = ConvProblem.parse("u8s8u8_nhwc_mb1ic64ih9oc64kh3ph1")
     device = DeviceInfo("one", "nvidia", "gpu", "sm_90", fp16=True, fp64=True)
     found = reasons(problem, device, current_policy())
-    assert found["im2col"] == "floating-point dtypes only, got u8s8u8"
+    assert found["im2col"] == "float32, float64, float16, bfloat16 only, got uint8"
     assert "int8.direct" not in found
 
 

@@ -186,7 +186,6 @@ def test_rejects():
     assert solver.limits(problem.replace(sh=2), HOPPER) is None
     cpu = DeviceInfo("a cpu", "pocl", "cpu", "simd512")
     assert solver.rejects(problem, cpu) == "nvidia gpus only, got pocl cpu"
-    assert solver.limits(problem.replace(dtype="float16"), HOPPER) == "float32 only, got float16"
     assert solver.limits(problem.replace(math="ieee"), HOPPER) is None
     assert solver.limits(problem.replace(kh=3), HOPPER) == "1x1 kernels only, got 3x1"
     assert solver.limits(problem.replace(pw=1), HOPPER) == "no padding, got 1"

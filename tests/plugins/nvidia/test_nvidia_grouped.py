@@ -57,7 +57,6 @@ def test_emulated_weights(queue, text, config):
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("fwd_f32_nhwc_g8mb2ic32ih6oc32kh3", "float16 and bfloat16"),
     ("fwd_f16_g8mb2ic32ih6oc32kh3", "channels last"),
     ("fwd_f16_nhwc_g3mb2ic12ih6oc12kh3", "multiples of eight"),
     ("bwd_data_f16_nhwc_mb2ic16ih30oc16kh5sh5", "phases"),

@@ -129,7 +129,6 @@ def test_configurations_fit(text):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("f16_nhwc_mb1ic32ih6oc32kh3ph1", "quantized problems only, got float16"),
         ("u8s8u8_mb1ic32ih6oc32kh3ph1", "channels last only, got nchw"),
         ("u8s8u8_nhwc_mb1ic3ih6oc32kh3ph1", "channels a group in multiples of 4, got 3"),
         ("u8s8u8_nhwc_g8mb1ic16ih6oc32kh3ph1", "channels a group in multiples of 4, got 2"),

@@ -49,7 +49,7 @@ inline uint column_place(int line, int k) { return line / 64 * ${t.bk * 128} + k
 #define B_LBO ${t.bk * 128}
 #define B_SBO ${1024 if tiling.transposed_weights else 8 * rowb}
 % endif
-${tiling.attributes}kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
+${core.attributes}kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
 void product(global const ushort *restrict a, global const ushort *restrict b${", global const int *restrict marks_a, global const int *restrict marks_b" if f.scaled else ""}, OUT_PARAMS) {
   local uint4 area[${tiling.local_bytes // 16}] __attribute__((aligned(1024)));
   SCRATCH(${items});

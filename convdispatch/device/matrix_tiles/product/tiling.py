@@ -96,8 +96,6 @@ class ProductTiling:
     """Sum of the exponents that scaling adds to both operands, which the epilogue subtracts."""
     always_partial = False
     """Whether sums go to the workspace even where nothing is split."""
-    attributes = ""
-    """Text before ``kernel``: attributes that a vendor's compiler needs."""
     maps_bytes = 0
     """Bytes of tensor maps that the kernel writes for itself."""
 
@@ -268,6 +266,8 @@ class ProductTiling:
             narrow = wgmma & (t.bn // t.wn % 64 > 0)
             unfit = (t.bm % 64 > 0) | (t.bn % 64 > 0) | (t.bk * 8 % t.items > 0) | narrow
             yield unfit, "blocks of 64 channels do not fit the tile"
+        # A work item keeps its chunk of a swizzled row: rows of its next copies are whole groups of eight further.
+        yield (t.items // (t.bk // 8 if self.data else 8)) % 8 > 0, "the work items do not cover whole swizzles"
         if t.stacked:
             outside = True if self.problem.direction != "bwd_data" else self.staged ^ True
             yield outside, "stacked phases need the data gradient and a tile that passes through local memory"

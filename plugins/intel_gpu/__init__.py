@@ -1,0 +1,32 @@
+"""intel_gpu: convolutions on the matrix engines (XMX) of Intel's GPUs, by DPAS.
+
+The product is the header's (``convdispatch.api.matrix``); here are the instructions that it multiplies with. Their text
+goes into ``instruction.cl.mako``. Nothing of it has run on such a GPU: see docs/plugins/matrix-cores.md.
+
+- ``instructions``: which work item of a sub-group holds what, and the tiles of these instructions.
+- ``solver``: which device has which instruction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from convdispatch.api import EPILOGUE, Declared, DeviceInfo, Solver, hookimpl
+
+__all__ = ["NEVER_RUN", "convdispatch_solvers"]
+
+EXTENSION = "cl_intel_subgroup_matrix_multiply_accumulate"
+NEVER_RUN = "dg2 and pvc are compiled for, and emulated on CPUs"
+"""Why the solver is chosen only where this machine's ``convdispatch verify`` passed: what it rests on until then."""
+
+
+@hookimpl
+def convdispatch_solvers() -> Sequence[Solver]:
+    """This plugin's solver."""
+    return [Declared(f"{__name__}.solver", "Dpas", name="intel_gpu.dpas", serves=_has_dpas, fuses=EPILOGUE, exact=True)]
+
+
+def _has_dpas(device: DeviceInfo) -> str | None:
+    if device.vendor != "intel" or device.type != "gpu":
+        return f"Intel's GPUs only, got {device.vendor} {device.type}"
+    return None if EXTENSION in device.extensions else f"needs {EXTENSION}, which {device.name} lacks"
