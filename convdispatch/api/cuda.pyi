@@ -1,5 +1,7 @@
 from ..device.cuda.bridge import Bridge as Bridge
+from ..device.cuda.bridge import Operand as Operand
 from ..device.cuda.bridge import bridge_of as bridge_of
+from ..device.cuda.bridge import enqueue_across as enqueue_across
 from ..device.cuda.stream import CudaStream as CudaStream
 from ..device.cuda.stream import address_of as stream_address
 from ..device.cuda_driver import cuda_of as cuda_of

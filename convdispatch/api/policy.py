@@ -22,8 +22,9 @@ CHOICE_BATCH = 32
 """Images of the batch for which ``batch_invariant`` chooses: a usual batch of servers, and enough to fill a device."""
 CHOICE_PIXELS = 256
 """Output pixels of that batch at least: features of one pixel are rows of a matrix product, of which there are many."""
-CHOICE_BYTES = 1 << 30
-"""Bytes of input and output beyond which that batch is halved, so that large images leave room for a workspace."""
+CHOICE_BYTES = 16 << 20
+"""Bytes of input and output beyond which that batch is halved: a few large images are work enough for a device, and
+nets on CPUs compute them in slices of as many bytes."""
 
 
 @dataclass(frozen=True)

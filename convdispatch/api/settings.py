@@ -133,6 +133,10 @@ FILE: Kind[Any] = Kind("a file", _file)
 FILES: Kind[tuple[Path, ...]] = Kind(
     f"files, separated by {os.pathsep!r}", lambda text: tuple(_file(part) for part in text.split(os.pathsep) if part)
 )
+PATHS: Kind[tuple[Path, ...]] = Kind(
+    f"files and folders, separated by {os.pathsep!r}",
+    lambda text: tuple(Path(part).expanduser() for part in text.split(os.pathsep) if part),
+)
 TEXT: Kind[Any] = Kind("a text", str)
 
 DEVICE = Setting(
@@ -152,6 +156,15 @@ PLUGIN_DIR = Setting(
     "the drop-in folder: each `.py` file or package in it is a plugin; else `plugins` in the user's "
     "configuration folder",
     ("/opt/plugins",),
+)
+VENDORS = Setting(
+    "CONVDISPATCH_VENDORS",
+    PATHS,
+    (),
+    "where vendors' shared libraries are named: folders of `.icd` files, such files, and libraries; else "
+    "`/etc/convdispatch/vendors`, then `vendors` in the user's configuration folder "
+    "([libraries](../plugins/writing-a-plugin.md#in-c))",
+    ("/opt/acme/acme.icd",),
 )
 LAYERS = Setting(
     "CONVDISPATCH_LAYERS",

@@ -35,7 +35,8 @@ class Plan(Protocol):
     A plan may also have ``recordable = False``: it enqueues by its own means (pyopencl's calls, a vendor's library).
     It is then always handed an OpenCL queue and OpenCL buffers, and a recording calls it anew at each replay. Without
     that it gives its commands by ``Launch`` and what is made of it (``KernelPlan``, ``StepPlan``, ``GemmPlan``) only,
-    and ``queue`` may be whatever these take: an OpenCL queue, a recording, a CUDA stream, a host's memory.
+    and ``queue`` may be whatever these take: an OpenCL queue, a recording, a CUDA stream, a host's memory. A plan whose
+    work may fail after ``enqueue`` may have ``finished()``, which raises why, for those who waited for the event.
     """
 
     def enqueue(

@@ -11,7 +11,7 @@ from ..api.problem import ConvProblem
 from ..device import runtime
 from ..measurement import first_sight
 from ..selection import dispatch
-from ..selection.prepared import operand_sizes
+from ..selection.visible_problem import operand_sizes
 from .arguments import PLACES
 
 if TYPE_CHECKING:

@@ -47,6 +47,7 @@ class Executable:
     __slots__ = (
         "_bound",
         "enqueue",
+        "finished",
         "launches",
         "offsets",
         "opaque",
@@ -64,7 +65,12 @@ class Executable:
         enqueue: Callable[..., Any] | None = None,
     ) -> None:
         """``enqueue(queue, *operands, wait_for)`` enqueues everything on a queue or its replacement, and returns the
-        event."""
+        event.
+
+        ``finished()`` is called by those who waited for that event. It may be set, and raises what went wrong in the
+        work, which an event need not tell: Intel's runtime completes what waits for a user event that failed.
+        """
+        self.finished: Callable[[], Any] = _nothing
         self.opaque, launches, self.enqueue = launches is None, launches or (), enqueue
         self.operands, self.outputs = tuple(None if slot is None else slot.size for slot in operands), tuple(outputs)
         roots = {slot.root: number for number, slot in enumerate(operands) if slot is not None}
@@ -135,6 +141,10 @@ class Executable:
                 if not address or (number != output and begin < address + size and address < end):
                     return True
         return False
+
+
+def _nothing() -> None:
+    """What there is to be said of launches that have ended."""
 
 
 def note_launched(error: BaseException) -> None:

@@ -22,6 +22,7 @@ and api.
 - ``plugins``: finds, loads and watches plugins; reads rules and errata.
 - ``defensive_copy``: asks a plugin over copies of what it is handed, and sets it aside where it changes them.
 - ``answer_child``: the child process in which unproven plugins are asked first.
+- ``vendors``: vendors' shared libraries behind the C header, as plugins.
 - ``records``: measurements as immutable records in files that processes share.
 - ``explanation``: every solver's answer to a problem, for ``explain``.
 - ``explanation_text``: what ``explain`` returns, in words and as JSON.

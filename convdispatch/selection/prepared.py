@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import reprlib
 import weakref
 from collections.abc import Callable, Sequence
@@ -27,11 +26,12 @@ from .choice.set_aside import NoWorkspace
 from .constants import Constant, constant
 from .layer_chain import enqueue_plan, run_layered
 from .plugins.loader import plugins
+from .visible_problem import operand_sizes
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Constant", "Prepared", "constant", "enqueue_plan", "no_event", "operand_sizes"]
+__all__ = ["Constant", "Prepared", "constant", "enqueue_plan", "no_event"]
 
 
 class Prepared:
@@ -152,6 +152,7 @@ class Prepared:
                     found = None
             if found is None:
                 found = Executable(None, slots, outputs, enqueue)
+                found.finished = getattr(self.plan, "finished", found.finished)
             self._executable = found
         return self._executable
 
@@ -216,15 +217,6 @@ def _no_longer_packed(plan: weakref.ref[Prepared]) -> None:
     prepared = plan()
     if prepared is not None:
         prepared.grow(-prepared.packed_size)
-
-
-def operand_sizes(problem: ConvProblem) -> tuple[int, ...]:
-    """Bytes of x, w, y, bias (a quantized convolution's table) and residual; 0 of the last two where there is none."""
-    sizes = [math.prod(shape) * problem.itemsize for shape in (problem.x_shape, problem.w_shape, problem.y_shape)]
-    written = math.prod(problem.out_shape) * problem.out_itemsize
-    sizes["xwy".index(problem.written)] = written
-    channels = math.prod(problem.form("bias")[0]) if problem.bias or problem.quantized else 0
-    return *sizes, channels * (4 if problem.quantized else problem.itemsize), written if problem.residual else 0
 
 
 def no_event(prepared: Prepared, found: Any) -> PluginError:

@@ -1,7 +1,8 @@
-"""A problem as a solver sees it, without the parts of the epilogue that it does not fuse; and a layer."""
+"""A problem as a solver sees it, without the parts of the epilogue that it does not fuse; a layer; operands' bytes."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -34,3 +35,12 @@ def visible_problem(solver: Solver, problem: ConvProblem) -> ConvProblem:
     if changes and problem.accumulate:
         return problem.replace(bias=False, residual=False, activation=None, accumulate=False)
     return problem.replace(**changes) if changes else problem
+
+
+def operand_sizes(problem: ConvProblem) -> tuple[int, ...]:
+    """Bytes of x, w, y, bias (a quantized convolution's table) and residual; 0 of the last two where there is none."""
+    sizes = [math.prod(shape) * problem.itemsize for shape in (problem.x_shape, problem.w_shape, problem.y_shape)]
+    written = math.prod(problem.out_shape) * problem.out_itemsize
+    sizes["xwy".index(problem.written)] = written
+    channels = math.prod(problem.form("bias")[0]) if problem.bias or problem.quantized else 0
+    return *sizes, channels * (4 if problem.quantized else problem.itemsize), written if problem.residual else 0

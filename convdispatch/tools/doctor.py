@@ -22,6 +22,7 @@ from ..selection.choice.set_aside import listed_errata, not_here, seen_errata
 from ..selection.plugins.errata import Erratum
 from ..selection.plugins.loader import dropin_folder, plugins, try_each
 from ..selection.plugins.registry import registry, registry_path
+from ..selection.vendors.discovery import sources
 from .folders import folders
 
 PACKAGES = ("convdispatch", "pyopencl", "numpy", "pluggy", "intel-opencl-rt", "pocl-binary-distribution")
@@ -49,6 +50,8 @@ class Report:
     native: str
     cache_limit: str
     dropin_folder: str
+    vendor_sources: list[str]
+    """The folders and files that name vendors' shared libraries, in order."""
     folders: dict[str, str]
     """The folders that convdispatch writes on this machine, by name; ``convdispatch config`` shows their sizes."""
     environment: dict[str, str] = field(default_factory=dict)
@@ -109,6 +112,7 @@ def _examined(probe: bool, again: bool) -> Report:
         native=_native(),
         cache_limit=_cache_limit(),
         dropin_folder=str(dropin_folder()),
+        vendor_sources=[str(source) for source in sources()],
         folders={folder.name: str(folder.path) for folder in folders()},
     )
     report.advice = _advice(report)

@@ -11,7 +11,7 @@ from ctypes import byref, c_ulonglong, c_void_p
 from typing import TYPE_CHECKING, Any
 
 from convdispatch.api import ConvDispatchError, ConvProblem
-from convdispatch.api.cuda import Bridge, CudaStream, bridge_of, cuda_address, cuda_of, stream_address
+from convdispatch.api.cuda import Bridge, CudaStream, Operand, bridge_of, cuda_of, enqueue_across, stream_address
 
 from .graph import execution_plan, variant_pack
 from .library import Descriptor, library
@@ -79,20 +79,6 @@ def running(device: cl.Device, cuda: Any, stream: c_void_p) -> Iterator[c_void_p
 def tensor_bytes(problem: ConvProblem) -> dict[str, int]:
     """Bytes of x, w and y."""
     return {name: max(1, problem.itemsize * math.prod(getattr(problem, name + "_shape"))) for name in "xwy"}
-
-
-@contextlib.contextmanager
-def _scratch(across: Bridge, size: int, address: int | None) -> Iterator[int]:
-    """The CUDA address of the workspace: ``address``, or a stream-ordered allocation if CUDA cannot see the buffer."""
-    if address is not None:
-        yield address
-        return
-    block = c_ulonglong()
-    across.cuda("cuMemAllocAsync", byref(block), size, across.stream)
-    try:
-        yield block.value
-    finally:
-        across.cuda("cuMemFreeAsync", block, across.stream)
 
 
 def load(cuda: Any, handle: c_void_p, stream: c_void_p, plan: Descriptor, sizes: Sequence[int]) -> bool:
@@ -169,37 +155,19 @@ class CudnnPlan:
         across = bridge_of(queue)
         if across is None:
             raise ConvDispatchError("cuDNN: the queue's device is not CUDA's")
-        with across:
-            # A pool buffer stands in for each buffer that CUDA cannot see: inputs are copied to it, the output back.
-            events, places, back, held = list(wait_for or ()), [], [], []
-            for name, buffer in (("x", x), ("w", w), ("y", y)):
-                address, size = cuda_address(buffer), self._sizes[name]
-                if address is None:
-                    stand_in = across.allocate(size)
-                    address = cuda_address(stand_in)
-                    if address is None:
-                        raise ConvDispatchError(f"cuDNN: OpenCL cannot share {size} bytes of {name} with CUDA here")
-                    held.append(stand_in)  # keeps the pool from giving this block to the next operand
-                    if name == self._written:
-                        back.append((buffer, stand_in, size))
-                    else:
-                        events = [across.copy(stand_in, buffer, size, events)]
-                places.append(address)
-            address = 0
-            if self.workspace_size:
-                address = cuda_address(workspace)
-                if address is None and across.shares(self.workspace_size):
-                    held.append(across.allocate(self.workspace_size))
-                    address = cuda_address(held[-1])
-            with _scratch(across, self.workspace_size, address) as place:
-                across.enter(events)
-                with running(queue.device, across.cuda, across.stream) as handle:
-                    pack = self._pack((*places, place))
-                    self._library("cudnnBackendExecute", handle, self._plan.handle, pack.handle)
-            event = across.leave(self._brief)
-            for buffer, stand_in, size in back:
-                event = across.copy(buffer, stand_in, size, [event])
-            return event
+        operands = {
+            name: Operand(buffer, self._sizes[name], read=name != self._written, written=name == self._written)
+            for name, buffer in (("x", x), ("w", w), ("y", y))
+        }
+        if self.workspace_size:
+            operands["workspace"] = Operand(workspace, self.workspace_size)
+
+        def work(addresses: Mapping[str, int]) -> None:
+            with running(queue.device, across.cuda, across.stream) as handle:
+                pack = self._pack((*addresses.values(), 0)[:4])
+                self._library("cudnnBackendExecute", handle, self._plan.handle, pack.handle)
+
+        return enqueue_across(across, work, operands, wait_for, self._brief)
 
     def _on_stream(self, stream: CudaStream, operands: Mapping[str, Any], workspace: Any) -> CudaStream:
         """Run on the caller's stream and memory, which dispatch has aligned."""

@@ -23,7 +23,10 @@ NEVER_RUN = "dg2 and pvc are compiled for, and emulated on CPUs"
 @hookimpl
 def convdispatch_solvers() -> Sequence[Solver]:
     """This plugin's solver."""
-    return [Declared(f"{__name__}.solver", "Dpas", name="intel_gpu.dpas", serves=_has_dpas, fuses=EPILOGUE, exact=True)]
+    return [
+        Declared(f"{__name__}.solver", "Dpas", name="intel_gpu.dpas", serves=_has_dpas, fuses=EPILOGUE, exact=True,
+                 dtypes=("float32", "float16", "bfloat16"))
+    ]  # fmt: skip
 
 
 def _has_dpas(device: DeviceInfo) -> str | None:

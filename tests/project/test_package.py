@@ -61,6 +61,7 @@ def test_the_wheel_is_for_every_machine_and_has_its_license(built):
     assert "Apache License" in license_text
     assert "END OF TERMS AND CONDITIONS" in license_text
     assert "convdispatch/py.typed" in names
+    assert "convdispatch/include/convdispatch_plugin.h" in names
     assert "convdispatch/tools/vendor_plugin/convdispatch_acme/__init__.py" in names
     assert metadata["License-Expression"] == "Apache-2.0"
     assert len(metadata.get_all("Classifier")) >= 10

@@ -14,20 +14,21 @@ many streams through few channels.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from ctypes import c_uint64, c_void_p
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from ctypes import byref, c_uint64, c_ulonglong, c_void_p
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ...api.errors import ConvDispatchError
 from ..cuda_driver import cuda_of, no_wait, trampoline
-from ..memory.allocator import allocate, shared_with_cuda
+from ..memory.allocator import allocate, cuda_address, shared_with_cuda
 from .stream_pool import StreamPool
 
 if TYPE_CHECKING:
@@ -269,6 +270,60 @@ def bridge_of(queue: cl.CommandQueue) -> Bridge | None:
                     _make_room()
                 found = _bridges[queue] = Bridge(queue, pool)
     return found
+
+
+class Operand(NamedTuple):
+    """A buffer of ``size`` bytes for CUDA work, which reads it, writes it, or both; neither: it is scratch memory."""
+
+    buffer: cl.MemoryObject
+    size: int
+    read: bool = False
+    written: bool = False
+
+
+def enqueue_across(
+    across: Bridge,
+    work: Callable[[Mapping[str, int]], Any],
+    operands: Mapping[str, Operand],
+    wait_for: Sequence[cl.Event] | None = None,
+    brief: bool = False,
+) -> cl.Event:
+    """Enqueue ``work(addresses)`` on a bridge's stream, in the order of its queue. Never waits.
+
+    A pool buffer stands in for each buffer that CUDA cannot see: it is copied to, from, or both. Scratch memory too
+    large to share is CUDA's alone, had and given back in the stream's order.
+    """
+    with across:
+        events, addresses, back, held = list(wait_for or ()), dict[str, int](), [], []
+        with contextlib.ExitStack() as scratch:
+            for name, operand in operands.items():
+                address, used = cuda_address(operand.buffer), operand.read or operand.written
+                if address is None and (used or across.shares(operand.size)):
+                    held.append(across.allocate(operand.size))  # no other operand gets the block meanwhile
+                    address = cuda_address(held[-1])
+                    if operand.written:
+                        back.append((operand.buffer, held[-1], operand.size))
+                    if address is not None and operand.read:
+                        events = [across.copy(held[-1], operand.buffer, operand.size, events)]
+                if address is None and used:
+                    raise ConvDispatchError(f"OpenCL cannot share {operand.size} bytes of {name} with CUDA here")
+                addresses[name] = address or scratch.enter_context(_block(across, operand.size))
+            across.enter(events)
+            work(addresses)
+        event = across.leave(brief)
+        for buffer, stand_in, size in back:
+            event = across.copy(buffer, stand_in, size, [event])
+        return event
+
+
+@contextlib.contextmanager
+def _block(across: Bridge, size: int) -> Iterator[int]:
+    block = c_ulonglong()
+    across.cuda("cuMemAllocAsync", byref(block), size, across.stream)
+    try:
+        yield block.value
+    finally:
+        across.cuda("cuMemFreeAsync", block, across.stream)
 
 
 def _make_room() -> None:

@@ -89,6 +89,7 @@ class CopyLaunches:
             return False
         run = self._run
         self._place.enqueue(lambda queue, *memory: run(queue, memory), queue, addresses, sizes, executable.outputs)
+        executable.finished()
         return True
 
     def program(self, launcher: Any, name: str, sizes: Sequence[int], strides: Sequence[int]) -> None:

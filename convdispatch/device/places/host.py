@@ -83,6 +83,7 @@ class HostEnqueue:
         before = thread.given
         try:
             HostPlace.enqueue(executable.enqueue, queue, addresses, executable.operands)  # type: ignore[arg-type]
+            executable.finished()
         except BaseException as error:
             if thread.given > before:
                 note_launched(error)

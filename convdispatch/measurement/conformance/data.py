@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...api.activations import ACTIVATIONS, parse_activation
-from ...api.dtypes import DTYPES, numpy_dtype
+from ...api.dtypes import DTYPES, FLOAT8, numpy_dtype
 from ...api.problem import ConvProblem
-from .. import reference
+from .. import quantized, reference
 from ..search.trialdata import error_limit, operand_shapes, operands_of, random_operands
 
 
@@ -41,7 +41,8 @@ def data_for(problem: ConvProblem, kind: str, seed: int) -> Data:
     if kind == "nonfinite":
         return _nonfinite(problem, data_for(problem, "integer", seed).operands, seed)
     if kind == "real" or problem.quantized:
-        operands = random_operands(problem, seed)
+        whole = kind == "integer" and problem.dtype in FLOAT8
+        operands = quantized.random_operands(problem, seed, True) if whole else random_operands(problem, seed)
         expected = _compute(problem, operands)
     else:
         operands, expected = _integers(problem, seed)

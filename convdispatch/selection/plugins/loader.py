@@ -3,7 +3,8 @@
 Sources, in order: entry points of the group ``convdispatch``, sorted by name; then the drop-in folder
 (``CONVDISPATCH_PLUGIN_DIR``, else ``plugins`` in the user's configuration folder), where a ``.py`` file or a package
 is a plugin. ``CONVDISPATCH_PLUGINS`` allows only the plugins it names, ``CONVDISPATCH_BLOCK`` and the registry's
-``block`` shut some out. Whatever goes wrong with one plugin is recorded, and the next one loads.
+``block`` shut some out. Whatever goes wrong with one plugin is recorded, and the next one loads. Last come vendors'
+shared libraries (``selection.vendors``), each loaded in a child process first.
 
 A plugin that is a package may hold a ``registry.yaml``: rules that prefer solvers of its own.
 """
@@ -26,11 +27,12 @@ import platformdirs
 import pluggy
 
 from ...api import hookspecs, settings
-from ...api.errors import ConvDispatchWarning, InvalidPolicy
+from ...api.errors import ConvDispatchWarning, InvalidPolicy, PluginError
 from ...api.fault_text import words
 from ...api.solver import Solver
 from ...device.background import Threads
 from ...device.startup_profile import phase
+from ..vendors.discovery import content_of, name_of, vendor_files
 from . import errata, forks, verdicts
 from .contract import LoadedAs, register, solvers_of, traits_of
 from .registry import FILE_NAME, Registry, parse, read_text, registry, unmatched
@@ -143,6 +145,8 @@ class _Found:
     """Returns the plugin's files and folders without importing anything."""
     own: bool = False
     """Whether the plugin comes with this package, and was tested with it."""
+    native: bool = False
+    """Whether the plugin is a shared library, of which a version is loaded in a child process first."""
 
     @property
     def fingerprint(self) -> str:
@@ -208,6 +212,18 @@ def _dropins() -> Iterator[_Found]:
             yield _Found(path.stem, str(path), "", load, functools.partial(list, [path]))
 
 
+def _libraries() -> Iterator[_Found]:
+    for file in vendor_files():
+        load = functools.partial(_load_library, file)
+        yield _Found(name_of(file), str(file), "", load, functools.partial(content_of, file), native=True)
+
+
+def _load_library(file: Path) -> Any:
+    from ..vendors.library import Library  # a process without vendors' libraries reads no header
+
+    return Library(file)
+
+
 def _places(module: str) -> list[Path]:
     try:
         spec = importlib.util.find_spec(module)  # ``find_spec`` of a top-level module name imports nothing.
@@ -218,7 +234,7 @@ def _places(module: str) -> list[Path]:
 
 
 def _candidates() -> list[_Found]:
-    return [*_entry_points(hookspecs.PROJECT), *_dropins()]
+    return [*_entry_points(hookspecs.PROJECT), *_dropins(), *_libraries()]
 
 
 def try_each(again: bool = False, *, strangers: bool = False) -> bool:
@@ -301,7 +317,7 @@ def _load_plugin(loaded: Plugins, found: _Found) -> Loaded:
     version = loaded.fingerprints[found.name] = found.fingerprint
     if found.own:
         loaded.own.add(found.name)
-    fault = verdicts.import_fault(found.name, version)
+    fault = verdicts.import_fault(found.name, version, untried=found.native)
     if fault:
         again = "convdispatch doctor --again tries it anew"
         return refuse("failed", f"{fault}; skipped", f"shut it out by CONVDISPATCH_BLOCK={found.name}; {again}")
@@ -317,6 +333,8 @@ def _load_plugin(loaded: Plugins, found: _Found) -> Loaded:
         wanted = getattr(module, "api_version", hookspecs.API_VERSION)
     except KeyboardInterrupt:
         raise
+    except PluginError as error:
+        return refuse("failed", str(error), "correct the file, or remove it")
     except BaseException as error:
         return refuse("failed", f"import raised {words(error)}", "reinstall or remove the plugin")
     if wanted != hookspecs.API_VERSION:
@@ -351,7 +369,8 @@ def _load_plugin(loaded: Plugins, found: _Found) -> Loaded:
     names = tuple(solver.name for solver in solvers)
     notes = _take_rules(loaded, found.name, module, names), _take_errata(loaded, found.name, module)
     note = "; ".join(filter(None, notes))
-    return Loaded(found.name, found.source, "loaded", note, version=found.version, solvers=names)
+    stated = module.__version__ if found.native else found.version
+    return Loaded(found.name, found.source, "loaded", note, version=stated, solvers=names)
 
 
 def _take_rules(loaded: Plugins, name: str, module: Any, solvers: tuple[str, ...]) -> str:

@@ -145,24 +145,26 @@ def fingerprint(version: str, places: Iterable[Path]) -> str:
 # --- how importing plugins ended -------------------------------------------------------------------------------------
 
 
-def import_fault(plugin: str, version: str) -> str | None:
+def import_fault(plugin: str, version: str, *, untried: bool = False) -> str | None:
     """Return as text how this version of a plugin ended a process that imported it; None if it did not.
 
-    A process that ended in the middle of an import left a note of it: then the import is tried in a child first.
+    A process that ended in the middle of an import left a note of it: then the import is tried in a child first. With
+    ``untried`` it is tried there before the first import anyway.
     """
     held = _held()["imports"].get(plugin)
-    if isinstance(held, dict) and held.get("version") == version:
-        return str(held.get("how"))
-    for note in _left(plugin, version):
-        fault = try_import(plugin, version)
+    known = isinstance(held, dict) and held.get("version") == version
+    if known and held.get("how"):
+        return str(held["how"])
+    notes = _left(plugin, version)
+    fault = try_import(plugin, version) if notes or (untried and not known) else None
+    for note in notes:
         with contextlib.suppress(OSError):
             note.unlink()
-        return fault
-    return None
+    return fault
 
 
 def try_import(plugin: str, version: str) -> str | None:
-    """Import a plugin in a child; how that ended the child, which is remembered, or None."""
+    """Import a plugin in a child; how that ended the child, or None, which is remembered either way."""
     paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(Path(__file__).parents[3])]
     try:
         child = subprocess.run(
@@ -183,8 +185,8 @@ def try_import(plugin: str, version: str) -> str | None:
             how = f"it crashes as it is imported ({signal.Signals(-child.returncode).name})"
         else:
             how = f"it ends the process as it is imported (exit {child.returncode})"
-    if how or plugin in _held()["imports"]:
-        _change("imports", plugin, {"version": version, "how": how} if how else None)
+    if _held()["imports"].get(plugin) != (entry := {"version": version, "how": how}):
+        _change("imports", plugin, entry)
     return how or None
 
 

@@ -22,11 +22,16 @@ CLEARABLE_FOLDERS = ("decisions", "kernels", "cache", "pyopencl", "pytools", "re
     help="Delete a folder's files; caches: all that is made again by itself.",
 )
 @click.option("--decisions", "shown", is_flag=True, help="List what this machine decided, instead of folders.")
+@click.option("--include", is_flag=True, help="Print the folder of convdispatch_plugin.h, for a C compiler.")
 @AS_JSON
-def config(cleared: tuple[str, ...], shown: bool, as_json: bool) -> None:
+def config(cleared: tuple[str, ...], shown: bool, include: bool, as_json: bool) -> None:
     """List the folders that convdispatch writes on this machine, and what each takes; empty some with --clear."""
+    from ...selection.vendors.discovery import HEADER
     from ..folders import folders
 
+    if include:
+        echo(str(HEADER.parent))
+        return
     if shown:
         _show_decisions(as_json)
         return

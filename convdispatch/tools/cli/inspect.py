@@ -123,6 +123,7 @@ def _show(report: Any) -> None:
     for device in report.devices:
         console.print(f"{device['name']} ({device['platform']}): {device['rates']}", markup=False)
     console.print(f"drop-in folder: {report.dropin_folder}")
+    console.print(f"vendors' libraries: {', '.join(report.vendor_sources)}", markup=False)
     for name in ("records", "rates", "kernels", "cache"):
         if name in report.folders:
             console.print(f"{name}: {report.folders[name]}")

@@ -13,7 +13,7 @@ from ...calls.framework.host import cpu_device, refuse_dtype
 from ...calls.host_call import HostCall
 from ...device import runtime
 from ...device.commands import host_memory
-from ...selection.prepared import operand_sizes
+from ...selection.visible_problem import operand_sizes
 from ..cores import share_cores
 from ..counting import solved
 

@@ -19,6 +19,7 @@ from host_cuda import HostDriver
 import convdispatch
 from convdispatch.api import ConvProblem, DeviceInfo
 from convdispatch.device import runtime
+from convdispatch.device.cuda import bridge
 from convdispatch.device.cuda_driver import Cuda
 from convdispatch.device.memory import allocator as memory
 from convdispatch.measurement import reference
@@ -155,7 +156,7 @@ def test_stand_ins(foreign, direction, monkeypatch):
     across, executed = FakeBridge(), []
     monkeypatch.setattr(plan_module, "bridge_of", lambda queue: across)
     monkeypatch.setattr(plan_module, "running", lambda device, cuda, stream: contextlib.nullcontext())
-    monkeypatch.setattr(plan_module, "cuda_address", lambda memory: memory.address)
+    monkeypatch.setattr(bridge, "cuda_address", lambda memory: memory.address)
     written = {"fwd": "y", "bwd_data": "x", "bwd_weights": "w"}[direction]
     plan = plan_module.CudnnPlan.__new__(plan_module.CudnnPlan)
     plan.workspace_size, plan._written, plan._sizes = 64, written, {"x": 100, "w": 200, "y": 300}
@@ -190,7 +191,7 @@ def test_a_workspace_that_cuda_cannot_see(monkeypatch):
     across.shares = lambda size: False
     monkeypatch.setattr(plan_module, "bridge_of", lambda queue: across)
     monkeypatch.setattr(plan_module, "running", lambda device, cuda, stream: contextlib.nullcontext())
-    monkeypatch.setattr(plan_module, "cuda_address", lambda memory: memory.address)
+    monkeypatch.setattr(bridge, "cuda_address", lambda memory: memory.address)
     plan = plan_module.CudnnPlan.__new__(plan_module.CudnnPlan)
     plan.workspace_size, plan._written, plan._sizes, plan._brief = 64, "y", {"x": 100, "w": 200, "y": 300}, False
     plan._plan = types.SimpleNamespace(handle=None)

@@ -1,0 +1,93 @@
+"""Loads a vendor's library and checks its table; what is wrong with it is a PluginError, before a solver is asked."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...api.errors import PluginError
+from ...api.hookspecs import hookimpl
+from ...api.solver import EPILOGUE
+from . import abi
+from .discovery import HEADER, library_of
+from .solver import VendorSolver
+
+VERSION = abi.CODES["plugin_version"]
+MAX_SOLVERS = 1000
+"""A table that counts more solvers is taken for a damaged one."""
+_BITS = {"places": ("host", "opencl", "cuda"), "promises": abi.PROMISES, "fuses": EPILOGUE}
+"""The bits that the header names, by the field of a solver."""
+
+
+class Library:
+    """A loaded library as a plugin: it has what a plugin's Python module has."""
+
+    def __init__(self, file: Path) -> None:
+        path = library_of(file)
+        try:
+            handle = ctypes.CDLL(path)
+        except OSError as error:
+            raise PluginError(f"the library does not load: {error}") from None
+        get = getattr(handle, "convdispatch_get_plugin", None)
+        if get is None:
+            raise PluginError(f"{path} exports no function convdispatch_get_plugin, which {HEADER.name} declares")
+        get.restype, get.argtypes = ctypes.c_void_p, (ctypes.c_uint32,)
+        address = get(VERSION)
+        version = abi.Plugin.from_address(address).version if address else None
+        if version != VERSION:
+            got = f"a table of version {version}" if address else "no table"
+            raise PluginError(f"convdispatch_get_plugin must return a table of version {VERSION}, got {got}")
+        table = _checked(abi.Plugin.from_address(address), "table")
+        self.name = (table.name or b"").decode("utf-8", "replace")
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", self.name):
+            raise PluginError(f"its name must be 1 to 64 letters, digits, _ and -, got {self.name[:100]!r}")
+        words = [(text or b"")[:64].decode("utf-8", "replace") for text in (table.vendor, table.release)]
+        self.__version__ = " ".join(filter(None, words))
+        count, self._unavailable = table.solver_count, table.unavailable
+        if count > MAX_SOLVERS or (count and not table.solvers):
+            raise PluginError(f"its table must list at most {MAX_SOLVERS} solvers, got {count} at {table.solvers}")
+        addresses = (ctypes.c_void_p * count).from_address(table.solvers) if count else ()
+        self._solvers = [self._solver(each, f"solver {number}") for number, each in enumerate(addresses)]
+
+    def _solver(self, address: int | None, which: str) -> VendorSolver:
+        if not address:
+            raise PluginError(f"its {which} is NULL")
+        table = _checked(abi.Solver.from_address(address), which)
+        name = (table.name or b"").decode("utf-8", "replace")
+        if not re.fullmatch(rf"{self.name}\.[A-Za-z0-9_.-]{{1,64}}", name):
+            raise PluginError(f"the name of its {which} must be {self.name}.VARIANT, got {name[:100]!r}")
+        missing = [
+            each for each in ("places", "dtypes", "rejects", "plan", "enqueue", "free") if not getattr(table, each)
+        ]
+        if missing:
+            raise PluginError(f"{name}: {', '.join(missing)} must not be 0")
+        for field, names in _BITS.items():
+            known = sum(abi.CODES[each] for each in names)
+            if getattr(table, field) & ~known:
+                raise PluginError(f"{name}: {field} must be bits of {known:#x}, got {getattr(table, field):#x}")
+        return VendorSolver(table, name)
+
+    @hookimpl
+    def convdispatch_solvers(self) -> Sequence[VendorSolver]:
+        """The library's solvers."""
+        return self._solvers
+
+    def unavailable(self) -> str | None:
+        """What the library says that this machine lacks; None where nothing."""
+        text = abi.Text()
+        if not self._unavailable or self._unavailable(text.address, text.size) == abi.CODES["ok"]:
+            return None
+        return text.read() or "the library is unavailable here, and gives no reason"
+
+
+def _checked(table: Any, what: str) -> Any:
+    size, expected = table.struct_size, ctypes.sizeof(table)
+    if size != expected:
+        raise PluginError(
+            f"its {what} must have struct_size {expected} in version {VERSION} of {HEADER.name}, got {size}: "
+            "compile the library for this machine, with this header"
+        )
+    return table

@@ -1,0 +1,167 @@
+"""A plan of a vendor's library on the memory and in the order of a queue, wherever the library computes.
+
+On the host a thread of the call's own waits for the commands before it, maps the buffers and computes, and a user event
+holds what follows on the queue back: ``enqueue`` returns at once, and Python's lock is free while the library works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import warnings
+from collections.abc import Mapping
+from ctypes import byref
+from typing import TYPE_CHECKING, Any
+
+from ...api.errors import ConvDispatchWarning, PluginError
+from ...api.fault_text import words
+from ...api.problem import ConvProblem
+from ...device.cuda.bridge import Bridge, Operand, bridge_of, enqueue_across
+from ...device.cuda.stream import CudaStream
+from ...device.cuda.stream import address_of as stream_address
+from ...device.memory.shared_pool import out_of_order
+from ..visible_problem import operand_sizes
+from . import abi
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+_FAILED = -1
+
+
+class VendorPlan:
+    """The plan ``handle`` of a solver's ``table``; ``where`` is its place, and the bytes of its workspace."""
+
+    recordable = False
+
+    def __init__(
+        self, table: Any, handle: int, where: tuple[int, int], context: cl.Context, problem: ConvProblem
+    ) -> None:
+        self._table, self._handle, self.name = table, handle, table.name.decode()
+        self._place, self.workspace_size = where
+        names = ("x", "w", "y", "bias", "residual", "workspace")
+        self._sizes = dict(zip(names, (*operand_sizes(problem), self.workspace_size)))
+        self._written = problem.written
+        self._read = {*names[:-1]} - (set() if problem.accumulate else {problem.written})
+        self.streams = self._place == abi.CODES["cuda"]
+        self._failure: str | None = None
+        """How a run on the host ended, of which a warning told, and its event where the runtime passes that on."""
+        if self._place == abi.CODES["host"]:
+            import pyopencl as cl
+
+            # The caller's queue may be blocked behind this very run, so buffers are mapped on a queue of the plan's.
+            self._mapping = cl.CommandQueue(context)
+        elif self.streams:
+            Bridge.prepare(context, context.devices[0])
+
+    def __del__(self) -> None:
+        self._table.free(self._handle)
+
+    def enqueue(
+        self, queue: Any, x: Any, w: Any, y: Any, workspace: Any, wait_for: Any = None, **parts: Any
+    ) -> cl.Event:
+        """Enqueue the library's work; see Plan. Raises as ``finished``."""
+        self.finished()
+        memory = {"x": x, "w": w, "y": y, "workspace": workspace, **parts}
+        memory = {name: each for name, each in memory.items() if each is not None}
+        if self.streams:
+            return self._on_cuda(queue, memory, wait_for)
+        on_host = self._place == abi.CODES["host"]
+        return self._on_host(queue, memory, wait_for) if on_host else self._on_queue(queue, memory, wait_for)
+
+    def finished(self) -> None:
+        """Raises PluginError if a run on the host failed that has ended; see Executable."""
+        if self._failure:
+            raise PluginError(self._failure)
+
+    def _run(self, queue: int | None, memory: Mapping[str, tuple[int, int]]) -> None:
+        """Call the library with each operand's base and byte offset."""
+        call = abi.Call(struct_size=ctypes.sizeof(abi.Call), place=self._place, queue=queue)
+        for name, (base, offset) in memory.items():
+            setattr(call, name, abi.Memory(base, offset, self._sizes[name]))
+        text = abi.Text()
+        abi.check("enqueue", self._table.enqueue(self._handle, byref(call), text.address, text.size), text)
+
+    def _on_queue(self, queue: cl.CommandQueue, memory: Mapping[str, Any], wait_for: Any) -> cl.Event:
+        """On the queue, or where that keeps no order, on a queue of the call's own between two events."""
+        import pyopencl as cl
+
+        own = cl.CommandQueue(queue.context, queue.device) if out_of_order(queue) else queue
+        if own is not queue:
+            wait_for = [cl.enqueue_marker(queue, wait_for=wait_for or None)]
+            queue.flush()
+        if wait_for:
+            cl.enqueue_barrier(own, wait_for=wait_for)
+        self._run(own.int_ptr, {name: _whole(each) for name, each in memory.items()})
+        done = cl.enqueue_marker(own)
+        if own is queue:
+            return done
+        own.flush()
+        return cl.enqueue_marker(queue, wait_for=[done])
+
+    def _on_cuda(self, queue: Any, memory: Mapping[str, Any], wait_for: Any) -> Any:
+        """On a CUDA stream, or on the one beside an OpenCL queue."""
+        if isinstance(queue, CudaStream):
+            with queue.place.cuda.current():
+                self._run(queue.handle, {name: (stream_address(each), 0) for name, each in memory.items()})
+            return queue
+        across = bridge_of(queue)
+        if across is None:
+            raise PluginError("the queue's device shares no memory with CUDA")
+
+        def work(addresses: Mapping[str, int]) -> None:
+            with across.cuda.current():
+                self._run(across.stream.value, {name: (address, 0) for name, address in addresses.items()})
+
+        operands = {
+            name: Operand(each, self._sizes[name], name in self._read, name == self._written)
+            for name, each in memory.items()
+        }
+        return enqueue_across(across, work, operands, wait_for)
+
+    def _on_host(self, queue: cl.CommandQueue, memory: Mapping[str, Any], wait_for: Any) -> cl.Event:
+        """In a thread, between a marker and a user event."""
+        import pyopencl as cl
+
+        before, done = cl.enqueue_marker(queue, wait_for=wait_for or None), cl.UserEvent(queue.context)
+        queue.flush()
+        # The thread starts first: a queue that computes in the calling thread waits for the event as it is given.
+        threading.Thread(target=self._compute, args=(before, done, memory), name=self.name).start()
+        after = (cl.enqueue_marker if out_of_order(queue) else cl.enqueue_barrier)(queue, wait_for=[done])
+        queue.flush()
+        return after
+
+    def _compute(self, before: cl.Event, done: cl.UserEvent, memory: Mapping[str, Any]) -> None:
+        """One run, when the commands ``before`` it are done; ``done`` ends as the run does."""
+        import pyopencl as cl
+
+        status, views = _FAILED, {}
+        try:
+            before.wait()
+            for name, buffer in memory.items():
+                flags = cl.map_flags.READ | (cl.map_flags.WRITE if name in (self._written, "workspace") else 0)
+                shape = (self._sizes[name],)
+                views[name], _ = cl.enqueue_map_buffer(self._mapping, buffer, flags, 0, shape, "u1")
+            self._run(None, {name: (view.ctypes.data, 0) for name, view in views.items()})
+            status = cl.command_execution_status.COMPLETE
+        except BaseException as error:
+            self._failure = f"a run failed: {words(error)}"
+            if self._written in views:
+                views[self._written][...] = 255  # NaN, which nobody takes for a result
+            message = f"{self.name} failed, and what the result holds is undefined: {words(error)}"
+            with contextlib.suppress(ConvDispatchWarning):  # where warnings are errors; the event fails all the same
+                warnings.warn(message, ConvDispatchWarning, stacklevel=2)
+        finally:
+            for view in views.values():
+                view.base.release(self._mapping)
+            self._mapping.finish()
+            done.set_status(status)
+
+
+def _whole(buffer: cl.MemoryObject) -> tuple[int, int]:
+    """The handle of a buffer or of a sub-buffer's parent, and the bytes from the parent's beginning."""
+    import pyopencl as cl
+
+    parent = buffer.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
+    return (buffer.int_ptr, 0) if parent is None else (parent.int_ptr, buffer.get_info(cl.mem_info.OFFSET))

@@ -1,0 +1,110 @@
+"""A solver of a vendor's library as a Solver: each question is a call of the library's function, and a check of it."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from ctypes import byref
+from typing import TYPE_CHECKING, Any
+
+from ...api.device import DeviceInfo
+from ...api.errors import PluginError
+from ...api.problem import ConvProblem
+from ...api.solver import EPILOGUE, Solver
+from ...device import cuda_driver
+from ...device.runtime import device_info
+from . import abi
+from .plan import VendorPlan
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+MAX_CONFIG_BYTES = 256
+_CODES = abi.CODES
+
+
+class VendorSolver(Solver):
+    """The solver of a ``table`` in a library that stays loaded. A configuration is the library's text."""
+
+    def __init__(self, table: Any, name: str) -> None:
+        self.name, self._table = name, table
+        for promise in abi.PROMISES:
+            setattr(self, promise, bool(table.promises & _CODES[promise]))
+        self.fuses = frozenset(part for part in EPILOGUE if table.fuses & _CODES[part])
+        self.dtypes = frozenset(dtype for dtype, code in abi.DTYPE_CODES.items() if table.dtypes >> code & 1)
+        self.predicts = bool(table.cost)
+
+    def place(self, device: DeviceInfo) -> int:
+        """Where plans run on a device: with CUDA, else on a CPU's host memory, else with OpenCL; 0 for nowhere."""
+        offered = self._table.places
+        if offered & _CODES["cuda"] and device.vendor == "nvidia" and cuda_driver.unavailable() is None:
+            return _CODES["cuda"]
+        on_host = offered & _CODES["host"] and device.type == "cpu"
+        return _CODES["host"] if on_host else offered & _CODES["opencl"]
+
+    def serves(self, device: DeviceInfo) -> str | None:
+        """Why none of the solver's places is on the device, or None."""
+        if self.place(device):
+            return None
+        places = {"host": "a CPU's host memory", "cuda": "CUDA"}
+        offered = " or ".join(words for name, words in places.items() if self._table.places & _CODES[name])
+        return f"{offered} only, got {device.type} of {device.vendor}"
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """The reason of the places, or of the library."""
+        if reason := self.serves(device):
+            return reason
+        text = abi.Text()
+        status = self._ask("rejects", problem, device, text.address, text.size)
+        if status == _CODES["rejected"]:
+            return text.read() or "the library gives no reason"
+        abi.check("rejects", status, text)
+        return None
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:
+        """The library's texts, until it says that there are no more."""
+        return self._texts(problem, device) if self._table.config else [{}]
+
+    def _texts(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
+        for index in itertools.count():
+            text = abi.Text(MAX_CONFIG_BYTES)
+            status = self._ask("config", problem, device, index, text.address, text.size)
+            if status == _CODES["end"]:
+                return
+            abi.check("config", status, text)
+            yield {"config": text.read()}
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
+        """The library's prediction in seconds."""
+        return self._number("cost", problem, device, config, ctypes.c_double()) if self._table.cost else None
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
+        """The library's bytes of workspace; none where it has no function for it."""
+        return self._number("workspace", problem, device, config, ctypes.c_uint64()) if self._table.workspace else 0
+
+    def _number(self, name: str, problem: ConvProblem, device: DeviceInfo, config: Any, number: Any) -> Any:
+        status = self._ask(name, problem, device, _text(config), byref(number))
+        if status == _CODES["unknown"]:
+            return None
+        abi.check(name, status)
+        return number.value
+
+    def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> VendorPlan:
+        """The library's plan for the context's device."""
+        info, handle, text = device_info(context.devices[0]), ctypes.c_void_p(), abi.Text()
+        size = self.workspace(problem, info, config)
+        device = abi.device_of(info, self.place(info), context)
+        asked = byref(self._table), byref(abi.problem_of(problem)), byref(device), _text(config)
+        abi.check("plan", self._table.plan(*asked, byref(handle), text.address, text.size), text)
+        if not handle.value or size is None:
+            raise PluginError("its plan is NULL, or its workspace not known, and no error was returned")
+        return VendorPlan(self._table, handle.value, (device.place, size), context, problem)
+
+    def _ask(self, name: str, problem: ConvProblem, device: DeviceInfo, *more: Any) -> int:
+        asked = abi.problem_of(problem), abi.device_of(device, self.place(device))
+        return getattr(self._table, name)(byref(self._table), *map(byref, asked), *more)
+
+
+def _text(config: Mapping[str, Any]) -> bytes:
+    return str(config.get("config", "")).encode()
