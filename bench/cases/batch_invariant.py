@@ -23,6 +23,8 @@ from convdispatch.models import catalogue
 
 BATCHES = (1, 2, 3, 5, 17, 64)
 """Images of the batches whose results are compared with those of the whole."""
+NET_BATCHES = (1, 3, 17)
+"""The same for nets, of which each size is a form of its own to compile."""
 WHOLE = 64
 """Images of the batch that the others are cut out of."""
 TIMED = 32
@@ -33,10 +35,12 @@ ROUNDS = 5
 """Samples of each side, taken in turns; the least of each counts, because other work only adds time."""
 
 
-def compared(compute: Callable[[np.ndarray], np.ndarray], given: np.ndarray, turns: int) -> tuple[int, int]:
+def compared(
+    compute: Callable[[np.ndarray], np.ndarray], given: np.ndarray, batches: tuple[int, ...], turns: int
+) -> tuple[int, int]:
     """Images that were compared, and those of them whose bits differ. ``turns``: places of each batch in the whole."""
     whole, count, wrong = compute(given), 0, 0
-    for images in BATCHES:
+    for images in (n for n in batches if n <= len(given)):
         for turn in range(turns if images < len(given) else 1):
             start = (7 * turn + images) % max(1, len(given) - images + 1)
             part = compute(np.ascontiguousarray(given[start : start + images]))
@@ -45,7 +49,7 @@ def compared(compute: Callable[[np.ndarray], np.ndarray], given: np.ndarray, tur
     return count, wrong
 
 
-def ratio(free: Callable[[], object], invariant: Callable[[], object]) -> float:
+def ratio(free: Callable[[], object], invariant: Callable[[], object], rounds: int = ROUNDS) -> float:
     """The time of the second over the time of the first."""
     least, calls = [math.inf, math.inf], []
     for run in (free, invariant):
@@ -53,7 +57,7 @@ def ratio(free: Callable[[], object], invariant: Callable[[], object]) -> float:
         begin = time.perf_counter()
         run()
         calls.append(max(1, round(LEAST_S / max(time.perf_counter() - begin, 1e-6))))
-    for _, side in itertools.product(range(ROUNDS), (0, 1)):
+    for _, side in itertools.product(range(rounds), (0, 1)):
         begin = time.perf_counter()
         for _ in range(calls[side]):
             (free, invariant)[side]()
@@ -92,10 +96,10 @@ def under(invariant: bool, compute: Callable[[np.ndarray], np.ndarray]) -> Calla
     return run
 
 
-def net_of(name: str, side: int) -> tuple[Callable[[np.ndarray], np.ndarray], np.ndarray]:
+def net_of(name: str) -> tuple[Callable[[np.ndarray], np.ndarray], np.ndarray]:
     """A function of images that runs a net in a form for their number, built once each; and images."""
     net, forms = catalogue.create(name), dict[tuple, inference.InferenceNet]()
-    side = min(side or net.SIZE, net.SIZE)
+    channels, side = getattr(net, "CHANNELS", 3), getattr(net, "SIZE", 224)
 
     def run(given: np.ndarray) -> np.ndarray:
         from convdispatch.api.policy import current_policy
@@ -105,7 +109,7 @@ def net_of(name: str, side: int) -> tuple[Callable[[np.ndarray], np.ndarray], np
             forms[key] = inference.build(net, given.shape)
         return np.asarray(forms[key](given))
 
-    images = np.random.default_rng(2).standard_normal((WHOLE, net.CHANNELS, side, side)).astype(np.float32)
+    images = np.random.default_rng(2).standard_normal((WHOLE, channels, side, side)).astype(np.float32)
     return run, images
 
 
@@ -114,14 +118,14 @@ def net_of(name: str, side: int) -> tuple[Callable[[np.ndarray], np.ndarray], np
 @click.option("--seed", default=54)
 @click.option("--nets", default=",".join(catalogue.names()), help="Names, separated by commas.")
 @click.option("--net-seconds", default=180.0, help="Seconds after which no further net is begun.")
-@click.option("--images", default=WHOLE, help="Images of the whole batch of a net.")
+@click.option("--images", default=TIMED, help="Images of the whole batch of a net.")
 def main(seconds: float, seed: int, nets: str, net_seconds: float, images: int) -> None:
     """Print comparisons, images that differ, and the mean of time over time at batch 32."""
     print(runtime.device_info(runtime.find_device("cpu")))
     begin, total, wrong, ratios = time.perf_counter(), 0, 0, []
     for problem in layers(seed):
         compute, given = call_of(problem)
-        count, differ = compared(under(True, compute), given, 2)
+        count, differ = compared(under(True, compute), given, BATCHES, 2)
         total, wrong = total + count, wrong + differ
         if differ:
             print(f"{problem}: {differ} of {count} images differ")
@@ -137,11 +141,11 @@ def main(seconds: float, seed: int, nets: str, net_seconds: float, images: int) 
         if time.perf_counter() - begin > net_seconds:
             print(f"{name}: left out, the time is over")
             continue
-        compute, given = net_of(name, 0)
+        compute, given = net_of(name)
         given = given[:images]
-        count, differ = compared(under(True, compute), given, 1)
+        count, differ = compared(under(True, compute), given, NET_BATCHES, 2)
         few = np.ascontiguousarray(given[:TIMED])
-        cost = ratio(lambda c=compute, x=few: under(False, c)(x), lambda c=compute, x=few: under(True, c)(x))
+        cost = ratio(lambda c=compute, x=few: under(False, c)(x), lambda c=compute, x=few: under(True, c)(x), 3)
         total, wrong = total + count, wrong + differ
         print(f"{name}: {count} images compared, {differ} differ; time at batch {len(few)}: {cost:.3f}", flush=True)
     print(f"all: {total} images compared, {wrong} differ")

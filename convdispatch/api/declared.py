@@ -72,7 +72,7 @@ class Declared(Solver):
         deterministic: bool = True,
         batch_invariant: bool = False,
         exact: bool = False,
-        spreads_nonfinite: bool = False,
+        spreads_nonfinite: bool | None = None,
         predicts: bool = True,
         dtypes: Collection[str] | Mapping[str, Collection[str]] = FLOATS,
         reproducible: bool = False,

@@ -53,16 +53,24 @@ INTEGERS: dict[str, DType] = {
     "int8": DType("s8", 1, "char", "int", 0.0, 0.0, "int8"),
     "uint8": DType("u8", 1, "uchar", "int", 0.0, 0.0, "uint8"),
 }
-"""The dtypes of x in a quantized convolution, whose w is int8 and whose sums are int32."""
-QUANTIZED: dict[str, DType] = {
-    **INTEGERS,
-    "int32": DType("s32", 4, "int", "int", 0.0, 0.0, "int32"),
-    "float32": DTYPES["float32"],
-    "float16": DTYPES["float16"],
+"""Integers of 8 bits: the dtypes of x in a quantized convolution whose w is int8 and whose sums are int32."""
+FLOAT8: dict[str, DType] = {
+    "float8_e4m3": DType("f8_e4m3", 1, "uchar", "float", 2.0**-4, 1e-2, "float8_e4m3fn"),
+    "float8_e5m2": DType("f8_e5m2", 1, "uchar", "float", 2.0**-3, 1e-2, "float8_e5m2"),
 }
-"""The dtypes of y in a quantized convolution."""
-ALL_DTYPES = DTYPES | QUANTIZED
+"""Floats of 8 bits: the dtypes of x and w in a quantized convolution whose sums are float32. Errors are held against
+the rounded result."""
+QUANTIZED_INPUTS = INTEGERS | FLOAT8
+"""The dtypes of x in a quantized convolution."""
+_INT32 = DType("s32", 4, "int", "int", 0.0, 0.0, "int32")
+OUTPUTS: dict[str, dict[str, DType]] = {
+    **dict.fromkeys(INTEGERS, INTEGERS | {"int32": _INT32} | {name: DTYPES[name] for name in ("float32", "float16")}),
+    **dict.fromkeys(FLOAT8, {name: DTYPES[name] for name in ("float32", "float16", "bfloat16")} | FLOAT8),
+}
+"""The dtypes of y in a quantized convolution, by the dtype of x."""
+ALL_DTYPES = DTYPES | INTEGERS | {"int32": _INT32} | FLOAT8
 """The dtypes of x, w and y in any convolution."""
+_NAMES = {row.array_name: name for name, row in ALL_DTYPES.items()}
 HEADER = 16
 """Words of a quantized convolution's table before the channels' (``quantization.py``)."""
 
@@ -107,20 +115,29 @@ _STORAGE = {
 def storage_macros(dtype: str, out_dtype: str | None = None) -> str:
     """OpenCL text for a dtype: ``REAL`` (stored), ``ACC`` (summed), ``LOAD(p, i)`` to ACC, ``STORE(p, i, v)``.
 
-    The dtype's own name in capitals (``FLOAT16``) is 1. Of integers: ``REAL`` of x, ``OUT`` of y, and ``OUT_`` with y's
-    dtype in capitals, which is 1; ``quantized.cl`` stores them.
+    The dtype's own name in capitals (``FLOAT16``) is 1. Of quantized problems: ``REAL`` of x, ``WEIGHT`` of w, ``OUT``
+    of y, and ``OUT_`` with y's dtype in capitals, which is 1; ``quantized.cl`` stores them.
     """
     if out_dtype is not None:
-        x, y = INTEGERS[dtype], QUANTIZED[out_dtype]
+        x, y, narrow = QUANTIZED_INPUTS[dtype], OUTPUTS[dtype][out_dtype], dtype in FLOAT8
         text = f"#define {dtype.upper()} 1\n#define OUT_{out_dtype.upper()} 1\n#define REAL {x.storage}\n"
-        text += f"#define OUT {y.storage}\n#define ACC {x.accumulator}\n"
-        return text + (
-            "#ifdef cl_khr_fp16\n#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n#endif\n"
-            if out_dtype == "float16"
-            else ""
+        text += (
+            f"#define WEIGHT {x.storage if narrow else 'char'}\n#define OUT {y.storage}\n#define ACC {x.accumulator}\n"
         )
+        text += f"#define LOAD(p, i) {f'convert_as_{dtype}_float' if narrow else '(int)'}((p)[i])\n"
+        text += (_conversions("float8.cl") + "#define FLOAT8 1\n") if narrow else ""
+        if out_dtype == "bfloat16":
+            text += bfloat16_conversions()
+        if out_dtype == "float16":
+            text += "#ifdef cl_khr_fp16\n#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n#endif\n"
+        return text + (f"#define OUT_FLOAT8 1\n#define OUT_NAME {out_dtype}\n" if out_dtype in FLOAT8 else "")
     head = bfloat16_conversions() if dtype == "bfloat16" else ""
     return f"{head}#define {dtype.upper()} 1\n{_STORAGE[dtype]}"
+
+
+def dtype_name(dtype: np.dtype) -> str:
+    """This table's name of NumPy's dtype, or NumPy's own."""
+    return _NAMES.get(dtype.name, dtype.name)
 
 
 @functools.cache
@@ -139,7 +156,11 @@ def numpy_dtype(dtype: Any) -> np.dtype:
         return np.dtype(name)
 
 
-@functools.cache
 def bfloat16_conversions() -> str:
     """OpenCL text of ``convert_bfloat16_as_ushort`` and ``convert_as_bfloat16_float``, for numbers and vectors."""
-    return importlib.resources.files(__package__).joinpath("bfloat16.cl").read_text(encoding="utf-8")
+    return _conversions("bfloat16.cl")
+
+
+@functools.cache
+def _conversions(file: str) -> str:
+    return importlib.resources.files(__package__).joinpath(file).read_text(encoding="utf-8")

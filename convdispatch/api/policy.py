@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -22,8 +22,9 @@ CHOICE_BATCH = 32
 """Images of the batch for which ``batch_invariant`` chooses: a usual batch of servers, and enough to fill a device."""
 CHOICE_PIXELS = 256
 """Output pixels of that batch at least: features of one pixel are rows of a matrix product, of which there are many."""
-CHOICE_BYTES = 1 << 30
-"""Bytes of input and output beyond which that batch is halved, so that large images leave room for a workspace."""
+CHOICE_BYTES = 16 << 20
+"""Bytes of input and output beyond which that batch is halved: a few large images are work enough for a device, and
+nets on CPUs compute them in slices of as many bytes."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,9 @@ class Policy:
     """The largest workspace, in bytes, that a plan may need."""
     deterministic: bool = False
     """Only solvers whose results repeat bit for bit."""
+    strict_nan: bool | None = None
+    """An infinity or NaN of the tensor that is convolved reaches the results that read it, and no other: only solvers
+    that say so. None: as ``CONVDISPATCH_STRICT_NAN`` says."""
     batch_invariant: bool | None = None
     """An image's result and data gradient have the same bits for every batch size, and at every position in the batch:
     the solver is chosen as for a batch of ``CHOICE_BATCH`` images. Weights' gradients repeat bit for bit. None: as
@@ -65,10 +69,17 @@ class Policy:
     @property
     def selection(self) -> Policy:
         """This policy reduced to the fields that affect which plan is chosen."""
-        invariant = self.is_invariant or (False if settings.BATCH_INVARIANT.value() else None)
-        if self.fallback and not self.frozen and self.tier is None and self.batch_invariant is invariant:
+        invariant = _in_fewest_words(self.batch_invariant, settings.BATCH_INVARIANT.value())
+        strict = _in_fewest_words(self.strict_nan, settings.STRICT_NAN.value())
+        same = self.batch_invariant is invariant and self.strict_nan is strict
+        if self.fallback and not self.frozen and self.tier is None and same:
             return self
-        return replace(self, frozen=False, fallback=True, tier=None, batch_invariant=invariant)
+        return replace(self, frozen=False, fallback=True, tier=None, batch_invariant=invariant, strict_nan=strict)
+
+    @property
+    def is_strict_nan(self) -> bool:
+        """Whether this policy, or the environment, asks for solvers that spread no infinity or NaN."""
+        return settings.STRICT_NAN.value() if self.strict_nan is None else self.strict_nan
 
     @property
     def is_invariant(self) -> bool:
@@ -81,9 +92,18 @@ class Policy:
         return self.deterministic or self.is_invariant
 
     @property
+    def binds(self) -> bool:
+        """Whether the policy promises something of the results that other libraries' kernels need not keep."""
+        return self.repeats or self.is_strict_nan
+
+    @property
     def promises(self) -> dict[str, Any]:
-        """The arguments of ``policy`` that promise bits, for work in another thread or process."""
-        return {"deterministic": self.deterministic, "batch_invariant": self.is_invariant}
+        """The arguments of ``policy`` that promise something of the results, for work in another thread or process."""
+        return {
+            "deterministic": self.deterministic,
+            "batch_invariant": self.is_invariant,
+            "strict_nan": self.is_strict_nan,
+        }
 
     def problem_of_choice(self, problem: ConvProblem) -> ConvProblem:
         """The problem for which a solver is chosen: the problem itself, or under ``batch_invariant`` the same for a
@@ -98,6 +118,13 @@ class Policy:
 
     def __hash__(self) -> int:
         return self._hash  # type: ignore[attr-defined]
+
+
+def _in_fewest_words(chosen: bool | None, environment: bool) -> bool | None:
+    """A field that the environment decides where the policy says None: equal promises become equal policies."""
+    if chosen is None:
+        return environment or None
+    return chosen if chosen or environment else None
 
 
 DEFAULT = Policy()
@@ -128,6 +155,7 @@ def policy(
     max_error: float | None = _UNCHANGED,
     workspace_limit: int | None = _UNCHANGED,
     deterministic: bool = _UNCHANGED,
+    strict_nan: bool | None = _UNCHANGED,
     batch_invariant: bool | None = _UNCHANGED,
     fallback: bool = _UNCHANGED,
     tier: Tier | None = _UNCHANGED,
@@ -150,6 +178,15 @@ def policy(
             _current.reset(token)
 
 
+PROMISES = ("batch_invariant", "strict_nan")
+"""The fields of a policy that back ends, sessions and ``enable`` take as options of their own."""
+
+
+def promising(options: Mapping[str, bool | None]) -> contextlib.AbstractContextManager[Policy]:
+    """``policy`` with those of PROMISES that a door was given; None leaves the value in force. Raises InvalidPolicy."""
+    return policy(**{name: value for name, value in options.items() if value is not None})
+
+
 def frozen() -> contextlib.AbstractContextManager[Policy]:
     """Inside the block a call that would compile, time, allocate or touch a file raises Frozen instead."""
     return policy(frozen=True)
@@ -166,6 +203,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "max_error": (int, float, type(None)),
     "workspace_limit": (int, type(None)),
     "deterministic": (bool,),
+    "strict_nan": (bool, type(None)),
     "batch_invariant": (bool, type(None)),
     "fallback": (bool,),
     "frozen": (bool,),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from .activations import activation_macro, parse_activation
-from .dtypes import ALL_DTYPES, DTYPES, HEADER, INTEGERS, QUANTIZED, storage_macros
+from .dtypes import ALL_DTYPES, DTYPES, HEADER, INTEGERS, QUANTIZED_INPUTS, storage_macros
 from .errors import InvalidProblem
 from .literals import Direction, Layout, Math
 from .quantized import QUANTIZED_TEXTS, check_quantized
@@ -38,7 +38,9 @@ class ConvProblem:
     ``constant_weights`` promises that ``w`` keeps its values, so a plan may pack it once.
 
     A quantized one has x's dtype ``"int8"`` or ``"uint8"``, w in int8, sums in int32, y and residual in ``out_dtype``:
-    int8, uint8, int32 (the default), float32, float16. Its bias, always set, is the table of ``Quantization.table``.
+    int8, uint8, int32 (the default), float32, float16. Or x and w are float8_e4m3 or float8_e5m2, sums float32, y and
+    residual one of these, float32 (the default), float16 or bfloat16. Its bias, always set, is the table of
+    ``Quantization.table``, of float8 ``Quantization.float8_table``.
 
     Raises InvalidProblem when the numbers do not describe a convolution.
     """
@@ -104,16 +106,16 @@ class ConvProblem:
         self._check_unused_axes()
 
     def _check_words(self) -> None:
-        words = ("direction", DIRECTIONS), ("dtype", (*DTYPES, *INTEGERS)), ("layout", LAYOUTS), ("math", MATHS)
+        words = ("direction", DIRECTIONS), ("dtype", (*DTYPES, *QUANTIZED_INPUTS)), ("layout", LAYOUTS), ("math", MATHS)
         for name, known in words:
             value = getattr(self, name)
             if not isinstance(value, str) or value not in known:
                 raise InvalidProblem(f"{name} must be one of {', '.join(known)}, got {value!r}")
-        if self.dtype in INTEGERS:
+        if self.dtype in QUANTIZED_INPUTS:
             object.__setattr__(self, "out_dtype", check_quantized(self))
             object.__setattr__(self, "bias", True)
         elif self.out_dtype is not None:
-            raise InvalidProblem(f"out_dtype is for x of {', '.join(INTEGERS)}, got x of {self.dtype}")
+            raise InvalidProblem(f"out_dtype is for x of {', '.join(QUANTIZED_INPUTS)}, got x of {self.dtype}")
         if self.activation is not None:
             parse_activation(self.activation)
             if self.accumulate:
@@ -205,8 +207,8 @@ class ConvProblem:
 
     @property
     def quantized(self) -> bool:
-        """Whether x and w are integers of 8 bits."""
-        return self.dtype in INTEGERS
+        """Whether x and w are numbers of 8 bits with scales."""
+        return self.dtype in QUANTIZED_INPUTS
 
     @property
     def itemsize(self) -> int:
@@ -235,14 +237,16 @@ class ConvProblem:
         shape = getattr(self, operand + "_shape") if operand in "xwy" else self.out_shape
         if operand == "x" or self.out_dtype is None:
             return shape, self.dtype
-        return shape, "int8" if operand == "w" else self.out_dtype
+        if operand != "w":
+            return shape, self.out_dtype
+        return shape, "int8" if self.dtype in INTEGERS else self.dtype
 
     @property
     def dtype_text(self) -> str:
         """The dtypes as a problem's text spells them: ``f32``, or ``u8s8s32`` where those of x, w and y differ."""
         if not self.out_dtype:
             return DTYPES[self.dtype].short
-        return f"{INTEGERS[self.dtype].short}s8{QUANTIZED[self.out_dtype].short}"
+        return "".join(ALL_DTYPES[self.form(operand)[1]].short for operand in "xwy")
 
     @functools.cached_property
     def flops(self) -> int:

@@ -3,6 +3,10 @@
     y = saturate(round(activation(multiplier[n] * sum[n])) + y_zero_point), multiplier = x_scale * w_scale[n] / y_scale
     sum[n] = bias[n] + sum over taps of (x - x_zero_point) * w
 
+Of floats of 8 bits, x and w of one dtype, sums are float32 and the bias is a number:
+
+    y = saturate(round(activation(multiplier[n] * sum[n] + bias[n]) / y_scale)), multiplier = x_scale * w_scale[n]
+
 Names and rounding are ONNX's (``QLinearConv``): the multiplier is computed in float32 from left to right, the int32 sum
 becomes the nearest float32, their product is rounded half to even. With a residual the numbers are added in float32,
 and their sum is divided by y_scale, as a graph of ONNX does. Every solver gives the same bits.
@@ -18,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from .activations import parse_activation
-from .dtypes import HEADER, INTEGERS, QUANTIZED
+from .dtypes import ALL_DTYPES, HEADER, INTEGERS, QUANTIZED_INPUTS
 from .errors import InvalidArgument
 
 __all__ = ["Quantization", "Table"]
@@ -32,7 +36,8 @@ class Quantization:
 
     ``w_scale`` is one number, or one an output channel. ``dtype`` is y's: ``"int8"`` and ``"uint8"`` are requantized,
     ``"int32"`` is the sum as it is, ``"float32"`` and ``"float16"`` are ``x_scale * w_scale * sum``; these have no
-    ``y_scale`` and no ``y_zero_point``.
+    ``y_scale`` and no ``y_zero_point``. Of x in ``"float8_e4m3"`` or ``"float8_e5m2"``, y is one of these, with a
+    ``y_scale``, or ``"float32"``, ``"float16"``, ``"bfloat16"``; there are no zero points.
 
     A residual of 8 bits has ``residual_scale`` and ``residual_zero_point``. With ``sum_scale`` the convolution is
     rounded to 8 bits by itself (``sum_scale``, ``sum_zero_point``) before the residual is added, as a graph does that
@@ -53,9 +58,10 @@ class Quantization:
     sum_zero_point: int = 0
 
     def __post_init__(self) -> None:
-        if self.dtype not in QUANTIZED:
+        if self.dtype not in ALL_DTYPES or self.dtype == "float64":
+            known = ", ".join(name for name in ALL_DTYPES if name != "float64")
             raise InvalidArgument(
-                f"y is of {', '.join(QUANTIZED)}, got dtype={self.dtype!r}; 4 bits and scales of blocks are not here: "
+                f"y is of {known}, got dtype={self.dtype!r}; 4 bits and scales of blocks are not here: "
                 "unpack to int8, or dequantize and convolve in float16"
             )
         for name in ("x_scale", "y_scale", "residual_scale", "sum_scale"):
@@ -68,14 +74,16 @@ class Quantization:
                 "w_scale must be a finite number above 0, or one an output channel; scales of blocks are not here: "
                 "requantize the weights by channels"
             )
-        if self.dtype not in INTEGERS and (self.y_scale is not None or self.y_zero_point):
-            raise InvalidArgument(f"y of {self.dtype} has no y_scale and no y_zero_point")
+        if self.dtype not in INTEGERS and self.y_zero_point:
+            raise InvalidArgument(f"y of {self.dtype} has no y_zero_point")
+        if self.dtype not in QUANTIZED_INPUTS and self.y_scale is not None:
+            raise InvalidArgument(f"y of {self.dtype} has no y_scale")
         if self.dtype in INTEGERS:
             self._in_range("y_zero_point", self.dtype)
             self._in_range("residual_zero_point", self.dtype)
             self._in_range("sum_zero_point", self.dtype)
         elif self.sum_scale is not None:
-            raise InvalidArgument(f"sum_scale is for y of 8 bits, got {self.dtype}")
+            raise InvalidArgument(f"sum_scale is for y of integers of 8 bits, got {self.dtype}")
 
     def _in_range(self, name: str, dtype: str) -> None:
         limits, value = np.iinfo(dtype), getattr(self, name)
@@ -119,6 +127,21 @@ class Quantization:
             low, high = (float(np.rint(np.float32(each) / scale)) for each in (low, high))
         return max(low, limits.min - self.y_zero_point), min(high, limits.max - self.y_zero_point)
 
+    def float8_table(
+        self, channels: int, bias: Any = None, *, activation: str | None = None, residual: bool = False
+    ) -> np.ndarray:
+        """``table`` for x and w of float8: the bias is of numbers, float32. Raises InvalidArgument."""
+        if self.x_zero_point:
+            raise InvalidArgument(f"x of float8 has no x_zero_point, got {self.x_zero_point}")
+        words = np.zeros(HEADER + 2 * channels, np.int32)
+        floats = words.view(np.float32)
+        floats[Table.low], floats[Table.high] = self.bounds(activation)
+        floats[Table.residual_scale], floats[Table.y_scale] = self.residual_scale, self.y_scale or 1.0
+        if bias is not None:
+            floats[HEADER : HEADER + channels] = _checked_bias(bias, np.float32, channels)
+        floats[HEADER + channels :] = self.multipliers(channels, residual=True)
+        return words
+
     def table(
         self, channels: int, bias: Any = None, *, activation: str | None = None, residual: bool = False
     ) -> np.ndarray:
@@ -146,13 +169,7 @@ class Quantization:
         elif self.sum_scale is not None:
             raise InvalidArgument("sum_scale is the convolution's own where a residual is added: give residual")
         if bias is not None:
-            given = np.asarray(bias)
-            if given.dtype != np.int32 or given.shape != (channels,):
-                raise InvalidArgument(
-                    f"a quantized convolution's bias is int32 of shape ({channels},), in units of x_scale * w_scale, "
-                    f"got {given.dtype} of shape {given.shape}: np.rint(bias / (x_scale * w_scale)).astype(np.int32)"
-                )
-            words[HEADER : HEADER + channels] = given
+            words[HEADER : HEADER + channels] = _checked_bias(bias, np.int32, channels)
         floats[HEADER + channels :] = self.multipliers(channels, residual=residual and self.dtype in INTEGERS)
         magnitudes = [floats[each] for each in (Table.sum_scale, Table.residual_scale, Table.y_scale)]
         magnitudes += [floats[HEADER + channels :].min(initial=1), floats[HEADER + channels :].max(initial=1)]
@@ -164,6 +181,19 @@ class Quantization:
                 largest = sides / floats[Table.y_scale] / 2**20 if words[Table.rounds] else np.inf
             words[Table.saturates] = largest < 1
         return words
+
+
+def _checked_bias(bias: Any, dtype: type, channels: int) -> np.ndarray:
+    """``bias`` as an array. Raises InvalidArgument."""
+    given = np.asarray(bias)
+    if given.dtype == dtype and given.shape == (channels,):
+        return given
+    unit, fix = ", in units of x_scale * w_scale", ": np.rint(bias / (x_scale * w_scale)).astype(np.int32)"
+    unit, fix = (unit, fix) if dtype is np.int32 else ("", "")
+    raise InvalidArgument(
+        f"a quantized convolution's bias is {np.dtype(dtype)} of shape ({channels},){unit}, "
+        f"got {given.dtype} of shape {given.shape}{fix}"
+    )
 
 
 class Table:

@@ -1,5 +1,6 @@
 // y[at] = saturate(round(multiplier[n] * (sum + bias[n]) [+ residual]) + y_zero): what follows a quantized sum.
 //
+// FLOAT8             1: y[at] = saturate(round((multiplier[n] * sum + bias[n] [+ residual]) / y_scale)), in float32
 // OUT, OUT_INT8 ...  y's type, and its name
 // RESIDUAL           1: a residual of y's type is added
 // OC                 channels
@@ -41,11 +42,33 @@ inline float div_rn(float a, float b) { float v; asm("div.rn.f32 %0, %1, %2;" : 
 #define LOAD_OUT(p, i) vload_half(i, p)
 #define STORE_OUT(p, i, v) vstore_half_rte(v, i, p)
 #endif
+#elif OUT_BFLOAT16
+#define LOAD_OUT(p, i) convert_as_bfloat16_float((p)[i])
+#define STORE_OUT(p, i, v) ((p)[i] = convert_bfloat16_as_ushort(v))
+#elif OUT_FLOAT8
+#define CONVERT_(before, name, after) before##name##after
+#define CONVERT(before, name, after) CONVERT_(before, name, after)
+#define LOAD_OUT(p, i) CONVERT(convert_as_, OUT_NAME, _float)((p)[i])
+#define STORE_OUT(p, i, v) ((p)[i] = CONVERT(convert_, OUT_NAME, _as_uchar)(v))
 #else
 #define LOAD_OUT(p, i) ((p)[i])
 #define STORE_OUT(p, i, v) ((p)[i] = (OUT)(v))
 #endif
 
+#if FLOAT8
+// y[at] from the sum of output channel n, a number, as its bias is.
+inline void put_sum(global OUT *y, TABLE_PARAMS, float sum, long at, int n) {
+  float v = add_rn(mul_rn(sum, MULTIPLIERS(table)[n]), WORD(16 + n));
+#if RESIDUAL
+  v = add_rn(v, mul_rn(LOAD_OUT(residual, at), WORD(4)));
+#endif
+  v = v < WORD(6) ? WORD(6) : v > WORD(7) ? WORD(7) : v;  // a NaN stays one
+#if OUT_FLOAT8
+  v = div_rn(v, WORD(12));
+#endif
+  STORE_OUT(y, at, v);
+}
+#else
 // What of a float type F becomes of a sum v that is multiplied, and of a residual r: numbers are added, and divided by
 // the scale of y where y is of bytes.
 #if OUT_BYTES
@@ -100,3 +123,4 @@ inline void put_sum(global OUT *y, TABLE_PARAMS, int sum, long at, int n) {
 #endif
   STORE_OUT(y, at, finish_sum(table, whole, MULTIPLIERS(table)[n], r));
 }
+#endif

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
-from .dtypes import INTEGERS, QUANTIZED
+from .dtypes import INTEGERS, OUTPUTS, QUANTIZED_INPUTS
 from .errors import InvalidProblem
 
 QUANTIZED_TEXTS = {
-    f"{x.short}s8{y.short}": (name, out)
-    for (name, x), (out, y) in itertools.product(INTEGERS.items(), QUANTIZED.items())
+    f"{x.short}{'s8' if name in INTEGERS else x.short}{y.short}": (name, out)
+    for name, x in QUANTIZED_INPUTS.items()
+    for out, y in OUTPUTS[name].items()
 }
-"""``u8s8s32`` to the dtypes of x and y; w is int8."""
+"""``u8s8s32`` to the dtypes of x and y; w is int8, or of x's dtype where that is a float."""
 
 
 def check_quantized(problem: Any) -> str:
@@ -23,7 +23,10 @@ def check_quantized(problem: Any) -> str:
             "floating-point dtype (with fake quantization, where its effect is to be learnt) and quantize afterwards"
         )
     if problem.math != "float32":
-        raise InvalidProblem(f"integers are summed exactly: leave math at its default, got {problem.math!r}")
+        raise InvalidProblem(
+            "integers are summed exactly, and floats of 8 bits in float32: leave math at its default, "
+            f"got {problem.math!r}"
+        )
     if problem.accumulate:
         raise InvalidProblem("a quantized convolution does not accumulate: give what is to be added as residual")
     if problem.activation is not None:
@@ -31,7 +34,8 @@ def check_quantized(problem: Any) -> str:
             f"a quantized convolution's relu and clip are bounds of its table, got activation={problem.activation!r}: "
             "conv(..., activation=, quantization=) sets them; other activations follow as an operation of their own"
         )
-    out: str = problem.out_dtype or "int32"
-    if out not in QUANTIZED:
-        raise InvalidProblem(f"out_dtype must be one of {', '.join(QUANTIZED)}, got {out!r}")
+    outputs = OUTPUTS[problem.dtype]
+    out: str = problem.out_dtype or ("int32" if "int32" in outputs else "float32")
+    if out not in outputs:
+        raise InvalidProblem(f"out_dtype must be one of {', '.join(outputs)} for {problem.dtype}, got {out!r}")
     return out

@@ -306,6 +306,13 @@ TIER = Setting(
     "goes before it",
     ("full",),
 )
+STRICT_NAN = Setting(
+    "CONVDISPATCH_STRICT_NAN",
+    TRUTH,
+    False,
+    "`1`: everywhere as under `policy(strict_nan=True)` ([what that promises](reproducibility.md#strict_nan))",
+    ("1",),
+)
 BATCH_INVARIANT = Setting(
     "CONVDISPATCH_BATCH_INVARIANT",
     TRUTH,

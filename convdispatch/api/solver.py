@@ -68,9 +68,10 @@ class Solver(ABC):
     configuration. A solver that does not say so is no candidate under ``policy(batch_invariant=True)``."""
     exact: bool = False
     """Small integer data give exact results, as a direct sum does (no transform rounds them)."""
-    spreads_nonfinite: bool = False
-    """An infinity or NaN in the tensor that is convolved (x, or dy of a data gradient) may reach outputs of its plane
-    that do not read it, as it reaches the whole tile of a transform (Winograd, FFT)."""
+    spreads_nonfinite: bool | None = None
+    """Whether an infinity or NaN in the tensor that is convolved (x, or dy of a data gradient) may reach outputs of its
+    plane that do not read it, as it reaches the whole tile of a transform (Winograd, FFT). Only a solver that says
+    False is a candidate under ``policy(strict_nan=True)``. The kit holds a solver that says nothing to False too."""
     dtypes: Collection[str] | Mapping[str, Collection[str]] = FLOATS
     """The dtypes of x that the solver computes, or those by direction. It is never asked about another, nor about one
     that the device cannot store; int8 and uint8 are those of quantized problems (``problem.quantized``)."""

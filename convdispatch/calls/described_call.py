@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..api.dtypes import DTYPES, INTEGERS
+from ..api.dtypes import DTYPES, QUANTIZED_INPUTS, dtype_name, numpy_dtype
 from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
 from ..api.quantization import Quantization
@@ -88,11 +88,11 @@ def _own_call(request: Request, lead: Any, arrays: Any = NumPyArrays) -> Call:
             if place != written:
                 shape_of(array, name)
         _check_places(request, lead)
-    problem = _problem(request, lead.dtype.name)
+    problem = _problem(request, dtype_name(lead.dtype))
     if not problem.quantized:
         check_bias(request.bias, problem.channels_out)
     out = operands[written]
-    dtype = np.dtype(problem.out_dtype) if problem.quantized else lead.dtype.newbyteorder("=")
+    dtype = numpy_dtype(problem.written_dtype) if problem.quantized else lead.dtype.newbyteorder("=")
     if request.quantization is not None:
         _check_quantized(request, problem, lead)
     if isinstance(lead, np.ndarray):
@@ -118,7 +118,7 @@ def _own_call(request: Request, lead: Any, arrays: Any = NumPyArrays) -> Call:
 
 def _problem(request: Request, dtype: str) -> ConvProblem:
     if request.quantization is not None:
-        return checked_problem(request, dtype, request.operands[1].dtype.name)
+        return checked_problem(request, dtype, dtype_name(request.operands[1].dtype))
     return described_problem(request, dtype)
 
 
@@ -137,8 +137,8 @@ def _check_places(request: Request, lead: Any) -> None:
     dtype, host = lead.dtype.name, isinstance(lead, np.ndarray)
     if dtype not in DTYPES:
         more = ""
-        if dtype in INTEGERS:
-            forward = "; integers of 8 bits take conv(..., quantization=Quantization(...))"
+        if dtype in QUANTIZED_INPUTS:
+            forward = "; numbers of 8 bits take conv(..., quantization=Quantization(...))"
             more = forward if request.direction == "fwd" else "; of quantized convolutions there are no gradients"
         raise InvalidArgument(f"{first} must be of {', '.join(DTYPES)}, got {dtype}{more}")
     for name, array in present.items():
@@ -188,7 +188,7 @@ def _check_kinds(request: Request) -> None:
 def _check_quantized(request: Request, problem: ConvProblem, lead: Any) -> None:
     """Raises InvalidArgument for operands of a quantized call that do not go together."""
     _, w, out = request.operands
-    dtype, shape, on_host = np.dtype(problem.out_dtype), problem.y_shape, isinstance(lead, np.ndarray)
+    dtype, shape, on_host = numpy_dtype(problem.written_dtype), problem.y_shape, isinstance(lead, np.ndarray)
     for name, array in (("residual", request.residual), ("out", out)):
         if array is not None and (tuple(array.shape) != shape or array.dtype != dtype):
             raise InvalidArgument(
@@ -205,7 +205,7 @@ def _check_quantized(request: Request, problem: ConvProblem, lead: Any) -> None:
 def _quantized_on_cuda(request: Request, library: Library, number: int) -> ConvProblem:
     x, w, out = request.operands
     inner = w.array if isinstance(w, Constant) else w
-    w_kind = str(inner.dtype.name) if isinstance(inner, np.ndarray) else library.dtype(inner)
+    w_kind = dtype_name(inner.dtype) if isinstance(inner, np.ndarray) else library.dtype(inner)
     problem = checked_problem(request, library.dtype(x), w_kind)
     for name, array in (("w", w), ("residual", request.residual), ("out", out)):
         inner = array.array if isinstance(array, Constant) else array

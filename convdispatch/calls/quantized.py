@@ -1,7 +1,7 @@
-"""``conv`` on integers of 8 bits: arrays and a Quantization become a problem, its table and a plan that runs.
+"""``conv`` on numbers of 8 bits: arrays and a Quantization become a problem, its table and a plan that runs.
 
-Arrays are NumPy's, ``pyopencl.array.Array``, ``Tensor``, or another library's in host memory (torch's int8 and uint8
-tensors). What comes in decides what goes out, as in ``conv``; y is of the quantization's dtype.
+Arrays are NumPy's, ``pyopencl.array.Array``, ``Tensor``, or another library's in host memory (torch's int8, uint8
+and float8 tensors). What comes in decides what goes out, as in ``conv``; y is of the quantization's dtype.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..api.dtypes import INTEGERS
+from ..api.dtypes import FLOAT8, INTEGERS, QUANTIZED_INPUTS
 from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
 from ..api.quantization import Quantization
@@ -31,9 +31,9 @@ def quantized_problem(
 
     Raises InvalidArgument, InvalidProblem.
     """
-    if dtype not in INTEGERS:
+    if dtype not in QUANTIZED_INPUTS:
         raise InvalidArgument(
-            f"with quantization x must be of {', '.join(INTEGERS)}, got {dtype}: quantize it by "
+            f"with quantization x must be of {', '.join(QUANTIZED_INPUTS)}, got {dtype}: quantize it by "
             "np.clip(np.rint(x / x_scale) + x_zero_point, ...)"
         )
     frozen = {name: _tuples(value) for name, value in options.items()}
@@ -59,8 +59,8 @@ def table_of(
 
     Raises InvalidArgument.
     """
-    limits = np.iinfo(problem.dtype)
-    if not limits.min <= quantization.x_zero_point <= limits.max:
+    limits = None if problem.dtype in FLOAT8 else np.iinfo(problem.dtype)
+    if limits and not limits.min <= quantization.x_zero_point <= limits.max:
         raise InvalidArgument(
             f"x_zero_point must lie within {problem.dtype}, {limits.min} to {limits.max}, "
             f"got {quantization.x_zero_point}"
@@ -72,7 +72,8 @@ def table_of(
         return found[0]
     values = bias.array if isinstance(bias, Constant) else bias
     values = values.numpy() if hasattr(values, "numpy") else values.get() if hasattr(values, "get") else values
-    made = Constant(quantization.table(problem.oc, values, activation=activation, residual=problem.residual))
+    table = quantization.float8_table if problem.dtype in FLOAT8 else quantization.table
+    made = Constant(table(problem.oc, values, activation=activation, residual=problem.residual))
     if bias is None or isinstance(bias, Constant):
         known[key] = made, bias  # the entry keeps the bias alive, so that no other object gets its id
     return made
@@ -87,7 +88,11 @@ def checked_problem(request: Request, kind: str, w_kind: str) -> ConvProblem:
     options |= {"math": math, "residual": request.residual is not None}
     if accumulate:
         raise InvalidArgument("a quantized convolution does not accumulate: give what is to be added as residual")
-    if w_kind != "int8":
+    if kind in FLOAT8 and w_kind != kind:
+        raise InvalidArgument(
+            f"a convolution of {kind} has w of {kind} too, got {w_kind}: cast one to the other's dtype"
+        )
+    if kind in INTEGERS and w_kind != "int8":
         raise InvalidArgument(
             f"a quantized convolution's w is int8 with zero point 0, got {w_kind}: of uint8 subtract 128 from "
             "the weights and from their zero point; of 4 bits unpack them"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..api.dtypes import numpy_dtype
 from ..api.errors import InvalidArgument
 from ..api.policy import current_policy, forbid_when_frozen
 from ..api.problem import ConvProblem
@@ -45,7 +46,7 @@ class QueueCall(Call):
         carry events, None where some do and some do not."""
         super().__init__(problem, queue.device, count)
         self.context, self._names, self._carries = queue.context, names, events
-        self.dtype = np.dtype(problem.out_dtype or problem.dtype)
+        self.dtype = numpy_dtype(problem.written_dtype)
         shapes, units = (problem.x_shape, problem.w_shape, problem.y_shape), [problem.itemsize] * 3
         units[self.written] = problem.out_itemsize
         self.strides = tuple(map(contiguous_strides, shapes, units))

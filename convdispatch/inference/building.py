@@ -138,8 +138,9 @@ def build(
         layouts, counts = (stored_choice.layout,), (stored_choice.queues,)
     with side_by_side(queue.device, at_once=is_cold):
         graphs, counts, ranked = pruned(in_layouts(graph, layouts, queue), counts, queue)
-        if layout is None and len(layouts) > 1 and not invariant:
-            graphs |= mixed(graph, queue, ranked)
+        if layout is None and len(layouts) > 1:
+            turned = mixed(graph, queue, ranked)
+            graphs = turned or graphs if invariant else graphs | turned
         graphs = {each: sliced(shaped, runtime.device_info(queue.device)) for each, shaped in graphs.items()}
         graphs, later = tiered(graphs, ranked, queue.device) if tiers else (graphs, {})
         plans = _plans(graphs, queue, ranked, graph.background)

@@ -47,7 +47,7 @@ def tiered(
     All now where the policy waits, or where there are few convolutions.
     """
     policy = current_policy()
-    waits = (policy.tier or settings.TIER.value()) == "full" or policy.repeats or policy.frozen
+    waits = (policy.tier or settings.TIER.value()) == "full" or policy.binds or policy.frozen
     if waits or len(graphs) < 2 or compilers(device) < 2:
         return graphs, {}
     info = device_info(device)

@@ -42,12 +42,14 @@ class Costs:
     values: dict[Value, float]
 
 
-def plan(graph: Graph, device: DeviceInfo, cost: Callable[[ConvProblem], float]) -> frozenset[Node] | None:
+def plan(
+    graph: Graph, device: DeviceInfo, cost: Callable[[ConvProblem], float], batch: float = 1.0
+) -> frozenset[Node] | None:
     """The operations to turn for the least predicted time; None where no mixture is worth it, or times are unknown.
 
-    ``cost`` returns a convolution's seconds, NaN where they are not known.
+    ``cost`` returns a convolution's seconds, NaN where they are not known, for ``batch`` times the graph's images.
     """
-    costs = costs_of(graph, device, cost)
+    costs = costs_of(graph, device, cost, batch)
     times = list(costs.nodes.values())
     if not times or any(math.isnan(time) for both in times for time in both):
         return None
@@ -59,8 +61,9 @@ def plan(graph: Graph, device: DeviceInfo, cost: Callable[[ConvProblem], float])
     return turned_nodes if total(graph, costs, turned_nodes) <= GAIN * uniform else None
 
 
-def costs_of(graph: Graph, device: DeviceInfo, cost: Callable[[ConvProblem], float]) -> Costs:
-    """Return the predicted times of a graph's operations and reorders that depend on the layout."""
+def costs_of(graph: Graph, device: DeviceInfo, cost: Callable[[ConvProblem], float], batch: float = 1.0) -> Costs:
+    """Return the predicted times of a graph's operations and reorders that depend on the layout, for ``batch`` times
+    the graph's images."""
     speed, nodes, values = rates(device), {}, {}
     traced = traced_layout(graph)
     if traced is None:
@@ -71,21 +74,22 @@ def costs_of(graph: Graph, device: DeviceInfo, cost: Callable[[ConvProblem], flo
             if len(ref.value.shape) == 4:
                 # A tensor of one pixel has the same bytes in both layouts.
                 alike = math.prod(sorted(ref.value.shape[1:])[:2]) == 1
-                reorder_seconds = 2 * ref.value.nbytes / speed.bandwidth + speed.launch
+                reorder_seconds = 2 * batch * ref.value.nbytes / speed.bandwidth + speed.launch
                 values[ref.value] = 0.0 if alike else reorder_seconds
         if can_turn(node):
-            nodes[node] = (_seconds(node, traced, device, cost), _seconds(node, turned, device, cost))
+            nodes[node] = (_seconds(node, traced, device, cost, batch), _seconds(node, turned, device, cost, batch))
     return Costs(nodes, values)
 
 
-def _seconds(node: Node, layout: str, device: DeviceInfo, cost: Callable[[ConvProblem], float]) -> float:
+def _seconds(node: Node, layout: str, device: DeviceInfo, cost: Callable[[ConvProblem], float], batch: float) -> float:
     if is_planned(node):
         return cost(replace(problem_of(node), layout=layout))
     speed, shape = rates(device), node.result.shape
-    moved_bytes = sum(ref.value.nbytes for ref in node.refs) + node.result.value.nbytes
+    moved_bytes = batch * (sum(ref.value.nbytes for ref in node.refs) + node.result.value.nbytes)
     # The parts of a one-image concatenation in NCHW are computed in place, so joining them costs nothing.
     if node.name == "concatenate":
-        return 0.0 if layout == "nchw" and shape[0] == 1 else moved_bytes / speed.bandwidth + speed.launch
+        in_place = layout == "nchw" and batch * shape[0] == 1
+        return 0.0 if in_place else moved_bytes / speed.bandwidth + speed.launch
     slow = device.type == "cpu" and layout == "nchw"
     factor = 2.0 if node.name in _POOLS and slow else _FIRST_FACTOR.get(node.name, 1.0) if slow else 1.0
     return factor * moved_bytes / speed.bandwidth

@@ -66,8 +66,8 @@ def pruned(
 
 def with_mixed_layouts(graph: Graph, device: DeviceInfo, ranked: Ranked) -> Graph | None:
     """The graph with some pictures turned and others not, where that is predicted to be worth it."""
-    traced = traced_layout(graph)
-    turned = None if traced is None else plan(graph, device, lambda problem: _cost(problem, device, ranked))
+    traced, batch = traced_layout(graph), _batch_factor(graph)
+    turned = None if traced is None else plan(graph, device, lambda problem: _cost(problem, device, ranked), batch)
     return None if traced is None or turned is None else relayout(graph, LAYOUTS[1 - LAYOUTS.index(traced)], turned)
 
 
@@ -76,16 +76,20 @@ def seconds(graph: Graph, device: DeviceInfo, ranked: Ranked | None = None) -> f
 
     ``ranked`` takes the candidates of each convolution.
     """
-    total, ranked = 0.0, {} if ranked is None else ranked
-    invariant = current_policy().is_invariant
+    total, ranked, batch = 0.0, {} if ranked is None else ranked, _batch_factor(graph)
     for node in graph.nodes:
         if node.function is reorder:
-            moved_bytes = sum(2 * math.prod(ref.shape) * ref.value.dtype.itemsize for ref in node.refs)
-            moved_bytes *= CHOICE_BATCH / node.refs[0].shape[0] if invariant else 1
+            moved_bytes = batch * sum(2 * math.prod(ref.shape) * ref.value.dtype.itemsize for ref in node.refs)
             total += moved_bytes / rates(device).bandwidth + rates(device).launch
         elif is_planned(node):
             total += _cost(problem_of(node), device, ranked)
     return total
+
+
+def _batch_factor(graph: Graph) -> float:
+    """Images of the batch for which layouts are chosen, over those of the graph: 1 but under ``batch_invariant``."""
+    sizes = [value.shape[0] for value in graph.inputs if len(value.shape) == 4]
+    return CHOICE_BATCH / sizes[0] if sizes and current_policy().is_invariant else 1.0
 
 
 def _cost(problem: ConvProblem, device: DeviceInfo, ranked: Ranked) -> float:
@@ -97,7 +101,10 @@ def _cost(problem: ConvProblem, device: DeviceInfo, ranked: Ranked) -> float:
         except ConvDispatchError:
             return math.nan
     best = ranked[problem].first
-    problem = policy.problem_of_choice(problem)
-    cost = None if policy.is_invariant else measured_s(problem, device, best.solver.name)
+    if policy.is_invariant:
+        chosen = policy.problem_of_choice(problem)
+        cost = predicted(best.solver, chosen, device, best.config)
+        return math.nan if cost is None else cost * CHOICE_BATCH / max(chosen.mb, 1)
+    cost = measured_s(problem, device, best.solver.name)
     cost = predicted(best.solver, problem, device, best.config) if cost is None else cost
     return math.nan if cost is None else cost

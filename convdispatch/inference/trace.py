@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..api.dtypes import dtype_name, numpy_dtype
 from ..api.errors import InvalidArgument
 from ..calls.arguments import check_bias, describe, transposed_shape
 from ..calls.quantized import quantized_problem
@@ -138,9 +139,13 @@ def _quantized_convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple
     names = ("stride", "padding", "dilation", "groups", "layout")
     options = {name: arguments[name] for name in names if name in arguments}
     problem = quantized_problem(
-        arguments["x"].shape, arguments["w"].shape, arguments["x"].dtype.name, arguments["quantization"], **options
+        arguments["x"].shape,
+        arguments["w"].shape,
+        dtype_name(arguments["x"].dtype),
+        arguments["quantization"],
+        **options,
     )
-    return problem.y_shape, np.dtype(problem.out_dtype)
+    return problem.y_shape, numpy_dtype(problem.written_dtype)
 
 
 def _in_dtype(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:

@@ -57,12 +57,12 @@ def _serve() -> None:
         answer(_searched(device, **request))
 
 
-def _searched(device: Any, problem: str, incumbent: str, deterministic: bool, budget_ms: float) -> dict[str, Any]:
+def _searched(device: Any, problem: str, incumbent: str, promises: dict[str, bool], budget_ms: float) -> dict[str, Any]:
     # ``search`` is imported here, because the parent process imports this module but never searches.
     from .search import Search
 
-    with policy(deterministic=deterministic):
-        chosen = Policy(deterministic=deterministic)
+    with policy(**promises):
+        chosen = Policy(**promises).selection
         search = Search(ConvProblem.parse(problem), device, chosen, budget_ms=budget_ms, incumbent=incumbent)
         results = search.run()
         results.inconclusive = "; ".join(filter(None, (results.inconclusive, disturbance(results, incumbent))))

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from ..api.dtypes import HEADER
+from ..api.dtypes import FLOAT8, HEADER, numpy_dtype
 from ..api.problem import ConvProblem
 from ..api.quantization import Quantization, Table
 
 
-def random_operands(problem: ConvProblem, seed: int) -> dict[str, np.ndarray]:
-    """x and w over all values of 8 bits, a residual, and a table by which y covers its range and saturates."""
+def random_operands(problem: ConvProblem, seed: int, whole: bool = False) -> dict[str, np.ndarray]:
+    """x and w over all values of 8 bits, a residual, and a table by which y covers its range and saturates.
+
+    Of float8 they are normal or, with ``whole``, integers and scales by which all but the last rounding is exact.
+    """
     random = np.random.default_rng(seed)
+    if problem.dtype in FLOAT8:
+        return _float8_operands(problem, random, whole)
     out, limits = problem.out_dtype or "int32", np.iinfo(problem.dtype)
     x = random.integers(limits.min, limits.max + 1, problem.x_shape).astype(problem.dtype)
     w = random.integers(-128, 128, problem.w_shape).astype(np.int8)
@@ -47,6 +53,49 @@ def random_operands(problem: ConvProblem, seed: int) -> dict[str, np.ndarray]:
     return operands
 
 
+def _float8_operands(problem: ConvProblem, random: np.random.Generator, whole: bool) -> dict[str, np.ndarray]:
+    def drawn(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        values = random.integers(-8, 9, shape) if whole else random.standard_normal(shape)
+        return values.astype(numpy_dtype(dtype))
+
+    length = problem.ic // problem.g * problem.kd * problem.kh * problem.kw
+    scale = (random.random(problem.oc) + 0.5) / math.sqrt(length)
+    given: dict[str, Any] = {"dtype": problem.out_dtype, "residual_scale": 0.375 if whole else 0.37}
+    if whole:  # 24 is about the standard deviation of a product
+        scale = 2.0 ** np.rint(np.log2(scale / 24))
+    if problem.out_dtype in FLOAT8:
+        import ml_dtypes
+
+        scaled = 3 / float(ml_dtypes.finfo(numpy_dtype(problem.out_dtype)).max)
+        given["y_scale"] = 2.0 ** round(math.log2(scaled)) if whole else scaled
+    if problem.residual and problem.out_dtype not in FLOAT8:
+        given["residual_scale"] = 1.0
+    bias = scale * random.integers(-50, 50, problem.oc)
+    quantization = Quantization(x_scale=1.0 if whole else 0.9, w_scale=scale.astype(np.float32), **given)
+    operands = {"x": drawn(problem.x_shape, problem.dtype), "w": drawn(problem.w_shape, problem.dtype)}
+    activation = "clip(-1.5, 2)" if random.integers(3) == 0 else None
+    operands["bias"] = quantization.float8_table(problem.oc, bias.astype(np.float32), activation=activation)
+    if problem.residual:
+        operands["residual"] = drawn(problem.y_shape, problem.written_dtype)
+    return operands
+
+
+def _float8_finished(
+    problem: ConvProblem, sums: np.ndarray, floats: np.ndarray, channel: Any, residual: np.ndarray | None
+) -> np.ndarray:
+    oc, out = problem.oc, numpy_dtype(problem.written_dtype)
+    v = sums.astype(np.float32) * channel(floats[HEADER + oc :]) + channel(floats[HEADER : HEADER + oc])
+    if residual is not None:
+        v = v + residual.astype(np.float32) * floats[Table.residual_scale]
+    v = np.clip(v, floats[Table.low], floats[Table.high])
+    if problem.written_dtype in FLOAT8:
+        import ml_dtypes
+
+        largest = np.float32(ml_dtypes.finfo(out).max)
+        v = np.clip(v / floats[Table.y_scale], -largest, largest)
+    return v.astype(out).astype(np.float64)
+
+
 def centred(x: np.ndarray, table: np.ndarray) -> np.ndarray:
     """x less its zero point, so that what padding adds is 0; float64."""
     return x.astype(np.float64) - float(table[Table.x_zero])
@@ -61,6 +110,8 @@ def finished(
 ) -> np.ndarray:
     """y, float64, from exact sums of the same shape; ``channel`` brings one number a channel to that shape."""
     oc, floats = problem.oc, table.view(np.float32)
+    if problem.dtype in FLOAT8:
+        return _float8_finished(problem, sums, floats, channel, residual)
     whole = sums.astype(np.int64) + channel(table[HEADER : HEADER + oc]).astype(np.int64)
     if problem.out_dtype == "int32":
         if residual is not None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..api.dtypes import FLOAT8
 from ..api.problem import ConvProblem
-from .reference import positions, sample
+from .reference import positions, relative_error, sample
 from .search.trialdata import error_limit
 
 
@@ -16,6 +17,11 @@ def sampled_fault(problem: ConvProblem, got: np.ndarray, **operands: np.ndarray)
     is more: a caller's data may cancel, and are no fault of the solver's. Data that are not finite are not judged.
     """
     got = np.asarray(got).reshape(-1).astype(np.float64)
+    if problem.dtype in FLOAT8:
+        expected = sample(problem, at := positions(problem), **operands)
+        error, limit = relative_error(got[at], expected), 2 * error_limit(problem)
+        said = f"relative error {error:.2g} over {at.size} sampled elements, at most {limit:.2g} counts as right"
+        return said if np.isfinite(expected).all() and not error <= limit else None
     if problem.quantized:
         at = positions(problem)
         return _differing(got[at], sample(problem, at, **operands), at)

@@ -13,7 +13,7 @@ import numpy as np
 from .. import inference, runtime
 from ..api.dtypes import numpy_dtype
 from ..api.errors import InvalidArgument
-from ..api.policy import current_policy, policy
+from ..api.policy import promising
 from ..device.programs.kernels import Programs
 from ..elementwise.tensor import Tensor
 from . import operators  # noqa: F401 (importing the module registers the operators)
@@ -40,19 +40,20 @@ def load(
     math: str = "float32",
     dtype: Any = None,
     batch_invariant: bool | None = None,
+    strict_nan: bool | None = None,
 ) -> OnnxNet:
     """The net of an ONNX file, its bytes, or a ModelProto.
 
     ``device`` is what ``runtime.find_device`` takes; ``math`` is ``conv()``'s, for float32 data. With ``dtype`` all
-    floating-point numbers of the net, inputs and results too, are of that type. ``batch_invariant`` is ``policy``'s;
-    None is what is in force where the net is called.
+    floating-point numbers of the net, inputs and results too, are of that type. ``batch_invariant`` and
+    ``strict_nan`` are ``policy``'s; None is what is in force where the net is called.
 
     Raises InvalidArgument for what is no model, lies about its sizes or asks for what is not there: all missing
     operators at once, with their nodes' names. NoDevice where there is no device.
     """
     proto, folder = read(model)
     net = OnnxNet(proto, folder, device, math, dtype)
-    net.batch_invariant = batch_invariant
+    net.promises = {"batch_invariant": batch_invariant, "strict_nan": strict_nan}
     return net
 
 
@@ -90,7 +91,8 @@ class OnnxNet:
     kind. Calls may come from several threads.
     """
 
-    batch_invariant: bool | None = None
+    promises: Mapping[str, bool | None] = {}
+    """The promises that ``load`` was asked for; None leaves them to the policy in force."""
 
     def __init__(self, proto: Any, folder: Any, device: Any, math: str, dtype: Any) -> None:
         proto = in_onnxs_words(proto)
@@ -174,7 +176,7 @@ class OnnxNet:
         if names not in self._feeding:
             proto = without_initializers(self.model, names)
             self._feeding[names] = OnnxNet(proto, self._folder, self.queue.device, self.math, self.dtype)
-            self._feeding[names].batch_invariant = self.batch_invariant
+            self._feeding[names].promises = self.promises
         return self._feeding[names]
 
     def _run(self, inputs: Sequence[Any], out: Mapping[str, np.ndarray]) -> list[Any]:
@@ -192,14 +194,13 @@ class OnnxNet:
 
     def _form(self, arrays: Sequence[Any]) -> tuple[_Form, list[Any]]:
         """The form for these arrays, and those among them that it is fed."""
-        wanted = current_policy().batch_invariant if self.batch_invariant is None else self.batch_invariant
-        with policy(batch_invariant=wanted) as chosen:
-            return self._form_under(chosen.is_invariant, arrays)
+        with promising(self.promises) as chosen:
+            return self._form_under((chosen.is_invariant, chosen.is_strict_nan), arrays)
 
-    def _form_under(self, invariant: bool, arrays: Sequence[Any]) -> tuple[_Form, list[Any]]:
+    def _form_under(self, promises: tuple[bool, bool], arrays: Sequence[Any]) -> tuple[_Form, list[Any]]:
         while True:
             key: Any = tuple(self._key(array, port) for array, port in zip(arrays, self.inputs, strict=True))
-            key = (key, invariant)
+            key = (key, promises)
             fed = [a for a, port in zip(arrays, self.inputs, strict=True) if port.name not in self._by_value]
             try:
                 form = self._forms.get(key) or self._forms.make(key, lambda: self._build(arrays), None, self._nbytes)

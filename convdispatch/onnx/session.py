@@ -11,6 +11,7 @@ from os import PathLike
 from typing import Any, NamedTuple
 
 from ..api.errors import InvalidArgument
+from ..api.policy import PROMISES
 from ..device.background import Threads
 from .binding import IOBinding, OrtValue
 from .model import OnnxNet, Port, load
@@ -73,9 +74,9 @@ class InferenceSession:
 
     def _load(self, providers: Sequence[Any] | None, options: Sequence[Mapping[str, Any]] | None) -> None:
         self._provider, self._provider_options, device = chosen_provider(providers, options)
-        # Options of onnxruntime's own class have no such attribute.
-        invariant = getattr(self._options, "batch_invariant", None)
-        self.net: OnnxNet = load(self._source, device=device, batch_invariant=invariant)
+        # Options of onnxruntime's own class have no such attributes.
+        promises = {name: getattr(self._options, name, None) for name in PROMISES}
+        self.net: OnnxNet = load(self._source, device=device, **promises)
         """The net behind the session: forms, layers, times."""
         self._async = Threads(1, "convdispatch-onnx")
 

@@ -45,9 +45,9 @@ class _Entries:
 
 
 class SessionOptions(_Entries):
-    """onnxruntime's attributes, and ``batch_invariant``, which is ``policy``'s. Those that say how its engine works
-    (threads, arenas, optimisation, logs) are kept and change nothing here; one that asks for a file or for another
-    result warns when a session is made."""
+    """onnxruntime's attributes, and two promises of ``policy``. Those that say how its engine works (threads, arenas,
+    optimisation, logs) are kept and change nothing here; one that asks for a file or for another result warns when a
+    session is made."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,6 +57,7 @@ class SessionOptions(_Entries):
         self.enable_cpu_mem_arena = self.enable_mem_pattern = self.enable_mem_reuse = True
         self.use_deterministic_compute, self.use_per_session_threads = False, True
         self.batch_invariant: bool | None = None
+        self.strict_nan: bool | None = None
         self.log_severity_level, self.log_verbosity_level, self.logid = -1, 0, ""
         self.enable_profiling, self.profile_file_prefix, self.optimized_model_filepath = False, "", ""
         self.free_dimensions: dict[str, int] = {}

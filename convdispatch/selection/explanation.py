@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +17,9 @@ from .choice.evidence import admitted_records
 from .choice.ranking import Candidate, contestants, rank, refusal
 from .choice.set_aside import errata_of
 from .derivation import Derived
-from .explanation_text import Explanation, Verdict, sentence
+from .explanation_text import Ceiling, Explanation, Verdict, sentence
 from .plugins.loader import plugins
+from .records.record import Record
 from .solver_query import Fault, predicted, query
 from .visible_problem import visible_problem
 
@@ -76,6 +77,42 @@ def _price(first: Candidate, problem: ConvProblem, device: DeviceInfo, policy: P
         f"{chosen}; it is predicted to take {ours:.3g} ms here, and {free.solver.name}, which would run without "
         f"batch_invariant, {theirs:.3g} ms: {ours / max(theirs, 1e-9):.2f} times as long"
     )
+
+
+def by_workspace(problem: ConvProblem, device: DeviceInfo) -> list[Ceiling]:
+    """What runs under each ceiling of the workspace, the lowest first: an entry for each at which the choice changes.
+
+    A choice can change only where another configuration fits, so the ceilings that are tried are their workspaces.
+    """
+    policy, found = current_policy(), list[Ceiling]()
+    problem = policy.problem_of_choice(problem)
+    records = admitted_records(problem, device, policy)
+    sizes = {0, *(record.workspace for record in records)}
+    for solver in contestants(problem, device).values():
+        if refusal(solver, problem, device, policy) is None:
+            answers = query(solver, problem, device)
+            sizes.update(answers.workspace(config) or 0 for config in answers.within(policy.workspace_limit))
+    for size in sorted(size for size in sizes if policy.workspace_limit is None or size <= policy.workspace_limit):
+        try:
+            first = rank(problem, device, replace(policy, workspace_limit=size))[0]
+        except NoSolver:
+            first = None
+        one = _under(size, first, problem, device, records)
+        if not found or (one.solver, one.config) != (found[-1].solver, found[-1].config):
+            found.append(one)
+    return found
+
+
+def _under(
+    size: int, first: Candidate | None, problem: ConvProblem, device: DeviceInfo, records: Iterable[Record]
+) -> Ceiling:
+    """The entry of a ceiling of ``size`` bytes, under which ``first`` runs, or nobody."""
+    if first is None:
+        return Ceiling(size, None, {}, None, None)
+    name, config = first.solver.name, dict(first.config)
+    cost = query(first.solver, problem, device).cost(config)
+    measured_ms = next((one.median_ms for one in records if (one.solver, dict(one.config)) == (name, config)), None)
+    return Ceiling(size, name, config, None if cost is None else 1e3 * cost, measured_ms)
 
 
 def _undecided(problem: ConvProblem, device: DeviceInfo) -> Iterator[str]:

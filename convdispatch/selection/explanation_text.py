@@ -89,6 +89,29 @@ class Explanation:
         return f"<Explanation of {self.problem} on {self.device}: {self.chosen or 'nobody'} runs>"
 
 
+@dataclass(frozen=True)
+class Ceiling:
+    """The choice under a ceiling of the workspace, and under each higher one up to the next."""
+
+    workspace: int
+    """The lowest such ceiling, in bytes."""
+    solver: str | None
+    """None where no solver has so small a workspace."""
+    config: Mapping[str, Any]
+    predicted_ms: float | None
+    measured_ms: float | None
+    """The median time of the choice's record, in milliseconds."""
+
+
+def ceilings_text(problem: ConvProblem, device: DeviceInfo, ceilings: Iterable[Ceiling], width: int = WIDTH) -> str:
+    """Return a table of what runs under each ceiling of the workspace, and in what time."""
+    table = Table(Column("workspace from"), Column("solver", "name"), Column("predicted ms"), Column("measured ms"))
+    for one in ceilings:
+        times = ("-" if ms is None else f"{ms:.3g}" for ms in (one.predicted_ms, one.measured_ms))
+        table.add_row(_bytes(one.workspace), one.solver or "nobody", *times)
+    return "\n".join([f"{problem} on {device}, by the ceiling of the workspace", *table.lines(width)])
+
+
 def sentence(verdicts: Iterable[Verdict], because: str) -> str:
     """Return a sentence: which solver runs and why, how long that takes, and which solver is next; ``because`` is the
     rule in words, if one decided."""

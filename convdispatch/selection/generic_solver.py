@@ -45,6 +45,7 @@ class GenericSolver(Solver):
 
     name = "general"
     exact = True
+    spreads_nonfinite = False
     fuses = EPILOGUE
     dtypes = tuple(DTYPES)
 

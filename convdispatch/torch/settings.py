@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..api.errors import InvalidArgument
-from ..api.policy import Policy, current_policy
+from ..api.policy import PROMISES, Policy, current_policy
 from ..api.problem import MATHS
 
 _C: Any = torch._C
@@ -24,12 +24,18 @@ class Settings(NamedTuple):
     solver: str | None = None
     min_flops: float | None = None
     batch_invariant: bool | None = None
+    strict_nan: bool | None = None
+
+    @property
+    def promises(self) -> dict[str, bool]:
+        """The promises that were asked of ``enable``, which go before those of the policy in force."""
+        return {name: value for name in PROMISES if (value := getattr(self, name)) is not None}
 
 
 DEFAULT = Settings()
 
 
-def checked(math: Any, solver: Any, min_flops: Any, batch_invariant: Any) -> Settings:
+def checked(math: Any, solver: Any, min_flops: Any, **promises: Any) -> Settings:
     """The arguments of ``enable`` as Settings. Raises InvalidArgument for invalid values."""
     if math is not None and math not in MATHS:
         raise InvalidArgument(f"math must be None or one of {', '.join(MATHS)}, got {math!r}")
@@ -37,9 +43,10 @@ def checked(math: Any, solver: Any, min_flops: Any, batch_invariant: Any) -> Set
         raise InvalidArgument(f"solver must be None or a solver's name or glob, got {solver!r}")
     if min_flops is not None and (isinstance(min_flops, bool) or not isinstance(min_flops, int | float)):
         raise InvalidArgument(f"min_flops must be None or a number, got {min_flops!r}")
-    if not isinstance(batch_invariant, bool | None):
-        raise InvalidArgument(f"batch_invariant must be None, True or False, got {batch_invariant!r}")
-    return Settings(math, solver, min_flops, batch_invariant)
+    for name, value in promises.items():
+        if not isinstance(value, bool | None):
+            raise InvalidArgument(f"{name} must be None, True or False, got {value!r}")
+    return Settings(math, solver, min_flops, **promises)
 
 
 def _tf32_by_cudnn() -> bool:
@@ -75,12 +82,11 @@ def policy_of(settings: Settings, switched: tuple[Any, ...]) -> Policy:
         current = replace(current, tier=None)
     # What is reproducible waits for its own kernel too: PyTorch's has other bits.
     deterministic = bool(switched[1]) or settings.math == "reproducible"
-    if settings.solver is None and settings.batch_invariant is None and not deterministic:
+    if settings.solver is None and not settings.promises and not deterministic:
         return current
-    invariant = current.batch_invariant if settings.batch_invariant is None else settings.batch_invariant
     return replace(
         current,
         solver=settings.solver or current.solver,
         deterministic=current.deterministic or deterministic,
-        batch_invariant=invariant,
+        **settings.promises,
     )

@@ -24,7 +24,7 @@ def convdispatch_solvers() -> Sequence[Solver]:
     """This plugin's solvers, one for each family of instructions."""
     return [
         Declared(f"{__name__}.solver", make, name=f"amd.{make.lower()}", serves=serves, fuses=EPILOGUE, exact=True,
-                 dtypes=("float32", "float16", "bfloat16"))
+                 dtypes=("float32", "float16", "bfloat16"), spreads_nonfinite=False)
         for make, serves in (("Mfma", _has_mfma), ("Wmma", _has_wmma))
     ]  # fmt: skip
 

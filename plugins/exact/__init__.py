@@ -26,6 +26,6 @@ def convdispatch_solvers() -> list[Solver]:
     """Return the solver for CPUs and the solver for GPUs."""
     return [
         Declared(f"{__name__}.{module}", make, name=f"exact.{module}", serves=serves, fuses=EPILOGUE, exact=True,
-                 dtypes=("float32", "float64"), reproducible=True)
+                 dtypes=("float32", "float64"), spreads_nonfinite=False, reproducible=True)
         for module, make, serves in (("registers", "Registers", cpus_only), ("tiles", "Tiles", gpus_only))
     ]  # fmt: skip

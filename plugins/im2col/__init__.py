@@ -29,7 +29,7 @@ __all__ = ["Im2col", "convdispatch_solvers"]
 def convdispatch_solvers() -> list[Solver]:
     """Return the one solver of this plugin."""
     return [Declared(f"{__name__}.solver", "Im2col", name="im2col", fuses=EPILOGUE, dtypes=FLOATS, exact=True,
-                     batch_invariant=True)]  # fmt: skip
+                     spreads_nonfinite=False, batch_invariant=True)]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

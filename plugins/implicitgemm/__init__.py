@@ -23,7 +23,7 @@ __all__ = ["convdispatch_solvers"]
 @hookimpl
 def convdispatch_solvers() -> list[Solver]:
     """Return the solvers of both folders, for CPUs and for GPUs."""
-    own = functools.partial(Declared, dtypes=FLOATS, exact=True, batch_invariant=True)
+    own = functools.partial(Declared, dtypes=FLOATS, exact=True, spreads_nonfinite=False, batch_invariant=True)
     cpu, gpu = (f"{__name__}.{folder}" for folder in ("cpu", "gpu"))
     whole, sum_only = EPILOGUE, {"accumulate"}
     return [

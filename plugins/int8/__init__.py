@@ -3,10 +3,10 @@
     sum[p, n] = bias[n] + sum over taps, c of (x[p, tap, c] - x_zero) w[n, c, tap]
     y[p, n] = saturate(round(multiplier[n] * sum[p, n]) + y_zero)
 
-``direct`` runs on every device, and ``words`` (depthwise). On CPUs ``vnni``, ``interleaved`` (depthwise) and ``amx``
-multiply by inline assembly, and ``depthwise`` sums channels along vectors in float32. A table of
-numbers stands in the place of a bias (``convdispatch.api.Quantization``), and convdispatch/quantized.cl says what
-follows a sum.
+``direct`` runs on every device, and takes floats of 8 bits too, which it widens to float32; so does ``words``
+(depthwise), of integers. On CPUs ``vnni``, ``interleaved`` (depthwise) and ``amx`` multiply by inline assembly, and
+``depthwise`` sums channels along vectors in float32. A table of numbers stands in the place of a bias
+(``convdispatch.api.Quantization``), and convdispatch/quantized.cl says what follows a sum.
 
 - ``band``: the bytes of x that some rows of y read.
 - ``depthwise``: ``int8.depthwise``: vectors of channels in float32.
@@ -36,11 +36,13 @@ __all__ = ["convdispatch_solvers"]
 def convdispatch_solvers() -> list[Solver]:
     """This plugin's solvers."""
 
+    integers, any_of_8_bits = ("int8", "uint8"), ("int8", "uint8", "float8_e4m3", "float8_e5m2")
+
     def own(module: str, make: str, name: str, serves: object = None, residual: bool = True) -> Declared:
         fuses = {"bias", "residual"} if residual else {"bias"}
         return Declared(
             f"{__name__}.{module}", make, name=name, fuses=fuses, exact=True, batch_invariant=True,
-            dtypes=("int8", "uint8"),
+            dtypes=any_of_8_bits if make == "Direct" else integers, spreads_nonfinite=False,
             serves=serves,  # type: ignore[arg-type]
         )  # fmt: skip
 

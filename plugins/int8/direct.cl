@@ -1,8 +1,8 @@
 // y[image, n, o] = finished(sum over c, t of (x[image, c, o S + t D - P] - x_zero) w[n, c, t]): a work item an element.
 //
-// the problem's letters; NHWC 1: channels last in x, w and y; REAL: char or uchar
+// the problem's letters; NHWC 1: channels last in x, w and y; REAL and WEIGHT: types of x and w
 #include <convdispatch/quantized.cl>
-kernel void conv(global const REAL *restrict x, global const char *restrict w, global OUT *restrict y, TABLE_PARAMS) {
+kernel void conv(global const REAL *restrict x, global const WEIGHT *restrict w, global OUT *restrict y, TABLE_PARAMS) {
   const int at = get_global_id(0);
   if (at >= MB * OC * OD * OH * OW) return;
 #if NHWC
@@ -14,8 +14,8 @@ kernel void conv(global const REAL *restrict x, global const char *restrict w, g
 #endif
   const int image = at / (OC * OD * OH * OW), zero = X_ZERO(table);
   global const REAL *from = x + (long)image * IC * ID * IH * IW + (long)(n / OCG * ICG) * cx;
-  global const char *weights = w + (long)n * ICG * KD * KH * KW;
-  int sum = 0;
+  global const WEIGHT *weights = w + (long)n * ICG * KD * KH * KW;
+  ACC sum = 0;
   for (int kd = 0; kd < KD; ++kd) {
     const int d = od * SD + kd * DD - PD;
     if (d < 0 || d >= ID) continue;
@@ -26,8 +26,8 @@ kernel void conv(global const REAL *restrict x, global const char *restrict w, g
         const int v = ow * SW + kw * DW - PW;
         if (v < 0 || v >= IW) continue;
         global const REAL *p = from + ((long)(d * IH + h) * IW + v) * tx;
-        global const char *q = weights + ((kd * KH + kh) * KW + kw) * tw;
-        for (int c = 0; c < ICG; ++c) sum += ((int)p[(long)c * cx] - zero) * q[c * cw];
+        global const WEIGHT *q = weights + ((kd * KH + kh) * KW + kw) * tw;
+        for (int c = 0; c < ICG; ++c) sum += (LOAD(p, (long)c * cx) - zero) * LOAD(q, c * cw);
       }
     }
   }

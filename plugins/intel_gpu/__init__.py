@@ -25,7 +25,7 @@ def convdispatch_solvers() -> Sequence[Solver]:
     """This plugin's solver."""
     return [
         Declared(f"{__name__}.solver", "Dpas", name="intel_gpu.dpas", serves=_has_dpas, fuses=EPILOGUE, exact=True,
-                 dtypes=("float32", "float16", "bfloat16"))
+                 dtypes=("float32", "float16", "bfloat16"), spreads_nonfinite=False)
     ]  # fmt: skip
 
 

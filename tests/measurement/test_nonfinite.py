@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 
 import convdispatch_implicitgemm
 import numpy as np
@@ -10,13 +12,18 @@ import pytest
 from plans import SMALL, declared
 
 import convdispatch as cd
-from convdispatch import ConvProblem, constant, conv, policy
+from convdispatch import ConvProblem, constant, conv, nn, policy
+from convdispatch.api import Solver
+from convdispatch.api.policy import Policy
 from convdispatch.device import runtime
+from convdispatch.inference import build
 from convdispatch.measurement import reference
 from convdispatch.measurement.conformance.checks import Examination
 from convdispatch.measurement.search.trialdata import operands_of, random_operands
+from convdispatch.selection.choice.ranking import refusal
 from convdispatch.selection.derivation.solver import Derived
 from convdispatch.selection.plugins.loader import plugins
+from convdispatch.selection.records.perfdb import scope_of
 
 FORWARD = [
     "ic1oc1iw100kw3",  # sixteen places stand as channels
@@ -53,8 +60,9 @@ def check(queue, problem: ConvProblem, solvers, device) -> int:
         with np.errstate(all="ignore"):
             reads = ~np.isfinite(reference.compute(problem, **operands_of(problem, operands)))
         for packed in (False, True)[: 1 if problem.direction == "bwd_weights" else 2]:
-            mine = dataclasses.replace(problem, constant_weights=packed)
             for solver in solvers:
+                math = "reproducible" if solver.reproducible else problem.math
+                mine = dataclasses.replace(problem, constant_weights=packed, math=math)
                 if solver.spreads_nonfinite or solver.rejects(mine, device) is not None:
                     continue
                 for config in list(solver.configs(mine, device))[:4]:
@@ -142,3 +150,73 @@ def test_a_layer_of_one_channel_spreads_nothing():
     for weights in (w, constant(w)):
         for math in ("float32", "ieee"):
             assert np.flatnonzero(np.isnan(cd.conv(x, weights, math=math)[0, 0])).tolist() == [48, 49, 50]
+
+
+# --- policy(strict_nan=True) -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("declared", "reason"),
+    [
+        (None, "policy(strict_nan=True), and this solver does not say spreads_nonfinite = False"),
+        (True, "policy(strict_nan=True), and this solver spreads an infinity or NaN"),
+        (False, None),
+    ],
+)
+def test_a_solver_that_says_nothing_is_no_candidate_under_the_policy(declared, reason):
+    """The safe answer of a third party's solver is that it may spread."""
+    assert Solver.spreads_nonfinite is None
+    problem = ConvProblem.parse(FORWARD[3])
+    solver = type("Says", (type(plugins().solvers["im2col"]),), {})(
+        "convdispatch_im2col.solver", "Im2col", name="im2col", spreads_nonfinite=declared
+    )
+    refused = refusal(solver, problem, SMALL, Policy(strict_nan=True))
+    assert refused == (None if reason is None else ("refused", reason))
+    assert refusal(solver, problem, SMALL, Policy()) is None
+
+
+@pytest.mark.parametrize("variable", [None, "1"])
+def test_a_causal_layer_is_causal_under_the_policy(monkeypatch, variable):
+    """By whatever solver is chosen, from calls, constants and nets; by the environment as by the policy."""
+    if variable is None:
+        strict = functools.partial(policy, strict_nan=True)
+    else:
+        monkeypatch.setenv("CONVDISPATCH_STRICT_NAN", variable)
+        strict = policy
+    for ic, oc, n in ((1, 1, 12), (16, 16, 40), (80, 96, 300)):
+        x = np.random.default_rng(0).standard_normal((4, ic, n)).astype(np.float32)
+        x[3, :, -4:] = np.nan
+        w = np.random.default_rng(1).standard_normal((oc, ic, 3)).astype(np.float32)
+        with strict():
+            for weights, math in itertools.product((w, constant(w)), ("float32", "ieee")):
+                assert np.isnan(conv(x, weights, padding=[(2, 0)], math=math)).sum() == 4 * oc
+
+
+def test_a_net_that_was_built_under_the_policy_keeps_it():
+    x = np.ones((2, 24, 30, 30), np.float32)
+    x[1, 7, 14, 15] = np.inf
+    net = nn.Sequential(nn.Conv2d(24, 32, 3), nn.Conv2d(32, 32, 3), nn.MaxPool2d(2), nn.AvgPool2d(2))
+    with policy(strict_nan=True):
+        built = build(net, x.shape)
+        layers = build(nn.Sequential(*list(net)[:2]), x.shape)
+    # Two layers of 3x3 bring a pixel to 5x5, which begin at (10, 11); pools of 2 to 3x3 and to 2x2.
+    assert (~np.isfinite(np.asarray(layers(x)))).sum() == 25 * 32
+    assert (~np.isfinite(np.asarray(built(x)))).sum() == 4 * 32
+
+
+def test_off_by_a_policy_where_the_environment_says_on(monkeypatch):
+    monkeypatch.setenv("CONVDISPATCH_STRICT_NAN", "1")
+    spreads = {name for name, solver in plugins().solvers.items() if solver.spreads_nonfinite}
+    problem = ConvProblem.parse("mb1ic64ih28oc64kh3ph1")
+    assert not spreads & {v.solver for v in cd.explain(problem).verdicts if v.status in ("chosen", "accepted")}
+    with policy(strict_nan=False):
+        assert spreads & {v.solver for v in cd.explain(problem).verdicts if v.status in ("chosen", "accepted")}
+
+
+def test_the_policy_in_other_words_is_the_default():
+    """What another thread is told of a call shares plans and records with the call itself."""
+    assert Policy(**Policy().promises).selection == Policy()
+    assert scope_of(Policy(**Policy().promises)) is None
+    strict = Policy(strict_nan=True)
+    assert Policy(**strict.promises).selection == strict.selection
+    assert scope_of(strict) is not None

@@ -9,6 +9,7 @@ onnx = pytest.importorskip("onnx", reason="onnx is not installed (extra: onnx)")
 
 from onnx_models import expected, model, node, normal, residual, saved  # noqa: E402
 
+import convdispatch as cd  # noqa: E402
 import convdispatch.onnx as ours  # noqa: E402
 from convdispatch.api import ConvDispatchWarning, InvalidArgument  # noqa: E402
 from convdispatch.device.programs import kernels  # noqa: E402
@@ -194,3 +195,21 @@ def test_a_provider_is_found_behind_one_that_is_not_here():
     session = ours.InferenceSession(residual(), providers=[("TensorrtExecutionProvider", {}), *CPU])
     assert session.get_providers() == CPU
     assert session.get_modelmeta().graph_name == "test"
+
+
+def test_a_session_that_promises_strict_nan_keeps_a_nan_where_it_is_read():
+    """By the session's options, by ``load``, and under a policy; forms of other promises stand beside it."""
+    layer = node("Conv", "x w", "y", pads=[1, 1, 1, 1])
+    text = model([layer], {"x": [2, 32, 24, 24]}, ["y"], {"w": normal(32, 32, 3, 3)})
+    x = np.ones((2, 32, 24, 24), np.float32)
+    x[1, 5, 11, 13] = np.nan
+    options = ours.SessionOptions()
+    options.strict_nan = True
+    session = ours.InferenceSession(text.SerializeToString(), options, providers=CPU)
+    net = ours.load(text)
+    before = np.asarray(net(x))
+    with cd.policy(strict_nan=True):
+        under = np.asarray(net(x))
+    for y in (session.run(None, {"x": x})[0], np.asarray(ours.load(text, strict_nan=True)(x)), under):
+        assert [int((~np.isfinite(image)).sum()) for image in np.asarray(y)] == [0, 9 * 32]
+    assert (~np.isfinite(before)).sum() >= 9 * 32

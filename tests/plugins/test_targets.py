@@ -62,6 +62,19 @@ def test_every_kernel_is_right_under_pocl(full):
     assert not result.wrong, "\n".join(result.wrong)
 
 
+@pytest.mark.full
+def test_kernels_are_right_under_rusticl(monkeypatch):
+    """Mesa's OpenCL on a processor (``RUSTICL_ENABLE=llvmpipe``). It compiles at a kernel's first launch, which takes
+    minutes where much is unrolled: so few are asked."""
+    device = device_of("rusticl")
+    monkeypatch.setattr(selftest, "CASE_S", 900.0)
+    asked = [case for case in cases.families(13) if case["options"].get("dtype") == "float32"][::12]
+    asked += [{"solver": name, "problem": cases.PROBLEMS[0]} for name in ("implicitgemm.stem", "im2col")]
+    result = run(runtime.address(device), asked)
+    assert result.right > 2, str(result)
+    assert not result.wrong, "\n".join(result.wrong)
+
+
 @pytest.mark.parametrize("kernel", ["nearest_rows.cl", "half_nearest.cl"])
 @pytest.mark.parametrize("target", runnable())
 def test_kernels_by_the_rule_are_right(target, kernel):

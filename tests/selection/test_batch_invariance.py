@@ -320,4 +320,4 @@ def test_policies_of_children_and_threads():
         assert there.is_invariant
         assert there.repeats
     assert dataclasses.replace(chosen, batch_invariant=None).repeats
-    assert list(itertools.chain(Policy().promises)) == ["deterministic", "batch_invariant"]
+    assert list(itertools.chain(Policy().promises)) == ["deterministic", "batch_invariant", "strict_nan"]

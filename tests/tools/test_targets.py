@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import subprocess
 
 import pytest
 from click.testing import CliRunner
 
 import convdispatch as cd
+from convdispatch.api.errors import BuildFailed
 from convdispatch.selection.plugins.loader import plugins
-from convdispatch.selection.visible_problem import computes_dtype, visible_problem
+from convdispatch.selection.solver_query import query
 from convdispatch.tools.cli import main
 from convdispatch.tools.targets import compilers, compiling
 from convdispatch.tools.targets.compilers import Compiled, Kernel
@@ -145,12 +148,50 @@ def test_tiles_fit_the_architectures_local_memory(name, target, most):
     """A work group's local memory by compute capability: CUDA C++ programming guide."""
     solver, device, seen = plugins().solvers[name], target_device(target), 0
     for problem in compiling.drawn()[:300]:
-        visible = visible_problem(solver, problem)
-        if computes_dtype(solver, problem) or solver.rejects(visible, device):
+        answers = query(solver, problem, device)
+        assert not answers.fault, f"{problem}: {answers.fault}"
+        configs = answers.configs
+        if not configs:
             continue
-        configs = list(solver.configs(visible, device))
-        assert configs, f"{problem} is accepted without a configuration"
         seen += len(configs)
-        sizes = [solver.tiling(visible, config).local_bytes for config in configs]
+        sizes = [solver.tiling(answers.shown(config), config).local_bytes for config in configs]
         assert max(sizes) <= most, f"{problem}: {configs[sizes.index(max(sizes))]}"
     assert seen > 20
+
+
+def test_plans_keep_within_a_small_devices_limits(monkeypatch):
+    """A phone's GPU: 32 KB of local memory and 256 work items, by the compiler's own count."""
+    compiler("gfx1100")
+    small = dataclasses.replace(
+        target_device("gfx1100"), vendor="arm", arch="mali", compute_units=8, max_work_group_size=256,
+        max_work_item_sizes=(256,) * 3, local_mem_size=32 << 10, fp64=False,
+    )  # fmt: skip
+    monkeypatch.setattr(compiling, "target_device", lambda target: small)
+    names = ["im2col", "implicitgemm.tiled", "fft.gpu", "winograd.fused_f4x3", "winograd.tiled_f2x3"]
+    solvers = [plugins().solvers[name] for name in names]
+    rows = list(compiling.compile_all(["gfx1100"], solvers, compiling.drawn(), 1))
+    assert [row.errors for row in rows] == [{}] * len(names)
+    kernels = [kernel for row in rows for kernel in row.kernels]
+    assert max(kernel.local for kernel in kernels) > 16 << 10, "local memory is used"
+    assert max(kernel.items for kernel in kernels) <= 256
+
+
+def test_a_cold_compiler_is_asked_again(counted, monkeypatch):
+    """What a compiler says is cached; that it did not end in time is not."""
+    answers = [subprocess.TimeoutExpired(["/usr/bin/ocloc"], 120), Compiled("ocloc ended by SIGSEGV")]
+
+    def run(text, folder):
+        counted.append(text)
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    said = [compiling._compiled(run, "pvc", "kernel void f() {}").error for _ in range(3)]
+    assert said == ["ocloc did not end in 120 s", "ocloc ended by SIGSEGV", "ocloc ended by SIGSEGV"]
+    assert len(counted) == 2
+
+
+def test_a_compilers_end_is_a_sentence(tmp_path):
+    with pytest.raises(BuildFailed, match="sh ended by SIGSEGV"):
+        compilers._run(["sh", "-c", "kill -SEGV $$"], tmp_path)

@@ -3,7 +3,9 @@ forks; and what a model that is gone leaves behind: nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import ctypes
 import gc
 import os
 import pickle
@@ -276,8 +278,7 @@ def test_30_models_in_turn(door):
     """Each has 4 MB of weights, which a form packs once more.
 
     What stays of Python's objects is PyTorch's own: Dynamo keeps 0.23 MB a model (texts of guards, frames of traces,
-    metrics), as much for ``torch.compile`` with AOTAutograd and a back end that only calls the graph. What is imported
-    meanwhile, as Mako's highlighting where a kernel's text is not cached, takes 5 MB more.
+    metrics), as much for ``torch.compile`` with AOTAutograd and a back end that only calls the graph.
     """
 
     def turn():
@@ -288,17 +289,22 @@ def test_30_models_in_turn(door):
         gc.collect()
 
     def memory():
+        """Resident bytes, without holes of malloc's heap: glibc keeps 4 MB a model in some, and returns them here."""
+        with contextlib.suppress(AttributeError, OSError, TypeError):
+            ctypes.CDLL(None).malloc_trim(0)
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
-    for _ in range(3):
+    for _ in range(8):  # what is imported and compiled in the background comes with the first
         turn()
     before = memory()
+    for _ in range(30):
+        turn()
+    assert memory() - before < 40 * MB
     tracemalloc.start()
     try:
-        for _ in range(30):
+        for _ in range(10):
             turn()
         traced = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert memory() - before < 40 * MB
-    assert traced < 24 * MB, "Python's objects; tensors are not among them"
+    assert traced < 8 * MB, "Python's objects; tensors are not among them"

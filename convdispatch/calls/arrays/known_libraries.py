@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...api.dtypes import DTYPES, numpy_dtype
+from ...api.dtypes import ALL_DTYPES, dtype_name, numpy_dtype
 from ...api.errors import InvalidArgument
 from ...device.cuda_driver import CudaError
 from .array_library import Library
@@ -29,6 +29,8 @@ BARE = Library()
 BARE.name = "an object with __dlpack__"
 
 
+_FROM_ML_DTYPES = ("bfloat", "float8")
+"""How the dtypes begin that NumPy has from the package ml_dtypes alone."""
 _LOST = (
     "conv() records no gradients, and a tensor that it was given requires one: call convdispatch.torch.conv2d (conv1d "
     "to conv_transpose3d), which do, or pass tensor.detach(), or call inside torch.no_grad()"
@@ -43,7 +45,7 @@ class Torch(Library):
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
-        self._names = {getattr(torch, name): name for name in DTYPES}
+        self._names = {getattr(torch, row.array_name): name for name, row in ALL_DTYPES.items()}
         self.streams: dict[tuple[int, int], CudaStream] = {}
         """CudaStream by the device's number and the stream's handle."""
         self.raw = getattr(torch._C, "_cuda_getCurrentRawStream", None) or self._current_stream
@@ -117,7 +119,11 @@ class Torch(Library):
         return array.contiguous()
 
     def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream, dtype: str | None = None) -> Any:
-        return like.new_empty(shape, dtype=getattr(self.torch, dtype)) if dtype else like.new_empty(shape)
+        return (
+            like.new_empty(shape, dtype=getattr(self.torch, ALL_DTYPES[dtype].array_name))
+            if dtype
+            else like.new_empty(shape)
+        )
 
     def finished(self, array: Any, stream: CudaStream) -> Any:
         """Returns what the caller gets for a result, its own array or one that ``empty`` made, once the call is
@@ -133,13 +139,19 @@ class Torch(Library):
     def host(self, array: Any) -> np.ndarray:
         if array.requires_grad:
             array = array.detach()
-        if array.dtype is self.torch.bfloat16:  # NumPy has bfloat16 only through the package ml_dtypes
-            return array.view(self.torch.int16).numpy().view(numpy_dtype("bfloat16"))
+        name = self._names.get(array.dtype, "")
+        if name.startswith(_FROM_ML_DTYPES):  # PyTorch does not know the dtypes of the package ml_dtypes
+            return array.view(self._bits(array.itemsize)).numpy().view(numpy_dtype(name))
         return array.numpy()
 
+    def _bits(self, size: int) -> Any:
+        return {1: self.torch.uint8, 2: self.torch.int16}[size]
+
     def from_host(self, array: np.ndarray, like: Any) -> Any:
-        if like.dtype is self.torch.bfloat16:
-            return self.torch.from_numpy(array.view(np.int16)).view(self.torch.bfloat16)
+        name = dtype_name(array.dtype)
+        if name.startswith(_FROM_ML_DTYPES):
+            bits = array.view(f"{'u' if array.itemsize == 1 else 'i'}{array.itemsize}")
+            return self.torch.from_numpy(bits).view(getattr(self.torch, ALL_DTYPES[name].array_name))
         return self.torch.from_numpy(array)
 
     def adopted(self, array: Any, like: Any) -> Any:

@@ -186,7 +186,7 @@ def _give_way(children: dict[str, Child]) -> None:
 def _measured(wanted: _Wanted, children: dict[str, Child]) -> bool:
     """Whether that is done: measured, or known, or beyond the time; False where a call came in between."""
     global _spent, _pause
-    chosen = Policy(deterministic=wanted.policy.deterministic)
+    chosen = Policy(**wanted.policy.promises).selection
     _until_quiet(_pause)
     _end(children, only_halted=True)
     info, left = runtime.device_info(wanted.device), settings.TORCH_FIND_MS.value() - _spent
@@ -217,7 +217,7 @@ def _searched(wanted: _Wanted, children: dict[str, Child], budget_ms: float) -> 
                 return None
             children[address].may_halt = ready.get("may_halt", False)
         question = {"problem": str(wanted.problem), "incumbent": wanted.incumbent, "budget_ms": budget_ms}
-        children[address].say(question | {"deterministic": wanted.policy.deterministic})
+        children[address].say(question | {"promises": wanted.policy.promises})
         return _heard(children[address], LEAST_S + 3e-3 * budget_ms)
     except ConvDispatchError:
         children.pop(address).close()
@@ -272,7 +272,7 @@ def _take(wanted: _Wanted, info: Any, chosen: Policy, said: dict[str, Any]) -> N
         verdicts.note(wanted.problem, info, solver, fingerprint, what)
     if said["records"]:
         perfdb().record(*map(Record.from_json, said["records"]), scope=scope_of(chosen))
-    with policy(deterministic=chosen.deterministic):
+    with policy(**chosen.promises):
         first = ranking.rank(wanted.problem, info, chosen)[0]
         if choice_text(first.solver.name, first.config) == wanted.incumbent:
             return

@@ -131,7 +131,7 @@ def _tier() -> str | None:
 
 def _promised(policy: Policy, framework: Framework) -> bool:
     """Whether a policy promises more than correct results, or several processes must run the same."""
-    return policy.repeats or policy.frozen or framework.several()
+    return policy.binds or policy.frozen or framework.several()
 
 
 class Pending:

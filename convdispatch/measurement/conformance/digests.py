@@ -11,15 +11,10 @@ import hashlib
 import importlib.resources
 import json
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...api.problem import ConvProblem
-
-if TYPE_CHECKING:
-    from .session import Kit
 
 
 @functools.cache
@@ -54,21 +49,3 @@ def operands(problem: ConvProblem) -> dict[str, np.ndarray]:
 def digest(result: np.ndarray) -> str:
     """The SHA-256 of a result's bytes, little-endian."""
     return hashlib.sha256(result.astype(result.dtype.newbyteorder("<")).tobytes()).hexdigest()
-
-
-def write(kit: Kit, path: Path) -> list[str]:
-    """Write the digests that the kit's solvers give on its device; returns the problems whose committed digest differs.
-
-    Raises Fault for a plan that fails; a problem that every solver refuses has no digest.
-    """
-    from .checks import Examination
-
-    found: dict[str, str] = {}
-    for text, problem in ((text, ConvProblem.parse(text)) for text in known()):
-        solver = next((one for one in kit.solvers.values() if one.rejects(problem, kit.info) is None), None)
-        if solver is not None:
-            config = next(iter(solver.configs(problem, kit.info)))
-            plan = Examination(solver, problem, config, None, kit.queue)
-            found[text] = digest(plan.compute(operands(problem)))
-    path.write_text(json.dumps(found, indent=0) + "\n", encoding="utf-8")
-    return [text for text in found if found[text] != known()[text]]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ...api.errors import InvalidArgument
 from ...api.fault_text import words
+from ...api.problem import ConvProblem
 from ...api.solver import Solver
 from ...device import runtime
 from ...selection import derivation
@@ -17,7 +20,7 @@ from ...selection.choice import set_aside
 from ...selection.plugins.answer_trial import Hang
 from ...selection.plugins.loader import Loaded, plugins
 from ...selection.visible_problem import visible_problem
-from . import accuracy
+from . import accuracy, digests
 from .checks import BATCHES, FEW_BATCHES, Examination
 from .contract import answer, configurations, statements
 from .levels import Case
@@ -193,3 +196,20 @@ def _first_of_each_kind(offered: Sequence[Any]) -> list[Any]:
     """Configurations that differ in a word, not only in numbers such as tiles: the first of each, at most six."""
     kinds = {tuple((k, v) for k, v in config.items() if isinstance(v, str)): config for config in reversed(offered)}
     return [config for config in offered if config in kinds.values()][:6]
+
+
+def write_digests(kit: Kit, path: Path) -> list[str]:
+    """Write the digests of reproducible results that the kit's solvers give on its device; returns the problems whose
+    committed digest differs.
+
+    Raises Fault for a plan that fails; a problem that every solver refuses has no digest.
+    """
+    found: dict[str, str] = {}
+    for text, problem in ((text, ConvProblem.parse(text)) for text in digests.known()):
+        solver = next((one for one in kit.solvers.values() if one.rejects(problem, kit.info) is None), None)
+        if solver is not None:
+            config = next(iter(solver.configs(problem, kit.info)))
+            plan = Examination(solver, problem, config, None, kit.queue)
+            found[text] = digests.digest(plan.compute(digests.operands(problem)))
+    path.write_text(json.dumps(found, indent=0) + "\n", encoding="utf-8")
+    return [text for text in found if found[text] != digests.known()[text]]

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...api.dtypes import DTYPES, INTEGERS, QUANTIZED
+from ...api.dtypes import DTYPES, FLOAT8, INTEGERS, OUTPUTS
 from ...api.errors import InvalidProblem
 from ...api.problem import ConvProblem
 from .covering import Array, Row, cover, pairs_of
@@ -55,10 +55,13 @@ _BARE = {"ph": 0, "pw": 0, "skew_h": 0, "skew_w": 0}
 _DIRECTIONS = ("fwd", "bwd_data", "bwd_weights")
 _QUANTIZED: dict[str, Sequence[Any]] = {
     "dtype": tuple(INTEGERS),
-    "out_dtype": tuple(QUANTIZED),
+    "out_dtype": tuple(OUTPUTS["int8"]),
     "residual": (False, True),
     "layout": ("nchw", "nhwc"),
 }
+
+
+_FLOAT8 = _QUANTIZED | {"dtype": tuple(FLOAT8), "out_dtype": tuple(OUTPUTS["float8_e4m3"])}
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,7 @@ def blocks() -> tuple[Block, ...]:
         # Quantized cases are forward convolutions of every rank; those of the strata exist in both layouts.
         int8 = [{**stratum, "layout": "nhwc"} for stratum in strata]
         made.append(_block(f"{form}_2d.int8", "full", form, 2, int8, **_QUANTIZED))
+        made.append(_block(f"{form}_2d.float8", "full", form, 2, int8, **_FLOAT8))
         if form in ("dense", "grouped"):
             made += [_block(f"{form}_{ndim}d.int8", "full", form, ndim, (), **_QUANTIZED) for ndim in (1, 3)]
     return tuple(made)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ...api.activations import ACTIVATIONS, onednn_eltwise
-from ...api.dtypes import DTYPES, INTEGERS, QUANTIZED
+from ...api.dtypes import ALL_DTYPES, DTYPES, QUANTIZED_INPUTS
 from ...api.errors import InvalidArgument, InvalidProblem
 from ...api.problem import DIRECTIONS, LAYOUTS, ConvProblem
 from ...api.quantized import QUANTIZED_TEXTS
@@ -44,7 +44,7 @@ _DIALECT = Dialect(
     "benchdnn",
     flags=("bias", "residual", "activation", "accumulate"),
     directions=DIRECTIONS,
-    dtypes=(*DTYPES, *INTEGERS),
+    dtypes=(*DTYPES, *QUANTIZED_INPUTS),
     layouts=LAYOUTS,
     maths=("float32", *_MATHS.values()),
 )
@@ -290,7 +290,7 @@ def write(problem: ConvProblem, name: str = "") -> str:
 
 def _post_ops(problem: ConvProblem) -> str:
     steps = ["sum"] if problem.accumulate else []
-    dtype = QUANTIZED[problem.out_dtype] if problem.out_dtype else DTYPES[problem.dtype]
+    dtype = ALL_DTYPES[problem.written_dtype]
     steps += [f"add:{dtype.short}:per_tensor"] if problem.residual else []
     if problem.activation:
         eltwise = onednn_eltwise(problem.activation)

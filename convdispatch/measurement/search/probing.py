@@ -25,10 +25,10 @@ class Prober:
     """A child that tries candidates for one problem on one device; started on the first question, and again after a
     death."""
 
-    def __init__(self, problem: Any, device: Any) -> None:
+    def __init__(self, problem: Any, device: Any, workspace_limit: int | None = None) -> None:
         from ...device import runtime
 
-        setup = {"problem": str(problem), "device": runtime.address(device)}
+        setup = {"problem": str(problem), "device": runtime.address(device), "workspace_limit": workspace_limit}
         self._child = RestartingChild(__name__, setup, start_s=START_S)
 
     def ask(self, solver: str, config: Mapping[str, Any], timeout_s: float = RUN_S) -> tuple[str, str]:
@@ -55,28 +55,34 @@ def _serve() -> None:
     setup = next(lines)
     problem, device = ConvProblem.parse(setup["problem"]), runtime.find_device(setup["device"])
     harness: list[Any] = []
+    limit = setup["workspace_limit"]
     answer({"status": "ready", "reason": ""})
     for request in lines:
-        answer(_try(problem, device, request, harness))
+        answer(_try(problem, device, request, harness, limit))
+        if limit is not None:
+            harness.clear()  # Under a ceiling the child holds memory only while it tries a candidate.
         # A lost device would fail every later candidate, so the process ends; the next candidate gets a new one.
         if runtime.probe.__wrapped__(device):
             return
 
 
-def _try(problem: Any, device: Any, candidate: dict[str, Any], harness: list[Any]) -> dict[str, str]:
+def _try(problem: Any, device: Any, candidate: dict[str, Any], harness: list[Any], limit: int | None) -> dict[str, str]:
     import pyopencl as cl
 
     from ...device import runtime
     from ...selection import dispatch
     from ...selection.derivation import named
     from ...selection.plugins.loader import plugins
-    from .trial import Harness, WrongResult
+    from .trial import Ceiling, Harness, WrongResult
 
     try:
         solver = named(candidate["solver"], plugins().solvers)
         prepared = dispatch.make(solver, candidate["config"], problem, runtime.context(device))
+        if limit is not None and prepared.workspace_size > limit:
+            return {"status": "right", "reason": ""}  # It does not run: the search refuses it by the plan's workspace.
         if not harness:
-            harness.append(Harness(problem, cl.CommandQueue(runtime.context(device))))
+            ceiling = None if limit is None else Ceiling(limit, limit)
+            harness.append(Harness(problem, cl.CommandQueue(runtime.context(device)), None, ceiling))
         harness[0].verify(prepared)
     except WrongResult as error:
         return {"status": "wrong", "reason": str(error)}

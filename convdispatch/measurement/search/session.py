@@ -33,12 +33,12 @@ from ...selection.prepared import Prepared
 from ...selection.records.perfdb import perfdb, scope_of
 from ...selection.records.record import LEAST_SAMPLES, Record
 from ...selection.records.timing import BadTiming, Timing, summarise
-from ...selection.solver_query import query
+from ...selection.solver_query import Fault, query
 from ..compiling import StillCompiling, compiled_within
 from ..measure import CUT_FACTOR, Candidate, Outcome, interleaved
 from .answer import conditions, judge, record_of, set_aside, unmeasured
 from .candidates import PROBE_FLOPS, Entry, candidates, smaller
-from .trial import Harness, OutOfTime, WrongResult
+from .trial import Ceiling, Harness, OutOfTime, WrongResult
 
 if TYPE_CHECKING:
     from .probing import Prober
@@ -108,6 +108,8 @@ class Search:
         """How a solver was wrong, crashed or hung, by the solver's name."""
         self._ms_per_cost: float | None = None
         self._harnesses: dict[ConvProblem, Harness] = {}
+        self._ceiling: Ceiling | None = None
+        self._peak = 0
 
     # --- the search as a whole ---------------------------------------------------------------------------------------
 
@@ -116,6 +118,7 @@ class Search:
         silent = self._who_never_answers()
         policy = replace(self.policy, workspace_limit=self.options.workspace_limit)
         entries, refused = candidates(self.problem, self.info, policy, self.options.incumbent)
+        self._ceiling = self._ceiling_of(entries)
         self._contest = " ".join(sorted({contestant(entry.solver.name, self.info) for entry in entries}))
         try:
             for entry in entries:
@@ -128,13 +131,28 @@ class Search:
         self.unsound = silent | set_aside(entries, self.problem, self.info)
         results = judge(entries, refused)
         results.problem, results.device = self.problem, self.info
-        results.peak_bytes = sum(harness.memory.peak for harness in self._harnesses.values())
+        results.peak_bytes = max(self._peak, sum(harness.memory.peak for harness in self._harnesses.values()))
         results.conditions = conditions(results, self.options.budget_ms)
         results.inconclusive = unmeasured(entries)
         results.lost = self._lost
         self._harnesses.clear()
         results.spent_ms = self._spent_ms() + self._patience_ms
         return results
+
+    def _ceiling_of(self, entries: list[Entry]) -> Ceiling | None:
+        """The limit of the workspace, if there is one, and the largest that candidates state within it."""
+        limit = self.options.workspace_limit
+        if limit is None:
+            return None
+        stated = [limit if size is None else size for size in map(self._stated, entries)]
+        return Ceiling(limit, max((size for size in stated if size <= limit), default=0))
+
+    def _stated(self, entry: Entry) -> int | None:
+        """Bytes of workspace that a candidate's solver states without compiling, if it does."""
+        try:
+            return query(entry.solver, self.problem, self.info).workspace(entry.config)
+        except Fault:
+            return None
 
     def _who_never_answers(self) -> dict[str, str]:
         """Ask unproven plugins in a child process; how that ended it, by solver, each of which is set aside."""
@@ -183,6 +201,8 @@ class Search:
         if entry.name in self.options.without:
             entry.breaks("failed", self.options.without[entry.name])
             return
+        if self._is_above_ceiling(entry, self._stated(entry)):
+            return
         self._must_run = self.options.every_solver and entry.result.default
         best = min((other.timing.median for other in entries if other.timing), default=None)
         predicted = self._predict(entry)
@@ -222,10 +242,7 @@ class Search:
         entry.result.compile_ms = (time.perf_counter() - began) * 1e3
         entry.result.workspace = prepared.workspace_size
         self._compile_ms.append(entry.result.compile_ms)
-        if self.options.workspace_limit is not None and prepared.workspace_size > self.options.workspace_limit:
-            entry.ends(
-                "refused", f"{prepared.workspace_size} bytes of workspace, the limit is {self.options.workspace_limit}"
-            )
+        if self._is_above_ceiling(entry, prepared.workspace_size):
             return
         harness = self._harness(self.problem)
         # While no candidate has a time, the budget need only allow one more run: a poor result is better than none.
@@ -246,6 +263,15 @@ class Search:
             entry.ends("cut", f"{entry.timing.ci[0] / best:.1f} times the best so far")
         else:
             entry.prepared = prepared
+
+    def _is_above_ceiling(self, entry: Entry, workspace: int | None) -> bool:
+        """Whether a candidate ends because its workspace is larger than the limit; None is not known yet."""
+        limit = self.options.workspace_limit
+        if limit is None or workspace is None or workspace <= limit:
+            return False
+        entry.result.workspace = workspace
+        entry.ends("refused", f"{workspace} bytes of workspace, the limit is {limit}")
+        return True
 
     def _compile(self, entry: Entry, best: float | None) -> Prepared:
         """The candidate's plan. The first candidate compiles for FIRST_S at most, whatever the budget says."""
@@ -290,7 +316,15 @@ class Search:
             # The configuration is not offered for the smaller problem, so running that tells nothing about it.
             return False
         prepared = dispatch.make(entry.solver, entry.config, small, self.queue.context)
-        estimate = self._harness(small).verify(prepared).run_ms * self.problem.flops / small.flops
+        try:
+            harness = self._small_harness(small)
+            estimate = harness.verify(prepared).run_ms * self.problem.flops / small.flops
+        except MemoryError:
+            if self._ceiling is None:
+                raise
+            return False  # Under a ceiling there may be no room for two problems' operands.
+        if self._ceiling is not None:
+            self._peak = max(self._peak, self._harness(self.problem).memory.held + harness.memory.peak)
         if best is not None and estimate > SUSPECT * best:
             entry.ends(
                 "cut", f"a smaller problem predicts {estimate:.3g} ms, {estimate / best:.0f} times the best so far"
@@ -313,7 +347,7 @@ class Search:
             entry.breaks("failed", f"{self._killers[name]} with another configuration, and this one was not tried")
             return False
         if self._prober is None:
-            self._prober = Prober(self.problem, self.device)
+            self._prober = Prober(self.problem, self.device, self.options.workspace_limit)
         began = time.perf_counter()
         limit = (
             RUN_S if self.options.budget_ms is None else min(RUN_S, max(LEAST_TRIAL_S, 2e-3 * self.options.budget_ms))
@@ -400,5 +434,14 @@ class Search:
 
     def _harness(self, problem: ConvProblem) -> Harness:
         if problem not in self._harnesses:
-            self._harnesses[problem] = Harness(problem, self.queue, self.options.memory_limit)
+            self._harnesses[problem] = Harness(problem, self.queue, self.options.memory_limit, self._ceiling)
         return self._harnesses[problem]
+
+    def _small_harness(self, small: ConvProblem) -> Harness:
+        """The memory of the smaller problem's trials: under a ceiling in what the whole problem's leaves, and not for
+        long. Raises MemoryError."""
+        if self._ceiling is None:
+            return self._harness(small)
+        whole = self._harness(self.problem).memory
+        left = whole.limit - whole.held
+        return Harness(small, self.queue, min(left, self.options.memory_limit or left))

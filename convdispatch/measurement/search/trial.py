@@ -64,26 +64,49 @@ class Checked:
         return max(self.normal, self.scaled)
 
 
+@dataclass(frozen=True)
+class Ceiling:
+    """The most bytes that a plan's workspace may take, and those of the largest workspace within that."""
+
+    limit: int
+    largest: int
+
+    def memory(self, operands: int, output: int) -> int:
+        """Bytes of a call's operands, of one more output, and of the ceiling, with guard zones."""
+        return operands + _with_guards(output) + _with_guards(self.limit)
+
+
 class Harness:
     """The memory of one problem's trials on one queue. Standard normal data, several copies of them in turn.
 
-    ``memory_limit`` bounds the bytes held at once, a plan's workspace included. Raises MemoryError when not even one
-    copy of the operands fits.
+    ``memory_limit`` bounds the bytes held at once, a plan's workspace included. Under a ``ceiling`` of the workspace
+    the harness holds what a call does, one more output to compare with, and the ceiling's bytes. Raises MemoryError
+    when not even one copy of the operands fits.
     """
 
-    def __init__(self, problem: ConvProblem, queue: cl.CommandQueue, memory_limit: int | None = None):
-        self.problem, self.queue = problem, queue
+    def __init__(
+        self,
+        problem: ConvProblem,
+        queue: cl.CommandQueue,
+        memory_limit: int | None = None,
+        ceiling: Ceiling | None = None,
+    ):
+        self.problem, self.queue, self._ceiling = problem, queue, ceiling
         device = queue.device
         self.memory_limit = min(memory_limit or device.global_mem_size // 2, device.global_mem_size)
         self.host = random_operands(problem, seed=0)
         self.output_bytes = math.prod(problem.out_shape) * problem.out_itemsize
         one = sum(array.nbytes for array in self.host.values()) + self.output_bytes
+        if ceiling is not None:
+            self.memory_limit = min(self.memory_limit, ceiling.memory(one, self.output_bytes))
         if one > self.memory_limit:
             raise MemoryError(f"the operands of {problem} take {one} bytes, the limit is {self.memory_limit}")
         # There are enough copies of the operands that no cache holds them; half of the memory stays for workspaces.
+        # Under a ceiling there are as many as fit beside the largest workspace.
         wanted = 1 + 2 * device.global_mem_cache_size // max(one, 1)
+        room = self.memory_limit // (2 * one) if ceiling is None else 1 + (ceiling.limit - ceiling.largest) // one
         # One more copy of the operands is for data of differing scales.
-        copies = max(1, min(wanted, 8, self.memory_limit // (2 * one) - 1))
+        copies = max(1, min(wanted, 8, room - 1))
         self.memory = _Ledger(self.memory_limit)
         self._operands: list[dict[str, _Held]] = []
         self._sets = [self._new_set() for _ in range(copies)]
@@ -92,7 +115,7 @@ class Harness:
         self._sums = {name: self._checksum(name) for name in self.host if name != "initial"}
         self._expected: dict[ConvProblem, tuple[np.ndarray, np.ndarray]] = {}
         self._turn = 0
-        self._room_for_scaled = 4 * one <= self.memory_limit
+        self._room_for_scaled = room >= 2
         self._scaled: Scaled | None = None
         self._scaled_set: dict[str, Any] = {}
 
@@ -114,7 +137,8 @@ class Harness:
         import pyopencl as cl
 
         output = _Guarded(self, self.output_bytes)
-        scratch = _Guarded(self, prepared.workspace_size) if prepared.workspace_size else None
+        # With its epilogue the plan takes a workspace of its own, as in a call.
+        scratch = _Guarded(self, prepared.workspace_size) if prepared.workspace_size and not whole else None
         packed = self._packed(prepared)
         weights = {"w": packed.memory} if packed else {}
         first, count = self._sets[0]["out"], self.output_bytes // problem.out_itemsize
@@ -260,7 +284,8 @@ class Harness:
     def _packed(self, prepared: Prepared, w: Any = None) -> _Held | None:
         if not prepared.packed_size:
             return None
-        packed = _Held(self, prepared.packed_size)
+        # Packed weights are a constant's, and no part of a workspace.
+        packed = (_Held if self._ceiling is None else _Beside)(self, prepared.packed_size)
         prepared.plan.pack(self.queue, w or self._sets[0]["w"], packed.memory).wait()
         return packed
 
@@ -309,6 +334,19 @@ class _Held:
         self._ledger.held -= self.size
 
 
+class _Beside(_Held):
+    """Memory beside what a limit is about, which is raised by it for as long as it lives."""
+
+    def __init__(self, harness: Harness, size: int) -> None:
+        self.beside = max(size, 1)
+        harness.memory.limit += self.beside
+        super().__init__(harness, size)
+
+    def __del__(self) -> None:
+        super().__del__()
+        self._ledger.limit -= self.beside
+
+
 class _Scratch:
     """The workspace that the living samplers of a harness share; it grows, and goes with the last of them."""
 
@@ -325,13 +363,18 @@ class _Scratch:
                 raise
 
 
+def _with_guards(size: int) -> int:
+    """Bytes of a buffer of ``size`` bytes between two guard zones."""
+    return -(-max(size, 1) // GUARD) * GUARD + 2 * GUARD
+
+
 class _Guarded:
     """Memory with a guard zone on each side."""
 
     def __init__(self, harness: Harness, size: int) -> None:
         self.queue, self.size = harness.queue, size
-        self._room = -(-max(size, 1) // GUARD) * GUARD
-        self._held = _Held(harness, self._room + 2 * GUARD)
+        self._room = _with_guards(size) - 2 * GUARD
+        self._held = _Held(harness, _with_guards(size))
         self._whole = self._held.memory
         self.memory = self._whole.get_sub_region(GUARD, max(size, 1))
 

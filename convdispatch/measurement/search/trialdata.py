@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ...api.dtypes import DTYPES, numpy_dtype
+from ...api.dtypes import ALL_DTYPES, INTEGERS, numpy_dtype
 from ...api.problem import ConvProblem
 from .. import quantized, reference
 
@@ -24,10 +24,8 @@ def error_limit(problem: ConvProblem) -> float:
     For float32 data ``math`` decides; ``"ieee"`` and ``"reproducible"`` allow twice the error of a plain float32 sum of
     the same length.
     """
-    if problem.quantized:
-        return 0.0
-    if problem.dtype != "float32":
-        return DTYPES[problem.dtype].max_error
+    if problem.quantized or problem.dtype != "float32":
+        return 0.0 if problem.dtype in INTEGERS else ALL_DTYPES[problem.written_dtype].max_error
     if problem.math not in ("ieee", "reproducible"):
         return _MATH_LIMITS[problem.math]
     taps = problem.kd * problem.kh * problem.kw

@@ -121,11 +121,11 @@ def error_reason(solver: Solver, problem: ConvProblem, device: DeviceInfo, polic
 
 
 def _plain_sum_error(problem: ConvProblem) -> float:
-    from ...api.dtypes import DTYPES
+    from ...api.dtypes import ALL_DTYPES, INTEGERS
 
-    if problem.quantized:
+    if problem.dtype in INTEGERS:
         return 0.0
-    epsilon = DTYPES[problem.dtype].epsilon
+    epsilon = ALL_DTYPES[problem.written_dtype].epsilon
     return epsilon * (2.0 + 0.1 * math.sqrt(problem.flops / max(1, 2 * math.prod(problem.out_shape))))
 
 

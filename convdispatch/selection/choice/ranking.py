@@ -197,6 +197,9 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
     if policy.repeats and not solver.deterministic:
         asked = "batch_invariant" if policy.is_invariant else "deterministic"
         return "refused", f"policy({asked}=True), and this solver is not deterministic"
+    if policy.is_strict_nan and solver.spreads_nonfinite is not False:
+        does = "spreads an infinity or NaN" if solver.spreads_nonfinite else "does not say spreads_nonfinite = False"
+        return "refused", f"policy(strict_nan=True), and this solver {does}"
     invariant = policy.is_invariant and problem.direction != "bwd_weights"
     problem = policy.problem_of_choice(problem)
     aside = set_aside_here(solver, problem, device)

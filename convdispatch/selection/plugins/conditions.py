@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...api.device import DeviceInfo
-from ...api.dtypes import DTYPES, INTEGERS, QUANTIZED
+from ...api.dtypes import ALL_DTYPES, DTYPES, QUANTIZED_INPUTS
 from ...api.problem import DIRECTIONS, LAYOUTS, MATHS, ConvProblem
 
 _KINDS = {field.name: str(field.type) for field in dataclasses.fields(ConvProblem)} | {"depthwise": "bool"}
@@ -22,8 +22,8 @@ _FLAGS = {name for name, kind in _KINDS.items() if kind == "bool"}
 _DEVICE = {"vendor", "type", "arch", "platform", "driver", "name"}
 _CHOICES = {
     "direction": DIRECTIONS,
-    "dtype": (*DTYPES, *INTEGERS),
-    "out_dtype": tuple(QUANTIZED),
+    "dtype": (*DTYPES, *QUANTIZED_INPUTS),
+    "out_dtype": tuple(ALL_DTYPES),
     "layout": LAYOUTS,
     "math": MATHS,
     "type": ("cpu", "gpu", "accelerator"),

@@ -88,8 +88,9 @@ def _check_attributes(solver: Solver) -> None:
     if not _is_dtypes(solver.dtypes):
         raise TypeError(f"{name}.dtypes is a set of names such as 'float32', or one a direction, got {solver.dtypes!r}")
     for attribute in TRAITS[1:-2]:
-        if not isinstance(getattr(solver, attribute), bool):
-            raise TypeError(f"{name}.{attribute} is True or False, got {getattr(solver, attribute)!r}")
+        value = getattr(solver, attribute)
+        if not isinstance(value, bool) and not (value is None and attribute == "spreads_nonfinite"):
+            raise TypeError(f"{name}.{attribute} is True or False, got {value!r}")
 
 
 def _is_dtypes(dtypes: Any) -> bool:

@@ -86,7 +86,7 @@ def perfdb() -> PerfDB:
 
 def scope_of(policy: Policy) -> Policy | None:
     """The scope that searches and lookups under a policy have: None, which is everybody's, for the default one."""
-    policy = replace(policy, frozen=False, fallback=True, batch_invariant=policy.selection.batch_invariant)
+    policy = replace(policy.selection, tier=policy.tier)
     return None if policy == Policy() else policy
 
 

@@ -31,6 +31,8 @@ class VendorSolver(Solver):
         self.name, self._table = name, table
         for promise in abi.PROMISES:
             setattr(self, promise, bool(table.promises & _CODES[promise]))
+        # A bit that is not set says nothing: such a solver may spread for all that ``strict_nan`` knows.
+        self.spreads_nonfinite = self.spreads_nonfinite or None
         self.fuses = frozenset(part for part in EPILOGUE if table.fuses & _CODES[part])
         self.dtypes = frozenset(dtype for dtype, code in abi.DTYPE_CODES.items() if table.dtypes >> code & 1)
         self.predicts = bool(table.cost)

@@ -146,6 +146,7 @@ def _show(report: Any) -> None:
 @click.argument("names", metavar="NET|PROBLEM...", nargs=-1, required=True)
 @CONFIGURE
 @click.option("--verbose", "-v", is_flag=True, help="A line for each solver that refuses; for a net, all of it.")
+@click.option("--workspace", is_flag=True, help="What runs under each ceiling of the workspace, and in what time.")
 @DEVICE
 @AS_JSON
 def explain(names: tuple[str, ...], verbose: bool, device: str | None, as_json: bool, **changes: Any) -> None:
@@ -155,7 +156,11 @@ def explain(names: tuple[str, ...], verbose: bool, device: str | None, as_json: 
     """
     from ...selection.explanation import explain as explain_problem
 
+    by_ceiling = changes.pop("workspace")
     entries = configure(read_entries(names, (), changes.get("batch"), changes.get("layout")), **changes)
+    if by_ceiling:
+        _by_workspace([entry.problem for entry in entries], device, as_json)
+        return
     every = [(entry.name, explain_problem(entry.problem, device)) for entry in entries]
     if as_json:
         listed = [explanation.to_dict() for _, explanation in every]
@@ -168,3 +173,21 @@ def explain(names: tuple[str, ...], verbose: bool, device: str | None, as_json: 
         else:
             title = " ".join(dict.fromkeys((name, str(explanation.problem))))
             stdout().print(f"{title}: {explanation.why}", highlight=False)
+
+
+def _by_workspace(problems: list[Any], device: str | None, as_json: bool) -> None:
+    """Show what runs under each ceiling of the workspace, for each problem."""
+    from dataclasses import asdict
+
+    from ...device import runtime
+    from ...selection.explanation import by_workspace
+    from ...selection.explanation_text import ceilings_text
+
+    info = runtime.device_info(runtime.find_device(device))
+    every = {problem: by_workspace(problem, info) for problem in problems}
+    if as_json:
+        listed = [{"problem": str(p), "device": str(info), "ceilings": [*map(asdict, every[p])]} for p in every]
+        echo(json.dumps(listed if len(listed) > 1 else listed[0], indent=2))
+        return
+    for problem, ceilings in every.items():
+        echo(ceilings_text(problem, info, ceilings, stdout().width))

@@ -89,10 +89,9 @@ def verify(
     if render is None and not plugins:
         raise click.UsageError("name a plugin; `convdispatch doctor` lists them")
     if (path := options.pop("digests")) is not None:
-        from ...measurement.conformance.digests import write
-        from ...measurement.conformance.session import Kit
+        from ...measurement.conformance.session import Kit, write_digests
 
-        differing = write(Kit(plugins[0], options["device"], options["solver"]), path)
+        differing = write_digests(Kit(plugins[0], options["device"], options["solver"]), path)
         echo(f"{len(differing)} digests differ from the committed ones" + "".join(f"\n  {text}" for text in differing))
         context.exit(bool(differing))
     if compile_only is not None:

@@ -134,7 +134,7 @@ def identity(target: str) -> str:
         with tempfile.TemporaryDirectory() as folder:
             _run(["ocloc", "query", "OCL_DRIVER_VERSION"], Path(folder))
             return f"Intel's driver {(Path(folder) / 'OCL_DRIVER_VERSION').read_text().strip()}"
-    tools = [_clang() or ""] + ([] if target in _AMD_WAVES else ["ptxas"])
+    tools = ([] if target in _AMD_WAVES else ["ptxas"]) + [_clang() or ""]
     words = [_run([tool, "--version"], Path.cwd()) for tool in tools]
     return "; ".join(next(line for line in text.splitlines() if re.search(r"version|release", line)) for text in words)
 
@@ -148,13 +148,14 @@ def _bitcode() -> Path | None:
 
 
 def _run(command: Sequence[str | Path], folder: Path) -> str:
-    """The output of a compiler. Raises BuildFailed with its first error."""
-    try:
-        done = subprocess.run(
-            list(map(str, command)), cwd=folder, capture_output=True, text=True, errors="replace", timeout=LIMIT_S
-        )
-    except subprocess.TimeoutExpired:
-        raise BuildFailed(f"{Path(command[0]).name} did not end in {LIMIT_S:.0f} s", "") from None
+    """The output of a compiler. Raises BuildFailed with its first error, and TimeoutExpired.
+
+    The compiler does not hear of Ctrl-C: it would end with an error that is none of the text's.
+    """
+    done = subprocess.run(
+        list(map(str, command)), cwd=folder, capture_output=True, text=True, errors="replace", timeout=LIMIT_S,
+        start_new_session=True,
+    )  # fmt: skip
     output = done.stdout + done.stderr
     if done.returncode < 0:
         raise BuildFailed(f"{Path(command[0]).name} ended by {signal.Signals(-done.returncode).name}", output)
@@ -235,8 +236,9 @@ def _nvidia(target: str, text: str, folder: Path) -> list[Kernel]:
     # Clang 19 knows no architecture beyond sm_90, whose PTX later ones take.
     old = "sm_90" if int(target.removeprefix("sm_")) > 90 else target
     options = ["--target=nvptx64-nvidia-nvcl", f"-march={old}"]
-    # NVIDIA's compiler knows asm, compiles every inline function, and has no half arithmetic.
-    dialect = ["-Dasm=__asm__", "-fgnu89-inline", "-Xclang", "-cl-ext=-cl_khr_fp16"]
+    # NVIDIA's compiler knows asm, inlines every such function, and has no half arithmetic.
+    inline = "-Dinline=static inline __attribute__((always_inline))"
+    dialect = ["-Dasm=__asm__", inline, "-Xclang", "-cl-ext=-cl_khr_fp16"]
     (folder / "kernel.cl").write_text(text)
     _run(_frontend(*options, *dialect, "-emit-llvm", *_linked(_NVIDIA_LIBRARY)), folder)
     code = (folder / "kernel.s").read_text()

@@ -9,9 +9,10 @@ import hashlib
 import itertools
 import json
 import statistics
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -26,8 +27,8 @@ from ...device.programs.binary_cache import read_file, write_file
 from ...device.programs.kernels import rendering
 from ...measurement import shapes
 from ...measurement.conformance.levels import cases
+from ...selection.solver_query import query
 from ...selection.text_table import Table, columns
-from ...selection.visible_problem import computes_dtype, visible_problem
 from .compilers import Compiled, Kernel, compiler, excess, identity
 from .described import described_context, target_device
 
@@ -88,20 +89,20 @@ def compile_all(
 
     Two texts are compiled at a time. Raises InvalidArgument for a target that this machine cannot compile for.
     """
-    run = {target: compiler(target) for target in targets}
-    with ThreadPoolExecutor(2) as pool:
+    run, pool = {target: compiler(target) for target in targets}, ThreadPoolExecutor(2)
+    try:
         for target, solver in itertools.product(targets, solvers):
-            row, waiting = Row(target, solver.name), dict[Future[Compiled], ConvProblem]()
-            texts = set[str]()
+            row, texts, waiting = Row(target, solver.name), set[str](), dict[Future[Compiled], ConvProblem]()
             for problem, text in _texts(row, solver, problems, most, step):
                 if text not in texts:
                     texts.add(text)
                     waiting[pool.submit(_compiled, run[target], target, text)] = problem
                 if len(waiting) > 8:
                     _collect(row, waiting, FIRST_COMPLETED)
-            while waiting:
-                _collect(row, waiting, FIRST_COMPLETED)
+            _collect(row, waiting, ALL_COMPLETED)
             yield row
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # What runs must not hold up the table of an interrupted run.
 
 
 def _texts(
@@ -112,17 +113,16 @@ def _texts(
     for problem in problems:
         if row.problems == most:
             break
-        visible = visible_problem(solver, problem)
-        reason = computes_dtype(solver, problem) or solver.rejects(visible, info)
-        if reason:
-            row.refused = row.refused or reason
+        answers = query(solver, problem, info)
+        if not answers.accepts:
+            row.refused = row.refused or answers.refused or answers.fault
             continue
         row.problems += 1
         step(f"{row.target} {row.solver}", 1)
         try:
             with rendering() as texts:
-                config = next(iter(solver.configs(visible, info)), {})
-                solver.plan(described_context(info), visible, config)
+                config = answers.configs[0]
+                solver.plan(described_context(info), answers.shown(config), config)
         except Exception as error:
             row.errors[str(problem)] = f"planning: {words(error)}"
         for text in texts:
@@ -150,7 +150,10 @@ def _compiled(run: Callable[[str, Path], Compiled], target: str, text: str) -> C
         values = json.loads(cached)
         return Compiled(values["error"], [Kernel(**kernel) for kernel in values["kernels"]])
     with tempfile.TemporaryDirectory(prefix="convdispatch-target-") as scratch:
-        compiled = run(text, Path(scratch))
+        try:
+            compiled = run(text, Path(scratch))
+        except subprocess.TimeoutExpired as late:  # On a machine that is less busy it may end in time.
+            return Compiled(f"{Path(late.cmd[0]).name} did not end in {late.timeout:.0f} s")
     write_file(path, _FORM, json.dumps(asdict(compiled)).encode())
     return compiled
 

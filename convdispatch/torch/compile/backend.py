@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from ...api.errors import InvalidArgument
-from ...api.policy import policy
+from ...api.policy import PROMISES, promising
 from ..captures import watch_captures
 from ..dynamo_frames import skip_our_frames
 from ..graph import channels_last, inductor
@@ -31,16 +31,16 @@ class Backend:
     graphs."""
 
     def __init__(self, mode: str | None = None, options: Mapping[str, Any] | None = None) -> None:
-        """``mode`` and ``options`` are ``torch.compile``'s; the options "engine" and "batch_invariant", which is
-        ``policy``'s, are this package's, the others are inductor's.
+        """``mode`` and ``options`` are ``torch.compile``'s; the options "engine", "batch_invariant" and
+        "strict_nan" (``policy``'s) are this package's, the others are inductor's.
 
         Raises InvalidArgument for an engine that there is not, InvalidPolicy for another kind of value.
         """
         skip_our_frames()
         inductor_options = dict(options or {})
         self.engine, self.mode = inductor_options.pop("engine", None), mode
-        self.batch_invariant = inductor_options.pop("batch_invariant", None)
-        with policy(batch_invariant=self.batch_invariant):  # checks the kind of value
+        self.promises = {name: inductor_options.pop(name, None) for name in PROMISES}
+        with promising(self.promises):  # checks the kinds of the values
             pass
         if self.engine is not None and self.engine not in ENGINES:
             raise InvalidArgument(f"options['engine'] must be one of {', '.join(ENGINES)}, got {self.engine!r}")
@@ -52,13 +52,13 @@ class Backend:
 
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Return the callable that computes a graph captured by Dynamo, for flat inputs."""
-        if self.batch_invariant is None:
+        if not any(value is not None for value in self.promises.values()):
             return self._compiled(graph, inputs)
-        with policy(batch_invariant=self.batch_invariant):
+        with promising(self.promises):
             compiled = self._compiled(graph, inputs)
 
         def under_policy(*given: Any) -> Any:
-            with policy(batch_invariant=self.batch_invariant):
+            with promising(self.promises):
                 return compiled(*given)
 
         return under_policy

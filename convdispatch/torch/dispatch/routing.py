@@ -43,19 +43,22 @@ def enable(
     solver: str | None = None,
     min_flops: float | None = None,
     batch_invariant: bool | None = None,
+    strict_nan: bool | None = None,
 ) -> Enabled:
     """Compute this process's convolutions by this package, forward and backward, on CPUs and CUDA devices.
 
     From the call on, or inside ``with enable():``. ``math`` is ``conv``'s for float32 data; None obeys PyTorch's
     switches (``torch.backends.cudnn.allow_tf32`` on CUDA, ``torch.set_float32_matmul_precision`` on CPUs). ``solver``
     names the only solvers that may run, by glob; convolutions of fewer than ``min_flops`` operations stay PyTorch's.
-    ``batch_invariant`` is ``policy``'s: an image's bits do not depend on the batch; None leaves it to the policy.
+    ``batch_invariant`` and ``strict_nan`` are ``policy``'s: an image's bits do not depend on the batch, an infinity or
+    NaN reaches only what reads it; None leaves it to the policy.
     What cannot be done here goes to PyTorch's own kernel, and ``counters`` says why.
 
     Raises InvalidArgument, and RuntimeError for a rank that hears nothing of rank 0.
     """
     environment.check()
-    settings, before = checked(math, solver, min_flops, batch_invariant), _in_force
+    promises = {"batch_invariant": batch_invariant, "strict_nan": strict_nan}
+    settings, before = checked(math, solver, min_flops, **promises), _in_force
     ranks.meet()
     watch_captures()
     _set(settings)

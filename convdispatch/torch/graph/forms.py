@@ -188,7 +188,7 @@ class GraphForms:
         race_only = engine != "inductor" and device == "cpu" and key[2].is_invariant
         may_compile = engine != "operators" and not race_only and self._compiled < MAX_COMPILED
         if may_compile and inductor.available(device):
-            inductor_form = self._build_by_inductor(inputs, tensors, why)
+            inductor_form = self._build_by_inductor(inputs, tensors, why, key[2].is_strict_nan)
             return (
                 inductor_form
                 if form is None or race is None
@@ -208,17 +208,20 @@ class GraphForms:
 
     def _race(self, inputs: Sequence[Any], key: Any) -> Race | None:
         """The timed choice between a form and inductor; None if there is no choice: inductor is unavailable, results
-        must repeat from process to process, or a form is sure to win."""
-        if not inductor.available("cpu") or self._compiled >= MAX_COMPILED or key[2].repeats:
+        must repeat from process to process or spread no NaN, or a form is sure to win."""
+        if not inductor.available("cpu") or self._compiled >= MAX_COMPILED or key[2].binds:
             return None
         graph = self._specialised(inputs)
         return Race(graph) if may_lose(graph) else None
 
-    def _build_by_inductor(self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], why: str) -> OperatorForm:
-        """The graph compiled by inductor: with our convolutions on a GPU and if that was requested; else as a whole,
+    def _build_by_inductor(
+        self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], why: str, strict_nan: bool
+    ) -> OperatorForm:
+        """The graph compiled by inductor: with our convolutions on a GPU and if that was requested, or the policy holds
+        them to spread no NaN; else as a whole,
         because on a CPU inductor fuses what follows oneDNN's convolutions, and calls of ours cost the host more."""
         self._compiled += 1
-        ours = self._backend.engine == "inductor" or not tensors[0].is_cpu
+        ours = self._backend.engine == "inductor" or not tensors[0].is_cpu or strict_nan
         graph = self._specialised(inputs)
         with torch.inference_mode(False):
             run = inductor.compiled_frozen(graph, [each.detach() for each in tensors], self._backend, ours)

@@ -6,6 +6,7 @@ from convdispatch.api import KernelPlan, Solver, hookimpl, rates
 class Direct1x1(Solver):
     name = "acme.direct1x1"
     exact = True
+    spreads_nonfinite = False
     fuses = frozenset({"bias"})
     dtypes = frozenset({"float32", "float64", "float16", "bfloat16"})
 

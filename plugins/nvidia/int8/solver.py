@@ -29,7 +29,7 @@ class Int8(TileSolver):
         return Int8Tiling(problem, Int8Tile(32, 64, 2, 2)).misfit
 
     def tiles(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Int8Tile]:
-        others = ("wgmma", "tma", "halo") if missing() is None else ("wgmma",)
+        others = ("wgmma", "tma", "halo") if missing(device) is None else ("wgmma",)
         engines = [each for each in others if refusal(device, f"int8_{each}") is None]
         return choices(problem, device.compute_units, ("mma", *engines))
 

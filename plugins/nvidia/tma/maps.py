@@ -12,7 +12,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from convdispatch.api import DTYPES, BuildFailed
+from convdispatch.api import DTYPES, BuildFailed, DeviceInfo
 
 WORDS = 16
 """64-bit words of a tensor map."""
@@ -50,9 +50,14 @@ def _driver() -> tuple[ctypes.CDLL, ctypes.c_void_p] | None:
     return driver, context
 
 
-def missing() -> str | None:
-    """The reason why tensor maps cannot be encoded on this machine; None when they can."""
-    return None if _driver() else "needs CUDA's driver, version 12 or later, and a device of its, for tensor maps"
+def missing(device: DeviceInfo) -> str | None:
+    """The reason why tensor maps cannot be encoded on this machine; None when they can, and for a device that is only
+    described (it has no platform): nothing is launched there."""
+    return (
+        None
+        if not device.platform or _driver()
+        else "needs CUDA's driver, version 12 or later, and a device of its, for tensor maps"
+    )
 
 
 def _array(kind: type, values: Sequence[int]) -> ctypes.Array:
@@ -75,10 +80,11 @@ class Map:
         return steps[1:]
 
     def encode(self) -> tuple[int, ...]:
-        """The map's words. Raises BuildFailed where the driver refuses it."""
+        """The map's words; zeros without CUDA's driver, for the text of a device that is only described. Raises
+        BuildFailed where the driver refuses the map."""
         found = _driver()
         if found is None:
-            raise BuildFailed(str(missing()), "")
+            return (0,) * WORDS
         driver, context = found
         block = ctypes.create_string_buffer(WORDS * 8 + 64)
         at = -(-ctypes.addressof(block) // 64) * 64  # cuTensorMapEncode needs an address that is a multiple of 64

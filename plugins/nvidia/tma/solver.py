@@ -29,7 +29,7 @@ class Tma(TensorCores):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Refuses tensors that the copy engine (TMA) cannot gather, and devices without a copy engine."""
-        return self.limits(problem, device) or missing() or refusal(device, self.engine_of(problem))
+        return self.limits(problem, device) or missing(device) or refusal(device, self.engine_of(problem))
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         if problem.dtype == "float32" and problem.math not in ("tf32", "fast"):

@@ -51,6 +51,7 @@ KERNEL_FAULTS = {
     ),
     "adds_to_the_output": ("{ y[get_global_id(0)] =", "{ y[get_global_id(0)] +="),
     "sloppy": ("scratch[at] += sum", "scratch[at] += sum * 1.0001f"),
+    "cuts_an_infinity": ("= scratch[get_global_id(0)]; }", "= clamp(scratch[get_global_id(0)], -1e30f, 1e30f); }"),
     "sums_by_the_batch": (
         "for (int c = 0; c < icg; ++c)\n    for (int a = 0; a < kh; ++a)\n",
         "for (int i = 0; i < icg; ++i)\n    for (int a = 0, c = (i + (int)get_global_size(0) / (oc * oh * ow)) % icg; "
@@ -192,7 +193,7 @@ FAULTS = {
     "unsure_of_its_workspace": "workspace", "states_another_workspace": "workspace",
     # what a plan promises
     "keeps_the_first_weights": "reuse", "never_the_same": "deterministic", "sloppy": "values", "waits": "waits",
-    "spreads_to_a_neighbour": "nonfinite",
+    "spreads_to_a_neighbour": "nonfinite", "cuts_an_infinity": "nonfinite",
     "hurries": "order", "does_not_chain": "order", "not_for_threads": "threads", "raises_at_the_third": "plan",
     "does_not_plan": "plan", "returns_no_event": "plan", "one_key_for_all": "keys", "sums_by_the_batch": "batch",
     # what a solver answers

@@ -215,6 +215,11 @@ ${legend()}
 % if by_workspace:
 <div class="picture">${by_workspace | n}</div>
 % endif
+% if ceilings:
+<p>A net's convolutions under a ceiling of the workspace (<code>policy(workspace_limit=...)</code>), each layer by its fastest candidate
+within it: where a line falls, another candidate fits.</p>
+<div class="picture">${ceilings | n}</div>
+% endif
 
 <h2>Gaps: below ${share(gap)} of the roofline</h2>
 % if gaps:

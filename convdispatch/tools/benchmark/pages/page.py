@@ -10,7 +10,7 @@ from ..quiet import busy, disturbed, signs
 from ..report import Report
 from ..summary import GAP, family, gaps, geomean, known, lines, nets
 from .answers import answers
-from .plots import candidates, colours, roofline
+from .plots import candidates, ceilings, colours, roofline
 from .terminal import errors, evidence, interval, number, share
 
 
@@ -51,6 +51,7 @@ def _values(report: Report) -> dict[str, Any]:
         "roofline": roofline(report, every, colour),
         "by_error": candidates(every, colour, "error"),
         "by_workspace": candidates(every, colour, "workspace"),
+        "ceilings": ceilings(every),
         "answers": answers(report),
         "sheet": packaged("page.css"),
         "script": packaged("page.js"),

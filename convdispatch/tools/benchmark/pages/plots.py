@@ -6,6 +6,7 @@ By hand and not with a plotting library: the page is then rendered where the dev
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -140,6 +141,31 @@ def roofline(report: Report, every: Sequence[Line], colour: Mapping[str, str]) -
                 name = f"{words}, {dtype}: {rate:,.0f} GFLOP/s"
                 lines[name] = [(at, min(rate, at * bandwidth)) for at in (low, bend, high)]
     return plot(marks, Axis("operations a byte that must move"), Axis("GFLOP/s of the direct sum"), lines)
+
+
+def ceilings(every: Sequence[Line]) -> str:
+    """The time of each net's convolutions under each ceiling of the workspace, over that without one: a staircase."""
+    nets: dict[str, list[tuple[int, list[tuple[int, float]]]]] = {}
+    for line in every:
+        timed = ((row.workspace, row.median_ms) for row in line.measured.rows)
+        rows = [(size, ms) for size, ms in timed if size is not None and ms]
+        nets.setdefault(f"{line.layer.net} {line.problem.direction}", []).append((line.layer.count, rows))
+    marks, lines = [], {}
+    for name, layers in nets.items():
+        steps = list[tuple[float, float]]()
+        for limit in sorted({size for _, rows in layers for size, _ in rows}):
+            best = (min((ms for size, ms in rows if size <= limit), default=math.inf) for _, rows in layers)
+            total = sum(count * ms for (count, _), ms in zip(layers, best, strict=True))
+            if total < (steps[-1][1] if steps else math.inf):
+                steps.append((max(limit, 1024) / 2**20, total))
+        steps = [(size, total / steps[-1][1]) for size, total in steps]
+        for size, ratio in steps:
+            marks.append(Mark(size, ratio, f"{name}: {ratio:.3g} times, from {size:.3g} MiB on", UNKNOWN))
+        corners = [(after, ratio) for (_, ratio), (after, _) in itertools.pairwise(steps)]
+        if steps:
+            lines[name] = sorted([*steps, *corners], key=lambda point: (point[0], -point[1]))
+    x = Axis("ceiling of the workspace, MiB (1 KiB and less at the left)")
+    return plot(marks, x, Axis("time over that without a ceiling", 2), lines)
 
 
 def candidates(every: Sequence[Line], colour: Mapping[str, str], what: str) -> str:
