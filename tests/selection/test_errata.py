@@ -201,6 +201,18 @@ def test_a_file_that_cannot_be_read_is_told_by_the_call_and_by_doctor(own, tmp_p
     assert not report.healthy
 
 
+def test_a_plugin_that_asks_for_its_library_hears_nothing_of_a_users_file(own):
+    """Else a user's slip would set the plugin aside; the caller hears it where a solver is chosen."""
+    problem = ConvProblem.parse("bwd_weights_bf16_mb3ic17ih25iw51oc1kh3kw3dh2dw1")
+    kernel = "jit_bf16:avx512_core channels-last"
+    before = set_aside.kernel_erratum("onednn.gradient", problem, kernel)
+    assert before is not None
+    own("errata: everything\n")
+    assert set_aside.kernel_erratum("onednn.gradient", problem, kernel) == before
+    with pytest.raises(InvalidPolicy):
+        set_aside.erratum("onednn.gradient", problem, CPU)
+
+
 def test_a_solver_that_nobody_has_is_said_with_its_line(own):
     name = own("errata:\n  - {solver: winogrd.*, reason: wrong}\n")
     with pytest.warns(ConvDispatchWarning, match=f"{name}:2: 'winogrd.\\*' names no loaded solver"):
