@@ -68,5 +68,5 @@ def formats(problem: ConvProblem) -> tuple[str, ...]:
     For ``"float32"`` that is ``bfloat2``, whose range is float32's, so that nothing looks for scales.
     """
     if problem.dtype == "float32":
-        return _FOR_MATH[problem.math]
+        return _FOR_MATH.get(problem.math, ())
     return (problem.dtype,)
