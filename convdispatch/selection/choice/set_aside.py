@@ -45,8 +45,11 @@ def listed_errata() -> tuple[Erratum, ...]:
 
 
 def errata_of(solver: str, problem: ConvProblem, device: DeviceInfo | None) -> Iterator[Erratum]:
-    """The errata of files that hold for a solver and a problem on a device; None is a library's on any device."""
-    for one in listed_errata():
+    """The errata of files that hold for a solver and a problem on a device; None is a library's on any device.
+
+    A plugin that asks for its library hears nothing of a file that cannot be read: the caller does, who chooses.
+    """
+    for one in errata.listed(plugins().errata.values(), may_raise=device is not None):
         if one.names(solver) and one.has(problem) and one.misses(device, version_of(solver)) is None:
             yield one
 

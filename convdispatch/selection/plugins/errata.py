@@ -17,7 +17,7 @@ import yaml
 
 from ...api import settings
 from ...api.device import DeviceInfo
-from ...api.errors import ConvDispatchError
+from ...api.errors import ConvDispatchError, InvalidPolicy
 from ...api.problem import ConvProblem
 from .conditions import Condition, ordered
 from .registry import Parser, compose, own_path, packaged_path, read_text
@@ -154,9 +154,17 @@ def files() -> list[Path]:
     return [each for each in (own_file(), packaged_path(FILE_NAME)) if each is not None]
 
 
-def listed(shipped: Iterable[tuple[Erratum, ...]]) -> tuple[Erratum, ...]:
-    """Every entry: the user's, the packaged ones, and those that plugins ship. Raises InvalidPolicy."""
-    return tuple(one for part in (*(read(str(path)) for path in files()), *shipped) for one in part)
+def listed(shipped: Iterable[tuple[Erratum, ...]], may_raise: bool = True) -> tuple[Erratum, ...]:
+    """Every entry: the user's, the packaged ones, and those that plugins ship. Raises InvalidPolicy for a file that
+    cannot be read, unless it may not: then the file's entries are left out."""
+    parts = list(shipped)
+    for path in files():
+        try:
+            parts.append(read(str(path)))
+        except InvalidPolicy:
+            if may_raise:
+                raise
+    return tuple(one for part in parts for one in part)
 
 
 @functools.lru_cache(maxsize=64)
