@@ -143,7 +143,8 @@ def test_levels_hold_each_other_and_names_are_unique():
     whole = [case.problem for case in levels.cases()]
     assert {p.direction for p in whole} == {"fwd", "bwd_data", "bwd_weights"}
     assert {p.ndim for p in whole} == {1, 2, 3}
-    assert {p.dtype for p in whole} == {"float32", "float64", "float16", "bfloat16", "int8", "uint8"}
+    bytes_ = {"int8", "uint8", "float8_e4m3", "float8_e5m2"}
+    assert {p.dtype for p in whole} == {"float32", "float64", "float16", "bfloat16", *bytes_}
     assert {p.math for p in whole} == {"float32", "ieee", "tf32", "fast", "reproducible"}
     with pytest.raises(InvalidArgument, match="core, training, full, accuracy"):
         levels.cases("half")
@@ -162,7 +163,19 @@ def test_a_vendor_s_own_problems_are_cases(drop_in, device, tmp_path):
     file.write_text("mb1ic4ih9oc4kh3ph1sh2\n")
     done = CliRunner().invoke(
         main,
-        ["verify", "shoddy", "--solver", "shoddy.sound", "--from", str(file), "--case", "*ih9*", "--jobs", "0", "-v"],
+        [
+            "verify",
+            "shoddy",
+            "--solver",
+            "shoddy.sound",
+            "--from",
+            str(file),
+            "--case",
+            "*ic4ih9*",
+            "--jobs",
+            "0",
+            "-v",
+        ],
     )
     assert done.exit_code == 0, done.output
     assert "1 outcomes" in done.output

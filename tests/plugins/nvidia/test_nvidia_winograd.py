@@ -11,6 +11,7 @@ from convdispatch_nvidia.winograd.tiling import Points, PointsTile, margin
 from plans import check_on_device, check_plan
 
 from convdispatch import ConvProblem
+from convdispatch.api.declared import outside_declaration
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
@@ -123,7 +124,6 @@ def test_a_small_device_gets_smaller_pieces():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("fwd_f16_mb2ic32ih6oc32kh3ph1", "float32"),
         ("fwd_f32_ieee_mb2ic32ih6oc32kh3ph1", "math float32 only"),
         ("fwd_f32_mb2ic64ih6oc64kh3ph1g2", "1 group"),
         ("fwd_f32_mb2ic32ih6oc32kh5ph2", "3x3 kernels only, got 5x5"),
@@ -137,6 +137,11 @@ def test_a_small_device_gets_smaller_pieces():
 )
 def test_refusals_say_why(text, words):
     assert words in SOLVER.limits(ConvProblem.parse(text), HOPPER)
+
+
+def test_it_declares_float32_alone():
+    problem = ConvProblem.parse("fwd_f16_mb2ic32ih6oc32kh3ph1")
+    assert outside_declaration(SOLVER, problem, HOPPER) == "float32 only, got float16"
 
 
 def test_on_the_device(queue):
