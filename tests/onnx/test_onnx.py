@@ -135,7 +135,8 @@ def test_symbolic_sizes_have_a_form_each_and_the_oldest_goes(monkeypatch):
         close(net(x), expected(residual(), x)[0])
         if size == 4:
             monkeypatch.setattr(kernels, "NEW_SHARE", 1)
-    assert [net._forms.get(((1, 3, size, size),)) is not None for size in range(4, 9)] == [True, *[False] * 3, True]
+    keys = [(((1, 3, size, size),), (False, False)) for size in range(4, 9)]
+    assert [net._forms.get(key) is not None for key in keys] == [True, *[False] * 3, True]
 
 
 def test_several_inputs_and_outputs_by_name():

@@ -45,7 +45,7 @@ def command(tmp_path, *words):
         ["info", "--json"],
         ["doctor", "--no-probe", "--json"],
         ["find", "mb1ic2ih4oc2kh3", "--budget", "500", "--no-isolate", "--json"],
-        ["verify", "im2col", "--case", "core:1", "--json", "/dev/stdout"],
+        ["verify", "im2col", "--case", "1x1", "--json", "/dev/stdout"],
     ],
     ids=lambda line: line[0],
 )
@@ -117,7 +117,7 @@ def test_a_fork_as_it_is_imported(sabotage, tmp_path):
     process = os.getpid()
     check_one_warning("plugin bad was set aside: it forks as it is imported")
     assert os.getpid() == process
-    ended = command(tmp_path, "verify", "bad", "--case", "core:1")
+    ended = command(tmp_path, "verify", "bad", "--case", "1x1")
     assert ended.returncode
     assert "it forks as it is imported" in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -158,7 +158,7 @@ def test_what_is_no_outcome_is_a_death_in_words():
 @pytest.mark.parametrize("end", ["os.abort()", "os._exit(3)"])
 def test_verify_names_a_plugin_that_ends_the_process_at_the_first_run(sabotage, tmp_path, end):
     sabotage(PLUGIN.format(method="cost", expression="1.0") + f"\n{end}\n", preferred=False)
-    ended = command(tmp_path, "verify", "bad", "--case", "core:1")
+    ended = command(tmp_path, "verify", "bad", "--case", "1x1")
     assert ended.returncode == 1
     assert "the plugin 'bad' did not load: it " in ended.stderr
     assert "as it is imported" in ended.stderr

@@ -209,7 +209,7 @@ def test_page_stands_alone_and_escapes():
     assert "<b>card</b>" not in page
     assert "relative error 1" in page, "a wrong solver is shown"
     assert "prefers-color-scheme: dark" in page
-    assert page.count("<svg") == 3, "the roofline, error against time, workspace against time"
+    assert page.count("<svg") == 4, "the roofline, error and workspace against time, time under each ceiling"
 
 
 def test_a_busy_machine_is_said():

@@ -48,7 +48,7 @@ def reserving(command: click.Command) -> click.Command:
     if isinstance(command, click.Group):
         for one in command.commands.values():
             reserving(one)
-    elif command.callback is not None and not hasattr(command.callback, "__wrapped__"):
+    elif command.callback is not None and not hasattr(command.callback, "reserves_output"):
         command.callback = _within(command.callback)
     return command
 
@@ -65,6 +65,7 @@ def _within(callback: Callable[..., Any]) -> Callable[..., Any]:
                     echo(json.dumps({"error": str(error)}))
                 raise
 
+    call.reserves_output = True  # type: ignore[attr-defined]
     return call
 
 

@@ -56,9 +56,7 @@ from .output import echo, shown
 @click.option("--verbose", "-v", is_flag=True, help="Print every outcome.")
 @CLUSTER
 @DEVICE
-@click.pass_context
 def verify(
-    context: click.Context,
     plugins: tuple[str, ...],
     level: str,
     render: Path | None,
@@ -73,6 +71,7 @@ def verify(
     With several plugins the files of --json and --html are one each, with the plugin's name in theirs. With --cluster
     the workers of a Dask scheduler verify, on every kind of device that they offer, and the page is one of all kinds.
     """
+    context = click.get_current_context()
     security, cluster, within_s = security_of(options), options.pop("cluster"), options.pop("within_s")
     paths = options.pop("json_path"), options.pop("html_path")
     from ...measurement.conformance.outcome import load_all
