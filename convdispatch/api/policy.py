@@ -184,7 +184,8 @@ PROMISES = ("batch_invariant", "strict_nan")
 
 def promising(options: Mapping[str, bool | None]) -> contextlib.AbstractContextManager[Policy]:
     """``policy`` with those of PROMISES that a door was given; None leaves the value in force. Raises InvalidPolicy."""
-    return policy(**{name: value for name, value in options.items() if value is not None})
+    chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    return policy(**chosen)
 
 
 def frozen() -> contextlib.AbstractContextManager[Policy]:
