@@ -127,7 +127,7 @@ def test_float64_has_its_digits_everywhere():
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_pytorch(text):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     from convdispatch.torch.compile.fused_operator import _backward, activate
     from convdispatch.torch.layer_activations import MODULES
 

@@ -127,7 +127,7 @@ def test_a_nan_reaches_what_reads_it_and_infinity_saturates():
 
 
 def test_pytorchs_tensors_are_taken_and_come_back():
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     x, w = drawn(1, (1, 4, 6, 6), E4M3), drawn(2, (8, 4, 3, 3), E4M3)
     bias = np.linspace(-1, 1, 8).astype(np.float32)
     given = [torch.from_numpy(each.view(np.uint8)).view(torch.float8_e4m3fn) for each in (x, w)]

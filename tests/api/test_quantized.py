@@ -224,7 +224,7 @@ def test_a_residual_is_added_before_or_after_the_sum_is_rounded():
 
 
 def test_out_constants_and_torch_tensors():
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
     x, w, bias = drawn(6, (2, 16, 7, 7), (24, 16, 3, 3))
     q = Quantization(0.1, 120, 0.1, 5.0, 128, dtype="uint8")

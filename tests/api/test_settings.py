@@ -114,7 +114,7 @@ def test_no_value_is_read_at_import():
 
 
 def test_a_command_and_enable_say_what_cannot_be_read(monkeypatch):
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     import convdispatch.torch as ct
 
     monkeypatch.setenv("CONVDISPATCH_TIER", "raedy")

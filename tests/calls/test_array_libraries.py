@@ -11,7 +11,7 @@ from convdispatch import ConvProblem, InvalidArgument
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device.commands import host_memory
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 PROBLEM = ConvProblem.parse("mb2ic5ih7iw6oc9kh3kw2sh2sw1ph1pw1")
 
 

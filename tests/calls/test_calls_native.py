@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
 import host_cuda  # noqa: E402 (torch is asked for first)
 from native_stand_in import _RUN, stand_in  # noqa: E402, F401

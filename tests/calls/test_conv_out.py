@@ -56,7 +56,7 @@ def test_elements_that_share_memory_are_refused(direction, kind):
 
 @pytest.mark.parametrize("kind", OVERLAPPING)
 def test_elements_of_a_tensor_of_torch_that_share_memory_are_refused(kind):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     operands, expected = make_operands(PROBLEM)
     x, w = map(torch.from_numpy, (operands.x, operands.w))
     view = OVERLAPPING[kind](PROBLEM.y_shape)

@@ -30,7 +30,7 @@ def made(kind, queue):
     if kind == "tensor":
         return lambda a: cd.Tensor.from_numpy(a, queue), lambda a: a.numpy(), QueueCall.generally
     if kind == "torch":
-        torch = pytest.importorskip("torch")
+        torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
         return lambda a: torch.from_numpy(a.copy()), lambda a: a.numpy(), HostCall.generally
     return np.copy, np.asarray, HostCall.generally
 
@@ -120,7 +120,7 @@ def test_a_warm_call_on_the_host_is_made_again_without_another_look_up(device, k
         pytest.skip("this device takes no pointers of the host's")
     if library == "torch" and constant:
         pytest.skip("a promise is seen as NumPy's there")
-    torch = pytest.importorskip("torch") if library == "torch" else None
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)") if library == "torch" else None
     bring = np.copy if torch is None else lambda array: torch.from_numpy(array.copy())
     given = {name: bring(value) if isinstance(value, np.ndarray) else value for name, value in KINDS[kind].items()}
     queue, w = runtime.queue(device), cd.constant(bring(W)) if constant else bring(W)

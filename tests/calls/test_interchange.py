@@ -97,7 +97,7 @@ def test_conv_on_foreign_memory(host):
 
 
 def test_one_memory_with_torch(host, values):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     tensor = Tensor.from_numpy(values, host)
     theirs = torch.from_dlpack(tensor)
     theirs[0, 0, 0] = 42
@@ -119,7 +119,7 @@ def test_no_cuda_interface_on_a_cpu(host, values):
 
 
 def test_one_memory_with_torch_on_cuda(cuda, values):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     tensor = Tensor.from_numpy(values, cuda)
     theirs = torch.from_dlpack(tensor)
     assert theirs.is_cuda

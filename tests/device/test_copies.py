@@ -154,7 +154,7 @@ def test_quantized_calls_and_an_out_of_order_queue(device):
 
 
 def test_pytorchs_tensors_go_this_way_too(runs, monkeypatch):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     import convdispatch.torch as ct
     from convdispatch.torch.dispatch import native
 

@@ -9,7 +9,7 @@ import pytest
 
 import convdispatch as cd
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device that PyTorch sees", allow_module_level=True)
 

@@ -308,7 +308,7 @@ def test_a_capture_takes_nothing_of_host_memory(queue):
 
 
 def test_torch_takes_the_same_launches(given, monkeypatch):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     import convdispatch.torch as ct
     from convdispatch.torch.dispatch import native
 

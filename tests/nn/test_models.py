@@ -113,7 +113,7 @@ def test_older_format(tmp_path):
 
 
 def test_torch_writes_what_we_read(tmp_path):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     shared = torch.arange(24, dtype=torch.float32).reshape(2, 3, 4)
     state = {"a": shared, "b": shared.permute(2, 0, 1)[1:], "c": torch.nn.Parameter(torch.rand(3).double())}
     state |= {"d": torch.tensor([True, False]), "e": torch.tensor(7, dtype=torch.int16), "f": torch.rand(2).half()}
@@ -285,7 +285,7 @@ def test_pictures_are_recognised(queue, layout):
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("solver", [None, "[!a]*"], ids=["chosen", "vectors"])
 def test_logits_equal_torchs(queue, layout, solver):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     x = np.random.default_rng(0).uniform(-1, 1, (2, 3, 224, 224)).astype(np.float32)
     expected = torch_logits(torch, read_checkpoint(weights_file()), x)
     given = x if layout == "nchw" else np.ascontiguousarray(x.transpose(0, 2, 3, 1))

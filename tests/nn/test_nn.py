@@ -211,7 +211,7 @@ def test_observers_see_each_layer_and_only_inside_the_block(queue):
 
 
 def test_layers_agree_with_torch(queue):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     layer = Conv2d(4, 6, 3, stride=2, padding=1, groups=2, queue=queue)
     theirs = torch.nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2)
     theirs.load_state_dict({name: torch.from_numpy(p.numpy()) for name, p in layer.named_parameters()})

@@ -45,7 +45,7 @@ def test_what_comes_in_comes_out(net, queue):
 
 
 def test_torch_tensors_come_out_as_torch_tensors(net):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     result = net(torch.from_numpy(picture()))
     assert isinstance(result, torch.Tensor)
     close(result.numpy(), expected(residual(), picture())[0])

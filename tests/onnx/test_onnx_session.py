@@ -131,7 +131,7 @@ def test_an_output_that_kernels_cannot_write_is_copied(place):
 
 
 def test_torch_tensors_and_dlpack_are_bound(session):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     x, y = torch.from_numpy(picture(2)), torch.zeros(2, 10)
     binding = session.io_binding()
     binding.bind_ortvalue_input("x", ours.OrtValue.from_dlpack(x))

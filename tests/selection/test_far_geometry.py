@@ -100,7 +100,7 @@ def test_every_direction(name, groups, layout):
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in NOT_PYTORCHS])
 def test_pytorchs_doors(name):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     import convdispatch.torch as ct
 
     x, w, options, (y, dx, dw) = case_of(name)

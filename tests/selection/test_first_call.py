@@ -240,7 +240,7 @@ def test_what_a_start_made_is_old_after_it():
 
 def test_pytorchs_door_imports_little():
     """What only searches, explanations and other doors need comes with them."""
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     text = """if True:
         import gc, sys
         import convdispatch.torch

@@ -18,7 +18,7 @@ from convdispatch.tools.benchmark.pages.terminal import show
 
 def test_a_peer_has_both_errors_as_ours_have(device, monkeypatch):
     """Read from the report: of normal data, and of data whose images, channels and summed axis differ in scale."""
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     monkeypatch.setattr(session, "ROUNDS", (2, 2))
     found, _ = peers.load(["torch"], runtime.device_info(device))
     for text in (TINY, TINY.replace("fwd", "bwd_weights")):

@@ -52,7 +52,7 @@ def test_unknown_peers_are_refused_and_missing_ones_said():
     with pytest.raises(InvalidArgument, match="torch, onnxruntime"):
         peers.load(["cutlass"], CPU)
     tpu = type("Info", (), {"type": "accelerator", "vendor": "x", "compute_units": 1, "__str__": lambda self: "TPU"})()
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     found, missing = peers.load(["torch"], tpu)
     assert not found
     assert "TPU" in missing["torch"]

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import pytest
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
 from convdispatch.api import ConvProblem  # noqa: E402
 from convdispatch.api.policy import Policy  # noqa: E402

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch import InvalidArgument  # noqa: E402

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch.inference.form_benchmark import Verdict  # noqa: E402

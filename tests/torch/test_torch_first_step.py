@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
 
 import convdispatch.torch as ct  # noqa: E402 (torch is asked for first)

@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch import InvalidArgument, load_pack, policy  # noqa: E402
 from convdispatch.calls.framework import tiers  # noqa: E402
