@@ -18,11 +18,11 @@ WAVE32_SUMS = 144
 
 def _mfma(size: int, k: int) -> TileInstruction:
     """V_MFMA_F32_32X32X8 or V_MFMA_F32_16X16X16: a lane holds four neighbours along k of one line of a and of b."""
-    both = Fragment(f"lane % {size}", f"lane / {size} * 4", ((0, 0),), 4)
+    operand = Fragment(f"lane % {size}", f"lane / {size} * 4", ((0, 0),), 4)
     blocks = size * size // 256  # of four rows each, one below all lanes' of the other
     rows = tuple(block * 256 // size + row for block in range(blocks) for row in range(4))
     return TileInstruction(m=size, n=size, k=k, lanes=64, row=f"lane / {size} * 4", column=f"lane % {size}", rows=rows,
-                           a=both, b=both, max_sums=WAVE64_SUMS)  # fmt: skip
+                           a=operand, b=operand, max_sums=WAVE64_SUMS)  # fmt: skip
 
 
 _WHOLE_LINE = Fragment("lane % 16", "0", ((0, 0), (0, 8)), 8)

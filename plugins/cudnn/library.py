@@ -70,9 +70,9 @@ class Library:
 
     def create(self) -> c_void_p:
         """Create a cuDNN handle for the current CUDA context."""
-        made = c_void_p()
-        self("cudnnCreate", byref(made))
-        return made
+        handle = c_void_p()
+        self("cudnnCreate", byref(handle))
+        return handle
 
 
 def _files(package: str, *names: str) -> list[str]:
@@ -117,7 +117,7 @@ class Descriptor:
     """An owned cuDNN backend descriptor: attributes are set by number, then ``finalize``."""
 
     def __init__(self, kind: int) -> None:
-        self._library, self.handle, self._held = library(), c_void_p(), []
+        self._library, self.handle, self._value_descriptors = library(), c_void_p(), []
         self._library("cudnnBackendCreateDescriptor", kind, byref(self.handle))
 
     def __del__(self) -> None:
@@ -128,7 +128,7 @@ class Descriptor:
         """Set an attribute to values of a kind (see the table of types); returns itself."""
         number, c_type = _TYPES[kind]
         if kind == "descriptor":
-            self._held += values
+            self._value_descriptors += values
             values = tuple(value.handle for value in values)
         array = (c_type * len(values))(*values)
         self._library("cudnnBackendSetAttribute", self.handle, attribute, number, len(values), array)
@@ -152,8 +152,8 @@ class Descriptor:
         count = c_int64(most or 0)
         if most is None:
             self._library("cudnnBackendGetAttribute", self.handle, attribute, number, 0, byref(count), None)
-        made = [Descriptor(kind) for _ in range(count.value)]
-        if made:
-            array = (c_void_p * len(made))(*(descriptor.handle for descriptor in made))
-            self._library("cudnnBackendGetAttribute", self.handle, attribute, number, len(made), byref(count), array)
-        return made[: count.value]
+        descriptors = [Descriptor(kind) for _ in range(count.value)]
+        if descriptors:
+            array = (c_void_p * len(descriptors))(*(descriptor.handle for descriptor in descriptors))
+            self._library("cudnnBackendGetAttribute", self.handle, attribute, number, len(descriptors), byref(count), array)
+        return descriptors[: count.value]

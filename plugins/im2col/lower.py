@@ -15,7 +15,7 @@ import numpy as np
 from convdispatch.api import DTYPES, GEMM_LAUNCH, OPERANDS, Axis, Launch, Matrix, build, define, kernel_text
 from convdispatch.api.cpu import Balance
 
-from .cost import LOWERED
+from .cost import LOWERED_OPS
 from .window import PatchWindow, Runs
 
 BLOCK_PLACES = 256
@@ -61,7 +61,7 @@ class Lowering:
         """Return the predicted time of all elements and launches on a CPU, in operations at peak rate."""
         window = self.window
         elements = window.k * window.groups * window.images * window.pixels
-        return LOWERED[window.nhwc] * elements + GEMM_LAUNCH * balance.launch * chunks.count
+        return LOWERED_OPS[window.nhwc] * elements + GEMM_LAUNCH * balance.launch * chunks.count
 
     @property
     def matrix(self) -> Matrix:
@@ -80,7 +80,7 @@ class Lowering:
         kind = DTYPES[window.dtype].accumulator
         text += define(V16=f"{kind}16", V8=f"{kind}8", V4=f"{kind}4", DSTSIZE=self.itemsize)
         text += define(TO="global" if window.nhwc else "private")
-        text += define(W=self._block, LD=self.ld, CB=self._channels, RUNS=self._block // window.places[2] + 2)
+        text += define(W=self._block, LD=self.ld, CB=self._channels, RUNS=self._block // window.positions[2] + 2)
         depth, height, width = (not window.inside(axis) for axis in range(3))
         text += define(OUTSIDE=int(depth or height), CLIPPED=int(width))
         text += define(DENSE=int(window.groups == 1 and window.spread[2] == 1))

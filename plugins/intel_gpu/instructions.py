@@ -17,8 +17,8 @@ MAX_SUMS = 64
 
 def _dpas(lanes: int) -> TileInstruction:
     """The product of 8 rows by a column for each work item of the sub-group."""
-    each = 16 // lanes
-    a = Fragment("0", f"lane * {each}", tuple((row, 0) for row in range(8)), each)
+    items = 16 // lanes
+    a = Fragment("0", f"lane * {items}", tuple((row, 0) for row in range(8)), items)
     b = Fragment("lane", "0", ((0, 0), (0, 8)), 8)
     return TileInstruction(m=8, n=lanes, k=16, lanes=lanes, row="0", column="lane", rows=tuple(range(8)), a=a, b=b,
                            max_sums=MAX_SUMS,

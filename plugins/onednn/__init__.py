@@ -21,11 +21,11 @@ _NO_NATIVE_KERNELS = {"oclgrind": "a simulator whose kernels are not the machine
 def convdispatch_solvers() -> Sequence[Solver]:
     """This plugin's solvers; without the library they refuse every problem and say what to install."""
     # In bfloat16 oneDNN multiplies padding zeros of its own with values that an output does not read: NaN spreads.
-    made = functools.partial(Declared, f"{__name__}.solver", serves=_serves, dtypes=("float32", "float16", "bfloat16"),
+    declare = functools.partial(Declared, f"{__name__}.solver", serves=_serves, dtypes=("float32", "float16", "bfloat16"),
                              exact=True, spreads_nonfinite=True)  # fmt: skip
     return (
-        made("Forward", name="onednn.forward", fuses=EPILOGUE, predicts=False),
-        made("Gradient", name="onednn.gradient", predicts=False),
+        declare("Forward", name="onednn.forward", fuses=EPILOGUE, predicts=False),
+        declare("Gradient", name="onednn.gradient", predicts=False),
     )
 
 

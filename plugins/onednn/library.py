@@ -112,9 +112,9 @@ class Library:
 
     def make(self, name: str, *arguments: Any) -> c_void_p:
         """Call ``dnnl_<name>`` whose first argument is the address of what it makes, and return that."""
-        made = c_void_p()
-        self.call(name, byref(made), *arguments)
-        return made
+        handle = c_void_p()
+        self.call(name, byref(handle), *arguments)
+        return handle
 
     def address(self, name: str) -> int:
         """Address of ``dnnl_<name>``, for code that calls it without Python."""
@@ -122,16 +122,16 @@ class Library:
 
 
 def _paths() -> list[str]:
-    found = []
+    candidates = []
     for name in _DISTRIBUTIONS:
         try:
             files = importlib.metadata.files(name) or []
         except importlib.metadata.PackageNotFoundError:
             continue
-        found += [str(Path(file.locate()).resolve()) for file in files if file.name == "libdnnl.so.3"]
-    found.append(str(Path(sys.prefix) / "lib" / "libdnnl.so.3"))
+        candidates += [str(Path(file.locate()).resolve()) for file in files if file.name == "libdnnl.so.3"]
+    candidates.append(str(Path(sys.prefix) / "lib" / "libdnnl.so.3"))
     system = ctypes.util.find_library("dnnl")
-    return [path for path in found if Path(path).exists()] + ([system] if system else [])
+    return [path for path in candidates if Path(path).exists()] + ([system] if system else [])
 
 
 @functools.lru_cache(maxsize=1)

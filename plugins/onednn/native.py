@@ -21,8 +21,8 @@ from convdispatch.api import ConvDispatchError
 if TYPE_CHECKING:
     import pyopencl as cl
 
-_WORDS = 6
-_HEAD = 3
+_RECORD_WORDS = 6
+_HEADER_WORDS = 3
 # Machine code of the native kernel. Its argument is an array of 64-bit words: the address of a status word; the byte
 # offset of the records; a zero; an address per buffer, which the runtime fills in; then records of six words
 # (function, four arguments, byte offset of the word that is added to the second argument: a buffer's or the zero);
@@ -101,23 +101,23 @@ def mixes_buffers(device: cl.Device) -> bool:
     return "portable computing" in device.platform.name.lower()
 
 
-def wholes(buffers: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
+def parent_buffers(buffers: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
     """(each buffer, or the parent of a sub-buffer; the byte offset of each in its parent), by name."""
     import pyopencl as cl
 
-    found, starts = {}, {}
+    parents, offsets = {}, {}
     for name, buffer in buffers.items():
-        whole = None if buffer is None else buffer.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
-        found[name] = buffer if whole is None else whole
-        starts[name] = 0 if whole is None else buffer.get_info(cl.mem_info.OFFSET)
-    return found, starts
+        parent = None if buffer is None else buffer.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
+        parents[name] = buffer if parent is None else parent
+        offsets[name] = 0 if parent is None else buffer.get_info(cl.mem_info.OFFSET)
+    return parents, offsets
 
 
-def apart(calls: Sequence[Invocation]) -> list[Script]:
+def split_by_buffer(calls: Sequence[Invocation]) -> list[Script]:
     """The calls split into commands of one buffer each, and one without buffers; for runtimes that mix buffers up."""
-    names = tuple(dict.fromkeys(call.second for call in calls if isinstance(call.second, str)))
-    first = [Script([call for call in calls if call.second == name]) for name in names]
-    return [*first, Script([call for call in calls if not isinstance(call.second, str)], held=names)]
+    operand_names = tuple(dict.fromkeys(call.second for call in calls if isinstance(call.second, str)))
+    scripts = [Script([call for call in calls if call.second == name]) for name in operand_names]
+    return [*scripts, Script([call for call in calls if not isinstance(call.second, str)], extra_operands=operand_names)]
 
 
 class Script:
@@ -126,20 +126,20 @@ class Script:
     ``held`` names operands that no call has as argument, but that are in use while the command runs.
     """
 
-    def __init__(self, calls: Sequence[Invocation], held: Sequence[str] = ()) -> None:
+    def __init__(self, calls: Sequence[Invocation], extra_operands: Sequence[str] = ()) -> None:
         self.status = c_int(0)
-        self.operands = (*dict.fromkeys(call.second for call in calls if isinstance(call.second, str)), *held)
-        word_of = {name: _HEAD + place for place, name in enumerate(self.operands)}
-        start = _HEAD + len(self.operands)
-        self._words = (c_uint64 * (start + _WORDS * len(calls) + 1))()
-        self._words[:2] = [ctypes.addressof(self.status), 8 * start]
-        for number, call in enumerate(calls):
+        self.operands = (*dict.fromkeys(call.second for call in calls if isinstance(call.second, str)), *extra_operands)
+        word_of = {name: _HEADER_WORDS + slot for slot, name in enumerate(self.operands)}
+        records_start = _HEADER_WORDS + len(self.operands)
+        self._words = (c_uint64 * (records_start + _RECORD_WORDS * len(calls) + 1))()
+        self._words[:2] = [ctypes.addressof(self.status), 8 * records_start]
+        for index, call in enumerate(calls):
             second, word = (call.offset, word_of[call.second]) if isinstance(call.second, str) else (call.second, 2)
-            at = start + _WORDS * number
-            self._words[at : at + _WORDS] = [call.function, call.first, second, call.third, call.fourth, 8 * word]
+            position = records_start + _RECORD_WORDS * index
+            self._words[position : position + _RECORD_WORDS] = [call.function, call.first, second, call.third, call.fourth, 8 * word]
         self._offsets = [
-            (start + _WORDS * number + 2, call.offset, call.second)
-            for number, call in enumerate(calls)
+            (records_start + _RECORD_WORDS * index + 2, call.offset, call.second)
+            for index, call in enumerate(calls)
             if isinstance(call.second, str)
         ]
         base = ctypes.addressof(self._words)
@@ -159,8 +159,8 @@ class Script:
         """
         import pyopencl as cl
 
-        for at, offset, name in self._offsets if starts else ():
-            self._words[at] = offset + starts[name]
+        for position, offset, name in self._offsets if starts else ():
+            self._words[position] = offset + starts[name]
         memory = self._buffers(*(buffers[name].int_ptr for name in self.operands))
         events = (c_void_p * len(wait_for))(*(event.int_ptr for event in wait_for)) if wait_for else None
         event = c_void_p()
