@@ -31,7 +31,7 @@ def _serves(device: DeviceInfo) -> str | None:
 
 
 def library_version() -> str | None:
-    """cuDNN's version, which errata go by; None where it is not there."""
+    """cuDNN's version, to which errata refer; None if cuDNN is not installed."""
     from .library import library, missing
 
     if missing():

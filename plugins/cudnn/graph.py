@@ -42,13 +42,15 @@ class Kind:
 
 
 _OPERATION = {
-    # Direction: (cuDNN's operation descriptor, its first attribute of alpha, beta, convolution, w, x, y).
+    # Direction: (type of cuDNN's operation descriptor, number of its attribute alpha). The attributes beta,
+    # convolution, w, x and y have the numbers that follow.
     "fwd": (10, 700),
     "bwd_data": (12, 706),
     "bwd_weights": (11, 712),
 }
 _SILENT_WINOGRAD = {("bwd_weights", 17)}
-"""(direction, engine) of Winograd engines without cuDNN's note of it: seen by their kernels' names and error."""
+"""(direction, engine) of engines that use Winograd, as their kernels' names and errors show, though cuDNN's notes do
+not say so."""
 TENSOR_CORE, DOWN_CONVERT, FFT, NONDETERMINISTIC, WINOGRAD = 0, 1, 3, 4, 5
 """Numbers of ``cudnnBackendNumericalNote_t``."""
 
@@ -70,7 +72,7 @@ class Candidate:
 
 
 def tensor_of(problem: ConvProblem, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(sizes, steps in elements) of x, w or y with two or three axes of space, channels second."""
+    """(sizes, strides in elements) of x, w or y with two or three spatial axes; channels are the second axis."""
     axes = problem.axes if problem.ndim > 1 else "hw"
     letter, layout = {"x": "i", "w": "k", "y": "o"}[name], TensorLayout.of(problem, name)
     space = tuple(getattr(problem, letter + axis) for axis in axes)
@@ -97,7 +99,9 @@ def _graph(problem: ConvProblem, handle: c_void_p) -> Descriptor:
     kind, first_attribute = _OPERATION[problem.direction]
     operation = Descriptor(kind)
     scalar_kind = "double" if double else "float"
-    operation.set(first_attribute, scalar_kind, 1.0).set(first_attribute + 1, scalar_kind, 0.0).set(first_attribute + 2, "descriptor", convolution.finalize())
+    operation.set(first_attribute, scalar_kind, 1.0).set(first_attribute + 1, scalar_kind, 0.0).set(
+        first_attribute + 2, "descriptor", convolution.finalize()
+    )
     for offset, name in enumerate("wxy"):
         operation.set(first_attribute + 3 + offset, "descriptor", tensors[name])
     return Descriptor(Kind.GRAPH).set(800, "handle", handle).set(801, "descriptor", operation.finalize()).finalize()
@@ -162,7 +166,8 @@ def engines(problem: ConvProblem, handle: c_void_p) -> list[Candidate]:
 
 
 def execution_plan(problem: ConvProblem, handle: c_void_p, config: Mapping[str, Any]) -> tuple[Descriptor, int]:
-    """(plan, bytes of workspace) of an engine's configuration. Raises CudnnError where the engine cannot."""
+    """(execution plan, bytes of workspace) of an engine's configuration. Raises CudnnError if the engine cannot run
+    it."""
     engine = Descriptor(Kind.ENGINE).set(1300, "descriptor", _graph(problem, handle)).set(1301, "int", config["engine"])
     knobs = [
         Descriptor(Kind.KNOB).set(600, "knob", kind).set(601, "int", value).finalize()
@@ -176,6 +181,6 @@ def execution_plan(problem: ConvProblem, handle: c_void_p, config: Mapping[str, 
 
 
 def variant_pack(places: Sequence[int]) -> Descriptor:
-    """cuDNN's variant pack of a run: the CUDA addresses of x, w, y and the workspace (0 without one)."""
+    """cuDNN's variant pack of one run: the CUDA addresses of x, w, y and the workspace (0 if the plan needs none)."""
     pack = Descriptor(Kind.PACK).set(1000, "int", *map(ord, "xwy")).set(1001, "pointer", *places[:3])
     return pack.set(1003, "pointer", places[3]).finalize()

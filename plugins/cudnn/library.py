@@ -14,7 +14,7 @@ from convdispatch.api import ConvDispatchError
 INSTALL = "pip install 'convdispatch[cudnn]'"
 _PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 _HELPERS = {
-    # Libraries that cuDNN's engines load on demand: NVRTC compiles generated code, cuBLAS multiplies matrices.
+    # Distribution: the libraries in it that cuDNN's engines load on demand. NVRTC compiles code, cuBLAS multiplies.
     "nvidia-cuda-nvrtc": ("libnvrtc.so.13",),
     "nvidia-cuda-nvrtc-cu12": ("libnvrtc.so.12",),
     "nvidia-cublas": ("libcublasLt.so.13", "libcublas.so.13"),
@@ -48,11 +48,12 @@ _TYPES = {
 
 
 class CudnnError(ConvDispatchError):
-    """A call that cuDNN refused; the message contains cuDNN's own."""
+    """A call that cuDNN refused; the message contains cuDNN's own message."""
 
 
 class Library:
-    """The loaded library; ``library(name, ...)`` makes a call and raises CudnnError."""
+    """The loaded cuDNN library. Calling it as ``library(name, ...)`` calls a C function; a failure raises
+    CudnnError."""
 
     def __init__(self, handle: ctypes.CDLL) -> None:
         self.handle = handle
@@ -155,5 +156,7 @@ class Descriptor:
         descriptors = [Descriptor(kind) for _ in range(count.value)]
         if descriptors:
             array = (c_void_p * len(descriptors))(*(descriptor.handle for descriptor in descriptors))
-            self._library("cudnnBackendGetAttribute", self.handle, attribute, number, len(descriptors), byref(count), array)
+            self._library(
+                "cudnnBackendGetAttribute", self.handle, attribute, number, len(descriptors), byref(count), array
+            )
         return descriptors[: count.value]

@@ -60,7 +60,7 @@ def _handle(device: cl.Device, use: str) -> c_void_p:
 
 @contextlib.contextmanager
 def planning_handle(device: cl.Device) -> Iterator[c_void_p]:
-    """The handle for making plans, for one thread at a time, whose CUDA context is current meanwhile."""
+    """The cuDNN handle for creating plans. One thread at a time has it, and its CUDA context is current meanwhile."""
     with _planning_lock:
         handle = _handle(device, "make")
         with cuda_of(device).current():
@@ -69,7 +69,7 @@ def planning_handle(device: cl.Device) -> Iterator[c_void_p]:
 
 @contextlib.contextmanager
 def running(device: cl.Device, cuda: Any, stream: c_void_p) -> Iterator[c_void_p]:
-    """The handle for running plans, on a CUDA stream, for one thread at a time."""
+    """The cuDNN handle for running plans, set to a CUDA stream. One thread at a time has it."""
     handle = _handle(device, "run")
     with _running_lock, cuda.current():
         library()("cudnnSetStream", handle, stream)
@@ -82,19 +82,18 @@ def tensor_bytes(problem: ConvProblem) -> dict[str, int]:
 
 
 def load(cuda: Any, handle: c_void_p, stream: c_void_p, plan: Descriptor, sizes: Sequence[int]) -> bool:
-    """Load a plan's kernels: run it once on the handle's stream, on memory taken for the moment, and wait.
+    """Load a plan's kernels: run it once on the handle's stream, on temporary memory, and wait.
 
-    Returns whether there was memory.
+    Returns whether there was memory. ``sizes`` are the bytes of x, w, y and workspace. If memory is short nothing is
+    loaded, and the plan's first enqueue may wait. Memory is allocated and freed in the stream's order, which waits for
+    no other stream.
 
-    ``sizes`` are the bytes of x, w, y and workspace. Where memory is short nothing is loaded: then the plan's first
-    enqueue may wait. Memory is had and given back in the stream's order, which waits for no other stream.
+    CUDA loads a kernel at its first launch, which then waits until the context has no work. If the first enqueue did
+    that, it would wait for all other queues, and for ever if their work waits for an event that the host would complete
+    next. (Capturing the plan into a graph that never runs would need no memory, but corrupted the process's heap with
+    cuDNN 9.19.)
 
-    CUDA loads a kernel at its first launch, which then waits until the context has no work. Left to the first enqueue
-    that is a wait for all other queues, and one for ever where their work waits for an event that the host would
-    complete next. (Capturing the plan into a graph that never runs would need no memory; cuDNN 9.19 then corrupted the
-    heap of its process.)
-
-    Raises CudnnError where the engine cannot run after all.
+    Raises CudnnError if the engine cannot run after all.
     """
     offsets, total = [], 0
     for size in sizes:
@@ -117,11 +116,11 @@ def load(cuda: Any, handle: c_void_p, stream: c_void_p, plan: Descriptor, sizes:
 class CudnnPlan:
     """A plan of one cuDNN engine, which can run on any queue of its context.
 
-    Creating the plan may wait for the device, so that ``enqueue`` never does: kernels are loaded, and what the bridges
-    of queues share is created. If memory was too short to run the engine once, the first enqueue may wait.
+    Creating the plan may wait for the device, so that ``enqueue`` never does: it loads the kernels and creates what the
+    queues' bridges share. If memory was too short to run the engine once, the first enqueue may wait.
 
-    Memory from the runtime is CUDA's too, so nothing is copied. Buffers from elsewhere, which CUDA cannot see, are
-    copied into the pool's memory and back. A workspace too large to share is CUDA's alone, for the time of a run.
+    CUDA can address the runtime's memory, so its buffers are not copied. Other buffers, which CUDA cannot see, are
+    copied into the pool's memory and back. A workspace too large to share is allocated by CUDA for the time of a run.
     """
 
     recordable = False
@@ -149,7 +148,7 @@ class CudnnPlan:
         workspace: cl.MemoryObject | None,
         wait_for: Sequence[cl.Event] | None = None,
     ) -> cl.Event:
-        """Enqueue on the CUDA stream beside ``queue``, in its order, or on a CUDA stream itself; never waits."""
+        """Enqueue on the CUDA stream that is paired with ``queue``, in its order, or on a CUDA stream; never waits."""
         if isinstance(queue, CudaStream):
             return self._on_stream(queue, {"x": x, "w": w, "y": y}, workspace)
         bridge = bridge_of(queue)

@@ -1,4 +1,4 @@
-"""cuDNN's solvers: what they refuse, and the engines its heuristics name as configurations."""
+"""cuDNN's solvers: what they refuse, and the engines that cuDNN's heuristics propose, as configurations."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _working(problem: ConvProblem, handle: c_void_p, deterministic: bool) -> lis
 
 
 class Convolution(Solver):
-    """cuDNN with every engine that the problem's ``math`` permits; some add partial sums in an order that changes."""
+    """cuDNN with every engine that the problem's ``math`` permits; some add partial sums in a varying order."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Refuses if cuDNN is missing, padding is asymmetric, CUDA cannot see the tensors, or no engine fits."""

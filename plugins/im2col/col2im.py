@@ -1,6 +1,6 @@
 """The data gradient in general: ``columns[k, position] = w' dy``, then each element of x sums its columns.
 
-Columns are computed for some images, groups and channels at a time. 16-bit tensors are widened first: sums are float32.
+Columns are computed for some images, groups and channels at a time. 16-bit tensors are converted to float32 first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from convdispatch.api import GEMM_LAUNCH as LAUNCH
 from convdispatch.api.cpu import Balance
 
 from .convert import Converter
-from .cost import COLUMN_OPS, CONVERTED_OPS, COLUMN_RUN_OPS
+from .cost import COLUMN_OPS, COLUMN_RUN_OPS, CONVERTED_OPS
 from .window import PatchWindow, runs
 
 TILE_ELEMENTS = 256
@@ -45,8 +45,9 @@ TILE_ELEMENTS = 256
 MAX_STEP = 64
 """Largest stride along w for which a work item sums the phases of a row of x in vectors."""
 FEW_CHANNELS, FEW_FACTOR = 4, 8.0
-"""Source channels of a group up to which columns take so many times their predicted time: 7 to 50 over five layers of
-one or two channels and strides of 3 to 8, whose columns take as long to multiply as to copy."""
+"""With at most ``FEW_CHANNELS`` output channels per group, columns take ``FEW_FACTOR`` times their predicted time: 7 to
+50 times on five layers of one or two channels and strides of 3 to 8, whose columns take as long to multiply as to
+copy."""
 FRONT_ELEMENTS = 32
 """Elements of padding before and after the columns: a vector at a row's end reads beyond the row."""
 
@@ -91,7 +92,10 @@ class Col2im:
     def sizes(self) -> dict[tuple[int, ...], int]:
         """(images, groups, channels) of the pieces, and how many there are of each."""
         by_axis = [cut.sizes.items() for cut in self.cuts]
-        return {tuple(n for n, _ in extents): math.prod(times for _, times in extents) for extents in itertools.product(*by_axis)}
+        return {
+            tuple(n for n, _ in extents): math.prod(times for _, times in extents)
+            for extents in itertools.product(*by_axis)
+        }
 
     def spec(self, images: int, groups: int, channels: int) -> GemmSpec:
         """Return the specification of the product that computes one piece's columns."""

@@ -1,4 +1,4 @@
-"""Conversion between 16-bit elements and float32, for tensors that are summed over several products."""
+"""Conversion between 16-bit elements and float32, for tensors that several matrix products sum."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Converter(NamedTuple):
     cpu: bool
 
     def to_float32(self, source: str, offset: int, size: int) -> Launch:
-        """``size`` elements of operand ``source`` as float32 to the workspace from byte ``offset`` on."""
+        """Convert ``size`` elements of operand ``source`` to float32, into the workspace from byte ``offset`` on."""
         return self._launch((source, 0, "workspace", offset // 4), size, outward=0, add=False)
 
     def from_float32(self, target: str, offset: int, size: int, add: bool) -> Launch:
-        """``size`` float32 from byte ``offset`` of the workspace on to operand ``target``, or added to it."""
+        """Convert ``size`` float32 from byte ``offset`` of the workspace on into operand ``target``, or add to it."""
         return self._launch(("workspace", offset // 4, target, 0), size, outward=1, add=add)
 
     def _launch(self, operands: tuple[str, int, str, int], size: int, outward: int, add: bool) -> Launch:

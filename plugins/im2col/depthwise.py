@@ -1,7 +1,7 @@
 """Convolutions with one source channel per group, lowered in registers.
 
-A matrix product with one row, or few, would spend its time on copying the lowered matrix. Serves the forward
-convolution, the data gradient of stride 1 with the taps flipped, and on a CPU the weights' gradient.
+A matrix product with one or a few rows would spend its time on copying the lowered matrix. This method serves the
+forward convolution, the data gradient of stride 1 with the taps flipped, and on a CPU the weights' gradient.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Depthwise:
         self.lanes = 64 // window.accumulator_size
         self.gradient = problem.direction == "bwd_weights"
         self.packs = config["cpu"] and window.nhwc and not self.gradient
-        # Of a padded NCHW plane, ``reach`` has the taps' offsets from the plane's first element, and ``zero`` is the
-        # position of that element in x.
+        # In a padded NCHW plane, ``reach`` has the taps' offsets along each axis from the plane's first element, and
+        # ``zero`` is the position of that element in x.
         low = [min(0, (taps - 1) * spread) for taps, spread in zip(window.taps, window.spread, strict=True)]
         self.zero = [base - pad for base, pad in zip(low, window.pad, strict=True)]
         self.reach = [
@@ -93,7 +93,9 @@ class Depthwise:
             (positions - 1) * step + max(reach) + 1
             for positions, step, reach in zip(window.positions, window.step, self.reach, strict=True)
         ]
-        self.pitch = round_up(round_up(window.positions[2], self.lanes) + max(self.reach[2]) // window.step[2], self.lanes)
+        self.pitch = round_up(
+            round_up(window.positions[2], self.lanes) + max(self.reach[2]) // window.step[2], self.lanes
+        )
 
     @property
     def packed_size(self) -> int:

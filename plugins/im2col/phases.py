@@ -32,7 +32,7 @@ PAIR_OPS, SINGLE_OPS = 3.0, 35.0
 
 
 class Row(NamedTuple):
-    """Rows of x congruent modulo the stride; ``phases[f]`` has (tap, offset) of what columns f, f + s, ... sum."""
+    """Rows of x congruent modulo the stride s; ``phases[f]`` has (tap, offset) of all terms of columns f, f + s, ..."""
 
     first: tuple[int, ...]
     count: tuple[int, ...]

@@ -34,7 +34,7 @@ from convdispatch.api import GEMM_LAUNCH as LAUNCH
 from convdispatch.api import GEMM_PACKED as PACKED
 from convdispatch.api.cpu import Balance
 
-from .cost import CACHED_WEIGHT_BYTES, UNCACHED_WEIGHT_BYTES, WORSE_FORM_FACTOR, UNCACHED_PACKING_OPS, WIDE_PACKING_OPS
+from .cost import CACHED_WEIGHT_BYTES, UNCACHED_PACKING_OPS, UNCACHED_WEIGHT_BYTES, WIDE_PACKING_OPS, WORSE_FORM_FACTOR
 from .lower import Lowering
 from .window import PatchWindow
 
@@ -59,7 +59,9 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
             draft = WindowProduct(problem, {"method": method, "form": form, "cap": cap, "gemm": kind})
             spec = draft.spec(draft.largest)
             if spec not in choices_by_spec:
-                choices_by_spec[spec] = choices = [choice for choice in gemm_configs(spec, device) if draft.suits(choice)]
+                choices_by_spec[spec] = choices = [
+                    choice for choice in gemm_configs(spec, device) if draft.suits(choice)
+                ]
                 if draft.in_place and draft.cpu:
                     choices.sort(key=functools.partial(gemm_cost, spec, balance=balance))
                 elif draft.cpu and not problem.constant_weights:
@@ -71,8 +73,8 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
 
 
 def _joins_images(window: PatchWindow) -> bool:
-    """Whether several NCHW images are expected to be faster as one matrix: of few pixels, or of weights that no near
-    cache holds from image to image."""
+    """Whether several NCHW images are expected to be faster as one matrix: if they have few pixels, or if no near cache
+    holds the weights from image to image."""
     exceeds_cache = window.targets * window.k * window.accumulator_size > UNCACHED_WEIGHT_BYTES
     return window.pixels < 32 or (exceeds_cache and 128 <= window.pixels < 256)
 
@@ -113,18 +115,26 @@ class WindowProduct:
 
     @property
     def packs_weights(self) -> bool:
-        """Whether the product reads the weights packed: by choice, and always where they are packed only once."""
+        """Whether the product reads packed weights: by configuration, and always if constant weights are packed
+        once."""
         pack_key = "pack_b" if self.gemm.get("swap") else "pack_a"
         return self.cpu and (self.problem.constant_weights or bool(self.gemm.get(pack_key)))
 
     def packing_cost(self, gemm: Mapping[str, Any], balance: Balance) -> float:
-        """Operations that packing weights, which change at every call, takes under a choice of the product.
+        """Operations at peak rate that packing weights, which change at every call, takes under a product's choice.
 
-        A swapped product packs them in wide panels, from as many rows, which share few sets of a cache.
+        A swapped product packs them in wide panels, from as many rows, which compete for few sets of a cache.
         """
         window = self.window
-        count, exceeds_cache = window.targets * window.k, window.targets * window.k * window.accumulator_size > CACHED_WEIGHT_BYTES
-        ops_per_weight = WIDE_PACKING_OPS[exceeds_cache] if gemm["swap"] else (UNCACHED_PACKING_OPS if exceeds_cache else PACKED)[self.flipped]
+        count, exceeds_cache = (
+            window.targets * window.k,
+            window.targets * window.k * window.accumulator_size > CACHED_WEIGHT_BYTES,
+        )
+        ops_per_weight = (
+            WIDE_PACKING_OPS[exceeds_cache]
+            if gemm["swap"]
+            else (UNCACHED_PACKING_OPS if exceeds_cache else PACKED)[self.flipped]
+        )
         return ops_per_weight * (balance.memory if exceeds_cache else 1.0) * count + LAUNCH * balance.launch
 
     def suits(self, gemm: Mapping[str, Any]) -> bool:
@@ -212,7 +222,15 @@ class WindowProduct:
             columns, columns_offset = "workspace", 0
             if self.in_place:
                 columns, columns_offset = source, window.offset(window.channels, start)
-            operands = (weights, columns, target, weights_offset, columns_offset, window.offset(window.targets, start), scratch)
+            operands = (
+                weights,
+                columns,
+                target,
+                weights_offset,
+                columns_offset,
+                window.offset(window.targets, start),
+                scratch,
+            )
             steps.append(Product(products[count], *operands))
         if not (self.packs_weights and self.problem.constant_weights):
             return StepPlan(workspace_size, steps)

@@ -51,7 +51,7 @@ class Im2col(Solver):
         return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """The best method's choices under the default cap first, then smaller caps; the last is the floor."""
+        """The best method's choices under the default cap first, then smaller caps; the last needs the least memory."""
         caps = list(CPU_CHUNK_BYTES if device.type == "cpu" else GPU_CHUNK_BYTES)
         if problem.direction == "fwd":
             yield from depthwise.configs(problem, device, caps)
@@ -74,12 +74,16 @@ class Im2col(Solver):
         return _METHODS[config["method"]](problem, config).workspace_size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """On a CPU the product, what is copied for it, and launches. On a GPU the sum's operations at the product's
-        usual share of the peak, and 8 for each lowered element."""
+        """On a CPU the time of the product, of copies for it, and of launches. On a GPU the operations of the sum at
+        the product's usual share of the peak rate, and 8 operations for each lowered element."""
         if device.type == "cpu":
             dtype_factor = NARROW_FACTOR if DTYPES[problem.dtype].widened else 1.0
             device_rates = rates(device)
-            return dtype_factor * _METHODS[config["method"]](problem, config).cost(Balance.of(device_rates)) / device_rates.flops
+            return (
+                dtype_factor
+                * _METHODS[config["method"]](problem, config).cost(Balance.of(device_rates))
+                / device_rates.flops
+            )
         lowered = problem.flops / 2 / max(1, problem.oc // problem.g)
         pointwise = problem.kd * problem.kh * problem.kw == 1
         return (problem.flops / 0.8 + (0 if pointwise else 8 * lowered)) / (SUSTAINED * rates(device).flops)

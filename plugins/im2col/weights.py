@@ -88,7 +88,7 @@ class WeightsProduct:
         return not self.in_place and bool(gemm.get("pack_a" if gemm.get("swap") else "pack_b"))
 
     def rating(self, balance: Balance) -> float:
-        """The order of configurations: their cost, and a little more where the lowered matrix is copied once more."""
+        """The sort key of configurations: predicted cost, 10% more if the product copies the lowered matrix again."""
         spec, times = self.spec(self.chunks.largest, self.problem.accumulate), self.chunks.count
         cost = times * gemm_cost(spec, self.gemm, balance) * (1.1 if self.packs_lowered(self.gemm) else 1.0)
         return cost - self._back_to_back_savings(balance)
@@ -181,7 +181,9 @@ class WeightsProduct:
             if self.in_place:
                 columns, columns_offset = "x", window.offset(window.channels, start)
             dy_offset = gradient_offset + window.offset(window.targets, start)
-            steps.append(Product(plans[spec], gradient, columns, result, dy_offset, columns_offset, result_offset, scratch))
+            steps.append(
+                Product(plans[spec], gradient, columns, result, dy_offset, columns_offset, result_offset, scratch)
+            )
         if self.widened:
             steps.append(convert.from_float32("w", wide_w, math.prod(problem.w_shape), problem.accumulate))
         return StepPlan(workspace_size, steps)

@@ -21,7 +21,7 @@ _AXES = "dhw"
 class Runs:
     """Cuts ``repeats`` consecutive stretches of ``total`` window positions into runs of ``size``, a shorter one last.
 
-    A problem may have billions of places, so no property here iterates over them.
+    A problem may have billions of positions, so no property here iterates over them.
     """
 
     repeats: int
@@ -63,7 +63,7 @@ class PatchWindow:
     groups: int
     source: tuple[int, ...]
     positions: tuple[int, ...]
-    """Positions of the window: the size of the other tensor."""
+    """Positions of the window along each axis: the size of the tensor on the other side of the product."""
     taps: tuple[int, ...]
     step: tuple[int, ...]
     spread: tuple[int, ...]
@@ -148,15 +148,15 @@ class PatchWindow:
     def aligned(self, channels: int, chunks: Runs) -> bool:
         """Whether every chunk begins at a multiple of four elements in a tensor of ``channels``.
 
-        A chunk's offset is a sum of those of one stretch and of one chunk, each taken so many times.
+        A chunk's offset is a multiple of a stretch's offset plus a multiple of a chunk's offset.
         """
         steps = [chunks.total] * (chunks.repeats > 1) + [chunks.size] * (chunks.size < chunks.total)
         return not any(self.offset(channels, step) % 4 for step in steps)
 
     def macros(self, narrow_stored: bool = False) -> str:
-        """The window as OpenCL text, with SRC and DST (element types) and GET(p, i), which turns one into the other.
+        """The window as OpenCL macros, with SRC and DST (element types) and GET(p, i), which converts SRC to DST.
 
-        ``narrow_stored``: the lowered matrix keeps the source's 16-bit elements; otherwise it holds sums' type.
+        ``narrow_stored``: the lowered matrix stores the source's 16-bit elements; otherwise elements of the sums' type.
         """
         text = storage_macros(self.dtype)
         for prefix, triple in (

@@ -62,7 +62,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 class OneDNNError(ConvDispatchError):
-    """oneDNN refused a call; ``status`` is its number, 3 for what it has no implementation of."""
+    """oneDNN refused a call; ``status`` is its ``dnnl_status_t``, for example 3 if it has no implementation."""
 
     def __init__(self, function: str, status: int) -> None:
         super().__init__(f"{function}: {_STATUS.get(status, f'status {status}')}")
@@ -81,7 +81,7 @@ class _Version(ctypes.Structure):
 
 
 class Library:
-    """The loaded library with its one engine; a call that fails raises OneDNNError."""
+    """The loaded oneDNN library with its one CPU engine and stream; a call that fails raises OneDNNError."""
 
     def __init__(self, handle: ctypes.CDLL, path: str) -> None:
         self.path, self.handle = path, handle
@@ -111,7 +111,7 @@ class Library:
             raise OneDNNError("dnnl_" + name, status)
 
     def make(self, name: str, *arguments: Any) -> c_void_p:
-        """Call ``dnnl_<name>`` whose first argument is the address of what it makes, and return that."""
+        """Call ``dnnl_<name>``, whose first argument is where it stores the object that it creates; return that."""
         handle = c_void_p()
         self.call(name, byref(handle), *arguments)
         return handle

@@ -1,10 +1,10 @@
 """Runs calls of a C library as one command of an OpenCL CPU device's queue, without Python and without waiting.
 
 ``clEnqueueNativeKernel`` takes a function of one argument; the runtime puts the buffers' addresses into that argument
-and calls it when the command's turn comes. The function here is forty instructions' worth of machine code that walks a
-list of calls, so that the device's thread needs no lock of Python's: a callback written in Python could deadlock with
-a thread that waits for the queue, and would stand still while another thread computes in Python. A library that
-generates code as oneDNN does needs executable memory anyway.
+and calls it when the command's turn comes. The function here is some twenty instructions of machine code that walk a
+list of calls, so that the device's thread does not need Python's lock: a callback written in Python could deadlock with
+a thread that waits for the queue, and would pause while another thread computes in Python. oneDNN generates code, so it
+needs executable memory anyway.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HEADER_WORDS = 3
 # (function, four arguments, byte offset of the word that is added to the second argument: a buffer's or the zero);
 # then a zero.
 _CODE = bytes.fromhex(
-    "53"  # push rbx: with the next two, the stack is aligned to 16 for the calls
+    "53"  # push rbx: together with r12 and r13 this aligns the stack to 16 bytes for the calls
     "4154"  # push r12
     "4155"  # push r13
     "4989fd"  # mov r13, rdi
@@ -102,7 +102,7 @@ def mixes_buffers(device: cl.Device) -> bool:
 
 
 def parent_buffers(buffers: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-    """(each buffer, or the parent of a sub-buffer; the byte offset of each in its parent), by name."""
+    """By operand: (the buffer, or the parent of a sub-buffer; the operand's byte offset in that parent)."""
     import pyopencl as cl
 
     parents, offsets = {}, {}
@@ -114,14 +114,17 @@ def parent_buffers(buffers: dict[str, Any]) -> tuple[dict[str, Any], dict[str, i
 
 
 def split_by_buffer(calls: Sequence[Invocation]) -> list[Script]:
-    """The calls split into commands of one buffer each, and one without buffers; for runtimes that mix buffers up."""
+    """Split calls into commands of one buffer each and one command without buffers, for runtimes that swap buffers."""
     operand_names = tuple(dict.fromkeys(call.second for call in calls if isinstance(call.second, str)))
     scripts = [Script([call for call in calls if call.second == name]) for name in operand_names]
-    return [*scripts, Script([call for call in calls if not isinstance(call.second, str)], extra_operands=operand_names)]
+    return [
+        *scripts,
+        Script([call for call in calls if not isinstance(call.second, str)], extra_operands=operand_names),
+    ]
 
 
 class Script:
-    """A list of C calls as one command of a queue; ``status`` collects the bits that they return (0: all succeeded).
+    """A list of C calls as one command of a queue; ``status`` is the bitwise or of their results (0: all succeeded).
 
     ``held`` names operands that no call has as argument, but that are in use while the command runs.
     """
@@ -136,7 +139,14 @@ class Script:
         for index, call in enumerate(calls):
             second, word = (call.offset, word_of[call.second]) if isinstance(call.second, str) else (call.second, 2)
             position = records_start + _RECORD_WORDS * index
-            self._words[position : position + _RECORD_WORDS] = [call.function, call.first, second, call.third, call.fourth, 8 * word]
+            self._words[position : position + _RECORD_WORDS] = [
+                call.function,
+                call.first,
+                second,
+                call.third,
+                call.fourth,
+                8 * word,
+            ]
         self._offsets = [
             (records_start + _RECORD_WORDS * index + 2, call.offset, call.second)
             for index, call in enumerate(calls)
@@ -155,7 +165,7 @@ class Script:
     ) -> cl.Event:
         """Enqueue the calls; the OpenCL runtime copies the list, so it may be enqueued again without waiting.
 
-        ``starts``: byte offset of each operand in its buffer. Not to be called from two threads at the same time.
+        ``starts``: byte offset of each operand in its buffer. Two threads must not call this at the same time.
         """
         import pyopencl as cl
 

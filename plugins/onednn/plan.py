@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from convdispatch.api import Areas, ConvDispatchError, ConvProblem, kernel_erratum
 
 from .library import library
-from .native import Invocation, Script, split_by_buffer, mixes_buffers, parent_buffers
+from .native import Invocation, Script, mixes_buffers, parent_buffers, split_by_buffer
 from .primitive import Convolution, Descriptor, described, shared
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _ARGUMENT_NUMBERS = {"x": 1, "w": 33, "y": 17, "bias": 41, "scratch": 80, "dx": 129, "dy": 145, "dw": 161}
 _REORDER_SOURCE, _REORDER_TARGET = 1, 17
 _ZEROED = "zeroed scratch"
-"""The remedy, as errata name it, for an implementation that reads scratch memory that it has not written."""
+"""Errata name this remedy for an oneDNN implementation that reads scratch memory before it writes it."""
 
 
 class _Argument(ctypes.Structure):
@@ -28,7 +28,7 @@ class _Argument(ctypes.Structure):
 
 
 class _Work:
-    """oneDNN primitives in order of execution, and their memory objects with the operand and offset of each."""
+    """oneDNN primitives in order of execution, and their memory objects, each with its operand and byte offset."""
 
     def __init__(self) -> None:
         self._lib, self._descriptors = library(), []
@@ -37,7 +37,7 @@ class _Work:
         self._primitives: list[tuple[c_void_p, Any]] = []
 
     def memory(self, descriptor: Descriptor, operand: str, offset: int = 0) -> c_void_p:
-        """Create a memory object of a layout, whose data will be ``offset`` bytes into an operand."""
+        """Create a memory object of a layout; its data begins ``offset`` bytes into an operand."""
         memory_handle = self._lib.make("memory_create", descriptor.handle, self._lib.engine, None)
         self._descriptors.append(descriptor)
         self._memories.append(memory_handle)
@@ -53,13 +53,17 @@ class _Work:
         """Append a reorder from one layout to another."""
         engine = self._lib.engine
         descriptor = self._lib.make("reorder_primitive_desc_create", source.handle, engine, target.handle, engine, None)
-        self.run(self._lib.make("primitive_create", descriptor), {_REORDER_SOURCE: origin, _REORDER_TARGET: destination})
+        self.run(
+            self._lib.make("primitive_create", descriptor), {_REORDER_SOURCE: origin, _REORDER_TARGET: destination}
+        )
         self._lib.call("primitive_desc_destroy", descriptor)
 
     def calls(self) -> list[Invocation]:
         """All C calls of the work: first set the address of each memory object, then execute the primitives."""
         set_address, execute = (self._lib.address(name) for name in ("memory_set_data_handle", "primitive_execute"))
-        calls = [Invocation(set_address, memory.value, operand, offset=offset) for memory, operand, offset in self._places]
+        calls = [
+            Invocation(set_address, memory.value, operand, offset=offset) for memory, operand, offset in self._places
+        ]
         return calls + [
             Invocation(execute, primitive.value, self._lib.stream.value, len(pairs), ctypes.addressof(pairs))
             for primitive, pairs in self._primitives
@@ -80,7 +84,9 @@ class _Runner:
         self._work, self._lock = work, threading.Lock()
         calls = work.calls()
         self._joint_scripts, self._separate_scripts = [Script(calls)], split_by_buffer(calls)
-        self._last_run: tuple[Any, Any] | None = None  # (OpenCL queue, event) of the previous run; None before the first
+        self._last_run: tuple[Any, Any] | None = (
+            None  # (OpenCL queue, event) of the previous run; None before the first
+        )
 
     def enqueue(self, queue: cl.CommandQueue, buffers: dict[str, Any], wait_for: Any) -> cl.Event:
         separate = mixes_buffers(queue.device)
@@ -92,7 +98,7 @@ class _Runner:
                 raise ConvDispatchError(f"oneDNN: an earlier run failed with status {script.status.value}")
         with self._lock:
             # oneDNN's memory objects hold the addresses of one run, so a run on another queue waits for the previous
-            # run. On the same in-order queue it does so anyway.
+            # run. Commands of the same in-order queue run one after another anyway.
             events = list(wait_for or ())
             if self._last_run is not None and (self._last_run[0] != queue or _out_of_order(queue)):
                 self._last_run[0].flush()
@@ -170,7 +176,9 @@ class OneDNNPlan:
                     reorders_in.append(self._sum)
             memories[_ARGUMENT_NUMBERS[convolution.roles[name]]] = memory
         if problem.bias:
-            memories[_ARGUMENT_NUMBERS["bias"]] = work.memory(Descriptor.strided((problem.oc,), (1,), problem.dtype), "bias")
+            memories[_ARGUMENT_NUMBERS["bias"]] = work.memory(
+                Descriptor.strided((problem.oc,), (1,), problem.dtype), "bias"
+            )
         if convolution.scratch.size:
             memories[_ARGUMENT_NUMBERS["scratch"]] = work.memory(convolution.scratch, "workspace", offsets["scratch"])
         for reorder in reorders_in:
@@ -181,7 +189,8 @@ class OneDNNPlan:
         self.implementation = convolution.implementation
         self._zeroed_scratch = (
             (offsets["scratch"], convolution.scratch.size)
-            if convolution.scratch.size and kernel_erratum("onednn.gradient", problem, convolution.implementation, _ZEROED)
+            if convolution.scratch.size
+            and kernel_erratum("onednn.gradient", problem, convolution.implementation, _ZEROED)
             else None
         )
         self._runner = _Runner(work)

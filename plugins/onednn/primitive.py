@@ -1,6 +1,6 @@
-"""A problem as oneDNN's primitive: descriptors of its tensors, the layouts that are chosen, the name of what runs.
+"""A problem as oneDNN's primitive: descriptors of its tensors, the layouts that are chosen, the implementation's name.
 
-Dilations count from 0 there, groups are an axis of their own of the weights, and sums, activations and the place of
+In oneDNN dilations count from 0, groups are a separate axis of the weights, and sums, activations and who allocates
 the scratch memory are attributes.
 """
 
@@ -23,14 +23,15 @@ _USER_SCRATCHPAD = 1  # dnnl_scratchpad_mode_user: the caller passes the scratch
 _DIRECT = 1  # dnnl_convolution_direct: no Winograd
 _IMPLEMENTATION = 8  # dnnl_query_impl_info_str: the name of the implementation
 _BLOCKED = {"blocked": (16, {3: 56, 4: 78, 5: 121}), "blocked8": (8, {3: 69, 4: 102, 5: 142})}
-"""(channels per block, format tags ``dnnl_aBc16b``, ``dnnl_aBc8b`` and their kin by number of axes)."""
+"""Layout: (channels per block, oneDNN's format tags ``dnnl_aBc16b`` or ``dnnl_aBc8b`` and their like by tensor
+rank)."""
 _INFERENCE = 96  # dnnl_forward_inference, a dnnl_prop_kind_t
 _TRAINING = 64  # dnnl_forward_training, a dnnl_prop_kind_t
 _QUERY = {"x": 129, "dx": 130, "w": 131, "dw": 132, "y": 133, "dy": 134, "scratch": 136}
 
 
 class Descriptor:
-    """An owned oneDNN memory descriptor: the layout of a tensor; ``size`` is in bytes."""
+    """An owned oneDNN memory descriptor: a tensor's layout; ``size`` is the tensor's size in bytes."""
 
     def __init__(self, handle: c_void_p) -> None:
         loaded = library().handle
@@ -50,7 +51,7 @@ class Descriptor:
 
     @classmethod
     def strided(cls, dims: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Descriptor:
-        """A descriptor of a tensor with strides, in elements."""
+        """The descriptor of a tensor with strides in elements."""
         handle = library().make(
             "memory_desc_create_with_strides", len(dims), _longs(dims), DTYPES[dtype], _longs(strides)
         )
@@ -67,7 +68,7 @@ def _longs(values: Any) -> Any:
 
 
 def dims_of(problem: ConvProblem, name: str, layout: str | None = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(sizes, steps in elements) of x, w or y as the library orders axes: channels before space, groups first."""
+    """(sizes, strides in elements) of x, w or y in oneDNN's order of axes: groups first, channels before space."""
     field, relaid = {"x": "i", "w": "k", "y": "o"}[name], problem.replace(layout=layout) if layout else problem
     tensor, axes = TensorLayout.of(relaid, name), problem.axes
     channels = problem.oc if name == "y" else problem.ic // (problem.g if name == "w" else 1)
@@ -81,9 +82,9 @@ def dims_of(problem: ConvProblem, name: str, layout: str | None = None) -> tuple
 class Convolution:
     """The primitive descriptor of one problem in one configuration, with the layouts it chose.
 
-    ``config["data"]``: ``any`` leaves the layouts of images to the library, ``plain`` keeps the caller's, ``nhwc``,
-    ``blocked`` and ``blocked8`` (sixteen and eight channels together) ask for one; weights are always the library's
-    choice. Implementations that are known to be wrong are passed over. Raises OneDNNError when there is none.
+    ``config["data"]`` is the layout of x and y: ``any`` leaves it to oneDNN, ``plain`` is the caller's layout, and
+    ``nhwc``, ``blocked`` and ``blocked8`` (16 and 8 channels together) request one. oneDNN always chooses the layout of
+    weights. Implementations that errata call wrong are skipped. Raises OneDNNError if no implementation is left.
     """
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
@@ -106,8 +107,8 @@ class Convolution:
         self.scratch = self._descriptor_of("scratch")
 
     def _kernel(self) -> str:
-        """The current implementation as errata name it: ``channels-last`` follows where it reads x and y in NHWC, by
-        the caller's choice or by oneDNN's."""
+        """The current implementation as errata name it: with the suffix ``channels-last`` if x and y are NHWC, by the
+        caller's choice or by oneDNN's."""
         channels_last = all(
             self._descriptor_of(self.roles[name])
             == Descriptor.strided(*dims_of(self.problem, name, "nhwc"), self.problem.dtype)
@@ -121,7 +122,7 @@ class Convolution:
 
     @property
     def implementation(self) -> str:
-        """The library's name for what runs, as in ``jit:avx512_core``."""
+        """oneDNN's name of the implementation, such as ``jit:avx512_core``."""
         return self._implementation_name(self.handle)
 
     def primitive(self) -> c_void_p:
