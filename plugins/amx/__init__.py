@@ -45,15 +45,15 @@ def convdispatch_solvers() -> list[Solver]:
                         spreads_nonfinite=spreads, batch_invariant=True)  # fmt: skip
 
     return [
-        own("convolve", "Tiles", "amx.tiles", False, EPILOGUE),
-        own("weights", "Weights", "amx.weights", False, {"accumulate"}),
-        own("vectors", "Vectors", "amx.vectors", True, EPILOGUE),
-        own("vectors", "VectorWeights", "amx.vector_weights", True, {"accumulate"}),
+        declare("convolve", "Tiles", "amx.tiles", False, EPILOGUE),
+        declare("weights", "Weights", "amx.weights", False, {"accumulate"}),
+        declare("vectors", "Vectors", "amx.vectors", True, EPILOGUE),
+        declare("vectors", "VectorWeights", "amx.vector_weights", True, {"accumulate"}),
     ]
 
 
 def _serves(vectors: bool, device: DeviceInfo) -> str | None:
-    other = cpus_only(device)
-    if other is None and (device.vendor != "intel" or device.simd_width < 16):
-        other = f"Intel's runtime with vectors of 16 floats only, got {device.vendor} with {device.simd_width}"
-    return other or missing(vectors)
+    reason = cpus_only(device)
+    if reason is None and (device.vendor != "intel" or device.simd_width < 16):
+        reason = f"Intel's runtime with vectors of 16 floats only, got {device.vendor} with {device.simd_width}"
+    return reason or missing(vectors)

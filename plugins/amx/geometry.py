@@ -107,24 +107,24 @@ def flat_of(geometry: Geometry) -> Flat:
     for axis, spread in enumerate(geometry.spread):
         reads = {phase.origin[axis] + t * spread for phase in reading for t in range(phase.taps[axis])}
         first, count = min(reads, default=0), max(phase.count[axis] for phase in geometry.phases)
-        places = tuple(sorted(each - first for each in reads))
-        axes.append(Axis(count, geometry.step[axis], geometry.source.size[axis], first, places))
+        tap_coordinates = tuple(sorted(each - first for each in reads))
+        axes.append(Axis(count, geometry.step[axis], geometry.source.size[axis], first, tap_coordinates))
     bare = Flat(tuple(axes), ())  # type: ignore[arg-type]
     return Flat(bare.axes, tuple(_taps(geometry, phase, bare) for phase in geometry.phases))
 
 
 def _taps(geometry: Geometry, phase: Phase, flat: Flat) -> tuple[Tap, ...]:
-    parts, found = {part: number for number, part in enumerate(flat.parts)}, []
+    parts, taps = {part: number for number, part in enumerate(flat.parts)}, []
     pitches = [axis.pitch for axis in flat.axes]
     for tap in range(phase.volume):
         t = (tap // (phase.taps[1] * phase.taps[2]), tap // phase.taps[2] % phase.taps[1], tap % phase.taps[2])
-        e = [phase.origin[axis] + t[axis] * geometry.spread[axis] - flat.axes[axis].first for axis in range(3)]
-        k = [phase.tap0[axis] + t[axis] * geometry.tap_step[axis] for axis in range(3)]
-        z, y, x = (each // step for each, step in zip(e, geometry.step, strict=True))
-        part = parts[e[0] % geometry.step[0], e[1] % geometry.step[1], e[2] % geometry.step[2]]
-        number = (k[0] * geometry.kernel[1] + k[1]) * geometry.kernel[2] + k[2]
-        found.append(Tap(number, part, (z * pitches[1] + y) * pitches[2] + x))
-    return tuple(found)
+        padded = [phase.origin[axis] + t[axis] * geometry.spread[axis] - flat.axes[axis].first for axis in range(3)]
+        kernel_tap = [phase.tap0[axis] + t[axis] * geometry.tap_step[axis] for axis in range(3)]
+        z, y, x = (each // step for each, step in zip(padded, geometry.step, strict=True))
+        part = parts[padded[0] % geometry.step[0], padded[1] % geometry.step[1], padded[2] % geometry.step[2]]
+        number = (kernel_tap[0] * geometry.kernel[1] + kernel_tap[1]) * geometry.kernel[2] + kernel_tap[2]
+        taps.append(Tap(number, part, (z * pitches[1] + y) * pitches[2] + x))
+    return tuple(taps)
 
 
 def merged(problem: ConvProblem) -> ConvProblem:

@@ -47,10 +47,10 @@ def convdispatch_solvers() -> list[Solver]:
         )  # fmt: skip
 
     return [
-        own("direct", "Direct", "int8.direct"),
-        own("words", "Words", "int8.words"),
-        own("depthwise", "Depthwise", "int8.depthwise", cpus_only),
-        own("interleaved", "Interleaved", "int8.interleaved", serves_vectors, residual=False),
-        own("vectors", "Vectors", "int8.vnni", serves_vectors),
-        own("tiles", "Tiles", "int8.amx", serves_tiles),
+        declare("direct", "Direct", "int8.direct"),
+        declare("words", "Words", "int8.words"),
+        declare("depthwise", "Depthwise", "int8.depthwise", cpus_only),
+        declare("interleaved", "Interleaved", "int8.interleaved", serves_vectors, residual=False),
+        declare("vectors", "Vectors", "int8.vnni", serves_vectors),
+        declare("tiles", "Tiles", "int8.amx", serves_tiles),
     ]

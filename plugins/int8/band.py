@@ -18,7 +18,7 @@ from convdispatch.api import ConvProblem
 __all__ = ["Band"]
 
 
-def _up(n: int, unit: int) -> int:
+def _round_up(n: int, unit: int) -> int:
     return -(-n // unit) * unit
 
 
@@ -30,12 +30,12 @@ class Band:
         self.rows, self.unit = rows, unit
         self.channels = p.ic // p.g
         # In NHWC channels may be copied unpadded: a tap then reads into the next pixel, where its weights are zeros.
-        self.pixel = self.channels if unit == 4 and p.layout == "nhwc" else _up(self.channels, 4)
+        self.pixel = self.channels if unit == 4 and p.layout == "nhwc" else _round_up(self.channels, 4)
         # Stride of output pixels along w and h: in the slot (step), and between the pixels of x that it holds (skip).
         self.step_w, self.skip_w = (1, p.sw) if p.kw == 1 else (p.sw, 1)
         self.step_h, self.skip_h = (1, p.sh) if p.kh == 1 else (p.sh, 1)
-        self.columns = _up((p.ow - 1) * self.step_w + (p.kw - 1) * p.dw + 1, self.step_w)
-        self.places = self.columns // self.step_w
+        self.columns = _round_up((p.ow - 1) * self.step_w + (p.kw - 1) * p.dw + 1, self.step_w)
+        self.row_positions = self.columns // self.step_w
         """Positions of the slot from one row of y to the next."""
         self.band_rows = (rows - 1) * self.step_h + (p.kh - 1) * p.dh + 1
         self.half_rows = -(-self.band_rows // self.step_h)
@@ -47,18 +47,18 @@ class Band:
         self.run_taps = p.kw if runs else 1
         self.steps = -(-self.run_taps * self.pixel // unit)
         self.taps = p.kd * p.kh * (1 if runs else p.kw)
-        self.positions = (rows - 1) * self.places + p.ow
+        self.positions = (rows - 1) * self.row_positions + p.ow
 
     @functools.cached_property
     def offsets(self) -> list[int]:
         """Byte offset in the slot of what each tap reads for position 0."""
-        p, found = self.problem, []
+        p, tap_offsets = self.problem, []
         for d in range(p.kd):
             for h in range(p.kh):
-                half, whole = (h * p.dh) % self.step_h, (h * p.dh) // self.step_h
-                begin = d * self.area + (half * self.half_rows + whole) * self.line
-                found += [begin + w * p.dw * self.pixel for w in range(p.kw // self.run_taps)]
-        return found
+                remainder, quotient = (h * p.dh) % self.step_h, (h * p.dh) // self.step_h
+                start = d * self.area + (remainder * self.half_rows + quotient) * self.line
+                tap_offsets += [start + w * p.dw * self.pixel for w in range(p.kw // self.run_taps)]
+        return tap_offsets
 
     @property
     def halves(self) -> int:

@@ -95,8 +95,8 @@ class PackedKernel:
         problem, program, (size, offset) = self.problem, build(context, self.text()), self.areas()
         arguments = [*run_arguments(problem, offset), "workspace"]
         run = Launch(program, "conv", (self.items, 1, 1), (1, 1, 1), arguments, names=OPERANDS)
-        given = ["w", "workspace", np.int64(offset)]
-        pack = Launch(program, "pack", self.packing, self.packing_group, given, names=OPERANDS)
+        pack_arguments = ["w", "workspace", np.int64(offset)]
+        pack = Launch(program, "pack", self.packing, self.packing_group, pack_arguments, names=OPERANDS)
         return packed_plan(problem, size, run, pack, (self.packed_size, self.pack_key))
 
 
@@ -115,7 +115,7 @@ class BandKernel(PackedKernel):
     area: int
     """Bytes of a band in the slot."""
 
-    def _share(self) -> None:
+    def _set_shares(self) -> None:
         """Set what follows from bands and panels: jobs, work items, and the size of packed weights."""
         p, config = self.problem, self.config
         self.panel = self.taps * self.steps * self.unit * 32
@@ -144,12 +144,12 @@ class BandKernel(PackedKernel):
     def cost(self, device: DeviceInfo, steps: float) -> float:
         """Predicted seconds: ``steps`` operations at the peak rate, plus bytes of bands and weights, plus stores."""
         problem, elements = self.problem, math.prod(self.problem.y_shape)
-        work = steps + (STORE_COST * elements / 16 if self.nhwc else SCATTERED_STORE_COST * elements)
-        work += 0 if self.in_place else COPY_COST * self.bands * self.shares * self.area
-        work += READ_COST * self.bands * self.panels * self.panel
-        work += 0 if problem.constant_weights else PACK_COST * self.packed_size
-        known = rates(device)
-        return known.launch + (LAUNCH_COST + work * uneven(self.jobs, device)) / known.flops
+        operations = steps + (STORE_COST * elements / 16 if self.nhwc else SCATTERED_STORE_COST * elements)
+        operations += 0 if self.in_place else COPY_COST * self.bands * self.shares * self.area
+        operations += READ_COST * self.bands * self.panels * self.panel
+        operations += 0 if problem.constant_weights else PACK_COST * self.packed_size
+        device_rates = rates(device)
+        return device_rates.launch + (LAUNCH_COST + operations * uneven(self.jobs, device)) / device_rates.flops
 
 
 class PackedSolver(Solver):
@@ -173,18 +173,18 @@ class BandSolver(PackedSolver):
             return None, f"1 image or more, got {problem.mb}"
         if problem.depthwise:
             return None, "more than 1 channel a group, got depthwise"
-        least = self.kernel(problem, {"rows": 1, "panels": 1, "items": 1})
-        if least.slot > MAX_SLOT_BYTES:
-            return least, f"rows of {MAX_SLOT_BYTES} bytes for all channels of a group at most, got {least.slot}"
-        return least, f"{MAX_TAPS} taps at most, got {least.taps}" if least.taps > MAX_TAPS else None
+        smallest = self.kernel(problem, {"rows": 1, "panels": 1, "items": 1})
+        if smallest.slot > MAX_SLOT_BYTES:
+            return smallest, f"rows of {MAX_SLOT_BYTES} bytes for all channels of a group at most, got {smallest.slot}"
+        return smallest, f"{MAX_TAPS} taps at most, got {smallest.taps}" if smallest.taps > MAX_TAPS else None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
         """Bands of about ``BAND_BYTES``, a quarter, or four times as many; few bands divide their panels among jobs."""
-        seen = []
+        yielded = []
         for nbytes in (BAND_BYTES, BAND_BYTES // 4, 4 * BAND_BYTES):
             config = self.config_of(problem, device, nbytes)
-            if config not in seen:
-                seen.append(config)
+            if config not in yielded:
+                yielded.append(config)
                 yield config
 
     def config_of(self, problem: ConvProblem, device: DeviceInfo, nbytes: int) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class VectorsKernel(BandKernel):
         self.parts = cdiv(height, self.rows)
         self.bands = self.parts * p.g * (1 if self.flat else p.mb * p.od)
         self.positions = self.rows * (1 if self.flat else p.ow)
-        self._share()
+        self._set_shares()
         self.numbers_at = cdiv(self.area, 64) * 64
         words = NUMBERS["sums"] + 32 * self.down * self.across + 64 * config["panels"]
         self.slot = cdiv(self.numbers_at + 4 * words, PAGE) * PAGE
@@ -67,13 +67,13 @@ class VectorsKernel(BandKernel):
         p, height = self.problem, self.problem.mb * self.problem.od * self.problem.oh * self.problem.ow
         across = (height if self.flat else p.ow) % self.across or self.across
         down = 1 if self.flat else p.oh % self.down or self.down
-        found = {}
+        by_name = {}
         for name, rows, columns in (("whole", self.down, self.across), ("rest", down, across)):
-            places = [(r, c) for r in range(rows) for c in range(columns)]
-            a = tuple(r * self.a_row + c * self.a_column for r, c in places)
-            y = tuple((r * p.ow + c) * p.oc for r, c in places)
-            found[name], found[f"{name}_last"] = Tile(a, y), Tile(a, y, self.last)
-        return found
+            pixels = [(r, c) for r in range(rows) for c in range(columns)]
+            a = tuple(r * self.a_row + c * self.a_column for r, c in pixels)
+            y = tuple((r * p.ow + c) * p.oc for r, c in pixels)
+            by_name[name], by_name[f"{name}_last"] = Tile(a, y), Tile(a, y, self.last)
+        return by_name
 
     def text(self) -> str:
         p = self.problem
@@ -118,9 +118,9 @@ class VectorsKernel(BandKernel):
 
 def reading_of(p: ConvProblem) -> tuple[bool, bool]:
     """Whether x's pixels are read in place, and whether those of y are one row then."""
-    one = p.kd == p.kh == p.kw == 1 and p.pd == p.ph == p.pw == 0
+    pointwise = p.kd == p.kh == p.kw == 1 and p.pd == p.ph == p.pw == 0
     inside = all((o - 1) * s < i for o, s, i in ((p.od, p.sd, p.id), (p.oh, p.sh, p.ih), (p.ow, p.sw, p.iw)))
-    in_place = one and inside and p.layout == "nhwc" and p.dtype == "uint8" and p.ic // p.g % 4 == 0
+    in_place = pointwise and inside and p.layout == "nhwc" and p.dtype == "uint8" and p.ic // p.g % 4 == 0
     return in_place, in_place and (p.od, p.oh, p.ow) == (p.id, p.ih, p.iw)
 
 
@@ -140,40 +140,40 @@ class Vectors(BandSolver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Refuses depthwise convolutions, and rows that fit no cache."""
-        least, reason = self.least(problem)
+        smallest, reason = self.least(problem)
         if reason is None:
-            far = max(max(tile.a[-1], tile.y[-1]) for tile in least.tiles().values())
-            return f"tiles within 2**31 bytes, got {far}" if far >= 1 << 31 else None
+            largest_offset = max(max(tile.a[-1], tile.y[-1]) for tile in smallest.tiles().values())
+            return f"tiles within 2**31 bytes, got {largest_offset}" if largest_offset >= 1 << 31 else None
         return reason
 
     def config_of(self, p: ConvProblem, device: DeviceInfo, target: int) -> dict[str, Any]:
         units = device.compute_units
         items = units if p.flops < SHORT_UNIT_FLOPS * units else 4 * units
         config: dict[str, Any] = {"rows": 1, "panels": 1, "items": items}
-        one = VectorsKernel(p, config)
-        if one.flat:
-            height, others, line, least = p.mb * p.od * p.oh * p.ow, p.g, p.ic, MIN_POSITIONS
+        smallest = VectorsKernel(p, config)
+        if smallest.flat:
+            height, planes, line, min_rows = p.mb * p.od * p.oh * p.ow, p.g, p.ic, MIN_POSITIONS
         else:
-            height, others, least = p.oh, p.mb * p.od * p.g, cdiv(MIN_POSITIONS, p.ow)
-            line = p.sh * p.iw * p.ic if one.in_place else one.band.step_h * one.band.line * p.kd
-        most = max(1, min(height, target // max(1, line)))
-        low, high = (cdiv(rows, one.row_unit) for rows in (min(most, least), most))
-        wanted = cdiv(cdiv(height * others, 4 * units), one.row_unit)
+            height, planes, min_rows = p.oh, p.mb * p.od * p.g, cdiv(MIN_POSITIONS, p.ow)
+            line = p.sh * p.iw * p.ic if smallest.in_place else smallest.band.step_h * smallest.band.line * p.kd
+        max_rows = max(1, min(height, target // max(1, line)))
+        min_tiles, max_tiles = (cdiv(rows, smallest.row_unit) for rows in (min(max_rows, min_rows), max_rows))
+        target_tiles = cdiv(cdiv(height * planes, 4 * units), smallest.row_unit)
 
         def shared(tiles: int) -> tuple[int, int]:
             """(number of jobs, panels of one job): few bands divide their panels among jobs."""
-            bands = cdiv(height, tiles * one.row_unit) * others
-            shares = 1 if bands >= 2 * units else min(one.panels, cdiv(2 * units, bands))
-            panels = cdiv(one.panels, shares)
-            return bands * cdiv(one.panels, panels), panels
+            bands = cdiv(height, tiles * smallest.row_unit) * planes
+            shares = 1 if bands >= 2 * units else min(smallest.panels, cdiv(2 * units, bands))
+            panels = cdiv(smallest.panels, shares)
+            return bands * cdiv(smallest.panels, panels), panels
 
         def work(tiles: int) -> tuple[int, int, int]:
             """What the busiest unit computes, how often bands are made, how far their rows are from those wanted."""
             jobs, panels = shared(tiles)
-            return cdiv(jobs, units) * tiles * panels, one.panels // panels, abs(tiles - wanted)
+            return cdiv(jobs, units) * tiles * panels, smallest.panels // panels, abs(tiles - target_tiles)
 
-        best = min(range(low, high + 1), key=work)
-        return config | {"rows": best * one.row_unit, "panels": shared(best)[1]}
+        best = min(range(min_tiles, max_tiles + 1), key=workload)
+        return config | {"rows": best * smallest.row_unit, "panels": shared(best)[1]}
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
         """Predicted seconds, from steps of tiles, bytes of bands and weights, and stored elements."""
