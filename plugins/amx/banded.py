@@ -24,7 +24,7 @@ class BandedKernel:
     vectors = False
     """Whether the kernel uses AVX512-BF16 vectors instead of AMX matrix registers."""
     timed: tuple[float, float]
-    """Measured over modelled time: of kernels with one bfloat16 plane, and with several."""
+    """Measured over predicted time of kernels with one bfloat16 plane, and of kernels with several."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem = problem = merged(problem)

@@ -1,4 +1,4 @@
-"""``amx.tiles``: forward and data gradient, tiles of 32 pixels by 32 channels in matrix registers."""
+"""``amx.tiles``: forward and data gradient in tiles of 32 pixels by 32 channels of AMX matrix registers."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from .sizes import sizes_argument
 from .splits import PRODUCTS
 
 SLOT_BYTES = 768 * 1024
-"""Largest workspace slot, in bytes, of the bands that are tried; larger only if a band of one row is larger."""
+"""Bytes of a work item's workspace slot that the offered bands do not exceed, unless one row alone takes more."""
 NEAR_WEIGHT_BYTES = 512 * 1024
-"""Largest size of packed weights, in bytes, that is assumed to stay in the cache together with a band."""
+"""Most bytes of packed weights that are assumed to stay in the cache together with a band of the source."""
 FIRST_CACHE_BYTES = 34 << 10
-"""Largest size of weights, in bytes, that stays in the L1 cache together with eight positions of the source."""
+"""Most bytes of weights that stay in the L1 cache together with eight positions of the source."""
 MAX_TURNED_VECTORS = 512
 """Most vectors of weights that are transposed before the first of them is packed."""
 TILE_SUMS = 2048
@@ -85,11 +85,12 @@ class TilesKernel(BandedKernel):
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(problem, config)
         problem, geometry, flat = self.problem, self.geometry, self.flat
-        # In NCHW a 1x1 kernel reads whole cache lines in place; of several taps, all but one start inside a line.
+        # In NCHW a 1x1 kernel reads whole cache lines in place; with several taps most reads start inside a cache line.
         self.across = not self.nhwc and geometry.volume == 1
         self.sides = 2 if not self.nhwc and geometry.out_step[2] == 2 and geometry.target.size[2] > 1 else 1
         reads_all = geometry.pointwise if self.nhwc else self.across and geometry.out_step[2] == 1
-        self.in_place = self.vectors and self.nhwc and reads_all and geometry.c % 32 == 0 and self.rows * flat.pitch >= 32
+        whole_tiles = geometry.c % 32 == 0 and self.rows * flat.pitch >= 32
+        self.in_place = self.vectors and self.nhwc and reads_all and whole_tiles
         self.rounded = self.vectors and reads_all and not fused(problem)
         weight_bytes = 64 * config["panels"] * cdiv(geometry.c, 32) * 32
         self.tall = 8 if self.in_place and weight_bytes <= FIRST_CACHE_BYTES else 32
@@ -134,11 +135,11 @@ class TilesKernel(BandedKernel):
         longs = {"AREA": self.area, "SUMS_AT": self.sums_at, "SLOT": self.slot, "JOBS": self.jobs}
         longs |= {"NOTES_AT": self.notes_at}
         phases, unit = geometry.phases, geometry.target.channels if self.nhwc else 1
-        first_elements = [((f[0] * size[1] + f[1]) * size[2] + f[2]) * unit for f in (phase.first for phase in phases)]
+        starts = [((f[0] * size[1] + f[1]) * size[2] + f[2]) * unit for f in (phase.first for phase in phases)]
         taps = [tap.part * self.area + tap.offset * self.unit for taps in flat.taps for tap in taps]
         parts = [r + axis.first for part in flat.parts for r, axis in zip(part, flat.axes, strict=True)]
         lists = {"TAP_AT": ("int", taps, 16), "PART_AT": ("int", parts, 16),
-                 "PLACES": ("int", [n for phase in phases for n in phase.count], 1), "FIRST": ("long", first_elements, 1),
+                 "PLACES": ("int", [n for phase in phases for n in phase.count], 1), "FIRST": ("long", starts, 1),
                  "TAPS": ("int", self.taps, 1), "PACKED": ("long", self.packed, 1),
                  "BEFORE": ("int", [sum(self.taps[:phase]) for phase in range(len(phases))], 1)}  # fmt: skip
         return sizes_argument(ints, longs, lists)
@@ -186,7 +187,8 @@ class TilesKernel(BandedKernel):
         weights, weights_offset = "w" if problem.constant_weights else "workspace", np.int64(packed_offset)
         arguments = [source, weights, weights_offset, "workspace", sizes, target, *epilogue_operands]
         run = Launch(build(context, self.text(text)), "conv", (self.items, 1, 1), (1, 1, 1), arguments, names=OPERANDS)
-        items, arguments = (self.geometry.groups * self.panels, self.blocks, 1), ["w", "workspace", weights_offset, taps]
+        items = (self.geometry.groups * self.panels, self.blocks, 1)
+        arguments = ["w", "workspace", weights_offset, taps]
         pack = Launch(build(context, packing), "pack", items, (1, 1, 1), arguments, names=OPERANDS)
         if not problem.constant_weights:
             return StepPlan(size, [pack, run])
@@ -199,19 +201,20 @@ class TilesKernel(BandedKernel):
         layout_index = 0 if self.nhwc else 2 if self.across else 1
         tiles = geometry.groups * self.bands * cdiv(self.rows * flat.pitch, 32) * tiles_of(geometry.m, costs.narrow)
         step = costs.step_across if self.across else costs.step
-        product_ops = step * len(PRODUCTS[self.planes]) * tiles * self.steps + costs.read * self.bands * self.packed_size
+        product_ops = step * len(PRODUCTS[self.planes]) * tiles * self.steps
+        product_ops += costs.read * self.bands * self.packed_size
         split_ops = geometry.groups * self.bands * self.band_rows * flat.pitch * self.blocks * 32 * len(flat.parts)
-        split_ops *= min(self.shares, self.items) * (
-            costs.split_apart if layout_index and geometry.step[2] > 1 else costs.split[layout_index]
-        )
-        store_ops = (costs.rounded if self.rounded else costs.stored)[layout_index] * 1024 * tiles * len(geometry.phases)
+        split_cost = costs.split_apart if layout_index and geometry.step[2] > 1 else costs.split[layout_index]
+        split_ops *= min(self.shares, self.items) * split_cost
+        store_cost = (costs.rounded if self.rounded else costs.stored)[layout_index]
+        store_ops = store_cost * 1024 * tiles * len(geometry.phases)
         cost = (product_ops + (not self.in_place) * split_ops + store_ops) * uneven(self.jobs, device) + launch
         if self.problem.constant_weights:
             return cost
         return cost + costs.packed * self.packed_size / (2 * self.planes) + launch
 
     def _packing(self) -> tuple[str, Any]:
-        """(source of the program that packs weights, the argument that it is passed)."""
+        """(OpenCL text of the program that packs weights, the argument with the geometry's numbers)."""
         problem, geometry = self.problem, self.geometry
         w, is_gradient = TensorLayout.of(problem, "w"), problem.direction == "bwd_data"
         n, c = (w.channel, w.image) if is_gradient else (w.image, w.channel)
@@ -229,9 +232,7 @@ class TilesKernel(BandedKernel):
         text = self._begin() + sizes + define(ORDER=0 if n == 1 else 1 if n < c else 2)
         if c < n:
             run = 1 if c == 1 else geometry.volume
-            text += define(
-                RUN=run, CHUNK=next((channels for channels in (32, 16, 8, 4) if channels * run <= MAX_TURNED_VECTORS), 2)
-            )
+            text += define(RUN=run, CHUNK=next((n for n in (32, 16, 8, 4) if n * run <= MAX_TURNED_VECTORS), 2))
         files = ("split.cl", "transpose.cl.mako", "pack.cl")
         return text + "".join(kernel_text(__package__, name) for name in files), argument
 
@@ -260,9 +261,9 @@ class Tiles(BandedSolver):
         smallest = self.kernel(problem, {"planes": self.planes_of(problem), "rows": 1, "panels": 1, "items": 1})
         if smallest.slot > MAX_SLOT_BYTES or smallest.positions > 1 << 20:
             return f"rows of {MAX_SLOT_BYTES} bytes for all channels of a group at most, got {smallest.slot}"
-        return (
-            f"{MAX_STEPS} steps of 32 summed products at most, got {smallest.steps}" if smallest.steps > MAX_STEPS else None
-        )
+        if smallest.steps > MAX_STEPS:
+            return f"{MAX_STEPS} steps of 32 summed products at most, got {smallest.steps}"
+        return None
 
     def candidates(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
         base, units = self.base(problem, device.compute_units), device.compute_units
@@ -270,7 +271,7 @@ class Tiles(BandedSolver):
         all_rows = self.kernel(problem, {**base, "rows": 1}).all_rows
         slots = {rows: self.kernel(problem, {**base, "rows": rows}).slot for rows in bands_of(all_rows)}
         heights = [rows for rows, slot in slots.items() if slot <= SLOT_BYTES] or [1]
-        # The source is read in place, so bands only divide the work.
+        # A source that is read in place is not copied to a slot, so bands only divide the work.
         if self.kernel(problem, {**base, "rows": all_rows}).in_place:
             heights = [rows for rows in heights if rows <= -(-all_rows // base["items"])] or heights[:1]
         for rows in heights[-4:]:

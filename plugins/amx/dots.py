@@ -1,10 +1,10 @@
-"""Products of bfloat16 in vectors as OpenCL text: AVX512-BF16's ``vdpbf16ps`` in inline assembly.
+"""Generates OpenCL functions that multiply bfloat16 vectors by AVX512-BF16's ``vdpbf16ps`` in inline assembly.
 
-An instruction adds to each of sixteen sums the products of a pair of neighbours, at twice the rate of float32's
-multiply-adds. Sixteen of 32 registers hold sums, of 8 rows by 32 columns; a row's pair is broadcast for two of them.
-Intel's compiler takes pointers alone as operands, so a function is one block that begins and ends in memory; its
-caller has nothing in vector registers, which Linux's calling convention does not preserve. Intel's manual, volume 2,
-has the instructions.
+``vdpbf16ps`` adds to each of sixteen sums the products of two neighbours along k, at twice the rate of float32's
+multiply-adds. Sixteen of the 32 registers hold sums of 8 rows by 32 columns; a row's pair is broadcast for two of them.
+Intel's compiler accepts only pointers as operands, so a function is one block of assembly that loads from memory and
+stores to memory. Its caller keeps nothing in vector registers, which Linux's calling convention does not preserve. The
+instructions are in volume 2 of Intel's manual.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def product(
     accumulates: bool = False,
     rounded: bool = False,
 ) -> str:
-    """OpenCL function ``name(a, b, offsets, steps, sums, line)``: as of ``instructions.product`` of one plane.
+    """OpenCL function ``name(a, b, offsets, steps, sums, line)``: like ``instructions.product`` with one plane.
 
-    ``tall`` rows of A by ``columns`` vectors of B. ``pair`` of A: bytes from pair to pair, where these are no
-    neighbours. An operand without ``row`` has its rows ``line`` bytes apart, a last parameter. ``rounded``: sums are
-    written as bfloat16, to rows that are ``pitch`` bytes apart, one more parameter.
+    It multiplies ``tall`` rows of A by ``columns`` vectors of B. ``a["pair"]``: bytes from pair to pair, if pairs are
+    not contiguous. Without ``row`` an operand's rows are ``line`` bytes apart, which is a last parameter. ``rounded``:
+    sums are stored as bfloat16 in rows that are ``pitch`` bytes apart, which is one more parameter.
     """
     text = _block(name, a, b, columns, accumulates, rounded)
     declared, arguments = _parameters(a, b, rounded)

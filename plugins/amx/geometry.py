@@ -1,9 +1,9 @@
 """The flat layout of a convolution's source, in which a tap is one constant offset for all pixels of all images.
 
-Padded coordinates along an axis are ``place * step + e`` with ``e = tap * spread`` from the least one on; the position
-is ``place + e // step`` among those of remainder ``e % step``. Rows of all images follow one another at a pitch, and
-the zeros after a row are those before the next one: 8 columns for 7 with a border of 1, where 9 would stand alone.
-A data gradient's phases read the same source, at offsets of their own.
+Along an axis output pixel ``p`` reads the padded coordinates ``p * step + e`` with ``e = tap * spread``, counted from
+the least one. That is position ``p + e // step`` of the part with remainder ``e % step``. Rows of all images follow one
+another at a pitch, and the zeros after a row are also the zeros before the next row: 7 columns with a border of 1 take
+8 positions instead of 9. All phases of a data gradient read the same source, each at its own offsets.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Axis:
 
 
 class Tap(NamedTuple):
-    """A tap of a phase: the kernel's tap, the remainder's number, the offset in positions."""
+    """A tap of a phase: the index of the kernel's tap, the index of the part that it reads, the offset in positions."""
 
     kernel: int
     part: int
@@ -71,7 +71,7 @@ class Tap(NamedTuple):
 
 @dataclass(frozen=True)
 class Flat:
-    """All phases over the same positions, along (d, h, w)."""
+    """The flat layout of all phases of a convolution, which share their positions along (d, h, w)."""
 
     axes: tuple[Axis, Axis, Axis]
     taps: tuple[tuple[Tap, ...], ...]
@@ -101,7 +101,7 @@ class Flat:
 
 @functools.lru_cache(maxsize=256)
 def flat_of(geometry: Geometry) -> Flat:
-    """The flat form of a geometry's phases."""
+    """The flat layout of a geometry's phases."""
     axes: list[Axis] = []
     reading = [phase for phase in geometry.phases if phase.volume]
     for axis, spread in enumerate(geometry.spread):

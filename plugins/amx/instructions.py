@@ -1,7 +1,7 @@
-"""The matrix registers' instructions as OpenCL text: inline assembly, which Intel's compiler takes with pointers alone.
+"""Generates OpenCL functions that multiply in AMX tiles by inline assembly, whose operands are pointers only.
 
-The compiler itself does not use tiles: what one block of assembly leaves in them is still there for the next block of
-the same kernel and work item. Intel's manual, volume 1, chapter 18, has the instructions.
+Intel's compiler itself does not use tiles: their contents survive from one block of assembly to the next of the same
+work item. The instructions are in volume 1, chapter 18 of Intel's manual.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ def product(
     def loads(side: str, plane: int) -> list[str]:
         strides, first_register, count = sides[side]
         base = f"%[t{plane}]" if side in with_line else "%[t0]" if side in listed else f"%[{side}]"
-        plane_offset = plane * strides.get("plane", 0)
-        return [f"tileloadd {plane_offset + i * strides['tile']}({base},%[{side}row],1), %%tmm{first_register + i}" for i in range(count)]
+        offset = plane * strides.get("plane", 0)
+        tiles = [(first_register + i, offset + i * strides["tile"]) for i in range(count)]
+        return [f"tileloadd {address}({base},%[{side}row],1), %%tmm{register}" for register, address in tiles]
 
-    def each_sum(instruction: str) -> list[str]:
+    def per_sum(instruction: str) -> list[str]:
         return [f"{instruction} {i * ROWS * 128 + j * BYTES}(%[sums],%[pitch],1), %%tmm{2 * i + j}" for i, j in sums]
 
     address_registers = [f"t{plane}" for plane in range(planes if with_line else len(listed))]
@@ -63,10 +64,11 @@ def product(
     lines += ["dec %[steps]", "jnz 1b"]
     lines += [f"tilestored %%tmm{2 * i + j}, {i * ROWS * 128 + j * BYTES}(%[sums],%[pitch],1)" for i, j in sums]
     body = "\\n".join(lines)
-    rows_of = {side: f"line * {planes}" if side in with_line else f"{strides['row']}L" for side, (strides, *_) in sides.items()}
+    rows = {side: f"line * {planes}" if side in with_line else f"{by['row']}L" for side, (by, *_) in sides.items()}
     in_out = ["a", "b", *(["offsets"] if listed else []), "steps"]
-    outputs = [f'[{each}] "+r"({each})' for each in in_out] + [f'[{each}] "=&r"({each})' for each in address_registers]
-    inputs = [f'[{side}row] "r"({row})' for side, row in rows_of.items()] + ['[line] "r"(line)'] * bool(with_line)
+    outputs = [f'[{name}] "+r"({name})' for name in in_out]
+    outputs += [f'[{name}] "=&r"({name})' for name in address_registers]
+    inputs = [f'[{side}row] "r"({row})' for side, row in rows.items()] + ['[line] "r"(line)'] * bool(with_line)
     parameters = ["global const uchar *a", "global const uchar *b", *["global const int *offsets"] * bool(listed)]
     parameters += ["long steps", "global float *sums", *["long line"] * bool(with_line)]
     return f"""

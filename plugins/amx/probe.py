@@ -54,4 +54,5 @@ def _probe_failure(context: Any, problem: ConvProblem, tiles: Any) -> str | None
     padded, w = np.pad(channels_last(x), ((0, 0), (pad, pad), (pad, pad), (0, 0))), channels_last(w)
     views = ((i, j, padded[:, i : i + problem.oh, j : j + problem.ow]) for i in taps for j in taps)
     expected = sum(np.einsum("ohwc,nc->ohwn", view, w[:, i, j]) for i, j, view in views)
-    return None if np.array_equal(channels_last(y), expected.astype(problem.dtype)) else "the probe computed wrong results"
+    equal = np.array_equal(channels_last(y), expected.astype(problem.dtype))
+    return None if equal else "the probe computed wrong results"

@@ -1,6 +1,6 @@
-"""A geometry's numbers as one argument of a kernel: a program serves all geometries that differ in numbers alone.
+"""A geometry's numbers as one kernel argument, so that one program serves all geometries that differ only in numbers.
 
-Compiling takes longer than reading a number: what stays in the text are types, layouts, planes and what follows a sum.
+Reading a number costs less than compiling: the text contains only types, layouts, planes and the epilogue.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ MAX_LISTED = 64
 def sizes_argument(
     ints: Mapping[str, int], longs: Mapping[str, int], lists: Mapping[str, tuple[str, Sequence[int], int]]
 ) -> tuple[str, Any]:
-    """(OpenCL text, the argument): a struct ``Sizes``, whose members are macros of the given names.
+    """(OpenCL text, the argument): a struct ``Sizes``, each of whose members has a macro of its name.
 
-    ``lists`` have a type, ``int`` or ``long``, values, and for how many there is always room; other room is a power of
-    four. ``SIZES_IN`` begins the parameters of a function that reads some, ``SIZES`` the arguments of a call where
-    ``sizes`` points to them. The text depends on names and room alone. Raises OverflowError for numbers too large.
+    ``lists`` map a name to (``int`` or ``long``, values, least capacity); the capacity is a power of four. A function
+    that reads members begins its parameters with ``SIZES_IN``, and a call of it its arguments with ``SIZES``; ``sizes``
+    points to the struct. The text depends only on names and capacities. Raises OverflowError for numbers that are too
+    large.
     """
     formats, constants = {"int": "<i4", "long": "<i8"}, ""
     members = [(name, "long", 1, value) for name, value in longs.items()]

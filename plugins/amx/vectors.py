@@ -1,7 +1,7 @@
-"""``amx.vectors`` and ``amx.vector_weights``: the kernels by AVX512-BF16, without matrix registers.
+"""``amx.vectors`` and ``amx.vector_weights``: the same kernels by AVX512-BF16 vectors instead of matrix registers.
 
-They take one plane of bfloat16 alone: ``vdpbf16ps`` does twice the multiply-adds of float32's, which the products of
-two planes (three) would use up.
+They accept only bfloat16, which is one plane: ``vdpbf16ps`` has twice the rate of float32's multiply-adds, which is
+less than the three products that two planes need.
 """
 
 from __future__ import annotations
@@ -49,10 +49,8 @@ class VectorWeightsKernel(WeightsKernel):
     costs = WeightsCosts(30.3e3, 42e3, 5.6e3, 19.0, 13.0, 2e6, (27.0, 23.0, 12.0), (22.0, 17.0, 15.0), 98.0, 0.7)
     timed = 2.1, 2.1
 
-    def products(self, x: dict[str, int], dy: dict[str, int], functions: list[tuple[str, tuple[int, int], bool]]) -> str:
-        return NO_TILES + "".join(
-            product(name, x, dy, 16 * rows, columns, accumulates) for name, (rows, columns), accumulates in functions
-        )
+    def products(self, x: dict[str, int], dy: dict[str, int], kinds: list[tuple[str, tuple[int, int], bool]]) -> str:
+        return NO_TILES + "".join(product(name, x, dy, 16 * rows, columns, add) for name, (rows, columns), add in kinds)
 
 
 class Vectors(Tiles):

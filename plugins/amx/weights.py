@@ -1,4 +1,4 @@
-"""``amx.weights``: the weights' gradient, tiles of 32 source by 32 target channels in matrix registers."""
+"""``amx.weights``: the weights' gradient in tiles of 32 source by 32 target channels of AMX matrix registers."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from .probe import require
 from .splits import PRODUCTS
 
 SLOT_BYTES = 1 << 20
-"""Largest workspace slot, in bytes, of the bands that are tried; larger only if a band of one row is larger."""
+"""Bytes of a work item's workspace slot that the offered bands do not exceed, unless one row alone takes more."""
 MAX_PARTS_BYTES = 16 << 20
 """Most bytes that all partial sums of dw may take in the workspace."""
 NEAR_STEPS = 4
-"""Steps of 32 positions that are multiplied for all taps before the next ones: their x and dy stay in the L1 cache."""
+"""Steps of 32 positions that are multiplied for all taps before the next steps: their x and dy stay in the L1 cache."""
 MAX_ONCE_TAPS = 32
 """Most taps whose sums of dw stay in a work item's slot."""
 
@@ -41,20 +41,20 @@ class Costs(NamedTuple):
     """Costs of the weight gradient's units of work, in operations at the device's peak rate."""
 
     step: float
-    """Cost of one product of two planes for a tile and 32 positions, with one tap (``step_taps``: several)."""
+    """Cost of one product of two planes for a tile and 32 positions with one tap; ``step_taps``: with several taps."""
     step_taps: float
     round: float
     """Cost of loading and storing the sums of one tile."""
     result: float
-    """Cost of one element of dw (``part``: of one element of a partial sum of dw)."""
+    """Cost of storing one element of dw; ``part``: of adding one element of a partial sum of dw."""
     part: float
     launch: float
     """Cost of one kernel launch on two cores."""
     x: tuple[float, ...]
-    """Cost of laying out one element of x (``dy``: of dy) in NCHW, in NHWC, and in NHWC as pairs."""
+    """Cost of copying one element of x to a slot in NCHW, in NHWC, and in NHWC as pairs; ``dy``: of one of dy."""
     dy: tuple[float, ...]
     x_apart: float
-    """Cost of laying out one element of x in NCHW whose neighbours in a row are not read (a stride along w)."""
+    """Cost of copying one element of x to a slot in NCHW with a stride along w, which skips its neighbours."""
     narrow: float = 0.5
     """Cost of a tile of 16 target channels or fewer, relative to a tile of 32."""
 
@@ -63,7 +63,7 @@ class WeightsKernel(BandedKernel):
     forward = TilesKernel
     """The kernel class of forward and data gradient that uses the same instructions."""
     max_near_steps = 0
-    """Steps of positions that a 1x1 kernel multiplies before it goes to other channels; 0: all steps."""
+    """Most steps of positions that a 1x1 kernel multiplies before it goes to other channels; 0: all steps."""
     costs = Costs(8400.0, 3800.0, 51e3, 18.0, 38.0, 2.9e6, (62.0, 76.0), (53.0, 61.0), 170.0)
     timed = 1.0, 1.3
     """Measured over modelled time, with one plane and with several: 44 of 154 random problems, four cores of a Xeon."""
@@ -122,19 +122,17 @@ class WeightsKernel(BandedKernel):
         x = {"row": 4, "pair": 128, "step": 2048} if self.paired else x
         dy = {"row": 128 * self.planes, "tile": 64, "plane": 128, "step": 2048 * self.planes}
         functions = [
-            (f"{name}_{r}{c}", (r, c), accumulates)
-            for r, c in kinds
-            for name, accumulates in (("begin", False), ("more", True))
+            (f"{name}_{r}{c}", (r, c), add) for r, c in kinds for name, add in (("begin", False), ("more", True))
         ]
         text += self.products(x, dy, functions)
         return text + kernel_text(__package__, "transpose.cl.mako") + kernel_text(
-            __package__, "weights.cl.mako", nhwc=self.nhwc, paired=self.paired, single_pass=self.single_pass, splits=self.splits,
-            tiles=kinds, accumulate=problem.accumulate,
+            __package__, "weights.cl.mako", nhwc=self.nhwc, paired=self.paired, splits=self.splits,
+            single_pass=self.single_pass, tiles=kinds, accumulate=problem.accumulate,
         )  # fmt: skip
 
-    def products(self, x: dict[str, int], dy: dict[str, int], functions: list[tuple[str, tuple[int, int], bool]]) -> str:
-        """OpenCL functions that multiply tiles; ``functions``: (name, tiles of x and dy, whether sums start from memory)."""
-        return CONFIGURE + "".join(product(name, self.planes, x, dy, tiles, accumulates) for name, tiles, accumulates in functions)
+    def products(self, x: dict[str, int], dy: dict[str, int], kinds: list[tuple[str, tuple[int, int], bool]]) -> str:
+        """OpenCL functions that multiply tiles; ``kinds``: (name, tiles of x and dy, whether it adds to its sums)."""
+        return CONFIGURE + "".join(product(name, self.planes, x, dy, tiles, add) for name, tiles, add in kinds)
 
     def _tables(self) -> str:
         flat = self.flat

@@ -42,15 +42,13 @@ class Kind:
 
 
 _OPERATION = {
-    # Direction: (type of cuDNN's operation descriptor, number of its attribute alpha). The attributes beta,
-    # convolution, w, x and y have the numbers that follow.
+    # Direction: (cuDNN's operation descriptor, number of its first attribute: alpha, beta, convolution, w, x, y).
     "fwd": (10, 700),
     "bwd_data": (12, 706),
     "bwd_weights": (11, 712),
 }
 _SILENT_WINOGRAD = {("bwd_weights", 17)}
-"""(direction, engine) of engines that use Winograd, as their kernels' names and errors show, though cuDNN's notes do
-not say so."""
+"""(direction, engine) of Winograd engines that cuDNN's notes do not call so, but their kernels' names and errors do."""
 TENSOR_CORE, DOWN_CONVERT, FFT, NONDETERMINISTIC, WINOGRAD = 0, 1, 3, 4, 5
 """Numbers of ``cudnnBackendNumericalNote_t``."""
 
@@ -96,14 +94,12 @@ def _graph(problem: ConvProblem, handle: c_void_p) -> Descriptor:
     convolution.set(101, "mode", CROSS_CORRELATION)
     for attribute, field, suffix in ((105, "p", ""), (104, "p", "_r"), (102, "d", ""), (103, "s", "")):
         convolution.set(attribute, "int", *(getattr(problem, field + axis + suffix) for axis in axes))
-    kind, first_attribute = _OPERATION[problem.direction]
+    kind, alpha = _OPERATION[problem.direction]
     operation = Descriptor(kind)
-    scalar_kind = "double" if double else "float"
-    operation.set(first_attribute, scalar_kind, 1.0).set(first_attribute + 1, scalar_kind, 0.0).set(
-        first_attribute + 2, "descriptor", convolution.finalize()
-    )
+    scalar = "double" if double else "float"
+    operation.set(alpha, scalar, 1.0).set(alpha + 1, scalar, 0.0).set(alpha + 2, "descriptor", convolution.finalize())
     for offset, name in enumerate("wxy"):
-        operation.set(first_attribute + 3 + offset, "descriptor", tensors[name])
+        operation.set(alpha + 3 + offset, "descriptor", tensors[name])
     return Descriptor(Kind.GRAPH).set(800, "handle", handle).set(801, "descriptor", operation.finalize()).finalize()
 
 
@@ -166,8 +162,7 @@ def engines(problem: ConvProblem, handle: c_void_p) -> list[Candidate]:
 
 
 def execution_plan(problem: ConvProblem, handle: c_void_p, config: Mapping[str, Any]) -> tuple[Descriptor, int]:
-    """(execution plan, bytes of workspace) of an engine's configuration. Raises CudnnError if the engine cannot run
-    it."""
+    """(execution plan, bytes of workspace) of an engine's configuration. Raises CudnnError if the engine cannot."""
     engine = Descriptor(Kind.ENGINE).set(1300, "descriptor", _graph(problem, handle)).set(1301, "int", config["engine"])
     knobs = [
         Descriptor(Kind.KNOB).set(600, "knob", kind).set(601, "int", value).finalize()

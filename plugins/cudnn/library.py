@@ -52,8 +52,7 @@ class CudnnError(ConvDispatchError):
 
 
 class Library:
-    """The loaded cuDNN library. Calling it as ``library(name, ...)`` calls a C function; a failure raises
-    CudnnError."""
+    """The loaded cuDNN library; ``library(name, ...)`` calls the C function ``name`` and raises CudnnError."""
 
     def __init__(self, handle: ctypes.CDLL) -> None:
         self.handle = handle
@@ -156,7 +155,6 @@ class Descriptor:
         descriptors = [Descriptor(kind) for _ in range(count.value)]
         if descriptors:
             array = (c_void_p * len(descriptors))(*(descriptor.handle for descriptor in descriptors))
-            self._library(
-                "cudnnBackendGetAttribute", self.handle, attribute, number, len(descriptors), byref(count), array
-            )
+            arguments = (self.handle, attribute, number, len(descriptors), byref(count), array)
+            self._library("cudnnBackendGetAttribute", *arguments)
         return descriptors[: count.value]

@@ -45,9 +45,8 @@ TILE_ELEMENTS = 256
 MAX_STEP = 64
 """Largest stride along w for which a work item sums the phases of a row of x in vectors."""
 FEW_CHANNELS, FEW_FACTOR = 4, 8.0
-"""With at most ``FEW_CHANNELS`` output channels per group, columns take ``FEW_FACTOR`` times their predicted time: 7 to
-50 times on five layers of one or two channels and strides of 3 to 8, whose columns take as long to multiply as to
-copy."""
+"""With ``FEW_CHANNELS`` output channels per group or fewer, columns take ``FEW_FACTOR`` times their predicted time: 7
+to 50 times on five layers of one or two channels and strides of 3 to 8, where multiplying takes as long as copying."""
 FRONT_ELEMENTS = 32
 """Elements of padding before and after the columns: a vector at a row's end reads beyond the row."""
 
@@ -91,11 +90,8 @@ class Col2im:
 
     def sizes(self) -> dict[tuple[int, ...], int]:
         """(images, groups, channels) of the pieces, and how many there are of each."""
-        by_axis = [cut.sizes.items() for cut in self.cuts]
-        return {
-            tuple(n for n, _ in extents): math.prod(times for _, times in extents)
-            for extents in itertools.product(*by_axis)
-        }
+        pieces = itertools.product(*(cut.sizes.items() for cut in self.cuts))
+        return {tuple(n for n, _ in axes): math.prod(times for _, times in axes) for axes in pieces}
 
     def spec(self, images: int, groups: int, channels: int) -> GemmSpec:
         """Return the specification of the product that computes one piece's columns."""

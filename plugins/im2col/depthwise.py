@@ -93,9 +93,8 @@ class Depthwise:
             (positions - 1) * step + max(reach) + 1
             for positions, step, reach in zip(window.positions, window.step, self.reach, strict=True)
         ]
-        self.pitch = round_up(
-            round_up(window.positions[2], self.lanes) + max(self.reach[2]) // window.step[2], self.lanes
-        )
+        width = round_up(window.positions[2], self.lanes) + max(self.reach[2]) // window.step[2]
+        self.pitch = round_up(width, self.lanes)
 
     @property
     def packed_size(self) -> int:

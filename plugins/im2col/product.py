@@ -59,9 +59,7 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
             draft = WindowProduct(problem, {"method": method, "form": form, "cap": cap, "gemm": kind})
             spec = draft.spec(draft.largest)
             if spec not in choices_by_spec:
-                choices_by_spec[spec] = choices = [
-                    choice for choice in gemm_configs(spec, device) if draft.suits(choice)
-                ]
+                choices_by_spec[spec] = choices = list(filter(draft.suits, gemm_configs(spec, device)))
                 if draft.in_place and draft.cpu:
                     choices.sort(key=functools.partial(gemm_cost, spec, balance=balance))
                 elif draft.cpu and not problem.constant_weights:
@@ -115,8 +113,7 @@ class WindowProduct:
 
     @property
     def packs_weights(self) -> bool:
-        """Whether the product reads packed weights: by configuration, and always if constant weights are packed
-        once."""
+        """Whether the product reads packed weights: by configuration, and always if they are constant."""
         pack_key = "pack_b" if self.gemm.get("swap") else "pack_a"
         return self.cpu and (self.problem.constant_weights or bool(self.gemm.get(pack_key)))
 
@@ -126,16 +123,11 @@ class WindowProduct:
         A swapped product packs them in wide panels, from as many rows, which compete for few sets of a cache.
         """
         window = self.window
-        count, exceeds_cache = (
-            window.targets * window.k,
-            window.targets * window.k * window.accumulator_size > CACHED_WEIGHT_BYTES,
-        )
-        ops_per_weight = (
-            WIDE_PACKING_OPS[exceeds_cache]
-            if gemm["swap"]
-            else (UNCACHED_PACKING_OPS if exceeds_cache else PACKED)[self.flipped]
-        )
-        return ops_per_weight * (balance.memory if exceeds_cache else 1.0) * count + LAUNCH * balance.launch
+        count = window.targets * window.k
+        uncached = count * window.accumulator_size > CACHED_WEIGHT_BYTES
+        narrow_ops = UNCACHED_PACKING_OPS if uncached else PACKED
+        ops_per_weight = WIDE_PACKING_OPS[uncached] if gemm["swap"] else narrow_ops[self.flipped]
+        return ops_per_weight * (balance.memory if uncached else 1.0) * count + LAUNCH * balance.launch
 
     def suits(self, gemm: Mapping[str, Any]) -> bool:
         """Whether a choice of the product fits the form of the lowered matrix: ``rows`` must not be packed."""
@@ -222,16 +214,8 @@ class WindowProduct:
             columns, columns_offset = "workspace", 0
             if self.in_place:
                 columns, columns_offset = source, window.offset(window.channels, start)
-            operands = (
-                weights,
-                columns,
-                target,
-                weights_offset,
-                columns_offset,
-                window.offset(window.targets, start),
-                scratch,
-            )
-            steps.append(Product(products[count], *operands))
+            offsets = (weights_offset, columns_offset, window.offset(window.targets, start))
+            steps.append(Product(products[count], weights, columns, target, *offsets, scratch))
         if not (self.packs_weights and self.problem.constant_weights):
             return StepPlan(workspace_size, steps)
         layout = packed_layout(largest_plan.spec, self.gemm, "a")

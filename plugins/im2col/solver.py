@@ -78,12 +78,8 @@ class Im2col(Solver):
         the product's usual share of the peak rate, and 8 operations for each lowered element."""
         if device.type == "cpu":
             dtype_factor = NARROW_FACTOR if DTYPES[problem.dtype].widened else 1.0
-            device_rates = rates(device)
-            return (
-                dtype_factor
-                * _METHODS[config["method"]](problem, config).cost(Balance.of(device_rates))
-                / device_rates.flops
-            )
+            peaks = rates(device)
+            return dtype_factor * _METHODS[config["method"]](problem, config).cost(Balance.of(peaks)) / peaks.flops
         lowered = problem.flops / 2 / max(1, problem.oc // problem.g)
         pointwise = problem.kd * problem.kh * problem.kw == 1
         return (problem.flops / 0.8 + (0 if pointwise else 8 * lowered)) / (SUSTAINED * rates(device).flops)

@@ -181,9 +181,8 @@ class WeightsProduct:
             if self.in_place:
                 columns, columns_offset = "x", window.offset(window.channels, start)
             dy_offset = gradient_offset + window.offset(window.targets, start)
-            steps.append(
-                Product(plans[spec], gradient, columns, result, dy_offset, columns_offset, result_offset, scratch)
-            )
+            offsets = (dy_offset, columns_offset, result_offset)
+            steps.append(Product(plans[spec], gradient, columns, result, *offsets, scratch))
         if self.widened:
             steps.append(convert.from_float32("w", wide_w, math.prod(problem.w_shape), problem.accumulate))
         return StepPlan(workspace_size, steps)

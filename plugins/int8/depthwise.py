@@ -1,4 +1,4 @@
-"""``int8.depthwise``: one channel a group, channels last, on CPUs, by vectors of channels in float32 (exact)."""
+"""``int8.depthwise``: one channel per group, NHWC, on CPUs, by vectors of channels in float32 (the sums are exact)."""
 
 from __future__ import annotations
 
@@ -59,14 +59,16 @@ class Depthwise(Solver):
         return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
-        """Pixels of a row that are computed together, as registers allow; rows so that each unit has four tasks."""
+        """Columns of y per block, as many as registers hold, and rows per task so that each unit has four tasks."""
         p, max_columns = problem, max(1, (registers(device) - 4 - problem.kw) // (2 if problem.kw < 7 else 3))
         rows = max(1, p.od * p.oh * p.mb // (4 * device.compute_units))
 
-        def work(columns: int) -> float:
-            """Cost of a row of y in whole blocks: products, reads, and the epilogue."""
+        def row_cost(columns: int) -> float:
+            """Relative cost of a row of y in whole blocks of ``columns``: products, reads, and the epilogue."""
             columns_read = (columns - 1) * p.sw + (p.kw - 1) * p.dw + 1
-            return -(-p.ow // columns) * (p.kd * p.kh * (columns * p.kw + 2 * columns_read) + EPILOGUE_PRODUCTS * columns)
+            return -(-p.ow // columns) * (
+                p.kd * p.kh * (columns * p.kw + 2 * columns_read) + EPILOGUE_PRODUCTS * columns
+            )
 
         finish = p.out_itemsize == 1 and serves_vectors(device) is None
         best = min(range(1, min(max_columns, p.ow) + 1), key=lambda columns: (row_cost(columns), columns))
@@ -75,10 +77,10 @@ class Depthwise(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
         """Predicted seconds, from the operations and the stored elements."""
-        device_rates, elements = rates(device), math.prod(problem.y_shape)
+        peaks, elements = rates(device), math.prod(problem.y_shape)
         jobs = problem.mb * -(-problem.od * problem.oh // config["rows"])
         operations = (WORK_COST * problem.flops + STORE_COST * elements / 16) * uneven(jobs, device)
-        return device_rates.launch + (LAUNCH_COST + operations) / device_rates.flops
+        return peaks.launch + (LAUNCH_COST + operations) / peaks.flops
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
         """Bytes of workspace: packed weights, unless they are constant."""

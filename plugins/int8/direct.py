@@ -29,8 +29,8 @@ class Direct(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
         """Predicted seconds, from the number of operations alone."""
-        device_rates = rates(device)
-        return device_rates.launch + WORK_COST * problem.flops / device_rates.flops
+        peaks = rates(device)
+        return peaks.launch + WORK_COST * problem.flops / peaks.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> KernelPlan:
         operands = "x w y bias" + (" residual" if problem.residual else "")

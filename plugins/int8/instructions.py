@@ -1,8 +1,8 @@
-"""The processor's instructions for bytes as OpenCL text: inline assembly, which Intel's compiler takes with pointers.
+"""Generates OpenCL functions that multiply bytes in AMX tiles and convert sums to bytes, by inline assembly.
 
-A function is nothing but its assembly: the compiler is told of memory alone and knows neither tiles nor the vectors'
-names, so nothing of its own may live there. A product sums over taps, each of which begins where ``offsets`` says, and
-in each over ``steps`` of bytes that follow each other.
+A function contains only its assembly: the compiler is not told which tiles and vector registers it changes, so nothing
+of the compiler's may be in them. A product sums over taps, whose byte offsets are in ``offsets``, and in each tap over
+``steps`` of contiguous bytes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ constant ulong TILES[8] = {1, 0, 0x0040004000400040ul, 0x0040004000400040ul, 0, 
 def tile_product(name: str, tiles: tuple[int, int], row: int, steps: int, signed: bool) -> str:
     """OpenCL function ``name(a, b, offsets, taps, sums)`` by matrix registers: ``sums[32][32] = A B``.
 
-    ``tiles`` of 16 positions and of 16 channels, one or two of each; a step is 64 bytes. Positions of A are ``row``
-    bytes apart, B is ``[step][16][32][4]``.
+    ``tiles``: number of tiles of 16 positions and of tiles of 16 channels, one or two each; a step is 64 bytes.
+    Positions of A are ``row`` bytes apart, B is ``[step][16][32][4]``.
     """
     rows, columns = tiles
     sums = [(i, j) for i in range(rows) for j in range(columns)]
@@ -47,12 +47,12 @@ void {name}(global const uchar *a, global const uchar *b, constant int *offsets,
 
 
 def byte_finish(name: str, residual: str | None, halves: int = 2) -> str:
-    """OpenCL function ``name(sums, numbers, to, count, y[, residual])``: what follows ``sums[count][32]``, in bytes.
+    """OpenCL function ``name(sums, numbers, to, count, y[, residual])``: converts ``sums[count][32]`` to bytes of y.
 
-    With one half a position has 16 sums. Position i's channels, as masks say, go to ``y + to[i]``, unless that is
-    negative; a residual (``"int8"`` or ``"uint8"``) is read at the same offset. ``numbers`` holds shift[32], scale[32]
-    and the words of ``finish.cl``.
-    The quotient by y's scale is exact by Markstein's step: a product with the reciprocal, and its error times that.
+    With ``halves=1`` a position has 16 sums. The channels of position i that the masks select are stored at
+    ``y + to[i]``, unless ``to[i]`` is negative; a residual (``"int8"`` or ``"uint8"``) is read at the same offset.
+    ``numbers`` holds shift[32], scale[32] and the words of ``finish.cl``. The quotient by y's scale is exact by
+    Markstein's step: multiply by the reciprocal, then add the product's error times the reciprocal.
     """
     offsets = {"low": 0, "high": 1, "zero": 2, "sum_low": 3, "sum_high": 4, "sum_scale": 5, "r_zero": 6, "r_scale": 7}
     offsets |= {"y_scale": 8, "inverse": 9, "mask0": 10, "mask1": 11, "rounds": 12}
@@ -63,12 +63,12 @@ def byte_finish(name: str, residual: str | None, halves: int = 2) -> str:
         registers |= {word: 19 + number for number, word in enumerate(names)}
     lines = [f"vbroadcastss {operand[word]}, %%zmm{number}" for word, number in registers.items()]
     lines += [f"kmovw {operand[word]}, %%k{number}" for number, word in enumerate(("mask0", "mask1", "rounds"), 1)]
-    # Shifts of 32 channels into zmm12 and 13, scales into 14 and 15.
+    # The shifts of 32 channels are loaded into zmm12 and zmm13, the scales into zmm14 and zmm15.
     lines += [f"vmovdqu32 {64 * j}(%[numbers]), %%zmm{12 + j}" for j in range(4)]
     lines += ["1:", "mov (%[to]), %[t]", "add $8, %[to]", "test %[t], %[t]", "js 3f"]
 
-    def both(text: str) -> list[str]:
-        """For each half of the channels: ``s`` its sums, ``r`` its residual, ``q`` a third, and its own constants."""
+    def for_each_half(text: str) -> list[str]:
+        """Expand an instruction for each half of the channels: @S sums, @R residual, @Q temporary, and constants."""
         first_registers = {"SHIFT": 12, "SCALE": 14, "S": 0, "R": 2, "Q": 4}
         expanded = []
         for j in range(halves):

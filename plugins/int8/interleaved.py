@@ -1,4 +1,4 @@
-"""``int8.interleaved``: depthwise, channels last, by AVX512-VNNI, whose sums take the bytes of four lines of x."""
+"""``int8.interleaved``: depthwise in NHWC by AVX512-VNNI; one instruction sums the bytes of four lines of x."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .vector_code import NUMBERS, number_macros
 from .vectors import PROBED, VectorsKernel
 
 COLUMNS_AT_ONCE = 4
-"""Output columns that are computed together: their sums of two rows, and the weights, fit in registers."""
+"""Output columns that are computed together: the sums of two rows of them, and the weights, fit in registers."""
 SHORT_ELEMENTS = 1 << 20
 """Elements of y below which the start-up of work items costs more than an uneven division of the work."""
 CYCLE_COST = 64.0
@@ -62,7 +62,7 @@ class InterleavedKernel(PackedKernel):
         self.slot = -(-self.parts.size // PAGE) * PAGE
 
     def columns(self) -> tuple[list[int], list[int]]:
-        """For each remainder of the stride, the columns of the slot that begin and end within x."""
+        """For each remainder modulo the stride, the first slot column inside x, and the first one behind x."""
         p = self.problem
         begin = [min(self.phase, max(0, -(-(p.pw - remainder) // p.sw))) for remainder in range(p.sw)]
         stop = [min(self.phase, max(0, -(-(p.iw + p.pw - remainder) // p.sw))) for remainder in range(p.sw)]
@@ -111,7 +111,7 @@ class InterleavedKernel(PackedKernel):
 
 
 class Interleaved(PackedSolver):
-    """Depthwise quantized convolutions in NHWC whose y is of bytes."""
+    """Depthwise quantized convolutions in NHWC whose y has 8-bit elements."""
 
     kernel = InterleavedKernel
 
@@ -127,10 +127,12 @@ class Interleaved(PackedSolver):
         if p.kd * p.kh > 32 or p.kw > 16:
             return f"32 lines of 16 taps at most, got {p.kd * p.kh} of {p.kw}"
         smallest = InterleavedKernel(p, {"rows": 2, "shares": 1, "items": 1})
-        return f"lines of {MAX_SLOT_BYTES} bytes at most, got {smallest.slot}" if smallest.slot > MAX_SLOT_BYTES else None
+        return (
+            f"lines of {MAX_SLOT_BYTES} bytes at most, got {smallest.slot}" if smallest.slot > MAX_SLOT_BYTES else None
+        )
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
-        """One or two rows of y at a time, the cheaper first; channels are divided where that balances the jobs."""
+        """One or two rows of y at a time, the cheaper first; channels are divided among jobs if that balances them."""
         items = device.compute_units if math.prod(problem.y_shape) < SHORT_ELEMENTS else 4 * device.compute_units
         rows = sorted((1, 2) if problem.oh > 1 else (1,), key=lambda rows: self._cycles(problem, rows))
         for height in rows:
@@ -144,16 +146,16 @@ class Interleaved(PackedSolver):
 
     @staticmethod
     def _cycles(p: ConvProblem, rows: int) -> float:
-        """Cycles of sixteen elements of y: products, interleaving of columns, and the epilogue."""
+        """Cycles that sixteen elements of y take: products, interleaving of columns, and the epilogue."""
         kernel = InterleavedKernel(p, {"rows": rows, "shares": 1, "items": 1})
         return (len(kernel.products) / rows + 4.0 * kernel.groups * p.sw / rows + 7) / 2 * kernel.high * rows / p.oh
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
         """Predicted seconds, from the cycles of all elements of y."""
-        device_rates, kernel = rates(device), InterleavedKernel(problem, config)
+        peaks, kernel = rates(device), InterleavedKernel(problem, config)
         operations = CYCLE_COST * self._cycles(problem, config["rows"]) * math.prod(problem.y_shape) / 16
         operations += 0 if problem.constant_weights else PACK_COST * kernel.packed_size
-        return device_rates.launch + (LAUNCH_COST + operations * uneven(kernel.jobs, device)) / device_rates.flops
+        return peaks.launch + (LAUNCH_COST + operations * uneven(kernel.jobs, device)) / peaks.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         require(context, "int8.vnni", VectorsKernel, PROBED)

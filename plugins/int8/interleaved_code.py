@@ -1,14 +1,12 @@
-"""AVX512-VNNI for depthwise sums as OpenCL text: four lines of x become one of words, whose four bytes are summed.
-
-Functions are nothing but their assembly, as in ``vector_code``.
-"""
+"""Generates OpenCL functions for depthwise sums by AVX512-VNNI: four lines of x are interleaved into 32-bit words, and
+one instruction sums a word's four products. A function contains only its assembly, as in ``instructions``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .vector_code import number_at, finish_lines, packed
+from .vector_code import finish_lines, number_at, packed
 
 __all__ = ["Product", "depthwise_columns", "interleave"]
 
@@ -17,7 +15,7 @@ MAX_HELD_WEIGHTS = 18
 
 
 class Product(NamedTuple):
-    """A vector of words, ``place`` bytes from the first column's, times a vector of weights, summed for a row of y."""
+    """A vector of words, ``slot_offset`` bytes after the first column's, times vector ``weights``, for row ``row``."""
 
     slot_offset: int
     weights: int
@@ -25,10 +23,10 @@ class Product(NamedTuple):
 
 
 def interleave(name: str, size: int, step: int, flip: bool) -> str:
-    """OpenCL function ``name(a, b, c, d, to, count)``: ``to[count][size][4]``, the bytes of four lines.
+    """OpenCL function ``name(a, b, c, d, to, count)``: interleaves the bytes of four lines into ``to[count][size][4]``.
 
-    ``size`` bytes follow each other, a multiple of 16; ``step`` bytes further are the next. With ``flip`` signed bytes
-    become unsigned ones.
+    ``size`` is the number of contiguous bytes, a multiple of 16; the next ones are ``step`` bytes further. ``flip``
+    turns signed bytes into unsigned bytes.
     """
     full_chunks, tail = divmod(size, 64)
     lines = []
@@ -83,26 +81,27 @@ void {name}({pointers}, global uchar *to, long count) {{
 def depthwise_columns(
     name: str, columns: int, rows: int, products: Sequence[Product], pitch: int, channels: int, out: str
 ) -> str:
-    """OpenCL function ``name(v, w, shifts, numbers, y0, y1, count)``: bytes of y of sixteen channels.
+    """OpenCL function ``name(v, w, shifts, numbers, y0, y1, count)``: computes bytes of y for sixteen channels.
 
-    ``columns``, at most 4, of one or two rows at a time, ``count`` times: ``pitch`` bytes of words and ``channels``
-    bytes of y from column to column. ``shifts`` is shift[16] and scale[16].
+    It computes ``columns``, at most 4, of one or two rows at a time, ``count`` times. From column to column are
+    ``pitch`` bytes of words and ``channels`` bytes of y. ``shifts`` is shift[16] and scale[16].
     """
     sums = range(columns * rows)
-    weights_in_registers = len({product.weights for product in products}) <= MAX_HELD_WEIGHTS
-    lines = (
-        [f"vmovdqu32 {64 * w}(%[w]), %%zmm{8 + w}" for w in sorted({product.weights for product in products})] if weights_in_registers else []
-    )
+    in_registers = len({product.weights for product in products}) <= MAX_HELD_WEIGHTS
+    loaded = sorted({product.weights for product in products}) if in_registers else []
+    lines = [f"vmovdqu32 {64 * w}(%[w]), %%zmm{8 + w}" for w in loaded]
     lines += [f"vmovdqu32 {number_at('order')}, %%zmm31", "1:"]
     lines += [f"vmovdqu32 (%[shifts]), %%zmm{z}" for z in sums]
     products_by_offset: dict[int, list[tuple[int, int]]] = {}
     for product in products:
         for column in range(columns):
-            products_by_offset.setdefault(product.slot_offset + column * pitch, []).append((rows * column + product.row, product.weights))
+            pair = (rows * column + product.row, product.weights)
+            products_by_offset.setdefault(product.slot_offset + column * pitch, []).append(pair)
     for i, (slot_offset, pairs) in enumerate(sorted(products_by_offset.items())):
         lines.append(f"vmovdqu32 {slot_offset}(%[v]), %%zmm{26 + i % 2}")
         for z, w in pairs:
-            lines.append(f"vpdpbusd {f'%%zmm{8 + w}' if weights_in_registers else f'{64 * w}(%[w])'}, %%zmm{26 + i % 2}, %%zmm{z}")
+            weights = f"%%zmm{8 + w}" if in_registers else f"{64 * w}(%[w])"
+            lines.append(f"vpdpbusd {weights}, %%zmm{26 + i % 2}, %%zmm{z}")
     lines += finish_lines(sums, ["64(%[shifts])" for _ in sums], None)
     for row in range(rows):
         vectors = [rows * min(column, columns - 1) + row for column in range(4)]

@@ -1,4 +1,4 @@
-"""``int8.amx``: quantized convolutions by tiles of 32 positions and 32 channels, in matrix registers."""
+"""``int8.amx``: quantized convolutions in tiles of 32 positions by 32 channels of AMX matrix registers."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class TilesKernel(BandKernel):
         self.slot = cdiv(self.sums_at + 128 * (self.tile + 3) + 8 * self.positions, PAGE) * PAGE
 
     def text(self) -> str:
-        text = self.macros(FLIP=0, TILE=self.tile, ROW=self.row, PLACES=self.band.row_positions, SUMS_AT=f"{self.sums_at}L",
-                           POSITIONS=self.positions)  # fmt: skip
+        text = self.macros(FLIP=0, TILE=self.tile, ROW=self.row, PLACES=self.band.row_positions,
+                           SUMS_AT=f"{self.sums_at}L", POSITIONS=self.positions)  # fmt: skip
         text += CONFIGURE
         for rows in (1, 2):
             for columns in (1, 2):
@@ -64,10 +64,12 @@ class TilesKernel(BandKernel):
 
 
 def in_place(p: ConvProblem) -> bool:
-    """Whether x's pixels are the positions of a tile, in x's own layout."""
+    """Whether tiles read x directly: a 1x1 convolution in NHWC without stride, padding and groups."""
     pointwise = p.kd == p.kh == p.kw == p.sd == p.sh == p.sw == p.g == 1
     same_size = (p.od, p.oh, p.ow) == (p.id, p.ih, p.iw) and p.pd == p.ph == p.pw == 0
-    return pointwise and same_size and p.layout == "nhwc" and cdiv(p.ic, STEP_BYTES) * STEP_BYTES <= TILE_POSITIONS * p.ic
+    return (
+        pointwise and same_size and p.layout == "nhwc" and cdiv(p.ic, STEP_BYTES) * STEP_BYTES <= TILE_POSITIONS * p.ic
+    )
 
 
 class Tiles(BandSolver):

@@ -1,7 +1,7 @@
-"""AVX512-VNNI as OpenCL text: sums of products that become bytes before they leave the registers.
+"""Generates OpenCL functions that multiply by AVX512-VNNI and convert the sums to bytes in registers.
 
-A function is nothing but its assembly, as in ``instructions``. ``numbers`` is memory that holds what all channels share
-(``vectors.cl`` fills it), ``channels`` holds shift[32] and scale[32] of a panel.
+A function contains only its assembly, as in ``instructions``. ``numbers`` is memory with the numbers that all channels
+share (``vectors.cl`` fills it); ``channels`` holds shift[32] and scale[32] of a panel.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ NUMBERS = {
     "zero": 0, "order": 16, "low": 32, "high": 33, "sum_low": 34, "sum_high": 35, "sum_scale": 36, "r_zero": 37,
     "r_scale": 38, "y_scale": 39, "inverse": 40, "bounded": 42, "rounds": 44, "slow": 46, "sums": 64,
 }  # fmt: skip
-"""Offsets in ``numbers``, in 32-bit words: y's zero point as a vector of 16 bits, the order in which packing four
-vectors of sums leaves their words, single numbers, and memory for sums."""
+"""Offsets in ``numbers``, in 32-bit words. ``zero``: y's zero point as a vector of 16-bit numbers; ``order``: the
+permutation of words after four vectors of sums are packed; ``sums``: memory for sums; the others are single numbers."""
 
 
 class Tile(NamedTuple):
@@ -33,12 +33,12 @@ class Tile(NamedTuple):
 
 
 def number_macros() -> str:
-    """``NUMBER_word`` for the kernel that fills ``numbers``."""
+    """OpenCL macros ``NUMBER_<name>``, the offsets for the kernel that fills ``numbers``."""
     return "".join(f"#define NUMBER_{name} {offset}\n" for name, offset in NUMBERS.items())
 
 
 def number_at(word: str, more: int = 0) -> str:
-    """Assembly operand that addresses a word of ``numbers``."""
+    """Assembly operand for a word of ``numbers``, ``more`` bytes further."""
     return f"{4 * NUMBERS[word] + more}(%[numbers])"
 
 
@@ -47,10 +47,11 @@ def splat(word: str) -> str:
 
 
 def finish_lines(sums: Sequence[int], scales: Sequence[str], residual: Sequence[str] | None) -> list[str]:
-    """Assembly that multiplies int32 sums by their scales and clamps and rounds them, before y's zero point is added.
+    """Assembly that multiplies int32 sums by their scales, clamps and rounds them, before y's zero point is added.
 
-    ``residual`` says how each vector's is loaded into ``@R``; registers 28 to 31 are free then. The quotient by y's
-    scale is exact by Markstein's step: a product with the reciprocal, and its error times that.
+    ``residual``: for each vector the instruction that loads its residual into ``@R``; registers 28 to 31 are free then.
+    The quotient by y's scale is exact by Markstein's step: multiply by the reciprocal, then add the product's error
+    times the reciprocal.
     """
     lines = []
     for z, scale in zip(sums, scales, strict=True):
@@ -75,9 +76,10 @@ def finish_lines(sums: Sequence[int], scales: Sequence[str], residual: Sequence[
 
 
 def packed(four: Sequence[int], order: int, signed: bool) -> list[str]:
-    """The bytes of four vectors of whole numbers, with y's zero point and saturated, one after the other in the first.
+    """Assembly that adds y's zero point to four vectors of int32, saturates them to bytes, and packs all into the
+    first.
 
-    The last two may be the first two. ``order`` is the register that holds the order of words.
+    The last two vectors may be the first two again. ``order`` is the register with the permutation of words.
     """
     lines = []
     for a, b in (four[:2],) if four[2] == four[0] else (four[:2], four[2:]):
@@ -87,7 +89,7 @@ def packed(four: Sequence[int], order: int, signed: bool) -> list[str]:
 
 
 def _as_bytes(tile: Tile, signed: bool, residual: str | None) -> list[str]:
-    """Assembly that turns the sums in registers into bytes of y and stores them."""
+    """Assembly that converts the sums in registers to bytes of y and stores them."""
     halves, positions, ragged = tile.halves, len(tile.a), tile.channels % 16 != 0
     sums = range(halves * positions)
     lines, masks, residual_loads = [], ["", ""], None
@@ -121,12 +123,12 @@ def _as_bytes(tile: Tile, signed: bool, residual: str | None) -> list[str]:
 
 
 def vector_tile(name: str, tile: Tile, steps: int, out: str | None, residual: str | None, ahead: int = 0) -> str:
-    """OpenCL function ``name(a, b, ahead, offsets, taps, channels, numbers, y[, residual])``; with ``out`` None,
-    ``name(a, b, ahead, offsets, taps, sums)``, which leaves sums in memory, 32 a position. Each step has ``ahead``
-    bytes more, from the address of that name on, brought into the cache.
+    """OpenCL function ``name(a, b, ahead, offsets, taps, channels, numbers, y[, residual])``, or with ``out=None``
+    ``name(a, b, ahead, offsets, taps, sums)``, which stores int32 sums, 32 per position. Each step prefetches ``ahead``
+    more bytes from the address ``ahead`` on.
 
-    A is unsigned; B is ``[step][32][4]``; a step is 4 bytes. At most 14 positions. ``out`` and ``residual`` are
-    ``"int8"`` or ``"uint8"``.
+    A is unsigned; B is ``[step][32][4]``; a step is 4 bytes. A tile has at most 14 positions. ``out`` and ``residual``
+    are ``"int8"`` or ``"uint8"``.
     """
     halves = tile.halves
     sums = [(p, j, f"%%zmm{halves * p + j}") for p in range(len(tile.a)) for j in range(halves)]

@@ -1,4 +1,4 @@
-"""``int8.vnni``: quantized convolutions by tiles of a few positions and 32 channels in vectors (AVX512-VNNI)."""
+"""``int8.vnni``: quantized convolutions in tiles of a few positions by 32 channels of AVX512-VNNI vectors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .probe import require
 from .vector_code import NUMBERS, Tile, number_macros, vector_tile
 
 TILE_POSITIONS = 14
-"""Most positions of a tile: its sums of 32 channels, the weights and the operands fit in the 32 registers."""
+"""Most positions of a tile: the sums of 32 channels, the weights and the operands fit in the 32 vector registers."""
 SHORT_UNIT_FLOPS = 1e8
 """Operations per compute unit below which start-up of work items costs more than an uneven division of the work."""
 NEAR_WEIGHT_BYTES = 64 << 10
-"""Largest size of a job's weights, in bytes, that are read again for each block of tiles."""
+"""Most bytes of a job's weights that are read again for each block of tiles."""
 FEW_TILES = 16
 """Most tiles of a job that prefetch weights: so few do not hide the latency of reading a panel's weights."""
 NEXT_BYTES = 32 << 10
@@ -59,11 +59,12 @@ class VectorsKernel(BandKernel):
 
     @property
     def row_unit(self) -> int:
-        """The number of which the rows of a job are a multiple."""
+        """The rows of a job are a multiple of this number."""
         return self.across if self.flat else self.down
 
     def tiles(self) -> dict[str, Tile]:
-        """The tile of each generated function: whole or at the end of a row or image, for any panel or the last one."""
+        """The tile of each generated function: whole, or at the end of a row or image; for any panel, or the last
+        one."""
         p, height = self.problem, self.problem.mb * self.problem.od * self.problem.oh * self.problem.ow
         across = (height if self.flat else p.ow) % self.across or self.across
         down = 1 if self.flat else p.oh % self.down or self.down
@@ -96,7 +97,7 @@ class VectorsKernel(BandKernel):
 
     @property
     def block(self) -> int:
-        """Tiles of a block: all panels are multiplied with one block before the next block begins."""
+        """Tiles per block: all panels are multiplied with one block before the next block begins."""
         if self.panel * self.config["panels"] > NEAR_WEIGHT_BYTES:
             return self.rows * self.problem.ow  # one block holds all tiles, so that weights are read once a job
         return max(1, BLOCK_BYTES // (self.down * self.across * (self.a_column + self.problem.oc)))
@@ -117,7 +118,7 @@ class VectorsKernel(BandKernel):
 
 
 def reading_of(p: ConvProblem) -> tuple[bool, bool]:
-    """Whether x's pixels are read in place, and whether those of y are one row then."""
+    """(whether tiles read x directly, whether all pixels of y then count as one row)."""
     pointwise = p.kd == p.kh == p.kw == 1 and p.pd == p.ph == p.pw == 0
     inside = all((o - 1) * s < i for o, s, i in ((p.od, p.sd, p.id), (p.oh, p.sh, p.ih), (p.ow, p.sw, p.iw)))
     in_place = pointwise and inside and p.layout == "nhwc" and p.dtype == "uint8" and p.ic // p.g % 4 == 0
@@ -125,7 +126,7 @@ def reading_of(p: ConvProblem) -> tuple[bool, bool]:
 
 
 def tile_of(p: ConvProblem) -> tuple[int, int]:
-    """Rows and columns of a tile: rows of y in equal parts, or several short ones."""
+    """Rows and columns of a tile: a row of y is divided into equal parts, or a tile has several short rows."""
     if reading_of(p)[1]:
         return 1, min(TILE_POSITIONS, p.mb * p.od * p.oh * p.ow)
     if p.ow > TILE_POSITIONS:
@@ -167,8 +168,8 @@ class Vectors(BandSolver):
             panels = cdiv(smallest.panels, shares)
             return bands * cdiv(smallest.panels, panels), panels
 
-        def work(tiles: int) -> tuple[int, int, int]:
-            """What the busiest unit computes, how often bands are made, how far their rows are from those wanted."""
+        def workload(tiles: int) -> tuple[int, int, int]:
+            """Sort key: tiles that the busiest unit computes, copies of a band, distance from the target height."""
             jobs, panels = shared(tiles)
             return cdiv(jobs, units) * tiles * panels, smallest.panels // panels, abs(tiles - target_tiles)
 

@@ -115,12 +115,9 @@ def parent_buffers(buffers: dict[str, Any]) -> tuple[dict[str, Any], dict[str, i
 
 def split_by_buffer(calls: Sequence[Invocation]) -> list[Script]:
     """Split calls into commands of one buffer each and one command without buffers, for runtimes that swap buffers."""
-    operand_names = tuple(dict.fromkeys(call.second for call in calls if isinstance(call.second, str)))
-    scripts = [Script([call for call in calls if call.second == name]) for name in operand_names]
-    return [
-        *scripts,
-        Script([call for call in calls if not isinstance(call.second, str)], extra_operands=operand_names),
-    ]
+    operands = tuple(dict.fromkeys(call.second for call in calls if isinstance(call.second, str)))
+    scripts = [Script([call for call in calls if call.second == name]) for name in operands]
+    return [*scripts, Script([call for call in calls if not isinstance(call.second, str)], extra_operands=operands)]
 
 
 class Script:
@@ -138,15 +135,9 @@ class Script:
         self._words[:2] = [ctypes.addressof(self.status), 8 * records_start]
         for index, call in enumerate(calls):
             second, word = (call.offset, word_of[call.second]) if isinstance(call.second, str) else (call.second, 2)
-            position = records_start + _RECORD_WORDS * index
-            self._words[position : position + _RECORD_WORDS] = [
-                call.function,
-                call.first,
-                second,
-                call.third,
-                call.fourth,
-                8 * word,
-            ]
+            start = records_start + _RECORD_WORDS * index
+            record = [call.function, call.first, second, call.third, call.fourth, 8 * word]
+            self._words[start : start + _RECORD_WORDS] = record
         self._offsets = [
             (records_start + _RECORD_WORDS * index + 2, call.offset, call.second)
             for index, call in enumerate(calls)

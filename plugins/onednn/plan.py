@@ -32,7 +32,7 @@ class _Work:
 
     def __init__(self) -> None:
         self._lib, self._descriptors = library(), []
-        self._places: list[tuple[c_void_p, str, int]] = []
+        self._placements: list[tuple[c_void_p, str, int]] = []
         self._memories: list[c_void_p] = []
         self._primitives: list[tuple[c_void_p, Any]] = []
 
@@ -41,7 +41,7 @@ class _Work:
         memory_handle = self._lib.make("memory_create", descriptor.handle, self._lib.engine, None)
         self._descriptors.append(descriptor)
         self._memories.append(memory_handle)
-        self._places.append((memory_handle, operand, offset))
+        self._placements.append((memory_handle, operand, offset))
         return memory_handle
 
     def run(self, primitive: c_void_p, arguments: Mapping[int, c_void_p]) -> None:
@@ -53,20 +53,19 @@ class _Work:
         """Append a reorder from one layout to another."""
         engine = self._lib.engine
         descriptor = self._lib.make("reorder_primitive_desc_create", source.handle, engine, target.handle, engine, None)
-        self.run(
-            self._lib.make("primitive_create", descriptor), {_REORDER_SOURCE: origin, _REORDER_TARGET: destination}
-        )
+        primitive = self._lib.make("primitive_create", descriptor)
+        self.run(primitive, {_REORDER_SOURCE: origin, _REORDER_TARGET: destination})
         self._lib.call("primitive_desc_destroy", descriptor)
 
     def calls(self) -> list[Invocation]:
         """All C calls of the work: first set the address of each memory object, then execute the primitives."""
         set_address, execute = (self._lib.address(name) for name in ("memory_set_data_handle", "primitive_execute"))
-        calls = [
-            Invocation(set_address, memory.value, operand, offset=offset) for memory, operand, offset in self._places
-        ]
-        return calls + [
-            Invocation(execute, primitive.value, self._lib.stream.value, len(pairs), ctypes.addressof(pairs))
-            for primitive, pairs in self._primitives
+        return [
+            *(Invocation(set_address, memory.value, name, offset=offset) for memory, name, offset in self._placements),
+            *(
+                Invocation(execute, primitive.value, self._lib.stream.value, len(pairs), ctypes.addressof(pairs))
+                for primitive, pairs in self._primitives
+            ),
         ]
 
     def destroy(self) -> None:
@@ -84,9 +83,8 @@ class _Runner:
         self._work, self._lock = work, threading.Lock()
         calls = work.calls()
         self._joint_scripts, self._separate_scripts = [Script(calls)], split_by_buffer(calls)
-        self._last_run: tuple[Any, Any] | None = (
-            None  # (OpenCL queue, event) of the previous run; None before the first
-        )
+        # (OpenCL queue, event) of the previous run; None before the first run.
+        self._last_run: tuple[Any, Any] | None = None
 
     def enqueue(self, queue: cl.CommandQueue, buffers: dict[str, Any], wait_for: Any) -> cl.Event:
         separate = mixes_buffers(queue.device)
@@ -176,9 +174,8 @@ class OneDNNPlan:
                     reorders_in.append(self._sum)
             memories[_ARGUMENT_NUMBERS[convolution.roles[name]]] = memory
         if problem.bias:
-            memories[_ARGUMENT_NUMBERS["bias"]] = work.memory(
-                Descriptor.strided((problem.oc,), (1,), problem.dtype), "bias"
-            )
+            bias = Descriptor.strided((problem.oc,), (1,), problem.dtype)
+            memories[_ARGUMENT_NUMBERS["bias"]] = work.memory(bias, "bias")
         if convolution.scratch.size:
             memories[_ARGUMENT_NUMBERS["scratch"]] = work.memory(convolution.scratch, "workspace", offsets["scratch"])
         for reorder in reorders_in:
@@ -187,12 +184,9 @@ class OneDNNPlan:
         for reorder in reorders_out:
             work.reorder(*reorder)
         self.implementation = convolution.implementation
-        self._zeroed_scratch = (
-            (offsets["scratch"], convolution.scratch.size)
-            if convolution.scratch.size
-            and kernel_erratum("onednn.gradient", problem, convolution.implementation, _ZEROED)
-            else None
-        )
+        self._zeroed_scratch = None
+        if "scratch" in offsets and kernel_erratum("onednn.gradient", problem, self.implementation, _ZEROED):
+            self._zeroed_scratch = (offsets["scratch"], convolution.scratch.size)
         self._runner = _Runner(work)
 
     def enqueue(
