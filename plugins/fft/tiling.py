@@ -58,8 +58,8 @@ class AxisTiling:
     @property
     def positions(self) -> tuple[int, ...]:
         """Positions of the taps in the transform, in their order in w."""
-        places = range(0, self.extent, self.dilation)
-        return tuple(reversed(places)) if self.flipped else tuple(places)
+        offsets = range(0, self.extent, self.dilation)
+        return tuple(reversed(offsets)) if self.flipped else tuple(offsets)
 
 
 @dataclass(unsafe_hash=True)
@@ -153,12 +153,12 @@ def tilings(problem: ConvProblem, sizes: Iterable[int]) -> Iterator[Tiling]:
     """
     choices = []
     for axis in _AXES:
-        found: dict[int, int] = {}
+        sizes_by_tiles: dict[int, int] = {}
         for n in [1] if getattr(problem, "k" + axis) == 1 else sorted(set(sizes)):
-            part = axis_tiling(problem, axis, n)
-            if part.step >= 1:
-                found.setdefault(part.tiles, n)
-        choices.append(sorted(found.values()))
+            tiled = axis_tiling(problem, axis, n)
+            if tiled.step >= 1:
+                sizes_by_tiles.setdefault(tiled.tiles, n)
+        choices.append(sorted(sizes_by_tiles.values()))
     for combination in itertools.product(*choices):
         if max(combination) > 1:
             yield tiling(problem, combination)

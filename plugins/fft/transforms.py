@@ -83,10 +83,10 @@ def codelet(
     inputs = half(n) if kind == "real_inverse" else n
     outputs = half(n) if kind == "real_forward" else n
     given = inputs if given is None else min(given, inputs)
-    chosen = tuple(range(outputs) if wanted is None else wanted)
-    if given < 0 or any(not 0 <= k < outputs for k in chosen):
-        raise ValueError(f"{kind} of {n} points has outputs 0 to {outputs - 1}, wanted {chosen}, given {given}")
-    return _codelet(n, kind, given, chosen, halved)
+    outputs_wanted = tuple(range(outputs) if wanted is None else wanted)
+    if given < 0 or any(not 0 <= k < outputs for k in outputs_wanted):
+        raise ValueError(f"{kind} of {n} points has outputs 0 to {outputs - 1}, wanted {outputs_wanted}, given {given}")
+    return _codelet(n, kind, given, outputs_wanted, halved)
 
 
 @functools.lru_cache(maxsize=512)
@@ -104,7 +104,7 @@ def _codelet(n: int, kind: str, given: int, wanted: tuple[int, ...], halved: boo
         net.output(f"r{k}", result[k][0])
         if not real or (k and 2 * k != n):
             net.output(f"i{k}", result[k][1])
-    return _made(n, kind, net, float(n))
+    return _finish(n, kind, net, float(n))
 
 
 def _real_inverse(n: int, given: int, wanted: tuple[int, ...], halved: bool) -> Codelet:
@@ -113,18 +113,18 @@ def _real_inverse(n: int, given: int, wanted: tuple[int, ...], halved: bool) -> 
     The inverse weighs those two once and the others twice; everything is halved here.
     """
     net = Network()
-    needed = set(wanted)
-    result = _dft(net, [(net.leaf(str(j)) if j in needed else None, None) for j in range(n)], -1)
+    used = set(wanted)
+    result = _dft(net, [(net.leaf(str(j)) if j in used else None, None) for j in range(n)], -1)
     for k in range(given):
         edge = k == 0 or 2 * k == n
         scale = 0.5 if edge and n > 1 and not halved else 1.0
         net.output(f"r{k}", net.multiply(scale, result[k][0]))
         if not edge:
             net.output(f"i{k}", result[k][1])
-    return _made(n, "real_inverse", net.transposed([str(j) for j in wanted]), n / 2 if n > 1 else 1.0)
+    return _finish(n, "real_inverse", net.transposed([str(j) for j in wanted]), n / 2 if n > 1 else 1.0)
 
 
-def _made(n: int, kind: str, net: Network, gain: float) -> Codelet:
+def _finish(n: int, kind: str, net: Network, gain: float) -> Codelet:
     reads, writes = net.used(), tuple(name for name, _ in net.outputs)
     return Codelet(n, kind, net, reads, writes, gain)
 
@@ -138,11 +138,11 @@ def _dft(net: Network, x: Sequence[Complex], sign: int) -> list[Complex]:
         return [_add(net, x[0], x[1]), _sub(net, x[0], x[1])]
     if n & (n - 1) == 0:
         return _split_radix(net, x, sign)
-    first = _prime_power(n)
-    if first == n:
+    prime_power = _prime_power(n)
+    if prime_power == n:
         prime = next(p for p in range(2, n + 1) if n % p == 0)
-        return _odd(net, x, sign) if prime == n else _cooley_tukey(net, x, sign, prime)
-    return _prime_factor(net, x, sign, first, n // first)
+        return _odd_prime(net, x, sign) if prime == n else _cooley_tukey(net, x, sign, prime)
+    return _prime_factor(net, x, sign, prime_power, n // prime_power)
 
 
 def _prime_power(n: int) -> int:
@@ -158,17 +158,17 @@ def _split_radix(net: Network, x: Sequence[Complex], sign: int) -> list[Complex]
     """n/2 even points, and those 1 after and 1 before every fourth: conjugate twiddles for the two quarters."""
     n = len(x)
     even = _dft(net, x[0::2], sign)
-    after = _dft(net, x[1::4], sign)
-    before = _dft(net, [x[(4 * j - 1) % n] for j in range(n // 4)], sign)
+    following = _dft(net, x[1::4], sign)
+    preceding = _dft(net, [x[(4 * j - 1) % n] for j in range(n // 4)], sign)
     result: list[Complex] = [(None, None)] * n
     for k in range(n // 4):
-        u = _turn(net, after[k], sign * k, n)
-        v = _turn(net, before[k], -sign * k, n)
-        total, apart = _add(net, u, v), _turn(net, _sub(net, u, v), sign, 4)
-        result[k] = _add(net, even[k], total)
-        result[k + n // 2] = _sub(net, even[k], total)
-        result[k + n // 4] = _add(net, even[k + n // 4], apart)
-        result[k + 3 * n // 4] = _sub(net, even[k + n // 4], apart)
+        u = _rotate(net, following[k], sign * k, n)
+        v = _rotate(net, preceding[k], -sign * k, n)
+        added, subtracted = _add(net, u, v), _rotate(net, _sub(net, u, v), sign, 4)
+        result[k] = _add(net, even[k], added)
+        result[k + n // 2] = _sub(net, even[k], added)
+        result[k + n // 4] = _add(net, even[k + n // 4], subtracted)
+        result[k + 3 * n // 4] = _sub(net, even[k + n // 4], subtracted)
     return result
 
 
@@ -180,7 +180,7 @@ def _cooley_tukey(net: Network, x: Sequence[Complex], sign: int, p: int) -> list
     # twiddle factors differ.
     real = all(im is None for _, im in x)
     for k in range(half(q) if real else q):
-        column = _dft(net, [_turn(net, parts[r][k], sign * r * k, n) for r in range(p)], sign)
+        column = _dft(net, [_rotate(net, parts[r][k], sign * r * k, n) for r in range(p)], sign)
         for r in range(p):
             result[k + r * q] = column[r]
             if real:
@@ -201,28 +201,28 @@ def _prime_factor(net: Network, x: Sequence[Complex], sign: int, p: int, q: int)
     return result
 
 
-def _odd(net: Network, x: Sequence[Complex], sign: int) -> list[Complex]:
+def _odd_prime(net: Network, x: Sequence[Complex], sign: int) -> list[Complex]:
     """An odd prime length by its symmetries: cosines of the sums of mirrored points, sines of their differences."""
     n = len(x)
     pairs = [(_add(net, x[j], x[n - j]), _sub(net, x[j], x[n - j])) for j in range(1, half(n))]
     if n == 3:
         # Because cos(2 pi / 3) = -1/2, one addition serves both outputs and frequency 0.
         plus, minus = pairs[0]
-        middle = _add(net, x[0], _times(net, -0.5, plus))
-        apart = _turn(net, _times(net, math.sqrt(0.75), minus), sign, 4)
-        return [_add(net, x[0], plus), _add(net, middle, apart), _sub(net, middle, apart)]
+        cosine_part = _add(net, x[0], _times(net, -0.5, plus))
+        sine_part = _rotate(net, _times(net, math.sqrt(0.75), minus), sign, 4)
+        return [_add(net, x[0], plus), _add(net, cosine_part, sine_part), _sub(net, cosine_part, sine_part)]
     total = x[0]
     for plus, _ in pairs:
         total = _add(net, total, plus)
     result: list[Complex] = [total] + [(None, None)] * (n - 1)
     for k in range(1, half(n)):
-        middle, apart = x[0], (None, None)
+        cosine_part, sine_part = x[0], (None, None)
         for j, (plus, minus) in enumerate(pairs, 1):
             cosine, sine = _root(j * k, n)
-            middle = _add(net, middle, _times(net, cosine, plus))
-            apart = _add(net, apart, _times(net, sine, minus))
-        apart = _turn(net, apart, sign, 4)
-        result[k], result[n - k] = _add(net, middle, apart), _sub(net, middle, apart)
+            cosine_part = _add(net, cosine_part, _times(net, cosine, plus))
+            sine_part = _add(net, sine_part, _times(net, sine, minus))
+        sine_part = _rotate(net, sine_part, sign, 4)
+        result[k], result[n - k] = _add(net, cosine_part, sine_part), _sub(net, cosine_part, sine_part)
     return result
 
 
@@ -238,15 +238,15 @@ def _times(net: Network, factor: float, a: Complex) -> Complex:
     return net.multiply(factor, a[0]), net.multiply(factor, a[1])
 
 
-def _turn(net: Network, a: Complex, k: int, n: int) -> Complex:
+def _rotate(net: Network, a: Complex, k: int, n: int) -> Complex:
     """``a`` times exp(2 pi i k / n)."""
     k %= n
     re, im = a
     if 8 * k % n == 0:
-        quarter, rest = divmod(8 * k // n, 2)
-        for _ in range(quarter):
+        quarters, eighth = divmod(8 * k // n, 2)
+        for _ in range(quarters):
             re, im = net.negate(im), re
-        if rest:
+        if eighth:
             root = math.sqrt(0.5)
             re, im = net.multiply(root, net.subtract(re, im)), net.multiply(root, net.add(re, im))
         return re, im

@@ -64,19 +64,19 @@ class Geometry:
             self.c, self.n = t.ic, t.ic
         self.d = t.oc if self.weights_gradient else self.n
         # The vectors of the weights' gradient run along oc where vectors along ic would have more empty lanes.
-        narrow = ceil(t.ic, 4) * 4 * ceil(t.oc, self.lanes) < ceil(t.oc, 4) * 4 * ceil(t.ic, self.lanes)
-        self.along_oc = self.weights_gradient and narrow
+        oc_fills_better = ceil(t.ic, 4) * 4 * ceil(t.oc, self.lanes) < ceil(t.oc, 4) * 4 * ceil(t.ic, self.lanes)
+        self.along_oc = self.weights_gradient and oc_fills_better
         self.all_rows = t.images * t.tiles
         # With few target channels, the vectors of the kernel's spectrum run along the summed channels instead.
         self.along_c = not self.weights_gradient and self.n <= 4 and self.c % self.lanes == 0
         self.groups = groups = min(config["groups"], t.groups)
         self.rows = min(config["rows"], self.all_rows)
         self.blocks = min(config["blocks"], ceil(self.d, self.lanes))
-        self.held = problem.constant_weights and not self.weights_gradient
-        first = t.half_axis
-        self.order = (first, *(axis for axis in (2, 1, 0) if axis != first and t.sizes[axis] > 1))
+        self.constant_kernel = problem.constant_weights and not self.weights_gradient
+        real_axis = t.half_axis
+        self.order = (real_axis, *(axis for axis in (2, 1, 0) if axis != real_axis and t.sizes[axis] > 1))
         """Axes that are transformed: the real one first, then the others from the innermost on."""
-        n = t.sizes[first]
+        n = t.sizes[real_axis]
         self.edges = () if len(self.order) != 2 else (0, n // 2) if n % 2 == 0 else (0,)
         """Frequencies of the real axis whose spectrum along the second axis is that of real values: half suffices. Used
         where two axes are transformed."""
@@ -87,9 +87,9 @@ class Geometry:
         # Sizes of the panels in memory: rows, blocks of vectors, and floats from one frequency to the next.
         self.source_blocks = ceil(self.c, self.lanes)
         """Blocks of the source's channels."""
-        self.kernel_groups = t.groups if self.held else groups
+        self.kernel_groups = t.groups if self.constant_kernel else groups
         """Groups whose kernels' spectra are in memory at the same time: all if the weights are constant."""
-        self.kernel_blocks = ceil(self.n, self.lanes) if self.held else self.blocks
+        self.kernel_blocks = ceil(self.n, self.lanes) if self.constant_kernel else self.blocks
         """Blocks of target channels in memory at the same time; of summed channels if vectors run along these."""
         if self.along_c:
             self.kernel_blocks = self.source_blocks
@@ -127,7 +127,7 @@ class Geometry:
         return (groups * blocks * rows | 1) * 2 * self.lanes
 
     @property
-    def taken_out(self) -> tuple[float, float]:
+    def prescales(self) -> tuple[float, float]:
         """Powers of two by which x's spectra are multiplied, and the results of the inverse's first pass.
 
         Transforms make numbers larger by the root of their points; so no sum of a weights' gradient overflows much
@@ -136,8 +136,8 @@ class Geometry:
         if not self.weights_gradient:
             return 1.0, 1.0
         sizes = self.tiling.sizes
-        first = sizes[self.order[-1]] if len(self.order) > 1 else 1
-        return 2.0 ** -((math.prod(sizes).bit_length() - 1) // 2), 2.0 ** -(first.bit_length() - 1)
+        first_size = sizes[self.order[-1]] if len(self.order) > 1 else 1
+        return 2.0 ** -((math.prod(sizes).bit_length() - 1) // 2), 2.0 ** -(first_size.bit_length() - 1)
 
     def column(self, k: int) -> int:
         """The first of the frequencies whose frequency along the real axis is ``k``."""
@@ -174,13 +174,13 @@ class Geometry:
     def areas(self) -> dict[str, int]:
         """Byte offsets of the workspace's areas, and their sum as ``size``."""
         areas, f = Areas(PAGE), 4 * self.frequencies
-        found = {"source": areas.add(f * self.source_stride), "result": areas.add(f * self.result_stride)}
+        offsets = {"source": areas.add(f * self.source_stride), "result": areas.add(f * self.result_stride)}
         if self.weights_gradient:
-            found["second"] = areas.add(f * self.second_stride)
-        elif not self.held:
-            found["kernel"] = areas.add(f * self.kernel_stride)
-        found["size"] = areas.size
-        return found
+            offsets["second"] = areas.add(f * self.second_stride)
+        elif not self.constant_kernel:
+            offsets["kernel"] = areas.add(f * self.kernel_stride)
+        offsets["size"] = areas.size
+        return offsets
 
     # --- pieces: the rounds of transforms and products in a call -----------------------------------------------------
 
@@ -188,12 +188,12 @@ class Geometry:
         """Yield the pieces of a call, in order."""
         blocks, t = ceil(self.d, self.lanes), self.tiling
         for group in range(0, t.groups, self.groups):
-            groups, held = min(self.groups, t.groups - group), False
+            groups, source_done = min(self.groups, t.groups - group), False
             for block, row in itertools.product(range(0, blocks, self.blocks), range(0, self.all_rows, self.rows)):
-                some, rows = min(self.blocks, blocks - block), min(self.rows, self.all_rows - row)
-                source, last = not (held and self.rows == self.all_rows), row + self.rows >= self.all_rows
-                yield Piece(group, groups, block, some, row, rows, row == 0, source, last)
-                held = True
+                piece_blocks, rows = min(self.blocks, blocks - block), min(self.rows, self.all_rows - row)
+                source, last = not (source_done and self.rows == self.all_rows), row + self.rows >= self.all_rows
+                yield Piece(group, groups, block, piece_blocks, row, rows, row == 0, source, last)
+                source_done = True
 
     @property
     def rounds(self) -> int:

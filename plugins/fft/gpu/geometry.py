@@ -58,28 +58,28 @@ class TransformAxis:
     @classmethod
     def of(cls, problem: ConvProblem, axis: str, size: int) -> TransformAxis | None:
         """Transforms of ``size`` points along ``axis``; None when they are too small."""
-        length, kernel, spread, out = (getattr(problem, letter + axis) for letter in "ikdo")
-        near = getattr(problem, "p" + axis)
-        extent = spread * (kernel - 1) + 1
-        taps = Span(kernel, extent, spread=spread)
-        if size >= max(length + near, out + extent - 1 - near, length, out, extent):
+        length, kernel, dilation, out = (getattr(problem, letter + axis) for letter in "ikdo")
+        pad = getattr(problem, "p" + axis)
+        extent = dilation * (kernel - 1) + 1
+        taps = Span(kernel, extent, spread=dilation)
+        if size >= max(length + pad, out + extent - 1 - pad, length, out, extent):
             x, y = Span(length, length), Span(out, out)
             if problem.direction == "fwd":
-                return cls(size, 1, x, taps, tuple((j - near) % size for j in range(out)), 0, out)
+                return cls(size, 1, x, taps, tuple((j - pad) % size for j in range(out)), 0, out)
             if problem.direction == "bwd_data":
-                return cls(size, 1, y, taps, tuple((j + near) % size for j in range(length)), 0, length)
-            return cls(size, 1, x, y, tuple((j * spread - near) % size for j in range(kernel)), 0, kernel)
+                return cls(size, 1, y, taps, tuple((j + pad) % size for j in range(length)), 0, length)
+            return cls(size, 1, x, y, tuple((j * dilation - pad) % size for j in range(kernel)), 0, kernel)
         step = size - extent + 1
         if step < 1:
             return None
         if problem.direction == "fwd":
-            data = Span(length, size, -near, step)
+            data = Span(length, size, -pad, step)
             return cls(size, -(-out // step), data, taps, tuple(range(step)), step, out)
         if problem.direction == "bwd_data":
-            data = Span(out, size, near - (extent - 1), step)
+            data = Span(out, size, pad - (extent - 1), step)
             return cls(size, -(-length // step), data, taps, tuple(range(extent - 1, size)), step, length)
-        data, other = Span(length, size, -near, step), Span(out, step, 0, step)
-        return cls(size, -(-out // step), data, other, tuple(j * spread for j in range(kernel)), 0, kernel)
+        data, other = Span(length, size, -pad, step), Span(out, step, 0, step)
+        return cls(size, -(-out // step), data, other, tuple(j * dilation for j in range(kernel)), 0, kernel)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Transform:
         return half(self.columns.size)
 
     @property
-    def taken_out(self) -> tuple[float, float]:
+    def prescales(self) -> tuple[float, float]:
         """Powers of two by which the data's spectra are multiplied, and what the inverse's first pass gives.
 
         Transforms make numbers larger by the root of their points; so no sum overflows much before the result does.
@@ -165,9 +165,9 @@ def planes(problem: ConvProblem, transform: Transform) -> tuple[Planes, Planes, 
     icg, ocg = problem.ic // g, problem.oc // g
 
     def data(tensor: str) -> tuple[Line, Line, int, int]:
-        layout, per = TensorLayout.of(problem, tensor), icg if tensor == "x" else ocg
+        layout, group_channels = TensorLayout.of(problem, tensor), icg if tensor == "x" else ocg
         images = Line(problem.mb * tiles, layout.image, tiles=tiles)
-        channels = Line(per, layout.channel, per * layout.channel, channels=tensor == problem.written)
+        channels = Line(group_channels, layout.channel, group_channels * layout.channel, channels=tensor == problem.written)
         return images, channels, *layout.axes[1:]
 
     def place(tensor: str, row: Line, slot: Line, down: int, right: int) -> Planes:

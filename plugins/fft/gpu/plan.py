@@ -79,11 +79,11 @@ class Layout:
 
     def changed(self, tile: Tile | None = None, parts: tuple[int, int, int] | None = None) -> Layout:
         """Another tile or other parts; what does not follow from these is not worked out again."""
-        made = Layout(self.problem, self.transform, parts or self.parts, tile or self.tile, self.local, self.wide)
-        valid = ("planes", "slots", "_groups") if parts else ("planes", "slots", "_groups", "chunks", "sizes", "areas")
-        known = self.__dict__
-        made.__dict__.update({name: known[name] for name in valid if name in known})
-        return made
+        layout = Layout(self.problem, self.transform, parts or self.parts, tile or self.tile, self.local, self.wide)
+        unaffected = ("planes", "slots", "_groups") if parts else ("planes", "slots", "_groups", "chunks", "sizes", "areas")
+        cached = self.__dict__
+        layout.__dict__.update({name: cached[name] for name in unaffected if name in cached})
+        return layout
 
     def fits(self, device: DeviceInfo) -> bool:
         """Whether a device's limits allow the layout's work groups."""
@@ -165,8 +165,8 @@ class Layout:
         """Byte offsets of left, right and result in the workspace, and its size."""
         areas = Areas(1024)
         left, right, result = self.sizes
-        places = (0 if self.packs else areas.add(left), areas.add(right), areas.add(result))
-        return places, areas.size
+        offsets = (0 if self.packs else areas.add(left), areas.add(right), areas.add(result))
+        return offsets, areas.size
 
     @property
     def workspace_size(self) -> int:
@@ -175,9 +175,9 @@ class Layout:
 
     def forward(self, other: bool) -> Forward:
         """The transform of the left operand (``other``) or the right one."""
-        at = 0 if other else 1
-        return Forward(self.transform, self.planes[at], self.problem.g, self.chunks[2], self.chunks[at],
-                       self.slots[at], self.wide, other)  # fmt: skip
+        index = 0 if other else 1
+        return Forward(self.transform, self.planes[index], self.problem.g, self.chunks[2], self.chunks[index],
+                       self.slots[index], self.wide, other)  # fmt: skip
 
     def inverse(self) -> Inverse:
         """The inverse transform, from the result's spectra to the written tensor."""
@@ -190,28 +190,28 @@ def make_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> 
     layout = Layout.of(problem, config)
     kernels = _Kernels(context, layout)
     steps, packers = [], []
-    at_left, at_right, at_result = layout.areas[0]
-    held_left = held_right = None
+    left_area, right_area, result_area = layout.areas[0]
+    current_left = current_right = None
     m_starts, n_starts, k_starts = layout.starts
     for (m_index, m), n, (k_index, k) in itertools.product(enumerate(m_starts), n_starts, enumerate(k_starts)):
-        left, home = at_left, "workspace"
+        left, operand = left_area, "workspace"
         if layout.packs:
-            left, home = (m_index * len(k_starts) + k_index) * layout.sizes[0], "w"
-        if held_left != (m, k):
-            held_left = (m, k)
+            left, operand = (m_index * len(k_starts) + k_index) * layout.sizes[0], "w"
+        if current_left != (m, k):
+            current_left = (m, k)
             step = kernels.analyse(True, left, k, m)
             if not layout.packs:
                 steps.append(step)
             elif n == 0:
                 packers.append(step)
-        if held_right != (n, k):
-            held_right = (n, k)
-            steps.append(kernels.analyse(False, at_right, k, n))
-        steps.append(kernels.product(home, left, at_right, at_result, k > 0))
+        if current_right != (n, k):
+            current_right = (n, k)
+            steps.append(kernels.analyse(False, right_area, k, n))
+        steps.append(kernels.product(operand, left, right_area, result_area, k > 0))
         if k == k_starts[-1]:
-            steps.append(kernels.synthesise(at_result, m, n))
-    form = (problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g, problem.dh, problem.dw)
-    key = repr(("fft.gpu", *form, config["th"], config["tw"], layout.chunks[0], layout.chunks[2]))
+            steps.append(kernels.synthesise(result_area, m, n))
+    weights_key = (problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g, problem.dh, problem.dw)
+    key = repr(("fft.gpu", *weights_key, config["th"], config["tw"], layout.chunks[0], layout.chunks[2]))
     return StepPlan(layout.workspace_size, steps, layout.packed_size, packers, key if layout.packs else None)
 
 
@@ -224,13 +224,13 @@ class _Kernels:
 
     @functools.cache  # noqa: B019  (the cache lives only while the plan is built)
     def _forward(self, other: bool) -> tuple[Any, Forward]:
-        way = self._layout.forward(other)
-        return build(self._context, self._macros + kernel_text(__package__, "forward.cl.mako", p=way)), way
+        transform = self._layout.forward(other)
+        return build(self._context, self._macros + kernel_text(__package__, "forward.cl.mako", p=transform)), transform
 
     @functools.cache  # noqa: B019
     def _inverse(self) -> tuple[Any, Inverse]:
-        way = self._layout.inverse()
-        return build(self._context, self._macros + kernel_text(__package__, "inverse.cl.mako", p=way)), way
+        transform = self._layout.inverse()
+        return build(self._context, self._macros + kernel_text(__package__, "inverse.cl.mako", p=transform)), transform
 
     @functools.cache  # noqa: B019
     def _product(self, accumulate: bool) -> Any:
@@ -243,27 +243,27 @@ class _Kernels:
 
     def analyse(self, other: bool, place: int, row: int, slot: int) -> Launch:
         """Return the launch that transforms a part of the left (``other``) or right operand to byte ``place``."""
-        program, way = self._forward(other)
-        tensor, area = way.planes.tensor, "workspace"
+        program, transform = self._forward(other)
+        tensor, area = transform.planes.tensor, "workspace"
         arguments = [tensor, area, np.int64(place // _PAIR), np.int32(row), np.int32(slot)]
-        size = (way.work_groups * way.items,)
-        return Launch(program, "analyse", size, (way.items,), arguments, names=OPERANDS)
+        size = (transform.work_groups * transform.items,)
+        return Launch(program, "analyse", size, (transform.items,), arguments, names=OPERANDS)
 
-    def product(self, home: str, left: int, right: int, result: int, accumulate: bool) -> Launch:
+    def product(self, left_operand: str, left: int, right: int, result: int, accumulate: bool) -> Launch:
         """Return the launch that multiplies parts at ``left`` (of operand ``home``) and ``right`` into ``result``."""
         layout = self._layout
         items = layout.tile.items
         groups = -(-layout.result_rows // layout.tile.bm) * -(-layout.chunks[1] // layout.tile.bn)
         groups *= layout.transform.frequencies * layout.problem.g
-        arguments = [home, np.int64(left // 16), "workspace", np.int64(right // 16)]
+        arguments = [left_operand, np.int64(left // 16), "workspace", np.int64(right // 16)]
         arguments += ["workspace", np.int64(result // 16)]
         program = self._product(accumulate)
         return Launch(program, "product", (groups * items,), (items,), arguments, names=OPERANDS)
 
     def synthesise(self, result: int, row: int, slot: int) -> Launch:
         """Return the launch that transforms the part at byte ``result`` back into the output."""
-        program, way = self._inverse()
+        program, transform = self._inverse()
         problem = self._layout.problem
-        extras = [name for name in ("bias", "residual") if getattr(problem, name)]
-        arguments = ["workspace", np.int64(result // _PAIR), problem.written, *extras, np.int32(row), np.int32(slot)]
-        return Launch(program, "synthesise", (way.work_groups * way.items,), (way.items,), arguments, names=OPERANDS)
+        epilogue_operands = [name for name in ("bias", "residual") if getattr(problem, name)]
+        arguments = ["workspace", np.int64(result // _PAIR), problem.written, *epilogue_operands, np.int32(row), np.int32(slot)]
+        return Launch(program, "synthesise", (transform.work_groups * transform.items,), (transform.items,), arguments, names=OPERANDS)
