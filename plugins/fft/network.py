@@ -1,4 +1,4 @@
-"""Straight-line arithmetic as a graph: equal expressions are one node, signs are no operations, networks transpose."""
+"""Straight-line arithmetic as a graph: equal expressions share a node, and negation costs no operation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Node = tuple
 
 
 class Network:
-    """Additions and multiplications by constants over named leaves; ``outputs`` names some of the values."""
+    """A graph of additions and multiplications by constants; leaves are named inputs, ``outputs`` are named values."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -65,7 +65,7 @@ class Network:
         return self._node_ids[node]
 
     def transposed(self, order: Sequence[str]) -> Network:
-        """The network of the transposed matrix: leaves become outputs, in ``order``, and outputs leaves."""
+        """The network of the transposed matrix: its outputs are this network's leaves, in ``order``, and vice versa."""
         result = Network()
         gathered: dict[int, Value] = {}
 
@@ -91,11 +91,9 @@ class Network:
             result.output(name, values.get(name))
         return result
 
-    # --- the nodes that the outputs need -----------------------------------------------------------------------------
-
     @functools.cached_property
     def _uses(self) -> Counter[int]:
-        """How often each node is read by nodes that the outputs need, or is an output."""
+        """For each node that the outputs need: how many nodes and outputs read it."""
         uses: Counter[int] = Counter()
         stack = [value[1] for _, value in self.outputs if value is not None]
         while stack:
@@ -107,7 +105,7 @@ class Network:
 
     @functools.cached_property
     def _inlined(self) -> frozenset[int]:
-        """Products that one addition alone reads: a multiply-add takes them in. An addition takes in one."""
+        """Products that only one addition reads and that become part of its multiply-add, at most one per addition."""
         inlined = set()
         written = {value[1] for _, value in self.outputs if value is not None}
         for node in self._uses:
@@ -125,14 +123,12 @@ class Network:
 
     @property
     def multiplications(self) -> int:
-        """Products that the outputs need and no addition takes in."""
+        """Products that the outputs need and that are not part of a multiply-add."""
         return sum(self.nodes[place][0] == "*" and place not in self._inlined for place in self._uses)
 
     def used(self) -> tuple[str, ...]:
         """The leaves that the outputs need."""
         return tuple(node[1] for place, node in enumerate(self.nodes) if node[0] == "leaf" and place in self._uses)
-
-    # --- the generated OpenCL text -----------------------------------------------------------------------------------
 
     def lines(
         self,
@@ -141,7 +137,7 @@ class Network:
         real: str,
         first: Iterable[str] = (),
     ) -> list[str]:
-        """Statements, each node after its operands and each output as soon as possible; ``first`` are read first."""
+        """OpenCL statements: each node after its operands, each output early; leaves in ``first`` are read first."""
         lines: list[str] = []
         emitted: set[int] = set()
 

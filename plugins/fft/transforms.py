@@ -1,11 +1,11 @@
 """Turns (length, kind) into straight-line code of a discrete Fourier transform over named variables.
 
-A transform is written down symbolically, over exact zeros where inputs are known to be 0, and only what the wanted
-outputs need is kept. Equal expressions are one node, and a sign is no operation, so real input halves the work by
-itself, as Frigo showed for FFTW ("A fast Fourier transform compiler", PLDI 1999). Powers of two split as 1/2 + 1/4 +
-1/4 (Duhamel and Hollmann 1984, in the conjugate-pair form of Kamar and Elcherif 1989), coprime factors part without
-twiddles (Good 1958, Thomas 1963), what is left goes by Cooley and Tukey 1965. The real inverse is the transposed
-network of the real forward transform, whose count of operations it shares.
+A transform is built symbolically; inputs known to be 0 are exact zeros, and only what the wanted outputs need remains.
+Equal expressions share a node and negation costs nothing, so real input halves the work without further measures, as
+Frigo showed for FFTW ("A fast Fourier transform compiler", PLDI 1999). Powers of two are split as 1/2 + 1/4 + 1/4
+(Duhamel and Hollmann 1984, in the conjugate-pair form of Kamar and Elcherif 1989), coprime factors need no twiddles
+(Good 1958, Thomas 1963), other lengths use Cooley and Tukey 1965. The real inverse is the transposed network of the
+real forward transform and has as many operations.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from .network import Network, Value
 
 KINDS = ("forward", "inverse", "real_forward", "real_inverse")
-"""Complex to complex with exp(-2 pi i j k / n), the same with +, real to half a spectrum, half a spectrum to real."""
+"""Complex to complex with exp(-2 pi i j k / n); with exp(+...); real to half a spectrum; half a spectrum to real."""
 
 Complex = tuple[Value, Value]
 
 
 def half(n: int) -> int:
-    """Frequencies 0 to n/2 of n real values: the others are their conjugates."""
+    """Number of the frequencies 0 to n/2 of n real values; the other frequencies are their conjugates."""
     return n // 2 + 1
 
 
@@ -32,19 +32,18 @@ def half(n: int) -> int:
 class Codelet:
     """A transform as a network of additions and multiplications by constants.
 
-    Complex operands are named ``r<k>`` and ``i<k>`` after their prefix, real ones by the index alone; ``text`` prints
-    the code.
+    Parts of complex operands are named ``r<k>`` and ``i<k>``, real operands ``<k>``; ``text`` prints the code.
     """
 
     n: int
     kind: str
     network: Network
     reads: tuple[str, ...]
-    """Names, without a prefix, of the inputs that the code reads."""
+    """Names of the inputs that the code reads."""
     writes: tuple[str, ...]
-    """Names, without a prefix, of the outputs, in the order in which they are written."""
+    """Names of the outputs, in the order in which they are written."""
     gain: float
-    """The real inverse, applied to the real forward, gives ``gain`` times its input; likewise the complex pair."""
+    """The inverse transform of the forward transform is ``gain`` times the input, for real and for complex data."""
 
     def text(
         self,
@@ -70,11 +69,11 @@ def codelet(
 ) -> Codelet:
     """The transform of ``n`` points of one of KINDS.
 
-    ``given``: only the first so many inputs (of ``n``, or of ``half(n)`` frequencies) may differ from 0; the others are
-    not read. ``wanted``: indices of the outputs to compute, all when None. ``forward`` and ``inverse`` scale nothing;
-    ``real_inverse`` of ``real_forward`` gives n/2 times the input (n times for n = 1), and reads neither the imaginary
-    part of frequency 0 nor that of n/2. ``halved``, of a real inverse: frequencies 0 and n/2 come halved already, as
-    they do where the axis before went from half a spectrum to real.
+    ``given``: number of the first inputs (of ``n``, or of ``half(n)`` frequencies) that may differ from 0; the others
+    are not read. ``wanted``: indices of the outputs to compute, all if None. ``forward`` and ``inverse`` are not
+    normalized; ``real_inverse`` of ``real_forward`` is n/2 times the input (n times for n = 1) and reads no imaginary
+    part of frequencies 0 and n/2. ``halved``: a real inverse gets frequencies 0 and n/2 halved already, because the
+    inverse of the previous axis produced them so.
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
@@ -110,7 +109,7 @@ def _codelet(n: int, kind: str, given: int, wanted: tuple[int, ...], halved: boo
 def _real_inverse(n: int, given: int, wanted: tuple[int, ...], halved: bool) -> Codelet:
     """The transposed network of the real forward transform, with halves at frequencies 0 and n/2.
 
-    The inverse weighs those two once and the others twice; everything is halved here.
+    A real inverse counts frequencies 0 and n/2 once and the others twice; here all weights are halved.
     """
     net = Network()
     used = set(wanted)
@@ -155,7 +154,8 @@ def _prime_power(n: int) -> int:
 
 
 def _split_radix(net: Network, x: Sequence[Complex], sign: int) -> list[Complex]:
-    """n/2 even points, and those 1 after and 1 before every fourth: conjugate twiddles for the two quarters."""
+    """Split n points into the even ones and the points 1 after and 1 before every fourth, whose twiddles are
+    conjugate."""
     n = len(x)
     even = _dft(net, x[0::2], sign)
     following = _dft(net, x[1::4], sign)
@@ -189,7 +189,7 @@ def _cooley_tukey(net: Network, x: Sequence[Complex], sign: int, p: int) -> list
 
 
 def _prime_factor(net: Network, x: Sequence[Complex], sign: int, p: int, q: int) -> list[Complex]:
-    """n = p q without a common factor: a p x q transform over indices j = (q a + p b) mod n, and no twiddles."""
+    """For n = p q with coprime p and q: a p x q transform over indices j = (q a + p b) mod n without twiddles."""
     n = p * q
     rows = [_dft(net, [x[(q * a + p * b) % n] for b in range(q)], sign) for a in range(p)]
     result: list[Complex] = [(None, None)] * n
@@ -202,7 +202,7 @@ def _prime_factor(net: Network, x: Sequence[Complex], sign: int, p: int, q: int)
 
 
 def _odd_prime(net: Network, x: Sequence[Complex], sign: int) -> list[Complex]:
-    """An odd prime length by its symmetries: cosines of the sums of mirrored points, sines of their differences."""
+    """A transform of odd prime length: cosines times sums of mirrored points, sines times their differences."""
     n = len(x)
     pairs = [(_add(net, x[j], x[n - j]), _sub(net, x[j], x[n - j])) for j in range(1, half(n))]
     if n == 3:
@@ -239,7 +239,7 @@ def _times(net: Network, factor: float, a: Complex) -> Complex:
 
 
 def _rotate(net: Network, a: Complex, k: int, n: int) -> Complex:
-    """``a`` times exp(2 pi i k / n)."""
+    """Return ``a`` times exp(2 pi i k / n)."""
     k %= n
     re, im = a
     if 8 * k % n == 0:

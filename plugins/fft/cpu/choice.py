@@ -18,7 +18,7 @@ from .geometry import Geometry
 SIZES = (4, 5, 6, 8, 9, 10, 12, 14, 15, 16, 18, 20, 24, 28, 30, 32, 36, 40, 48, 60, 64)
 """Transform lengths, in points, that are tried along each axis."""
 DEEP_SIZES = (4, 5, 6, 8, 9, 10, 12, 16)
-"""Transform lengths that are tried where three axes are transformed: local memory holds the product of the three."""
+"""Transform lengths that are tried if three axes are transformed: local memory holds the product of the three."""
 MAX_TILINGS = 4
 """Most tilings that are offered, each also with smaller workspaces."""
 MAX_ROUNDS = 512
@@ -50,8 +50,8 @@ def _operations(n: int, real: bool) -> float:
     return 0.85 * complex_ops * (0.5 if real else 1.0)
 
 
-def _transform_operations(g: Geometry, counts: tuple[int, ...]) -> float:
-    """Vector operations of one tile, ``counts`` elements along d, h, w in or out."""
+def _transform_ops(g: Geometry, counts: tuple[int, ...]) -> float:
+    """Vector operations of one tile's transform, which reads or writes ``counts`` elements along d, h, w."""
     sizes, order = g.tiling.sizes, g.order
     n0, others = sizes[order[0]], order[1:]
     total = math.prod(counts[axis] for axis in others) * (_operations(n0, True) + 2 * n0)
@@ -71,7 +71,10 @@ def _single_element_ops(g: Geometry, source_runs: int) -> float:
     x, y = math.prod(p.x_shape), math.prod(p.y_shape)
     read_elements, written_elements = (y, x) if p.direction == "bwd_data" else (x, y)
     total = 0.0
-    for tensor, blocks, counts in ((read_elements, source_runs * ceil(g.c, g.lanes), g.whole), (written_elements, ceil(g.d, g.lanes), g.steps)):
+    for tensor, blocks, counts in (
+        (read_elements, source_runs * ceil(g.c, g.lanes), g.whole),
+        (written_elements, ceil(g.d, g.lanes), g.steps),
+    ):
         element_ops = SINGLE_OPS + (SINGLE_FAR_OPS if tensor * p.itemsize > SECOND_CACHE_BYTES else 0.0)
         total += element_ops * g.all_rows * t.groups * blocks * g.lanes * math.prod(counts)
     return total
@@ -86,22 +89,30 @@ def predicted(g: Geometry, balance: Balance = FITTED) -> float:
     source_runs = 1 if row_rounds == 1 else block_rounds  # number of times that the source is transformed
     row_bytes = 8.0 * f * groups * lane  # bytes of one row of one channel block of a spectrum, over all frequencies
     if g.weights_gradient:
-        # Rows of the weights' gradient, and blocks of its vectors
+        # In the weights' gradient: ``results`` rows of ``blocks`` vectors.
         results, blocks = (t.ic, divided) if g.along_oc else (t.oc, blocks_n)
         m, n, k = ceil(results, 4) * 4, blocks * lane, rows
-        transforms = rows * (source_runs * blocks_c * _transform_operations(g, g.whole) + divided * _transform_operations(g, g.steps))
-        transforms += results * blocks * (_transform_operations(g, g.taps) + 3 * lane * math.prod(g.taps))
+        transforms = rows * (
+            source_runs * blocks_c * _transform_ops(g, g.whole) + divided * _transform_ops(g, g.steps)
+        )
+        transforms += results * blocks * (_transform_ops(g, g.taps) + 3 * lane * math.prod(g.taps))
         source, kernel, result = rows * blocks_c * row_bytes, rows * divided * row_bytes, results * blocks * row_bytes
         transfers = [(source, source_runs + block_rounds), (kernel, 2), (result, 2 * row_rounds)]
     else:
         # A product with few target channels (``along_c``) has vectors of partial sums, which are added at the end.
         m, n, k = rows, 2 * g.n if g.along_c else blocks_n * lane, g.c
         kernels = g.n * blocks_c if g.along_c else g.c * blocks_n
-        transforms = rows * (source_runs * blocks_c * _transform_operations(g, g.whole) + divided * _transform_operations(g, g.steps))
+        transforms = rows * (
+            source_runs * blocks_c * _transform_ops(g, g.whole) + divided * _transform_ops(g, g.steps)
+        )
         if not g.constant_kernel:
-            transforms += kernels * (_transform_operations(g, g.spans) + 3 * lane * math.prod(a.taps for a in t.axes))
+            transforms += kernels * (_transform_ops(g, g.spans) + 3 * lane * math.prod(a.taps for a in t.axes))
         source, kernel, result = rows * blocks_c * row_bytes, kernels * row_bytes, rows * blocks_n * row_bytes
-        transfers = [(source, source_runs + block_rounds), (kernel, row_rounds + (0 if g.constant_kernel else 1)), (result, 2)]
+        transfers = [
+            (source, source_runs + block_rounds),
+            (kernel, row_rounds + (0 if g.constant_kernel else 1)),
+            (result, 2),
+        ]
     live_bytes = g.areas["size"] + (g.packed_size if g.constant_kernel else 0)
     far_share = min(1.0, max(0.0, (live_bytes - CACHE_BYTES) / CACHE_BYTES))
     byte_ops = CACHE_BYTE_OPS + far_share * (MEMORY_BYTE_OPS * balance.memory - CACHE_BYTE_OPS)
@@ -126,7 +137,7 @@ def _sizes(problem: ConvProblem) -> tuple[int, ...]:
 
 
 def choices(problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-    """Configurations: the fastest by prediction first, then others in whole and in pieces of falling workspace."""
+    """Configurations: the fastest by prediction first, then others, uncut or in pieces, of ever smaller workspace."""
     balance = Balance.of(rates(device))
     return iter(_choices(problem, lanes(device), device.local_mem_size, device.compute_units, balance))
 
@@ -145,10 +156,12 @@ def _choices(
     ranked = sorted(uncut, key=cost)[:MAX_TILINGS]
     pieces = sorted((g for each in ranked for g in _pieces(each)), key=cost)
     offered = pieces[:6]
-    # Offers fall from the fastest one's workspace to the smallest of any transform; each takes at most half of the last
-    # one's workspace.
+    # The offers go from the fastest one's workspace down to the smallest of any transform; each takes at most half of
+    # the previous offer's workspace.
     smallest = min((_smallest_pieces(g) for g in uncut), key=lambda g: (g.areas["size"], cost(g)))
-    by_workspace = sorted([*pieces, *_pieces(_one_piece(smallest)), smallest], key=lambda g: (-g.areas["size"], cost(g)))
+    by_workspace = sorted(
+        [*pieces, *_pieces(_one_piece(smallest)), smallest], key=lambda g: (-g.areas["size"], cost(g))
+    )
     least_size = min(g.areas["size"] for g in offered)
     for g in by_workspace:
         if g.areas["size"] <= least_size / 2 or (g is smallest and smallest.areas["size"] < least_size):

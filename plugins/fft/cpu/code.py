@@ -1,7 +1,8 @@
 """The straight-line functions of one geometry: transforms along each axis between a line, a slot and a spectrum.
 
-A forward transform runs lines (the real axis) into the slot, then the other axes from the slot, the last one into the
-spectrum; an inverse runs the other way. Every function has its strides as literals, so a call is pointers alone.
+A forward transform reads lines (the real axis) and writes the slot, then transforms the other axes in the slot; the
+last one writes the spectrum. An inverse transform does the reverse. Strides are literals, so arguments are only
+pointers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .geometry import Geometry
 
 @dataclass(frozen=True)
 class _Elements:
-    """Addresses of complex elements: ``pointer[index * stride + part * lanes]``."""
+    """Complex elements in memory: part 0 (real) or 1 of element i is at ``pointer[i * stride + part * lanes]``."""
 
     pointer: str
     stride: int
@@ -38,7 +39,7 @@ class _Elements:
 
 
 def _numbered(wanted: Iterable[int]) -> Callable[[str], str]:
-    """Return a function that renames the computed outputs by their order."""
+    """Return a function that renames the computed outputs to their positions in ``wanted``."""
     index_of = {k: index for index, k in enumerate(wanted)}
     return lambda name: f"{name[0]}{index_of[int(name[1:])]}" if name[0] in "ri" else str(index_of[int(name)])
 
@@ -56,7 +57,7 @@ def _zeros(target: _Elements, ks: Iterable[int]) -> str:
 
 
 def _prefetch(elements: _Elements, count: int, write: bool) -> str:
-    """Return statements that prefetch the next row's elements of a panel, which are far from one another."""
+    """Return statements that prefetch the elements of a panel's next row, which are far apart in memory."""
     parts = [f"{kind}{k}" for k in range(count) for kind in "ri"]
     return "".join(f"  PREFETCH({elements.address(part)} + {2 * elements.lanes}, {int(write)});\n" for part in parts)
 
@@ -64,10 +65,10 @@ def _prefetch(elements: _Elements, count: int, write: bool) -> str:
 def forward_functions(
     g: Geometry, name: str, given: tuple[int, ...], stride: int, conjugate: bool, stream: bool = False
 ) -> str:
-    """``<name>_line`` (line to slot) and, as needed, ``_edge``, ``_middle`` and ``_column``.
+    """OpenCL functions ``<name>_line`` (line to slot) and, if needed, ``_edge``, ``_middle`` and ``_column``.
 
     ``given``: elements along d, h, w that may differ from 0. ``stride``: floats from frequency to frequency of the
-    spectrum. ``conjugate``: the spectrum's conjugate is written; ``stream``: past the caches.
+    spectrum. ``conjugate``: the spectrum's conjugate is written. ``stream``: stores bypass the caches.
     """
     power = g.prescales[0] if name == "source" else 1.0
     sizes, order, lanes = g.tiling.sizes, g.order, g.lanes
@@ -124,10 +125,10 @@ def forward_functions(
 
 
 def inverse_functions(g: Geometry, name: str, wanted: tuple[tuple[int, ...], ...], stride: int) -> str:
-    """``<name>_line`` (slot to line) and, as needed, ``_edge``, ``_middle`` and ``_column``.
+    """OpenCL functions ``<name>_line`` (slot to line) and, if needed, ``_edge``, ``_middle`` and ``_column``.
 
-    ``wanted``: the elements along d, h, w to compute, which are written one after the other. ``stride``: floats from
-    frequency to frequency of the spectrum.
+    ``wanted``: the elements along d, h, w to compute, which are written contiguously. ``stride``: floats from frequency
+    to frequency of the spectrum.
     """
     sizes, order, lanes = g.tiling.sizes, g.order, g.lanes
     n, pair = sizes[order[0]], 2 * lanes

@@ -1,4 +1,4 @@
-"""Compiles a geometry into launches, piece after piece."""
+"""Compiles a geometry into the launches of its pieces."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Launches:
         return self._launch(kernel, (items, 1, 1), [*operands, np.int64(offset // 4), items, *rest])
 
     def kernels(self, group: int, groups: int, block: int, blocks: int, offset: int) -> Launch:
-        """Return the launch that transforms kernels, to byte ``offset`` of the workspace or of the packed buffer."""
+        """Return the launch that transforms the kernels into byte ``offset`` of the workspace or the packed buffer."""
         if self.g.along_c:
             block, blocks = 0, self.g.kernel_blocks
         jobs = groups * blocks * self.g.kernel_rows
@@ -73,7 +73,12 @@ class _Launches:
     def gradient(self, piece: Piece) -> Launch:
         """Return the launch of the inverse transforms, which write dw."""
         g = self.g
-        result_part = 0, g.result_blocks, piece.block * g.lanes, min(piece.blocks * g.lanes, g.d - piece.block * g.lanes)
+        result_part = (
+            0,
+            g.result_blocks,
+            piece.block * g.lanes,
+            min(piece.blocks * g.lanes, g.d - piece.block * g.lanes),
+        )
         if g.along_oc:
             result_part = piece.block, piece.blocks, 0, g.c
         jobs = piece.groups * result_part[1] * result_part[3]
@@ -83,7 +88,7 @@ class _Launches:
 
 
 def make_plan(context: Any, g: Geometry, name: str) -> StepPlan:
-    """The plan of a geometry; ``name`` goes into the packed form's key."""
+    """The plan of a geometry; ``name`` is part of the packed weights' cache key."""
     launches = _Launches(context, g)
     source = "y" if g.problem.direction == "bwd_data" else "x"
     steps = []
@@ -91,7 +96,10 @@ def make_plan(context: Any, g: Geometry, name: str) -> StepPlan:
         if g.weights_gradient:
             if piece.source:
                 steps.append(launches.forward("source", "x", "source", piece, 0, g.source_blocks))
-            steps += [launches.forward("second", "y", "second", piece, piece.block, piece.blocks), launches.product(piece)]
+            steps += [
+                launches.forward("second", "y", "second", piece, piece.block, piece.blocks),
+                launches.product(piece),
+            ]
             if piece.last:
                 steps.append(launches.gradient(piece))
             continue

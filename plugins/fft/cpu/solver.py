@@ -1,4 +1,4 @@
-"""``fft.tiled``: transforms of tiles, products over channels, transforms back; whole images are tiles too."""
+"""The solver ``fft.tiled``: transforms of tiles, products over channels, inverse transforms; a tile may be an image."""
 
 from __future__ import annotations
 

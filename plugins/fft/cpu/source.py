@@ -1,4 +1,4 @@
-"""The text of one plan's program: every kernel's macros and its calls of the straight-line functions."""
+"""The OpenCL text of a geometry's program: each kernel's macros and calls of straight-line functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ STREAMED_BYTES = 24e6
 
 
 def program_text(g: Geometry) -> str:
-    """Forward transforms, the product and the inverse transform of a geometry; the kernel's where it has one."""
+    """The text of forward transforms, product and inverse transform; a weights' gradient transforms dy, not a
+    kernel."""
     p, lanes = g.problem, g.lanes
     text = define(LANES=lanes, V=f"float{lanes}") + storage_macros(p.dtype)
     # The epilogue macros have no bias, because the bias is added to the vectors of a line after the inverse transform.
@@ -30,12 +31,12 @@ def program_text(g: Geometry) -> str:
 
 
 def _define(values: dict[str, Any]) -> str:
-    """Macros that may have another value from an earlier kernel of the program."""
+    """Define macros anew, because an earlier kernel of the program may have defined them differently."""
     return "".join(f"#undef {name.split('(')[0]}\n#define {name} {value}\n" for name, value in values.items())
 
 
 def _along(g: Geometry, values: tuple[int, ...]) -> list[int]:
-    """Values along d, h, w in the order of the transforms; the axes that are not transformed come behind."""
+    """Values along d, h, w in the order of the transforms; axes that are not transformed come last."""
     untransformed = [axis for axis in (2, 1, 0) if axis not in g.order]
     return [values[axis] for axis in (*g.order, *untransformed)]
 
@@ -53,7 +54,9 @@ def _tensor(g: Geometry, which: str) -> dict[str, Any]:
     strides = (sizes[1] * sizes[2] * pixel, sizes[2] * pixel, pixel)
     axes = g.tiling.axes
     counts, tile_strides = [axis.tiles for axis in axes], [axes[1].tiles * axes[2].tiles, axes[2].tiles, 1]
-    tiles = [f"((t) / {i} % {n})" for i, n in zip(_along(g, tuple(tile_strides)), _along(g, tuple(counts)), strict=True)]
+    tiles = [
+        f"((t) / {i} % {n})" for i, n in zip(_along(g, tuple(tile_strides)), _along(g, tuple(counts)), strict=True)
+    ]
     macros = {"C": channels // p.g, "G": p.g, "PLANE": f"{math.prod(sizes)}L", "TILES": g.tiling.tiles}
     macros |= {"CHANNEL": 1 if p.layout == "nhwc" else math.prod(sizes)}
     macros |= {"TOTAL": f"{p.mb * channels * math.prod(sizes)}L"}
@@ -69,7 +72,7 @@ def _panel(g: Geometry, blocks: int, rows: int, stride: int, counts: tuple[int, 
 
 
 def _passes(g: Geometry, name: str, counts: tuple[int, ...], inverse: bool) -> str:
-    """Calls of the columns' functions between the slot and the spectrum."""
+    """OpenCL loops that transform all axes but the real one, between the slot and the spectrum."""
     order, sizes, pair = g.order, g.tiling.sizes, 2 * g.lanes
     if len(order) == 1:
         return ""
@@ -123,7 +126,7 @@ def _forward(g: Geometry, name: str) -> str:
 
 
 def _weights(p: ConvProblem, lane: str) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """Macros of w's strides, when ``lane`` (ic or oc) runs along vectors, and the strides of its taps."""
+    """(macros of w's strides if vectors run along ``lane``, which is ic or oc; strides of w's taps)."""
     icg, volume = p.ic // p.g, p.kd * p.kh * p.kw
     per_ic, per_tap = (1, icg) if p.layout == "nhwc" else (volume, 1)
     along = {"ic": per_ic, "oc": icg * volume}

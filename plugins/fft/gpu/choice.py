@@ -1,4 +1,4 @@
-"""Transforms, products and parts to try, in the order of their predicted time."""
+"""Chooses transforms, product tiles and parts, and predicts their time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ SIZES = (8, 10, 12, 14, 16, 18, 20, 24, 28, 30, 32, 36, 40, 42, 48, 54, 56, 60, 
 """Transform lengths, in points, that are tried: a complex row of 64 points fills 128 registers."""
 MAX_PARTS = 256
 """Most parts that a layout is cut into."""
-# A product's tile, and the percent of a compute unit's peak that it reaches (a complex product counts as four real
-# ones)
+# (Tile of a product, percent of a compute unit's peak that it reaches); a complex product counts as four real ones.
 TILES = (
     (Tile(128, 64, 8, 8, 8, True, 8), 88),
     (Tile(64, 128, 8, 8, 8, True, 8), 88),
@@ -36,9 +35,9 @@ COPY_SHARE = 0.85  # share of the measured bandwidth of a copy that the transfor
 INSTRUCTION_OPS = 2.0  # operations at peak rate per instruction of a transform
 START_STEPS = 6  # steps of k in the time of a product tile's first loads and last stores
 ALONE_OPS = 39e3
-"""A compute unit's operations in the time of a step of k of one work group, however few others there are: 120 to 160
-cycles in 40 products of at most two groups a unit, on an H100 and an H200."""
-# Time of one launch over the device's launch interval: 6 us on an H200, most of the time of small layers
+"""Least time of a step of k of one work group, in operations of a compute unit: 120 to 160 cycles, in 40 products with
+at most two work groups per compute unit, on an H100 and an H200."""
+# Time of one launch over the device's launch interval; a launch takes 6 us on an H200, most of a small layer's time
 LAUNCH_FACTOR = 1.52
 SECTOR_BYTES = 32  # bytes that are moved between registers and the second-level cache for an element without neighbours
 # Bytes that are moved from memory for an element without neighbours, in tensors of more than CACHE_BYTES
@@ -47,7 +46,7 @@ CACHE_BYTES = 40e6
 
 
 def transforms(problem: ConvProblem) -> Iterator[Transform]:
-    """Transforms that are tried: along each axis the shortest of those with equally many tiles."""
+    """Transforms that are tried: along each axis the shortest of those that need the same number of tiles."""
     choices = {}
     for axis in "hw"[2 - problem.ndim :]:
         sizes_by_tiles: dict[int, int] = {}
@@ -69,7 +68,7 @@ def seconds(layout: Layout, device: DeviceInfo) -> float:
 
 
 def _total_seconds(layout: Layout, device: DeviceInfo, passes: list[float]) -> float:
-    """Seconds of the products and of the transforms' ``passes``, which tiles have in common."""
+    """Seconds of all products, which depend on the tile, and of the transforms (``passes``), which do not."""
     return sum(passes, math.prod(map(len, layout.starts)) * _product_seconds(layout, device))
 
 
@@ -89,7 +88,9 @@ def _transform_seconds(layout: Layout, device: DeviceInfo) -> list[float]:
     seconds_of_passes = []
     for side, (runs, parts, tiles, columns) in enumerate(passes):
         # Fewer than four neighbouring complex numbers do not fill a 32-byte sector.
-        bytes_moved = layout.sizes[side] * 8.0 / min(8.0, 2.0 * layout.slots[side]) + _tensor_bytes(layout, side) / parts
+        bytes_moved = (
+            layout.sizes[side] * 8.0 / min(8.0, 2.0 * layout.slots[side]) + _tensor_bytes(layout, side) / parts
+        )
         instructions = tiles * layout.problem.g * _transform_instructions(transform, columns) * INSTRUCTION_OPS
         bytes_moved, instructions = bytes_moved / (COPY_SHARE * peaks.bandwidth), instructions / peaks.flops
         seconds_of_passes.append(runs * (math.hypot(bytes_moved, instructions) + LAUNCH_FACTOR * peaks.launch))
@@ -97,7 +98,7 @@ def _transform_seconds(layout: Layout, device: DeviceInfo) -> list[float]:
 
 
 def _tensor_bytes(layout: Layout, side: int) -> float:
-    """Bytes that a pass moves of its tensor. In NHWC a row's pixels are apart, and only slots may be neighbours."""
+    """Bytes of the tensor that a pass reads or writes. In NHWC pixels of a row are apart; slots may be contiguous."""
     planes, problem = layout.planes[side], layout.problem
     elements = math.prod(getattr(problem, planes.tensor + "_shape"))
     size = problem.itemsize
@@ -131,13 +132,13 @@ def _product_seconds(layout: Layout, device: DeviceInfo) -> float:
 
 
 def _transform_instructions(transform: Transform, columns: int) -> float:
-    """Instructions of a tile's transform with ``columns`` columns: a fit to the codelets, which take long to make."""
+    """Instructions of a tile's transform with ``columns`` columns: a fit, because generating codelets takes long."""
     high, wide = transform.columns.size, transform.rows.size
     return 1.2 * columns * high * math.log2(high) + 2.75 * transform.height * wide * math.log2(wide)
 
 
 def layouts(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
-    """Layouts that fit the device: transforms by predicted time, products, then the best one in ever more parts."""
+    """Layouts that fit the device: the best by predicted time first, then the best ones in ever more parts."""
     candidates = fitting(problem, device)
     rated = [(seconds(layout, device), index, layout) for index, layout in enumerate(candidates)]
     if not rated:
@@ -167,13 +168,15 @@ def layouts(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
 
 
 def _tiled(layout: Layout, device: DeviceInfo) -> list[tuple[float, Layout]]:
-    """The layout with each tile that fits, and its predicted seconds."""
+    """(predicted seconds, the layout with that tile) for each product tile that fits the device."""
     passes, candidates = _transform_seconds(layout, device), (layout.changed(tile) for tile, _ in TILES)
-    return [(_total_seconds(candidate, device, passes), candidate) for candidate in candidates if candidate.fits(device)]
+    return [
+        (_total_seconds(candidate, device, passes), candidate) for candidate in candidates if candidate.fits(device)
+    ]
 
 
 def fitting(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
-    """Every transform that fits the device, with a product tile that any device holds, in no order."""
+    """Layouts of all transforms that fit the device, unsorted, with a product tile that fits every device."""
     for transform in transforms(problem):
         # Transforms of more than 42 points take more than 128 registers: with fewer work items in a group, two work
         # groups of a large GPU run at a time.
@@ -184,18 +187,18 @@ def fitting(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
 
 
 def local_bytes(device: DeviceInfo) -> int:
-    """Local memory that a work group may declare.
+    """Bytes of local memory that a work group may declare.
 
-    NVIDIA's compiler takes more than the device reports, as far as the chip has it: 99 KB or more on all since sm_80.
+    NVIDIA's compiler accepts more than the device reports, up to what the chip has: 99 KB or more since sm_80.
     """
     large = device.vendor == "nvidia" and device.arch[3:].isdigit() and int(device.arch[3:]) >= 80
     return min(72 * 1024, max(device.local_mem_size, 72 * 1024 if large else 0))
 
 
 def in_parts(layout: Layout) -> Iterator[Layout]:
-    """Falling workspace: the sides are cut in two, each time the one that saves most, down to 256 parts.
+    """Layouts of ever smaller workspace: each halves the side whose cut saves most, down to ``MAX_PARTS`` parts.
 
-    Images (or what is summed over them) first, where that saves nearly as much: their parts transform nothing twice.
+    Images, or the sum over them, are preferred if that saves nearly as much: then nothing is transformed twice.
     """
     images = 2 if layout.problem.direction == "bwd_weights" else 1
     while True:

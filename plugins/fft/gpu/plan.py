@@ -1,4 +1,4 @@
-"""FftPlan: transforms, products and inverse transforms of a problem's parts, as launches over one workspace."""
+"""Transforms, products and inverse transforms of a problem's parts, as launches over one workspace."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Tile(NamedTuple):
 class Layout:
     """One configuration of one problem: the spectra's shapes, parts and offsets in the workspace; nothing is compiled.
 
-    The products are m x n x k in each frequency and group: m the slots of the left operand, n those of the right one,
-    k the rows of both. Each of the three is cut in ``parts``.
+    For each frequency and group there is a product of m x n x k: m slots of the left operand, n slots of the right
+    operand, k rows of both. Each of the three is divided into ``parts``.
     """
 
     problem: ConvProblem
@@ -78,9 +78,11 @@ class Layout:
         return config | dict(zip(("m_parts", "n_parts", "k_parts"), self.parts, strict=True))
 
     def changed(self, tile: Tile | None = None, parts: tuple[int, int, int] | None = None) -> Layout:
-        """Another tile or other parts; what does not follow from these is not worked out again."""
+        """The layout with another tile or other parts; cached properties that do not depend on them are copied."""
         layout = Layout(self.problem, self.transform, parts or self.parts, tile or self.tile, self.local, self.wide)
-        unaffected = ("planes", "slots", "_groups") if parts else ("planes", "slots", "_groups", "chunks", "sizes", "areas")
+        unaffected = (
+            ("planes", "slots", "_groups") if parts else ("planes", "slots", "_groups", "chunks", "sizes", "areas")
+        )
         cached = self.__dict__
         layout.__dict__.update({name: cached[name] for name in unaffected if name in cached})
         return layout
@@ -93,7 +95,7 @@ class Layout:
 
     @functools.cached_property
     def _groups(self) -> tuple[int, int]:
-        """The most bytes of local memory, and the most items, that a transform's work group has."""
+        """(most bytes of local memory, most work items) of the work groups of the three transforms."""
         height = self.transform.height
         transforms = list(zip(self.slots, self._widths, strict=True))
         stages = [slots * slot_pitch(slots, width, height) * _PAIR for slots, width in transforms]
@@ -112,7 +114,7 @@ class Layout:
 
     @functools.cached_property
     def slots(self) -> tuple[int, int, int]:
-        """Slots of a work group, of the left operand's, the right operand's and the result's transforms."""
+        """Slots per work group in the transforms of the left operand, the right operand and the result."""
         totals = (self.totals[0], self.totals[1], self.totals[1])
         height = self.transform.height
         sides = zip(self._widths, totals, strict=True)
@@ -125,7 +127,7 @@ class Layout:
 
     @functools.cached_property
     def chunks(self) -> tuple[int, int, int]:
-        """m, n and k of a part; those of m and n fill whole work groups."""
+        """m, n and k of a part; m and n are multiples of a work group's slots."""
         quanta = (max(4, self.slots[0]), max(4, *self.slots[1:]), 1)
         chunks = []
         for total, parts, quantum in zip(self.totals, self.parts, quanta, strict=True):
@@ -162,7 +164,7 @@ class Layout:
 
     @functools.cached_property
     def areas(self) -> tuple[tuple[int, int, int], int]:
-        """Byte offsets of left, right and result in the workspace, and its size."""
+        """(byte offsets of the left, right and resulting spectra in the workspace, the workspace's size)."""
         areas = Areas(1024)
         left, right, result = self.sizes
         offsets = (0 if self.packs else areas.add(left), areas.add(right), areas.add(result))
@@ -186,7 +188,8 @@ class Layout:
 
 
 def make_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-    """Compile a configuration; the steps run part by part, and an operand's spectra stay while they are needed."""
+    """Compile a configuration; the steps run part by part, and an operand's spectra are reused while they are
+    needed."""
     layout = Layout.of(problem, config)
     kernels = _Kernels(context, layout)
     steps, packers = [], []
@@ -216,7 +219,7 @@ def make_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> 
 
 
 class _Kernels:
-    """The launches of a layout, their programs built once."""
+    """Builds the launches of a layout; each program is compiled once."""
 
     def __init__(self, context: Any, layout: Layout) -> None:
         self._context, self._layout = context, layout
@@ -265,5 +268,19 @@ class _Kernels:
         program, transform = self._inverse()
         problem = self._layout.problem
         epilogue_operands = [name for name in ("bias", "residual") if getattr(problem, name)]
-        arguments = ["workspace", np.int64(result // _PAIR), problem.written, *epilogue_operands, np.int32(row), np.int32(slot)]
-        return Launch(program, "synthesise", (transform.work_groups * transform.items,), (transform.items,), arguments, names=OPERANDS)
+        arguments = [
+            "workspace",
+            np.int64(result // _PAIR),
+            problem.written,
+            *epilogue_operands,
+            np.int32(row),
+            np.int32(slot),
+        ]
+        return Launch(
+            program,
+            "synthesise",
+            (transform.work_groups * transform.items,),
+            (transform.items,),
+            arguments,
+            names=OPERANDS,
+        )

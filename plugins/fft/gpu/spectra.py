@@ -1,4 +1,4 @@
-"""Passes between tensors and spectra: the sizes and the code that their kernels' text is made from."""
+"""Passes between tensors and spectra: the sizes and the code that their kernels' templates print."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _TYPES = "#define PAIR_(T) T##2\n#define PAIR_OF(T) PAIR_(T)\n#define PAIR PAIR_
 
 @dataclass(unsafe_hash=True)
 class _Pass:
-    """Base of the forward and the inverse transform: a work group holds ``slots`` tiles of one row."""
+    """Base of the forward and the inverse transform: a work group transforms ``slots`` tiles of one row."""
 
     transform: Transform
     planes: Planes
     groups: int
     rows: int
-    """Rows of a part of the matrix of spectra, in each group."""
+    """Rows of a part of the matrix of spectra, per group of channels."""
     pitch: int
     """Slots (columns of the matrix of spectra) of a part, padding included."""
     slots: int
@@ -40,7 +40,7 @@ class _Pass:
         """Number of work groups in the launch."""
         self.items = group_items(self.slots, self.width, self.height, self.wide)
         """Number of work items in a work group."""
-        # The pitches in local memory put rows of neighbouring slots, and neighbouring columns, into different banks.
+        # With these pitches rows of adjacent slots, and adjacent columns, are in different banks of local memory.
         self.row_pitch = self.width | 1
         """Complex numbers from row to row of a half spectrum in local memory, an odd count."""
         self.slot_pitch = slot_pitch(self.slots, self.width, self.height)
@@ -69,7 +69,7 @@ class _Pass:
 
     @property
     def plane_offset_text(self) -> str:
-        """Offset in the tensor of the plane of (group, row, slot)."""
+        """OpenCL text of the tensor's offset of the plane with index (group, row, slot)."""
         terms = [
             f"(long)({name}{f' / {line.tiles}' if line.tiles > 1 else ''}) * {line.stride}"
             for name, line in self._lines
@@ -80,7 +80,7 @@ class _Pass:
 
     @property
     def _tile(self) -> str:
-        """The tile's number in its image."""
+        """OpenCL text of the tile's index in its image."""
         return next((f"{name} % {line.tiles}" for name, line in self._lines if line.tiles > 1), "0")
 
     @property
@@ -99,7 +99,7 @@ class _Pass:
 
 @dataclass(unsafe_hash=True)
 class Forward(_Pass):
-    """The forward transform, from tiles to spectra; ``other`` for the kernel or dy that multiplies the data."""
+    """The forward transform, from tiles to spectra, of the data or (``other``) of the kernel or dy."""
 
     other: bool = False
 
@@ -213,7 +213,7 @@ class Inverse(_Pass):
 
 
 def slots_of(width: int, height: int, total: int, local: int) -> int:
-    """Tiles of a work group: 256 items and ``local`` bytes at most; no more than ``total`` needs."""
+    """Tiles per work group, such that it has at most 256 items and ``local`` bytes; no more than ``total`` needs."""
     slots = 1
     while slots < 32 and slots < total and 2 * slots * max(width, height) <= 256:
         if 2 * slots * slot_pitch(2 * slots, width, height) * 8 > local:
@@ -223,14 +223,14 @@ def slots_of(width: int, height: int, total: int, local: int) -> int:
 
 
 def slot_pitch(slots: int, width: int, height: int) -> int:
-    """Numbers of local memory from slot to slot: 16 neighbours of (slot, row) are in the 16 pairs of banks."""
+    """Complex numbers from slot to slot in local memory: 16 consecutive (slot, row) are in the 16 pairs of banks."""
     row = width | 1
     remainder = row * (16 // min(slots, 16)) % 16 if slots < 16 else 1
     return height * row + (remainder - height * row) % 16
 
 
 def group_items(slots: int, width: int, height: int, most: int) -> int:
-    """Work items of a group: one a column and one a row of the spectrum, ``most`` at most."""
+    """Work items per group: one per column, then one per row of the spectrum; at most ``most``."""
     return min(most, -(-slots * max(width, height) // 32) * 32)
 
 
@@ -239,7 +239,7 @@ def _variable(k: int) -> str:
 
 
 def _with_zeros(span: Span) -> Callable:
-    """Places between spread taps hold 0."""
+    """Return a reader of a tile's elements, with 0 at the points between the taps of a dilated kernel."""
 
     def read(name: str | int) -> str:
         k = int(name)
@@ -249,7 +249,7 @@ def _with_zeros(span: Span) -> Callable:
 
 
 def _components(read: Callable) -> Callable:
-    """Names of parts to parts of pairs."""
+    """Return a reader of ``r<k>`` and ``i<k>``, the components of the pair that ``read(k)`` names."""
 
     def part(name: str) -> str:
         value = read(int(name[1:]))
@@ -259,7 +259,7 @@ def _components(read: Callable) -> Callable:
 
 
 def _pair_store(place: Callable[[int], str], lone: tuple[int, ...] = (), power: float = 1.0) -> Callable:
-    """Stores pairs times ``power``: a real part waits for its imaginary one, except those that are ``lone``."""
+    """Return a writer of pairs times ``power``: a pair is stored with its imaginary part, a ``lone`` one with 0."""
 
     def store(name: str, value: str) -> str:
         part, k = name[0], int(name[1:])
