@@ -154,8 +154,7 @@ def _prime_power(n: int) -> int:
 
 
 def _split_radix(net: Network, x: Sequence[Complex], sign: int) -> list[Complex]:
-    """Split n points into the even ones and the points 1 after and 1 before every fourth, whose twiddles are
-    conjugate."""
+    """Split n points into the even ones and those 1 after and 1 before every fourth, whose twiddles are conjugate."""
     n = len(x)
     even = _dft(net, x[0::2], sign)
     following = _dft(net, x[1::4], sign)

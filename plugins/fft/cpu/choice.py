@@ -71,11 +71,10 @@ def _single_element_ops(g: Geometry, source_runs: int) -> float:
     x, y = math.prod(p.x_shape), math.prod(p.y_shape)
     read_elements, written_elements = (y, x) if p.direction == "bwd_data" else (x, y)
     total = 0.0
-    for tensor, blocks, counts in (
-        (read_elements, source_runs * ceil(g.c, g.lanes), g.whole),
-        (written_elements, ceil(g.d, g.lanes), g.steps),
-    ):
-        element_ops = SINGLE_OPS + (SINGLE_FAR_OPS if tensor * p.itemsize > SECOND_CACHE_BYTES else 0.0)
+    reads = (read_elements, source_runs * ceil(g.c, g.lanes), g.whole)
+    writes = (written_elements, ceil(g.d, g.lanes), g.steps)
+    for size, blocks, counts in (reads, writes):
+        element_ops = SINGLE_OPS + (SINGLE_FAR_OPS if size * p.itemsize > SECOND_CACHE_BYTES else 0.0)
         total += element_ops * g.all_rows * t.groups * blocks * g.lanes * math.prod(counts)
     return total
 
@@ -88,13 +87,11 @@ def predicted(g: Geometry, balance: Balance = FITTED) -> float:
     row_rounds, block_rounds = ceil(rows, g.rows), ceil(divided, g.blocks)
     source_runs = 1 if row_rounds == 1 else block_rounds  # number of times that the source is transformed
     row_bytes = 8.0 * f * groups * lane  # bytes of one row of one channel block of a spectrum, over all frequencies
+    transforms = rows * (source_runs * blocks_c * _transform_ops(g, g.whole) + divided * _transform_ops(g, g.steps))
     if g.weights_gradient:
-        # In the weights' gradient: ``results`` rows of ``blocks`` vectors.
+        # The weights' gradient has ``results`` rows of ``blocks`` vectors.
         results, blocks = (t.ic, divided) if g.along_oc else (t.oc, blocks_n)
         m, n, k = ceil(results, 4) * 4, blocks * lane, rows
-        transforms = rows * (
-            source_runs * blocks_c * _transform_ops(g, g.whole) + divided * _transform_ops(g, g.steps)
-        )
         transforms += results * blocks * (_transform_ops(g, g.taps) + 3 * lane * math.prod(g.taps))
         source, kernel, result = rows * blocks_c * row_bytes, rows * divided * row_bytes, results * blocks * row_bytes
         transfers = [(source, source_runs + block_rounds), (kernel, 2), (result, 2 * row_rounds)]
@@ -102,17 +99,11 @@ def predicted(g: Geometry, balance: Balance = FITTED) -> float:
         # A product with few target channels (``along_c``) has vectors of partial sums, which are added at the end.
         m, n, k = rows, 2 * g.n if g.along_c else blocks_n * lane, g.c
         kernels = g.n * blocks_c if g.along_c else g.c * blocks_n
-        transforms = rows * (
-            source_runs * blocks_c * _transform_ops(g, g.whole) + divided * _transform_ops(g, g.steps)
-        )
         if not g.constant_kernel:
             transforms += kernels * (_transform_ops(g, g.spans) + 3 * lane * math.prod(a.taps for a in t.axes))
         source, kernel, result = rows * blocks_c * row_bytes, kernels * row_bytes, rows * blocks_n * row_bytes
-        transfers = [
-            (source, source_runs + block_rounds),
-            (kernel, row_rounds + (0 if g.constant_kernel else 1)),
-            (result, 2),
-        ]
+        kernel_runs = row_rounds + (0 if g.constant_kernel else 1)
+        transfers = [(source, source_runs + block_rounds), (kernel, kernel_runs), (result, 2)]
     live_bytes = g.areas["size"] + (g.packed_size if g.constant_kernel else 0)
     far_share = min(1.0, max(0.0, (live_bytes - CACHE_BYTES) / CACHE_BYTES))
     byte_ops = CACHE_BYTE_OPS + far_share * (MEMORY_BYTE_OPS * balance.memory - CACHE_BYTE_OPS)
@@ -159,9 +150,8 @@ def _choices(
     # The offers go from the fastest one's workspace down to the smallest of any transform; each takes at most half of
     # the previous offer's workspace.
     smallest = min((_smallest_pieces(g) for g in uncut), key=lambda g: (g.areas["size"], cost(g)))
-    by_workspace = sorted(
-        [*pieces, *_pieces(_one_piece(smallest)), smallest], key=lambda g: (-g.areas["size"], cost(g))
-    )
+    by_workspace = [*pieces, *_pieces(_one_piece(smallest)), smallest]
+    by_workspace.sort(key=lambda g: (-g.areas["size"], cost(g)))
     least_size = min(g.areas["size"] for g in offered)
     for g in by_workspace:
         if g.areas["size"] <= least_size / 2 or (g is smallest and smallest.areas["size"] < least_size):

@@ -1,8 +1,7 @@
 """The straight-line functions of one geometry: transforms along each axis between a line, a slot and a spectrum.
 
-A forward transform reads lines (the real axis) and writes the slot, then transforms the other axes in the slot; the
-last one writes the spectrum. An inverse transform does the reverse. Strides are literals, so arguments are only
-pointers.
+A forward transform reads lines (the real axis) and writes the slot, then transforms the other axes from the slot, the
+last one into the spectrum. An inverse transform does the reverse. Strides are literals: arguments are only pointers.
 """
 
 from __future__ import annotations

@@ -130,9 +130,8 @@ class Geometry:
     def prescales(self) -> tuple[float, float]:
         """Powers of two by which x's spectra, and the results of the inverse's first pass, are multiplied.
 
-        Transforms of n points make numbers sqrt(n) times as large; these factors keep the sums of a weights' gradient
-        from overflowing much earlier than the result. In the other directions the kernel's spectra have the whole
-        scale.
+        Transforms of n points make numbers sqrt(n) times as large; so no sum of a weights' gradient overflows much
+        before the result does. In the other directions the kernel's spectra have the whole scale.
         """
         if not self.weights_gradient:
             return 1.0, 1.0
@@ -152,8 +151,7 @@ class Geometry:
     def lines(self, counts: tuple[int, ...]) -> int:
         """Elements (vector pairs) from one frequency of the real axis to the next in a slot: an odd number.
 
-        A slot is local memory that holds one tile between the transforms of two axes. ``counts``: elements along d, h,
-        w that are read from the tile or written to it.
+        A slot is local memory for a tile between the transforms of two axes; ``counts`` of its elements are in use.
         """
         if len(self.order) < 2:
             return 1

@@ -73,12 +73,8 @@ class _Launches:
     def gradient(self, piece: Piece) -> Launch:
         """Return the launch of the inverse transforms, which write dw."""
         g = self.g
-        result_part = (
-            0,
-            g.result_blocks,
-            piece.block * g.lanes,
-            min(piece.blocks * g.lanes, g.d - piece.block * g.lanes),
-        )
+        first = piece.block * g.lanes
+        result_part = 0, g.result_blocks, first, min(piece.blocks * g.lanes, g.d - first)
         if g.along_oc:
             result_part = piece.block, piece.blocks, 0, g.c
         jobs = piece.groups * result_part[1] * result_part[3]
@@ -96,10 +92,8 @@ def make_plan(context: Any, g: Geometry, name: str) -> StepPlan:
         if g.weights_gradient:
             if piece.source:
                 steps.append(launches.forward("source", "x", "source", piece, 0, g.source_blocks))
-            steps += [
-                launches.forward("second", "y", "second", piece, piece.block, piece.blocks),
-                launches.product(piece),
-            ]
+            steps.append(launches.forward("second", "y", "second", piece, piece.block, piece.blocks))
+            steps.append(launches.product(piece))
             if piece.last:
                 steps.append(launches.gradient(piece))
             continue

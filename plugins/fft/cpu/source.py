@@ -18,8 +18,7 @@ STREAMED_BYTES = 24e6
 
 
 def program_text(g: Geometry) -> str:
-    """The text of forward transforms, product and inverse transform; a weights' gradient transforms dy, not a
-    kernel."""
+    """The text of the forward transforms, of the source and of the kernel or dy, the product, the inverse transform."""
     p, lanes = g.problem, g.lanes
     text = define(LANES=lanes, V=f"float{lanes}") + storage_macros(p.dtype)
     # The epilogue macros have no bias, because the bias is added to the vectors of a line after the inverse transform.
@@ -54,9 +53,8 @@ def _tensor(g: Geometry, which: str) -> dict[str, Any]:
     strides = (sizes[1] * sizes[2] * pixel, sizes[2] * pixel, pixel)
     axes = g.tiling.axes
     counts, tile_strides = [axis.tiles for axis in axes], [axes[1].tiles * axes[2].tiles, axes[2].tiles, 1]
-    tiles = [
-        f"((t) / {i} % {n})" for i, n in zip(_along(g, tuple(tile_strides)), _along(g, tuple(counts)), strict=True)
-    ]
+    ordered = zip(_along(g, tuple(tile_strides)), _along(g, tuple(counts)), strict=True)
+    tiles = [f"((t) / {stride} % {count})" for stride, count in ordered]
     macros = {"C": channels // p.g, "G": p.g, "PLANE": f"{math.prod(sizes)}L", "TILES": g.tiling.tiles}
     macros |= {"CHANNEL": 1 if p.layout == "nhwc" else math.prod(sizes)}
     macros |= {"TOTAL": f"{p.mb * channels * math.prod(sizes)}L"}

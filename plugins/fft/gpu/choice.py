@@ -88,12 +88,12 @@ def _transform_seconds(layout: Layout, device: DeviceInfo) -> list[float]:
     seconds_of_passes = []
     for side, (runs, parts, tiles, columns) in enumerate(passes):
         # Fewer than four neighbouring complex numbers do not fill a 32-byte sector.
-        bytes_moved = (
+        moved_bytes = (
             layout.sizes[side] * 8.0 / min(8.0, 2.0 * layout.slots[side]) + _tensor_bytes(layout, side) / parts
         )
-        instructions = tiles * layout.problem.g * _transform_instructions(transform, columns) * INSTRUCTION_OPS
-        bytes_moved, instructions = bytes_moved / (COPY_SHARE * peaks.bandwidth), instructions / peaks.flops
-        seconds_of_passes.append(runs * (math.hypot(bytes_moved, instructions) + LAUNCH_FACTOR * peaks.launch))
+        operations = tiles * layout.problem.g * _transform_instructions(transform, columns) * INSTRUCTION_OPS
+        copy, compute = moved_bytes / (COPY_SHARE * peaks.bandwidth), operations / peaks.flops
+        seconds_of_passes.append(runs * (math.hypot(copy, compute) + LAUNCH_FACTOR * peaks.launch))
     return seconds_of_passes
 
 
@@ -169,10 +169,8 @@ def layouts(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
 
 def _tiled(layout: Layout, device: DeviceInfo) -> list[tuple[float, Layout]]:
     """(predicted seconds, the layout with that tile) for each product tile that fits the device."""
-    passes, candidates = _transform_seconds(layout, device), (layout.changed(tile) for tile, _ in TILES)
-    return [
-        (_total_seconds(candidate, device, passes), candidate) for candidate in candidates if candidate.fits(device)
-    ]
+    passes, tiled = _transform_seconds(layout, device), (layout.changed(tile) for tile, _ in TILES)
+    return [(_total_seconds(candidate, device, passes), candidate) for candidate in tiled if candidate.fits(device)]
 
 
 def fitting(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:

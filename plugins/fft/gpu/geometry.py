@@ -164,11 +164,9 @@ def planes(problem: ConvProblem, transform: Transform) -> tuple[Planes, Planes, 
     icg, ocg = problem.ic // g, problem.oc // g
 
     def data(tensor: str) -> tuple[Line, Line, int, int]:
-        layout, group_channels = TensorLayout.of(problem, tensor), icg if tensor == "x" else ocg
+        layout, count = TensorLayout.of(problem, tensor), icg if tensor == "x" else ocg
         images = Line(problem.mb * tiles, layout.image, tiles=tiles)
-        channels = Line(
-            group_channels, layout.channel, group_channels * layout.channel, channels=tensor == problem.written
-        )
+        channels = Line(count, layout.channel, count * layout.channel, channels=tensor == problem.written)
         return images, channels, *layout.axes[1:]
 
     def place(tensor: str, row: Line, slot: Line, down: int, right: int) -> Planes:

@@ -80,9 +80,7 @@ class Layout:
     def changed(self, tile: Tile | None = None, parts: tuple[int, int, int] | None = None) -> Layout:
         """The layout with another tile or other parts; cached properties that do not depend on them are copied."""
         layout = Layout(self.problem, self.transform, parts or self.parts, tile or self.tile, self.local, self.wide)
-        unaffected = (
-            ("planes", "slots", "_groups") if parts else ("planes", "slots", "_groups", "chunks", "sizes", "areas")
-        )
+        unaffected = ("planes", "slots", "_groups", *(() if parts else ("chunks", "sizes", "areas")))
         cached = self.__dict__
         layout.__dict__.update({name: cached[name] for name in unaffected if name in cached})
         return layout
@@ -188,8 +186,7 @@ class Layout:
 
 
 def make_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-    """Compile a configuration; the steps run part by part, and an operand's spectra are reused while they are
-    needed."""
+    """Compile a configuration; the steps run part by part, and consecutive parts share an operand's spectra."""
     layout = Layout.of(problem, config)
     kernels = _Kernels(context, layout)
     steps, packers = [], []
@@ -267,20 +264,7 @@ class _Kernels:
         """Return the launch that transforms the part at byte ``result`` back into the output."""
         program, transform = self._inverse()
         problem = self._layout.problem
-        epilogue_operands = [name for name in ("bias", "residual") if getattr(problem, name)]
-        arguments = [
-            "workspace",
-            np.int64(result // _PAIR),
-            problem.written,
-            *epilogue_operands,
-            np.int32(row),
-            np.int32(slot),
-        ]
-        return Launch(
-            program,
-            "synthesise",
-            (transform.work_groups * transform.items,),
-            (transform.items,),
-            arguments,
-            names=OPERANDS,
-        )
+        outputs = [problem.written, *(name for name in ("bias", "residual") if getattr(problem, name))]
+        arguments = ["workspace", np.int64(result // _PAIR), *outputs, np.int32(row), np.int32(slot)]
+        size = (transform.work_groups * transform.items,)
+        return Launch(program, "synthesise", size, (transform.items,), arguments, names=OPERANDS)
