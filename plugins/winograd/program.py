@@ -56,8 +56,8 @@ def program(
     writer = _Writer(type, dtype, prefix, indent)
     forms = [{name: value for name, value in zip(inputs, row, strict=True) if value} for row in matrix]
     writer.share_columns(forms)
-    for output, (base, scaled, sign) in zip(outputs, writer.share_rows(forms), strict=True):
-        total = dict(base)
+    for output, (shared, scaled, sign) in zip(outputs, writer.share_rows(forms), strict=True):
+        total = dict(shared)
         if scaled:
             name, factor = scaled
             total[name] = total.get(name, Fraction(0)) + sign * factor
@@ -73,8 +73,8 @@ def _outside(form: Form) -> Fraction:
     """The factor outside of a form's sum: many of 1 are left within, then many that a float holds exactly."""
 
     def quality(by: Fraction) -> tuple[int, int, bool]:
-        found = [abs(value / by) for value in form.values()]
-        return found.count(Fraction(1)), sum(_dyadic(value) for value in found), abs(by) == 1
+        quotients = [abs(value / by) for value in form.values()]
+        return quotients.count(Fraction(1)), sum(_dyadic(value) for value in quotients), abs(by) == 1
 
     return max(form.values(), key=quality)
 
@@ -84,7 +84,7 @@ class _Writer:
         self.type, self.dtype, self.prefix, self.indent = type_, dtype, prefix, indent
         self.lines: list[str] = []
         self.operations = 0
-        self._held: dict[tuple[tuple[str, Fraction], ...], str] = {}
+        self._temporaries: dict[tuple[tuple[str, Fraction], ...], str] = {}
         self._names = 0
 
     def share_columns(self, forms: list[Form]) -> None:
@@ -121,15 +121,15 @@ class _Writer:
                 odd = {name: value for name, value in first.items() if second[name] == -value}
                 if len(even) + len(odd) < len(first) or not even or not odd:
                     continue
-                outside = _outside(even), _outside(odd)
-                if len(even) > 1 and all(abs(factor) != 1 for factor in outside):
+                factors = _outside(even), _outside(odd)
+                if len(even) > 1 and all(abs(factor) != 1 for factor in factors):
                     # The factor is applied within the shared sum: once, not once for each of the two forms.
-                    outside = Fraction(1), outside[1]
-                shared, factor = self._scaled(even, outside[0])
-                scaled = self._scaled(odd, outside[1])
+                    factors = Fraction(1), factors[1]
+                shared, factor = self._scaled(even, factors[0])
+                scaled = self._scaled(odd, factors[1])
                 for k, sign in ((i, 1), (j, -1)):
                     result[k] = {shared: factor}, scaled, sign
-        return [found or (form, None, 1) for found, form in zip(result, forms, strict=True)]
+        return [half or (form, None, 1) for half, form in zip(result, forms, strict=True)]
 
     def _scaled(self, form: Form, factor: Fraction) -> tuple[str, Fraction]:
         """Return a value's name and a factor whose product is the form."""
@@ -139,17 +139,17 @@ class _Writer:
 
     def _temporary(self, form: Form) -> str:
         key = tuple(sorted(form.items()))
-        if key not in self._held:
+        if key not in self._temporaries:
             name = f"{self.prefix}{self._names}"
             self._names += 1
             self.lines.append(f"{self.indent}const {self.type} {name} = {self._expression(form)};\n")
-            self._held[key] = name
-        return self._held[key]
+            self._temporaries[key] = name
+        return self._temporaries[key]
 
     def assign(self, output: str, form: Form, declare: bool) -> None:
         """Append the statement that assigns one output."""
-        what = f"const {self.type} {output}" if declare else output
-        self.lines.append(f"{self.indent}{what} = {self._expression(form)};\n")
+        target = f"const {self.type} {output}" if declare else output
+        self.lines.append(f"{self.indent}{target} = {self._expression(form)};\n")
 
     def _expression(self, form: Form) -> str:
         """A chain of additions and multiply-adds that begins with a factor of 1 where there is one."""
@@ -162,8 +162,8 @@ class _Writer:
         elif factor == -1:
             text = f"-{name}"
             if rest and rest[0][1] > 0:  # print a - b instead of -b + a
-                second, times = rest.pop(0)
-                text = f"{literal(times, self.dtype)} * {second} - {name}"
+                term, coefficient = rest.pop(0)
+                text = f"{literal(coefficient, self.dtype)} * {term} - {name}"
                 self.operations += 1
         else:
             text = f"{literal(factor, self.dtype)} * {name}"

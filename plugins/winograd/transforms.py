@@ -21,7 +21,7 @@ Matrix = tuple[tuple[Fraction, ...], ...]
 # Interpolation points come in pairs of opposite numbers, which share half of their arithmetic. These are the positive
 # halves by the number of pairs, from a search through small fractions for the least float32 error of F(m, 3); fractions
 # whose squares float32 holds exactly were preferred. The point 0 is added for an odd number of points.
-_PAIRS = {
+_POSITIVE_POINTS = {
     2: ("1",),
     3: ("1",),
     4: ("3/8", "5/4"),
@@ -58,12 +58,12 @@ def default_points(count: int) -> tuple[Fraction, ...]:
 
     Raises ValueError above nine points, whose float32 error is beyond use.
     """
-    if count not in _PAIRS and count > 1:
+    if count not in _POSITIVE_POINTS and count > 1:
         raise ValueError(f"9 finite points at most, got {count}: the error of larger tiles is beyond use")
-    chosen = [Fraction(0)] if count % 2 else []
-    for text in _PAIRS.get(count, ()):
-        chosen += [Fraction(text), -Fraction(text)]
-    return tuple(chosen)
+    points = [Fraction(0)] if count % 2 else []
+    for text in _POSITIVE_POINTS.get(count, ()):
+        points += [Fraction(text), -Fraction(text)]
+    return tuple(points)
 
 
 @functools.lru_cache(maxsize=64)
@@ -91,18 +91,18 @@ def transform(m: int, r: int, points: tuple[Fraction, ...] | None = None, once: 
     norms = [math.prod((p - q for q in finite if q != p), start=Fraction(1)) for p in finite] + [Fraction(1)]
     g, a = _powers(finite, r), _powers(finite, m)
     if once == "g":
-        lowered = [_power(row) for row in a]
-        g = [[value * power / norm for value in row] for row, power, norm in zip(g, lowered, norms, strict=True)]
-        a = [[value / power for value in row] for row, power in zip(a, lowered, strict=True)]
+        powers = [_row_power(row) for row in a]
+        g = [[value * power / norm for value in row] for row, power, norm in zip(g, powers, norms, strict=True)]
+        a = [[value / power for value in row] for row, power in zip(a, powers, strict=True)]
     else:
-        raised = [_power(row) for row in g]
+        raised = [_row_power(row) for row in g]
         g = [[value / power for value in row] for row, power in zip(g, raised, strict=True)]
         a = [[value * power / norm for value in row] for row, power, norm in zip(a, raised, norms, strict=True)]
     at = [list(column) for column in zip(*a, strict=True)]
     return Transform(m, r, finite, _freeze(at), _freeze(g), _freeze(bt))
 
 
-def _power(row: list[Fraction]) -> Fraction:
+def _row_power(row: list[Fraction]) -> Fraction:
     """The power of two that a row of a point's powers leaves for the other matrix, which takes the divisions.
 
     Near the row's norm, rather below it, from 3 on; less is not worth an operation. Products of transformed tiles would
@@ -122,13 +122,13 @@ def in_range(along_h: Transform, along_w: Transform) -> tuple[Transform, Transfo
     """
     if min(along_h.alpha, along_w.alpha) < 7:
         return along_h, along_w
-    least = [min(math.hypot(*map(float, row)) for row in each.bt) for each in (along_h, along_w)]
-    power = Fraction(2 ** math.floor(math.log2(math.prod(least))))
-    scaled = replace(along_w, bt=_times(along_w.bt, 1 / power), at=_times(along_w.at, power))
+    smallest_norms = [min(math.hypot(*map(float, row)) for row in transform.bt) for transform in (along_h, along_w)]
+    power = Fraction(2 ** math.floor(math.log2(math.prod(smallest_norms))))
+    scaled = replace(along_w, bt=_scaled(along_w.bt, 1 / power), at=_scaled(along_w.at, power))
     return along_h, scaled
 
 
-def _times(matrix: Matrix, factor: Fraction) -> Matrix:
+def _scaled(matrix: Matrix, factor: Fraction) -> Matrix:
     return tuple(tuple(value * factor for value in row) for row in matrix)
 
 

@@ -49,9 +49,9 @@ class Case:
         self.transforms = geo.transforms
         self.patch, self.products, self.tiles = geo.alpha, geo.points, geo.counts
         """Size of a tile's patch of the source; matrix products, one for each element; tiles along each axis."""
-        beyond = self.patch[1] - self.tile[1]
-        most = (STRIP_BYTES // (self.patch[0] * lanes * self.size) - beyond) // self.tile[1]
-        self.strip = -(-self.tiles[1] // -(-self.tiles[1] // max(1, most)))
+        overlap = self.patch[1] - self.tile[1]
+        max_strip = (STRIP_BYTES // (self.patch[0] * lanes * self.size) - overlap) // self.tile[1]
+        self.strip = -(-self.tiles[1] // -(-self.tiles[1] // max(1, max_strip)))
         """Tiles of a strip: rows of tiles are cut evenly until a strip's copy is small."""
         self.across = -(-self.tiles[1] // self.strip)
         """Strips of a row of tiles."""
@@ -59,7 +59,7 @@ class Case:
         """Number of strips in all images."""
         self.summed = summed(self.m, max(self.taps))
         """Products that one running sum adds."""
-        self.local = (self.patch[0] * (self.strip * self.tile[1] + beyond) + lanes) * lanes
+        self.local = (self.patch[0] * (self.strip * self.tile[1] + overlap) + lanes) * lanes
         """Elements of a strip's copy, of the source or of the target, and of a square that reaches beyond it."""
         direct = math.prod(self.target) * math.prod(self.taps)
         self.saving = direct / (math.prod(self.tiles) * self.products)
@@ -69,7 +69,7 @@ class Case:
         """Strides of w along n, c and taps (below 0: rotated), offset of the first tap, and size of a group."""
         p, taps = self.problem, math.prod(self.taps)
         row = p.ic // p.g * taps
-        along, tap = (1, p.ic // p.g) if self.nhwc else (taps, 1)
-        n, c = (along, row) if self.rotated else (row, along)
-        sign, first = (-1, (taps - 1) * tap) if self.rotated else (1, 0)
-        return {"w_n": n, "w_c": c, "w_t": sign * tap, "first": first, "group": p.oc // p.g * row}
+        channel, tap = (1, p.ic // p.g) if self.nhwc else (taps, 1)
+        n, c = (channel, row) if self.rotated else (row, channel)
+        sign, first_tap = (-1, (taps - 1) * tap) if self.rotated else (1, 0)
+        return {"w_n": n, "w_c": c, "w_t": sign * tap, "first": first_tap, "group": p.oc // p.g * row}

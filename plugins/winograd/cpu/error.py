@@ -46,8 +46,8 @@ def _length(problem: ConvProblem) -> int:
 def expected_error(problem: ConvProblem, m: int, r: int) -> float:
     """Relative error of F(m, r) on standard normal data."""
     axes = (problem.kh > 1) + (problem.kw > 1)
-    spared = m**axes if problem.direction == "bwd_weights" else r**axes
-    terms = max(1, _length(problem) // spared)
+    merged = m**axes if problem.direction == "bwd_weights" else r**axes
+    terms = max(1, _length(problem) // merged)
     run = summed(m, r)
     # A transformed element is a sum of running sums; for sums of fewer than 32 products its own rounding error
     # dominates.
@@ -78,8 +78,8 @@ def refusal(problem: ConvProblem, m: int, r: int) -> str | None:
             if error <= EXPECTED_SHARE * limit
             else f"twice a plain sum's error, {limit:.1e}, at most, got {error:.1e}"
         )
-    limit, behind = MAX_ERRORS[problem.math], shrunk(problem)
-    if error * behind <= EXPECTED_SHARE * limit:
+    limit, growth = MAX_ERRORS[problem.math], shrunk(problem)
+    if error * growth <= EXPECTED_SHARE * limit:
         return None
-    why = f", {behind:.1f} times that behind {problem.activation}" if behind > 1 else ""
-    return f"an error surely within {limit:.0e} only, got {error:.1e}{why}"
+    note = f", {growth:.1f} times that behind {problem.activation}" if growth > 1 else ""
+    return f"an error surely within {limit:.0e} only, got {error:.1e}{note}"

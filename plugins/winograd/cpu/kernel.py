@@ -23,7 +23,7 @@ from ..program import program
 from ..transforms import Matrix
 from .case import Case
 
-SPREAD = 128
+ITEM_CHANNELS = 128
 """Channels that one work item of a transform kernel processes."""
 STREAMED_BYTES = 8 << 20
 """Bytes of a chunk's transformed tiles from which on they are written past the caches."""
@@ -48,11 +48,11 @@ def printed(matrix: Matrix, dtype: str) -> str:
     return program(matrix, inputs, outputs, type="V", dtype=scalar, declare=True, indent="      ").text
 
 
-def along_h(program: str, taken: int, made: int, columns: int, pitch: int, read: str) -> str:
+def along_h(program: str, rows_in: int, rows_out: int, columns: int, pitch: int, read: str) -> str:
     """The pass along h of all columns j, into ``mid``: ``read`` reads the vector at offset ``{row}``, k times pitch."""
-    text = f"    V mid[{made * columns}];\n    ONCE for (int j = 0; j < {columns}; ++j) {{\n"
-    text += "".join(f"      const V d{k} = {read.format(row=k * pitch)};\n" for k in range(taken)) + program
-    return text + "".join(f"      mid[{k * columns} + j] = o{k};\n" for k in range(made)) + "    }\n"
+    text = f"    V mid[{rows_out * columns}];\n    ONCE for (int j = 0; j < {columns}; ++j) {{\n"
+    text += "".join(f"      const V d{k} = {read.format(row=k * pitch)};\n" for k in range(rows_in)) + program
+    return text + "".join(f"      mid[{k * columns} + j] = o{k};\n" for k in range(rows_out)) + "    }\n"
 
 
 class Kernel:
@@ -77,7 +77,7 @@ class Kernel:
         return text + define(
             V=f"{DTYPES[p.dtype].accumulator}{case.lanes}", LANES=case.lanes, NVL=self.nvl, MR=self.config["mr"],
             ACROSS=case.across, TILES_H=case.tiles[0], XS=case.strip, NB=self.blocks, E=case.products, C=case.c,
-            N=case.n, LOCAL=case.local, SPREAD_C=SPREAD, **values,
+            N=case.n, LOCAL=case.local, SPREAD_C=ITEM_CHANNELS, **values,
         )  # fmt: skip
 
     def rendered(self, parts: Sequence[tuple[str, Mapping[str, Any]]], size: int, streams: bool) -> str:
@@ -92,7 +92,7 @@ class Kernel:
     def programs(self, name: str) -> dict[str, str]:
         """The products with matrix ``name`` along h and w."""
         dtype = self.case.problem.dtype
-        program_h, program_w = (printed(getattr(each, name), dtype) for each in self.case.transforms)
+        program_h, program_w = (printed(getattr(transform, name), dtype) for transform in self.case.transforms)
         return {"program_h": program_h, "program_w": program_w}
 
     def spread(self, name: str) -> tuple[str, dict[str, Any]]:

@@ -37,9 +37,9 @@ class Winograd(Solver):
             return f"dilation 1 only, got {problem.dh}x{problem.dw}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
-        narrow = min(problem.ic, problem.oc) // problem.g
-        if narrow < MIN_CHANNELS:
-            return f"{MIN_CHANNELS} channels a group or more, got {narrow}"
+        channels = min(problem.ic, problem.oc) // problem.g
+        if channels < MIN_CHANNELS:
+            return f"{MIN_CHANNELS} channels a group or more, got {channels}"
         reason = refusal(problem, self.m, self.r)
         if reason:
             return reason

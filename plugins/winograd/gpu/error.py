@@ -52,12 +52,12 @@ def refusal(geometry: TileGeometry) -> str | None:
     """Why the problem's math does not admit the tile, or None."""
     problem: ConvProblem = geometry.problem
     if problem.dtype == "float32" and problem.math == "ieee" and (geometry.m > 2 or max(geometry.taps) > 5):
-        got = f"F({geometry.m}, {max(geometry.taps)})"
-        return f"as exact as a plain sum only in tiles of 2 and kernels of 5 at most, got {got}"
-    most = longest(geometry)
+        tile = f"F({geometry.m}, {max(geometry.taps)})"
+        return f"as exact as a plain sum only in tiles of 2 and kernels of 5 at most, got {tile}"
+    max_products = longest(geometry)
     channels = geometry.source.channels // geometry.groups
-    if most is not None and most < 64:
+    if max_products is not None and max_products < 64:
         return f"an error of 1e-5 at most, got {expected(geometry, 64):.1e} for 64 channels"
-    if most is not None and not geometry.weights and channels > most:
-        return f"within 1e-5 up to {most} channels a group, got {channels}"
+    if max_products is not None and not geometry.weights and channels > max_products:
+        return f"within 1e-5 up to {max_products} channels a group, got {channels}"
     return None

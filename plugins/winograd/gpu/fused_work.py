@@ -31,10 +31,10 @@ class FusedWork:
         """Target channels and tiles that one work group computes."""
         self.items = geo.points * self.im * self.jn
         """Work items in a work group."""
-        slices, each = 2 * geo.points * self.bk * self.tn, geo.points * self.im * self.tn
-        self.er = next((er for er in (4, 2) if er * each <= slices), 1)
+        slice_elements, row_elements = 2 * geo.points * self.bk * self.tn, geo.points * self.im * self.tn
+        self.er = next((er for er in (4, 2) if er * row_elements <= slice_elements), 1)
         """Rows that a work item stores together: as many as fit the local memory of the slices."""
-        self.local = max(slices, each * self.er)
+        self.local = max(slice_elements, row_elements * self.er)
         """Elements of local memory that a work group needs."""
         self.slices = -(-work.k // self.bk)
         """Slices of the source's channels."""
@@ -43,8 +43,8 @@ class FusedWork:
         self.work_groups = self.m_blocks * self.t_blocks * geo.groups
         self.weights_size = work.second_size * work.accsize
         """Bytes of transformed weights."""
-        most = max(geo.images * geo.source.image, work.second_size)
-        self.index = "int" if most < MAX_INT_OFFSET else "long"
+        max_offset = max(geo.images * geo.source.image, work.second_size)
+        self.index = "int" if max_offset < MAX_INT_OFFSET else "long"
         """OpenCL type of offsets."""
 
     @property
@@ -58,15 +58,15 @@ class FusedWork:
         a_h, a_w = self.geometry.alpha
         products = self.geometry.points * self.tm * self.tn * self.bk
         loads = self.items * 16 * self.bk
-        lines = 1 + (16 / self.bk if self.geometry.nhwc else min(4, self.geometry.tile[1]) / 2)
-        rows = a_h * self.bk * self.tn * a_w * (1 + lines)
+        reads = 1 + (16 / self.bk if self.geometry.nhwc else min(4, self.geometry.tile[1]) / 2)
+        rows = a_h * self.bk * self.tn * a_w * (1 + reads)
         columns = a_w * self.bk * self.tn * a_h * 2 if a_h > 1 else 0
         slots = [-(-length * self.bk * self.tn // self.items) for length in (a_h, a_w)]
         registers = ITEM_REGISTERS + slots[0] * (a_w + 3)
         spilled = 1.2 if self.items * registers > 65536 else 1.0
         # cycles that a single work item needs because of its latencies, however few other work items there are
-        alone = 600 + 100 * slots[0] + (100 * slots[1] if a_h > 1 else 0) + 130 * self.bk
-        return max(alone, 600 + 1.2 * spilled * (products / 256 + (loads + rows + columns) / 32))
+        latency = 600 + 100 * slots[0] + (100 * slots[1] if a_h > 1 else 0) + 130 * self.bk
+        return max(latency, 600 + 1.2 * spilled * (products / 256 + (loads + rows + columns) / 32))
 
     @property
     def put_cycles(self) -> float:

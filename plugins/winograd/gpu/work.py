@@ -13,7 +13,7 @@ from ..program import program
 from ..transforms import Matrix as Coefficients
 
 
-def _up(size: int, unit: int) -> int:
+def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
@@ -28,10 +28,10 @@ class Printer:
 
     def __call__(self, matrix: Coefficients, inputs: list[str], outputs: list[str], type_: str) -> str:
         prefix, self._printed = f"e{self._printed}_", self._printed + 1
-        printed = program(
+        text = program(
             matrix, inputs, outputs, type=type_, dtype=self._accumulator, prefix=prefix, declare=True, indent="  "
         )
-        return printed.text.rstrip("\n")
+        return text.text.rstrip("\n")
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class Data:
         """Channels of a work item: its tile should stay in registers."""
         if not self.tensor.nhwc:
             return 1
-        most = 4 if math.prod(self.outputs) <= 16 else 2 if math.prod(self.outputs) <= 36 else 1
-        return math.gcd(most, self.channels)
+        max_width = 4 if math.prod(self.outputs) <= 16 else 2 if math.prod(self.outputs) <= 36 else 1
+        return math.gcd(max_width, self.channels)
 
     @property
     def runs(self) -> list[tuple[int, int]]:
@@ -85,8 +85,8 @@ class Data:
 
     def guarded(self, axis: int, offset: int) -> bool:
         """Whether element ``offset`` of some tile is outside the tensor."""
-        first = self.origin[axis] + offset
-        return first < 0 or first + (self.counts[axis] - 1) * self.step[axis] >= self.tensor.size[axis]
+        lowest = self.origin[axis] + offset
+        return lowest < 0 or lowest + (self.counts[axis] - 1) * self.step[axis] >= self.tensor.size[axis]
 
 
 @dataclass(frozen=True)
@@ -143,21 +143,21 @@ class Work:
         self.m, self.k = geo.target.channels // geo.groups, geo.source.channels // geo.groups
         """Rows of a group's products, which are the target's channels (those of dy in the weights' gradient), and the
         source's channels a group."""
-        self.mp, self.kp = _up(self.m, 4), _up(self.k, 4)
+        self.mp, self.kp = _round_up(self.m, 4), _round_up(self.k, 4)
         """``m`` and ``k`` rounded up to whole vectors of four."""
         self.piece = -(-geo.tiles // self.pieces)
         """Number of tiles in one piece."""
         # The rows of a piece are its tiles rounded up: to whole vectors, to whole slices of a sum, or to whole tiles of
         # a large product.
-        self.rows = _up(self.piece, 128 if self.piece > 1024 else 32 if self.piece > 128 else 4)
+        self.rows = _round_up(self.piece, 128 if self.piece > 1024 else 32 if self.piece > 128 else 4)
         if geo.weights:
-            self.rows = self.parts * _up(-(-self.piece // self.parts), 16)
-        each = geo.points * geo.groups
-        self.source_size = each * self.kp * self.rows
+            self.rows = self.parts * _round_up(-(-self.piece // self.parts), 16)
+        matrices = geo.points * geo.groups
+        self.source_size = matrices * self.kp * self.rows
         """Size of the source's transformed tiles, in elements of the accumulation type (as the next two)."""
-        self.second_size = each * self.mp * (self.rows if geo.weights else self.kp)
+        self.second_size = matrices * self.mp * (self.rows if geo.weights else self.kp)
         """Size of the product's other operand: transformed weights, or transformed tiles of dy."""
-        self.product_size = each * self.mp * (self.parts * self.kp if geo.weights else self.rows)
+        self.product_size = matrices * self.mp * (self.parts * self.kp if geo.weights else self.rows)
         """Size of the product's result."""
         self.constant = not geo.weights and geo.problem.constant_weights
         """Whether the weights are transformed once."""
@@ -177,7 +177,7 @@ class Work:
     def _data(self, tensor: TensorLayout, inputs: Pair, name: str, origin: Pair, channels: int, at: int) -> Data:
         geo = self.geometry
         return Data(tensor, inputs, geo.alpha, geo.matrices(name), geo.tile, origin, geo.counts, geo.tiles,
-                    self.piece, self.rows, geo.groups, channels, _up(channels, 4), at)  # fmt: skip
+                    self.piece, self.rows, geo.groups, channels, _round_up(channels, 4), at)  # fmt: skip
 
     @property
     def source(self) -> Data:
@@ -203,8 +203,8 @@ class Work:
         """The inverse transform of the products."""
         geometry = self.geometry
         outputs = geometry.taps if geometry.weights else geometry.tile
-        most = 4 if geometry.points <= 16 else 2 if geometry.points <= 36 else 1
-        width = math.gcd(most, self.k if geometry.weights else self.m) if geometry.nhwc else 1
+        max_width = 4 if geometry.points <= 16 else 2 if geometry.points <= 36 else 1
+        width = math.gcd(max_width, self.k if geometry.weights else self.m) if geometry.nhwc else 1
         run = 1 if geometry.nhwc or geometry.weights else math.gcd(4, outputs[1], geometry.target.size[1])
         plane = geometry.groups * self.mp * (self.kp if geometry.weights else self.rows)
         return Inverse(self.m, self.mp, self.k, self.kp, self.rows, self.piece, plane,
@@ -212,22 +212,22 @@ class Work:
 
     def product(self, accumulate: bool = False) -> GemmSpec:
         """Return the batched matrix product: one per transformed element and group (and part of the sum)."""
-        geometry, g, rows = self.geometry, self.geometry.groups, self.rows
+        geometry, groups, rows = self.geometry, self.geometry.groups, self.rows
         dtype = "float64" if self.acc == "double" else "float32"
         epilogue = Epilogue(accumulate=accumulate)
         if geometry.weights:
-            each = rows // self.parts
-            batch = geometry.points * g * self.parts
+            summed = rows // self.parts
+            batch = geometry.points * groups * self.parts
 
             def operand(channels: int) -> Matrix:
                 """Rows are channels, columns tiles; batches are (point, group), and before them the parts."""
                 tile, channel = (channels, 1) if geometry.nhwc else (1, rows)
                 return Matrix(
-                    Axis(channel), Axis(tile), Axis(channels * rows, inner=geometry.points * g, outer=each * tile)
+                    Axis(channel), Axis(tile), Axis(channels * rows, inner=geometry.points * groups, outer=summed * tile)
                 )
 
             c = Matrix(Axis(self.kp), Axis(1), Axis(self.mp * self.kp))
-            return GemmSpec(self.mp, self.kp, each, batch, dtype, operand(self.mp), operand(self.kp).transposed, c,
+            return GemmSpec(self.mp, self.kp, summed, batch, dtype, operand(self.mp), operand(self.kp).transposed, c,
                             epilogue, alignment=4)  # fmt: skip
         a = Matrix(Axis(1), Axis(self.mp), Axis(self.mp * self.kp))
         if geometry.nhwc:
@@ -236,4 +236,4 @@ class Work:
             b, c = Matrix(Axis(rows), Axis(1)), Matrix(Axis(rows), Axis(1))
         b = Matrix(b.row, b.col, Axis(self.kp * rows))
         c = Matrix(c.row, c.col, Axis(self.mp * rows))
-        return GemmSpec(self.mp, rows, self.kp, geometry.points * g, dtype, a, b, c, epilogue, alignment=4)
+        return GemmSpec(self.mp, rows, self.kp, geometry.points * groups, dtype, a, b, c, epilogue, alignment=4)
