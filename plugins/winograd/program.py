@@ -1,8 +1,8 @@
-"""Prints a product with a constant matrix as straight-line OpenCL C: few operations, shared subexpressions.
+"""Prints a product with a constant matrix as straight-line OpenCL C with few operations.
 
-``out = M in`` over named variables, scalars or vectors alike. Points of opposite sign make pairs of columns, or rows,
-of M that differ only in signs: their sums and differences are computed once. Multiplications by 1 are left out, and
-every other one is joined with an addition (``a * b + c``, which compilers contract to one instruction).
+The code computes ``out = M in`` over named variables, scalars or vectors. Interpolation points of opposite sign make
+pairs of columns or rows of M that differ only in signs; their sums and differences are computed once. Multiplications
+by 1 are omitted, and others are combined with an addition (``a * b + c``, which compilers contract to one instruction).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Form = dict[str, Fraction]
 
 @dataclass(frozen=True)
 class Program:
-    """Statements, and how many operations they are (a multiply-add counts once)."""
+    """OpenCL statements, and their number of operations (a multiply-add counts as one)."""
 
     text: str
     operations: int
@@ -42,11 +42,10 @@ def program(
 ) -> Program:
     """Statements that set ``outputs[i] = sum over j of matrix[i][j] * inputs[j]``.
 
-    ``inputs`` are expressions without side effects that stand many times (variables, as a rule), ``outputs`` what is
-    assigned to, an array's element or a variable, which ``declare`` declares. ``type`` is the type of the temporaries
-    (``float16``, ``V``), ``dtype`` that of the constants, ``prefix`` begins the names of temporaries. Inputs are read
-    before any output is written only if they are other variables than the outputs. Raises ValueError where the sizes
-    differ.
+    ``inputs`` are expressions without side effects, which are evaluated many times (usually variables); ``outputs`` are
+    variables, which ``declare`` declares, or elements of arrays. ``type`` is the type of the temporaries (``float16``,
+    ``V``), ``dtype`` that of the constants; names of temporaries begin with ``prefix``. Outputs must be other variables
+    than inputs, because an output may be written before all inputs are read. Raises ValueError if the sizes differ.
     """
     if len(matrix) != len(outputs) or any(len(row) != len(inputs) for row in matrix):
         raise ValueError(
@@ -70,7 +69,7 @@ def _dyadic(value: Fraction) -> bool:
 
 
 def _outside(form: Form) -> Fraction:
-    """The factor outside of a form's sum: many of 1 are left within, then many that a float holds exactly."""
+    """The factor to take out of a form's sum: most remaining factors are then 1, or else exact in floats."""
 
     def quality(by: Fraction) -> tuple[int, int, bool]:
         quotients = [abs(value / by) for value in form.values()]
@@ -110,7 +109,7 @@ class _Writer:
                     form[self._temporary({a: Fraction(1), b: Fraction(1 if x == y else -1)})] = x
 
     def share_rows(self, forms: list[Form]) -> list[tuple[Form, tuple[str, Fraction] | None, int]]:
-        """Pairs of forms that are ``even + odd`` and ``even - odd``: both halves are computed once."""
+        """Find pairs of forms that are ``even + odd`` and ``even - odd``, and compute both halves only once."""
         result: list[tuple[Form, tuple[str, Fraction] | None, int] | None] = [None] * len(forms)
         for i, first in enumerate(forms):
             for j in range(i + 1, len(forms)):
@@ -152,7 +151,7 @@ class _Writer:
         self.lines.append(f"{self.indent}{target} = {self._expression(form)};\n")
 
     def _expression(self, form: Form) -> str:
-        """A chain of additions and multiply-adds that begins with a factor of 1 where there is one."""
+        """A chain of additions and multiply-adds, which begins with a term of factor 1 if there is one."""
         if not form:
             return "0"
         items = sorted(form.items(), key=lambda item: (item[1] != 1, item[1] != -1))

@@ -24,10 +24,10 @@ from .weights import WeightsKernel
 FUSED_BYTES = 800 << 10
 """Bytes of transformed tiles V and products M of one work item in the fused form: the second-level cache holds them."""
 CHUNK_BYTES = (2 << 20, 24 << 20)
-"""Least and most bytes of V and M of a chunk in the form ``apart``: about as many as the weights (or dw), which each
-chunk reads once."""
+"""Least and most bytes of V and M of a chunk in the form ``apart``: about as many as the weights (or dw) have, which
+each chunk reads once."""
 MAX_BLOCK_BYTES = 1300 << 10
-"""Most bytes of a block of M in the form ``joined``; what exceeds it is a further chunk, which transforms the weights
+"""Most bytes of a block of M in the form ``joined``; more is divided into chunks, each of which transforms the weights
 again."""
 L2_BLOCK_BYTES = 768 << 10
 """Bytes of a block of M that stay in the second-level cache besides its weights."""
@@ -41,7 +41,7 @@ WRITTEN_BYTES = 10 << 20
 L3_SHARE, MEMORY_SHARE = 4.95, 1.65
 """Bandwidth of the third-level cache and of memory, in multiples of the measured bandwidth of a copy."""
 LAUNCH_SHARES = 0.55, 1.1
-"""Share of a launch's time that a launch takes directly after another one: on two cores, and on more."""
+"""Time of a launch directly after another one over the time of a single launch: on two cores, and on more."""
 CYCLE_OPS = 2.3
 """Operations at peak rate per lane and predicted cycle: 1.15 times the two operations of a multiply-add."""
 FORM_FACTORS = {"apart": 1.15, "fused": 1.15, "joined": 1.15, "weights": 1.3}
@@ -57,7 +57,7 @@ SPREAD_CYCLES = 5.0
 
 @dataclass(frozen=True)
 class Pace:
-    """A device's cores, and its memory's and launches' rates in cycles of one core as they are counted here."""
+    """A device's cores, and its rates of memory and launches in cycles of one core."""
 
     cores: int
     near: float
@@ -85,8 +85,7 @@ def _operations(matrix: Matrix) -> int:
 
 
 def _transform_cycles(case: Case, first: Matrix, second: Matrix, read: float) -> float:
-    """Cycles of a vector of channels of one tile: both passes, the copy, and ``read`` cycles for each element that is
-    read."""
+    """Cycles to transform one tile of a vector of channels: both passes, the copy, and ``read`` cycles per element."""
     rows_in, columns_in, rows, columns = len(first[0]), len(second[0]), len(first), len(second)
     passes = columns_in * (_operations(first) + rows_in + rows) + rows * (_operations(second) + columns_in + columns)
     read_elements = case.tile[0] * case.tile[1] + (rows_in * columns_in - case.tile[0] * case.tile[1]) * 0.4
@@ -99,10 +98,10 @@ def _step_cycles(mr: int, nv: int) -> float:
 
 
 def _sum_overhead(case: Case, count: int, mr: int, nv: int, run: int = 0) -> float:
-    """Cycles of a register tile's sums of ``count`` products besides its multiply-adds: reads, additions and writes.
+    """Cycles of a register tile's sums of ``count`` products in addition to its multiply-adds: reads, adds and writes.
 
-    A running sum has ``run`` products, or as many as its error admits. Short sums also wait for their rows: F(7, 3) of
-    256 channels took 1.04, 1.24 and 1.41 times as long in tiles of 6 by 4, 8 by 3 and 11 by 2 as in 4 by 4.
+    A running sum has ``run`` products, or as many as its error admits. Short sums also wait for their rows: F(7, 3)
+    with 256 channels took 1.04, 1.24 and 1.41 times as long in tiles of 6 by 4, 8 by 3 and 11 by 2 as in 4 by 4.
     """
     waits = 3 * mr * mr if case.summed < 128 else 0
     return ceil(count, run or case.summed) * (2.0 * mr * nv + 8 + waits)
@@ -135,7 +134,8 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
         products = case.products * work.blocks * (work.cm // mr) * tile_cycles
         cached = work.m_at * case.size < L3_BYTES
         traffic = 2 * (bytes_v + bytes_m) / (pace.near if cached else pace.far)
-        weight_cycles = case.c * vectors_n * (case.products * (3.0 if work.joined else 8.0) + 14 * math.prod(case.taps))
+        product_cycles = case.products * (3.0 if work.joined else 8.0)
+        weight_cycles = case.c * vectors_n * (product_cycles + 14 * math.prod(case.taps))
         # Each job of the weights' gradient in the joined form reads its part of the transformed tiles V and D.
         if work.joined:
             traffic += (bytes_v * work.blocks + bytes_m * ceil(case.c, work.cr)) / pace.near
@@ -151,15 +151,14 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
         products = case.products * work.blocks * work.chunks * rows * tile_cycles
         cached = work.block < L2_BLOCK_BYTES
         traffic = (bytes_v * (2 + work.blocks) + (0 if cached else 2 * bytes_m * ceil(case.c, work.vt))) / pace.near
-        taps = math.prod(case.taps) * (12.0 if transposition(case) == "none" else 32.0)
+        tap_cycles, across = (12.0, 1.0) if transposition(case) == "none" else (32.0, ACROSS_FACTOR)
+        taps = math.prod(case.taps) * tap_cycles
         weight_cycles = work.chunks * case.c * work.blocks * nv * (case.products * 3.3 + taps)
         if weights > CACHED_BYTES:
-            weight_cycles = max(
-                weight_cycles, work.chunks * weights / (groups * pace.far) * (1.0 if transposition(case) == "none" else ACROSS_FACTOR)
-            )
+            weight_cycles = max(weight_cycles, work.chunks * weights / (groups * pace.far) * across)
         cores = max(1, config["items"] // 4)
         imbalance = ceil(work.blocks, cores) * cores / work.blocks
-        products, weight_cycles, target_cycles = products * imbalance, weight_cycles * imbalance, target_cycles * imbalance
+        products, weight_cycles, target_cycles = (n * imbalance for n in (products, weight_cycles, target_cycles))
         launches = 2 * work.chunks * groups
         factor *= PACKED_FACTOR if case.problem.constant_weights else 1.0
     else:
@@ -170,8 +169,8 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
         constant = case.problem.constant_weights
         near = bytes_u * groups < (CACHED_BYTES if constant else L3_BYTES)
         weight_reads = 1 if work.apart and work.chunks == 1 else work.chunks
-        # ``shown`` is the share of the time of reading weights that multiply-adds do not hide: with few tiles, the
-        # products wait for weights from memory.
+        # Multiply-adds do not hide ``exposed_share`` of the time of reading weights: with few tiles, the products wait
+        # for weights from memory.
         exposed_share = 1.0 if not work.apart else 0.5 if near or not constant else 0.75 if bytes_u <= L3_BYTES else 1.0
         traffic = bytes_u * weight_reads / (pace.near if near else pace.far) * exposed_share
         if work.apart:
@@ -186,21 +185,22 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
                 weight_cycles += 2 * bytes_u / pace.far
         launches = 3 * work.chunks * groups if work.apart else 1
     tensor_cycles = case.problem.bytes / pace.far * 0.7
-    cycles = groups * (forward + target_cycles + products + traffic + weight_cycles) + tensor_cycles + pace.first + (launches - 1) * pace.launch
+    per_group = forward + target_cycles + products + traffic + weight_cycles
+    cycles = groups * per_group + tensor_cycles + pace.first + (launches - 1) * pace.launch
     if isinstance(work, DataKernel) and not work.apart and work.items < pace.cores:
         cycles *= 1.5
     return CYCLE_OPS * case.lanes * cycles * factor
 
 
 def _register_tiles(case: Case, registers: int, rows: int) -> list[tuple[int, int]]:
-    """(mr, nv), the cheapest for ``rows`` rows first; of each width the best height."""
+    """Register tiles (mr, nv), the cheapest for ``rows`` rows first: for each width nv the best height mr."""
     best: dict[int, tuple[float, int]] = {}
     for nv in range(1, 5):
         if nv > 1 and (nv - 1) * case.lanes >= case.n:
             break
         blocks = ceil(case.n, nv * case.lanes)
         for mr in range(1, registers):
-            # With more sums Intel's compiler spills registers: 95 instructions for 28 multiply-adds, 46 for 26.
+            # With 28 sums Intel's compiler spills registers: 95 instructions for 28 multiply-adds, but 46 for 26.
             if mr * nv + nv + 2 > registers or mr * nv > registers * 27 // 32:
                 break
             step_cycles = _step_cycles(mr, nv) + (_sum_overhead(case, 32, mr, nv) / 32 if case.summed < 128 else 0)
@@ -217,13 +217,13 @@ def _chunk_strips(case: Case, budget: int) -> int:
 
 
 def _chunk_bytes(case: Case) -> int:
-    """Bytes of V and M of one chunk in the form ``apart``."""
+    """Bytes of V and M that one chunk of the form ``apart`` should take."""
     weights = case.products * case.c * case.n * case.size
     return min(max(weights, CHUNK_BYTES[0]), CHUNK_BYTES[1])
 
 
 def configs(case: Case, registers: int, pace: Pace) -> Iterator[dict[str, Any]]:
-    """Forms by predicted cost, the best one with another register tile too; then pieces of falling workspace."""
+    """Forms by predicted cost, the best one also with another register tile; then ever smaller workspaces."""
     cores = pace.cores
     items = 4 * cores
 

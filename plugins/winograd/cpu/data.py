@@ -21,14 +21,14 @@ TURNED_BYTES = 30 << 10
 CACHED_BYTES = 256 << 10
 """Bytes of packed weights that a second-level cache holds besides the tiles."""
 UNCACHED_PACKED_BYTES, PACKED_PART_BYTES = 16 << 20, 8 << 20
-"""Bytes of packed weights that exceed the third-level cache, and bytes of the parts in which they are then packed and
-used one after another."""
+"""Packed weights of ``UNCACHED_PACKED_BYTES`` or more exceed the third-level cache; they are packed and used in parts
+of ``PACKED_PART_BYTES``."""
 BLOCK_WEIGHTS_BYTES = 340 << 10
 """Bytes of the transformed weights of a block of target channels that a work item holds."""
 
 
 def transposition(case: Case) -> str:
-    """Return how pack.cl.mako reads vectors of target channels from the weights."""
+    """Return how pack.cl.mako reads vectors of target channels from the weights, a key of its tables."""
     if case.strides()["w_n"] == 1:
         return "none"
     if math.prod(case.taps) * case.lanes**2 * case.size > TURNED_BYTES:
@@ -66,7 +66,8 @@ class DataKernel(Kernel):
         self.items = 1 if self.apart else min(config["items"], case.problem.g * self.chunks)
         self.slots_size = ceil(self.items * self.slot * case.size, PAGE) * PAGE
         block_bytes = case.products * case.c * self.nvl * case.size
-        packs_once = case.problem.constant_weights or not self.apart or self.chunks > 1 or block_bytes * self.blocks < UNCACHED_PACKED_BYTES
+        packs_once = case.problem.constant_weights or not self.apart or self.chunks > 1
+        packs_once = packs_once or block_bytes * self.blocks < UNCACHED_PACKED_BYTES
         self.packed_blocks = self.blocks if packs_once else even(self.blocks, max(1, PACKED_PART_BYTES // block_bytes))
         self.ue = pitch(self.packed_blocks * case.c * self.nvl, case.size)
         self.packed_size = (case.problem.g if packs_once else 1) * case.products * self.ue * case.size
@@ -78,14 +79,14 @@ class DataKernel(Kernel):
 
     @property
     def fetched(self) -> int:
-        """Cache lines of the next weights that each k of a register tile prefetches; 0 where a cache holds all."""
+        """Cache lines of the next weights that each k of a register tile prefetches; 0 if a cache holds all weights."""
         if self.packed_size <= CACHED_BYTES:
             return 0
         return ceil(self.nvl * self.case.size, LINE * ceil(self.s * self.case.strip, self.config["mr"]))
 
     @property
     def local_elements(self) -> int:
-        """Elements of local memory of a work item that transforms weights and collects."""
+        """Elements of local memory of a work item that transforms weights or results."""
         return max(self.case.local, square_elements(self.case))
 
     def sizes(self) -> str:
@@ -127,7 +128,7 @@ class DataKernel(Kernel):
 
     @property
     def adds(self) -> bool:
-        """Whether a sum of products is divided into several running sums, which are added."""
+        """Whether a sum of products is divided into several running sums, which are then added."""
         return self.case.c > even(self.case.c, self.case.summed)
 
     @property
@@ -146,7 +147,7 @@ class DataKernel(Kernel):
         return self.launch(context, "pack", sizes, arguments)
 
     def steps(self, context: Any, weights: str, offset: int) -> list[Step]:
-        """The convolution; packed weights are in operand ``weights`` from byte ``offset`` on."""
+        """The launches of the convolution; packed weights are in operand ``weights`` from byte ``offset`` on."""
         case, packed_offset = self.case, np.int64(offset // self.case.size)
         if not self.apart:
             arguments = [self.source, weights, packed_offset, "workspace", self.target, *self.epilogue_operands]
@@ -171,7 +172,7 @@ class DataKernel(Kernel):
         return steps
 
     def spread_launch(self, context: Any, strips: int, place: list[Any]) -> Launch:
-        """Return the launch that transforms a chunk of the source; ``place`` has its first strip and its group."""
+        """Return the launch that transforms a chunk of the source; ``place`` is (first strip, group)."""
         arguments = [self.source, "workspace", *place]
         return self.launch(context, "spread", [strips, ceil(self.case.c, ITEM_CHANNELS)], arguments)
 
@@ -179,7 +180,8 @@ class DataKernel(Kernel):
         """Compile the packing of the weights, then the convolution."""
         p = self.case.problem
         if p.constant_weights:
-            weights_key = [self.case.m, p.dtype, p.layout, p.direction, p.w_shape, p.g, self.config["nv"], self.case.lanes]
+            nv, lanes = self.config["nv"], self.case.lanes
+            weights_key = [self.case.m, p.dtype, p.layout, p.direction, p.w_shape, p.g, nv, lanes]
             # The number 2 in the key versions the transforms: packed weights of version 1 have other powers of two.
             key = "winograd cpu 2 " + json.dumps(weights_key)
             steps = self.steps(context, "w", 0)
@@ -189,11 +191,11 @@ class DataKernel(Kernel):
 
 
 class JoinedKernel(DataKernel):
-    """Products and inverse transform by blocks of target channels, each with its weights' transform.
+    """The form ``joined``: a work item transforms weights, multiplies, and transforms back a block of target channels.
 
-    A work item goes through the source channels in parts: it transforms a part's weights for its block, adds the part's
-    products to the block of M, and after the last one transforms M back. U and M are in the second-level cache, V is in
-    the third; r^2 weights a pair of channels come from memory, instead of alpha^2 that are written and read.
+    It goes through the source channels in parts: it transforms a part's weights for its block, adds the part's products
+    to the block of M, and after the last part transforms M back. U and M are in the second-level cache, V in the third.
+    Per pair of channels r^2 weights are read from memory, instead of alpha^2 that are written and read.
     """
 
     def _areas(self, rows: int) -> None:
@@ -226,14 +228,14 @@ class JoinedKernel(DataKernel):
         return self.case.c > self.vt
 
     def steps(self, context: Any, weights: str, offset: int) -> list[Step]:
-        """The convolution; the weights themselves are operand ``weights``."""
+        """The launches of the convolution; operand ``weights`` has the untransformed weights."""
         case, steps = self.case, []
         for g in range(case.problem.g):
             for first in range(0, case.strips, self.s):
                 strips, piece = min(self.s, case.strips - first), [np.int32(first), np.int32(g)]
                 steps.append(self.spread_launch(context, strips, piece))
-                arguments = [weights, "workspace", self.target, *self.epilogue_operands, *piece, np.int32(strips)]
-                steps.append(self.launch(context, "products", [self.items], arguments))
+                arguments = [weights, "workspace", self.target, *self.epilogue_operands, *piece]
+                steps.append(self.launch(context, "products", [self.items], [*arguments, np.int32(strips)]))
         return steps
 
     def plan(self, context: Any) -> StepPlan:

@@ -32,7 +32,7 @@ TILES = tuple(_RATE)
 MAX_ERRORS = {"float32": 1e-5, "tf32": 2e-3, "fast": 5e-2}
 """Relative error that each math mode allows."""
 EXPECTED_SHARE = 0.8
-"""Share of a limit that may be expected to be reached: another draw of the data may err more."""
+"""Share of a limit that the expected error may reach, because other data may have a larger error."""
 
 
 def _length(problem: ConvProblem) -> int:
@@ -55,7 +55,7 @@ def expected_error(problem: ConvProblem, m: int, r: int) -> float:
 
 
 def shrunk(problem: ConvProblem) -> float:
-    """Factor by which the activation increases relative errors on standard normal data."""
+    """Factor by which the activation increases the relative error on standard normal data."""
     name, numbers = parse_activation(problem.activation or "relu")
     factor = 0.9 / math.sqrt(max(numbers[1] - numbers[0], 1e-9) / 2) if name == "clip" else ACTIVATIONS[name].shrinks
     return max(1.0, factor * _length(problem) ** 0.25)
@@ -67,7 +67,7 @@ def plain_error(problem: ConvProblem) -> float:
 
 
 def refusal(problem: ConvProblem, m: int, r: int) -> str | None:
-    """Why the problem's math does not admit the tile, or None: 16-bit data have larger errors of their own."""
+    """Why the problem's math does not admit the tile, or None; 16-bit data round worse than any tile does."""
     if problem.dtype != "float32":
         return None
     error = expected_error(problem, m, r)

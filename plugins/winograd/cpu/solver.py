@@ -1,4 +1,4 @@
-"""``winograd.f4x3`` and its relatives on CPUs: F(m, r) along every axis with r taps, in every direction."""
+"""The solvers ``winograd.f<m>x<r>`` for CPUs: F(m, r) along every axis with r taps, in every direction."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Winograd(Solver):
         return None if saving >= MIN_SAVING else f"multiplications spared {MIN_SAVING} times or more, got {saving:.2f}"
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Forms, chunks and register tiles by predicted cost, then ones of falling workspace."""
+        """Forms, chunks and register tiles by predicted cost, then ever smaller workspaces."""
         case = Case(problem, self.m, lanes(device, problem.dtype))
         return configs(case, registers(device), Pace.of(device, case.lanes))
 

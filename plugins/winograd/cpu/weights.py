@@ -27,7 +27,9 @@ class WeightsKernel(Kernel):
         self.cm = ceil(case.c, config["mr"]) * config["mr"]
         rows = self.s * case.strip
         self.joined = self.chunks == 1
-        self.cr = self._job_channels(case.products * self.nvl * size) if self.joined else ceil(case.c, case.lanes) * case.lanes
+        self.cr = ceil(case.c, case.lanes) * case.lanes
+        if self.joined:
+            self.cr = self._job_channels(case.products * self.nvl * size)
         max_rows = ceil(self.cr, config["mr"]) * config["mr"]
         self.me = pitch(max_rows * self.nvl, size)
         # The last rows of a register tile may read the next tile's rows, or beyond the part; the results of these rows
@@ -45,7 +47,7 @@ class WeightsKernel(Kernel):
         self.workspace_size = areas.size
 
     def _job_channels(self, channel_bytes: int) -> int:
-        """Source channels of a job: its M, ``one`` byte each, fits the second-level cache; jobs for all items."""
+        """Source channels per job: its M, ``channel_bytes`` per channel, fits the second-level cache; no item idles."""
         lanes = self.case.lanes
         max_vectors = max(1, JOB_BYTES // (channel_bytes * lanes))
         jobs = ceil(self.config["items"], self.blocks)
@@ -84,7 +86,8 @@ class WeightsKernel(Kernel):
             for strip in range(0, case.strips, self.s):
                 strips = min(self.s, case.strips - strip)
                 arguments: list[Any] = ["x", "y", "workspace", np.int32(strip), np.int32(g)]
-                steps.append(self.launch(context, "spread", [strips, ceil(max(case.c, case.n), ITEM_CHANNELS)], arguments))
+                parts_of_channels = ceil(max(case.c, case.n), ITEM_CHANNELS)
+                steps.append(self.launch(context, "spread", [strips, parts_of_channels], arguments))
                 sizes, rows = [parts, case.products], np.int32(strips * case.strip)
                 arguments = ["workspace", np.int32(g), rows, np.int32(strip == 0)]
                 if self.joined:

@@ -1,4 +1,4 @@
-"""Which configurations to try for a problem on a device, and what each is expected to cost."""
+"""Configurations of a problem on a device, and their predicted time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .work import Work
 MAX_TILES = 4
 """Most product tiles that are offered as configurations."""
 MIN_PIECE_TILES = 64
-"""Tiles of a piece below which cutting further would only add launches."""
+"""A piece with fewer tiles is not divided further, because that would only add launches."""
 UNIT_REGISTERS = 65536
-"""Registers of a compute unit; a work item needs some 70 besides its products."""
+"""Registers of a compute unit; a work item needs some 70 in addition to those of its products."""
 RESIDENT_GROUPS = 3
-"""Work groups of a product that a compute unit holds."""
+"""Work groups of a product that a compute unit runs at a time."""
 
 # The constants of the cost model below were fitted on an H200.
 SUSTAINED = 0.92
@@ -82,7 +82,7 @@ def choices(geometry: TileGeometry, device: DeviceInfo) -> Iterator[dict[str, An
 
 @functools.lru_cache(maxsize=4096)
 def _traffic(work: Work) -> float:
-    """Bytes that the transforms move; the product's own hide behind its arithmetic."""
+    """Bytes that the transforms read and write; the product's traffic is hidden by its arithmetic."""
     geometry, problem = work.geometry, work.geometry.problem
     tensors = math.prod(problem.out_shape) * problem.itemsize * (1 + problem.accumulate + problem.residual)
     tensors += math.prod(problem.x_shape if problem.written != "x" else problem.y_shape) * problem.itemsize
@@ -90,7 +90,8 @@ def _traffic(work: Work) -> float:
         tensors += math.prod(problem.y_shape) * problem.itemsize
         transformed = work.source_size + work.second_size + work.product_size
     else:
-        transformed = work.pieces * (work.source_size + work.product_size) + (0 if work.constant else 2 * work.second_size)
+        transformed = work.pieces * (work.source_size + work.product_size)
+        transformed += 0 if work.constant else 2 * work.second_size
         # NCHW output elements are written a tile apart, so each 32-byte sector is written more than once.
         if not geometry.nhwc and work.inverse.run == 1:
             tensors += math.prod(problem.out_shape) * problem.itemsize

@@ -26,8 +26,8 @@ TILES = tuple(_RATE)
 MAX_ERROR = 1e-5
 """Relative error that math "float32" allows."""
 EXPECTED_SHARE = 0.7
-"""Share of MAX_ERROR that the expected error of a whole tensor may reach: samples near its borders err by up to 1.5
-times that."""
+"""Share of ``MAX_ERROR`` that the expected error of a whole tensor may reach: elements near its borders have up to 1.5
+times the error."""
 
 
 def _rate(geometry: TileGeometry) -> float:
@@ -36,12 +36,12 @@ def _rate(geometry: TileGeometry) -> float:
 
 
 def expected(geometry: TileGeometry, terms: int) -> float:
-    """Relative error of sums of ``terms`` products: channels a group, or tiles of dy."""
+    """Relative error of sums of ``terms`` products: channels per group, or tiles of dy."""
     return _rate(geometry) * math.sqrt(max(terms, 16))
 
 
 def longest(geometry: TileGeometry) -> int | None:
-    """Most products that one sum may add under the problem's math; None: any number."""
+    """Most products that one sum may add under the problem's math; None if there is no limit."""
     problem = geometry.problem
     if problem.dtype != "float32" or problem.math in ("tf32", "fast"):
         return None

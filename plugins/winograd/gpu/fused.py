@@ -1,4 +1,4 @@
-"""The fused form: one launch that transforms, multiplies and transforms back, for few channels or few tiles."""
+"""The fused form: one launch transforms, multiplies and transforms back; it suits few channels or few tiles."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Fused(Tiles):
         reason = super().limits(problem, device)
         if reason is None and next(iter(self.configs(problem, device)), None) is None:
             smallest = FusedWork(TileGeometry(problem, self.m), 1, 1, 1)
-            reason = f"groups of {smallest.items} items with {smallest.local * smallest.accsize} bytes of local memory, got "
+            nbytes = smallest.local * smallest.accsize
+            reason = f"groups of {smallest.items} items with {nbytes} bytes of local memory, got "
             reason += f"{device.max_work_group_size} and {device.local_mem_size}"
         return reason
 
@@ -58,16 +59,14 @@ class Fused(Tiles):
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Multiply-adds of the products and of the transforms that every block of channels repeats."""
         work = self._work(problem, config)
-        rounds = work.work_groups / device.compute_units  # work groups per compute unit
+        rounds = work.work_groups / device.compute_units
         rounds = math.ceil(rounds) if rounds < 4 else rounds + 0.3
         cycles = work.slices * work.slice_cycles + work.put_cycles
         peaks = rates(device)
-        weights = 0 if problem.constant_weights else 2 * work.weights_size / (COPY_SHARE * peaks.bandwidth) + peaks.launch
-        return (
-            rounds * cycles * device.compute_units * UNIT_OPS_PER_CYCLE / (SUSTAINED * peaks.flops)
-            + weights
-            + peaks.launch
-        )
+        seconds = rounds * cycles * device.compute_units * UNIT_OPS_PER_CYCLE / (SUSTAINED * peaks.flops)
+        if not problem.constant_weights:
+            seconds += 2 * work.weights_size / (COPY_SHARE * peaks.bandwidth) + peaks.launch
+        return seconds + peaks.launch
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
         """The weights' transform, unless they are constant, and one launch."""

@@ -1,4 +1,4 @@
-"""The passes of one problem as a plan: transforms, batched matrix products, inverse transform."""
+"""The passes of a problem as launches: transforms, batched matrix products, inverse transform."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def passes(context: Any, geometry: TileGeometry, config: Mapping[str, Any]) -> S
 
 
 def pack_key(geometry: TileGeometry) -> str:
-    """Return a key, equal for plans that read the same transformed weights; the 2 in it versions the transforms."""
+    """Return the cache key of transformed weights; the number 2 in it is the version of the transforms."""
     problem = geometry.problem
     return repr(
         ("winograd.gpu 2", geometry.m, problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g)
@@ -81,7 +81,7 @@ class Passes:
         return build(self.context, text)
 
     def _launch(self, program: Any, kernel: str, sizes: tuple[int, ...], arguments: list[Any]) -> Launch:
-        """Work groups of up to 128 items, as many neighbours along the first axis as there are."""
+        """A launch with work groups of up to 128 items, which extend along the first axis as far as possible."""
         width = 1
         while width < min(128, self._limit, sizes[0]):
             width *= 2
@@ -97,14 +97,14 @@ class Passes:
         return self._launch(program, "transform_tiles", sizes, [operand, "workspace", np.int32(first)])
 
     def filter(self, weights: Filter) -> Launch:
-        """Return the launch that transforms the weights into the workspace, or into the packed buffer in its place."""
+        """Return the launch that transforms the weights into the workspace, or into the packed buffer instead of it."""
         work = self.work
         program = self._program("filter.cl.mako", f=weights)
         sizes = (work.mp, work.kp, work.geometry.groups)
         return self._launch(program, "transform_weights", sizes, ["w", "workspace"])
 
     def parts(self) -> Launch:
-        """Return the launch that adds the partial sums into the first part, by more work items than the inverse has."""
+        """Return the launch that adds all partial sums to the first one, with more work items than the inverse has."""
         inverse, size = self.work.inverse, self.work.product_size // self.work.parts
         sizes = f"#define AT {inverse.at}L\n#define SIZE {size}\n#define PARTS {self.work.parts}\n"
         program = build(self.context, self._head + sizes + kernel_text(__package__, "parts.cl"))

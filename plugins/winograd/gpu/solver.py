@@ -1,4 +1,4 @@
-"""``winograd.tiled_f4x3`` and its relatives: transforms, batched products and inverse transform, a launch each."""
+"""The solvers ``winograd.tiled_f<m>x<r>`` for GPUs: launches that transform, multiply and transform back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Tiles(Solver):
     """F(m, r) along every axis with r taps: stride 1, 1-D and 2-D, groups, any padding, every dtype."""
 
     min_channels = 16
-    """Channels of a group below which the transforms cost more than the products that they spare."""
+    """Least channels per group: with fewer the transforms cost more than the products that they save."""
 
     def __init__(self, m: int, r: int) -> None:
         self.m, self.r = m, r
@@ -54,7 +54,7 @@ class Tiles(Solver):
 
 
 class Batched(Tiles):
-    """F(m, r) in passes, each a launch: transforms, batched products, inverse transform."""
+    """F(m, r) in several launches: transforms, batched products, inverse transform."""
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Reject also devices whose local memory holds no tile of the product."""
@@ -64,7 +64,7 @@ class Batched(Tiles):
         return reason
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Tiles of the product, then pieces of falling workspace."""
+        """Tiles of the product, then ever smaller pieces, which need less workspace."""
         return choices(TileGeometry(problem, self.m), device)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:

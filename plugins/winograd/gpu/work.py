@@ -1,4 +1,4 @@
-"""How a problem is cut into pieces, and the layout of its transformed tiles in memory, for kernels and plan."""
+"""How a problem is divided into pieces, and the layout of its transformed tiles in memory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def _round_up(size: int, unit: int) -> int:
 
 
 class Printer:
-    """``program(matrix, inputs, outputs, type)`` for templates: statements that declare the outputs.
+    """Callable as ``program(matrix, inputs, outputs, type)`` in templates: returns statements that declare the outputs.
 
-    A class, not a local function, so that rendered texts can be cached by it.
+    It is a class and not a local function so that it can be part of the cache key of rendered texts.
     """
 
     def __init__(self, accumulator: str) -> None:
@@ -49,7 +49,7 @@ class Data:
     counts: Pair
     tiles: int
     piece: int
-    """Tiles of a piece of the work; the rows beyond them are zeros."""
+    """Tiles per piece; rows beyond them are zeros."""
     rows: int
     groups: int
     channels: int
@@ -60,12 +60,12 @@ class Data:
 
     @property
     def plane(self) -> int:
-        """Elements that the transformed tiles have for one product (one element of each tile)."""
+        """Elements of one product's operand: one transformed element of every tile and channel."""
         return self.groups * self.padded * self.rows
 
     @property
     def width(self) -> int:
-        """Channels of a work item: its tile should stay in registers."""
+        """Channels that a work item transforms: its tiles should stay in registers."""
         if not self.tensor.nhwc:
             return 1
         max_width = 4 if math.prod(self.outputs) <= 16 else 2 if math.prod(self.outputs) <= 36 else 1
@@ -73,7 +73,7 @@ class Data:
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """(first, count) of the columns that one vector load reads, which is aligned in every tile."""
+        """(first, count) of columns that one vector load reads; every load is aligned in every tile."""
         columns, length = [], self.inputs[1]
         unit = 1 if self.tensor.nhwc else math.gcd(4, self.tensor.size[1], self.step[1] if self.counts[1] > 1 else 4)
         j = 0
@@ -125,9 +125,9 @@ class Inverse:
 
 @dataclass(unsafe_hash=True)
 class Work:
-    """A geometry in ``pieces`` of tiles, one after the other in the same memory.
+    """A geometry divided into ``pieces`` of tiles, which are computed one after another in the same memory.
 
-    Sums of the weights' gradient, over tiles, are cut in ``parts`` that run side by side.
+    Sums of the weights' gradient, which are over tiles, are divided into ``parts`` that run concurrently.
     """
 
     geometry: TileGeometry
@@ -141,24 +141,24 @@ class Work:
         self.accsize = 8 if self.acc == "double" else 4
         """Bytes of one accumulator."""
         self.m, self.k = geo.target.channels // geo.groups, geo.source.channels // geo.groups
-        """Rows of a group's products, which are the target's channels (those of dy in the weights' gradient), and the
-        source's channels a group."""
+        """Target channels per group (channels of dy in the weights' gradient), which are rows of the products, and
+        source channels per group."""
         self.mp, self.kp = _round_up(self.m, 4), _round_up(self.k, 4)
         """``m`` and ``k`` rounded up to whole vectors of four."""
         self.piece = -(-geo.tiles // self.pieces)
         """Number of tiles in one piece."""
-        # The rows of a piece are its tiles rounded up: to whole vectors, to whole slices of a sum, or to whole tiles of
-        # a large product.
+        # The rows of a piece are its tiles, rounded up to whole vectors, whole slices of a sum, or whole tiles of a
+        # large product.
         self.rows = _round_up(self.piece, 128 if self.piece > 1024 else 32 if self.piece > 128 else 4)
         if geo.weights:
             self.rows = self.parts * _round_up(-(-self.piece // self.parts), 16)
         matrices = geo.points * geo.groups
         self.source_size = matrices * self.kp * self.rows
-        """Size of the source's transformed tiles, in elements of the accumulation type (as the next two)."""
+        """Size of the source's transformed tiles, in accumulators."""
         self.second_size = matrices * self.mp * (self.rows if geo.weights else self.kp)
-        """Size of the product's other operand: transformed weights, or transformed tiles of dy."""
+        """Size of the product's other operand in accumulators: transformed weights, or transformed tiles of dy."""
         self.product_size = matrices * self.mp * (self.parts * self.kp if geo.weights else self.rows)
-        """Size of the product's result."""
+        """Size of the product's result in accumulators."""
         self.constant = not geo.weights and geo.problem.constant_weights
         """Whether the weights are transformed once."""
         self.packed_size = self.second_size * self.accsize if self.constant else 0
@@ -166,13 +166,11 @@ class Work:
 
     @functools.cached_property
     def areas(self) -> tuple[int, int, int, int]:
-        """Offsets of source, second operand and product, and the bytes of all but constant weights."""
+        """(offsets of source, second operand and product in accumulators, bytes of workspace)."""
         areas, unit = Areas(), self.accsize
         source, product = areas.add(self.source_size * unit), areas.add(self.product_size * unit)
         second = 0 if self.constant else areas.add(self.second_size * unit)
         return source // unit, second // unit, product // unit, areas.size
-
-    # --- the passes: transforms of operands, products, inverse transform ----------------------------------------------
 
     def _data(self, tensor: TensorLayout, inputs: Pair, name: str, origin: Pair, channels: int, at: int) -> Data:
         geo = self.geometry
@@ -222,9 +220,8 @@ class Work:
             def operand(channels: int) -> Matrix:
                 """Rows are channels, columns tiles; batches are (point, group), and before them the parts."""
                 tile, channel = (channels, 1) if geometry.nhwc else (1, rows)
-                return Matrix(
-                    Axis(channel), Axis(tile), Axis(channels * rows, inner=geometry.points * groups, outer=summed * tile)
-                )
+                batches = Axis(channels * rows, inner=geometry.points * groups, outer=summed * tile)
+                return Matrix(Axis(channel), Axis(tile), batches)
 
             c = Matrix(Axis(self.kp), Axis(1), Axis(self.mp * self.kp))
             return GemmSpec(self.mp, self.kp, summed, batch, dtype, operand(self.mp), operand(self.kp).transposed, c,
