@@ -28,21 +28,21 @@ from convdispatch.api import EPILOGUE, Declared, DeviceInfo, Solver, hookimpl
 @hookimpl
 def convdispatch_solvers() -> Sequence[Solver]:
     """This plugin's solvers; of solvers with equal costs the first is chosen."""
-    narrow, wide = ("float16", "bfloat16"), ("float32", "float16", "bfloat16")
-    found = (
-        ("tma", "Tma", "tma", (), wide),
-        ("packed", "TensorCores", "wgmma", ("wgmma",), wide),
+    dtypes_16_bits, all_dtypes = ("float16", "bfloat16"), ("float32", "float16", "bfloat16")
+    solvers = (
+        ("tma", "Tma", "tma", (), all_dtypes),
+        ("packed", "TensorCores", "wgmma", ("wgmma",), all_dtypes),
         ("direct", "Direct", "direct", (), ("float32",)),
         ("winograd", "Winograd", "winograd", (), ("float32",)),
-        ("grouped", "Grouped", "grouped", (), narrow),
-        ("packed", "TensorCores", "mma", ("mma",), wide),
+        ("grouped", "Grouped", "grouped", (), dtypes_16_bits),
+        ("packed", "TensorCores", "mma", ("mma",), all_dtypes),
         ("int8", "Int8", "int8", (), ("int8", "uint8")),
     )
     return [
-        Declared(f"{__name__}.{room}.solver", kind, *arguments, name=f"nvidia.{name}", serves=_gpus_only,
-                 fuses={"bias", "residual"} if room == "int8" else EPILOGUE, dtypes=dtypes,
-                 exact=room != "winograd", spreads_nonfinite=room == "winograd", batch_invariant=True)
-        for room, kind, name, arguments, dtypes in found
+        Declared(f"{__name__}.{folder}.solver", kind, *arguments, name=f"nvidia.{name}", serves=_gpus_only,
+                 fuses={"bias", "residual"} if folder == "int8" else EPILOGUE, dtypes=dtypes,
+                 exact=folder != "winograd", spreads_nonfinite=folder == "winograd", batch_invariant=True)
+        for folder, kind, name, arguments, dtypes in solvers
     ]  # fmt: skip
 
 

@@ -111,7 +111,7 @@ def for_hopper(ptx: str) -> str:
     """
     if MARK not in ptx:
         raise BuildFailed("the driver's PTX lacks the marked instructions: it does not keep comments", ptx[:2000])
-    targets = [each.end() for each in _TARGET.finditer(ptx) if _begins_a_line(ptx, each.start())]
+    targets = [match.end() for match in _TARGET.finditer(ptx) if _begins_a_line(ptx, match.start())]
     if not targets:
         target = re.search(r"(?m)^\s*\.target.*$", ptx)
         raise BuildFailed(f"expected PTX for sm_90, got {target[0].strip() if target else 'no target'}", ptx[:2000])
@@ -119,9 +119,9 @@ def for_hopper(ptx: str) -> str:
     return text.replace(MARK, "")
 
 
-def _begins_a_line(text: str, place: int) -> bool:
+def _begins_a_line(text: str, index: int) -> bool:
     """Whether only blanks come before index ``place`` in its line of text."""
-    return not text[text.rfind("\n", 0, place) + 1 : place].strip()
+    return not text[text.rfind("\n", 0, index) + 1 : index].strip()
 
 
 def build_for_hopper(context: Any, text: str) -> Any:

@@ -47,7 +47,7 @@ def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
     return problem, kind(context, problem, tile, *arguments)
 
 
-def _answer(context: Any, engine: str) -> str | None:
+def _probe_failure(context: Any, engine: str) -> str | None:
     import numpy as np
     import pyopencl as cl
 
@@ -58,17 +58,17 @@ def _answer(context: Any, engine: str) -> str | None:
         # Small integers, so that sums are exact in 16 bits.
         x = random.integers(-3, 4, (problem.mb, problem.ih, problem.iw, problem.ic))
         w = random.integers(-1, 2, (problem.oc, problem.kh, problem.kw, problem.ic))
-        last = problem.layout == "nhwc"
+        channels_last = problem.layout == "nhwc"
         # No result has this value.
         y = np.full(problem.y_shape, -128 if problem.quantized else -999, problem.out_dtype or problem.dtype)
-        given = [np.ascontiguousarray(each if last else each.transpose(0, 3, 1, 2), problem.dtype) for each in (x, w)]
+        operands = [np.ascontiguousarray(each if channels_last else each.transpose(0, 3, 1, 2), problem.dtype) for each in (x, w)]
         residual = random.integers(-60, 60, problem.y_shape).astype(np.int8)
         table = QUANTIZATION.table(problem.oc, residual=True)
         flags = cl.mem_flags
         *buffers, table, added = [cl.Buffer(context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=each)
-                                  for each in (*given, y, table, residual)]  # fmt: skip
-        extras = {"bias": table, "residual": added} if problem.quantized else {}
-        plan.enqueue(queue, *buffers, cl.Buffer(context, flags.READ_WRITE, max(4, plan.workspace_size)), **extras)
+                                  for each in (*operands, y, table, residual)]  # fmt: skip
+        epilogue_operands = {"bias": table, "residual": added} if problem.quantized else {}
+        plan.enqueue(queue, *buffers, cl.Buffer(context, flags.READ_WRITE, max(4, plan.workspace_size)), **epilogue_operands)
         cl.enqueue_copy(queue, y, buffers[2])
     except Frozen:
         raise
@@ -86,33 +86,33 @@ def _answer(context: Any, engine: str) -> str | None:
         added = (residual - float(QUANTIZATION.residual_zero_point)) * QUANTIZATION.residual_scale
         expected = np.rint((expected * QUANTIZATION.x_scale + added) / QUANTIZATION.y_scale) + QUANTIZATION.y_zero_point
         expected = np.clip(expected, -128, 127)
-    right = np.array_equal(y if last else y.transpose(0, 2, 3, 1), expected)
-    return None if right else "the probe computed wrong results"
+    equal = np.array_equal(y if channels_last else y.transpose(0, 2, 3, 1), expected)
+    return None if equal else "the probe computed wrong results"
 
 
-def _device(device: DeviceInfo) -> Any:
+def _find_device(device: DeviceInfo) -> Any:
     import pyopencl as cl
 
     for platform in cl.get_platforms():
         try:
-            listed = platform.get_devices()
+            devices = platform.get_devices()
         except cl.Error:
             continue
-        for each in listed:
-            if _name(each) == (device.name, device.driver):
-                return each
+        for candidate in devices:
+            if _device_key(candidate) == (device.name, device.driver):
+                return candidate
     return None
 
 
-def _name(device: Any) -> tuple[str, str]:
+def _device_key(device: Any) -> tuple[str, str]:
     return device.name.strip(), device.driver_version.strip()
 
 
 def _proven(context: Any, engine: str) -> str | None:
     (device,) = context.devices
-    failure = proven(__package__, engine, device, lambda: _answer(context, engine))
+    failure = proven(__package__, engine, device, lambda: _probe_failure(context, engine))
     if failure is not None:
-        _failed[(*_name(device), engine)] = failure
+        _failed[(*_device_key(device), engine)] = failure
     return failure
 
 
@@ -122,9 +122,9 @@ def refusal(device: DeviceInfo, engine: str) -> str | None:
     On an architecture that has the instructions, nothing is computed until a plan needs it (``require``): until then
     the result of this process's probes is returned. On other architectures the device is probed now, once per process.
     """
-    known = _failed.get((device.name, device.driver, engine))
-    if known is not None or device.arch in ENGINES[engine][0]:
-        return known
+    failure = _failed.get((device.name, device.driver, engine))
+    if failure is not None or device.arch in ENGINES[engine][0]:
+        return failure
     return _probed(device, engine)
 
 
@@ -132,11 +132,11 @@ def refusal(device: DeviceInfo, engine: str) -> str | None:
 def _probed(device: DeviceInfo, engine: str) -> str | None:
     import pyopencl as cl
 
-    found = _device(device)
-    if found is None:
+    cl_device = _find_device(device)
+    if cl_device is None:
         return f"the device {device.name} is no longer listed"
     try:
-        return _proven(cl.Context([found]), engine)
+        return _proven(cl.Context([cl_device]), engine)
     except Frozen:
         return f"{engine} was not probed before frozen()"
 

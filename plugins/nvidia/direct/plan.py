@@ -52,8 +52,8 @@ class Copies:
 
     def to(self, i: int, j: int) -> int:
         """Bytes from the work item's first number to that of row step i and k step j."""
-        row, k = (self.pitch, 1) if self.operand.along_k else (1, self.pitch)
-        return 4 * (i * self.row_step * row + j * self.k_step * k + self.tiling.floats[0] * self.number)
+        row_stride, k_stride = (self.pitch, 1) if self.operand.along_k else (1, self.pitch)
+        return 4 * (i * self.row_step * row_stride + j * self.k_step * k_stride + self.tiling.floats[0] * self.number)
 
 
 def product_text(tiling: DirectTiling, emulate: bool) -> str:

@@ -89,8 +89,8 @@ class MatrixAxis:
     @property
     def rows(self) -> bool:
         """Whether an image's pixels are one step apart, row after row."""
-        apart = (self.count[2] * self.count[1] * self.step, self.count[2] * self.step, self.step)
-        return all(step in (0, even) for step, even in zip(self.steps, apart))
+        even_steps = (self.count[2] * self.count[1] * self.step, self.count[2] * self.step, self.step)
+        return all(step in (0, even) for step, even in zip(self.steps, even_steps))
 
     @property
     def run(self) -> int:
@@ -106,8 +106,8 @@ class MatrixAxis:
         if self.rows:
             return f"((INDEX)(({i}) / {self.pixels}) * {self.image} + (INDEX)(({i}) % {self.pixels}) * {self.step})"
         (_, h, w), (sz, sy, sx) = self.count, self.steps
-        places = f"(INDEX)(({i}) % {self.pixels} / {h * w}) * {sz} + " if sz else ""
-        return (f"((INDEX)(({i}) / {self.pixels}) * {self.image} + {places}"
+        depth_offset = f"(INDEX)(({i}) % {self.pixels} / {h * w}) * {sz} + " if sz else ""
+        return (f"((INDEX)(({i}) / {self.pixels}) * {self.image} + {depth_offset}"
                 f"(INDEX)(({i}) / {w} % {h}) * {sy} + (INDEX)(({i}) % {w}) * {sx})")  # fmt: skip
 
     def divides(self, width: int) -> bool:
@@ -139,9 +139,9 @@ class Operand:
     def together(self, along_k: bool) -> int:
         """Neighbours along k, or along the rows, that are contiguous and aligned everywhere: 4, 2 or 1."""
         inner, outer = (self.k, self.row) if along_k else (self.row, self.k)
-        far = [inner.image, *(() if inner.rows else inner.steps[:2])] if inner.count else []
+        outer_strides = [inner.image, *(() if inner.rows else inner.steps[:2])] if inner.count else []
         for width in (4, 2):
-            if inner.run % width == 0 and outer.divides(width) and not any(n % width for n in (self.group, *far)):
+            if inner.run % width == 0 and outer.divides(width) and not any(n % width for n in (self.group, *outer_strides)):
                 return width
         return 1
 
@@ -158,8 +158,8 @@ def _axes(problem: ConvProblem, name: str) -> tuple[MatrixAxis, MatrixAxis]:
     count, channels = _triple(problem, "o"), problem.ic if name == "x" else problem.oc
     size, (sd, sh, sw) = (_triple(problem, "i"), _triple(problem, "s")) if name == "x" else (count, (1, 1, 1))
     unit = channels if nhwc else 1
-    whole = (size[1] * size[2] * unit * sd, size[2] * unit * sh, unit * sw)
-    steps = tuple(step if pixels > 1 else 0 for step, pixels in zip(whole, count))
+    pixel_steps = (size[1] * size[2] * unit * sd, size[2] * unit * sh, unit * sw)
+    steps = tuple(step if pixels > 1 else 0 for step, pixels in zip(pixel_steps, count))
     channel = MatrixAxis(channels // problem.g, 1 if nhwc else math.prod(size))
     return channel, MatrixAxis(problem.mb * math.prod(count), unit, count, channels * math.prod(size), steps)
 
@@ -247,8 +247,8 @@ class DirectTiling:
         """(whether a constraint is violated, which); what follows a violated one may be meaningless."""
         t = self.tile
         undivided = (t.bm % (t.wm * 16) > 0) | (t.bn % (t.wn * 8) > 0) | (t.bk % t.depth > 0)
-        odd = (t.bn & (t.bn - 1) > 0) | (t.items & (t.items - 1) > 0)
-        yield undivided | odd, "the tile does not divide into warps"
+        not_power_of_two = (t.bn & (t.bn - 1) > 0) | (t.items & (t.items - 1) > 0)
+        yield undivided | not_power_of_two, "the tile does not divide into warps"
         yield (t.bk & (t.bk - 1) > 0) | (t.bn < 16), "slices and columns are powers of two, 16 columns or more"
         if not self.operands[0].along_k:
             yield t.bm & (t.bm - 1) > 0, "rows that are neighbours in memory come in powers of two"

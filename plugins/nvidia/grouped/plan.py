@@ -31,8 +31,8 @@ class GroupedPlan(StepPlan):
         tiling, emulate = self.tiling, self._emulate
         text = tiling.problem.macros() + define(OUT_INDEX=tiling.out_index, PARTIAL=0, PARTIAL_AT="0L", OCTETS=0)
         text += _instructions(tiling.bfloat, emulate)
-        number = SimpleNamespace(format=SimpleNamespace(bfloat=tiling.bfloat))
-        text += kernel_text(MATRIX_TILES, "narrow.cl.mako", tiling=number) + kernel_text(MATRIX_TILES, "finish.cl")
+        format_only = SimpleNamespace(format=SimpleNamespace(bfloat=tiling.bfloat))
+        text += kernel_text(MATRIX_TILES, "narrow.cl.mako", tiling=format_only) + kernel_text(MATRIX_TILES, "finish.cl")
         return text + kernel_text(__package__, "product.cl.mako", tiling=tiling, emulate=emulate, reads_of=reads_of)
 
 

@@ -91,16 +91,16 @@ class Region:
         """The region of at most ``capacity`` output pixels that wastes little."""
         _, height, width = _largest_phase(geometry)
         columns = -(-width // -(-width // min(MAX_COLUMNS, capacity)))
-        most = max(1, min(height, capacity // columns))
-        rows = -(-height // -(-height // most))
-        whole = rows == height and columns == width
-        images = max(1, min(geometry.images, capacity // (rows * columns))) if whole else 1
+        max_rows = max(1, min(height, capacity // columns))
+        rows = -(-height // -(-height // max_rows))
+        whole_image = rows == height and columns == width
+        images = max(1, min(geometry.images, capacity // (rows * columns))) if whole_image else 1
         reads = [
             [tap[axis] for phase in geometry.phases for tap in reads_of(geometry, phase)] or [0] for axis in (2, 3)
         ]
-        low = (min(reads[0]), min(reads[1]))
-        high = ((rows - 1) * geometry.step[1] + max(reads[0]), (columns - 1) * geometry.step[2] + max(reads[1]))
-        return cls(images, rows, columns, low, high[0] - low[0] + 1, high[1] - low[1] + 1)
+        lowest = (min(reads[0]), min(reads[1]))
+        highest = ((rows - 1) * geometry.step[1] + max(reads[0]), (columns - 1) * geometry.step[2] + max(reads[1]))
+        return cls(images, rows, columns, lowest, highest[0] - lowest[0] + 1, highest[1] - lowest[1] + 1)
 
 
 def _largest_phase(geometry: Geometry) -> list[int]:
@@ -110,23 +110,23 @@ def _largest_phase(geometry: Geometry) -> list[int]:
 
 def reads_of(geometry: Geometry, phase: Phase) -> list[tuple[int, int, int, int]]:
     """(tap of the kernel, z, y, x) of a phase's taps: where they read, from the output pixel's own position on."""
-    found = []
+    reads = []
     for tap in itertools.product(*map(range, phase.taps)):
-        at = [o + t * d for o, t, d in zip(phase.origin, tap, geometry.spread, strict=True)]
+        position = [o + t * d for o, t, d in zip(phase.origin, tap, geometry.spread, strict=True)]
         kernel = [first + t * s for first, t, s in zip(phase.tap0, tap, geometry.tap_step, strict=True)]
-        found.append(((kernel[0] * geometry.kernel[1] + kernel[1]) * geometry.kernel[2] + kernel[2], *at))
-    return found
+        reads.append(((kernel[0] * geometry.kernel[1] + kernel[1]) * geometry.kernel[2] + kernel[2], *position))
+    return reads
 
 
 @functools.lru_cache(maxsize=256)
 def _sources_of(geometry: Geometry) -> int:
     """Slabs of the source that a slab of the target reads, at most."""
-    most = 0
+    sources = 0
     for first in range(0, geometry.target.channels, SLAB):
         last = min(geometry.target.channels, first + SLAB) - 1
         end = (last // geometry.m + 1) * geometry.c
-        most = max(most, -(-end // SLAB) - first // geometry.m * geometry.c // SLAB)
-    return most
+        sources = max(sources, -(-end // SLAB) - first // geometry.m * geometry.c // SLAB)
+    return sources
 
 
 @dataclass(unsafe_hash=True)
@@ -141,8 +141,8 @@ class Slabs:
         self.bfloat = self.problem.dtype == "bfloat16"
         self.targets, self.sources = -(-geometry.target.channels // SLAB), _sources_of(geometry)
         # pairs: (half of a source slab, fragment of eight columns) whose weights are not all zeros.
-        apart = geometry.c == geometry.m and 16 % geometry.c == 0
-        self.pairs = [(k, n) for k in range(2) for n in range(4) if not apart or n // 2 == k]
+        disjoint_halves = geometry.c == geometry.m and 16 % geometry.c == 0
+        self.pairs = [(k, n) for k in range(2) for n in range(4) if not disjoint_halves or n // 2 == k]
         self.region = region = Region.of(geometry, self._capacity())
         _, height, width = _largest_phase(geometry)
         # count: the number of regions along images, h and w.
@@ -202,19 +202,19 @@ class GroupedSums(Slabs):
         self.per = -(-self.regions // tile.parts)  # regions that are summed into one part
         self.runs = -(-self.region.places // 16)
         # Local memory holds pixels of x and dy and where each output pixel reads; later, four sums per work item.
-        read = (self.region.pixels + self.runs * 16) * SUMS_PITCH + self.runs * 64
-        self.local_bytes = max(read, self.items * 16)
+        pixel_bytes = (self.region.pixels + self.runs * 16) * SUMS_PITCH + self.runs * 64
+        self.local_bytes = max(pixel_bytes, self.items * 16)
         self.size = math.prod(self.problem.w_shape)  # elements of one part of dw, in the layout of the weights
         self.workspace_size = 4 * self.size * tile.parts
-        most = geometry.images * max(geometry.source.image, geometry.target.image)
-        self.index = "int" if most < 2**31 else "long"  # OpenCL type of element offsets in x and dy
+        max_offset = geometry.images * max(geometry.source.image, geometry.target.image)
+        self.index = "int" if max_offset < 2**31 else "long"  # OpenCL type of element offsets in x and dy
 
     @property
     def misfit(self) -> str | None:
         """The reason why the tile cannot run this problem; None when it can."""
         if max(self.geometry.kernel) > MAX_KERNEL:
-            most = f"{MAX_KERNEL}x{MAX_KERNEL}"
-            return f"kernels of up to {most} for the weights' gradient, got {max(self.geometry.kernel)}"
+            limit = f"{MAX_KERNEL}x{MAX_KERNEL}"
+            return f"kernels of up to {limit} for the weights' gradient, got {max(self.geometry.kernel)}"
         if self.local_bytes > MAX_LOCAL_BYTES:
             return f"{MAX_LOCAL_BYTES} bytes of pixels a work group, got {self.local_bytes}"
         if self.items > 1024 or self.geometry.kernel[2] * len(self.pairs) * 4 > 160:

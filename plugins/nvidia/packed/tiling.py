@@ -35,6 +35,6 @@ class Tiling(ProductTiling):
 
     @property
     def _wgmma(self) -> Wgmma:
-        down = not self.data or self.transposed_weights  # whether k runs down the rows of B
-        columns, other = self.tile.bn // self.tile.wn, self.b_row_bytes if down else 0
-        return Wgmma(columns, not self.data, down, self.row_bytes, other)
+        k_down = not self.data or self.transposed_weights  # whether k runs down the rows of B
+        columns, b_row_bytes = self.tile.bn // self.tile.wn, self.b_row_bytes if k_down else 0
+        return Wgmma(columns, not self.data, k_down, self.row_bytes, b_row_bytes)

@@ -16,7 +16,7 @@ from convdispatch.api import DTYPES, BuildFailed, DeviceInfo
 
 WORDS = 16
 """64-bit words of a tensor map."""
-_ANYWHERE = 1 << 20
+_PLACEHOLDER_ADDRESS = 1 << 20
 _TYPES = {"float16": 6, "bfloat16": 9, "float32": 11}
 """Numbers of CUDA's ``CUtensorMapDataType``; float32 is rounded to TF32 when it is copied."""
 _NO_INTERLEAVE = 0
@@ -82,13 +82,13 @@ class Map:
     def encode(self) -> tuple[int, ...]:
         """The map's words; zeros without CUDA's driver, for the text of a device that is only described. Raises
         BuildFailed where the driver refuses the map."""
-        found = _driver()
-        if found is None:
+        driver_and_context = _driver()
+        if driver_and_context is None:
             return (0,) * WORDS
-        driver, context = found
+        driver, context = driver_and_context
         block = ctypes.create_string_buffer(WORDS * 8 + 64)
-        at = -(-ctypes.addressof(block) // 64) * 64  # cuTensorMapEncode needs an address that is a multiple of 64
-        common = (ctypes.c_void_p(at), _TYPES[self.dtype], len(self.sizes), ctypes.c_void_p(_ANYWHERE),
+        address = -(-ctypes.addressof(block) // 64) * 64  # cuTensorMapEncode needs an address that is a multiple of 64
+        common = (ctypes.c_void_p(address), _TYPES[self.dtype], len(self.sizes), ctypes.c_void_p(_PLACEHOLDER_ADDRESS),
                   _array(ctypes.c_uint64, self.sizes), _array(ctypes.c_uint64, self._strides))  # fmt: skip
         driver.cuCtxPushCurrent_v2(context)
         try:
@@ -97,12 +97,12 @@ class Map:
             driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
         if status:
             raise BuildFailed(f"the driver refuses the tensor map {self} with error {status}", "")
-        return tuple((ctypes.c_uint64 * WORDS).from_address(at))
+        return tuple((ctypes.c_uint64 * WORDS).from_address(address))
 
     def _encode(self, driver: ctypes.CDLL, common: tuple) -> int:
         raise NotImplementedError
 
-    def _how(self, row: int) -> tuple[int, ...]:
+    def _encode_options(self, row: int) -> tuple[int, ...]:
         """The last arguments of cuTensorMapEncode, for boxes whose rows have ``row`` elements."""
         return (_NO_INTERLEAVE, _SWIZZLES[row * DTYPES[self.dtype].itemsize], _PROMOTE_256, _ZEROS)
 
@@ -115,7 +115,7 @@ class Tiled(Map):
 
     def _encode(self, driver: ctypes.CDLL, common: tuple) -> int:
         box, ones = _array(ctypes.c_uint32, self.box), _array(ctypes.c_uint32, [1] * len(self.sizes))
-        return int(driver.cuTensorMapEncodeTiled(*common, box, ones, *self._how(self.box[0])))
+        return int(driver.cuTensorMapEncodeTiled(*common, box, ones, *self._encode_options(self.box[0])))
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,8 @@ class Im2col(Map):
     @property
     def places(self) -> tuple[int, int]:
         """(pixels in a row, rows) of an image."""
-        both = zip(self.sizes[1:3], self.lower, self.upper, self.step, strict=True)
-        w, h = ((size - 1 + upper - lower) // step + 1 for size, lower, upper, step in both)
+        axes = zip(self.sizes[1:3], self.lower, self.upper, self.step, strict=True)
+        w, h = ((size - 1 + upper - lower) // step + 1 for size, lower, upper, step in axes)
         return w, h
 
     def _encode(self, driver: ctypes.CDLL, common: tuple) -> int:
@@ -145,7 +145,7 @@ class Im2col(Map):
         steps = _array(ctypes.c_uint32, (1, *self.step, 1))
         return int(
             driver.cuTensorMapEncodeIm2col(
-                *common, *corners, self.channels, self.pixels, steps, *self._how(self.channels)
+                *common, *corners, self.channels, self.pixels, steps, *self._encode_options(self.channels)
             )
         )
 

@@ -30,14 +30,14 @@ class TmaPlan(NvidiaPlan):
 
     def _pack(self, context: Any, tensors: Sequence[tuple[str, Source | None]]) -> list[Launch]:
         """Launches that rewrite weights of folded pixels, transposed weights, and operands of first layers."""
-        at, problem, tile = self._layout.at, self._unfolded, self.tiling.tile
+        offsets, problem, tile = self._layout.at, self._unfolded, self.tiling.tile
         if tile.taps:
-            return [gather_launch(context, problem, name, tile.taps, at[name]) for name, _ in tensors]
+            return [gather_launch(context, problem, name, tile.taps, offsets[name]) for name, _ in tensors]
         if not tensors:
             return []
-        if self.tiling.turned_weights:
-            return [transpose_launch(context, problem, at["w"])]
-        return [fold_launch(context, problem, tile.pixels, at["w"])]
+        if self.tiling.rewritten_weights:
+            return [transpose_launch(context, problem, offsets["w"])]
+        return [fold_launch(context, problem, tile.pixels, offsets["w"])]
 
     def product_text(self) -> str:
         tiling, layout, emulate = self.tiling, self._layout, self._emulate

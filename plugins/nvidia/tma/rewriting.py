@@ -45,17 +45,17 @@ _TYPES = {2: "ushort", 4: "uint"}
 def folds(problem: ConvProblem) -> tuple[int, ...]:
     """Pixels that may be taken as one: one, and the numbers of them whose channels fill slices."""
     geometry = [getattr(problem, letter + axis) for axis in problem.axes for letter in "kspd"]
-    far = [getattr(problem, f"p{axis}_r") for axis in problem.axes]
-    plain = geometry == [1, 1, 0, 1] * len(problem.axes) and not any(far)
-    narrow = problem.itemsize == 2 and problem.layout == "nhwc" and problem.direction != "bwd_weights"
-    if not plain or problem.g > 1 or not narrow:
+    end_padding = [getattr(problem, f"p{axis}_r") for axis in problem.axes]
+    plain = geometry == [1, 1, 0, 1] * len(problem.axes) and not any(end_padding)
+    suited = problem.itemsize == 2 and problem.layout == "nhwc" and problem.direction != "bwd_weights"
+    if not plain or problem.g > 1 or not suited:
         return (1,)
     source, target = (problem.ic, problem.oc) if problem.direction == "fwd" else (problem.oc, problem.ic)
     pixels = problem.mb * problem.id * problem.ih * problem.iw
     if source % SLICE_CHANNELS == 0:
         return (1,)
-    many = [n for n in (2, 4, 8) if source * n % SLICE_CHANNELS == 0 and pixels % n == 0]
-    return (1, *(n for n in many if source * n <= MAX_FOLDED_SOURCE and target * n <= MAX_FOLDED_TARGET))
+    multiples = [n for n in (2, 4, 8) if source * n % SLICE_CHANNELS == 0 and pixels % n == 0]
+    return (1, *(n for n in multiples if source * n <= MAX_FOLDED_SOURCE and target * n <= MAX_FOLDED_TARGET))
 
 
 def folded(problem: ConvProblem, pixels: int) -> ConvProblem:
@@ -72,8 +72,8 @@ def gathers(problem: ConvProblem) -> int:
     Its rows are whole pieces of 64 bytes: with 32 in boxes of 64, the product of 3→64, 3×3 at 224×224 took 384 µs on an
     H200, where packing and ``wgmma`` took 346 in all.
     """
-    few = problem.ic < MIN_GATHERED and problem.g == 1 and problem.kw > 1 and problem.dw == 1
-    if not few or problem.direction != "fwd" or problem.layout != "nhwc" or problem.ndim > 2:
+    first_layer = problem.ic < MIN_GATHERED and problem.g == 1 and problem.kw > 1 and problem.dw == 1
+    if not first_layer or problem.direction != "fwd" or problem.layout != "nhwc" or problem.ndim > 2:
         return 0
     step = 64 // problem.itemsize
     return -(-problem.kw * problem.ic // step) * step
@@ -104,13 +104,13 @@ def gather_launch(context: Any, problem: ConvProblem, operand: str, channels: in
     size = problem.itemsize
     text = define(NUMBER=_TYPES[size], STEP=problem.sw, PAD=problem.pw, C=problem.ic, NUMBERS=problem.kw * problem.ic,
                   WIDE=channels, LANES=16 // size)  # fmt: skip
-    at = f"{offset // size}L"
+    offset_text = f"{offset // size}L"
     if operand == "x":
-        text += define(GATHER=1, ROW=problem.iw * problem.ic, P=problem.ow, X_AT=at)
+        text += define(GATHER=1, ROW=problem.iw * problem.ic, P=problem.ow, X_AT=offset_text)
         groups = problem.mb * problem.ih * -(-problem.ow // SEGMENT)
         return _launch(context, "gather.cl", text, ("gather", "x"), groups * 256)
     rows = problem.oc * problem.kh
-    text += define(GATHER=0, ROWS=rows, W_AT=at)
+    text += define(GATHER=0, ROWS=rows, W_AT=offset_text)
     return _launch(context, "gather.cl", text, ("widen", "w"), -(-rows * channels // 256) * 256)
 
 

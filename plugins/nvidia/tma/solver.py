@@ -38,9 +38,9 @@ class Tma(TensorCores):
             return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
-        number, depth = (problem.dtype, 32) if problem.itemsize == 2 else ("tf32", 16)
+        format_name, depth = (problem.dtype, 32) if problem.itemsize == 2 else ("tf32", 16)
         depth = 64 if problem.direction == "bwd_weights" else depth
-        tile = TmaTile(64, 64, 1, 1, number, "wgmma", depth, block=32, taps=gathers(problem))
+        tile = TmaTile(64, 64, 1, 1, format_name, "wgmma", depth, block=32, taps=gathers(problem))
         reason = TmaTiling.of(problem, tile).misfit
         return f"{reason} only" if reason else None
 

@@ -69,12 +69,12 @@ class TmaTiling(Tiling):
     def _arrange(self) -> None:
         p, t, geo, data = self.problem, self.tile, self.geometry, self.data
         size = self.itemsize = p.itemsize
-        backwards, tf32 = p.direction == "bwd_data", self.format.tf32
+        is_data_gradient, tf32 = p.direction == "bwd_data", self.format.tf32
         # The data gradient reads weights with k down the rows. TF32 tensor cores only accept k along the rows: then a
         # launch transposes the weights first.
-        self.transposed_weights, self.turned_weights = backwards and not tf32, backwards and tf32
+        self.transposed_weights, self.rewritten_weights = is_data_gradient and not tf32, is_data_gradient and tf32
         # Folded, widened and transposed weights are written by a launch before the product.
-        self.direct_weights = data and t.pixels == 1 and not t.taps and not self.turned_weights
+        self.direct_weights = data and t.pixels == 1 and not t.taps and not self.rewritten_weights
         self.weights_bytes = size * math.prod(p.w_shape) if data and not self.direct_weights else 0
         # --- K-slices: each is a block of source channels of one tap.
         self.block = t.bk if data else t.block
@@ -142,24 +142,24 @@ class TmaTiling(Tiling):
 
         Each run that leaves frees its sums; a multiprocessor's quarter has 16384 registers for its warps.
         """
-        t, found, at = self.tile, [], 0
+        t, result, start = self.tile, [], 0
         warps = -(-(t.items + 32) * t.resident // 128)
-        room = min(255, 512 // warps) - EPILOGUE_REGISTERS
-        whole = t.bn // 4 if runs > 16 // self.run else 0
-        while at < runs:
-            left = (2 - half) * whole - at * self.run
-            many = max(1, min((room - left) // 4, runs - at))
-            found.append(range(at, at + many))
-            at += many
-        return found
+        free_registers = min(255, 512 // warps) - EPILOGUE_REGISTERS
+        sums_of_half = t.bn // 4 if runs > 16 // self.run else 0
+        while start < runs:
+            held_sums = (2 - half) * sums_of_half - start * self.run
+            count = max(1, min((free_registers - held_sums) // 4, runs - start))
+            result.append(range(start, start + count))
+            start += count
+        return result
 
     # --- Tensor maps of both operands.
 
     def _reads(self, axis: int, last: bool) -> list[int]:
         """For each phase with taps: the first, or the last, pixel along an axis that output pixel 0 reads."""
         spread = self.geometry.spread[axis]
-        ends = [(p.origin[axis], (p.taps[axis] - 1) * spread) for p in self.geometry.phases if p.volume]
-        return [origin + (max if last else min)(0, end) for origin, end in ends]
+        reaches = [(p.origin[axis], (p.taps[axis] - 1) * spread) for p in self.geometry.phases if p.volume]
+        return [origin + (max if last else min)(0, end) for origin, end in reaches]
 
     @functools.cached_property
     def low(self) -> tuple[int, int, int]:
@@ -183,7 +183,7 @@ class TmaTiling(Tiling):
         if not self.data:
             return Tiled(problem.dtype, (problem.oc, self.n_places), (BOX_COLUMNS, BOX_COLUMNS))
         sizes = (problem.ic // problem.g, math.prod(self.geometry.kernel), problem.oc)
-        if self.turned_weights:
+        if self.rewritten_weights:
             sizes = (problem.oc // problem.g, sizes[1], problem.ic)
         box = (BOX_COLUMNS, 1, t.bk) if self.transposed_weights else (t.bk, 1, min(t.bn, self.geometry.m))
         return Tiled(problem.dtype, sizes, box)
@@ -226,8 +226,8 @@ class TmaTiling(Tiling):
         box = self.gathered
         if min(*box.lower, *box.upper) < NEAREST_CORNER or max(*box.lower, *box.upper) > FARTHEST_CORNER:
             return "padding beyond a map's reach"
-        farthest = max(max(self._reads(axis, True)) - self.low[axis] for axis in (1, 2))
-        if farthest > MAX_OFFSET or max(box.step) > MAX_STEP:
+        max_offset = max(max(self._reads(axis, True)) - self.low[axis] for axis in (1, 2))
+        if max_offset > MAX_OFFSET or max(box.step) > MAX_STEP:
             return "taps or steps beyond a map's reach"
         return None
 

@@ -57,8 +57,8 @@ class WinogradPlan(StepPlan):
         return repr(("nvidia.winograd", tile.points, problem.direction, problem.w_shape, tile.bn, tile.bk, tile.format))
 
     def _product(self, context: Any) -> Launch:
-        given = ["workspace", "w" if self._layout.constant else "workspace"]
-        return ProductLaunch(self.tiling, self._layout, given, emulate=self._emulate).launch(context)
+        operands = ["workspace", "w" if self._layout.constant else "workspace"]
+        return ProductLaunch(self.tiling, self._layout, operands, emulate=self._emulate).launch(context)
 
     def _text(self, file: str, **values: Any) -> str:
         tiling = self.tiling
@@ -83,8 +83,8 @@ class WinogradPlan(StepPlan):
                           channel_blocks=-(-data.channels // GROUP_CHANNELS))  # fmt: skip
         items = GROUP_TILES * GROUP_CHANNELS
         size = (-(-data.channels // GROUP_CHANNELS) * -(-data.rows // GROUP_TILES) * items,)
-        given = [operand, "workspace", "w" if layout.constant else "workspace", np.int32(first)]
-        return Launch(build(self._context, text), "tiles", size, (items,), given, names=OPERANDS)
+        arguments = [operand, "workspace", "w" if layout.constant else "workspace", np.int32(first)]
+        return Launch(build(self._context, text), "tiles", size, (items,), arguments, names=OPERANDS)
 
     def _weights(self) -> Launch:
         tiling, layout, geometry = self.tiling, self._layout, self._points.geometry

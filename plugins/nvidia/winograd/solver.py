@@ -47,8 +47,8 @@ class Winograd(TileSolver):
             return f"3x3 kernels only, got {kernel_words(problem)}"
         if (problem.sh, problem.sw, problem.dh, problem.dw) != (1, 1, 1, 1):
             return f"stride and dilation 1 only, got {problem.sh}x{problem.sw} and {problem.dh}x{problem.dw}"
-        narrow = min(problem.ic, problem.oc)
-        if narrow < MIN_CHANNELS or problem.ic % 8 or problem.oc % 8:
+        channels = min(problem.ic, problem.oc)
+        if channels < MIN_CHANNELS or problem.ic % 8 or problem.oc % 8:
             return f"{MIN_CHANNELS} channels or more, in multiples of 8, got {problem.ic} and {problem.oc}"
         reason = refusal(TileGeometry(problem, TILE_POINTS))
         return reason or (None if self.tiles(problem, device) else "no tile fits")

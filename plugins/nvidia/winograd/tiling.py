@@ -70,8 +70,8 @@ def _product(geometry: TileGeometry, pieces: int, split: int) -> tuple[ConvProbl
 
 def margin(matrices: tuple[Any, Any]) -> int:
     """Bits by which a transform's values may be larger than the tensor's."""
-    most = math.prod(max(float(sum(map(abs, row))) for row in matrix) for matrix in matrices)
-    return max(0, math.ceil(math.log2(most)))
+    growth = math.prod(max(float(sum(map(abs, row))) for row in matrix) for matrix in matrices)
+    return max(0, math.ceil(math.log2(growth)))
 
 
 class PointsLayout:
@@ -112,10 +112,10 @@ class PointsWork(Work):
     @property
     def inverse(self) -> Inverse:
         """The products: channels last they are as [tile][point][channel], the points beside one another."""
-        found = super().inverse
+        base = super().inverse
         if self.geometry.weights or not self.geometry.nhwc:
-            return found
-        return dataclasses.replace(found, mp=self.geometry.points * self.m, plane=self.m)
+            return base
+        return dataclasses.replace(base, mp=self.geometry.points * self.m, plane=self.m)
 
 
 @dataclass(frozen=True)
