@@ -3,18 +3,18 @@
     y[pixel, oc] = sum over (tap, ic) of x[pixel * step + origin + tap * spread, ic] w[oc, tap, ic]
 
 Each solver has a folder, which turns a problem and a tile into numbers (``tiling``), rates tiles (``choice``), renders
-kernels (``plan``) and declares what it accepts (``solver``). What several of them share is here, or in
-the header's ``matrix`` where other vendors' matrix cores use it too; an instruction goes into ``ptx.cl.mako``.
+kernels (``plan``) and declares what it accepts (``solver``). What several solvers share is in this folder, or in
+``convdispatch.api.matrix`` if other vendors' matrix cores use it too; an instruction goes into ``ptx.cl.mako``.
 
-- ``direct``: 1x1 kernels of float32, split in registers.
-- ``grouped``: 16-bit tensors, channels last: small groups and strided gradients, read as fragments.
+- ``direct``: 1x1 kernels of float32, which is split into 16-bit or TF32 numbers in registers.
+- ``grouped``: 16-bit NHWC tensors: small groups and strided gradients.
 - ``instructions``: the PTX that a program calls, and programs for sm_90a.
-- ``int8``: quantized problems, channels last.
+- ``int8``: quantized problems in NHWC.
 - ``pace``: how a device's speed differs from an H200's.
-- ``packed``: any problem, by the product of the header's ``matrix`` with ``mma.sync`` or ``wgmma``.
+- ``packed``: any problem, by the product of ``convdispatch.api.matrix`` with ``mma.sync`` or ``wgmma``.
 - ``probe``: checks that a device's driver accepts an engine's instructions.
-- ``solving``: the base of the solvers.
-- ``tma``: 16-bit or TF32 tensors, channels last, fed by the copy engine.
+- ``solving``: the base class of the solvers.
+- ``tma``: 16-bit or TF32 NHWC tensors, which Hopper's copy engine reads.
 - ``winograd``: 3x3 kernels of float32, whose transformed tiles are planes of ``packed``.
 """
 

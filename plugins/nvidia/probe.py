@@ -1,4 +1,4 @@
-"""Checks that a device's driver accepts an engine: a small convolution is compiled, run, checked; a pass is cached."""
+"""Checks that a device's driver accepts an engine by running a small convolution and checking it; a pass is cached."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ENGINES: dict[str, tuple[tuple[str, ...], str, ConvProblem, dict[str, Any]]] = {
     **{f"int8_{engine}": (HOPPER, "int8.plan.Int8Plan", BYTES, {**GROUP, "engine": engine})
        for engine in ("wgmma", "tma", "halo")},
 }  # fmt: skip
-"""For each engine: architectures that have its instructions (the driver may still refuse them); its plan, which is
-imported when it is probed; a problem that needs all of its instructions, and a configuration."""
+"""For each engine: the architectures that have its instructions (the driver may still refuse them); its plan class,
+which is imported when it is probed; a problem that uses all of its instructions; a configuration."""
 QUANTIZATION = Quantization(x_scale=0.75, x_zero_point=1, y_scale=0.75, y_zero_point=5, dtype="int8",
                             residual_scale=0.5, residual_zero_point=2)  # fmt: skip
 """Scales of the quantized probe: a sum of 1 is one step of y, and no result is halfway between two steps."""
@@ -39,7 +39,7 @@ _failed: dict[tuple[str, str, str], str] = {}
 
 
 def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
-    """An engine's problem, and its plan."""
+    """(the problem that the probe of an engine computes, its plan)."""
     _, path, problem, tile = ENGINES[engine]
     module, _, name = path.rpartition(".")
     kind = getattr(importlib.import_module(f"{__package__}.{module}"), name)
@@ -61,14 +61,16 @@ def _probe_failure(context: Any, engine: str) -> str | None:
         channels_last = problem.layout == "nhwc"
         # No result has this value.
         y = np.full(problem.y_shape, -128 if problem.quantized else -999, problem.out_dtype or problem.dtype)
-        operands = [np.ascontiguousarray(each if channels_last else each.transpose(0, 3, 1, 2), problem.dtype) for each in (x, w)]
+        operands = [x, w] if channels_last else [x.transpose(0, 3, 1, 2), w.transpose(0, 3, 1, 2)]
+        operands = [np.ascontiguousarray(operand, problem.dtype) for operand in operands]
         residual = random.integers(-60, 60, problem.y_shape).astype(np.int8)
         table = QUANTIZATION.table(problem.oc, residual=True)
         flags = cl.mem_flags
         *buffers, table, added = [cl.Buffer(context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=each)
                                   for each in (*operands, y, table, residual)]  # fmt: skip
         epilogue_operands = {"bias": table, "residual": added} if problem.quantized else {}
-        plan.enqueue(queue, *buffers, cl.Buffer(context, flags.READ_WRITE, max(4, plan.workspace_size)), **epilogue_operands)
+        workspace = cl.Buffer(context, flags.READ_WRITE, max(4, plan.workspace_size))
+        plan.enqueue(queue, *buffers, workspace, **epilogue_operands)
         cl.enqueue_copy(queue, y, buffers[2])
     except Frozen:
         raise
@@ -119,8 +121,8 @@ def _proven(context: Any, engine: str) -> str | None:
 def refusal(device: DeviceInfo, engine: str) -> str | None:
     """Why ``engine`` does not work on the device, or None.
 
-    On an architecture that has the instructions, nothing is computed until a plan needs it (``require``): until then
-    the result of this process's probes is returned. On other architectures the device is probed now, once per process.
+    On an architecture that has the instructions the device is probed only when a plan needs it (``require``); this
+    function returns what earlier probes of this process found. On other architectures it probes, once per process.
     """
     failure = _failed.get((device.name, device.driver, engine))
     if failure is not None or device.arch in ENGINES[engine][0]:

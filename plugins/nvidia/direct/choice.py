@@ -1,10 +1,10 @@
-"""Which tiles nvidia.direct tries for a problem, and in which order: what a tile waits for, and memory's traffic.
+"""Which tiles nvidia.direct tries for a problem, and their predicted time.
 
-Times are cycles of one multiprocessor; the constants were fitted to 280 timings of first choices on an H200 (0.09 root
-mean square of the logarithm), those of single products to 780 of 83 problems drawn at random (0.15). What bounds a tile
-hides the rest only in part, so its times add as squares.
+Times are cycles of one multiprocessor. The constants were fitted to 280 timings of first choices on an H200 (rms error
+of the logarithm 0.09), those of formats with one product to 780 timings of 83 random problems (0.15). The longest part
+of a tile's time hides the others only partly, so they are added as squares.
 
-Hundreds of tiles are rated at once: tilings here stand for one tile, or for many whose numbers are arrays.
+Hundreds of tiles are rated together: a tiling here is of one tile, or of many tiles whose numbers are arrays.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from .tiling import DirectTile, DirectTiling
 
 CLOCK = 1.62e9  # clock of a multiprocessor, in cycles per second
 MMA_MACS = {8: 500, 16: 1000}
-"""Multiply-adds a cycle of a multiprocessor through mma.sync, by the depth of a product: TF32 and bfloat16."""
+"""Multiply-adds per cycle of a multiprocessor by mma.sync, by the depth in k of a product: 8 of TF32, 16 of
+bfloat16."""
 NARROW_COPY_FACTOR = {4: 1.0, 2: 2.2, 1: 2.5}
 """Time of copies relative to copies of 16 bytes, by the float32 numbers of one copy."""
 SHORT_ROW_FACTOR = 1.25  # time of copying rows of 64 bytes, relative to rows of 128
@@ -52,28 +53,28 @@ SHAPES = (
 )  # fmt: skip
 """(bm, bn, wm, wn) of the tiles that are tried."""
 WIDE_SHAPES = ((128, 128, 2, 2), (256, 128, 4, 2), (128, 256, 2, 4), (64, 128, 1, 2))
-"""More (bm, bn, wm, wn), for formats with one product per multiplication: warps of 64 x 64."""
+"""(bm, bn, wm, wn) of more tiles for formats with one product per multiplication: warps of 64 x 64."""
 DEPTHS = ((32, 3), (32, 4), (16, 4))
 """(depth of a K-slice, pipeline stages) that are tried."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Constants that differ between formats of three products, fitted with operands in the cache, and of one product,
-    fitted with operands in memory."""
+    """Constants of formats with three products per multiplication, or with one. They were fitted with operands in the
+    cache (three), and with operands in memory (one)."""
 
     copied: float
-    """Bytes a cycle from the L2 cache into local memory, 16 a copy."""
+    """Bytes per cycle from the L2 cache into local memory, in copies of 16 bytes."""
     read: float
-    """Cycles of local memory for a warp's 32 numbers."""
+    """Cycles of local memory per read of a warp's 32 numbers."""
     issued: float
-    """Instructions a cycle that four schedulers reach together."""
+    """Instructions per cycle that the four schedulers of a multiprocessor issue."""
     arrival: float
     """Cycles from issuing the copies of a K-slice until its first bytes arrive."""
     launch: float
-    """Seconds of a kernel launch, with the pause before it."""
+    """Seconds of a kernel launch, including the pause before it."""
     multiply: float = 1.0
-    """Share of ``MMA_MACS``' time that products take."""
+    """Time of products over the time that ``MMA_MACS`` gives."""
 
 
 RATES = {1: Rates(31.6, 0.39, 4.2, 1560, 0.9e-6, 1.14), 3: Rates(46.0, 1.2, 2.7, 900, 1.5e-6)}
@@ -83,7 +84,7 @@ FORMATS_OF_MATH = {
     "tf32": ("tf32", "tf32x3"),
     "fast": ("tf32", "tf32x3"),
 }
-"""Formats that reach what each ``math`` promises, the one to use first."""
+"""Formats that have the accuracy that each ``math`` promises, the preferred one first."""
 COMPENSATED_FROM = 512
 """With ``math="ieee"``, sums of more products than this are compensated."""
 NUMBERS = ("bm", "bn", "wm", "wn", "bk", "stages", "split", "flush_every", "fixup")
@@ -91,7 +92,7 @@ NUMBERS = ("bm", "bn", "wm", "wn", "bk", "stages", "split", "flush_every", "fixu
 
 
 def _root_of_squares(*parts: Any) -> Any:
-    """The root of the sum of squares, element by element, rounded as ``math.hypot`` rounds it."""
+    """The elementwise root of the sum of squares, rounded as ``math.hypot`` rounds it."""
     return np.array([math.hypot(*terms) for terms in zip(*(part.tolist() for part in np.broadcast_arrays(*parts)))])
 
 
@@ -107,17 +108,21 @@ def _resident(tiling: DirectTiling) -> Any:
 
 
 def _tile_cycles(tiling: DirectTiling) -> tuple[Any, Any, Any]:
-    """Cycles of a tile that tiles on one multiprocessor share, those that only this tile waits, and its output's."""
+    """Cycles of a tile: (those that tiles on one multiprocessor share, those that it waits alone, those of its
+    output)."""
     t, pace = tiling.tile, RATES[tiling.tile.products]
     slices = tiling.slices / t.split
     warps, steps = t.wm * t.wn, slices * (t.bk // t.depth)
     loads = (t.frag_m * 4 + t.frag_n * 2) * t.depth // 8
     multiplied = t.frag_m * t.frag_n * t.products
     additions = (16 if t.compensated else 4) * (t.flush_every == 0) if t.products == 3 else 0
-    issued = loads * (4 if t.depth == 16 else 3 if t.products == 3 else 2) + multiplied + t.frag_m * t.frag_n * additions
+    issued = loads * (4 if t.depth == 16 else 3 if t.products == 3 else 2)
+    issued = issued + multiplied + t.frag_m * t.frag_n * additions
     multiply = steps * t.bm * t.bn * t.depth * t.products / MMA_MACS[t.depth] * pace.multiply
     copied = slices * sum(_slice_bytes(tiling, number) for number in (0, 1)) / pace.copied
-    shared_cycles = _root_of_squares(multiply, steps * warps * loads * pace.read, steps * warps * issued / pace.issued, copied)
+    shared_cycles = _root_of_squares(
+        multiply, steps * warps * loads * pace.read, steps * warps * issued / pace.issued, copied
+    )
     problem = tiling.problem
     result_count = t.bm * t.bn * (problem.sd * problem.sh * problem.sw * SCATTERED_STORE_FACTOR if tiling.gaps else 1)
     arrival = slices * pace.arrival / (t.stages - 1)
@@ -162,7 +167,7 @@ def _tiles_of(tile: DirectTile, numbers: np.ndarray) -> DirectTile:
 
 
 def _part_counts(tiling: DirectTiling, units: int) -> Iterator[list[tuple[int, int]]]:
-    """(parts of the sums, whether work groups add them) that are worth trying, of each tile."""
+    """For each tile the pairs (parts of the sums, whether work groups add them) that are worth trying."""
     fixups = (0, 1) if tiling.tile.format == "tf32" else (0,)
     numbers = ((units * _resident(tiling)).tolist(), tiling.work_groups.tolist(), tiling.slices.tolist())
     for resident, groups, slices in zip(*numbers, strict=True):
@@ -171,7 +176,7 @@ def _part_counts(tiling: DirectTiling, units: int) -> Iterator[list[tuple[int, i
 
 
 def _tiles(problem: ConvProblem, name: str, units: int) -> tuple[DirectTile, np.ndarray]:
-    """(a tile, one row of ``NUMBERS`` for each tile that fits the problem)."""
+    """(a tile with the fields that all have in common, one row of ``NUMBERS`` per tile that fits the problem)."""
     base = DirectTile(16, 16, 1, 1, name)
     untiled = DirectTiling(problem, base)
     base = dataclasses.replace(base, compensated=problem.math == "ieee" and untiled.k > COMPENSATED_FROM)
@@ -197,7 +202,7 @@ def _tiles(problem: ConvProblem, name: str, units: int) -> tuple[DirectTile, np.
 
 @functools.lru_cache(maxsize=1024)
 def choices(problem: ConvProblem, units: int) -> tuple[DirectTile, ...]:
-    """The fastest tiles by prediction, whatever their format, then the best few of formats that are not among them."""
+    """The fastest tiles by prediction of all formats, then the best few tiles of each format."""
     rated: list[tuple[float, DirectTile, tuple[int, ...]]] = []
     best_of_formats = []
     for name in FORMATS_OF_MATH[problem.math]:

@@ -1,12 +1,12 @@
-"""Which tiles to try for a problem, and in which order: a model of tensor cores, local copies, waves and traffic.
+"""Which tiles to try for a problem, and their predicted time: tensor cores, local copies, waves and memory traffic.
 
-Times are cycles of one multiprocessor; the constants were fitted to 2500 timings on an H200 (0.17 root mean square of
-the logarithm; on these same timings the tile chosen among those timed of a problem loses 1 to 9 %, by kind of problem).
-What sums that are moved often cost was added by hand since (0.16 on 658 timings of "ieee"); then results that are
-apart; then what instructions store, and launches, copies and waits were fitted anew to the first choices of 733 drawn
-problems on an H100 and an H200, in CUDA graphs.
+Times are cycles of one multiprocessor. The constants were fitted to 2500 timings on an H200 (rms error of the logarithm
+0.17; the chosen tile takes 1 to 9 % longer than the best of a problem's timed tiles, by kind of problem). The costs of
+frequent moves of sums (rms 0.16 on 658 timings of "ieee") and of scattered results were then added by hand; those of
+stores, launches, copies and waits were fitted again to the first choices of 733 random problems on an H100 and an H200,
+in CUDA graphs.
 
-Hundreds of tiles are rated at once: tilings here stand for one tile, or for many whose numbers are arrays.
+Hundreds of tiles are rated together: a tiling here is of one tile, or of many tiles whose numbers are arrays.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DY_COPY_FACTOR = 2.66  # time of copying dy for the weight gradient, relative to
 COPY_LATENCY_CYCLES = 1140.0  # cycles until the first bytes of a K-slice's copies arrive
 COPY_WAIT_FACTOR = 1.12  # latency of a K-slice also grows by this many times the duration of its copies
 RESULT_CYCLES = {8: 0.3, 2: 0.85, 1: 1.5}
-"""Cycles of a multiprocessor per result, by the results that one store of a work item writes."""
+"""Cycles of a multiprocessor per result, by the number of results that one store of a work item writes."""
 STORE_BYTES_PER_CYCLE = 18.8  # bytes of results that a multiprocessor stores per cycle
 WINDOW_STORE_FACTOR = 1.7  # time of storing NCHW results of kernels with windows, relative to others
 MEMORY_SHARE = 0.85  # memory bandwidth of packing, relative to a copy's
@@ -62,13 +62,16 @@ MAX_CHOICES = 40  # most tiles that are offered to a search
 MAX_STACKED_COLUMNS = 1024
 """Most columns of a product of stacked phases (all phases of a strided data gradient in one product)."""
 MIN_WHOLE_CHANNELS = 16
-"""Channels from which NHWC phases are not stacked: writing parts of a pixel took four times as long."""
+"""NHWC phases of at least so many channels are not stacked, because writing parts of a pixel takes four times as
+long."""
 FLUSH_DEPTH = 192
-"""Products that tensor cores add, toward zero, before a float32 register does; ``math="ieee"``: one K-slice's."""
+"""Products that tensor cores add, rounding toward zero, before their sum is added to a float32 register. With
+``math="ieee"`` they add one K-slice."""
 COMPENSATED_FROM = 512
 """With ``math="ieee"``, sums of more products than this are compensated."""
 SHORT_GRADIENT = 1024
-"""With ``math="ieee"``, weight gradients of at most so many pixels move sums to float32 registers every 16 of k."""
+"""With ``math="ieee"``, weight gradients of at most so many pixels add sums to float32 registers after every 16 of
+k."""
 NUMBERS = ("bm", "bn", "wm", "wn", "bk", "stages", "split", "flush_every")
 """Fields of a Tile that are arrays when many tiles are rated together."""
 
@@ -78,9 +81,9 @@ class _Cost:
     """Predicted cycles of one tile, by what the multiprocessor waits for."""
 
     busy: Any
-    """Cycles of multiplying or copying, whichever is longer: work that tiles on one multiprocessor share."""
+    """Cycles of multiplying or copying, whichever is longer; tiles on one multiprocessor share them."""
     arrival: Any
-    """Cycles until copies arrive, if no more are in flight: tiles on one multiprocessor wait simultaneously."""
+    """Cycles until copies arrive, if no more are in flight; tiles on one multiprocessor wait simultaneously."""
     output: Any
     stored: Any
     """Cycles of the instructions that store results, which tiles on one multiprocessor share too."""
@@ -170,7 +173,9 @@ def seconds(tiling: Tiling, units: int, copy: float = COPY) -> Any:
         total = np.maximum(multiply, memory) + LAUNCH_SECONDS
     read_bytes = itemsize / (2 * planes) * passes  # bytes that packing reads per byte that it writes
     with_packing = (
-        passes * LAUNCH_SECONDS + (passes - 1) * 2 * SCALES_LAUNCH_SECONDS + packed * (1 + read_bytes) / (MEMORY_SHARE * copy)
+        passes * LAUNCH_SECONDS
+        + (passes - 1) * 2 * SCALES_LAUNCH_SECONDS
+        + packed * (1 + read_bytes) / (MEMORY_SHARE * copy)
     )
     with_packing = total + with_packing + weights * (1 + itemsize / (2 * planes)) / (WEIGHTS_MEMORY_SHARE * copy)
     total = np.where((packed > 0) | (weights > 0), with_packing, total)
@@ -189,7 +194,7 @@ def seconds(tiling: Tiling, units: int, copy: float = COPY) -> Any:
 
 
 def _widths(columns: int, most: int, step: int) -> list[int]:
-    """Tile widths that cover ``columns`` in 1 to 4 more tiles than needed, and the usual ones."""
+    """Tile widths that cover ``columns`` evenly with at most 3 tiles more than necessary, and the usual widths."""
     min_tiles = -(-columns // most)
     even_widths = {-(-columns // tiles // step) * step for tiles in range(min_tiles, min_tiles + 4)}
     return sorted(width for width in even_widths | {64, 128} if 0 < width <= min(most, -(-columns // step) * step))
@@ -203,7 +208,8 @@ def _joinable(problem: ConvProblem) -> bool:
     if problem.layout == "nhwc" and separate.m >= MIN_WHOLE_CHANNELS:
         return False
     joined_work = joined.m * joined.phases[0].volume
-    return joined.m <= MAX_STACKED_COLUMNS and joined_work <= 4 * separate.m * sum(phase.volume for phase in separate.phases)
+    separate_work = separate.m * sum(phase.volume for phase in separate.phases)
+    return joined.m <= MAX_STACKED_COLUMNS and joined_work <= 4 * separate_work
 
 
 def _shapes(problem: ConvProblem, engine: str, exact: bool, stacked: bool) -> Iterator[tuple[int, int, int, int]]:
@@ -234,9 +240,9 @@ def _shapes(problem: ConvProblem, engine: str, exact: bool, stacked: bool) -> It
 
 @functools.lru_cache(maxsize=64)
 def _unsplit_tiles(problem: ConvProblem, engine: str, name: str) -> tuple[tuple[Tile, np.ndarray, np.ndarray], ...]:
-    """Tiles that fit and whose sums are in one part: those of a window and stacking as ``NUMBERS``, and their places.
+    """Tiles that fit and whose sums are not split: (a tile's common fields, one row of ``NUMBERS`` per tile, ranks).
 
-    A place says when a tile is tried: stacked ones after others, a shape's and a depth's beside one another.
+    Among tiles of equal cost the lower rank comes first: stacked tiles after others, tiles of one shape together.
     """
     exact = FORMATS[name].float32_accurate
     data, bases, rank = problem.direction != "bwd_weights", [], 0
@@ -263,11 +269,11 @@ def _unsplit_tiles(problem: ConvProblem, engine: str, name: str) -> tuple[tuple[
 
 
 def _part_counts(tiling: Tiling, units: int) -> Iterator[list[int]]:
-    """The parts of the sums that are worth trying, of each tile."""
+    """For each tile the numbers of parts of its sums that are worth trying."""
     t, slices = tiling.tile, functools.reduce(np.maximum, tiling.slices)
     if t.window:
         slices = slices // tiling.geometry.phases[0].volume
-    # Most parts of a sum: each part has at least 2 or 4 K-slices.
+    # A sum has at most so many parts that each has at least 2 or 4 K-slices.
     max_parts = slices // (2 if t.window or tiling.data else 4)
     numbers = ((units * _resident(tiling)).tolist(), tiling.work_groups.tolist(), max_parts.tolist())
     for numbers_of_tile in zip(*numbers, strict=True):
@@ -311,7 +317,7 @@ def choices(problem: ConvProblem, engine: str, units: int) -> tuple[Tile, ...]:
 
 
 def _different_first(kinds: np.ndarray, numbers: np.ndarray, most: int) -> list[tuple[int, dict[str, int]]]:
-    """The first ``most`` in order, but those that differ from one before in the stages alone come last."""
+    """The first ``most`` tiles in order, but tiles that differ from an earlier one only in their stages come last."""
     shapes_taken: set[tuple[int, ...]] = set()
     distinct: list[tuple[int, dict[str, int]]] = []
     repeated: list[tuple[int, dict[str, int]]] = []

@@ -1,6 +1,6 @@
-"""Which tiles ``nvidia.winograd`` tries, and in which order: the product's model, and what the transforms move.
+"""Which tiles ``nvidia.winograd`` tries, and their predicted time: the product's model, and the transforms' traffic.
 
-Fitted to 162 timings on an H200 (0.06 root mean square of the logarithm).
+The constants were fitted to 162 timings on an H200 (rms error of the logarithm 0.06).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _parts(points: Points, units: int) -> list[int]:
 
 @functools.lru_cache(maxsize=256)
 def choices(problem: ConvProblem, units: int, limit: int) -> tuple[PointsTile, ...]:
-    """Tiles, the fastest by prediction first, then ever smaller pieces; ``limit`` are the bytes of an allocation."""
+    """Tiles, the fastest by prediction first, then ever smaller pieces; ``limit``: most bytes of an allocation."""
     rated = []
     for tile in _tiles(problem):
         for parts in _parts(Points(problem, tile), units):
