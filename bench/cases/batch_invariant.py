@@ -11,14 +11,12 @@ times, by the device: calls in CUDA graphs on ``cuda``, plans on an OpenCL queue
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -26,9 +24,10 @@ import numpy as np
 
 from bench.cases.choice import cuda_work, mean, race
 from bench.drawn import KINDS, drawn
+from bench.place import Place, options_of
 from bench.timer import graph_side, medians, stream_side
 from bench.workers import Lost, farm
-from convdispatch import ConvDispatchError, ConvProblem, Tensor, conv, conv_backward_data, inference, policy
+from convdispatch import ConvDispatchError, ConvProblem, conv, conv_backward_data, inference, policy
 from convdispatch.device import runtime
 from convdispatch.measurement.search.trial import Harness
 from convdispatch.measurement.search.trialdata import random_operands
@@ -59,56 +58,6 @@ WORST = 5
 
 Compute = Callable[[Any], Any]
 """A function of images where the device has them that returns results there."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where images are: in NumPy's arrays, on an OpenCL device's queue, or in PyTorch's tensors on CUDA."""
-
-    name: str
-
-    @property
-    def kind(self) -> str:
-        """``"cpu"`` or ``"gpu"``, whose sizes of layers are drawn."""
-        return "cpu" if self.name == "cpu" else "gpu"
-
-    @functools.cached_property
-    def queue(self) -> Any:
-        """The queue on which nets are built."""
-        return runtime.queue(runtime.find_device("nvidia" if self.name == "cuda" else self.name))
-
-    def bring(self, array: np.ndarray) -> Any:
-        """A copy of the array there."""
-        if self.name == "cpu":
-            return array
-        if self.name != "cuda":
-            return Tensor.from_numpy(array, self.queue)
-        import torch
-
-        if array.dtype.name == "bfloat16":
-            return torch.from_numpy(array.view(np.int16)).cuda().view(torch.bfloat16)
-        return torch.from_numpy(array).cuda()
-
-    def fetch(self, result: Any) -> np.ndarray:
-        """The result's bits, image by image."""
-        if self.name == "cpu":
-            return result
-        if self.name != "cuda":
-            return result.numpy()
-        return result.view(dtype=_BITS[result.element_size()]()).cpu().numpy()
-
-
-def _torch_dtype(name: str) -> Callable[[], Any]:
-    def dtype() -> Any:
-        import torch
-
-        return getattr(torch, name)
-
-    return dtype
-
-
-_BITS = {2: _torch_dtype("int16"), 4: _torch_dtype("int32"), 8: _torch_dtype("int64")}
-"""Integers as wide as an element, by bytes: NumPy has no bfloat16."""
 
 
 def compared(
@@ -158,11 +107,7 @@ def layers(kind: str, seed: int, number: str = "float32") -> Iterator[ConvProble
 def call_of(place: Place, problem: ConvProblem) -> tuple[Compute, np.ndarray]:
     """A function of images that computes a layer, and images."""
     operands = random_operands(problem, 1)
-    w = place.bring(operands["w"])
-    options: dict = {"layout": problem.layout, "groups": problem.g, "math": problem.math}
-    for name, letter in (("stride", "s"), ("dilation", "d")):
-        options[name] = tuple(getattr(problem, letter + axis) for axis in problem.axes)
-    options["padding"] = [(getattr(problem, "p" + a), getattr(problem, f"p{a}_r")) for a in problem.axes]
+    w, options = place.bring(operands["w"]), options_of(problem)
     if problem.direction == "fwd":
         return lambda x: conv(x, w, **options), operands["x"]
     shape = problem.x_shape[1:]

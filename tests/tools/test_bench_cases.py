@@ -11,9 +11,11 @@ from host_cuda import CudaArray, installed
 from paths import ROOT
 
 from bench.__main__ import summaries
-from bench.cases import batch_invariant
+from bench.cases import batch_invariant, digests
+from bench.place import Place
 from convdispatch import ConvProblem
 from convdispatch.device import runtime
+from convdispatch.measurement.conformance import digests as committed
 
 
 def run(*words: str) -> subprocess.CompletedProcess:
@@ -52,7 +54,19 @@ def test_recorded_commands_name_cases_that_exist():
     assert wrong == []
 
 
-class OnHostCuda(batch_invariant.Place):
+PARTS = (
+    "fwd_f32_nhwc",
+    "bwd_data_f32_nhwc",
+    "bwd_weights_f32",
+    "+clip",
+    "+bias+residual+relu",
+    "sh3sw3+bias",
+    "+accumulate",
+)
+"""Parts of texts of problems: the first problem with each is computed."""
+
+
+class OnHostCuda(Place):
     """PyTorch's tensors on CUDA, with the host in the place of a GPU."""
 
     @property
@@ -82,5 +96,17 @@ def test_images_on_cuda_are_compared_bit_by_bit(monkeypatch, text):
 
 
 def test_a_batch_invariant_choice_that_is_the_free_one_costs_nothing():
-    place = batch_invariant.Place(runtime.device_info(runtime.find_device("cpu")).vendor)
+    place = Place(runtime.device_info(runtime.find_device("cpu")).vendor)
     assert batch_invariant.layer_ratio(place, ConvProblem.parse("fwd_f32_mb64ic704ih3oc32kh3ph1")) == 1.0
+
+
+def test_digests_through_cuda_are_the_committed_ones(monkeypatch):
+    """One call of each direction, and what is fused: a result that is changed in one bit has another digest."""
+    place = OnHostCuda("cuda")
+    texts = [next(text for text in committed.known() if part in text) for part in PARTS]
+    with installed(monkeypatch, place.queue.device):
+        results = {text: digests.result(place, ConvProblem.parse(text)) for text in texts}
+    for text, result in results.items():
+        assert committed.digest(result) == committed.known()[text], text
+        result.reshape(-1).view(np.uint32)[-1] ^= 1
+        assert committed.digest(result) != committed.known()[text]
