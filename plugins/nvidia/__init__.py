@@ -9,7 +9,7 @@ kernels (``plan``) and declares what it accepts (``solver``). What several solve
 - ``direct``: 1x1 kernels of float32, which is split into 16-bit or TF32 numbers in registers.
 - ``grouped``: 16-bit NHWC tensors: small groups and strided gradients.
 - ``instructions``: the PTX that a program calls, and programs for sm_90a.
-- ``int8``: quantized problems in NHWC.
+- ``int8``: quantized problems of 8-bit integers or floats in NHWC.
 - ``pace``: how a device's speed differs from an H200's.
 - ``packed``: any problem, by the product of ``convdispatch.api.matrix`` with ``mma.sync`` or ``wgmma``.
 - ``probe``: checks that a device's driver accepts an engine's instructions.
@@ -36,7 +36,7 @@ def convdispatch_solvers() -> Sequence[Solver]:
         ("winograd", "Winograd", "winograd", (), ("float32",)),
         ("grouped", "Grouped", "grouped", (), dtypes_16_bits),
         ("packed", "TensorCores", "mma", ("mma",), all_dtypes),
-        ("int8", "Int8", "int8", (), ("int8", "uint8")),
+        ("int8", "Int8", "int8", (), ("int8", "uint8", "float8_e4m3", "float8_e5m2")),
     )
     return [
         Declared(f"{__name__}.{folder}.solver", kind, *arguments, name=f"nvidia.{name}", serves=_gpus_only,

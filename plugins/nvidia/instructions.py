@@ -88,7 +88,7 @@ class Instructions:
     """The groups of functions of ``ptx.cl.mako`` that a program uses, and the type of their operands."""
 
     type: str
-    """PTX's name of the operands' type: f16, bf16, tf32, s8, or u8 (multiplied by s8)."""
+    """PTX's name of the operands' type: f16, bf16, tf32, e4m3, e5m2, s8, or u8 (multiplied by s8)."""
     groups: tuple[str, ...] = ()
     """Some of ``copies``, ``mma``, ``bulk`` and ``parts``; conversions are always included."""
     wgmma: Wgmma | None = None
