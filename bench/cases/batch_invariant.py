@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 import click
 import numpy as np
 
+from bench.calls import call
 from bench.drawn import drawn
-from convdispatch import ConvProblem, conv, conv_backward_data, inference, policy
+from convdispatch import ConvProblem, inference, policy
 from convdispatch.device import runtime
 from convdispatch.measurement.search.trialdata import random_operands
 from convdispatch.models import catalogue
@@ -76,14 +77,8 @@ def layers(seed: int) -> Iterator[ConvProblem]:
 def call_of(problem: ConvProblem) -> tuple[Callable[[np.ndarray], np.ndarray], np.ndarray]:
     """A function of images that computes a layer, and images."""
     operands = random_operands(problem, 1)
-    options: dict = {"layout": problem.layout, "groups": problem.g, "math": problem.math}
-    for name, letter in (("stride", "s"), ("dilation", "d")):
-        options[name] = tuple(getattr(problem, letter + axis) for axis in problem.axes)
-    options["padding"] = [(getattr(problem, "p" + a), getattr(problem, f"p{a}_r")) for a in problem.axes]
-    if problem.direction == "fwd":
-        return lambda x: conv(x, operands["w"], **options), operands["x"]
-    shape = problem.x_shape[1:]
-    return lambda y: conv_backward_data(y, operands["w"], (len(y), *shape), **options), operands["y"]
+    source = "x" if problem.direction == "fwd" else "y"
+    return lambda images: call(problem, {source: images, "w": operands["w"]}), operands[source]
 
 
 def under(invariant: bool, compute: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
