@@ -115,7 +115,7 @@ def cuda_work(problem: Any) -> Callable[[int], None]:
     """``work(number)``: the public call, on sets of tensors in turn that together exceed the cache."""
     import torch
 
-    from bench.calls import call
+    from bench.place import call
     from bench.timer import sets_of
 
     kind, shaped = getattr(torch, problem.dtype), {name: getattr(problem, name + "_shape") for name in "xwy"}

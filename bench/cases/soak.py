@@ -34,7 +34,7 @@ from typing import Any
 import click
 import numpy as np
 
-from bench.calls import call as public_call
+from bench.place import call as public_call
 from convdispatch import ConvProblem, policy, runtime
 from convdispatch.api.activations import ACTIVATIONS
 from convdispatch.api.errors import ConvDispatchError, ConvDispatchWarning, InvalidProblem

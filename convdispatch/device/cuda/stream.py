@@ -1,7 +1,7 @@
-"""A CUDA stream as commands: programs that OpenCL compiled, launched by CUDA on the memory and stream of its callers.
+"""A CUDA stream as Commands: programs that OpenCL compiled, launched by CUDA on the memory and stream of its callers.
 
 Nothing here waits. Scratch memory comes from a pool in the stream's order, or from the caller's own allocator, so that
-PyTorch's or CuPy's caching serves it and a capture into a CUDA graph stays inside their pools.
+PyTorch's or CuPy's caching allocator provides it and a capture into a CUDA graph stays inside their pools.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from ...api.errors import ConvDispatchError, NoDevice
 from ..commands.interface import Commands, Kernel
-from ..cuda_driver import Cuda, CudaError, cuda_of, number_of, unavailable
+from ..cuda_driver import NO_TIMING, Cuda, CudaError, cuda_of, number_of, unavailable
 from ..memory import allocator
 from ..native import loading
 from .memory_pool import CudaPool
@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 Allocate = Callable[[int], tuple[int, Any]]
-"""``allocate(size) -> (address, owner)``: memory for work on the stream, which the owner's end gives back."""
-_LATER = {700, 710, 713, 714, 715, 716, 717, 718, 719}
-"""CUDA's error codes of a kernel that ran before the call that returns them; each of them loses the context."""
-_NO_TIMING = 2
+"""``allocate(size) -> (address, owner)``: memory for work on the stream, which the owner's destructor frees."""
+_LATE_ERRORS = {700, 710, 713, 714, 715, 716, 717, 718, 719}
+"""CUDA's codes of errors that a kernel caused before the call that returns them; each of them loses the context."""
 BLOCKING = "CUDA_LAUNCH_BLOCKING"
 BLOCKED = os.environ.get(BLOCKING, "0") not in ("", "0")  # CUDA also reads CUDA_LAUNCH_BLOCKING only once per process
 _lock = threading.Lock()
@@ -57,7 +56,7 @@ class CudaMemory:
         self.address, self.size, self.held = address, size, held
 
     def get_sub_region(self, offset: int, size: int) -> CudaMemory:
-        """``size`` bytes from byte ``offset`` on; holds the whole."""
+        """``size`` bytes from byte ``offset`` on; keeps the whole memory alive."""
         return CudaMemory(self.address + offset, size, self)
 
     def __repr__(self) -> str:
@@ -65,7 +64,7 @@ class CudaMemory:
 
 
 class CudaPlace(NamedTuple):
-    """A CUDA device and the OpenCL device that it is: the one launches what the other compiled."""
+    """A CUDA device and the OpenCL device of the same hardware: CUDA launches what OpenCL compiled."""
 
     number: int
     device: cl.Device
@@ -84,7 +83,7 @@ class PoolPlace(NamedTuple):
 
 
 def place_of(number: int) -> CudaPlace:
-    """CUDA's device of a number. Raises NoDevice where NVIDIA's OpenCL has no such device."""
+    """The CudaPlace of a CUDA device. Raises NoDevice where NVIDIA's OpenCL has no such device."""
     with _lock:  # while one thread makes the CudaPlace, others wait for it
         return _place_of(number)
 
@@ -103,16 +102,16 @@ def _place_of(number: int) -> CudaPlace:
 
 
 class CudaStream(Commands):
-    """Commands for one stream of a CUDA device. Memory is CudaMemory, or OpenCL's that is CUDA's too.
+    """Commands for one stream of a CUDA device. Memory is CudaMemory, or OpenCL buffers that CUDA sees too.
 
-    ``allocate`` is the caller's allocator; without one a pool in the stream's order serves. Stands for its commands'
-    events itself: ``wait`` waits for all of them.
+    ``allocate`` is the caller's allocator; the default is a pool in the stream's order. The stream itself takes the
+    place of its commands' events: ``wait`` waits for all of them.
     """
 
     __slots__ = ("_allocate", "_stream", "early", "handle", "place")
     kind = "cuda"
     properties = 0
-    """The properties of an OpenCL queue in order, as which a stream counts."""
+    """The properties of an in-order OpenCL queue, which a stream behaves like."""
     early: bool
     """Whether the last command was a kernel, so that the next kernel may be launched before it has ended."""
 
@@ -142,16 +141,16 @@ class CudaStream(Commands):
     # --- commands (see the class Commands) ---------------------------------------------------------------------------
 
     def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> CudaStream:
-        """See Commands. Raises Unlaunchable where the program or its arguments are nothing for CUDA."""
+        """See Commands. Raises Unlaunchable if CUDA cannot launch the program or take its arguments."""
         function = kernel.streams or function_of(self.place.cuda, kernel)
-        given = list(arguments)
-        for at in function.memory:
-            one = given[at]
-            if type(one) is CudaMemory:
-                given[at] = one.address
-            elif not isinstance(one, np.generic):  # a NumPy scalar is passed as it is, with its own dtype
-                given[at] = address_of(one)
-        self.launch_function(function, given)
+        values = list(arguments)
+        for index in function.memory:
+            argument = values[index]
+            if type(argument) is CudaMemory:
+                values[index] = argument.address
+            elif not isinstance(argument, np.generic):  # a NumPy scalar is passed unchanged, with its own dtype
+                values[index] = address_of(argument)
+        self.launch_function(function, values)
         return self
 
     def launch_function(self, function: Function, arguments: list[Any]) -> None:
@@ -176,26 +175,26 @@ class CudaStream(Commands):
         wait_for: Any = None,
     ) -> CudaStream:
         self.early = False  # a kernel launched after a copy must wait for the copy's end
-        to, of = address_of(target) + target_offset, address_of(source) + source_offset
-        self._call("cuMemcpyAsync", to, of, size, self._stream)
+        target_address, source_address = address_of(target) + target_offset, address_of(source) + source_offset
+        self._call("cuMemcpyAsync", target_address, source_address, size, self._stream)
         return self
 
     def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> CudaStream:
         self.early = False
-        at, raw = address_of(target) + offset, np.asarray(number).tobytes()
+        address, raw = address_of(target) + offset, np.asarray(number).tobytes()
         if len(raw) > 4 and raw == raw[:4] * (len(raw) // 4):
             raw = raw[:4]
         if len(raw) <= 4:
             value, name = int.from_bytes(raw, sys.byteorder), f"cuMemsetD{8 * len(raw)}Async"
-            self._call(name, at, value, size // len(raw), self._stream)
+            self._call(name, address, value, size // len(raw), self._stream)
             return self
         for word in range(0, len(raw), 4):  # each fill writes one 32-bit word of every repetition of the number
             value = int.from_bytes(raw[word : word + 4], sys.byteorder)
-            self._call("cuMemsetD2D32Async", at + word, len(raw), value, 1, size // len(raw), self._stream)
+            self._call("cuMemsetD2D32Async", address + word, len(raw), value, 1, size // len(raw), self._stream)
         return self
 
     def allocate(self, size: int) -> CudaMemory:
-        """Memory from the caller's allocator, else from the pool; it is given back in the stream's order."""
+        """Memory from the caller's allocator, else from the pool; it is freed in the stream's order."""
         address, owner = self.scratch(size or 1)
         return CudaMemory(address, size, owner)
 
@@ -207,7 +206,7 @@ class CudaStream(Commands):
         return lease.address, lease
 
     def fresh(self, size: int) -> CudaMemory:
-        """Memory from the pool, even if the caller has an allocator: PyTorch's may serve a graph's own memory just now.
+        """Memory from the pool, not from the caller's allocator, which may be using a CUDA graph's private memory.
 
         Raises ConvDispatchError while a graph is captured.
         """
@@ -219,15 +218,15 @@ class CudaStream(Commands):
         return CudaMemory(lease.address, size, lease)
 
     def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
-        """``work`` gets this stream as its queue, for what it runs there by CUDA's own libraries."""
+        """See Commands; ``work`` gets this stream as its queue, for example to call a library of CUDA's on it."""
         work(self, *operands, wait_for=wait_for)
         return self
 
     def bring(self, array: np.ndarray) -> CudaMemory:
         """A copy of a contiguous host array; complete when this returns."""
-        made = self.fresh(array.nbytes)
-        self.write(made, array)
-        return made
+        memory = self.fresh(array.nbytes)
+        self.write(memory, array)
+        return memory
 
     def complete(self, event: CudaStream) -> bool:
         """Waits for the stream, because weights are packed once and read by other streams."""
@@ -235,13 +234,13 @@ class CudaStream(Commands):
         return True
 
     def mark(self) -> c_void_p:
-        """A CUDA event after all commands given so far."""
-        event = self.place.cuda.make("cuEventCreate", _NO_TIMING)
+        """A new CUDA event that completes after all commands so far."""
+        event = self.place.cuda.make("cuEventCreate", NO_TIMING)
         self._call("cuEventRecord", event, self._stream)
         return event
 
     def wait_for(self, event: c_void_p) -> None:
-        """Make all commands given from now on wait for an event."""
+        """Make all later commands wait for a CUDA event."""
         self.early = False
         self._call("cuStreamWaitEvent", self._stream, event, 0)
 
@@ -251,13 +250,13 @@ class CudaStream(Commands):
         self._call("cuGraphLaunch", graph, self._stream)
 
     def before(self, handle: int) -> None:
-        """Make later commands of another stream of the device wait for all commands given to this one so far."""
+        """Make later commands of another stream of the device wait for all commands of this stream so far."""
         event = self.mark()
         self._call("cuStreamWaitEvent", c_void_p(handle), event, 0)
         self._call("cuEventDestroy_v2", event)
 
     def after(self, other: CudaStream) -> None:
-        """Make later commands of this stream wait for all commands given to another stream so far."""
+        """Make later commands of this stream wait for all commands of another stream so far."""
         with other.current():
             event = other.mark()
         self.wait_for(event)
@@ -265,40 +264,38 @@ class CudaStream(Commands):
 
     def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
         with self.current():
-            place = array.__array_interface__["data"][0]
-            self._call("cuMemcpyAsync", place, address_of(region) + offset, array.nbytes, self._stream)
+            host_address = array.__array_interface__["data"][0]
+            self._call("cuMemcpyAsync", host_address, address_of(region) + offset, array.nbytes, self._stream)
             self.wait()
 
     def write(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
         with self.current():
-            place = array.__array_interface__["data"][0]
-            self._call("cuMemcpyAsync", address_of(region) + offset, place, array.nbytes, self._stream)
+            host_address = array.__array_interface__["data"][0]
+            self._call("cuMemcpyAsync", address_of(region) + offset, host_address, array.nbytes, self._stream)
             self.wait()
 
     def wait(self) -> None:
-        """Wait for everything given so far. Raises ConvDispatchError where one of its kernels failed."""
+        """Wait for all commands so far. Raises ConvDispatchError if one of their kernels failed."""
         self._call("cuStreamSynchronize", self._stream)
 
     def capturing(self) -> bool:
         """Whether the stream's commands are being captured into a CUDA graph."""
-        found = c_int()
-        self._call("cuStreamIsCapturing", self._stream, byref(found))
-        return found.value != 0
+        status = c_int()
+        self._call("cuStreamIsCapturing", self._stream, byref(status))
+        return status.value != 0
 
     # --- the current context, and faults ----------------------------------------------------------------
 
     def current(self) -> Any:
-        """A context manager: the device's context is this thread's meanwhile."""
+        """A context manager that makes the device's context current in this thread."""
         return self.place.cuda.current()
 
     def noted(self, what: str) -> None:
-        """Note that the commands from now on are those of ``what``, the solver to name where a fault is reported
-        later."""
+        """Note that later commands belong to the solver ``what``, whose name a later fault's message mentions."""
         self.place.recent.append(what)
 
     def check(self) -> None:
-        """Wait for the commands so far if CUDA_LAUNCH_BLOCKING is set: a fault is then reported here, by its solver's
-        name."""
+        """Wait for the commands so far if CUDA_LAUNCH_BLOCKING is set, so that a fault is reported with its solver."""
         if BLOCKED:
             self.wait()
 
@@ -308,17 +305,17 @@ class CudaStream(Commands):
             self.fail(name, status, "")
 
     def fail(self, name: str, status: int, kernel: str) -> None:
-        """Say which solver's kernel failed. Raises ConvDispatchError or CudaError."""
+        """Raise ConvDispatchError, which names the solvers whose kernels may have failed, or CudaError."""
         error = self.place.cuda.error(name, status)
-        if status not in _LATER:
+        if status not in _LATE_ERRORS:
             failed = CudaError(f"{error}{f' (kernel {kernel})' if kernel else ''}")
             failed.status = status
             raise failed
         native = loading.last()
-        last = ", ".join((*native, *reversed(self.place.recent))) or "nothing of convdispatch's"
+        solvers = ", ".join((*native, *reversed(self.place.recent))) or "nothing of convdispatch's"
         raise ConvDispatchError(
             f"{error}: a kernel that ran before failed, and CUDA's context is lost with it. Of convdispatch's on "
-            f"device {self.place.number}, the last first: {last}. {BLOCKING}=1 tells which"
+            f"device {self.place.number}, the last first: {solvers}. {BLOCKING}=1 tells which"
         )
 
 
@@ -328,7 +325,7 @@ def address_of(region: Any) -> int:
         return region.address
     if region is None:
         return 0
-    found = allocator.cuda_address(region)
-    if found is None:
+    address = allocator.cuda_address(region)
+    if address is None:
         raise ConvDispatchError("memory that only OpenCL sees is none for a CUDA stream: allocate it by the runtime")
-    return found
+    return address
