@@ -54,18 +54,18 @@ class Depthwise(PackedSolver):
         base: dict[str, Any] = {"lanes": lanes, "items": 16 * device.compute_units}
         if problem.layout == "nchw":
             if fits(problem, lanes):
-                most = 6 if registers(device) > 16 else 3
-                yield from ({**base, "rows": rows} for rows in (most, most - 2, most + 2))
+                vectors = 6 if registers(device) > 16 else 3
+                yield from ({**base, "rows": rows} for rows in (vectors, vectors - 2, vectors + 2))
             yield from ({**base, "slot": slot} for slot in (SLOT_BYTES, SLOT_BYTES // 4))
             return
         while lanes > problem.g:
             lanes //= 2
         # A tile of 8 output pixels reads twice as many columns under a stride: with tiles of 4, 5x5 layers of stride 2
         # take a tenth less time.
-        places = 8 if problem.sw == 1 else 4
-        base |= {"lanes": lanes, "p": places, "cb": 0}
+        pixels = 8 if problem.sw == 1 else 4
+        base |= {"lanes": lanes, "p": pixels, "cb": 0}
         yield base
-        yield {**base, "p": 12 - places}
+        yield {**base, "p": 12 - pixels}
         yield {**base, "cb": 4 * lanes}
         yield {**base, "cb": problem.g}
 
@@ -87,12 +87,12 @@ class Depthwise(PackedSolver):
         """Return the predicted seconds: launches, operations, elements, and the packing of weights that change."""
         if "rows" in config:
             return VectorKernel(problem, config).seconds(device)
-        known = rates(device)
+        peaks = rates(device)
         launch = LAUNCH_OPS if problem.constant_weights else LAUNCH_OPS + PACK_LAUNCH_OPS
         packed = 0.0 if problem.constant_weights else PACKED_OPS * math.prod(problem.w_shape)
-        launches = len(passes(problem)) * launch * Balance.of(known).launch
+        launches = len(passes(problem)) * launch * Balance.of(peaks).launch
         elements = ELEMENT_OPS[problem.layout] * (math.prod(problem.x_shape) + math.prod(problem.y_shape))
-        return (launches + OPERATION_OPS[problem.layout] * problem.flops + elements + packed) / known.flops
+        return (launches + OPERATION_OPS[problem.layout] * problem.flops + elements + packed) / peaks.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile the kernel that computes from registers if ``config`` has ``rows``, otherwise the packed kernels."""

@@ -50,8 +50,8 @@ class Bands:
         p, block = self.p, self.config["cb"]
         if block:
             return min(block, p.groups)
-        few = cdiv(16, max(1, p.images * p.places[0] * cdiv(p.places[1], 8)))
-        return min(p.groups, cdiv(cdiv(p.groups, few), self.lanes) * self.lanes)
+        parts = cdiv(16, max(1, p.images * p.places[0] * cdiv(p.places[1], 8)))
+        return min(p.groups, cdiv(cdiv(p.groups, parts), self.lanes) * self.lanes)
 
 
 class DepthwiseKernel(PackedKernel):
@@ -119,14 +119,14 @@ class RowKernel(DepthwiseKernel):
     def __init__(self, p: Pass, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(p, problem, config)
         width = p.places[2]
-        places = cdiv(width, cdiv(width, config["p"]))
-        self.widths = [places, width % places] if width % places else [places]
+        pixels = cdiv(width, cdiv(width, config["p"]))
+        self.widths = [pixels, width % pixels] if width % pixels else [pixels]
         # A tile moves down the rows of a band. With few channels, the elements that the next row reads again are still
         # in the cache.
-        columns = (places - 1) * p.step[2] + (p.taps[2] - 1) * p.spread[2] + 1
-        near = TILE_BYTES // (self.size * (columns * p.taps[0] * p.taps[1] + p.volume))
-        most = config["cb"] or max(self.lanes, near // self.lanes * self.lanes)
-        self.cb = cdiv(cdiv(p.groups, cdiv(p.groups, most)), self.lanes) * self.lanes
+        columns = (pixels - 1) * p.step[2] + (p.taps[2] - 1) * p.spread[2] + 1
+        cached_channels = TILE_BYTES // (self.size * (columns * p.taps[0] * p.taps[1] + p.volume))
+        max_channels = config["cb"] or max(self.lanes, cached_channels // self.lanes * self.lanes)
+        self.cb = cdiv(cdiv(p.groups, cdiv(p.groups, max_channels)), self.lanes) * self.lanes
         self.chunks = cdiv(p.groups, self.cb)
         bands = cdiv(config["items"], p.images * p.places[0] * self.chunks)
         self.rows = min(p.places[1], max(MIN_BAND_ROWS, cdiv(p.places[1], bands)))

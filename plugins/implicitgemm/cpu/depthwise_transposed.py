@@ -42,13 +42,13 @@ class TransposedKernel(Kernel):
         self.bands = cdiv(rows, self.rows)
         self.items = min(planes * self.bands, config["items"])
         self.pitch = p.ow * p.sw
-        turn = p.sw + BLOCK_VECTORS * lanes
-        self.table = _up(sources * p.od * p.oh * self.pitch + lanes, lanes)
-        self.mask = self.table + _up(sources * p.kd * p.kh * cdiv(p.kw, p.sw) * turn, lanes)
-        self.sums = self.mask + _up(turn, lanes)
-        self.length = _up(max(p.pw + p.iw, (p.ow + cdiv(p.kw, p.sw)) * p.sw), lanes)
-        self.lead = _up(p.kw, lanes)
-        self.slot = self.lead + self.sums + self.length + lanes
+        tap_row = p.sw + BLOCK_VECTORS * lanes
+        self.table = _round_up(sources * p.od * p.oh * self.pitch + lanes, lanes)
+        self.mask = self.table + _round_up(sources * p.kd * p.kh * cdiv(p.kw, p.sw) * tap_row, lanes)
+        self.sums = self.mask + _round_up(tap_row, lanes)
+        self.length = _round_up(max(p.pw + p.iw, (p.ow + cdiv(p.kw, p.sw)) * p.sw), lanes)
+        self.front = _round_up(p.kw, lanes)
+        self.slot = self.front + self.sums + self.length + lanes
         self.workspace_size = self.items * self.slot * self.size
 
     def text(self) -> str:
@@ -58,7 +58,7 @@ class TransposedKernel(Kernel):
         text += self.vector_macros() + define(
             KEPT_1={4: "int", 8: "long"}[p.accumulator_size], XD=p.id, XH=p.ih, XW=p.iw, IMAGES=p.mb, ITEMS=self.items,
             BANDS=self.bands, ROWS=self.rows, SLOT=self.slot, PITCH=self.pitch, TABLE=self.table, MASK=self.mask,
-            SUMS=self.sums, LENGTH=self.length, LEAD=self.lead,
+            SUMS=self.sums, LENGTH=self.length, LEAD=self.front,
         )  # fmt: skip
         values = {"bias": p.bias, "rest": p.kw % p.sw, "block": BLOCK_VECTORS, "lanes": self.lanes}
         return text + self.rendered(["depthwise_transposed.cl.mako"], **values)
@@ -71,12 +71,12 @@ class TransposedKernel(Kernel):
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
         """Return operations at peak rate: the launch, spreading rows of y, taps, and writing rows of x."""
         p = self.problem
-        spread = p.ic // p.g * math.prod(p.y_shape) * p.sw
+        spread_elements = p.ic // p.g * math.prod(p.y_shape) * p.sw
         rows = p.mb * p.ic * p.id * p.ih
         runs = p.flops / (2 * p.ow * p.kw) * cdiv(p.kw, p.sw)
-        work = SPREAD_OPS * spread + TAP_OPS * runs * (ROW_END_ELEMENTS + self.pitch)
-        work += WRITTEN_OPS * rows * (ROW_END_ELEMENTS + self.length)
-        return LAUNCH_OPS * balance.launch + work * uneven(self.items, device)
+        work_ops = SPREAD_OPS * spread_elements + TAP_OPS * runs * (ROW_END_ELEMENTS + self.pitch)
+        work_ops += WRITTEN_OPS * rows * (ROW_END_ELEMENTS + self.length)
+        return LAUNCH_OPS * balance.launch + work_ops * uneven(self.items, device)
 
 
 class DepthwiseTransposed(KernelSolver):
@@ -105,9 +105,9 @@ class DepthwiseTransposed(KernelSolver):
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Yield configurations with 4 and with 16 work items per compute unit."""
-        for each in (4, 16):
-            yield {"lanes": lanes_of(device, problem.dtype), "items": each * device.compute_units}
+        for items_per_unit in (4, 16):
+            yield {"lanes": lanes_of(device, problem.dtype), "items": items_per_unit * device.compute_units}
 
 
-def _up(size: int, unit: int) -> int:
+def _round_up(size: int, unit: int) -> int:
     return cdiv(size, unit) * unit

@@ -18,7 +18,7 @@ inline void ${function}(global const REAL *restrict xs, const ACC *ks, OUT_PARAM
   V a${j} = 0;
 % endfor
 % for read, serves in tile.reads:
-<% steps, value = moved(read) %>\
+<% steps, value = gather_lanes(read) %>\
   {
 % for step in steps:
     ${step}

@@ -11,7 +11,7 @@ from convdispatch.api.cpu import Balance, uneven
 
 from .kernel import Kernel
 from .passes import forward_pass, passes
-from .places import Tile, cover, lanes_in, moved, name, runs_of, tiles_of
+from .places import Tile, cover, lanes_in, gather_lanes, name, runs_of, tiles_of
 
 # The constants of the cost model are in operations at the device's peak multiply-add rate, fitted on timings of layers
 # drawn at random.
@@ -34,21 +34,21 @@ class VectorKernel(Kernel):
 
     def text(self) -> str:
         p, problem = self.p, self.problem
-        once = problem.accumulate or problem.residual
+        stores_once = problem.accumulate or problem.residual
         tiles: dict[Tile, str] = {}
-        calls = []
-        for row, column, tile in tiles_of(p, self.lanes, self.config["rows"], once):
-            calls.append((row, column, tiles.setdefault(tile, f"tile_{len(tiles)}")))
+        tile_calls = []
+        for row, column, tile in tiles_of(p, self.lanes, self.config["rows"], stores_once):
+            tile_calls.append((row, column, tiles.setdefault(tile, f"tile_{len(tiles)}")))
         position = [
             (p.w_first[1] + ty * p.w_step[1]) * p.kernel[2] + p.w_first[2] + tx * p.w_step[2]
             for ty in range(p.taps[1])
             for tx in range(p.taps[2])
         ]
         text = self.macros(G=p.groups, PLANES=self.planes, ITEMS=self.items, WG=p.kernel[1] * p.kernel[2], **p.planes())
-        values = {"tiles": tiles, "runs": runs_of(calls), "position": position, "bias": problem.bias}
+        values = {"tiles": tiles, "runs": runs_of(tile_calls), "position": position, "bias": problem.bias}
         values |= {"down": p.step[1] * p.source[2], "across": p.step[2], "width": p.places[2]}
         files = ("masks.cl", "depthwise_vectors.cl.mako")
-        return text + self.rendered(files, moved=moved, name=name, **values)
+        return text + self.rendered(files, gather_lanes=gather_lanes, name=name, **values)
 
     def plan(self, context: Any) -> StepPlan:
         """Compile the one launch of the kernel."""
@@ -60,9 +60,9 @@ class VectorKernel(Kernel):
         problem = self.problem
         x, y = math.prod(problem.x_shape), math.prod(problem.y_shape)
         element = ELEMENT_OPS if problem.sw == 1 else STRIDED_OPS
-        work = LANE_OPS * 2 * lanes_in(self.p, self.lanes) * problem.kh * problem.kw
-        work *= uneven(problem.mb * problem.g, device)
-        return LAUNCH_OPS * balance.launch + work + element * x + ELEMENT_OPS * y
+        lane_ops = LANE_OPS * 2 * lanes_in(self.p, self.lanes) * problem.kh * problem.kw
+        lane_ops *= uneven(problem.mb * problem.g, device)
+        return LAUNCH_OPS * balance.launch + lane_ops + element * x + ELEMENT_OPS * y
 
 
 class VectorSums(Kernel):
@@ -76,16 +76,16 @@ class VectorSums(Kernel):
         """Return functions by tile, and (taps, runs of calls) for as many rows of taps as fit the registers."""
         p, lanes, tiles = self.p, self.lanes, {}
         height, width = p.places[1:]
-        some = max(1, self.config["sums"] // p.taps[2])
-        some = -(-p.taps[1] // -(-p.taps[1] // some))
+        tap_rows = max(1, self.config["sums"] // p.taps[2])
+        tap_rows = -(-p.taps[1] // -(-p.taps[1] // tap_rows))
         parts = []
-        for first in range(0, p.taps[1], some):
-            taps, calls = range(first, min(first + some, p.taps[1])), []
+        for first_row in range(0, p.taps[1], tap_rows):
+            taps, calls = range(first_row, min(first_row + tap_rows, p.taps[1])), []
             for row, column, tile in tiles_of(p, lanes, self.config["rows"], True, taps):
                 base, windows, gradients = row * width + column, [], []
                 for store in tile.stores:
-                    used = range(store.first, store.used)
-                    offsets = tuple(store.at + lane if lane in used else None for lane in range(lanes))
+                    stored_lanes = range(store.first, store.used)
+                    offsets = tuple(store.at + lane if lane in stored_lanes else None for lane in range(lanes))
                     gradients.append(cover(offsets, windows, -base, height * width - lanes - base))
                 key = tile, tuple(windows), tuple(gradients)
                 calls.append((row, column, tiles.setdefault(key, f"tile_{len(tiles)}")))
@@ -95,12 +95,12 @@ class VectorSums(Kernel):
     def text(self) -> str:
         p = self.p
         tiles, parts = self._tiles()
-        added = int(self.problem.accumulate)
-        text = self.macros(G=p.groups, ITEMS=self.items, TAPS=p.volume, ADD=added, **p.planes())
+        accumulate = int(self.problem.accumulate)
+        text = self.macros(G=p.groups, ITEMS=self.items, TAPS=p.volume, ADD=accumulate, **p.planes())
         values = {"tiles": tiles, "parts": parts, "taps_all": p.volume, "lanes": self.lanes}
         values |= {"down": p.step[1] * p.source[2], "across": p.step[2], "width": p.places[2]}
         files = ("masks.cl", "depthwise_vectors_weights.cl.mako")
-        return text + self.rendered(files, moved=moved, name=name, **values)
+        return text + self.rendered(files, gather_lanes=gather_lanes, name=name, **values)
 
     def plan(self, context: Any) -> StepPlan:
         """Compile the one launch of the kernel."""
@@ -110,7 +110,7 @@ class VectorSums(Kernel):
         """Return operations at peak rate: the launch, the lanes of all tiles, and the elements of x, dy and dw."""
         problem = self.problem
         x, y, w = (math.prod(getattr(problem, f"{name}_shape")) for name in "xyw")
-        work = GRADIENT_LANE_OPS * 2 * lanes_in(self.p, self.lanes) * problem.kh * problem.kw
-        work *= uneven(problem.g, device)
-        moved = (ELEMENT_OPS if problem.sw == 1 else STRIDED_OPS) * x + ELEMENT_OPS * y
-        return LAUNCH_OPS * balance.launch + work + moved + RESULT_OPS * w
+        lane_ops = GRADIENT_LANE_OPS * 2 * lanes_in(self.p, self.lanes) * problem.kh * problem.kw
+        lane_ops *= uneven(problem.g, device)
+        element_ops = (ELEMENT_OPS if problem.sw == 1 else STRIDED_OPS) * x + ELEMENT_OPS * y
+        return LAUNCH_OPS * balance.launch + lane_ops + element_ops + RESULT_OPS * w

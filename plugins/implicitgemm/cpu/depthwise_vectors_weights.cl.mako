@@ -34,7 +34,7 @@ inline void ${function}(global const REAL *restrict xs, global const REAL *restr
   const V ${name(window, "y")} = LOADV(ys + (${window}));
 % endfor
 % for j, read in enumerate(gradients):
-<% steps, value = moved(read, "y") %>\
+<% steps, value = gather_lanes(read, "y") %>\
   V d${j};
   {
 % for step in steps:
@@ -44,7 +44,7 @@ inline void ${function}(global const REAL *restrict xs, global const REAL *restr
   }
 % endfor
 % for read, serves in tile.reads:
-<% steps, value = moved(read) %>\
+<% steps, value = gather_lanes(read) %>\
   {
 % for step in steps:
     ${step}

@@ -38,8 +38,8 @@ class BandSums(Kernel):
         self.bands = b = Bands(self.p, config)
         p = self.p
         # All taps are summed in one pass while their sums fit the registers, otherwise one row of taps at a time.
-        whole = p.taps[1] * p.taps[2] <= config["sums"] and (p.taps[0] == 1 or not p.nhwc)
-        self.tile_rows = p.taps[1] if whole else 1
+        all_taps = p.taps[1] * p.taps[2] <= config["sums"] and (p.taps[0] == 1 or not p.nhwc)
+        self.tile_rows = p.taps[1] if all_taps else 1
         bands = p.images * p.places[0] * cdiv(p.places[1], b.rows)
         self.chunks = cdiv(p.groups, b.cb) if p.nhwc else min(p.groups, config["chunks"])
         self.parts = max(1, min(bands, config["parts"] // self.chunks))

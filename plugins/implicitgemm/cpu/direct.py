@@ -14,7 +14,7 @@ from convdispatch.api.cpu import lanes as lanes_of
 
 from .kernel import PackedKernel, PackedSolver
 from .passes import Pass, passes
-from .tiles import default, odd_lines, predicted, source_width, spaces, straight
+from .tiles import default, odd_lines, predicted, source_width, configs_of, straight
 
 # The constants of the cost model are in operations at the device's peak multiply-add rate, fitted together with those
 # of ``tiles``.
@@ -68,15 +68,15 @@ class PassKernel(PackedKernel):
             WN=p.w_strides[0], WC=p.w_strides[1], WT=p.w_strides[2],
             W_GROUP=problem.w_shape[0] // p.groups * (problem.ic // problem.g * problem.kd * problem.kh * problem.kw),
         ) + p.kernel_macros()  # fmt: skip
-        whole, rest = config["pc"], p.places[2] % config["pc"]
+        width, rest = config["pc"], p.places[2] % config["pc"]
         values = {
-            "lanes": self.lanes, "nv": config["nv"], "pr": config["pr"], "widths": [whole, rest] if rest else [whole],
+            "lanes": self.lanes, "nv": config["nv"], "pr": config["pr"], "widths": [width, rest] if rest else [width],
             "inter": p.nhwc, "c": p.c, "cp": self.cp, "groups": p.groups, "straight": self.straight,
             "runs": p.spread[2] == 1 and self.cp == p.c, "dense": p.dense, "fold": p.fold, "bias": problem.bias,
         }  # fmt: skip
         text += self.rendered(["pack.cl.mako"], lanes=self.lanes, turned=self.turned) + self.rendered(["runs.cl"])
-        last = [] if self.straight else ["finish.cl.mako"]
-        return text + self.rendered(("stage.cl.mako", *last, "direct.cl.mako"), **values)
+        finish_files = [] if self.straight else ["finish.cl.mako"]
+        return text + self.rendered(("stage.cl.mako", *finish_files, "direct.cl.mako"), **values)
 
     @property
     def turned(self) -> bool:
@@ -112,33 +112,33 @@ class Direct(PackedSolver):
         """Tiles and blocks for the largest pass; the other passes take what their own counts favour."""
         lanes = lanes_of(device, problem.dtype)
         largest = max(_passes(problem, lanes), key=lambda p: p.flops)
-        for config in spaces(largest, device):
+        for config in configs_of(largest, device):
             yield {"lanes": lanes, **config}
 
     def kernels(self, problem: ConvProblem, config: Mapping[str, Any], device: Any) -> list[PassKernel]:
-        found = _passes(problem, config["lanes"])
-        largest = max(found, key=lambda p: p.flops)
-        same = (largest.places, largest.taps, largest.c)
+        all_passes = _passes(problem, config["lanes"])
+        largest = max(all_passes, key=lambda p: p.flops)
+        largest_sizes = (largest.places, largest.taps, largest.c)
         return [
-            PassKernel(p, problem, config if (p.places, p.taps, p.c) == same else {**config, **default(p, device)})
-            for p in found
+            PassKernel(p, problem, config if (p.places, p.taps, p.c) == largest_sizes else {**config, **default(p, device)})
+            for p in all_passes
         ]
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Return the predicted seconds: tiles, copies of bands, stores, launches, packing of weights that change."""
-        kernels, known = self.kernels(problem, config, device), rates(device)
-        balance = Balance.of(known)
-        launch, far = LAUNCH_OPS * balance.launch, FAR_PACKED_OPS * balance.memory
+        kernels, peaks = self.kernels(problem, config, device), rates(device)
+        balance = Balance.of(peaks)
+        launch, far_ops = LAUNCH_OPS * balance.launch, FAR_PACKED_OPS * balance.memory
         cost = sum(predicted(kernel.p, kernel.config, device) for kernel in kernels) + launch * len(kernels)
         if not problem.constant_weights:
             cost += sum(
-                (far if kernel.packed_size > CACHED_BYTES else PACKED_OPS[kernel.turned])
+                (far_ops if kernel.packed_size > CACHED_BYTES else PACKED_OPS[kernel.turned])
                 * kernel.packed_size
                 / kernel.size
                 + launch
                 for kernel in kernels
             )
-        return cost / known.flops
+        return cost / peaks.flops
 
 
 def _passes(problem: ConvProblem, lanes: int) -> list[Pass]:

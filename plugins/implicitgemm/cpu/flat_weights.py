@@ -100,12 +100,12 @@ class FlatKernel(Kernel):
         p, taps = self.p, self.jc * self.jw
         step = max(self.mn * taps, 2 * taps + self.mn, 8) + 1
         bands = p.images * p.groups * p.places[0] * self.bands
-        work = bands * self.tiles * (OPERATION_OPS * 2 * self.lanes * step * self.vectors + ACROSS_OPS)
+        tile_ops = bands * self.tiles * (OPERATION_OPS * 2 * self.lanes * step * self.vectors + ACROSS_OPS)
         staged = STAGED_OPS if p.step[2] in (1, 2, 4) else SINGLE_OPS
-        copies = bands * (staged * p.c * self.part * p.step[1] * p.step[2] + STAGED_OPS * p.n * self.rows * self.wp)
+        copy_ops = bands * (staged * p.c * self.part * p.step[1] * p.step[2] + STAGED_OPS * p.n * self.rows * self.wp)
         share = 1 if self.parts > 1 else min(1.0, self.items / 2)
         result = RESULT_OPS * p.groups * p.n * p.c * p.volume * (1 + 0.2 * self.parts)
-        return (work + copies) / max(0.5, share) + result + LAUNCH_OPS * balance.launch * min(2, self.parts)
+        return (tile_ops + copy_ops) / max(0.5, share) + result + LAUNCH_OPS * balance.launch * min(2, self.parts)
 
 
 class FlatWeights(KernelSolver):
@@ -138,12 +138,12 @@ class FlatWeights(KernelSolver):
 
     def _rated(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[tuple[Any, float, dict[str, Any]]]:
         """(Tile, cost, configuration) of tiles that fit the registers, with bands that fit a slot."""
-        room, units, balance = registers(device) * 3 // 4, device.compute_units, Balance.of(rates(device))
+        max_sums, units, balance = registers(device) * 3 // 4, device.compute_units, Balance.of(rates(device))
         p, base = forward_pass(problem), _base(problem, device)
         heights = band_heights(p.places[1])
         for jw in _widths(p):
             for jc in range(1, min(p.c, 6) + 1):
-                mn = min(p.n, room // (jc * jw))
+                mn = min(p.n, max_sums // (jc * jw))
                 if not mn or jc * jw > 8:
                     continue
                 mn = cdiv(p.n, cdiv(p.n, mn))

@@ -37,11 +37,11 @@ def band_heights(rows: int) -> list[int]:
 
 def cheapest(rated: Iterable[tuple[Any, float, dict[str, Any]]], fallback: dict[str, Any]) -> list[dict[str, Any]]:
     """The four cheapest configurations of different tiles, from (tile, cost, configuration)."""
-    found: dict[Any, tuple[float, dict[str, Any]]] = {}
+    best: dict[Any, tuple[float, dict[str, Any]]] = {}
     for tile, cost, config in rated:
-        if tile not in found or cost < found[tile][0]:
-            found[tile] = cost, config
-    return [config for _, config in sorted(found.values(), key=lambda each: each[0])[:4]] or [fallback]
+        if tile not in best or cost < best[tile][0]:
+            best[tile] = cost, config
+    return [config for _, config in sorted(best.values(), key=lambda each: each[0])[:4]] or [fallback]
 
 
 class Kernel:
@@ -84,8 +84,8 @@ class Kernel:
 
     def seconds(self, device: DeviceInfo) -> float:
         """Return the predicted time in seconds."""
-        known = rates(device)
-        return self.cost(Balance.of(known), device) / known.flops
+        peaks = rates(device)
+        return self.cost(Balance.of(peaks), device) / peaks.flops
 
     def launch(self, context: Any, name: str, items: Sequence[int], arguments: Sequence[Any]) -> Launch:
         """A launch of kernel ``name`` of this program over ``items`` work groups of one work item."""
@@ -133,8 +133,8 @@ class PackedSolver(Solver):
         kernels = self.kernels(problem, config, device)
         offsets, weights, slots = _areas(kernels)
         operand, base = ("w", 0) if problem.constant_weights else ("workspace", slots)
-        packers = [kernel.packer(context, at + base) for kernel, at in zip(kernels, offsets, strict=True)]
-        steps = [kernel.convolution(context, operand, at + base) for kernel, at in zip(kernels, offsets, strict=True)]
+        packers = [kernel.packer(context, offset + base) for kernel, offset in zip(kernels, offsets, strict=True)]
+        steps = [kernel.convolution(context, operand, offset + base) for kernel, offset in zip(kernels, offsets, strict=True)]
         if problem.constant_weights:
             return StepPlan(slots, steps, weights, packers, self.pack_key(problem, config, kernels))
         return StepPlan(slots + weights, [*packers, *steps])

@@ -103,16 +103,16 @@ class Pass:
         def steps(j: int) -> float:
             return (self.taps[2] + j - 1) * -(-self.n * j // lanes) / j
 
-        best = min(range(1, min(4 * lanes // self.n, self.places[2]) + 1), key=lambda j: (steps(j), j))
-        if steps(best) > 0.8 * steps(1):
+        fold = min(range(1, min(4 * lanes // self.n, self.places[2]) + 1), key=lambda j: (steps(j), j))
+        if steps(fold) > 0.8 * steps(1):
             return self
         return dataclasses.replace(
             self,
-            n=self.n * best,
-            places=(*self.places[:2], -(-self.places[2] // best)),
-            taps=(*self.taps[:2], self.taps[2] + best - 1),
-            step=(*self.step[:2], best),
-            fold=best,
+            n=self.n * fold,
+            places=(*self.places[:2], -(-self.places[2] // fold)),
+            taps=(*self.taps[:2], self.taps[2] + fold - 1),
+            step=(*self.step[:2], fold),
+            fold=fold,
             width=self.places[2],
         )
 
@@ -129,20 +129,20 @@ def passes(problem: ConvProblem) -> list[Pass]:
     if problem.direction == "bwd_data":
         w_strides = (w.channel, w.image, w.axes[2])
     # In a data gradient later taps read earlier elements, so its taps are processed from the last to the first.
-    back = tuple(spread < 0 for spread in geo.spread)
+    reversed_axes = tuple(spread < 0 for spread in geo.spread)
     result = []
     for phase in geo.phases:
         empty = not phase.volume
-        first = tuple(max(0, taps - 1) * b for taps, b in zip(phase.taps, back, strict=True))
-        origin = tuple(o + t * s for o, t, s in zip(phase.origin, first, geo.spread, strict=True))
+        first_tap = tuple(max(0, taps - 1) * b for taps, b in zip(phase.taps, reversed_axes, strict=True))
+        origin = tuple(o + t * s for o, t, s in zip(phase.origin, first_tap, geo.spread, strict=True))
         result.append(
             Pass(
                 images=geo.images, groups=geo.groups, c=1 if empty else geo.c, n=geo.m, source=geo.source.size,
                 places=phase.count, target=geo.target.size, start=phase.first, stride=geo.out_step,
                 taps=(1, 1, 1) if empty else phase.taps, step=geo.step, spread=tuple(map(abs, geo.spread)),
                 pad=(0, 0, 0) if empty else tuple(-o for o in origin), empty=empty,
-                w_first=tuple(t0 + t * s for t0, t, s in zip(phase.tap0, first, geo.tap_step, strict=True)),
-                w_step=tuple(-s if b else s for s, b in zip(geo.tap_step, back, strict=True)),
+                w_first=tuple(t0 + t * s for t0, t, s in zip(phase.tap0, first_tap, geo.tap_step, strict=True)),
+                w_step=tuple(-s if b else s for s, b in zip(geo.tap_step, reversed_axes, strict=True)),
                 kernel=geo.kernel, w_strides=w_strides, nhwc=problem.layout == "nhwc", dtype=problem.dtype,
             )
         )  # fmt: skip

@@ -54,32 +54,32 @@ class PhasesKernel(Kernel):
     """The kernel of one configuration: tiles of ``mr`` target channels by ``nv`` vectors of target pixels."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
-        self.passes = found = passes(problem)
-        super().__init__(problem, config, max(found, key=lambda each: each.volume * (not each.empty)))
+        self.passes = all_passes = passes(problem)
+        super().__init__(problem, config, max(all_passes, key=lambda each: each.volume * (not each.empty)))
         p, self.mr, self.nv = self.p, config["mr"], config["nv"]
-        live = [each for each in found if not each.empty]
+        summed = [phase for phase in all_passes if not phase.empty]
         # Compute the slot's first row and column in the source, the source rows that a band reads beyond its height,
         # and the slot's pitch.
-        self.zero = tuple(min((-each.pad[axis] for each in live), default=0) for axis in (1, 2))
+        self.zero = tuple(min((-phase.pad[axis] for phase in summed), default=0) for axis in (1, 2))
         reach = [
-            max((-each.pad[axis] - zero + (each.taps[axis] - 1) * each.spread[axis] for each in live), default=0)
+            max((-phase.pad[axis] - zero + (phase.taps[axis] - 1) * phase.spread[axis] for phase in summed), default=0)
             for axis, zero in zip((1, 2), self.zero, strict=True)
         ]
-        self.height, self.width = (max(each.places[axis] for each in found) for axis in (1, 2))
+        self.height, self.width = (max(phase.places[axis] for phase in all_passes) for axis in (1, 2))
         self.wp = self.width + reach[1]
         self.rows = min(config["rows"], self.height)
         self.slot_rows = self.rows + reach[0]
-        flat = (self.rows - 1) * self.wp + self.width
-        self.vectors = max(cdiv(flat, self.lanes), self.nv)
+        positions = (self.rows - 1) * self.wp + self.width
+        self.vectors = max(cdiv(positions, self.lanes), self.nv)
         # The plane of a channel has an odd number of vectors, so that channels are spread over the sets of the cache.
         self.plane = (cdiv(self.slot_rows * self.wp, 16) | 1) * 16
         self.sums = self.vectors * self.lanes
         self.slot_x = p.c * self.plane + self.vectors * self.lanes + reach[1] + 80
-        self.slot = cdiv(self.slot_x + len(found) * self.mr * self.sums + self.lanes, 1024) * 1024 + 80
+        self.slot = cdiv(self.slot_x + len(all_passes) * self.mr * self.sums + self.lanes, 1024) * 1024 + 80
         self.blocks, self.bands = cdiv(p.n, self.mr), cdiv(self.height, self.rows)
         self.jobs = p.images * p.groups * self.bands * self.blocks
         self.items = min(self.jobs, config["items"])
-        self.wblock = p.c * self.mr * sum(each.volume for each in live)
+        self.wblock = p.c * self.mr * sum(phase.volume for phase in summed)
         self.pack_c = max(1, min(p.c, 16384 // max(1, self.wblock // p.c)))
         """Source channels whose weights one work item packs."""
         self.packed_size = p.groups * self.blocks * self.wblock * self.size
@@ -92,13 +92,13 @@ class PhasesKernel(Kernel):
     @property
     def parts(self) -> list[Part]:
         """The values of all phases for the template, in the order of the phases."""
-        found, before = [], 0
+        result, weights_offset = [], 0
         for number, p in enumerate(self.passes):
             volume = 0 if p.empty else p.volume
-            at = (-p.pad[1] - self.zero[0]) * self.wp - p.pad[2] - self.zero[1]
-            found.append(Part(number, volume, p.taps, p.w_first, p.w_step, 0 if p.empty else at, before))
-            before += p.c * self.mr * volume
-        return found
+            start = (-p.pad[1] - self.zero[0]) * self.wp - p.pad[2] - self.zero[1]
+            result.append(Part(number, volume, p.taps, p.w_first, p.w_step, 0 if p.empty else start, weights_offset))
+            weights_offset += p.c * self.mr * volume
+        return result
 
     def text(self) -> str:
         p, parts, lanes = self.p, self.parts, self.lanes
@@ -113,7 +113,7 @@ class PhasesKernel(Kernel):
         low = min(self.wp, max(0, -self.zero[1]))
         high = max(low, min(self.wp, p.source[2] - self.zero[1]))
         order = zip((each.start[1] for each in self.passes), parts, strict=True)
-        rows = [(first, [part for _, part in row]) for first, row in itertools.groupby(order, key=lambda pair: pair[0])]
+        rows = [(first_row, [part for _, part in row]) for first_row, row in itertools.groupby(order, key=lambda pair: pair[0])]
         values = {"phases": parts, "rows_of_phases": rows, "mr": self.mr, "nv": self.nv, "lanes": lanes}
         values |= {"step": p.stride[2], "low": low, "high": high, "x0": self.zero[1], "bias": self.problem.bias}
         values["shapes"] = sorted({part.taps[1:] for part in parts if part.volume})
@@ -121,10 +121,10 @@ class PhasesKernel(Kernel):
 
     def plan(self, context: Any) -> StepPlan:
         """Compile the packing of the weights, then one launch for all phases."""
-        constant, at = self.problem.constant_weights, np.int64(self.packed_at)
+        constant, weights_offset = self.problem.constant_weights, np.int64(self.packed_at)
         sizes = [self.p.groups * self.blocks, cdiv(self.p.c, self.pack_c)]
-        pack = self.launch(context, "pack", sizes, ["w", "workspace", at])
-        arguments = [self.source, "w" if constant else "workspace", at, "workspace", self.target, *self.extras]
+        pack = self.launch(context, "pack", sizes, ["w", "workspace", weights_offset])
+        arguments = [self.source, "w" if constant else "workspace", weights_offset, "workspace", self.target, *self.extras]
         conv = self.launch(context, "conv", [self.items], arguments)
         if not constant:
             return StepPlan(self.workspace_size, [pack, conv])
@@ -136,11 +136,11 @@ class PhasesKernel(Kernel):
         p, nv = self.p, self.nv
         step = max(self.mr * nv, 2 * nv + self.mr, 8) + 1
         tiles = p.images * p.groups * self.bands * self.blocks * cdiv(self.vectors, nv)
-        work = 2 * self.lanes * step * tiles * (self.wblock // self.mr)
-        again = min(self.blocks, max(1.0, self.items / (p.images * p.groups * self.bands)))
-        staged = p.images * p.groups * p.c * self.bands * self.slot_rows * self.wp * again
-        stored = p.images * p.groups * p.n * math.prod(p.target)
-        cost = OPERATION_OPS * work + STAGED_OPS * staged + STORED_OPS * stored
+        products = 2 * self.lanes * step * tiles * (self.wblock // self.mr)
+        copies = min(self.blocks, max(1.0, self.items / (p.images * p.groups * self.bands)))
+        copied_elements = p.images * p.groups * p.c * self.bands * self.slot_rows * self.wp * copies
+        stored_elements = p.images * p.groups * p.n * math.prod(p.target)
+        cost = OPERATION_OPS * products + STAGED_OPS * copied_elements + STORED_OPS * stored_elements
         launch = LAUNCH_OPS * balance.launch
         cost = cost * (SINGLE_PHASE_FACTOR if len(self.passes) == 1 else 1.0) + launch
         if not self.problem.constant_weights:
@@ -181,11 +181,11 @@ class Phases(KernelSolver):
 
     def _rated(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[tuple[Any, float, dict[str, Any]]]:
         """(Tile, cost, configuration) of tiles that fit the registers, with bands that fit a slot."""
-        room, balance, base = registers(device), Balance.of(rates(device)), _base(problem, device)
+        register_count, balance, base = registers(device), Balance.of(rates(device)), _base(problem, device)
         heights = band_heights(PhasesKernel(problem, base).height)
         for nv in range(1, 5):
             for mr in range(1, min(problem.ic // problem.g, 16) + 1):
-                if mr * nv > room * 3 // 4 or mr + 2 * nv > 14:
+                if mr * nv > register_count * 3 // 4 or mr + 2 * nv > 14:
                     continue
                 for rows in heights[:12]:
                     config = {**base, "mr": mr, "nv": nv, "rows": rows}

@@ -66,24 +66,24 @@ def tiles_of(p: Pass, lanes: int, rows: int, once: bool, taps: range | None = No
     """
     taps = range(p.taps[1]) if taps is None else taps
     height, width = p.places[1:]
-    deep = 1 if width >= lanes else min(height, lanes // width)
+    depth = 1 if width >= lanes else min(height, lanes // width)
     columns = [0] if width < lanes else [*range(0, width - lanes, lanes), width - lanes]
-    groups = [*range(0, height - deep, deep), height - deep]
-    known: dict[Any, Tile] = {}
-    found = []
-    for part in (groups[at : at + rows] for at in range(0, len(groups), rows)):
+    groups = [*range(0, height - depth, depth), height - depth]
+    tiles: dict[Any, Tile] = {}
+    result = []
+    for tile_rows in (groups[at : at + rows] for at in range(0, len(groups), rows)):
         # Tiles far from the first and last rows of the plane are equal, so they share one key.
-        inside = part[0] * p.step[1] - p.pad[1] >= lanes
-        inside &= (part[-1] + deep) * p.step[1] + p.taps[1] * p.spread[1] - p.pad[1] + lanes < p.source[1]
-        for number, column in enumerate(columns):
-            key = column, len(part), None if inside else part[0], part[-1] == groups[-1]
-            if key not in known:
-                before = columns[number - 1] + lanes - column if number else 0
-                if deep > 1 and part[-1] == groups[-1] and len(groups) > 1:
-                    before = (groups[-2] + deep - groups[-1]) * width
-                known[key] = _tile(_Plane(p, lanes, once, taps), part, deep, column, before)
-            found.append((part[0], column, known[key]))
-    return found
+        inside = tile_rows[0] * p.step[1] - p.pad[1] >= lanes
+        inside &= (tile_rows[-1] + depth) * p.step[1] + p.taps[1] * p.spread[1] - p.pad[1] + lanes < p.source[1]
+        for index, column in enumerate(columns):
+            key = column, len(tile_rows), None if inside else tile_rows[0], tile_rows[-1] == groups[-1]
+            if key not in tiles:
+                other_lanes = columns[index - 1] + lanes - column if index else 0
+                if depth > 1 and tile_rows[-1] == groups[-1] and len(groups) > 1:
+                    other_lanes = (groups[-2] + depth - groups[-1]) * width
+                tiles[key] = _tile_at(_Plane(p, lanes, once, taps), tile_rows, depth, column, other_lanes)
+            result.append((tile_rows[0], column, tiles[key]))
+    return result
 
 
 class _Plane(NamedTuple):
@@ -95,43 +95,43 @@ class _Plane(NamedTuple):
     taps: Iterable[int]
 
 
-def _tile(plane: _Plane, rows: list[int], deep: int, column: int, before: int) -> Tile:
+def _tile_at(plane: _Plane, rows: list[int], deep: int, column: int, other_lanes: int) -> Tile:
     """The tile of vectors that begin at each of ``rows`` and hold ``deep`` rows. The first ``before`` lanes of the last
     vector, or of all vectors where each is one row, belong to another tile."""
     p, lanes, once, taps = plane
     (height, width), (source_h, source_w) = p.places[1:], p.source[1:]
-    wide = min(width, lanes)
-    used, base, out = deep * wide, rows[0] * p.step[1] * source_w + column * p.step[2], rows[0] * width + column
-    wanted: dict[Lanes, list[tuple[int, int]]] = {}
+    row_lanes = min(width, lanes)
+    used, base, target_base = deep * row_lanes, rows[0] * p.step[1] * source_w + column * p.step[2], rows[0] * width + column
+    pairs_by_offsets: dict[Lanes, list[tuple[int, int]]] = {}
     stores = []
     for vector, row in enumerate(rows):
         for ty, tx in itertools.product(taps, range(p.taps[2])):
             offsets: list[int | None] = [None] * lanes
             for lane in range(used):
-                y = (row + lane // wide) * p.step[1] + ty * p.spread[1] - p.pad[1]
-                x = (column + lane % wide) * p.step[2] + tx * p.spread[2] - p.pad[2]
+                y = (row + lane // row_lanes) * p.step[1] + ty * p.spread[1] - p.pad[1]
+                x = (column + lane % row_lanes) * p.step[2] + tx * p.spread[2] - p.pad[2]
                 if 0 <= y < source_h and 0 <= x < source_w:
                     offsets[lane] = y * source_w + x - base
             if any(offset is not None for offset in offsets):
-                wanted.setdefault(tuple(offsets), []).append((vector, ty * p.taps[2] + tx))
-        at, shared = row * width + column, before if deep == 1 or row == rows[-1] else 0
-        within = at + lanes <= height * width and not once
-        stores.append(Store(at - out, shared if once else 0, used, used == lanes or within))
+                pairs_by_offsets.setdefault(tuple(offsets), []).append((vector, ty * p.taps[2] + tx))
+        store_offset, skipped = row * width + column, other_lanes if deep == 1 or row == rows[-1] else 0
+        in_plane = store_offset + lanes <= height * width and not once
+        stores.append(Store(store_offset - target_base, skipped if once else 0, used, used == lanes or in_plane))
     windows: list[int] = []
-    ends = -base, source_h * source_w - lanes - base
-    order = sorted(wanted, key=lambda each: min(offset for offset in each if offset is not None))
-    reads = tuple((cover(offsets, windows, *ends), tuple(wanted[offsets])) for offsets in order)
+    window_range = -base, source_h * source_w - lanes - base
+    order = sorted(pairs_by_offsets, key=lambda each: min(offset for offset in each if offset is not None))
+    reads = tuple((cover(offsets, windows, *window_range), tuple(pairs_by_offsets[offsets])) for offsets in order)
     return Tile(tuple(windows), reads, tuple(stores))
 
 
 def cover(offsets: Lanes, windows: list[int], lowest: int, highest: int) -> Read:
     """Return for each lane its window and the lane in it. Adds missing windows, between ``lowest`` and ``highest``."""
-    lanes, plain = len(offsets), offsets[0]
-    if plain is not None and offsets == tuple(range(plain, plain + lanes)):
-        if plain not in windows:
-            windows.append(plain)
-        return tuple((plain, lane) for lane in range(lanes))
-    reused, new = (_choose(offsets, some, lowest, highest) for some in (windows, []))
+    lanes, first_offset = len(offsets), offsets[0]
+    if first_offset is not None and offsets == tuple(range(first_offset, first_offset + lanes)):
+        if first_offset not in windows:
+            windows.append(first_offset)
+        return tuple((first_offset, lane) for lane in range(lanes))
+    reused, new = (_choose_windows(offsets, existing, lowest, highest) for existing in (windows, []))
     # One vector load costs less than one more move of lanes between registers, so the choice with fewer windows wins.
     chosen = min(reused, new, key=len)
     windows += [window for window in chosen if window not in windows]
@@ -141,23 +141,23 @@ def cover(offsets: Lanes, windows: list[int], lowest: int, highest: int) -> Read
     )
 
 
-def _choose(offsets: Lanes, windows: list[int], lowest: int, highest: int) -> list[int]:
+def _choose_windows(offsets: Lanes, windows: list[int], lowest: int, highest: int) -> list[int]:
     """Windows that hold all offsets: existing ones while they hold as many offsets as a new one would."""
     lanes = len(offsets)
-    left = [offset for offset in offsets if offset is not None]
+    missing = [offset for offset in offsets if offset is not None]
     chosen: list[int] = []
-    while left:
-        fit = [w for w in windows if any(w <= offset < w + lanes for offset in left)]
-        best = max(fit, key=lambda w: sum(w <= offset < w + lanes for offset in left), default=None)
-        new = max(lowest, min(highest, min(left) - (0 if best is not None or chosen else _shift(offsets))))
-        if best is None or sum(new <= o < new + lanes for o in left) > sum(best <= o < best + lanes for o in left):
+    while missing:
+        usable = [w for w in windows if any(w <= offset < w + lanes for offset in missing)]
+        best = max(usable, key=lambda w: sum(w <= offset < w + lanes for offset in missing), default=None)
+        new = max(lowest, min(highest, min(missing) - (0 if best is not None or chosen else _first_used_lane(offsets))))
+        if best is None or sum(new <= o < new + lanes for o in missing) > sum(best <= o < best + lanes for o in missing):
             best = new
         chosen.append(best)
-        left = [offset for offset in left if not best <= offset < best + lanes]
+        missing = [offset for offset in missing if not best <= offset < best + lanes]
     return chosen
 
 
-def _shift(offsets: Lanes) -> int:
+def _first_used_lane(offsets: Lanes) -> int:
     """The first lane with an element: a window that begins as many elements earlier needs no lane moved."""
     return next(lane for lane, offset in enumerate(offsets) if offset is not None)
 
@@ -175,18 +175,18 @@ class Run:
 def runs_of(calls: Iterable[tuple[int, int, str]]) -> list[Run]:
     """Loops over calls at (row, column, function), which come row by row."""
     runs: list[Run] = []
-    for row, line in itertools.groupby(calls, lambda call: call[0]):
-        spots: list[tuple[str, int, int, int]] = []
-        for _, column, function in line:
-            same, first, last, apart = spots[-1] if spots else ("", 0, 0, 0)
-            if same == function and apart in (0, column - last):
-                spots[-1] = function, first, column, column - last
+    for row, row_calls in itertools.groupby(calls, lambda call: call[0]):
+        column_runs: list[tuple[str, int, int, int]] = []
+        for _, column, function in row_calls:
+            last_function, first, last, column_step = column_runs[-1] if column_runs else ("", 0, 0, 0)
+            if last_function == function and column_step in (0, column - last):
+                column_runs[-1] = function, first, column, column - last
             else:
-                spots.append((function, column, column, 0))
-        if runs and runs[-1].calls == spots and runs[-1].apart in (0, row - runs[-1].last):
+                column_runs.append((function, column, column, 0))
+        if runs and runs[-1].calls == column_runs and runs[-1].apart in (0, row - runs[-1].last):
             runs[-1].last, runs[-1].apart = row, row - runs[-1].last
         else:
-            runs.append(Run(row, row, 0, spots))
+            runs.append(Run(row, row, 0, column_runs))
     return runs
 
 
@@ -195,17 +195,17 @@ def name(window: int, of: str = "x") -> str:
     return f"{of}{window}" if window >= 0 else f"{of}_{-window}"
 
 
-def moved(read: Read, of: str = "x", to: str = "m") -> tuple[list[str], str]:
+def gather_lanes(read: Read, of: str = "x", to: str = "m") -> tuple[list[str], str]:
     """Statements that move lanes together and mask those that are 0, and the operand's expression after them."""
     lines, value = [], ""
     for window in dict.fromkeys(source[0] for source in read if source is not None):
         lane_of = {lane: source[1] for lane, source in enumerate(read) if source is not None and source[0] == window}
-        if not value and all(lane == there for lane, there in lane_of.items()):
+        if not value and all(lane == source_lane for lane, source_lane in lane_of.items()):
             value = name(window, of)
             continue
-        had = value or name(window, of)
-        picks = (f"{name(window, of)}.s{lane_of[i]:x}" if i in lane_of else f"{had}.s{i:x}" for i in range(len(read)))
-        lines.append(f"{'' if value == to else 'V '}{to} = (V)({', '.join(picks)});")
+        base = value or name(window, of)
+        lanes = (f"{name(window, of)}.s{lane_of[i]:x}" if i in lane_of else f"{base}.s{i:x}" for i in range(len(read)))
+        lines.append(f"{'' if value == to else 'V '}{to} = (V)({', '.join(lanes)});")
         value = to
     if None in read:
         mask = ", ".join("0" if source is None else "-1" for source in read)

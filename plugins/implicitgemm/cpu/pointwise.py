@@ -31,14 +31,14 @@ columns are packed at every call."""
 HEAVY_FOLDED_PIXELS = range(128, 256)
 """Pixels of images that are folded too where weights of more than HEAVY_BYTES would be read again for each image."""
 HEAVY_BYTES = 3 << 19
-OTHER_FACTOR = 1.07
+WORSE_FORM_FACTOR = 1.07
 """Measured over predicted time of the form that is not expected to be faster: over 18 layers of 36 to 225 pixels and
 four images, 0.98 to 1.36."""
 _LONGEST_SIDE = 1 << 31
 """Each side of a product, and the number of products in a batch, stay below this limit."""
 
 
-def _several(problem: ConvProblem) -> bool:
+def _has_two_forms(problem: ConvProblem) -> bool:
     """Whether there is a choice between folding the images into one product and one product per image."""
     return problem.layout == "nchw" and problem.mb > 1 and problem.direction != "bwd_weights"
 
@@ -46,15 +46,15 @@ def _several(problem: ConvProblem) -> bool:
 def _folds(problem: ConvProblem) -> bool:
     """Whether folding is expected to pay."""
     pixels, weights = problem.id * problem.ih * problem.iw, problem.oc * problem.ic // problem.g
-    heavy = weights * problem.accumulator_size > HEAVY_BYTES
-    return pixels < FOLDED_PIXELS or (heavy and pixels in HEAVY_FOLDED_PIXELS)
+    exceeds_cache = weights * problem.accumulator_size > HEAVY_BYTES
+    return pixels < FOLDED_PIXELS or (exceeds_cache and pixels in HEAVY_FOLDED_PIXELS)
 
 
 def _forms(problem: ConvProblem) -> list[bool]:
     """Whether images are folded, the expected best first; without the forms whose product has too long a side."""
     pixels, folds = problem.id * problem.ih * problem.iw, _folds(problem)
     sides = {True: pixels * problem.mb, False: max(pixels, problem.g * problem.mb)}
-    forms = [folds, not folds] if _several(problem) else [True]
+    forms = [folds, not folds] if _has_two_forms(problem) else [True]
     if max(sides.values()) >= _LONGEST_SIDE and problem.direction != "bwd_weights":
         forms = [True, False]
     return [fold for fold in forms if sides[fold] < _LONGEST_SIDE]
@@ -72,11 +72,11 @@ def _spec(problem: ConvProblem, fold: bool) -> GemmSpec:
         return Axis(group, inner=g, outer=image) if images > 1 else Axis(group)
 
     def tensor(channels: int) -> Matrix:
-        step = channels // g
+        group_channels = channels // g
         if nhwc:
-            return Matrix(Axis(1), Axis(channels), batch(step, pixels * channels))
+            return Matrix(Axis(1), Axis(channels), batch(group_channels, pixels * channels))
         columns = Axis(1, pixels, channels * pixels) if fold and mb > 1 else Axis(1)
-        return Matrix(Axis(pixels), columns, batch(step * pixels, channels * pixels))
+        return Matrix(Axis(pixels), columns, batch(group_channels * pixels, channels * pixels))
 
     x, y, w = tensor(problem.ic), tensor(problem.oc), Matrix(Axis(icg), Axis(1), batch(ocg * icg, 0))
     columns = pixels * (mb if fold else 1)
@@ -98,8 +98,8 @@ class Pointwise(Solver):
         kernel = (problem.kd, problem.kh, problem.kw)
         if kernel != (1, 1, 1):
             return "1x1 only, got " + "x".join(map(str, kernel[3 - problem.ndim :]))
-        same = (problem.od, problem.oh, problem.ow) == (problem.id, problem.ih, problem.iw)
-        if not same or any(getattr(problem, "s" + a) > 1 and getattr(problem, "i" + a) > 1 for a in problem.axes):
+        same_size = (problem.od, problem.oh, problem.ow) == (problem.id, problem.ih, problem.iw)
+        if not same_size or any(getattr(problem, "s" + a) > 1 and getattr(problem, "i" + a) > 1 for a in problem.axes):
             # Sizes may be equal in spite of a stride, because wide padding may make up for the stride.
             return "stride 1 and no padding only"
         if any(getattr(problem, "p" + axis) for axis in problem.axes):
@@ -124,9 +124,9 @@ class Pointwise(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Return the predicted seconds of the product: operations, elements read, packed and written, and launches."""
-        other, known = _several(problem) and config["fold"] != _folds(problem), rates(device)
-        cost = gemm_cost(_spec(problem, config["fold"]), config["gemm"], Balance.of(known))
-        return (OTHER_FACTOR if other else 1.0) * cost / known.flops
+        is_worse_form, peaks = _has_two_forms(problem) and config["fold"] != _folds(problem), rates(device)
+        cost = gemm_cost(_spec(problem, config["fold"]), config["gemm"], Balance.of(peaks))
+        return (WORSE_FORM_FACTOR if is_worse_form else 1.0) * cost / peaks.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile one product, whose weights are packed only once if they are constant."""

@@ -50,20 +50,20 @@ class SkinnyKernel(Kernel):
         p = self.p
         self.k = p.c * p.volume
         self.places = p.images * math.prod(p.places)
-        whole = math.prod(p.source) if p.source == p.taps and p.places == (1, 1, 1) and set(p.pad) == {0} else 0
-        near = p.nhwc and p.volume == 1 and p.source == p.places and set(p.step) == {1} and set(p.pad) == {0}
-        self.in_place = near or (whole > 0 and (p.groups == 1 or whole == 1 or not p.nhwc))
+        source_size = math.prod(p.source) if p.source == p.taps and p.places == (1, 1, 1) and set(p.pad) == {0} else 0
+        pointwise = p.nhwc and p.volume == 1 and p.source == p.places and set(p.step) == {1} and set(p.pad) == {0}
+        self.in_place = pointwise or (source_size > 0 and (p.groups == 1 or source_size == 1 or not p.nhwc))
         if self.in_place:
-            self.pitch, self.apart = p.groups * self.k, self.k
+            self.pitch, self.group_pitch = p.groups * self.k, self.k
         else:
             # The pitch is an odd number of cache lines, so that neighbouring pixels are spread over the sets of the
             # cache.
             self.pitch = (cdiv(self.k, 16) | 1) * 16
-            self.apart = self.places * self.pitch
+            self.group_pitch = self.places * self.pitch
         self.blocks = cdiv(p.n, config["mr"])
         self.items = min(p.groups * self.blocks, config["items"])
         self.run = max(1, min(cdiv(p.c, COPY_ITEMS), COPIED_ELEMENTS // math.prod(p.source)))
-        self.workspace_size = 0 if self.in_place else p.groups * self.apart * self.size
+        self.workspace_size = 0 if self.in_place else p.groups * self.group_pitch * self.size
         self.far = p.groups * p.n * self.k * self.size > CACHED_BYTES
         """Whether the weights come from memory."""
 
@@ -77,24 +77,24 @@ class SkinnyKernel(Kernel):
                     step = max(MULTIPLY_OPS * rows * cols, LOAD_OPS * (rows + cols), STEP_OPS)
                     steps += times_n * times_p * (step * cdiv(self.k, self.lanes) + TILE_OPS)
         jobs = min(p.groups * cdiv(p.n, mr), self.config["items"])
-        work = 2 * self.lanes * p.groups * steps * uneven(jobs, device)
-        streamed = (FAR_OPS * balance.memory if self.far else NEAR_OPS) * p.groups * p.n * self.k
-        copied = 0.0
+        multiply_ops = 2 * self.lanes * p.groups * steps * uneven(jobs, device)
+        weight_ops = (FAR_OPS * balance.memory if self.far else NEAR_OPS) * p.groups * p.n * self.k
+        copy_ops = 0.0
         if not self.in_place:
-            copied = p.groups * self.places * (COPIED_OPS[p.nhwc] * self.k + RUN_OPS[p.nhwc] * p.volume)
+            copy_ops = p.groups * self.places * (COPIED_OPS[p.nhwc] * self.k + RUN_OPS[p.nhwc] * p.volume)
         launches = LAUNCH_OPS * balance.launch * (1 if self.in_place else 2)
-        return math.hypot(work, streamed) + copied + launches
+        return math.hypot(multiply_ops, weight_ops) + copy_ops + launches
 
     def text(self) -> str:
         p, config, in_place = self.p, self.config, self.in_place
         text = self.macros(
             "XYTSDP", C=p.c, K=self.k, N=p.n, GROUPS=p.groups, RUN=self.run, NHWC=int(p.nhwc), PITCH=f"{self.pitch}L",
-            APART=f"{self.apart}L", PLACES=self.places, PIXELS=math.prod(p.places), MR=config["mr"], BLOCKS=self.blocks,
+            APART=f"{self.group_pitch}L", PLACES=self.places, PIXELS=math.prod(p.places), MR=config["mr"], BLOCKS=self.blocks,
             ITEMS=self.items, FROM="REAL" if in_place else "ACC", READ="LOADV" if in_place else "LOADW",
         )  # fmt: skip
         rows, cols = (
-            [whole, every % whole] if every % whole else [whole]
-            for whole, every in ((min(config["mr"], p.n), p.n), (config["pc"], self.places))
+            [tile_size, total % tile_size] if total % tile_size else [tile_size]
+            for tile_size, total in ((min(config["mr"], p.n), p.n), (config["pc"], self.places))
         )
         values = {"lanes": self.lanes, "rest": self.k % self.lanes, "in_place": in_place, "nhwc": p.nhwc}
         values |= {"heights": rows, "widths": cols, "ahead": AHEAD_ELEMENTS if self.far else 0}
@@ -124,9 +124,9 @@ class Skinny(KernelSolver):
         """Reject everything but forward layers with few output pixels and long sums."""
         if problem.direction != "fwd":
             return f"forward only, got {problem.direction}"
-        places, taps = problem.mb * problem.od * problem.oh * problem.ow, problem.kd * problem.kh * problem.kw
-        if not 1 <= places <= MAX_PLACES:
-            return f"1 to {MAX_PLACES} places of all images, got {places}"
+        pixels, taps = problem.mb * problem.od * problem.oh * problem.ow, problem.kd * problem.kh * problem.kw
+        if not 1 <= pixels <= MAX_PLACES:
+            return f"1 to {MAX_PLACES} places of all images, got {pixels}"
         if taps > MAX_TAPS:
             return f"{MAX_TAPS} taps at most, got {taps}"
         if (length := problem.ic // problem.g * taps) < MIN_SUM:
@@ -135,13 +135,13 @@ class Skinny(KernelSolver):
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Yield tiles by predicted cost, the best first."""
-        room, balance = registers(device), Balance.of(rates(device))
+        register_count, balance = registers(device), Balance.of(rates(device))
         config = {"lanes": lanes_of(device, problem.dtype), "items": 16 * device.compute_units, "mr": 1, "pc": 1}
         kernel = SkinnyKernel(problem, config)
         choices = []
         for pc in sorted({cdiv(kernel.places, parts) for parts in range(1, kernel.places + 1)}):
-            for mr in range(1, min(kernel.p.n, room // 4) + 1):
-                if mr * pc <= room * 3 // 4 and mr * pc + pc + 2 <= room:
+            for mr in range(1, min(kernel.p.n, register_count // 4) + 1):
+                if mr * pc <= register_count * 3 // 4 and mr * pc + pc + 2 <= register_count:
                     choices.append((kernel.cost(balance, device, (mr, pc)), -mr, pc))
         for _, mr, pc in sorted(choices)[:4]:
             yield {**config, "mr": -mr, "pc": pc}

@@ -60,7 +60,7 @@ void ${function}_${rows}(global const REAL *restrict xs, global const REAL *rest
 % if staged:
           const V x${j} = LOADW(xt + ${t * spread_w % step_w} * PART + ${t * spread_w // step_w + starts[j]});
 % else:
-<% steps, value = moved(tile.reads[t][j], "x", f"m{j}") %>\
+<% steps, value = gather_lanes(tile.reads[t][j], "x", f"m{j}") %>\
 % for step in steps:
           ${step}
 % endfor

@@ -15,7 +15,7 @@ from convdispatch.api.cpu import lanes as lanes_of
 from ..solving import KernelSolver
 from .kernel import Kernel
 from .passes import Pass, passes
-from .places import Read, cover, moved, name, runs_of
+from .places import Read, cover, gather_lanes, name, runs_of
 from .tiles import source_width
 
 MAX_CHANNELS = 8
@@ -75,12 +75,12 @@ class StemKernel(Kernel):
         """For whole tiles and for a row's rest: first columns of the vectors, and the last vector's first new lane."""
         wide, width = self.config["nv"] * self.lanes, self.p.places[2]
         rest = width % wide
-        found = [([v * self.lanes for v in range(self.config["nv"])], 0)] if width >= wide else []
+        result = [([v * self.lanes for v in range(self.config["nv"])], 0)] if width >= wide else []
         if rest:
             starts = [v * self.lanes for v in range(rest // self.lanes)]
-            over = rest % self.lanes
-            found.append(([*starts, rest - self.lanes], self.lanes - over) if over else (starts, 0))
-        return found
+            extra = rest % self.lanes
+            result.append(([*starts, rest - self.lanes], self.lanes - extra) if extra else (starts, 0))
+        return result
 
     def _across(self) -> tuple[dict[Across, str], list[tuple[str, int, int, int]]]:
         """Return the functions that read taps from the tensor, and their calls along a row."""
@@ -88,18 +88,18 @@ class StemKernel(Kernel):
         tiles: dict[Across, str] = {}
         calls = []
         for column in range(0, width, wide):
-            starts, first = self.tiles[0] if column + wide <= width else self.tiles[-1]
+            starts, first_lane = self.tiles[0] if column + wide <= width else self.tiles[-1]
             base, windows, reads = column * p.step[2], [], []
             for tap in range(p.taps[2]):
                 operands = []
                 for start in starts:
-                    at = ((column + start + i) * p.step[2] + tap * p.spread[2] - p.pad[2] for i in range(self.lanes))
-                    offsets = tuple(each - base if 0 <= each < p.source[2] else None for each in at)
-                    outside = all(each is None for each in offsets)
-                    most = p.source[2] - self.lanes - base
-                    operands.append(None if outside else cover(offsets, windows, -base, most))
+                    positions = ((column + start + i) * p.step[2] + tap * p.spread[2] - p.pad[2] for i in range(self.lanes))
+                    offsets = tuple(position - base if 0 <= position < p.source[2] else None for position in positions)
+                    outside = all(position is None for position in offsets)
+                    highest = p.source[2] - self.lanes - base
+                    operands.append(None if outside else cover(offsets, windows, -base, highest))
                 reads.append(tuple(operands))
-            tile = Across(tuple(starts), first, tuple(windows), tuple(reads))
+            tile = Across(tuple(starts), first_lane, tuple(windows), tuple(reads))
             calls.append((0, column, tiles.setdefault(tile, f"tile_{len(tiles)}")))
         return tiles, runs_of(calls)[0].calls
 
@@ -123,7 +123,7 @@ class StemKernel(Kernel):
             tiles, calls = self._across()
             values |= {"tiles": {function: tile for tile, function in tiles.items()}, "calls": calls}
             files = ["masks.cl", "stem.cl.mako"]
-        return text + self.rendered(files, moved=moved, name=name, **values)
+        return text + self.rendered(files, gather_lanes=gather_lanes, name=name, **values)
 
     def plan(self, context: Any) -> StepPlan:
         """Compile the one launch of the convolution."""
@@ -139,21 +139,21 @@ class StemKernel(Kernel):
         def step(rows: int, vectors: int) -> float:
             return max(rows * vectors, 2 * vectors + rows, 8) + 1 if rows and vectors else 0.0
 
-        whole, rest = divmod(cdiv(problem.ow, lanes), nv)
+        full_tiles, rest_vectors = divmod(cdiv(problem.ow, lanes), nv)
         n = problem.oc // problem.g
         return sum(
-            times * (whole * step(rows, nv) + step(rows, rest)) for rows, times in ((mr, n // mr), (n % mr, 1)) if rows
+            times * (full_tiles * step(rows, nv) + step(rows, rest_vectors)) for rows, times in ((mr, n // mr), (n % mr, 1)) if rows
         )
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
         """Return operations at peak rate: the tiles' cycles, copied and written elements, and one launch."""
         p, config, problem = self.p, self.config, self.problem
         cycles = self.cycles(problem, config["mr"], config["nv"], config["lanes"])
-        work = 2 * config["lanes"] * cycles * p.images * p.groups * p.c * p.volume * p.places[0] * p.places[1]
+        tile_ops = 2 * config["lanes"] * cycles * p.images * p.groups * p.c * p.volume * p.places[0] * p.places[1]
         halo = 1 + (p.taps[1] - 1) / max(1, config["rows"] * p.step[1])
         copied = READ_OPS if not self.staged else STAGED_OPS if p.step[2] in (1, 2, 4) else SINGLE_OPS
-        moved = copied * math.prod(problem.x_shape) * halo * p.taps[0] + STORED_OPS * math.prod(problem.y_shape)
-        return OPERATION_OPS * work + moved + LAUNCH_OPS * balance.launch
+        element_ops = copied * math.prod(problem.x_shape) * halo * p.taps[0] + STORED_OPS * math.prod(problem.y_shape)
+        return OPERATION_OPS * tile_ops + element_ops + LAUNCH_OPS * balance.launch
 
 
 class Stem(KernelSolver):
@@ -168,9 +168,9 @@ class Stem(KernelSolver):
         if problem.layout != "nchw":
             return f"nchw only, got {problem.layout}"
         lanes = lanes_of(device, problem.dtype)
-        most = MAX_CHANNELS_IN_PLACE if _in_place(passes(problem)[0], lanes) else MAX_CHANNELS
-        if problem.ic // problem.g > most:
-            return f"{most} channels a group at most, got {problem.ic // problem.g}"
+        max_channels = MAX_CHANNELS_IN_PLACE if _in_place(passes(problem)[0], lanes) else MAX_CHANNELS
+        if problem.ic // problem.g > max_channels:
+            return f"{max_channels} channels a group at most, got {problem.ic // problem.g}"
         if problem.kw > MAX_TAPS_W:
             return f"{MAX_TAPS_W} taps along w at most, got {problem.kw}"
         if problem.ow < lanes:
@@ -179,7 +179,7 @@ class Stem(KernelSolver):
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Yield tiles by their count of cycles, the best first."""
-        p, lanes, room = passes(problem)[0], lanes_of(device, problem.dtype), registers(device)
+        p, lanes, register_count = passes(problem)[0], lanes_of(device, problem.dtype), registers(device)
         size = p.accumulator_size
         choices = []
         for nv in range(1, 5):
@@ -188,7 +188,7 @@ class Stem(KernelSolver):
             for mr in range(1, min(p.n, 16) + 1):
                 # Sums, source vectors and the weights of a tap share the registers: tiles of 6 channels by 4 vectors, 8
                 # by 3 and 10 by 2 took 1.1 to 1.25 times as long as 5 by 4, 7 by 3 and 8 by 2.
-                if mr * nv <= room * 3 // 4 and mr + 2 * nv <= 13:
+                if mr * nv <= register_count * 3 // 4 and mr + 2 * nv <= 13:
                     choices.append((StemKernel.cycles(problem, mr, nv, lanes), nv, mr))
         row = p.c * p.taps[0] * (p.places[2] * p.step[2] + p.taps[2] * p.spread[2]) * size
         rows = max(1, (SLOT_BYTES // row - (p.taps[1] - 1) * p.spread[1] - 1) // p.step[1] + 1)
@@ -199,8 +199,8 @@ class Stem(KernelSolver):
         if _in_place(p, lanes):
             # Vectors that are read in place and moved between lanes also need registers, so only small tiles are
             # offered.
-            few = [(nv, mr) for _, nv, mr in choices if nv <= 2 and mr <= room // 4]
-            yield from ({**base, "mr": mr, "nv": nv, "staged": False} for nv, mr in few[:2])
+            small_tiles = [(nv, mr) for _, nv, mr in choices if nv <= 2 and mr <= register_count // 4]
+            yield from ({**base, "mr": mr, "nv": nv, "staged": False} for nv, mr in small_tiles[:2])
         for _, nv, mr in choices[:3]:
             yield {**base, "mr": mr, "nv": nv}
         if rows > 3:

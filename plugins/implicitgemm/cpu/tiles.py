@@ -57,10 +57,10 @@ def odd_lines(elements: int) -> int:
 def _taps(p: Pass, axis: int, start: int, count: int) -> int:
     """Return the number of taps along an axis that read the source for any of ``count`` pixels from ``start`` on."""
     taps, step, spread, size = p.taps[axis], p.step[axis], p.spread[axis], p.source[axis]
-    first = start * step - p.pad[axis]
-    last = first + (count - 1) * step
-    begin = 0 if last >= 0 else cdiv(-last, spread)
-    end = 0 if first >= size else min(taps, (size - 1 - first) // spread + 1)
+    lowest = start * step - p.pad[axis]
+    highest = lowest + (count - 1) * step
+    begin = 0 if highest >= 0 else cdiv(-highest, spread)
+    end = 0 if lowest >= size else min(taps, (size - 1 - lowest) // spread + 1)
     return max(0, end - begin)
 
 
@@ -68,14 +68,14 @@ def _distinct(p: Pass, axis: int, tile: int) -> Iterator[tuple[int, int]]:
     """(First place, number of equal tiles) along an axis. Tiles whose taps all read inside the source are equal and one
     entry, however long the axis; each other tile, and the last, which may be cut off, is an entry."""
     size, step, pad = p.places[axis], p.step[axis], p.pad[axis]
-    whole = size // tile
-    first = min(whole, max(0, cdiv(cdiv(pad, step), tile)))
-    last = (p.source[axis] - 1 - (p.taps[axis] - 1) * p.spread[axis] + pad) // step // tile
-    end = min(whole, max(first, last + 1))
-    yield from ((place * tile, 1) for place in range(first))
-    if end > first:
-        yield first * tile, end - first
-    yield from ((place * tile, 1) for place in range(end, cdiv(size, tile)))
+    full_tiles = size // tile
+    first_inside = min(full_tiles, max(0, cdiv(cdiv(pad, step), tile)))
+    last_inside = (p.source[axis] - 1 - (p.taps[axis] - 1) * p.spread[axis] + pad) // step // tile
+    end = min(full_tiles, max(first_inside, last_inside + 1))
+    yield from ((tile_index * tile, 1) for tile_index in range(first_inside))
+    if end > first_inside:
+        yield first_inside * tile, end - first_inside
+    yield from ((tile_index * tile, 1) for tile_index in range(end, cdiv(size, tile)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -93,16 +93,16 @@ def tile_cycles(p: Pass, nv: int, pr: int, pc: int, lanes: int) -> float:
 
 def tiles(p: Pass, device: DeviceInfo) -> Iterator[tuple[float, int, int, int]]:
     """(cycles, nv, pr, pc) of every tile that fits the registers."""
-    lanes, room = lanes_of(device, p.dtype), registers(device)
+    lanes, register_count = lanes_of(device, p.dtype), registers(device)
     height, width = p.places[1:]
     for nv in range(1, 5):
         if nv > 1 and (nv - 1) * lanes >= p.n:
             break
-        for pc in range(1, min(width, room) + 1):
+        for pc in range(1, min(width, register_count) + 1):
             for pr in range(1, (min(height, 8) if pc == width else 1) + 1):
                 # Tiles of several vectors spill if their sums take more than three quarters of the registers: 2x14
                 # pixels took 1.1 to 1.3 times as long as 2x12, while one vector of 28 or 30 pixels did not.
-                if pr * pc * nv + nv + 1 <= room and (nv == 1 or pr * pc * nv <= room * 3 // 4):
+                if pr * pc * nv + nv + 1 <= register_count and (nv == 1 or pr * pc * nv <= register_count * 3 // 4):
                     yield tile_cycles(p, nv, pr, pc, lanes), nv, pr, pc
 
 
@@ -112,30 +112,30 @@ def complete(p: Pass, device: DeviceInfo, nv: int, pr: int, pc: int, weights: in
     lanes = lanes_of(device, p.dtype)
     height, width = p.places[1:]
     row_bytes = p.c * p.taps[0] * source_width(p) * size
-    extra = (p.taps[1] - 1) * p.spread[1] + 1
-    rows = max(1, (SLOT_BYTES // max(1, row_bytes) - extra) // p.step[1] + 1)
+    halo_rows = (p.taps[1] - 1) * p.spread[1] + 1
+    rows = max(1, (SLOT_BYTES // max(1, row_bytes) - halo_rows) // p.step[1] + 1)
     rows = max(rows, cdiv(MIN_BAND_PLACES, width))
     outer = p.images * p.groups * p.places[0]
-    want = 8 * device.compute_units
-    rows = min(rows, max(cdiv(MIN_BAND_PLACES, width), height * outer // want), height)
+    target_jobs = 8 * device.compute_units
+    rows = min(rows, max(cdiv(MIN_BAND_PLACES, width), height * outer // target_jobs), height)
     rows = cdiv(cdiv(height, cdiv(height, rows)), pr) * pr
     bands = outer * cdiv(height, rows)
     blocks = cdiv(p.n, nv * lanes)
     parts = max(1, min(blocks, 4 * device.compute_units // bands))
     # Partial sums between blocks of channels are stored and read again, which costs more than reading four times as
     # many weights.
-    each = nv * lanes * p.volume * size
-    cb = p.c if p.c * each <= (4 if straight(p, p.c) else 1) * weights else max(1, weights // each)
+    channel_bytes = nv * lanes * p.volume * size
+    cb = p.c if p.c * channel_bytes <= (4 if straight(p, p.c) else 1) * weights else max(1, weights // channel_bytes)
     cb = cdiv(p.c, cdiv(p.c, cb))
     return {"nv": nv, "pr": pr, "pc": pc, "rows": rows, "cb": cb, "items": min(bands, MAX_ITEMS), "parts": parts}
 
 
 def default(p: Pass, device: DeviceInfo) -> dict[str, Any]:
     """Return the configuration with the least predicted cost."""
-    return next(spaces(p, device))
+    return next(configs_of(p, device))
 
 
-def spaces(p: Pass, device: DeviceInfo) -> Iterator[dict[str, Any]]:
+def configs_of(p: Pass, device: DeviceInfo) -> Iterator[dict[str, Any]]:
     """Configurations, the default first: the best tile of each width by cost, then other blocks of channels."""
     best: dict[int, tuple[int, int, int]] = {}
     for _, nv, pr, pc in sorted(tiles(p, device), key=lambda choice: (choice[0], -choice[1])):
@@ -163,14 +163,14 @@ def predicted(p: Pass, config: dict[str, Any], device: DeviceInfo) -> float:
     lanes = lanes_of(device, p.dtype)
     cycles = tile_cycles(p, config["nv"], config["pr"], config["pc"], lanes)
     work = 2 * lanes * cycles * p.images * p.groups * p.places[0] * p.c
-    staged = p.images * math.prod(p.source) * p.groups * p.c * (1 + (p.taps[1] - 1) / max(1, config["rows"]))
-    stored = p.images * p.groups * p.n * math.prod(p.places)
+    copied_elements = p.images * math.prod(p.source) * p.groups * p.c * (1 + (p.taps[1] - 1) / max(1, config["rows"]))
+    written_elements = p.images * p.groups * p.n * math.prod(p.places)
     weights = p.groups * p.c * p.n * math.prod(p.taps)
-    streamed = weights if weights * p.accumulator_size > CACHED_BYTES else 0
-    each, copied, written = STRAIGHT_OPS if straight(p, config["cb"]) else BACKWARD_OPS
+    far_weights = weights if weights * p.accumulator_size > CACHED_BYTES else 0
+    op_cost, copy_cost, write_cost = STRAIGHT_OPS if straight(p, config["cb"]) else BACKWARD_OPS
     if not p.nhwc and max(p.step) > 1 and p.c >= 16:
-        each, copied, written = STRIDED_OPS
+        op_cost, copy_cost, write_cost = STRIDED_OPS
     if max(p.spread) > 1:
-        each *= DILATED_FACTOR
-    spent = each * work + copied * staged * config["parts"] + written * stored
-    return uneven(config["items"] * config["parts"], device) * spent + WEIGHT_OPS * streamed
+        op_cost *= DILATED_FACTOR
+    total = op_cost * work + copy_cost * copied_elements * config["parts"] + write_cost * written_elements
+    return uneven(config["items"] * config["parts"], device) * total + WEIGHT_OPS * far_weights

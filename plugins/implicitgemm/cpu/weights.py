@@ -99,13 +99,13 @@ def _cycles(p: Pass, nv: int, jc: int, jw: int, lanes: int) -> float:
 
 def _tiles(p: Pass, device: Any) -> Iterator[tuple[float, int, int, int]]:
     """(Cycles, nv, jc, jw) of every tile that fits the registers."""
-    lanes, room = lanes_of(device, p.dtype), registers(device)
+    lanes, register_count = lanes_of(device, p.dtype), registers(device)
     for nv in range(1, 5):
         if nv > 1 and (nv - 1) * lanes >= p.n:
             break
         for jw in (taps for taps in range(1, p.taps[2] + 1) if p.taps[2] % taps == 0):
-            for jc in range(1, min(p.c, room) + 1):
-                if jc * jw * nv + nv + 1 <= room:
+            for jc in range(1, min(p.c, register_count) + 1):
+                if jc * jw * nv + nv + 1 <= register_count:
                     yield _cycles(p, nv, jc, jw, lanes), nv, jc, jw
 
 
@@ -114,8 +114,8 @@ def _complete(p: Pass, device: Any, nv: int, jc: int, jw: int) -> Iterator[dict[
     size, lanes = p.accumulator_size, lanes_of(device, p.dtype)
     height, width = p.places[1:]
     row_bytes = p.c * p.taps[0] * source_width(p) * size
-    extra = (p.taps[1] - 1) * p.spread[1] + 1
-    rows = max(1, (SLOT_BYTES // row_bytes - extra) // p.step[1] + 1, cdiv(128, width))
+    halo_rows = (p.taps[1] - 1) * p.spread[1] + 1
+    rows = max(1, (SLOT_BYTES // row_bytes - halo_rows) // p.step[1] + 1, cdiv(128, width))
     rows = min(rows, max(cdiv(128, width), GRADIENT_BYTES // (width * nv * lanes * size)), height)
     rows = cdiv(height, cdiv(height, rows))
     bands = p.images * p.places[0] * cdiv(height, rows)
@@ -136,11 +136,11 @@ def _operations(p: Pass, config: Mapping[str, Any], device: DeviceInfo, balance:
     cycles = _cycles(p, config["nv"], config["jc"], config["jw"], lanes)
     work = OPERATION_OPS * 2 * lanes * cycles * p.taps[0] * p.taps[1] * places
     # Factor by which x is copied more than once, because each work item of a group copies it
-    again = max(1.0, config["chunks"] / groups)
+    copies = max(1.0, config["chunks"] / groups)
     bands = p.images * p.places[0] * cdiv(p.places[1], config["rows"])
     rows = (config["rows"] - 1) * p.step[1] + (p.taps[1] - 1) * p.spread[1] + 1
-    staged = bands * groups * p.taps[0] * rows * source_width(p) * p.c
-    work += SOURCE_OPS[p.nhwc] * staged * again + DY_OPS * places * blocks * nvl
+    copied_elements = bands * groups * p.taps[0] * rows * source_width(p) * p.c
+    work += SOURCE_OPS[p.nhwc] * copied_elements * copies + DY_OPS * places * blocks * nvl
     size = p.accumulator_size
     # The dy of such a band exceeds the second-level cache, so tiles read it from the third-level cache.
     if config["rows"] * p.places[2] * nvl * size > NEAR_BYTES:
@@ -150,9 +150,9 @@ def _operations(p: Pass, config: Mapping[str, Any], device: DeviceInfo, balance:
     work *= uneven(config["parts"] * config["chunks"], device)
     # A vector of sums is written across rows of w, which share few cache sets if they are whole pages apart.
     crowded = min(nvl, p.n) * math.gcd(p.w_strides[0] * size, PAGE) > CACHE_WAYS * PAGE
-    written = (CROWDED_OPS * min(2, config["nv"]) if crowded else RESULT_OPS) * p.n
-    written += PART_OPS * config["parts"] * blocks * nvl
-    return work + groups * (area * written + ITEM_OPS * p.c * blocks) + 2 * LAUNCH_OPS * balance.launch
+    dw_ops = (CROWDED_OPS * min(2, config["nv"]) if crowded else RESULT_OPS) * p.n
+    dw_ops += PART_OPS * config["parts"] * blocks * nvl
+    return work + groups * (area * dw_ops + ITEM_OPS * p.c * blocks) + 2 * LAUNCH_OPS * balance.launch
 
 
 class Weights(KernelSolver):
@@ -174,8 +174,8 @@ class Weights(KernelSolver):
             best.setdefault(tile[0], tuple(tile))
         # The predicted cost decides, not the width alone: wide tiles leave few blocks of channels, cores idle if there
         # are few bands, and parts must be written and added.
-        each = [config for tile in best.values() for config in _complete(p, device, *tile)]
-        rated = [(_operations(p, config, device, balance), -config["nv"], -config["parts"], config) for config in each]
+        candidates = [config for tile in best.values() for config in _complete(p, device, *tile)]
+        rated = [(_operations(p, config, device, balance), -config["nv"], -config["parts"], config) for config in candidates]
         rated.sort(key=lambda choice: choice[:3])
         for cost, *_, config in rated:
             if cost <= 1.3 * rated[0][0]:

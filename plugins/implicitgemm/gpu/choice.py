@@ -72,19 +72,19 @@ BANK_SHARE = 0.25
 
 
 @dataclass(frozen=True)
-class _Alike:
+class _TileKey:
     """A problem that is equal to every problem with the same fitting tiles: a cache key."""
 
     problem: ConvProblem = field(compare=False)
     key: tuple[Any, ...]
 
     @classmethod
-    def of(cls, problem: ConvProblem) -> _Alike:
+    def of(cls, problem: ConvProblem) -> _TileKey:
         """A problem, with all that slices, rejected tiles and local memory follow from."""
         geo, data = geometry_of(problem), problem.direction != "bwd_weights"
-        loads = (geo.pointwise, *(each.pixels % 4 == 0 for each in (geo.source, geo.target)))
-        places = geo.source.nhwc, geo.target.nhwc, geo.c % 4 == 0, geo.m % 4 == 0
-        return cls(problem, (data, problem.dtype == "float64", _taps(geo, data), _is_flat(geo, data), *loads, *places))
+        vector_loads = (geo.pointwise, *(layout.pixels % 4 == 0 for layout in (geo.source, geo.target)))
+        layouts = geo.source.nhwc, geo.target.nhwc, geo.c % 4 == 0, geo.m % 4 == 0
+        return cls(problem, (data, problem.dtype == "float64", _taps(geo, data), _is_flat(geo, data), *vector_loads, *layouts))
 
 
 def _taps(geo: Geometry, data: bool) -> tuple[int, int, int] | None:
@@ -99,7 +99,7 @@ def _is_flat(geo: Geometry, data: bool) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _tiles(alike: _Alike, device: DeviceInfo) -> tuple[Tile, ...]:
+def _tiles(alike: _TileKey, device: DeviceInfo) -> tuple[Tile, ...]:
     """Return the tiles that fit the device, each with an unsplit sum."""
     return tuple(_fitting(alike.problem, device))
 
@@ -132,10 +132,10 @@ def _fitting(problem: ConvProblem, device: DeviceInfo) -> Iterator[Tile]:
 def _splits(product: Product, device: DeviceInfo) -> list[list[int]]:
     """For each of many tiles, the parts of the sum worth trying: 1, and those that fill the device some whole times."""
     slots = device.compute_units * np.maximum(1, RESIDENT_ITEMS // product.tile.items)
-    groups, most = product.work_groups, np.maximum(1, functools.reduce(np.minimum, product.slices) // 4)
+    groups, max_parts = product.work_groups, np.maximum(1, functools.reduce(np.minimum, product.slices) // 4)
     waves = (1, 2, 3, 4) if product.data else (1, 2, 3, 4, 6)
-    found = np.stack([np.minimum(most, np.maximum(1, wave * slots // groups)) for wave in waves], axis=1)
-    return [sorted({1, *parts}) for parts in found.tolist()]
+    part_counts = np.stack([np.minimum(max_parts, np.maximum(1, wave * slots // groups)) for wave in waves], axis=1)
+    return [sorted({1, *parts}) for parts in part_counts.tolist()]
 
 
 def _depth_factor(product: Product) -> float:
@@ -143,37 +143,37 @@ def _depth_factor(product: Product) -> float:
     read once gain from more work groups."""
     streamed = not product.data and product.geometry.pointwise
     factors = {16: 0.93, 12: 0.85, 8: 0.93, 4: 0.75} if streamed else {16: 1.0, 12: 0.9, 8: 0.9, 4: 0.74}
-    return _each(lambda bk: factors.get(bk, 0.8), product.tile.bk)
+    return _elementwise(lambda bk: factors.get(bk, 0.8), product.tile.bk)
 
 
-def _each(function: Callable[..., Any], *values: Any) -> Any:
+def _elementwise(function: Callable[..., Any], *values: Any) -> Any:
     """Return ``function(*values)`` for numbers, or an array of its results for each element of arrays."""
     if not isinstance(values[0], np.ndarray):
         return function(*values)
-    return np.array([function(*each) for each in zip(*(value.tolist() for value in values), strict=True)])
+    return np.array([function(*arguments) for arguments in zip(*(value.tolist() for value in values), strict=True)])
 
 
-def _tail(last: float) -> float:
+def _last_round(last: float) -> float:
     """Return the time of the last, partly filled round of work groups, in thirds of a full round's time."""
-    low = min(2, int(last))
-    return TAIL_TIMES[low] + (TAIL_TIMES[low + 1] - TAIL_TIMES[low]) * (last - low)
+    index = min(2, int(last))
+    return TAIL_TIMES[index] + (TAIL_TIMES[index + 1] - TAIL_TIMES[index]) * (last - index)
 
 
 def seconds(product: Product, device: DeviceInfo) -> Any:
     """Return the predicted seconds; an array if the tile's numbers are arrays."""
-    t, known = product.tile, rates(device)
-    way = 0 if product.data else 1
-    share = _each(lambda *tile: _TILES.get(tile, (0.5, 0.5))[way], t.bm, t.bn, t.tm, t.tn)
-    share = share * _each({1: 0.9, 2: 1.0}.__getitem__, t.stages)
+    t, peaks = product.tile, rates(device)
+    direction_index = 0 if product.data else 1
+    share = _elementwise(lambda *tile: _TILES.get(tile, (0.5, 0.5))[direction_index], t.bm, t.bn, t.tm, t.tn)
+    share = share * _elementwise({1: 0.9, 2: 1.0}.__getitem__, t.stages)
     share = share * (FLAT_SHARE if t.walk == "flat" else 1.0)
     share = share * (TAPS_SHARE if t.walk == "taps" else _depth_factor(product))
     slices = sum(product.slices) / len(product.slices) / t.split
     work = 2.0 * t.bm * t.bn * (slices * t.bk + START_STEPS)
-    resident = _each(lambda items: max(1, RESIDENT_ITEMS // items), t.items)
-    whole = product.work_groups // (device.compute_units * resident)
-    rest = product.work_groups - whole * (device.compute_units * resident)
-    last = -(-rest // device.compute_units) / resident * 3
-    cost = (whole * resident + _each(_tail, last) / 3 * resident) * device.compute_units * work / share
+    resident = _elementwise(lambda items: max(1, RESIDENT_ITEMS // items), t.items)
+    full_rounds = product.work_groups // (device.compute_units * resident)
+    rest_groups = product.work_groups - full_rounds * (device.compute_units * resident)
+    thirds = -(-rest_groups // device.compute_units) / resident * 3
+    cost = (full_rounds * resident + _elementwise(_last_round, thirds) / 3 * resident) * device.compute_units * work / share
     packs = product.data and not product.problem.constant_weights
     traffic = 2 * product.partial_size
     traffic = traffic + (3 * product.packed_size if packs else 0)
@@ -182,49 +182,49 @@ def seconds(product: Product, device: DeviceInfo) -> Any:
     elif t.walk == "channels" and product.problem.layout == "nchw" and product.geometry.volume > 1:
         cost = cost + TAP_SECTORS * math.prod(product.problem.w_shape) * SECTOR_OPS
     launches = 1 + product.partial + packs
-    cost = cost + _waits(product) * BANK_OPS
+    cost = cost + _bank_waits(product) * BANK_OPS
     cost = np.maximum(cost, (slices * t.bk + START_STEPS) * ALONE_OPS * max(1, device.compute_units))
-    return cost / (SUSTAINED * known.flops) + traffic / (COPY_SHARE * known.bandwidth) + launches * known.launch
+    return cost / (SUSTAINED * peaks.flops) + traffic / (COPY_SHARE * peaks.bandwidth) + launches * peaks.launch
 
 
-def _waits(product: Product) -> Any:
+def _bank_waits(product: Product) -> Any:
     """Turns of a bank that loads of taps wait for: in NHWC neighbours' numbers are a pixel of all channels apart."""
     geo, t = product.geometry, product.tile
     if not (product.taps_in_slice and geo.source.nhwc):
         return 0.0
-    apart = geo.source.axes[2] * geo.step[2] * product.problem.itemsize
-    each = max(math.gcd(apart, LINE_BYTES) / LINE_BYTES, BANK_SHARE * min(1.0, apart / LINE_BYTES))
-    return each * geo.groups * product.m_tiles * product.n_tiles * t.bn * sum(product.slices) * t.bk
+    pixel_bytes = geo.source.axes[2] * geo.step[2] * product.problem.itemsize
+    turns_per_number = max(math.gcd(pixel_bytes, LINE_BYTES) / LINE_BYTES, BANK_SHARE * min(1.0, pixel_bytes / LINE_BYTES))
+    return turns_per_number * geo.groups * product.m_tiles * product.n_tiles * t.bn * sum(product.slices) * t.bk
 
 
 def fits(problem: ConvProblem, device: DeviceInfo) -> bool:
     """Whether any tile can run the problem on the device."""
-    return bool(_tiles(_Alike.of(problem), device))
+    return bool(_tiles(_TileKey.of(problem), device))
 
 
 def choices(problem: ConvProblem, device: DeviceInfo) -> list[Tile]:
     """Tiles that fit, the cheapest predicted first; among them the one of the smallest workspace."""
-    tiles, ranked = _tiles(_Alike.of(problem), device), []
+    tiles, ranked = _tiles(_TileKey.of(problem), device), []
     for walk in dict.fromkeys(tile.walk for tile in tiles):
-        numbers = [number for number, tile in enumerate(tiles) if tile.walk == walk]
-        splits = _splits(_many(problem, [(tiles[number], 1) for number in numbers]), device)
-        turns = [(number, split) for number, parts in zip(numbers, splits, strict=True) for split in parts]
-        product = _many(problem, [(tiles[number], split) for number, split in turns])
+        numbers = [index for index, tile in enumerate(tiles) if tile.walk == walk]
+        splits = _splits(_stacked(problem, [(tiles[index], 1) for index in numbers]), device)
+        index_and_split = [(index, split) for index, parts in zip(numbers, splits, strict=True) for split in parts]
+        product = _stacked(problem, [(tiles[index], split) for index, split in index_and_split])
         sizes = product.packed_size + product.partial_size
-        ranked += zip(seconds(product, device).tolist(), turns, sizes.tolist(), strict=True)
+        ranked += zip(seconds(product, device).tolist(), index_and_split, sizes.tolist(), strict=True)
     ranked.sort(key=lambda entry: entry[:2])
     smallest = min(ranked, key=lambda entry: entry[2], default=None)
     offered = ranked[:MAX_CONFIGS]
     if smallest is not None and smallest not in offered:
         offered.append(smallest)
-    return [dataclasses.replace(tiles[number], split=split) for _, (number, split), _ in offered]
+    return [dataclasses.replace(tiles[index], split=split) for _, (index, split), _ in offered]
 
 
-def _many(problem: ConvProblem, tiles: Sequence[tuple[Tile, int]]) -> Product:
+def _stacked(problem: ConvProblem, tiles: Sequence[tuple[Tile, int]]) -> Product:
     """The products of tiles of one walk, each with its parts of the sum, as one product of arrays."""
     nbytes = max(math.prod(getattr(problem, f"{name}_shape")) for name in "xwy") * problem.itemsize
     # Python integers serve tensors that exceed 64-bit arithmetic: no device holds them, but the predictions stay exact.
-    kind = np.int64 if nbytes < LARGE_BYTES else object
-    rows = np.array([(t.bm, t.bn, t.bk, t.tm, t.tn, t.stages, split) for t, split in tiles], kind)
+    number_type = np.int64 if nbytes < LARGE_BYTES else object
+    rows = np.array([(t.bm, t.bn, t.bk, t.tm, t.tn, t.stages, split) for t, split in tiles], number_type)
     names = ("bm", "bn", "bk", "tm", "tn", "stages", "split")
     return Product(problem, dataclasses.replace(tiles[0][0], **dict(zip(names, rows.T, strict=True))))

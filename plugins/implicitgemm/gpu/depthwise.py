@@ -40,31 +40,31 @@ class ForwardTile(DepthwiseTile):
         text = problem.macros() + define(OUT_INDEX=element_index(math.prod(problem.out_shape)), PARTIAL=0)
         text += kernel_text(__package__, "output.cl") + kernel_text(__package__, "depthwise.cl.mako", p=self)
         source, written = ("x", "y") if problem.direction == "fwd" else ("y", "x")
-        given = ["w", source, written, *(name for name in ("bias", "residual") if getattr(problem, name))]
+        operands = ["w", source, written, *(name for name in ("bias", "residual") if getattr(problem, name))]
         size = self.size(self.blocks * self.deep, self.slabs * self.lanes)
-        return StepPlan(0, [launch(context, text, "depthwise", size, self.size(self.deep, self.lanes), given)])
+        return StepPlan(0, [launch(context, text, "depthwise", size, self.size(self.deep, self.lanes), operands)])
 
     def seconds(self, device: DeviceInfo) -> float:
         """Return the predicted seconds: instructions, memory traffic, and the idle time of too few work items."""
-        problem, known = self.problem, rates(device)
+        problem, peaks = self.problem, rates(device)
         loads, weight_reads, _ = self.counts
         widened = self.vector if problem.itemsize == 2 else 0
-        item = self.steps * self.vector + loads * LOAD_INSTRUCTIONS + weight_reads * len(self.parts)
-        item += len(self.places) * (PLACE_INSTRUCTIONS + (widened or 1)) + TILE_INSTRUCTIONS
-        item += FILL_INSTRUCTIONS * self.geometry.volume * self.vector / self.deep / self.turns
+        instructions = self.steps * self.vector + loads * LOAD_INSTRUCTIONS + weight_reads * len(self.parts)
+        instructions += len(self.places) * (PLACE_INSTRUCTIONS + (widened or 1)) + TILE_INSTRUCTIONS
+        instructions += FILL_INSTRUCTIONS * self.geometry.volume * self.vector / self.deep / self.turns
         items = self.tiles * self.slabs * self.lanes
-        work = items * item * 2 / (REACHED_SHARE * known.flops * busy(self, items, device, BUSY_ITEMS))
-        gaps = SECTOR_OPS * self._partial_sectors() / (SUSTAINED * known.flops)
-        traffic = problem.bytes / (COPY_SHARE * known.bandwidth)
-        return math.hypot(work, traffic, gaps) + LAUNCH_SHARE * known.launch
+        compute = items * instructions * 2 / (REACHED_SHARE * peaks.flops * busy(self, items, device, BUSY_ITEMS))
+        gaps = SECTOR_OPS * self._partial_sectors() / (SUSTAINED * peaks.flops)
+        traffic = problem.bytes / (COPY_SHARE * peaks.bandwidth)
+        return math.hypot(compute, traffic, gaps) + LAUNCH_SHARE * peaks.launch
 
     def _partial_sectors(self) -> float:
         """Return sectors written besides those that results fill: NCHW neighbours are a tile and a stride apart."""
         if self.nhwc:
             return 0.0
         size = self.problem.itemsize
-        apart = min(self.columns * self.geometry.out_step[2], SECTOR_BYTES // size)
-        return math.prod(self.problem.out_shape) * (apart - 1) * size / SECTOR_BYTES
+        pixel_distance = min(self.columns * self.geometry.out_step[2], SECTOR_BYTES // size)
+        return math.prod(self.problem.out_shape) * (pixel_distance - 1) * size / SECTOR_BYTES
 
 
 class Depthwise(KernelSolver):
@@ -82,6 +82,6 @@ class Depthwise(KernelSolver):
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Yield tiles, the one that is expected to be fastest first."""
-        tiles, many = list(shapes(problem, ForwardTile)), MANY_GROUPS * device.compute_units
-        tiles += [replace(tile, turns=4) for tile in tiles if tile.blocks * tile.slabs > many]
+        tiles, many_groups = list(shapes(problem, ForwardTile)), MANY_GROUPS * device.compute_units
+        tiles += [replace(tile, turns=4) for tile in tiles if tile.blocks * tile.slabs > many_groups]
         return (tile.config() for tile in sorted(tiles, key=lambda tile: tile.seconds(device))[:MAX_CONFIGS])

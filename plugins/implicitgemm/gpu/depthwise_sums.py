@@ -23,11 +23,11 @@ GROUPS_PER_UNIT = (1, 2, 3, 4, 6)
 
 # The constants of the cost model were fitted to 344 timings on an H200, with an rms error of the logarithm of 0.19.
 REACHED_SHARE = 0.77  # share of the device's instruction rate that a busy device reaches
-LOAD_INSTRUCTIONS = 4.3  # instructions of a work item per vector that it reads
-# Additional instructions per read if neighbouring work items read elements that are not contiguous
+LOAD_INSTRUCTIONS = 4.3  # per_item of a work item per vector that it reads
+# Additional per_item per read if neighbouring work items read elements that are not contiguous
 GAP_INSTRUCTIONS = 1.2
-TILE_INSTRUCTIONS = 231  # instructions of a work item per tile
-SUM_INSTRUCTIONS = 19  # instructions of a work item per sum that it stores
+TILE_INSTRUCTIONS = 231  # per_item of a work item per tile
+SUM_INSTRUCTIONS = 19  # per_item of a work item per sum that it stores
 BUSY_ITEMS = 329  # work items of a compute unit that are enough to hide each other's latency
 COPY_SHARE = 0.65  # share of the measured bandwidth of a copy that the kernel reaches
 LAUNCH_SHARE = 0.72  # share of a launch's time that a call of one launch takes besides its work
@@ -69,9 +69,9 @@ class Sums:
         """Compile the launch that computes the parts of dw, and the launch that adds them."""
         tile, problem, macros = self.tile, self.tile.problem, self.tile.problem.macros()
         text = macros + kernel_text(__package__, "depthwise_sums.cl.mako", p=tile, s=self, math=math)
-        given = ["y", "x", "workspace" if self.parts > 1 else "w"]
+        operands = ["y", "x", "workspace" if self.parts > 1 else "w"]
         size, local = tile.size(self.parts * tile.deep, tile.slabs * tile.lanes), tile.size(tile.deep, tile.lanes)
-        steps = [launch(context, text, "sums", size, local, given)]
+        steps = [launch(context, text, "sums", size, local, operands)]
         if self.parts == 1:
             return StepPlan(0, steps)
         macros += define(CHANNELS=problem.oc, TAPS=tile.geometry.volume, COUNT=self.parts)
@@ -83,18 +83,18 @@ class Sums:
         return StepPlan(self.workspace_size, steps)
 
     def seconds(self, device: DeviceInfo) -> float:
-        """Return the predicted seconds: instructions, memory traffic, adding the parts, too few work items."""
-        tile, problem, known = self.tile, self.tile.problem, rates(device)
+        """Return the predicted seconds: per_item, memory traffic, adding the parts, too few work items."""
+        tile, problem, peaks = self.tile, self.tile.problem, rates(device)
         loads = tile.counts[0]
         widened = tile.vector if problem.itemsize == 2 else 0
-        turn = tile.steps * tile.vector + (loads + len(tile.places)) * (LOAD_INSTRUCTIONS + widened) + TILE_INSTRUCTIONS
-        turn += 0 if tile.nhwc else (tile.columns - 1) * loads * GAP_INSTRUCTIONS
+        per_tile = tile.steps * tile.vector + (loads + len(tile.places)) * (LOAD_INSTRUCTIONS + widened) + TILE_INSTRUCTIONS
+        per_tile += 0 if tile.nhwc else (tile.columns - 1) * loads * GAP_INSTRUCTIONS
         items = self.parts * tile.slabs * tile.lanes * tile.deep
-        item = -(-self.per // tile.deep) * turn + SUM_INSTRUCTIONS * tile.geometry.volume * tile.vector
-        work = items * item * 2 / (REACHED_SHARE * known.flops * busy(tile, items, device, BUSY_ITEMS))
-        moved = math.hypot(work, problem.bytes / (COPY_SHARE * known.bandwidth))
-        launches = (LAUNCH_SHARE if self.parts == 1 else LAUNCHES_SHARE) * known.launch
-        return moved + 2 * self.workspace_size / known.bandwidth + launches
+        per_item = -(-self.per // tile.deep) * per_tile + SUM_INSTRUCTIONS * tile.geometry.volume * tile.vector
+        compute = items * per_item * 2 / (REACHED_SHARE * peaks.flops * busy(tile, items, device, BUSY_ITEMS))
+        moved = math.hypot(compute, problem.bytes / (COPY_SHARE * peaks.bandwidth))
+        launches = (LAUNCH_SHARE if self.parts == 1 else LAUNCHES_SHARE) * peaks.launch
+        return moved + 2 * self.workspace_size / peaks.bandwidth + launches
 
 
 class DepthwiseSums(KernelSolver):
@@ -110,9 +110,9 @@ class DepthwiseSums(KernelSolver):
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Yield tiles and numbers of parts, the ones that are expected to be fastest first."""
-        found = []
+        candidates = []
         for tile in shapes(problem):
-            most = max(1, -(-tile.tiles // tile.deep))
-            wanted = {max(1, min(most, device.compute_units * groups // tile.slabs)) for groups in GROUPS_PER_UNIT}
-            found += [Sums(tile, parts) for parts in sorted({1} | wanted)]
-        return (sums.config() for sums in sorted(found, key=lambda sums: sums.seconds(device))[:MAX_CONFIGS])
+            max_parts = max(1, -(-tile.tiles // tile.deep))
+            counts = {max(1, min(max_parts, device.compute_units * groups // tile.slabs)) for groups in GROUPS_PER_UNIT}
+            candidates += [Sums(tile, parts) for parts in sorted({1} | counts)]
+        return (sums.config() for sums in sorted(candidates, key=lambda sums: sums.seconds(device))[:MAX_CONFIGS])

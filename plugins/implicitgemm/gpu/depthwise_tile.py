@@ -54,8 +54,8 @@ class DepthwiseTile:
         self.part = min(4, vector)
         """Channels in each of the parts (of up to 4) that a vector is divided into."""
         self.parts = range(vector // self.part)
-        most = [max(phase.count[axis] for phase in geo.phases) for axis in range(3)]
-        self.count = most[0], -(-most[1] // self.rows), -(-most[2] // self.columns)
+        largest_phase = [max(phase.count[axis] for phase in geo.phases) for axis in range(3)]
+        self.count = largest_phase[0], -(-largest_phase[1] // self.rows), -(-largest_phase[2] // self.columns)
         """Number of tiles along d, h and w."""
         self.tiles = geo.images * math.prod(self.count)
         """Number of tiles in all images."""
@@ -120,16 +120,16 @@ class DepthwiseTile:
 @functools.lru_cache(maxsize=256)
 def _reads(geo: Geometry, rows: int, columns: int) -> dict[tuple[int, int], dict[int, list[tuple[int, int]]]]:
     """Compute ``DepthwiseTile.reads``; output pixels are numbered phase by phase, row by row."""
-    found: dict[tuple[int, int], dict[int, list[tuple[int, int]]]] = {}
+    reads: dict[tuple[int, int], dict[int, list[tuple[int, int]]]] = {}
     for f, phase in enumerate(geo.phases):
         for taps in itertools.product(*map(range, phase.taps)):
             z, y, x = (o + t * d for o, t, d in zip(phase.origin, taps, geo.spread, strict=True))
             kernel = [first + t * s for first, t, s in zip(phase.tap0, taps, geo.tap_step, strict=True)]
-            flat = (kernel[0] * geo.kernel[1] + kernel[1]) * geo.kernel[2] + kernel[2]
+            kernel_tap = (kernel[0] * geo.kernel[1] + kernel[1]) * geo.kernel[2] + kernel[2]
             for j, i in itertools.product(range(rows), range(columns)):
-                row = found.setdefault((z, y + j * geo.step[1]), {})
-                row.setdefault(flat, []).append(((f * rows + j) * columns + i, x + i * geo.step[2]))
-    return dict(sorted(found.items()))
+                row = reads.setdefault((z, y + j * geo.step[1]), {})
+                row.setdefault(kernel_tap, []).append(((f * rows + j) * columns + i, x + i * geo.step[2]))
+    return dict(sorted(reads.items()))
 
 
 @functools.lru_cache(maxsize=256)
@@ -165,8 +165,8 @@ def limits(problem: ConvProblem, device: DeviceInfo) -> str | None:
 
 def vectors(problem: ConvProblem) -> list[int]:
     """Return the numbers of channels per work item that divide the problem's channels, the largest first."""
-    most = 16 // problem.itemsize if problem.layout == "nhwc" else 1
-    return [vector for vector in (8, 4, 2, 1) if vector <= most and problem.g % vector == 0]
+    widest = 16 // problem.itemsize if problem.layout == "nhwc" else 1
+    return [vector for vector in (8, 4, 2, 1) if vector <= widest and problem.g % vector == 0]
 
 
 def fits(tile: DepthwiseTile) -> bool:
@@ -183,8 +183,8 @@ def shapes(problem: ConvProblem, kind: type[DepthwiseTile] = DepthwiseTile) -> I
     lengths = (1, 2, 4, 7, 8)
     # In NCHW, two columns per work item leave gaps between neighbours' reads: small kernels over short rows took 1.5
     # times as long.
-    across = lengths if problem.layout == "nhwc" else (1,) if count[2] < 28 and problem.kw <= 3 else (1, 2)
-    for vector, rows, columns in itertools.product(vectors(problem), lengths, across):
+    column_counts = lengths if problem.layout == "nhwc" else (1,) if count[2] < 28 and problem.kw <= 3 else (1, 2)
+    for vector, rows, columns in itertools.product(vectors(problem), lengths, column_counts):
         tile = kind(problem, vector, rows, columns)
         if rows < 2 * count[1] and columns < 2 * count[2] and fits(tile):
             yield tile

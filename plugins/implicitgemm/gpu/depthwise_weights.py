@@ -48,21 +48,21 @@ class FilterSums:
         """Compile the launch that sums each chunk, and the launch that adds the chunks."""
         body = kernel_text(__package__, "output.cl")
         macros = self.problem.macros() + define(OUT_INDEX=element_index(self.out_size * self.parts), PARTIAL_AT=0)
-        first = define(PARTIAL=1) + body + kernel_text(__package__, "depthwise_weights.cl.mako", p=self)
-        second = define(PARTIAL=0, SIZE=self.out_size, PARTS=self.parts, WEIGHTS=0, INNER=1, CHANNELS=1, TAPS=1)
-        second += body + kernel_text(__package__, "reduce.cl")
-        wide, size = -(-self.problem.g // self.lanes) * self.items, -(-self.out_size // 128) * 128
-        given = ["y", "x", "workspace"]
-        sums = launch(context, macros + first, "sums", [wide, self.parts], [self.items, 1], given)
-        total = launch(context, macros + second, "reduce", [size], [128], ["workspace", "w"])
+        sums_text = define(PARTIAL=1) + body + kernel_text(__package__, "depthwise_weights.cl.mako", p=self)
+        total_text = define(PARTIAL=0, SIZE=self.out_size, PARTS=self.parts, WEIGHTS=0, INNER=1, CHANNELS=1, TAPS=1)
+        total_text += body + kernel_text(__package__, "reduce.cl")
+        items, size = -(-self.problem.g // self.lanes) * self.items, -(-self.out_size // 128) * 128
+        operands = ["y", "x", "workspace"]
+        sums = launch(context, macros + sums_text, "sums", [items, self.parts], [self.items, 1], operands)
+        total = launch(context, macros + total_text, "reduce", [size], [128], ["workspace", "w"])
         return StepPlan(self.workspace_size, [sums, total])
 
     def seconds(self, device: DeviceInfo) -> float:
         """Predicted seconds by instructions: a multiply-add, a load and its guard per tap and pixel."""
-        geo, known = self.geometry, rates(device)
+        geo, peaks = self.geometry, rates(device)
         idle = max(1.0, 4 * device.compute_units / (self.parts * -(-geo.groups // 32)))
         operations = 2.0 * (self.places * geo.groups) * (geo.volume * (3 + geo.m) + 30) / 0.7 * idle
-        return operations / (SUSTAINED * known.flops) + 2 * known.launch
+        return operations / (SUSTAINED * peaks.flops) + 2 * peaks.launch
 
 
 class DepthwiseWeights(KernelSolver):
@@ -91,12 +91,12 @@ class DepthwiseWeights(KernelSolver):
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Yield numbers of chunks: for eight work groups per compute unit, or chunks of a few thousand pixels."""
-        one = FilterSums(problem, 1)
-        wide = -(-problem.g // one.lanes)
-        most = max(1, one.places // (ITEMS // one.lanes * 8))
-        wanted = [
-            max(1, min(most, 8 * device.compute_units // wide)),
-            max(1, min(most, -(-one.places // CHUNK_PLACES))),
+        unsplit = FilterSums(problem, 1)
+        item_groups = -(-problem.g // unsplit.lanes)
+        max_parts = max(1, unsplit.places // (ITEMS // unsplit.lanes * 8))
+        counts = [
+            max(1, min(max_parts, 8 * device.compute_units // item_groups)),
+            max(1, min(max_parts, -(-unsplit.places // CHUNK_PLACES))),
         ]
-        wanted += [max(1, min(most, 2 * wanted[0])), 1]
-        return ({"parts": parts} for parts in dict.fromkeys(wanted))
+        counts += [max(1, min(max_parts, 2 * counts[0])), 1]
+        return ({"parts": parts} for parts in dict.fromkeys(counts))

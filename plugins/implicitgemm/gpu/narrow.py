@@ -87,7 +87,7 @@ class NarrowProduct:
             sets.setdefault(phase.first[:2] if self.apart else None, []).append(number)
         self.sets = list(sets.values())
         """Numbers of the phases that a work item computes together."""
-        taps = max(sum(geo.phases[number].volume for number in each) for each in self.sets)
+        taps = max(sum(geo.phases[number].volume for number in phase_numbers) for phase_numbers in self.sets)
         self.steps = taps * self.rows * geo.m
         """Most multiply-adds that a work item does per channel."""
         self.sums = max(map(len, self.sets)) * self.rows * geo.m
@@ -111,9 +111,9 @@ class NarrowProduct:
             for tap in itertools.product(*map(range, phase.taps)):
                 dz, dy, dx = (o + t * d for o, t, d in zip(phase.origin, tap, geo.spread, strict=True))
                 kernel = [first + t * s for first, t, s in zip(phase.tap0, tap, geo.tap_step, strict=True)]
-                flat = (kernel[0] * geo.kernel[1] + kernel[1]) * geo.kernel[2] + kernel[2]
+                kernel_tap = (kernel[0] * geo.kernel[1] + kernel[1]) * geo.kernel[2] + kernel[2]
                 rows = tuple(dy + j * geo.step[1] for j in range(self.rows))
-                columns.setdefault((dz, dx), []).append(_Use(number, flat, rows))
+                columns.setdefault((dz, dx), []).append(_Use(number, kernel_tap, rows))
         return columns
 
     @staticmethod
@@ -143,10 +143,10 @@ class NarrowProduct:
         size = -(-self.packed_elements // 128) * 128
         pack = launch(context, text, "pack", [size], [128], ["w", "workspace"])
         source, written = ("x", "y") if problem.direction == "fwd" else ("y", "x")
-        given = ["w" if constant else "workspace", source, written]
-        given += [name for name in ("bias", "residual") if getattr(problem, name)]
+        operands = ["w" if constant else "workspace", source, written]
+        operands += [name for name in ("bias", "residual") if getattr(problem, name)]
         size = -(-self.work_items // self.items) * self.items
-        main = launch(context, text, "narrow", [size, len(self.sets)], [self.items, 1], given)
+        main = launch(context, text, "narrow", [size, len(self.sets)], [self.items, 1], operands)
         if not constant:
             return StepPlan(self.packed_size, [pack, main])
         key = repr(("narrow", problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g))
@@ -160,16 +160,16 @@ class NarrowProduct:
         total = 2.0 * self.work_items * (geo.c * (steps + 4 * self.loads + 8 * geo.volume) + 20 * sums) / 0.7
         size = problem.itemsize
         if geo.source.nhwc:  # In NHWC the element that the next work item reads is all channels of a pixel away.
-            stay = geo.c * size <= CACHED_PIXEL_BYTES or self.loads <= CACHED_LOADS
-            total += self.work_items * geo.c * self.loads * (CACHED_LOAD_OPS[size] if stay else GAP_LOAD_OPS)
+            stays_cached = geo.c * size <= CACHED_PIXEL_BYTES or self.loads <= CACHED_LOADS
+            total += self.work_items * geo.c * self.loads * (CACHED_LOAD_OPS[size] if stays_cached else GAP_LOAD_OPS)
         # A stride leaves gaps between the results of neighbouring work items: of single elements in NCHW, of whole
         # pixels in NHWC. Other phases fill them.
         filled = size * (geo.groups * geo.m if geo.target.nhwc else 1)
         gaps = max(0.0, min(geo.out_step[2], 32 / filled) - 1) / 32 * size * math.prod(problem.out_shape) * SECTOR_OPS
-        launches, known = 1 if problem.constant_weights else 2, rates(device)
-        alone = geo.c * self.steps * ALONE_OPS * max(1, device.compute_units)
-        work = max(math.hypot(total, gaps) / SUSTAINED, alone) / known.flops
-        return math.hypot(work, problem.bytes / (COPY_SHARE * known.bandwidth)) + launches * known.launch
+        launches, peaks = 1 if problem.constant_weights else 2, rates(device)
+        latency = geo.c * self.steps * ALONE_OPS * max(1, device.compute_units)
+        work = max(math.hypot(total, gaps) / SUSTAINED, latency) / peaks.flops
+        return math.hypot(work, problem.bytes / (COPY_SHARE * peaks.bandwidth)) + launches * peaks.launch
 
 
 class Narrow(KernelSolver):

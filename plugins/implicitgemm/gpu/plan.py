@@ -44,12 +44,12 @@ class TiledPlan(StepPlan):
         names = ("id", "ih", "iw", "sd", "sh", "sw", "pd", "ph", "pw", "dd", "dh", "dw")
         # Packed slices depend only on the taps of the phases; the key has the numbers that determine them, because
         # these are easy to compare.
-        places = () if problem.direction == "fwd" else tuple(getattr(problem, name) for name in names)
-        return repr(("tiled", problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g, places,
+        geometry = () if problem.direction == "fwd" else tuple(getattr(problem, name) for name in names)
+        return repr(("tiled", problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g, geometry,
                      tile.bm, tile.bk, tile.walk))  # fmt: skip
 
-    def _launch(self, text: str, name: str, size: tuple[int, ...], local: tuple[int, ...], given: list[str]) -> Launch:
-        return launch(self._context, self._macros + text, name, size, local, given)
+    def _launch(self, text: str, name: str, size: tuple[int, ...], local: tuple[int, ...], operands: list[str]) -> Launch:
+        return launch(self._context, self._macros + text, name, size, local, operands)
 
     def _pack_launch(self) -> Launch:
         product = self._product
@@ -63,12 +63,12 @@ class TiledPlan(StepPlan):
         text = define(PARTIAL=int(product.partial)) + kernel_text(__package__, "output.cl") + product_text(product)
         if product.data:
             source, written = ("x", "y") if problem.direction == "fwd" else ("y", "x")
-            given = ["workspace" if self._pack_bytes else "w", source, "workspace" if product.partial else written]
+            operands = ["workspace" if self._pack_bytes else "w", source, "workspace" if product.partial else written]
         else:
-            given = ["y", "x", "workspace"]
-        given += [] if product.partial else self._extras
+            operands = ["y", "x", "workspace"]
+        operands += [] if product.partial else self._extras
         items = product.tile.items
-        return self._launch(text, "product", (product.work_groups * items,), (items,), given)
+        return self._launch(text, "product", (product.work_groups * items,), (items,), operands)
 
     def _reduce_launch(self) -> Launch:
         product, problem = self._product, self._product.problem
@@ -78,5 +78,5 @@ class TiledPlan(StepPlan):
         text = define(PARTIAL=0, SIZE=product.out_size, PARTS=product.split, WEIGHTS=int(transposed), INNER=inner)
         text += define(CHANNELS=problem.channels_out, TAPS=taps)
         text += kernel_text(__package__, "output.cl") + kernel_text(__package__, "reduce.cl")
-        given = ["workspace", problem.written, *self._extras]
-        return self._launch(text, "reduce", (-(-product.out_size // 128) * 128,), (128,), given)
+        operands = ["workspace", problem.written, *self._extras]
+        return self._launch(text, "reduce", (-(-product.out_size // 128) * 128,), (128,), operands)

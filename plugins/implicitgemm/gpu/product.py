@@ -66,10 +66,10 @@ class Product:
     @functools.cached_property
     def walked(self) -> tuple[bool, ...]:
         """Axes along which the tap moves from slice to slice."""
-        most = [max(phase.taps[axis] for phase in self.geometry.phases) for axis in range(3)]
+        max_taps = [max(phase.taps[axis] for phase in self.geometry.phases) for axis in range(3)]
         if self.taps_in_slice:
-            return tuple(taps > run for taps, run in zip(most, self.run, strict=True))
-        return tuple(taps > 1 for taps in most)
+            return tuple(taps > run for taps, run in zip(max_taps, self.run, strict=True))
+        return tuple(taps > 1 for taps in max_taps)
 
     @property
     def runs(self) -> int:
@@ -98,8 +98,8 @@ class Product:
 
     def slot_tap(self, k: int) -> tuple[int, int, int]:
         """The tap at row ``k`` of a slice of taps, relative to the slice's first."""
-        _, high, wide = self.run
-        return k // (high * wide), k // wide % high, k % wide
+        _, rows, columns = self.run
+        return k // (rows * columns), k // columns % rows, k % columns
 
     def slot_offset(self, k: int) -> int:
         """Source elements from a slice's first tap to the tap at row ``k``."""
@@ -141,16 +141,16 @@ class Product:
     def b(self) -> Loader:
         """Loader of the source as the right operand."""
         geo, t = self.geometry, self.tile
-        nhwc, four = geo.source.nhwc, geo.source.pixels % 4 == 0
+        nhwc, quads = geo.source.nhwc, geo.source.pixels % 4 == 0
         if self.data and not nhwc:
-            return across("b", t.bn, t.bk, t.items, geo.pointwise and four)
+            return across("b", t.bn, t.bk, t.items, geo.pointwise and quads)
         if self.data:
             if self.taps_in_slice:
                 return across("b", t.bn, t.bk, t.items, False)
             return along("b", t.bn, t.bk, t.items, geo.c % 4 == 0)
         if nhwc:
             return across("b", t.bn, t.bk, t.items, geo.c % 4 == 0 and not self.flat)
-        return along("b", t.bn, t.bk, t.items, geo.pointwise and four and not self.flat)
+        return along("b", t.bn, t.bk, t.items, geo.pointwise and quads and not self.flat)
 
     @property
     def a_slots(self) -> int:
@@ -172,8 +172,8 @@ class Product:
     def index(self) -> str:
         """OpenCL type of element offsets in the tensors that are read."""
         geo = self.geometry
-        most = geo.images * max(geo.source.image, 0 if self.data else geo.target.image)
-        return element_index(most)
+        max_offset = geo.images * max(geo.source.image, 0 if self.data else geo.target.image)
+        return element_index(max_offset)
 
     @property
     def out_index(self) -> str:
@@ -207,8 +207,8 @@ class Product:
         columns = list(range(t.tn))
         if t.order == "parity":
             columns = columns[::2] + columns[1::2]
-        turns = t.order != "rows"
-        return [(m, n) for m in range(t.tm) for n in (columns[::-1] if turns and m % 2 else columns)]
+        alternates = t.order != "rows"
+        return [(m, n) for m in range(t.tm) for n in (columns[::-1] if alternates and m % 2 else columns)]
 
     @property
     def unroll(self) -> str:
@@ -222,8 +222,8 @@ class Product:
         if t.bm % t.tm or t.bn % t.tn or t.tm % 4 or t.tn % 4 or t.items < 1:
             return "the tile does not divide into work items"
         columns, rows = t.bn // t.tn, t.bm // t.tm
-        wide = min(t.ln, columns)
-        if columns % wide or rows % max(1, min(32 // wide, rows)):
+        warp_columns = min(t.ln, columns)
+        if columns % warp_columns or rows % max(1, min(32 // warp_columns, rows)):
             return "the work items do not divide into warps"
         if not self.b.fits or (not self.data and not self.a.fits):
             return "the work items do not cover a slice evenly"

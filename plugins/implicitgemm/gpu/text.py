@@ -32,14 +32,14 @@ def _values(p: Product) -> dict[str, Any]:
     t, geo = p.tile, p.geometry
     rows, columns = t.bm // t.tm, t.bn // t.tn
     warp_n = min(t.ln, columns)
-    many = len(geo.phases) > 1
+    several_phases = len(geo.phases) > 1
     phase = functools.partial(_phase, p)
     return {
         "p": p, "t": t, "geo": geo, "src": geo.source, "strides": geo.source.axes, "b": p.b, "bm": t.bm, "bn": t.bn,
         "bk": t.bk, "items": t.items, "columns": columns, "warp_n": warp_n,
         "warp_m": max(1, min(32 // warp_n, rows)), "quads_m": t.tm // 4, "quads_n": t.tn // 4, "axes": range(3),
-        "names": _AXES, "many": many, "phase": phase, "count": [phase("count", axis) for axis in range(3)],
-        "per": "places" if many else str(geo.phases[0].places),
+        "names": _AXES, "many": several_phases, "phase": phase, "count": [phase("count", axis) for axis in range(3)],
+        "per": "places" if several_phases else str(geo.phases[0].places),
     }  # fmt: skip
 
 

@@ -43,4 +43,4 @@ class Tile:
     def config(self) -> dict[str, Any]:
         """The configuration: the fields that differ from their defaults."""
         fields = [(field.name, field.default) for field in dataclasses.fields(self)]
-        return {name: value for name, plain in fields if (value := getattr(self, name)) != plain}
+        return {name: value for name, default in fields if (value := getattr(self, name)) != default}

@@ -23,7 +23,7 @@ def test_tiles_rated_at_once_are_those_rated_one_by_one(info):
         for problem in (huge, *small[number % 4 :: 4]):
             problem = problem.replace(direction=direction, layout=layout)
             fitting = list(choice._fitting(problem, info))
-            assert list(choice._tiles(choice._Alike.of(problem), info)) == fitting
+            assert list(choice._tiles(choice._TileKey.of(problem), info)) == fitting
             offered = [Product(problem, tile) for tile in choice.choices(problem, info)]
             times = [choice.seconds(product, info) for product in offered[: choice.MAX_CONFIGS]]
             assert times == sorted(times)
