@@ -1,14 +1,14 @@
 """implicitgemm: convolution as a matrix product whose lowered operand is never stored.
 
-    y[oc, place] = sum over (ic, tap) of w[oc, ic, tap] x[ic, place * stride + tap * dilation - pad]
+    y[oc, pixel] = sum over (ic, tap) of w[oc, ic, tap] x[ic, pixel * stride + tap * dilation - pad]
 
 Tiles of the product are kept in registers. The lowered operand's elements are read from the tensor itself, or from a
 copy of a few of its rows that stays in the cache. A new solver is a module of the folder of its kind of device and a
 line of ``convdispatch_solvers``.
 
 - ``solving``: the methods that all solvers share.
-- ``cpu``: solvers whose vectors are channels or places of a CPU's vector registers.
-- ``gpu``: solvers whose work groups share slices in local memory, or whose work items share loads.
+- ``cpu``: solvers for CPUs, whose vectors hold channels or pixels.
+- ``gpu``: solvers for GPUs, whose work groups share slices in local memory, or whose work items share loads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def convdispatch_solvers() -> list[Solver]:
         declare(f"{cpu}.depthwise_weights", "DepthwiseWeights", name="implicitgemm.depthwise_weights", serves=cpus_only,
             fuses=sum_only),
         declare(f"{cpu}.direct", "Direct", name="implicitgemm.direct", serves=cpus_only, fuses=epilogue),
-        declare(f"{cpu}.flat_weights", "FlatWeights", name="implicitgemm.flat_weights", serves=cpus_only, fuses=sum_only),
+        declare(f"{cpu}.flat_weights", "FlatWeights", name="implicitgemm.flat_weights", serves=cpus_only,
+                fuses=sum_only),
         declare(f"{cpu}.phases", "Phases", name="implicitgemm.phases", serves=cpus_only, fuses=epilogue),
         declare(f"{cpu}.pointwise", "Pointwise", name="implicitgemm.pointwise", serves=cpus_only, fuses=epilogue),
         declare(f"{cpu}.skinny", "Skinny", name="implicitgemm.skinny", serves=cpus_only, fuses=epilogue),

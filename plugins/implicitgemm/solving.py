@@ -1,4 +1,4 @@
-"""Base class of this plugin's solvers: an object per configuration has its workspace, time and launches."""
+"""Base class of this plugin's solvers, whose kernel objects know a configuration's workspace, time and launches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from convdispatch.api import OPERANDS, ConvProblem, DeviceInfo, Launch, Solver, 
 def launch(
     context: Any, text: str, name: str, size: Sequence[int], local: Sequence[int], arguments: Sequence[Any]
 ) -> Launch:
-    """A launch of kernel ``name`` of the program ``text``: operands' names and NumPy scalars are its arguments."""
+    """A launch of kernel ``name`` of the program ``text``; arguments are names of operands and NumPy scalars."""
     return Launch(build(context, text), name, tuple(size), tuple(local), arguments, names=OPERANDS)
 
 
@@ -21,13 +21,13 @@ class KernelSolver(Solver):
     kernel: Any
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """The kernel's own."""
+        """The kernel's workspace in bytes."""
         return self.kernel(problem, config).workspace_size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """The kernel's own."""
+        """The kernel's predicted seconds."""
         return self.kernel(problem, config).seconds(device)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """The kernel's own."""
+        """The kernel's launches."""
         return self.kernel(problem, config).plan(context)

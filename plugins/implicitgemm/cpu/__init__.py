@@ -8,14 +8,14 @@ A new solver is a module with a ``Kernel`` of its configuration and a ``KernelSo
 - ``places``: which vectors of a plane a depthwise tile reads, and how their lanes are moved.
 - ``direct``: forward and data gradient of every geometry.
 - ``weights``: the weights' gradient of every geometry.
-- ``flat_weights``: the weights' gradient of few channels a group, NCHW.
+- ``flat_weights``: the weights' gradient of few channels per group, NCHW.
 - ``phases``: strided data gradients, all phases in one launch, NCHW.
 - ``pointwise``: 1x1 layers as one matrix product.
-- ``skinny``: forward layers of few places and long sums.
+- ``skinny``: forward layers of few pixels and long sums.
 - ``stem``: forward layers of few source channels, NCHW.
-- ``depthwise``: one channel a group, forward and data gradient.
-- ``depthwise_kernels``: its kernels, which copy bands (NCHW) or read rows (NHWC).
+- ``depthwise``: one channel per group, forward and data gradient.
+- ``depthwise_kernels``: kernels of ``depthwise``, which copy bands (NCHW) or read rows (NHWC).
 - ``depthwise_vectors``: depthwise kernels of all directions that compute from registers, NCHW.
-- ``depthwise_weights``: the weights' gradient of one channel a group.
+- ``depthwise_weights``: the weights' gradient of one channel per group.
 - ``depthwise_transposed``: transposed depthwise layers, NCHW.
 """

@@ -26,7 +26,7 @@ LAUNCH_OPS = 5.8e6  # operations at peak rate in the time of the launch of one p
 PACK_LAUNCH_OPS = 2.5e6  # operations at peak rate in the time of the launch that packs the weights of one pass
 PACKED_OPS = 160.0  # operations at peak rate per packed weight
 OPERATION_OPS = {"nchw": 1.65, "nhwc": 0.95}  # operations at peak rate per operation of the direct sum, by layout
-# Operations at peak rate per element of x or y: copied in NCHW, read or written in NHWC
+# Operations at peak rate per element of x or y that is copied (NCHW), or read or written (NHWC)
 ELEMENT_OPS = {"nchw": 75.0, "nhwc": 15.0}
 
 
@@ -48,8 +48,8 @@ class Depthwise(PackedSolver):
         return f"1 image or more, got {problem.mb}" if problem.mb < 1 else None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Yield for NHWC the output pixels ``p`` of a tile and the channels ``cb`` of a pass over a band (0: as many as
-        the cache holds); for NCHW the vectors ``rows`` of a tile, or the bytes ``slot`` of a work item's slot."""
+        """For NHWC: output pixels ``p`` of a tile and channels ``cb`` of a pass over a band (0: as many as the cache
+        holds). For NCHW: vectors ``rows`` of a tile, or bytes ``slot`` of a work item's slot."""
         lanes = lanes_of(device, problem.dtype)
         base: dict[str, Any] = {"lanes": lanes, "items": 16 * device.compute_units}
         if problem.layout == "nchw":

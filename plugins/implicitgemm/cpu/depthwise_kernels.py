@@ -17,7 +17,7 @@ from .passes import Pass
 VECTORS = 4
 """Vectors of output pixels whose sums an NCHW kernel keeps in registers at the same time."""
 TILE_BYTES = 32 * 1024
-"""Bytes of source rows and weights that an NHWC tile reads again at the next row: a first-level cache."""
+"""Most bytes of source rows and weights that an NHWC tile reads again at the next row: a first-level cache."""
 MIN_BAND_ROWS = 4
 """Least rows of a band: neighbouring bands read some of the same source rows."""
 
@@ -46,7 +46,7 @@ class Bands:
         self.slot_x = cdiv(slot_x, 16) * 16
 
     def _channels(self) -> int:
-        """Return the NHWC channels of a slot: all (whole rows are copied), unless that leaves fewer than 16 jobs."""
+        """Return the channels of an NHWC slot: all, so that whole rows are copied, unless that gives under 16 jobs."""
         p, block = self.p, self.config["cb"]
         if block:
             return min(block, p.groups)
@@ -93,7 +93,7 @@ class DepthwiseKernel(PackedKernel):
 
 
 class PlaneKernel(DepthwiseKernel):
-    """The NCHW kernel: bands of rows are copied, and a vector holds neighbouring output pixels of a row."""
+    """The NCHW kernel: bands of rows are copied, and a vector holds consecutive output pixels of a row."""
 
     files = ("runs.cl", "planes.cl.mako", "depthwise_nchw.cl.mako")
 
@@ -112,7 +112,7 @@ class PlaneKernel(DepthwiseKernel):
 
 
 class RowKernel(DepthwiseKernel):
-    """The NHWC kernel: rows are read from the tensor, and a vector holds neighbouring channels."""
+    """The NHWC kernel: rows are read from the tensor, and a vector holds consecutive channels."""
 
     files = ("depthwise_nhwc.cl.mako",)
 

@@ -1,4 +1,4 @@
-"""``implicitgemm.depthwise_transposed``: transposed depthwise layers, which are data gradients of a stride, in NCHW."""
+"""``implicitgemm.depthwise_transposed``: transposed depthwise layers, which are strided data gradients, in NCHW."""
 
 from __future__ import annotations
 

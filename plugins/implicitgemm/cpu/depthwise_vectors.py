@@ -11,7 +11,7 @@ from convdispatch.api.cpu import Balance, uneven
 
 from .kernel import Kernel
 from .passes import forward_pass, passes
-from .places import Tile, cover, lanes_in, gather_lanes, name, runs_of, tiles_of
+from .places import Tile, cover, gather_lanes, lanes_in, name, runs_of, tiles_of
 
 # The constants of the cost model are in operations at the device's peak multiply-add rate, fitted on timings of layers
 # drawn at random.
@@ -73,7 +73,7 @@ class VectorSums(Kernel):
         self.items = min(self.p.groups, config["items"])
 
     def _tiles(self) -> tuple[dict[Any, str], list[Any]]:
-        """Return functions by tile, and (taps, runs of calls) for as many rows of taps as fit the registers."""
+        """({tile: function}, [(taps, loops of calls)]); each entry has as many rows of taps as fit the registers."""
         p, lanes, tiles = self.p, self.lanes, {}
         height, width = p.places[1:]
         tap_rows = max(1, self.config["sums"] // p.taps[2])

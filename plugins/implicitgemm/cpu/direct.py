@@ -14,13 +14,12 @@ from convdispatch.api.cpu import lanes as lanes_of
 
 from .kernel import PackedKernel, PackedSolver
 from .passes import Pass, passes
-from .tiles import default, odd_lines, predicted, source_width, configs_of, straight
+from .tiles import configs_of, default, odd_lines, predicted, source_width, straight
 
 # The constants of the cost model are in operations at the device's peak multiply-add rate, fitted together with those
 # of ``tiles``.
 
-# Operations at peak rate per packed weight: packed one by one (False), or in squares that are transposed in registers
-# (True)
+# Operations at peak rate per weight that is packed alone (False), or in squares that registers transpose (True)
 PACKED_OPS = {False: 145.0, True: 60.0}
 FAR_PACKED_OPS = 240.0  # operations at peak rate per packed weight, if the packed weights exceed CACHED_BYTES
 CACHED_BYTES = 6 << 20  # bytes of packed weights that the caches hold
@@ -51,8 +50,8 @@ class PassKernel(PackedKernel):
         pads = (getattr(problem, f"p{axis}{side}") for axis in problem.axes for side in ("", "_r"))
         padded = problem.direction == "fwd" and any(pad > 0 for pad in pads)
         self.nonfinite = p.groups * self.blocks * self.wblock if padded else 0
-        """Offset in the packed weights, in elements, of the flags that mark an infinity or NaN; 0 if there are no flags
-        (no padding, or a data gradient)."""
+        """Offset in the packed weights, in elements, of the flags that mark infinities and NaNs; 0 without flags, which
+        only forward convolutions with padding need."""
         flags = p.groups * self.blocks * cdiv(p.c, self.pack_c) if padded else 0
         self.packed_size = (p.groups * self.blocks * self.wblock + flags) * self.size
         self.slots_size = config["items"] * config["parts"] * self.slot * self.size
@@ -80,7 +79,7 @@ class PassKernel(PackedKernel):
 
     @property
     def turned(self) -> bool:
-        """Whether a target channel's weights follow one another in the order of the tile's loops."""
+        """Whether a target channel's weights are contiguous in the order of the tile's loops."""
         p = self.p
         if p.fold > 1 or p.empty or p.volume != math.prod(p.kernel) or any(p.w_first) or set(p.w_step) != {1}:
             return False
@@ -109,7 +108,7 @@ class Direct(PackedSolver):
         return f"1 image or more, got {problem.mb}" if problem.mb < 1 else None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Tiles and blocks for the largest pass; the other passes take what their own counts favour."""
+        """Tiles and blocks for the largest pass; the other passes use their own best configurations."""
         lanes = lanes_of(device, problem.dtype)
         largest = max(_passes(problem, lanes), key=lambda p: p.flops)
         for config in configs_of(largest, device):
@@ -118,11 +117,11 @@ class Direct(PackedSolver):
     def kernels(self, problem: ConvProblem, config: Mapping[str, Any], device: Any) -> list[PassKernel]:
         all_passes = _passes(problem, config["lanes"])
         largest = max(all_passes, key=lambda p: p.flops)
-        largest_sizes = (largest.places, largest.taps, largest.c)
-        return [
-            PassKernel(p, problem, config if (p.places, p.taps, p.c) == largest_sizes else {**config, **default(p, device)})
-            for p in all_passes
-        ]
+        kernels = []
+        for p in all_passes:
+            same = (p.places, p.taps, p.c) == (largest.places, largest.taps, largest.c)
+            kernels.append(PassKernel(p, problem, config if same else {**config, **default(p, device)}))
+        return kernels
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Return the predicted seconds: tiles, copies of bands, stores, launches, packing of weights that change."""

@@ -22,26 +22,25 @@ MAX_CHANNELS = 64
 MAX_TAPS_W = 11
 """Most taps along w: the loop over them is unrolled."""
 SLOT_BYTES = 192 * 1024
-"""Bytes of a band's rows of x and dy that a configuration prefers not to exceed."""
+"""Bytes of a band's rows of x and dy that configurations do not exceed, unless the smallest band does."""
 MAX_SLOT_BYTES = 1 << 20
-"""Bytes of the smallest band's rows beyond which a problem is rejected."""
+"""A problem is rejected if the rows of its smallest band have more bytes."""
 
 # The constants of the cost model are in operations at the device's peak multiply-add rate, fitted on timings of layers
 # drawn at random.
 OPERATION_OPS = 1.8  # operations at peak rate per operation of a register tile
 ACROSS_OPS = 7200.0  # operations at peak rate for adding the vectors of one register tile across their lanes
 STAGED_OPS = 18.0  # operations at peak rate per element that is copied for a band
-# Operations at peak rate per element that is copied alone, because the stride takes every third or later element of a
-# row
+# Operations at peak rate per element that is copied alone, because a stride of 3 or more than 4 skips elements
 SINGLE_OPS = 150.0
 RESULT_OPS = 150.0  # operations at peak rate per element of dw
 LAUNCH_OPS = 4e6  # operations at peak rate in the time of one kernel launch
 
 
 def _widths(p: Pass) -> list[int]:
-    """Return the numbers of taps of a tile along w: all, one, or those whose blocks start at a multiple of the stride.
+    """Return the numbers of taps per tile along w: all, one, or those whose blocks begin at a multiple of the stride.
 
-    The columns of a tile have fixed phases of the stride, so each block must begin at the first phase.
+    The columns of a tile have fixed phases of the stride, so each block of taps must begin at the first phase.
     """
     counts = [count for count in range(1, p.taps[2] + 1) if p.taps[2] % count == 0]
     return [count for count in counts if count in (1, p.taps[2]) or count * p.spread[2] % p.step[2] == 0]
@@ -137,7 +136,7 @@ class FlatWeights(KernelSolver):
         yield from cheapest(self._rated(problem, device), _base(problem, device))
 
     def _rated(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[tuple[Any, float, dict[str, Any]]]:
-        """(Tile, cost, configuration) of tiles that fit the registers, with bands that fit a slot."""
+        """Yield (tile, cost, configuration) for tiles that fit the registers, with bands that fit a slot."""
         max_sums, units, balance = registers(device) * 3 // 4, device.compute_units, Balance.of(rates(device))
         p, base = forward_pass(problem), _base(problem, device)
         heights = band_heights(p.places[1])

@@ -27,7 +27,7 @@ from convdispatch.api.cpu import PAGE, Balance, cdiv, transposed
 from .passes import Pass
 
 MOST_BANDS = 1024
-"""Most bands that the rows of an image are divided into; beyond, more rows do not change the tallest heights."""
+"""Most bands that the rows of an image are divided into; with more, bands would be lower than any that is chosen."""
 
 
 def band_heights(rows: int) -> list[int]:
@@ -36,7 +36,7 @@ def band_heights(rows: int) -> list[int]:
 
 
 def cheapest(rated: Iterable[tuple[Any, float, dict[str, Any]]], fallback: dict[str, Any]) -> list[dict[str, Any]]:
-    """The four cheapest configurations of different tiles, from (tile, cost, configuration)."""
+    """The cheapest configuration of each of the four cheapest tiles; ``rated`` has (tile, cost, configuration)."""
     best: dict[Any, tuple[float, dict[str, Any]]] = {}
     for tile, cost, config in rated:
         if tile not in best or cost < best[tile][0]:
@@ -95,7 +95,7 @@ class Kernel:
 
 
 class PackedKernel(Kernel):
-    """A kernel that reads weights from a packed form, which ``packer`` writes first."""
+    """A kernel that reads packed weights, which ``packer`` writes first."""
 
     packed_size: int
     """Bytes of the packed weights."""
@@ -112,7 +112,7 @@ class PackedKernel(Kernel):
 
 
 class PackedSolver(Solver):
-    """A solver of packed kernels, one a pass: slots first in the workspace, then weights that are not constant."""
+    """A solver with one packed kernel per pass; the workspace has slots, then packed weights that are not constant."""
 
     def kernels(self, problem: ConvProblem, config: Mapping[str, Any], device: Any) -> list[Any]:
         """The passes' kernels; ``device`` has ``simd_width`` and ``compute_units``."""
@@ -134,21 +134,23 @@ class PackedSolver(Solver):
         offsets, weights, slots = _areas(kernels)
         operand, base = ("w", 0) if problem.constant_weights else ("workspace", slots)
         packers = [kernel.packer(context, offset + base) for kernel, offset in zip(kernels, offsets, strict=True)]
-        steps = [kernel.convolution(context, operand, offset + base) for kernel, offset in zip(kernels, offsets, strict=True)]
+        steps = [
+            kernel.convolution(context, operand, start + base) for kernel, start in zip(kernels, offsets, strict=True)
+        ]
         if problem.constant_weights:
             return StepPlan(slots, steps, weights, packers, self.pack_key(problem, config, kernels))
         return StepPlan(slots + weights, [*packers, *steps])
 
 
 def _areas(kernels: list[Any]) -> tuple[list[int], int, int]:
-    """Byte offsets of each pass's packed weights, the bytes of all, and the bytes of the slots, which passes share."""
+    """(byte offset of each pass's packed weights, bytes of all packed weights, bytes of slots, which passes share)."""
     weights = Areas(PAGE)
     offsets = [weights.add(kernel.packed_size) for kernel in kernels]
     return offsets, weights.size, max(kernel.slots_size for kernel in kernels)
 
 
 class _Device:
-    """The two numbers of a DeviceInfo that tiles are chosen by, from a configuration and a context."""
+    """The two fields of a DeviceInfo that the choice of tiles depends on, from a configuration and a context."""
 
     def __init__(self, simd_width: int, compute_units: int) -> None:
         self.simd_width, self.compute_units = simd_width, compute_units

@@ -1,9 +1,9 @@
-"""Dense passes of a problem: ``target[n, place] = sum over (c, tap) of weights[n, c, tap] source[c, position]``.
+"""Dense passes of a problem: ``target[n, pixel] = sum over (c, tap) of weights[n, c, tap] source[c, position]``.
 
-``position = place * step + tap * spread - pad`` along each axis, zero outside the source; the result is written at
-``start + place * stride`` of the target. The forward convolution is one pass over x. The data gradient is one pass
-over dy for every phase of the stride: the elements of dx that are congruent modulo the stride see the same taps, so
-each phase is a dense convolution of step 1 with every s-th tap, and no product with a zero is computed (Dumoulin and
+``position = pixel * step + tap * spread - pad`` along each axis, zero outside the source; the result is written at
+``start + pixel * stride`` of the target. The forward convolution is one pass over x. The data gradient is one pass
+over dy for every phase of the stride: elements of dx that are congruent modulo the stride have the same taps, so each
+phase is a dense convolution of step 1 with every s-th tap, and no product with a zero is computed (Dumoulin and
 Visin 2016 describe the arithmetic; the split by phases is that of sub-pixel convolution, Shi et al. 2016).
 """
 
@@ -39,7 +39,7 @@ class Pass:
     pad: tuple[int, ...]
     """Zeros before the source; below 0: elements skipped."""
     w_first: tuple[int, ...]
-    """Position in the kernel of this pass' tap 0, along (d, h, w)."""
+    """Position in the kernel of this pass's tap 0, along (d, h, w)."""
     w_step: tuple[int, ...]
     """Positions in the kernel from one tap of this pass to the next, along (d, h, w)."""
     kernel: tuple[int, ...]
@@ -51,7 +51,7 @@ class Pass:
     empty: bool = False
     """Whether no tap reaches the target elements of this pass: their sum is 0."""
     fold: int = 1
-    """Neighbouring target elements of a row that count as channels: ``n`` counts (element of the fold, channel)."""
+    """Consecutive target elements of a row that count as channels; ``n`` counts (element of the fold, channel)."""
     width: int = 0
     """Target elements of a row before folding; 0 if the pass is not folded."""
 
@@ -72,18 +72,18 @@ class Pass:
         return 0 if self.empty else 2 * pixels * self.groups * self.n * self.c * self.volume
 
     def macros(self, names: str = "XYTSD") -> str:
-        """Macros along d, h, w: sizes of source X, pass Y, target Z, taps T; steps S, spreads D, strides U, pads P."""
+        """Macros along d, h, w: sizes of source X, pass Y, target Z, taps T; step S, spread D, stride U, padding P."""
         sizes = {"X": self.source, "Y": self.places, "Z": self.target, "T": self.taps, "S": self.step}
         sizes |= {"D": self.spread, "U": self.stride, "P": tuple(f"({pad})" for pad in self.pad)}
         return "".join(define(**dict(zip((f"{name}{axis}" for axis in "DHW"), sizes[name]))) for name in names)
 
     def kernel_macros(self) -> str:
-        """Which elements of w the taps are: kernel sizes K?_, steps KS? between taps, EMPTY where no tap counts."""
+        """Macros of the taps' elements of w: kernel sizes K?_, steps KS? between taps, EMPTY if there are no taps."""
         text = define(EMPTY=int(self.empty), KH_=self.kernel[1], KW_=self.kernel[2])
         return text + define(**{f"KS{axis}": f"({step})" for axis, step in zip("DHW", self.w_step, strict=True)})
 
     def planes(self) -> dict[str, int]:
-        """Macros of the elements in a plane of the source, XP, and of the pass' results, YP."""
+        """Macros XP and YP: elements in a plane of the source, and in a plane of the pass's results."""
         return {"XP": self.source[1] * self.source[2], "YP": self.places[1] * self.places[2]}
 
     @property
@@ -92,10 +92,10 @@ class Pass:
         return self.fold == 1 and self.places == self.target
 
     def folded(self, lanes: int) -> Pass:
-        """Return the same sums with neighbouring pixels of a row as channels, if few channels would leave lanes empty.
+        """Return the same sums with consecutive pixels of a row as channels, if few channels would leave lanes empty.
 
-        ``target[(j, n), place] = sum over t' of w[n, t' - j] source[place * J + t' - pad]``, j < J: a convolution of
-        step J whose ``taps + J - 1`` taps are partly zeros. Worth it while those cost less than the empty lanes.
+        ``target[(j, n), pixel] = sum over t' of w[n, t' - j] source[pixel * J + t' - pad]``, j < J: a convolution of
+        step J with ``taps + J - 1`` taps, some of them zeros. It pays if those zeros cost less than empty lanes.
         """
         if self.step[2] != 1 or self.spread[2] != 1 or self.n > lanes // 2 or self.empty:
             return self
@@ -118,7 +118,7 @@ class Pass:
 
 
 def forward_pass(problem: ConvProblem) -> Pass:
-    """The pass over x of the forward convolution, which the weights' gradient reads x by."""
+    """The pass over x of the forward convolution; the weights' gradient reads x in the same way."""
     return passes(problem.replace(direction="fwd", accumulate=False))[0]
 
 

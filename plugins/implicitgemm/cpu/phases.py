@@ -19,9 +19,9 @@ from .kernel import Kernel, band_heights, cheapest
 from .passes import passes
 
 SLOT_BYTES = 256 * 1024
-"""Bytes of a band's source rows that a configuration prefers not to exceed."""
+"""Bytes of a band's source rows that configurations do not exceed, unless a band of one row does."""
 MAX_SLOT_BYTES = 2 << 20
-"""Bytes of the smallest band's rows beyond which a problem is rejected."""
+"""A problem is rejected if the rows of its smallest band have more bytes."""
 
 # The constants of the cost model are in operations at the device's peak multiply-add rate, fitted on timings of layers
 # drawn at random.
@@ -33,7 +33,7 @@ FAR_PACKED_OPS = 600.0  # operations at peak rate per packed weight, if the pack
 CACHED_BYTES = 6 << 20  # bytes of packed weights that the caches hold
 LAUNCH_OPS = 4e6  # operations at peak rate in the time of one kernel launch
 SINGLE_PHASE_FACTOR = 1.08
-"""Measured over predicted time without a stride (a single phase): many channels are read for few pixels."""
+"""Measured over predicted time without a stride (a single phase), because many channels are read for few pixels."""
 
 
 class Part(NamedTuple):
@@ -96,7 +96,8 @@ class PhasesKernel(Kernel):
         for number, p in enumerate(self.passes):
             volume = 0 if p.empty else p.volume
             start = (-p.pad[1] - self.zero[0]) * self.wp - p.pad[2] - self.zero[1]
-            result.append(Part(number, volume, p.taps, p.w_first, p.w_step, 0 if p.empty else start, weights_offset))
+            at = 0 if p.empty else start
+            result.append(Part(number, volume, p.taps, p.w_first, p.w_step, at, weights_offset))
             weights_offset += p.c * self.mr * volume
         return result
 
@@ -113,7 +114,8 @@ class PhasesKernel(Kernel):
         low = min(self.wp, max(0, -self.zero[1]))
         high = max(low, min(self.wp, p.source[2] - self.zero[1]))
         order = zip((each.start[1] for each in self.passes), parts, strict=True)
-        rows = [(first_row, [part for _, part in row]) for first_row, row in itertools.groupby(order, key=lambda pair: pair[0])]
+        groups = itertools.groupby(order, key=lambda pair: pair[0])
+        rows = [(first_row, [part for _, part in group]) for first_row, group in groups]
         values = {"phases": parts, "rows_of_phases": rows, "mr": self.mr, "nv": self.nv, "lanes": lanes}
         values |= {"step": p.stride[2], "low": low, "high": high, "x0": self.zero[1], "bias": self.problem.bias}
         values["shapes"] = sorted({part.taps[1:] for part in parts if part.volume})
@@ -124,7 +126,8 @@ class PhasesKernel(Kernel):
         constant, weights_offset = self.problem.constant_weights, np.int64(self.packed_at)
         sizes = [self.p.groups * self.blocks, cdiv(self.p.c, self.pack_c)]
         pack = self.launch(context, "pack", sizes, ["w", "workspace", weights_offset])
-        arguments = [self.source, "w" if constant else "workspace", weights_offset, "workspace", self.target, *self.extras]
+        weights = "w" if constant else "workspace"
+        arguments = [self.source, weights, weights_offset, "workspace", self.target, *self.extras]
         conv = self.launch(context, "conv", [self.items], arguments)
         if not constant:
             return StepPlan(self.workspace_size, [pack, conv])
@@ -180,7 +183,7 @@ class Phases(KernelSolver):
         yield from cheapest(self._rated(problem, device), _base(problem, device))
 
     def _rated(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[tuple[Any, float, dict[str, Any]]]:
-        """(Tile, cost, configuration) of tiles that fit the registers, with bands that fit a slot."""
+        """Yield (tile, cost, configuration) for tiles that fit the registers, with bands that fit a slot."""
         register_count, balance, base = registers(device), Balance.of(rates(device)), _base(problem, device)
         heights = band_heights(PhasesKernel(problem, base).height)
         for nv in range(1, 5):

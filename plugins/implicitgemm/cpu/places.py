@@ -1,9 +1,8 @@
 """Depthwise layers in NCHW from registers: the vectors of the plane that a tile of pixels reads, and moves of lanes.
 
-A vector of sums is neighbouring places: of one row, or of as many whole rows as it has room for. A tap reads
-*windows*: vectors of the plane at literal offsets, whose lanes are moved in registers to the place that needs them.
-Lanes whose tap is outside of the plane or the row are 0. Tiles that do the same from different first places share one
-function.
+A vector of sums is of consecutive pixels of one row, or of as many whole rows as fit a vector. A tap reads *windows*:
+vectors of the plane at literal offsets, whose lanes are moved in registers to the pixels that need them. Lanes whose
+tap is outside of the plane or the row are 0. Tiles that differ only in their first pixel share one function.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from convdispatch.api import ConvProblem
 from .passes import Pass, passes
 
 Lanes = tuple[int | None, ...]
-"""For each lane the offset of its element from the tile's first element; None stands for the value 0."""
+"""For each lane the offset of its element from the tile's first element; None if the lane is 0."""
 Read = tuple[tuple[int, int] | None, ...]
-"""For each lane a window and the lane in that window; None stands for the value 0."""
+"""For each lane (window, lane in that window); None if the lane is 0."""
 MAX_TAPS_W = 7
 """Most taps along w: the loop over them is unrolled."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Store:
-    """Lanes ``first`` to ``used - 1`` of a vector are stored from offset ``at`` on; ``whole``: all lanes may be."""
+    """Lanes ``first`` to ``used - 1`` of a vector are stored at offset ``at``; ``whole``: all lanes may be stored."""
 
     at: int
     first: int
@@ -37,7 +36,7 @@ class Store:
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """Sums of some vectors: the windows that are loaded, each operand with the (vector, tap) pairs that use it."""
+    """Sums of some vectors: the windows to load, and (operand, the (vector, tap) pairs that multiply by it)."""
 
     windows: tuple[int, ...]
     reads: tuple[tuple[Read, tuple[tuple[int, int], ...]], ...]
@@ -45,7 +44,7 @@ class Tile:
 
 
 def fits(problem: ConvProblem, lanes: int) -> bool:
-    """Whether this kernel computes a depthwise problem: planes of a vector or more, in one pass."""
+    """Whether register kernels can compute a depthwise problem: in NCHW, in one pass, planes of a vector or more."""
     p = passes(problem)[0]
     flat = p.source[0] == p.places[0] == p.kernel[0] == 1 and p.dense and not p.empty
     smallest = min(p.source[1] * p.source[2], p.places[1] * p.places[2])
@@ -53,7 +52,7 @@ def fits(problem: ConvProblem, lanes: int) -> bool:
 
 
 def lanes_in(p: Pass, lanes: int) -> int:
-    """Lanes of the vectors of all planes, empty lanes included."""
+    """Number of lanes in the vectors of all planes, including empty lanes."""
     height, width = p.places[1:]
     rows = height if width >= lanes else -(-height // (lanes // width))
     return p.images * p.groups * rows * -(-width // lanes) * lanes
@@ -62,7 +61,7 @@ def lanes_in(p: Pass, lanes: int) -> int:
 def tiles_of(p: Pass, lanes: int, rows: int, once: bool, taps: range | None = None) -> list[tuple[int, int, Tile]]:
     """Return the tiles of a plane, each as (row, column, Tile), in the plane's order.
 
-    ``rows`` are the most vectors of a tile; ``once``: no place may be stored twice; ``taps``: rows of the kernel.
+    ``rows``: most vectors of a tile; ``once``: no pixel may be stored twice; ``taps``: rows of the kernel.
     """
     taps = range(p.taps[1]) if taps is None else taps
     height, width = p.places[1:]
@@ -74,7 +73,8 @@ def tiles_of(p: Pass, lanes: int, rows: int, once: bool, taps: range | None = No
     for tile_rows in (groups[at : at + rows] for at in range(0, len(groups), rows)):
         # Tiles far from the first and last rows of the plane are equal, so they share one key.
         inside = tile_rows[0] * p.step[1] - p.pad[1] >= lanes
-        inside &= (tile_rows[-1] + depth) * p.step[1] + p.taps[1] * p.spread[1] - p.pad[1] + lanes < p.source[1]
+        last_read = (tile_rows[-1] + depth) * p.step[1] + p.taps[1] * p.spread[1] - p.pad[1]
+        inside &= last_read + lanes < p.source[1]
         for index, column in enumerate(columns):
             key = column, len(tile_rows), None if inside else tile_rows[0], tile_rows[-1] == groups[-1]
             if key not in tiles:
@@ -87,7 +87,7 @@ def tiles_of(p: Pass, lanes: int, rows: int, once: bool, taps: range | None = No
 
 
 class _Plane(NamedTuple):
-    """The values that all tiles of a plane share: the pass, lanes of a vector, whether to store once, rows of taps."""
+    """What all tiles of a plane have in common: the pass, lanes per vector, ``once`` and ``taps`` of ``tiles_of``."""
 
     p: Pass
     lanes: int
@@ -101,7 +101,11 @@ def _tile_at(plane: _Plane, rows: list[int], deep: int, column: int, other_lanes
     p, lanes, once, taps = plane
     (height, width), (source_h, source_w) = p.places[1:], p.source[1:]
     row_lanes = min(width, lanes)
-    used, base, target_base = deep * row_lanes, rows[0] * p.step[1] * source_w + column * p.step[2], rows[0] * width + column
+    used, base, target_base = (
+        deep * row_lanes,
+        rows[0] * p.step[1] * source_w + column * p.step[2],
+        rows[0] * width + column,
+    )
     pairs_by_offsets: dict[Lanes, list[tuple[int, int]]] = {}
     stores = []
     for vector, row in enumerate(rows):
@@ -125,7 +129,8 @@ def _tile_at(plane: _Plane, rows: list[int], deep: int, column: int, other_lanes
 
 
 def cover(offsets: Lanes, windows: list[int], lowest: int, highest: int) -> Read:
-    """Return for each lane its window and the lane in it. Adds missing windows, between ``lowest`` and ``highest``."""
+    """Return each lane's window and the lane in it; windows that are missing, at ``lowest`` to ``highest``, are
+    added."""
     lanes, first_offset = len(offsets), offsets[0]
     if first_offset is not None and offsets == tuple(range(first_offset, first_offset + lanes)):
         if first_offset not in windows:
@@ -142,7 +147,7 @@ def cover(offsets: Lanes, windows: list[int], lowest: int, highest: int) -> Read
 
 
 def _choose_windows(offsets: Lanes, windows: list[int], lowest: int, highest: int) -> list[int]:
-    """Windows that hold all offsets: existing ones while they hold as many offsets as a new one would."""
+    """Windows that hold all offsets; an existing window is used if it holds as many offsets as a new one would."""
     lanes = len(offsets)
     missing = [offset for offset in offsets if offset is not None]
     chosen: list[int] = []
@@ -150,7 +155,8 @@ def _choose_windows(offsets: Lanes, windows: list[int], lowest: int, highest: in
         usable = [w for w in windows if any(w <= offset < w + lanes for offset in missing)]
         best = max(usable, key=lambda w: sum(w <= offset < w + lanes for offset in missing), default=None)
         new = max(lowest, min(highest, min(missing) - (0 if best is not None or chosen else _first_used_lane(offsets))))
-        if best is None or sum(new <= o < new + lanes for o in missing) > sum(best <= o < best + lanes for o in missing):
+        counts = [sum(w <= offset < w + lanes for offset in missing) for w in (new, new if best is None else best)]
+        if best is None or counts[0] > counts[1]:
             best = new
         chosen.append(best)
         missing = [offset for offset in missing if not best <= offset < best + lanes]
@@ -158,13 +164,13 @@ def _choose_windows(offsets: Lanes, windows: list[int], lowest: int, highest: in
 
 
 def _first_used_lane(offsets: Lanes) -> int:
-    """The first lane with an element: a window that begins as many elements earlier needs no lane moved."""
+    """The first lane with an element; a window that begins that many elements earlier needs no move of lanes."""
     return next(lane for lane, offset in enumerate(offsets) if offset is not None)
 
 
 @dataclasses.dataclass
 class Run:
-    """Calls (function, first column, last column, column step) for rows ``first`` to ``last`` in steps of ``apart``."""
+    """Calls (function, first column, last column, column step) for rows ``first`` to ``last`` with a step ``apart``."""
 
     first: int
     last: int
@@ -173,7 +179,7 @@ class Run:
 
 
 def runs_of(calls: Iterable[tuple[int, int, str]]) -> list[Run]:
-    """Loops over calls at (row, column, function), which come row by row."""
+    """Join calls (row, column, function), which are sorted by row, into loops."""
     runs: list[Run] = []
     for row, row_calls in itertools.groupby(calls, lambda call: call[0]):
         column_runs: list[tuple[str, int, int, int]] = []
@@ -196,7 +202,7 @@ def name(window: int, of: str = "x") -> str:
 
 
 def gather_lanes(read: Read, of: str = "x", to: str = "m") -> tuple[list[str], str]:
-    """Statements that move lanes together and mask those that are 0, and the operand's expression after them."""
+    """(OpenCL statements that gather an operand's lanes from windows and zero the others, the operand's expression)."""
     lines, value = [], ""
     for window in dict.fromkeys(source[0] for source in read if source is not None):
         lane_of = {lane: source[1] for lane, source in enumerate(read) if source is not None and source[0] == window}

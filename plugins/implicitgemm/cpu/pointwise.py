@@ -26,14 +26,14 @@ from convdispatch.api import (
 from convdispatch.api.cpu import Balance
 
 FOLDED_PIXELS = 32
-"""NCHW images with fewer pixels are folded into one product: their short rows would leave vectors half empty. Folded
+"""NCHW images with fewer pixels are folded into one product, because short rows leave vectors half empty. Folded
 columns are packed at every call."""
 HEAVY_FOLDED_PIXELS = range(128, 256)
-"""Pixels of images that are folded too where weights of more than HEAVY_BYTES would be read again for each image."""
+"""Images with so many pixels are folded too if weights of more than ``HEAVY_BYTES`` would be read again per image."""
 HEAVY_BYTES = 3 << 19
 WORSE_FORM_FACTOR = 1.07
-"""Measured over predicted time of the form that is not expected to be faster: over 18 layers of 36 to 225 pixels and
-four images, 0.98 to 1.36."""
+"""Measured over predicted time of the form (folded or not) that is expected to be slower: 0.98 to 1.36 on 18 layers of
+36 to 225 pixels and four images."""
 _LONGEST_SIDE = 1 << 31
 """Each side of a product, and the number of products in a batch, stay below this limit."""
 
@@ -44,14 +44,14 @@ def _has_two_forms(problem: ConvProblem) -> bool:
 
 
 def _folds(problem: ConvProblem) -> bool:
-    """Whether folding is expected to pay."""
+    """Whether folding images into one product is expected to be faster."""
     pixels, weights = problem.id * problem.ih * problem.iw, problem.oc * problem.ic // problem.g
     exceeds_cache = weights * problem.accumulator_size > HEAVY_BYTES
     return pixels < FOLDED_PIXELS or (exceeds_cache and pixels in HEAVY_FOLDED_PIXELS)
 
 
 def _forms(problem: ConvProblem) -> list[bool]:
-    """Whether images are folded, the expected best first; without the forms whose product has too long a side."""
+    """The forms, True if images are folded, the expected best first; none whose product has too long a side."""
     pixels, folds = problem.id * problem.ih * problem.iw, _folds(problem)
     sides = {True: pixels * problem.mb, False: max(pixels, problem.g * problem.mb)}
     forms = [folds, not folds] if _has_two_forms(problem) else [True]
@@ -61,7 +61,7 @@ def _forms(problem: ConvProblem) -> list[bool]:
 
 
 def _spec(problem: ConvProblem, fold: bool) -> GemmSpec:
-    """The product of a direction. ``fold``: columns are (image, pixel); otherwise each image is a batch of its own."""
+    """The product of a direction. ``fold``: columns are (image, pixel); otherwise there is one product per image."""
     g, mb, pixels = problem.g, problem.mb, problem.id * problem.ih * problem.iw
     icg, ocg = problem.ic // g, problem.oc // g
     nhwc = problem.layout == "nhwc"

@@ -19,13 +19,13 @@ MAX_PLACES = 64
 MAX_TAPS = 128
 """Most taps of a window: a work item holds their offsets."""
 MIN_SUM = 64
-"""Least products of a sum: the end of a tile takes as long as so many."""
+"""Fewest products of a sum: the end of a tile takes as long as so many products."""
 COPIED_ELEMENTS = 4096
 """Most elements of x that one work item copies."""
 COPY_ITEMS = 16
 """Least work items that copy one image."""
 AHEAD_ELEMENTS = 512
-"""Elements of a row of w by which prefetching is ahead of reading: it saves a tenth to a seventh of the time."""
+"""Elements of a row of w by which prefetching is ahead of reading, which saves a tenth to a seventh of the time."""
 CACHED_BYTES = 6 << 20
 """Bytes of weights that caches hold between calls."""
 
@@ -89,8 +89,9 @@ class SkinnyKernel(Kernel):
         p, config, in_place = self.p, self.config, self.in_place
         text = self.macros(
             "XYTSDP", C=p.c, K=self.k, N=p.n, GROUPS=p.groups, RUN=self.run, NHWC=int(p.nhwc), PITCH=f"{self.pitch}L",
-            APART=f"{self.group_pitch}L", PLACES=self.places, PIXELS=math.prod(p.places), MR=config["mr"], BLOCKS=self.blocks,
-            ITEMS=self.items, FROM="REAL" if in_place else "ACC", READ="LOADV" if in_place else "LOADW",
+            APART=f"{self.group_pitch}L", PLACES=self.places, PIXELS=math.prod(p.places), MR=config["mr"],
+            BLOCKS=self.blocks, ITEMS=self.items,
+            FROM="REAL" if in_place else "ACC", READ="LOADV" if in_place else "LOADW",
         )  # fmt: skip
         rows, cols = (
             [tile_size, total % tile_size] if total % tile_size else [tile_size]

@@ -27,23 +27,22 @@ MAX_TAPS_W = 11
 MAX_TAPS_IN_PLACE = 3
 """Most taps along w if taps are read from the tensor in place."""
 SLOT_BYTES = 24 * 1024
-"""Most bytes of the source rows of one band: half of a first-level cache, which also holds what a tile writes."""
+"""Most bytes of the source rows of one band: half of a first-level cache, which also holds a tile's results."""
 
 # The constants of the cost model are in operations at the device's peak multiply-add rate, fitted on timings of layers
 # drawn at random.
 OPERATION_OPS = 1.15  # operations at peak rate per operation of a register tile
 STAGED_OPS = 20.0  # operations at peak rate per element that is copied for a band
 READ_OPS = 6.0  # operations at peak rate per element that is read from the tensor in place
-# Operations at peak rate per element that is copied alone, because the stride takes every third or later element of a
-# row
+# Operations at peak rate per element that is copied alone, because a stride of 3 or more than 4 skips elements
 SINGLE_OPS = 150.0
 STORED_OPS = 12.0  # operations at peak rate per element of the result
 LAUNCH_OPS = 4e6  # operations at peak rate in the time of the one kernel launch
 
 
 class Across(NamedTuple):
-    """A tile of ``RowsKernel``: where its vectors begin, the last one's first lane that no other tile computes, the
-    source's vectors that it reads, and of each tap each vector's operand, None outside of the row."""
+    """A tile along a row: first pixels of its vectors, the last vector's first lane that no other tile computes,
+    windows of the source that it reads, and for each tap each vector's operand, None if it is outside of the row."""
 
     starts: tuple[int, ...]
     first: int
@@ -67,12 +66,12 @@ class StemKernel(Kernel):
         self.bands = cdiv(p.places[1], config["rows"])
         self.items = min(p.images * p.groups * p.places[0] * self.bands, config["items"])
         self.staged = config.get("staged", True)
-        """Whether a band's rows are copied to a slot; else taps are read from the tensor."""
+        """Whether a band's rows are copied to a slot; otherwise taps are read from the tensor."""
         self.workspace_size = self.items * self.slot * self.size if self.staged else 0
 
     @property
     def tiles(self) -> list[tuple[list[int], int]]:
-        """For whole tiles and for a row's rest: first columns of the vectors, and the last vector's first new lane."""
+        """For a whole tile, and for a row's rest: (first columns of the vectors, the last vector's first new lane)."""
         wide, width = self.config["nv"] * self.lanes, self.p.places[2]
         rest = width % wide
         result = [([v * self.lanes for v in range(self.config["nv"])], 0)] if width >= wide else []
@@ -93,7 +92,8 @@ class StemKernel(Kernel):
             for tap in range(p.taps[2]):
                 operands = []
                 for start in starts:
-                    positions = ((column + start + i) * p.step[2] + tap * p.spread[2] - p.pad[2] for i in range(self.lanes))
+                    first_read = (column + start) * p.step[2] + tap * p.spread[2] - p.pad[2]
+                    positions = (first_read + i * p.step[2] for i in range(self.lanes))
                     offsets = tuple(position - base if 0 <= position < p.source[2] else None for position in positions)
                     outside = all(position is None for position in offsets)
                     highest = p.source[2] - self.lanes - base
@@ -142,7 +142,9 @@ class StemKernel(Kernel):
         full_tiles, rest_vectors = divmod(cdiv(problem.ow, lanes), nv)
         n = problem.oc // problem.g
         return sum(
-            times * (full_tiles * step(rows, nv) + step(rows, rest_vectors)) for rows, times in ((mr, n // mr), (n % mr, 1)) if rows
+            times * (full_tiles * step(rows, nv) + step(rows, rest_vectors))
+            for rows, times in ((mr, n // mr), (n % mr, 1))
+            if rows
         )
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
@@ -157,7 +159,7 @@ class StemKernel(Kernel):
 
 
 class Stem(KernelSolver):
-    """Solves stems, whose three channels fill no vector, on a CPU: vectors of a row's pixels by a few channels."""
+    """Solves first layers, whose few channels fill no vector, on a CPU: vectors of a row's pixels by a few channels."""
 
     kernel = StemKernel
 
@@ -178,7 +180,7 @@ class Stem(KernelSolver):
         return f"1 image or more, got {problem.mb}" if problem.mb < 1 else None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Yield tiles by their count of cycles, the best first."""
+        """Yield tiles by their predicted cycles, the best first."""
         p, lanes, register_count = passes(problem)[0], lanes_of(device, problem.dtype), registers(device)
         size = p.accumulator_size
         choices = []

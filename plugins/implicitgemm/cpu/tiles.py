@@ -25,23 +25,20 @@ MAX_ITEMS = 16
 # The constants of the cost model are in operations at the device's peak multiply-add rate, fitted by least squares of
 # logarithms.
 
-# Costs (per operation, per copied element, per written element) of backward layers. The first number was lowered after
-# the fit by the gain of tiles without register spills.
+# Operations at peak rate (per operation, per copied element, per written element) of backward layers. The first number
+# was lowered after the fit by the gain of tiles without register spills.
 BACKWARD_OPS = (1.28, 65.0, 25.0)
-STRAIGHT_OPS = (
-    1.0,
-    52.0,
-    15.0,
-)  # costs as in BACKWARD_OPS, fitted on 28 NHWC layers whose sums are written to the target directly
-# Costs (per operation, per copied element, per written element) of forward layers with a stride and 16 channels or
-# more, fitted on 40 layers of 1x1 to 4x4 kernels.
+# Operations as in BACKWARD_OPS of NHWC layers whose sums are written to the target directly, fitted on 28 layers
+STRAIGHT_OPS = (1.0, 52.0, 15.0)
+# Operations as in BACKWARD_OPS of strided NCHW layers with 16 channels or more, fitted on 40 layers of 1x1 to 4x4
+# kernels
 STRIDED_OPS = (1.05, 30.0, 35.0)
 WEIGHT_OPS = 65.0  # operations at peak rate per weight that is read from memory
 CACHED_BYTES = 6 << 20  # bytes of weights that the caches hold between calls
 DILATED_FACTOR = 1.12
-"""Measured over predicted time with a dilation: fewer taps share a cache line."""
+"""Measured over predicted time with a dilation, because fewer taps share a cache line."""
 LOAD_CYCLES = 1.15
-"""Cycles of a vector load (a multiply-add takes one): tiles of one vector load as often as they multiply."""
+"""Cycles of a vector load, where a multiply-add takes one cycle; tiles of one vector load as often as they multiply."""
 
 
 def source_width(p: Pass) -> int:
@@ -65,8 +62,8 @@ def _taps(p: Pass, axis: int, start: int, count: int) -> int:
 
 
 def _distinct(p: Pass, axis: int, tile: int) -> Iterator[tuple[int, int]]:
-    """(First place, number of equal tiles) along an axis. Tiles whose taps all read inside the source are equal and one
-    entry, however long the axis; each other tile, and the last, which may be cut off, is an entry."""
+    """Yield (first pixel, number of equal tiles) along an axis. All tiles whose taps read inside the source are one
+    entry, however long the axis is; each other tile, and the last one, which may be shorter, is an entry."""
     size, step, pad = p.places[axis], p.step[axis], p.pad[axis]
     full_tiles = size // tile
     first_inside = min(full_tiles, max(0, cdiv(cdiv(pad, step), tile)))
@@ -92,7 +89,7 @@ def tile_cycles(p: Pass, nv: int, pr: int, pc: int, lanes: int) -> float:
 
 
 def tiles(p: Pass, device: DeviceInfo) -> Iterator[tuple[float, int, int, int]]:
-    """(cycles, nv, pr, pc) of every tile that fits the registers."""
+    """Yield (cycles, nv, pr, pc) of every tile that fits the registers."""
     lanes, register_count = lanes_of(device, p.dtype), registers(device)
     height, width = p.places[1:]
     for nv in range(1, 5):
@@ -136,7 +133,7 @@ def default(p: Pass, device: DeviceInfo) -> dict[str, Any]:
 
 
 def configs_of(p: Pass, device: DeviceInfo) -> Iterator[dict[str, Any]]:
-    """Configurations, the default first: the best tile of each width by cost, then other blocks of channels."""
+    """Configurations of a pass: the best tile of each width by predicted cost, then other blocks of channels."""
     best: dict[int, tuple[int, int, int]] = {}
     for _, nv, pr, pc in sorted(tiles(p, device), key=lambda choice: (choice[0], -choice[1])):
         best.setdefault(nv, (nv, pr, pc))
@@ -154,7 +151,7 @@ def configs_of(p: Pass, device: DeviceInfo) -> Iterator[dict[str, Any]]:
 
 
 def straight(p: Pass, cb: int) -> bool:
-    """Whether a tile's sums are complete and in the target's order: they need no room in the slot."""
+    """Whether a tile's sums are complete and in the target's order, so that they are written to it directly."""
     return p.nhwc and cb >= p.c and p.fold == 1
 
 

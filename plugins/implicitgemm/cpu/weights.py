@@ -22,7 +22,7 @@ SLOT_BYTES = 256 * 1024
 GRADIENT_BYTES = 64 * 1024
 """Most bytes of the dy of one band, for one block of channels."""
 CACHE_WAYS = 12
-"""Cache lines of one set that the first-level cache holds."""
+"""Associativity of the first-level cache: the number of cache lines in one of its sets."""
 PARTS_BYTES = 8 << 20
 """Most bytes of all partial dw together."""
 
@@ -35,7 +35,7 @@ DY_OPS = 23.0  # operations at peak rate per element of dy that is copied
 TILE_OPS = 24.0  # operations at peak rate per sum of a tile that is stored between two bands
 PART_OPS = 29.0  # operations at peak rate per element of a partial dw
 RESULT_OPS = 65.0  # operations at peak rate per element of dw
-# Operations at peak rate per element of dw that is written across rows which share few sets of the cache
+# Operations at peak rate per element of dw that is written across rows that compete for few sets of the cache
 CROWDED_OPS = 450.0
 ITEM_OPS = 4.6e3  # operations at peak rate per work item that adds partial sums
 # Operations at peak rate per element of dy that a tile reads again, if the dy of a band exceeds NEAR_BYTES
@@ -88,7 +88,7 @@ class WeightsKernel(Kernel):
 
 
 def _cycles(p: Pass, nv: int, jc: int, jw: int, lanes: int) -> float:
-    """Return the cycles per pixel for all of dw but its d and h taps, at one multiply-add or load per cycle."""
+    """Return the cycles per pixel for one (d, h) tap of all of dw, at one multiply-add or load per cycle."""
 
     def step(channels: int) -> float:
         sums = channels * jw
@@ -98,7 +98,7 @@ def _cycles(p: Pass, nv: int, jc: int, jw: int, lanes: int) -> float:
 
 
 def _tiles(p: Pass, device: Any) -> Iterator[tuple[float, int, int, int]]:
-    """(Cycles, nv, jc, jw) of every tile that fits the registers."""
+    """Yield (cycles, nv, jc, jw) of every tile that fits the registers."""
     lanes, register_count = lanes_of(device, p.dtype), registers(device)
     for nv in range(1, 5):
         if nv > 1 and (nv - 1) * lanes >= p.n:
@@ -142,7 +142,7 @@ def _operations(p: Pass, config: Mapping[str, Any], device: DeviceInfo, balance:
     copied_elements = bands * groups * p.taps[0] * rows * source_width(p) * p.c
     work += SOURCE_OPS[p.nhwc] * copied_elements * copies + DY_OPS * places * blocks * nvl
     size = p.accumulator_size
-    # The dy of such a band exceeds the second-level cache, so tiles read it from the third-level cache.
+    # If the dy of a band exceeds the second-level cache, tiles read it from the third-level cache.
     if config["rows"] * p.places[2] * nvl * size > NEAR_BYTES:
         sweeps = cdiv(p.c, config["jc"]) * (p.volume // config["jw"])
         work += REREAD_OPS * places * blocks * nvl * sweeps
@@ -175,7 +175,7 @@ class Weights(KernelSolver):
         # The predicted cost decides, not the width alone: wide tiles leave few blocks of channels, cores idle if there
         # are few bands, and parts must be written and added.
         candidates = [config for tile in best.values() for config in _complete(p, device, *tile)]
-        rated = [(_operations(p, config, device, balance), -config["nv"], -config["parts"], config) for config in candidates]
+        rated = [(_operations(p, each, device, balance), -each["nv"], -each["parts"], each) for each in candidates]
         rated.sort(key=lambda choice: choice[:3])
         for cost, *_, config in rated:
             if cost <= 1.3 * rated[0][0]:

@@ -1,4 +1,4 @@
-"""Which tiles to try for a problem on a device, and in which order: a model of waves, padding, reuse and traffic."""
+"""Which tiles to try for a problem on a device, and their predicted time: waves, padding, reuse and traffic."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MAX_CONFIGS = 64
 LARGE_BYTES = 1 << 48
 """Bytes of a tensor beyond which the cost model's numbers may need more than 64 bits."""
 LINE_BYTES = 128
-"""Bytes of a cache line, which occupies each bank of the first-level cache once."""
+"""Bytes of a cache line, which has one number in each bank of the first-level cache."""
 RESIDENT_ITEMS = 384
 """Work items of 8x8 tiles that are resident on a compute unit together, limited by their registers."""
 
@@ -50,41 +50,44 @@ RESIDENT_ITEMS = 384
 SUSTAINED = 0.92
 """Share of the device's multiply-add peak that is sustained: 60 of an H200's 65 TFLOP/s. Other shares multiply it."""
 TAIL_TIMES = (0.0, 2.2, 2.6, 3.0)
-"""Time of a compute unit's last 0 to 3 groups of 128 work items, in times of one at full speed: few hide less."""
+"""Time of a compute unit's last 0 to 3 groups of 128 work items, relative to one group at full speed: few groups hide
+less latency."""
 START_STEPS = 10  # steps of k in the time of a tile's first loads and last stores
 FLAT_SHARE = 0.7  # share of a tile's speed that is left if its columns run over channels and taps
 TAPS_SHARE = 0.94  # share of a tile's speed that is left if its slices hold the taps of one channel
 COPY_SHARE = 0.94  # share of the measured bandwidth of a copy that packing weights and adding partial sums reach
 ALONE_OPS = 15e3
-"""A compute unit's operations in the time of a step of k of one work group, however few others there are: 40 to 60
-cycles of small tiles in 20 products of less than a group a unit, on an H100 and an H200."""
+"""Least time of a step of k of one work group, in operations of a compute unit: 40 to 60 cycles of small tiles, in 20
+products with less than one work group per compute unit, on an H100 and an H200."""
 SECTOR_OPS = 1050.0
 """Operations at peak rate per 32-byte sector that is written, beyond the eighth of a sector that a result fills."""
 RESULT_SECTORS = {"n": 0.0, "m": 0.125, None: 0.375}
-"""Additional sectors written per result, by the side of the tile along which four results are one vector."""
+"""Additional sectors written per result, by the side of the tile along which four results form a vector."""
 TAP_SECTORS = 0.65
-"""Additional sectors written per element of an NCHW weights' gradient, whose neighbours belong to other taps' tiles."""
+"""Additional sectors written per element of an NCHW weights' gradient, whose neighbours are in other taps' tiles."""
 BANK_OPS = 190.0
-"""Operations at peak rate per number that one bank of the first-level cache serves: numbers that are whole lines
-apart share a bank and wait for each other. 47 products of slices of taps, NHWC, 1.22 apart, on an H100 and an H200."""
+"""Operations at peak rate per number that one bank of the first-level cache serves; numbers whole cache lines apart
+share a bank and wait for each other. Fitted on 47 NHWC products of slices of taps on an H100 and an H200, within a
+factor of 1.22."""
 BANK_SHARE = 0.25
-"""Share of BANK_OPS for a number in a cache line that neighbouring work items share."""
+"""Share of ``BANK_OPS`` that a number costs if adjacent work items read the same cache line."""
 
 
 @dataclass(frozen=True)
 class _TileKey:
-    """A problem that is equal to every problem with the same fitting tiles: a cache key."""
+    """A cache key: a problem that compares equal to every problem with the same fitting tiles."""
 
     problem: ConvProblem = field(compare=False)
     key: tuple[Any, ...]
 
     @classmethod
     def of(cls, problem: ConvProblem) -> _TileKey:
-        """A problem, with all that slices, rejected tiles and local memory follow from."""
+        """The key of a problem: all that its slices, rejected tiles and local memory depend on."""
         geo, data = geometry_of(problem), problem.direction != "bwd_weights"
         vector_loads = (geo.pointwise, *(layout.pixels % 4 == 0 for layout in (geo.source, geo.target)))
         layouts = geo.source.nhwc, geo.target.nhwc, geo.c % 4 == 0, geo.m % 4 == 0
-        return cls(problem, (data, problem.dtype == "float64", _taps(geo, data), _is_flat(geo, data), *vector_loads, *layouts))
+        walks = _taps(geo, data), _is_flat(geo, data)
+        return cls(problem, (data, problem.dtype == "float64", *walks, *vector_loads, *layouts))
 
 
 def _taps(geo: Geometry, data: bool) -> tuple[int, int, int] | None:
@@ -130,7 +133,7 @@ def _fitting(problem: ConvProblem, device: DeviceInfo) -> Iterator[Tile]:
 
 
 def _splits(product: Product, device: DeviceInfo) -> list[list[int]]:
-    """For each of many tiles, the parts of the sum worth trying: 1, and those that fill the device some whole times."""
+    """For each of many tiles the parts of the sum to try: 1, and those that fill the device a whole number of times."""
     slots = device.compute_units * np.maximum(1, RESIDENT_ITEMS // product.tile.items)
     groups, max_parts = product.work_groups, np.maximum(1, functools.reduce(np.minimum, product.slices) // 4)
     waves = (1, 2, 3, 4) if product.data else (1, 2, 3, 4, 6)
@@ -139,8 +142,8 @@ def _splits(product: Product, device: DeviceInfo) -> list[list[int]]:
 
 
 def _depth_factor(product: Product) -> float:
-    """Share of a tile's speed by the depth of its slices: shallow ones spend more time on barriers; operands that are
-    read once gain from more work groups."""
+    """Share of a tile's speed by the depth of its slices: shallow slices spend more time on barriers, but operands that
+    are read once gain from more work groups."""
     streamed = not product.data and product.geometry.pointwise
     factors = {16: 0.93, 12: 0.85, 8: 0.93, 4: 0.75} if streamed else {16: 1.0, 12: 0.9, 8: 0.9, 4: 0.74}
     return _elementwise(lambda bk: factors.get(bk, 0.8), product.tile.bk)
@@ -173,7 +176,8 @@ def seconds(product: Product, device: DeviceInfo) -> Any:
     full_rounds = product.work_groups // (device.compute_units * resident)
     rest_groups = product.work_groups - full_rounds * (device.compute_units * resident)
     thirds = -(-rest_groups // device.compute_units) / resident * 3
-    cost = (full_rounds * resident + _elementwise(_last_round, thirds) / 3 * resident) * device.compute_units * work / share
+    rounds = full_rounds * resident + _elementwise(_last_round, thirds) / 3 * resident
+    cost = rounds * device.compute_units * work / share
     packs = product.data and not product.problem.constant_weights
     traffic = 2 * product.partial_size
     traffic = traffic + (3 * product.packed_size if packs else 0)
@@ -188,13 +192,14 @@ def seconds(product: Product, device: DeviceInfo) -> Any:
 
 
 def _bank_waits(product: Product) -> Any:
-    """Turns of a bank that loads of taps wait for: in NHWC neighbours' numbers are a pixel of all channels apart."""
+    """Accesses of a bank that loads of taps wait for: in NHWC adjacent items' numbers are a pixel of channels apart."""
     geo, t = product.geometry, product.tile
     if not (product.taps_in_slice and geo.source.nhwc):
         return 0.0
     pixel_bytes = geo.source.axes[2] * geo.step[2] * product.problem.itemsize
-    turns_per_number = max(math.gcd(pixel_bytes, LINE_BYTES) / LINE_BYTES, BANK_SHARE * min(1.0, pixel_bytes / LINE_BYTES))
-    return turns_per_number * geo.groups * product.m_tiles * product.n_tiles * t.bn * sum(product.slices) * t.bk
+    lines = pixel_bytes / LINE_BYTES
+    turns = max(math.gcd(pixel_bytes, LINE_BYTES) / LINE_BYTES, BANK_SHARE * min(1.0, lines))
+    return turns * geo.groups * product.m_tiles * product.n_tiles * t.bn * sum(product.slices) * t.bk
 
 
 def fits(problem: ConvProblem, device: DeviceInfo) -> bool:
@@ -203,7 +208,7 @@ def fits(problem: ConvProblem, device: DeviceInfo) -> bool:
 
 
 def choices(problem: ConvProblem, device: DeviceInfo) -> list[Tile]:
-    """Tiles that fit, the cheapest predicted first; among them the one of the smallest workspace."""
+    """Tiles that fit, the fastest by prediction first; the one with the smallest workspace is among them."""
     tiles, ranked = _tiles(_TileKey.of(problem), device), []
     for walk in dict.fromkeys(tile.walk for tile in tiles):
         numbers = [index for index, tile in enumerate(tiles) if tile.walk == walk]
@@ -221,7 +226,7 @@ def choices(problem: ConvProblem, device: DeviceInfo) -> list[Tile]:
 
 
 def _stacked(problem: ConvProblem, tiles: Sequence[tuple[Tile, int]]) -> Product:
-    """The products of tiles of one walk, each with its parts of the sum, as one product of arrays."""
+    """The products of (tile, parts of the sum), whose tiles have the same walk, as one product of arrays."""
     nbytes = max(math.prod(getattr(problem, f"{name}_shape")) for name in "xwy") * problem.itemsize
     # Python integers serve tensors that exceed 64-bit arithmetic: no device holds them, but the predictions stay exact.
     number_type = np.int64 if nbytes < LARGE_BYTES else object

@@ -26,9 +26,9 @@ LOAD_INSTRUCTIONS = 5.0  # instructions of a work item per vector that it reads
 PLACE_INSTRUCTIONS = 7.7  # instructions of a work item per result
 TILE_INSTRUCTIONS = 28  # instructions of a work item per tile
 FILL_INSTRUCTIONS = 88  # instructions of a work item per weight that it copies to local memory
-BUSY_ITEMS = 437  # work items of a compute unit that are enough to hide each other's latency
+BUSY_ITEMS = 437  # work items per compute unit that are enough to hide each other's latency
 COPY_SHARE = 0.91  # share of the measured bandwidth of a copy that the kernel reaches
-LAUNCH_SHARE = 0.75  # share of a launch's time that a call takes besides its work
+LAUNCH_SHARE = 0.75  # share of a launch's time that a call takes in addition to its work
 
 
 class ForwardTile(DepthwiseTile):
@@ -59,7 +59,8 @@ class ForwardTile(DepthwiseTile):
         return math.hypot(compute, traffic, gaps) + LAUNCH_SHARE * peaks.launch
 
     def _partial_sectors(self) -> float:
-        """Return sectors written besides those that results fill: NCHW neighbours are a tile and a stride apart."""
+        """Return the sectors written in addition to those that results fill: in NCHW adjacent work items' results are
+        a tile and a stride apart."""
         if self.nhwc:
             return 0.0
         size = self.problem.itemsize
@@ -81,7 +82,7 @@ class Depthwise(KernelSolver):
         return limits(problem, device)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Yield tiles, the one that is expected to be fastest first."""
+        """Yield tiles, the fastest by prediction first."""
         tiles, many_groups = list(shapes(problem, ForwardTile)), MANY_GROUPS * device.compute_units
         tiles += [replace(tile, turns=4) for tile in tiles if tile.blocks * tile.slabs > many_groups]
         return (tile.config() for tile in sorted(tiles, key=lambda tile: tile.seconds(device))[:MAX_CONFIGS])

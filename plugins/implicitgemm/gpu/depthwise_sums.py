@@ -17,21 +17,22 @@ LOCAL_BYTES = 16384
 """Bytes of local memory in which a work group adds the sums of its work items."""
 FOLD_ACROSS = 16
 FOLD_DEEP = 16
-"""Work items of a work group of the kernel ``fold``: along channels, and along the shares of one element's sum."""
+"""Work items per work group of the kernel ``fold``: ``FOLD_ACROSS`` channels, ``FOLD_DEEP`` shares of an element's
+sum."""
 GROUPS_PER_UNIT = (1, 2, 3, 4, 6)
 """Numbers of work groups per compute unit that are tried."""
 
 # The constants of the cost model were fitted to 344 timings on an H200, with an rms error of the logarithm of 0.19.
 REACHED_SHARE = 0.77  # share of the device's instruction rate that a busy device reaches
-LOAD_INSTRUCTIONS = 4.3  # per_item of a work item per vector that it reads
-# Additional per_item per read if neighbouring work items read elements that are not contiguous
+LOAD_INSTRUCTIONS = 4.3  # instructions of a work item per vector that it reads
+# Additional instructions per read if neighbouring work items read elements that are not contiguous
 GAP_INSTRUCTIONS = 1.2
-TILE_INSTRUCTIONS = 231  # per_item of a work item per tile
-SUM_INSTRUCTIONS = 19  # per_item of a work item per sum that it stores
-BUSY_ITEMS = 329  # work items of a compute unit that are enough to hide each other's latency
+TILE_INSTRUCTIONS = 231  # instructions of a work item per tile
+SUM_INSTRUCTIONS = 19  # instructions of a work item per sum that it stores
+BUSY_ITEMS = 329  # work items per compute unit that are enough to hide each other's latency
 COPY_SHARE = 0.65  # share of the measured bandwidth of a copy that the kernel reaches
-LAUNCH_SHARE = 0.72  # share of a launch's time that a call of one launch takes besides its work
-LAUNCHES_SHARE = 1.46  # share of a launch's time that a call of two launches takes besides its work
+LAUNCH_SHARE = 0.72  # share of a launch's time that a call of one launch takes in addition to its work
+LAUNCHES_SHARE = 1.46  # share of a launch's time that a call of two launches takes in addition to its work
 
 
 @dataclass(unsafe_hash=True)
@@ -83,11 +84,12 @@ class Sums:
         return StepPlan(self.workspace_size, steps)
 
     def seconds(self, device: DeviceInfo) -> float:
-        """Return the predicted seconds: per_item, memory traffic, adding the parts, too few work items."""
+        """Return the predicted seconds: instructions, memory traffic, adding parts, and idle time of few work items."""
         tile, problem, peaks = self.tile, self.tile.problem, rates(device)
         loads = tile.counts[0]
         widened = tile.vector if problem.itemsize == 2 else 0
-        per_tile = tile.steps * tile.vector + (loads + len(tile.places)) * (LOAD_INSTRUCTIONS + widened) + TILE_INSTRUCTIONS
+        per_tile = tile.steps * tile.vector + (loads + len(tile.places)) * (LOAD_INSTRUCTIONS + widened)
+        per_tile += TILE_INSTRUCTIONS
         per_tile += 0 if tile.nhwc else (tile.columns - 1) * loads * GAP_INSTRUCTIONS
         items = self.parts * tile.slabs * tile.lanes * tile.deep
         per_item = -(-self.per // tile.deep) * per_tile + SUM_INSTRUCTIONS * tile.geometry.volume * tile.vector
@@ -109,7 +111,7 @@ class DepthwiseSums(KernelSolver):
         return limits(problem, device)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Yield tiles and numbers of parts, the ones that are expected to be fastest first."""
+        """Yield tiles and numbers of parts, the fastest by prediction first."""
         candidates = []
         for tile in shapes(problem):
             max_parts = max(1, -(-tile.tiles // tile.deep))

@@ -1,8 +1,8 @@
 """The tiles of depthwise layers on GPUs: the pixels and channels that a work item computes, and its reads.
 
-In NHWC a work item has ``vector`` neighbouring channels, which it reads and writes at once. In NCHW it has one channel,
-and its neighbours have the next columns. The reads of a tile are unrolled row by row of the source: each value is read
-once for all taps, places and phases that need it.
+In NHWC a work item computes ``vector`` consecutive channels, which it reads and writes together. In NCHW it computes
+one channel, and the next work items have the next columns. The reads of a tile are unrolled row by row of the source:
+each value is read once for all taps, pixels and phases that need it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from convdispatch.api import MOST_PHASES, ConvProblem, DeviceInfo, Geometry, geo
 from .product import element_index
 
 ITEMS = 128
-"""Work items in a work group, or a few less."""
+"""Most work items in a work group; it may have a few less."""
 MAX_STEPS = 2400
 """Most vector multiply-adds that the unrolled text of a kernel may contain."""
 MAX_ITEM_REGISTERS = 168
@@ -32,7 +32,7 @@ LOCAL_BYTES = 32768
 
 @dataclass(unsafe_hash=True)
 class DepthwiseTile:
-    """A tile of one problem; its fields but the problem are the configuration."""
+    """A tile of one problem; all fields except the problem are the configuration."""
 
     problem: ConvProblem
     vector: int
@@ -86,12 +86,12 @@ class DepthwiseTile:
         return {key: value for key, value in asdict(self).items() if key != "problem"}
 
     def size(self, tiles: int, channels: int) -> tuple[int, int]:
-        """Work items along the launch's two axes: neighbours along the first are neighbours in memory."""
+        """Work items along the launch's two axes; consecutive ones along the first axis access contiguous memory."""
         return (channels, tiles) if self.nhwc else (tiles, channels)
 
     @property
     def reads(self) -> dict[tuple[int, int], dict[int, list[tuple[int, int]]]]:
-        """{(depth, row) of the source: {tap: [(place, column)]}}, positions relative to the tile's first pixel."""
+        """{(depth, row) of the source: {tap: [(output pixel, column)]}}, relative to the tile's first pixel."""
         return _reads(self.geometry, self.rows, self.columns)
 
     @staticmethod
@@ -106,7 +106,7 @@ class DepthwiseTile:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Vectors of the source and of weights that a tile reads, and most columns of a row."""
+        """(vectors of the source that a tile reads, vectors of weights that it reads, most columns of a row)."""
         return _counts(self.geometry, self.rows, self.columns)
 
     @property
@@ -119,7 +119,7 @@ class DepthwiseTile:
 
 @functools.lru_cache(maxsize=256)
 def _reads(geo: Geometry, rows: int, columns: int) -> dict[tuple[int, int], dict[int, list[tuple[int, int]]]]:
-    """Compute ``DepthwiseTile.reads``; output pixels are numbered phase by phase, row by row."""
+    """Compute ``DepthwiseTile.reads``; output pixels are numbered by phase, then by row, then by column."""
     reads: dict[tuple[int, int], dict[int, list[tuple[int, int]]]] = {}
     for f, phase in enumerate(geo.phases):
         for taps in itertools.product(*map(range, phase.taps)):
@@ -141,13 +141,13 @@ def _counts(geo: Geometry, rows: int, columns: int) -> tuple[int, int, int]:
 
 
 def busy(tile: DepthwiseTile, items: int, device: DeviceInfo, enough: int) -> float:
-    """The share of a device's speed that ``items`` work items reach, where ``enough`` a compute unit reach all."""
+    """The share of a device's speed that ``items`` work items reach, if ``enough`` per compute unit reach all of it."""
     resident = max(1, min(16, UNIT_REGISTERS // (tile.registers * ITEMS))) * ITEMS
     return min(1.0, items / (device.compute_units * enough)) * min(1.0, resident / enough)
 
 
 def limits(problem: ConvProblem, device: DeviceInfo) -> str | None:
-    """Why tiles of depthwise layers do not suit the problem, whatever its direction."""
+    """The reason why tiles of depthwise layers do not suit the problem in any direction; otherwise None."""
     if phase_count(problem) > MOST_PHASES:
         return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
     if problem.mb < 1:

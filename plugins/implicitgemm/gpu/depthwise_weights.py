@@ -1,4 +1,4 @@
-"""implicitgemm.tiled_depthwise_weights: the weights' gradient of one input channel and several filters a group."""
+"""implicitgemm.tiled_depthwise_weights: the weights' gradient of one input channel and several filters per group."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FilterSums:
         problem = self.problem
         self.geometry = geo = geometry_of(problem)
         self.lanes = 32 if problem.layout == "nhwc" and geo.m == 1 else 1
-        """Neighbouring work items that compute neighbouring channel groups."""
+        """Number of consecutive work items that compute consecutive channel groups."""
         self.places = geo.images * geo.target.pixels
         """Pixels of dy in all images."""
         self.chunk = -(-self.places // self.parts)
@@ -58,7 +58,7 @@ class FilterSums:
         return StepPlan(self.workspace_size, [sums, total])
 
     def seconds(self, device: DeviceInfo) -> float:
-        """Predicted seconds by instructions: a multiply-add, a load and its guard per tap and pixel."""
+        """Predicted seconds of the instructions: a multiply-add, a load and its guard per tap and pixel."""
         geo, peaks = self.geometry, rates(device)
         idle = max(1.0, 4 * device.compute_units / (self.parts * -(-geo.groups // 32)))
         operations = 2.0 * (self.places * geo.groups) * (geo.volume * (3 + geo.m) + 30) / 0.7 * idle

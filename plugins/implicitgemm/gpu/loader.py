@@ -1,4 +1,4 @@
-"""Loader: the elements of a slice that each work item of a group loads, and the vectors in which it loads them."""
+"""The elements of a slice that each work item of a group loads, and the vectors in which it loads them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class Loader:
     """How the work items of a group cover a BK x BX slice of a tensor, and in which vectors they load it.
 
-    Of the items, ``kf`` neighbours lie along k, then ``xl`` along x, the rest along k again; each loads ``vk``
-    (``vx``) neighbouring elements at a time. ``pad`` elements follow each row of the slice in local memory.
+    ``kf`` consecutive items are along k, then ``xl`` along x, the rest along k again; each item loads ``vk`` elements
+    along k, or ``vx`` along x, as one vector.
     """
 
     letter: str
@@ -25,9 +25,9 @@ class Loader:
 
     def __post_init__(self) -> None:
         self.kh = self.items // max(1, self.kf * self.xl)
-        """Work items along k besides the ``kf`` neighbouring ones."""
+        """Number of groups of ``kf`` work items along k."""
         self.k_step, self.x_step = self.kf * self.kh * self.vk, self.xl * self.vx
-        """Elements along k and along x that all work items of a group load in one slot."""
+        """Elements along k and along x that all work items of a group together load in one slot."""
         self.k_slots, self.x_slots = self.bk // max(1, self.k_step), self.bx // max(1, self.x_step)
         """Number of loads (slots) of a work item along k and along x."""
         self.vec = self.vx == 4 or self.vk == 4
@@ -35,7 +35,7 @@ class Loader:
         self.type = "ACC4" if self.vec else "ACC"
         """OpenCL type of the elements that one load (slot) reads."""
         self.pitch = self.bx + (4 if self.kf > 1 else 0)
-        """Elements from row to row of the slice; 4 more when neighbouring items write one above the other."""
+        """Elements from row to row of the slice; 4 more if consecutive items write to consecutive rows."""
 
     @property
     def fits(self) -> bool:
@@ -46,13 +46,13 @@ class Loader:
 
 
 def across(letter: str, bx: int, bk: int, items: int, wide: bool) -> Loader:
-    """Return a loader whose neighbouring work items lie along x, for tensors in which x is contiguous."""
+    """Return a loader whose consecutive work items are along x, for tensors in which x is contiguous."""
     vx = 4 if wide else 1
     return Loader(letter, bx, bk, items, 1, min(items, bx // vx), vx, 1)
 
 
 def along(letter: str, bx: int, bk: int, items: int, wide: bool) -> Loader:
-    """Neighbouring work items along k, few enough that a warp's writes go to different banks of local memory."""
+    """Return a loader whose consecutive items are along k, so few that a warp writes to different banks."""
     vk = 4 if wide and bk % 4 == 0 else 1
     units = bk // vk
     kf = math.gcd(units, 2 if vk == 4 else 8)

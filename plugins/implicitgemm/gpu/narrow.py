@@ -37,19 +37,19 @@ ITEMS = 128
 # The constants of the cost model are in operations at the device's peak multiply-add rate, fitted on an H100 and an
 # H200.
 
-# Operations of one compute unit at peak rate in the time of a multiply-add that waits for the one before (nine problems
-# with 3 to 62 work items per unit)
+# Operations of one compute unit at peak rate in the time of a multiply-add that waits for the previous one (nine
+# problems with 3 to 62 work items per unit)
 ALONE_OPS = 2000.0
-# Operations at peak rate per load whose neighbouring work items read other sectors, if the cache line is evicted before
+# Operations at peak rate per load of which adjacent work items read other sectors, if the cache line is evicted before
 # its other channels are read
 GAP_LOAD_OPS = 800.0
-# Operations at peak rate per load whose neighbouring work items read other sectors, if the cache line stays cached, by
+# Operations at peak rate per load of which adjacent work items read other sectors, if the cache line stays cached, by
 # bytes of an element (33 layers)
 CACHED_LOAD_OPS = {2: 70.0, 4: 25.0, 8: 25.0}
 COPY_SHARE = 0.94  # share of the measured bandwidth of a copy that the kernel reaches
-# Bytes of a group's channels in one pixel up to which a cache line stays cached until the next channel is read
+# A cache line stays cached until the next channel is read if the channels of a group have at most so many bytes
 CACHED_PIXEL_BYTES = 64
-# Loads of a work item per channel up to which a cache line stays cached until the next channel is read
+# A cache line stays cached until the next channel is read if a work item has at most so many loads per channel
 CACHED_LOADS = 8
 
 
@@ -68,7 +68,7 @@ class NarrowProduct:
     problem: ConvProblem
     rows: int
     apart: bool = False
-    """Whether phases of different output rows go to different work items, which leaves registers for more pixels."""
+    """Whether different work items compute phases of different output rows, which leaves registers for more pixels."""
     items: int = ITEMS
 
     def __post_init__(self) -> None:
@@ -153,7 +153,7 @@ class NarrowProduct:
         return StepPlan(0, [main], self.packed_size, [pack], key)
 
     def seconds(self, device: DeviceInfo) -> float:
-        """Predicted seconds, by issue slots (multiply-adds, 4 a load, 8 a vector of weights), sectors and traffic."""
+        """Predicted seconds of instructions (4 per load, 8 per vector of weights), sectors written, and traffic."""
         geo, problem = self.geometry, self.problem
         steps = geo.volume * self.rows * geo.m
         sums = len(geo.phases) * self.rows * geo.m
@@ -173,7 +173,8 @@ class NarrowProduct:
 
 
 class Narrow(KernelSolver):
-    """Forward and data gradient of groups with few output channels: depthwise layers, gradients of pictures."""
+    """Forward and data gradient of groups with few output channels: depthwise layers, data gradients of first
+    layers."""
 
     @staticmethod
     def kernel(problem: ConvProblem, config: Mapping[str, Any]) -> NarrowProduct:
@@ -198,7 +199,7 @@ class Narrow(KernelSolver):
         return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Yield numbers of output pixels per work item, most reuse first as long as registers and pixels suffice."""
+        """Yield numbers of output pixels per work item, the fastest by prediction first; idle devices come last."""
         ranked = []
         for rows, apart in itertools.product(ITEM_ROWS, (False, True)):
             product = NarrowProduct(problem, rows, apart)

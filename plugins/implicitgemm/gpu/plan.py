@@ -1,4 +1,4 @@
-"""TiledPlan: packing, the tiled product and the sum of its parts, as launches over the problem's buffers."""
+"""The plan of the tiled product: launches that pack weights, multiply, and add the parts of sums."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .text import product_text
 from .tile import Tile
 
 PACKED_ALIGNMENT = 1024
-"""Bytes to a multiple of which packed weights are padded: no device requires more alignment of a sub-buffer."""
+"""Packed weights are padded to a multiple of so many bytes; no device requires more alignment of a sub-buffer."""
 
 
 def packed_bytes(product: Product) -> int:
@@ -24,7 +24,7 @@ def packed_bytes(product: Product) -> int:
 
 
 class TiledPlan(StepPlan):
-    """The plan of one tiled product; the head of ``product.cl.mako`` describes what its launches compute."""
+    """The plan of one tiled product; ``product.cl.mako`` explains the kernel."""
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         product = self._product = Product(problem, Tile.of(config))
@@ -48,8 +48,8 @@ class TiledPlan(StepPlan):
         return repr(("tiled", problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g, geometry,
                      tile.bm, tile.bk, tile.walk))  # fmt: skip
 
-    def _launch(self, text: str, name: str, size: tuple[int, ...], local: tuple[int, ...], operands: list[str]) -> Launch:
-        return launch(self._context, self._macros + text, name, size, local, operands)
+    def _launch(self, text: str, name: str, size: tuple[int, ...], local: tuple[int, ...], names: list[str]) -> Launch:
+        return launch(self._context, self._macros + text, name, size, local, names)
 
     def _pack_launch(self) -> Launch:
         product = self._product

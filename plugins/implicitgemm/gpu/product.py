@@ -1,4 +1,4 @@
-"""Product: the sizes, loaders and offsets of one tiled product, which its kernels' text and its cost are made from."""
+"""The sizes, loaders and offsets of one tiled product, from which its kernel's text and its cost are computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .loader import Loader, across, along
 from .tile import Tile
 
 MAX_INT_OFFSET = 2**31 - 2**24
-"""Element offsets below this have the OpenCL type int; the margin is for accesses beyond padding and ragged tiles."""
+"""Offsets below this limit have the OpenCL type int; the margin to 2**31 is for padding and partial tiles."""
 
 
 @dataclass(unsafe_hash=True)
@@ -30,7 +30,7 @@ class Product:
         self.accsize = problem.accumulator_size
         """Bytes of one accumulator."""
         self.taps_in_slice = self.data and tile.walk == "taps"
-        """Whether a slice holds taps of one channel."""
+        """Whether a slice contains taps of one channel."""
         self.flat = tile.walk == "flat"
         """Whether the weights' columns run over channels and taps."""
         self.split = tile.split
@@ -48,7 +48,7 @@ class Product:
         self.out_size = math.prod(problem.out_shape)
         """Number of elements of the output."""
         self.partial = (tile.split > 1) | (not self.data)
-        """Whether the kernel leaves partial sums for ``reduce``."""
+        """Whether the kernel writes partial sums, which the kernel ``reduce`` adds."""
         self.partial_size = tile.split * self.out_size * self.accsize * self.partial
         """Bytes of partial sums."""
         self.weight_strides = weight_strides(problem)
@@ -56,16 +56,14 @@ class Product:
         self.out_plain = len(geo.phases) == 1 and geo.out_step == (1, 1, 1)
         """Whether the columns of the product are the output's pixels in order (no stride between them)."""
 
-    # --- slices along k, the summed dimension ------------------------------------------------------------------------
-
     @functools.cached_property
     def run(self) -> tuple[int, int, int] | None:
-        """Taps of a slice along each axis if slices hold taps; None if whole rows of taps do not fit a slice."""
+        """Taps of a slice along each axis if slices contain taps; None if whole rows of taps do not fit a slice."""
         return tap_run(self.geometry)
 
     @functools.cached_property
     def walked(self) -> tuple[bool, ...]:
-        """Axes along which the tap moves from slice to slice."""
+        """For each axis whether the tap changes along it from slice to slice."""
         max_taps = [max(phase.taps[axis] for phase in self.geometry.phases) for axis in range(3)]
         if self.taps_in_slice:
             return tuple(taps > run for taps, run in zip(max_taps, self.run, strict=True))
@@ -73,7 +71,7 @@ class Product:
 
     @property
     def runs(self) -> int:
-        """Number of slices of one channel, if slices hold taps."""
+        """Number of slices of one channel, if slices contain taps."""
         return self.geometry.volume // math.prod(self.run)
 
     @functools.cached_property
@@ -97,7 +95,7 @@ class Product:
         return tuple(sum(self.slices[:number]) for number in range(len(self.slices)))
 
     def slot_tap(self, k: int) -> tuple[int, int, int]:
-        """The tap at row ``k`` of a slice of taps, relative to the slice's first."""
+        """The tap at row ``k`` of a slice of taps, relative to the slice's first tap."""
         _, rows, columns = self.run
         return k // (rows * columns), k // columns % rows, k % columns
 
@@ -105,8 +103,6 @@ class Product:
         """Source elements from a slice's first tap to the tap at row ``k``."""
         geo = self.geometry
         return sum(t * d * s for t, d, s in zip(self.slot_tap(k), geo.spread, geo.source.axes, strict=True))
-
-    # --- tiles along m and n -----------------------------------------------------------------------------------------
 
     @property
     def n_tiles(self) -> int:
@@ -124,10 +120,8 @@ class Product:
 
     @functools.cached_property
     def guarded(self) -> tuple[bool, ...]:
-        """Axes along which a tap can fall outside the source."""
+        """For each axis whether a tap can read outside the source along it."""
         return tuple(not self.geometry.inside(axis) for axis in range(3))
-
-    # --- loaders of the operands -------------------------------------------------------------------------------------
 
     @functools.cached_property
     def a(self) -> Loader:
@@ -166,8 +160,6 @@ class Product:
         """Return OpenCL text of the offset of a group's first weight."""
         return f"(long){group} * {self.geometry.m * self.geometry.c * self.geometry.volume}"
 
-    # --- offsets and sizes in memory ---------------------------------------------------------------------------------
-
     @property
     def index(self) -> str:
         """OpenCL type of element offsets in the tensors that are read."""
@@ -194,7 +186,7 @@ class Product:
 
     @property
     def out_vector(self) -> str | None:
-        """The side (m or n) along which four neighbouring results are one vector in memory, or None."""
+        """The side (m or n) along which four consecutive results are contiguous and aligned in memory, or None."""
         target = self.geometry.target
         if target.nhwc:
             return "m" if self.geometry.m % 4 == 0 else None
@@ -202,7 +194,7 @@ class Product:
 
     @property
     def steps(self) -> list[tuple[int, int]]:
-        """(row, column) of the item's tile in the order of the multiply-adds."""
+        """(row, column) of each sum of a work item's tile, in the order of the multiply-adds."""
         t = self.tile
         columns = list(range(t.tn))
         if t.order == "parity":
@@ -245,13 +237,13 @@ def element_index(elements: int) -> str:
 
 
 def weight_strides(problem: ConvProblem) -> tuple[int, int, int]:
-    """Element strides of a group's weights along the written tensor's channels, the read one's, and taps."""
+    """Element strides of a group's weights along channels of the written tensor, channels of the read one, and taps."""
     w = TensorLayout.of(problem, "w")
     return (w.image, w.channel, w.axes[2]) if problem.direction == "fwd" else (w.channel, w.image, w.axes[2])
 
 
 def tap_run(geo: Geometry) -> tuple[int, int, int] | None:
-    """Taps of a slice along each axis when it holds whole rows of one channel's taps; None when they do not fit."""
+    """Taps of a slice along each axis if it contains whole rows of one channel's taps; None if they do not fit."""
     if len(geo.phases) != 1:
         return None
     kz, ky, kx = geo.kernel

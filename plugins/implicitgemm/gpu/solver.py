@@ -1,4 +1,4 @@
-"""``implicitgemm.tiled``: products of tiles in local memory, for every geometry."""
+"""The solver ``implicitgemm.tiled``: products of tiles in local memory, for every geometry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Tiled(Solver):
         return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Tiles that fit the device, the one that is expected to be fastest first."""
+        """Tiles that fit the device, the fastest by prediction first."""
         return (tile.config() for tile in choices(problem, device))
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:

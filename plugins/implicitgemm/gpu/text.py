@@ -1,4 +1,4 @@
-"""The numbers and names that ``product.cl.mako`` and its parts are rendered with, and the rendered text."""
+"""Renders ``product.cl.mako`` and its parts: the values that the templates read, and the text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AXES = "zyx"
 
 
 def _phase(p: Product, field: str, axis: int) -> str:
-    """A number of the work group's phase, as text: a literal where there is one phase."""
+    """OpenCL text of a field of the work group's phase: a literal if there is one phase, otherwise a variable."""
     phases = p.geometry.phases
     return f"{field}_{_AXES[axis]}" if len(phases) > 1 else str(getattr(phases[0], field)[axis])
 
@@ -44,5 +44,5 @@ def _values(p: Product) -> dict[str, Any]:
 
 
 def product_text(p: Product) -> str:
-    """The kernel ``product``; ``plan.py`` puts the functions that it calls before it."""
+    """The text of the kernel ``product``, without the functions that it calls."""
     return kernel_text(__package__, "product.cl.mako", **_values(p), part=functools.partial(_part, p))

@@ -1,4 +1,4 @@
-"""Tile: a configuration of the tiled product as a value: the shape of a work group's tile, and how sums are split."""
+"""A configuration of the tiled product: the shape of a work group's tile, and how sums are split."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Tile:
-    """One configuration of the tiled product; see the head of ``product.cl.mako``."""
+    """One configuration of the tiled product; ``product.cl.mako`` explains it."""
 
     bm: int
     bn: int
@@ -24,11 +24,11 @@ class Tile:
     """Rows of a slice. Forward and data gradient: ``channels`` of one tap, or (with few channels) ``taps`` of one
     channel. Weights' gradient: pixels; a tile's columns are ``channels`` of one tap or run ``flat`` over both."""
     unroll: int = 0
-    """Steps of k by which the loop over a slice is unrolled; 0 unrolls all of them."""
+    """Steps of k by which the loop over a slice is unrolled; 0 unrolls it completely."""
     order: str = "parity"
-    """Order in which a step's multiply-adds are written, which the compiler mostly keeps: ``rows`` of the item's tile,
-    rows there and back (``snake``), or a row's even columns before its odd ones (``parity``). Consecutive multiply-adds
-    that share an operand save a read of the register file."""
+    """Order in which a step's multiply-adds are written, which the compiler mostly preserves: ``rows`` of the item's
+    tile, rows in alternating direction (``snake``), or a row's even columns before its odd ones (``parity``).
+    Consecutive multiply-adds that share an operand save a read of the register file."""
 
     @property
     def items(self) -> int:
