@@ -1,18 +1,18 @@
-// A band of the source as planes, all parts of it, in the slot of a work item.
+// Writes the planes of all parts of a band of the source into the slot of a work item.
 //
 //         slot[block of 32 channels][part][position][plane][32 channels]: a tile's rows are positions
 // ACROSS  slot[block of 32 channels][part][pair of channels][plane][position][2]: a tile's rows are pairs of channels
 //
 // C channels of a group in BLOCKS; BAND_ROWS rows of positions; POSITIONS of a part, with what tiles read beyond
 // PARTS parts of AREA bytes, PART_AT where they read; TAP_AT bytes of each phase's taps, TAPS of them, BEFORE those
-// STEP  SW in the text, where vectors are along rows (channels first)
+// STEP  SW in the text, where vectors are along rows (NCHW)
 // Bytes of the slot where each step begins for position 0: [phase][block][tap].
 void list_steps(SIZES_IN global int *offsets) {
   ONCE for (int phase = 0; phase < PHASES; ++phase)
     ONCE for (int block = 0; block < BLOCKS; ++block)
       ONCE for (int tap = 0; tap < TAPS[phase]; ++tap) *offsets++ = block * PARTS * AREA + TAP_AT[BEFORE[phase] + tap];
 }
-// Where rows read, and where those of a phase are written, as rows.cl says.
+// Offsets that the rows of the band are read from, and that the rows of each phase are written to (see rows.cl).
 void list_sources(SIZES_IN global long *rows_at, int first, int fd, int fh) {
   int3 place = place_of(SIZES first);
   ONCE for (int row = 0; row < BAND_ROWS; ++row, place = next_place(SIZES place))
@@ -26,8 +26,8 @@ void list_targets(SIZES_IN global long *rows_at, int first, int rows, int phase)
   }
 }
 #if ACROSS
-// Sixteen positions from q on of a row that is from x[at] on, zeros but for those from begin to end; whole: all of it
-// may be read.
+// Sixteen positions from q on of a row that starts at x[at]; those outside begin to end are zeros. whole: all sixteen may
+// be read.
 inline float16 sixteen_from(global const REAL *x, long at, int q, int begin, int end, bool whole) {
   if (whole) {
     const float16 v = sixteen(x + at, 16 * STEP, 16, STEP);
@@ -60,7 +60,7 @@ void fill_pairs(SIZES_IN SCALE_IN global uchar *to, global const REAL *x, global
   }
 }
 #elif !NHWC
-// A row of 32 channels, of which some are there; they are ``plane`` elements apart and are turned by sixteen positions.
+// A row of 32 channels, of which some exist; they are ``plane`` elements apart and are transposed by sixteen positions.
 void fill_row(SCALE_IN global uchar *to, global const REAL *x, int begin, int end, int width, long left, long plane,
               int channels) {
   ONCE for (int q = 0; q < width; ++q)

@@ -1,16 +1,16 @@
-// y[n, place] = epilogue(sum over (c, tap) of w[n, c, tap] x[c, place * step + origin + tap * spread]) by matrix registers
+// y[n, pixel] = epilogue(sum over (c, tap) of w[n, c, tap] x[c, pixel * step + origin + tap * spread]) by matrix registers
 //
 // A work item takes bands of rows. It splits the source of a band into its slot (band.cl) and computes tiles of 32
 // positions by 32 target channels there, one after the other, for some panels of 32 channels. What stands at a position
-// that is no place is dropped.
+// that is not a pixel of the target is dropped.
 //
-// N target channels a group in PANELS panels of 32, PER of them a job
+// N target channels per group in PANELS panels of 32, PER of them a job
 // PHASES phases: PLACES of each, elements before its FIRST one; its TAPS, those BEFORE it, bytes before its PACKED weights
-// SIDES phases whose places are neighbours leave together; SIDE_ sums from one to the next
+// SIDES phases whose pixels are neighbours leave together; SIDE_ sums from one to the next
 // ROWS rows of positions of a band, BANDS bands; JOBS jobs for ITEMS work items
 // SUMS_AT  bytes of the slot before sums, which are followed by where rows read, where those of each phase are written, and
 //          where each step begins for position 0
-// OUT_STEP  OW_ in the text, where vectors are along rows (channels first): there sums of positions are turned first
+// OUT_STEP  OW_ in the text, where vectors are along rows (NCHW): there sums of positions are turned first
 // SCALED    1: bands and weights were multiplied by powers of two, of which sums are freed as they leave
 // PLACES_FIRST  1: panels are the inner loop, so that what neighbours in memory is written in turn
 #include <convdispatch/first_lanes.cl>
@@ -20,7 +20,7 @@ inline void put_some(OUT_PARAMS, long at, V v, int n, ACC b) {
 }
 
 #if !NHWC && !ACROSS
-// [32 positions][32 n] to [n][positions], half of it where ``channels`` say so.
+// Transposes [32 positions][32 n] to [n][positions], only half of it if there are 16 channels or fewer.
 void transpose_tile(global const float *sums, global float *turned, int channels) {
   ONCE for (int n = 0; n < channels; n += 16)
     ONCE for (int i = 0; i < 32; i += 16) {
@@ -38,14 +38,14 @@ void transpose_tile(global const float *sums, global float *turned, int channels
 #define DOWN_IN float down,
 #define DOWN POWER(-k),
 typedef int16 __attribute__((aligned(4))) some_ints;
-// The exponent that the largest of a band should have after it is multiplied: with w's the products are in the middle of
-// float32's range, and what is smaller by 2^100 has room below.
+// The exponent that the largest number of a band gets by scaling: products with scaled weights are then in the middle of
+// float32's range, and numbers smaller by 2^100 are still normal.
 int wanted_exponent(SIZES_IN global const int *notes) {
   int largest = NONE;
   ONCE for (int i = 0; i < GROUPS * PANELS * BLOCKS; ++i) largest = max(largest, notes[NOTE_ * i]);
   return largest == NONE ? 0 : clamp(60 - largest, -60, 100);
 }
-// Sums += those of a block whose columns were multiplied by powers of two.
+// Adds the sums of a block whose columns were multiplied by powers of two.
 void add_block(global float *sums, global const float *part, global const int *exponents) {
 #if ACROSS
   ONCE for (int n = 0; n < 32; ++n)
@@ -134,7 +134,7 @@ void put_tile(SIZES_IN DOWN_IN global float *sums, OUT_PARAMS, global const long
 #define PRODUCT_(name, to) name(at, weights, steps_at, steps, to)
 #endif
 #if ROUNDED
-// A tile whose positions from q on are places and neighbours in the target, through as many rows, leaves registers as
+// A tile whose positions from q on are pixels and neighbours in the target, through as many rows, leaves registers as
 // bfloat16; false where this is none. rows_at: of position 0, and of the rows behind it.
 bool put_rounded(SIZES_IN global const uchar *at, global const uchar *weights, global const int *steps_at, long steps,
                  OUT_PARAMS, global const long *rows_at, int rows, int places, int q, int n0, int g) {

@@ -1,4 +1,4 @@
-// Weights as tiles for all phases at once: [group][panel of 32 target channels][block of 32 source channels]
+// Weights as tiles for all phases together: [group][panel of 32 target channels][block of 32 source channels]
 // [tap of the phase][plane][half][1 KB].
 //
 // A tile's rows are pairs of source channels, of 16 target channels each; ACROSS: target channels, of 32 source channels.
@@ -10,7 +10,7 @@
 //           multiplied, and 32 exponents by which columns were
 // TO_    for each tap of the kernel where its tiles begin in its phase, or -1; bytes from block to block there
 #define TILE_(tap) (to + TO_AT[tap] + (((long)g * PANELS + panel) * BLOCKS + block) * TO_BLOCK[tap])
-// Sixteen target channels of a pair of source channels.
+// Packs sixteen target channels of a pair of source channels.
 inline void put_pair(SCALE_IN global uchar *row, uint16 even, uint16 odd) {
   uint16 p[3], q[3];
   split(SCALE as_float16(even), p);
@@ -40,7 +40,7 @@ void pack(global const REAL *restrict w, global uchar *restrict to, long to_at, 
   Scale whole, *const scale = &whole;
   scale->by = 1, scale->most = 0;
   int largest = NONE, changed = 0;
-  // Columns far from 1 are packed again, multiplied by what brings them there.
+  // Columns whose numbers are far from 1 are packed again, multiplied by a power of two.
   ONCE for (int side = 0, again = 0; side < 2; side += !again, to += 1024 * !again) {
 #else
   ONCE for (int side = 0; side < 2; ++side, to += 1024) {

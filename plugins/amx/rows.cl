@@ -1,7 +1,7 @@
 // Rows of positions: their offsets in the tensors, and sixteen of their elements.
 //
 // X? source sizes; S? step; QD QH QW pitches; IMAGES images; G channels in all
-// T? the target's sizes; O?_ the step from place to place; N GROUPS its channels
+// T? the target's sizes; O?_ the step from pixel to pixel; N GROUPS its channels
 // SIZES_IN SIZES  what brings these to a function, where they are a kernel's argument
 
 // The image, depth and height of a row of positions; the next one's, for divisions take longer than a row's vectors.
@@ -25,8 +25,8 @@ inline long source_at(SIZES_IN int3 place, int fd, int fh) {
   return ((long)place.s0 * G * XD + d) * XH * XW + (long)h * XW;
 #endif
 }
-// Where place 0 of a row is written, of places up to (depth, height), in elements of the target without the channel and
-// the phase's first place; -1 without places.
+// Where pixel 0 of a row is written, of pixels up to (depth, height), in elements of the target without the channel and
+// the phase's first pixel; -1 without pixels.
 inline long target_at(SIZES_IN int3 place, int depth, int height) {
   if (place.s0 >= IMAGES || place.s1 >= depth || place.s2 >= height) return -1;
 #if NHWC
@@ -47,7 +47,7 @@ inline float16 sixteen(global const REAL *x, long left, int n, const int step) {
   ONCE for (int i = 0; i < n; ++i) u.s[i] = LOAD(x, (long)i * step);
   return u.v;
 }
-// Sixteen of a position's channels as planes.
+// Writes the planes of sixteen channels of a position.
 inline void fill_half(SCALE_IN global uchar *to, float16 v) {
   uint16 p[3];
   split(SCALE v, p);

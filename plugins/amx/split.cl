@@ -1,4 +1,4 @@
-// Elements as sums of PLANES bfloat16 (1, 2 or 3), each the nearest to what those before it leave.
+// Splits elements into PLANES (1, 2 or 3) bfloat16 numbers, each the nearest to the remainder of the previous ones.
 //
 // SCALED  1: numbers are multiplied by a power of two before they are split, exactly, and the largest is noted: the
 //         instructions take subnormal numbers for 0, and lower planes and products are subnormal first
@@ -36,7 +36,7 @@ inline int exponent_of_most(const Scale *scale) {
 #define SCALE_IN
 #define SCALE
 #endif
-// The planes as the upper halves of words.
+// Each plane is the upper half of a 32-bit word.
 inline void split(SCALE_IN float16 v, uint16 *p) {
 #if SCALED
   const uint16 m = as_uint16(v) & 0x7fffffffu;
@@ -58,7 +58,7 @@ inline void split(SCALE_IN float16 v, uint16 *p) {
   p[2] = as_uint16(v - as_float16(p[1]));  // eight bits, or the first of them
 #endif
 }
-// The first n of sixteen elements; the others 0.
+// Loads the first n of sixteen elements; the others are 0.
 inline float16 first_of(global const REAL *p, int n) {
   if (n >= 16) return LOADV(p);
   union { float16 v; float s[16]; } u;

@@ -1,14 +1,14 @@
-## dw[n, c, tap] = sum over places of dy[n, place] x[c, place * step + origin + tap * spread] by matrix registers
+## dw[n, c, tap] = sum over pixels of dy[n, pixel] x[c, pixel * step + origin + tap * spread] by matrix registers
 //
 // A work item takes bands of rows. It lays those of x and dy out as planes whose neighbours are positions, dy with zeros
-// at positions that are no places, and adds tiles of 32 source channels by 32 target channels, one for each tap: a tap is
+// at positions that are not pixels of dy, and adds tiles of 32 source channels by 32 target channels, one for each tap: a tap is
 // an offset in x.
 //
 // x  slot[block of 32 channels][part][plane][channel][position]
 // dy slot[block of 32 channels][pair of positions][plane][channel][2]
 //
 // C source channels in BLOCKS, N target channels in PANELS, PER of these a job; POSITIONS of a channel of x
-// ROWS rows of positions of a band, BANDS bands dealt to SPLITS parts of the sum; STEPS of 32 positions
+// ROWS rows of positions of a band, BANDS bands divided among SPLITS parts of the sum; STEPS of 32 positions
 // AREA sums of a part and group; RUN taps that neighbour in dw; JOBS jobs for ITEMS work items
 // NEAR steps that all taps go over before the next ones
 // SCALED  1: bands were multiplied by powers of two, of which sums are freed as they leave; SCALES_AT bytes before what is
@@ -19,9 +19,9 @@
 #define PAIR (128 * PLANES)
 #if SCALED
 #define UNSET 100000
-// The exponent that the largest of a band should have after it is multiplied.
+// The exponent that the largest number of a band gets by scaling.
 #define WANTED_ 35
-// Whether a band was multiplied well; else what it should be multiplied by.
+// Whether a band's scale keeps it in range; if not, k becomes the exponent of a better scale.
 inline bool is_well_scaled(const Scale *scale, int *k, bool *zero) {
   const int e = exponent_of_most(scale), before = *k;
   *zero = e == NONE;
@@ -32,7 +32,7 @@ inline float16 multiplied(float16 v, int k) {
   k = clamp(k, -252, 252);
   return v * POWER(k / 2) * POWER(k - k / 2);
 }
-// Sums of one exponent and a band's of another, as sums of the smaller one.
+// Rescales sums and a band's sums, which have different exponents, to the smaller exponent.
 void join(global float *sums, global const float *part, int one, int other) {
   const int k = min(one, other);
   ONCE for (int i = 0; i < TAPS * 1024; i += 16)
@@ -62,7 +62,7 @@ void lay_pairs(global uchar *to, const long area, global const REAL *from, long 
   }
 }
 % elif nhwc:
-// 32 positions of 16 channels as pairs: v[pair].s[channel].
+// Loads 32 positions of 16 channels as pairs of positions: v[pair].s[channel].
 inline void pairs_of(uint16 *v, global const uchar *from) {
   for (int i = 0; i < 16; ++i) {
     const upper16 a = *(global const upper16 *)(from + (2 * i) * (64 * PLANES));
@@ -105,7 +105,7 @@ void lay_dy(SCALE_IN global uchar *to, global uchar *flat, global const REAL *dy
       }
 }
 % else:
-// A row of one channel; vectors run over its end, where the next row is written later.
+// Copies a row of one channel; its last vector extends into the next row, which is written later.
 void fill_neighbours(SCALE_IN global uchar *to, long plane_, global const REAL *x, int begin, int end, int fw, long left,
                      const int step) {
   ONCE for (int q = 0; q < begin; q += 16)
@@ -147,7 +147,7 @@ void lay_dy(SCALE_IN global uchar *to, global uchar *flat, global const REAL *dy
       if (row == ROWS) zero_after(line, plane_, 32);
       else fill_neighbours(SCALE line, plane_, dy + max(from, 0L), 0, from < 0 ? 0 : YW, 0, IMAGES * (N * GROUPS) * plane - from, 1);
     }
-    // What whole rows have filled is turned while it is near.
+    // Positions that whole rows have filled are transposed while they are in the cache.
     ONCE for (; row == ROWS ? p < 32 * (int)STEPS : p + 32 <= (row + 1) * QW; p += 32)
       ONCE for (int plane = 0; plane < PLANES; ++plane)
         ONCE for (int side = 0; side < (channels > 16 ? 2 : 1); ++side) {
@@ -163,7 +163,7 @@ void lay_dy(SCALE_IN global uchar *to, global uchar *flat, global const REAL *dy
 % endif
 
 // Sums [tap][32 c][32 n], of as many parts as there are, to dw: sixteen target channels from n on, of panel and block.
-// What neighbours in dw, taps of channels or (channels last) channels of a tap, is turned out of vectors over n.
+// What neighbours in dw, taps of channels or (NHWC) channels of a tap, is turned out of vectors over n.
 // scales: what is noted of the first part.
 void put_sums(global const float *sums, global REAL *w, int panel, int block, int n, const int parts,
               global const int *scales) {

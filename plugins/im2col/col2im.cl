@@ -1,7 +1,7 @@
-// x[image, c, iz, iy, ix] = epilogue(sum over taps of columns[(c, tap), (image, oz, oy, ox)]), over the places with
+// x[image, c, iz, iy, ix] = epilogue(sum over taps of columns[(c, tap), (image, oz, oy, ox)]), over the pixels with
 // oz SD + tz DD - PD = iz and likewise along y and x. Every element gathers its own sum: no atomics.
 //
-// NHWC      columns are [place][group][tap][channel]; otherwise [group][channel][tap][place]
+// NHWC      columns are [pixel][group][tap][channel]; otherwise [group][channel][tap][pixel]
 // ROWS, TILE a work item sums rows of x, NHWC TILE elements at a time; otherwise one element
 // LANES, V, KEPT, IDS  elements of a vector of sums, its type, that of integers of its size, 0 to LANES - 1
 // FRONT     elements of the workspace before the columns
@@ -13,7 +13,7 @@ typedef V16 __attribute__((aligned(ACCSIZE))) run16;
 #define PARAMS global const ACC *restrict columns, OUT_PARAMS, \
     int rows, int image0, int images, int group0, int groups, int channel0, int channels
 
-// The place whose tap reads position i, or -1.
+// The pixel whose tap reads position i, or -1.
 inline int place(int i, int tap, int step, int spread, int pad, int places) {
   const int from = i + pad - tap * spread;
   const int o = from / step;

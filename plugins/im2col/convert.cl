@@ -1,8 +1,8 @@
-// to[i] = from[i], (+ to[i] before): between the stored type and the sums' type.
+// to[i] = from[i] (+ to[i]): converts between the stored type and the sums' type.
 //
-// OUTWARD  1: from sums (ACC) to stored elements (REAL); 0: the other way
-// ADD      1: add what is there
-// CHUNK    neighbouring elements of a work item; 16 and more go sixteen at a time
+// OUTWARD  1: from sums (ACC) to stored elements (REAL); 0: from stored elements to sums
+// ADD      1: add to the previous values
+// CHUNK    consecutive elements of a work item; 16 and more are converted sixteen at a time
 #if CHUNK >= 16
 #if FLOAT16
 #define WIDE(p) vload_half16(0, p)

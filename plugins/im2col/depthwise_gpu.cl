@@ -1,7 +1,7 @@
 // y[image, g M + m, o] = epilogue(sum over taps t of w[g M + m, t] x[image, g, o S + t D - P]): one input channel a
-// group, one work item an element, neighbours in memory side by side.
+// group, one work item per element, neighbours in memory side by side.
 //
-// M  output channels a group
+// M  output channels per group
 #include <convdispatch/output.cl>
 kernel void depthwise(global const REAL *restrict x, global const REAL *restrict w, OUT_PARAMS) {
   const long at = get_global_id(0);

@@ -1,16 +1,16 @@
 // y[image, g M + m, o] = epilogue(sum over taps t of w[g M + m, t] x[image, g, o S + t D - P]): one input channel a
 // group, NCHW on a CPU. A work item copies one zero-padded plane of x at a time into its part of the workspace, the
-// columns dealt out by their rest modulo the stride, so that every tap is a plain vector load without a test.
+// columns distributed by their rest modulo the stride, so that every tap is a plain vector load without a test.
 //
 % if gradient:
 // The weights' gradient: w[g M + m, t] = sum over image, o of y[image, g M + m, o] x[image, g, o S + t D - P].
 //
 % endif
-// M            output channels a group
+// M            output channels per group
 // ITEMS        work items; each takes every ITEMS-th plane
 // EZ EY        rows of a padded plane along d and h; PITCH: elements of one phase of a row
 // ZERO_Z ZERO_Y ZERO_X  positions of the padded plane's first element in x
-// W_STEP       elements from one output channel's weights to the next one's; TAP(t): place of a tap among them
+// W_STEP       elements from one output channel's weights to the next one's; TAP(t): index of a tap among them
 % if not gradient:
 #include <convdispatch/first_lanes.cl>
 % endif

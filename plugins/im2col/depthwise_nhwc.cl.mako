@@ -1,7 +1,7 @@
 // y[image, o, c] = epilogue(sum over taps t of w[c, t] x[image, o S + t D - P, c]): depthwise, NHWC on a CPU, where a
 // vector is LANES neighbouring channels.
 //
-// ROWS     rows of y that a work item computes; XLO, XHI: places of a row between which no tap leaves x
+// ROWS     rows of y that a work item computes; XLO, XHI: pixels of a row between which no tap leaves x
 // CP       channels, rounded up to vectors
 #include <convdispatch/output_lanes.cl>
 % if gradient:

@@ -1,4 +1,4 @@
-// LANES elements from p on, of which n exist; zeros for the others.
+// Loads LANES elements from p on, of which n exist; the others are zeros.
 #include <convdispatch/lanes.cl>
 inline V load_first(global const REAL *p, int n) {
   if (n >= LANES) return LOADV(p);

@@ -1,9 +1,9 @@
-// L[k, i] = x[image, c, oz SD + tz DD - PD, oy SH + ty DH - PH, ox SW + tx DW - PW], 0 outside x, for place
-// i = (image, oz, oy, ox) and k = (c, tap) in NCHW, (tap, c) in NHWC: one work item an element, neighbours in memory
+// L[k, i] = x[image, c, oz SD + tz DD - PD, oy SH + ty DH - PH, ox SW + tx DW - PW], 0 outside x, for pixel
+// i = (image, oz, oy, ox) and k = (c, tap) in NCHW, (tap, c) in NHWC: one work item per element, neighbours in memory
 // side by side.
 //
 // NHWC   1: L is [i][g][LD]; 0: L is [g][k][LD]
-// start  first place of the chunk; count: its places
+// start  first pixel of the chunk; count: its pixels
 kernel void lower(global const SRC *restrict x, global DST *restrict lowered, long start, int count, int blocks) {
   const long id = get_global_id(0);
 #if NHWC

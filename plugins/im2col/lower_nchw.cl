@@ -1,12 +1,12 @@
 // L[(c, tz, ty, tx), i] = x[image, c, oz SD + tz DD - PD, oy SH + ty DH - PH, ox SW + tx DW - PW], 0 outside x, for
-// place i = (image, oz, oy, ox): NCHW on a CPU, where neighbours i are neighbours in memory.
+// pixel i = (image, oz, oy, ox): NCHW on a CPU, where neighbours i are neighbours in memory.
 //
-// W      places of a block, which one work item fills for CB channels
+// W      pixels of a block, which one work item fills for CB channels
 // LD     0: blocks are panels of a packed operand, [g][block][k][W]; else L is [g][k][LD]
-// RUNS   most rows of the window's places that a block touches
-// start  first place of the chunk; count: its places; blocks: ceil(count / W)
+// RUNS   most rows of the window's pixels that a block touches
+// start  first pixel of the chunk; count: its pixels; blocks: ceil(count / W)
 //
-// OUTSIDE  1: some rows of the window are outside x; CLIPPED: some places of a row are
+// OUTSIDE  1: some rows of the window are outside x; CLIPPED: some pixels of a row are
 #if LD
 #define PLACE(k) (((long)g * K + (k)) * LD + i0)
 #else
@@ -30,7 +30,7 @@ void lower(global const SRC *restrict x, global DST *restrict lowered, long star
     length[runs] = min(YW - ox, n - done);
     done += length[runs];
   }
-  // What a panel holds beyond the last place reaches no result, but a number that is all but zero slows a multiply-add
+  // What a panel holds beyond the last pixel reaches no result, but a number that is all but zero slows a multiply-add
   // a hundred times.
   if (n < W) for (int j = 0; j < TW * W; ++j) rows[j] = 0;
   for (int c = c0; c < c1; ++c) {
@@ -47,7 +47,7 @@ void lower(global const SRC *restrict x, global DST *restrict lowered, long star
             for (int tx = 0; tx < TW; ++tx) {
               private DST *target = to + tx * W;
               int low = 0, high = len;
-              if (CLIPPED) {  // places low to high - 1 read inside the row
+              if (CLIPPED) {  // pixels low to high - 1 read inside the row
                 const int ix = u[r] + tx * DW;
                 low = min(len, ix < 0 ? (-ix + SW - 1) / SW : 0);
                 high = max(low, min(len, (XW - ix + SW - 1) / SW));
@@ -65,7 +65,7 @@ void lower(global const SRC *restrict x, global DST *restrict lowered, long star
           }
           to += len;
         }
-        // Whole lines at once: lines that the other cores hold are dear to write in parts.
+        // Whole cache lines are written together, because partial writes of lines that other cores hold are slow.
         for (int tx = 0; tx < TW; ++tx) {
           global DST *line = lowered + PLACE((c * TD + tz) * TH * TW + ty * TW + tx);
 #if LD

@@ -1,15 +1,15 @@
 // L[i, (tz, ty, tx, c)] = x[image, oz SD + tz DD - PD, oy SH + ty DH - PH, ox SW + tx DW - PW, c], 0 outside x, for
-// place i = (image, oz, oy, ox): NHWC on a CPU, where neighbours k are neighbours in memory.
+// pixel i = (image, oz, oy, ox): NHWC on a CPU, where neighbours k are neighbours in memory.
 //
-// W      places that one work item fills for one group
+// W      pixels that one work item fills for one group
 // LD     above 0: L is [i][g][LD], copied in runs of channels; 0: panels of a packed operand, [g][block][k][W]
 // DENSE  1: the taps of a row of the window are one run of x (one group, neighbouring taps)
-// start  first place of the chunk; count: its places; blocks: ceil(count / W)
+// start  first pixel of the chunk; count: its pixels; blocks: ceil(count / W)
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void lower(global const SRC *restrict x, global DST *restrict lowered, long start, int count, int blocks) {
   const int block = get_global_id(0), g = get_global_id(1), i0 = block * W, n = min(W, count - i0);
 #if !LD
-  // What a panel holds beyond the last place reaches no result, but a number that is all but zero slows a multiply-add
+  // What a panel holds beyond the last pixel reaches no result, but a number that is all but zero slows a multiply-add
   // a hundred times.
   global DST *panel = lowered + ((long)g * blocks + block) * ((long)K * W);
   if (n < W)

@@ -1,10 +1,10 @@
 // x[image, g, f + s q] = epilogue(sum over t of w[g, k0 + t s'] y[image, g, q + origin - t d']): the data gradient of one
 // channel a group and a stride, NCHW on a CPU, all phases f of the stride in one launch. A work item copies one
 // zero-padded plane of y at a time into its part of the workspace, so that every tap is a plain vector load without a
-// test; a row's phases are summed side by side and dealt out in turn as they are stored.
+// test; a row's phases are summed side by side and distributed in turn as they are stored.
 //
 // ITEMS         work items; each takes every ITEMS-th plane
-// EZ EY PITCH   rows of a padded plane along d and h, elements of a row; ZERO_Z ZERO_Y ZERO_X its first element's place in y
+// EZ EY PITCH   rows of a padded plane along d and h, elements of a row; ZERO_Z ZERO_Y ZERO_X its first element's position in y
 // X? Y? S?      sizes of x and y, the stride; G channels, TAPS of the kernel
 #include <convdispatch/first_lanes.cl>
 inline void fill(global const REAL *restrict y, global ACC *restrict plane) {

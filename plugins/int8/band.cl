@@ -1,8 +1,8 @@
 // A band of x between padding, bytes of a pixel after those of the last (band.py), and weights as tiles read them.
 //
-// the problem's letters; NHWC 1: channels last; IN_PLACE 1: x is read where it is, and no band is made
+// the problem's letters; NHWC 1: NHWC; IN_PLACE 1: x is read where it is, and no band is made
 // PIXEL LINE AREA HALF_ROWS STEP_H SKIP_H SKIP_W COLUMNS BAND_ROWS HALVES  the band's sizes in bytes, rows and columns
-// FLIP          what bytes are combined with on their way there: 0x80 makes them unsigned
+// FLIP          bytes are xored with this when they are copied: 0x80 makes them unsigned
 // TAPS RUN_TAPS STEPS UNIT PANEL  taps, those of a run, steps of UNIT bytes in each, bytes of 32 channels' weights
 // PANELS W_SUMS panels of 32 channels of a group; bytes of all weights, behind which are their sums
 typedef uint16 __attribute__((aligned(1))) line;
@@ -57,7 +57,7 @@ void fill_row(global uchar *to, global const uchar *x, bool there, uchar zero) {
 #endif
 }
 
-// The band of rows oh.. of depth od.
+// Copies the band of rows oh.. of depth od.
 void fill(global uchar *slot, global const uchar *x, int image, int g, int od, int oh, uchar zero) {
 #if NHWC
   x += (long)image * (ID * IH * IW) * IC + g * ICG;

@@ -1,15 +1,15 @@
-// y[image, o, c] = finished(sum over taps t of (x[image, o S + t D - P, c] - x_zero) w[c, t]): depthwise, channels last.
+// y[image, o, c] = epilogue(sum over taps t of (x[image, o S + t D - P, c] - x_zero) w[c, t]): depthwise, NHWC.
 //
 // A vector is sixteen channels in float32, where sums of up to 514 products of bytes are whole numbers. The last vector
 // begins sixteen channels before the end. What x_zero takes from a sum is the same everywhere, since padding is x_zero.
-// the problem's letters; COLUMNS  places of a row that are summed at once; BLOCKS vectors; ROWS rows of y of a work item
+// the problem's letters; COLUMNS  pixels of a row that are summed together; BLOCKS vectors; ROWS rows of y of a work item
 // FINISH 1: y is of bytes, and is finished by instructions
 #define UNROLL __attribute__((opencl_unroll_hint))
 #define GLOBAL(type, array) ((global type *)(ulong)(array))  // a CPU has one memory
 #define BLOCK(b) min(16 * (b), OC - 16)
 #define LOADX(p) convert_float16(vload16(0, p))
 
-// Of one row of taps, over COLUMNS places from column ``begin`` of x on; whole: all columns are x's.
+// Of one row of taps, over COLUMNS pixels from column ``begin`` of x on; whole: all columns are x's.
 inline void add_row(float16 *sums, global const REAL *row, global const float *w, int begin, float16 zero, const bool whole) {
   float16 k[KW];
   UNROLL for (int j = 0; j < KW; ++j) k[j] = vload16(j, w);

@@ -1,6 +1,6 @@
-// y[image, n, o] = finished(sum over c, t of (x[image, c, o S + t D - P] - x_zero) w[n, c, t]): a work item an element.
+// y[image, n, o] = epilogue(sum over c, t of (x[image, c, o S + t D - P] - x_zero) w[n, c, t]): one work item per element.
 //
-// the problem's letters; NHWC 1: channels last in x, w and y; REAL and WEIGHT: types of x and w
+// the problem's letters; NHWC 1: NHWC in x, w and y; REAL and WEIGHT: types of x and w
 #include <convdispatch/quantized.cl>
 kernel void conv(global const REAL *restrict x, global const WEIGHT *restrict w, global OUT *restrict y, TABLE_PARAMS) {
   const int at = get_global_id(0);

@@ -1,4 +1,4 @@
-// What instructions finish in bytes (``byte_finish``): the numbers that they read, and the call.
+// Converts sums to bytes by ``byte_finish``: fills the numbers that it reads, and calls it.
 //
 // numbers: shift[32], scale[32], then these words, from ``words`` on: bounds of y, its zero point; bounds of what is
 // rounded before a residual is added, its scale; the residual's zero point and scale; y's scale and its reciprocal;

@@ -1,10 +1,10 @@
-// y[o, c] = finished(sum over taps t of x[o S + t D - P, c] w[c, t]): depthwise, bytes of four lines of x in a word.
+// y[o, c] = epilogue(sum over taps t of x[o S + t D - P, c] w[c, t]): depthwise, bytes of four lines of x in a word.
 //
 // the problem's letters; FLIP 0x80: bytes are signed
 // LINES GROUPS  lines of x that TALL rows of y read, and fours of them; LINE_D LINE_H their depths and rows
 // SIZE          channels of a job, SHARES such parts; PHASE columns of a line that are a multiple of SW apart
 // BEGIN STOP    for each remainder of SW, which of these columns are within x
-// ACROSS        columns that ``whole`` computes at once; REST those left over, by ``rest``
+// ACROSS        columns that ``whole`` computes together; REST those left over, by ``rest``
 // VECTORS       vectors of weights of sixteen channels, whose tap for each line is TAP, or -1; W_SUMS their bytes
 // JOBS ITEMS    jobs, work items; SLOT bytes of an item's memory, and where its parts begin: ZEROS SPARE_AT SHIFTS_AT
 // NUMBERS_AT

@@ -1,4 +1,4 @@
-// What all channels share, for the instructions of vector_code.py; NUMBER_word: the place of a word.
+// Fills the numbers that all channels share, for the functions of vector_code.py; NUMBER_word: the index of a word.
 void numbers_of(global int *to, TABLE_PARAMS) {
   global float *f = (global float *)to;
   ONCE for (int i = 0; i < 16; ++i) {

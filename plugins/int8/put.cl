@@ -1,6 +1,6 @@
-// Sixteen output channels of a position: what follows their sums, and where they are written.
+// The epilogue of sixteen output channels of a position, and their stores.
 //
-// SUMS16    int16 sums whose bias and zero point are added; FIN: what becomes of them before it is stored
+// SUMS16    int16 sums with bias and zero point added; FIN: the epilogue before the store
 // CHANNEL   elements from channel to channel of y: 1 where channels are last
 #include <convdispatch/quantized.cl>
 #if OUT_BYTES || OUT_INT32

@@ -1,12 +1,12 @@
-// y[p, n] = finished(sum over taps and bytes of slot[p + tap] packed[n, tap]): matrix registers, 32 positions by 32 channels.
+// y[p, n] = epilogue(sum over taps and bytes of slot[p + tap] packed[n, tap]): matrix registers, 32 positions by 32 channels.
 //
-// the problem's letters; NHWC 1: channels last; band.cl's
+// the problem's letters; NHWC 1: NHWC; band.cl's
 // IN_PLACE      1: x's pixels are the positions, read where they are; otherwise a band of x is in the slot
 // ROW           bytes from position to position; PLACES positions from row to row; TILE positions of a tile
 // OFFSETS       where taps begin
 // ROWS PARTS    rows of y (IN_PLACE: positions) of a band, bands of an image
 // PER SHARES    panels of 32 channels of a share of them, and shares
-// FINISH        1: y is of bytes, channels last, and is finished by instructions (``byte_finish``)
+// FINISH        1: y is of bytes, NHWC, and is finished by instructions (``byte_finish``)
 // ITEMS JOBS SLOT SUMS_AT  work items, jobs; bytes of a slot and before its sums
 inline void product(global const uchar *a, global const uchar *b, global int *sums, int positions, int channels) {
   if (positions > 16) {

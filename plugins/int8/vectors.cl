@@ -1,6 +1,6 @@
-// y[p, n] = finished(sum over taps and bytes of slot[p + tap] packed[n, tap]): vectors, a few positions by 32 channels.
+// y[p, n] = epilogue(sum over taps and bytes of slot[p + tap] packed[n, tap]): vectors, a few positions by 32 channels.
 //
-// the problem's letters; NHWC 1: channels last; band.cl's
+// the problem's letters; NHWC 1: NHWC; band.cl's
 // IN_PLACE      1: x's pixels are read where they are; FLAT 1: all pixels of y are one row
 // ROWS PARTS    rows of y (FLAT: pixels) of a job, and such parts of an image
 // DOWN ACROSS   rows and columns of a tile; A_ROW A_COLUMN bytes of x from row to row and from column to column of y
@@ -10,7 +10,7 @@
 // WHOLE REST    (whether a panel is the last, ...): functions of instructions for whole tiles, and for those at an end
 // AHEAD         bytes of weights to come that a step brings into the cache; NEXT of them are nearer where a tile is alone
 // FINISH        1: they write bytes of y; otherwise 32 sums a position, into SUMS
-// ITEMS JOBS SLOT NUMBERS_AT  work items, jobs; bytes of a slot and before its numbers; NUMBER(word) a number's place
+// ITEMS JOBS SLOT NUMBERS_AT  work items, jobs; bytes of a slot and before its numbers; NUMBER(word) a number's pixel
 #define PRODUCT(full, ...) ((full) ? WHOLE(__VA_ARGS__) : REST(__VA_ARGS__))
 
 // Shifts and scales of panels from..stop-1 of a group.
@@ -84,7 +84,7 @@ void conv(global const uchar *restrict x, global const uchar *restrict w, long w
           const int row = FLAT ? 0 : tile / across * DOWN, column = (FLAT ? tile : tile % across) * ACROSS;
           const bool full = row + DOWN <= rows && column + ACROSS <= width, ends = panel == PANELS - 1;
           global const uchar *from_a = a + (long)row * A_ROW + (long)column * A_COLUMN;
-          // The tiles of a panel share the next one's bytes out; a single tile has its own come, a little before it reads them.
+          // The tiles of a panel together prefetch the next panel's bytes; a single tile prefetches its own, shortly before use.
           global const uchar *ahead = weights + (AHEAD == 128 ? NEXT : PANEL + tile % (128 / max(1, AHEAD)) * (PANEL / 128 * AHEAD));
           const long to = begin + (long)(row * (FLAT ? 0 : OW) + column) * (NHWC ? OC : 1) + 32 * panel * (long)CHANNEL;
 #if FINISH

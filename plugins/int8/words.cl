@@ -1,6 +1,6 @@
-// y[image, o, c] = finished(sum over taps t of (x[image, o S + t D - P, c] - x_zero) w[c, t]): depthwise, channels last.
+// y[image, o, c] = epilogue(sum over taps t of (x[image, o S + t D - P, c] - x_zero) w[c, t]): depthwise, NHWC.
 //
-// A work item has a word of x, four channels, of ROWS by COLUMNS places: a word is read once for all of its taps. Sums are in
+// A work item has a word of x, four channels, of ROWS by COLUMNS pixels: a word is read once for all of its taps. Sums are in
 // float32, where those of up to 128 products of 9 and 8 bits are whole numbers below 2 ** 22. Beside x stands x_zero, which
 // adds nothing.
 //
@@ -36,7 +36,7 @@ inline FOUR_OF load_four(global const void *from) {
   return v;
 }
 
-// Four channels of y from their sums, bias and zero point added; its limits before its zero point.
+// Four channels of y from their sums with bias and zero point added; sums are clamped before y's zero point is added.
 inline void put_four(global OUT *y, TABLE_PARAMS, const int *sums, const float *scale, float low, float high, int zero, long at) {
 #if OUT_BYTES && !RESIDUAL
   uint word = 0;
@@ -102,7 +102,7 @@ void conv(global const uchar *restrict x, global const float *restrict w, long w
       }
 }
 
-// packed[tap][channel]: weights as float32. A work item a weight.
+// packed[tap][channel]: weights as float32. One work item per weight.
 kernel void pack(global const char *restrict w, global float *restrict packed, long packed_at) {
   const int c = get_global_id(0), t = get_global_id(1);
   packed = (global float *)((global uchar *)packed + packed_at);

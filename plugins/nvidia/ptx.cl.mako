@@ -17,14 +17,14 @@
 #define SCRATCH(items)
 
 <% integers, float8 = type in ("s8", "u8"), type in ("e4m3", "e5m2") %>\
-// --- numbers
+// --- conversions of numbers
 % if integers or float8 or type == "f16":
 inline float cvt_f32_f16(ushort h) {
   float v;
   asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(h));
   return v;
 }
-// Rounded to nearest even, infinity beyond the range.
+// Rounds to the nearest number, ties to even; beyond the range the result is infinity.
 inline ushort cvt_f16_f32(float v) {
   ushort h;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(v));
@@ -32,7 +32,7 @@ inline ushort cvt_f16_f32(float v) {
 }
 % endif
 % if float8 or type == "bf16":
-// The nearest bfloat16 numbers, v0's in the lower half.
+// The nearest bfloat16 numbers of v0 (lower half) and v1.
 inline uint cvt_bf16x2_f32(float v0, float v1) {
   uint u;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(v1), "f"(v0));
@@ -76,7 +76,7 @@ inline int round_plus(float v, int z) {
   asm("fma.rn.sat.f32 %0, %1, 0f00000001, %2;" : "=f"(count) : "f"(v), "f"(as_float(z)));
   return as_int(count);
 }
-// Four bytes, each the nearest to its integer.
+// Packs four rounded numbers as bytes.
 inline uint saturated_bytes(int a, int b, int c, int d) {
   uint v;
   asm("{\n.reg .b32 upper;\ncvt.pack.sat.u8.s32.b32 upper, %4, %3, 0;\ncvt.pack.sat.u8.s32.b32 %0, %2, %1, upper;\n}"
@@ -86,7 +86,7 @@ inline uint saturated_bytes(int a, int b, int c, int d) {
 % endif
 % if "copies" in groups or "bulk" in groups:
 
-// The line of the cache at an address is fetched, and nobody waits.
+// Prefetches the cache line at an address without waiting.
 inline void prefetch_line(global const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 % endif
 % if "copies" in groups:

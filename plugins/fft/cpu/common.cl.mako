@@ -1,8 +1,8 @@
-## Vectors, what writes them past the caches, and a square of them transposed in registers.
+## Vectors, stores of them that bypass the caches, and the transposition of a square of them in registers.
 //
 // LANES, V  elements of a vector, its type
 #include <convdispatch/lanes.cl>
-// Past the caches: a kernel's spectrum is larger than they are, and is read only when all of it is there.
+// These stores bypass the caches: a kernel's spectrum is larger than they are and is read only after all is written.
 #define STREAM(p, v) STOREW(p, v)
 #ifdef __has_builtin
 #if __has_builtin(__builtin_nontemporal_store)

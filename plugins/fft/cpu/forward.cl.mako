@@ -5,12 +5,12 @@
 //
 // X0 X1 X2  the tensor's size along the axes in the order of their transforms; A0 A1 A2 elements between neighbours
 // N0 N1 N2  points of the transform, G0 G1 G2 elements given; S? step of a tile, T? tiles, P? zeros before the tensor
-// C, G      channels a group, groups; PLANE elements of a channel; CHANNEL elements between channels
+// C, G      channels per group, groups; PLANE elements of a channel; CHANNEL elements between channels
 // BLOCKS, ROWS, STRIDE  the panel: blocks of a group, rows of a block, floats from frequency to frequency
 // SLOT_     floats of a slot, LINES floats of the slot between frequencies of the first axis
 ${macros}
 
-// Elements begin to end of a line, zeros round them. The next line is prefetched during the transform.
+// Elements begin to end of a line, zeros around them. The next line is prefetched during the transform.
 __attribute__((noinline)) void ${name}_stage(V *restrict line, global const REAL *restrict from, long at, int channels, int begin, int end) {
 % if unit:
   ONCE for (int p = begin; p < end; p += 64 / (int)sizeof(REAL))
@@ -18,7 +18,7 @@ __attribute__((noinline)) void ${name}_stage(V *restrict line, global const REAL
   ONCE for (int p = 0; p < G0; p += LANES) {
     if (begin >= p + LANES || end <= p) continue;
     V square[LANES];
-    // A vector may reach beyond the row, for what it reads there is dropped, but not beyond the tensor.
+    // A vector may extend beyond the row, because those lanes are dropped, but not beyond the tensor.
     if (at + p >= 0 && at + (channels - 1) * (long)CHANNEL + p + LANES <= TOTAL)
       ONCE for (int l = 0; l < LANES; ++l) square[l] = LOADV(from + at + min(l, channels - 1) * (long)CHANNEL + p);
     else

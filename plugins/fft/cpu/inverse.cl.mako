@@ -4,11 +4,11 @@
 //
 // Y0 Y1 Y2  the target's size along the axes in the order of their transforms; A? elements between neighbours
 // S? step of a tile: elements of it that are written
-// C, G      channels a group, groups; PLANE elements of a channel; CHANNEL elements between channels
+// C, G      channels per group, groups; PLANE elements of a channel; CHANNEL elements between channels
 // BLOCKS, ROWS, STRIDE, SLOT_, LINES  as in the forward transforms
 ${macros}
 #include <convdispatch/output_lanes.cl>
-// Asks for the lines of memory that put_line writes, so that they are there after the transform.
+// Prefetches the cache lines that put_line writes after the transform.
 inline void ask_line(OUT_PARAMS, long at, int channels, int count) {
 % if inter:
   ONCE for (int j = 0; j < count; ++j) PREFETCH(out + at + (long)j * A0, 1);
@@ -18,7 +18,7 @@ inline void ask_line(OUT_PARAMS, long at, int channels, int count) {
 % endif
 }
 
-// count elements of the line, LANES channels of which the first channels are real.
+// Writes count elements of the line; of LANES channels only the first ``channels`` exist.
 __attribute__((noinline)) void put_line(OUT_PARAMS, const V *restrict line, V bias, long at, int channels, int count) {
 % if unit:
   ONCE for (int from = 0; from < count; from += LANES) {

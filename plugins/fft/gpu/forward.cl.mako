@@ -1,7 +1,7 @@
 ## hat[f, row, slot] = spectrum of a tile of src: columns real to half a spectrum, then rows complex, in one work group.
 //
 // A row is what the product sums over, slots are its columns: neighbouring slots are contiguous in hat, so a work
-// group transforms SLOTS tiles at once and writes that many numbers side by side. Columns are one item's registers,
+// group transforms SLOTS tiles together and writes that many numbers side by side. Columns are one item's registers,
 // the half spectra meet in local memory, rows are one item's registers again. Elements outside the tensor are 0, and
 // so are rows and slots beyond the last one.
 //

@@ -1,7 +1,7 @@
 ## out = epilogue(scale * tile of the spectrum hat[f, row, slot]): rows complex, then columns half a spectrum to real.
 //
-// The way back of forward.cl.mako. Rows give the wanted columns alone, columns the wanted pixels alone; what is known
-// of real values' spectra is not read. Nothing is written for rows, slots and pixels beyond the last ones.
+// The inverse of forward.cl.mako. Transforms compute only the wanted columns and pixels, and do not read numbers that are
+// 0 in the spectra of real values. Rows, slots and pixels beyond the last ones are not written.
 ${p.types}
 #define SCALE ((ACC)${repr(p.scale)}f)
 #include <convdispatch/output.cl>

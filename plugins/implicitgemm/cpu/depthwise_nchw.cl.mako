@@ -1,14 +1,14 @@
-## target[image, g, place] = epilogue(sum over tap of w[g, tap] source[image, g, place * step + tap * spread - pad])
+## target[image, g, pixel] = epilogue(sum over tap of w[g, tap] source[image, g, pixel * step + tap * spread - pad])
 //
 // NCHW: a work item takes bands of rows of some channels. It copies the source rows of a band into its slot, zeros round
 // them, and computes from there without a test. Slot [row % SH][column % SW][tz][row / SH][WP] for one channel, so that
-// neighbouring places of a row are neighbours whatever the step; a vector is LANES places counted through the rows, row
+// neighbouring pixels of a row are neighbours whatever the step; a vector is LANES pixels counted through the rows, row
 // ends' rests are computed and dropped.
 //
 // LANES, V   elements of a vector of sums, its type
 // R          rows of a band
-// ITEMS      work items; the bands and channels are dealt to them in runs
-// X? Y? Z? T? S? D? U?  source, places, target, taps, step, spread, stride in the target; G channels
+// ITEMS      work items; the bands and channels are divided among them in contiguous runs
+// X? Y? Z? T? S? D? U?  source, pixels, target, taps, step, spread, stride in the target; G channels
 #include <convdispatch/output_lanes.cl>
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void depthwise(global const REAL *restrict x, global const ACC *restrict packed, long packed_off, global ACC *workspace,

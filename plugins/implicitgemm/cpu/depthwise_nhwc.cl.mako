@@ -1,18 +1,18 @@
-## target[image, place, g] = epilogue(sum over tap of w[g, tap] source[image, place * step + tap * spread - pad, g])
+## target[image, pixel, g] = epilogue(sum over tap of w[g, tap] source[image, pixel * step + tap * spread - pad, g])
 //
-// NHWC: a vector is LANES channels, a tile P places of a row. Nothing is copied: each vector of the source that a tile sees
-// is read once a row of taps. Rows of taps outside the source are left out; a tile at a row's end tests each column, for
-// all lanes at once. Tiles go down the rows of a band, so that rows which several taps see are near.
+// NHWC: a vector is LANES channels, a tile P pixels of a row. Nothing is copied: each vector of the source that a tile sees
+// is read once a row of taps. Rows of taps outside the source are omitted; a tile at a row's end tests each column, for
+// all lanes together. Tiles go down the rows of a band, so that rows which several taps see are near.
 //
 // LANES, V   elements of a vector of sums, its type; no more than there are channels
 // R, CB      rows of a band and channels that a work item takes at a time; BANDS, CHUNKS: how many there are
-// ITEMS      work items; the bands and channels are dealt to them in runs
+// ITEMS      work items; the bands and channels are divided among them in contiguous runs
 // EMPTY      1: no tap reaches the source
-// X? Y? Z? T? S? D? U?  source, places, target, taps, step, spread, stride in the target; G channels, CT in packed weights
+// X? Y? Z? T? S? D? U?  source, pixels, target, taps, step, spread, stride in the target; G channels, CT in packed weights
 #include <convdispatch/output_lanes.cl>
 
-// The last vector ends at the last channel: what it shares with its neighbour is computed twice, and written twice
-// unless something is added to it. ``first``: the first lane that is its own.
+// The last vector ends at the last channel: lanes that it shares with the previous vector are computed twice, and written
+// twice unless they are added to. ``first``: the first lane that no other vector has.
 inline void put_from(OUT_PARAMS, long at, V v, V b, int first) {
 #if RESIDUAL || ACCUMULATE
   if (first) {
@@ -26,7 +26,7 @@ inline void put_from(OUT_PARAMS, long at, V v, V b, int first) {
 }
 
 % for cols, edge in tiles:
-// Places of one row, LANES channels from c on. xs: channel c of the image; p: the first place's channel c in the target.
+// Places of one row, LANES channels from c on. xs: channel c of the image; p: the first pixel's channel c in the target.
 inline void tile_${cols}${"_edge" if edge else ""}(global const REAL *restrict xs, global const ACC *restrict ws, OUT_PARAMS,
     long p, int c, int first, int iz, int iy, int ix) {
   V ${", ".join(f"a{i} = 0" for i in range(cols))};
@@ -69,7 +69,7 @@ inline void tile_${cols}${"_edge" if edge else ""}(global const REAL *restrict x
 }
 % endfor
 
-// A tile of every row of the band, for all channels of the job.
+// Computes a tile of every row of the band, for all channels of the job.
 #define DOWN(tile) \
   ONCE for (int row = y0; row < y1; ++row) \
     ONCE for (int c = c0; c < c1; c += LANES) { \

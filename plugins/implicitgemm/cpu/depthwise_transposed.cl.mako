@@ -1,9 +1,9 @@
 ## lanes: LANES; block: vectors of sums that are computed at a time; rest: weights of a row's last, shorter run
 ## x[image, c, .., u - pad] = epilogue(sum over o, rows of taps and t of w[o, c, .., t SW + u % SW] y[image, o, .., u / SW - t])
 //
-// NCHW, the data gradient of few channels a group: a row of y is spread first, each element SW times, so that neighbouring
-// places of x, whatever their phase, are neighbours. A tap t of a row is then a product of two rows of vectors: the spread
-// row, and SW weights over and over. No place is multiplied by a padding zero: places that taps do not reach are left
+// NCHW, the data gradient of few channels per group: a row of y is spread first, each element SW times, so that neighbouring
+// pixels of x, whatever their phase, are neighbours. A tap t of a row is then a product of two rows of vectors: the spread
+// row, and SW weights over and over. No pixel is multiplied by a padding zero: pixels that taps do not reach are left
 // out of their runs, and where a kernel's last SW weights are fewer, lanes keep their sums.
 //
 // A work item takes bands of a plane's rows. Its slot: LEAD elements that are read and dropped; OCG planes of y with rows of

@@ -1,11 +1,11 @@
-## target[image, g, place] = epilogue(sum over tap of w[g, tap] source[image, g, place * step + tap * spread - pad])
+## target[image, g, pixel] = epilogue(sum over tap of w[g, tap] source[image, g, pixel * step + tap * spread - pad])
 //
-// NCHW, nothing copied or packed: a work item takes planes, and of each a tile of vectors of places at a time. All that
-// a tile reads are vectors at literal offsets from its first place; where a vector needs its lanes in another order, at a row's ends,
+// NCHW, nothing copied or packed: a work item takes planes, and of each a tile of vectors of pixels at a time. All that
+// a tile reads are vectors at literal offsets from its first pixel; where a vector needs its lanes in another order, at a row's ends,
 // with a stride or where it holds several rows, they are moved in registers.
 //
 // LANES, V  elements of a vector of sums, its type; KEPT: integers of its size
-// ITEMS     work items; PLANES are dealt to them in runs
+// ITEMS     work items; PLANES are divided among them in contiguous runs
 // XP, YP    elements of a plane of the source, of the target; WG: of a kernel; G channels
 #include <convdispatch/first_lanes.cl>
 

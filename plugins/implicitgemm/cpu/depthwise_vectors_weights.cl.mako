@@ -1,11 +1,11 @@
-## dw[g, tap] = sum over (image, place) of dy[image, g, place] x[image, g, place * step + tap * spread - pad]
+## dw[g, tap] = sum over (image, pixel) of dy[image, g, pixel] x[image, g, pixel * step + tap * spread - pad]
 //
-// NCHW, nothing copied: a vector is places, a sum a vector a tap, whose lanes are added when a channel's places all are
+// NCHW, nothing copied: a vector is pixels, a sum a vector a tap, whose lanes are added when a channel's pixels all are
 // in it. What a tile reads of x and dy are vectors at literal offsets, whose lanes are moved in registers
 // (depthwise_vectors.cl.mako).
 //
 // LANES, V  elements of a vector of sums, its type; KEPT: integers of its size
-// ITEMS     work items; the G channels are dealt to them in runs; IMAGES
+// ITEMS     work items; the G channels are divided among them in contiguous runs; IMAGES
 // XP, YP    elements of a plane of x, of dy; TAPS of a kernel
 // ADD       1: the sums are added to dw
 #include <convdispatch/lanes.cl>

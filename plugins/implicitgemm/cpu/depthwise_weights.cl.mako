@@ -1,8 +1,8 @@
-## dw[g, tap] = sum over (image, place) of dy[image, g, place] x[image, g, place * step + tap * spread - pad]
+## dw[g, tap] = sum over (image, pixel) of dy[image, g, pixel] x[image, g, pixel * step + tap * spread - pad]
 //
 // A work item sums one part of the bands for some channels. The band's source rows are in its slot (planes.cl.mako), dy
-// behind them in the same order of places; a vector a tap stays in registers over a band. NHWC: a vector is LANES
-// channels. NCHW: LANES places counted through the rows, dy 0 at row ends, lanes added up when a channel is done.
+// behind them in the same order of pixels; a vector a tap stays in registers over a band. NHWC: a vector is LANES
+// channels. NCHW: LANES pixels counted through the rows, dy 0 at row ends, lanes added up when a channel is done.
 // "reduce" adds the parts, [part][tap][CT].
 //
 // LANES, V  elements of a vector of sums, its type
@@ -14,7 +14,7 @@
 #define FLAT_ALL ((FLAT + LANES - 1) / LANES * LANES)
 
 <% rows = tile_rows %>\
-// Taps of ${rows} rows of the kernel, for all places of a band; LANES channels or places.
+// Taps of ${rows} rows of the kernel, for all pixels of a band; LANES channels or pixels.
 inline void tile_all(global const ACC *restrict xs, global const ACC *restrict gs, global ACC *restrict ts, int rows, int first) {
 <% taps = rows * taps_w %>\
 % for t in range(taps):

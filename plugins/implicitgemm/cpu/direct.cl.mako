@@ -1,19 +1,19 @@
-## target[n, place] = epilogue(sum over (c, tap) of w[n, c, tap] source[c, place * step + tap * spread - pad])
+## target[n, pixel] = epilogue(sum over (c, tap) of w[n, c, tap] source[c, pixel * step + tap * spread - pad])
 //
-// A work item takes bands of rows. It copies the source rows that a band needs into its slot, zeros round them and
+// A work item takes bands of rows. It copies the source rows that a band needs into its slot, zeros around them and
 // sums' type, so that nothing below knows of borders or dtypes; then, for each block of target channels and of source
-// channels, it runs register tiles over the band: PR x PC places by NV vectors of channels, a place's value broadcast.
-// Sums wait in the slot between blocks of source channels; at the last one they are transposed to the target's layout.
-// Where one block is all (NHWC), a tile's sums go straight to the target.
+// channels, it runs register tiles over the band: PR x PC pixels by NV vectors of channels, a pixel's value broadcast.
+// Sums are in the slot between blocks of source channels; after the last one they are transposed to the target's layout.
+// If there is one block (NHWC), a tile's sums are written directly to the target.
 //
 // LANES, V  elements of a vector of sums, its type; NV vectors of a tile, NVL = NV * LANES channels
-// PR, PC    rows and columns of a tile; the columns' rest has a tile of its own
+// PR, PC    rows and columns of a tile; the columns' rest has a separate tile
 // R         rows of a band, a multiple of PR
 // CB, NCB   source channels of a block, blocks
 // ITEMS     work items; PARTS: they share the channel blocks NB of a band
 // INTER     0: slot [block][c][tz][row][WP] from NCHW; 1: [block][tz][row][column][CP] from NHWC
-// XD XH XW, YD YH YW  source and places; ZD ZH ZW target; TD TH TW taps; S? step; D? spread; U? stride in the target
-// C, N, G   channels a group, groups; pad and start are arguments
+// XD XH XW, YD YH YW  source and pixels; ZD ZH ZW target; TD TH TW taps; S? step; D? spread; U? stride in the target
+// C, N, G   channels per group, groups; pad and start are arguments
 // NONFINITE elements of packed weights before their flags (pack.cl.mako): where one is set, taps whose sources are all in
 //           the padding are run as well, because zero times infinity or NaN is NaN
 <% px = "CP" if inter else "1" %>
@@ -34,7 +34,7 @@
 % endif
 <%def name="to(p, cols)">(${p // cols}L * UH * ZW + ${p % cols} * UW) * (N * G)</%def>\
 % for cols in widths:
-// ${pr} x ${cols} places, the taps z0 to z1 - 1, y0 to y1 - 1, x0 to x1 - 1 of count source channels.
+// ${pr} x ${cols} pixels, the taps z0 to z1 - 1, y0 to y1 - 1, x0 to x1 - 1 of count source channels.
 inline void tile_${cols}(global const ACC *restrict xs, global const ACC *restrict ws,
                       ${"OUT_PARAMS, long at, int channel, int left, int rows" if straight else "global ACC *restrict ts"},
                       int count, int first, int z0, int z1, int y0, int y1, int x0, int x1) {
@@ -111,13 +111,13 @@ ${multiply(cols)}\
 % endfor
 
 % if fold > 1:
-// Sums that are not finite, each from the taps of its own place: places of a fold share vectors of weights, in which the
+// Sums that are not finite, each from the taps of its own pixel: pixels of a fold share vectors of weights, in which the
 // taps of others are zeros, and zero times infinity or NaN is NaN.
 __attribute__((noinline))
 void unfold_nonfinite(global const ACC *xs, global const ACC *ws, global ACC *sums, int n0, int rows) {
   const int taps = TD * TH * TW, last = rows * YW * NVL;
   int odd = 0;
-  for (int i = 0; i < last; i += NVL) odd |= sums[i] * 0 != 0;  // all sums of a place read what one of them reads
+  for (int i = 0; i < last; i += NVL) odd |= sums[i] * 0 != 0;  // all sums of a pixel read the same source elements
   if (!odd) return;
   ONCE for (int i = 0; i < last; ++i) {
     if (sums[i] * 0 == 0) continue;

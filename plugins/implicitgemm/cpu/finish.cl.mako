@@ -1,6 +1,6 @@
-## target[image, g, n, place] = activation(sum + bias + residual [+ target]) for a band of places and NVL channels.
+## target[image, g, n, pixel] = activation(sum + bias + residual [+ target]) for a band of pixels and NVL channels.
 //
-// The sums are in the slot as [place][NVL]. NHWC writes a place's vectors unchanged; NCHW transposes LANES x LANES squares
+// The sums are in the slot as [pixel][NVL]. NHWC writes a pixel's vectors unchanged; NCHW transposes LANES x LANES squares
 // in registers, so that neighbours along w are written together.
 #include <convdispatch/output_lanes.cl>
 #define PLANE ((long)ZD * ZH * ZW)
@@ -10,7 +10,7 @@ void finish(OUT_PARAMS, global const ACC *sums, int image, int g, int n0, int z,
             int ud, int uh, int uw) {
   const int count = min(NVL, N - n0);
 % if fold > 1:
-  // n counts (j, channel), and column * FOLD + j is the place.
+  // n counts (j, channel), and column * FOLD + j is the pixel.
   ONCE for (int n = 0; n < count; ++n) {
     const int j = (n0 + n) / (N / FOLD), channel = (n0 + n) % (N / FOLD);
     ONCE for (int row = 0; row < rows; ++row)

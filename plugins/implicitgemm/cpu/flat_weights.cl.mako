@@ -1,13 +1,13 @@
-## dw[n, c, tap] = sum over (image, place) of dy[n, place] x[c, place * step + tap * spread - pad]: few channels, NCHW
+## dw[n, c, tap] = sum over (image, pixel) of dy[n, pixel] x[c, pixel * step + tap * spread - pad]: few channels, NCHW
 //
-// The vector axis is the sum's own: places, counted through the rows of a band, so that a group of four channels fills
+// The vector axis is the sum's own: pixels, counted through the rows of a band, so that a group of four channels fills
 // vectors as well as one of forty. A work item takes groups and a part of the sum, copies the source rows of a band
 // (planes.cl.mako) and dy in rows as long, zeros between them, and runs tiles of MN target channels by JC source channels
 // by JW taps along w over the band. A tile's vectors are then added across their lanes, to SUMS numbers of the part.
 //
 // MN, JC, JW    a tile; NBN, NBC, NBT blocks of them, the last ones of channels end at the last channel
 // SUMS          MN * JC * JW in whole vectors
-// C, N, GROUPS  source and target channels a group, groups
+// C, N, GROUPS  source and target channels per group, groups
 // PARTS         parts of the sum; ITEMS work items share the GROUPS * PARTS jobs
 // PLANE, DY     elements of a channel of the slot, and of dy's copy; AREA those of a group's sums
 // ADD           1: the sums are added to dw

@@ -3,7 +3,7 @@
 // INTER   0: order (c, tap); 1: (block of CB c's, tap, c of the block)
 // WN WC WT  elements of w from n to n, c to c, tap to tap; F? kernel position of tap 0 (arguments), K? its step
 // EMPTY   1: all weights are 0
-// FOLD    n counts (j, channel): FOLD neighbouring places of a row as channels, whose taps are shifted by j
+// FOLD    n counts (j, channel): FOLD neighbouring pixels of a row as channels, whose taps are shifted by j
 // PACK_C  source channels of a work item
 //
 // NONFINITE  elements before the flags: one for each work item, 1 where its weights hold an infinity or NaN; 0: none

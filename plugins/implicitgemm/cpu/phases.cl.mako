@@ -1,16 +1,16 @@
-## target[n, start + place * stride] = epilogue(sum over (c, tap) of w[n, c, tap] source[c, place + tap * spread - pad])
+## target[n, start + pixel * stride] = epilogue(sum over (c, tap) of w[n, c, tap] source[c, pixel + tap * spread - pad])
 //
 // All phases of a stride in one launch, NCHW: elements of the target that are congruent modulo the stride see the same
-// taps. A work item copies the source rows of a band into its slot, zeros round them. Places are counted through the
-// slot's rows, so that narrow images fill vectors too; places beyond a row's end are computed and dropped. Tiles of MR
-// target channels by NV vectors of places write their sums behind the slot, phase by phase, from where a row of the
+// taps. A work item copies the source rows of a band into its slot, zeros around them. Places are counted through the
+// slot's rows, so that narrow images fill vectors too; pixels beyond a row's end are computed and dropped. Tiles of MR
+// target channels by NV vectors of pixels write their sums behind the slot, phase by phase, from where a row of the
 // target takes them in turns.
 //
 // LANES, V   elements of a vector of sums, its type
 // MR, NB     target channels of a tile, blocks of them; NV vectors of a tile
-// R          places of a band along h; ROWS source rows belong to it, of WP elements; PLANE elements a channel
-// X? Y?      source and target size; SW stride along w; YW0 the most places of a row
-// C, N, G    source and target channels a group, groups; ITEMS work items of JOBS
+// R          pixels of a band along h; ROWS source rows belong to it, of WP elements; PLANE elements a channel
+// X? Y?      source and target size; SW stride along w; YW0 the most pixels of a row
+// C, N, G    source and target channels per group, groups; ITEMS work items of JOBS
 // SUMS       elements of a channel's sums of a phase
 #include <convdispatch/first_lanes.cl>
 // packed[g, block][phase][c][tap][MR], zeros beyond the last channel.

@@ -1,9 +1,9 @@
-// dw[n, c, t, tx] of group g by its definition, up to a NaN: weights' gradients in NCHW whose vectors count places through
+// dw[n, c, t, tx] of group g by its definition, up to a NaN: weights' gradients in NCHW whose vectors count pixels through
 // the rows multiply zeros between dy's rows by elements of x that another tap reads, which is NaN where these are not
 // finite.
 //
-// C, N, GROUPS  source and target channels a group, groups; t: a tap's depth and row, tx: its column
-// X? Y? T? S? D?  sizes of the source, places and taps, steps and spreads; IMAGES
+// C, N, GROUPS  source and target channels per group, groups; t: a tap's depth and row, tx: its column
+// X? Y? T? S? D?  sizes of the source, pixels and taps, steps and spreads; IMAGES
 __attribute__((noinline))
 ACC plain_sum(global const REAL *restrict x, global const REAL *restrict y, int g, int n, int c, int t, int tx,
               int pd, int ph, int pw) {

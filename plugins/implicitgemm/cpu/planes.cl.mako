@@ -1,13 +1,13 @@
-## slot = the source rows of a band, zeros round them: depthwise kernels compute from there without a test.
+## slot = the source rows of a band, zeros around them: depthwise kernels compute from there without a test.
 //
 // NHWC: [tz][row][column][CB], channels c0 to c0 + channels - 1 of G.
-// NCHW: [row % SH][column % SW][tz][row / SH][WP], one channel c0: neighbouring places of a row are neighbours here
+// NCHW: [row % SH][column % SW][tz][row / SH][WP], one channel c0: neighbouring pixels of a row are neighbours here
 // whatever the step.
 //
 // LANES, V  elements of a vector of sums, its type
 // R         rows of a band; ROWS source rows of WIDTH columns belong to it
 // CB        channels of a slot (NHWC); WP, PROWS, PART  columns, rows and elements of one part of a slot (NCHW)
-// X? source, YW YH places, T? taps, S? step, D? spread
+// X? source, YW YH pixels, T? taps, S? step, D? spread
 #define ROWS ((R - 1) * SH + (TH - 1) * DH + 1)
 #define WIDTH ((YW - 1) * SW + (TW - 1) * DW + 1)
 #define BANDS ((YH + R - 1) / R)

@@ -1,16 +1,16 @@
-## y[n, place] = epilogue(sum over k of w[n, k] L[place, k]), k = (channel, tap) or (tap, channel) as w has it
+## y[n, pixel] = epilogue(sum over k of w[n, k] L[pixel, k]), k = (channel, tap) or (tap, channel) as w has it
 //
 // A product of few columns is bound by reading w once. Vectors run along k, along which both operands are contiguous in
-// memory; MR rows of w by a few places of L are a tile, whose sums are added across their lanes at the end. L is x itself
-// where each place's window is contiguous, or the few windows, copied by ``lower``. What a last vector reads twice is
-// taken out of both operands, for a number that is not finite would stay.
+// memory; MR rows of w by a few pixels of L are a tile, whose sums are added across their lanes at the end. L is x itself
+// where each pixel's window is contiguous, or the few windows, copied by ``lower``. Elements that a last vector reads twice
+// are masked in both operands, because 0 times a number that is not finite is not 0.
 //
 // K, LANES, V   length of a sum, elements of a vector of sums, its type; KEPT: integers of its size
-// MR, PLACES    rows of a block, places; N  target channels a group, GROUPS of them, BLOCKS blocks in each
-// PITCH, APART  elements of L from place to place, and from group to group
-// ITEMS         work items; blocks are dealt to them in runs
-// PIXELS, NHWC  places of an image, whether channels are last
-// X? Y? T? S? D? P?  source, places, taps, step, spread, pad; C source channels a group; RUN channels of a work item
+// MR, PLACES    rows of a block, pixels; N  target channels per group, GROUPS of them, BLOCKS blocks in each
+// PITCH, APART  elements of L from pixel to pixel, and from group to group
+// ITEMS         work items; blocks are divided among them in contiguous runs
+// PIXELS, NHWC  pixels of an image, whether channels are last
+// X? Y? T? S? D? P?  source, pixels, taps, step, spread, pad; C source channels per group; RUN channels of a work item
 #include <convdispatch/output_lanes.cl>
 % if ahead:
 #define AHEAD(p) __builtin_prefetch((const void *)(size_t)(p))
@@ -38,7 +38,7 @@ def kept(value):
 %>
 % if not in_place:
 % if nhwc:
-// A row of taps of a place's window, channels in runs.
+// Copies a row of taps of a pixel's window, in runs of channels.
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void lower(global const REAL *restrict x, global ACC *restrict lowered) {
   const int p = get_global_id(0), tz = get_global_id(1) / TH, ty = get_global_id(1) % TH, g = get_global_id(2);
@@ -56,8 +56,8 @@ void lower(global const REAL *restrict x, global ACC *restrict lowered) {
   }
 }
 % else:
-// RUN channels of an image, which fit the first-level cache, into all its places' windows. The offsets of a place's taps are the
-// same in all planes; one outside is read at the nearest place.
+// RUN channels of an image, which fit the first-level cache, into all its pixels' windows. The offsets of a pixel's taps are the
+// same in all planes; one outside is read at the nearest position.
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void lower(global const REAL *restrict x, global ACC *restrict lowered) {
   const int image = get_global_id(0), c0 = get_global_id(1) * RUN, c1 = min(c0 + RUN, C), g = get_global_id(2);
@@ -84,7 +84,7 @@ void lower(global const REAL *restrict x, global ACC *restrict lowered) {
 
 % for rows in heights:
 % for cols in widths:
-// ${rows} rows of w from ws on, target channel n, by the ${cols} places of L from ls on, place p.
+// ${rows} rows of w from ws on, target channel n, by the ${cols} pixels of L from ls on, pixel p.
 __attribute__((noinline))
 void tile_${rows}_${cols}(global const REAL *restrict ws, global const FROM *restrict ls, OUT_PARAMS, int n, int p) {
 % for i in range(rows):

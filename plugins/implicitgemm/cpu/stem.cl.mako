@@ -1,20 +1,20 @@
 ## staged: whether a band's source rows are copied to a slot; else taps are read from x
-## y[n, place] = epilogue(sum over (c, tap) of w[n, c, tap] x[c, place * step + tap * spread - pad]): few channels, NCHW
+## y[n, pixel] = epilogue(sum over (c, tap) of w[n, c, tap] x[c, pixel * step + tap * spread - pad]): few channels, NCHW
 //
-// A work item takes bands of rows and computes tiles of MR target channels by a few vectors of places: weights are
+// A work item takes bands of rows and computes tiles of MR target channels by a few vectors of pixels: weights are
 // broadcast from w, sums are stored without a transposition. A row's last vector ends at the row's end and computes some
-// places twice.
+// pixels twice.
 % if staged:
-// The source rows of a band are copied to the work item's slot (planes.cl.mako), where neighbouring places of a row are
+// The source rows of a band are copied to the work item's slot (planes.cl.mako), where neighbouring pixels of a row are
 // neighbours whatever the step.
 % else:
-// Nothing is copied: a tap of a vector of places is one or two vectors of the source's row, at literal offsets, whose
-// lanes are moved where a row ends or has a stride. Rows outside of the source are left out.
+// Nothing is copied: a tap of a vector of pixels is one or two vectors of the source's row, at literal offsets, whose
+// lanes are moved where a row ends or has a stride. Rows outside of the source are omitted.
 % endif
 //
 // LANES, V, KEPT  elements of a vector of sums, its type, integers of its size
 // MR, BLOCKS  channels of a tile, blocks of them; R, BANDS rows of a band, bands; ITEMS work items
-// C, N        source and target channels a group, GROUPS of them; G source channels in all; P? zeros before the source
+// C, N        source and target channels per group, GROUPS of them; G source channels in all; P? zeros before the source
 // SLOT, PLANE elements of a slot and of one channel's part of it
 #include <convdispatch/output_lanes.cl>
 <%
@@ -30,12 +30,12 @@ def store(at, value, first):
 % for rows in heights:
 % for function, tile in tiles.items():
 <% starts = tile.starts %>\
-// ${rows} channels by the vectors of places from ${", ".join(map(str, starts))} on.
+// ${rows} channels by the vectors of pixels from ${", ".join(map(str, starts))} on.
 __attribute__((noinline))
 % if staged:
 void ${function}_${rows}(global const ACC *restrict xs, global const REAL *restrict ws, OUT_PARAMS, long p, int n) {
 % else:
-// xs: the band's first place, tap (0, 0).
+// xs: the band's first pixel, tap (0, 0).
 void ${function}_${rows}(global const REAL *restrict xs, global const REAL *restrict ws, OUT_PARAMS, long p, int n, int iz, int iy) {
 % endif
 % for i in range(rows):

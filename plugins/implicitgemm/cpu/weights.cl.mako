@@ -1,18 +1,18 @@
-## dw[n, c, tap] = sum over (image, place) of dy[n, place] x[c, place * step + tap * spread - pad]
+## dw[n, c, tap] = sum over (image, pixel) of dy[n, pixel] x[c, pixel * step + tap * spread - pad]
 //
 // A work item takes bands of rows of one part of the sum, and a chunk of the target channels. It copies the source rows
-// of a band into its slot (stage.cl.mako) and dy as [block][place][NVL]; then each register tile, JC channels by JW taps
-// along w by NV vectors of target channels, runs over all places of the band: a source element broadcast, dy in vectors.
+// of a band into its slot (stage.cl.mako) and dy as [block][pixel][NVL]; then each register tile, JC channels by JW taps
+// along w by NV vectors of target channels, runs over all pixels of the band: a source element broadcast, dy in vectors.
 // Between bands the tile's sums wait in the part's own area, [g][block][tz][ty][c][tx][NVL]; "reduce" adds the parts.
 //
 // PARTS    parts of the sum, each over its share of BANDS_ALL bands; CHUNKS: work items that share all groups' NB blocks
-// JC, JW   channels and taps of a tile; NV vectors, NVL = NV * LANES; the channels' rest has a tile of its own
+// JC, JW   channels and taps of a tile; NV vectors, NVL = NV * LANES; the channels' rest has a separate tile
 // ADD      1: the sums are added to dw
 #define PLANE ((long)YD * YH * YW)
 #define BANDS_ALL (IMAGES * YD * BANDS)
 #define AREA ((long)G * NB * TD * TH * TW * C * NVL)
 
-// One block of dy for the band's places; beyond the last channel that one again, whose sums nobody reads.
+// Copies one block of dy for the band's pixels; beyond the last channel it repeats the last one, whose sums are unused.
 #define CHANNEL(n) (N % NVL ? min(n, count - 1) : (n))
 __attribute__((noinline))
 void stage_gradient(global ACC *restrict to, global const REAL *restrict y, int image, int g, int n0, int z, int y0, int places) {
@@ -26,7 +26,7 @@ void stage_gradient(global ACC *restrict to, global const REAL *restrict y, int 
   ONCE for (int next = 0; next < whole; next += LANES) {
     const int q = min(next, places - LANES);
     ONCE for (int n = 0; n < NVL; n += LANES) {
-      // Processors prefetch nothing by themselves from so many planes.
+      // The hardware does not prefetch from so many planes.
 % for i in range(lanes):
       const long at${i} = CHANNEL(n + ${i}) * PLANE + q;
       __builtin_prefetch((const void *)(size_t)(from + at${i} + 64));
@@ -51,7 +51,7 @@ def place(j):
     return f"{t} * DW * CP + {c}" if inter else f"{c} * (TD * ROWS * WP) + {t} * DW"
 %>
 % for channels in heights:
-// ${channels} channels by ${jw} taps over all places of a band.
+// ${channels} channels by ${jw} taps over all pixels of a band.
 inline void tile_${channels}(global const ACC *restrict xs, global const ACC *restrict gs, global ACC *restrict ts, int rows, int first) {
 % for j in range(channels * jw):
   V ${", ".join(f"a{j}_{v}" for v in range(nv))};

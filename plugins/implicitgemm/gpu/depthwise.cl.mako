@@ -1,10 +1,10 @@
-## y[place, c] = sum over tap of w[c, tap] x[place * step + origin + tap * spread, c]: forward and data gradient of
-## depthwise layers, a vector of channels (channels last; otherwise one) and a tile of places a work item.
+## y[pixel, c] = sum over tap of w[c, tap] x[pixel * step + origin + tap * spread, c]: forward and data gradient of
+## depthwise layers, a vector of channels (NHWC; otherwise one) and a tile of pixels a work item.
 ##
 ## Local memory holds the weights of the group's channels, [tap][part][lane], so that lanes read neighbours. A row of the
-## source is read once for all taps, places and phases.
+## source is read once for all taps, pixels and phases.
 ##
-## lanes, deep   work items of a group: along channels and along places; the former are neighbours channels last
+## lanes, deep   work items of a group: along channels and along pixels; the former are neighbours NHWC
 ## turns         tiles of an item
 <%
 geo = p.geometry

@@ -1,10 +1,10 @@
-## dw[m, tap] = sum over places of dy[m, place] x[place * step + origin + tap * spread] for groups of one input channel.
+## dw[m, tap] = sum over pixels of dy[m, pixel] x[pixel * step + origin + tap * spread] for groups of one input channel.
 ##
-## a work group sums one chunk of places for some groups of channels: each item all taps at every so many places,
+## a work group sums one chunk of pixels for some groups of channels: each item all taps at every so many pixels,
 ## then the items' sums are added in local memory in a fixed order. Chunks are added by ``reduce``.
 ##
 ## lanes   neighbouring items that belong to neighbouring groups (NHWC); 1: neighbours are pixels
-## chunk   places of a chunk
+## chunk   pixels of a chunk
 <%
 geo = p.geometry
 src, dst, steps = geo.source, geo.target, geo.source.axes

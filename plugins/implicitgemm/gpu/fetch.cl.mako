@@ -1,11 +1,11 @@
-## The next slices of A and B, from memory to registers; what is outside the tensor is 0.
+## Loads the next slices of A and B from memory to registers; elements outside the tensor are 0.
 <%def name="fetch_packed()">\
 % for s in range(p.a_slots):
       a_next${s} = ${f"tid + {s * items} < {bk * bm // 4} ? " if (s + 1) * items > bk * bm // 4 else ""}*(global const quad *)(a_from + ${s * items * 4})${" : (ACC4)(0)" if (s + 1) * items > bk * bm // 4 else ""};
 % endfor
 </%def>
 <%def name="fetch_source()">\
-## Data: places are fixed, the channel and the tap move from slice to slice.
+## Forward and data gradient: pixels are fixed, the channel and the tap change from slice to slice.
       {
 % for axis in axes:
 % if p.walked[axis]:
@@ -50,7 +50,7 @@ value = f"LOAD4(from{x} + {offset})" if b.vec else f"LOAD(from{x}, {offset})"
       ${"}" * len(walked)}
 </%def>
 <%def name="fetch_places(o, source, tensor, guarded)"><% l = o.letter %>\
-## Weights: channels (and taps) are fixed, the places move from slice to slice.
+## Weights' gradient: channels (and taps) are fixed, the pixels change from slice to slice.
 % for k in range(o.k_slots):
       {
         const int q = slice * ${bk} + ${l}_k + ${k * o.k_step};

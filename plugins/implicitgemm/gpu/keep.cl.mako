@@ -1,4 +1,4 @@
-## Slices of A and B from registers to local memory: to ``at``, the places of (A, B) there.
+## Stores slices of A and B from registers to local memory; ``at``: their offsets there.
 <%def name="keep(o, place)"><% l = o.letter %>\
 % for x in range(o.x_slots):
 % for k in range(o.k_slots):

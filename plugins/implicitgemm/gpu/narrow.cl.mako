@@ -1,12 +1,12 @@
-## y[m, place] = sum over (c, tap) of w[m, c, tap] x[c, place * step + origin + tap * spread] for groups of few output
-## channels: each work item sums all of them, in all phases, at ROWS places one below the other.
+## y[m, pixel] = sum over (c, tap) of w[m, c, tap] x[c, pixel * step + origin + tap * spread] for groups of few output
+## channels: each work item sums all of them, in all phases, at ROWS pixels one below the other.
 ##
 ## A value that is loaded serves every tap, channel and phase that needs it; neighbours load neighbouring pixels (or
 ## channels, NHWC). Weights come packed as [group][c][tap][MP] and are the same for neighbours.
 ##
-## Phases of different rows may go to different items, by the launch's second index: more places fit in registers.
+## Phases of different rows may go to different items, by the launch's second index: more pixels fit in registers.
 ##
-## ROWS   places of an item along h
+## ROWS   pixels of an item along h
 ## MP     output channels of a group, rounded up to 1, 2 or 4
 <%
 geo, rows = p.geometry, p.rows

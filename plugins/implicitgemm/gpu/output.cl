@@ -1,4 +1,4 @@
-// What follows a sum, for one element (``put``) or for four neighbours: four channels for NHWC, else pixels of one.
+// The epilogue of one element (``put``) or of four consecutive ones: four channels (NHWC) or four pixels of a channel.
 #include <convdispatch/output.cl>
 #include <convdispatch/vectors.cl>
 #if PARTIAL

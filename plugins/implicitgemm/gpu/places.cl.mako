@@ -1,4 +1,4 @@
-## Where a work item reads: the places of its slots in A and B, and the first tap.
+## The offsets of the elements that a work item reads of A and B, and the first tap.
 <%def name="place(o)">\
   // This item's first place in a slice of ${o.letter.upper()}; its other slots are literal offsets from it.
   const int ${o.letter}_k = (tid % ${o.kf} + ${o.kf} * (tid / ${o.kf * o.xl})) * ${o.vk};

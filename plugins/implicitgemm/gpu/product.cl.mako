@@ -1,8 +1,8 @@
 ## C[m, n] = sum over k of A[m, k] B[k, n]: a work group computes BM x BN of C from BK-deep slices in local memory,
 ## and B (for the weights' gradient A too) is read from the tensor itself, never stored as a matrix.
 ##
-## Data (forward, data gradient): m = output channel, n = (image, place), k = (channel, tap); A is packed in slices.
-## Weights: m = output channel, n = (tap, channel) or (channel, tap), k = (image, place).
+## Data (forward, data gradient): m = output channel, n = (image, pixel), k = (channel, tap); A is packed in slices.
+## Weights: m = output channel, n = (tap, channel) or (channel, tap), k = (image, pixel).
 ##
 ## BM, BN, BK  tile of a work group, and the depth of its slices
 ## TM, TN      tile of a work item, in quads of 4 that are 4 * BM / TM rows and 4 * BN / TN columns apart, so that
@@ -84,7 +84,7 @@ ${part("keep.cl.mako", at=("0", "0"))}\
   int stage = 0;
   for (++slice; slice <= last; ++slice) {
 % if p.data:
-## Also after the last slice: Intel's compiler for GPUs ends at a pointer that a branch of a loop moves.
+## This also runs after the last slice: Intel's compiler for GPUs crashes if a branch of a loop changes the pointer.
     a_from += ${bk * bm};
 % endif
     if (slice < last) {

@@ -1,4 +1,4 @@
-## A work item's sums to the result, or to the parts of the sum in the workspace.
+## Stores a work item's sums to the result, or to the partial sums in the workspace.
 % if p.data:
   const OUT_INDEX c_at = ${f"(OUT_INDEX)part * {p.out_size}" if p.split > 1 else "0"};
 % for n in range(quads_n):

@@ -22,7 +22,7 @@ ${unroll}
 ## Products of row fragment i with every column fragment.
 <%def name="products()">\
 % if exact:
-        // Neighbouring products do not wait for each other.
+        // Consecutive products are independent, so they do not wait for each other.
 % if not separate:
         float step[${t.frag_n * 4}];
 ${unroll}
@@ -46,7 +46,7 @@ ${unroll}
         for (int j = 0; j < ${t.frag_n}; ++j) MMA(sum + (i * ${t.frag_n} + j) * 4, a_high, b_high[j]);
 % endif
 </%def>
-## At a slice's end.
+## This runs at the end of a slice.
 <%def name="flush()">\
 % if separate:
     if (--left == 0) {
@@ -63,7 +63,7 @@ ${unroll}
     }
 % endif
 </%def>
-## After the last slice.
+## This runs after the last slice.
 <%def name="finish()">\
 % if separate:
 ${unroll}

@@ -1,6 +1,6 @@
-## The sums' way out: through local memory, so that neighbours write neighbours, to the output or its parts.
+## Stores the sums to the output or the partial sums, through local memory, so that consecutive items write contiguously.
 ##
-## width, run         neighbouring results that leave at once, and their type
+## width, run         neighbouring results that leave together, and their type
 ## across, down       work items along a row of the tile, and rows that all of them take at a time
 ## rows_at_once            rows whose residuals are read before one of them is written
 ## row, column        axes of the output

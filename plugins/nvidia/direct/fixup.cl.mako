@@ -1,5 +1,5 @@
 ## Parts of a sum that the last work group of a tile adds (``parts.cl.mako``): 16 rows of every warp at a time. To wait for the
-## others and share the adding, where all run at once, took 0.98 to 1.11 times as long on an H200.
+## others and share the adding, where all run together, took 0.98 to 1.11 times as long on an H200.
 <%namespace name="epilogue" file="epilogue.cl.mako"/>\
 <%def name="write()">\
   const int whole = (group * ${tiling.m_tiles} + m_tile) * ${tiling.n_tiles} + n_tile;

@@ -1,4 +1,4 @@
-## Where the work items' copies of an operand begin: each has a place of a tile (``_row``, ``_k``), its address in
+## Where the work items' copies of an operand begin: each has a position in a tile (``_row``, ``_k``), its address in
 ## local memory (``_to``, bytes) and, for each of its rows, in the tensor (``_at``). Parts of ``product.cl.mako``.
 ##
 ## c  a ``Copies``

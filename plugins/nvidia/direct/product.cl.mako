@@ -4,7 +4,7 @@
 ## as they are in memory, [row][k] or [k][row], BK long along k, STAGES of them; copies of STAGES - 1 are in flight. Values
 ## become TF32 in registers: one number, or two whose sum is the float32 value (or two bfloat16 ones), and then
 ##
-##     a b = a_low b_high + a_high b_low + a_high b_high  (+ a_low b_low, left out)
+##     a b = a_low b_high + a_high b_low + a_high b_high  (+ a_low b_low, omitted)
 ##
 ## Lane 4 g + t of a warp holds of A's fragment (16x8) rows g and g + 8 in columns t and t + 4, of B's (8x8) column g in
 ## rows t and t + 4, of the sums (16x8) rows g and g + 8 in columns 2 t and 2 t + 1. Lines of a tile are so long that these
@@ -45,7 +45,7 @@ void direct(global const float *restrict a, global const float *restrict b, ${"g
   local uchar *memory = (local uchar *)area;
   const uint base = LOCAL_BASE(memory);
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
-  // Tiles of channels first: their work groups share pixels.
+  // Tiles of NCHW: their work groups share pixels.
   int rest = get_group_id(0);
   const int ${order[0]} = rest % ${tiles[order[0]]};
   rest /= ${tiles[order[0]]};

@@ -1,5 +1,5 @@
 ## y[place, n] = sum over (tap, k) of source[place * step + origin + tap * spread, k] w[n, tap, k] on tensor cores, 16-bit
-## numbers, channels last: a work group copies the pixels of a region of places once, for all taps and phases.
+## numbers, NHWC: a work group copies the pixels of a region of places once, for all taps and phases.
 ##
 ## Local memory holds pixels, [pixel][channel], lines of which ldmatrix reads, and weights as the fragments' registers,
 ## zeros between groups. A slab is 32 channels of the target. Columns 2 t and 2 t + 1 of fragments 2 s and 2 s + 1 are the

@@ -1,5 +1,5 @@
 ## partial[part][n, tap, k] = sum over places of dy[place, n] x[place * step + origin + tap * spread, k], for n and k of one
-## group, on tensor cores: 16-bit numbers, channels last. A work group copies the pixels of a region of places once, 32
+## group, on tensor cores: 16-bit numbers, NHWC. A work group copies the pixels of a region of places once, 32
 ## channels of x and of dy, for all taps; ldmatrix turns them, for k runs along places.
 ##
 ## A warp sums one row of taps, ``split`` warps every so many runs of 16 places of it; their sums meet in their order. Rows g

@@ -1,4 +1,4 @@
-// to[j OC + m][i IC + c] = w[m][c] where i = j, else 0: a 1x1 kernel's weights for PIXELS neighbouring pixels at once.
+// to[j OC + m][i IC + c] = w[m][c] where i = j, else 0: a 1x1 kernel's weights for PIXELS neighbouring pixels together.
 //
 // OC, IC  channels of a pixel; TO_AT elements of ``to`` before the first. A work item writes eight numbers.
 kernel void fold(global const ushort *restrict w, global ushort *restrict to) {

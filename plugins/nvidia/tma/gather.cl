@@ -1,4 +1,4 @@
-// First layers, channels last: what the taps along a row read of a pixel's neighbours are NUMBERS numbers in a row of x.
+// First layers, NHWC: what the taps along a row read of a pixel's neighbours are NUMBERS numbers in a row of x.
 //
 // gather  to[row][p][e] = x[row][(p STEP - PAD) C + e], zeros outside of the row and from NUMBERS to WIDE
 // widen   to[row][e] = w[row][e], zeros from NUMBERS to WIDE

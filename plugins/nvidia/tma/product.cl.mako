@@ -1,4 +1,4 @@
-## C[m, n] = sum over k of A[m, k] B[k, n] on Hopper's tensor cores, from tensors in place, channels last: 16-bit ones,
+## C[m, n] = sum over k of A[m, k] B[k, n] on Hopper's tensor cores, from tensors in place, NHWC: 16-bit ones,
 ## or float32 ones, of which the copy engine leaves TF32's bits.
 ##
 ## Data (forward, data gradient): m = place, n = target channel, k = blocks of channels of tap after tap. The data
@@ -6,7 +6,7 @@
 ## Weights: m = target channel, n = blocks of 64 source channels of tap after tap, k = place.
 ##
 ## One warp copies and the others multiply. The copying warp tells the copy engine (TMA) boxes of two tensor maps: it
-## gathers the places of a tap by itself, puts zeros where they are outside, and swizzles. A slice of local memory is
+## gathers the places of a tap by itself, stores zeros for those outside, and swizzles. A slice of local memory is
 ## handed over by two barriers: ``full`` counts bytes that arrived, ``empty`` warps that have read. Work groups stay:
 ## the copies of the next tile are in flight while a tile's sums leave.
 ##

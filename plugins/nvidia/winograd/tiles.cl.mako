@@ -1,7 +1,7 @@
 ## Planes of v[point] = (H d W^T)[point], d a tile of a tensor, for the product: [point][tile][plane][channel].
 ##
 ## A work group transforms ``tiles`` tiles of ``channels`` channels, a work item one of each. Both planes of a row of points
-## pass through local memory, so that neighbours read neighbouring pixels (or channels, channels last) and write neighbouring
+## pass through local memory, so that neighbours read neighbouring pixels (or channels, NHWC) and write neighbouring
 ## channels; work groups side by side write the next channels. Tiles beyond the last of this piece are zeros. ``first`` is
 ## the piece's first tile.
 <%

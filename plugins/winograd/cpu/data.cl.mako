@@ -1,6 +1,6 @@
 ## Forward and data gradient: chunks of S strips are transformed to V, multiplied with the transformed weights to M, and
 ## transformed back; in one kernel whose V and M stay in the second-level cache (fused), in three over larger chunks
-## (apart), or V first and the rest by blocks of target channels (joined).
+## (apart), or V first and the remaining steps by blocks of target channels (joined).
 ##
 ## V[e][tile][VT], M[e][tile][MT], U[g][e][block][c][NVL]: VE, ME, UE from e to e, rows of tiles rounded up to MR
 ## joined: V[part][e][tile][VT] of VT channels, VP from part to part; M and U, which is of VT channels and one block, are a
@@ -8,7 +8,7 @@
 ## S, XS     strips of a chunk, tiles of a strip; STRIPS of all images
 ## PASS      blocks of NVL target channels at a time; NB of all
 ## ITEMS     work items of the one kernel, each with a slot of SLOT elements, M from SLOT_M on
-## E, C, N, G  products, channels a group, groups
+## E, C, N, G  products, channels per group, groups
 
 % if form != "joined":
 <%

@@ -1,4 +1,4 @@
-## target[image, n, place] = epilogue((AT_h m AT_w^T)[place]) of LANES channels n of a strip's tiles.
+## target[image, n, pixel] = epilogue((AT_h m AT_w^T)[pixel]) of LANES channels n of a strip's tiles.
 ##
 ## A strip's rows of targets are put together as [row][column][LANES]; NHWC writes a column's vector unchanged, NCHW
 ## transposes squares of LANES x LANES, so that neighbours along w are written together.
@@ -12,7 +12,7 @@ void gather(OUT_PARAMS, global const ACC *restrict m, long e_step, int tile_step
   ONCE for (int i = 0; i * ${tile_w} < columns; ++i, m += tile_step) {
     const int wanted = columns - i * ${tile_w};
 % if nhwc:
-    ONCE for (int row = 0; row < rows; ++row)  // the tile's places are prefetched before they are computed
+    ONCE for (int row = 0; row < rows; ++row)  // the tile's pixels are prefetched before they are computed
       ONCE for (int j = 0; j < min(wanted, ${tile_w}); ++j)
         PREFETCH(out + (((long)image * ${h} + y0 + row) * ${w} + x0 + i * ${tile_w} + j) * ${n_ * groups} + g * ${n_} + n, 1);
 % endif
@@ -37,7 +37,7 @@ ${program_w}\
   }
 % else:
 % if across == 1:
-  const int runs = 1, run = rows * columns;  // the rows follow one another in memory
+  const int runs = 1, run = rows * columns;  // the rows are contiguous in memory
 % else:
   const int runs = rows, run = columns;
 % endif

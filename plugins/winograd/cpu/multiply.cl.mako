@@ -29,7 +29,7 @@ inline void multiply(global const ACC *restrict a, global const ACC *restrict b,
 % endfor
   }
 % if adds:
-  if (!first) {  // added at the end: sums stay short, and their error small
+  if (!first) {  // previous sums are added at the end, so that running sums stay short and their error small
 % for i, v in pairs(range(mr), range(nv)):
     s${i}_${v} += LOADW(c + ${i} * c_row + ${v * lanes});
 % endfor

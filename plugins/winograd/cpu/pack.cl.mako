@@ -1,6 +1,6 @@
 ## u[e * e_step + c * NVL] = (G_h w G_w^T)[e] of LANES target channels from n0 on and the source channels c0 to c1.
 ##
-## Where target channels do not follow one another in memory, what does is read in vectors and turned in registers, in
+## Where target channels do not follow one another in memory, what does is read in vectors and transposed in registers, in
 ## squares of LANES by LANES elements: ``turned`` says what their rows hold.
 ##   runs    the taps of LANES source channels in turn, of one target channel (NCHW)
 ##   taps    LANES source channels of one tap, of one target channel (NHWC)

@@ -6,7 +6,7 @@
 ## name, program_h, program_w   this source's name, and the products with M_h and M_w
 ## patch_h, patch_w    size of a patch; out_h, out_w of a transformed one; step_w tiles' distance
 ## store               STOREW, or STREAMW past the caches
-## h, w, c, groups     the source's planes and channels a group
+## h, w, c, groups     the source's planes and channels per group
 <%
 width = (strip - 1) * step_w + patch_w
 total = images * groups * c * h * w
@@ -36,9 +36,9 @@ inline void copy_${name}(local ACC *restrict to, global const REAL *restrict x, 
 % else:
     const long plane = ((long)image * ${groups} + g) * ${c}, at = (long)iy * ${w} + ix0;
     ONCE for (int i = from; i < last; i += LANES) {
-      // Channels beyond the last one repeat it; nothing reads what they give.
+      // Channels beyond the last one repeat it; their results are unused.
       if ((plane + min(c0 + LANES - 1, ${c - 1})) * ${h * w}L + at + i + LANES <= ${total}L) {
-        // Columns from last on are written over by what follows.
+        // Columns from ``last`` on are overwritten by the next ones.
         ONCE for (int k = 0; k < LANES; ++k)
           STOREL(to + (i + k) * LANES, LOADV(x + (plane + ${f"min(c0 + k, {c - 1})" if ragged else "c0 + k"}) * ${h * w}L + at + i));
         transpose(to + i * LANES);

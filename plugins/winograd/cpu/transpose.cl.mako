@@ -1,4 +1,4 @@
-## Vectors of channels in memory of any dtype, and a square of them transposed where that is ``wanted``.
+## Loads and stores vectors of channels of any dtype; transposes a square of them if ``wanted``.
 ##
 ## LANES, V   elements of a vector of sums, its type
 #include <convdispatch/lanes.cl>

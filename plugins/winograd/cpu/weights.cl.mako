@@ -7,7 +7,7 @@
 ## XS, TB    tiles of a strip, tiles of one running sum
 ## CR        source channels of a part: of a job where joined, else all
 ## PARTS, ITEMS, ME  joined: jobs of a block, work items, elements of a job's M from e to e
-## NB, E, C, N, G  blocks of NVL target channels, products, channels a group, groups; SPREAD_C of a work item
+## NB, E, C, N, G  blocks of NVL target channels, products, channels per group, groups; SPREAD_C of a work item
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void spread(global const REAL *restrict x, global const REAL *restrict y, global ACC *workspace, int strip, int g) {
   local ACC copy[LOCAL] __attribute__((aligned(64)));

@@ -1,11 +1,11 @@
 ## Tiles of the source are transformed, multiplied and transformed back by one work group: nothing but weights is stored.
 ##
-## A group computes 8 IM channels of 8 JN tiles, all points at once: IM x JN work items a point, each a tile of 8 x 8
+## A group computes 8 IM channels of 8 JN tiles, all points together: IM x JN work items a point, each a tile of 8 x 8
 ## products in quads that are 4 IM channels and 4 JN tiles apart. Slices of BK source channels follow each other, in two
 ## halves of local memory: while one is multiplied, rows of the next slice's tiles are transformed from registers into
-## the other, then columns in place, and the rows of the slice after it are loaded. A point's weights are read by its own
+## the other, then columns in pixel, and the rows of the slice after it are loaded. A point's weights are read by its own
 ## items alone, so they come from memory as they are needed, two channels ahead.
-## The products leave through local memory, ER rows of each item at a time.
+## The products are stored through local memory, ER rows of each item at a time.
 <%
 from math import prod
 a_h, a_w = geometry.alpha
@@ -95,7 +95,7 @@ void fused(global const REAL *restrict from, global const ACC *restrict u, globa
   u += (long)point * ${weights.plane} + (long)group * ${weights.kp * weights.mp};
   // Channels that pad a block are read as the last ones; their products are not written.
   const int u0 = min(m0 + ty * 4, ${weights.mp - 4}), u1 = min(m0 + ty * 4 + ${4 * im}, ${weights.mp - 4});
-  ACC4 n0, n1, f0, f1;  // the next channel's weights, and those of the one after
+  ACC4 n0, n1, f0, f1;  // weights of the next channel and of the one after it
   int channel = 0;
 % for s in slots(row_tasks):
 <%

@@ -1,5 +1,5 @@
-## out = activation(AT p A + bias + residual) [+ out] for every tile of products p, or for every pair of channels of the
-## weights' gradient.
+## out = activation(AT p A + bias + residual) [+ out] for every tile of products p; in the weights' gradient for every pair
+## of channels.
 ##
 ## One work item writes one tile of one channel (NCHW: neighbours are tiles), or of VW channels (NHWC).
 <%

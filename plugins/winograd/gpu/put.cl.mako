@@ -1,6 +1,6 @@
 ## out = activation(v + bias + residual) [+ out] for one, two or four neighbours, and for a tile of the output.
 ##
-## `shift` is the bias of the channels that v holds. RUN columns of a tile are stored at once.
+## `shift` is the bias of the channels that v holds. RUN columns of a tile are stored together.
 <%
 wide = geometry.nhwc
 tensor = geometry.target
