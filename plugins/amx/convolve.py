@@ -40,7 +40,7 @@ NEAR_WEIGHT_BYTES = 512 * 1024
 """Most bytes of packed weights that are assumed to stay in the cache together with a band of the source."""
 FIRST_CACHE_BYTES = 34 << 10
 """Most bytes of weights that stay in the L1 cache together with eight positions of the source."""
-MAX_TURNED_VECTORS = 512
+MAX_TRANSPOSED_VECTORS = 512
 """Most vectors of weights that are transposed before the first of them is packed."""
 TILE_SUMS = 2048
 """Number of float32 sums of a 32x32 tile, counted twice: as computed, and transposed."""
@@ -232,7 +232,7 @@ class TilesKernel(BandedKernel):
         text = self._begin() + sizes + define(ORDER=0 if n == 1 else 1 if n < c else 2)
         if c < n:
             run = 1 if c == 1 else geometry.volume
-            text += define(RUN=run, CHUNK=next((n for n in (32, 16, 8, 4) if n * run <= MAX_TURNED_VECTORS), 2))
+            text += define(RUN=run, CHUNK=next((n for n in (32, 16, 8, 4) if n * run <= MAX_TRANSPOSED_VECTORS), 2))
         files = ("split.cl", "transpose.cl.mako", "pack.cl")
         return text + "".join(kernel_text(__package__, name) for name in files), argument
 

@@ -106,9 +106,9 @@ def flat_of(geometry: Geometry) -> Flat:
     reading = [phase for phase in geometry.phases if phase.volume]
     for axis, spread in enumerate(geometry.spread):
         reads = {phase.origin[axis] + t * spread for phase in reading for t in range(phase.taps[axis])}
-        first, count = min(reads, default=0), max(phase.count[axis] for phase in geometry.phases)
-        tap_coordinates = tuple(sorted(each - first for each in reads))
-        axes.append(Axis(count, geometry.step[axis], geometry.source.size[axis], first, tap_coordinates))
+        lowest, count = min(reads, default=0), max(phase.count[axis] for phase in geometry.phases)
+        tap_coordinates = tuple(sorted(each - lowest for each in reads))
+        axes.append(Axis(count, geometry.step[axis], geometry.source.size[axis], lowest, tap_coordinates))
     bare = Flat(tuple(axes), ())  # type: ignore[arg-type]
     return Flat(bare.axes, tuple(_taps(geometry, phase, bare) for phase in geometry.phases))
 

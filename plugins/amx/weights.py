@@ -137,7 +137,7 @@ class WeightsKernel(BandedKernel):
     def _tables(self) -> str:
         flat = self.flat
         origin = [axis.first for axis in flat.axes]
-        parts = [[r + first for r, first in zip(part, origin, strict=True)] for part in flat.parts]
+        parts = [[r + start for r, start in zip(part, origin, strict=True)] for part in flat.parts]
         return (
             f"constant int2 OFFSETS[] = {{{', '.join(f'(int2)({tap.part}, {tap.offset})' for tap in self.taps)}}};\n"
             f"constant int4 PART_AT[] = {{{', '.join(f'(int4)({d}, {h}, {w}, 0)' for d, h, w in parts)}}};\n"

@@ -136,7 +136,7 @@ def _proposed(problem: ConvProblem, handle: int) -> tuple[Candidate, ...]:
             continue
         for result in results:
             candidate = Candidate(result)
-            if all(candidate.config != other.config for other in proposed):
+            if all(candidate.config != earlier.config for earlier in proposed):
                 proposed.append(candidate)
     return tuple(proposed)
 

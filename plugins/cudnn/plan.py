@@ -105,7 +105,7 @@ def load(cuda: Any, handle: c_void_p, stream: c_void_p, plan: Descriptor, sizes:
     except ConvDispatchError:
         return False
     try:
-        pack = variant_pack([block.value + place if size else 0 for place, size in zip(offsets, sizes)])
+        pack = variant_pack([block.value + offset if size else 0 for offset, size in zip(offsets, sizes)])
         library()("cudnnBackendExecute", handle, plan.handle, pack.handle)
     finally:
         cuda("cuMemFreeAsync", block, stream)

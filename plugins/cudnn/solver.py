@@ -55,9 +55,9 @@ class Convolution(Solver):
         if problem.mb == 0:
             return "mb of 1 or more only, got 0"
         for axis in problem.axes:
-            near, far = getattr(problem, "p" + axis), getattr(problem, f"p{axis}_r")
-            if near != far:
-                return f"equal padding on both sides only, got {near} and {far} along {axis}"
+            padding, end_padding = getattr(problem, "p" + axis), getattr(problem, f"p{axis}_r")
+            if padding != end_padding:
+                return f"equal padding on both sides only, got {padding} and {end_padding} along {axis}"
         reason = unavailable()
         if reason:
             return reason

@@ -79,14 +79,14 @@ class Network:
         values: dict[str, Value] = {}
         for index in reversed(range(len(self.nodes))):
             value = gathered.get(index)
-            kind, *rest = self.nodes[index]
+            kind, *operands = self.nodes[index]
             if kind == "leaf":
-                values[rest[0]] = value
+                values[operands[0]] = value
             elif kind == "*":
-                give(rest[1], result.multiply(rest[0], value))
+                give(operands[1], result.multiply(operands[0], value))
             else:
-                give(rest[0], value)
-                give(rest[1], value if kind == "+" else result.negate(value))
+                give(operands[0], value)
+                give(operands[1], value if kind == "+" else result.negate(value))
         for name in order:
             result.output(name, values.get(name))
         return result
@@ -161,12 +161,12 @@ class Network:
         return lines
 
     def _expression(self, node: int, read: Callable[[str], str]) -> str:
-        kind, *rest = self.nodes[node]
+        kind, *operands = self.nodes[node]
         if kind == "leaf":
-            return read(rest[0])
+            return read(operands[0])
         if kind == "*":
-            return f"{_literal(rest[0])} * t{rest[1]}"
-        a, b = (self._expression(operand, read) if operand in self._inlined else f"t{operand}" for operand in rest)
+            return f"{_literal(operands[0])} * t{operands[1]}"
+        a, b = (self._expression(operand, read) if operand in self._inlined else f"t{operand}" for operand in operands)
         return f"{a} {kind} {b}"
 
 

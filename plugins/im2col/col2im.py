@@ -132,10 +132,10 @@ class Col2im:
             total += 2 * launch + CONVERTED_OPS * sum(map(math.prod, (self.problem.y_shape, self.problem.w_shape)))
         runs = COLUMN_RUN_OPS * columns / window.group_channels if window.nhwc else 0.0
         columns = max(columns, math.prod(self.problem.x_shape))
-        moved = max(COLUMN_OPS[window.nhwc] * columns, runs)
+        copy_ops = max(COLUMN_OPS[window.nhwc] * columns, runs)
         if self.problem.oc // self.problem.g <= FEW_CHANNELS:
-            moved *= FEW_FACTOR
-        return total + moved + launch * sum(sizes.values())
+            copy_ops *= FEW_FACTOR
+        return total + copy_ops + launch * sum(sizes.values())
 
     def plan(self, context: Any) -> StepPlan:
         """Compile the launches: for each piece the product that computes its columns, then their sums into x."""

@@ -189,8 +189,8 @@ class Depthwise:
         """Return the range of output columns whose every tap reads inside the source's row."""
         step, zero, width = self.window.step[2], self.zero[2], self.window.source[2]
         low = max(0, -(zero // step))
-        last = (width - 1 - zero - max(self.reach[2])) // step
-        return low, max(low, min(self.window.positions[2], math.floor(last) + 1))
+        last_column = (width - 1 - zero - max(self.reach[2])) // step
+        return low, max(low, min(self.window.positions[2], math.floor(last_column) + 1))
 
 
 def round_up(value: int, unit: int) -> int:

@@ -110,10 +110,10 @@ class DepthwisePhases:
 
     def _rows(self) -> Iterator[Row]:
         geometry = self.geometry
-        for first, group in itertools.groupby(geometry.phases, key=lambda phase: phase.first[:2]):
+        for first_row, group in itertools.groupby(geometry.phases, key=lambda phase: phase.first[:2]):
             phases = list(group)
             count = (*phases[0].count[:2], self.columns)
-            yield Row(first, count, [[self._tap_and_offset(p, taps) for taps in _taps(p)] for p in phases])
+            yield Row(first_row, count, [[self._tap_and_offset(p, taps) for taps in _taps(p)] for p in phases])
 
     def _tap_and_offset(self, phase: Any, taps: tuple[int, ...]) -> tuple[int, int]:
         """Return a phase's tap in the kernel, and the offset in the padded plane that the first result reads for it."""

@@ -68,7 +68,7 @@ def _probe_failure(context: Any, engine: str) -> str | None:
         channels_last = problem.layout == "nhwc"
         floats = problem.dtype.startswith("float8")
         dtype = np.dtype(ml_dtypes.float8_e4m3fn) if floats else np.dtype(problem.dtype)
-        # No result has this value.
+        # The output is filled with a value that no result has.
         y = np.full(problem.y_shape, -128 if problem.quantized else -999, dtype)
         operands = [x, w] if channels_last else [x.transpose(0, 3, 1, 2), w.transpose(0, 3, 1, 2)]
         operands = [np.ascontiguousarray(operand, dtype) for operand in operands]

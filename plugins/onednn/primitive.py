@@ -91,12 +91,12 @@ class Convolution:
         self.problem, self.lib = problem, library()
         self.user = {name: Descriptor.strided(*dims_of(problem, name), problem.dtype) for name in "xwy"}
         self.handle = self._hint = c_void_p()
-        wanted = {name: self._requested_layout(name, config["data"]) for name in "xwy"}
+        requested = {name: self._requested_layout(name, config["data"]) for name in "xwy"}
         attributes = self._attributes()
         direction = {"fwd": ("x", "w", "y"), "bwd_data": ("dx", "w", "dy"), "bwd_weights": ("x", "dw", "dy")}
         self.roles = dict(zip("xwy", direction[problem.direction], strict=True))
         try:
-            self.handle = self._create(wanted, attributes)
+            self.handle = self._create(requested, attributes)
             while kernel_erratum("onednn.gradient", problem, self._kernel()):
                 self.lib.call("primitive_desc_next_impl", self.handle)
         finally:
@@ -183,9 +183,9 @@ class Convolution:
             lib.call("post_ops_destroy", post_ops)
         return attributes
 
-    def _create(self, wanted: dict[str, Descriptor], attributes: c_void_p) -> c_void_p:
+    def _create(self, requested: dict[str, Descriptor], attributes: c_void_p) -> c_void_p:
         lib, problem = self.lib, self.problem
-        x, w, y = (wanted[name].handle for name in "xwy")
+        x, w, y = (requested[name].handle for name in "xwy")
         axes = problem.axes
         geometry = (
             _longs([getattr(problem, "s" + axis) for axis in axes]),

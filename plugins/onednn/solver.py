@@ -47,7 +47,7 @@ def _choices(problem: ConvProblem) -> tuple[tuple[dict[str, Any], ...], str]:
             continue
         if convolution.implementation.startswith("ref"):
             reference = convolution.implementation
-        elif not any(convolution.same(other) for _, other in choices):
+        elif not any(convolution.same(chosen) for _, chosen in choices):
             choices.append((config, convolution))
     reason = f"only the reference code {reference}" if reference else f"no implementation ({refused})"
     return tuple(config for config, _ in choices), reason

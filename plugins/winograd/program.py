@@ -155,19 +155,19 @@ class _Writer:
         if not form:
             return "0"
         items = sorted(form.items(), key=lambda item: (item[1] != 1, item[1] != -1))
-        (name, factor), *rest = items
+        (name, factor), *other_terms = items
         if factor == 1:
             text = name
         elif factor == -1:
             text = f"-{name}"
-            if rest and rest[0][1] > 0:  # print a - b instead of -b + a
-                term, coefficient = rest.pop(0)
+            if other_terms and other_terms[0][1] > 0:  # print a - b instead of -b + a
+                term, coefficient = other_terms.pop(0)
                 text = f"{literal(coefficient, self.dtype)} * {term} - {name}"
                 self.operations += 1
         else:
             text = f"{literal(factor, self.dtype)} * {name}"
             self.operations += 1
-        for name, factor in rest:
+        for name, factor in other_terms:
             self.operations += 1
             if abs(factor) == 1:
                 text = f"{text} {'+' if factor > 0 else '-'} {name}"

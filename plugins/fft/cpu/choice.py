@@ -53,13 +53,13 @@ def _operations(n: int, real: bool) -> float:
 def _transform_ops(g: Geometry, counts: tuple[int, ...]) -> float:
     """Vector operations of one tile's transform, which reads or writes ``counts`` elements along d, h, w."""
     sizes, order = g.tiling.sizes, g.order
-    n0, others = sizes[order[0]], order[1:]
-    total = math.prod(counts[axis] for axis in others) * (_operations(n0, True) + 2 * n0)
-    if len(others) == 2:
-        total += half(n0) * counts[others[1]] * _operations(sizes[others[0]], False)
-        total += half(n0) * sizes[others[0]] * _operations(sizes[others[1]], False)
-    elif others:
-        total += half(n0) * _operations(sizes[others[0]], False)
+    n0, complex_axes = sizes[order[0]], order[1:]
+    total = math.prod(counts[axis] for axis in complex_axes) * (_operations(n0, True) + 2 * n0)
+    if len(complex_axes) == 2:
+        total += half(n0) * counts[complex_axes[1]] * _operations(sizes[complex_axes[0]], False)
+        total += half(n0) * sizes[complex_axes[0]] * _operations(sizes[complex_axes[1]], False)
+    elif complex_axes:
+        total += half(n0) * _operations(sizes[complex_axes[0]], False)
     return total if sum(n > 1 for n in sizes) > 1 else ONE_AXIS_FACTOR * total
 
 

@@ -103,21 +103,22 @@ def forward_functions(
         slot = _Elements("t", middle_size * pair, lanes)
     else:
         slot = _Elements("t", pair, lanes)
-    last = order[-1]
+    last_axis = order[-1]
     parameters = "local const float *restrict t, global float *restrict s"
 
     def scaled(output: str, value: str) -> str:
         return spectrum.write(output, _scaled(value, power))
 
-    body = codelet(sizes[last], kind_of_transform, given=given[last]).text(slot.read, scaled)
-    text += _function(f"{name}_column", parameters, ("" if stream else _prefetch(spectrum, sizes[last], True)) + body)
+    body = codelet(sizes[last_axis], kind_of_transform, given=given[last_axis]).text(slot.read, scaled)
+    body = ("" if stream else _prefetch(spectrum, sizes[last_axis], True)) + body
+    text += _function(f"{name}_column", parameters, body)
     if g.edges:
 
         def conjugated(output: str, value: str) -> str:
             return scaled(output, signed(output, value))
 
-        m = sizes[last]
-        body = codelet(m, "real_forward", given=given[last]).text(slot.read, conjugated)
+        m = sizes[last_axis]
+        body = codelet(m, "real_forward", given=given[last_axis]).text(slot.read, conjugated)
         body += _zeros(spectrum, [0] + ([m // 2] if m % 2 == 0 else []))
         text += _function(f"{name}_edge", parameters, body)
     return text
@@ -143,18 +144,18 @@ def inverse_functions(g: Geometry, name: str, wanted: tuple[tuple[int, ...], ...
     text = _function(f"{name}_line", f"{kind}, V *restrict line", body)
     if len(order) == 1:
         return text
-    last = order[-1]
-    column_index = _numbered(wanted[last])
+    last_axis = order[-1]
+    column_index = _numbered(wanted[last_axis])
     slot = _Elements("t", (sizes[order[1]] if len(order) == 3 else 1) * pair, lanes)
     parameters = "global const float *restrict s, local float *restrict t"
 
     def write(output: str, value: str) -> str:
         return slot.write(column_index(output), _scaled(value, g.prescales[1]))
 
-    body = codelet(sizes[last], "inverse", wanted=wanted[last]).text(spectrum.read, write)
-    text += _function(f"{name}_column", parameters, _prefetch(spectrum, sizes[last], False) + body)
+    body = codelet(sizes[last_axis], "inverse", wanted=wanted[last_axis]).text(spectrum.read, write)
+    text += _function(f"{name}_column", parameters, _prefetch(spectrum, sizes[last_axis], False) + body)
     if g.edges:
-        body = codelet(sizes[last], "real_inverse", wanted=wanted[last]).text(spectrum.read, write)
+        body = codelet(sizes[last_axis], "real_inverse", wanted=wanted[last_axis]).text(spectrum.read, write)
         text += _function(f"{name}_edge", parameters, body)
     if len(order) == 3:
         middle, middle_slot = order[1], _Elements("t", pair, lanes)

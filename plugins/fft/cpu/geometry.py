@@ -80,8 +80,8 @@ class Geometry:
         self.edges = () if len(self.order) != 2 else (0, n // 2) if n % 2 == 0 else (0,)
         """If two axes are transformed: frequencies of the real axis whose spectrum along the second axis is that of
         real values, so that half of it suffices."""
-        second = t.sizes[self.order[1]] if self.edges else 0
-        self.frequencies = t.frequencies - len(self.edges) * (second - half(second) if self.edges else 0)
+        second_size = t.sizes[self.order[1]] if self.edges else 0
+        self.frequencies = t.frequencies - len(self.edges) * (second_size - half(second_size) if self.edges else 0)
         """Complex elements of a tile's spectrum, without those that follow by symmetry."""
 
         # The attributes below are sizes of spectra: rows, blocks of vectors, and floats from frequency to frequency.
@@ -143,10 +143,10 @@ class Geometry:
         """The index of the first stored frequency whose frequency along the real axis is ``k``."""
         if not self.edges:
             return k * self.tiling.frequencies // half(self.tiling.sizes[self.order[0]])
-        second = self.tiling.sizes[self.order[1]]
+        second_size = self.tiling.sizes[self.order[1]]
         if k in self.edges:
-            return self.edges.index(k) * half(second)
-        return len(self.edges) * half(second) + (k - 1) * second
+            return self.edges.index(k) * half(second_size)
+        return len(self.edges) * half(second_size) + (k - 1) * second_size
 
     def lines(self, counts: tuple[int, ...]) -> int:
         """Elements (vector pairs) from one frequency of the real axis to the next in a slot: an odd number.
@@ -155,10 +155,10 @@ class Geometry:
         """
         if len(self.order) < 2:
             return 1
-        second, *third = self.order[1:]
+        second_axis, *third = self.order[1:]
         if not third:
-            return counts[second] | 1
-        return (self.tiling.sizes[second] * counts[third[0]]) | 1
+            return counts[second_axis] | 1
+        return (self.tiling.sizes[second_axis] * counts[third[0]]) | 1
 
     def slot(self, counts: tuple[int, ...]) -> int:
         """Return the number of floats in one slot of local memory."""
@@ -185,8 +185,8 @@ class Geometry:
             groups, source_done = min(self.groups, t.groups - group), False
             for block, row in itertools.product(range(0, blocks, self.blocks), range(0, self.all_rows, self.rows)):
                 piece_blocks, rows = min(self.blocks, blocks - block), min(self.rows, self.all_rows - row)
-                source, last = not (source_done and self.rows == self.all_rows), row + self.rows >= self.all_rows
-                yield Piece(group, groups, block, piece_blocks, row, rows, row == 0, source, last)
+                source, completes = not (source_done and self.rows == self.all_rows), row + self.rows >= self.all_rows
+                yield Piece(group, groups, block, piece_blocks, row, rows, row == 0, source, completes)
                 source_done = True
 
     @property

@@ -73,8 +73,8 @@ class _Launches:
     def gradient(self, piece: Piece) -> Launch:
         """Return the launch of the inverse transforms, which write dw."""
         g = self.g
-        first = piece.block * g.lanes
-        result_part = 0, g.result_blocks, first, min(piece.blocks * g.lanes, g.d - first)
+        first_channel = piece.block * g.lanes
+        result_part = 0, g.result_blocks, first_channel, min(piece.blocks * g.lanes, g.d - first_channel)
         if g.along_oc:
             result_part = piece.block, piece.blocks, 0, g.c
         jobs = piece.groups * result_part[1] * result_part[3]

@@ -92,10 +92,10 @@ def _passes(g: Geometry, name: str, counts: tuple[int, ...], inverse: bool) -> s
         middle = f"ONCE for (int j = 0; j < {counts[order[2]]}; ++j) " + call(
             "middle", f"slot + k * LINES + j * (N1 * {pair})", None
         )
-        last = "ONCE for (int j = 0; j < N1; ++j) " + call(
+        column_loop = "ONCE for (int j = 0; j < N1; ++j) " + call(
             "column", f"slot + k * LINES + j * {pair}", "s + (k * N1 + j) * N2 * STRIDE"
         )
-        in_order = (last, middle) if inverse else (middle, last)
+        in_order = (column_loop, middle) if inverse else (middle, column_loop)
         calls.append(f"ONCE for (int k = 0; k < {frequencies}; ++k) {{ {in_order[0]} {in_order[1]} }}")
     return "".join(f"    {line}\n" for line in calls)
 
@@ -204,8 +204,8 @@ def _inverse(g: Geometry) -> str:
         "bias": p.bias,
         "again": not (p.residual or p.accumulate),
     }
-    wanted = tuple(tuple(range(step)) for step in g.steps)
-    return inverse_functions(g, "inverse", wanted, g.result_stride) + kernel_text(
+    written = tuple(tuple(range(step)) for step in g.steps)
+    return inverse_functions(g, "inverse", written, g.result_stride) + kernel_text(
         __package__, "inverse.cl.mako", **values
     )
 

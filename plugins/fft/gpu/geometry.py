@@ -77,8 +77,8 @@ class TransformAxis:
         if problem.direction == "bwd_data":
             data = Span(out, size, pad - (extent - 1), step)
             return cls(size, -(-length // step), data, taps, tuple(range(extent - 1, size)), step, length)
-        data, other = Span(length, size, -pad, step), Span(out, step, 0, step)
-        return cls(size, -(-out // step), data, other, tuple(j * dilation for j in range(kernel)), 0, kernel)
+        data, dy = Span(length, size, -pad, step), Span(out, step, 0, step)
+        return cls(size, -(-out // step), data, dy, tuple(j * dilation for j in range(kernel)), 0, kernel)
 
 
 @dataclass(frozen=True)

@@ -138,8 +138,8 @@ class Forward(_Pass):
     def column_code(self) -> str:
         """OpenCL text that transforms the real column ``v`` to half a spectrum at ``to``."""
         code = codelet(self.transform.columns.size, "real_forward", given=self.columns.given)
-        last = self.transform.columns.size // 2 if self.transform.columns.size % 2 == 0 else 0
-        store = _pair_store(lambda k: f"to[{k * self.row_pitch}]", (0, last))
+        nyquist = self.transform.columns.size // 2 if self.transform.columns.size % 2 == 0 else 0
+        store = _pair_store(lambda k: f"to[{k * self.row_pitch}]", (0, nyquist))
         return code.text(_with_zeros(self.columns), store, real="ACC", indent="    ")
 
     @property
@@ -258,14 +258,14 @@ def _components(read: Callable) -> Callable:
     return part
 
 
-def _pair_store(place: Callable[[int], str], lone: tuple[int, ...] = (), power: float = 1.0) -> Callable:
+def _pair_store(element: Callable[[int], str], lone: tuple[int, ...] = (), power: float = 1.0) -> Callable:
     """Return a writer of pairs times ``power``: a pair is stored with its imaginary part, a ``lone`` one with 0."""
 
     def store(name: str, value: str) -> str:
         part, k = name[0], int(name[1:])
         value = value if power == 1 else f"{power!r}f * ({value})"
         if part == "i":
-            return f"{place(k)} = (PAIR)(out{k}, {value});"
-        return f"{place(k)} = (PAIR)({value}, 0);" if k in lone else f"const ACC out{k} = {value};"
+            return f"{element(k)} = (PAIR)(out{k}, {value});"
+        return f"{element(k)} = (PAIR)({value}, 0);" if k in lone else f"const ACC out{k} = {value};"
 
     return store

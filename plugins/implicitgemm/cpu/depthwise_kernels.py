@@ -14,9 +14,9 @@ from convdispatch.api.cpu import PAGE, cdiv
 from .kernel import PackedKernel
 from .passes import Pass
 
-VECTORS = 4
+SUM_VECTORS = 4
 """Vectors of output pixels whose sums an NCHW kernel keeps in registers at the same time."""
-TILE_BYTES = 32 * 1024
+CACHED_TILE_BYTES = 32 * 1024
 """Most bytes of source rows and weights that an NHWC tile reads again at the next row: a first-level cache."""
 MIN_BAND_ROWS = 4
 """Least rows of a band: neighbouring bands read some of the same source rows."""
@@ -40,7 +40,7 @@ class Bands:
         rows = (self.rows - 1) * p.step[1] + self.halo
         self.prows = cdiv(rows, p.step[1])
         # The last vectors of a tile may reach beyond the last output pixel: each part of the slot has room for that.
-        self.over = (VECTORS + 1) * self.lanes
+        self.over = (SUM_VECTORS + 1) * self.lanes
         self.part = p.taps[0] * self.prows * self.wp + self.over
         slot_x = p.taps[0] * rows * self.width * self.cb + self.lanes if p.nhwc else self.part * p.step[1] * p.step[2]
         self.slot_x = cdiv(slot_x, 16) * 16
@@ -107,7 +107,7 @@ class PlaneKernel(DepthwiseKernel):
         p, b = self.p, self.bands
         defined = {"R": b.rows, "SLOT": f"{self.slot}L", "SLOT_X": b.slot_x, "WP": b.wp, "PART": b.part}
         values = {"taps_h": p.taps[1], "step_h": p.step[1], "spread_h": p.spread[1], "dense": p.stride[2] == 1}
-        vectors = min(VECTORS, cdiv((b.rows - 1) * b.wp + p.places[2], self.lanes))
+        vectors = min(SUM_VECTORS, cdiv((b.rows - 1) * b.wp + p.places[2], self.lanes))
         return self._text({**defined, "PROWS": b.prows}, inter=False, vectors=vectors, **values)
 
 
@@ -124,7 +124,7 @@ class RowKernel(DepthwiseKernel):
         # A tile moves down the rows of a band. With few channels, the elements that the next row reads again are still
         # in the cache.
         columns = (pixels - 1) * p.step[2] + (p.taps[2] - 1) * p.spread[2] + 1
-        cached_channels = TILE_BYTES // (self.size * (columns * p.taps[0] * p.taps[1] + p.volume))
+        cached_channels = CACHED_TILE_BYTES // (self.size * (columns * p.taps[0] * p.taps[1] + p.volume))
         max_channels = config["cb"] or max(self.lanes, cached_channels // self.lanes * self.lanes)
         self.cb = cdiv(cdiv(p.groups, cdiv(p.groups, max_channels)), self.lanes) * self.lanes
         self.chunks = cdiv(p.groups, self.cb)

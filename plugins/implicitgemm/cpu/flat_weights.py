@@ -31,7 +31,7 @@ MAX_SLOT_BYTES = 1 << 20
 OPERATION_OPS = 1.8  # operations at peak rate per operation of a register tile
 ACROSS_OPS = 7200.0  # operations at peak rate for adding the vectors of one register tile across their lanes
 STAGED_OPS = 18.0  # operations at peak rate per element that is copied for a band
-# Operations at peak rate per element that is copied alone, because a stride of 3 or more than 4 skips elements
+# Operations at peak rate per element that is copied alone; rows are copied in vectors only for strides of 1, 2 and 4
 SINGLE_OPS = 150.0
 RESULT_OPS = 150.0  # operations at peak rate per element of dw
 LAUNCH_OPS = 4e6  # operations at peak rate in the time of one kernel launch

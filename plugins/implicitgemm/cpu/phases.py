@@ -96,8 +96,8 @@ class PhasesKernel(Kernel):
         for number, p in enumerate(self.passes):
             volume = 0 if p.empty else p.volume
             start = (-p.pad[1] - self.zero[0]) * self.wp - p.pad[2] - self.zero[1]
-            at = 0 if p.empty else start
-            result.append(Part(number, volume, p.taps, p.w_first, p.w_step, at, weights_offset))
+            source_offset = 0 if p.empty else start
+            result.append(Part(number, volume, p.taps, p.w_first, p.w_step, source_offset, weights_offset))
             weights_offset += p.c * self.mr * volume
         return result
 

@@ -70,7 +70,7 @@ def tiles_of(p: Pass, lanes: int, rows: int, once: bool, taps: range | None = No
     groups = [*range(0, height - depth, depth), height - depth]
     tiles: dict[Any, Tile] = {}
     result = []
-    for tile_rows in (groups[at : at + rows] for at in range(0, len(groups), rows)):
+    for tile_rows in (groups[first_group : first_group + rows] for first_group in range(0, len(groups), rows)):
         # Tiles far from the first and last rows of the plane are equal, so they share one key.
         inside = tile_rows[0] * p.step[1] - p.pad[1] >= lanes
         last_read = (tile_rows[-1] + depth) * p.step[1] + p.taps[1] * p.spread[1] - p.pad[1]
@@ -184,9 +184,9 @@ def runs_of(calls: Iterable[tuple[int, int, str]]) -> list[Run]:
     for row, row_calls in itertools.groupby(calls, lambda call: call[0]):
         column_runs: list[tuple[str, int, int, int]] = []
         for _, column, function in row_calls:
-            last_function, first, last, column_step = column_runs[-1] if column_runs else ("", 0, 0, 0)
-            if last_function == function and column_step in (0, column - last):
-                column_runs[-1] = function, first, column, column - last
+            last_function, first_column, last_column, column_step = column_runs[-1] if column_runs else ("", 0, 0, 0)
+            if last_function == function and column_step in (0, column - last_column):
+                column_runs[-1] = function, first_column, column, column - last_column
             else:
                 column_runs.append((function, column, column, 0))
         if runs and runs[-1].calls == column_runs and runs[-1].apart in (0, row - runs[-1].last):

@@ -34,7 +34,7 @@ SLOT_BYTES = 24 * 1024
 OPERATION_OPS = 1.15  # operations at peak rate per operation of a register tile
 STAGED_OPS = 20.0  # operations at peak rate per element that is copied for a band
 READ_OPS = 6.0  # operations at peak rate per element that is read from the tensor in place
-# Operations at peak rate per element that is copied alone, because a stride of 3 or more than 4 skips elements
+# Operations at peak rate per element that is copied alone; rows are copied in vectors only for strides of 1, 2 and 4
 SINGLE_OPS = 150.0
 STORED_OPS = 12.0  # operations at peak rate per element of the result
 LAUNCH_OPS = 4e6  # operations at peak rate in the time of the one kernel launch
@@ -194,8 +194,8 @@ class Stem(KernelSolver):
                     choices.append((StemKernel.cycles(problem, mr, nv, lanes), nv, mr))
         row = p.c * p.taps[0] * (p.places[2] * p.step[2] + p.taps[2] * p.spread[2]) * size
         rows = max(1, (SLOT_BYTES // row - (p.taps[1] - 1) * p.spread[1] - 1) // p.step[1] + 1)
-        outer = p.images * p.groups * p.places[0]
-        rows = min(rows, max(1, p.places[1] * outer // (8 * device.compute_units)), p.places[1])
+        planes = p.images * p.groups * p.places[0]
+        rows = min(rows, max(1, p.places[1] * planes // (8 * device.compute_units)), p.places[1])
         base = {"lanes": lanes, "rows": rows, "items": 16 * device.compute_units}
         choices.sort()
         if _in_place(p, lanes):

@@ -112,11 +112,11 @@ def complete(p: Pass, device: DeviceInfo, nv: int, pr: int, pc: int, weights: in
     halo_rows = (p.taps[1] - 1) * p.spread[1] + 1
     rows = max(1, (SLOT_BYTES // max(1, row_bytes) - halo_rows) // p.step[1] + 1)
     rows = max(rows, cdiv(MIN_BAND_PLACES, width))
-    outer = p.images * p.groups * p.places[0]
+    planes = p.images * p.groups * p.places[0]
     target_jobs = 8 * device.compute_units
-    rows = min(rows, max(cdiv(MIN_BAND_PLACES, width), height * outer // target_jobs), height)
+    rows = min(rows, max(cdiv(MIN_BAND_PLACES, width), height * planes // target_jobs), height)
     rows = cdiv(cdiv(height, cdiv(height, rows)), pr) * pr
-    bands = outer * cdiv(height, rows)
+    bands = planes * cdiv(height, rows)
     blocks = cdiv(p.n, nv * lanes)
     parts = max(1, min(blocks, 4 * device.compute_units // bands))
     # Partial sums between blocks of channels are stored and read again, which costs more than reading four times as
@@ -163,11 +163,11 @@ def predicted(p: Pass, config: dict[str, Any], device: DeviceInfo) -> float:
     copied_elements = p.images * math.prod(p.source) * p.groups * p.c * (1 + (p.taps[1] - 1) / max(1, config["rows"]))
     written_elements = p.images * p.groups * p.n * math.prod(p.places)
     weights = p.groups * p.c * p.n * math.prod(p.taps)
-    far_weights = weights if weights * p.accumulator_size > CACHED_BYTES else 0
+    uncached_weights = weights if weights * p.accumulator_size > CACHED_BYTES else 0
     op_cost, copy_cost, write_cost = STRAIGHT_OPS if straight(p, config["cb"]) else BACKWARD_OPS
     if not p.nhwc and max(p.step) > 1 and p.c >= 16:
         op_cost, copy_cost, write_cost = STRIDED_OPS
     if max(p.spread) > 1:
         op_cost *= DILATED_FACTOR
     total = op_cost * work + copy_cost * copied_elements * config["parts"] + write_cost * written_elements
-    return uneven(config["items"] * config["parts"], device) * total + WEIGHT_OPS * far_weights
+    return uneven(config["items"] * config["parts"], device) * total + WEIGHT_OPS * uncached_weights

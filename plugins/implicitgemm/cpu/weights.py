@@ -132,20 +132,20 @@ def _complete(p: Pass, device: Any, nv: int, jc: int, jw: int) -> Iterator[dict[
 def _operations(p: Pass, config: Mapping[str, Any], device: DeviceInfo, balance: Balance) -> float:
     """Return the predicted time of a configuration, in operations at the device's peak rate."""
     lanes, groups, nvl = config["lanes"], p.groups, config["nv"] * config["lanes"]
-    places, blocks, area = p.images * groups * math.prod(p.places), cdiv(p.n, nvl), p.c * p.volume
+    pixels, blocks, area = p.images * groups * math.prod(p.places), cdiv(p.n, nvl), p.c * p.volume
     cycles = _cycles(p, config["nv"], config["jc"], config["jw"], lanes)
-    work = OPERATION_OPS * 2 * lanes * cycles * p.taps[0] * p.taps[1] * places
+    work = OPERATION_OPS * 2 * lanes * cycles * p.taps[0] * p.taps[1] * pixels
     # Factor by which x is copied more than once, because each work item of a group copies it
     copies = max(1.0, config["chunks"] / groups)
     bands = p.images * p.places[0] * cdiv(p.places[1], config["rows"])
     rows = (config["rows"] - 1) * p.step[1] + (p.taps[1] - 1) * p.spread[1] + 1
     copied_elements = bands * groups * p.taps[0] * rows * source_width(p) * p.c
-    work += SOURCE_OPS[p.nhwc] * copied_elements * copies + DY_OPS * places * blocks * nvl
+    work += SOURCE_OPS[p.nhwc] * copied_elements * copies + DY_OPS * pixels * blocks * nvl
     size = p.accumulator_size
     # If the dy of a band exceeds the second-level cache, tiles read it from the third-level cache.
     if config["rows"] * p.places[2] * nvl * size > NEAR_BYTES:
         sweeps = cdiv(p.c, config["jc"]) * (p.volume // config["jw"])
-        work += REREAD_OPS * places * blocks * nvl * sweeps
+        work += REREAD_OPS * pixels * blocks * nvl * sweeps
     work += TILE_OPS * bands * groups * area * blocks * nvl
     work *= uneven(config["parts"] * config["chunks"], device)
     # A vector of sums is written across rows of w, which share few cache sets if they are whole pages apart.

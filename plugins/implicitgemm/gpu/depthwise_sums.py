@@ -25,7 +25,7 @@ GROUPS_PER_UNIT = (1, 2, 3, 4, 6)
 # The constants of the cost model were fitted to 344 timings on an H200, with an rms error of the logarithm of 0.19.
 REACHED_SHARE = 0.77  # share of the device's instruction rate that a busy device reaches
 LOAD_INSTRUCTIONS = 4.3  # instructions of a work item per vector that it reads
-# Additional instructions per read if neighbouring work items read elements that are not contiguous
+# Additional instructions of a work item per vector that it reads, if consecutive work items do not read contiguously
 GAP_INSTRUCTIONS = 1.2
 TILE_INSTRUCTIONS = 231  # instructions of a work item per tile
 SUM_INSTRUCTIONS = 19  # instructions of a work item per sum that it stores

@@ -124,7 +124,7 @@ def _reads(geo: Geometry, rows: int, columns: int) -> dict[tuple[int, int], dict
     for f, phase in enumerate(geo.phases):
         for taps in itertools.product(*map(range, phase.taps)):
             z, y, x = (o + t * d for o, t, d in zip(phase.origin, taps, geo.spread, strict=True))
-            kernel = [first + t * s for first, t, s in zip(phase.tap0, taps, geo.tap_step, strict=True)]
+            kernel = [tap0 + t * s for tap0, t, s in zip(phase.tap0, taps, geo.tap_step, strict=True)]
             kernel_tap = (kernel[0] * geo.kernel[1] + kernel[1]) * geo.kernel[2] + kernel[2]
             for j, i in itertools.product(range(rows), range(columns)):
                 row = reads.setdefault((z, y + j * geo.step[1]), {})

@@ -110,7 +110,7 @@ class NarrowProduct:
             phase = geo.phases[number]
             for tap in itertools.product(*map(range, phase.taps)):
                 dz, dy, dx = (o + t * d for o, t, d in zip(phase.origin, tap, geo.spread, strict=True))
-                kernel = [first + t * s for first, t, s in zip(phase.tap0, tap, geo.tap_step, strict=True)]
+                kernel = [tap0 + t * s for tap0, t, s in zip(phase.tap0, tap, geo.tap_step, strict=True)]
                 kernel_tap = (kernel[0] * geo.kernel[1] + kernel[1]) * geo.kernel[2] + kernel[2]
                 rows = tuple(dy + j * geo.step[1] for j in range(self.rows))
                 columns.setdefault((dz, dx), []).append(_Use(number, kernel_tap, rows))

@@ -115,12 +115,12 @@ def _tilings(problem: ConvProblem, units: int) -> Iterator[GroupedTiling]:
 
 
 def _sums_tilings(problem: ConvProblem, units: int) -> Iterator[GroupedSums]:
-    for split, places in itertools.product((1, 2, 3), (64, 128, 256)):
-        tiling = GroupedSums(problem, SumsTile(1, split, places))
+    for split, pixels in itertools.product((1, 2, 3), (64, 128, 256)):
+        tiling = GroupedSums(problem, SumsTile(1, split, pixels))
         if tiling.misfit is None:
             counts = {max(1, min(tiling.regions, units * n // tiling.slab_pairs)) for n in (1, 2, 3, 4, 6, 8)}
             for parts in sorted(counts):
-                yield GroupedSums(problem, SumsTile(parts, split, places))
+                yield GroupedSums(problem, SumsTile(parts, split, pixels))
 
 
 @functools.lru_cache(maxsize=256)

@@ -113,7 +113,7 @@ def reads_of(geometry: Geometry, phase: Phase) -> list[tuple[int, int, int, int]
     reads = []
     for tap in itertools.product(*map(range, phase.taps)):
         position = [o + t * d for o, t, d in zip(phase.origin, tap, geometry.spread, strict=True)]
-        kernel = [first + t * s for first, t, s in zip(phase.tap0, tap, geometry.tap_step, strict=True)]
+        kernel = [tap0 + t * s for tap0, t, s in zip(phase.tap0, tap, geometry.tap_step, strict=True)]
         reads.append(((kernel[0] * geometry.kernel[1] + kernel[1]) * geometry.kernel[2] + kernel[2], *position))
     return reads
 
@@ -122,10 +122,10 @@ def reads_of(geometry: Geometry, phase: Phase) -> list[tuple[int, int, int, int]
 def _sources_of(geometry: Geometry) -> int:
     """The most slabs of the source that a slab of the target reads."""
     sources = 0
-    for first in range(0, geometry.target.channels, SLAB):
-        last = min(geometry.target.channels, first + SLAB) - 1
-        end = (last // geometry.m + 1) * geometry.c
-        sources = max(sources, -(-end // SLAB) - first // geometry.m * geometry.c // SLAB)
+    for first_channel in range(0, geometry.target.channels, SLAB):
+        last_channel = min(geometry.target.channels, first_channel + SLAB) - 1
+        end = (last_channel // geometry.m + 1) * geometry.c
+        sources = max(sources, -(-end // SLAB) - first_channel // geometry.m * geometry.c // SLAB)
     return sources
 
 

@@ -157,7 +157,7 @@ def seconds(tiling: Tiling, units: int, copy: float = COPY) -> Any:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
     cycles = product_cycles(tiling, units)
     itemsize, planes = tiling.problem.itemsize, tiling.format.planes
-    passes = 2 if tiling.format.scaled else 1  # over the operands: searching for scales, then packing
+    passes = 2 if tiling.format.scaled else 1  # passes over the operands: one searches for scales, one packs
     packed, weights = sum(source.bytes for source in tiling.sources), tiling.weights_bytes
     written = math.prod(tiling.problem.out_shape) * itemsize
     multiply, memory = cycles / CLOCK, (packed + weights + written) / (MEMORY_SHARE * copy)

@@ -69,7 +69,9 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
         * (4 if tiling.partial else size * _unaligned(target if tiling.data else c))
         / STORE_BYTES_PER_CYCLE
     )
-    if t.fixup:  # if all tiles run at once, parts are counted one after another; else a tile's last work group adds all
+    # If all tiles run simultaneously, parts are counted one after another; otherwise a tile's last work group adds
+    # them.
+    if t.fixup:
         simultaneous = tiling.tiles <= tiling.groups(units)
         waits = COUNT_CYCLES * t.split if simultaneous else TAKE_CYCLES * t.bn / 32 / t.split
         tile_cycles += FIXUP_CYCLES + waits + t.bm * t.bn * 4 / FIXUP_BYTES_PER_CYCLE

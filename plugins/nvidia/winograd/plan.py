@@ -40,8 +40,9 @@ class WinogradPlan(StepPlan):
             packers, steps = [*self._scales("w"), *weights], self._scales(operand)
         else:
             steps = [*self._scales(operand + "w"), *weights]
-        for first in range(0, points.tile.pieces * work.piece, work.piece):
-            steps += [self._tiles(work.source, operand, "x", first), self._products, self._passes.inverse(first)]
+        for first_tile in range(0, points.tile.pieces * work.piece, work.piece):
+            steps += [self._tiles(work.source, operand, "x", first_tile), self._products]
+            steps.append(self._passes.inverse(first_tile))
         return steps, packers
 
     def _gradient(self) -> list[Launch]:
@@ -72,7 +73,7 @@ class WinogradPlan(StepPlan):
         """Launches that search for the scales of the operands ``names``."""
         return self._layout.scales.launches(self._context, names)
 
-    def _tiles(self, data: Data, operand: str, inner: str, first: int) -> Launch:
+    def _tiles(self, data: Data, operand: str, inner: str, first_tile: int) -> Launch:
         """The launch that transforms tiles of ``operand`` from ``first`` on to planes of the product's ``inner``."""
         tiling, layout = self.tiling, self._layout
         source = tiling.source if inner == "x" else tiling.places
@@ -83,7 +84,7 @@ class WinogradPlan(StepPlan):
                           channel_blocks=-(-data.channels // GROUP_CHANNELS))  # fmt: skip
         items = GROUP_TILES * GROUP_CHANNELS
         size = (-(-data.channels // GROUP_CHANNELS) * -(-data.rows // GROUP_TILES) * items,)
-        arguments = [operand, "workspace", "w" if layout.constant else "workspace", np.int32(first)]
+        arguments = [operand, "workspace", "w" if layout.constant else "workspace", np.int32(first_tile)]
         return Launch(build(self._context, text), "tiles", size, (items,), arguments, names=OPERANDS)
 
     def _weights(self) -> Launch:

@@ -44,7 +44,7 @@ class Case:
         gradient: rows of dw, and channels of dy."""
         self.source, self.target = geo.source.size, geo.target.size
         """(h, w) of the tensor that patches are read from, and of the one that tiles cover: the written one, or dy."""
-        self.pad = tuple(-first for first in geo.origin)
+        self.pad = tuple(-start for start in geo.origin)
         """Zeros before the source; below 0: elements skipped."""
         self.transforms = geo.transforms
         self.patch, self.products, self.tiles = geo.alpha, geo.points, geo.counts

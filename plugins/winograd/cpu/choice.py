@@ -84,10 +84,10 @@ def _operations(matrix: Matrix) -> int:
     return program(matrix, *names).operations
 
 
-def _transform_cycles(case: Case, first: Matrix, second: Matrix, read: float) -> float:
+def _transform_cycles(case: Case, along_h: Matrix, along_w: Matrix, read: float) -> float:
     """Cycles to transform one tile of a vector of channels: both passes, the copy, and ``read`` cycles per element."""
-    rows_in, columns_in, rows, columns = len(first[0]), len(second[0]), len(first), len(second)
-    passes = columns_in * (_operations(first) + rows_in + rows) + rows * (_operations(second) + columns_in + columns)
+    rows_in, columns_in, rows, columns = len(along_h[0]), len(along_w[0]), len(along_h), len(along_w)
+    passes = columns_in * (_operations(along_h) + rows_in + rows) + rows * (_operations(along_w) + columns_in + columns)
     read_elements = case.tile[0] * case.tile[1] + (rows_in * columns_in - case.tile[0] * case.tile[1]) * 0.4
     return 0.7 * passes + read * read_elements + 1.0 * rows * columns
 
@@ -167,12 +167,14 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
         tile_cycles = case.c * _step_cycles(mr, nv) + _sum_overhead(case, case.c, mr, nv)
         products = case.products * work.blocks * work.chunks * rows * tile_cycles
         constant = case.problem.constant_weights
-        near = bytes_u * groups < (CACHED_BYTES if constant else L3_BYTES)
+        in_l3 = bytes_u * groups < (CACHED_BYTES if constant else L3_BYTES)
         weight_reads = 1 if work.apart and work.chunks == 1 else work.chunks
         # Multiply-adds do not hide ``exposed_share`` of the time of reading weights: with few tiles, the products wait
         # for weights from memory.
-        exposed_share = 1.0 if not work.apart else 0.5 if near or not constant else 0.75 if bytes_u <= L3_BYTES else 1.0
-        traffic = bytes_u * weight_reads / (pace.near if near else pace.far) * exposed_share
+        exposed_share = (
+            1.0 if not work.apart else 0.5 if in_l3 or not constant else 0.75 if bytes_u <= L3_BYTES else 1.0
+        )
+        traffic = bytes_u * weight_reads / (pace.near if in_l3 else pace.far) * exposed_share
         if work.apart:
             traffic += 2 * (bytes_v + bytes_m) / (pace.near if work.slots_size < L3_BYTES else pace.far)
         weight_cycles = 0.0

@@ -155,9 +155,9 @@ class DataKernel(Kernel):
         steps: list[Step] = []
         packs_once = self.packed_blocks == self.blocks
         for g in range(case.problem.g):
-            for first in range(0, case.strips, self.s):
-                strips = min(self.s, case.strips - first)
-                piece = [np.int32(first), np.int32(g)]
+            for first_strip in range(0, case.strips, self.s):
+                strips = min(self.s, case.strips - first_strip)
+                piece = [np.int32(first_strip), np.int32(g)]
                 steps.append(self.spread_launch(context, strips, piece))
                 for block in range(0, self.blocks, self.packed_blocks):
                     if not packs_once:  # pack one part of the transformed weights and use it while the cache holds it
@@ -231,8 +231,8 @@ class JoinedKernel(DataKernel):
         """The launches of the convolution; operand ``weights`` has the untransformed weights."""
         case, steps = self.case, []
         for g in range(case.problem.g):
-            for first in range(0, case.strips, self.s):
-                strips, piece = min(self.s, case.strips - first), [np.int32(first), np.int32(g)]
+            for first_strip in range(0, case.strips, self.s):
+                strips, piece = min(self.s, case.strips - first_strip), [np.int32(first_strip), np.int32(g)]
                 steps.append(self.spread_launch(context, strips, piece))
                 arguments = [weights, "workspace", self.target, *self.epilogue_operands, *piece]
                 steps.append(self.launch(context, "products", [self.items], [*arguments, np.int32(strips)]))

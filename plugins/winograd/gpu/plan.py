@@ -33,21 +33,21 @@ def passes(context: Any, geometry: TileGeometry, config: Mapping[str, Any]) -> S
     work = work_of(geometry, config)
     launches = Passes(context, work)
     gemm, steps, packers = gemm_config(work, config), [], []
-    source, second, product, size = work.areas
+    source, second_offset, product, size = work.areas
     if not geometry.weights:
         packers = [launches.filter(work.filter)]
         steps += [] if work.constant else packers
-    first = GemmPlan(context, work.product(), gemm)
+    gemm_plan = GemmPlan(context, work.product(), gemm)
     for piece in range(work.pieces):
         first_tile = piece * work.piece
         steps.append(launches.data(work.source, "y" if geometry.problem.direction == "bwd_data" else "x", first_tile))
         if geometry.weights:
             steps.append(launches.data(work.gradient, "y", first_tile))
-            plan = first if piece == 0 else GemmPlan(context, work.product(accumulate=True), gemm)
-            steps.append(Product(plan, "workspace", "workspace", "workspace", second, source, product))
+            plan = gemm_plan if piece == 0 else GemmPlan(context, work.product(accumulate=True), gemm)
+            steps.append(Product(plan, "workspace", "workspace", "workspace", second_offset, source, product))
         else:
             weights = "w" if work.constant else "workspace"
-            steps.append(Product(first, weights, "workspace", "workspace", second, source, product))
+            steps.append(Product(gemm_plan, weights, "workspace", "workspace", second_offset, source, product))
             steps.append(launches.inverse(first_tile))
     if geometry.weights:
         steps += [launches.parts()] if work.parts > 1 else []
