@@ -1,8 +1,7 @@
 """amd: convolutions on the matrix cores of AMD's GPUs, by MFMA (gfx90a, gfx94*) and WMMA (gfx11*, gfx12*).
 
-The kernel of the matrix product is ``convdispatch.api.matrix``'s; this plugin describes the instructions that the
-kernel multiplies with, whose text is ``instruction.cl.mako``. None has run on AMD's hardware: see
-docs/plugins/matrix-cores.md.
+The kernel of the matrix product is in ``convdispatch.api.matrix``; this plugin describes the instructions, whose text
+is ``instruction.cl.mako``. None of them has run on AMD's hardware: see docs/plugins/matrix-cores.md.
 
 - ``instructions``: which lane holds what, and the tiles of these instructions.
 - ``solver``: which device has which instruction.

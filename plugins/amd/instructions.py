@@ -17,8 +17,7 @@ WAVE32_SUMS = 144
 
 
 def _mfma(size: int, k: int) -> TileInstruction:
-    """V_MFMA_F32_32X32X8 or V_MFMA_F32_16X16X16: a lane holds four neighbours along k of a row of a and a column of
-    b."""
+    """V_MFMA_F32_32X32X8 or V_MFMA_F32_16X16X16: a lane holds four k's of a row of a and of a column of b."""
     operand = Fragment(f"lane % {size}", f"lane / {size} * 4", ((0, 0),), 4)
     blocks = size * size // 256  # blocks of four rows of sums per lane; a block's rows of all lanes precede the next's
     rows = tuple(block * 256 // size + row for block in range(blocks) for row in range(4))

@@ -21,8 +21,7 @@ def sizes_argument(
 
     ``lists`` map a name to (``int`` or ``long``, values, least capacity); the capacity is a power of four. A function
     that reads members begins its parameters with ``SIZES_IN``, and a call of it its arguments with ``SIZES``; ``sizes``
-    points to the struct. The text depends only on names and capacities. Raises OverflowError for numbers that are too
-    large.
+    points to the struct. The text depends only on names and capacities. Raises OverflowError if a number is too large.
     """
     formats, constants = {"int": "<i4", "long": "<i8"}, ""
     members = [(name, "long", 1, value) for name, value in longs.items()]

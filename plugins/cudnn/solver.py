@@ -75,7 +75,6 @@ class Convolution(Solver):
         return _choices(problem, device, self.deterministic)
 
     def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> CudnnPlan:
-        """The plan of an engine; some engines compile their kernels here."""
         return CudnnPlan(context, problem, config)
 
 

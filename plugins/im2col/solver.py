@@ -70,7 +70,6 @@ class Im2col(Solver):
             yield from itertools.chain(*methods)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Return the bytes of workspace that a configuration's plan needs."""
         return _METHODS[config["method"]](problem, config).workspace_size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
@@ -85,5 +84,4 @@ class Im2col(Solver):
         return (problem.flops / 0.8 + (0 if pointwise else 8 * lowered)) / (SUSTAINED * rates(device).flops)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Any:
-        """Compile the launches of the configuration's method."""
         return _METHODS[config["method"]](problem, config).plan(context)

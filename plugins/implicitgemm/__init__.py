@@ -25,28 +25,27 @@ def convdispatch_solvers() -> list[Solver]:
     """Return the solvers of both folders, for CPUs and for GPUs."""
     declare = functools.partial(Declared, dtypes=FLOATS, exact=True, spreads_nonfinite=False, batch_invariant=True)
     cpu, gpu = (f"{__name__}.{folder}" for folder in ("cpu", "gpu"))
-    epilogue, sum_only = EPILOGUE, {"accumulate"}
+    epilogue, adds = EPILOGUE, {"accumulate"}
     return [
         declare(f"{cpu}.depthwise", "Depthwise", name="implicitgemm.depthwise", serves=cpus_only, fuses=epilogue),
         declare(f"{cpu}.depthwise_transposed", "DepthwiseTransposed", name="implicitgemm.depthwise_transposed",
             serves=cpus_only, fuses=epilogue),
         declare(f"{cpu}.depthwise_weights", "DepthwiseWeights", name="implicitgemm.depthwise_weights", serves=cpus_only,
-            fuses=sum_only),
+            fuses=adds),
         declare(f"{cpu}.direct", "Direct", name="implicitgemm.direct", serves=cpus_only, fuses=epilogue),
-        declare(f"{cpu}.flat_weights", "FlatWeights", name="implicitgemm.flat_weights", serves=cpus_only,
-                fuses=sum_only),
+        declare(f"{cpu}.flat_weights", "FlatWeights", name="implicitgemm.flat_weights", serves=cpus_only, fuses=adds),
         declare(f"{cpu}.phases", "Phases", name="implicitgemm.phases", serves=cpus_only, fuses=epilogue),
         declare(f"{cpu}.pointwise", "Pointwise", name="implicitgemm.pointwise", serves=cpus_only, fuses=epilogue),
         declare(f"{cpu}.skinny", "Skinny", name="implicitgemm.skinny", serves=cpus_only, fuses=epilogue),
         declare(f"{cpu}.stem", "Stem", name="implicitgemm.stem", serves=cpus_only, fuses=epilogue),
-        declare(f"{cpu}.weights", "Weights", name="implicitgemm.weights", serves=cpus_only, fuses=sum_only),
+        declare(f"{cpu}.weights", "Weights", name="implicitgemm.weights", serves=cpus_only, fuses=adds),
         declare(f"{gpu}.solver", "Tiled", name="implicitgemm.tiled", serves=gpus_only, fuses=epilogue),
         declare(f"{gpu}.narrow", "Narrow", name="implicitgemm.tiled_narrow", serves=gpus_only, fuses=epilogue),
         declare(f"{gpu}.depthwise", "Depthwise", name="implicitgemm.tiled_depthwise", serves=gpus_only, fuses=epilogue),
         declare(f"{gpu}.depthwise_sums", "DepthwiseSums", name="implicitgemm.tiled_depthwise_sums", serves=gpus_only,
             # The kernel multiplies zeros beyond dy's last row by elements of x, so a NaN there reaches other taps of
             # the gradient.
-            fuses=sum_only, spreads_nonfinite=True),
+            fuses=adds, spreads_nonfinite=True),
         declare(f"{gpu}.depthwise_weights", "DepthwiseWeights", name="implicitgemm.tiled_depthwise_weights",
-            serves=gpus_only, fuses=sum_only),
+            serves=gpus_only, fuses=adds),
     ]  # fmt: skip

@@ -21,13 +21,10 @@ class KernelSolver(Solver):
     kernel: Any
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """The kernel's workspace in bytes."""
         return self.kernel(problem, config).workspace_size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """The kernel's predicted seconds."""
         return self.kernel(problem, config).seconds(device)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """The kernel's launches."""
         return self.kernel(problem, config).plan(context)

@@ -4,10 +4,9 @@ A slot holds the rows of x that some rows of y read, ``pixel`` bytes per pixel:
 
     slot[kd][h % sh][h // sh][column][channel of the group, for some kernels rounded up to 4]
 
-Positions count pixels of y along those rows as if a row of y were as long as a row of the slot, so that a tile
-continues across rows; results between two rows are computed but not stored. Along an axis with one tap the slot has
-only the rows or columns that are read, without the stride. Taps of a row whose pixels are contiguous are one run of
-bytes.
+Positions count pixels of y as if a row of y were as long as a row of the slot, so that a tile continues across rows;
+results between two rows are computed but not stored. Along an axis with one tap the slot has only the rows or columns
+that are read, without the stride. Taps of a row whose pixels are contiguous are one run of bytes.
 """
 
 from __future__ import annotations

@@ -65,10 +65,8 @@ class Depthwise(Solver):
 
         def row_cost(columns: int) -> float:
             """Relative cost of a row of y in whole blocks of ``columns``: products, reads, and the epilogue."""
-            columns_read = (columns - 1) * p.sw + (p.kw - 1) * p.dw + 1
-            return -(-p.ow // columns) * (
-                p.kd * p.kh * (columns * p.kw + 2 * columns_read) + EPILOGUE_PRODUCTS * columns
-            )
+            reads = (columns - 1) * p.sw + (p.kw - 1) * p.dw + 1
+            return -(-p.ow // columns) * (p.kd * p.kh * (columns * p.kw + 2 * reads) + EPILOGUE_PRODUCTS * columns)
 
         finish = p.out_itemsize == 1 and serves_vectors(device) is None
         best = min(range(1, min(max_columns, p.ow) + 1), key=lambda columns: (row_cost(columns), columns))

@@ -28,7 +28,6 @@ class Direct(Solver):
         return None
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
-        """Predicted seconds, from the number of operations alone."""
         peaks = rates(device)
         return peaks.launch + WORK_COST * problem.flops / peaks.flops
 

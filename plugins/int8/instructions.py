@@ -51,8 +51,8 @@ def byte_finish(name: str, residual: str | None, halves: int = 2) -> str:
 
     With ``halves=1`` a position has 16 sums. The channels of position i that the masks select are stored at
     ``y + to[i]``, unless ``to[i]`` is negative; a residual (``"int8"`` or ``"uint8"``) is read at the same offset.
-    ``numbers`` holds shift[32], scale[32] and the words of ``finish.cl``. The quotient by y's scale is exact by
-    Markstein's step: multiply by the reciprocal, then add the product's error times the reciprocal.
+    ``numbers`` holds shift[32], scale[32] and the words of ``finish.cl``. The quotient by y's scale is exact: a product
+    with the reciprocal, corrected by its error (Markstein's step).
     """
     offsets = {"low": 0, "high": 1, "zero": 2, "sum_low": 3, "sum_high": 4, "sum_scale": 5, "r_zero": 6, "r_scale": 7}
     offsets |= {"y_scale": 8, "inverse": 9, "mask0": 10, "mask1": 11, "rounds": 12}

@@ -126,10 +126,8 @@ class Interleaved(PackedSolver):
             return f"y of 8 bits without a residual only, got {p.out_dtype}{' and one' if p.residual else ''}"
         if p.kd * p.kh > 32 or p.kw > 16:
             return f"32 lines of 16 taps at most, got {p.kd * p.kh} of {p.kw}"
-        smallest = InterleavedKernel(p, {"rows": 2, "shares": 1, "items": 1})
-        return (
-            f"lines of {MAX_SLOT_BYTES} bytes at most, got {smallest.slot}" if smallest.slot > MAX_SLOT_BYTES else None
-        )
+        slot = InterleavedKernel(p, {"rows": 2, "shares": 1, "items": 1}).slot
+        return f"lines of {MAX_SLOT_BYTES} bytes at most, got {slot}" if slot > MAX_SLOT_BYTES else None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
         """One or two rows of y at a time, the cheaper first; channels are divided among jobs if that balances them."""

@@ -66,10 +66,9 @@ class TilesKernel(BandKernel):
 def in_place(p: ConvProblem) -> bool:
     """Whether tiles read x directly: a 1x1 convolution in NHWC without stride, padding and groups."""
     pointwise = p.kd == p.kh == p.kw == p.sd == p.sh == p.sw == p.g == 1
-    same_size = (p.od, p.oh, p.ow) == (p.id, p.ih, p.iw) and p.pd == p.ph == p.pw == 0
-    return (
-        pointwise and same_size and p.layout == "nhwc" and cdiv(p.ic, STEP_BYTES) * STEP_BYTES <= TILE_POSITIONS * p.ic
-    )
+    unpadded = (p.od, p.oh, p.ow) == (p.id, p.ih, p.iw) and p.pd == p.ph == p.pw == 0
+    fits = cdiv(p.ic, STEP_BYTES) * STEP_BYTES <= TILE_POSITIONS * p.ic
+    return pointwise and unpadded and p.layout == "nhwc" and fits
 
 
 class Tiles(BandSolver):

@@ -50,8 +50,7 @@ def finish_lines(sums: Sequence[int], scales: Sequence[str], residual: Sequence[
     """Assembly that multiplies int32 sums by their scales, clamps and rounds them, before y's zero point is added.
 
     ``residual``: for each vector the instruction that loads its residual into ``@R``; registers 28 to 31 are free then.
-    The quotient by y's scale is exact by Markstein's step: multiply by the reciprocal, then add the product's error
-    times the reciprocal.
+    The quotient by y's scale is exact: a product with the reciprocal, corrected by its error (Markstein's step).
     """
     lines = []
     for z, scale in zip(sums, scales, strict=True):
@@ -76,8 +75,7 @@ def finish_lines(sums: Sequence[int], scales: Sequence[str], residual: Sequence[
 
 
 def packed(four: Sequence[int], order: int, signed: bool) -> list[str]:
-    """Assembly that adds y's zero point to four vectors of int32, saturates them to bytes, and packs all into the
-    first.
+    """Assembly that adds y's zero point to four vectors of int32, and packs their saturated bytes into the first.
 
     The last two vectors may be the first two again. ``order`` is the register with the permutation of words.
     """

@@ -1,8 +1,7 @@
 """intel_gpu: convolutions on the matrix engines (XMX) of Intel's GPUs, by DPAS.
 
-The kernel of the matrix product is ``convdispatch.api.matrix``'s; this plugin describes the instructions that the
-kernel multiplies with, whose text is ``instruction.cl.mako``. None has run on such a GPU: see
-docs/plugins/matrix-cores.md.
+The kernel of the matrix product is in ``convdispatch.api.matrix``; this plugin describes the instructions, whose text
+is ``instruction.cl.mako``. None of them has run on such a GPU: see docs/plugins/matrix-cores.md.
 
 - ``instructions``: which work item of a sub-group holds what, and the tiles of these instructions.
 - ``solver``: which device has which instruction.

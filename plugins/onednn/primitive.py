@@ -23,8 +23,7 @@ _USER_SCRATCHPAD = 1  # dnnl_scratchpad_mode_user: the caller passes the scratch
 _DIRECT = 1  # dnnl_convolution_direct: no Winograd
 _IMPLEMENTATION = 8  # dnnl_query_impl_info_str: the name of the implementation
 _BLOCKED = {"blocked": (16, {3: 56, 4: 78, 5: 121}), "blocked8": (8, {3: 69, 4: 102, 5: 142})}
-"""Layout: (channels per block, oneDNN's format tags ``dnnl_aBc16b`` or ``dnnl_aBc8b`` and their like by tensor
-rank)."""
+"""Layout: (channels per block, oneDNN's format tags ``dnnl_aBc16b``, ``dnnl_aBc8b`` and so on by tensor rank)."""
 _INFERENCE = 96  # dnnl_forward_inference, a dnnl_prop_kind_t
 _TRAINING = 64  # dnnl_forward_training, a dnnl_prop_kind_t
 _QUERY = {"x": 129, "dx": 130, "w": 131, "dw": 132, "y": 133, "dy": 134, "scratch": 136}

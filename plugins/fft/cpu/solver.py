@@ -44,5 +44,4 @@ class Tiled(Solver):
         return predicted(Geometry(problem, config), Balance.of(peaks)) / peaks.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """Compile the configuration."""
         return make_plan(context, Geometry(problem, config), self.name)

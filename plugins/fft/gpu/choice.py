@@ -88,11 +88,10 @@ def _transform_seconds(layout: Layout, device: DeviceInfo) -> list[float]:
     seconds_of_passes = []
     for side, (runs, parts, tiles, columns) in enumerate(passes):
         # Fewer than four neighbouring complex numbers do not fill a 32-byte sector.
-        moved_bytes = (
-            layout.sizes[side] * 8.0 / min(8.0, 2.0 * layout.slots[side]) + _tensor_bytes(layout, side) / parts
-        )
+        spectrum_bytes = layout.sizes[side] * 8.0 / min(8.0, 2.0 * layout.slots[side])
         operations = tiles * layout.problem.g * _transform_instructions(transform, columns) * INSTRUCTION_OPS
-        copy, compute = moved_bytes / (COPY_SHARE * peaks.bandwidth), operations / peaks.flops
+        copied = spectrum_bytes + _tensor_bytes(layout, side) / parts
+        copy, compute = copied / (COPY_SHARE * peaks.bandwidth), operations / peaks.flops
         seconds_of_passes.append(runs * (math.hypot(copy, compute) + LAUNCH_FACTOR * peaks.launch))
     return seconds_of_passes
 

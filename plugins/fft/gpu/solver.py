@@ -41,5 +41,4 @@ class Spectra(Solver):
         return seconds(Layout.of(problem, config), device)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """Compile a configuration."""
         return make_plan(context, problem, config)

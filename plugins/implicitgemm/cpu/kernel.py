@@ -133,10 +133,9 @@ class PackedSolver(Solver):
         kernels = self.kernels(problem, config, device)
         offsets, weights, slots = _areas(kernels)
         operand, base = ("w", 0) if problem.constant_weights else ("workspace", slots)
-        packers = [kernel.packer(context, offset + base) for kernel, offset in zip(kernels, offsets, strict=True)]
-        steps = [
-            kernel.convolution(context, operand, start + base) for kernel, start in zip(kernels, offsets, strict=True)
-        ]
+        starts = [(kernel, offset + base) for kernel, offset in zip(kernels, offsets, strict=True)]
+        packers = [kernel.packer(context, start) for kernel, start in starts]
+        steps = [kernel.convolution(context, operand, start) for kernel, start in starts]
         if problem.constant_weights:
             return StepPlan(slots, steps, weights, packers, self.pack_key(problem, config, kernels))
         return StepPlan(slots + weights, [*packers, *steps])

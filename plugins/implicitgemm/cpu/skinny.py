@@ -90,8 +90,8 @@ class SkinnyKernel(Kernel):
         text = self.macros(
             "XYTSDP", C=p.c, K=self.k, N=p.n, GROUPS=p.groups, RUN=self.run, NHWC=int(p.nhwc), PITCH=f"{self.pitch}L",
             APART=f"{self.group_pitch}L", PLACES=self.places, PIXELS=math.prod(p.places), MR=config["mr"],
-            BLOCKS=self.blocks, ITEMS=self.items,
-            FROM="REAL" if in_place else "ACC", READ="LOADV" if in_place else "LOADW",
+            BLOCKS=self.blocks, ITEMS=self.items, FROM="REAL" if in_place else "ACC",
+            READ="LOADV" if in_place else "LOADW",
         )  # fmt: skip
         rows, cols = (
             [tile_size, total % tile_size] if total % tile_size else [tile_size]

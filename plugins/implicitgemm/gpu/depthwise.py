@@ -59,8 +59,7 @@ class ForwardTile(DepthwiseTile):
         return math.hypot(compute, traffic, gaps) + LAUNCH_SHARE * peaks.launch
 
     def _partial_sectors(self) -> float:
-        """Return the sectors written in addition to those that results fill: in NCHW adjacent work items' results are
-        a tile and a stride apart."""
+        """Return the sectors that are only partly written: in NCHW results of adjacent items are a tile apart."""
         if self.nhwc:
             return 0.0
         size = self.problem.itemsize

@@ -17,8 +17,7 @@ LOCAL_BYTES = 16384
 """Bytes of local memory in which a work group adds the sums of its work items."""
 FOLD_ACROSS = 16
 FOLD_DEEP = 16
-"""Work items per work group of the kernel ``fold``: ``FOLD_ACROSS`` channels, ``FOLD_DEEP`` shares of an element's
-sum."""
+"""A work group of the kernel ``fold`` has ``FOLD_ACROSS`` channels by ``FOLD_DEEP`` shares of an element's sum."""
 GROUPS_PER_UNIT = (1, 2, 3, 4, 6)
 """Numbers of work groups per compute unit that are tried."""
 

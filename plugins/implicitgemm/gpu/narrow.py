@@ -173,8 +173,7 @@ class NarrowProduct:
 
 
 class Narrow(KernelSolver):
-    """Forward and data gradient of groups with few output channels: depthwise layers, data gradients of first
-    layers."""
+    """Forward and data gradient of groups with few written channels: depthwise layers, gradients of first layers."""
 
     @staticmethod
     def kernel(problem: ConvProblem, config: Mapping[str, Any]) -> NarrowProduct:

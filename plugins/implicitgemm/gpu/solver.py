@@ -40,5 +40,4 @@ class Tiled(Solver):
         return seconds(Product(problem, Tile.of(config)), device)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> TiledPlan:
-        """Compile the packing, the product, and the sum of its parts."""
         return TiledPlan(context, problem, config)

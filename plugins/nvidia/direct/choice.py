@@ -28,8 +28,7 @@ from .tiling import DirectTile, DirectTiling
 
 CLOCK = 1.62e9  # clock of a multiprocessor, in cycles per second
 MMA_MACS = {8: 500, 16: 1000}
-"""Multiply-adds per cycle of a multiprocessor by mma.sync, by the depth in k of a product: 8 of TF32, 16 of
-bfloat16."""
+"""Multiply-adds per cycle of a multiprocessor by mma.sync, by a product's depth in k: 8 of TF32, 16 of bfloat16."""
 NARROW_COPY_FACTOR = {4: 1.0, 2: 2.2, 1: 2.5}
 """Time of copies relative to copies of 16 bytes, by the float32 numbers of one copy."""
 SHORT_ROW_FACTOR = 1.25  # time of copying rows of 64 bytes, relative to rows of 128
@@ -108,8 +107,7 @@ def _resident(tiling: DirectTiling) -> Any:
 
 
 def _tile_cycles(tiling: DirectTiling) -> tuple[Any, Any, Any]:
-    """Cycles of a tile: (those that tiles on one multiprocessor share, those that it waits alone, those of its
-    output)."""
+    """Cycles of a tile: (shared by the tiles on a multiprocessor, of waits, of its output)."""
     t, pace = tiling.tile, RATES[tiling.tile.products]
     slices = tiling.slices / t.split
     warps, steps = t.wm * t.wn, slices * (t.bk // t.depth)
@@ -120,8 +118,9 @@ def _tile_cycles(tiling: DirectTiling) -> tuple[Any, Any, Any]:
     issued = issued + multiplied + t.frag_m * t.frag_n * additions
     multiply = steps * t.bm * t.bn * t.depth * t.products / MMA_MACS[t.depth] * pace.multiply
     copied = slices * sum(_slice_bytes(tiling, number) for number in (0, 1)) / pace.copied
+    warp_steps = steps * warps
     shared_cycles = _root_of_squares(
-        multiply, steps * warps * loads * pace.read, steps * warps * issued / pace.issued, copied
+        multiply, warp_steps * loads * pace.read, warp_steps * issued / pace.issued, copied
     )
     problem = tiling.problem
     result_count = t.bm * t.bn * (problem.sd * problem.sh * problem.sw * SCATTERED_STORE_FACTOR if tiling.gaps else 1)

@@ -93,8 +93,7 @@ class MatrixAxis:
 
     @property
     def run(self) -> int:
-        """A length each of whose divisors cuts the axis into runs of elements that are ``step`` apart, across no
-        border."""
+        """A length each of whose divisors cuts the axis into runs of elements that are ``step`` apart."""
         if self.count is None:
             return self.size
         return self.pixels if self.rows else self.count[2] if self.steps[2] == self.step else 1

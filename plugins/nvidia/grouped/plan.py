@@ -18,8 +18,7 @@ def _instructions(bfloat: bool, emulate: bool) -> str:
 
 
 class GroupedPlan(StepPlan):
-    """The plan of forward and data gradient; ``product.cl.mako`` explains the kernel. ``emulate``: tests build plain
-    C."""
+    """The plan of forward and data gradient (``product.cl.mako``). With ``emulate`` tests build plain C."""
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
         tiling, self._emulate = GroupedTiling(problem, GroupedTile.of(config)), emulate

@@ -201,8 +201,7 @@ class GroupedSums(Slabs):
         self.work_groups = tile.parts * self.slab_pairs
         self.per = -(-self.regions // tile.parts)  # regions that are summed into one part
         self.runs = -(-self.region.places // 16)
-        # Local memory holds pixels of x and dy and each output pixel's read position, and afterwards four sums per
-        # item.
+        # Local memory holds pixels of x and dy and each output pixel's read position; later four sums per work item.
         pixel_bytes = (self.region.pixels + self.runs * 16) * SUMS_PITCH + self.runs * 64
         self.local_bytes = max(pixel_bytes, self.items * 16)
         self.size = math.prod(self.problem.w_shape)  # elements of one part of dw, in the layout of the weights

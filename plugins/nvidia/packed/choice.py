@@ -62,16 +62,13 @@ MAX_CHOICES = 40  # most tiles that are offered to a search
 MAX_STACKED_COLUMNS = 1024
 """Most columns of a product of stacked phases (all phases of a strided data gradient in one product)."""
 MIN_WHOLE_CHANNELS = 16
-"""NHWC phases of at least so many channels are not stacked, because writing parts of a pixel takes four times as
-long."""
+"""NHWC phases of so many channels or more are not stacked: writing parts of a pixel takes four times as long."""
 FLUSH_DEPTH = 192
-"""Products that tensor cores add, rounding toward zero, before their sum is added to a float32 register. With
-``math="ieee"`` they add one K-slice."""
+"""Products that tensor cores add, toward zero, before a float32 register does (``math="ieee"``: one K-slice)."""
 COMPENSATED_FROM = 512
 """With ``math="ieee"``, sums of more products than this are compensated."""
 SHORT_GRADIENT = 1024
-"""With ``math="ieee"``, weight gradients of at most so many pixels add sums to float32 registers after every 16 of
-k."""
+"""With ``math="ieee"``, weight gradients of at most so many pixels add sums to float32 registers every 16 of k."""
 NUMBERS = ("bm", "bn", "wm", "wn", "bk", "stages", "split", "flush_every")
 """Fields of a Tile that are arrays when many tiles are rated together."""
 

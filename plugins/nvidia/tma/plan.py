@@ -1,5 +1,4 @@
-"""The plan of nvidia.tma: launches that rewrite operands, and the product, whose operands the copy engine (TMA)
-reads."""
+"""The plan of nvidia.tma: launches that rewrite operands, and the product, whose operands TMA reads."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ class TmaPlan(NvidiaPlan):
         return repr((self.tiling.tile.pixels, self.tiling.tile.taps, super()._key()))
 
     def _pack(self, context: Any, tensors: Sequence[tuple[str, Source | None]]) -> list[Launch]:
-        """Launches that rewrite the weights for folded pixels, transpose weights, or rewrite a first layer's
-        operands."""
+        """Launches that rewrite weights for folded pixels, transpose them, or rewrite a first layer's operands."""
         offsets, problem, tile = self._layout.at, self._unfolded, self.tiling.tile
         if tile.taps:
             return [gather_launch(context, problem, name, tile.taps, offsets[name]) for name, _ in tensors]

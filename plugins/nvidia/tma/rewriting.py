@@ -115,8 +115,7 @@ def gather_launch(context: Any, problem: ConvProblem, operand: str, channels: in
 
 
 def transpose_launch(context: Any, problem: ConvProblem, offset: int) -> Launch:
-    """The launch that writes float32 weights [oc][taps][ic/g] as [ic][taps][oc/g] at byte ``offset`` of the
-    workspace."""
+    """The launch that writes weights [oc][taps][ic/g] as [ic][taps][oc/g] at byte ``offset`` of the workspace."""
     o, i = problem.oc // problem.g, problem.ic // problem.g
     taps = math.prod(getattr(problem, "k" + axis) for axis in problem.axes)
     text = define(G=problem.g, O=o, I=i, T=taps, TO_AT=f"{offset // 4}L")

@@ -176,7 +176,7 @@ class TmaTiling(Tiling):
 
     @functools.cached_property
     def other(self) -> Tiled:
-        """The map of the weights, (summed channels, taps, other channels); in their gradient of dy, (channels,
+        """The map of the weights, (summed channels, taps, others); in the weights' gradient of dy, (channels,
         pixels)."""
         problem, t = self.problem, self.tile
         if not self.data:

@@ -1,4 +1,4 @@
-"""A problem in transformed tiles: one product per point of a tile; together a 1x1 convolution with a group per
+"""A problem in transformed tiles: its products, one per point of a tile, are a 1x1 convolution with a group per
 point."""
 
 from __future__ import annotations

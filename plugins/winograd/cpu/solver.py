@@ -64,5 +64,4 @@ class Winograd(Solver):
         return predicted(Case(problem, self.m, config["lanes"]), config, pace) / rates(device).flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
-        """Compile the launches of the configuration's form."""
         return self._kernel(problem, config).plan(context)
