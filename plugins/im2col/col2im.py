@@ -164,7 +164,6 @@ class Col2im:
         return StepPlan(workspace_size, steps)
 
     def text(self) -> str:
-        """Return the text of the program that sums the columns into x."""
         window, problem = self.window, self.problem
         kind = DTYPES[window.dtype].accumulator
         text = window.macros() + epilogue_macros(problem)

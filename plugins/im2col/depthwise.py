@@ -159,7 +159,6 @@ class Depthwise:
         return Launch(program, "pack", size, None, ["w", "workspace", np.int64(0)], names=OPERANDS)
 
     def text(self) -> str:
-        """Return the OpenCL text of the program."""
         window, problem = self.window, self.problem
         text = window.macros() + epilogue_macros(problem)
         text += define(ACCSIZE=window.accumulator_size, IMAGES=window.images, M=window.group_targets)

@@ -84,7 +84,6 @@ class DepthwisePhases:
         return 4.8e6 * balance.launch + 12.0 * read + 3.0 * work + ops_per_element * written
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile the one launch that computes all phases."""
         epilogue_operands = [part for part in ("bias", "residual") if getattr(self.problem, part)]
         operands = ["y", "w", "x", *epilogue_operands, "workspace"]
         size = (self.config["items"], 1, 1)
@@ -92,7 +91,6 @@ class DepthwisePhases:
         return StepPlan(self.workspace_size, [launch])
 
     def text(self) -> str:
-        """Return the OpenCL text of the program."""
         problem, geometry = self.problem, self.geometry
         text = storage_macros(problem.dtype) + epilogue_macros(problem)
         kind = DTYPES[problem.dtype].accumulator

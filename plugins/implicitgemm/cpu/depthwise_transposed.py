@@ -64,7 +64,6 @@ class TransposedKernel(Kernel):
         return text + self.rendered(["depthwise_transposed.cl.mako"], **values)
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile the one launch that writes the data gradient."""
         operands = ["y", "w", "x", *self.extras, "workspace"]
         return StepPlan(self.workspace_size, [self.launch(context, "transposed", [self.items], operands)])
 

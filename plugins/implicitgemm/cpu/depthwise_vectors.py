@@ -51,7 +51,6 @@ class VectorKernel(Kernel):
         return text + self.rendered(files, gather_lanes=gather_lanes, name=name, **values)
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile the one launch of the kernel."""
         arguments = [self.source, "w", self.target, *self.extras]
         return StepPlan(0, [self.launch(context, "depthwise", [self.items], arguments)])
 
@@ -103,7 +102,6 @@ class VectorSums(Kernel):
         return text + self.rendered(files, gather_lanes=gather_lanes, name=name, **values)
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile the one launch of the kernel."""
         return StepPlan(0, [self.launch(context, "gradient", [self.items], ["x", "y", "w"])])
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:

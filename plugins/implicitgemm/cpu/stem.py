@@ -126,7 +126,6 @@ class StemKernel(Kernel):
         return text + self.rendered(files, gather_lanes=gather_lanes, name=name, **values)
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile the one launch of the convolution."""
         arguments = ["x", "w", "y", *self.extras]
         if self.staged:
             arguments = ["x", "w", "workspace", "y", *self.extras, *map(np.int32, self.p.pad)]

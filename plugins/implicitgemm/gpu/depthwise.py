@@ -35,7 +35,6 @@ class ForwardTile(DepthwiseTile):
     """A tile of output pixels, of the forward convolution or the data gradient."""
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile the one launch of the kernel."""
         problem = self.problem
         text = problem.macros() + define(OUT_INDEX=element_index(math.prod(problem.out_shape)), PARTIAL=0)
         text += kernel_text(__package__, "output.cl") + kernel_text(__package__, "depthwise.cl.mako", p=self)
@@ -75,7 +74,6 @@ class Depthwise(KernelSolver):
         return ForwardTile(problem, **config)
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Reject the weights' gradient, and layers that are not depthwise."""
         if problem.direction == "bwd_weights":
             return "forward and data gradient only, got the weights' gradient"
         return limits(problem, device)

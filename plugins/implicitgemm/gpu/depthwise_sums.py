@@ -56,13 +56,11 @@ class Sums:
 
     @classmethod
     def of(cls, problem: ConvProblem, config: Mapping[str, Any]) -> Sums:
-        """Build from a configuration."""
         numbers = dict(config)
         parts = numbers.pop("parts")
         return cls(DepthwiseTile(problem, **numbers), parts)
 
     def config(self) -> dict[str, Any]:
-        """Return the configuration that describes these sums."""
         return {**self.tile.config(), "parts": self.parts}
 
     def plan(self, context: Any) -> StepPlan:
@@ -104,7 +102,6 @@ class DepthwiseSums(KernelSolver):
     kernel = Sums.of
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Reject other directions, and layers that are not depthwise."""
         if problem.direction != "bwd_weights":
             return "the weights' gradient only, got another direction"
         return limits(problem, device)

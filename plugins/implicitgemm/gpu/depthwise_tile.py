@@ -82,7 +82,6 @@ class DepthwiseTile:
         """Vector multiply-adds of one tile."""
 
     def config(self) -> dict[str, Any]:
-        """Return the configuration that describes this tile."""
         return {key: value for key, value in asdict(self).items() if key != "problem"}
 
     def size(self, tiles: int, channels: int) -> tuple[int, int]:

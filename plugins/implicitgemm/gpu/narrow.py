@@ -100,7 +100,6 @@ class NarrowProduct:
         self.workspace_size = 0 if problem.constant_weights else self.packed_size
 
     def config(self) -> dict[str, Any]:
-        """Return the configuration that describes this product."""
         return {"rows": self.rows, "apart": True} if self.apart else {"rows": self.rows}
 
     def columns(self, phases: list[int]) -> dict[tuple[int, int], list[_Use]]:

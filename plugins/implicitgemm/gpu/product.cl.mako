@@ -8,7 +8,7 @@
 ## TM, TN      tile of a work item, in quads of 4 that are 4 * BM / TM rows and 4 * BN / TN columns apart, so that
 ##             neighbours read neighbouring 16 bytes of local memory
 ## LN          work items of a warp (32) along n; 32 / LN along m
-## ORDER       order of the multiply-adds of a step: rows, snake, parity
+## ORDER       order of the multiply-adds of a step: rows, parity
 ## STAGES      2: the next slice goes into local memory while this one is multiplied; 1: half the local memory
 ## SPLIT       parts of the sum over k, which end in the workspace
 ##
@@ -92,7 +92,7 @@ ${part("fetch.cl.mako")}\
     }
     {
       local const ACC *la = sa + stage * ${bk * p.a_pitch} + ty * 4, *lb = sb + stage * ${bk * b.pitch} + tx * 4;
-${p.unroll}
+#pragma unroll
       for (int k = 0; k < ${bk}; ++k) {
 % for q in range(quads_m):
         const ACC4 a${q} = *(local const quad *)(la + k * ${p.a_pitch} + ${q * (bm // quads_m)});

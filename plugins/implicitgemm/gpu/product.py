@@ -196,16 +196,10 @@ class Product:
     def steps(self) -> list[tuple[int, int]]:
         """(row, column) of each sum of a work item's tile, in the order of the multiply-adds."""
         t = self.tile
-        columns = list(range(t.tn))
-        if t.order == "parity":
-            columns = columns[::2] + columns[1::2]
-        alternates = t.order != "rows"
-        return [(m, n) for m in range(t.tm) for n in (columns[::-1] if alternates and m % 2 else columns)]
-
-    @property
-    def unroll(self) -> str:
-        """The unroll pragma before the loop over a slice."""
-        return f"#pragma unroll {self.tile.unroll}" if self.tile.unroll else "#pragma unroll"
+        if t.order == "rows":
+            return [(m, n) for m in range(t.tm) for n in range(t.tn)]
+        columns = [*range(0, t.tn, 2), *range(1, t.tn, 2)]
+        return [(m, n) for m in range(t.tm) for n in (columns[::-1] if m % 2 else columns)]
 
     @property
     def misfit(self) -> str | None:

@@ -23,12 +23,10 @@ class Tile:
     walk: str = "channels"
     """Rows of a slice. Forward and data gradient: ``channels`` of one tap, or (with few channels) ``taps`` of one
     channel. Weights' gradient: pixels; a tile's columns are ``channels`` of one tap or run ``flat`` over both."""
-    unroll: int = 0
-    """Steps of k by which the loop over a slice is unrolled; 0 unrolls it completely."""
     order: str = "parity"
     """Order in which a step's multiply-adds are written, which the compiler mostly preserves: ``rows`` of the item's
-    tile, rows in alternating direction (``snake``), or a row's even columns before its odd ones (``parity``).
-    Consecutive multiply-adds that share an operand save a read of the register file."""
+    tile, or rows in alternating direction with even columns before odd ones (``parity``). Consecutive multiply-adds
+    that share an operand save a read of the register file."""
 
     @property
     def items(self) -> int:
@@ -37,7 +35,6 @@ class Tile:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Tile:
-        """Build from a configuration's JSON values."""
         return cls(**config)
 
     def config(self) -> dict[str, Any]:

@@ -239,5 +239,4 @@ class JoinedKernel(DataKernel):
         return steps
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile the convolution without packing: each work item transforms the weights that it uses."""
         return StepPlan(self.workspace_size, self.steps(context, "w", 0))

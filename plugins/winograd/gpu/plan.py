@@ -23,7 +23,6 @@ def work_of(geometry: TileGeometry, config: Mapping[str, Any]) -> Work:
 
 
 def gemm_config(work: Work, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of the matrix product."""
     spec = work.product()
     return {"kind": "gpu", **{name: config[name] for name in _GEMM}, "split": 1, "ks": spec.k}
 
