@@ -19,8 +19,8 @@ Numbers = dict[str, int]
 
 def passes(problem: ConvProblem) -> list[Numbers]:
     """The macros of each pass. Along D, H and W: sizes of the source X, of the pass Y, of the target Z, taps T of the
-    kernel's K; steps S, spreads D, strides U, first places F, origins O, first taps A and their steps B. C, N: channels
-    a group; CB: channels of a block, or rows of a weights' gradient's block; WN, WC, WT: strides of w."""
+    kernel's K; steps S, spreads D, strides U, first places F, origins O, first taps A and their steps B; TAPS and PLACES
+    of the pass. C, N: channels a group; CB: channels of a block, or rows of a weights' gradient's block; WN, WC, WT: strides of w."""
     geo, w = geometry_of(problem), TensorLayout.of(problem, "w")
     back = problem.direction == "bwd_data"
     rows = block(problem.ow) if problem.direction == "bwd_weights" else channels(problem)
@@ -36,15 +36,11 @@ def passes(problem: ConvProblem) -> list[Numbers]:
             "T": (1, 1, 1) if empty else phase.taps, "A": phase.tap0, "B": geo.tap_step,
         }  # fmt: skip
         numbers = {f"{name}{axis}": value for name, each in axes.items() for axis, value in zip("DHW", each)}
-        result.append({**shared, **numbers, "EMPTY": int(empty)})
+        volumes = {"TAPS": math.prod(axes["T"]), "PLACES": math.prod(axes["Y"])}
+        result.append({**shared, **numbers, **volumes, "EMPTY": int(empty)})
     return result
 
 
 def macros(numbers: Numbers) -> str:
     """The numbers as OpenCL text; negative ones in parentheses."""
     return "".join(f"#define {name} {value if value >= 0 else f'({value})'}\n" for name, value in numbers.items())
-
-
-def taps(numbers: Numbers) -> int:
-    """The number of taps of a pass."""
-    return math.prod(numbers[name] for name in ("TD", "TH", "TW"))

@@ -146,7 +146,7 @@ def configs(solver, problem: ConvProblem, queue, number: int | None) -> list:
     split = problem.direction == "bwd_weights" and problem.mb > 1
     if solver is REGISTERS:
         offered = next(iter(solver.configs(problem, runtime.device_info(queue.device))))
-        every = [offered, {"lanes": 4, "nv": 1, "pr": 1, "pc": 2}]
+        every = [offered, {"lanes": 4, "nv": 1, "pc": 2}]
     else:
         every = [{**SMALLEST, "split": split}, {"side": 8, "tm": 8, "tn": 4, "bk": 8, "split": split}]
     return every if number is None else [every[0] if number % 3 else every[1]]
