@@ -11,6 +11,7 @@
 // BM, MB       m's of a tile of packed A, tiles a group
 // COLUMNS, KA  n's of a group, k's of a row of A
 // TAPS, PLACES taps of the pass, places of an image; WEIGHTS: 1 for a weights' gradient
+// BLOCKS       blocks of k, of which IMAGE are an image's (weights' gradient), or all
 #pragma OPENCL FP_CONTRACT OFF
 #include <convdispatch/epilogue.cl>
 #undef EPILOGUE
@@ -30,9 +31,10 @@ kernel void pack(global const ACC *restrict a, global ACC *restrict packed, long
   const int k = run * YW, count = YW, image = run / (YD * YH), place = k % PLACES;
   const long step = NHWC ? N * G : 1, from = NHWC ? (long)k * (N * G) + g * N + m : ((long)(image * G + g) * N + m) * PLACES + place;
 #else
-  const int cb = run / TAPS * CB, count = min(CB, C - cb), tap = run % TAPS, k = cb * TAPS + tap * count;
+  const int c = run / TAPS * PACKED_RUN, cb = c / CB * CB, count = min(PACKED_RUN, C - c), tap = run % TAPS;
+  const int k = cb * TAPS + tap * min(CB, C - cb) + c - cb;
   const int at = ((AD + tap / (TW * TH) * BD) * KH + AH + tap / TW % TH * BH) * KW + AW + tap % TW * BW;
-  const long step = WC, from = g * W_GROUP + (long)m * WN + (long)cb * WC + (long)at * WT;
+  const long step = WC, from = g * W_GROUP + (long)m * WN + (long)c * WC + (long)at * WT;
 #endif
   packed += packed_off + ((long)get_global_id(2) * KA + k) * BM + get_global_id(0);
   for (int i = 0; i < count; ++i) packed[(long)i * BM] = m < N ? a[from + i * step] : (ACC)0;

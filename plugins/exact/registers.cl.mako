@@ -7,7 +7,7 @@
 // LANES, V  elements of a vector of sums, its type; BM = NV * LANES
 // PC, PN    columns of a tile, and of a panel
 // PITCH     elements of the panel from k to k where neighbours are columns, else from column to column
-// BLOCKS    blocks of k, of which IMAGE are an image's or all; PANELS, PARTS panels of a group, parts of the tiles along m
+// PANELS    panels of a group; PARTS: parts of the tiles along m
 // RUN       columns that are neighbours in the target: all (weights' gradient), of an image, of a row, or 1
 // SLOT      elements of the workspace that a work item has: PANEL of B, SUMS, and the total where it is apart
 #define LANES ${lanes}

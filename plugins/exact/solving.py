@@ -1,14 +1,15 @@
-"""Base classes of both solvers: a kernel a pass, launches that pack one operand first, and constant weights."""
+"""What both solvers share: a kernel a pass, launches that pack one operand first, constant weights."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from convdispatch.api import (
+    DTYPES,
     OPERANDS,
     Areas,
     ConvProblem,
@@ -18,13 +19,16 @@ from convdispatch.api import (
     StepPlan,
     build,
     kernel_text,
+    rates,
     storage_macros,
 )  # fmt: skip
 from convdispatch.api.cpu import PAGE, cdiv
 
-from .order import finish_macros, refuses
-from .passes import Numbers, macros, passes
+from .order import macros, passes, refuses
 from .probe import require
+
+PACKED_RUN = 16
+"""The most channels of a tap that a work item packs."""
 
 
 class Kernel:
@@ -34,33 +38,35 @@ class Kernel:
     slots = 0
     """Bytes of the workspace besides the packed operand."""
 
-    def __init__(self, problem: ConvProblem, numbers: Numbers, bm: int) -> None:
+    def __init__(self, problem: ConvProblem, numbers: Mapping[str, int], bm: int) -> None:
         """``bm`` target channels are a tile of the packed operand: the weights, or dy of a weights' gradient."""
-        self.problem, self.weights, self.n = problem, problem.direction == "bwd_weights", dict(numbers)
-        self.size, n = problem.accumulator_size, self.n
-        n |= {"WEIGHTS": int(self.weights), "BM": bm, "MB": cdiv(n["N"], bm)}
+        self.problem, self.n, self.weights = problem, dict(numbers), bool(numbers["WEIGHTS"])
+        self.size, self.accumulator, n = problem.accumulator_size, DTYPES[problem.dtype].accumulator, self.n
         places, taps = n["IMAGES"] * n["PLACES"], n["C"] * n["TAPS"]
         n["COLUMNS"], n["KA"] = (taps, places) if self.weights else (places, taps)
+        n |= {"BM": bm, "MB": cdiv(n["N"], bm), "PACKED_RUN": min(n["CB"], PACKED_RUN)}
+        n["IMAGE"] = n["YD"] * cdiv(n["YH"], n["CB"]) if self.weights else cdiv(n["C"], n["CB"])
+        n["BLOCKS"] = n["IMAGE"] * (n["IMAGES"] if self.weights else 1)
         self.packed = n["G"] * n["MB"] * n["KA"] * bm * self.size
         """Bytes of the packed operand."""
-
-    def compute(self, program: Any, arguments: Sequence[Any], written: Sequence[str]) -> list[Launch]:
-        """The launches that read the packed operand; ``arguments`` are the first of them, then what is written."""
-        raise NotImplementedError
 
     def values(self) -> dict[str, Any]:
         """What the template takes beside the macros."""
         raise NotImplementedError
 
+    def compute(self, program: Any, arguments: Sequence[Any], written: Sequence[str]) -> list[Launch]:
+        """The launches that read the packed operand; ``arguments`` are the first of them, then what is written."""
+        raise NotImplementedError
+
     def launches(self, context: Any, packed: str, offset: np.int64) -> list[Launch]:
         """The launch that packs an operand into the workspace, from element ``offset`` on; then those that read it from
         ``packed``."""
-        n, dtype = self.n, self.problem.dtype
-        source, operand, written = {"fwd": "xwy", "bwd_data": "ywx", "bwd_weights": "xyw"}[self.problem.direction]
-        head = storage_macros(dtype) + finish_macros(self.problem) + macros(n) + kernel_text(__package__, "order.cl")
+        n, problem = self.n, self.problem
+        source, operand, written = {"fwd": "xwy", "bwd_data": "ywx", "bwd_weights": "xyw"}[problem.direction]
+        head = storage_macros(problem.dtype) + macros(problem, n) + kernel_text(__package__, "order.cl")
         program = build(context, head + kernel_text(__package__, self.template, weights=self.weights, **self.values()))
-        runs = n["IMAGES"] * n["YD"] * n["YH"] if self.weights else n["TAPS"] * cdiv(n["C"], n["CB"])
-        size, extras = (n["BM"], runs, n["G"] * n["MB"]), [e for e in ("bias", "residual") if getattr(self.problem, e)]
+        runs = n["IMAGES"] * n["YD"] * n["YH"] if self.weights else n["TAPS"] * cdiv(n["C"], n["PACKED_RUN"])
+        size, extras = (n["BM"], runs, n["G"] * n["MB"]), [e for e in ("bias", "residual") if getattr(problem, e)]
         packing = Launch(program, "pack", size, None, [operand, "workspace", offset], names=OPERANDS)
         return [packing, *self.compute(program, [source, packed, offset], [written, *extras])]
 
@@ -68,12 +74,26 @@ class Kernel:
 class ExactSolver(Solver):
     """Every direction, rank, group, stride, dilation, padding and layout, in float32 and float64."""
 
-    kernel: Callable[[ConvProblem, Numbers, Mapping[str, Any], int], Kernel]
-    """From a problem, the numbers of a pass, a configuration and the device's compute units."""
+    reached: float
+    """Share of the multiply-add peak at which whole tiles run."""
+
+    def kernel(self, problem: ConvProblem, numbers: Mapping[str, int], config: Mapping[str, Any], units: int) -> Kernel:
+        """The kernel of a pass, of which ``numbers`` are the macros, on a device of so many compute units."""
+        raise NotImplementedError
 
     def kernels(self, problem: ConvProblem, config: Mapping[str, Any], units: int) -> list[Kernel]:
         """A kernel a pass."""
         return [self.kernel(problem, numbers, config, units) for numbers in passes(problem)]
+
+    def filled(self, problem: ConvProblem, config: Mapping[str, Any]) -> float:
+        """The share of a configuration's tiles that is the problem's."""
+        return 1.0
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        """Predicted seconds: multiply-adds of whole tiles, and launches."""
+        known = rates(device)
+        seconds = problem.flops / (self.reached * self.filled(problem, config) * known.flops)
+        return seconds + 3 * len(passes(problem)) * known.launch
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Reject what the definition does not cover."""

@@ -29,7 +29,7 @@ inline ACC source_at(global const ACC *restrict x, int image, int channel, int z
 </%def>
 <%def name="each(text)">\
 % for i, j in quads:
-${" ".join(text.replace("@", f"{i}_{j}_{r}") for r in range(4))}
+${" ".join(text.replace("$", "own" if weights else "total").replace("@", f"{i}_{j}_{r}") for r in range(4))}
 % endfor
 </%def>\
 kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
@@ -43,7 +43,7 @@ void tiles(global const ACC *restrict x, global const ACC *restrict packed, long
 % if weights:
   const int tap = TAP_OF(n), channel = g * C + CHANNEL_OF(n);
   const int z0 = OD + tap / (TW * TH) * DD, y0 = OH + tap / TW % TH * DH, u0 = OW + tap % TW * DW;
-  const int image0 = SPLIT ? get_group_id(2) % SPLITS : 0, image1 = SPLIT ? image0 + 1 : IMAGES;
+  const int block0 = SPLIT ? get_group_id(2) % SPLITS * IMAGE : 0, block1 = SPLIT ? block0 + IMAGE : BLOCKS;
 % else:
   const int place = n % PLACES, image = n / PLACES;
   const int z0 = OD + place / (YW * YH) * SD, y0 = OH + place / YW % YH * SH, u0 = OW + place % YW * SW;
@@ -51,15 +51,14 @@ void tiles(global const ACC *restrict x, global const ACC *restrict packed, long
   ACC4 ${", ".join(f"acc{i}_{j}_{r} = 0, total{i}_{j}_{r} = 0" for i, j in quads for r in range(4))};
 % if weights:
   ACC4 ${", ".join(f"own{i}_{j}_{r} = 0" for i, j in quads for r in range(4))};
-  for (int image = image0; image < image1; ++image)
-  for (int z = 0; z < YD; ++z)
-  for (int first = 0; first < YH; first += CB) {
+  for (int block = block0; block < block1; ++block) {
+    const int image = block / IMAGE, z = block % IMAGE / (IMAGE / YD), first = block % (IMAGE / YD) * CB;
     const int k1 = min(CB, YH - first) * YW;
     global const ACC *a = packed + (((long)image * YD + z) * YH + first) * YW * BM;
 #define B_AT(k) source_at(x, image, channel, z0 + z * SD, y0 + (first + (k) / YW) * SH, u0 + (k) % YW * SW)
 % else:
-  for (int cb = 0; cb < C; cb += CB) {
-    const int count = COUNT ? COUNT : min(CB, C - cb), k1 = EMPTY ? 0 : count * TAPS;
+  for (int block = 0; block < BLOCKS; ++block) {
+    const int cb = block * CB, count = COUNT ? COUNT : min(CB, C - cb), k1 = EMPTY ? 0 : count * TAPS;
     global const ACC *a = packed + (long)cb * TAPS * BM;
 #define TAP_(k) ((k) / (COUNT ? COUNT : count))
 #define B_AT(k) source_at(x, image, g * C + cb + (k) % (COUNT ? COUNT : count), z0 + TAP_(k) / (TW * TH) * DD, \
@@ -91,21 +90,14 @@ void tiles(global const ACC *restrict x, global const ACC *restrict packed, long
       } else
         for (int kk = 0; kk < k1 - k0; ++kk) {${step("kk")}        }
     }
+    if (block % IMAGE == 0) {
+${each("$@ = acc@;")}    } else {
+${each("$@ += acc@;")}    }
+${each("acc@ = 0;")}
 % if weights:
-    if (z == 0 && first == 0) {
-${each("own@ = acc@;")}    } else {
-${each("own@ += acc@;")}    }
-${each("acc@ = 0;")}
-    if (z == YD - 1 && first + CB >= YH) {
-      if (image == image0) {
-${each("total@ = own@;")}      } else {
-${each("total@ += own@;")}      }
-    }
-% else:
-    if (cb == 0) {
-${each("total@ = acc@;")}    } else {
-${each("total@ += acc@;")}    }
-${each("acc@ = 0;")}
+    if (block < block0 + IMAGE) {
+${each("total@ = own@;")}    } else if ((block + 1) % IMAGE == 0) {
+${each("total@ += own@;")}    }
 % endif
   }
 % for (i, j), r, s in triples(quads, range(4), range(4)):

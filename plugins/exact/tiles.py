@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from convdispatch.api import DTYPES, OPERANDS, ConvProblem, DeviceInfo, Launch, rates
+from convdispatch.api import OPERANDS, ConvProblem, DeviceInfo, Launch
 from convdispatch.api.cpu import cdiv
 
-from .passes import Numbers, passes
+from .order import passes
 from .solving import ExactSolver, Kernel
 
-REACHED = 0.6
-"""Assumed share of a GPU's multiply-add peak; no measurement yet."""
 WAVES = 2
 """Work groups for each compute unit below which a weights' gradient sums images in work groups of their own."""
 
@@ -22,7 +20,7 @@ class TileKernel(Kernel):
 
     template = "tiles.cl.mako"
 
-    def __init__(self, problem: ConvProblem, numbers: Numbers, config: Mapping[str, Any], units: int = 1) -> None:
+    def __init__(self, problem: ConvProblem, numbers: Mapping[str, int], config: Mapping[str, Any], _: int) -> None:
         tm, tn, side = config["tm"], config["tn"], config["side"]
         super().__init__(problem, numbers, tm * side)
         n = self.n
@@ -36,26 +34,25 @@ class TileKernel(Kernel):
         """The tile of a work item, and the elements of a slice that it loads."""
         n = self.n
         loads = {name: cdiv(n[wide] * n["BK"], n["ITEMS"]) for name, wide in (("a_loads", "BM"), ("b_loads", "BN"))}
-        return {"tm": n["TM"], "tn": n["TN"], "vector": f"{DTYPES[self.problem.dtype].accumulator}4", **loads}
+        return {"tm": n["TM"], "tn": n["TN"], "vector": f"{self.accumulator}4", **loads}
 
     def compute(self, program: Any, arguments: Sequence[Any], written: Sequence[str]) -> list[Launch]:
         """Multiply, and add the images' sums where they are apart."""
         n = self.n
-        grid, target = (cdiv(n["COLUMNS"], n["BN"]) * n["ITEMS"], n["MB"], n["G"] * n["SPLITS"]), written
-        steps, size = [], (n["COLUMNS"], n["G"] * n["N"], 1)
+        grid, local = (cdiv(n["COLUMNS"], n["BN"]) * n["ITEMS"], n["MB"], n["G"] * n["SPLITS"]), (n["ITEMS"], 1, 1)
+        target = ["workspace"] if n["SPLIT"] else written
+        steps = [Launch(program, "tiles", grid, local, [*arguments, *target], names=OPERANDS)]
         if n["SPLIT"]:
-            steps, target = (
-                [Launch(program, "reduce", size, None, ["workspace", *written], names=OPERANDS)],
-                ["workspace"],
-            )
-        tiles = Launch(program, "tiles", grid, (n["ITEMS"], 1, 1), [*arguments, *target], names=OPERANDS)
-        return [tiles, *steps]
+            size = n["COLUMNS"], n["G"] * n["N"], 1
+            steps.append(Launch(program, "reduce", size, None, ["workspace", *written], names=OPERANDS))
+        return steps
 
 
 class Tiles(ExactSolver):
     """Every direction, rank, group, stride, dilation, padding and layout, in float32 and float64, on a GPU."""
 
-    kernel = TileKernel
+    reached = 0.6  # assumed: not measured yet
+    kernel = staticmethod(TileKernel)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Tiles that the device can run, the one with the least work in its fullest unit first."""
@@ -65,7 +62,7 @@ class Tiles(ExactSolver):
             if side * side > device.max_work_group_size or (tm * tn > 32 and (weights or problem.dtype == "float64")):
                 continue
             config = {"side": side, "tm": tm, "tn": tn, "bk": bk, "split": False}
-            n = TileKernel(problem, largest, config).n
+            n = TileKernel(problem, largest, config, device.compute_units).n
             groups = cdiv(n["COLUMNS"], n["BN"]) * n["MB"] * n["G"]
             config["split"] = weights and n["IMAGES"] > 1 and groups < WAVES * device.compute_units
             groups *= n["IMAGES"] if config["split"] else 1
@@ -73,8 +70,3 @@ class Tiles(ExactSolver):
             work = cdiv(groups, device.compute_units) * n["BM"] * n["BN"] * (1 + 2 / tm + 2 / tn)
             rated.append((work / (n["IMAGES"] if config["split"] else 1), len(rated), config))
         return (config for _, _, config in sorted(rated, key=lambda each: each[:2]))
-
-    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Predicted seconds: multiply-adds at an assumed share of the peak, and launches."""
-        known = rates(device)
-        return problem.flops / (REACHED * known.flops) + 3 * len(passes(problem)) * known.launch
