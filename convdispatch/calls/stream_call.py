@@ -192,7 +192,7 @@ class StreamCall(Call):
     def _run(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, stream: Stream) -> None:
         arrays, written = self.arrays, self.written
         given: list[Any] = [
-            constant.on_device(stream)
+            constant.on_device(stream)  # type: ignore[arg-type]
             if place == W and constant is not None and isinstance(array, np.ndarray)
             else arrays.memory(array, stream, self.sizes[place], place == written)
             for place, array in enumerate(operands)

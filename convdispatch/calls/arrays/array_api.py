@@ -27,7 +27,7 @@ def own_stream(place: StreamPlace) -> Stream:
     streams = _threads.__dict__.setdefault("streams", {})
     if place not in streams:
         streams[place] = place.new_stream()
-    return streams[place]  # type: ignore[no-any-return]
+    return streams[place]
 
 
 class Exported:

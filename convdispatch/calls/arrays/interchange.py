@@ -208,7 +208,7 @@ def from_dlpack(kind: type, source: Any, queue: cl.CommandQueue | None = None) -
     kind_of_device, number = source.__dlpack_device__() if hasattr(source, "__dlpack_device__") else (CPU, 0)
     streams = dlpack_kind(int(kind_of_device)) if queue is None else None
     if streams is not None:
-        queue = streams.numbered(int(number)).stream(0)
+        queue = streams.numbered(int(number)).stream(0)  # type: ignore[assignment]
     if isinstance(queue, Stream):
         return _on_stream(kind, source, queue)
     queue = queue or runtime.queue()

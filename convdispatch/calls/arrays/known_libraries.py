@@ -60,7 +60,7 @@ class Torch(Library):
         if array.device.type != self.device_type:
             known = self.stream_kind.upper()
             raise InvalidArgument(f"a torch tensor must be on the CPU or a {known} device, got {array.device}")
-        return array.get_device()  # type: ignore[no-any-return]
+        return array.get_device()
 
     def places(self, given: Sequence[Any]) -> tuple[Any, ...]:
         """See Library; only tensors have what is asked first."""

@@ -12,7 +12,6 @@ from typing import Any
 
 from ..commands.recording import Command
 from ..replay.schedule import Schedule
-from .stream import CudaPlace, CudaStream
 
 _RELAXED = 2
 
@@ -21,7 +20,7 @@ class CudaGraph:
     """A captured CUDA graph of the commands that ``give()`` enqueues on ``streams``; it begins and ends on the first of
     them."""
 
-    def __init__(self, streams: Sequence[CudaStream], give: Callable[[], Any]) -> None:
+    def __init__(self, streams: Sequence[Any], give: Callable[[], Any]) -> None:
         """Raises what ``give`` raises, and CudaError where the driver captures no such thing."""
         self.place, self._made = streams[0].place, c_void_p()
         cuda, graph = self.place.cuda, c_void_p()
@@ -41,7 +40,7 @@ class CudaGraph:
             finally:
                 cuda("cuGraphDestroy", graph)
 
-    def launch(self, stream: CudaStream) -> None:
+    def launch(self, stream: Any) -> None:
         """Launch the graph on a stream of the device."""
         stream.launch_graph(self._made)
 
@@ -59,7 +58,7 @@ class GraphReplay:
     """
 
     def __init__(
-        self, commands: Sequence[Command], schedule: Schedule, memory: Callable[[Any], Any], place: CudaPlace
+        self, commands: Sequence[Command], schedule: Schedule, memory: Callable[[Any], Any], place: Any
     ) -> None:
         self._streams = [place.new_stream() for _ in range(schedule.queues)]
         first = self._streams[0]
@@ -67,7 +66,7 @@ class GraphReplay:
             runs = [command.make(memory, first) for command in commands]
             if schedule.queues > 1:
                 graph = CudaGraph(self._streams, lambda: self._branches(schedule, runs))
-                self.parts: list[Callable[[CudaStream], Any]] = [graph.launch]
+                self.parts: list[Callable[[Any], Any]] = [graph.launch]
             else:
                 self.parts = [*self._in_order(commands, runs)]
 
@@ -86,13 +85,13 @@ class GraphReplay:
             yield self._graph(first, waiting).launch
 
     @staticmethod
-    def _graph(stream: CudaStream, runs: Sequence[Callable[..., Any]]) -> CudaGraph:
+    def _graph(stream: Any, runs: Sequence[Callable[..., Any]]) -> CudaGraph:
         return CudaGraph([stream], lambda: [run(stream) for run in runs])
 
     def _branches(self, schedule: Schedule, runs: Sequence[Callable[..., Any]]) -> None:
         """Every step on its stream, after the steps of other streams that it needs."""
         streams, events = self._streams, []
-        start, done = streams[0].mark(), {}
+        start, done = streams[0].mark(), dict[int, Any]()
         events.append(start)
         for step in schedule.steps:
             stream = streams[step.queue]
@@ -106,7 +105,7 @@ class GraphReplay:
         for event in events:
             streams[0].place.cuda("cuEventDestroy_v2", event)
 
-    def __call__(self, stream: CudaStream) -> None:
+    def __call__(self, stream: Any) -> None:
         """Give everything to a stream; never waits."""
         with stream.current():
             for part in self.parts:

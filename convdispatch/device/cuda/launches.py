@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..cuda_driver import NO_CONTEXT, Cuda, CudaError
 from ..executable import Executable
 from ..memory.allocator import NoDeviceMemory, out_of_memory
 from .modules import function_of
-
-if TYPE_CHECKING:
-    from .stream import CudaStream
 
 
 class CudaLaunches:
@@ -48,7 +45,7 @@ class CudaLaunches:
         except ValueError:  # the arguments are longer than the launcher's space for them
             return None
 
-    def run(self, stream: CudaStream, addresses: list[int]) -> bool:
+    def run(self, stream: Any, addresses: list[int]) -> bool:
         """Launch everything on ``addresses`` of the operands; scratch memory comes from the stream. False where memory
         or the thread's context was lacking, before any launch."""
         try:

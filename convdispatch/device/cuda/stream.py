@@ -23,6 +23,7 @@ from ..cuda_driver import Cuda, CudaError, cuda_of, number_of, unavailable
 from ..memory import allocator
 from ..native import loading
 from ..places.stream import Allocate, Stream, StreamMemory, StreamPlace
+from .graphs import GraphReplay
 from .launches import CudaLaunches
 from .memory_pool import CudaPool
 from .modules import Function, function_of
@@ -106,8 +107,6 @@ class CudaPlace(StreamPlace):
         self, commands: Sequence[Command], schedule: Schedule, memory: Callable[[Any], Any]
     ) -> Callable[[Any], Any]:
         """See StreamPlace; as CUDA graphs."""
-        from .graphs import GraphReplay
-
         return GraphReplay(commands, schedule, memory, self)
 
     def current(self) -> Any:

@@ -264,7 +264,7 @@ def stream_kind(name: str) -> type[StreamPlace]:
 @functools.cache
 def _loaded(home: str) -> type[StreamPlace]:
     module, _, name = home.partition(":")
-    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+    return getattr(importlib.import_module(module), name)
 
 
 def dlpack_kind(number: int) -> type[StreamPlace] | None:
