@@ -117,8 +117,8 @@ def check(monkeypatch, driver, problem, name):
 def test_kernels_find_their_places_in_a_row(rows, monkeypatch, text, names, kernels):
     """CUDA's limits are lowered to one group along y and z, so that small problems meet them."""
     driver, made = rows
-    monkeypatch.setattr(modules, "_MOST_GROUPS", (2**31 - 1, 1, 1))
-    monkeypatch.setattr(modules, "_WHOLE_GROUP", 1)
+    monkeypatch.setattr(modules, "_MAX_GROUPS", (2**31 - 1, 1, 1))
+    monkeypatch.setattr(modules, "_DEFAULT_GROUP_SIZE", 1)
     for name in names.split():
         check(monkeypatch, driver, ConvProblem.parse(text), name)
     assert kernels <= made.launched

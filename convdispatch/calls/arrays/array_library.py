@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ...api.dtypes import dtype_name
 from ...device.places.stream import Stream, stream_kind
 
 
@@ -64,8 +65,8 @@ class Library:
         return [self.pointer(array, stream)[0] for array in arrays]
 
     def dtype(self, array: Any) -> str:
-        """The dtype's name as NumPy spells it."""
-        return str(np.dtype(array.dtype).name)
+        """The dtype's name: the header's, or NumPy's own."""
+        return dtype_name(np.dtype(array.dtype))
 
     def stream(self, array: Any, device: Any) -> Stream:
         """The caller's current stream on the array's device."""

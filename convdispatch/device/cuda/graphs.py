@@ -1,4 +1,4 @@
-"""CUDA graphs: commands captured once and launched as one, for less than a microsecond of the device a kernel.
+"""CUDA graphs: commands captured once and launched together; a kernel's launch then takes under 1 us of the device.
 
 Numbers that are asked for anew at each replay are no part of a graph: the kernels that take one stand between graphs.
 """
@@ -13,41 +13,40 @@ from typing import Any
 from ..commands.recording import Command
 from ..replay.schedule import Schedule
 
-_RELAXED = 2
+_RELAXED = 2  # CUDA's constant CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 class CudaGraph:
-    """A captured CUDA graph of the commands that ``give()`` enqueues on ``streams``; it begins and ends on the first of
-    them."""
+    """A CUDA graph of the commands that ``give()`` enqueues on ``streams``; it begins and ends on the first stream."""
 
     def __init__(self, streams: Sequence[Any], give: Callable[[], Any]) -> None:
-        """Raises what ``give`` raises, and CudaError where the driver captures no such thing."""
-        self.place, self._made = streams[0].place, c_void_p()
+        """Raises what ``give`` raises, and CudaError if the driver cannot capture its commands."""
+        self.place, self._instance = streams[0].place, c_void_p()
         cuda, graph = self.place.cuda, c_void_p()
         with cuda.current():
-            first = c_void_p(streams[0].handle)
-            cuda("cuStreamBeginCapture_v2", first, _RELAXED)
+            origin = c_void_p(streams[0].handle)
+            cuda("cuStreamBeginCapture_v2", origin, _RELAXED)
             try:
                 give()
             except BaseException:
-                cuda.driver.cuStreamEndCapture(first, byref(graph))
+                cuda.driver.cuStreamEndCapture(origin, byref(graph))
                 if graph.value:
                     cuda.driver.cuGraphDestroy(graph)
                 raise
-            cuda("cuStreamEndCapture", first, byref(graph))
+            cuda("cuStreamEndCapture", origin, byref(graph))
             try:
-                cuda("cuGraphInstantiateWithFlags", byref(self._made), graph, 0)
+                cuda("cuGraphInstantiateWithFlags", byref(self._instance), graph, 0)
             finally:
                 cuda("cuGraphDestroy", graph)
 
     def launch(self, stream: Any) -> None:
         """Launch the graph on a stream of the device."""
-        stream.launch_graph(self._made)
+        stream.launch_graph(self._instance)
 
     def __del__(self) -> None:
-        if self._made.value and not sys.is_finalizing():
+        if self._instance.value and not sys.is_finalizing():
             with self.place.cuda.current():
-                self.place.cuda.driver.cuGraphExecDestroy(self._made)
+                self.place.cuda.driver.cuGraphExecDestroy(self._instance)
 
 
 class GraphReplay:

@@ -1,7 +1,7 @@
-"""A CUDA stream as commands: programs that OpenCL compiled, launched by CUDA on the memory and stream of its callers.
+"""A CUDA stream as Commands: programs that OpenCL compiled, launched by CUDA on the memory and stream of its callers.
 
 Nothing here waits. Scratch memory comes from a pool in the stream's order, or from the caller's own allocator, so that
-PyTorch's or CuPy's caching serves it and a capture into a CUDA graph stays inside their pools.
+PyTorch's or CuPy's caching allocator provides it and a capture into a CUDA graph stays inside their pools.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from ...api.errors import ConvDispatchError, NoDevice
 from ..commands.interface import Kernel
-from ..cuda_driver import Cuda, CudaError, cuda_of, number_of, unavailable
+from ..cuda_driver import NO_TIMING, NON_BLOCKING, Cuda, CudaError, cuda_of, number_of, unavailable
 from ..memory import allocator
 from ..native import loading
 from ..places.stream import Allocate, Stream, StreamMemory, StreamPlace
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from ..executable import Executable
     from ..replay.schedule import Schedule
 
-_LATER = {700, 710, 713, 714, 715, 716, 717, 718, 719}
-"""CUDA's error codes of a kernel that ran before the call that returns them; each of them loses the context."""
-_NO_TIMING, _NON_BLOCKING = 2, 1
+_LATE_ERRORS = {700, 710, 713, 714, 715, 716, 717, 718, 719}
+"""CUDA's codes of errors that a kernel caused before the call that returns them; each of them loses the context."""
 BLOCKING = "CUDA_LAUNCH_BLOCKING"
 _lock = threading.Lock()
 
@@ -53,7 +52,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class CudaPlace(StreamPlace):
-    """A CUDA device and the OpenCL device that it is: the one launches what the other compiled."""
+    """A CUDA device and the OpenCL device of the same hardware: CUDA launches what OpenCL compiled."""
 
     kind = torch_type = "cuda"
     title, dlpack, xla, torch_graph = "CUDA's device", 2, "CUDA", "CUDAGraph"
@@ -67,7 +66,7 @@ class CudaPlace(StreamPlace):
 
     @classmethod
     def numbered(cls, number: int) -> CudaPlace:
-        """CUDA's device of a number. Raises NoDevice where NVIDIA's OpenCL has no such device."""
+        """The place of a CUDA device. Raises NoDevice where NVIDIA's OpenCL has no such device."""
         with _lock:  # while one thread makes the CudaPlace, others wait for it
             return _place_of(number)
 
@@ -93,7 +92,7 @@ class CudaPlace(StreamPlace):
 
     def new_stream(self) -> CudaStream:
         with self.cuda.current():
-            return CudaStream(self, self.cuda.make("cuStreamCreate", _NON_BLOCKING).value or 0)
+            return CudaStream(self, self.cuda.make("cuStreamCreate", NON_BLOCKING).value or 0)
 
     def bind(self, executable: Executable) -> CudaLaunches | None:
         """See StreamPlace; also None for an executable with memory of its own, which is OpenCL's."""
@@ -161,16 +160,16 @@ class CudaStream(Stream):
     # --- commands (see the class Commands) ---------------------------------------------------------------------------
 
     def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> CudaStream:
-        """See Commands. Raises Unlaunchable where the program or its arguments are nothing for CUDA."""
+        """See Commands. Raises Unlaunchable if CUDA cannot launch the program or take its arguments."""
         function = kernel.streams or function_of(self.place.cuda, kernel)
-        given = list(arguments)
-        for at in function.memory:
-            one = given[at]
-            if type(one) is StreamMemory:
-                given[at] = one.address
-            elif not isinstance(one, np.generic):  # a NumPy scalar is passed as it is, with its own dtype
-                given[at] = address_of(one)
-        self.launch_function(function, given)
+        values = list(arguments)
+        for index in function.memory:
+            argument = values[index]
+            if type(argument) is StreamMemory:
+                values[index] = argument.address
+            elif not isinstance(argument, np.generic):  # a NumPy scalar is passed unchanged, with its own dtype
+                values[index] = address_of(argument)
+        self.launch_function(function, values)
         return self
 
     def launch_function(self, function: Function, arguments: list[Any]) -> None:
@@ -195,22 +194,22 @@ class CudaStream(Stream):
         wait_for: Any = None,
     ) -> CudaStream:
         self.early = False  # a kernel launched after a copy must wait for the copy's end
-        to, of = address_of(target) + target_offset, address_of(source) + source_offset
-        self._call("cuMemcpyAsync", to, of, size, self._stream)
+        target_address, source_address = address_of(target) + target_offset, address_of(source) + source_offset
+        self._call("cuMemcpyAsync", target_address, source_address, size, self._stream)
         return self
 
     def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> CudaStream:
         self.early = False
-        at, raw = address_of(target) + offset, np.asarray(number).tobytes()
+        address, raw = address_of(target) + offset, np.asarray(number).tobytes()
         if len(raw) > 4 and raw == raw[:4] * (len(raw) // 4):
             raw = raw[:4]
         if len(raw) <= 4:
             value, name = int.from_bytes(raw, sys.byteorder), f"cuMemsetD{8 * len(raw)}Async"
-            self._call(name, at, value, size // len(raw), self._stream)
+            self._call(name, address, value, size // len(raw), self._stream)
             return self
         for word in range(0, len(raw), 4):  # each fill writes one 32-bit word of every repetition of the number
             value = int.from_bytes(raw[word : word + 4], sys.byteorder)
-            self._call("cuMemsetD2D32Async", at + word, len(raw), value, 1, size // len(raw), self._stream)
+            self._call("cuMemsetD2D32Async", address + word, len(raw), value, 1, size // len(raw), self._stream)
         return self
 
     def pooled(self, size: int) -> tuple[int, Any]:
@@ -218,13 +217,13 @@ class CudaStream(Stream):
         return lease.address, lease
 
     def mark(self) -> c_void_p:
-        """A CUDA event after all commands given so far."""
-        event = self.place.cuda.make("cuEventCreate", _NO_TIMING)
+        """A new CUDA event that completes after all commands so far."""
+        event = self.place.cuda.make("cuEventCreate", NO_TIMING)
         self._call("cuEventRecord", event, self._stream)
         return event
 
     def wait_for(self, event: c_void_p) -> None:
-        """Make all commands given from now on wait for an event."""
+        """Make all later commands wait for a CUDA event."""
         self.early = False
         self._call("cuStreamWaitEvent", self._stream, event, 0)
 
@@ -247,23 +246,23 @@ class CudaStream(Stream):
 
     def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
         with self.current():
-            place = array.__array_interface__["data"][0]
-            self._call("cuMemcpyAsync", place, address_of(region) + offset, array.nbytes, self._stream)
+            host_address = array.__array_interface__["data"][0]
+            self._call("cuMemcpyAsync", host_address, address_of(region) + offset, array.nbytes, self._stream)
             self.wait()
 
     def write(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
         with self.current():
-            place = array.__array_interface__["data"][0]
-            self._call("cuMemcpyAsync", address_of(region) + offset, place, array.nbytes, self._stream)
+            host_address = array.__array_interface__["data"][0]
+            self._call("cuMemcpyAsync", address_of(region) + offset, host_address, array.nbytes, self._stream)
             self.wait()
 
     def wait(self) -> None:
         self._call("cuStreamSynchronize", self._stream)
 
     def capturing(self) -> bool:
-        found = c_int()
-        self._call("cuStreamIsCapturing", self._stream, byref(found))
-        return found.value != 0
+        status = c_int()
+        self._call("cuStreamIsCapturing", self._stream, byref(status))
+        return status.value != 0
 
     def address_of(self, region: Any) -> int:
         return address_of(region)
@@ -277,17 +276,17 @@ class CudaStream(Stream):
             self.fail(name, status, "")
 
     def fail(self, name: str, status: int, kernel: str) -> None:
-        """Say which solver's kernel failed. Raises ConvDispatchError or CudaError."""
+        """Raise ConvDispatchError, which names the solvers whose kernels may have failed, or CudaError."""
         error = self.place.cuda.error(name, status)
-        if status not in _LATER:
+        if status not in _LATE_ERRORS:
             failed = CudaError(f"{error}{f' (kernel {kernel})' if kernel else ''}")
             failed.status = status
             raise failed
         native = loading.last()
-        last = ", ".join((*native, *reversed(self.place.recent))) or "nothing of convdispatch's"
+        solvers = ", ".join((*native, *reversed(self.place.recent))) or "nothing of convdispatch's"
         raise ConvDispatchError(
             f"{error}: a kernel that ran before failed, and CUDA's context is lost with it. Of convdispatch's on "
-            f"device {self.place.number}, the last first: {last}. {BLOCKING}=1 tells which"
+            f"device {self.place.number}, the last first: {solvers}. {BLOCKING}=1 tells which"
         )
 
 
@@ -297,7 +296,7 @@ def address_of(region: Any) -> int:
         return region.address
     if region is None:
         return 0
-    found = allocator.cuda_address(region)
-    if found is None:
+    address = allocator.cuda_address(region)
+    if address is None:
         raise ConvDispatchError("memory that only OpenCL sees is none for a CUDA stream: allocate it by the runtime")
-    return found
+    return address

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..replay.schedule import Schedule
 
 Allocate = Callable[[int], tuple[int, Any]]
-"""``allocate(size) -> (address, owner)``: memory for work on the stream, which the owner's end gives back."""
+"""``allocate(size) -> (address, owner)``: memory for work on the stream, which the owner's destructor frees."""
 KINDS: dict[str, str] = {"cuda": "convdispatch.device.cuda.stream:CudaPlace"}
 """The kinds of streams, by the name that PyTorch gives the device's type: module and class of the kind's place."""
 
@@ -44,7 +44,7 @@ class StreamMemory:
         self.address, self.size, self.held = address, size, held
 
     def get_sub_region(self, offset: int, size: int) -> StreamMemory:
-        """``size`` bytes from byte ``offset`` on; holds the whole."""
+        """``size`` bytes from byte ``offset`` on; keeps the whole memory alive."""
         return StreamMemory(self.address + offset, size, self)
 
     def __repr__(self) -> str:
@@ -141,13 +141,13 @@ class StreamPlace:
 class Stream(Commands):
     """Commands for one stream. Memory is StreamMemory, or OpenCL's that the device's driver sees too.
 
-    ``allocate`` is the caller's allocator; without one a pool in the stream's order serves. Stands for its commands'
-    events itself: ``wait`` waits for all of them.
+    ``allocate`` is the caller's allocator; the default is a pool in the stream's order. The stream itself takes the
+    place of its commands' events: ``wait`` waits for all of them.
     """
 
     __slots__ = ("_allocate", "handle", "place")
     properties = 0
-    """The properties of an OpenCL queue in order, as which a stream counts."""
+    """The properties of an in-order OpenCL queue, which a stream behaves like."""
 
     def __init__(self, place: StreamPlace, handle: int, allocate: Allocate | None = None) -> None:
         self.place, self.handle, self._allocate = place, handle, allocate
@@ -180,7 +180,7 @@ class Stream(Commands):
         return f"{type(self).__name__}({self.handle:#x} on {self.place})"
 
     def allocate(self, size: int) -> StreamMemory:
-        """Memory from the caller's allocator, else from the pool; it is given back in the stream's order."""
+        """Memory from the caller's allocator, else from the pool; it is freed in the stream's order."""
         address, owner = self.scratch(size or 1)
         return StreamMemory(address, size, owner)
 
@@ -193,7 +193,7 @@ class Stream(Commands):
         raise NotImplementedError
 
     def fresh(self, size: int) -> StreamMemory:
-        """Memory from the pool, even if the caller has an allocator: PyTorch's may serve a graph's own memory just now.
+        """Memory from the pool, not from the caller's allocator, which may be using a graph's private memory.
 
         Raises ConvDispatchError while the stream is captured.
         """
@@ -205,15 +205,15 @@ class Stream(Commands):
         return StreamMemory(address, size, owner)
 
     def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
-        """``work`` gets this stream as its queue, for what it runs there by the device's own libraries."""
+        """See Commands; ``work`` gets this stream as its queue, for example to call a library of the device's on it."""
         work(self, *operands, wait_for=wait_for)
         return self
 
     def bring(self, array: np.ndarray) -> StreamMemory:
         """A copy of a contiguous host array; complete when this returns."""
-        made = self.fresh(array.nbytes)
-        self.write(made, array)
-        return made
+        memory = self.fresh(array.nbytes)
+        self.write(memory, array)
+        return memory
 
     def complete(self, event: Stream) -> bool:
         """Waits for the stream, because weights are packed once and read by other streams."""
@@ -230,7 +230,7 @@ class Stream(Commands):
         raise NotImplementedError
 
     def wait(self) -> None:
-        """Wait for everything given so far. Raises ConvDispatchError where one of its kernels failed."""
+        """Wait for all commands so far. Raises ConvDispatchError if one of their kernels failed."""
         raise NotImplementedError
 
     def capturing(self) -> bool:
@@ -238,11 +238,11 @@ class Stream(Commands):
         raise NotImplementedError
 
     def before(self, handle: int) -> None:
-        """Make later commands of another stream of the device wait for all commands given to this one so far."""
+        """Make later commands of another stream of the device wait for all commands of this stream so far."""
         raise NotImplementedError
 
     def after(self, other: Stream) -> None:
-        """Make later commands of this stream wait for all commands given to another stream so far."""
+        """Make later commands of this stream wait for all commands of another stream so far."""
         raise NotImplementedError
 
     def keep(self, held: Any) -> None:

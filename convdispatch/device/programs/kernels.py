@@ -396,5 +396,5 @@ class Launch:
                 event = bound(queue, kernel.global_size, kernel.local_size, *arguments, wait_for=wait_for)
         else:
             event = commands_of(queue).launch(self.kernel, arguments, wait_for)
-        thread.given += 1
+        thread.enqueued += 1
         return event
