@@ -439,8 +439,8 @@ def test_a_cuda_library_gets_addresses_and_the_stream(vendors, monkeypatch):
     context, notes = types.SimpleNamespace(devices=[None]), []
     made = plans.VendorPlan(solver._table, 1, (abi.CODES["cuda"], 0, 0), context, PROBLEM)
     current = types.SimpleNamespace(current=lambda: warnings.catch_warnings())
-    place = types.SimpleNamespace(cuda=current, number=0, recent=[])
-    memory = [stream.CudaMemory(address, 1 << 10) for address in (0x1000, 0x2000, 0x3000, 0x4000)]
+    place = types.SimpleNamespace(current=current.current, kind="cuda", number=0, recent=[])
+    memory = [stream.StreamMemory(address, 1 << 10) for address in (0x1000, 0x2000, 0x3000, 0x4000)]
     with pytest.raises(cd.PluginError, match=r"place 4 queue 0x77 x 0x1000 w 0x2000 y 0x3000 bias 0x4000 of 16$"):
         made.enqueue(stream.CudaStream(place, 0x77), *memory[:3], None, bias=memory[3])
 

@@ -19,9 +19,8 @@ from ...api.errors import ConvDispatchWarning, PluginError
 from ...api.fault_text import words
 from ...api.problem import ConvProblem
 from ...device.cuda.bridge import Bridge, Operand, bridge_of, enqueue_across
-from ...device.cuda.stream import CudaStream
-from ...device.cuda.stream import address_of as stream_address
 from ...device.memory.shared_pool import out_of_order
+from ...device.places.stream import Stream
 from ..visible_problem import operand_sizes
 from . import abi
 
@@ -113,9 +112,9 @@ class VendorPlan:
 
     def _on_cuda(self, queue: Any, memory: Mapping[str, Any], wait_for: Any) -> Any:
         """On a CUDA stream, or on the one beside an OpenCL queue."""
-        if isinstance(queue, CudaStream):
-            with queue.place.cuda.current():
-                self._run(queue.handle, {name: (stream_address(each), 0) for name, each in memory.items()})
+        if isinstance(queue, Stream):
+            with queue.current():
+                self._run(queue.handle, {name: (queue.address_of(each), 0) for name, each in memory.items()})
             return queue
         across = bridge_of(queue)
         if across is None:
