@@ -24,18 +24,10 @@ import numpy as np
 
 from bench.cases.choice import cuda_work, mean, race
 from bench.drawn import KINDS, drawn
-from bench.place import Place, options_of
+from bench.place import Place, call
 from bench.timer import graph_side, medians, stream_side
 from bench.workers import Lost, farm
-from convdispatch import (
-    ConvDispatchError,
-    ConvProblem,
-    conv,
-    conv_backward_data,
-    conv_backward_weights,
-    inference,
-    policy,
-)
+from convdispatch import ConvDispatchError, ConvProblem, inference, policy
 from convdispatch.device import runtime
 from convdispatch.measurement.search.trial import Harness
 from convdispatch.measurement.search.trialdata import random_operands
@@ -115,15 +107,9 @@ def layers(kind: str, seed: int, number: str = "float32") -> Iterator[ConvProble
 def call_of(place: Place, problem: ConvProblem) -> tuple[Compute, np.ndarray]:
     """A function of images that computes a layer, and images."""
     operands = random_operands(problem, 1)
-    options = options_of(problem)
-    if problem.direction == "bwd_weights":
-        y = place.bring(operands["y"])
-        return lambda x: conv_backward_weights(x, y, problem.w_shape, **options), operands["x"]
-    w = place.bring(operands["w"])
-    if problem.direction == "fwd":
-        return lambda x: conv(x, w, **options), operands["x"]
-    shape = problem.x_shape[1:]
-    return lambda y: conv_backward_data(y, w, (len(y), *shape), **options), operands["y"]
+    source = "y" if problem.direction == "bwd_data" else "x"
+    held = {name: place.bring(array) for name, array in operands.items() if name not in (source, "initial")}
+    return lambda images: call(problem, {source: images, **held}), operands[source]
 
 
 def under(promise: str, asked: bool, compute: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
