@@ -2,7 +2,7 @@
 
 A plan passes its queue on to launches, products and copies; ``queues.commands_of`` returns the Commands for a queue:
 they launch, copy, fill, allocate and call. There are four kinds: an OpenCL queue (``queues``), host memory under a CPU
-device's queue (``host_memory``), a CUDA stream (``device.cuda.stream``) and a recording (``recording``), which is
+device's queue (``host_memory``), a stream of a device (``places.stream``) and a recording (``recording``), which is
 replayed on any of the others.
 """
 
@@ -109,16 +109,8 @@ class Commands:
         """Run a kernel; ``arguments`` are memory, None for a null pointer, and numbers as ``kernel.dtypes`` says."""
         raise NotImplementedError
 
-    def copy(
-        self,
-        target: Any,
-        source: Any,
-        size: int,
-        source_offset: int = 0,
-        target_offset: int = 0,
-        wait_for: Any = None,
-    ) -> Any:
-        """Copy ``size`` bytes from one memory to another, each from its byte offset on."""
+    def copy(self, target: Any, source: Any, size: int, offsets: tuple[int, int] = (0, 0), wait_for: Any = None) -> Any:
+        """Copy ``size`` bytes from one memory to another; ``offsets`` are the first bytes in source and target."""
         raise NotImplementedError
 
     def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> Any:
