@@ -1,7 +1,7 @@
-"""Which tiles ``nvidia.int8`` tries, and in which order: tensor cores, waves, memory.
+"""Which tiles ``nvidia.int8`` tries, and their predicted time: tensor cores, waves, memory.
 
-Fitted to 323 tiles of ResNet-50's layers in CUDA graphs on an H200 (rms error of the logarithm 0.15); the first by
-prediction takes 1.03 times as long as the fastest, 1.11 at most.
+The constants were fitted to 323 tiles of ResNet-50's layers in CUDA graphs on an H200 (rms error of the logarithm
+0.15); the first tile by prediction takes 1.03 times as long as the fastest, at most 1.11 times.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .tiling import Int8Tile, Int8Tiling, tiling_of
 MACS = {"mma": 1350.0, "wgmma": 2440.0, "tma": 2520.0, "halo": 2520.0}
 """Multiply-adds per cycle of one multiprocessor, by engine."""
 FLOAT8_MMA_MACS = 600.0
-"""The same of float8 with ``mma.sync``, which Hopper has no tensor cores for; an assumption."""
+"""Multiply-adds per cycle of float8 by ``mma.sync``, which Hopper has no tensor cores for; an assumption."""
 PROMOTED_PER_CYCLE = 128.0
-"""Sums of float8 that a multiprocessor adds to float32 registers per cycle: its float32 lanes. Where work groups stay,
-products of other warps hide this: 12 layers on an H200 took as long as their products or copies."""
+"""Sums of float8 that a multiprocessor adds to float32 registers per cycle: its float32 lanes. With persistent work
+groups, products of other warps hide this: 12 layers on an H200 took as long as their products or copies."""
 COLUMN_GROUP_MACS = 1900.0
-"""Multiply-adds per cycle of float8 in groups of columns. An assumption, by which only a search runs them."""
+"""Multiply-adds per cycle of float8 in groups of columns; an assumption, so low that only a search runs them."""
 FLOAT8_SHARED_BYTES_PER_CYCLE = {"mma": 23.5, "wgmma": 23.5, "tma": 30.7, "halo": 30.7}
-"""The same as SHARED_BYTES_PER_CYCLE, measured on 12 layers of float8 on an H200."""
+"""``SHARED_BYTES_PER_CYCLE`` of float8 by engine, measured on 12 layers on an H200."""
 COPY_BYTES_PER_CYCLE = 53.0  # bytes per cycle from the L2 cache into one multiprocessor
 SHARED_BYTES_PER_CYCLE = 26.7  # bytes per cycle from the L2 cache into each multiprocessor, while all copy
 SHORT_ROW_FACTOR = 1.5  # time of copying 64-byte rows by the copy engine over that of rows of 128 bytes
@@ -46,7 +46,7 @@ PACK_SECONDS = 1.6e-6  # seconds of the launch that packs weights
 MAX_CHOICES = 16  # most tiles that are offered to a search
 MAX_STAGES = 8
 STAYING_ENGINES = ("tma", "halo")
-"""Engines whose work groups stay and compute one tile after another."""
+"""Engines with persistent work groups, which compute one tile after another."""
 SHAPES = {
     "mma": ((32, 64, 2, 2), (64, 32, 4, 1), (64, 64, 2, 2), (64, 128, 2, 4), (128, 64, 4, 2), (128, 128, 2, 4),
             (128, 128, 4, 2), (128, 256, 2, 4), (256, 128, 4, 2), (256, 64, 4, 2)),
@@ -69,34 +69,34 @@ def seconds(tiling: Int8Tiling, units: int, copy: float = COPY) -> float:
     if tiling.float8:
         macs = FLOAT8_MMA_MACS if t.engine == "mma" else COLUMN_GROUP_MACS if tiling.column_groups > 1 else macs
         shared = FLOAT8_SHARED_BYTES_PER_CYCLE[t.engine]
-    work = max(t.bm * t.bn * tiling.row_bytes / macs, copied / COPY_BYTES_PER_CYCLE)
+    busy = max(t.bm * t.bn * tiling.row_bytes / macs, copied / COPY_BYTES_PER_CYCLE)
     if tiling.float8 and t.engine not in STAYING_ENGINES:
-        work += tiling.slices * t.bm * t.bn / PROMOTED_PER_CYCLE
+        busy += tiling.slices * t.bm * t.bn / PROMOTED_PER_CYCLE
     # Elements of y per cycle: few warps wait longer for the residual.
-    added = min(RESIDUAL_RESULTS_PER_CYCLE, resident * t.items / 64)
-    leaving = t.bm * t.bn / (added if p.residual and p.out_itemsize == 1 else RESULTS_PER_CYCLE)
+    result_rate = min(RESIDUAL_RESULTS_PER_CYCLE, resident * t.items / 64)
+    stores = t.bm * t.bn / (result_rate if p.residual and p.out_itemsize == 1 else RESULTS_PER_CYCLE)
 
-    leaving *= WIDE_STORE_FACTOR if t.engine in STAYING_ENGINES and t.bn == 256 else 1.0
+    stores *= WIDE_STORE_FACTOR if t.engine in STAYING_ENGINES and t.bn == 256 else 1.0
 
     def together(count: int) -> float:
         return (
-            max(count * work, tiling.slices * COPY_LATENCY_CYCLES / t.ahead) + FILL_CYCLES + count * leaving
+            max(count * busy, tiling.slices * COPY_LATENCY_CYCLES / t.ahead) + FILL_CYCLES + count * stores
             if count
             else 0.0
         )
 
     if t.engine in STAYING_ENGINES:  # persistent work groups copy the next tile's slices during this one
-        turns = math.ceil(groups / units)
-        product = work + tiling.slices * SLICE_CYCLES
-        product = max(product, tiling.slices * COPY_LATENCY_CYCLES / (t.ahead * max(1, min(resident, turns))))
-        cycles = turns * (product + (TILE_CYCLES + leaving) * (1.0 if resident == 1 else OVERLAPPED_END_FACTOR))
+        rounds = math.ceil(groups / units)
+        product = busy + tiling.slices * SLICE_CYCLES
+        product = max(product, tiling.slices * COPY_LATENCY_CYCLES / (t.ahead * max(1, min(resident, rounds))))
+        cycles = rounds * (product + (TILE_CYCLES + stores) * (1.0 if resident == 1 else OVERLAPPED_END_FACTOR))
     else:
-        waves, rest = divmod(groups, units * resident)
-        cycles = waves * together(resident) + together(-(-rest // units))
+        waves, rest_groups = divmod(groups, units * resident)
+        cycles = waves * together(resident) + together(-(-rest_groups // units))
     cycles = max(cycles + LAUNCH_CYCLES[t.engine], groups * copied / (shared * units) + LAUNCH_CYCLES["tma"])
-    moved = math.prod(p.x_shape) * read_share(p) + math.prod(p.w_shape)
-    moved += math.prod(p.y_shape) * p.out_itemsize * (2 if p.residual else 1)
-    total = ((cycles / CLOCK) ** OVERLAP + (moved / (MEMORY_SHARE * copy)) ** OVERLAP) ** (1 / OVERLAP) + START_SECONDS
+    nbytes = math.prod(p.x_shape) * read_share(p) + math.prod(p.w_shape)
+    nbytes += math.prod(p.y_shape) * p.out_itemsize * (2 if p.residual else 1)
+    total = ((cycles / CLOCK) ** OVERLAP + (nbytes / (MEMORY_SHARE * copy)) ** OVERLAP) ** (1 / OVERLAP) + START_SECONDS
     return total if p.constant_weights else total + PACK_SECONDS + 2 * tiling.packed_size / copy
 
 
@@ -104,21 +104,21 @@ def _stages(tiling: Int8Tiling) -> set[int]:
     """Pipeline stages that fill local memory with one to four work groups, limited by the K-slices of a sum."""
     t = tiling.tile
     fixed_bytes = tiling.local_bytes - t.stages * tiling.stage_bytes if t.engine in STAYING_ENGINES else 8 * t.bn
-    rooms = [(LOCAL_LIMIT + 1024) // resident - 1024 - fixed_bytes for resident in (1, 2, 3, 4)]
-    most = min(MAX_STAGES, tiling.slices + 2)
-    return {stages for room in rooms if (stages := min(room // (tiling.stage_bytes + 16), most)) > 2}
+    stage_room = [(LOCAL_LIMIT + 1024) // resident - 1024 - fixed_bytes for resident in (1, 2, 3, 4)]
+    max_stages = min(MAX_STAGES, tiling.slices + 2)
+    return {stages for room in stage_room if (stages := min(room // (tiling.stage_bytes + 16), max_stages)) > 2}
 
 
 @functools.lru_cache(maxsize=256)
 def choices(problem: ConvProblem, units: int, engines: tuple[str, ...]) -> tuple[Int8Tile, ...]:
     """Tiles, the fastest by prediction first."""
-    found = []
+    candidates = []
     for engine in engines:
         for shape in SHAPES[engine]:
             for bk in (64, 128):
                 tile = Int8Tile(*shape, bk, 3, engine)
                 for stages in _stages(tiling_of(problem, tile)):
                     tiling = tiling_of(problem, dataclasses.replace(tile, stages=stages))
-                    found += [tiling] if tiling.misfit is None else []
-    rated = sorted(found, key=lambda each: (seconds(each, units), -each.tile.bk, -each.tile.stages))
+                    candidates += [tiling] if tiling.misfit is None else []
+    rated = sorted(candidates, key=lambda each: (seconds(each, units), -each.tile.bk, -each.tile.stages))
     return tuple(tiling.tile for tiling in rated[:MAX_CHOICES])

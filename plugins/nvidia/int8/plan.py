@@ -1,4 +1,4 @@
-"""The plan of nvidia.int8: the product, and before it, where weights are not constant, their packing."""
+"""The plan of nvidia.int8: a launch that packs weights unless they are constant, and the product."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tiling import MAX_GROUPS, HaloTiling, Int8Tile, Int8Tiling, StreamTiling, 
 
 
 def areas_of(tiling: Int8Tiling) -> tuple[int, int]:
-    """(bytes of workspace, offset of packed weights that are not constant): the work groups' maps come first."""
+    """(bytes of workspace, offset of packed weights that are not constant); the work groups' tensor maps come first."""
     areas = Areas()
     if isinstance(tiling, StreamTiling):
         areas.add(MAX_GROUPS * tiling.maps_each)
@@ -25,18 +25,18 @@ def areas_of(tiling: Int8Tiling) -> tuple[int, int]:
 
 
 class Int8Plan(StepPlan):
-    """A Plan; see ``product.cl.mako``. ``emulate`` builds plain C (tests)."""
+    """The plan of nvidia.int8; ``product.cl.mako`` explains the kernel. With ``emulate`` tests build plain C."""
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
         tiling = self.tiling = tiling_of(problem, Int8Tile.of(config))
-        constant, self._emulate, stream = problem.constant_weights, emulate, isinstance(tiling, StreamTiling)
+        constant, self._emulate, is_stream = problem.constant_weights, emulate, isinstance(tiling, StreamTiling)
         size, offset = areas_of(tiling)
         arguments = ["x", "w" if constant else "workspace", np.int64(offset), "y"]
-        arguments += [*(["workspace"] if stream else []), "bias", *(["residual"] if problem.residual else [])]
+        arguments += [*(["workspace"] if is_stream else []), "bias", *(["residual"] if problem.residual else [])]
         hopper = tiling.tile.engine != "mma" and not emulate
         program = (build_for_hopper if hopper else build)(context, self.product_text())
         items, groups = tiling.tile.items, tiling.work_groups
-        if stream:
+        if is_stream:
             items += 0 if emulate else 32 * tiling.copiers
             groups = tiling.staying(context.devices[0].max_compute_units)
         product = Launch(program, "product", (groups * items,), (items,), arguments, names=OPERANDS)

@@ -1,4 +1,4 @@
-"""nvidia.int8: quantized convolutions on tensor cores, channels last."""
+"""nvidia.int8: quantized NHWC convolutions on tensor cores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tiling import Int8Tile, Int8Tiling, tiling_of
 
 
 class Int8(TileSolver):
-    """Implicit GEMM of bytes, integers or floats, by ``mma.sync`` and, where the device has it, ``wgmma``."""
+    """Implicit GEMM of 8-bit integers or floats by ``mma.sync`` and, if the device has it, ``wgmma``."""
 
     seconds = staticmethod(seconds)
 
@@ -31,8 +31,8 @@ class Int8(TileSolver):
         return Int8Tiling(problem, Int8Tile(32, 64, 2, 2)).misfit
 
     def tiles(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Int8Tile]:
-        others = ("wgmma", "tma", "halo") if missing(device) is None else ("wgmma",)
-        engines = [each for each in others if refusal(device, f"{self.engine_of(problem)}_{each}") is None]
+        hopper_engines = ("wgmma", "tma", "halo") if missing(device) is None else ("wgmma",)
+        engines = [each for each in hopper_engines if refusal(device, f"{self.engine_of(problem)}_{each}") is None]
         return choices(problem, device.compute_units, ("mma", *engines))
 
     def tiling(self, problem: ConvProblem, config: Mapping[str, Any]) -> Int8Tiling:

@@ -1,7 +1,7 @@
-"""A quantized problem and a tile, and every number that the kernels' texts need of the two; a class for each engine.
+"""The numbers of a quantized problem under a tile that the kernels' templates need; a class for each engine.
 
 ``mma`` and ``wgmma`` are Int8Tiling (``product.cl.mako``), ``tma`` is StreamTiling (``stream.cl.mako``), ``halo`` is
-HaloTiling (``halo.cl.mako``). Numbers follow one another in the order in which they depend on each other.
+HaloTiling (``halo.cl.mako``). Attributes are assigned in the order in which they depend on each other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REGISTERS = 65536
 MAX_WARPS = 64
 """Warps of a multiprocessor."""
 COPY_BYTES = 16
-"""Bytes of one copy or one store of a work item."""
+"""Bytes that a work item copies or stores with one instruction."""
 MAP_BYTES = 256
 """Bytes of the two tensor maps of a copying warp."""
 MAX_GROUPS = 528
@@ -54,18 +54,18 @@ class Int8Tile(NvidiaTile):
     stages: int = 3
     """Pipeline stages: K-slices in local memory."""
     engine: str = "mma"
-    """``mma``: mma.sync on registers; ``wgmma``: Hopper's products out of local memory; ``tma``: these, fed by the
-    copy engine; ``halo``: these, of x that is copied once for all taps."""
+    """``mma``: mma.sync on registers; ``wgmma``: Hopper's products of local memory; ``tma``: ``wgmma`` with operands
+    that the copy engine copies; ``halo``: ``tma`` with x copied once for all taps."""
 
     @property
     def ahead(self) -> int:
-        """Slices that are copied while one is multiplied; ``wgmma`` still reads the one before."""
+        """Slices that are copied while one is multiplied; ``wgmma`` may still read the previous slice."""
         return self.stages - (2 if self.engine == "wgmma" else 1)
 
 
 @dataclass(unsafe_hash=True)
 class Int8Tiling:
-    """m = output pixel, n = channel of a group, k = bytes of tap after tap, as x and w are in memory, channels last."""
+    """The product: m = output pixel, n = output channel of a group, k = bytes of all taps, in the order of x and w."""
 
     problem: ConvProblem
     tile: Int8Tile
@@ -73,13 +73,13 @@ class Int8Tiling:
     copiers = 0
     """Warps of a work group that copy while the others multiply."""
     by_rows = False
-    """Whether a tile's pixels are rows of x's length (``halo``), not one behind the other."""
+    """Whether a tile's pixels are rows as long as x's (``halo``), not consecutive pixels of y."""
 
     def __post_init__(self) -> None:
         p, t = self.problem, self.tile
         self.c, self.n = p.ic // p.g, p.oc // p.g
         self.float8 = p.dtype.startswith("float8")
-        # sums: the array of sums over all slices. ``sum`` is the tensor cores' own, which of float8 is one slice's.
+        # sums: name of the array of sums over all slices; ``sum`` are the tensor cores' sums, with float8 of one slice.
         self.sums = "total" if self.float8 else "sum"
         self.places = p.mb * p.od * p.oh * p.ow
         self.taps = p.kd * p.kh * p.kw
@@ -100,7 +100,7 @@ class Int8Tiling:
         self.stage_bytes = (t.bm + t.bn) * t.bk
         self.chunks = t.bk // COPY_BYTES  # 16-byte copies per row of a K-slice
         self.rows_at_once = t.items // self.chunks  # rows of a K-slice that all work items copy together
-        # run: neighbouring channels that a work item stores: 4 or more, and at most one store's 16 bytes.
+        # run: consecutive channels that a work item stores: 4 or more, and at most 16 bytes.
         size = p.out_itemsize
         self.run = next((run for run in (16, 8, 4) if run * size <= COPY_BYTES and 2 * t.frag_n % run == 0), 4)
         self.out_unit = math.gcd(self.n, self.run) * size  # bytes of y of one store
@@ -111,17 +111,20 @@ class Int8Tiling:
         self.work_groups = self.m_tiles * self.n_tiles * p.g  # one work group per tile
         self.copied = self._copied_bytes()
         self.local_bytes = self.numbers_at + 4 * (self.sets + 1) * t.bn
-        # column_groups: a slice of float8 is multiplied for so many groups of columns in turn, and the sums of one fit.
-        fits = [each for each in (1, 2, 3) if t.bn % (64 * each) == 0 and self._registers(each) <= self.most_registers]
-        self.column_groups = fits[0] if fits and self.float8 and self.copiers else 1
+        # column_groups: a slice of float8 is multiplied by one group of columns after another; its sums fit registers.
+        counts = [
+            each for each in (1, 2, 3) if t.bn % (64 * each) == 0 and self._registers(each) <= self.most_registers
+        ]
+        self.column_groups = counts[0] if counts and self.float8 and self.copiers else 1
         self.registers = self._registers(self.column_groups)
         warps = t.items // 32 + self.copiers
-        room = (LOCAL_LIMIT + 1024) // (self.local_bytes + 1024)
-        held = REGISTERS // (-(-self.registers // 8) * 256) // 4 * 4
-        self.resident = max(1, min(held // warps, room, MAX_WARPS // warps))  # resident work groups per multiprocessor
+        by_memory = (LOCAL_LIMIT + 1024) // (self.local_bytes + 1024)
+        warps_held = REGISTERS // (-(-self.registers // 8) * 256) // 4 * 4
+        # resident: work groups that a multiprocessor runs at a time.
+        self.resident = max(1, min(warps_held // warps, by_memory, MAX_WARPS // warps))
 
     def _registers(self, groups: int) -> int:
-        """About as many registers as NVIDIA's assembler allocates per work item."""
+        """Approximate registers that NVIDIA's assembler allocates per work item."""
         t, residual = self.tile, self.problem.residual
         sums = t.frag_m * t.frag_n * 4
         registers = sums + (60 if t.engine == "mma" else 36)
@@ -135,11 +138,11 @@ class Int8Tiling:
         return min(MAX_REGISTERS, REGISTERS // self.tile.items)
 
     def _arrange(self) -> None:
-        """How slices are cut, and what local memory holds; the tile's offsets and multipliers come last there."""
+        """Set the K-slices and offsets in local memory; the quantization's numbers of the tile are last there."""
         self.numbers_at = self.tile.stages * self.stage_bytes
 
     def _copied_bytes(self) -> int:
-        """Bytes that come into local memory for a tile."""
+        """Bytes that are copied to local memory for a tile."""
         return self.slices * self.stage_bytes
 
     @property
@@ -171,8 +174,8 @@ class Int8Tiling:
             return "more than 1 channel a group, got depthwise"
         if self.unit < 4:
             return f"channels a group in multiples of 4, got {self.c}"
-        before = ((p.pd * p.ih + p.ph) * p.iw + p.pw) * p.ic
-        largest = max(math.prod(p.x_shape) + before, math.prod(p.y_shape), self.packed_size)
+        padding_elements = ((p.pd * p.ih + p.ph) * p.iw + p.pw) * p.ic
+        largest = max(math.prod(p.x_shape) + padding_elements, math.prod(p.y_shape), self.packed_size)
         return f"tensors of fewer than 2**31 elements, got {largest}" if largest >= 1 << 31 else None
 
     def _misfit_of_tile(self) -> str | None:
@@ -193,9 +196,9 @@ class Int8Tiling:
 
 @dataclass(unsafe_hash=True)
 class StreamTiling(Int8Tiling):
-    """k = block of channels of tap after tap: a slice belongs to one tap, and the copy engine fills it with zeros.
+    """k = blocks of channels of all taps: a slice belongs to one tap, and the copy engine fills padding with zeros.
 
-    An output pixel at x's border reads fewer taps than others, so there is a set of taps for each way to lose some.
+    An output pixel at x's border has fewer taps than others, so there is one set of taps for each kind of border.
     """
 
     copiers = 1
@@ -210,7 +213,7 @@ class StreamTiling(Int8Tiling):
         self._arrange_memory()
 
     def _arrange_sets(self) -> None:
-        """The sets of taps, whose sums of weights take the zero point from a pixel's sum."""
+        """Find the sets of taps; the sum of a set's weights removes x's zero point from a pixel's sum."""
         p = self.problem
         rows, row_of = _tap_ranges(p.oh, p.ih, p.kh, p.sh, p.ph, p.dh)
         columns, column_of = _tap_ranges(p.ow, p.iw, p.kw, p.sw, p.pw, p.dw)
@@ -226,11 +229,11 @@ class StreamTiling(Int8Tiling):
 
     @property
     def most_registers(self) -> int:
-        """The same; NVIDIA's assembler allocates registers for groups of four warps."""
+        """Registers that a work item can have; NVIDIA's assembler allocates them for groups of four warps."""
         return min(MAX_REGISTERS, 512 // (self.tile.wm + 1) // 8 * 8)
 
     def staying(self, units: int) -> int:
-        """Work groups on a device of ``units`` multiprocessors; each computes one tile after another."""
+        """Persistent work groups on a device of ``units`` multiprocessors; each computes one tile after another."""
         return min(self.work_groups, units * self.resident, MAX_GROUPS)
 
     @property
@@ -240,7 +243,7 @@ class StreamTiling(Int8Tiling):
 
     @property
     def source(self) -> Im2col:
-        """The map of x, gathered by taps; two channels are one of 16 bits to the copy engine."""
+        """The tensor map by which taps gather x; two channels count as one 16-bit element."""
         p = self.problem
         upper = tuple(
             (o - 1) * s - pad - (i - 1) for o, s, pad, i in ((p.ow, p.sw, p.pw, p.iw), (p.oh, p.sh, p.ph, p.ih))
@@ -287,20 +290,20 @@ def _tap_ranges(
 
     All but the first and last pixels read every tap, so there are few ranges: (first tap, the one after the last).
     """
-    found = []
+    range_of_pixel = []
     for pixel in range(count):
-        first = max(0, -(-(pad - pixel * step) // dilation))
+        first_tap = max(0, -(-(pad - pixel * step) // dilation))
         stop = min(taps, -(-(size + pad - pixel * step) // dilation))
-        found.append((first, max(first, stop)))
-    ranges = tuple(dict.fromkeys(found))
-    return ranges, tuple(map(ranges.index, found))
+        range_of_pixel.append((first_tap, max(first_tap, stop)))
+    ranges = tuple(dict.fromkeys(range_of_pixel))
+    return ranges, tuple(map(ranges.index, range_of_pixel))
 
 
 @dataclass(unsafe_hash=True)
 class HaloTiling(StreamTiling):
-    """A tile is whole rows of y, each ``pitch`` long: what a tap adds to a pixel's address is the same for all pixels.
+    """A tile is whole rows of y, each ``pitch`` long, so that a tap adds the same offset to every pixel's address.
 
-    The pixels of x that a tile reads come into local memory once for all taps.
+    The pixels of x that a tile reads are copied to local memory once for all taps.
     """
 
     copiers = 2
@@ -316,12 +319,12 @@ class HaloTiling(StreamTiling):
         self.m_tiles = p.mb * self.row_tiles
         self.box_rows = self.tile_rows + (p.kh - 1) * p.dh
         self.box_bytes = self.box_rows * self.pitch * t.bk
-        # Bytes of a box in local memory, in whole swizzles: pixels of a tile that are none of y's read past the box.
-        read = (t.bm + (p.kh - 1) * p.dh * self.pitch + (p.kw - 1) * p.dw) * t.bk
-        self.source_bytes = -(-max(self.box_bytes, read) // 1024) * 1024
+        # Bytes of a box in local memory, in whole swizzles; pixels of a tile beyond y's row ends read past the box.
+        read_bytes = (t.bm + (p.kh - 1) * p.dh * self.pitch + (p.kw - 1) * p.dw) * t.bk
+        self.source_bytes = -(-max(self.box_bytes, read_bytes) // 1024) * 1024
         # Number of taps whose weights one stage holds.
-        joined = p.kw * t.bn * t.bk <= JOINED_BYTES and (p.kw * t.bk <= PROMOTED_PRODUCTS or not self.float8)
-        self.together = p.kw if joined else 1
+        whole_row = p.kw * t.bn * t.bk <= JOINED_BYTES and (p.kw * t.bk <= PROMOTED_PRODUCTS or not self.float8)
+        self.together = p.kw if whole_row else 1
         self.slices = self.depth_slices // self.together
         self.stage_bytes = self.together * t.bn * t.bk
         self.sources_at = t.stages * self.stage_bytes
