@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .vector_code import finish_lines, number_at, packed
+from .vector_code import finish_lines, number_at, pack_lines
 
 __all__ = ["Product", "depthwise_columns", "interleave"]
 
@@ -106,7 +106,7 @@ def depthwise_columns(
     for row in range(rows):
         vectors = [rows * min(column, columns - 1) + row for column in range(4)]
         vectors = vectors if columns > 2 else vectors[:2] * 2
-        lines += packed(vectors, 31, out == "int8")
+        lines += pack_lines(vectors, 31, out == "int8")
         lines.append(f"vmovdqu %%xmm{vectors[0]}, (%[y{row}])")
         for i in range(1, columns):
             lines.append(f"vextracti32x4 ${i}, %%zmm{vectors[0]}, {i * channels}(%[y{row}])")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["NUMBERS", "Tile", "finish_lines", "number_macros", "number_at", "packed", "vector_tile"]
+__all__ = ["NUMBERS", "Tile", "finish_lines", "number_at", "number_macros", "pack_lines", "vector_tile"]
 
 NUMBERS = {
     "zero": 0, "order": 16, "low": 32, "high": 33, "sum_low": 34, "sum_high": 35, "sum_scale": 36, "r_zero": 37,
@@ -74,7 +74,7 @@ def finish_lines(sums: Sequence[int], scales: Sequence[str], residual: Sequence[
     return [*lines, "3:", *(f"vcvtps2dq %%zmm{z}, %%zmm{z}" for z in sums)]
 
 
-def packed(four: Sequence[int], order: int, signed: bool) -> list[str]:
+def pack_lines(four: Sequence[int], order: int, signed: bool) -> list[str]:
     """Assembly that adds y's zero point to four vectors of int32, and packs their saturated bytes into the first.
 
     The last two vectors may be the first two again. ``order`` is the register with the permutation of words.
@@ -109,7 +109,7 @@ def _as_bytes(tile: Tile, signed: bool, residual: str | None) -> list[str]:
     for first_position in range(0, positions, positions_per_vector):
         group = [min(first_position + i, positions - 1) for i in range(positions_per_vector)]
         vectors = [halves * p + j for p in group for j in range(halves)]
-        lines += packed(vectors, 31, signed)
+        lines += pack_lines(vectors, 31, signed)
         for i, position in enumerate(range(first_position, min(first_position + positions_per_vector, positions))):
             target, packed_vector = f"{tile.y[position]}(%[y])", f"%%zmm{vectors[0]}"
             if i and not ragged:

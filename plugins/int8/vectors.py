@@ -15,7 +15,7 @@ from .vector_code import NUMBERS, Tile, number_macros, vector_tile
 
 TILE_POSITIONS = 14
 """Most positions of a tile: the sums of 32 channels, the weights and the operands fit in the 32 vector registers."""
-SHORT_UNIT_FLOPS = 1e8
+SHORT_FLOPS_PER_UNIT = 1e8
 """Operations per compute unit below which start-up of work items costs more than an uneven division of the work."""
 NEAR_WEIGHT_BYTES = 64 << 10
 """Most bytes of a job's weights that are read again for each block of tiles."""
@@ -149,7 +149,7 @@ class Vectors(BandSolver):
 
     def config_of(self, p: ConvProblem, device: DeviceInfo, target: int) -> dict[str, Any]:
         units = device.compute_units
-        items = units if p.flops < SHORT_UNIT_FLOPS * units else 4 * units
+        items = units if p.flops < SHORT_FLOPS_PER_UNIT * units else 4 * units
         config: dict[str, Any] = {"rows": 1, "panels": 1, "items": items}
         smallest = VectorsKernel(p, config)
         if smallest.flat:

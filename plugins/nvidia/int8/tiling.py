@@ -128,7 +128,7 @@ class Int8Tiling:
         t, residual = self.tile, self.problem.residual
         sums = t.frag_m * t.frag_n * 4
         registers = sums + (60 if t.engine == "mma" else 36)
-        if self.float8:  # most of a residual takes the registers of a slice's sums
+        if self.float8:  # registers of a slice's sums are reused for the residual
             return registers + sums // groups + (32 if groups > 1 else 8 if self.by_rows else 0) * residual
         return registers + (32 if residual else 0)
 
@@ -219,7 +219,7 @@ class StreamTiling(Int8Tiling):
         columns, column_of = _tap_ranges(p.ow, p.iw, p.kw, p.sw, p.pw, p.dw)
         self.sets = len(rows) * len(columns)
         self.corners = [(*row, *column) for row in rows for column in columns]
-        # set_of: the term of each output row and each output column in the index of a pixel's set of taps.
+        # set_of: the index of a pixel's set of taps is the sum of its row's term and its column's term.
         self.set_of = [each * len(columns) for each in row_of], column_of
 
     def _arrange_memory(self) -> None:

@@ -17,7 +17,7 @@ void gather(OUT_PARAMS, global const ACC *restrict m, long e_step, int tile_step
         PREFETCH(out + (((long)image * ${h} + y0 + row) * ${w} + x0 + i * ${tile_w} + j) * ${n_ * groups} + g * ${n_} + n, 1);
 % endif
     local ACC *to = copy + i * ${tile_w} * LANES;
-${along_h(program_h, patch_h, tile_h, patch_w, patch_w, "LOADW(m + ({row} + j) * e_step)") if patch_h > 1 else ""}\
+${pass_along_h(program_h, patch_h, tile_h, patch_w, patch_w, "LOADW(m + ({row} + j) * e_step)") if patch_h > 1 else ""}\
     ONCE for (int k = 0; k < rows; ++k, to += columns * LANES) {
 % for j in range(patch_w):
       const V d${j} = ${f"mid[k * {patch_w} + {j}]" if patch_h > 1 else f"LOADW(m + {j} * e_step)"};

@@ -48,7 +48,7 @@ def printed(matrix: Matrix, dtype: str) -> str:
     return program(matrix, inputs, outputs, type="V", dtype=scalar, declare=True, indent="      ").text
 
 
-def along_h(program: str, rows_in: int, rows_out: int, columns: int, pitch: int, read: str) -> str:
+def pass_along_h(program: str, rows_in: int, rows_out: int, columns: int, pitch: int, read: str) -> str:
     """The pass along h of all columns j into ``mid``; ``read`` is an expression of the vector at offset ``{row}``."""
     text = f"    V mid[{rows_out * columns}];\n    ONCE for (int j = 0; j < {columns}; ++j) {{\n"
     text += "".join(f"      const V d{k} = {read.format(row=k * pitch)};\n" for k in range(rows_in)) + program
@@ -86,7 +86,7 @@ class Kernel:
         case = self.case
         store = "STREAMW" if streams and size > STREAMED_BYTES else "STOREW"
         common = {"lanes": case.lanes, "nhwc": case.nhwc, "groups": case.problem.g, "images": case.problem.mb}
-        common |= {"strip": case.strip, "store": store, "transposed": transposed, "along_h": along_h}
+        common |= {"strip": case.strip, "store": store, "transposed": transposed, "pass_along_h": pass_along_h}
         return "".join(kernel_text(__package__, file, **(common | dict(values))) for file, values in parts)
 
     def programs(self, name: str) -> dict[str, str]:

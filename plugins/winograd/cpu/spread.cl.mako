@@ -68,7 +68,7 @@ void spread_${name}(global ACC *restrict v, long e_step, int tile_step, local AC
     ONCE for (int k = 0; k < ${patch_h}; ++k)  // the next channels of the tile's patch, or the next strip
       ONCE for (int j = 0; j < ${step_w}; ++j) PREFETCH(x + next + (k * ${w}L + i * ${step_w} + j) * ${c * groups}, 0);
 % endif
-${along_h(program_h, patch_h, out_h, patch_w, width, "LOADL(copy + ({row} + j) * LANES)") if patch_h > 1 else ""}\
+${pass_along_h(program_h, patch_h, out_h, patch_w, width, "LOADL(copy + ({row} + j) * LANES)") if patch_h > 1 else ""}\
     ONCE for (int k = 0; k < ${out_h}; ++k) {
 % for j in range(patch_w):
       const V d${j} = ${f"mid[k * {patch_w} + {j}]" if patch_h > 1 else f"LOADL(copy + {j} * LANES)"};

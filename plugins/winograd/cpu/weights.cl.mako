@@ -29,7 +29,7 @@ __attribute__((noinline))
 void put_square(global const ACC *restrict m, long e_step, local ACC *restrict copy, global REAL *restrict w, int g, int n0, int c0) {
   const int channels = min(LANES, C - c0), count = min(LANES, N - n0);
   ONCE for (int c = 0; c < channels; ++c, m += NVL) {
-${along_h(program_h, patch_h, tile_h, patch_w, patch_w, "LOADW(m + ({row} + j) * e_step)")}\
+${pass_along_h(program_h, patch_h, tile_h, patch_w, patch_w, "LOADW(m + ({row} + j) * e_step)")}\
     ONCE for (int k = 0; k < ${tile_h}; ++k) {
 % for j in range(patch_w):
       const V d${j} = mid[k * ${patch_w} + ${j}];
