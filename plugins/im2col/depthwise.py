@@ -50,19 +50,18 @@ NHWC_READ_OPS = 17.0  # operations at peak rate per element of the source that i
 
 
 def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterator[dict[str, Any]]:
-    """Yield one configuration per workspace cap; none if the problem is not depthwise or exceeds a limit above."""
+    """Yield one configuration per workspace cap; none on GPUs, nor if the problem is not depthwise or exceeds a limit
+    above."""
+    if device.type != "cpu":
+        return
     flipped = problem.direction == "bwd_data"
     window = PatchWindow.of(problem, flipped)
     if window.groups == 1 or window.group_channels > 1 or window.volume > MAX_TAPS:
         return
     if window.group_targets > (1 if window.nhwc else MAX_TARGETS):
         return
-    config = {"method": "depthwise", "flipped": flipped, "cpu": device.type == "cpu"}
-    if problem.direction == "bwd_weights" and not config["cpu"]:
-        return
-    if not config["cpu"]:
-        yield config
-    elif window.nhwc:
+    config = {"method": "depthwise", "flipped": flipped}
+    if window.nhwc:
         rows = window.images * window.positions[0] * window.positions[1]
         yield {**config, "rows": max(1, min(window.positions[1], rows // (16 * device.compute_units)))}
     else:
@@ -80,7 +79,7 @@ class Depthwise:
         self.window = window = PatchWindow.of(problem, config["flipped"])
         self.lanes = 64 // window.accumulator_size
         self.gradient = problem.direction == "bwd_weights"
-        self.packs = config["cpu"] and window.nhwc and not self.gradient
+        self.packs = window.nhwc and not self.gradient
         # In a padded NCHW plane, ``reach`` has the taps' offsets along each axis from the plane's first element, and
         # ``zero`` is the position of that element in x.
         low = [min(0, (taps - 1) * spread) for taps, spread in zip(window.taps, window.spread, strict=True)]
@@ -106,7 +105,7 @@ class Depthwise:
         """Bytes of workspace: NCHW's padded planes, or NHWC's flipped weights."""
         if self.packs:
             return 0 if self.problem.constant_weights else self.packed_size
-        if not self.config["cpu"] or self.window.nhwc:
+        if self.window.nhwc:
             return 0
         plane = self.extent[0] * self.extent[1] * self.window.step[2] * self.pitch
         return plane * self.window.accumulator_size * self.config["items"]
@@ -133,13 +132,9 @@ class Depthwise:
         source, target = ("y", "x") if self.config["flipped"] else ("x", "y")
         epilogue_operands = [part for part in ("bias", "residual") if getattr(problem, part)]
         steps: list[Any] = []
-        local: tuple[int, ...] | None = (1, 1, 1)
         outputs, scratch = [target, *epilogue_operands], []
         arguments: list[Any] = [source, "w"]
-        if not self.config["cpu"]:
-            size: tuple[int, ...] = (round_up(window.images * window.targets * window.pixels, 128),)
-            local = (128,)
-        elif window.nhwc:
+        if window.nhwc:
             size = (-(-window.positions[1] // self.config["rows"]), window.positions[0], window.images)
             arguments.append(np.int64(0))
             if not problem.constant_weights:
@@ -148,7 +143,7 @@ class Depthwise:
         else:
             size = (self.config["items"], 1, 1)
             scratch.append("workspace")
-        steps.append(Launch(program, "depthwise", size, local, [*arguments, *outputs, *scratch], names=OPERANDS))
+        steps.append(Launch(program, "depthwise", size, (1, 1, 1), [*arguments, *outputs, *scratch], names=OPERANDS))
         if not (self.packs and problem.constant_weights):
             return StepPlan(self.workspace_size, steps)
         key = f"im2col depthwise nhwc {problem.dtype} {problem.w_shape} lanes {self.lanes}"
@@ -163,10 +158,7 @@ class Depthwise:
         window, problem = self.window, self.problem
         text = window.macros() + epilogue_macros(problem)
         text += define(ACCSIZE=window.accumulator_size, IMAGES=window.images, M=window.group_targets)
-        text += define(NHWC=int(window.nhwc))
-        if not self.config["cpu"]:
-            return text + kernel_text(__package__, "depthwise_gpu.cl")
-        text += define(LANES=self.lanes, V=f"{DTYPES[window.dtype].accumulator}{self.lanes}")
+        text += define(NHWC=int(window.nhwc), LANES=self.lanes, V=f"{DTYPES[window.dtype].accumulator}{self.lanes}")
         text += kernel_text(__package__, "first.cl")
         plain = not DTYPES[window.dtype].widened
         if window.nhwc:
