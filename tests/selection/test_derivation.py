@@ -65,7 +65,7 @@ def rewritten_result(problem: ConvProblem, name: str, operands: dict[str, np.nda
 @pytest.mark.parametrize("name", REWRITINGS)
 def test_every_shape_by_the_reference(name, layout, monkeypatch):
     """Every rewriting over every shape that it takes, in every direction: the whole result, bit for bit."""
-    monkeypatch.setattr(reach, "FAR", 0)
+    monkeypatch.setattr(reach, "MAX_REACH", 0)
     monkeypatch.setattr(rewriting, "reduction", reach.reduction.__wrapped__)
     applied = 0
     for number, (entry, direction) in enumerate(itertools.product(TABLES, DIRECTIONS)):
