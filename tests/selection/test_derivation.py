@@ -50,7 +50,7 @@ def rewritten_result(problem: ConvProblem, name: str, operands: dict[str, np.nda
     out = np.full(math.prod(problem.out_shape), np.nan)
     flat[problem.written] = out
     for part in range(found.parts):
-        held = {name: np.full(math.prod(getattr(inner, name + "_shape")), np.nan) for name in found.held}
+        held = {name: np.full(math.prod(getattr(inner, name + "_shape")), np.nan) for name in found.operand_bytes}
         held |= {name: flat[source] for name, source in found.through.items()}
         for copy in found.copies:
             copied(copy, flat[copy.source], held[copy.target], part)
