@@ -14,7 +14,7 @@ from typing import Any
 
 from ..device.background import Threads
 from ..measurement.farm import Died, NotStarted, RestartingChild, outlive
-from ..measurement.search.precompile import MOST, compile_one, compiler
+from ..measurement.search.precompile import MAX_CANDIDATES, compile_one, compiler
 from .exclusive import exclusive
 from .offers import Offer
 
@@ -75,7 +75,7 @@ class Children:
         def work(child: RestartingChild) -> None:
             # Where no child process starts, the search will not start one either, and reports the reason.
             with contextlib.suppress(NotStarted):
-                for place in itertools.takewhile(lambda place: place < MOST, places):
+                for place in itertools.takewhile(lambda place: place < MAX_CANDIDATES, places):
                     _, last = compile_one(child, problem, place)
                     if last or time.monotonic() > until:
                         break

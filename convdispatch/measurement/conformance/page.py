@@ -30,19 +30,20 @@ def render(*reports: Report) -> str:
 
 
 def labels(devices: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What to call kinds of device on a page: their names, with their keys where several have one name."""
+    """Labels of devices: their names, with their keys if several have the same name."""
     names = [device["name"] for device in devices]
     return [f"{d['name']} ({d['key']})" if names.count(d["name"]) > 1 and d.get("key") else d["name"] for d in devices]
 
 
 def differences(reports: Sequence[Report]) -> list[tuple[str, str, str, list[str]]]:
-    """Case, problem, solver and each report's status or ``not asked``, where these are not all the same."""
-    found: dict[tuple[str, str, str], dict[int, str]] = {}
-    for place, report in enumerate(reports):
+    """Case, problem, solver and status in each report (or ``not asked``), for those whose statuses differ."""
+    status_of: dict[tuple[str, str, str], dict[int, str]] = {}
+    for index, report in enumerate(reports):
         for outcome in report.outcomes:
-            found.setdefault((outcome.case, outcome.problem, outcome.solver), {})[place] = outcome.status
-    every = [(*key, [said.get(place, "not asked") for place in range(len(reports))]) for key, said in found.items()]
-    return [each for each in every if len(set(each[-1])) > 1]
+            status_of.setdefault((outcome.case, outcome.problem, outcome.solver), {})[index] = outcome.status
+    count = range(len(reports))
+    rows = [(*key, [values.get(index, "not asked") for index in count]) for key, values in status_of.items()]
+    return [row for row in rows if len(set(row[-1])) > 1]
 
 
 def _section(report: Report) -> dict[str, Any]:
