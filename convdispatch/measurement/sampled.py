@@ -56,10 +56,10 @@ def _inequality(values: np.ndarray, expected: np.ndarray, at: np.ndarray) -> str
     wrong = np.flatnonzero(values != expected)
     if not wrong.size:
         return None
-    first_wrong = int(wrong[0])
+    first = int(wrong[0])
     return (
-        f"{wrong.size} of {values.size} sampled elements differ; element {int(at[first_wrong])} is {values[first_wrong]:.9g}, "
-        f"exactly it is {expected[first_wrong]:.9g}"
+        f"{wrong.size} of {values.size} sampled elements differ; element {int(at[first])} is {values[first]:.9g}, "
+        f"exactly it is {expected[first]:.9g}"
     )
 
 
