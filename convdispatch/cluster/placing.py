@@ -71,9 +71,8 @@ class Pool:
         """Each task to submit now, with its worker, to which it is assigned from then on."""
         loads = Counter(self._working.values())
         for depth in range(QUEUED):
-            for worker in sorted(
-                (address for address in self.workers if loads[address] <= depth), key=loads.__getitem__
-            ):
+            free = (address for address in self.workers if loads[address] <= depth)
+            for worker in sorted(free, key=loads.__getitem__):
                 if depth and len(self._waiting) <= len(self.workers):
                     return
                 offer = self.workers[worker]

@@ -136,9 +136,8 @@ class Run:
     def _answers(self, flights: list[_Flight]) -> Iterator[tuple[Task, Any]]:
         """The results of tasks that ended. A task whose result is lost is repeated."""
         finished = [flight for flight in flights if flight.future.status == "finished"]
-        fetched = dict(
-            zip((flight.future.key for flight in finished), self._fetched([flight.future for flight in finished]))
-        )
+        futures = [flight.future for flight in finished]
+        fetched = dict(zip((future.key for future in futures), self._fetched(futures)))
         if len(fetched) < len(finished):
             yield from self._look()
         for flight in flights:

@@ -61,12 +61,7 @@ def serve(
 
 
 async def _serve(
-    package: Any,
-    address: str | None,
-    scheduler_at: dict[str, Any] | None,
-    offers: Sequence[Offer],
-    security: Any,
-    ready: Any,
+    package: Any, address: str | None, own: dict[str, Any] | None, offers: Sequence[Offer], security: Any, ready: Any
 ) -> None:
     """Run workers at a scheduler's address, or at a new scheduler on a host and port."""
     stop = asyncio.Event()
@@ -74,10 +69,10 @@ async def _serve(
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
-        if scheduler_at is not None:
+        if own is not None:
             protocol = "tls" if security is not None else "tcp"
             options = {"protocol": protocol, "security": security, "dashboard_address": f"{LOOPBACK}:0"}
-            scheduler = package.Scheduler(**scheduler_at, **options)
+            scheduler = package.Scheduler(**own, **options)
             stack.push_async_callback(_within, scheduler.close)
             await scheduler
             address = scheduler.address

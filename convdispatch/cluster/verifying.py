@@ -42,13 +42,8 @@ def verify_many(
     """
     cases = {one.name: one for one in select(level, options.get("case"), own)}
     limit = TIMEOUT_S if options.get("timeout_s") is None else options["timeout_s"]
-    settings = {
-        "plugin": plugin,
-        "level": level,
-        **options,
-        "timeout_s": limit,
-        "jobs": max(1, options.get("jobs") or 1),
-    }
+    jobs = max(1, options.get("jobs") or 1)
+    settings = {"plugin": plugin, "level": level, **options, "timeout_s": limit, "jobs": jobs}
     settings["own"] = [[entry.name, str(entry.problem), entry.count] for entry in own]
     names, kinds = list(cases), sorted(run.kinds)
     unasked = {key: dict.fromkeys(names) for key in kinds}

@@ -138,9 +138,7 @@ class _Tensor(_Inert):
         last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
         if 0 not in shape and last >= storage.numel:
             raise pickle.UnpicklingError(f"a tensor reaches element {last} of a storage of {storage.numel}")
-        if (
-            math.prod(shape) > storage.numel
-        ):  # With a stride of 0 a file of a few bytes could require any amount of memory.
+        if math.prod(shape) > storage.numel:  # With a stride of 0 a few bytes could require any amount of memory.
             raise pickle.UnpicklingError(f"a tensor of shape {shape!r} is larger than its storage of {storage.numel}")
         self._set(storage=storage, offset=offset, shape=tuple(shape), strides=tuple(strides))
 
@@ -242,9 +240,7 @@ def _read_legacy(file: BinaryIO, most: int) -> object:
         return storages.setdefault(key, _Storage(dtype, numel))
 
     state = _Unpickler(_checked_pickle(file, most), order, storage).load()
-    for key in _Unpickler(
-        _checked_pickle(file, most)
-    ).load():  # the raw storages follow in the order of this list of keys
+    for key in _Unpickler(_checked_pickle(file, most)).load():  # The raw storages follow in the order of these keys.
         storage_at = storages[key]
         if int.from_bytes(_exactly(file, 8), "little" if order == "<" else "big") != storage_at.numel:
             raise pickle.UnpicklingError(f"storage {key} differs in length from its description")
