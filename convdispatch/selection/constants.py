@@ -17,6 +17,7 @@ from ..device.cache.artifact_store import forbid_unstored
 from ..device.commands.host_memory import HostQueue
 from ..device.commands.interface import Commands
 from ..device.commands.queues import commands_of
+from ..device.places.stream import KINDS as STREAMS
 from ..device.startup_profile import layer, phase
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ class Constant:
     def packed(
         self, prepared: Any, queue: cl.CommandQueue, w: cl.MemoryObject, wait_for: Sequence[cl.Event] | None = None
     ) -> tuple[cl.MemoryObject, cl.Event | None]:
-        """Return the packed weights for ``prepared``, and the event that completes them (None if it has).
+        """Return the packed weights for ``prepared``, and the event that completes them, or None once they are
+        complete.
 
         They are packed once for each context and pack key, on ``queue``, after the events ``wait_for``.
         """
@@ -96,8 +98,8 @@ class Constant:
                         entry = _pack(prepared, commands, queue, w, wait_for)
                     commands.flush()  # The commands are flushed, because other queues may wait for the packed weights.
                     self._packed[key], is_new = entry, True
-        # On CUDA packed weights are never evicted: a captured graph may hold nothing but their address.
-        if is_new and commands.kind != "cuda":
+        # Packed weights of streams are never evicted: a captured graph may hold nothing but their address.
+        if is_new and commands.kind not in STREAMS:
             # ``packed_for`` is called without the lock, because it may evict packed forms of these same weights.
             prepared.packed_for(self)
         memory, event = entry
@@ -108,10 +110,10 @@ class Constant:
         return memory, event
 
     def release(self, pack_key: Any) -> None:
-        """Release the packed forms of a pack key, except those on CUDA. The dictionary ``addresses`` is replaced and
-        not changed, because calls that run now hold it, and by it the memory that they read."""
+        """Release the packed forms of a pack key, except those of streams. Calls under way hold ``addresses``, and by
+        it the memory that they read, so the dictionary is replaced and not changed."""
         with self._lock:
-            released = {key for key in self._packed if key[1] == pack_key and key[0] != "cuda"}
+            released = {key for key in self._packed if key[1] == pack_key and key[0] not in STREAMS}
             memory = [self._packed[key][0] for key in released]
             self._packed = {key: packed for key, packed in self._packed.items() if key not in released}
             kept = [key for key, address in self.addresses.items() if not any(address is packed for packed in memory)]

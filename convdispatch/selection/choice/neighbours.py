@@ -23,7 +23,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import statistics
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -276,7 +275,8 @@ class Neighbours:
         return None
 
     def _sums(self, near: Sequence[tuple[float, ConvProblem]]) -> tuple[dict[str, tuple[float, float]], float]:
-        """The weighted sum of each solver's paces and the sum of the weights, by solver; the weighted mean level."""
+        """The weighted sum of each solver's paces and the sum of the weights, by solver; and the weighted mean
+        level."""
         sums: dict[str, tuple[float, float]] = {}
         levels = total = 0.0
         for gap, measured in near:
@@ -298,7 +298,7 @@ class Neighbours:
                 if cost:
                     ratio = math.log(record.median_ms / cost)
                     log_ratios[record.solver] = min(ratio, log_ratios.get(record.solver, math.inf))
-            level = statistics.median(log_ratios.values()) if log_ratios else 0.0
+            level = float(np.median([*log_ratios.values()])) if log_ratios else 0.0
             self._paces[measured] = level, {solver: ratio - level for solver, ratio in log_ratios.items()}
         return self._paces[measured]
 

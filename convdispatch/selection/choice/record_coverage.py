@@ -11,10 +11,11 @@ first source did not measure counts like a prediction.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from .evidence import Evidence
 
@@ -100,7 +101,7 @@ def _excess(benchmarked: Sequence[Evidence], predictions: Mapping[str, Predictio
         predicted = predictions[item.solver].predicted_ms
         if predicted and item.record is not None:
             log_ratios.append(math.log(item.record.median_ms / predicted))
-    return math.exp(statistics.median(log_ratios)) if log_ratios else 1.0
+    return math.exp(np.median(log_ratios)) if log_ratios else 1.0
 
 
 def _time_text(best: Evidence) -> str:

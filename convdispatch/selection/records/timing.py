@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from ...api.errors import ConvDispatchError
 
@@ -78,14 +79,14 @@ def summarise(samples: Iterable[float]) -> Timing:
     times = sorted(check_time(sample) for sample in samples)
     if not times:
         raise BadTiming("no sample was taken")
-    median_ms = statistics.median(times)
+    median_ms = float(np.median(times))
     inliers = [sample for sample in times if median_ms / OUTLIER_FACTOR <= sample <= median_ms * OUTLIER_FACTOR]
     count, outliers = len(times), len(times) - len(inliers)
     if outliers > MAX_OUTLIER_SHARE * count:
         raise BadTiming(f"{outliers} of {count} samples are {OUTLIER_FACTOR:g} times off the median {median_ms:g} ms")
     low, high = order_interval(len(inliers)) or (0, len(inliers) - 1)
     return Timing(
-        median=statistics.median(inliers),
+        median=float(np.median(inliers)),
         ci=(inliers[low], inliers[high]),
         p20=_rank(inliers, 0.2),
         p80=_rank(inliers, 0.8),
