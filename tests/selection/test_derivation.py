@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+import shape_tables
 from checking import call, make_operands
 
 import convdispatch
@@ -14,7 +15,7 @@ from convdispatch import ConvProblem
 from convdispatch.api import DeviceInfo, Solver
 from convdispatch.device.rates import rates
 from convdispatch.device.runtime import device_info
-from convdispatch.measurement import reference, shapes
+from convdispatch.measurement import reference
 from convdispatch.measurement.conformance.checks import Examination
 from convdispatch.selection import dispatch, reach
 from convdispatch.selection.derivation import REWRITINGS, Derived, derived, may_beat, named, rewriting
@@ -23,7 +24,7 @@ from convdispatch.selection.derivation.rewriting import MOST_GROUPS
 from convdispatch.selection.plugins import loader
 from convdispatch.selection.visible_problem import visible_problem
 
-TABLES = [*shapes.load("near_miss"), *shapes.load("basic")]
+TABLES = [*shape_tables.load("near_miss"), *shape_tables.load("basic")]
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weights")
 
 
