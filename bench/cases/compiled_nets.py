@@ -1,19 +1,24 @@
 """Nets of libraries by PyTorch eager, under ``enable()``, by our back end and by inductor: a process each.
 
 ``python -m bench compiled_nets [NAME ...] [--libraries N] [--draw N] [--seed S] [--sides eager enable backend inductor]
-[--batch 1] [--size 224] [--rounds 3] [--seconds 1.5] [--minutes M] [--rows FILE]``
+[--batch 1] [--size 224] [--rounds 5] [--seconds 0.6] [--alone] [--minutes M] [--rows FILE]``
 
 A name is one of timm's, or LIBRARY/NAME of ``library_models``; ``--libraries`` takes models of that list by seed, and
-``--draw`` models of timm's list that are not in it, by seed, one of a family. Sides come in turns, process by process,
-``--rounds`` times; a side's time is the median of its processes' medians. Weights are drawn by seed, the input is a
-picture of random numbers. ``--rows`` keeps a JSON line for each model: a model that has one is not run again, so that a
-run goes on where it ended. With ``--minutes`` no model is begun after them. A line is printed after each model, the
-table at the end. Inductor has freezing on.
+``--draw`` models of timm's list that are not in it, by seed, one of a family. Each side has a process of its own, as
+its users run it. The processes of a model are made ready one after another and then measured in turns, ``--rounds``
+bursts of ``--seconds`` each, while the others sleep: a ratio is the median over rounds of two bursts that followed each
+other, so that a machine that is slower for a minute slows both sides. ``--alone`` gives a burst real-time priority, so
+that other work on the machine has no core meanwhile. A burst begins with a fifth of its time that is not
+counted, in which caches and threads come back. Weights are drawn by seed, the input is a picture of random numbers.
+``--rows`` keeps a JSON line for each model: a model that has one is not run again, so that a run goes on where it
+ended. With ``--minutes`` no model is begun after them. A line is printed after each model, the table at the end.
+Inductor has freezing on.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import math
@@ -22,6 +27,7 @@ import random
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -49,15 +55,16 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", default=list(SIDES))
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.6)
+    parser.add_argument("--alone", action="store_true", help="bursts have real-time priority")
     parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--engine", help="the back end's engine, instead of its own choice")
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--one", nargs=2, metavar=("NAME", "SIDE"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(measured(*given.one, given)))
+        serve(*given.one, given)
         return
     end = time.monotonic() + 60 * given.minutes
     lines = given.rows.read_text().splitlines() if given.rows and given.rows.exists() else []
@@ -73,50 +80,106 @@ def main() -> None:
     print(table(found))
 
 
-def in_turns(name: str, given: Any) -> dict[str, list[dict[str, Any]]]:
-    """By side, what its processes measured."""
-    rows: dict[str, list[dict[str, Any]]] = {side: [] for side in given.sides}
+class Side:
+    """The process of one side of a model; ``row`` is what it said of itself, with "error" where it failed."""
+
+    def __init__(self, name: str, side: str) -> None:
+        self.deadline = time.monotonic() + MAX_PROCESS_S
+        self.process = subprocess.Popen(
+            [*again("compiled_nets"), *sys.argv[1:], "--one", name, side],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.bursts: list[float] = []
+        self.row = self.read()
+
+    def read(self) -> dict[str, Any]:
+        """The next line of JSON that the process prints."""
+        timer = threading.Timer(max(1.0, self.deadline - time.monotonic()), self.process.kill)
+        timer.start()
+        try:
+            for text in self.process.stdout or ():
+                if text.startswith("{"):
+                    return json.loads(text)  # type: ignore[no-any-return]
+        finally:
+            timer.cancel()
+        return {"error": f"its process ended with {self.process.wait()}"}
+
+    def tell(self, line: str) -> dict[str, Any]:
+        """The process's answer to a line."""
+        try:
+            assert self.process.stdin is not None
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+        except OSError:
+            return {"error": f"its process ended with {self.process.wait()}"}
+        return self.read()
+
+    def burst(self, alone: bool) -> None:
+        """Measure one burst of calls, with real-time priority if ``alone``; a side that failed has no more of them."""
+        if "error" not in self.row:
+            if alone:
+                self.schedule(os.SCHED_FIFO, 10)
+            answer = self.tell("burst")
+            if alone:
+                self.schedule(os.SCHED_OTHER, 0)
+            self.row.update(answer)
+            if "ms" in answer:
+                self.bursts.append(answer["ms"])
+
+    def schedule(self, policy: int, priority: int) -> None:
+        """Set the scheduling of each thread that the process has now."""
+        for thread in Path(f"/proc/{self.process.pid}/task").glob("*"):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setscheduler(int(thread.name), policy, os.sched_param(priority))
+
+    def end(self) -> dict[str, Any]:
+        """What the process said, with the milliseconds of each burst; it is over."""
+        if "error" not in self.row:
+            self.row.update(self.tell("end"))
+        self.process.kill()
+        self.process.wait()
+        return {**self.row, "bursts": self.bursts}
+
+
+def in_turns(name: str, given: Any) -> dict[str, dict[str, Any]]:
+    """By side, what its process measured. ``enable`` comes first: its kernels are compiled while others get ready."""
+    sides = {side: Side(name, side) for side in sorted(given.sides, key=lambda side: side != "enable")}
     for _ in range(given.rounds):
         for side in given.sides:
-            rows[side].append(alone(name, side))
-    return rows
+            sides[side].burst(given.alone)
+    return {side: sides[side].end() for side in given.sides}
 
 
-def alone(name: str, side: str) -> dict[str, Any]:
-    """One side in a process of its own; "error" where it failed."""
-    command = [*again("compiled_nets"), *sys.argv[1:], "--one", name, side]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=MAX_PROCESS_S)
-    except subprocess.TimeoutExpired:
-        return {"error": f"not over after {MAX_PROCESS_S} s"}
-    try:
-        return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
-    except (IndexError, ValueError):
-        return {"error": (done.stderr.strip().splitlines() or ["nothing was printed"])[-1][:200]}
+def milliseconds(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """By side, the median of its bursts; no entry for a side that failed."""
+    return {side: statistics.median(row["bursts"]) for side, row in rows.items() if row.get("bursts")}
 
 
-def milliseconds(rows: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
-    """By side, the median of its processes; no entry for a side that failed."""
-    times = {side: [row["ms"] for row in each if "ms" in row] for side, each in rows.items()}
-    return {side: statistics.median(each) for side, each in times.items() if each}
-
-
-def ratios_of(rows: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
-    """The peers' times over our sides'."""
+def ratios_of(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """The peers' times over our sides', medians over rounds."""
     ms = milliseconds(rows)
-    return {f"{peer}/{side}": ms[peer] / ms[side] for side, peer in RATIOS if side in ms and peer in ms}
+    return {
+        f"{peer}/{side}": statistics.median(
+            theirs / ours for ours, theirs in zip(rows[side]["bursts"], rows[peer]["bursts"], strict=False)
+        )
+        for side, peer in RATIOS
+        if side in ms and peer in ms
+    }
 
 
-def line(name: str, rows: dict[str, list[dict[str, Any]]]) -> str:
+def line(name: str, rows: dict[str, dict[str, Any]]) -> str:
     """A model: each side's milliseconds, how the back end and ``enable`` stand to their peers, and what runs."""
     ms = milliseconds(rows)
-    told = [f"{side} {ms[side]:.2f}" if side in ms else f"{side}: {rows[side][0].get('error')}" for side in rows]
+    told = [f"{side} {ms[side]:.2f}" if side in ms else f"{side}: {rows[side].get('error')}" for side in rows]
     told += [f"{key} {ratio:.2f}" for key, ratio in ratios_of(rows).items()]
-    form = next((row["form"] for row in rows.get("backend", []) if row.get("form")), "")
+    form = rows.get("backend", {}).get("form", "")
     return f"{name}: {', '.join(told)} {form}"
 
 
-def table(found: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
+def table(found: dict[str, dict[str, dict[str, Any]]]) -> str:
     """All models in Markdown, with the geometric means and the least of the ratios."""
     keys = [f"{peer}/{side}" for side, peer in RATIOS]
     text = ["| model | " + " | ".join([*(f"{side}, ms" for side in SIDES), *keys]) + " |", "|---" * 8 + "|"]
@@ -210,8 +273,12 @@ def model_of(name: str, given: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any
     return model, (torch.randn(given.batch, 3, *(size[1:] if fixed else (given.size, given.size))),), {}
 
 
-def measured(name: str, side: str, given: Any) -> dict[str, Any]:
-    """Median milliseconds of a call, the first call's seconds, and the relative difference from PyTorch's results."""
+def serve(name: str, side: str, given: Any) -> None:
+    """Make a side of a model ready; then answer each "burst" with its milliseconds, and "end" with what ran.
+
+    Prints lines of JSON: the first call's seconds; for a burst the median and the least time of a call; at the end the
+    relative difference from PyTorch's results and the form.
+    """
     import torch
 
     from bench.library_models import tensors_of
@@ -219,24 +286,33 @@ def measured(name: str, side: str, given: Any) -> dict[str, Any]:
     model, args, kwargs = model_of(name, given)
     begin = time.perf_counter()
     run, backend = side_of(side, model, given)
-    with torch.inference_mode():
-        y = run(*args, **kwargs)
-        first = time.perf_counter() - begin
-        until = time.perf_counter() + max(2.0, given.seconds)
-        while time.perf_counter() < until:
-            run(*args, **kwargs)
-        times, end = [], time.perf_counter() + given.seconds
-        while time.perf_counter() < end or len(times) < 5:
+
+    def burst(seconds: float) -> list[float]:
+        times, end = [], time.perf_counter() + seconds
+        while time.perf_counter() < end or len(times) < 3:
             begin = time.perf_counter()
             run(*args, **kwargs)
             times.append(time.perf_counter() - begin)
-        row: dict[str, Any] = {"ms": statistics.median(times) * 1e3, "least": min(times) * 1e3, "first": first}
+        return times
+
+    with torch.inference_mode():
+        y = run(*args, **kwargs)
+        first = time.perf_counter() - begin
+        burst(max(2.0, given.seconds))
+        print(json.dumps({"first": first}), flush=True)
+        for request in sys.stdin:
+            if request.strip() == "end":
+                break
+            burst(given.seconds / 5)
+            times = burst(given.seconds)
+            print(json.dumps({"ms": statistics.median(times) * 1e3, "least": min(times) * 1e3}), flush=True)
+        row: dict[str, Any] = {}
         if side in ("backend", "inductor"):
             pairs = zip(tensors_of(y), tensors_of(model(*args, **kwargs)), strict=True)
             row["difference"] = max(((a - b).norm() / b.norm()).item() for a, b in pairs)
         if backend is not None:
             row["form"] = "; ".join(form for graph in backend.graphs for form in graph.descriptions().values())
-    return row
+        print(json.dumps(row), flush=True)
 
 
 def side_of(side: str, model: Any, given: Any) -> tuple[Any, Any]:

@@ -11,6 +11,7 @@ from ..api.problem import ConvProblem
 from ..device import runtime
 from ..measurement import first_sight
 from ..selection import dispatch
+from ..selection.prepared import Constant
 from ..selection.visible_problem import operand_sizes
 from .arguments import PLACES
 
@@ -25,6 +26,9 @@ class Call:
     there is not, and for a result that is to be allocated; ``constant`` is the promise behind ``w``, if there is one.
     """
 
+    fast_path: Any = None
+    """``path(lead, other, out, queue, bias, constant, residual)`` makes the call on arrays that kernels use in place:
+    the result, or None before anything is done. None itself where there is nothing quicker than ``generally``."""
     host = False
     """Whether operands are in host memory."""
     launches: Any = None
@@ -56,6 +60,43 @@ class Call:
         self.sizes = operand_sizes(problem)
         self.out_shape = problem.out_shape
         self.empty = math.prod(self.out_shape) == 0 or problem.mb == 0
+
+    def __call__(
+        self,
+        x: Any,
+        w: Any,
+        y: Any,
+        bias: Any = None,
+        constant: Constant | None = None,
+        residual: Any = None,
+        queue: Any = None,
+    ) -> Any:
+        """Run the call; returns the array that is written, on host memory once its values are there."""
+        if type(w) is Constant:
+            constant, w = w, w.array
+        operands, done = (x, w, y), None
+        queue = queue or self.ask()
+        try:
+            if self.fast_path is not None:
+                lead, other, out = operands[self.lead], operands[self.other], operands[self.written]
+                done = self.fast_path(lead, other, out, queue, bias, constant, residual)
+            if done is None:
+                done = self.generally([x, w, y], bias, constant, residual, queue)
+        except MemoryError as error:
+            raise_no_room(self.out_shape, error)
+        if self.count is not None:
+            self.count(self.solver)
+        return done
+
+    def generally(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, queue: Any) -> Any:
+        """The call on any arrays: operands that kernels cannot read in place are copied before, and a result that they
+        cannot write in place is copied after."""
+        raise NotImplementedError
+
+    @staticmethod
+    def ask() -> Any:
+        """The queue of a call that names none; None where the arrays know theirs."""
+        return None
 
     def prepare(self, context: cl.Context) -> None:
         """Choose the plan, or find it in the cache. Raises as ``dispatch.prepare``."""

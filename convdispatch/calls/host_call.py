@@ -24,7 +24,7 @@ from ..selection.prepared import Constant
 from ..selection.single_thread import prefers_one_thread
 from .arrays.host_arrays import HostArrays
 from .arrays.operands import check_written, native
-from .call import Call, raise_no_room
+from .call import Call
 from .guarded_replay import replay_on_host
 
 if TYPE_CHECKING:
@@ -55,15 +55,11 @@ class HostCall(Call):
         if not self.empty:
             self.prepare(context)
         alone = pointers and self.prepared is not None and prefers_one_thread(self.prepared)
-        self.ask = host_queue(self.device, alone)
-        """A function that returns the calling thread's queue, for calls that name none."""
+        self.ask = host_queue(self.device, alone)  # type: ignore[method-assign]
         self.launch: Any = None
         """``launch(addresses, queue, constant)`` runs the call on addresses of x, w, y, bias and residual, 0 for a
         missing one; returns False, before anything is done, where an operand has no address or overlaps with the
         result."""
-        self.fast_path: Any = None
-        """A function that makes the call on arrays that kernels use in place; returns the result, or None before
-        anything is done."""
         if self.prepared is None:
             return
         place: Any = HostPlace(self.device, in_pytorch) if pointers else CopyPlace(context, problem.accumulate)
@@ -82,38 +78,7 @@ class HostCall(Call):
         if arrays is not None:
             self.fast_path = _fast_path(self, run, recover)
 
-    def __call__(
-        self,
-        x: Any,
-        w: Any,
-        y: Any,
-        bias: Any = None,
-        constant: Constant | None = None,
-        residual: Any = None,
-        queue: Any = None,
-    ) -> Any:
-        """Run the call and wait for its result."""
-        if type(w) is Constant:
-            constant, w = w, w.array
-        operands, done = (x, w, y), None
-        queue = queue or self.ask()
-        try:
-            if self.fast_path is not None:
-                lead, other, out = operands[self.lead], operands[self.other], operands[self.written]
-                done = self.fast_path(lead, other, out, queue, bias, constant, residual)
-            if done is None:
-                done = self.generally(operands, bias, constant, residual, queue)
-        except MemoryError as error:
-            raise_no_room(self.out_shape, error)
-        if self.count is not None:
-            self.count(self.solver)
-        return done
-
-    def generally(
-        self, operands: Sequence[Any], bias: Any, constant: Constant | None, residual: Any, queue: Any
-    ) -> Any:
-        """The call on any arrays: what kernels cannot read in place is copied before, and a result that they cannot
-        write in place is copied from one that they can."""
+    def generally(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, queue: Any) -> Any:
         arrays, out, held = self.arrays, operands[self.written], []
         if out is not None:
             self._check_out(out)

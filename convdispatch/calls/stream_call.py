@@ -1,8 +1,9 @@
-"""Calls on CUDA memory: programs that OpenCL compiled, launched by CUDA on the caller's stream, without copy or wait.
+"""Calls on the memory of a device with streams: programs that OpenCL compiled, launched on the caller's stream by the
+device's own driver (CUDA), without copy or wait.
 
-Arrays of every library on CUDA, PyTorch's operators and XLA's buffers go this way. Where a program cannot be launched
-so, a call on a library's arrays goes through the host, with one warning that says why; a framework's call is the
-framework's.
+Arrays of every library on such a device, PyTorch's operators and XLA's buffers go this way. Where a program cannot be
+launched so, a call on a library's arrays goes through the host, with one warning that says why; a framework's call is
+the framework's.
 """
 
 from __future__ import annotations
@@ -18,13 +19,9 @@ from ..api.errors import ConvDispatchError, ConvDispatchWarning
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
 from ..device import runtime
-from ..device.cuda.ptx import Unlaunchable
-from ..device.cuda.stream import BLOCKED, CudaMemory, CudaStream
-from ..device.cuda_driver import NO_CONTEXT, CudaError
 from ..device.executable import BIAS, RESIDUAL, W
-from ..device.memory.allocator import out_of_memory
 from ..device.native import loading
-from ..device.places.stream import StreamLaunches, StreamPlace
+from ..device.places.stream import Stream, StreamMemory, Unlaunchable
 from ..device.programs.ptx_program import for_streams
 from ..selection import dispatch
 from ..selection.prepared import Constant, Prepared
@@ -37,12 +34,12 @@ _numbers = itertools.count()
 
 
 class StreamCall(Call):
-    """The call of one problem on a CUDA device, for one kind of arrays."""
+    """The call of one problem on a device with streams, for one kind of arrays."""
 
     def __init__(
         self,
         problem: ConvProblem,
-        stream: CudaStream,
+        stream: Stream,
         arrays: Any = None,
         *,
         names: Sequence[str] = ("x", "w", "y"),
@@ -51,7 +48,7 @@ class StreamCall(Call):
     ) -> None:
         """Plan, and load every program. ``arrays`` is a StreamArrays; without one ``launch`` is called with addresses
         alone. ``names`` are those of x, w, y for errors. ``through_host(problem, names, operands, bias, residual)``
-        computes a call whose programs CUDA cannot launch; without it such a call is the framework's.
+        computes a call whose programs cannot be launched so; without it such a call is the framework's.
 
         Raises Fallback, or ConvDispatchError for a quantized call.
         """
@@ -70,60 +67,29 @@ class StreamCall(Call):
             except Unlaunchable as error:
                 self._give_up(error)
 
-    def __call__(
-        self,
-        x: Any,
-        w: Any,
-        y: Any,
-        bias: Any = None,
-        constant: Constant | None = None,
-        residual: Any = None,
-        queue: Any = None,
-    ) -> Any:
-        """Launch the call on the caller's stream; returns the array that will be written."""
-        if type(w) is Constant:
-            constant, w = w, w.array
-        operands, new = [x, w, y], (x, w, y)[self.written] is None
-        done = None if self.launches is None else self._at_once(operands, bias, constant, residual, new)
-        if done is None:
-            done = self._generally(operands, bias, constant, residual, new)
-        if self.count is not None:
-            self.count(self.solver)
-        return done
-
-    def launch(self, stream: CudaStream, addresses: Sequence[int], constant: Constant | None = None) -> None:
+    def launch(self, stream: Stream, addresses: Sequence[int], constant: Constant | None = None) -> None:
         """Launch on ``addresses`` of x, w, y, bias and residual, 0 for those that there are not.
 
         Who calls keeps their memory until this returns. Raises Unlaunchable where weights cannot be packed, before
         anything else ran, and as ``dispatch.run``.
         """
-        stream.noted(self.solver)
+        stream.place.recent.append(self.solver)
         given = [*addresses]
         if constant is not None and self.packs and self.launches is not None:
             given[W] = self.packed(constant, stream, given[W])
-        if not launched(self.launches, stream, given):
+        if self.launches is None or not self.launches.run(stream, given):
             operands: list[Any] = [
-                CudaMemory(address, size) if address else None
+                StreamMemory(address, size) if address else None
                 for address, size in zip(addresses, self.sizes, strict=True)
             ]
             dispatch.run(self.prepared, stream, operands, None, constant)  # type: ignore[arg-type]
         stream.check()
 
-    def given(self, stream: CudaStream, addresses: list[int]) -> bool:
-        """Whether the kernels were launched on the operands' addresses; none was where memory or a context is
-        lacking."""
-        stream.place.recent.append(self.solver)
-        if not launched(self.launches, stream, addresses):
-            return False
-        if BLOCKED:
-            stream.check()
-        return True
-
-    def packed(self, constant: Constant, stream: CudaStream, address: int) -> int:
+    def packed(self, constant: Constant, stream: Stream, address: int) -> int:
         """The address of the packed form of weights at an address, made once. Raises Unlaunchable."""
         found = constant.addresses.get(self.packed_key)
         if found is None:
-            weights: Any = CudaMemory(address, self.sizes[W])
+            weights: Any = StreamMemory(address, self.sizes[W])
             made: Any = constant.packed(self.prepared, stream, weights)[0]  # type: ignore[arg-type]
             found = constant.addresses[self.packed_key] = made.address
         return int(found)
@@ -138,7 +104,9 @@ class StreamCall(Call):
     def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
         """See Call; PyTorch tensors use the native call path, where it is built and can make such a call."""
         plain = not self.problem.constant_weights and all(each is None for each in given[3:])
-        launcher = None if BLOCKED or not (plain and library.records_gradients) else loading.launcher()
+        if self.place.blocking or not (plain and library.records_gradients):
+            return None
+        launcher = loading.launcher()
         program = None if launcher is None or self.launches is None else self.program(launcher)
         if program is None:
             return None
@@ -155,20 +123,23 @@ class StreamCall(Call):
             self.native = made or False
         return self.native or None
 
-    def _at_once(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, new: bool) -> Any:
-        """Makes the call on operands that kernels can read in place and returns the written array; for others None,
-        before anything is done."""
-        arrays, written = self.arrays, self.written
-        if arrays.copies or not (new or arrays.is_result(operands[written])):
+    def fast_path(
+        self, lead: Any, other: Any, out: Any, queue: Any, bias: Any, constant: Constant | None, residual: Any
+    ) -> Any:
+        """See Call."""
+        arrays, written, new = self.arrays, self.written, out is None
+        if self.launches is None or arrays.copies or not (new or arrays.is_result(out)):
             return None
+        operands: list[Any] = [None, None, None]
+        operands[self.lead], operands[self.other] = lead, other
         if constant is not None and isinstance(operands[W], np.ndarray):
             return None
-        lead = operands[self.lead]
         stream = arrays.stream(lead)
         if not arrays.is_current(stream):
             return None
         if new:
-            operands[written] = arrays.allocate(lead, stream)
+            out = arrays.allocate(lead, stream)
+        operands[written] = out
         addresses = arrays.addresses(operands, bias, residual, stream)
         if addresses is None:
             return None
@@ -182,16 +153,21 @@ class StreamCall(Call):
             self._apart(addresses, bias)
             if residual is not None and self._overlapped(addresses[written], fifth, self.sizes[RESIDUAL]):
                 return None
-        return operands[written] if self.given(stream, addresses) else None
+        stream.place.recent.append(self.solver)
+        if not self.launches.run(stream, addresses):
+            return None
+        if stream.place.blocking:
+            stream.wait()
+        return out
 
-    def _generally(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, new: bool) -> Any:
-        """Makes the call on any operands; those that kernels cannot read in place are copied."""
+    def generally(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, queue: Any) -> Any:
+        """See Call; nothing waits."""
         arrays, written, given = self.arrays, self.written, tuple(operands)
-        lead = operands[self.lead]
+        lead, new = operands[self.lead], operands[self.written] is None
         stream = arrays.stream(lead)
-        if operands[written] is None:
+        if new:
             operands[written] = arrays.allocate(lead, stream)
-        elif not new:
+        else:
             arrays.check_result(operands[written], self.check_out)
         out, size = operands[written], self.sizes[written]
         with stream.current():
@@ -213,12 +189,10 @@ class StreamCall(Call):
             arrays.keep(stream, (*given, bias, residual, out))
         return out
 
-    def _run(
-        self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, stream: CudaStream
-    ) -> None:
+    def _run(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, stream: Stream) -> None:
         arrays, written = self.arrays, self.written
         given: list[Any] = [
-            constant.on_device(stream)
+            constant.on_device(stream)  # type: ignore[arg-type]
             if place == W and constant is not None and isinstance(array, np.ndarray)
             else arrays.memory(array, stream, self.sizes[place], place == written)
             for place, array in enumerate(operands)
@@ -258,61 +232,48 @@ class StreamCall(Call):
 
     def _give_up(self, error: Unlaunchable) -> None:
         """Make the call go through the host from now on. Raises Fallback where it is a framework's call."""
+        what = f"cannot run on a {self.place.kind.upper()} stream"
         if self.problem.quantized:
             raise ConvDispatchError(
-                f"{self.solver} cannot run {self.problem} on a CUDA stream: {error}; call with NumPy's arrays or a "
-                "pyopencl.array.Array"
+                f"{self.solver} {what} ({self.problem}): {error}; call with NumPy's arrays or a pyopencl.array.Array"
             ) from error
         if self._through_host is None:
-            raise Fallback(f"{self.solver} cannot run on a CUDA stream: {error}") from None
+            raise Fallback(f"{self.solver} {what}: {error}") from None
         why = self.why_host = str(error)
         if (self.solver, why) not in _warned:
             _warned.add((self.solver, why))
             warnings.warn(
-                f"{self.solver} cannot run on a CUDA stream, its problems ({self.problem}) go through the host and "
-                f"OpenCL's queue, with copies and waits: {why}",
+                f"{self.solver} {what}, its problems ({self.problem}) go through the host and OpenCL's queue, with "
+                f"copies and waits: {why}",
                 ConvDispatchWarning,
                 stacklevel=4,
             )
 
 
-def launched(launches: StreamLaunches | None, stream: CudaStream, addresses: list[int]) -> bool:
-    """Whether a plan's kernels were launched on these addresses; none was where memory or a context is lacking."""
-    if launches is None:
-        return False
-    try:
-        launches.run(stream, addresses)
-    except CudaError as error:
-        if not (out_of_memory(error) or error.status == NO_CONTEXT):
-            raise
-        return False
-    return True
-
-
-def loaded_launches(prepared: Prepared, stream: CudaStream) -> StreamLaunches | None:
-    """Load every program of a plan for CUDA, before any of its kernels runs; returns its launches, where it has no
-    other commands.
+def loaded_launches(prepared: Prepared, stream: Stream) -> Any:
+    """Load every program of a plan for a stream's device, before any of its kernels runs; returns its launches, where
+    it has no other commands.
 
     Raises Unlaunchable.
     """
     if not prepared.recordable:
-        if getattr(prepared.plan, "streams", False) and not prepared.layered:
+        if prepared.takes(stream):
             return None
         why = "layers see OpenCL's queues" if prepared.layered else "it enqueues by its own means, on OpenCL's queues"
         raise Unlaunchable(why)
     queue = runtime.queue(stream.device)
-    launches = prepared.executable(queue).bind(StreamPlace(stream.place.cuda))
+    launches = prepared.executable(queue).bind(stream.place)
     if launches is None:
         for command in prepared.recorded(queue).commands:
-            command.make(lambda slot: CudaMemory(0, slot.size), stream)
+            command.make(lambda slot: StreamMemory(0, slot.size), stream)
     return launches
 
 
-def refuse_capture(problem: ConvProblem, stream: CudaStream) -> None:
+def refuse_capture(problem: ConvProblem, stream: Stream) -> None:
     """Raises ConvDispatchError for a first call while a stream is captured."""
     with stream.current():
         if stream.capturing():
             raise ConvDispatchError(
-                f"{problem} is new here: a first call chooses, compiles and loads its programs, which a CUDA graph "
+                f"{problem} is new here: a first call chooses, compiles and loads its programs, which a graph "
                 "cannot capture; make one call before the capture"
             )

@@ -2,7 +2,7 @@
 
 A compiler or a kernel at work while the process's libraries are taken down aborts it ("terminate called without an
 active exception", "pure virtual method called"). So when the interpreter ends, after its last line or by an interrupt,
-nothing new begins aside, and what is under way is waited for. A second interrupt ends the process at once.
+no further background work begins, and running work is waited for. A second interrupt ends the process at once.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 EXIT_S = 60.0
 """The most seconds that the end of the process waits for background work."""
@@ -45,8 +47,8 @@ def start(work: Callable[[], Any], name: str) -> threading.Thread:
 
 
 class Threads:
-    """Runs functions in at most ``most`` threads, in the order of submission. A thread ends when nothing is left to do,
-    unless it is to ``stay``, for a library that holds memory for each thread that ever called it.
+    """Runs functions in at most ``most`` threads, in the order of submission. A thread ends when the queue of work is
+    empty; with ``stay`` it waits for more, because some libraries hold memory for each thread that ever called them.
 
     Unlike ``concurrent.futures.ThreadPoolExecutor`` it also works in a thread that outlives the main thread: from the
     main thread's end on, an executor takes no more work, and its module cannot even be imported.
@@ -60,19 +62,21 @@ class Threads:
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
         """Run ``work`` in one of the threads; the returned future gets its result or exception."""
+        from concurrent.futures import Future  # loads logging, which a call that compiles nothing needs not
+
         future: Future[Any] = Future()
         with self._changed:
-            if self._process != os.getpid():  # a forked process has none of the threads
+            if self._process != os.getpid():  # a forked process lacks its parent's threads
                 self._running, self._process = 0, os.getpid()
                 self._waiting.clear()
             self._waiting.append((future, work))
-            more = self._running < self._most
-            self._running += more
+            starts_thread = self._running < self._most
+            self._running += starts_thread
             self._changed.notify()
         try:
-            if more and self._stay:
+            if starts_thread and self._stay:
                 threading.Thread(target=self._run, args=(True,), name=self._name, daemon=True).start()
-            elif more:
+            elif starts_thread:
                 start(self._run, self._name)
         except RuntimeError:  # the interpreter is ending and starts no threads
             self._run()
@@ -96,13 +100,13 @@ class Threads:
                 future.set_exception(error)
             finally:
                 _leave(token)
-                del future, work  # a thread that stays holds nothing of its last work
+                del future, work  # a waiting thread must not keep the memory of its last work
 
 
 @contextlib.contextmanager
 def at_work() -> Iterator[None]:
-    """The end of the process waits for this block, which a daemon thread runs between its waits for work. Ends the
-    thread where the process ends already."""
+    """The end of the process waits for this block, which a daemon thread runs between its waits for work. Raises
+    SystemExit, which ends the thread, if the process is ending already."""
     token = object()
     if not _enter(token):
         raise SystemExit
@@ -113,7 +117,7 @@ def at_work() -> Iterator[None]:
 
 
 def ended() -> bool:
-    """Whether the process ends: what is not begun yet is not begun any more."""
+    """Whether the process is ending, so that no background work may begin."""
     return _ended
 
 
@@ -140,12 +144,12 @@ def _leave(token: object) -> None:
 def _wait() -> None:
     """Called at exit: waits for the background work that is under way."""
     global _ended
-    until = time.monotonic() + EXIT_S
+    deadline = time.monotonic() + EXIT_S
     try:
         with _changed:
             _ended = True
-            while _under_way and (left := until - time.monotonic()) > 0:
-                _changed.wait(left)
+            while _under_way and (remaining_s := deadline - time.monotonic()) > 0:
+                _changed.wait(remaining_s)
     except KeyboardInterrupt:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):

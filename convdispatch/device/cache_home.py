@@ -1,8 +1,8 @@
-"""A place for caches where the user's own cannot be written: read-only systems, containers, accounts without a home.
+"""A folder for caches where the user's own cannot be written: read-only systems, containers, accounts without a home.
 
-pyopencl keeps its generated calls in a folder of the user's cache and calls no kernel where that cannot be made. So
-before that part of it is imported, and where the folder refuses, the whole cache moves to a folder of the user's among
-the temporary files. What lies in it is run, so it must be the user's own and closed to others.
+pyopencl caches its generated calls in a folder of the user's cache, and calls no kernel if it cannot create the folder.
+So before ``pyopencl.invoker`` is imported, and if that folder cannot be written, the whole cache moves to a folder
+among the temporary files. Its files are executed, so it must belong to the user and be closed to others.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _VARIABLE = "XDG_CACHE_HOME"
 @functools.lru_cache(maxsize=1)
 def provide_cache() -> None:
     """Move the process's caches to ``temporary()`` where the user's cannot be written, with one warning."""
-    wanted = Path(platformdirs.user_cache_dir("pytools", "pytools"))
-    reason = _refusal(wanted)
+    user_cache = Path(platformdirs.user_cache_dir("pytools", "pytools"))
+    reason = _refusal(user_cache)
     # pyopencl.invoker chooses its cache folder when it is imported
     if reason is None or "pyopencl.invoker" in sys.modules:
         return
-    place = temporary()
-    os.environ[_VARIABLE] = str(place)
-    # On this system platformdirs ignores XDG_CACHE_HOME.
+    folder = temporary()
+    os.environ[_VARIABLE] = str(folder)
+    # On some systems platformdirs ignores XDG_CACHE_HOME.
     if _refusal(Path(platformdirs.user_cache_dir("pytools", "pytools"))):
         os.environ["PYOPENCL_NO_CACHE"] = "1"
-    words = f"the cache {wanted} cannot be written ({reason}): caches are in {place} ({_VARIABLE} names another place)"
-    warnings.warn(words, ConvDispatchWarning, stacklevel=2)
+    message = f"the cache {user_cache} cannot be written ({reason}), {folder} is used: {_VARIABLE} names another"
+    warnings.warn(message, ConvDispatchWarning, stacklevel=2)
 
 
 def _refusal(folder: Path) -> str | None:
-    """Why nothing can be written into a folder, which is made where it is missing; None where something can."""
+    """The reason why a folder, which is created if it is missing, cannot be written; None if it can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -52,12 +52,12 @@ def _refusal(folder: Path) -> str | None:
 def temporary() -> Path:
     """A folder among the temporary files that is this user's alone: the same for every process where that is safe."""
     user = os.getuid() if hasattr(os, "getuid") else 0
-    place = Path(tempfile.gettempdir()) / f"convdispatch-{user}"
+    folder = Path(tempfile.gettempdir()) / f"convdispatch-{user}"
     try:
-        place.mkdir(mode=0o700, exist_ok=True)
-        found = place.lstat()
-        if stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077 and found.st_uid == user:
-            return place
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+        if stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077 and status.st_uid == user:
+            return folder
     except OSError:
         pass
     return Path(tempfile.mkdtemp(prefix="convdispatch-"))

@@ -1,9 +1,9 @@
-"""A child process that answers questions: what may crash, hang or take long runs in one, and its end costs a question.
+"""A child process that answers questions. Work that may crash, hang or take long runs in one: a crash costs one answer.
 
-One protocol for all of them: a message is a JSON object and bytes, behind a mark, because solvers and drivers print on
-standard output as they please. ``Child`` is the parent's side: it starts the process, says and hears with a deadline,
-and ends it. ``questions`` and ``answer`` are the child's side. A child leaves interrupts to its parent, ends when the
-parent has gone, whatever it is at, and is the one to go where the system's memory runs out.
+All children use one protocol: a message is a JSON object and bytes, after a mark, because solvers and drivers print to
+standard output too. ``Child`` is the parent's side: it starts the process, sends and receives with a deadline, and ends
+it. ``questions`` and ``answer`` are the child's side. A child leaves interrupts to its parent, ends as soon as the
+parent has ended, and is the process that Linux kills first when memory runs out.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import IO, Any
 
 FEW_THREADS = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-"""The environment of a child in which NumPy computes nothing: NumPy starts as many threads as processors otherwise."""
+"""Variables for a child in which NumPy computes nothing: otherwise NumPy starts one thread for each processor."""
 _MARK = b"\x02convdispatch "
 _PARENT_DEATH_SIGNAL = 1  # the option PR_SET_PDEATHSIG of prctl
 _END_S = 10.0
-"""The most seconds that a killed process is waited for; one that hangs longer in a driver is left behind."""
+"""The most seconds that a killed process is waited for; a process that hangs in a driver for longer is abandoned."""
 _EXPENDABLE = 500
-"""Added to a child's badness of -1000 to 1000, by which Linux chooses whom it kills when memory runs out."""
+"""The child's oom_score_adj (-1000 to 1000): Linux kills the process with the highest score when memory runs out."""
 
 
 class Silent(queue.Empty):
@@ -46,8 +46,8 @@ class Answer(dict[str, Any]):
 class Child:
     """``python -m module``, which reads with ``questions`` and writes with ``answer``; ``setup`` is its first question.
 
-    One in the ``background`` runs, from its imports on, where no other process wants the processor. ``environment`` is
-    what the child's variables have beyond this process's.
+    A child in the ``background`` runs, imports included, only while no other process wants the processor.
+    ``environment`` is added to the variables of this process.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Child:
             raise
         self.halted = self.may_halt = False
         if background:
-            _last_in_line(self._process.pid)
+            _lower_priority(self._process.pid)
         self._answers: queue.Queue[Answer | None] = queue.Queue()
         threading.Thread(target=_listen, args=(self._process.stdout, self._answers), daemon=True).start()
         self.say(setup)
@@ -93,13 +93,13 @@ class Child:
         return self._owner == os.getpid() and self._process.poll() is None
 
     def say(self, values: Mapping[str, Any], content: bytes = b"") -> None:
-        """Send a message; that the child has died shows only when its answer is missing."""
+        """Send a message; if the child has died, only ``hear`` notices it."""
         with contextlib.suppress(OSError, ValueError):
             _send(self._process.stdin, values, content)  # type: ignore[arg-type]
 
     def hear(self, timeout_s: float | None = None) -> Answer | None:
-        """Returns the child's next answer; None when the child has ended. Raises Silent; without ``timeout_s`` it waits
-        for good."""
+        """Returns the child's next answer; None when the child has ended. Raises Silent after ``timeout_s`` seconds;
+        None waits without limit."""
         try:
             return self._answers.get(timeout=None if timeout_s is None else max(0.0, timeout_s))
         except queue.Empty:
@@ -108,10 +108,10 @@ class Child:
     def ask(self, values: Mapping[str, Any], content: bytes = b"") -> Answer:
         """Send a question, and return the child's next answer. Raises EOFError for a child that has ended."""
         self.say(values, content)
-        heard = self.hear()
-        if heard is None:
+        reply = self.hear()
+        if reply is None:
             raise EOFError(self.how_it_ended())
-        return heard
+        return reply
 
     def exit_code(self) -> int | None:
         """The exit code of a child that has ended by itself; negative for the signal that killed it, None where it only
@@ -129,19 +129,18 @@ class Child:
         if code < 0:
             return f"it was killed by {signal.Signals(-code).name}"
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 2000))
-        said = self._errors.read().decode("utf-8", "replace").strip().splitlines() if code else []
-        return f"it ended with status {code}" + (f": {said[-1].strip()}" if said else "")
+        error_lines = self._errors.read().decode("utf-8", "replace").strip().splitlines() if code else []
+        return f"it ended with status {code}" + (f": {error_lines[-1].strip()}" if error_lines else "")
 
     def kill(self) -> None:
-        """Kill the child, from any thread; a thread that waits for its answer learns that it has ended, and closes
-        it."""
+        """Kill the child, from any thread; a thread that waits in ``hear`` then gets None, and calls ``close``."""
         if self._owner == os.getpid():
             self._process.kill()
 
     def halt(self) -> None:
-        """Halt the child at once: its end, which takes tens of milliseconds of memory's, is for ``close``.
+        """Halt the child at once. ``close`` ends it later, because freeing its memory takes tens of milliseconds.
 
-        A child that called ``ends_with_parent`` does not outlast its parent so.
+        A halted child that called ``ends_with_parent`` still ends with its parent.
         """
         self.halted = True
         with contextlib.suppress(OSError):  # the child process has already ended
@@ -158,7 +157,7 @@ class Child:
         self._errors.close()
 
 
-def _last_in_line(pid: int) -> None:
+def _lower_priority(pid: int) -> None:
     with contextlib.suppress(OSError, AttributeError):  # SCHED_IDLE exists on Linux only
         os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
         return
@@ -173,7 +172,7 @@ def _send(stream: IO[bytes], values: Mapping[str, Any], content: bytes) -> None:
 
 
 def _messages(stream: IO[bytes]) -> Iterator[Answer]:
-    """The messages that the other process sends until it ends; one that was cut off is dropped."""
+    """The messages that the process at the other end sends until it ends; a truncated message is dropped."""
     for line in stream:
         _, mark, sizes = line.partition(_MARK)
         if not mark:
@@ -182,9 +181,9 @@ def _messages(stream: IO[bytes]) -> Iterator[Answer]:
         head, content = stream.read(head_size), stream.read(content_size)
         if len(content) < content_size or len(head) < head_size:
             return
-        made = Answer(json.loads(head))
-        made.content = content
-        yield made
+        message = Answer(json.loads(head))
+        message.content = content
+        yield message
 
 
 def _listen(stream: IO[bytes], answers: queue.Queue[Answer | None]) -> None:
@@ -201,36 +200,36 @@ def _listen(stream: IO[bytes], answers: queue.Queue[Answer | None]) -> None:
 def questions(idle_s: float | None = None) -> Iterator[Answer]:
     """The messages from the parent process, the setup first; ends when none came for ``idle_s`` seconds.
 
-    When the parent is gone the process ends, whatever it is at.
+    When the parent has ended, this process ends at once, even inside a kernel.
     """
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_EXPENDABLE))
     with contextlib.suppress(ValueError):  # signal.signal raises outside the main thread
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     _answers()
-    heard: queue.Queue[Answer] = queue.Queue()
+    messages: queue.Queue[Answer] = queue.Queue()
 
     def listen() -> None:
         # A duplicate of standard input: at exit the interpreter waits for a thread that reads from sys.stdin.
         for message in _messages(os.fdopen(os.dup(0), "rb")):
-            heard.put(message)
+            messages.put(message)
         os._exit(0)  # the parent has gone, and the main thread may be waiting for a kernel that never ends
 
     threading.Thread(target=listen, daemon=True).start()
     while True:
         try:
-            yield heard.get(timeout=idle_s)
+            yield messages.get(timeout=idle_s)
         except queue.Empty:
             return
 
 
 @functools.lru_cache(maxsize=1)
 def _answers() -> IO[bytes]:
-    """The stream to the parent, which was standard output; what drivers and plugins print from now on is discarded."""
+    """The stream to the parent: the former standard output. What drivers and plugins print from now on is discarded."""
     sys.stdout.flush()
-    stream, nowhere = os.fdopen(os.dup(1), "wb"), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
+    stream, null_file = os.fdopen(os.dup(1), "wb"), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_file, 1)
+    os.close(null_file)
     return stream
 
 

@@ -18,15 +18,15 @@ def _serve() -> None:
     from .cuda_driver import cuda_of
     from .programs.binary_cache import built
 
-    asked = questions()
-    platform, number = map(int, next(asked)["device"].split(":"))
-    chosen = cl.get_platforms()[platform].get_devices()[number]
-    context = cl.Context([chosen])
+    requests = questions()
+    platform, number = map(int, next(requests)["device"].split(":"))
+    device = cl.get_platforms()[platform].get_devices()[number]
+    context = cl.Context([device])
     cuda = None
     # A GPU program's binary may not be machine code yet. Loading it here makes the driver compile it further and cache
     # the result; in the parent process that would take a third of the compile time, one thread at a time.
-    compiles_further = bool(chosen.type & cl.device_type.GPU)
-    for request in asked:
+    compiles_further = bool(device.type & cl.device_type.GPU)
+    for request in requests:
         text = request.content
         try:
             if not request["is_text"]:
@@ -39,7 +39,7 @@ def _serve() -> None:
             if request["for_cuda"]:
                 # The parent process loads the binary too, and reports what is wrong with it.
                 with contextlib.suppress(Exception):
-                    cuda = cuda or cuda_of(chosen)
+                    cuda = cuda or cuda_of(device)
                     load(cuda, binary)
             elif compiles_further:
                 built(context, request["options"], context.devices, [binary])

@@ -1,8 +1,7 @@
-"""CUDA's driver, as far as OpenCL memory and queues are shared with it: devices, memory both worlds map, streams.
+"""CUDA's driver API by ctypes: devices, streams, and memory that CUDA and OpenCL both map.
 
-Memory comes from ``cuMemCreate``, which can be exported; OpenCL imports what is exported, and both see one memory. A
-raw CUDA pointer, by contrast, means nothing to OpenCL and ends its context. Nothing loads at import, and without the
-driver nothing here costs anything.
+Memory comes from ``cuMemCreate``, which can be exported; OpenCL imports the exported handle, and both see one memory. A
+raw CUDA pointer, by contrast, means nothing to OpenCL and ends its context. Importing this module loads no library.
 """
 
 from __future__ import annotations
@@ -22,9 +21,14 @@ from ..api.errors import ConvDispatchError
 if TYPE_CHECKING:
     import pyopencl as cl
 
-_PINNED, _DEVICE, _READ_WRITE, _POSIX_FD = 1, 1, 3, 1
-# Machine code that a CUDA stream calls when its earlier work is done: it calls function(first, second), given by three
-# words at its argument. A function in Python would wait for the interpreter's lock and hold the stream up.
+PINNED = 1  # CUDA's constant CU_MEM_ALLOCATION_TYPE_PINNED
+DEVICE_LOCATION = 1  # CUDA's constant CU_MEM_LOCATION_TYPE_DEVICE
+_READ_WRITE = 3  # CUDA's constant CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+_POSIX_FD = 1  # CUDA's constant CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+NON_BLOCKING = 1  # CUDA's constant CU_STREAM_NON_BLOCKING
+NO_TIMING = 2  # CUDA's constant CU_EVENT_DISABLE_TIMING
+# Machine code that a CUDA stream calls when its earlier work is done. Its argument points to three words: the address
+# of a function and the two arguments with which to call it. A Python function would wait for the interpreter's lock.
 _TRAMPOLINES = {
     "x86_64": "488b07488b7710488b7f08ffe0",  # x86-64: mov rax,[rdi]; mov rsi,[rdi+16]; mov rdi,[rdi+8]; jmp rax
     "aarch64": "090040f9010840f9000440f920011fd6",  # AArch64: ldr x9,[x0]; ldr x1,[x0,16]; ldr x0,[x0,8]; br x9
@@ -32,17 +36,17 @@ _TRAMPOLINES = {
 
 
 NO_CONTEXT = 201
-"""The status of a call in a thread that has no device's context."""
+"""CUDA_ERROR_INVALID_CONTEXT, the status of a call in a thread without a device's context."""
 
 
 class CudaError(ConvDispatchError):
-    """A call of CUDA's driver failed; the message names both."""
+    """A call of CUDA's driver failed; the message names the function and the error."""
 
     status = 0
 
 
 class _NoWait(threading.local):
-    """Inside ``with no_wait:`` this thread must not wait for the device: what would wait is postponed."""
+    """Inside ``with no_wait:`` this thread must not wait for the device: operations that would wait are postponed."""
 
     depth = 0
 
@@ -56,15 +60,15 @@ class _NoWait(threading.local):
 no_wait = _NoWait()
 
 
-class _Place(ctypes.Structure):
+class _Location(ctypes.Structure):
     _fields_ = [("kind", c_int), ("number", c_int)]
 
 
-class _Kind(ctypes.Structure):
+class _AllocationProperties(ctypes.Structure):
     _fields_ = [
         ("type", c_int),
         ("handles", c_int),
-        ("place", _Place),
+        ("place", _Location),
         ("windows", c_void_p),
         ("compression", ctypes.c_ubyte),
         ("rdma", ctypes.c_ubyte),
@@ -74,7 +78,7 @@ class _Kind(ctypes.Structure):
 
 
 class _Access(ctypes.Structure):
-    _fields_ = [("place", _Place), ("flags", c_int)]
+    _fields_ = [("place", _Location), ("flags", c_int)]
 
 
 _Address = c_ulonglong
@@ -169,7 +173,7 @@ def cuda_call(driver: Any, name: str) -> Any:
 
 
 def unavailable() -> str | None:
-    """Why CUDA cannot be used here, in words; None when it can."""
+    """The reason why CUDA cannot be used here; None when it can."""
     return _driver()[1]
 
 
@@ -211,7 +215,7 @@ class Shared:
 
 
 class _Current:
-    """See ``Cuda.current``. PyTorch and CuPy tell their device by the thread's context, so it must come back."""
+    """See ``Cuda.current``. The thread's context is restored because it tells PyTorch and CuPy which device to use."""
 
     __slots__ = ("_cuda", "_pushed")
 
@@ -235,10 +239,10 @@ class Cuda:
         self.driver, self.number = driver, number
         self.context = c_void_p()
         self._check("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(byref(self.context), number))
-        self.kind = _Kind(type=_PINNED, handles=_POSIX_FD, place=_Place(_DEVICE, number))
-        found = c_size_t()
-        self("cuMemGetAllocationGranularity", byref(found), byref(self.kind), 0)
-        self.granularity = found.value
+        self.kind = _AllocationProperties(type=PINNED, handles=_POSIX_FD, place=_Location(DEVICE_LOCATION, number))
+        granularity = c_size_t()
+        self("cuMemGetAllocationGranularity", byref(granularity), byref(self.kind), 0)
+        self.granularity = granularity.value
 
     def __call__(self, name: str, *arguments: Any) -> None:
         """Call a function of the driver in the device's context. Raises CudaError."""
@@ -247,12 +251,12 @@ class Cuda:
 
     def is_current(self) -> bool:
         """Whether the device's context is current in this thread."""
-        found = c_void_p()
-        self.driver.cuCtxGetCurrent(byref(found))
-        return found.value == self.context.value
+        current_context = c_void_p()
+        self.driver.cuCtxGetCurrent(byref(current_context))
+        return current_context.value == self.context.value
 
     def current(self) -> _Current:
-        """A context manager: the device's context is this thread's meanwhile, and then what it was before."""
+        """A context manager that makes the device's context current in this thread, and then restores the former."""
         return _Current(self)
 
     def _check(self, name: str, status: int) -> None:
@@ -267,9 +271,9 @@ class Cuda:
 
     def make(self, name: str, flags: int) -> c_void_p:
         """Create a stream or an event."""
-        made = c_void_p()
-        self(name, byref(made), flags)
-        return made
+        handle = c_void_p()
+        self(name, byref(handle), flags)
+        return handle
 
     def idle(self, stream: c_void_p) -> bool:
         """Whether all work of a stream is done; does not wait."""
@@ -283,19 +287,19 @@ class Cuda:
 
 @functools.lru_cache(maxsize=16)
 def cuda_of(device: cl.Device) -> Cuda | None:
-    """The CUDA device that an OpenCL device is; None for another vendor's or without CUDA."""
+    """The CUDA device that is the same hardware as an OpenCL device; None for another vendor's or without CUDA."""
     number = number_of(device)
     return None if number is None else Cuda(_driver()[0], number)  # type: ignore[arg-type]
 
 
 def current_number() -> int | None:
     """CUDA's number of the device whose context is current in this thread; None where there is none."""
-    driver, found = _driver()[0], c_int()
-    return None if driver is None or driver.cuCtxGetDevice(byref(found)) else found.value
+    driver, number = _driver()[0], c_int()
+    return None if driver is None or driver.cuCtxGetDevice(byref(number)) else number.value
 
 
 def number_of(device: cl.Device) -> int | None:
-    """CUDA's number of an OpenCL device, by its place on the bus; makes no context on it, which would take memory."""
+    """CUDA's number of an OpenCL device, by its PCI address; creates no context on it, which would take memory."""
     import pyopencl as cl
 
     driver = _driver()[0] if "nvidia" in device.vendor.lower() else None
@@ -306,8 +310,8 @@ def number_of(device: cl.Device) -> int | None:
     except (AttributeError, cl.Error):
         domain = 0
     try:
-        place = f"{domain:04x}:{device.pci_bus_id_nv:02x}:{device.pci_slot_id_nv:02x}.0"
+        pci_address = f"{domain:04x}:{device.pci_bus_id_nv:02x}:{device.pci_slot_id_nv:02x}.0"
     except (AttributeError, cl.Error):
         return None
     number = c_int()
-    return None if driver.cuDeviceGetByPCIBusId(byref(number), place.encode()) else number.value
+    return None if driver.cuDeviceGetByPCIBusId(byref(number), pci_address.encode()) else number.value

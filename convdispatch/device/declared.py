@@ -1,6 +1,6 @@
-"""JSON values to a dataclass, every field of the type that it declares, whoever wrote the file.
+"""Converts JSON values, which others may have written, to a dataclass, and checks the type of every field.
 
-Raises TypeError, in words, for what is of another type, missing, or not a field.
+Raises TypeError for a value of another type, a missing field or an unknown one.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def made(kind: type[T], values: Any) -> T:
 def _value(kind: Any, value: Any, name: str) -> Any:
     if kind is Any or (value is None and kind is type(None)):
         return value
-    origin, inside = typing.get_origin(kind), typing.get_args(kind)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        fitting = [each for each in inside if (each is type(None)) == (value is None)]
-        if fitting:
-            return _value(fitting[0], value, name)
+        alternatives = [each for each in arguments if (each is type(None)) == (value is None)]
+        if alternatives:
+            return _value(alternatives[0], value, name)
     elif dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         hints = _hints(kind)
         unknown = [str(key)[:40] for key in value if key not in hints]
@@ -37,11 +37,11 @@ def _value(kind: Any, value: Any, name: str) -> Any:
             raise TypeError(f"{name} has no field {unknown[0]!r}")
         return kind(**{key: _value(hints[key], each, f"{name}.{key}") for key, each in value.items()})
     elif origin is dict and isinstance(value, Mapping):
-        return {key: _value(inside[1], each, f"{name}[{str(key)[:40]!r}]") for key, each in value.items()}
+        return {key: _value(arguments[1], each, f"{name}[{str(key)[:40]!r}]") for key, each in value.items()}
     elif origin is list and isinstance(value, (list, tuple)):
-        return [_value(inside[0], each, f"{name}[{place}]") for place, each in enumerate(value)]
-    elif origin is tuple and isinstance(value, (list, tuple)) and len(value) == len(inside):
-        return tuple(_value(each, part, f"{name}[{place}]") for place, (each, part) in enumerate(zip(inside, value)))
+        return [_value(arguments[0], each, f"{name}[{index}]") for index, each in enumerate(value)]
+    elif origin is tuple and isinstance(value, (list, tuple)) and len(value) == len(arguments):
+        return tuple(_value(each, part, f"{name}[{index}]") for index, (each, part) in enumerate(zip(arguments, value)))
     elif (kind is float and type(value) in (int, float)) or (kind in (int, str, bool) and type(value) is kind):
         return value
     raise TypeError(f"{name} is {getattr(kind, '__name__', kind)}, got {value!r:.40}")

@@ -1,11 +1,11 @@
 """An executable: the recorded launches of a plan or of a whole net. It never changes.
 
-It holds the launches in their order: kernels, arguments that are numbers, and for each argument that is memory which
-operand it is and from which byte on. Scratch memory is laid out once, areas that are never in use together in the same
-bytes (``replay.arena``). ``bind`` makes an executable ready for a place where commands go (``places``); what is left of
-a call then is to put the operands' addresses in. ``place`` puts its launches into a longer recording, a net's. A plan
-that gives other commands than launches, or that cannot be recorded (a vendor's library), is an executable of one opaque
-command: its ``enqueue``.
+It holds the launches in order: kernels, arguments that are numbers, and for each argument that is memory the operand
+and the byte offset into it. Scratch memory is laid out once; areas that are never in use together share bytes
+(``replay.arena``). ``bind`` prepares an executable for a kind of memory and driver (``places``); a call then only
+inserts the operands' addresses. ``place`` appends the launches to a longer recording, a net's. A plan that enqueues
+other commands than launches, or that cannot be recorded (a vendor's library), is an executable of one opaque command:
+its ``enqueue``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .replay.arena import Lifetime, lay_out
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 X, W, Y, BIAS, RESIDUAL = range(5)
-"""The numbers of a convolution's operands; areas of scratch memory have those that follow."""
+"""The numbers of a convolution's operands; areas of scratch memory have the numbers from 5 on."""
 OUTPUTS = {"fwd": Y, "bwd_data": X, "bwd_weights": W}
 """The operand that each direction writes."""
 SCRATCH_ALIGNMENT_BYTES = 256
-"""Each area of scratch memory begins at a multiple of so many bytes."""
+"""Each area of scratch memory begins at a multiple of this many bytes."""
 
 
 class KernelLaunch(NamedTuple):
@@ -40,8 +40,8 @@ class KernelLaunch(NamedTuple):
 
 
 class Executable:
-    """``launches`` on ``operands``, whose sizes in bytes are given (None for one that there is not), and on areas of
-    scratch memory at ``offsets`` of a block of ``scratch_size`` bytes. The operands of the numbers ``outputs`` are
+    """``launches`` on ``operands`` (their sizes in bytes, None for an absent operand), and on areas of scratch memory
+    at ``offsets`` of a block of ``scratch_size`` bytes. ``outputs`` are the numbers of the operands that are
     written."""
 
     __slots__ = (
@@ -67,27 +67,27 @@ class Executable:
         """``enqueue(queue, *operands, wait_for)`` enqueues everything on a queue or its replacement, and returns the
         event.
 
-        ``finished()`` is called by those who waited for that event. It may be set, and raises what went wrong in the
-        work, which an event need not tell: Intel's runtime completes what waits for a user event that failed.
+        Whoever waited for that event calls ``finished()``. It may be replaced by a function that raises the work's
+        error, which an event need not report: Intel's runtime completes commands that wait for a failed user event.
         """
         self.finished: Callable[[], Any] = _nothing
         self.opaque, launches, self.enqueue = launches is None, launches or (), enqueue
         self.operands, self.outputs = tuple(None if slot is None else slot.size for slot in operands), tuple(outputs)
         roots = {slot.root: number for number, slot in enumerate(operands) if slot is not None}
-        found, used = [], dict[Slot, tuple[int, int]]()
-        for place, (kernel, arguments) in enumerate(launches):
+        recorded, lifetimes = [], dict[Slot, tuple[int, int]]()
+        for step, (kernel, arguments) in enumerate(launches):
             memory = []
             for index, argument in enumerate(arguments):
                 if type(argument) is Slot:
                     root = argument.root
-                    if roots.setdefault(root, len(operands) + len(used)) >= len(operands):
-                        used[root] = used.get(root, (place, place))[0], place
+                    if roots.setdefault(root, len(operands) + len(lifetimes)) >= len(operands):
+                        lifetimes[root] = lifetimes.get(root, (step, step))[0], step
                     memory.append((index, roots[root], argument.offset))
-            found.append(KernelLaunch(kernel, tuple(arguments), tuple(memory)))
-        self.launches = tuple(found)
-        self.scratch_sizes = tuple(slot.size for slot in used)
-        arena = lay_out([Lifetime(slot, *between) for slot, between in used.items()], SCRATCH_ALIGNMENT_BYTES)
-        self.offsets, self.scratch_size = tuple(arena.offsets[slot] for slot in used), arena.size
+            recorded.append(KernelLaunch(kernel, tuple(arguments), tuple(memory)))
+        self.launches = tuple(recorded)
+        self.scratch_sizes = tuple(slot.size for slot in lifetimes)
+        arena = lay_out([Lifetime(slot, *between) for slot, between in lifetimes.items()], SCRATCH_ALIGNMENT_BYTES)
+        self.offsets, self.scratch_size = tuple(arena.offsets[slot] for slot in lifetimes), arena.size
         self._bound: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 
     @classmethod
@@ -98,8 +98,8 @@ class Executable:
         outputs: Sequence[int],
         enqueue: Callable[..., Any] | None = None,
     ) -> Executable:
-        """The executable of a recording; opaque if it has commands other than launches, or numbers that each call asks
-        for anew."""
+        """The executable of a recording; opaque if it has commands other than launches, or arguments that differ at
+        each call."""
         if any(command.kernel is None or command.late for command in recording.commands):
             return cls(None, operands, outputs, enqueue)
         launches = [(command.kernel, command.arguments) for command in recording.commands if command.kernel]
@@ -108,12 +108,12 @@ class Executable:
     def bind(self, place: Place[T]) -> T:
         """The object that runs the executable at a place, shared by all callers; it references the executable, not the
         reverse."""
-        found = self._bound.get(place)
-        if found is None:
-            found = place.bind(self)
-            if found is not None:
-                found = self._bound.setdefault(place, found)
-        return found  # type: ignore[return-value]
+        bound = self._bound.get(place)
+        if bound is None:
+            bound = place.bind(self)
+            if bound is not None:
+                bound = self._bound.setdefault(place, bound)
+        return bound  # type: ignore[return-value]
 
     def place(self, recording: Recording, operands: Sequence[Any]) -> Any:
         """Record the launches on a longer recording's memory, or on real memory; returns the last command."""
@@ -122,11 +122,11 @@ class Executable:
         memory = [*operands, *map(recording.allocate, self.scratch_sizes)]
         command = None
         for kernel, arguments, parts in self.launches:
-            given = list(arguments)
+            launch_arguments = list(arguments)
             for index, number, offset in parts:
-                whole = memory[number]
-                given[index] = whole.get_sub_region(offset, arguments[index].size) if offset else whole
-            command = recording.launch(kernel, given)
+                operand = memory[number]
+                launch_arguments[index] = operand.get_sub_region(offset, arguments[index].size) if offset else operand
+            command = recording.launch(kernel, launch_arguments)
         return command
 
     def overlaps(self, addresses: Sequence[int]) -> bool:
@@ -144,7 +144,7 @@ class Executable:
 
 
 def _nothing() -> None:
-    """What there is to be said of launches that have ended."""
+    """The default of ``Executable.finished``: launches that have ended report no error."""
 
 
 def note_launched(error: BaseException) -> None:

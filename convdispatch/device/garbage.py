@@ -1,8 +1,8 @@
 """Garbage collection is put off while a process starts.
 
-A full collection walks all objects that there are, which with PyTorch's takes 0.1 s. Imports, and plans of a net's
-first step, make enough new ones that one or two would fall among them, and find next to nothing. What is new at the
-end counts as old: the next collection would walk all of it.
+A full collection scans all objects, which takes 0.1 s once PyTorch is loaded. Imports, and plans of a net's first
+step, create so many objects that one or two full collections would run meanwhile and free next to nothing. At the end
+the new objects are moved to the oldest generation, because the next collection would scan all of them.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import gc
 import threading
 from collections.abc import Iterator
 
-_MANY = 10_000
-"""The number of new objects from which the freeze below is worth its time; Python itself collects after 700 to 2000."""
-_INTERPRETERS = 1_000
-"""More frozen objects than a process may begin with, before anybody froze any: 375 under Python 3.12."""
+_MIN_NEW_OBJECTS = 10_000
+"""New objects from which moving them to the oldest generation pays; Python itself collects after 700 to 2000."""
+_MIN_PROGRAM_FROZEN = 1_000
+"""More frozen objects than the interpreter itself has (375 in Python 3.12), so that the program froze some."""
 _lock = threading.RLock()
 _blocks = 0
-_collects = False
+_was_enabled = False
 """Whether garbage was collected before the outermost block."""
 
 
 @contextlib.contextmanager
 def collection_put_off() -> Iterator[None]:
     """Python collects no garbage inside the block, in any thread. Where it did not before, it does not after."""
-    global _blocks, _collects
+    global _blocks, _was_enabled
     with _lock:
         if not _blocks:
-            _collects = gc.isenabled()
+            _was_enabled = gc.isenabled()
             gc.disable()
         _blocks += 1
     try:
@@ -36,8 +36,8 @@ def collection_put_off() -> Iterator[None]:
     finally:
         with _lock:
             _blocks -= 1
-            if not _blocks and _collects:
-                if gc.get_count()[0] > _MANY and gc.get_freeze_count() < _INTERPRETERS:
+            if not _blocks and _was_enabled:
+                if gc.get_count()[0] > _MIN_NEW_OBJECTS and gc.get_freeze_count() < _MIN_PROGRAM_FROZEN:
                     # freeze() and unfreeze() move all objects to the oldest generation, which full collections scan.
                     gc.freeze()
                     gc.unfreeze()

@@ -1,7 +1,7 @@
-"""JSON text to values, from files that others may have written: whatever is wrong with one is a ValueError, in words.
+"""Reads JSON text from files that others may have written: whatever is wrong with a text raises ValueError.
 
-Python's reader answers a deep nest with RecursionError, reads an integer of any length (which no float holds), and
-accepts text that cannot be written out again. None of them is data of ours.
+Python's reader raises RecursionError for deep nesting, reads an integer of any length (which no float holds), and
+accepts text that cannot be encoded again. This project writes no such files.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ DIGITS = 40
 
 
 def loads(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises ValueError; json.JSONDecodeError, which has a line, where it is not JSON."""
+    """The value of a JSON text. Raises ValueError; for text that is not JSON its subclass json.JSONDecodeError."""
     try:
-        value = json.loads(text, parse_int=_whole)
+        value = json.loads(text, parse_int=_integer)
     except RecursionError:
         raise ValueError(f"lists or objects stand more than {DEPTH} deep in each other") from None
     _check(value)
     return value
 
 
-def _whole(digits: str) -> int:
+def _integer(digits: str) -> int:
     if len(digits) > DIGITS:
         raise ValueError(f"a whole number of {len(digits)} digits, at most {DIGITS} are read")
     return int(digits)
@@ -38,13 +38,13 @@ def _check(value: Any) -> None:
         texts = [each for each in level if isinstance(each, str) and not each.isascii()]
         for text in texts:
             text.encode()  # raises UnicodeEncodeError, a ValueError, for lone surrogates
-        below: list[Any] = []
+        children: list[Any] = []
         for each in level:
             if isinstance(each, dict):
-                below += [*each.keys(), *each.values()]
+                children += [*each.keys(), *each.values()]
             elif isinstance(each, list):
-                below += each
-        if not below:
+                children += each
+        if not children:
             return
-        level = below
+        level = children
     raise ValueError(f"lists or objects stand more than {DEPTH} deep in each other")

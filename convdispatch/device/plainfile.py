@@ -1,6 +1,6 @@
-"""Reads files that others may have put there: regular files only, and no more of one than it may have.
+"""Reads files that others may have written: regular files only, up to a limit of bytes.
 
-A pipe, a device or a folder in a file's place would hang its reader, or never end. Whatever is wrong is an OSError.
+Reading a pipe or a device instead of a regular file could hang or never end. Whatever is wrong raises OSError.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import stat
 from pathlib import Path
 
 MOST_BYTES = 256 << 20
-"""The most bytes that are read of a file of records, of a trace or of a report."""
+"""The most bytes that a file of records, a trace or a report may have."""
 
 
 def must_be_plain(path: str | Path, most: int = MOST_BYTES) -> None:
     """Raise OSError where ``path`` is no regular file, or larger than ``most`` bytes."""
-    found = Path(path).stat()
-    _check(found, most)
+    status = Path(path).stat()
+    _check(status, most)
 
 
 def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
-    """A regular file's content. Raises OSError, also where it is none or has more than ``most`` bytes."""
+    """A regular file's content. Raises OSError, also if the path is no regular file or has more than ``most`` bytes."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     with os.fdopen(handle, "rb") as file:
         _check(os.fstat(handle), most)
         data = file.read(most + 1)
-    if len(data) > most:  # the file has grown, or states a size of 0, as the files of /proc do
+    if len(data) > most:  # the file has grown since, or states a size of 0 as files in /proc do
         raise OSError(errno.EFBIG, f"it has more than {most} bytes")
     return data
 
@@ -36,8 +36,8 @@ def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
     return read_bytes(path, most).decode("utf-8")
 
 
-def _check(found: os.stat_result, most: int) -> None:
-    if not stat.S_ISREG(found.st_mode):
+def _check(status: os.stat_result, most: int) -> None:
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is no regular file")
-    if found.st_size > most:
-        raise OSError(errno.EFBIG, f"it has {found.st_size} bytes, at most {most} are read")
+    if status.st_size > most:
+        raise OSError(errno.EFBIG, f"it has {status.st_size} bytes, at most {most} are read")

@@ -1,7 +1,7 @@
 """Threads that plan take turns: each mostly waits for compilers, and two that run Python only hinder each other.
 
-A thread that runs ``locked`` has its turn until it ends or says that it waits, by ``unlocked``. One that comes back
-from waiting goes on without a turn where it gets none in time: the thread whose turn it is may wait for it.
+A thread has its turn inside ``locked``, except while it waits inside ``unlocked``. A thread that has waited, and does
+not get its turn back in time, goes on without: the thread that has the turn may be waiting for it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-_PATIENCE = 0.5
-"""Seconds after which a thread that has waited for its turn goes on without it."""
+_TURN_TIMEOUT_S = 0.5
+"""Seconds that a thread waits to get its turn back before it goes on without."""
 
 
 class _Thread(threading.local):
     turn: threading.Lock | None = None
-    held = False
+    has_turn = False
 
 
 _thread = _Thread()
@@ -26,25 +26,25 @@ _thread = _Thread()
 def locked(turn: threading.Lock) -> Iterator[None]:
     """Runs the block while no other thread runs a block of the same ``turn``, except threads inside ``unlocked``."""
     turn.acquire()
-    _thread.turn, _thread.held = turn, True
+    _thread.turn, _thread.has_turn = turn, True
     try:
         yield
     finally:
-        if _thread.held:
+        if _thread.has_turn:
             turn.release()
-        _thread.turn, _thread.held = None, False
+        _thread.turn, _thread.has_turn = None, False
 
 
 @contextlib.contextmanager
 def unlocked() -> Iterator[None]:
     """Inside the block the thread waits for a compiler or another thread, and other threads take their turn."""
     turn = _thread.turn
-    if turn is None or not _thread.held:
+    if turn is None or not _thread.has_turn:
         yield
         return
-    _thread.held = False
+    _thread.has_turn = False
     turn.release()
     try:
         yield
     finally:
-        _thread.held = turn.acquire(timeout=_PATIENCE)
+        _thread.has_turn = turn.acquire(timeout=_TURN_TIMEOUT_S)

@@ -1,7 +1,7 @@
-"""The rates of a device: those kept from its calibration, else an estimate by its size.
+"""The rates of a device: those that its calibration saved, else an estimate by its size.
 
-Kept in one JSON file a device, in the folder that ``CONVDISPATCH_RATES`` names, else in the user's data folder;
-``off`` measures and keeps nothing: estimates hold.
+Each device's rates are in a JSON file of the folder that ``CONVDISPATCH_RATES`` names, by default one in the user's
+data folder. With ``off`` nothing is measured or saved, and estimates are used.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from . import jsontext, plainfile
 
 _FIELDS = {"flops": (1e5, 1e19), "bandwidth": (1e4, 1e17), "launch": (1e-9, 10.0)}
 """The range of each rate, in operations and bytes a second and in seconds; a value outside it is refused."""
+LAUNCH = 3e6
+"""Operations at peak rate in the time of one kernel launch, on the cores that the costs were fitted on."""
 QUEUE_LAUNCH = 5.06e-6
-"""Seconds of a launch on a GPU's OpenCL queue."""
+"""Seconds that a kernel launch takes on a GPU's OpenCL queue."""
 STREAM_LAUNCH = 0.8e-6
-"""Seconds of a launch behind another on a stream of NVIDIA's, where most of theirs go: times of 493 problems in CUDA
-graphs, equal on an H100 and an H200."""
+"""Seconds that a kernel launch takes after another on a CUDA stream. Fitted on the times of 493 problems in CUDA
+graphs; equal on an H100 and an H200."""
 _H200 = (65e12 / 132, 4.25e12 / 132)
-"""Float32 operations and bytes a second per compute unit, measured on an NVIDIA H200, which has 132."""
+"""Float32 operations and bytes a second of one compute unit, measured on an NVIDIA H200, which has 132 of them."""
 KINDS: dict[tuple[str, str], tuple[float, float]] = {
     ("nvidia", "sm_90"): _H200,
     ("nvidia", "sm_80"): (0.97 * 19.5e12 / 108, 0.88 * 2.04e12 / 108),  # NVIDIA A100 with 80 GB
@@ -42,11 +44,13 @@ KINDS: dict[tuple[str, str], tuple[float, float]] = {
     # Intel Arc A770, whose compute units are vector engines
     ("intel", ""): (0.97 * 17.2e12 / 512, 0.88 * 0.56e12 / 512),
 }
-"""By vendor and the beginning of the architecture, the first that fits: float32 operations and bytes a second of one
-compute unit. Where nothing is measured, makers' figures, times the share of theirs that the H200 reaches. Others count
-as the H200's units; ``convdispatch calibrate`` replaces all of it."""
-# Rates of one float32 lane, of memory and of launches, measured on two cores with AVX-512 under Intel's runtime.
-_CPU_LANE, _CPU_BANDWIDTH, _CPU_LAUNCH = 340e9 / 32, 28e9, 8.5e-6
+"""Float32 operations and bytes a second of one compute unit, by vendor and the beginning of the architecture; the first
+entry that fits is used. Only the H200 is measured; the others are the makers' figures times the share of its maker's
+that the H200 reaches. Unknown devices count as the H200. ``convdispatch calibrate`` measures the device itself."""
+# The rates of a CPU were measured on two cores with AVX-512 under Intel's runtime.
+_CPU_LANE = 340e9 / 32  # operations a second of one float32 lane
+_CPU_BANDWIDTH = 28e9  # bytes a second of memory
+_CPU_LAUNCH = 8.5e-6  # seconds of a kernel launch
 
 
 @functools.lru_cache(maxsize=64)
@@ -60,17 +64,17 @@ def rates(device: DeviceInfo) -> DeviceRates:
         path = place(dataclasses.replace(device, processor=""))
     try:
         values = jsontext.loads(plainfile.read_text(path))
-        found = DeviceRates(*(float(values[name]) for name in _FIELDS), measured=True)
-        for name, (least, most) in _FIELDS.items():
-            if not least <= getattr(found, name) <= most:  # the comparison is false for NaN too
-                raise ValueError(f"{name} is between {least:g} and {most:g}, got {getattr(found, name):g}")
+        measured_rates = DeviceRates(*(float(values[name]) for name in _FIELDS), measured=True)
+        for name, (lowest, highest) in _FIELDS.items():
+            if not lowest <= getattr(measured_rates, name) <= highest:  # the comparison is false for NaN too
+                raise ValueError(f"{name} is between {lowest:g} and {highest:g}, got {getattr(measured_rates, name):g}")
     except FileNotFoundError:
         return estimate(device)
     except (OSError, ValueError, TypeError, KeyError) as error:
         message = f"{path} is no calibration ({error}): estimates hold; convdispatch calibrate measures anew"
         warnings.warn(message, ConvDispatchWarning, stacklevel=2)
         return estimate(device)
-    return found
+    return measured_rates
 
 
 def switched_off() -> bool:
@@ -90,7 +94,7 @@ def estimate(device: DeviceInfo) -> DeviceRates:
 
 
 def keep(device: DeviceInfo, found: DeviceRates) -> Path:
-    """Write what was measured, in force from now on. Raises OSError where the folder cannot be written."""
+    """Write measured rates, which are used from now on. Raises OSError where the folder cannot be written."""
     if switched_off():
         raise OSError("CONVDISPATCH_RATES=off keeps no rates")
     path = place(device)
@@ -106,5 +110,5 @@ def place(device: DeviceInfo) -> Path:
     """The file of the rates that were measured on such a device."""
     chosen = settings.RATES.value()
     folder = Path(chosen) if chosen else Path(platformdirs.user_data_dir("convdispatch")) / "rates"
-    words = (device.platform, device.vendor, device.arch, device.name, str(device.compute_units), device.processor)
-    return folder / (re.sub(r"[^a-z0-9]+", "-", "_".join(words).lower()).strip("-") + ".json")
+    parts = (device.platform, device.vendor, device.arch, device.name, str(device.compute_units), device.processor)
+    return folder / (re.sub(r"[^a-z0-9]+", "-", "_".join(parts).lower()).strip("-") + ".json")

@@ -1,8 +1,8 @@
 """Devices, contexts, queues and memory: the only module that creates OpenCL objects of these kinds.
 
-Nothing happens at import. One context a device, shared by all; one queue a thread and device, for callers who bring
-NumPy arrays. Scratch memory comes from a pool a queue: work on one in-order queue may reuse a block as soon as the
-host has let go of it, work on another may not (see ``memory``).
+Nothing happens at import. Each device has one context, which all share; each thread has one queue for each device, for
+callers with NumPy arrays. Each queue has a pool of scratch memory: work on one in-order queue may reuse a block as soon
+as the host has released it, work on another queue may not (see ``memory``).
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ _lock = threading.RLock()
 
 @functools.lru_cache(maxsize=64)
 def probe(device: cl.Device) -> str | None:
-    """Build and run a trivial kernel; the failure in words, or None when the device works.
+    """Build and run a trivial kernel; returns the reason of a failure, or None when the device works.
 
-    A platform that lists is not yet one that works: PoCL's wheel lists everywhere and needs a linker to build.
+    A device that its platform lists need not work: PoCL's wheel lists one everywhere, and needs a linker to build.
     """
     import numpy as np
     import pyopencl as cl
@@ -83,19 +83,19 @@ def probe(device: cl.Device) -> str | None:
     from .programs.kernels import build
 
     try:
-        where = context(device)
-        commands = cl.CommandQueue(where)
-        program = build(where, _PROBE)
-        memory = cl.Buffer(where, cl.mem_flags.READ_WRITE, 16)
+        shared_context = context(device)
+        commands = cl.CommandQueue(shared_context)
+        program = build(shared_context, _PROBE)
+        memory = cl.Buffer(shared_context, cl.mem_flags.READ_WRITE, 16)
         cl.Kernel(program, "probe")(commands, (4,), None, memory)
-        answer = np.zeros(4, np.int32)
-        cl.enqueue_copy(commands, answer, memory)
+        output = np.zeros(4, np.int32)
+        cl.enqueue_copy(commands, output, memory)
     except BuildFailed as error:
         return f"{error}; {error.log.strip().splitlines()[-1] if error.log.strip() else 'no log'}"
     except cl.Error as error:
         text = str(error).strip().splitlines()
         return text[-1] if text else type(error).__name__
-    return None if answer.tolist() == [41, 42, 43, 44] else f"a trivial kernel gave {answer.tolist()}, not 41 to 44"
+    return None if output.tolist() == [41, 42, 43, 44] else f"a trivial kernel gave {output.tolist()}, not 41 to 44"
 
 
 def find_device(choice: Any = None) -> cl.Device:
@@ -104,7 +104,7 @@ def find_device(choice: Any = None) -> cl.Device:
     ``choice`` is a ``pyopencl.Device``, or text: part of a device's name, a normalised vendor (``nvidia``, ``pocl``),
     a type (``cpu``, ``gpu``), or ``platform:device`` where each side is a part of the name or a number.
 
-    Raises NoDevice that lists what is there.
+    Raises NoDevice, whose message lists the devices.
     """
     if choice is None:
         return default_device()
@@ -122,13 +122,13 @@ def find_device(choice: Any = None) -> cl.Device:
 def _matches(device: cl.Device, choice: str) -> bool:
     info = device_info(device)
     if ":" in choice:
-        platform, _, rest = choice.partition(":")
+        platform, _, part = choice.partition(":")
         listed = platforms()
         index = listed.index(device.platform)
         if platform != str(index) and platform not in info.platform.lower() and platform != info.vendor:
             return False
         siblings = device.platform.get_devices()
-        return not rest or rest == str(siblings.index(device)) or rest in info.name.lower() or rest == info.type
+        return not part or part == str(siblings.index(device)) or part in info.name.lower() or part == info.type
     return choice in (info.vendor, info.type) or choice in info.name.lower() or choice in info.platform.lower()
 
 
@@ -141,7 +141,7 @@ def _ranked() -> cl.Device:
     def rank(device: cl.Device) -> tuple[int, int]:
         info = device_info(device)
         kind = {"gpu": 0, "accelerator": 1, "cpu": 2}[info.type]
-        # Oclgrind finds faults in kernels, and is thousands of times too slow to compute with
+        # Oclgrind is a simulator that checks kernels, thousands of times slower than the processor it runs on.
         simulator = info.vendor == "oclgrind"
         return (3 if simulator else kind, 1 if info.vendor == "pocl" else 0)
 
@@ -153,9 +153,9 @@ def _ranked() -> cl.Device:
         failures.append(f"\n  {device_info(device)}: {problem}")
     if not failures:
         failures = [f"\n  {v.library}: {v.problem}; {v.mend}" for v in icd.vendors() if v.problem]
-    seen = "".join(failures) or " none was found"
+    reasons = "".join(failures) or " none was found"
     raise NoDevice(
-        f"no OpenCL device works:{seen}\n{INSTALL} brings a complete CPU runtime; `convdispatch doctor` tells more"
+        f"no OpenCL device works:{reasons}\n{INSTALL} brings a complete CPU runtime; `convdispatch doctor` tells more"
     )
 
 
@@ -173,8 +173,8 @@ def _named(choice: str) -> cl.Device:
 def cuda_devices(info: DeviceInfo, size: int = 1) -> list[cl.Device]:
     """The first OpenCL device of a description whose memory, in blocks of ``size`` bytes, CUDA sees too.
 
-    The thread's current CUDA device is asked first, and no other after one that shares: asking makes a context there,
-    and a process that works on one GPU takes no memory of the others. Empty for other vendors' and without CUDA.
+    The thread's current CUDA device is tried first, and the search ends at the first that shares memory, because each
+    trial creates a context, which takes memory of the GPU. Empty for other vendors' devices and without CUDA.
     """
     if info.vendor != "nvidia" or cuda_unavailable():
         return []
@@ -202,9 +202,9 @@ def refuse_forked() -> None:
 
 def _after_fork() -> None:
     global forked, _lock
-    being_made = not _lock.acquire(blocking=False)  # a thread that the child does not have was making a context
+    context_in_progress = not _lock.acquire(blocking=False)  # a thread of the parent was creating a context
     _lock = threading.RLock()
-    if being_made or _context.cache_info().currsize:
+    if context_in_progress or _context.cache_info().currsize:
         forked = True
         _threads.__dict__.clear()
 
@@ -235,9 +235,9 @@ def queue(device: cl.Device | None = None) -> cl.CommandQueue:
 
 
 def serial_queue(device: cl.Device | None = None) -> cl.CommandQueue | None:
-    """This thread's queue whose commands the thread that waits for them computes itself; None where there is none.
+    """This thread's queue whose commands the waiting thread computes itself; None where the device has none.
 
-    Nobody is woken for them: an empty kernel and its wait take 1.7 us by Intel's runtime, where two threads take 9.
+    No other thread is woken: an empty kernel and its wait take 1.7 us in Intel's runtime, with two threads 9 us.
     """
     device = device or default_device()
     queues = _threads.__dict__.setdefault("serial", {})
@@ -284,36 +284,36 @@ def copy(
     wait_for: Any = None,
 ) -> cl.Event:
     """Enqueue a copy of ``size`` bytes from ``source`` to ``target``, from the given bytes on."""
-    event = commands_of(queue).copy(target, source, size, source_offset, target_offset, wait_for)
-    thread.given += 1
+    event = commands_of(queue).copy(target, source, size, (source_offset, target_offset), wait_for)
+    thread.enqueued += 1
     return event
 
 
 def fill(
     queue: cl.CommandQueue, target: cl.MemoryObject, number: Any, offset: int, size: int, wait_for: Any = None
 ) -> cl.Event:
-    """Enqueue that ``size`` bytes from byte ``offset`` on become a NumPy number, again and again."""
+    """Enqueue filling ``size`` bytes from byte ``offset`` on with repetitions of a NumPy number."""
     event = commands_of(queue).fill(target, number, offset, size, wait_for)
-    thread.given += 1
+    thread.enqueued += 1
     return event
 
 
 def pending(queue: cl.CommandQueue) -> cl.Event:
-    """The event after which all that was enqueued on ``queue`` so far is done, for work on another queue."""
+    """An event that completes after everything enqueued on ``queue`` so far, for work on another queue."""
     if isinstance(queue, Commands):
         return queue
     import pyopencl as cl
 
-    real = getattr(queue, "queue", queue)  # `queue` may be an object that wraps OpenCL's queue
-    event = cl.enqueue_marker(real)
-    real.flush()
+    opencl_queue = getattr(queue, "queue", queue)  # `queue` may be an object that wraps OpenCL's queue
+    event = cl.enqueue_marker(opencl_queue)
+    opencl_queue.flush()
     return event
 
 
 def hold(queue: cl.CommandQueue, event: cl.Event) -> None:
     """Make all commands enqueued on ``queue`` from now on wait for ``event``, a flushed command of another queue."""
     if isinstance(queue, Commands):
-        # `event` is a CUDA stream, which stands for its commands' events
+        # A CUDA stream takes the place of its commands' events, so `event` is one.
         queue.after(event)  # type: ignore[attr-defined]
         return
     import pyopencl as cl

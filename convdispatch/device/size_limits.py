@@ -1,4 +1,4 @@
-"""Whether what a call reads and writes can be on a device at all; asked before anything is planned or allocated."""
+"""Checks whether a call's operands fit in a device's memory, before anything is planned or allocated."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1, "bytes"))
 
 
 def must_fit(device: DeviceInfo, itemsize: int, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Compare tensors with the device's largest allocation, and their sum with its memory; 0 is unknown.
+    """Compare tensors with the device's largest allocation, and their sum with its memory; a limit of 0 is unknown.
 
-    ``shapes`` by name, elements of ``itemsize`` bytes. Raises MemoryLimit.
+    ``shapes`` are by the tensors' names, with elements of ``itemsize`` bytes. Raises MemoryLimit.
     """
     sizes = {name: math.prod(shape) * itemsize for name, shape in shapes.items()}
     name = max(sizes, key=sizes.__getitem__)
@@ -26,9 +26,9 @@ def must_fit(device: DeviceInfo, itemsize: int, shapes: Mapping[str, Sequence[in
         )
     total = sum(sizes.values())
     if device.global_mem_size and total > device.global_mem_size:
-        each = ", ".join(f"{name} {size_text(size)}" for name, size in sizes.items())
+        sizes_text = ", ".join(f"{name} {size_text(size)}" for name, size in sizes.items())
         raise MemoryLimit(
-            f"operands and result take {size_text(total)} ({each}), but {device.name} has "
+            f"operands and result take {size_text(total)} ({sizes_text}), but {device.name} has "
             f"{size_text(device.global_mem_size)}: take smaller batches, images or padding"
         )
 
@@ -46,15 +46,15 @@ def _operands(problem: ConvProblem) -> dict[str, Sequence[int]]:
 
 
 def workspace_room(problem: ConvProblem, device: DeviceInfo) -> int | None:
-    """Most bytes that one allocation can have beside a problem's operands and result; None where that is unknown."""
-    rooms = [device.max_alloc_size] if device.max_alloc_size else []
+    """The most bytes of an allocation that fits beside a problem's operands and result; None if unknown."""
+    limits = [device.max_alloc_size] if device.max_alloc_size else []
     if device.global_mem_size:
-        taken = sum(math.prod(shape) for shape in _operands(problem).values())
-        rooms.append(max(0, device.global_mem_size - taken * problem.itemsize))
-    return min(rooms, default=None)
+        operand_elements = sum(math.prod(shape) for shape in _operands(problem).values())
+        limits.append(max(0, device.global_mem_size - operand_elements * problem.itemsize))
+    return min(limits, default=None)
 
 
 def size_text(size: int) -> str:
-    """Bytes for people."""
+    """A size in bytes as text with a binary unit."""
     unit, name = next(entry for entry in _UNITS if size >= entry[0] or entry[0] == 1)
     return f"{size} bytes" if unit == 1 else f"{size / unit:.3g} {name}"

@@ -1,7 +1,7 @@
 """Where the time of a first call goes: compile, load, template, selection, packing, by layer.
 
-Code that does such work says so by ``phase``, and for whom by ``layer``; ``noting`` collects both, in all threads.
-Nested phases count once: the time of an inner one is taken out of the outer one. Without ``noting`` nothing is kept.
+Code that does such work is in a block ``phase``, inside a block ``layer`` that names the layer it works for; ``noting``
+collects both in all threads. An outer phase's time excludes its inner phases. Without ``noting`` nothing is recorded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PHASES = {
 
 @dataclass
 class Spent:
-    """How often a phase ran for a layer, and its own seconds in all."""
+    """How often a phase ran for a layer, and its total seconds without inner phases."""
 
     count: int = 0
     seconds: float = 0.0
@@ -41,9 +41,9 @@ class Notes:
     spent: dict[tuple[str, str], Spent] = field(default_factory=dict)
 
     def of(self, phase: str) -> Spent:
-        """A phase over all layers."""
-        found = [spent for (_, name), spent in self.spent.items() if name == phase]
-        return Spent(sum(one.count for one in found), sum(one.seconds for one in found))
+        """The time spent in a phase, summed over all layers."""
+        entries = [spent for (_, name), spent in self.spent.items() if name == phase]
+        return Spent(sum(entry.count for entry in entries), sum(entry.seconds for entry in entries))
 
     @property
     def layers(self) -> list[str]:
@@ -54,7 +54,7 @@ class Notes:
 class _Thread(threading.local):
     layer = ""
     inner = 0.0
-    """Seconds of the inner phases that ended inside the present phase."""
+    """Seconds of inner phases that have ended inside the phase that runs now."""
 
 
 _thread = _Thread()
@@ -64,31 +64,31 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
-    """The block is work of a phase, one of PHASES."""
+    """Measures the block as work of a phase, one of PHASES."""
     if not _noting:
         yield
         return
-    outer, _thread.inner, start = _thread.inner, 0.0, time.perf_counter()
+    outer_seconds, _thread.inner, start = _thread.inner, 0.0, time.perf_counter()
     try:
         yield
     finally:
-        whole = time.perf_counter() - start
-        own, _thread.inner = whole - _thread.inner, outer + whole
+        phase_seconds = time.perf_counter() - start
+        own_seconds, _thread.inner = phase_seconds - _thread.inner, outer_seconds + phase_seconds
         with _lock:
             for notes in _noting:
                 spent = notes.spent.setdefault((_thread.layer, name), Spent())
-                spent.count, spent.seconds = spent.count + 1, spent.seconds + own
+                spent.count, spent.seconds = spent.count + 1, spent.seconds + own_seconds
 
 
 @contextlib.contextmanager
 def layer(name: str) -> Iterator[None]:
     """Inside the block this thread works for a layer; an outer block's layer takes precedence."""
-    outer = _thread.layer
-    _thread.layer = outer or name
+    outer_layer = _thread.layer
+    _thread.layer = outer_layer or name
     try:
         yield
     finally:
-        _thread.layer = outer
+        _thread.layer = outer_layer
 
 
 def current_layer() -> str:
@@ -98,7 +98,7 @@ def current_layer() -> str:
 
 @contextlib.contextmanager
 def noting() -> Iterator[Notes]:
-    """Collect what all threads spend inside the block."""
+    """Collect the time that all threads spend in phases inside the block."""
     notes = Notes()
     with _lock:
         _noting.append(notes)
@@ -106,4 +106,4 @@ def noting() -> Iterator[Notes]:
         yield notes
     finally:
         with _lock:
-            _noting[:] = [other for other in _noting if other is not notes]
+            _noting[:] = [active for active in _noting if active is not notes]

@@ -1,6 +1,6 @@
-"""Marks the operations that nets are made of, so that a trace can note them instead of letting them run.
+"""Marks the operations that nets are made of, so that a trace can record them instead of running them.
 
-An operation called by another is part of it and not noted.
+An operation that another operation calls is a part of it, and not recorded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _thread = _Thread()
 
 
 def operation(function: Function) -> Function:
-    """Makes ``function`` an operation: where a trace is in force, the trace is called and returns the result."""
+    """Makes ``function`` an operation: inside ``tracing`` the trace's function is called instead."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -46,22 +46,22 @@ def bound(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 @contextlib.contextmanager
 def tracing(note: Note | None) -> Iterator[None]:
     """Inside the block, operations of this thread call ``note(function, args, kwargs)``; None lets them run."""
-    outer, _thread.note = _thread.note, note
+    outer_note, _thread.note = _thread.note, note
     try:
         yield
     finally:
-        _thread.note = outer
+        _thread.note = outer_note
 
 
 @contextlib.contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Inside the block, operations of this thread are ``name``'s, such as a file's node; the outermost name holds."""
-    outer = _thread.source
-    _thread.source = outer or name
+    """Inside the block, this thread's operations belong to ``name``, such as a file's node; the outermost name wins."""
+    outer_source = _thread.source
+    _thread.source = outer_source or name
     try:
         yield
     finally:
-        _thread.source = outer
+        _thread.source = outer_source
 
 
 def source() -> str:
@@ -70,8 +70,8 @@ def source() -> str:
 
 
 def map_structure(kinds: Any, change: Callable[[Any], Any], structure: Any) -> Any:
-    """An operation's arguments or results with everything of ``kinds`` in lists, tuples and dicts replaced by what
-    ``change`` answers."""
+    """An operation's arguments or results with every instance of ``kinds`` in lists, tuples and dicts replaced by
+    ``change(instance)``."""
     if isinstance(structure, kinds):
         return change(structure)
     if isinstance(structure, list | tuple):

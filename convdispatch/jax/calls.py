@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from ..api.errors import InvalidArgument
-from ..api.policy import policy
+from ..api.policy import Policy, current_policy, policy
 from ..api.problem import ConvProblem
 from ..calls.call import PLACES
 from ..calls.framework.host import cpu_device, refuse_dtype
 from ..calls.host_call import HostCall
 from ..calls.stream_call import StreamCall
 from ..device import runtime
-from ..device.cuda.stream import CudaStream, place_of
+from ..device.places.stream import KINDS, stream_kind
 from ..device.programs.kernels import Programs
 from . import counting
 from .ffi import Frame, handler
 
 TARGET = "convdispatch.convolution"
-"""The name of the custom call in compiled programs; its attribute is the problem as text."""
+"""The name of the custom call in compiled programs; its attribute is the text that ``described`` returns."""
 _alive: list[Any] = []
 _calls = Programs()
-"""Prepared calls by platform, device number and the problem's text."""
+"""Prepared calls by platform, device number and the text of problem and policy."""
+
+
+def described(problem: ConvProblem) -> str:
+    """The problem as text, after it what the policy in force says of the choice: a compiled program keeps both."""
+    changed = current_policy().selection.changed
+    return f"{problem} {json.dumps(changed)}" if changed else str(problem)
 
 
 @functools.lru_cache(maxsize=1)
@@ -31,20 +39,23 @@ def register() -> None:
     """Tell XLA of the handlers, once; programs that were exported or cached by another process run then too."""
     from jax import ffi
 
-    for platform, compute in (("cpu", _on_host), ("CUDA", _on_cuda)):
+    on_streams = ((stream_kind(name).xla, functools.partial(_on_stream, name)) for name in KINDS)
+    for platform, compute in (("cpu", _on_host), *((xla, compute) for xla, compute in on_streams if xla)):
         capsule, held = handler(compute)
         _alive.append(held)
         ffi.register_ffi_target(TARGET, capsule, platform=platform)
 
 
 def call_for(platform: str, text: bytes, number: int = 0) -> Any:
-    """The call of a problem on a platform's device of a number, prepared. Raises Fallback where it cannot be."""
+    """The call of ``described``'s text, on a platform's device of a number, prepared. Raises Fallback where it cannot
+    be."""
     key = (platform, number, text)
     call = _calls.get(key)
     if call is None:
+        problem, _, changed = text.decode().partition(" ")
         # A compiled XLA program keeps its call, so it must not get a general kernel for the time being.
-        with policy(tier=None):
-            call = _calls.make(key, lambda: _made(platform, ConvProblem.parse(text.decode()), number))
+        with policy(**asdict(Policy(**json.loads(changed or "{}")))):
+            call = _calls.make(key, lambda: _made(platform, ConvProblem.parse(problem), number))
     return call
 
 
@@ -53,7 +64,7 @@ def _made(platform: str, problem: ConvProblem, number: int) -> HostCall | Stream
         device = cpu_device(pointers=True)
         refuse_dtype(problem, device)
         return HostCall(problem, runtime.context(device))
-    stream = CudaStream(place_of(number), 0)
+    stream = stream_kind(platform).numbered(number).stream(0)
     refuse_dtype(problem, stream.device)
     return StreamCall(problem, stream)
 
@@ -73,11 +84,11 @@ def _on_host(frame: Frame) -> None:
     counting.ours(call.solver)
 
 
-def _on_cuda(frame: Frame) -> None:
+def _on_stream(kind: str, frame: Frame) -> None:
     """Give the launches to XLA's stream; scratch memory is XLA's, where it has room."""
-    call = call_for("cuda", frame.text, frame.device)
+    call = call_for(kind, frame.text, frame.device)
     borrowed: list[Callable[[], None]] = []
-    own = CudaStream(call.place, frame.stream)
+    own = call.place.stream(frame.stream)
 
     def allocate(size: int) -> tuple[int, Any]:
         try:
@@ -87,7 +98,7 @@ def _on_cuda(frame: Frame) -> None:
         borrowed.append(free)
         return address, None
 
-    stream = CudaStream(call.place, frame.stream, allocate)
+    stream = call.place.stream(frame.stream, allocate)
     try:
         with stream.current():
             if not call.empty:

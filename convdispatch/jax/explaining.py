@@ -9,9 +9,11 @@ from typing import Any
 import jax
 from jax.extend.core import jaxprs_in_params
 
+from ..api.policy import promising
 from ..calls.framework.fallback import Fallback
 from ..calls.framework.host import cpu_device
 from ..device import runtime
+from ..device.places.stream import stream_kind
 from ..selection.explanation import explain as explain_problem
 from .lowering import planned
 from .primitive import conv_p, jax_conv_p, settings_in_force
@@ -54,28 +56,24 @@ def explain(function: Callable[..., Any], *arguments: Any) -> Explained:
 
     What ``enable`` was given holds; without it, the defaults.
     """
-    settings = settings_in_force() or {"math": None}
+    settings = dict(settings_in_force() or {"math": None})
+    math = settings.pop("math")
     platform = "cpu" if jax.default_backend() == "cpu" else "cuda"
-    found = cpu_device(pointers=True) if platform == "cpu" else _cuda_device()
+    found = cpu_device(pointers=True) if platform == "cpu" else stream_kind(platform).numbered(0).device
     info = runtime.device_info(found)
     layers = []
     for place, equation in enumerate(_convolutions(jax.make_jaxpr(function)(*arguments).jaxpr), 1):
         name = str(equation.source_info.name_stack) or f"convolution {place}"
         avals = [each.aval for each in (*equation.invars, *equation.outvars)]
         try:
-            plan = planned(platform, *avals, settings["math"], equation.params)
+            plan = planned(platform, *avals, math, equation.params)
         except Fallback as error:
             layers.append(Layer(name, "", None, str(error)))
             continue
-        answer = explain_problem(plan.problem, info)
+        with promising(settings):
+            answer = explain_problem(plan.problem, info)
         layers.append(Layer(name, str(plan.problem), answer.chosen, answer.why))
     return Explained(str(info), tuple(layers))
-
-
-def _cuda_device() -> Any:
-    from ..device.cuda.stream import place_of
-
-    return place_of(0).device
 
 
 def _convolutions(jaxpr: Any) -> Iterator[Any]:

@@ -302,7 +302,7 @@ def run(
             if constant is not None and prepared.packed_size:
                 weights, packed = constant.packed(prepared, queue, w, wait_for)
                 after = wait_for if packed is None else [*(wait_for or ()), packed]
-            before = thread.given
+            before = thread.enqueued
             with unpacked_weights(w) if prepared.layered else _NO_LAYERS:
                 event = prepared.enqueue(queue, x, weights, y, bias, residual, wait_for=after)
             if not hasattr(event, "wait"):
@@ -312,7 +312,7 @@ def run(
             raise
         except BaseException as error:  # BaseException includes SystemExit: a plugin must not end its caller's process.
             wrote = {"x": x, "w": w, "y": y}[problem.written]
-            commands = int(getattr(error, "launched", False)) if before is None else thread.given - before
+            commands = int(getattr(error, "launched", False)) if before is None else thread.enqueued - before
             begun = (before is not None or handed_over) and prepared.begun(commands, wrote, residual)
             lacking: MemoryLimit | None = error if isinstance(error, NoWorkspace) else None
             # The memory that a fast path lacks may be that of the plan's workspace.

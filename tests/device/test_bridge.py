@@ -90,7 +90,7 @@ def test_streams_go_from_bridge_to_bridge_when_their_work_is_done(bridges):
 
 
 def test_bridges_are_bounded(bridges, monkeypatch):
-    monkeypatch.setattr(bridge, "_MOST", 4)
+    monkeypatch.setattr(bridge, "_MAX_BRIDGES", 4)
     queues = [bridges()[0] for _ in range(10)]
     assert len(bridge._bridges) == 4
     assert next(bridges.cuda.made) <= 3 * 5 + 2  # two streams and an event each
@@ -152,7 +152,7 @@ def test_brief_work_shares_a_call(bridges):
     assert not across.idle()
     work(brief=False)  # told at once, with what was put off before
     assert calls() == 2
-    for _ in range(bridge._TOGETHER + 1):
+    for _ in range(bridge._MAX_SHARED_CALL + 1):
         work()
     assert calls() == 3
     assert not any(map(complete, events))
@@ -186,7 +186,7 @@ def test_nothing_is_left_at_the_end(bridges):
         for _ in range(3):
             across.enter()
             last = across.leave(brief=True)
-    bridge._settle()
+    bridge._make_all_calls()
     assert not across.behind
     assert len(held) == 2
     for call in held:

@@ -54,7 +54,7 @@ def test_a_thread_that_waits_lets_others_work():
 
 def test_who_comes_back_does_not_wait_for_ever(monkeypatch):
     """The thread whose turn it is waits for the one that was aside, by means that nobody knows of."""
-    monkeypatch.setattr(planning_lock, "_PATIENCE", 0.05)
+    monkeypatch.setattr(planning_lock, "_TURN_TIMEOUT_S", 0.05)
     turn, entered, finished = threading.Lock(), threading.Event(), threading.Event()
 
     def waits():

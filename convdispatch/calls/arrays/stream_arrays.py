@@ -1,7 +1,7 @@
-"""Arrays in CUDA memory as a call on a stream sees them: addresses, new results, the caller's stream.
+"""Arrays on a device with streams as a call sees them: addresses, new results, the caller's stream.
 
 A library's arrays are here; PyTorch's operators, whose tensors have memory formats, have theirs in
-``torch/eager/cuda_stream``.
+``torch/eager/stream_tensors``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from ...api.errors import InvalidArgument
 from ...api.policy import forbid_when_frozen
 from ...api.problem import ConvProblem
-from ...device.cuda.stream import CudaMemory, CudaStream
+from ...device.places.stream import Stream, StreamMemory
 from ...selection.prepared import Constant
 from .array_library import Library
 
@@ -23,21 +23,21 @@ ALIGNMENT = 16
 
 
 class StreamArrays:
-    """The arrays of one library on one CUDA device, given by its number."""
+    """The arrays of one library on one device."""
 
-    def __init__(self, library: Library, number: int, problem: ConvProblem) -> None:
-        self.library, self.number = library, number
+    def __init__(self, library: Library, device: Any, problem: ConvProblem) -> None:
+        self.library, self.device = library, device
         self.shape, self._dtype = problem.out_shape, problem.out_dtype or problem.dtype
         self.strides = tuple(accumulate(self.shape[:0:-1], mul, initial=1))[::-1]
         self._other_dtype = self._dtype if problem.quantized else None
         self.is_current, self.copies = library.is_current, library.copies
         self.finished, self.keep = library.finished, library.keep
 
-    def stream(self, lead: Any) -> CudaStream:
+    def stream(self, lead: Any) -> Stream:
         """The caller's current stream."""
-        return self.library.stream(lead, self.number)
+        return self.library.stream(lead, self.device)
 
-    def allocate(self, lead: Any, stream: CudaStream) -> Any:
+    def allocate(self, lead: Any, stream: Stream) -> Any:
         """A new result on the device of ``lead``."""
         forbid_when_frozen("allocate the result (pass out=)")
         return self.library.empty(self.shape, lead, stream, self._other_dtype)
@@ -53,7 +53,7 @@ class StreamArrays:
             raise InvalidArgument(f"a {self.library.name} cannot be written to: pass no out")
         check(tuple(out.shape), self.library.dtype(out), self._dtype)
 
-    def addresses(self, operands: Sequence[Any], bias: Any, residual: Any, stream: CudaStream) -> list[int] | None:
+    def addresses(self, operands: Sequence[Any], bias: Any, residual: Any, stream: Stream) -> list[int] | None:
         """The addresses of x, w, y, bias and residual, 0 for a missing one; None where kernels cannot read one in
         place."""
         found = self.library.pointers(operands, stream)
@@ -66,7 +66,7 @@ class StreamArrays:
                 found.append(self.library.pointer(each, stream)[0] or 1)
         return found if found[0] and found[1] and found[2] else None
 
-    def memory(self, array: Any, stream: CudaStream, size: int, out: bool = False, of_bias: bool = False) -> CudaMemory:
+    def memory(self, array: Any, stream: Stream, size: int, out: bool = False, of_bias: bool = False) -> StreamMemory:
         """An array's memory, or that of a copy in the stream's order: contiguous, and aligned as vector loads ask."""
         library = self.library
         address, held = library.pointer(array, stream)
@@ -74,7 +74,7 @@ class StreamArrays:
             if out and not library.contiguous(array):
                 raise InvalidArgument(f"out must be contiguous, got one of shape {tuple(array.shape)} with gaps")
             address, held = library.address(array if library.contiguous(array) else library.compact(array), stream)
-        found = CudaMemory(address, size, held)
+        found = StreamMemory(address, size, held)
         if out or address % ALIGNMENT == 0:
             return found
         aligned = stream.allocate(size)

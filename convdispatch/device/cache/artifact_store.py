@@ -1,8 +1,8 @@
-"""What travels between machines of a kind: programs, texts, decisions, packed weights, forms.
+"""Artifacts that travel between machines of one kind: programs, texts, decisions, packed weights, forms of nets.
 
-``gathering`` collects what is made inside it; ``put_in_force`` makes a collection that was read from a file answer for
-devices of its kind. Those who make such things ask ``find`` before and tell ``note`` after. How a collection becomes a
-file, and what of a file may be believed, stands in ``selection.planpack``.
+``gathering`` collects the artifacts that are built inside it; ``put_in_force`` makes ``find`` search a collection that
+was read from a file. Code that builds such artifacts calls ``find`` before and ``note`` after. ``selection.planpack``
+writes collections to files, and checks those that it reads.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 TABLES = ("decisions", "forms", "texts", "programs", "weights")
-"""Problem to solver and configuration; net to layout and queues; what a text follows from to the text; text to binary;
-weights and their packed form's key to the packed form."""
+"""Keys and values of the tables: problem to solver and configuration; net to layout and queues; a text's sources to the
+text; text to binary; weights and the key of their packed form to the packed form."""
 _COMPILERS = ("CL_CONFIG_", "POCL_", "IGC_")
 """Prefixes of the environment variables that change how a driver compiles, or its target."""
 
@@ -42,7 +42,7 @@ class Collection(Protocol):
 
 
 class Gathered:
-    """The artifacts that were made for one kind of device."""
+    """The artifacts that were built for one kind of device inside ``gathering``."""
 
     def __init__(self, identity: dict[str, str], all_weights: bool = False) -> None:
         self.name, self.identity, self.all_weights = "what was just made", identity, all_weights
@@ -61,18 +61,18 @@ _in_force: list[Collection] = []
 
 
 def identity(device: cl.Device) -> dict[str, str]:
-    """What a compiled kernel depends on besides its text: the device, its driver, and the variables that tell it how to
-    compile."""
-    return {**_fixed(device), "compiler variables": compiler_variables()}
+    """What a compiled kernel depends on besides its text: the device, its driver, and the driver's environment
+    variables."""
+    return {**_device_identity(device), "compiler variables": compiler_variables()}
 
 
 def compiler_variables() -> str:
-    """The variables that tell drivers how to compile, and their values."""
+    """The environment variables that change how drivers compile, and their values."""
     return ";".join(f"{k}={os.environ.get(k)}" for k in sorted(k for k in os.environ if k.startswith(_COMPILERS)))
 
 
 @functools.lru_cache(maxsize=64)
-def _fixed(device: cl.Device) -> dict[str, str]:
+def _device_identity(device: cl.Device) -> dict[str, str]:
     platform = device.platform
     return {
         "device": device.name,
@@ -102,13 +102,13 @@ def key_of(*parts: str | bytes) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _is_for(collection: Collection, device: cl.Device) -> bool:
-    """Whether a collection is for devices like this one; checked once while it gathers or is in force."""
+    """Whether a collection is for devices like this one; cached until a collection is closed or taken out of force."""
     return collection.identity == identity(device)
 
 
 def in_force(device: cl.Device | None = None) -> bool:
     """Whether any collection is in force for a device, or for any device."""
-    return any(device is None or _is_for(one, device) for one in _in_force)
+    return any(device is None or _is_for(collection, device) for collection in _in_force)
 
 
 def wanted(device: cl.Device | None = None) -> bool:
@@ -119,7 +119,7 @@ def wanted(device: cl.Device | None = None) -> bool:
 def wants_texts() -> bool:
     """Whether texts are being gathered, or a collection in force has any; computing a text's key costs more than this
     check."""
-    return bool(_gathering) or any(one.holds("texts") for one in _in_force)
+    return bool(_gathering) or any(collection.holds("texts") for collection in _in_force)
 
 
 def gathers() -> bool:
@@ -129,31 +129,31 @@ def gathers() -> bool:
 
 def all_weights() -> bool:
     """Whether every packed form of weights is to be gathered."""
-    return any(one.all_weights for one in _gathering)
+    return any(gathered.all_weights for gathered in _gathering)
 
 
 def find(table: str, key: str, device: cl.Device | None = None) -> tuple[Any, str] | None:
     """Returns a value and the name of the collection that holds it; None where no collection in force for the device
     does."""
-    for one in _in_force:
-        if device is None or _is_for(one, device):
-            value = one.get(table, key)
+    for collection in _in_force:
+        if device is None or _is_for(collection, device):
+            value = collection.get(table, key)
             if value is not None:
-                return value, one.name
+                return value, collection.name
     return None
 
 
 def note(table: str, key: str, value: Callable[[], Any], device: cl.Device | None = None) -> None:
     """Add a value to the collections that are gathering; it is computed only if a collection lacks it."""
-    for one in list(_gathering):
-        if key not in one.tables[table] and (device is None or _is_for(one, device)):
-            one.tables[table][key] = value()
+    for gathered in list(_gathering):
+        if key not in gathered.tables[table] and (device is None or _is_for(gathered, device)):
+            gathered.tables[table][key] = value()
 
 
 @contextlib.contextmanager
 def gathering(device: cl.Device, all_weights: bool = False) -> Iterator[Gathered]:
-    """Collect what all threads make for devices of this kind inside the block; ``all_weights``: also packed forms that
-    take longer to read than to make."""
+    """Collect the artifacts that all threads build for devices of this kind inside the block; ``all_weights``: also
+    packed forms that take longer to read than to build."""
     gathered = Gathered(identity(device), all_weights)
     with _lock:
         _gathering.append(gathered)
@@ -161,7 +161,7 @@ def gathering(device: cl.Device, all_weights: bool = False) -> Iterator[Gathered
         yield gathered
     finally:
         with _lock:
-            _gathering[:] = [one for one in _gathering if one is not gathered]
+            _gathering[:] = [other for other in _gathering if other is not gathered]
             _is_for.cache_clear()
 
 
@@ -174,11 +174,11 @@ def put_in_force(collection: Collection) -> None:
 def take_out_of_force(collection: Collection) -> None:
     """``find`` no longer searches this collection; programs and plans made from it stay."""
     with _lock:
-        _in_force[:] = [one for one in _in_force if one is not collection]
+        _in_force[:] = [active for active in _in_force if active is not collection]
         _is_for.cache_clear()
 
 
 def forbid_unstored(what: str, device: cl.Device) -> None:
-    """Raise Frozen inside ``frozen()``, unless a collection answers for the device: ``what`` makes use of it then."""
+    """Raise Frozen inside ``frozen()``, unless a collection in force serves the device, which ``what`` then uses."""
     if not in_force(device):
         forbid_when_frozen(what)

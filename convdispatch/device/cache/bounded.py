@@ -1,13 +1,13 @@
-"""One bounded cache for what is dear to make and large to hold: programs, plans, calls, forms.
+"""Bounded caches of values that are slow to build and large in memory: programs, plans, calls, forms of nets.
 
-A process that meets ever new sizes must not hold them all, and a net with hundreds of layers must hold every one. All
-caches of a ``Budget`` share one limit in bytes, and the least recently used entry of them all goes first. An entry
-knows which others it was made of (a call its plan, a plan its programs): these go with it, and not before, because
-they would free nothing as long as it holds them. Bytes are those of the entry itself, so nothing is counted twice.
+A process that sees ever new sizes must not cache them all, but a net with hundreds of layers needs every one. All
+caches of a ``Budget`` share one limit in bytes, and evict the least recently used entry of them all first. An entry
+knows its parts, the entries that it was built from (a call's plan, a plan's programs): they are evicted with it, not
+before, because that would free nothing. An entry counts its own bytes only, so nothing is counted twice.
 
-Entries that are ``new`` (further sizes of a layer, what is cheap to make) have a small share of the limit for
-themselves. An entry that was made again several times after it had gone has shown that it returns, and is not new any
-more: after Johnson and Shasha, "2Q: a low overhead high performance buffer management replacement algorithm", 1994.
+Entries that are ``new`` (further sizes of a layer, values that are cheap to build) may use only a small share of the
+limit. An entry that was rebuilt several times after its eviction is wanted again and again, and no longer counts as
+new: after Johnson and Shasha, "2Q: a low overhead high performance buffer management replacement algorithm", 1994.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ..planning_lock import unlocked
 
 KB, MB = 1 << 10, 1 << 20
 RETURNS = 4
-"""An evicted entry that was made again so many times no longer counts as new."""
+"""An entry that was evicted and rebuilt this many times no longer counts as new."""
 REMEMBERED = 8192
 """The number of evicted keys that are remembered, to count how often each returns."""
 LOW_WATER = 0.9
-"""Once a bound is exceeded, entries are evicted down to this share of it, because searching for one entry alone takes
-too long."""
+"""Once a limit is exceeded, entries are evicted down to this share of it, because evicting one at a time takes too
+long."""
 
 
 class _Entry:
-    """A value in a cache, its bytes, when it was asked for last, and the entries that it was made of."""
+    """A value in a cache, its bytes, the turn of its last use, and its parts, the entries that it was built from."""
 
     __slots__ = ("alive", "cache", "key", "nbytes", "new", "parents", "parts", "turn", "value")
 
@@ -40,23 +40,23 @@ class _Entry:
         self.turn, self.parents, self.new, self.alive = 0, 0, False, True
 
 
-class _Making(threading.local):
+class _Building(threading.local):
     parts: list[_Entry] | None = None
 
 
-_making = _Making()
-"""The entries that this thread looked up while it makes a value: they are parts of that value."""
+_building = _Building()
+"""The entries that this thread looked up while it builds a value: they are parts of that value."""
 
 
 class _Pending:
-    """A value that one thread is making and that other threads may wait for."""
+    """A value that one thread is building and that other threads may wait for."""
 
     def __init__(self) -> None:
         self.done, self.thread, self.dropped = threading.Event(), threading.get_ident(), False
 
 
 class Budget:
-    """The bytes that some caches may hold together: ``limit()`` in all, ``share()`` of what is new."""
+    """The bytes that some caches may hold together: ``limit()`` in all, ``share()`` for new entries."""
 
     def __init__(self, limit: Callable[[], int], share: Callable[[], int]) -> None:
         self._limit, self._share = limit, share
@@ -68,23 +68,23 @@ class Budget:
         """How often each key was evicted, by the key's hash."""
 
     def add(self, entry: _Entry, new: bool) -> list[_Entry]:
-        """Add an entry, and remove those that are evicted for it. The caller holds the lock; a single entry above the
+        """Add an entry, and return those evicted for it. The caller holds the lock; an entry that alone exceeds the
         limit stays."""
         entry.turn = next(self.turns)
         entry.parts = [part for part in entry.parts if part.alive]
         for part in entry.parts:
             part.parents += 1
-        entry.new = new and self._returns.get(_name(entry), 0) < RETURNS
+        entry.new = new and self._returns.get(_key_hash(entry), 0) < RETURNS
         self._entries.add(entry)
         self.nbytes += entry.nbytes
         if entry.new:
             self.new_nbytes += entry.nbytes
         else:
-            self._settle(entry)
+            self._mark_parts_not_new(entry)
         return self._shrink(entry)
 
     def hold(self, entry: _Entry, parts: list[_Entry] | None) -> None:
-        """Add an entry to the parts of the value that is being made, so that it is not evicted before that is
+        """Add an entry to the parts of the value that is being built, so that it is not evicted before the value is
         cached."""
         if parts is not None and entry not in parts:
             with self.lock:
@@ -92,7 +92,7 @@ class Budget:
                 parts.append(entry)
 
     def grow(self, entry: _Entry, nbytes: int) -> list[_Entry]:
-        """Count more bytes for an entry, such as weights that were packed for a plan. Under the lock."""
+        """Count more bytes for an entry, such as weights that were packed for a plan. The caller holds the lock."""
         if not entry.alive:
             return []
         entry.nbytes += nbytes
@@ -102,7 +102,7 @@ class Budget:
         return self._shrink(entry) if nbytes > 0 else []
 
     def remove(self, entry: _Entry) -> None:
-        """Remove an entry from the budget; its parts stay. Under the lock."""
+        """Remove an entry from the budget; its parts stay. The caller holds the lock."""
         entry.alive = False
         if entry.cache._all.get(entry.key) is entry:
             del entry.cache._all[entry.key]
@@ -113,54 +113,54 @@ class Budget:
         for part in entry.parts:
             part.parents -= 1
 
-    def _let_go(self, entry: _Entry, gone: list[_Entry]) -> None:
+    def _evict_with_parts(self, entry: _Entry, evicted: list[_Entry]) -> None:
         """Evict an entry, and those of its parts that no other entry uses."""
         self.remove(entry)
-        gone.append(entry)
+        evicted.append(entry)
         if entry.new:
-            name = _name(entry)
+            name = _key_hash(entry)
             self._returns[name] = self._returns.pop(name, 0) + 1
             while len(self._returns) > REMEMBERED:
                 self._returns.popitem(last=False)
         for part in entry.parts:
             if part.alive and not part.parents:
-                self._let_go(part, gone)
+                self._evict_with_parts(part, evicted)
 
-    def _settle(self, entry: _Entry) -> None:
+    def _mark_parts_not_new(self, entry: _Entry) -> None:
         """Mark the parts of an entry that is not new as not new either."""
         for part in entry.parts:
             if part.new:
                 part.new = False
                 self.new_nbytes -= part.nbytes
-                self._settle(part)
+                self._mark_parts_not_new(part)
 
     def _shrink(self, added: _Entry) -> list[_Entry]:
-        gone: list[_Entry] = []
+        evicted: list[_Entry] = []
         share, limit = self._share(), self._limit()
         if self.new_nbytes > share:
-            self._evict(added, gone, True, share * LOW_WATER)
+            self._evict(added, evicted, True, share * LOW_WATER)
         if self.nbytes > limit:
-            self._evict(added, gone, False, limit * LOW_WATER)
-        return gone
+            self._evict(added, evicted, False, limit * LOW_WATER)
+        return evicted
 
-    def _evict(self, added: _Entry, gone: list[_Entry], new: bool, down_to: float) -> None:
-        roots = [each for each in self._entries if not each.parents and each.new >= new]
-        used = {each: each.cache.used(each.value) for each in roots}
-        for entry in sorted((each for each in roots if used[each]), key=lambda each: used[each]):
-            entry.turn = next(self.turns)  # a fast path used the entry without asking the cache
+    def _evict(self, added: _Entry, evicted: list[_Entry], new: bool, down_to: float) -> None:
+        roots = [root for root in self._entries if not root.parents and root.new >= new]
+        last_use = {root: root.cache.used(root.value) for root in roots}
+        for entry in sorted((root for root in roots if last_use[root]), key=lambda each: last_use[each]):
+            entry.turn = next(self.turns)  # a fast path used the entry without a lookup in the cache
         for entry in sorted(roots, key=lambda each: each.turn):
             if (self.new_nbytes if new else self.nbytes) <= down_to:
                 return
             if entry is not added and added not in entry.parts and entry.alive:
-                self._let_go(entry, gone)
+                self._evict_with_parts(entry, evicted)
 
 
-def _name(entry: _Entry) -> int:
+def _key_hash(entry: _Entry) -> int:
     return hash((id(entry.cache), entry.key))
 
 
 class Families:
-    """Which keys came first of those that are alike, as sizes of one layer are: a net's own, most likely."""
+    """Remembers the first few keys of each family, such as a layer's sizes: most likely the net's own."""
 
     def __init__(self, first: int) -> None:
         self._first = first
@@ -168,12 +168,12 @@ class Families:
 
     def further(self, family: Hashable, key: Hashable) -> bool:
         """Whether ``key`` is not among the first few keys of its family."""
-        known = self._known.setdefault(family, set())
-        if len(known) < self._first:
-            known.add(hash(key))
+        known_keys = self._known.setdefault(family, set())
+        if len(known_keys) < self._first:
+            known_keys.add(hash(key))
             while len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
-        return hash(key) not in known
+        return hash(key) not in known_keys
 
     def forget(self) -> None:
         """Forget all families: the next key of each counts as its first."""
@@ -181,11 +181,11 @@ class Families:
 
 
 class Bounded:
-    """Values by key within a budget; each is made by one thread.
+    """A cache of values by key within a budget; each value is built by one thread.
 
-    No lock is held while a value is made: other keys are served meanwhile. ``evicted(values)`` is called, outside of
-    all locks, with what went: whoever holds some beside this lets go of them then, or no bound would hold.
-    ``used(value)`` is 0, or grows with the time at which a fast path used a value since this was asked last.
+    No lock is held while a value is built, so other keys are served meanwhile. ``evicted(values)`` is called outside of
+    all locks, so that other owners of the values can drop them too. ``used(value)`` returns 0 if no fast path used the
+    value since the last such query, else a number that grows with the time of its last use.
     """
 
     def __init__(
@@ -208,59 +208,59 @@ class Bounded:
 
     def get(self, key: Hashable) -> Any:
         """The cached value of a key, or None."""
-        found = self._all.get(key)
-        if found is None:
+        entry = self._all.get(key)
+        if entry is None:
             return None
-        found.turn = next(self._budget.turns)
-        return found.value
+        entry.turn = next(self._budget.turns)
+        return entry.value
 
     def part(self, key: Hashable) -> Any:
-        """As ``get``; the value becomes a part of the entry that this thread is making, if any."""
-        found = self._all.get(key)
-        if found is None:
+        """As ``get``; the value becomes a part of the entry that this thread is building, if any."""
+        entry = self._all.get(key)
+        if entry is None:
             return None
-        found.turn = next(self._budget.turns)
-        self._budget.hold(found, _making.parts)
-        return found.value
+        entry.turn = next(self._budget.turns)
+        self._budget.hold(entry, _building.parts)
+        return entry.value
 
     def put(self, key: Hashable, value: Any, nbytes: int = 0, new: bool = False) -> None:
         """Cache a value of ``nbytes`` bytes, and evict others where the budget requires it."""
-        self._keep(key, value, nbytes, new, [], _making.parts)
+        self._store(key, value, nbytes, new, [], _building.parts)
 
     def grow(self, key: Hashable, nbytes: int) -> None:
         """Count ``nbytes`` more for a cached value."""
-        found = self._all.get(key)
-        if found is not None:
+        entry = self._all.get(key)
+        if entry is not None:
             with self._budget.lock:
-                gone = self._budget.grow(found, nbytes)
-            _tell(gone)
+                evicted = self._budget.grow(entry, nbytes)
+            _report_evicted(evicted)
 
     def make(self, key: Hashable, make: Callable[[], tuple[Any, int]], new: bool | None = None) -> Any:
         """The cached value; without one, ``make()`` returns the value to cache and its size in bytes.
 
-        ``new``: whether it counts towards the share of what is new; None where what it is made of decides. Threads that
-        ask for one key at once wait for the first of them; where it raises, the next one tries.
+        ``new``: whether the entry counts as new; with None it does if one of its parts does. Threads that ask for a key
+        that is being built wait for its thread; if that raises, the next thread builds.
         """
         while True:
             with self._budget.lock:
-                found = self.part(key)
-                if found is not None:
-                    return found
+                cached = self.part(key)
+                if cached is not None:
+                    return cached
                 pending = self._pending.get(key)
-                mine = pending is None or pending.thread == threading.get_ident()
-                if mine:
+                builds = pending is None or pending.thread == threading.get_ident()
+                if builds:
                     pending = self._pending[key] = _Pending()
-            if not mine:
+            if not builds:
                 with unlocked():
                     pending.done.wait()
                 continue
-            outer, _making.parts = _making.parts, []
+            outer_parts, _building.parts = _building.parts, []
             try:
                 value, nbytes = make()
                 if not pending.dropped:
-                    self._keep(key, value, nbytes, new, _making.parts or [], outer)
+                    self._store(key, value, nbytes, new, _building.parts or [], outer_parts)
             finally:
-                parts, _making.parts = _making.parts, outer
+                parts, _building.parts = _building.parts, outer_parts
                 with self._budget.lock:
                     for part in parts or ():
                         part.parents -= 1
@@ -268,27 +268,27 @@ class Bounded:
                 pending.done.set()
             return value
 
-    def _keep(
+    def _store(
         self,
         key: Hashable,
         value: Any,
         nbytes: int,
         new: bool | None,
         parts: list[_Entry],
-        outer: list[_Entry] | None,
+        outer_parts: list[_Entry] | None,
     ) -> None:
         with self._budget.lock:
-            before = self._all.get(key)
-            if before is not None:
-                self._budget.remove(before)
+            replaced = self._all.get(key)
+            if replaced is not None:
+                self._budget.remove(replaced)
             entry = self._all[key] = _Entry(self, key, value, nbytes, parts)
-            gone = self._budget.add(entry, any(part.new for part in parts) if new is None else new)
-            self._budget.hold(entry, outer)
-        _tell(gone)
+            evicted = self._budget.add(entry, any(part.new for part in parts) if new is None else new)
+            self._budget.hold(entry, outer_parts)
+        _report_evicted(evicted)
 
     def drop(self, which: Callable[[Any], bool] = lambda key: True) -> None:
-        """Let go of the values whose keys ``which`` names, and do not hold those that other threads are making. What
-        they were made of stays, for those that are made in their place."""
+        """Remove the values whose keys satisfy ``which``, and do not cache those that other threads are building. Their
+        parts stay, for the values that replace them."""
         with self._budget.lock:
             for key, entry in list(self._all.items()):
                 if which(key):
@@ -297,10 +297,10 @@ class Bounded:
                 pending.dropped |= pending.thread != threading.get_ident() and which(key)
 
 
-def _tell(gone: list[_Entry]) -> None:
-    """Tell each cache which of its entries were evicted."""
+def _report_evicted(evicted: list[_Entry]) -> None:
+    """Call each cache's ``evicted`` with the values of its evicted entries."""
     by_cache: dict[Bounded, list[Any]] = {}
-    for entry in gone:
+    for entry in evicted:
         by_cache.setdefault(entry.cache, []).append(entry.value)
     for cache, values in by_cache.items():
         cache._evicted(values)

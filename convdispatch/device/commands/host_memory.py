@@ -1,7 +1,7 @@
-"""Host memory as a CPU device's kernels take it: pointers, without a buffer, a copy or a mapping.
+"""Host memory as the argument of a CPU device's kernels: plain pointers, without a buffer, a copy or a mapping.
 
 A device with OpenCL's fine-grained system SVM (Intel's CPU runtime has it) reads and writes whatever the host can, at
-any alignment. Where it lacks that (PoCL, Oclgrind, every GPU so far), ``host_queue`` answers None.
+any alignment. ``has_system_svm`` is false for a device without it (PoCL, Oclgrind, every GPU so far).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..memory import allocator
 from ..memory.host_pool import HostPool
 from .queues import OpenCLQueue
 
-_POOLED = 1 << 16
-"""Results of so many bytes or more come from the pool; smaller blocks the C library reuses anyway."""
+_MIN_POOLED = 1 << 16
+"""Results of at least this many bytes come from the pool; the C library itself reuses smaller blocks."""
 
 
 class Place(NamedTuple):
@@ -31,9 +31,9 @@ class Place(NamedTuple):
 
 
 class HostMemory(cl.SVM):
-    """Bytes of the host as a kernel's argument: of an object with the buffer protocol, contiguous and writeable.
+    """Host memory as a kernel's argument: an object with the buffer protocol, contiguous and writeable.
 
-    Holds that object; ``held`` is what else must live as long.
+    It keeps that object alive, and the object ``held``.
     """
 
     held: Any = None
@@ -41,9 +41,9 @@ class HostMemory(cl.SVM):
     @classmethod
     def at(cls, address: int, size: int, held: Any = None) -> HostMemory:
         """Host memory of ``size`` bytes at an address, which ``held`` keeps alive."""
-        made = cls((ctypes.c_ubyte * max(size, 1)).from_address(address))
-        made.held = held
-        return made
+        memory = cls((ctypes.c_ubyte * max(size, 1)).from_address(address))
+        memory.held = held
+        return memory
 
     def get_sub_region(self, offset: int, size: int) -> HostMemory:
         """The part of ``size`` bytes from byte ``offset`` on; keeps the whole memory alive."""
@@ -56,7 +56,7 @@ class HostMemory(cl.SVM):
 
 @functools.lru_cache(maxsize=16)
 def has_system_svm(device: cl.Device) -> bool:
-    """Whether kernels of the device take any pointer of the host's."""
+    """Whether kernels of the device accept any host pointer."""
     try:
         return bool(device.svm_capabilities & cl.device_svm_capabilities.FINE_GRAIN_SYSTEM)
     except (AttributeError, cl.Error):
@@ -65,50 +65,50 @@ def has_system_svm(device: cl.Device) -> bool:
 
 @functools.lru_cache(maxsize=16)
 def pool_of(device: cl.Device) -> HostPool:
-    """The device's pool of host memory; it counts in its statistics and limits."""
+    """The device's pool of host memory, which counts in the device's memory statistics and limits."""
     return allocator.join(Place(device), HostPool())
 
 
 def lease(device: cl.Device, size: int) -> Any:
-    """Host memory of ``size`` bytes from the device's pool, as a ctypes array; its end gives the memory back."""
+    """Host memory of ``size`` bytes from the device's pool, as a ctypes array; its destructor returns the memory."""
     return allocator.take(pool_of(device), Place(device), size)
 
 
 def empty(device: cl.Device, shape: tuple[int, ...], dtype: np.dtype, size: int) -> np.ndarray:
-    """A new array of ``size`` bytes with undefined values, from the device's pool where that pays."""
-    if size < _POOLED or not has_system_svm(device) or (current_policy().frozen and not pool_of(device).has(size)):
+    """A new array of ``size`` bytes with undefined values, from the device's pool if it is large."""
+    if size < _MIN_POOLED or not has_system_svm(device) or (current_policy().frozen and not pool_of(device).has(size)):
         return np.empty(shape, dtype)
     return np.ndarray(shape, dtype, lease(device, size))
 
 
 class HostQueue(OpenCLQueue):
-    """Commands for a CPU device's queue whose memory is the host's. One call's: ``finish`` ends it.
+    """Commands on host memory for a CPU device's queue. It serves one call, which ``finish`` ends.
 
-    What it allocated lives until then, because the host's pool knows nothing of the queue.
+    Memory that it allocated stays alive until ``finish``, because the host's pool does not know the queue's order.
     """
 
-    __slots__ = ("_held", "_mapped")
+    __slots__ = ("_held", "_host_buffers")
     kind = "host"
     _held: list[Any]
-    _mapped: list[Any]
+    _host_buffers: list[Any]
 
     def __init__(self, queue: cl.CommandQueue) -> None:
-        self.queue, self._held, self._mapped = queue, [], []
+        self.queue, self._held, self._host_buffers = queue, [], []
 
     def allocate(self, size: int) -> HostMemory:
         """Host memory from the device's pool."""
-        made = HostMemory(lease(self.queue.device, size))
-        self._held.append(made)
-        return made
+        memory = HostMemory(lease(self.queue.device, size))
+        self._held.append(memory)
+        return memory
 
     def fresh(self, size: int) -> HostMemory:
-        """See Commands; from the device's pool, to which its end gives it back."""
+        """See Commands; the memory's destructor returns it to the device's pool."""
         return HostMemory(lease(self.queue.device, size))
 
     def bring(self, array: np.ndarray) -> HostMemory:
-        made = self.fresh(array.nbytes)
-        made.bytes(0, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
-        return made
+        memory = self.fresh(array.nbytes)
+        memory.bytes(0, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
+        return memory
 
     def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
         if not isinstance(region, HostMemory):
@@ -125,25 +125,19 @@ class HostQueue(OpenCLQueue):
         region.bytes(offset, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
 
     def copy(
-        self,
-        target: Any,
-        source: Any,
-        size: int,
-        source_offset: int = 0,
-        target_offset: int = 0,
-        wait_for: Any = None,
+        self, target: Any, source: Any, size: int, offsets: tuple[int, int] = (0, 0), wait_for: Any = None
     ) -> cl.Event:
         """See Commands; either side may be an OpenCL buffer."""
-        to, of = isinstance(target, HostMemory), isinstance(source, HostMemory)
-        if not (to or of):
-            return super().copy(target, source, size, source_offset, target_offset, wait_for)
+        to_host, from_host = isinstance(target, HostMemory), isinstance(source, HostMemory)
+        if not (to_host or from_host):
+            return super().copy(target, source, size, offsets, wait_for)
         self._held += [target, source]
-        wait, queue = wait_for or None, self.queue
-        if to and of:
-            ends = target.get_sub_region(target_offset, size), source.get_sub_region(source_offset, size)
-            self._held += ends
-            return cl.enqueue_copy(queue, *ends, wait_for=wait)
-        if to:
+        (source_offset, target_offset), wait, queue = offsets, wait_for or None, self.queue
+        if to_host and from_host:
+            regions = target.get_sub_region(target_offset, size), source.get_sub_region(source_offset, size)
+            self._held += regions
+            return cl.enqueue_copy(queue, *regions, wait_for=wait)
+        if to_host:
             view = target.bytes(target_offset, size)
             return cl.enqueue_copy(queue, view, source, src_offset=source_offset, wait_for=wait, is_blocking=False)
         view = source.bytes(source_offset, size)
@@ -152,28 +146,28 @@ class HostQueue(OpenCLQueue):
     def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> cl.Event:
         if not isinstance(target, HostMemory):
             return super().fill(target, number, offset, size, wait_for)
-        part = target.get_sub_region(offset, size)
-        self._held.append(part)
-        return cl.enqueue_svm_memfill(self.queue, part, np.asarray(number), size, wait_for=wait_for or None)
+        region = target.get_sub_region(offset, size)
+        self._held.append(region)
+        return cl.enqueue_svm_memfill(self.queue, region, np.asarray(number), size, wait_for=wait_for or None)
 
     def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
         """Calls ``work`` with the OpenCL queue, and with buffers over the host's memory."""
-        given = [self._buffer(each) if isinstance(each, HostMemory) else each for each in operands]
-        return work(self.queue, *given, wait_for=wait_for)
+        arguments = [self._buffer(operand) if isinstance(operand, HostMemory) else operand for operand in operands]
+        return work(self.queue, *arguments, wait_for=wait_for)
 
     def _buffer(self, region: HostMemory) -> cl.Buffer:
         view = region.bytes(0, region.size)
         buffer = cl.Buffer(self.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=view)
-        self._mapped.append((buffer, region))
+        self._host_buffers.append((buffer, region))
         return buffer
 
     def finish(self, event: cl.Event) -> None:
-        """Wait for the call's last command; its values are in the host's memory then."""
-        for buffer, region in self._mapped:  # mapping a USE_HOST_PTR buffer makes its values visible to the host
+        """Wait for the call's last command, after which the results are in host memory."""
+        for buffer, region in self._host_buffers:  # mapping a USE_HOST_PTR buffer makes its values visible to the host
             view, event = cl.enqueue_map_buffer(
                 self.queue, buffer, cl.map_flags.READ, 0, (region.size,), np.uint8, wait_for=[event], is_blocking=False
             )
             view.base.release(self.queue, [event])
         event.wait()
         self._held.clear()
-        self._mapped.clear()
+        self._host_buffers.clear()

@@ -1,9 +1,9 @@
-"""Where commands go: the one interface that plans, products, steps and layers see in a queue's place.
+"""The interface of everything that takes commands in order, which plans, products, steps and layers use as a queue.
 
-A plan is handed a queue and hands it on: to launches, products, copies. What these do with it is said here, once:
-``commands_of`` answers what a queue stands for, and that launches, copies, fills, allocates and calls. There are four
-kinds: an OpenCL queue (``queues``), host memory under a CPU device's queue (``host``), a CUDA stream (``stream``) and a
-recording (``recording``), which is replayed on any of the others.
+A plan passes its queue on to launches, products and copies; ``queues.commands_of`` returns the Commands for a queue:
+they launch, copy, fill, allocate and call. There are four kinds: an OpenCL queue (``queues``), host memory under a CPU
+device's queue (``host_memory``), a stream of a device (``places.stream``) and a recording (``recording``), which is
+replayed on any of the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _kernel_names() -> Any:
 class Kernel:
     """A kernel of a built program, its sizes and its arguments' types; safe to launch from several threads.
 
-    ``dtypes`` has None for memory, else NumPy's type of a number.
+    ``dtypes`` has an entry for each argument: None for memory, NumPy's dtype for a number.
     """
 
     __slots__ = ("_bound", "dtypes", "global_size", "local_size", "lock", "name", "program", "streams")
@@ -55,17 +55,17 @@ class Kernel:
 
     @property
     def bound(self) -> cl.Kernel:
-        """The pyopencl kernel for launches on OpenCL queues, which set its arguments one launch at a time; made at the
-        first launch."""
+        """The pyopencl kernel for launches on OpenCL queues, which set its arguments at each launch; created by the
+        first."""
         if self._bound is None:
             self._bound = self.make()
         return self._bound
 
     def make(self) -> cl.Kernel:
-        """A pyopencl kernel with arguments of its own."""
-        made = self.plain()
-        made.set_scalar_arg_dtypes(self.dtypes)
-        return made
+        """A new pyopencl kernel, whose arguments no other launch sets."""
+        kernel = self.plain()
+        kernel.set_scalar_arg_dtypes(self.dtypes)
+        return kernel
 
     def plain(self) -> cl.Kernel:
         """A pyopencl kernel whose arguments are set one by one, numbers as NumPy scalars; quicker to create than by
@@ -76,7 +76,7 @@ class Kernel:
 
 
 class Late:
-    """A kernel's argument that differs at every replay: a number that is asked for, such as the next counter of a
+    """A kernel's argument that differs at every replay: a number that ``ask()`` returns, such as the next counter of a
     random stream, or memory that the caller sets."""
 
     __slots__ = ("ask", "value")
@@ -85,41 +85,32 @@ class Late:
         self.ask, self.value = ask, None
 
     def draw(self) -> None:
-        """Ask for the number; kernels that are enqueued from now on get it."""
+        """Call ``ask`` for the number that kernels enqueued from now on get."""
         self.value = self.ask()
 
 
 class Commands:
     """Takes commands in order. ``context`` and ``device`` are OpenCL's, which compiled the kernels.
 
-    ``launch``, ``copy``, ``fill`` and ``call`` answer what stands for the command's event: something to wait for, to
-    be handed on as ``wait_for``. Memory is what ``allocate`` answers, or the caller's own of the same kind; what is no
-    OpenCL buffer has ``size`` and ``get_sub_region(offset, size)`` as a buffer has.
+    ``launch``, ``copy``, ``fill`` and ``call`` return the command's event or its equivalent, to be waited for or passed
+    on as ``wait_for``. Memory comes from ``allocate`` or from the caller; memory that is no OpenCL buffer has
+    ``size`` and ``get_sub_region(offset, size)`` as a buffer has.
     """
 
     __slots__ = ()
     context: cl.Context
     device: cl.Device
     kind = "opencl"
-    """The kind of memory that commands use: a binding made for one kind serves all of the same kind, context and
-    device."""
+    """The kind of memory that commands use: a binding serves all Commands of the same kind, context and device."""
     replayed = False
-    """Whether commands are recorded, and run later, perhaps many times."""
+    """Whether commands are only recorded, to run later, perhaps many times."""
 
     def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> Any:
         """Run a kernel; ``arguments`` are memory, None for a null pointer, and numbers as ``kernel.dtypes`` says."""
         raise NotImplementedError
 
-    def copy(
-        self,
-        target: Any,
-        source: Any,
-        size: int,
-        source_offset: int = 0,
-        target_offset: int = 0,
-        wait_for: Any = None,
-    ) -> Any:
-        """Copy ``size`` bytes from one memory to another, each from its byte offset on."""
+    def copy(self, target: Any, source: Any, size: int, offsets: tuple[int, int] = (0, 0), wait_for: Any = None) -> Any:
+        """Copy ``size`` bytes from one memory to another; ``offsets`` are the first bytes in source and target."""
         raise NotImplementedError
 
     def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> Any:
@@ -127,29 +118,28 @@ class Commands:
         raise NotImplementedError
 
     def allocate(self, size: int) -> Any:
-        """Memory of at least ``size`` bytes for commands given here; it may be released as soon as they are
+        """Memory of at least ``size`` bytes for commands of this queue; the caller may release it once they are
         enqueued."""
         raise NotImplementedError
 
     def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
-        """Call ``work(queue, *operands, wait_for=)``, which enqueues by its own means; None among operands stays
-        None."""
+        """Call ``work(queue, *operands, wait_for=)``, which enqueues by itself; None among operands stays None."""
         raise NotImplementedError
 
     def fresh(self, size: int) -> Any:
-        """Memory that lives long and is never a part of another; not for a recording."""
+        """Long-lived memory that is never a part of another block, for example for packed weights."""
         raise NotImplementedError
 
     def bring(self, array: np.ndarray) -> Any:
-        """Memory as ``fresh`` with a contiguous array's values, complete when this returns."""
+        """Memory as from ``fresh`` with a copy of a contiguous array, complete when this returns."""
         raise NotImplementedError
 
     def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
-        """Copy from byte ``offset`` of memory into a contiguous host array, after all that was given; waits."""
+        """Copy from byte ``offset`` of memory into a contiguous host array, after all earlier commands; waits."""
         raise NotImplementedError
 
     def write(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
-        """Copy a contiguous host array to byte ``offset`` of memory, after all that was given; waits."""
+        """Copy a contiguous host array to byte ``offset`` of memory, after all earlier commands; waits."""
         raise NotImplementedError
 
     def complete(self, event: Any) -> bool:
@@ -159,7 +149,7 @@ class Commands:
         return event.command_execution_status == cl.command_execution_status.COMPLETE
 
     def flush(self) -> Any:
-        """Flush: the commands so far will run without a further call."""
+        """Submit the commands so far, so that they run without a further call."""
         return None
 
     def bind(self, kernel: Kernel, arguments: Sequence[Any]) -> Callable[..., Any]:
@@ -181,10 +171,10 @@ class Commands:
 class _Thread(threading.local):
     capturing: Any = None
     texts: list[str | bytes] | None = None
-    given = compiled = slow = 0
+    enqueued = compiled = slow = 0
 
 
 thread = _Thread()
-"""``capturing`` is the recording that takes what this thread gives to a queue; ``texts`` takes the programs that it
-would have compiled, where they are only to be read (``kernels.rendering``); ``given`` counts its commands,
-``compiled`` the texts that it had compiled, ``slow`` the builds that took their time, of binaries too."""
+"""This thread's state: ``capturing`` is the recording that takes its commands for a queue; ``texts`` collects program
+texts that are rendered instead of compiled (``kernels.rendering``); ``enqueued`` counts its commands, ``compiled`` the
+texts that were compiled for it, ``slow`` its slow builds, from text or binary."""

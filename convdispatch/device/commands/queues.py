@@ -1,4 +1,4 @@
-"""An OpenCL queue as commands, and what any queue stands for."""
+"""An OpenCL queue as Commands, and ``commands_of``, which returns the Commands for any queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class OpenCLQueue(Commands):
-    """Commands for an OpenCL queue; in order or not, as the queue is. Memory is OpenCL's buffers."""
+    """Commands for an OpenCL queue, which may be in order or out of order. Memory is OpenCL buffers."""
 
     __slots__ = ("queue",)
 
@@ -41,37 +41,31 @@ class OpenCLQueue(Commands):
             return kernel.bound(self.queue, kernel.global_size, kernel.local_size, *arguments, wait_for=wait_for)
 
     def bind(self, kernel: Kernel, arguments: Sequence[Any]) -> Callable[..., cl.Event]:
-        """Binds a launch to a new pyopencl kernel that keeps its arguments, so that a replay is one enqueue."""
+        """Binds a launch to a new pyopencl kernel that stores its arguments, so that a replay is one enqueue."""
         import pyopencl as cl
 
-        own, sizes, enqueue = kernel.plain(), (kernel.global_size, kernel.local_size), cl.enqueue_nd_range_kernel
-        late = []
-        for place, (given, dtype) in enumerate(zip(arguments, kernel.dtypes, strict=True)):
-            if type(given) is Late:
-                late.append((place, _itself if dtype is None else dtype.type, given))
+        launched, sizes, enqueue = kernel.plain(), (kernel.global_size, kernel.local_size), cl.enqueue_nd_range_kernel
+        late_arguments = []
+        for index, (argument, dtype) in enumerate(zip(arguments, kernel.dtypes, strict=True)):
+            if type(argument) is Late:
+                late_arguments.append((index, _unchanged if dtype is None else dtype.type, argument))
             else:
-                own.set_arg(place, given if dtype is None else dtype.type(given))
+                launched.set_arg(index, argument if dtype is None else dtype.type(argument))
 
         def run(commands: OpenCLQueue, wait_for: Any = None, _held: Any = arguments) -> cl.Event:
-            for place, number, given in late:
-                own.set_arg(place, number(given.value))
-            return enqueue(commands.queue, own, *sizes, wait_for=wait_for)
+            for index, convert, argument in late_arguments:
+                launched.set_arg(index, convert(argument.value))
+            return enqueue(commands.queue, launched, *sizes, wait_for=wait_for)
 
         return run  # the closure keeps the arguments' memory alive, which a cl.Kernel does not
 
     def copy(
-        self,
-        target: Any,
-        source: Any,
-        size: int,
-        source_offset: int = 0,
-        target_offset: int = 0,
-        wait_for: Any = None,
+        self, target: Any, source: Any, size: int, offsets: tuple[int, int] = (0, 0), wait_for: Any = None
     ) -> cl.Event:
         import pyopencl as cl
 
-        offsets = {"src_offset": source_offset, "dst_offset": target_offset}
-        return cl.enqueue_copy(self.queue, target, source, byte_count=size, wait_for=wait_for or None, **offsets)
+        where = {"src_offset": offsets[0], "dst_offset": offsets[1]}
+        return cl.enqueue_copy(self.queue, target, source, byte_count=size, wait_for=wait_for or None, **where)
 
     def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> cl.Event:
         import pyopencl as cl
@@ -107,7 +101,7 @@ class OpenCLQueue(Commands):
         return work(self.queue, *operands, wait_for=wait_for)
 
 
-def _itself(memory: Any) -> Any:
+def _unchanged(memory: Any) -> Any:
     """Returns memory unchanged, as a kernel's argument."""
     return memory
 

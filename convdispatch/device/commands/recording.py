@@ -1,8 +1,8 @@
 """Recording takes the place of a queue while work is enqueued, and stores the commands, to be replayed without Python.
 
-Memory asked for meanwhile is only a Slot: how long each is in use is known when the recording ends, so that all of them
-share one arena. Commands stay in the order in which they came. What cannot be recorded (a plan that calls another
-library) is kept as a call, which is made again at each replay.
+Memory that is allocated meanwhile is only a Slot: once the recording ends, the lifetimes of all slots are known, and
+they share one arena. Commands stay in the order of their enqueuing. Work that cannot be recorded (a plan that calls
+another library) is stored as a call, which is repeated at each replay.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Slot:
     """Memory that a recorded program will have: ``size`` bytes, or a part of another slot.
 
-    Used as an OpenCL buffer is while commands are recorded. ``persistent`` slots are never shared: what they hold
-    outlives one replay (inputs, results).
+    It is used like an OpenCL buffer while commands are recorded. ``persistent`` slots share no memory, because their
+    values outlive one replay (inputs, results).
     """
 
     __slots__ = ("offset", "persistent", "root", "size")
@@ -43,10 +43,10 @@ class Slot:
 
 @dataclass(eq=False)
 class Command:
-    """One command: ``make(memory, commands)`` answers ``run(commands, wait_for=None)``, which gives it to commands.
+    """A recorded command: ``make(memory, commands)`` returns ``run(commands, wait_for=None)``, which enqueues it.
 
-    ``memory(slot)`` gives a slot's memory; ``commands`` are of the kind that the command will be given to. ``step`` is
-    the place of the caller's unit of work that it belongs to.
+    ``memory(slot)`` returns a slot's memory; ``commands`` are of the kind on which the command will be enqueued.
+    ``step`` is the number of the caller's unit of work to which the command belongs.
     """
 
     make: Callable[[Callable[[Any], Any], Commands], Callable[..., Any]]
@@ -58,7 +58,7 @@ class Command:
     arguments: Sequence[Any] = ()
     """The arguments of the kernel, or of the call of ``copy``; empty for other commands."""
     late: bool = False
-    """Whether the command takes a number that is asked for anew at each replay."""
+    """Whether the command has an argument that differs at each replay."""
 
     def wait(self) -> None:
         """Raises InvalidArgument, because a recorded command has not run."""
@@ -73,9 +73,9 @@ class Recording(Commands):
     """The real queue, which takes work that must happen now, such as packing constant weights."""
     commands: list[Command] = field(default_factory=list)
     step: int = 0
-    """The number of the present unit of work, which the caller counts."""
+    """The number of the unit of work that is being recorded; the caller counts them."""
     lates: list[Late] = field(default_factory=list)
-    """The late numbers that a replay draws before it begins."""
+    """The late arguments, which a replay draws before its first command."""
 
     replayed = True
 
@@ -92,11 +92,11 @@ class Recording(Commands):
     @contextlib.contextmanager
     def capture(self) -> Iterator[Recording]:
         """Inside the block, this thread's commands for the real queue are recorded, and nothing runs."""
-        outer, thread.capturing = thread.capturing, self
+        outer_recording, thread.capturing = thread.capturing, self
         try:
             yield self
         finally:
-            thread.capturing = outer
+            thread.capturing = outer_recording
 
     def late(self, ask: Callable[[], Any]) -> Late:
         """An argument for ``launch`` that is ``ask()`` at each replay."""
@@ -120,43 +120,37 @@ class Recording(Commands):
         raise InvalidArgument("a recording has no values to read before it is replayed")
 
     def write(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
-        """Raises InvalidArgument: what is written from the host would not be written anew at each replay."""
+        """Raises InvalidArgument, because a replay would not repeat the write from the host."""
         raise InvalidArgument("a recording cannot replay a copy from the host")
 
     def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> Command:
         """Record the launch of one kernel; the Command takes the place of the event that a queue would return."""
-        made = self._add(
-            lambda memory, commands: commands.bind(kernel, _real(memory, arguments)), arguments, kernel.name
+        command = self._add(
+            lambda memory, commands: commands.bind(kernel, _memory_of(memory, arguments)), arguments, kernel.name
         )
-        made.kernel, made.arguments = kernel, arguments
-        made.late = any(type(argument) is Late for argument in arguments)
-        return made
+        command.kernel, command.arguments = kernel, arguments
+        command.late = any(type(argument) is Late for argument in arguments)
+        return command
 
     def copy(
-        self,
-        target: Any,
-        source: Any,
-        size: int,
-        source_offset: int = 0,
-        target_offset: int = 0,
-        wait_for: Any = None,
+        self, target: Any, source: Any, size: int, offsets: tuple[int, int] = (0, 0), wait_for: Any = None
     ) -> Command:
         """Record a copy of ``size`` bytes between memory or slots."""
 
         def make(memory: Callable[[Any], Any], commands: Commands) -> Callable[..., Any]:
-            to, of = _real(memory, (target, source))
-            return lambda commands, wait_for=None: commands.copy(to, of, size, source_offset, target_offset, wait_for)
+            pair = _memory_of(memory, (target, source))
+            return lambda commands, wait_for=None: commands.copy(*pair, size, offsets, wait_for)
 
-        made = self._add(make, (target, source), "copy")
-        made.arguments = target, source, size, source_offset, target_offset
-        return made
+        command = self._add(make, (target, source), "copy")
+        command.arguments = target, source, size, *offsets
+        return command
 
     def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> Command:
         """Record the filling of ``size`` bytes with a NumPy number."""
 
         def make(memory: Callable[[Any], Any], commands: Commands) -> Callable[..., Any]:
-            (to,) = _real(memory, (target,))
-            return lambda commands, wait_for=None: commands.fill(to, number, offset, size, wait_for)
+            (region,) = _memory_of(memory, (target,))
+            return lambda commands, wait_for=None: commands.fill(region, number, offset, size, wait_for)
 
         return self._add(make, (target,), "fill")
 
@@ -164,8 +158,8 @@ class Recording(Commands):
         """Record ``work(queue, *operands, wait_for=)``, which enqueues by itself each time; slots become memory."""
 
         def make(memory: Callable[[Any], Any], commands: Commands) -> Callable[..., Any]:
-            real = _real(memory, operands)
-            return lambda commands, wait_for=None: commands.call(work, real, what, wait_for)
+            regions = _memory_of(memory, operands)
+            return lambda commands, wait_for=None: commands.call(work, regions, what, wait_for)
 
         return self._add(make, operands, what)
 
@@ -178,12 +172,12 @@ class Recording(Commands):
 
 def with_numbers(kernel: Kernel, arguments: Sequence[Any]) -> cl.Kernel:
     """A new pyopencl kernel with all arguments set except slots."""
-    made = kernel.plain()
-    for at, (given, dtype) in enumerate(zip(arguments, kernel.dtypes, strict=True)):
-        if type(given) is not Slot:
-            made.set_arg(at, given if dtype is None else dtype.type(given))
-    return made
+    bound_kernel = kernel.plain()
+    for index, (argument, dtype) in enumerate(zip(arguments, kernel.dtypes, strict=True)):
+        if type(argument) is not Slot:
+            bound_kernel.set_arg(index, argument if dtype is None else dtype.type(argument))
+    return bound_kernel
 
 
-def _real(memory: Callable[[Any], Any], operands: Iterable[Any]) -> list[Any]:
+def _memory_of(memory: Callable[[Any], Any], operands: Iterable[Any]) -> list[Any]:
     return [memory(operand) if isinstance(operand, Slot) else operand for operand in operands]

@@ -1,14 +1,14 @@
 """Orders CUDA work with an OpenCL queue's, without a wait of the host's.
 
 OpenCL to CUDA: the queue writes a rising number into shared memory, and the stream waits until the number is there.
-CUDA to OpenCL: behind the work, on a second stream, stands a call that completes an OpenCL user event; in an in-order
-queue a barrier waits for it. On an out-of-order queue order is what the events say: work that waits for nothing but
-this bridge's own events needs no crossing, because the stream is in order itself. There a call costs the stream 2
-microseconds (an H200), so brief work that follows upon work whose call is still to come shares one call with its next.
+CUDA to OpenCL: after the work, on a second stream, a host call completes an OpenCL user event; in an in-order queue a
+barrier waits for it. On an out-of-order queue only events order work: work that waits for none but this bridge's own
+events needs no crossing, because the stream is in order itself. There a host call costs the stream 2 microseconds (on
+an H200), so pieces of brief work share one host call as long as an earlier host call is pending.
 
-Nothing here waits for the device once ``Bridge.prepare`` has been called for the context. A wait inside an enqueue can
-be one for ever: for an event that the host would complete after it, even on a stream with no work, since CUDA sends
-many streams through few channels.
+Nothing here waits for the device once ``Bridge.prepare`` has been called for the context. A wait inside an enqueue may
+never end: the host may complete an event only after the enqueue, and even a stream without work can wait for it, since
+CUDA sends many streams through few channels.
 """
 
 from __future__ import annotations
@@ -34,17 +34,15 @@ from .stream_pool import StreamPool
 if TYPE_CHECKING:
     import pyopencl as cl
 
-_AT_LEAST = 0
-_FAILED = -1
-_REMEMBERED = 1024
-_MOST = 64
-"""The most bridges that are cached; beyond, those of idle queues are dropped, and made anew if their queue is used
-again."""
-_TOGETHER = 8
+_WAIT_GEQ = 0  # CUDA's constant CU_STREAM_WAIT_VALUE_GEQ
+_FAILED = -1  # the status of an OpenCL user event whose work failed
+_MAX_OWN_EVENTS = 1024  # the most events of one bridge that are remembered
+_MAX_BRIDGES = 64
+"""The most bridges that are cached; beyond, bridges of idle queues are dropped, and created anew if needed."""
+_MAX_SHARED_CALL = 8
 """The most pieces of brief work whose events one host call completes."""
-_LOOK, _SELDOM = 2e-5, 1e-3
-"""Seconds between two checks whether a postponed host call is due: the first value, growing to the second while none
-is."""
+_MIN_PAUSE_S = 2e-5  # seconds between two checks whether a postponed host call is due
+_MAX_PAUSE_S = 1e-3  # seconds to which the pause between two checks grows while no host call is due
 _bridges: dict[Any, Bridge] = {}
 _pools: dict[Any, StreamPool] = {}
 _lock = threading.Lock()
@@ -60,12 +58,12 @@ class Bridge:
         self.in_order = not queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
         self._written: Any = None  # the event of the last write to the flag, on an out-of-order queue
         self._lock = threading.RLock()
-        # Events that this bridge returned; holding them keeps their handles unique.
-        self._own: OrderedDict[int, Any] = OrderedDict()
-        self._follows = False  # whether the work in flight waits for no other events than this bridge's own
+        # The events that this bridge returned; keeping them alive keeps their handles unique.
+        self._own_events: OrderedDict[int, Any] = OrderedDict()
+        self._follows = False  # whether the work being enqueued waits for this bridge's own events only
         self._called: Any = None  # the user event that the last host call on the stream completes
         # A postponed host call: its user event, its argument words, and the pieces of work that share it.
-        self._put_off: tuple[Any, Any, int] | None = None
+        self._postponed: tuple[Any, Any, int] | None = None
         # clSetUserEventStatus of the OpenCL loader that pyopencl is linked with
         complete = ctypes.CDLL(cl._cl.__file__).clSetUserEventStatus
         self._complete = ctypes.cast(complete, c_void_p).value
@@ -74,14 +72,14 @@ class Bridge:
 
     @staticmethod
     def prepare(context: cl.Context, device: cl.Device) -> None:
-        """Make what the bridges of a context's queues share, so that none of them waits for the device later."""
+        """Allocate what the bridges of a context's queues share, so that none of them waits for the device later."""
         pool = _pool_of(context, device)
         if pool is not None:
             pool.prepare()
 
     def __del__(self) -> None:
         if hasattr(self, "_pool") and not sys.is_finalizing():
-            self._pool.give_back(self._streams, self._own)
+            self._pool.give_back(self._streams, self._own_events)
 
     def __enter__(self) -> Bridge:
         self._lock.acquire()
@@ -94,11 +92,11 @@ class Bridge:
 
     def idle(self) -> bool:
         """Whether no work is in flight, and no host call is postponed."""
-        return self._put_off is None and self._streams.idle()
+        return self._postponed is None and self._streams.idle()
 
     def enter(self, wait_for: Sequence[cl.Event] | None = None) -> None:
-        """The stream's next work begins after ``wait_for``, and on an in-order queue after all enqueued so far."""
-        self._follows = not self.in_order and all(event.int_ptr in self._own for event in wait_for or ())
+        """Make the stream's next work wait for ``wait_for``, and on an in-order queue for all its commands so far."""
+        self._follows = not self.in_order and all(event.int_ptr in self._own_events for event in wait_for or ())
         if self._follows:
             return
         import pyopencl as cl
@@ -113,26 +111,26 @@ class Bridge:
         if not self.in_order:
             self._written = written
         self.queue.flush()
-        self.cuda("cuStreamWaitValue32_v2", self.stream, streams.address, streams.count, _AT_LEAST)
+        self.cuda("cuStreamWaitValue32_v2", self.stream, streams.address, streams.count, _WAIT_GEQ)
 
     def leave(self, brief: bool = False) -> cl.Event:
         """An OpenCL event that completes with the stream's work so far; in an in-order queue all later work waits.
 
-        After ``brief`` work, of some microseconds, it may complete with the work of the next few instead.
+        After ``brief`` work, of some microseconds, the event may complete together with the next few pieces of work.
         """
         import pyopencl as cl
 
-        finished, words, pieces = self._put_off or self._new_call()
-        if brief and self._follows and pieces < _TOGETHER and self._call_to_come():
-            self._put_off = (finished, words, pieces + 1)
+        finished, call_words, pieces = self._postponed or self._new_call()
+        if brief and self._follows and pieces < _MAX_SHARED_CALL and self._call_is_pending():
+            self._postponed = (finished, call_words, pieces + 1)
             _watch(self)
         else:
-            self._call(finished, words)
-        stand = cl.enqueue_barrier if self.in_order else cl.enqueue_marker
-        # A command on the queue shows code that frees memory that the memory is in use.
-        event = stand(self.queue, wait_for=[finished])
-        self._own[event.int_ptr] = (event, finished, words)
-        if len(self._own) > _REMEMBERED:
+            self._call(finished, call_words)
+        enqueue_wait = cl.enqueue_barrier if self.in_order else cl.enqueue_marker
+        # Code that frees memory checks the queue's commands, so this command shows that the memory is in use.
+        event = enqueue_wait(self.queue, wait_for=[finished])
+        self._own_events[event.int_ptr] = (event, finished, call_words)
+        if len(self._own_events) > _MAX_OWN_EVENTS:
             self._forget()
         return event
 
@@ -140,18 +138,18 @@ class Bridge:
         import pyopencl as cl
 
         finished = cl.UserEvent(self.queue.context)
-        # The third word, 0, is the status CL_COMPLETE.
+        # The third word, 0, is the status CL_COMPLETE that clSetUserEventStatus gets.
         return finished, (c_uint64 * 3)(self._complete, finished.int_ptr, 0), 0
 
-    def _call(self, finished: cl.UserEvent, words: Any) -> None:
+    def _call(self, finished: cl.UserEvent, call_words: Any) -> None:
         """Complete ``finished`` when the stream's work so far is done."""
         streams = self._streams
         self.cuda("cuEventRecord", streams.done, self.stream)
         self.cuda("cuStreamWaitEvent", streams.aside, streams.done, 0)
-        self.cuda("cuLaunchHostFunc", streams.aside, trampoline(), words)
-        self._called, self._put_off = finished, None
+        self.cuda("cuLaunchHostFunc", streams.aside, trampoline(), call_words)
+        self._called, self._postponed = finished, None
 
-    def _call_to_come(self) -> bool:
+    def _call_is_pending(self) -> bool:
         import pyopencl as cl
 
         return self._called is not None and (
@@ -161,18 +159,18 @@ class Bridge:
     @property
     def behind(self) -> bool:
         """Whether a postponed host call is still to be made."""
-        return self._put_off is not None
+        return self._postponed is not None
 
     def catch_up(self, now: bool = False) -> None:
-        """Make the postponed host call, once the preceding one has run, or ``now``."""
+        """Make the postponed host call if the preceding one has run, or with ``now`` in any case."""
         with self:
-            if self._put_off is None or (self._call_to_come() and not now):
+            if self._postponed is None or (self._call_is_pending() and not now):
                 return
-            finished, words, _ = self._put_off
+            finished, call_words, _ = self._postponed
             try:
-                self._call(finished, words)
-            except ConvDispatchError:  # the device is lost: the user event fails, so that nothing waits for it for ever
-                self._put_off = None
+                self._call(finished, call_words)
+            except ConvDispatchError:  # the device is lost: fail the user event, so that nothing waits for it forever
+                self._postponed = None
                 finished.set_status(_FAILED)
 
     def allocate(self, size: int) -> cl.MemoryObject:
@@ -190,90 +188,90 @@ class Bridge:
         return cl.enqueue_copy(self.queue, target, source, byte_count=size, wait_for=wait_for or None)
 
     def _forget(self) -> None:
-        """Drop the oldest events, whose host calls have certainly been made, so that they are complete."""
+        """Drop the oldest events that are complete, because their host calls have been made."""
         import pyopencl as cl
 
-        while self._own:
-            first = next(iter(self._own))
-            if self._own[first][1].command_execution_status != cl.command_execution_status.COMPLETE:
+        while self._own_events:
+            oldest = next(iter(self._own_events))
+            if self._own_events[oldest][1].command_execution_status != cl.command_execution_status.COMPLETE:
                 return
-            del self._own[first]
-            if len(self._own) <= _REMEMBERED // 2:
+            del self._own_events[oldest]
+            if len(self._own_events) <= _MAX_OWN_EVENTS // 2:
                 return
 
 
 _watched: set[Bridge] = set()
-_to_watch = threading.Condition()
+_watched_changed = threading.Condition()
 _watcher: threading.Thread | None = None
 
 
 def _watch(bridge: Bridge) -> None:
-    """Have a postponed host call made by a background thread, should no further work come."""
+    """Let a background thread make a postponed host call if no further work comes."""
     global _watcher
-    with _to_watch:
+    with _watched_changed:
         _watched.add(bridge)
         if _watcher is None or not _watcher.is_alive():
-            _watcher = threading.Thread(target=_look_after, name="convdispatch bridges", daemon=True)
+            _watcher = threading.Thread(target=_make_postponed_calls, name="convdispatch bridges", daemon=True)
             _watcher.start()
-        _to_watch.notify()
+        _watched_changed.notify()
 
 
-def _look_after() -> None:
-    pause = _LOOK
+def _make_postponed_calls() -> None:
+    pause_s = _MIN_PAUSE_S
     while True:
-        with _to_watch:
+        with _watched_changed:
             while not _watched:
-                _to_watch.wait()
+                _watched_changed.wait()
             bridges = list(_watched)
-        pause = min(1.5 * pause, _SELDOM)
+        pause_s = min(1.5 * pause_s, _MAX_PAUSE_S)
         for bridge in bridges:
-            # Called without the lock _to_watch, which other threads take while they hold a bridge's own lock.
+            # Called without the lock _watched_changed, which other threads take while they hold a bridge's own lock.
             bridge.catch_up()
-            with _to_watch:
+            with _watched_changed:
                 if not bridge.behind:
                     _watched.discard(bridge)
-                    pause = _LOOK
-        time.sleep(pause)
+                    pause_s = _MIN_PAUSE_S
+        time.sleep(pause_s)
 
 
 @atexit.register
-def _settle() -> None:
-    """Make every postponed host call, because no thread does so once the interpreter ends, and drivers may wait for
+def _make_all_calls() -> None:
+    """Make every postponed host call now: no thread makes them once the interpreter ends, and drivers may wait for
     them."""
-    with _to_watch:
+    with _watched_changed:
         bridges = list(_watched)
     for bridge in bridges:
         bridge.catch_up(now=True)
 
 
 def _pool_of(context: cl.Context, device: cl.Device) -> StreamPool | None:
-    found = _pools.get(context)
-    if found is None:
+    pool = _pools.get(context)
+    if pool is None:
         cuda = cuda_of(device)
         if cuda is None or not shared_with_cuda(context, device):
             return None
-        found = _pools.setdefault(context, StreamPool(context, device, cuda))
-    return found
+        pool = _pools.setdefault(context, StreamPool(context, device, cuda))
+    return pool
 
 
 def bridge_of(queue: cl.CommandQueue) -> Bridge | None:
-    """The bridge of a queue, made once; None where the device is not CUDA's or shares no memory with it."""
-    found = _bridges.get(queue)
-    if found is None:
+    """The cached bridge of a queue; None where the device is not CUDA's or shares no memory with it."""
+    bridge = _bridges.get(queue)
+    if bridge is None:
         pool = _pool_of(queue.context, queue.device)
         if pool is None:
             return None
         with _lock:
-            found = _bridges.get(queue)
-            if found is None:
-                if len(_bridges) >= _MOST:
+            bridge = _bridges.get(queue)
+            if bridge is None:
+                if len(_bridges) >= _MAX_BRIDGES:
                     _make_room()
-                found = _bridges[queue] = Bridge(queue, pool)
-    return found
+                bridge = _bridges[queue] = Bridge(queue, pool)
+    return bridge
 
 
 class Operand(NamedTuple):
-    """A buffer of ``size`` bytes for CUDA work, which reads it, writes it, or both; neither: it is scratch memory."""
+    """A buffer of ``size`` bytes that CUDA work reads, writes, or both; if neither, it is scratch memory."""
 
     buffer: cl.MemoryObject
     size: int
@@ -290,34 +288,34 @@ def enqueue_across(
 ) -> cl.Event:
     """Enqueue ``work(addresses)`` on a bridge's stream, in the order of its queue. Never waits.
 
-    A pool buffer stands in for each buffer that CUDA cannot see: it is copied to, from, or both. Scratch memory too
-    large to share is CUDA's alone, had and given back in the stream's order.
+    A pool buffer stands in for each buffer that CUDA cannot see: values are copied to it, from it, or both. Scratch
+    memory that is too large to share is allocated by CUDA alone, and freed in the stream's order.
     """
     with across:
-        events, addresses, back, held = list(wait_for or ()), dict[str, int](), [], []
+        events, addresses, copies_back, stand_ins = list(wait_for or ()), dict[str, int](), [], []
         with contextlib.ExitStack() as scratch:
             for name, operand in operands.items():
-                address, used = cuda_address(operand.buffer), operand.read or operand.written
-                if address is None and (used or across.shares(operand.size)):
-                    held.append(across.allocate(operand.size))  # no other operand gets the block meanwhile
-                    address = cuda_address(held[-1])
+                address, has_values = cuda_address(operand.buffer), operand.read or operand.written
+                if address is None and (has_values or across.shares(operand.size)):
+                    stand_ins.append(across.allocate(operand.size))  # kept, so that no other operand gets the block
+                    address = cuda_address(stand_ins[-1])
                     if operand.written:
-                        back.append((operand.buffer, held[-1], operand.size))
+                        copies_back.append((operand.buffer, stand_ins[-1], operand.size))
                     if address is not None and operand.read:
-                        events = [across.copy(held[-1], operand.buffer, operand.size, events)]
-                if address is None and used:
+                        events = [across.copy(stand_ins[-1], operand.buffer, operand.size, events)]
+                if address is None and has_values:
                     raise ConvDispatchError(f"OpenCL cannot share {operand.size} bytes of {name} with CUDA here")
-                addresses[name] = address or scratch.enter_context(_block(across, operand.size))
+                addresses[name] = address or scratch.enter_context(_stream_memory(across, operand.size))
             across.enter(events)
             work(addresses)
         event = across.leave(brief)
-        for buffer, stand_in, size in back:
+        for buffer, stand_in, size in copies_back:
             event = across.copy(buffer, stand_in, size, [event])
         return event
 
 
 @contextlib.contextmanager
-def _block(across: Bridge, size: int) -> Iterator[int]:
+def _stream_memory(across: Bridge, size: int) -> Iterator[int]:
     block = c_ulonglong()
     across.cuda("cuMemAllocAsync", byref(block), size, across.stream)
     try:
@@ -327,12 +325,12 @@ def _block(across: Bridge, size: int) -> Iterator[int]:
 
 
 def _make_room() -> None:
-    """Let the oldest bridges without work go: a queue's Python object cannot tell that it has gone (no weak reference).
+    """Drop the oldest idle bridges from the cache, because pyopencl's queues allow no weak references.
 
-    Whoever holds one may still use it: its streams are not used again before.
+    A caller that still has such a bridge may use it: its streams are not reused before it is destroyed.
     """
     for queue, bridge in list(_bridges.items()):
-        if len(_bridges) < _MOST:
+        if len(_bridges) < _MAX_BRIDGES:
             return
         if bridge.idle():
             del _bridges[queue]

@@ -1,6 +1,6 @@
-"""Imports one large block of CUDA's memory and ends: run in a child process, for on some hosts it ends the process.
+"""Imports one large block of CUDA's memory and ends; runs in a child process, because on some hosts the import crashes.
 
-``python -m convdispatch.device.cuda.import_trial ADDRESS``, the device's address as ``platforms.address`` tells it.
+``python -m convdispatch.device.cuda.import_trial ADDRESS``, where ``platforms.address`` returns the device's ADDRESS.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def attempt(address: str) -> None:
         opencl_buffer(context(device), shared)
     except CudaError:
         os._exit(REFUSED)
-    os._exit(0)  # end without exit handlers: drivers may crash in theirs, which is not what this process tries
+    os._exit(0)  # end without exit handlers: drivers may crash in theirs, and only the import is on trial
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Machine code that CUDA's driver makes of PTX, kept on disk and in plan packs: a later process only loads it.
+"""Machine code that CUDA's driver assembles from PTX, cached on disk and in plan packs: a later process only loads it.
 
-Assembling takes the driver 20 to 400 ms a program, one after the other within a process; loading what was assembled
-takes a millisecond. The driver keeps a cache of its own, but no pack holds that, and a container begins without it.
+Assembling takes the driver 20 to 400 ms a program, one after the other within a process; loading machine code takes a
+millisecond. The driver's own cache is no replacement: plan packs lack it, and a new container begins without it.
 """
 
 from __future__ import annotations
@@ -17,28 +17,27 @@ from ..cuda_driver import Cuda, CudaError
 from ..startup_profile import phase
 from .ptx import MOST_STATIC_SHARED
 
-_FORM = b"convdispatch machine code 1\n"
+_FILE_HEADER = b"convdispatch machine code 1\n"
 _ANY = "any machine code"
 """The key in a collection's programs that says that the collection holds machine code."""
 _MISSING = "a program without machine code"
-"""The key in a collection's programs that says that not all of them have machine code."""
-_SHARED = re.compile(r"\.shared\b[^;\[]*\[(\d+)\]")
-_PTX = 1
-"""CUDA's constant CU_JIT_INPUT_PTX."""
-_MAJOR, _MINOR = 75, 76
-"""CUDA's constants CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
+"""The key in a collection's programs that says that some program lacks machine code."""
+_SHARED_ARRAY = re.compile(r"\.shared\b[^;\[]*\[(\d+)\]")
+_INPUT_PTX = 1  # CUDA's constant CU_JIT_INPUT_PTX
+_MAJOR = 75  # CUDA's constant CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+_MINOR = 76  # CUDA's constant CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
 
 
 @functools.lru_cache(maxsize=16)
 def _identity(cuda: Cuda) -> str:
-    """What machine code depends on besides its PTX: the driver that assembles it, and the kind of device."""
-    version, found = c_int(), []
+    """The driver's version and the compute capability: what machine code depends on besides its PTX."""
+    version, capability = c_int(), []
     cuda("cuDriverGetVersion", byref(version))
     for attribute in (_MAJOR, _MINOR):
         value = c_int()
         cuda("cuDeviceGetAttribute", byref(value), attribute, cuda.number)
-        found.append(value.value)
-    return f"driver {version.value}, compute capability {found[0]}.{found[1]}"
+        capability.append(value.value)
+    return f"driver {version.value}, compute capability {capability[0]}.{capability[1]}"
 
 
 def _key(cuda: Cuda, text: str) -> str:
@@ -57,25 +56,25 @@ def machine_code(cuda: Cuda, text: str) -> bytes | None:
     cached = artifact_store.find("programs", key)
     if cached is not None:
         return bytes(cached[0])
-    place = folder()
-    path = None if place is None else place / f"{key[:40]}.cubin"
+    cache_folder = folder()
+    path = None if cache_folder is None else cache_folder / f"{key[:40]}.cubin"
     if path is None and not artifact_store.gathers():
-        return None  # without a folder of ours, the CUDA driver's own cache has to do
-    found = None if path is None else read_file(path, _FORM)
-    if found is None:
+        return None  # there is no cache folder, so the CUDA driver assembles and caches the code itself
+    assembled = None if path is None else read_file(path, _FILE_HEADER)
+    if assembled is None:
         with phase("assemble"):
-            found = _assembled(cuda, text)
-        if found is not None and path is not None:
-            write_file(path, _FORM, found)
-    if found is not None:
-        code = found
+            assembled = _assembled(cuda, text)
+        if assembled is not None and path is not None:
+            write_file(path, _FILE_HEADER, assembled)
+    if assembled is not None:
+        code = assembled
         artifact_store.note("programs", key, lambda: code)
-    artifact_store.note("programs", _MISSING if found is None else _ANY, lambda: b"1")
-    return found
+    artifact_store.note("programs", _MISSING if assembled is None else _ANY, lambda: b"1")
+    return assembled
 
 
 def carried() -> bool:
-    """Whether a pack in force holds machine code of all its programs, so that loading them takes no assembling."""
+    """Whether a plan pack in force has machine code of all its programs, so that loading needs no assembling."""
     return artifact_store.find("programs", _ANY) is not None and artifact_store.find("programs", _MISSING) is None
 
 
@@ -86,9 +85,9 @@ def note(cuda: Cuda, text: str) -> None:
 
 
 def _assembled(cuda: Cuda, text: str) -> bytes | None:
-    """The machine code made by the driver's linker, which alone returns what it makes; None where it refuses what its
-    loader takes: it allows a kernel less static shared memory."""
-    if sum(map(int, _SHARED.findall(text))) > MOST_STATIC_SHARED:
+    """The machine code from the driver's linker (its loader returns none); None for a text that the linker refuses,
+    because it allows a kernel less static shared memory than the loader."""
+    if sum(map(int, _SHARED_ARRAY.findall(text))) > MOST_STATIC_SHARED:
         return None
     with contextlib.suppress(CudaError):
         return _linked(cuda, text)
@@ -101,8 +100,8 @@ def _linked(cuda: Cuda, text: str) -> bytes | None:
     with cuda.current():
         cuda("cuLinkCreate_v2", c_uint(0), None, None, byref(state))
         try:
-            given = ctypes.cast(c_char_p(content), c_void_p)
-            cuda("cuLinkAddData_v2", state, _PTX, given, len(content), b"convdispatch", 0, None, None)
+            data = ctypes.cast(c_char_p(content), c_void_p)
+            cuda("cuLinkAddData_v2", state, _INPUT_PTX, data, len(content), b"convdispatch", 0, None, None)
             code, size = c_void_p(), c_size_t()
             cuda("cuLinkComplete", state, byref(code), byref(size))
             return ctypes.string_at(code, size.value) if code.value and size.value else None

@@ -1,4 +1,4 @@
-"""CUDA's own pool of memory in the order of streams, one a device: what ``memory`` counts, limits and gives back."""
+"""A device's CUDA pool of stream-ordered memory, which ``device.memory`` counts, limits and trims."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import threading
 from ctypes import byref, c_int, c_size_t, c_ubyte, c_ulonglong, c_ushort, c_void_p
 from typing import Any
 
-from ..cuda_driver import Cuda, CudaError
+from ..cuda_driver import DEVICE_LOCATION, PINNED, Cuda, CudaError
 
 KEEP = 1 << 29
-"""Bytes that stay with the pool, unused, when the device is synchronised."""
-_PINNED, _DEVICE, _NO_EXPORT = 1, 1, 0
-_THRESHOLD, _RESERVED, _USED = 4, 5, 7
-"""CUDA's numbers of memory pool attributes: release threshold, reserved bytes, used bytes."""
+"""Unused bytes that stay with the pool when the device is synchronised."""
+_NO_EXPORT = 0  # CUDA's constant CU_MEM_HANDLE_TYPE_NONE
+_THRESHOLD = 4  # CUDA's constant CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+_RESERVED = 5  # CUDA's constant CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
+_USED = 7  # CUDA's constant CU_MEMPOOL_ATTR_USED_MEM_CURRENT
 
 
 class _Properties(ctypes.Structure):
@@ -33,20 +34,20 @@ class CudaPool:
     """A pool of blocks allocated by ``cuMemAllocFromPoolAsync``; safe from several threads."""
 
     def __init__(self, cuda: Cuda) -> None:
-        self._cuda, self._made, self._lock = cuda, None, threading.Lock()
+        self._cuda, self._handle, self._lock = cuda, None, threading.Lock()
         self.active_blocks = self.held_blocks = 0
 
     def _pool(self) -> Any:
-        if self._made is None:
+        if self._handle is None:
             with self._lock:
-                if self._made is None:
-                    made = c_void_p()
-                    place = (c_int * 2)(_DEVICE, self._cuda.number)
-                    given = _Properties(type=_PINNED, handles=_NO_EXPORT, place=place)
-                    self._cuda("cuMemPoolCreate", byref(made), byref(given))
-                    self._cuda("cuMemPoolSetAttribute", made, _THRESHOLD, byref(c_ulonglong(KEEP)))
-                    self._made = made
-        return self._made
+                if self._handle is None:
+                    pool = c_void_p()
+                    place = (c_int * 2)(DEVICE_LOCATION, self._cuda.number)
+                    properties = _Properties(type=PINNED, handles=_NO_EXPORT, place=place)
+                    self._cuda("cuMemPoolCreate", byref(pool), byref(properties))
+                    self._cuda("cuMemPoolSetAttribute", pool, _THRESHOLD, byref(c_ulonglong(KEEP)))
+                    self._handle = pool
+        return self._handle
 
     def allocate(self, size: int, stream: int) -> Lease:
         """A lease of ``size`` bytes for work on a stream of the current context. Raises CudaError."""
@@ -58,18 +59,18 @@ class CudaPool:
         return Lease(self, block.value, stream)
 
     def give_back(self, address: int, stream: int) -> None:
-        """Give a block back: no later work than the stream's work so far uses it."""
+        """Free a block after the stream's work so far; no later work may use it."""
         self.active_blocks -= 1
         with self._cuda.current():
             self._cuda.driver.cuMemFreeAsync(address, stream)
 
     def _attribute(self, which: int) -> int:
-        if self._made is None:
+        if self._handle is None:
             return 0
-        found = c_ulonglong()
+        value = c_ulonglong()
         with self._cuda.current():
-            self._cuda("cuMemPoolGetAttribute", self._made, which, byref(found))
-        return found.value
+            self._cuda("cuMemPoolGetAttribute", self._handle, which, byref(value))
+        return value.value
 
     @property
     def managed_bytes(self) -> int:
@@ -82,14 +83,14 @@ class CudaPool:
         return self._attribute(_USED)
 
     def free_held(self) -> None:
-        """Give the device back what is not in use."""
-        if self._made is not None:
+        """Return unused memory to the device."""
+        if self._handle is not None:
             with self._cuda.current():
-                self._cuda("cuMemPoolTrimTo", self._made, 0)
+                self._cuda("cuMemPoolTrimTo", self._handle, 0)
 
 
 class Lease:
-    """A block in use; its end gives the block back in the stream's order."""
+    """A block in use; its destructor frees the block in the stream's order."""
 
     __slots__ = ("_pool", "_stream", "address")
 

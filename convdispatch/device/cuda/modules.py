@@ -1,7 +1,7 @@
-"""Programs that NVIDIA's OpenCL built, loaded by CUDA's driver, and their kernels made ready for ``cuLaunchKernel``.
+"""Programs that NVIDIA's OpenCL built, loaded by CUDA's driver, and their kernels prepared for ``cuLaunchKernelEx``.
 
-Each program is loaded once, each kernel's arguments are packed by one call of ``struct``: a launch costs the host what
-the driver takes and little more.
+Each program is loaded once, and one call of ``struct`` packs a kernel's arguments: a launch costs the host little more
+than the driver's own time.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ import numpy as np
 from ...api import settings
 from ..cache import artifact_store
 from ..cuda_driver import Cuda, CudaError, cuda_call
+from ..places.stream import Unlaunchable
 from ..startup_profile import phase
 from .machine_code import machine_code, note
-from .ptx import Parameter, Unlaunchable, dynamic_shared, entries, for_cuda, in_one_row, overlapping
+from .ptx import Parameter, dynamic_shared, entries, for_cuda, in_one_row, overlapping
 
 if TYPE_CHECKING:
     from ..commands.interface import Kernel
 
-_BUFFER_POINTER, _BUFFER_SIZE = 1, 2
-_LETTERS = {"float16": "e", "float32": "f", "float64": "d", "bool": "?"}
+_BUFFER_POINTER = 1  # CUDA's constant CU_LAUNCH_PARAM_BUFFER_POINTER
+_BUFFER_SIZE = 2  # CUDA's constant CU_LAUNCH_PARAM_BUFFER_SIZE
+_FORMAT_LETTERS = {"float16": "e", "float32": "f", "float64": "d", "bool": "?"}
 _INTEGERS = {("i", 1): "b", ("i", 2): "h", ("i", 4): "i", ("i", 8): "q"}
 _UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
-_WHOLE_GROUP = 256
-"""Work items of a work group where the kernel leaves the choice."""
+_DEFAULT_GROUP_SIZE = 256
+"""The number of work items in a work group of a kernel that specifies no local size."""
 _DYNAMIC_SHARED = 8
 """CUDA's constant CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
-_MOST_GROUPS = (2**31 - 1, 65535, 65535)
-"""The most groups of a launch along x, y and z."""
-_MOST_ITEMS = (1024, 1024, 64)
-"""The most work items of a group along x, y and z."""
+_MAX_GROUPS = (2**31 - 1, 65535, 65535)
+"""The most work groups of a CUDA launch along x, y and z."""
+_MAX_ITEMS = (1024, 1024, 64)
+"""The most work items of a CUDA work group along x, y and z."""
 _lock = threading.Lock()
 _modules: dict[tuple[int, bytes, Row | None], Module | str] = {}
 """Loaded modules, or the reason why one was not loaded, by device, hash of the binary and the kernel that is launched
-in one row, if any. Never unloaded: a caller's CUDA graph may hold a kernel longer than any plan does; the same text is
-never loaded twice."""
+in one row, if any. Modules are never unloaded, because a caller's CUDA graph may use a kernel longer than any plan."""
 
 
 class Row(NamedTuple):
@@ -57,7 +58,7 @@ class Row(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A program's text as it is given to CUDA's driver."""
+    """A program's PTX text as it is passed to CUDA's driver."""
 
     text: str
     overlaps: bool
@@ -67,7 +68,7 @@ class Form(NamedTuple):
 
 
 class Module(NamedTuple):
-    """A program in CUDA's driver."""
+    """A program that CUDA's driver has loaded."""
 
     handle: c_void_p
     parameters: Mapping[str, list[Parameter]]
@@ -76,35 +77,35 @@ class Module(NamedTuple):
 
 
 def _module(cuda: Cuda, program: Any, row: Row | None = None) -> Module:
-    """A program in CUDA's driver, with the one kernel that is launched in one row. Raises Unlaunchable, the same each
-    time."""
+    """The loaded module of a program, in which the kernel of ``row`` is launched in one row. Raises Unlaunchable, the
+    same each time."""
     import pyopencl as cl
 
     binary = program.get_info(cl.program_info.BINARIES)[0]
     key = (cuda.number, hashlib.sha256(binary).digest(), row)
     with _lock:
-        known = key in _modules
-        if not known:
+        is_loaded = key in _modules
+        if not is_loaded:
             _modules[key] = load(cuda, binary, row)
-        found = _modules[key]
-    if isinstance(found, str):
-        raise Unlaunchable(found)
-    if known and artifact_store.gathers():
-        note(cuda, found.form.text)
-    return found
+        module = _modules[key]
+    if isinstance(module, str):
+        raise Unlaunchable(module)
+    if is_loaded and artifact_store.gathers():
+        note(cuda, module.form.text)
+    return module
 
 
 def load(cuda: Cuda, binary: bytes, row: Row | None = None) -> Module | str:
     """The module loaded from OpenCL's PTX by CUDA's driver, or the reason why it was not loaded."""
     try:
-        plain = for_cuda(binary)
-        parameters = entries(plain)
+        text = for_cuda(binary)
+        parameters = entries(text)
         if row is not None:
-            plain = in_one_row(plain, *row)
+            text = in_one_row(text, *row)
     except Unlaunchable as error:
         return str(error)
-    refused = None
-    for form in _forms(plain):
+    load_error = None
+    for form in _forms(text):
         try:
             handle = _loaded(cuda, form.text)
             for kernel, size in form.shared.items():
@@ -112,10 +113,10 @@ def load(cuda: Cuda, binary: bytes, row: Row | None = None) -> Module | str:
                 cuda("cuModuleGetFunction", byref(function), handle, kernel.encode())
                 cuda("cuFuncSetAttribute", function, _DYNAMIC_SHARED, size)
         except CudaError as error:
-            refused = error
+            load_error = error
         else:
             return Module(handle, parameters, form)
-    return f"CUDA does not load the PTX of NVIDIA's OpenCL: {refused}"
+    return f"CUDA does not load the PTX of NVIDIA's OpenCL: {load_error}"
 
 
 def _loaded(cuda: Cuda, text: str) -> c_void_p:
@@ -132,15 +133,15 @@ def _loaded(cuda: Cuda, text: str) -> c_void_p:
 
 
 def _forms(plain: str) -> Iterator[Form]:
-    """The forms of a program to try in turn: with kernels that may overlap where the device supports that, and without;
-    of each, first the form that the driver's linker accepts too, whose machine code can be cached."""
-    whole = overlapping(plain) if settings.CUDA_OVERLAP.value() else None
-    for text, overlaps in ((whole, True), (plain, False)):
+    """The forms of a program to try in turn: with kernels that may overlap, where the device supports that, then
+    without; of each, first the form that the driver's linker accepts too, whose machine code can be cached."""
+    overlapped = overlapping(plain) if settings.CUDA_OVERLAP.value() else None
+    for text, overlaps in ((overlapped, True), (plain, False)):
         if text is None:
             continue
-        moved = dynamic_shared(text)
-        if moved is not None:
-            yield Form(moved[0], overlaps, moved[1])
+        dynamic = dynamic_shared(text)
+        if dynamic is not None:
+            yield Form(dynamic[0], overlaps, dynamic[1])
         yield Form(text, overlaps, {})
 
 
@@ -148,45 +149,45 @@ def _letter(dtype: Any) -> str:
     if dtype.kind in "iu":
         letter = _INTEGERS["i", dtype.itemsize]
         return letter.upper() if dtype.kind == "u" else letter
-    if dtype.name not in _LETTERS:
+    if dtype.name not in _FORMAT_LETTERS:
         raise Unlaunchable(f"a kernel takes a number of {dtype}, which is not packed")
-    return _LETTERS[dtype.name]
+    return _FORMAT_LETTERS[dtype.name]
 
 
 def _sizes(kernel: Kernel) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns (groups, work items of a group), three of each; groups may be more along y or z than CUDA launches.
-    Raises Unlaunchable for what it launches in no form."""
-    wide = (*kernel.global_size, 1, 1)[:3]
-    group = _group_of(wide) if kernel.local_size is None else (*kernel.local_size, 1, 1)[:3]
-    if any(size % items for size, items in zip(wide, group, strict=True)):
-        raise Unlaunchable(f"{kernel.name} has {wide} work items, which groups of {group} do not divide")
-    groups = tuple(size // items for size, items in zip(wide, group, strict=True))
-    if math.prod(groups) > _MOST_GROUPS[0] and _too_many(groups):
-        raise Unlaunchable(f"{kernel.name} has {groups} work groups, CUDA launches at most {_MOST_GROUPS}")
-    if any(items > most for items, most in zip(group, _MOST_ITEMS, strict=True)):
-        raise Unlaunchable(f"{kernel.name} has groups of {group} work items, CUDA launches at most {_MOST_ITEMS}")
+    """Returns (groups, work items of a group), each along x, y and z; groups along y or z may exceed CUDA's limits.
+    Raises Unlaunchable for sizes that CUDA launches in no form."""
+    global_size = (*kernel.global_size, 1, 1)[:3]
+    group = _group_of(global_size) if kernel.local_size is None else (*kernel.local_size, 1, 1)[:3]
+    if any(size % items for size, items in zip(global_size, group, strict=True)):
+        raise Unlaunchable(f"{kernel.name} has {global_size} work items, which groups of {group} do not divide")
+    groups = tuple(size // items for size, items in zip(global_size, group, strict=True))
+    if math.prod(groups) > _MAX_GROUPS[0] and _too_many(groups):
+        raise Unlaunchable(f"{kernel.name} has {groups} work groups, CUDA launches at most {_MAX_GROUPS}")
+    if any(items > limit for items, limit in zip(group, _MAX_ITEMS, strict=True)):
+        raise Unlaunchable(f"{kernel.name} has groups of {group} work items, CUDA launches at most {_MAX_ITEMS}")
     return groups, group
 
 
 def _too_many(groups: tuple[int, ...]) -> bool:
-    return any(count > most for count, most in zip(groups, _MOST_GROUPS, strict=True))
+    return any(count > limit for count, limit in zip(groups, _MAX_GROUPS, strict=True))
 
 
-def _group_of(wide: tuple[int, ...]) -> tuple[int, ...]:
-    """The size of a work group: as many items along the first axis as divide it, and along the others what the number
-    of groups requires."""
-    left, group = _WHOLE_GROUP, [1, 1, 1]
+def _group_of(global_size: tuple[int, ...]) -> tuple[int, ...]:
+    """The size of a work group: as many items along the first axis as divide it, and along the others as many as keep
+    the number of groups within CUDA's limits."""
+    items_left, group = _DEFAULT_GROUP_SIZE, [1, 1, 1]
     for axis in (1, 2):
-        least = -(-wide[axis] // _MOST_GROUPS[axis])
-        most = min(left, _MOST_ITEMS[axis])
-        group[axis] = next((n for n in range(least, most + 1) if wide[axis] % n == 0), 1)
-        left //= group[axis]
-    for axis, size in enumerate(wide):
-        more = size // group[axis]
-        most = min(left, more, _MOST_ITEMS[axis] // group[axis])
-        factor = next(n for n in range(most, 0, -1) if more % n == 0)
+        fewest = -(-global_size[axis] // _MAX_GROUPS[axis])
+        most = min(items_left, _MAX_ITEMS[axis])
+        group[axis] = next((n for n in range(fewest, most + 1) if global_size[axis] % n == 0), 1)
+        items_left //= group[axis]
+    for axis, size in enumerate(global_size):
+        rest = size // group[axis]
+        most = min(items_left, rest, _MAX_ITEMS[axis] // group[axis])
+        factor = next(n for n in range(most, 0, -1) if rest % n == 0)
         group[axis] *= factor
-        left //= factor
+        items_left //= factor
     return tuple(group)
 
 
@@ -203,58 +204,60 @@ class _Config(ctypes.Structure):
     ]
 
 
-_EARLY = _Attribute(6, 0, (1,))
+_MAY_OVERLAP = _Attribute(6, 0, (1,))
 """The launch attribute CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION with the value 1, allowed."""
 
 
 class Ready:
-    """One launch with its arguments packed: a call writes addresses among them and launches. For one thread at a time.
+    """One launch with packed arguments: a call inserts its operands' addresses and launches. For one thread at a time.
 
-    ``places`` are (argument, operand, offset) of those that are memory: a call's operands are addresses.
+    ``places`` are (argument's index, operand's number, byte offset) of the arguments that are memory.
     """
 
     __slots__ = (
-        *("_at", "_config", "_early", "_extra", "_handle", "_launch"),
+        *("_config_pointer", "_config", "_early", "_extra", "_handle", "_launch"),
         *("_length", "_overlaps", "_places", "_stream", "_words"),
     )
 
     def __init__(self, function: Function, arguments: Sequence[Any], places: Sequence[tuple[int, int, int]]) -> None:
         pack = function.pack
-        room = bytearray(-(-max(pack.size, 1) // 8) * 8)
-        pack.pack_into(room, 0, *function.numbers(list(arguments)))
-        self._length, self._words = c_size_t(pack.size), memoryview(room).cast("Q")
+        buffer = bytearray(-(-max(pack.size, 1) // 8) * 8)
+        pack.pack_into(buffer, 0, *function.numbers(list(arguments)))
+        self._length, self._words = c_size_t(pack.size), memoryview(buffer).cast("Q")
         self._extra = (c_void_p * 5)(
-            *(_BUFFER_POINTER, ctypes.addressof(ctypes.c_char.from_buffer(room))),
+            *(_BUFFER_POINTER, ctypes.addressof(ctypes.c_char.from_buffer(buffer))),
             *(_BUFFER_SIZE, ctypes.addressof(self._length), 0),
         )
-        self._places = tuple((function.offsets[at] // 8, operand, offset) for at, operand, offset in places)
-        self._config = _Config(*function.groups, *function.items, function.shared, None, ctypes.pointer(_EARLY), 0)
-        self._at, self._handle, self._launch = byref(self._config), function.handle, function.launch
+        self._places = tuple((function.offsets[index] // 8, operand, offset) for index, operand, offset in places)
+        self._config = _Config(
+            *function.groups, *function.items, function.shared, None, ctypes.pointer(_MAY_OVERLAP), 0
+        )
+        self._config_pointer, self._handle, self._launch = byref(self._config), function.handle, function.launch
         self._overlaps, self._stream, self._early = function.overlaps, None, False
 
     def __call__(self, stream: int, operands: Sequence[int], early: bool) -> int:
         """Launches as ``Function`` does, with the operands' addresses."""
         words = self._words
-        for at, operand, offset in self._places:
-            words[at] = operands[operand] + offset
+        for index, operand, offset in self._places:
+            words[index] = operands[operand] + offset
         if stream != self._stream:
             self._config.stream = self._stream = stream
         if early != self._early:
             self._config.count, self._early = self._overlaps if early else 0, early
-        return self._launch(self._at, self._handle, None, self._extra)
+        return self._launch(self._config_pointer, self._handle, None, self._extra)
 
 
 class Function:
-    """One kernel in CUDA's driver; safe to launch from several threads."""
+    """A kernel that CUDA's driver has loaded; safe to launch from several threads."""
 
     def __init__(self, cuda: Cuda, kernel: Kernel) -> None:
         groups, self.items = _sizes(kernel)
         row = Row(kernel.name, groups) if _too_many(groups) else None
         self.groups = groups if row is None else (math.prod(groups), 1, 1)
-        module, known, form = _module(cuda, kernel.program, row)
-        parameters = known.get(kernel.name)
+        module, kernels, form = _module(cuda, kernel.program, row)
+        parameters = kernels.get(kernel.name)
         if parameters is None:
-            raise Unlaunchable(f"its PTX has no kernel {kernel.name}, only {', '.join(known)}")
+            raise Unlaunchable(f"its PTX has no kernel {kernel.name}, only {', '.join(kernels)}")
         self.handle = c_void_p()
         try:
             cuda("cuModuleGetFunction", byref(self.handle), module, kernel.name.encode())
@@ -262,47 +265,47 @@ class Function:
             raise Unlaunchable(f"CUDA does not find the kernel {kernel.name}: {error}") from None
         self._check(kernel, parameters)
         self.name = kernel.name
-        self.memory = [place for place, dtype in enumerate(kernel.dtypes) if dtype is None]
-        both = zip(kernel.dtypes, parameters, strict=True)
-        letters = [_letter(dtype) if dtype is not None else _UNSIGNED[parameter.size] for dtype, parameter in both]
+        self.memory = [index for index, dtype in enumerate(kernel.dtypes) if dtype is None]
+        pairs = zip(kernel.dtypes, parameters, strict=True)
+        letters = [_letter(dtype) if dtype is not None else _UNSIGNED[parameter.size] for dtype, parameter in pairs]
         self.pack = struct.Struct("@" + "".join(letters))
         self.offsets = [
-            struct.calcsize("@" + "".join(letters[: at + 1])) - struct.calcsize(letters[at])
-            for at in range(len(letters))
+            struct.calcsize("@" + "".join(letters[: index + 1])) - struct.calcsize(letters[index])
+            for index in range(len(letters))
         ]
         """The offset of each argument from the first, in bytes."""
         self.launch, self.overlaps = cuda_call(cuda.driver, "cuLaunchKernelEx"), int(form.overlaps)
         self.shared = form.shared.get(kernel.name, 0)
         """Bytes of dynamic shared memory that a launch sets beyond what the kernel's text declares."""
         self._lock = threading.Lock()
-        self._room = ctypes.create_string_buffer(max(self.pack.size, 1))
+        self._buffer = ctypes.create_string_buffer(max(self.pack.size, 1))
         self._length = c_size_t(self.pack.size)
         self._extra = (c_void_p * 5)(
-            *(_BUFFER_POINTER, ctypes.addressof(self._room), _BUFFER_SIZE, ctypes.addressof(self._length), 0)
+            *(_BUFFER_POINTER, ctypes.addressof(self._buffer), _BUFFER_SIZE, ctypes.addressof(self._length), 0)
         )
-        self._config = _Config(*self.groups, *self.items, self.shared, None, ctypes.pointer(_EARLY), 0)
-        self._at = byref(self._config)
+        self._config = _Config(*self.groups, *self.items, self.shared, None, ctypes.pointer(_MAY_OVERLAP), 0)
+        self._config_pointer = byref(self._config)
 
     def _check(self, kernel: Kernel, parameters: list[Parameter]) -> None:
         """Compare the parameters in the PTX with the arguments that a launch will pass."""
         sizes = [parameter.size for parameter in parameters]
-        given = [8 if dtype is None else dtype.itemsize for dtype in kernel.dtypes]
+        arguments = [8 if dtype is None else dtype.itemsize for dtype in kernel.dtypes]
         # A kernel parameter without a dtype is memory, or a NumPy scalar that has a dtype of its own.
-        fits = len(sizes) == len(given) and all(
-            size == wanted or (dtype is None and size in _UNSIGNED)
-            for size, wanted, dtype in zip(sizes, given, kernel.dtypes, strict=True)
+        fits = len(sizes) == len(arguments) and all(
+            size == expected or (dtype is None and size in _UNSIGNED)
+            for size, expected, dtype in zip(sizes, arguments, kernel.dtypes, strict=True)
         )
         if not fits:
-            raise Unlaunchable(f"its PTX takes parameters of {sizes} bytes for {kernel.name}, the launch gives {given}")
+            raise Unlaunchable(f"its PTX takes parameters of {sizes} bytes for {kernel.name}, not {arguments}")
         spaces = {parameter.space for parameter in parameters} - {"global", ""}
         if spaces:
             raise Unlaunchable(f"{kernel.name} takes pointers to {', '.join(sorted(spaces))} memory, not to global")
 
     def numbers(self, arguments: list[Any]) -> list[Any]:
         """The arguments as ``pack`` takes them: NumPy scalars with a dtype of their own are passed as their bytes."""
-        for place in self.memory:
-            if isinstance(arguments[place], np.generic):
-                arguments[place] = int.from_bytes(arguments[place].tobytes(), sys.byteorder)
+        for index in self.memory:
+            if isinstance(arguments[index], np.generic):
+                arguments[index] = int.from_bytes(arguments[index].tobytes(), sys.byteorder)
         return arguments
 
     def ready(self, arguments: Sequence[Any], places: Sequence[tuple[int, int, int]]) -> Ready:
@@ -312,19 +315,19 @@ class Function:
     def __call__(self, stream: int, arguments: list[Any], early: bool = True) -> int:
         """Launch on a stream of the current context, with memory as addresses; returns CUDA's status.
 
-        ``early`` lets it be placed before the kernel before has ended, for which it waits itself.
+        With ``early`` the kernel may be launched before the preceding kernel has ended, for which it waits itself.
         """
         self.numbers(arguments)
         with self._lock:  # guards the argument buffer, which the driver copies before it returns
-            self.pack.pack_into(self._room, 0, *arguments)
+            self.pack.pack_into(self._buffer, 0, *arguments)
             config = self._config
             config.stream, config.count = stream, self.overlaps if early else 0
-            return self.launch(self._at, self.handle, None, self._extra)
+            return self.launch(self._config_pointer, self.handle, None, self._extra)
 
 
 def function_of(cuda: Cuda, kernel: Kernel) -> Function:
     """The Function that launches a kernel on CUDA's streams, created once. Raises Unlaunchable."""
-    found = kernel.streams
-    if found is None:
-        found = kernel.streams = Function(cuda, kernel)
-    return found
+    function = kernel.streams
+    if function is None:
+        function = kernel.streams = Function(cuda, kernel)
+    return function

@@ -1,7 +1,7 @@
-"""A CUDA stream as commands: programs that OpenCL compiled, launched by CUDA on the memory and stream of its callers.
+"""A CUDA stream as Commands: programs that OpenCL compiled, launched by CUDA on the memory and stream of its callers.
 
 Nothing here waits. Scratch memory comes from a pool in the stream's order, or from the caller's own allocator, so that
-PyTorch's or CuPy's caching serves it and a capture into a CUDA graph stays inside their pools.
+PyTorch's or CuPy's caching allocator provides it and a capture into a CUDA graph stays inside their pools.
 """
 
 from __future__ import annotations
@@ -18,23 +18,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ...api.errors import ConvDispatchError, NoDevice
-from ..commands.interface import Commands, Kernel
-from ..cuda_driver import Cuda, CudaError, cuda_of, number_of, unavailable
+from ..commands.interface import Kernel
+from ..cuda_driver import NO_TIMING, NON_BLOCKING, Cuda, CudaError, cuda_of, number_of, unavailable
 from ..memory import allocator
 from ..native import loading
+from ..places.stream import Allocate, Stream, StreamMemory, StreamPlace
+from .graphs import GraphReplay
+from .launches import CudaLaunches
 from .memory_pool import CudaPool
 from .modules import Function, function_of
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-Allocate = Callable[[int], tuple[int, Any]]
-"""``allocate(size) -> (address, owner)``: memory for work on the stream, which the owner's end gives back."""
-_LATER = {700, 710, 713, 714, 715, 716, 717, 718, 719}
-"""CUDA's error codes of a kernel that ran before the call that returns them; each of them loses the context."""
-_NO_TIMING = 2
+    from ..commands.recording import Command
+    from ..executable import Executable
+    from ..replay.schedule import Schedule
+
+_LATE_ERRORS = {700, 710, 713, 714, 715, 716, 717, 718, 719}
+"""CUDA's codes of errors that a kernel caused before the call that returns them; each of them loses the context."""
 BLOCKING = "CUDA_LAUNCH_BLOCKING"
-BLOCKED = os.environ.get(BLOCKING, "0") not in ("", "0")  # CUDA also reads CUDA_LAUNCH_BLOCKING only once per process
 _lock = threading.Lock()
 
 
@@ -48,32 +51,75 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-class CudaMemory:
-    """Memory of ``size`` bytes at a CUDA address; ``held`` is an object that must live as long."""
+class CudaPlace(StreamPlace):
+    """A CUDA device and the OpenCL device of the same hardware: CUDA launches what OpenCL compiled."""
 
-    __slots__ = ("address", "held", "size")
+    kind = torch_type = "cuda"
+    title, dlpack, xla, torch_graph = "CUDA's device", 2, "CUDA", "CUDAGraph"
+    blocking = os.environ.get(BLOCKING, "0") not in ("", "0")  # CUDA also reads CUDA_LAUNCH_BLOCKING once per process
 
-    def __init__(self, address: int, size: int, held: Any = None) -> None:
-        self.address, self.size, self.held = address, size, held
+    def __init__(self, number: int, device: cl.Device, context: cl.Context, cuda: Cuda, pool: CudaPool) -> None:
+        super().__init__(number, device, context)
+        self.cuda, self.pool = cuda, pool
+        self._held = deque[tuple[c_void_p, Any]]()
+        """Events, and what must live until each is over."""
 
-    def get_sub_region(self, offset: int, size: int) -> CudaMemory:
-        """``size`` bytes from byte ``offset`` on; holds the whole."""
-        return CudaMemory(self.address + offset, size, self)
+    @classmethod
+    def numbered(cls, number: int) -> CudaPlace:
+        """The place of a CUDA device. Raises NoDevice where NVIDIA's OpenCL has no such device."""
+        with _lock:  # while one thread makes the CudaPlace, others wait for it
+            return _place_of(number)
 
-    def __repr__(self) -> str:
-        return f"CudaMemory({self.size} bytes at {self.address:#x})"
+    @classmethod
+    def of_device(cls, device: cl.Device) -> CudaPlace | None:
+        cuda = cuda_of(device)
+        return None if cuda is None else cls.numbered(cuda.number)
 
+    @classmethod
+    def serves(cls, torch: Any) -> bool:
+        return bool(torch.version.cuda)
 
-class CudaPlace(NamedTuple):
-    """A CUDA device and the OpenCL device that it is: the one launches what the other compiled."""
+    @classmethod
+    def torch_functions(cls, torch: Any) -> tuple[Callable[[int], int], Callable[[], int]]:
+        functions = ("_cuda_getCurrentRawStream", "_cuda_getDevice")  # a build without CUDA has none, and asks none
+        return tuple(getattr(torch._C, name, None) for name in functions)  # type: ignore[return-value]
 
-    number: int
-    device: cl.Device
-    context: cl.Context
-    cuda: Cuda
-    pool: CudaPool
-    recent: deque[str]
-    """The solvers that were launched last, for the message about a fault."""
+    def stream(self, handle: int, allocate: Allocate | None = None) -> CudaStream:
+        return CudaStream(self, handle, allocate)
+
+    def new_stream(self) -> CudaStream:
+        with self.cuda.current():
+            return CudaStream(self, self.cuda.make("cuStreamCreate", NON_BLOCKING).value or 0)
+
+    def bind(self, executable: Executable) -> CudaLaunches | None:
+        """See StreamPlace; also None for an executable with memory of its own, which is OpenCL's."""
+        for kernel, arguments, _ in executable.launches:
+            for argument, dtype in zip(arguments, kernel.dtypes, strict=True):
+                if dtype is None and hasattr(argument, "int_ptr"):
+                    return None
+        return None if executable.opaque else CudaLaunches(executable, self.cuda)
+
+    def replay(
+        self, commands: Sequence[Command], schedule: Schedule, memory: Callable[[Any], Any]
+    ) -> Callable[[Any], Any]:
+        """See StreamPlace; as CUDA graphs."""
+        return GraphReplay(commands, schedule, memory, self)
+
+    def current(self) -> Any:
+        return self.cuda.current()
+
+    def is_current(self) -> bool:
+        return self.cuda.is_current()
+
+    def keep_until(self, event: c_void_p, held: Any) -> None:
+        """Hold objects until a CUDA event is over."""
+        self._held.append((event, held))
+        while self._held:
+            first, _ = self._held[0]
+            if self.cuda.driver.cuEventQuery(first):
+                return
+            self.cuda.driver.cuEventDestroy_v2(first)
+            self._held.popleft()
 
 
 class PoolPlace(NamedTuple):
@@ -81,12 +127,6 @@ class PoolPlace(NamedTuple):
 
     device: cl.Device
     kind: str = "cuda"
-
-
-def place_of(number: int) -> CudaPlace:
-    """CUDA's device of a number. Raises NoDevice where NVIDIA's OpenCL has no such device."""
-    with _lock:  # while one thread makes the CudaPlace, others wait for it
-        return _place_of(number)
 
 
 @functools.lru_cache(maxsize=64)
@@ -97,61 +137,36 @@ def _place_of(number: int) -> CudaPlace:
         cuda = cuda_of(device) if number_of(device) == number else None
         if cuda is not None:
             pool = allocator.join(PoolPlace(device), CudaPool(cuda))
-            return CudaPlace(number, device, context(device), cuda, pool, deque(maxlen=8))
+            return CudaPlace(number, device, context(device), cuda, pool)
     why = unavailable() or "NVIDIA's OpenCL lists no such device (is its vendor file there? convdispatch doctor tells)"
     raise NoDevice(f"no OpenCL device for CUDA's device {number}, whose compiler makes the kernels: {why}")
 
 
-class CudaStream(Commands):
-    """Commands for one stream of a CUDA device. Memory is CudaMemory, or OpenCL's that is CUDA's too.
+class CudaStream(Stream):
+    """Commands for one stream of a CUDA device."""
 
-    ``allocate`` is the caller's allocator; without one a pool in the stream's order serves. Stands for its commands'
-    events itself: ``wait`` waits for all of them.
-    """
-
-    __slots__ = ("_allocate", "_stream", "early", "handle", "place")
-    kind = "cuda"
-    properties = 0
-    """The properties of an OpenCL queue in order, as which a stream counts."""
+    __slots__ = ("_stream", "early")
+    place: CudaPlace
     early: bool
     """Whether the last command was a kernel, so that the next kernel may be launched before it has ended."""
 
     def __init__(self, place: CudaPlace, handle: int, allocate: Allocate | None = None) -> None:
-        self.place, self.handle, self._allocate = place, handle, allocate
+        super().__init__(place, handle, allocate)
         self._stream, self.early = c_void_p(handle), False
-
-    @property
-    def context(self) -> cl.Context:  # type: ignore[override]
-        """OpenCL's context, for which programs are compiled."""
-        return self.place.context
-
-    @property
-    def device(self) -> cl.Device:  # type: ignore[override]
-        """OpenCL's device."""
-        return self.place.device
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CudaStream) and (self.place.number, self.handle) == (other.place.number, other.handle)
-
-    def __hash__(self) -> int:
-        return hash((self.place.number, self.handle))
-
-    def __repr__(self) -> str:
-        return f"CudaStream({self.handle:#x} on CUDA's device {self.place.number})"
 
     # --- commands (see the class Commands) ---------------------------------------------------------------------------
 
     def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> CudaStream:
-        """See Commands. Raises Unlaunchable where the program or its arguments are nothing for CUDA."""
+        """See Commands. Raises Unlaunchable if CUDA cannot launch the program or take its arguments."""
         function = kernel.streams or function_of(self.place.cuda, kernel)
-        given = list(arguments)
-        for at in function.memory:
-            one = given[at]
-            if type(one) is CudaMemory:
-                given[at] = one.address
-            elif not isinstance(one, np.generic):  # a NumPy scalar is passed as it is, with its own dtype
-                given[at] = address_of(one)
-        self.launch_function(function, given)
+        values = list(arguments)
+        for index in function.memory:
+            argument = values[index]
+            if type(argument) is StreamMemory:
+                values[index] = argument.address
+            elif not isinstance(argument, np.generic):  # a NumPy scalar is passed unchanged, with its own dtype
+                values[index] = address_of(argument)
+        self.launch_function(function, values)
         return self
 
     def launch_function(self, function: Function, arguments: list[Any]) -> None:
@@ -167,81 +182,39 @@ class CudaStream(Commands):
         return super().bind(kernel, arguments)
 
     def copy(
-        self,
-        target: Any,
-        source: Any,
-        size: int,
-        source_offset: int = 0,
-        target_offset: int = 0,
-        wait_for: Any = None,
+        self, target: Any, source: Any, size: int, offsets: tuple[int, int] = (0, 0), wait_for: Any = None
     ) -> CudaStream:
         self.early = False  # a kernel launched after a copy must wait for the copy's end
-        to, of = address_of(target) + target_offset, address_of(source) + source_offset
-        self._call("cuMemcpyAsync", to, of, size, self._stream)
+        target_address, source_address = address_of(target) + offsets[1], address_of(source) + offsets[0]
+        self._call("cuMemcpyAsync", target_address, source_address, size, self._stream)
         return self
 
     def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> CudaStream:
         self.early = False
-        at, raw = address_of(target) + offset, np.asarray(number).tobytes()
+        address, raw = address_of(target) + offset, np.asarray(number).tobytes()
         if len(raw) > 4 and raw == raw[:4] * (len(raw) // 4):
             raw = raw[:4]
         if len(raw) <= 4:
             value, name = int.from_bytes(raw, sys.byteorder), f"cuMemsetD{8 * len(raw)}Async"
-            self._call(name, at, value, size // len(raw), self._stream)
+            self._call(name, address, value, size // len(raw), self._stream)
             return self
         for word in range(0, len(raw), 4):  # each fill writes one 32-bit word of every repetition of the number
             value = int.from_bytes(raw[word : word + 4], sys.byteorder)
-            self._call("cuMemsetD2D32Async", at + word, len(raw), value, 1, size // len(raw), self._stream)
+            self._call("cuMemsetD2D32Async", address + word, len(raw), value, 1, size // len(raw), self._stream)
         return self
 
-    def allocate(self, size: int) -> CudaMemory:
-        """Memory from the caller's allocator, else from the pool; it is given back in the stream's order."""
-        address, owner = self.scratch(size or 1)
-        return CudaMemory(address, size, owner)
-
-    def scratch(self, size: int) -> tuple[int, Any]:
-        """Returns (address, owner) of memory from the same source as ``allocate``."""
-        if self._allocate is not None:
-            return self._allocate(size)
+    def pooled(self, size: int) -> tuple[int, Any]:
         lease = allocator.take(self.place.pool, PoolPlace(self.place.device), size, stream=self.handle)
         return lease.address, lease
 
-    def fresh(self, size: int) -> CudaMemory:
-        """Memory from the pool, even if the caller has an allocator: PyTorch's may serve a graph's own memory just now.
-
-        Raises ConvDispatchError while a graph is captured.
-        """
-        if self.capturing():
-            raise ConvDispatchError(
-                "weights are packed at a first call, which a CUDA graph cannot capture: make one before"
-            )
-        lease = allocator.take(self.place.pool, PoolPlace(self.place.device), size or 1, stream=self.handle)
-        return CudaMemory(lease.address, size, lease)
-
-    def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
-        """``work`` gets this stream as its queue, for what it runs there by CUDA's own libraries."""
-        work(self, *operands, wait_for=wait_for)
-        return self
-
-    def bring(self, array: np.ndarray) -> CudaMemory:
-        """A copy of a contiguous host array; complete when this returns."""
-        made = self.fresh(array.nbytes)
-        self.write(made, array)
-        return made
-
-    def complete(self, event: CudaStream) -> bool:
-        """Waits for the stream, because weights are packed once and read by other streams."""
-        event.wait()
-        return True
-
     def mark(self) -> c_void_p:
-        """A CUDA event after all commands given so far."""
-        event = self.place.cuda.make("cuEventCreate", _NO_TIMING)
+        """A new CUDA event that completes after all commands so far."""
+        event = self.place.cuda.make("cuEventCreate", NO_TIMING)
         self._call("cuEventRecord", event, self._stream)
         return event
 
     def wait_for(self, event: c_void_p) -> None:
-        """Make all commands given from now on wait for an event."""
+        """Make all later commands wait for a CUDA event."""
         self.early = False
         self._call("cuStreamWaitEvent", self._stream, event, 0)
 
@@ -251,13 +224,12 @@ class CudaStream(Commands):
         self._call("cuGraphLaunch", graph, self._stream)
 
     def before(self, handle: int) -> None:
-        """Make later commands of another stream of the device wait for all commands given to this one so far."""
         event = self.mark()
         self._call("cuStreamWaitEvent", c_void_p(handle), event, 0)
         self._call("cuEventDestroy_v2", event)
 
-    def after(self, other: CudaStream) -> None:
-        """Make later commands of this stream wait for all commands given to another stream so far."""
+    def after(self, other: Stream) -> None:
+        assert isinstance(other, CudaStream), "streams of one kind wait for each other"
         with other.current():
             event = other.mark()
         self.wait_for(event)
@@ -265,42 +237,29 @@ class CudaStream(Commands):
 
     def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
         with self.current():
-            place = array.__array_interface__["data"][0]
-            self._call("cuMemcpyAsync", place, address_of(region) + offset, array.nbytes, self._stream)
+            host_address = array.__array_interface__["data"][0]
+            self._call("cuMemcpyAsync", host_address, address_of(region) + offset, array.nbytes, self._stream)
             self.wait()
 
     def write(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
         with self.current():
-            place = array.__array_interface__["data"][0]
-            self._call("cuMemcpyAsync", address_of(region) + offset, place, array.nbytes, self._stream)
+            host_address = array.__array_interface__["data"][0]
+            self._call("cuMemcpyAsync", address_of(region) + offset, host_address, array.nbytes, self._stream)
             self.wait()
 
     def wait(self) -> None:
-        """Wait for everything given so far. Raises ConvDispatchError where one of its kernels failed."""
         self._call("cuStreamSynchronize", self._stream)
 
     def capturing(self) -> bool:
-        """Whether the stream's commands are being captured into a CUDA graph."""
-        found = c_int()
-        self._call("cuStreamIsCapturing", self._stream, byref(found))
-        return found.value != 0
+        status = c_int()
+        self._call("cuStreamIsCapturing", self._stream, byref(status))
+        return status.value != 0
 
-    # --- the current context, and faults ----------------------------------------------------------------
+    def address_of(self, region: Any) -> int:
+        return address_of(region)
 
-    def current(self) -> Any:
-        """A context manager: the device's context is this thread's meanwhile."""
-        return self.place.cuda.current()
-
-    def noted(self, what: str) -> None:
-        """Note that the commands from now on are those of ``what``, the solver to name where a fault is reported
-        later."""
-        self.place.recent.append(what)
-
-    def check(self) -> None:
-        """Wait for the commands so far if CUDA_LAUNCH_BLOCKING is set: a fault is then reported here, by its solver's
-        name."""
-        if BLOCKED:
-            self.wait()
+    def keep(self, held: Any) -> None:
+        self.place.keep_until(self.mark(), held)
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self.place.cuda.driver, name)(*arguments)
@@ -308,27 +267,27 @@ class CudaStream(Commands):
             self.fail(name, status, "")
 
     def fail(self, name: str, status: int, kernel: str) -> None:
-        """Say which solver's kernel failed. Raises ConvDispatchError or CudaError."""
+        """Raise ConvDispatchError, which names the solvers whose kernels may have failed, or CudaError."""
         error = self.place.cuda.error(name, status)
-        if status not in _LATER:
+        if status not in _LATE_ERRORS:
             failed = CudaError(f"{error}{f' (kernel {kernel})' if kernel else ''}")
             failed.status = status
             raise failed
         native = loading.last()
-        last = ", ".join((*native, *reversed(self.place.recent))) or "nothing of convdispatch's"
+        solvers = ", ".join((*native, *reversed(self.place.recent))) or "nothing of convdispatch's"
         raise ConvDispatchError(
             f"{error}: a kernel that ran before failed, and CUDA's context is lost with it. Of convdispatch's on "
-            f"device {self.place.number}, the last first: {last}. {BLOCKING}=1 tells which"
+            f"device {self.place.number}, the last first: {solvers}. {BLOCKING}=1 tells which"
         )
 
 
 def address_of(region: Any) -> int:
     """CUDA's address of memory; 0 for None. Raises ConvDispatchError for memory that only OpenCL sees."""
-    if type(region) is CudaMemory:
+    if type(region) is StreamMemory:
         return region.address
     if region is None:
         return 0
-    found = allocator.cuda_address(region)
-    if found is None:
+    address = allocator.cuda_address(region)
+    if address is None:
         raise ConvDispatchError("memory that only OpenCL sees is none for a CUDA stream: allocate it by the runtime")
-    return found
+    return address

@@ -125,7 +125,8 @@ def _fold(geo: ProductGeometry) -> ProductGeometry:
 class SourceWindow:
     """Positions of the padded source in a row, so that a tap is a shift: with stride 1, place p reads p + shift.
 
-    The zeros at the end of a row are those before the next one, so a row is the source's plus the larger pad.
+    The zeros at the end of a row are those before the next one, so a row is the source's plus the larger pad, and never
+    shorter than the target's.
     """
 
     images: int
@@ -159,7 +160,7 @@ def window(geo: ProductGeometry) -> SourceWindow | None:
         reads = [origin + tap * spread for tap in range(taps)]
         before = max(0, -min(reads))
         near.append(before)
-        size.append(pixels + max(before, max(reads) + count - pixels))
+        size.append(max(pixels + max(before, max(reads) + count - pixels), count))
         offsets.append([read + before for read in reads])
     strides = (size[1] * size[2], size[2], 1)
     shifts = [sum(o * s for o, s in zip(each, strides)) for each in itertools.product(*offsets)]

@@ -5,5 +5,5 @@ here.
 - ``host``: host memory on a CPU device with system SVM.
 - ``intraop``: the same in PyTorch's threads.
 - ``queue``: an OpenCL queue's buffers.
-- ``stream``: a CUDA stream.
+- ``stream``: streams of devices whose memory is addresses, one module a kind.
 """

@@ -80,12 +80,12 @@ class HostEnqueue:
         executable = self._executable
         if executable.overlaps(addresses):
             return False
-        before = thread.given
+        enqueued_before = thread.enqueued
         try:
             HostPlace.enqueue(executable.enqueue, queue, addresses, executable.operands)  # type: ignore[arg-type]
             executable.finished()
         except BaseException as error:
-            if thread.given > before:
+            if thread.enqueued > enqueued_before:
                 note_launched(error)
             raise
         return True

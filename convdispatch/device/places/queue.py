@@ -38,11 +38,11 @@ class QueueEnqueue:
 
     def run(self, queue: cl.CommandQueue, operands: Sequence[Any], wait_for: Any = None) -> cl.Event:
         """Enqueue everything on the operands' buffers; returns the last command's event."""
-        before = thread.given
+        enqueued_before = thread.enqueued
         try:
             return self._enqueue(queue, *operands, wait_for=wait_for)  # type: ignore[misc]
         except BaseException as error:
-            if thread.given > before:
+            if thread.enqueued > enqueued_before:
                 note_launched(error)
             raise
 

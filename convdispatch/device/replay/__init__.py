@@ -1,7 +1,6 @@
-"""Recordings that are replayed: memory laid out once, commands on queues or captured as CUDA graphs.
+"""Recordings that are replayed: memory laid out once, commands on queues or on a stream.
 
 - ``arena``: one block for all memory of a recording.
-- ``cuda_replay``: a recording on a CUDA stream.
 - ``program``: a recording made ready to run.
 - ``schedule``: which command runs on which queue.
 """
