@@ -14,7 +14,7 @@ import importlib.resources
 from dataclasses import dataclass
 
 from ...api.errors import InvalidArgument
-from ...api.problem import ConvProblem
+from ...api.problem import DIRECTIONS, ConvProblem
 from .. import shapes
 from . import digests
 from .space import blocks, problem_of
@@ -41,9 +41,12 @@ class Case:
 @functools.cache
 def _level(level: str) -> tuple[Case, ...]:
     text = importlib.resources.files(__package__).joinpath(f"{level}.txt").read_text(encoding="utf-8")
+    written = (
+        line.replace("*", each) for line in text.splitlines() for each in (DIRECTIONS if line[:1] == "*" else "*")
+    )
     listed = [
         Case(entry.name.rstrip(_LONG), entry.problem, level, entry.name.endswith(_LONG))
-        for entry in shapes.parse(text, f"{level}.txt")
+        for entry in shapes.parse("\n".join(written), f"{level}.txt")
     ]
     known = digests.known() if level == "full" else ()
     return (*listed, *_generated(level), *(Case(text, ConvProblem.parse(text), level) for text in known))
