@@ -13,7 +13,7 @@ import importlib.resources
 from dataclasses import dataclass
 
 from ...api.errors import InvalidArgument
-from ...api.problem import ConvProblem
+from ...api.problem import DIRECTIONS, ConvProblem
 from .. import shapes
 from . import digests
 from .space import blocks, problem_of
@@ -40,9 +40,12 @@ class Case:
 @functools.cache
 def _level(level: str) -> tuple[Case, ...]:
     text = importlib.resources.files(__package__).joinpath(f"{level}.txt").read_text(encoding="utf-8")
+    written = (
+        line.replace("*", each) for line in text.splitlines() for each in (DIRECTIONS if line[:1] == "*" else "*")
+    )
     listed = [
         Case(entry.name.rstrip(_LONG_SUFFIX), entry.problem, level, entry.name.endswith(_LONG_SUFFIX))
-        for entry in shapes.parse(text, f"{level}.txt")
+        for entry in shapes.parse("\n".join(written), f"{level}.txt")
     ]
     reproducible = digests.known() if level == "full" else ()
     return (*listed, *_generated(level), *(Case(text, ConvProblem.parse(text), level) for text in reproducible))
