@@ -31,6 +31,8 @@ class Call:
     the result, or None before anything is done. None itself where there is nothing quicker than ``generally``."""
     host = False
     """Whether operands are in host memory."""
+    ask: Callable[[], Any]
+    """A function that returns the calling thread's queue, for calls on host memory that name none."""
     launches: Any = None
     """The executable, bound to where it is launched (``device/places``); None while there is nothing to launch."""
     prepared: Any = None
@@ -75,7 +77,8 @@ class Call:
         if type(w) is Constant:
             constant, w = w, w.array
         operands, done = (x, w, y), None
-        queue = queue or self.ask()
+        if queue is None and self.host:
+            queue = self.ask()
         try:
             if self.fast_path is not None:
                 lead, other, out = operands[self.lead], operands[self.other], operands[self.written]
@@ -92,11 +95,6 @@ class Call:
         """The call on any arrays: operands that kernels cannot read in place are copied before, and a result that they
         cannot write in place is copied after."""
         raise NotImplementedError
-
-    @staticmethod
-    def ask() -> Any:
-        """The queue of a call that names none; None where the arrays know theirs."""
-        return None
 
     def prepare(self, context: cl.Context) -> None:
         """Choose the plan, or find it in the cache. Raises as ``dispatch.prepare``."""

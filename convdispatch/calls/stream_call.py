@@ -130,16 +130,15 @@ class StreamCall(Call):
         arrays, written, new = self.arrays, self.written, out is None
         if self.launches is None or arrays.copies or not (new or arrays.is_result(out)):
             return None
-        operands: list[Any] = [None, None, None]
-        operands[self.lead], operands[self.other] = lead, other
-        if constant is not None and isinstance(operands[W], np.ndarray):
+        if constant is not None and isinstance(lead if self.lead == W else other, np.ndarray):
             return None
         stream = arrays.stream(lead)
         if not arrays.is_current(stream):
             return None
         if new:
             out = arrays.allocate(lead, stream)
-        operands[written] = out
+        operands: list[Any] = [out, out, out]
+        operands[self.lead], operands[self.other] = lead, other
         addresses = arrays.addresses(operands, bias, residual, stream)
         if addresses is None:
             return None

@@ -151,7 +151,8 @@ class CudaStream(Stream):
     """Whether the last command was a kernel, so that the next kernel may be launched before it has ended."""
 
     def __init__(self, place: CudaPlace, handle: int, allocate: Allocate | None = None) -> None:
-        super().__init__(place, handle, allocate)
+        # Some libraries make a stream at each call, so this repeats what ``super().__init__`` does.
+        self.place, self.handle, self._allocate = place, handle, allocate
         self._stream, self.early = c_void_p(handle), False
 
     # --- commands (see the class Commands) ---------------------------------------------------------------------------

@@ -21,7 +21,7 @@ constexpr int64_t kLong = 100000;  // nanoseconds a thread from which on threads
 constexpr int64_t kShares = 4;
 constexpr int64_t kManyRows = 8;  // rows a part from which on no row is cut: the longest part is an eighth longer at most
 constexpr int64_t kShortRow = 4000;  // nanoseconds up to which no row is cut: giving both its ends takes half of that
-constexpr int kSpins = 500;  // looks at other threads' parts, some 10 microseconds, before a thread sleeps
+constexpr int kSpins = 5000;  // looks at other threads' parts, some 100 microseconds, before a thread sleeps: twice what waking it takes
 
 // clEnqueueNDRangeKernel.
 using Enqueue = int32_t (*)(void *, void *, uint32_t, const size_t *, const size_t *, const size_t *, uint32_t, void *, void *);
