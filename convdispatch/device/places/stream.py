@@ -1,4 +1,4 @@
-"""An executable on CUDA streams: a call only writes addresses into packed arguments and launches."""
+"""Runs an executable on CUDA streams: a call only writes addresses into packed arguments and launches."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class StreamPlace(NamedTuple):
     cuda: Cuda
 
     def bind(self, executable: Executable) -> StreamLaunches | None:
-        """Returns None where the plan must enqueue anew at each call: an opaque one, or one with memory of its own,
-        which is OpenCL's. Raises Unlaunchable."""
+        """Returns None if the plan itself must enqueue at each call, because it is opaque or has OpenCL memory of its
+        own. Raises Unlaunchable."""
         for kernel, arguments, _ in executable.launches:
             for argument, dtype in zip(arguments, kernel.dtypes, strict=True):
                 if dtype is None and hasattr(argument, "int_ptr"):
@@ -32,27 +32,27 @@ class StreamPlace(NamedTuple):
 class StreamLaunches:
     """The launches of an executable on CUDA's addresses. Safe from several threads.
 
-    Making it loads the kernels' programs. Raises Unlaunchable.
+    The constructor loads the kernels' programs. Raises Unlaunchable.
     """
 
-    __slots__ = ("__weakref__", "_context", "_launches", "_lock", "_offsets", "_size", "given")
+    __slots__ = ("__weakref__", "_context", "_launches", "_lock", "_offsets", "_size", "loaded")
 
     def __init__(self, executable: Executable, cuda: Cuda) -> None:
         self._lock, self._context = threading.Lock(), cuda.context.value
-        self.given = []
-        """Tuples of a function, its arguments, and (argument, operand, offset) for each argument that is memory of a
-        call."""
+        self.loaded = []
+        """The launches: a function, its arguments, and (argument, operand, offset) of those that are a call's
+        memory."""
         for kernel, arguments, memory in executable.launches:
-            places = {index for index, _, _ in memory}
-            numbers = [0 if index in places or each is None else each for index, each in enumerate(arguments)]
-            self.given.append((function_of(cuda, kernel), numbers, list(memory)))
-        self._launches = [(function.ready(numbers, memory), function.name) for function, numbers, memory in self.given]
+            memory_indices = {index for index, _, _ in memory}
+            numbers = [0 if index in memory_indices or each is None else each for index, each in enumerate(arguments)]
+            self.loaded.append((function_of(cuda, kernel), numbers, list(memory)))
+        self._launches = [(function.ready(numbers, memory), function.name) for function, numbers, memory in self.loaded]
         self._offsets, self._size = executable.offsets, executable.scratch_size
 
     def program(self, launcher: Any, name: str, sizes: Sequence[int], strides: Sequence[int]) -> Any:
-        """The same for the native call path, writing a tensor of these sizes; None for what that does not take."""
+        """The launches for the native call path, which allocates an output of these sizes; None if it refuses them."""
         launches = []
-        for function, numbers, memory in self.given:
+        for function, numbers, memory in self.loaded:
             packed = function.pack.pack(*function.numbers(list(numbers)))
             addresses = [(function.offsets[index], operand, offset) for index, operand, offset in memory]
             extents = (*function.groups, *function.items, function.shared)

@@ -1,7 +1,7 @@
 """Recordings that are replayed: memory laid out once, commands on queues or captured as CUDA graphs.
 
-- ``arena``: one block for all memory of a recording.
+- ``arena``: one block of memory for all slots of a recording.
 - ``cuda_replay``: a recording on a CUDA stream.
-- ``program``: a recording made ready to run.
+- ``program``: a recording prepared to run on queues.
 - ``schedule``: which command runs on which queue.
 """
