@@ -1,4 +1,4 @@
-"""A call: a problem, its plan's executable and the kind of its arrays, decided once and run on each call's arrays."""
+"""The base of calls: a problem, its plan's executable and the kind of its arrays, decided once and run many times."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ if TYPE_CHECKING:
 class Call:
     """The common part of calls on every kind of memory.
 
-    ``call(x, w, y, bias, constant, residual, queue)`` runs it and returns the result. None stands for an operand that
-    there is not, and for a result that is to be allocated; ``constant`` is the promise behind ``w``, if there is one.
+    ``call(x, w, y, bias, constant, residual, queue)`` runs it and returns the result. None is a missing operand, or a
+    result that is to be allocated; ``constant`` is the Constant of which ``w`` is the array, if any. ``first``,
+    ``second`` and ``written`` are the indices into (x, w, y) of the two inputs and of the result.
     """
 
     host = False
     """Whether operands are in host memory."""
     launches: Any = None
-    """The executable, bound to where it is launched (``device/places``); None while there is nothing to launch."""
+    """The executable, bound to a place where it is launched (``device/places``); None if there is nothing to launch."""
     prepared: Any = None
-    """The prepared plan; None before ``prepare``, and where there is nothing to compute."""
+    """The prepared plan; None before ``prepare``, and if there is nothing to compute."""
     solver = "none: nothing to compute"
     """The name of the solver that computes the call."""
     packed_key: Any = None
-    """The key under which constant weights hold the address of the form packed for this call."""
+    """The key under which a Constant stores the address of the weights that were packed for this call."""
     again: Any = None
-    """The fast path that repeats a call that was made twice in a row; see ``guarded_replay``."""
+    """The fast path that repeats the call, set once it was made twice in a row; see ``guarded_replay``."""
     form: Any = None
     """The memory format of all operands, for PyTorch's operators."""
     shape: Any = None
     """The result's shape in PyTorch's order of axes."""
     native: Any = None
-    """The launches for the native call path, once it has asked for them; False where it cannot make the call."""
+    """The launches for the native call path, once ``program`` was called; False if it cannot make the call."""
     backward_ready = True
 
     def __init__(self, problem: ConvProblem, device: cl.Device, count: Callable[[str], Any] | None = None) -> None:
@@ -52,13 +53,13 @@ class Call:
             raise InvalidArgument(unsupported)
         first_sight.seen(device)
         self.problem, self.device, self.count = problem, device, count
-        self.places = self.lead, self.other, self.written = PLACES[problem.direction]
+        self.places = self.first, self.second, self.written = PLACES[problem.direction]
         self.sizes = operand_sizes(problem)
         self.out_shape = problem.out_shape
         self.empty = math.prod(self.out_shape) == 0 or problem.mb == 0
 
     def prepare(self, context: cl.Context) -> None:
-        """Choose the plan, or find it in the cache. Raises as ``dispatch.prepare``."""
+        """Choose the plan, or take it from the cache. Raises as ``dispatch.prepare``."""
         self.prepared = dispatch.prepare(self.problem, context)
         self.solver = str(self.prepared.solver.name)
 
@@ -69,21 +70,20 @@ class Call:
 
     @property
     def zeroes(self) -> bool:
-        """Whether a result of no images is to be filled: the gradient of no images is zero."""
+        """Whether the result of a batch of no images is filled with zeros: the weights' gradient is."""
         return self.problem.direction == "bwd_weights" and not self.problem.accumulate
 
     def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
         """A function that repeats the call that was just made twice with ``given`` (x, w, y, bias, residual and queue);
-        None where nothing is quicker than to look the call up. ``library`` is that of its arrays, None for NumPy's and
-        OpenCL's."""
+        None if there is no such fast path. ``library`` is that of its arrays, None for NumPy's and OpenCL's."""
         return None
 
     def program(self, launcher: Any) -> Any:
-        """The launches in the form that the native call path takes, made once; None where it cannot make the call."""
+        """The launches in the form of the native call path, converted once; None if it cannot make the call."""
         raise NotImplementedError
 
     def check_out(self, shape: tuple[int, ...], dtype: str, expected: str) -> None:
-        """Raises InvalidArgument for an ``out`` that is not like the result."""
+        """Raises InvalidArgument for an ``out`` without the result's shape or dtype."""
         if shape != self.out_shape:
             raise InvalidArgument(f"out must have shape {self.out_shape}, got {shape}")
         if dtype != expected:
@@ -91,7 +91,7 @@ class Call:
 
 
 def refuse_shared(name: str) -> NoReturn:
-    """Raises InvalidArgument for an ``out`` over an operand that is still read."""
+    """Raises InvalidArgument for an ``out`` that overlaps with an operand."""
     raise InvalidArgument(f"out shares memory with {name}, which would change while it is read: pass an out of its own")
 
 

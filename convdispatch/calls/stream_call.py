@@ -1,8 +1,8 @@
 """Calls on CUDA memory: programs that OpenCL compiled, launched by CUDA on the caller's stream, without copy or wait.
 
-Arrays of every library on CUDA, PyTorch's operators and XLA's buffers go this way. Where a program cannot be launched
-so, a call on a library's arrays goes through the host, with one warning that says why; a framework's call is the
-framework's.
+Arrays of every library on CUDA, PyTorch's operators and XLA's buffers are computed so. If CUDA cannot launch a program,
+a call on a library's arrays goes through the host, with one warning that says why, and a framework's call is left to
+the framework's own kernel.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class StreamCall(Call):
     ) -> None:
         """Plan, and load every program. ``arrays`` is a StreamArrays; without one ``launch`` is called with addresses
         alone. ``names`` are those of x, w, y for errors. ``through_host(problem, names, operands, bias, residual)``
-        computes a call whose programs CUDA cannot launch; without it such a call is the framework's.
+        computes a call whose programs CUDA cannot launch; without it Fallback is raised.
 
         Raises Fallback, or ConvDispatchError for a quantized call.
         """
         super().__init__(problem, stream.device, count)
         self.arrays, self.place, self._names, self._through_host = arrays, stream.place, names, through_host
-        self.why_host: str | None = None
-        """The reason why the call goes through the host; None where it does not."""
+        self.host_reason: str | None = None
+        """The reason why the call goes through the host; None if it does not."""
         self._read = [(place, self.sizes[place]) for place in self.places[:2]]
         if self.empty:
             return
@@ -68,7 +68,7 @@ class StreamCall(Call):
             try:
                 self.launches = loaded_launches(self.prepared, stream)
             except Unlaunchable as error:
-                self._give_up(error)
+                self._use_host(error)
 
     def __call__(
         self,
@@ -83,25 +83,25 @@ class StreamCall(Call):
         """Launch the call on the caller's stream; returns the array that will be written."""
         if type(w) is Constant:
             constant, w = w, w.array
-        operands, new = [x, w, y], (x, w, y)[self.written] is None
-        done = None if self.launches is None else self._at_once(operands, bias, constant, residual, new)
-        if done is None:
-            done = self._generally(operands, bias, constant, residual, new)
+        operands, is_new = [x, w, y], (x, w, y)[self.written] is None
+        result = None if self.launches is None else self._fast_path(operands, bias, constant, residual, is_new)
+        if result is None:
+            result = self._slow_path(operands, bias, constant, residual, is_new)
         if self.count is not None:
             self.count(self.solver)
-        return done
+        return result
 
     def launch(self, stream: CudaStream, addresses: Sequence[int], constant: Constant | None = None) -> None:
-        """Launch on ``addresses`` of x, w, y, bias and residual, 0 for those that there are not.
+        """Launch on ``addresses`` of x, w, y, bias and residual, 0 for missing operands.
 
-        Who calls keeps their memory until this returns. Raises Unlaunchable where weights cannot be packed, before
-        anything else ran, and as ``dispatch.run``.
+        The caller keeps their memory alive until this returns. Raises as ``dispatch.run``, and Unlaunchable if weights
+        cannot be packed, before anything else has run.
         """
         stream.noted(self.solver)
-        given = [*addresses]
+        operand_addresses = [*addresses]
         if constant is not None and self.packs and self.launches is not None:
-            given[W] = self.packed(constant, stream, given[W])
-        if not launched(self.launches, stream, given):
+            operand_addresses[W] = self.packed(constant, stream, operand_addresses[W])
+        if not launched(self.launches, stream, operand_addresses):
             operands: list[Any] = [
                 CudaMemory(address, size) if address else None
                 for address, size in zip(addresses, self.sizes, strict=True)
@@ -109,9 +109,8 @@ class StreamCall(Call):
             dispatch.run(self.prepared, stream, operands, None, constant)  # type: ignore[arg-type]
         stream.check()
 
-    def given(self, stream: CudaStream, addresses: list[int]) -> bool:
-        """Whether the kernels were launched on the operands' addresses; none was where memory or a context is
-        lacking."""
+    def launched_on(self, stream: CudaStream, addresses: list[int]) -> bool:
+        """Whether the kernels were launched on the operands' addresses; none is without memory or a CUDA context."""
         stream.place.recent.append(self.solver)
         if not launched(self.launches, stream, addresses):
             return False
@@ -120,13 +119,13 @@ class StreamCall(Call):
         return True
 
     def packed(self, constant: Constant, stream: CudaStream, address: int) -> int:
-        """The address of the packed form of weights at an address, made once. Raises Unlaunchable."""
-        found = constant.addresses.get(self.packed_key)
-        if found is None:
+        """The address of the packed form, cached by ``constant``, of weights at an address. Raises Unlaunchable."""
+        address_of_packed = constant.addresses.get(self.packed_key)
+        if address_of_packed is None:
             weights: Any = CudaMemory(address, self.sizes[W])
-            made: Any = constant.packed(self.prepared, stream, weights)[0]  # type: ignore[arg-type]
-            found = constant.addresses[self.packed_key] = made.address
-        return int(found)
+            packed_memory: Any = constant.packed(self.prepared, stream, weights)[0]  # type: ignore[arg-type]
+            address_of_packed = constant.addresses[self.packed_key] = packed_memory.address
+        return int(address_of_packed)
 
     def pack(self, w: Any, constant: Constant) -> None:
         """Pack constant weights before a call needs the packed form. Raises as a call does."""
@@ -136,39 +135,39 @@ class StreamCall(Call):
                 self.packed(constant, stream, self.arrays.memory(w, stream, self.sizes[W]).address)
 
     def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
-        """See Call; PyTorch tensors use the native call path, where it is built and can make such a call."""
+        """See Call; PyTorch tensors use the native call path, if it is built and can make such a call."""
         plain = not self.problem.constant_weights and all(each is None for each in given[3:])
         launcher = None if BLOCKED or not (plain and library.records_gradients) else loading.launcher()
         program = None if launcher is None or self.launches is None else self.program(launcher)
         if program is None:
             return None
         policy, kind = current_policy(), library.torch.Tensor
-        like = tuple(None if place == self.written else each for place, each in enumerate(given[:3]))
+        inputs = tuple(None if place == self.written else each for place, each in enumerate(given[:3]))
         try:
-            return launcher.replay(program, self.problem.direction, options, shape, policy, policy.frozen, kind, like)
-        except RuntimeError:  # PyTorch's objects are not as the native call path expects them
+            return launcher.replay(program, self.problem.direction, options, shape, policy, policy.frozen, kind, inputs)
+        except RuntimeError:  # PyTorch's objects do not have the layout that the native call path expects
             return None
 
     def program(self, launcher: Any) -> Any:
         if self.native is None:
-            made = self.launches.program(launcher, self.solver, self.arrays.shape, self.arrays.strides)
-            self.native = made or False
+            converted = self.launches.program(launcher, self.solver, self.arrays.shape, self.arrays.strides)
+            self.native = converted or False
         return self.native or None
 
-    def _at_once(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, new: bool) -> Any:
-        """Makes the call on operands that kernels can read in place and returns the written array; for others None,
-        before anything is done."""
+    def _fast_path(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, is_new: bool) -> Any:
+        """Make the call on operands that kernels can read in place; returns the written array, or None for others,
+        without having done anything."""
         arrays, written = self.arrays, self.written
-        if arrays.copies or not (new or arrays.is_result(operands[written])):
+        if arrays.copies or not (is_new or arrays.is_result(operands[written])):
             return None
         if constant is not None and isinstance(operands[W], np.ndarray):
             return None
-        lead = operands[self.lead]
-        stream = arrays.stream(lead)
+        input1 = operands[self.first]
+        stream = arrays.stream(input1)
         if not arrays.is_current(stream):
             return None
-        if new:
-            operands[written] = arrays.allocate(lead, stream)
+        if is_new:
+            operands[written] = arrays.allocate(input1, stream)
         addresses = arrays.addresses(operands, bias, residual, stream)
         if addresses is None:
             return None
@@ -178,20 +177,20 @@ class StreamCall(Call):
         first, second, third, fourth, fifth = addresses
         if (first | second | third | fourth | fifth) % ALIGNMENT:
             return None
-        if not new:
-            self._apart(addresses, bias)
+        if not is_new:
+            self._refuse_overlap(addresses, bias)
             if residual is not None and self._overlapped(addresses[written], fifth, self.sizes[RESIDUAL]):
                 return None
-        return operands[written] if self.given(stream, addresses) else None
+        return operands[written] if self.launched_on(stream, addresses) else None
 
-    def _generally(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, new: bool) -> Any:
-        """Makes the call on any operands; those that kernels cannot read in place are copied."""
-        arrays, written, given = self.arrays, self.written, tuple(operands)
-        lead = operands[self.lead]
-        stream = arrays.stream(lead)
+    def _slow_path(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, is_new: bool) -> Any:
+        """Make the call on any operands; those that kernels cannot read in place are copied."""
+        arrays, written, caller_operands = self.arrays, self.written, tuple(operands)
+        input1 = operands[self.first]
+        stream = arrays.stream(input1)
         if operands[written] is None:
-            operands[written] = arrays.allocate(lead, stream)
-        elif not new:
+            operands[written] = arrays.allocate(input1, stream)
+        elif not is_new:
             arrays.check_result(operands[written], self.check_out)
         out, size = operands[written], self.sizes[written]
         with stream.current():
@@ -199,65 +198,65 @@ class StreamCall(Call):
                 if self.zeroes:
                     stream.fill(arrays.memory(out, stream, size, True), np.uint8(0), 0, size)
             else:
-                if self.why_host is None:
+                if self.host_reason is None:
                     try:
                         self._run(operands, bias, constant, residual, stream)
                     except Unlaunchable as error:  # packing of constant weights failed, before any other kernel ran
-                        self._give_up(error)
-                if self.why_host is not None:
+                        self._use_host(error)
+                if self.host_reason is not None:
                     assert self._through_host is not None, "a framework's call is its own"
                     result = self._through_host(self.problem, self._names, operands, bias, residual)
                     arrays.library.put(out, result)
-            if new:
+            if is_new:
                 out = arrays.finished(out, stream)
-            arrays.keep(stream, (*given, bias, residual, out))
+            arrays.keep(stream, (*caller_operands, bias, residual, out))
         return out
 
     def _run(
         self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, stream: CudaStream
     ) -> None:
         arrays, written = self.arrays, self.written
-        given: list[Any] = [
+        regions: list[Any] = [
             constant.on_device(stream)
             if place == W and constant is not None and isinstance(array, np.ndarray)
             else arrays.memory(array, stream, self.sizes[place], place == written)
             for place, array in enumerate(operands)
         ]
-        size, out = self.sizes[written], given[written]
+        size, out = self.sizes[written], regions[written]
         if type(bias) is Constant:  # the bias of a quantized convolution is its table, a Constant
             bias = bias.on_device(stream)  # type: ignore[arg-type]
         elif bias is not None:
             bias = arrays.memory(bias, stream, self.sizes[BIAS], of_bias=True)
-        self._apart([memory.address for memory in given] + [0 if bias is None else bias.address], bias)
+        self._refuse_overlap([memory.address for memory in regions] + [0 if bias is None else bias.address], bias)
         if residual is not None:
             residual = arrays.memory(residual, stream, size)
             in_place = residual.address == out.address and self.prepared.fuses_residual
             if not in_place and self._overlapped(out.address, residual.address, size):
-                same, residual = residual, stream.allocate(size)
-                stream.copy(residual, same, size)
+                original, residual = residual, stream.allocate(size)
+                stream.copy(residual, original, size)
         if out.address % ALIGNMENT:
-            given[written] = stream.allocate(size)
+            regions[written] = stream.allocate(size)
             if self.problem.accumulate:
-                stream.copy(given[written], out, size)
-        self.launch(stream, [0 if m is None else m.address for m in (*given, bias, residual)], constant)
+                stream.copy(regions[written], out, size)
+        self.launch(stream, [0 if m is None else m.address for m in (*regions, bias, residual)], constant)
         if out.address % ALIGNMENT:
-            stream.copy(out, given[written], size)
+            stream.copy(out, regions[written], size)
             stream.check()
 
-    def _apart(self, addresses: Sequence[int], bias: Any) -> None:
-        """Raises InvalidArgument where the result overlaps with an operand that is still read."""
+    def _refuse_overlap(self, addresses: Sequence[int], bias: Any) -> None:
+        """Raises InvalidArgument if the result overlaps with an operand that is read."""
         for place, size in self._read:
             if self._overlapped(addresses[self.written], addresses[place], size):
                 refuse_shared(self._names[place])
         if bias is not None and self._overlapped(addresses[self.written], addresses[BIAS], self.sizes[BIAS]):
             refuse_shared("bias")
 
-    def _overlapped(self, out: int, at: int, size: int) -> bool:
+    def _overlapped(self, out: int, address: int, size: int) -> bool:
         """Whether the result at ``out`` shares bytes with ``size`` bytes at ``at``."""
-        return at < out + self.sizes[self.written] and out < at + size
+        return address < out + self.sizes[self.written] and out < address + size
 
-    def _give_up(self, error: Unlaunchable) -> None:
-        """Make the call go through the host from now on. Raises Fallback where it is a framework's call."""
+    def _use_host(self, error: Unlaunchable) -> None:
+        """Make the call go through the host from now on. Raises Fallback for a framework's call."""
         if self.problem.quantized:
             raise ConvDispatchError(
                 f"{self.solver} cannot run {self.problem} on a CUDA stream: {error}; call with NumPy's arrays or a "
@@ -265,19 +264,19 @@ class StreamCall(Call):
             ) from error
         if self._through_host is None:
             raise Fallback(f"{self.solver} cannot run on a CUDA stream: {error}") from None
-        why = self.why_host = str(error)
-        if (self.solver, why) not in _warned:
-            _warned.add((self.solver, why))
+        reason = self.host_reason = str(error)
+        if (self.solver, reason) not in _warned:
+            _warned.add((self.solver, reason))
             warnings.warn(
                 f"{self.solver} cannot run on a CUDA stream, its problems ({self.problem}) go through the host and "
-                f"OpenCL's queue, with copies and waits: {why}",
+                f"OpenCL's queue, with copies and waits: {reason}",
                 ConvDispatchWarning,
                 stacklevel=4,
             )
 
 
 def launched(launches: StreamLaunches | None, stream: CudaStream, addresses: list[int]) -> bool:
-    """Whether a plan's kernels were launched on these addresses; none was where memory or a context is lacking."""
+    """Whether a plan's kernels were launched on these addresses; none is without memory or a CUDA context."""
     if launches is None:
         return False
     try:
@@ -290,7 +289,7 @@ def launched(launches: StreamLaunches | None, stream: CudaStream, addresses: lis
 
 
 def loaded_launches(prepared: Prepared, stream: CudaStream) -> StreamLaunches | None:
-    """Load every program of a plan for CUDA, before any of its kernels runs; returns its launches, where it has no
+    """Load every program of a plan for CUDA, before any of its kernels runs; returns its launches, or None if it has
     other commands.
 
     Raises Unlaunchable.

@@ -1,7 +1,7 @@
-"""Arrays of any library by DLPack and the array API's names, such as JAX's: in and out without a copy.
+"""Arrays of any library with DLPack and the array API, such as JAX's, without a copy of operands or results.
 
-Such arrays name no stream: the work goes to one of this thread's own, which the library's own protocol orders after
-what makes the operands and before what reads the result.
+Such arrays name no stream: the work goes to a stream of this thread, which DLPack's protocol orders after the commands
+that write the operands and before those that read the result.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 
 from ...api.errors import InvalidArgument
 from ...device.cuda.stream import CudaMemory, CudaStream, place_of
+from ...device.cuda_driver import NON_BLOCKING
 from . import interchange
 from .array_library import Library
 from .operands import contiguous_strides
 
-_NON_BLOCKING = 1
 _LEGACY = 1
 """DLPack's number for CUDA's default stream, whose handle is 0."""
 _threads = threading.local()
@@ -31,12 +31,12 @@ def own_stream(number: int) -> CudaStream:
     if number not in streams:
         place = place_of(number)
         with place.cuda.current():
-            streams[number] = CudaStream(place, place.cuda.make("cuStreamCreate", _NON_BLOCKING).value or 0)
+            streams[number] = CudaStream(place, place.cuda.make("cuStreamCreate", NON_BLOCKING).value or 0)
     return streams[number]
 
 
 class Exported:
-    """Memory on a stream as something with ``__dlpack__``: the consumer's stream waits for the work so far."""
+    """Memory on a stream as an object with ``__dlpack__``: the consumer's stream waits for the work so far."""
 
     def __init__(self, memory: CudaMemory, shape: tuple[int, ...], dtype: np.dtype, stream: CudaStream) -> None:
         self._memory, self.shape, self.dtype, self._stream = memory, shape, dtype, stream
@@ -47,9 +47,9 @@ class Exported:
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
         if stream != -1:
             self._stream.before(0 if stream in (None, _LEGACY) else int(stream))
-        where = (interchange.CUDA, self._stream.place.number, self._memory.address)
+        location = (interchange.CUDA, self._stream.place.number, self._memory.address)
         strides = contiguous_strides(self.shape, self.dtype.itemsize)
-        return interchange.capsule(where, self.shape, strides, self.dtype, self._memory)
+        return interchange.capsule(location, self.shape, strides, self.dtype, self._memory)
 
 
 class Exchange(Library):
@@ -59,7 +59,7 @@ class Exchange(Library):
 
     def __init__(self, kind: type) -> None:
         self.name = f"{kind.__module__.partition('.')[0]} array"
-        self._using: deque[tuple[Any, c_void_p, Any]] = deque()
+        self._in_use: deque[tuple[Any, c_void_p, Any]] = deque()
 
     def device(self, array: Any) -> int | None:
         kind, number = array.__dlpack_device__()
@@ -89,22 +89,22 @@ class Exchange(Library):
         return names.empty(shape, dtype=getattr(names, dtype) if dtype else like.dtype, device=like.device)
 
     def finished(self, array: Any, stream: CudaStream) -> Any:
-        """A new array over the memory of the one that was written, whose readers wait for the stream."""
+        """A new array over the memory of the written array, whose readers wait for the stream."""
         address, held = self.address(array, stream)
         shape, dtype = tuple(array.shape), np.dtype(array.dtype)
         memory = CudaMemory(address, array.nbytes, held)
         return array.__array_namespace__().from_dlpack(Exported(memory, shape, dtype, stream))
 
     def keep(self, stream: CudaStream, held: Any) -> None:
-        """Hold operands until the stream's work so far is done: their library would use the memory again."""
+        """Keep operands alive until the stream's work so far is done, because their library would reuse the memory."""
         event = stream.mark()
-        self._using.append((stream.place.cuda, event, held))
-        while self._using:
-            cuda, first, _ = self._using[0]
-            if cuda.driver.cuEventQuery(first):
+        self._in_use.append((stream.place.cuda, event, held))
+        while self._in_use:
+            cuda, oldest, _ = self._in_use[0]
+            if cuda.driver.cuEventQuery(oldest):
                 return
-            cuda.driver.cuEventDestroy_v2(first)
-            self._using.popleft()
+            cuda.driver.cuEventDestroy_v2(oldest)
+            self._in_use.popleft()
 
     def from_host(self, array: np.ndarray, like: Any) -> Any:
         namespace = like.__array_namespace__()

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Library:
-    """Operations on one library's arrays; the methods here are for ``__cuda_array_interface__``, as Numba's arrays have
-    it."""
+    """Operations on one library's arrays; the methods here use ``__cuda_array_interface__``, which Numba's arrays
+    have."""
 
     name = "an array with __cuda_array_interface__"
     immutable = False
-    """Whether the library's arrays are immutable, so that none can be ``out``."""
+    """Whether the library's arrays are immutable, so that they cannot be ``out``."""
     records_gradients = False
     """Whether the library's arrays are PyTorch tensors, which can be checked quickly for changes since the last
     call."""
@@ -40,7 +40,7 @@ class Library:
                 return None
 
     copies = False
-    """Whether asking for an address may make a copy, so that it is asked once a call."""
+    """Whether reading an array's address may make a copy, so that it is read only once a call."""
 
     def places(self, given: Sequence[Any]) -> tuple[Any, ...]:
         """The ``place`` of each operand, and whatever else distinguishes such operands from others."""
@@ -51,7 +51,7 @@ class Library:
         return self.address(array, stream) if self.contiguous(array) else (0, None)
 
     def pointers(self, arrays: Sequence[Any], stream: CudaStream) -> list[int]:
-        """The addresses of arrays that live until the work is launched; 0 for one that is not contiguous."""
+        """The addresses of arrays that live until the work is launched; 0 for an array that is not contiguous."""
         return [self.pointer(array, stream)[0] for array in arrays]
 
     def dtype(self, array: Any) -> str:
@@ -80,11 +80,11 @@ class Library:
         raise NotImplementedError
 
     def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream, dtype: str | None = None) -> Any:
-        """A new array on the same device, of the same dtype or another, values undefined."""
+        """A new array with undefined values on the device of ``like``, of its dtype or another."""
         raise NotImplementedError
 
     def finished(self, array: Any, stream: CudaStream) -> Any:
-        """Returns what the caller gets for a result, its own array or one that ``empty`` made, once the call is
+        """The array that the caller gets for a result, its own array or one from ``empty``, once the call is
         launched."""
         return array
 
@@ -105,7 +105,7 @@ class Library:
         return array
 
     def adopted(self, array: Any, like: Any) -> Any:
-        """An array of this library over what an object with ``__dlpack__`` holds, or itself where there is no way."""
+        """An array of this library over the memory of an object with ``__dlpack__``, or the object if there is none."""
         return array
 
     def fetch(self, array: Any) -> np.ndarray:
@@ -113,7 +113,7 @@ class Library:
         raise NotImplementedError
 
     def put(self, array: Any, values: np.ndarray) -> None:
-        """Copy from the host into an array of a device; waits."""
+        """Copy NumPy's values into an array on a device; waits."""
         raise NotImplementedError
 
 

@@ -1,8 +1,8 @@
-"""Arrays of other libraries: their device, address and stream, and new arrays of the same library. Nothing is copied
+"""The libraries whose arrays calls take: PyTorch, CuPy, Numba, and any library with ``__dlpack__``. Nothing is copied
 here.
 
-PyTorch, CuPy and JAX by their own words; anything else with ``__cuda_array_interface__`` (Numba) or ``__dlpack__`` by
-that. A library is asked for by the array's class, once a class; none is imported that the caller has not imported.
+PyTorch and CuPy are used by their own functions, other arrays by ``__cuda_array_interface__`` (Numba) or
+``__dlpack__``. The library of an array's class is cached; no library is imported that the caller has not imported.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ if TYPE_CHECKING:
 
 _known: dict[type, Library | None] = {}
 BARE = Library()
-"""The library of objects that have ``__dlpack__`` and nothing else; what they hold is brought to a call by
-``capsules``."""
+"""The library of objects that have ``__dlpack__`` and nothing else, which ``accepted`` converts."""
 BARE.name = "an object with __dlpack__"
 
 
 _FROM_ML_DTYPES = ("bfloat", "float8")
-"""How the dtypes begin that NumPy has from the package ml_dtypes alone."""
-_LOST = (
+"""Beginnings of the names of dtypes that NumPy only has from the package ml_dtypes."""
+_GRADIENT_LOST = (
     "conv() records no gradients, and a tensor that it was given requires one: call convdispatch.torch.conv2d (conv1d "
     "to conv_transpose3d), which do, or pass tensor.detach(), or call inside torch.no_grad()"
 )
@@ -47,7 +46,7 @@ class Torch(Library):
         self.torch = torch
         self._names = {getattr(torch, row.array_name): name for name, row in ALL_DTYPES.items()}
         self.streams: dict[tuple[int, int], CudaStream] = {}
-        """CudaStream by the device's number and the stream's handle."""
+        """The CudaStreams by the device's number and the stream's handle."""
         self.raw = getattr(torch._C, "_cuda_getCurrentRawStream", None) or self._current_stream
         """A function that returns the handle of the current stream on the device of a given number."""
         self.current = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
@@ -59,7 +58,7 @@ class Torch(Library):
     def device(self, array: Any) -> int | None:
         """See Library. Raises InvalidArgument for a tensor whose gradient would be lost."""
         if array.requires_grad and self.torch.is_grad_enabled():
-            raise InvalidArgument(_LOST)
+            raise InvalidArgument(_GRADIENT_LOST)
         if array.is_cuda:
             return array.get_device()
         if array.device.type != "cpu":
@@ -67,7 +66,7 @@ class Torch(Library):
         return None
 
     def places(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        """See Library; only tensors have what is asked first."""
+        """See Library; tensors are checked first by attributes that only tensors have."""
         try:
             for array in given:
                 if array is not None and (array.requires_grad or not array.is_cpu):
@@ -76,10 +75,10 @@ class Torch(Library):
                 return (None,) * len(given)
             if any(array is not None and array.requires_grad for array in given):
                 return super().places(given)
-            found = tuple([None if array is None else array.get_device() for array in given])
+            devices = tuple([None if array is None else array.get_device() for array in given])
         except AttributeError:
             return super().places(given)
-        return super().places(given) if -1 in found else found
+        return super().places(given) if -1 in devices else devices
 
     def pointer(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
         return (array.data_ptr(), array) if array.is_contiguous() else (0, None)
@@ -92,14 +91,14 @@ class Torch(Library):
 
     def stream(self, array: Any, number: int) -> CudaStream:
         raw = self.raw(number)
-        found = self.streams.get((number, raw))
-        if found is None:
+        cuda_stream = self.streams.get((number, raw))
+        if cuda_stream is None:
             allocate = functools.partial(self._allocate, self.torch.device("cuda", number))
-            found = self.streams[number, raw] = _stream(number, raw, allocate)
-        return found
+            cuda_stream = self.streams[number, raw] = _stream(number, raw, allocate)
+        return cuda_stream
 
     def is_current(self, stream: CudaStream) -> bool:
-        """See Library. By PyTorch's word: a thread whose context it has not made yet learns so from the launch."""
+        """See Library. Only PyTorch's device number is compared; without a CUDA context the launch itself fails."""
         return bool(self.current() == stream.place.number)
 
     def _allocate(self, device: Any, size: int) -> tuple[int, Any]:
@@ -126,8 +125,6 @@ class Torch(Library):
         )
 
     def finished(self, array: Any, stream: CudaStream) -> Any:
-        """Returns what the caller gets for a result, its own array or one that ``empty`` made, once the call is
-        launched."""
         return array
 
     def host_address(self, array: Any) -> int:
@@ -210,7 +207,7 @@ class CuPy(Library):
 
 
 class Numba(Library):
-    """Numba's device arrays, on the default stream: they name none."""
+    """Numba's device arrays, on the stream of the array or else the default stream."""
 
     name = "numba.cuda.DeviceNDArray"
 
@@ -238,12 +235,12 @@ class Numba(Library):
 
 
 def library_of(kind: type) -> Library | None:
-    """The library of arrays of a class; None for NumPy's, OpenCL's, tensors of this package, and what is no array."""
+    """The library of arrays of a class; None for NumPy's, OpenCL's, this package's tensors, and all other objects."""
     try:
         return _known[kind]
     except KeyError:
-        found = _known[kind] = _find(kind)
-        return found
+        library = _known[kind] = _find(kind)
+        return library
 
 
 def _find(kind: type) -> Library | None:
@@ -253,7 +250,7 @@ def _find(kind: type) -> Library | None:
         or kind.__module__.startswith("pyopencl")
     ):
         return None
-    names = {each.__module__.partition(".")[0] for each in kind.__mro__}
+    names = {base.__module__.partition(".")[0] for base in kind.__mro__}
     if "torch" in names and issubclass(kind, sys.modules["torch"].Tensor):
         return _torch()
     if "cupy" in names and hasattr(kind, "__cuda_array_interface__"):

@@ -52,7 +52,7 @@ class StreamTensors:
     def stream(self, tensor: torch.Tensor) -> CudaStream:
         return self._library.stream(tensor, self._number)  # type: ignore[no-any-return]
 
-    def allocate(self, lead: torch.Tensor, stream: CudaStream) -> torch.Tensor:
+    def allocate(self, input1: torch.Tensor, stream: CudaStream) -> torch.Tensor:
         return torch.empty_strided(self.shape, self.strides, dtype=self._dtype, device=self._device)
 
     def addresses(
