@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CACHE", "SAMPLES", "Side", "graph_side", "medians", "sets_of"]
+__all__ = ["CACHE", "SAMPLES", "Side", "graph_side", "medians", "sets_of", "stream_side"]
 
 CACHE = 100 << 20
 """Bytes that all sets together exceed: twice an H200's second-level cache."""
@@ -46,6 +46,25 @@ class Side:
         return self.ms(before, self.mark()) / runs
 
 
+def stream_side(batch: Callable[[int], Any]) -> Side:
+    """The side of ``batch(runs)``, which enqueues so many runs on PyTorch's current stream."""
+    import torch
+
+    def plug(runs: int) -> None:
+        torch.cuda._sleep(170_000 * runs)  # cycles: some 0.1 ms a run
+
+    def mark() -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def ms(before: Any, after: Any) -> float:
+        after.synchronize()
+        return before.elapsed_time(after)
+
+    return Side(batch, plug, mark, ms)
+
+
 def graph_side(work: Callable[[int], Any]) -> Side:
     """The side of ``work(number)``, calls on PyTorch's current stream, as a CUDA graph of each whole sample."""
     import torch
@@ -65,19 +84,7 @@ def graph_side(work: Callable[[int], Any]) -> Side:
                     work(number)
         graphs[runs].replay()
 
-    def plug(runs: int) -> None:
-        torch.cuda._sleep(170_000 * runs)  # cycles: some 0.1 ms a run
-
-    def mark() -> Any:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def ms(before: Any, after: Any) -> float:
-        after.synchronize()
-        return before.elapsed_time(after)
-
-    return Side(batch, plug, mark, ms)
+    return stream_side(batch)
 
 
 def sets_of(nbytes: int) -> int:

@@ -33,6 +33,7 @@ from typing import Any
 import click
 
 from bench.drawn import KINDS, drawn
+from bench.place import options_of
 from bench.workers import Lost, farm
 
 NEAR = 1.6
@@ -123,11 +124,7 @@ def cuda_work(problem: Any) -> Callable[[int], None]:
         {name: torch.randn(shape, device="cuda").to(kind) for name, shape in shaped.items()}
         for _ in range(sets_of(problem.bytes))
     ]
-    axes = problem.axes
-    keys = {"stride": tuple(getattr(problem, "s" + a) for a in axes),
-            "dilation": tuple(getattr(problem, "d" + a) for a in axes),
-            "padding": tuple((getattr(problem, "p" + a), getattr(problem, f"p{a}_r")) for a in axes),
-            "groups": problem.g, "layout": problem.layout, "math": problem.math}  # fmt: skip
+    keys = options_of(problem)
 
     def work(turn: int) -> None:
         given = sets[turn % len(sets)]

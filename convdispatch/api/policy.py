@@ -62,9 +62,13 @@ class Policy:
         object.__setattr__(self, "_hash", hash(tuple(getattr(self, name) for name in self.__dataclass_fields__)))
 
     def __repr__(self) -> str:
+        return f"Policy({', '.join(f'{name}={value!r}' for name, value in self.changed.items())})"
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The fields that are not at their default."""
         chosen = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        changed = (f"{name}={value!r}" for name, value in chosen.items() if value != type(self).__dict__[name])
-        return f"Policy({', '.join(changed)})"
+        return {name: value for name, value in chosen.items() if value != type(self).__dict__[name]}
 
     @property
     def selection(self) -> Policy:

@@ -22,10 +22,10 @@ def check_quantized(problem: Any) -> str:
             f"quantized convolutions are forward only, got {problem.direction} of {problem.dtype}: train in a "
             "floating-point dtype (with fake quantization, where its effect is to be learnt) and quantize afterwards"
         )
-    if problem.math != "float32":
+    if problem.math != "float32" and (problem.dtype in INTEGERS or problem.math not in ("tf32", "fast")):
         raise InvalidProblem(
-            "integers are summed exactly, and floats of 8 bits in float32: leave math at its default, "
-            f"got {problem.math!r}"
+            "integers are summed exactly, and floats of 8 bits in float32: leave math at its default (of floats, tf32 "
+            f"and fast let sums have fewer bits), got {problem.math!r}"
         )
     if problem.accumulate:
         raise InvalidProblem("a quantized convolution does not accumulate: give what is to be added as residual")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from ..api.errors import InvalidArgument
-from ..api.policy import policy
+from ..api.policy import Policy, current_policy, policy
 from ..api.problem import ConvProblem
 from ..calls.call import PLACES
 from ..calls.framework.host import cpu_device, refuse_dtype
@@ -20,10 +22,16 @@ from . import counting
 from .ffi import Frame, handler
 
 TARGET = "convdispatch.convolution"
-"""The name of the custom call in compiled programs; its attribute is the problem as text."""
+"""The name of the custom call in compiled programs; its attribute is the text that ``described`` returns."""
 _alive: list[Any] = []
 _calls = Programs()
-"""Prepared calls by platform, device number and the problem's text."""
+"""Prepared calls by platform, device number and the text of problem and policy."""
+
+
+def described(problem: ConvProblem) -> str:
+    """The problem as text, after it what the policy in force says of the choice: a compiled program keeps both."""
+    changed = current_policy().selection.changed
+    return f"{problem} {json.dumps(changed)}" if changed else str(problem)
 
 
 @functools.lru_cache(maxsize=1)
@@ -38,13 +46,15 @@ def register() -> None:
 
 
 def call_for(platform: str, text: bytes, number: int = 0) -> Any:
-    """The call of a problem on a platform's device of a number, prepared. Raises Fallback where it cannot be."""
+    """The call of ``described``'s text, on a platform's device of a number, prepared. Raises Fallback where it cannot
+    be."""
     key = (platform, number, text)
     call = _calls.get(key)
     if call is None:
+        problem, _, changed = text.decode().partition(" ")
         # A compiled XLA program keeps its call, so it must not get a general kernel for the time being.
-        with policy(tier=None):
-            call = _calls.make(key, lambda: _made(platform, ConvProblem.parse(text.decode()), number))
+        with policy(**asdict(Policy(**json.loads(changed or "{}")))):
+            call = _calls.make(key, lambda: _made(platform, ConvProblem.parse(problem), number))
     return call
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.extend.core import jaxprs_in_params
 
+from ..api.policy import promising
 from ..calls.framework.fallback import Fallback
 from ..calls.framework.host import cpu_device
 from ..device import runtime
@@ -54,7 +55,8 @@ def explain(function: Callable[..., Any], *arguments: Any) -> Explained:
 
     What ``enable`` was given holds; without it, the defaults.
     """
-    settings = settings_in_force() or {"math": None}
+    settings = dict(settings_in_force() or {"math": None})
+    math = settings.pop("math")
     platform = "cpu" if jax.default_backend() == "cpu" else "cuda"
     found = cpu_device(pointers=True) if platform == "cpu" else _cuda_device()
     info = runtime.device_info(found)
@@ -63,11 +65,12 @@ def explain(function: Callable[..., Any], *arguments: Any) -> Explained:
         name = str(equation.source_info.name_stack) or f"convolution {place}"
         avals = [each.aval for each in (*equation.invars, *equation.outvars)]
         try:
-            plan = planned(platform, *avals, settings["math"], equation.params)
+            plan = planned(platform, *avals, math, equation.params)
         except Fallback as error:
             layers.append(Layer(name, "", None, str(error)))
             continue
-        answer = explain_problem(plan.problem, info)
+        with promising(settings):
+            answer = explain_problem(plan.problem, info)
         layers.append(Layer(name, str(plan.problem), answer.chosen, answer.why))
     return Explained(str(info), tuple(layers))
 

@@ -6,6 +6,7 @@ lowered here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,9 +14,10 @@ from jax import ffi, lax
 from jax.interpreters import mlir
 
 from ..api.errors import ConvDispatchError
+from ..api.policy import PROMISES, promising
 from ..calls.framework.fallback import Fallback
 from . import counting
-from .calls import TARGET, call_for, register
+from .calls import TARGET, call_for, described, register
 from .geometry import Plan, plan_of
 
 _HALVES = ("float16", "bfloat16")
@@ -48,26 +50,28 @@ def _math(platform: str, dtype: str, math: str | None, params: dict[str, Any]) -
     return "float32" if platform == "cpu" and found == "DEFAULT" else _MATHS[found]
 
 
-def lower(platform: str, theirs: Any, math: str | None, ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
-    """The lowering rule of a convolution; ``theirs`` is jax's own rule."""
+def lower(platform: str, theirs: Any, settings: Mapping[str, Any], ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
+    """The lowering rule of a convolution; ``theirs`` is jax's own rule, ``settings`` are ``enable``'s arguments."""
     try:
         devices = getattr(ctx.module_context.axis_context, "num_devices", 1) or 1
         if devices > 1:
             raise Fallback(f"programs for one device only, got one for {devices}")
-        plan = planned(platform, *ctx.avals_in, *ctx.avals_out, math, params)
+        plan = planned(platform, *ctx.avals_in, *ctx.avals_out, settings.get("math"), params)
         register()
-        call_for(platform, str(plan.problem).encode())
+        with promising({name: value for name, value in settings.items() if name in PROMISES}):
+            text = described(plan.problem)
+        call_for(platform, text.encode())
     except (Fallback, ConvDispatchError) as error:
         counting.left(str(error).splitlines()[0])
         return theirs(ctx, lhs, rhs, **params)
     counting.lowered()
     out = ctx.avals_out[0]
-    rule = mlir.lower_fun(lambda lhs, rhs: _computed(plan, out, params, lhs, rhs), multiple_results=False)
+    rule = mlir.lower_fun(lambda lhs, rhs: _computed(plan, text, out, params, lhs, rhs), multiple_results=False)
     return rule(ctx, lhs, rhs)
 
 
-def _computed(plan: Plan, out: Any, params: dict[str, Any], lhs: Any, rhs: Any) -> Any:
-    """Emit the call, with the transformations of its operands before it and of its result after it."""
+def _computed(plan: Plan, text: str, out: Any, params: dict[str, Any], lhs: Any, rhs: Any) -> Any:
+    """Emit the call of a text, with the transformations of its operands before it and of its result after it."""
     lhs_spec, rhs_spec, out_spec = params["dimension_numbers"]
     lhs, rhs = (lax.convert_element_type(each, out.dtype) for each in (lhs, rhs))
     if any(map(any, plan.crop)):
@@ -89,7 +93,7 @@ def _computed(plan: Plan, out: Any, params: dict[str, Any], lhs: Any, rhs: Any) 
         output_layouts=plan.orders[2],
         vmap_method="sequential",
     )
-    result = call(*operands, problem=str(plan.problem))
+    result = call(*operands, problem=text)
     return lax.rev(result, tuple(out_spec[2:])) if plan.reverse_out else result
 
 

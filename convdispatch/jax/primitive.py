@@ -17,6 +17,7 @@ from jax._src.lax import convolution as theirs
 
 from ..api import settings as environment
 from ..api.errors import InvalidArgument
+from ..api.policy import promising
 from ..api.problem import MATHS
 from ..calls.framework.enabled import Enabled as Enabled
 from .lowering import lower
@@ -72,22 +73,25 @@ batching.fancy_primitive_batchers[conv_p] = _rebound(theirs._conv_general_dilate
 mlir.register_lowering(conv_p, theirs._conv_general_dilated_lower)
 for _platform in _PLATFORMS:
     mlir.register_lowering(
-        conv_p, functools.partial(lower, _platform, _lowering_of_jax(_platform), None), platform=_platform
+        conv_p, functools.partial(lower, _platform, _lowering_of_jax(_platform), {}), platform=_platform
     )
 
 
-def enable(*, math: str | None = None) -> Enabled:
+def enable(*, math: str | None = None, batch_invariant: bool | None = None, strict_nan: bool | None = None) -> Enabled:
     """Compute what ``jax.lax.conv_general_dilated`` and all that is made of it ask for here: Flax, Equinox, Keras.
 
     From the call on, or inside ``with enable():``; programs that were compiled before are compiled anew. ``math`` is
-    ``conv``'s for float32 data; None obeys jax's precision. What cannot be done here XLA does, and ``counters`` says
-    why. Raises InvalidArgument.
+    ``conv``'s for float32 data; None obeys jax's precision. ``batch_invariant`` and ``strict_nan`` are ``policy``'s;
+    None leaves them to the policy under which a program is compiled. What cannot be done here XLA does, and
+    ``counters`` says why. Raises InvalidArgument, and InvalidPolicy for a promise that is no bool.
     """
     environment.check()
     if math is not None and math not in MATHS:
         raise InvalidArgument(f"math must be None or one of {', '.join(MATHS)}, got {math!r}")
-    before = _in_force
-    _set({"math": math})
+    promises = {"batch_invariant": batch_invariant, "strict_nan": strict_nan}
+    with promising(promises):  # checks the kinds of the values
+        before = _in_force
+    _set({"math": math, **promises})
     return Enabled(lambda: _set(before))
 
 
@@ -110,6 +114,6 @@ def _set(settings: dict[str, Any] | None) -> None:
         for platform in _PLATFORMS:
             rule = _lowering_of_jax(platform)
             if settings is not None:
-                rule = functools.partial(lower, platform, rule, settings["math"])
+                rule = functools.partial(lower, platform, rule, settings)
             mlir.register_lowering(jax_conv_p, rule, platform=platform)
         jax.clear_caches()  # programs in jax's caches contain the lowering rules that held when they were compiled

@@ -195,9 +195,9 @@ class OnnxNet:
     def _form(self, arrays: Sequence[Any]) -> tuple[_Form, list[Any]]:
         """The form for these arrays, and those among them that it is fed."""
         with promising(self.promises) as chosen:
-            return self._form_under((chosen.is_invariant, chosen.is_strict_nan), arrays)
+            return self._form_under(tuple(chosen.promises.values()), arrays)
 
-    def _form_under(self, promises: tuple[bool, bool], arrays: Sequence[Any]) -> tuple[_Form, list[Any]]:
+    def _form_under(self, promises: tuple[bool, ...], arrays: Sequence[Any]) -> tuple[_Form, list[Any]]:
         while True:
             key: Any = tuple(self._key(array, port) for array, port in zip(arrays, self.inputs, strict=True))
             key = (key, promises)

@@ -9,7 +9,7 @@ the header's ``matrix`` where other vendors' matrix cores use it too; an instruc
 - ``direct``: 1x1 kernels of float32, split in registers.
 - ``grouped``: 16-bit tensors, channels last: small groups and strided gradients, read as fragments.
 - ``instructions``: the PTX that a program calls, and programs for sm_90a.
-- ``int8``: quantized problems, channels last.
+- ``int8``: quantized problems, of integers or floats of 8 bits, channels last.
 - ``pace``: how a device's speed differs from an H200's.
 - ``packed``: any problem, by the product of the header's ``matrix`` with ``mma.sync`` or ``wgmma``.
 - ``probe``: checks that a device's driver accepts an engine's instructions.
@@ -36,7 +36,7 @@ def convdispatch_solvers() -> Sequence[Solver]:
         ("winograd", "Winograd", "winograd", (), ("float32",)),
         ("grouped", "Grouped", "grouped", (), narrow),
         ("packed", "TensorCores", "mma", ("mma",), wide),
-        ("int8", "Int8", "int8", (), ("int8", "uint8")),
+        ("int8", "Int8", "int8", (), ("int8", "uint8", "float8_e4m3", "float8_e5m2")),
     )
     return [
         Declared(f"{__name__}.{room}.solver", kind, *arguments, name=f"nvidia.{name}", serves=_gpus_only,

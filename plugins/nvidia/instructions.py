@@ -89,7 +89,7 @@ class Instructions:
     """Groups of ``ptx.cl.mako``'s functions that a program is rendered with, and the numbers that they work on."""
 
     type: str
-    """PTX's name of the operands' type: f16, bf16 or tf32; s8, or u8 (multiplied with s8)."""
+    """PTX's name of the operands' type: f16, bf16 or tf32; e4m3 or e5m2; s8, or u8 (multiplied with s8)."""
     groups: tuple[str, ...] = ()
     """Groups of functions: of ``copies``, ``mma``, ``bulk`` and ``parts``; conversions are always included."""
     wgmma: Wgmma | None = None

@@ -13,8 +13,10 @@ POINTWISE = ConvProblem(mb=2, ic=68, ih=9, iw=8, oc=24)
 """The probe's problem for ``direct``: a 1x1 kernel with more K-slices than stages, the last one short."""
 HALVES = PROBLEM.replace(dtype="float16", layout="nhwc")
 BYTES = PROBLEM.replace(dtype="int8", out_dtype="int8", layout="nhwc", residual=True)
+FLOATS = BYTES.replace(dtype="float8_e4m3", out_dtype="float8_e4m3")
 HOPPER = ("sm_90",)
 AMPERE = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
+ADA = AMPERE[AMPERE.index("sm_89") :]
 GROUP = {"bm": 64, "bn": 32, "wm": 1, "wn": 1}
 ENGINES: dict[str, tuple[tuple[str, ...], str, ConvProblem, dict[str, Any]]] = {
     "mma": (AMPERE, "packed.plan.NvidiaPlan", PROBLEM,
@@ -28,12 +30,16 @@ ENGINES: dict[str, tuple[tuple[str, ...], str, ConvProblem, dict[str, Any]]] = {
     "int8": (AMPERE, "int8.plan.Int8Plan", BYTES, {"bm": 32, "bn": 64, "wm": 2, "wn": 2}),
     **{f"int8_{engine}": (HOPPER, "int8.plan.Int8Plan", BYTES, {**GROUP, "engine": engine})
        for engine in ("wgmma", "tma", "halo")},
+    "float8": (ADA, "int8.plan.Int8Plan", FLOATS, {"bm": 32, "bn": 64, "wm": 2, "wn": 2}),
+    **{f"float8_{engine}": (HOPPER, "int8.plan.Int8Plan", FLOATS, {**GROUP, "engine": engine})
+       for engine in ("wgmma", "tma", "halo")},
 }  # fmt: skip
 """For each engine: architectures that have its instructions (the driver may still refuse them); its plan, which is
 imported when it is probed; a problem that needs all of its instructions, and a configuration."""
 QUANTIZATION = Quantization(x_scale=0.75, x_zero_point=1, y_scale=0.75, y_zero_point=5, dtype="int8",
                             residual_scale=0.5, residual_zero_point=2)  # fmt: skip
 """Scales of the quantized probe: a sum of 1 is one step of y, and no result is halfway between two steps."""
+FLOAT8_QUANTIZATION = Quantization(x_scale=0.5, y_scale=0.5, dtype="float8_e4m3", residual_scale=0.25)
 _failed: dict[tuple[str, str, str], str] = {}
 """Reason of each failed probe of this process, by (device, driver, engine)."""
 
@@ -48,6 +54,7 @@ def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
 
 
 def _answer(context: Any, engine: str) -> str | None:
+    import ml_dtypes
     import numpy as np
     import pyopencl as cl
 
@@ -59,11 +66,14 @@ def _answer(context: Any, engine: str) -> str | None:
         x = random.integers(-3, 4, (problem.mb, problem.ih, problem.iw, problem.ic))
         w = random.integers(-1, 2, (problem.oc, problem.kh, problem.kw, problem.ic))
         last = problem.layout == "nhwc"
+        floats = problem.dtype.startswith("float8")
+        dtype = np.dtype(ml_dtypes.float8_e4m3fn) if floats else np.dtype(problem.dtype)
         # No result has this value.
-        y = np.full(problem.y_shape, -128 if problem.quantized else -999, problem.out_dtype or problem.dtype)
-        given = [np.ascontiguousarray(each if last else each.transpose(0, 3, 1, 2), problem.dtype) for each in (x, w)]
-        residual = random.integers(-60, 60, problem.y_shape).astype(np.int8)
-        table = QUANTIZATION.table(problem.oc, residual=True)
+        y = np.full(problem.y_shape, -128 if problem.quantized else -999, dtype)
+        given = [np.ascontiguousarray(each if last else each.transpose(0, 3, 1, 2), dtype) for each in (x, w)]
+        residual = random.integers(-60, 60, problem.y_shape).astype(dtype)
+        scales = FLOAT8_QUANTIZATION if floats else QUANTIZATION
+        table = (scales.float8_table if floats else scales.table)(problem.oc, residual=True)
         flags = cl.mem_flags
         *buffers, table, added = [cl.Buffer(context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=each)
                                   for each in (*given, y, table, residual)]  # fmt: skip
@@ -75,7 +85,7 @@ def _answer(context: Any, engine: str) -> str | None:
     except Exception as error:
         return f"the probe failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     if problem.quantized:
-        x = x - QUANTIZATION.x_zero_point
+        x = x - scales.x_zero_point
     padded = np.pad(x, ((0, 0), (problem.ph, problem.ph), (problem.pw, problem.pw), (0, 0)))
     expected = sum(
         np.einsum("oc,nhwc->nhwo", w[:, i, j], padded[:, i : i + problem.oh, j : j + problem.ow])
@@ -83,9 +93,9 @@ def _answer(context: Any, engine: str) -> str | None:
         for j in range(problem.kw)
     )
     if problem.quantized:
-        added = (residual - float(QUANTIZATION.residual_zero_point)) * QUANTIZATION.residual_scale
-        expected = np.rint((expected * QUANTIZATION.x_scale + added) / QUANTIZATION.y_scale) + QUANTIZATION.y_zero_point
-        expected = np.clip(expected, -128, 127)
+        added = (residual.astype(np.float64) - scales.residual_zero_point) * scales.residual_scale
+        expected = (expected * scales.x_scale + added) / scales.y_scale
+        expected = expected.astype(dtype) if floats else np.clip(np.rint(expected) + scales.y_zero_point, -128, 127)
     right = np.array_equal(y if last else y.transpose(0, 2, 3, 1), expected)
     return None if right else "the probe computed wrong results"
 

@@ -1,7 +1,7 @@
 ## All of this plugin's instructions that OpenCL C has no name for, one small function each. Tests have stand-ins
 ## in plain C for what kernels call of them (``tests/support/plain_c``).
 ##
-## type     what is multiplied: f16, bf16 or tf32; s8 or u8 with s8, whose sums are int32
+## type     what is multiplied: f16, bf16 or tf32; e4m3 or e5m2; s8 or u8 with s8, whose sums are int32
 ## groups   which of copies, mma, bulk and parts; conversions of numbers are always there
 ## wgmma    shape and layouts of wgmma (instructions.Wgmma), or None
 ##
@@ -16,9 +16,9 @@
 #define LOCAL_BASE(memory) ((uint)(ulong)(memory))
 #define SCRATCH(items)
 
-<% integers = type in ("s8", "u8") %>\
+<% integers, float8 = type in ("s8", "u8"), type in ("e4m3", "e5m2") %>\
 // --- numbers
-% if integers or type == "f16":
+% if integers or float8 or type == "f16":
 inline float cvt_f32_f16(ushort h) {
   float v;
   asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(h));
@@ -30,20 +30,37 @@ inline ushort cvt_f16_f32(float v) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(v));
   return h;
 }
-% elif type == "bf16":
+% endif
+% if float8 or type == "bf16":
 // The nearest bfloat16 numbers, v0's in the lower half.
 inline uint cvt_bf16x2_f32(float v0, float v1) {
   uint u;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(v1), "f"(v0));
   return u;
 }
-% else:
+% endif
+% if type == "tf32":
 // The nearest TF32 number: 11 significant bits, as a float32 whose lower 13 bits are 0.
 inline uint cvt_tf32_f32(float v) {
   uint u;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(u) : "f"(v));
   return u;
 }
+% endif
+% if float8:
+% for each in ("e4m3", "e5m2"):
+// The nearest ${each} numbers, v0's in the lower byte; the largest beyond the range.
+inline ushort cvt_${each}x2_f32(float v0, float v1) {
+  ushort u;
+  asm("cvt.rn.satfinite.${each}x2.f32 %0, %1, %2;" : "=h"(u) : "f"(v1), "f"(v0));
+  return u;
+}
+inline uint cvt_f16x2_${each}x2(ushort pair) {
+  uint u;
+  asm("cvt.rn.f16x2.${each}x2 %0, %1;" : "=r"(u) : "h"(pair));
+  return u;
+}
+% endfor
 % endif
 % if integers:
 // 2 ** 23 and one byte of a word, as a number.
@@ -97,11 +114,13 @@ inline void ldmatrix_trans(uint *r, uint at) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
 }
 <%
-shape, types, c_type, c = (
-    ("m16n8k32", f"s32.{type}.s8.s32", "int", "r") if integers else (f"m16n8k{8 if type == 'tf32' else 16}", f"f32.{type}.{type}.f32", "float", "f")
-)
+depth = {"tf32": 8, "f16": 16, "bf16": 16}.get(type, 32)
+shape, c_type, c = f"m16n8k{depth}", "int" if integers else "float", "r" if integers else "f"
+types = f"s32.{type}.s8.s32" if integers else f"f32.{type}.{type}.f32"
 %>\
-% if integers:
+% if float8:
+// c (16x8, float32) += a (16x32) b (32x8), four numbers a register.
+% elif integers:
 // c (16x8, int32) += a (16x32) b (32x8), four numbers a register; sums wrap.
 % elif type == "tf32":
 // c (16x8, float32) += a (16x8) b (8x8): the lower 13 bits of a register count for nothing.
@@ -132,9 +151,9 @@ outs = ", ".join(f'"+{c}"(c[{i}])' for i in range(sums))
 #define WGMMA_COMMIT() asm volatile("//@wgmma.commit_group.sync.aligned;\n" ::: "memory")
 #define WGMMA_WAIT(left) asm volatile("//@wgmma.wait_group.sync.aligned " #left ";\n" ::: "memory")
 <%
-depth = {"tf32": 8, "s8": 32, "u8": 32}.get(type, 16)
+depth = {"tf32": 8, "f16": 16, "bf16": 16}.get(type, 32)
 types = f"s32.{type}.s8" if integers else f"f32.{type}.{type}"
-how = "" if integers else ", 1, 1" if type == "tf32" else f", 1, 1, {int(wgmma.a_transposed)}, {int(wgmma.b_transposed)}"
+how = "" if integers else ", 1, 1" if float8 or type == "tf32" else f", 1, 1, {int(wgmma.a_transposed)}, {int(wgmma.b_transposed)}"
 %>\
 // c (64 x ${wgmma.columns}, ${c_type}) = a (64 x ${depth}) b (${depth} x ${wgmma.columns}) [+ c]; a and b are in local memory as their descriptors say.
 inline void wgmma(${c_type} *c, ulong a, ulong b, int add) {

@@ -8,6 +8,7 @@ from host_cuda import CudaArray, installed
 
 import convdispatch as cd
 from convdispatch import ConvDispatchError, InvalidArgument, Quantization
+from convdispatch.api.dtypes import numpy_dtype
 
 SHAPE = {"padding": 1, "layout": "nhwc"}
 
@@ -57,6 +58,25 @@ def test_bits_are_those_of_the_host(fake, solver):
         assert sums.dtype == np.int32
         assert np.array_equal(sums.values, cd.conv(given["x"], given["w"], quantization=whole, **SHAPE))
     assert library.made == 4
+
+
+@pytest.mark.parametrize("out", ["float8_e5m2", "bfloat16", "float32"])
+def test_float8(fake, out):
+    driver, _ = fake
+    random, dtype = np.random.default_rng(0), numpy_dtype("float8_e4m3")
+    x, w = (random.standard_normal(shape).astype(dtype) for shape in ((2, 9, 8, 16), (24, 3, 3, 16)))
+    bias = np.linspace(-1, 1, 24).astype(np.float32)
+    scales = Quantization(0.5, w_scale=np.linspace(0.1, 1, 24), dtype=out, y_scale=0.02 if "8" in out else None)
+    options = {"quantization": scales, "activation": "relu6", "math": "tf32", **SHAPE}
+    expected = cd.conv(x, w, bias, **options)
+    there, held = CudaArray(x), cd.constant(CudaArray(w))
+    y = cd.conv(there, held, cd.constant(bias), **options)
+    driver.log.clear()
+    again = cd.conv(there, held, cd.constant(bias), out=y, **options)
+    assert again is y
+    assert y.dtype == numpy_dtype(out)
+    assert y.values.tobytes() == expected.tobytes()
+    assert "cuLaunchKernel" in driver.names()
 
 
 def test_a_capture_wants_a_call_before(fake):

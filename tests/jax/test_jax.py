@@ -15,8 +15,8 @@ from jax import lax  # noqa: E402
 from paths import ROOT  # noqa: E402
 
 import convdispatch.jax as cj  # noqa: E402
-from convdispatch import ConvProblem  # noqa: E402
-from convdispatch.api import InvalidArgument  # noqa: E402
+from convdispatch import ConvProblem, policy  # noqa: E402
+from convdispatch.api import InvalidArgument, InvalidPolicy  # noqa: E402
 from convdispatch.calls.framework.fallback import Fallback  # noqa: E402
 from convdispatch.calls.framework.host import cpu_device  # noqa: E402
 from convdispatch.jax import calls, ffi  # noqa: E402
@@ -256,6 +256,70 @@ def test_enable_routes_jaxs_own_and_disable_gives_it_back():
     assert cj.counters()["ours"] == 4
     with pytest.raises(InvalidArgument, match="math must be None or one of float32"):
         cj.enable(math="double")
+
+
+def differing(compute, whole):
+    """Images of which ``compute`` gives other bits alone, or in a smaller batch, than in the whole one."""
+    expected, wrong = np.asarray(compute(whole)), 0
+    for images, start in ((1, 8), (3, 2)):
+        part = np.asarray(compute(whole[start : start + images]))
+        wrong += sum(part[i].tobytes() != expected[start + i].tobytes() for i in range(images))
+    return wrong
+
+
+def test_batch_invariance_of_results_and_gradients():
+    """``enable`` asks for it; without it one image and many are different solvers here."""
+    x, w = normal(300, 1600, 1, 1), normal(32, 1600, 1, 1, seed=1)
+
+    def result(x):
+        return jax.jit(lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "VALID"))(x, w)
+
+    def gradient(x):
+        return jax.jit(jax.grad(lambda x, w: jnp.square(lax.conv_general_dilated(x, w, (1, 1), "VALID")).sum()))(x, w)
+
+    with cj.enable():
+        assert differing(result, x)
+    with cj.enable(batch_invariant=True):
+        assert differing(result, x) == 0
+        assert differing(gradient, x) == 0
+        assert "chosen as for a batch" in cj.explain(result, x[:1]).layers[0].why
+    assert not cj.counters()["left"]
+
+
+def test_a_program_keeps_the_policy_under_which_it_was_compiled():
+    """In the thread that calls it there may be another, and another program of the same problem has its own."""
+    x, w = normal(300, 1600, 1, 1), normal(32, 1600, 1, 1, seed=1)
+    programs = [jax.jit(lambda x, w: cj.conv_general_dilated(x, w, (1, 1), "VALID")) for _ in range(3)]
+    ours, theirs, pinned = (functools.partial(program, w=w) for program in programs)
+    for part in (x, x[8:9], x[2:5]):
+        theirs(part)
+        with policy(batch_invariant=True):
+            ours(part)
+        with policy(solver="im2col"):
+            pinned(part)
+    assert differing(theirs, x)
+    assert differing(ours, x) == 0
+    cj.reset_counters()
+    pinned(x).block_until_ready()
+    assert cj.counters()["solvers"] == {"im2col": 1}
+
+
+def test_a_nan_stays_where_it_is_read():
+    """Winograd, which would be chosen, spreads it over a tile."""
+    x, w = normal(2, 64, 28, 28).at[1, 5, 10, 20].set(jnp.nan), normal(64, 64, 3, 3, seed=1)
+
+    def reached():
+        y = np.asarray(lax.conv_general_dilated(x, w, (1, 1), "SAME"))
+        return {tuple(map(int, place)) for place in np.argwhere(np.isnan(y).any(1))}
+
+    read = {(1, row, column) for row in (9, 10, 11) for column in (19, 20, 21)}
+    with cj.enable():
+        assert reached() > read
+    with cj.enable(strict_nan=True):
+        assert reached() == read
+    for name in ("batch_invariant", "strict_nan"):
+        with pytest.raises(InvalidPolicy, match=name):
+            cj.enable(**{name: "yes"})
 
 
 def test_threads():

@@ -213,3 +213,37 @@ def test_a_session_that_promises_strict_nan_keeps_a_nan_where_it_is_read():
     for y in (session.run(None, {"x": x})[0], np.asarray(ours.load(text, strict_nan=True)(x)), under):
         assert [int((~np.isfinite(image)).sum()) for image in np.asarray(y)] == [0, 9 * 32]
     assert (~np.isfinite(before)).sum() >= 9 * 32
+
+
+def test_a_session_that_promises_batch_invariance_keeps_an_image_s_bits():
+    """By the session's options, by ``load``, and under a policy, through a convolution, a norm, products and a pool."""
+    nodes = [
+        node("Conv", "x w", "a"),
+        node("Relu", "a", "b"),
+        node("MaxPool", "b", "c", kernel_shape=[1, 1]),
+        node("Flatten", "c", "d"),
+        node("LayerNormalization", "d scale", "e"),
+        node("Gemm", "e v", "f"),
+        node("Softmax", "f", "y"),
+    ]
+    weights = {"w": normal(32, 1600, 1, 1), "scale": normal(32, seed=1), "v": normal(32, 10, seed=2)}
+    text = model(nodes, {"x": ["n", 1600, 1, 1]}, ["y"], weights)
+    options = ours.SessionOptions()
+    options.batch_invariant = True
+    session = ours.InferenceSession(text.SerializeToString(), options, providers=CPU)
+    net, promised, x = ours.load(text), ours.load(text, batch_invariant=True), normal(300, 1600, 1, 1)
+
+    def under(part):
+        with cd.policy(batch_invariant=True):
+            return np.asarray(net(part))
+
+    def differing(compute):
+        whole, wrong = compute(x), 0
+        for images, start in ((1, 8), (3, 2)):
+            part = compute(np.ascontiguousarray(x[start : start + images]))
+            wrong += sum(part[i].tobytes() != whole[start + i].tobytes() for i in range(images))
+        return wrong
+
+    assert differing(lambda part: np.asarray(net(part)))  # where the batch decides, one image has another solver
+    for compute in (lambda part: session.run(None, {"x": part})[0], lambda part: np.asarray(promised(part)), under):
+        assert differing(compute) == 0

@@ -19,7 +19,7 @@ from convdispatch.elementwise import apply, reduce
 from convdispatch.elementwise.codegen.expression import FUNCTIONS
 from convdispatch.elementwise.tensor import Tensor
 from convdispatch.models import catalogue
-from convdispatch.nn import functional
+from convdispatch.nn import Parameter, Tape, functional
 from convdispatch.selection import decision_store, dispatch
 from convdispatch.selection.choice import lockfile, ranking
 from convdispatch.selection.plugins.loader import plugins
@@ -271,6 +271,12 @@ LAYERS = {
     "matmul_of_pairs": lambda x: functional.matmul(x, x.transpose(0, 1, 3, 2)),
     "matmul_of_vectors": lambda x: functional.matmul(x.reshape(x.shape[0], 210), ramp(x, 210, 3)),
     "attention": lambda x: functional.attention(x, x, x),
+    "causal_attention": lambda x: functional.attention(x, x, x, causal=True),
+    "adaptive_avg_pool": lambda x: functional.adaptive_avg_pool(x, 3),
+    "adaptive_max_pool": lambda x: functional.adaptive_max_pool(x, 3),
+    "lp_pool": lambda x: functional.lp_pool(x, 3, stride=2),
+    "batch_norm": lambda x: functional.batch_norm(x, *(ramp(x, 6) * ramp(x, 6) for _ in range(4)), training=False),
+    "transposed_convolution": lambda x: functional.transposed_convolution(x, ramp(x, 6, 9, 3, 3), stride=2),
 }
 
 
@@ -283,6 +289,39 @@ def ramp(x: Tensor, *shape: int) -> Tensor:
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers_of_nn(invariant, cpu_queue, images, layer):
     assert differing(on(cpu_queue, LAYERS[layer]), images) == 0
+
+
+PRODUCTS = {
+    "matmul": lambda x: functional.matmul(x, ramp(x, 20_000, 64)),
+    "linear": lambda x: functional.linear(x.reshape(x.shape[0], 20_000), ramp(x, 64, 20_000)),
+    "pairs": lambda x: functional.matmul(x.reshape(x.shape[0], 4, 50, 100), ramp(x, 4, 100, 30)),
+}
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_products_of_few_long_rows(cpu_queue, product):
+    """Their sums would be cut to fill a device: where the batch decides, matmul's rows have other bits in another."""
+    rows = np.random.default_rng(4).standard_normal((40, 20_000)).astype(np.float32)
+    compute = on(cpu_queue, PRODUCTS[product])
+    if product == "matmul":
+        assert differing(compute, rows)
+    with policy(batch_invariant=True):
+        assert differing(compute, rows) == 0
+
+
+def test_gradients_of_layers_of_nn(invariant, cpu_queue, images):
+    """What lies between convolutions in a backward pass: an image's gradient has the same bits in every batch."""
+
+    def gradient(x: Tensor) -> Tensor:
+        x = Parameter(x)
+        with Tape() as tape:
+            y = functional.layer_norm(functional.max_pool(x, 3, stride=1, padding=1), 1)
+            y = functional.group_norm(functional.avg_pool(y, 3), 3)
+            y = functional.softmax(functional.linear(functional.flatten(y), ramp(x, 33, 12)), 1)
+        tape.backward(y, apply("y * y", y=y))
+        return x.grad
+
+    assert differing(on(cpu_queue, gradient), images) == 0
 
 
 def test_few_long_rows(invariant, cpu_queue):

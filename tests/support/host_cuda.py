@@ -12,6 +12,7 @@ from collections import deque
 import numpy as np
 import pytest
 
+from convdispatch.api.dtypes import numpy_dtype
 from convdispatch.calls.arrays import interchange, known_libraries
 from convdispatch.calls.arrays.array_library import Library
 from convdispatch.device import runtime
@@ -200,7 +201,7 @@ class HostLibrary(Library):
 
     def empty(self, shape, like, where, dtype=None):
         self.made += 1
-        kind = np.dtype(dtype or like.dtype)
+        kind = numpy_dtype(dtype or like.dtype)
         return CudaArray(np.full(shape, np.nan if kind.kind == "f" else 99, kind), like.number, like.where)
 
     def fetch(self, array):

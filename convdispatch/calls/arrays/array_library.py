@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...api.dtypes import dtype_name
+
 if TYPE_CHECKING:
     from ...device.cuda.stream import CudaStream
 
@@ -55,8 +57,8 @@ class Library:
         return [self.pointer(array, stream)[0] for array in arrays]
 
     def dtype(self, array: Any) -> str:
-        """The dtype's name as NumPy spells it."""
-        return str(np.dtype(array.dtype).name)
+        """The dtype's name: the header's, or NumPy's own."""
+        return dtype_name(np.dtype(array.dtype))
 
     def stream(self, array: Any, number: int) -> CudaStream:
         """The caller's current stream on the array's device."""

@@ -194,7 +194,7 @@ class CuPy(Library):
 
     def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream, dtype: str | None = None) -> Any:
         with like.device:
-            return self.cupy.empty(shape, dtype or like.dtype)
+            return self.cupy.empty(shape, numpy_dtype(dtype) if dtype else like.dtype)
 
     def adopted(self, array: Any, like: Any) -> Any:
         return self.cupy.from_dlpack(array)
@@ -225,7 +225,7 @@ class Numba(Library):
         raise InvalidArgument("a Numba array must be contiguous (C order), got one with gaps: copy it first")
 
     def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream, dtype: str | None = None) -> Any:
-        return self.cuda.device_array(shape, np.dtype(dtype) if dtype else like.dtype, stream=like.stream)
+        return self.cuda.device_array(shape, numpy_dtype(dtype) if dtype else like.dtype, stream=like.stream)
 
     def fetch(self, array: Any) -> np.ndarray:
         return array.copy_to_host()

@@ -128,7 +128,8 @@ def _fold(geo: ProductGeometry) -> ProductGeometry:
 class SourceWindow:
     """The padded source as one row of positions, so that a tap is a shift: with stride 1, output p reads p + shift.
 
-    The zeros at the end of a row of pixels are also those before the next, so a row has the larger pad only.
+    The zeros at the end of a row are those before the next one, so a row is the source's plus the larger pad, and never
+    shorter than the target's.
     """
 
     images: int
@@ -162,7 +163,7 @@ def window(geo: ProductGeometry) -> SourceWindow | None:
         reads = [origin + tap * spread for tap in range(taps)]
         pad = max(0, -min(reads))
         pads.append(pad)
-        size.append(pixels + max(pad, max(reads) + count - pixels))
+        size.append(max(pixels + max(pad, max(reads) + count - pixels), count))
         offsets.append([read + pad for read in reads])
     strides = (size[1] * size[2], size[2], 1)
     shifts = [sum(o * s for o, s in zip(tap_offsets, strides)) for tap_offsets in itertools.product(*offsets)]

@@ -18,6 +18,12 @@ from .tiling import Int8Tile, Int8Tiling, tiling_of
 
 MACS = {"mma": 1350.0, "wgmma": 2440.0, "tma": 2520.0, "halo": 2520.0}
 """Multiply-adds per cycle of one multiprocessor, by engine."""
+FLOAT8_MMA_MACS = 600.0
+"""The same of float8 with ``mma.sync``, which Hopper has no tensor cores for; an assumption."""
+PROMOTED_PER_CYCLE = 128.0
+"""Sums of float8 that a multiprocessor adds to float32 registers per cycle: its float32 lanes."""
+PROMOTION_CYCLES = 100.0
+"""Cycles from the last product of a slice of float8 until its sums can be read; an assumption."""
 COPY_BYTES_PER_CYCLE = 53.0  # bytes per cycle from the L2 cache into one multiprocessor
 SHARED_BYTES_PER_CYCLE = 26.7  # bytes per cycle from the L2 cache into each multiprocessor, while all copy
 SHORT_ROW_FACTOR = 1.5  # time of copying 64-byte rows by the copy engine over that of rows of 128 bytes
@@ -56,7 +62,10 @@ def seconds(tiling: Int8Tiling, units: int, copy: float = COPY) -> float:
     resident, groups = tiling.resident, tiling.work_groups
     copied = tiling.copied * (SHORT_ROW_FACTOR if t.engine in STAYING_ENGINES and t.bk == 64 else 1.0)
     # Cycles of a tile's products or copies, whichever are longer.
-    work = max(t.bm * t.bn * tiling.row_bytes / MACS[t.engine], copied / COPY_BYTES_PER_CYCLE)
+    macs = FLOAT8_MMA_MACS if tiling.float8 and t.engine == "mma" else MACS[t.engine]
+    work = max(t.bm * t.bn * tiling.row_bytes / macs, copied / COPY_BYTES_PER_CYCLE)
+    if tiling.float8:  # tensor cores wait for a group of warps that adds, unless another group multiplies meanwhile
+        work += tiling.slices * (t.bm * t.bn / PROMOTED_PER_CYCLE + PROMOTION_CYCLES) / (t.wm * t.wn * resident)
     # Elements of y per cycle: few warps wait longer for the residual.
     added = min(RESIDUAL_RESULTS_PER_CYCLE, resident * t.items / 64)
     leaving = t.bm * t.bn / (added if p.residual and p.out_itemsize == 1 else RESULTS_PER_CYCLE)

@@ -28,7 +28,7 @@ ${staying.macros()}\
 <%def name="multiply()">\
 % for i in range(together):
 % for k in range(t.bk // 32):
-          WGMMA(sum, from + (${i * t.bk} * DW + ${32 * k}), at + ${i * tap_bytes + 32 * k}, ${"add" if i + k == 0 else 1});
+          WGMMA(sum, from + (${i * t.bk} * DW + ${32 * k}), at + ${i * tap_bytes + 32 * k}, ${1 if i + k else 0 if tiling.float8 else "add"});
 % endfor
 % endfor
 </%def>\
@@ -96,6 +96,12 @@ ${staying.numbers(f"warps_meet({t.items})")}\
           WGMMA_BEGIN();
 ${multiply()}\
           WGMMA_COMMIT();
+% if tiling.float8:
+          wgmma_finish(sum);
+          if (lane == 0) barrier_release(bar + 8);
+          if (step_of == ${steps - 1} & lane == 0) barrier_release(source);
+${results.promoted()}\
+% else:
           if (add) {
             WGMMA_WAIT(1);
             if (lane == 0) barrier_release(last);
@@ -103,13 +109,16 @@ ${multiply()}\
           }
           add = 1;
           last = bar + 8;
+% endif
 ${next_taps()}\
 ${staying.advance(tiling.stage_bytes, t.stages, sources)}\
         }
       }
+% if not tiling.float8:
       wgmma_finish(sum);
       if (lane == 0) barrier_release(last);
       if (lane == 0) barrier_release(source);
+% endif
 ${results.leave()}\
     }
   }
@@ -129,6 +138,7 @@ ${copy_source(tiling.sources_at, 0)}\
 ${copy_weights()}\
         barrier(CLK_LOCAL_MEM_FENCE);
 ${multiply()}\
+${results.promoted()}\
         add = 1;
 ${next_taps()}\
         barrier(CLK_LOCAL_MEM_FENCE);

@@ -98,9 +98,10 @@ void product(global const uchar *restrict x, global const uchar *restrict w, lon
   const int m_warp = warp / ${t.wn} * ${t.bm // t.wm}, n_warp = warp % ${t.wn} * ${t.bn // t.wn};
   const uint a_row = (m_warp + lane % 16) * ${t.bk}, b_row = ${tiling.a_bytes} + (n_warp + lane / 16 * 8 + lane % 8) * ${t.bk};
 % endif
-  int sum[${t.frag_m * t.frag_n * 4}];
+  ACC sum[${t.frag_m * t.frag_n * 4}]${f", total[{t.frag_m * t.frag_n * 4}]" if tiling.float8 else ""};
 #pragma unroll
   for (int i = 0; i < ${t.frag_m * t.frag_n * 4}; ++i) sum[i] = 0;
+${results.zeroed()}\
 % for s in range(t.ahead):
 % if s < tiling.slices:
   {
@@ -125,7 +126,7 @@ ${results.words()}\
 % if hopper:
     WGMMA_BEGIN();
 % for k in range(t.bk // 32):
-    WGMMA(sum, at + a_from + ${32 * k}, at + ${tiling.a_bytes + 32 * k}, 1);
+    WGMMA(sum, at + a_from + ${32 * k}, at + ${tiling.a_bytes + 32 * k}, ${int(k > 0 or not tiling.float8)});
 % endfor
     WGMMA_COMMIT();
 % endif
@@ -134,8 +135,12 @@ ${copies(f"(slice + {t.ahead})", "next")}\
     }
     copies_commit();
 % if hopper:
-    WGMMA_WAIT(1);
+    ${"wgmma_finish(sum)" if tiling.float8 else "WGMMA_WAIT(1)"};
 % else:
+% if tiling.float8:
+#pragma unroll
+    for (int i = 0; i < ${t.frag_m * t.frag_n * 4}; ++i) sum[i] = 0;
+% endif
 % for k in range(t.bk // 32):
     {
       uint fa[${t.frag_m}][4], fb[${t.frag_n // 2}][4];
@@ -153,6 +158,7 @@ ${copies(f"(slice + {t.ahead})", "next")}\
     }
 % endfor
 % endif
+${results.promoted()}\
     at = at == ${(t.stages - 1) * tiling.stage_bytes} ? 0 : at + ${tiling.stage_bytes};
     next = next == ${(t.stages - 1) * tiling.stage_bytes} ? 0 : next + ${tiling.stage_bytes};
   }

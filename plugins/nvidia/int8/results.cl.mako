@@ -35,6 +35,10 @@ inline void store_run(global uchar *to, int left, RUN run) {
 #define ELEMENT(run, i) (byte_over_2_23((run).words[(i) / 4] ^ 0x80808080u, (i) % 4) - (8388736.0f + (float)table[2]))
 #elif OUT_UINT8
 #define ELEMENT(run, i) (byte_over_2_23((run).words[(i) / 4], (i) % 4) - (8388608.0f + (float)table[2]))
+#elif OUT_FLOAT8
+#define ELEMENT(run, i) cvt_f32_f16((ushort)(cvt_f16x2_${tiling.problem.out_dtype[7:]}x2((ushort)((run).words[(i) / 4] >> (i) % 4 / 2 * 16)) >> (i) % 2 * 16))
+#elif OUT_BFLOAT16
+#define ELEMENT(run, i) as_float((run).words[(i) / 2] >> (i) % 2 * 16 << 16)
 #elif OUT_FLOAT16
 #define ELEMENT(run, i) cvt_f32_f16((ushort)((run).words[(i) / 2] >> (i) % 2 * 16))
 #else
@@ -44,13 +48,25 @@ inline void store_run(global uchar *to, int left, RUN run) {
 #define NUMBER(i) as_float(table[i])
 #define SHIFT 12582912.0f  // 1.5 * 2 ** 23: a sum with it is rounded to an integer, half to even
 // What finish_sum of quantized.cl does with one sum, for neighbours, in few instructions.
-inline RUN finish_run(const int *table, const int *sums, const OFFSETS *offset, const FACTORS *multiplier, const RUN *added) {
+inline RUN finish_run(const int *table, const ACC *sums, const OFFSETS *offset, const FACTORS *multiplier, const RUN *added) {
   RUN run;
 #if OUT_INT32
 #pragma unroll
   EACH run.words[i] = clamp((int)((uint)sums[i] + offset->each[i] + (RESIDUAL ? added->words[i] : 0)), table[10], table[11]);
 #else
   float v[${run}];
+#if FLOAT8  // a NaN stays one
+#pragma unroll
+  EACH v[i] = add_rn(mul_rn(sums[i], multiplier->each[i]), as_float(offset->each[i]));
+#if RESIDUAL
+#pragma unroll
+  EACH v[i] = add_rn(v[i], mul_rn(ELEMENT(*added, i), NUMBER(4)));
+#endif
+  if (table[10]) {
+#pragma unroll
+    EACH v[i] = v[i] < NUMBER(6) ? NUMBER(6) : v[i] > NUMBER(7) ? NUMBER(7) : v[i];
+  }
+#else
 #pragma unroll
   EACH v[i] = mul_rn((float)(int)((uint)sums[i] + offset->each[i]), multiplier->each[i]);
 #if RESIDUAL && OUT_BYTES
@@ -70,7 +86,13 @@ inline RUN finish_run(const int *table, const int *sums, const OFFSETS *offset, 
 #pragma unroll
   EACH v[i] = add_rn(v[i], mul_rn(ELEMENT(*added, i), NUMBER(4)));
 #endif
-#if OUT_BYTES
+#endif
+#if OUT_FLOAT8
+#pragma unroll
+  EACH v[i] = mul_rn(mul_rn(v[i], NUMBER(14)), NUMBER(15));
+#pragma unroll
+  for (int i = 0; i < ${run}; i += 4) run.words[i / 4] = cvt_${tiling.problem.out_dtype[7:]}x2_f32(v[i], v[i + 1]) | (uint)cvt_${tiling.problem.out_dtype[7:]}x2_f32(v[i + 2], v[i + 3]) << 16;
+#elif OUT_BYTES
   if (table[10]) {
 #pragma unroll
     EACH v[i] = clamp(v[i], NUMBER(6), NUMBER(7));
@@ -85,9 +107,14 @@ inline RUN finish_run(const int *table, const int *sums, const OFFSETS *offset, 
 #pragma unroll
   for (int i = 0; i < ${run}; i += 4) run.words[i / 4] = saturated_bytes(n[i], n[i + 1], n[i + 2], n[i + 3])${" ^ 0x80808080u" if tiling.problem.out_dtype == "int8" else ""};
 #else
+#if !FLOAT8
 #pragma unroll
   EACH v[i] = clamp(v[i], NUMBER(6), NUMBER(7));
-#if OUT_FLOAT16
+#endif
+#if OUT_BFLOAT16
+#pragma unroll
+  for (int i = 0; i < ${run}; i += 2) run.words[i / 2] = cvt_bf16x2_f32(v[i], v[i + 1]);
+#elif OUT_FLOAT16
 #pragma unroll
   for (int i = 0; i < ${run}; i += 2) run.words[i / 2] = cvt_f16_f32(v[i]) | (uint)cvt_f16_f32(v[i + 1]) << 16;
 #else
@@ -108,11 +135,26 @@ inline RUN finish_run(const int *table, const int *sums, const OFFSETS *offset, 
     words[14] = words[13] ? as_int(1.0f) : clamp(254 - (words[12] >> 23), 1, 254) << 23;
     words[12] = as_int(mul_rn(as_float(words[12]), as_float(words[14])));
     words[15] = as_int(div_rn(1.0f, as_float(words[12])));
-#if OUT_BYTES  // whether y has other bounds than its type; its zero point as of unsigned bytes, one more where that is odd
+#if FLOAT8  // whether y has bounds
+    words[10] = as_float(words[6]) != -INFINITY | as_float(words[7]) != INFINITY;
+#elif OUT_BYTES  // whether y has other bounds than its type; its zero point as of unsigned bytes, one more where that is odd
     const int lowest = ${-128 if tiling.problem.out_dtype == "int8" else 0} - words[1];
     words[10] = as_float(words[6]) != (float)lowest | as_float(words[7]) != (float)(lowest + 255);
     words[11] = (words[1] & 1) - lowest;
 #endif
+</%def>\
+## Of float8: the sums over all slices, before the first one; and what becomes of the sums of a slice.
+<%def name="zeroed()">\
+% if tiling.float8:
+#pragma unroll
+  for (int i = 0; i < ${tiling.tile.frag_m * tiling.tile.frag_n * 4}; ++i) total[i] = 0;
+% endif
+</%def>\
+<%def name="promoted()">\
+% if tiling.float8:
+#pragma unroll
+  for (int i = 0; i < ${tiling.tile.frag_m * tiling.tile.frag_n * 4}; ++i) total[i] += sum[i];
+% endif
 </%def>\
 ## What each channel needs after its sums.
 <%def name="numbers()">\
@@ -227,7 +269,7 @@ ${place(g, i, half)}\
 #pragma unroll
         for (int i = 0; i < ${run // 4}; ++i) offset.fours[i] = ((local const uint4 *)(offsets + set${half} + n_lane + ${g * 4 * run}))[i];
 % endif
-        const int sums[${run}] = {${", ".join(f"sum[{(i * t.frag_n + (g * run + c) // 2) * 4 + half * 2 + c % 2}]" for c in range(run))}};
+        const ACC sums[${run}] = {${", ".join(f"{tiling.sums}[{(i * t.frag_n + (g * run + c) // 2) * 4 + half * 2 + c % 2}]" for c in range(run))}};
         store_run((global uchar *)y + byte, left, finish_run(words, sums, &offset, &multiplier, &added${g}_${i}_${half}));
       }
 % endfor

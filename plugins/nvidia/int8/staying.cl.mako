@@ -68,7 +68,7 @@ void product(global const uchar *restrict x, global const uchar *restrict w, lon
     int held = -1;
     const uint a_from = warp / 4 * ${64 * t.bk};
     global const int *sums_of_w = (global const int *)(w + ${tiling.packed_rows * tiling.row_bytes});
-    int sum[${t.frag_n * 4}];
+    ACC sum[${t.frag_n * 4}]${f", total[{t.frag_n * 4}]" if tiling.float8 else ""};
 #pragma unroll
     for (int i = 0; i < ${t.frag_n * 4}; ++i) sum[i] = 0;
 ${results.words()}\
@@ -82,4 +82,5 @@ ${results.numbers()}\
         ${meet};
       }
 ${results.prefetch()}\
+${results.zeroed()}\
 </%def>\

@@ -24,7 +24,7 @@ ${staying.macros()}\
 </%def>\
 <%def name="multiply()">\
 % for k in range(t.bk // 32):
-        WGMMA(sum, at + a_from + ${32 * k}, at + ${tiling.a_bytes + 32 * k}, ${"add" if k == 0 else 1});
+        WGMMA(sum, at + a_from + ${32 * k}, at + ${tiling.a_bytes + 32 * k}, ${1 if k else 0 if tiling.float8 else "add"});
 % endfor
 </%def>\
 ${staying.head(1)}\
@@ -60,16 +60,24 @@ ${staying.numbers(f"warps_meet({t.items})")}\
         WGMMA_BEGIN();
 ${multiply()}\
         WGMMA_COMMIT();
+% if tiling.float8:
+        wgmma_finish(sum);
+        if (lane == 0) barrier_release(bar + 8);
+${results.promoted()}\
+% else:
         if (add) {
           WGMMA_WAIT(1);
           if (lane == 0) barrier_release(last);
         }
         add = 1;
         last = bar + 8;
+% endif
 ${staying.advance(stage_bytes, t.stages, 0)}\
       }
+% if not tiling.float8:
       wgmma_finish(sum);
       if (lane == 0) barrier_release(last);
+% endif
 ${results.leave()}\
     }
   }
@@ -86,6 +94,7 @@ ${staying.numbers("barrier(CLK_LOCAL_MEM_FENCE)")}\
 ${copies()}\
       barrier(CLK_LOCAL_MEM_FENCE);
 ${multiply()}\
+${results.promoted()}\
       barrier(CLK_LOCAL_MEM_FENCE);
     }
 ${results.leave()}\

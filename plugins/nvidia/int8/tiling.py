@@ -15,6 +15,8 @@ from convdispatch.api import ConvProblem
 from ..instructions import LOCAL_LIMIT, Instructions, NvidiaTile, Wgmma
 from ..tma.maps import FARTHEST_CORNER, MAX_OFFSET, MAX_STEP, NEAREST_CORNER, Im2col, Map, Tiled
 
+TYPES = {"int8": "s8", "uint8": "u8", "float8_e4m3": "e4m3", "float8_e5m2": "e5m2"}
+"""PTX's name of each dtype."""
 REGISTERS = 65536
 """32-bit registers of a multiprocessor."""
 MAX_WARPS = 64
@@ -31,6 +33,10 @@ MAX_BOX = 256
 """Largest size of a tensor map's box along an axis, in elements."""
 INPUT_BOXES = 2
 """With the engine ``halo``, boxes of x in local memory: one is copied while the other is multiplied."""
+PROMOTED_PRODUCTS = 128
+"""Most products of float8 that tensor cores sum, in about 14 bits on Hopper, before their sums are added in float32."""
+MAX_REGISTERS = 255
+"""Registers of a work item."""
 JOINED_BYTES = 1 << 14
 """With the engine ``halo``, a stage holds the weights of a whole row of taps if they are no more bytes than this."""
 
@@ -72,6 +78,9 @@ class Int8Tiling:
     def __post_init__(self) -> None:
         p, t = self.problem, self.tile
         self.c, self.n = p.ic // p.g, p.oc // p.g
+        self.float8 = p.dtype.startswith("float8")
+        # sums: the array of sums over all slices. ``sum`` is the tensor cores' own, which of float8 is one slice's.
+        self.sums = "total" if self.float8 else "sum"
         self.places = p.mb * p.od * p.oh * p.ow
         self.taps = p.kd * p.kh * p.kw
         self.k = self.taps * self.c
@@ -103,7 +112,11 @@ class Int8Tiling:
         self.copied = self._copied_bytes()
         self.local_bytes = self.numbers_at + 4 * (self.sets + 1) * t.bn
         # registers: about as many as NVIDIA's assembler allocates per work item.
-        self.registers = t.frag_m * t.frag_n * 4 + (60 if t.engine == "mma" else 36) + (32 if p.residual else 0)
+        self.registers = t.frag_m * t.frag_n * 4 + (60 if t.engine == "mma" else 36)
+        if self.float8:
+            self.registers += t.frag_m * t.frag_n * 4 + (8 if self.by_rows and p.residual else 0)
+        elif p.residual:
+            self.registers += 32
         warps = t.items // 32 + self.copiers
         room = (LOCAL_LIMIT + 1024) // (self.local_bytes + 1024)
         held = REGISTERS // (-(-self.registers // 8) * 256) // 4 * 4
@@ -127,7 +140,7 @@ class Int8Tiling:
 
     @property
     def instructions(self) -> Instructions:
-        kind, wgmma = ("s8" if self.problem.dtype == "int8" else "u8"), None
+        kind, wgmma = TYPES[self.problem.dtype], None
         if self.tile.engine != "mma":
             wgmma = Wgmma(self.tile.bn, False, False, self.tile.bk)
         groups = {"mma": ("copies", "mma"), "wgmma": ("copies",)}.get(self.tile.engine, ("bulk", "parts"))
@@ -161,6 +174,8 @@ class Int8Tiling:
             return "slices of 64 or 128 bytes, one more of them than are read"
         if t.items > 1024 or t.bm % self.rows_at_once or t.bn % self.rows_at_once:
             return "rows do not fit the work items that copy them"
+        if self.float8 and self.registers > min(MAX_REGISTERS, REGISTERS // t.items):
+            return "more sums than registers"
         return f"{self.local_bytes} bytes of local memory" if self.local_bytes > LOCAL_LIMIT else None
 
 
@@ -178,6 +193,12 @@ class StreamTiling(Int8Tiling):
         self.blocks = -(-self.c // t.bk)  # number of K-slices per tap
         self.slices = self.depth_slices = self.taps * self.blocks
         self.parts, self.part_k = self.taps, self.c
+        if not self.float8:
+            self._arrange_sets()
+        self._arrange_memory()
+
+    def _arrange_sets(self) -> None:
+        """The sets of taps, whose sums of weights take the zero point from a pixel's sum."""
         p = self.problem
         rows, row_of = _tap_ranges(p.oh, p.ih, p.kh, p.sh, p.ph, p.dh)
         columns, column_of = _tap_ranges(p.ow, p.iw, p.kw, p.sw, p.pw, p.dw)
@@ -185,7 +206,6 @@ class StreamTiling(Int8Tiling):
         self.corners = [(*row, *column) for row in rows for column in columns]
         # set_of: the term of each output row and each output column in the index of a pixel's set of taps.
         self.set_of = [each * len(columns) for each in row_of], column_of
-        self._arrange_memory()
 
     def _arrange_memory(self) -> None:
         """Offsets in local memory: K-slices, then their barriers."""
@@ -284,7 +304,8 @@ class HaloTiling(StreamTiling):
         read = (t.bm + (p.kh - 1) * p.dh * self.pitch + (p.kw - 1) * p.dw) * t.bk
         self.source_bytes = -(-max(self.box_bytes, read) // 1024) * 1024
         # Number of taps whose weights one stage holds.
-        self.together = p.kw if p.kw * t.bn * t.bk <= JOINED_BYTES else 1
+        joined = p.kw * t.bn * t.bk <= JOINED_BYTES and (p.kw * t.bk <= PROMOTED_PRODUCTS or not self.float8)
+        self.together = p.kw if joined else 1
         self.slices = self.depth_slices // self.together
         self.stage_bytes = self.together * t.bn * t.bk
         self.sources_at = t.stages * self.stage_bytes

@@ -77,6 +77,9 @@ CASES = [
     ("fwd_f32_mb3ic20ih5iw7oc16kh3ph1pw0ph_r2+bias", "mma", {"window": True}),
     ("bwd_data_f32_mb3ic20ih5iw7oc30kh3ph1kw4pw2dw2", "wgmma", {"window": True, "stages": 4, "bm": 128, "wm": 2}),
     ("fwd_f32_mb2ic8ih5iw4id5oc8kh3ph1pw1pd1kd2kw3", "wgmma", {"window": True, "bn": 8}),
+    # windows that are shorter than the results' rows: pads as long as the kernel
+    ("fwd_f32_mb2ic4ih5iw5oc6kh3kw3ph3pw3", "mma", {"window": True}),
+    ("fwd_f32_mb2ic20id3ih5iw4oc8kd2kh3kw2pd3ph4pw3+bias", "wgmma", {"window": True, "bn": 8}),
     # stacked phases
     ("bwd_data_f32_mb2ic3ih11iw10oc12kh5ph2sh2sw2", "wgmma", {"stacked": True, "window": True}),
     ("bwd_data_f32_nhwc_mb1ic4ih13iw12oc20kh3ph1kw4pw0sh3sw2dh2dw3g2+bias", "wgmma", {"stacked": True, "split": 2}),

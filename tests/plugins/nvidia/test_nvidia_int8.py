@@ -54,6 +54,17 @@ PRODUCTS = [
     ("u8s8s32_nhwc_g2mb1ic128ih9iw30oc64kh2kw5pw2", "halo", {"bm": 128, "wm": 2}),
     ("u8s8f16_nhwc_mb2ic16ih6iw5oc24kh3kw1ph1+residual", "halo", {"bn": 64, "bk": 128}),
 ]
+FLOATS = [
+    ("f8_e4m3f8_e4m3f8_e4m3_nhwc_mb2ic64ih5iw4oc32kh3ph1+residual", "mma", {}),
+    ("f8_e5m2f8_e5m2bf16_nhwc_mb1ic36ih6iw5oc10kh3ph1+constant", "mma", {"bk": 128}),
+    ("f8_e4m3f8_e4m3f32_tf32_nhwc_g2mb1ic72ih5iw4oc42kh3ph1", "wgmma", {"stages": 4}),
+    ("f8_e5m2f8_e5m2f8_e5m2_nhwc_mb1ic48ih5iw4oc70kh3ph1+residual+constant", "wgmma", {"bk": 128, "bn": 64}),
+    ("f8_e4m3f8_e4m3bf16_nhwc_mb1ic144ih5iw6oc30kh3ph1+residual", "tma", {"bk": 128}),
+    ("f8_e4m3f8_e4m3f16_nhwc_g2mb2ic128ih7iw6oc40kh3sh2ph1+residual", "tma", {"bm": 128, "wm": 2}),
+    ("f8_e5m2f8_e5m2f8_e4m3_nhwc_mb2ic16iw19oc24kw5pw2", "tma", {}),
+    ("f8_e4m3f8_e4m3f8_e5m2_nhwc_mb1ic80ih5iw6oc40kh3ph1ph_r0dh2dw2pw2", "halo", {"bn": 64}),
+    ("f8_e4m3f8_e4m3f32_tf32_nhwc_mb2ic64ih7iw13oc32kh3ph1+residual+constant", "halo", {}),
+]
 
 
 class Emulated(Int8):
@@ -65,7 +76,9 @@ class Emulated(Int8):
         return Int8Plan(context, problem, config, emulate=True)
 
 
-@pytest.mark.parametrize(("text", "engine", "extra"), PRODUCTS, ids=[f"{e}-{t}" for t, e, _ in PRODUCTS])
+@pytest.mark.parametrize(
+    ("text", "engine", "extra"), PRODUCTS + FLOATS, ids=[f"{e}-{t}" for t, e, _ in PRODUCTS + FLOATS]
+)
 def test_bits_are_the_references(queue, text, engine, extra):
     problem, config, solver = ConvProblem.parse(text), {**SMALL[engine], "engine": engine, **extra}, Emulated()
     assert solver.limits(problem, HOPPER) is None
@@ -103,6 +116,35 @@ def test_the_probe_looks_at_bytes(queue, monkeypatch, engine):
         assert probe._answer(queue.context, engine) == "the probe computed wrong results", right
 
 
+@pytest.mark.parametrize("engine", ["float8", "float8_wgmma", "float8_tma", "float8_halo"])
+def test_the_probe_looks_at_floats(queue, monkeypatch, engine):
+    """A bias, a residual and a scale that are off are seen, and so are sums of one slice alone."""
+    sound = Int8Plan.product_text
+    monkeypatch.setattr("convdispatch_nvidia.int8.plan.Int8Plan", functools.partial(Int8Plan, emulate=True))
+    assert probe._answer(queue.context, engine) is None
+    for right, wrong in (("as_float(offset->each[i])", "2.0f"), ("NUMBER(4)", "NUMBER(5)"),
+                         ("NUMBER(14)), NUMBER(15)", "NUMBER(14)), NUMBER(14)"),
+                         ("total[i] += sum[i]", "total[i] = sum[i]")):  # fmt: skip
+        assert right in sound(probe._plan(queue.context, engine)[1])
+        monkeypatch.setattr(Int8Plan, "product_text", lambda plan, a=right, b=wrong: sound(plan).replace(a, b))
+        assert probe._answer(queue.context, engine) == "the probe computed wrong results", right
+        monkeypatch.setattr(Int8Plan, "product_text", sound)
+
+
+@pytest.mark.parametrize("engine", SMALL)
+def test_sums_of_float8_leave_the_tensor_cores(queue, engine):
+    """2304 products: the last 1792 are lost in 14 bits of the sum of the first 512."""
+    bits = 128 if engine != "halo" else 64
+    problem = ConvProblem.parse("f8_e4m3f8_e4m3f32_tf32_nhwc_mb1ic768ih3iw3oc32kw3kh1")
+    tried = Examination(Emulated(), problem, {**SMALL[engine], "engine": engine, "bk": bits}, None, queue)
+    operands = random_operands(problem, 1)
+    x, w = np.ones(problem.x_shape), np.ones(problem.w_shape)
+    x[:, :, 0, :512] = w[:, :, 0, :512] = 8
+    operands |= {"x": x.astype(operands["x"].dtype), "w": w.astype(operands["w"].dtype)}
+    operands["bias"] = Quantization(dtype="float32").float8_table(problem.oc)
+    assert np.array_equal(tried.compute(operands), np.full(problem.y_shape, 512 * 64 + 1792))
+
+
 LAYERS = [
     "u8s8u8_nhwc_mb32ic64ih56oc64kh3ph1",
     "u8s8u8_nhwc_mb32ic256ih56oc64kh1+constant",
@@ -110,6 +152,8 @@ LAYERS = [
     "s8s8s8_nhwc_mb1ic512ih7oc512kh3ph1+constant",
     "u8s8f32_nhwc_mb8ic24ih28oc144kh1",
     "s8s8s32_nhwc_g32mb4ic256ih14oc256kh3ph1",
+    "f8_e4m3f8_e4m3f8_e4m3_nhwc_mb32ic256ih28oc256kh3ph1+constant",
+    "f8_e5m2f8_e5m2bf16_nhwc_mb8ic512ih14oc1024kh1+residual",
 ]
 
 
@@ -133,6 +177,10 @@ def test_configurations_fit(text):
         ("u8s8u8_nhwc_mb1ic3ih6oc32kh3ph1", "channels a group in multiples of 4, got 3"),
         ("u8s8u8_nhwc_g8mb1ic16ih6oc32kh3ph1", "channels a group in multiples of 4, got 2"),
         ("u8s8u8_nhwc_g32mb1ic32ih6oc32kh3ph1", "more than 1 channel a group, got depthwise"),
+        (
+            "f8_e4m3f8_e4m3f32_nhwc_mb1ic32ih6oc32kh3ph1",
+            "math tf32 or fast for float32 results, since Hopper sums float8 in 14 bits, got float32",
+        ),
         ("u8s8u8_nhwc_mb1000ic1024ih64oc64kh1sh8", "tensors of fewer than 2**31 elements, got 4194304000"),
     ],
 )
@@ -142,14 +190,21 @@ def test_refusals(text, words):
     assert solver.rejects(ConvProblem.parse(text), HOPPER) == words
 
 
+HOPPERS_TILE = {"bm": 128, "bn": 128, "wm": 2, "wn": 1, "bk": 128, "stages": 4}
+
+
 @needs_nvcc
-@pytest.mark.parametrize(("arch", "config"), [
-    ("sm_80", {"bm": 128, "bn": 128, "wm": 2, "wn": 4, "stages": 4}),
-    ("sm_90a", {"bm": 128, "bn": 128, "wm": 2, "wn": 1, "bk": 128, "stages": 4, "engine": "wgmma"}),
+@pytest.mark.parametrize(("arch", "dtypes", "config"), [
+    ("sm_80", "u8s8u8", {"bm": 128, "bn": 128, "wm": 2, "wn": 4, "stages": 4}),
+    ("sm_90a", "u8s8u8", {**HOPPERS_TILE, "engine": "wgmma"}),
+    ("sm_89", "f8_e4m3f8_e4m3f16", {"bm": 128, "bn": 64, "wm": 4, "wn": 2, "stages": 4}),
+    ("sm_90a", "f8_e4m3f8_e4m3f8_e5m2", {**HOPPERS_TILE, "engine": "wgmma"}),
+    ("sm_90a", "f8_e5m2f8_e5m2f8_e4m3", {**HOPPERS_TILE, "engine": "tma"}),
+    ("sm_90a", "f8_e4m3f8_e4m3f8_e4m3", {**HOPPERS_TILE, "engine": "halo"}),
 ])  # fmt: skip
-def test_assembles(queue, tmp_path, arch, config):
+def test_assembles(queue, tmp_path, arch, dtypes, config):
     """The real instructions, by NVIDIA's assembler; all sums stay in registers."""
-    problem, plan = ConvProblem.parse("u8s8u8_nhwc_mb32ic64ih56oc64kh3ph1"), Int8Plan.__new__(Int8Plan)
+    problem, plan = ConvProblem.parse(f"{dtypes}_nhwc_mb32ic64ih56oc64kh3ph1"), Int8Plan.__new__(Int8Plan)
     plan.tiling, plan._emulate = tiling_of(problem, Int8Tile.of(config)), False
     assembles_without_spills(plan.product_text(), arch, tmp_path)
 
@@ -157,7 +212,7 @@ def test_assembles(queue, tmp_path, arch, config):
 def test_on_device(queue):
     """Where the device has tensor cores: the instructions themselves."""
     info, solver = runtime.device_info(queue.device), plugins().solvers["nvidia.int8"]
-    for text, _, _ in PRODUCTS:
+    for text, _, _ in PRODUCTS + FLOATS:
         problem = ConvProblem.parse(text)
         refused = solver.rejects(problem, info)
         if refused is not None:

@@ -2,10 +2,14 @@
 ## are explained there. Of the group ``bulk`` nothing is here: kernels without the copy engine have another loop.
 ##
 ## One warp's lanes exchange what they hold through a scratch area of local memory, and tensor cores' sums are rounded
-## toward zero, as theirs are; those of integers are exact.
+## toward zero, as theirs are; those of float8 keep 14 bits, as Hopper's do; those of integers are exact.
 <%
-integers = type in ("s8", "u8")
-each = {"tf32": 1, "s8": 4, "u8": 4}.get(type, 2)
+integers, float8 = type in ("s8", "u8"), type in ("e4m3", "e5m2")
+each = {"tf32": 1, "f16": 2, "bf16": 2}.get(type, 4)
+result = "sum_of_14_bits(terms)" if float8 else "TOWARD_ZERO(sum)"
+
+def begin(sum):
+    return f"float terms[33]; terms[32] = {sum}" if float8 else f"WIDE sum = {sum}"
 %>\
 % if integers:
 #define WIDE int
@@ -27,7 +31,7 @@ each = {"tf32": 1, "s8": 4, "u8": 4}.get(type, 2)
 #define SCRATCH(items) local uint scratch[(items) / 32 * 192]
 
 // --- numbers: of a register, and of B's where those are others
-% if integers or type == "f16":
+% if integers or float8 or type == "f16":
 inline float cvt_f32_f16(ushort h) { return vload_half(0, (const half *)&h); }
 inline ushort cvt_f16_f32(float v) {
   ushort h;
@@ -43,6 +47,28 @@ inline int round_plus(float v, int z) { return max((int)rint(clamp(v, -1e6f, 1e6
 inline uint saturated_bytes(int a, int b, int c, int d) {
   const uint4 v = convert_uint4(clamp((int4)(a, b, c, d), 0, 255));
   return v.x | v.y << 8 | v.z << 16 | v.w << 24;
+}
+% elif float8:
+#if OUT_BFLOAT16
+inline uint cvt_bf16x2_f32(float v0, float v1) { return convert_bfloat16_as_ushort(v0) | (uint)convert_bfloat16_as_ushort(v1) << 16; }
+#endif
+% for name in ("e4m3", "e5m2"):
+inline ushort cvt_${name}x2_f32(float v0, float v1) {
+  return convert_float8_${name}_as_uchar(v0) | convert_float8_${name}_as_uchar(v1) << 8;
+}
+inline uint cvt_f16x2_${name}x2(ushort pair) {
+  return cvt_f16_f32(convert_as_float8_${name}_float((uchar)pair)) | (uint)cvt_f16_f32(convert_as_float8_${name}_float((uchar)(pair >> 8))) << 16;
+}
+% endfor
+inline float value_of(uint u, int place) { return convert_as_float8_${type}_float((uchar)(u >> 8 * place)); }
+// The sum of a sum and 32 products, each cut off after 13 bits below the largest one's leading bit.
+inline float sum_of_14_bits(const float *terms) {
+  float largest = 0, plain = 0, sum = 0;
+  for (int k = 0; k < 33; ++k) largest = fmax(largest, fabs(terms[k])), plain += terms[k];
+  if (largest == 0 || !(fabs(plain) < INFINITY)) return plain;
+  const float unit = ldexp(1.0f, ilogb(largest) - 13);
+  for (int k = 0; k < 33; ++k) sum += trunc(terms[k] / unit);
+  return sum * unit;
 }
 % elif type == "f16":
 inline WIDE value_of(uint u, int upper) { return cvt_f32_f16((ushort)(upper ? u >> 16 : u)); }
@@ -102,13 +128,13 @@ CALLED void mma(SUM *c, local uint *scratch, const uint *a, const uint *b) {
   barrier(CLK_LOCAL_MEM_FENCE);
   for (int i = 0; i < 4; ++i) {
     const int row = lane / 4 + (i & 2) * 4, column = lane % 4 * 2 + i % 2;
-    WIDE sum = c[i];
+    ${begin("c[i]")};
     for (int k = 0; k < ${8 * each}; ++k) {
       const int place = k / ${each} % 4, half_k = k / ${4 * each};
       const uint of_a = mine[(row % 8 * 4 + place) * 6 + row / 8 + half_k * 2], of_b = mine[(column * 4 + place) * 6 + 4 + half_k];
-      sum += value_of(of_a, k % ${each}) * value_of_b(of_b, k % ${each});
+      ${"terms[k] =" if float8 else "sum +="} value_of(of_a, k % ${each}) * value_of_b(of_b, k % ${each});
     }
-    c[i] = TOWARD_ZERO(sum);
+    c[i] = ${result};
   }
 }
 #define LDMATRIX(r, at) gather(r, memory, scratch, at, 0)
@@ -135,10 +161,10 @@ CALLED void wgmma(SUM *c, local const uchar *memory, uint a, uint b, uint lbo, u
   const int lane = get_local_id(0) % 32, warp = get_local_id(0) / 32 % 4;
   for (int i = 0; i < ${wgmma.sums}; ++i) {
     const int row = warp * 16 + lane / 4 + (i & 2) * 4, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    WIDE sum = add ? c[i] : 0;
+    ${begin("add ? c[i] : 0")};
     for (int k = 0; k < ${8 * each}; ++k)
-      sum += value_of(element(memory, ${wgmma.rows[0]}, matrix_at(${int(wgmma.a_transposed)}, ${wgmma.rows[0]}, a, lbo, sbo, row, k)), 0) * value_of_b(element(memory, ${wgmma.rows[1]}, matrix_at(${int(wgmma.b_transposed)}, ${wgmma.rows[1]}, b, b_lbo, b_sbo, column, k)), 0);
-    c[i] = TOWARD_ZERO(sum);
+      ${"terms[k] =" if float8 else "sum +="} value_of(element(memory, ${wgmma.rows[0]}, matrix_at(${int(wgmma.a_transposed)}, ${wgmma.rows[0]}, a, lbo, sbo, row, k)), 0) * value_of_b(element(memory, ${wgmma.rows[1]}, matrix_at(${int(wgmma.b_transposed)}, ${wgmma.rows[1]}, b, b_lbo, b_sbo, column, k)), 0);
+    c[i] = ${result};
   }
 }
 #define WGMMA(c, a, b, add) wgmma(c, memory, a, b, LBO, SBO, B_LBO, B_SBO, add)
