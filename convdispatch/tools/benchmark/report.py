@@ -109,12 +109,12 @@ class Measured:
 
     @property
     def parsed(self) -> ConvProblem:
-        """The problem."""
+        """The problem, parsed from its text."""
         return ConvProblem.parse(self.problem)
 
     @property
     def best_ms(self) -> float | None:
-        """The fastest solver's median."""
+        """The median milliseconds of the fastest solver."""
         return self.best.median_ms if self.best else None
 
     @property
@@ -192,7 +192,7 @@ class Report:
         return [(layer, self.measured[layer.problem]) for layer in self.layers if layer.problem in self.measured]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values, schema included."""
+        """The report as JSON values, with the schema's number."""
         return asdict(self)
 
     @classmethod
@@ -201,10 +201,10 @@ class Report:
         if not isinstance(values, Mapping) or values.get("schema") != SCHEMA:
             raise InvalidArgument(f"no benchmark report of schema {SCHEMA}: {str(values)[:60]!r}")
         try:
-            measured = {text: Measured.from_json(found) for text, found in values["measured"].items()}
+            measured = {text: Measured.from_json(row_values) for text, row_values in values["measured"].items()}
             # Older reports have the field ``regret``, which is computed now.
-            known = {name: value for name, value in values.items() if name != "regret"}
-            report = declared.made(cls, {**known, "measured": {}})
+            present = {name: value for name, value in values.items() if name != "regret"}
+            report = declared.made(cls, {**present, "measured": {}})
             return replace(report, measured=measured)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InvalidArgument(f"a damaged benchmark report: {error!r}") from error
