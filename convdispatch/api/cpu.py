@@ -19,8 +19,8 @@ LINE = 64
 # On Linux a process must request the state of the AMX tile registers, 8 KB per thread, by
 # arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA): https://docs.kernel.org/arch/x86/xstate.html.
 _ARCH_PRCTL = 158  # the number of the system call on x86-64
-_REQUEST = 0x1023  # ARCH_REQ_XCOMP_PERM
-_TILE_DATA = 18  # XTILEDATA
+_REQUEST = 0x1023  # Linux's constant ARCH_REQ_XCOMP_PERM
+_TILE_DATA = 18  # Linux's constant XTILEDATA
 _FITTED = DeviceRates(340e9, 28e9, 8.5e-6)
 """Rates of the two cores with AVX-512 on which the cost models of CPU solvers were fitted."""
 

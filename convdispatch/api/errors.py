@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_HEAD, _TAIL = 3500, 1200
+_HEAD_CHARACTERS, _TAIL_CHARACTERS = 3500, 1200
 """The numbers of characters of its beginning and of its end to which a longer message is cut."""
 
 
@@ -28,10 +28,10 @@ class ConvDispatchError(Exception):
 
     def __str__(self) -> str:
         text = super().__str__()
-        left_out = len(text) - _HEAD - _TAIL
+        left_out = len(text) - _HEAD_CHARACTERS - _TAIL_CHARACTERS
         if left_out <= 100:
             return text
-        return f"{text[:_HEAD]} [{left_out} characters are left out here] {text[-_TAIL:]}"
+        return f"{text[:_HEAD_CHARACTERS]} [{left_out} characters are left out here] {text[-_TAIL_CHARACTERS:]}"
 
 
 class InvalidProblem(ConvDispatchError, ValueError):

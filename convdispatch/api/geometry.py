@@ -98,8 +98,8 @@ class Phase:
         if not self.volume:
             return range(0)
         reach = (self.taps[axis] - 1) * spread
-        first = self.origin[axis] + min(0, reach)
-        return range(first, self.origin[axis] + max(0, reach) + (self.count[axis] - 1) * step + 1)
+        lowest = self.origin[axis] + min(0, reach)
+        return range(lowest, self.origin[axis] + max(0, reach) + (self.count[axis] - 1) * step + 1)
 
 
 @dataclass(frozen=True)

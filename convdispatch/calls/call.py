@@ -36,7 +36,7 @@ class Call:
     """The name of the solver that computes the call."""
     packed_key: Any = None
     """The key under which a Constant stores the address of the weights that were packed for this call."""
-    again: Any = None
+    repeat: Any = None
     """The fast path that repeats the call, set once it was made twice in a row; see ``guarded_replay``."""
     form: Any = None
     """The memory format of all operands, for PyTorch's operators."""

@@ -68,13 +68,13 @@ def conv(
     options = (stride, padding, dilation, groups, activation, layout, math, accumulate)
     last = _LAST_FORWARD.get(id(w))
     # These lines repeat the body of _call, because calling it would add a tenth to the time of a warm call.
-    if last is not None and quantization is None and (again := last[1].again) is not None:
+    if last is not None and quantization is None and (repeat := last[1].repeat) is not None:
         if bias is residual is queue is None:
-            done = again("fwd", operands, options, None)
+            result = repeat("fwd", operands, options, None)
         else:
-            done = again("fwd", operands, options, None, bias, residual, queue) if last[1].host else None
-        if done is not None:
-            return done
+            result = repeat("fwd", operands, options, None, bias, residual, queue) if last[1].host else None
+        if result is not None:
+            return result
     return _looked_up(Request("fwd", operands, options, bias, residual, queue, quantization=quantization))
 
 
@@ -167,13 +167,13 @@ def conv_transpose(
 def _call(request: Request) -> Any:
     direction, operands, options, bias, residual, queue, shape, _, _ = request
     last = LAST[direction].get(id(operands[PLACES[direction][1]]))
-    if last is not None and (again := last[1].again) is not None:
+    if last is not None and (repeat := last[1].repeat) is not None:
         if bias is residual is queue is None:
-            done = again(direction, operands, options, shape)
+            result = repeat(direction, operands, options, shape)
         else:
-            done = again(direction, operands, options, shape, bias, residual, queue) if last[1].host else None
-        if done is not None:
-            return done
+            result = repeat(direction, operands, options, shape, bias, residual, queue) if last[1].host else None
+        if result is not None:
+            return result
     return _looked_up(request)
 
 
@@ -212,8 +212,8 @@ def _looked_up(request: Request) -> Any:
         call = describe() if key is None else CALLS.make(key, describe)
     if quantization is not None:
         bias = table_for(quantization, call.problem, bias, options[4], library)
-    elif last is call and call.again is None:
-        call.again = call.replay(library, (*operands, bias, residual, queue), options, shape)
+    elif last is call and call.repeat is None:
+        call.repeat = call.replay(library, (*operands, bias, residual, queue), options, shape)
     x, w, y = operands
     return call(x, w, y, bias, None, residual, queue)
 

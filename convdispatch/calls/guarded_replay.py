@@ -21,7 +21,7 @@ from .call import raise_no_room
 
 
 def replay_on_queue(call: Any, operands: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Callable[..., Any]:
-    """A function ``again(direction, operands, options, shape)`` that repeats ``call``, which was just made with these
+    """A function ``repeat(direction, operands, options, shape)`` that repeats ``call``, which was just made with these
     operands, ``options`` and ``shape``, and no bias, residual or queue. It returns the result, or None.
     """
     direction, (first, second, written), fast_path = call.problem.direction, call.places, call.fast_path

@@ -11,7 +11,7 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..measurement.shapes import Entry
 
-SIDE = 224
+PICTURE_SIDE = 224
 """The height and width of a picture if the model file leaves them open."""
 IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 """The mean and standard deviation of red, green and blue (0 to 255) that most nets are trained with."""
@@ -40,7 +40,7 @@ def input_shapes(net: Any, batch: int | None, given: Mapping[str, Any] | None = 
             elif isinstance(size, int):
                 shape.append(size)
             else:
-                shape.append(SIDE if len(port.shape) == 4 and axis > 0 else 1)
+                shape.append(PICTURE_SIDE if len(port.shape) == 4 and axis > 0 else 1)
         shapes.append(tuple(shape))
     return shapes
 
@@ -89,7 +89,7 @@ def scaled_picture(
         raise InvalidArgument(
             f"a picture needs an input [batch, 3, height, width] or [batch, height, width, 3], got {port}"
         )
-    sides = [size if isinstance(size, int) else SIDE for size in (shape[2:] if channels_first else shape[1:3])]
+    sides = [size if isinstance(size, int) else PICTURE_SIDE for size in (shape[2:] if channels_first else shape[1:3])]
     if sides[0] != sides[1]:
         raise InvalidArgument(
             f"pictures are cut square, the input is {port}: give an array by --input {port.name}=x.npy"

@@ -408,7 +408,7 @@ def test_few_problems_wait_for_children(by_size, asked, monkeypatch):
     for size in range(9, 40):
         for _ in range(sizes.MEETINGS + 1):
             F.conv2d(torch.randn(1, 3, size, size), w)
-    assert len(asked) == tiers.MOST_ASIDE
+    assert len(asked) == tiers.MAX_WAITING
     assert ct.counters()["left"] == 0
 
 

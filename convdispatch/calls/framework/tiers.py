@@ -42,11 +42,11 @@ HOST_LOAD_SHARE = 0.1
 """As LOAD_SHARE, on a CPU, where calls are short and loading a plan takes some milliseconds."""
 HOST_LOAD_S = 0.05
 """Seconds of loading that a CPU's calls may save up."""
-MOST_ASIDE = 8
+MAX_WAITING = 8
 """The most problems of a CPU that wait for a child process; a further one is requested when its size returns."""
 MOST_PENDING = 64
 """The most problems of a CPU that are planned but not loaded, because their sizes have not come again."""
-_FLOPS, _BYTES = 20e12, 2e12
+_GPU_FLOPS, _GPU_BANDWIDTH = 20e12, 2e12
 """Rough operations and bytes per second of a GPU: only their ratio affects the order in which problems are planned."""
 
 
@@ -274,7 +274,7 @@ def aside(device: Any, problem: ConvProblem, policy: Policy, build: Callable[[],
         if pending_problem is not None:
             return pending_problem
         pool = pool_of(device)
-        if pool.left >= MOST_ASIDE:
+        if pool.left >= MAX_WAITING:
             raise Compiling()
         idle = [planned for planned in _pending.values() if planned.answer.done() and planned.pool is pool]
         for planned in idle[: max(0, len(idle) - MOST_PENDING)]:
@@ -299,4 +299,4 @@ def drain() -> None:
 
 def _seconds(problem: ConvProblem) -> float:
     """Roughly the seconds that a GPU takes for a problem; the longest is planned first."""
-    return max(problem.flops / _FLOPS, problem.bytes / _BYTES)
+    return max(problem.flops / _GPU_FLOPS, problem.bytes / _GPU_BANDWIDTH)

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 CONVOLUTIONS = frozenset({"convolution", "linear", "transposed_convolution"})
-WARM, STEPS, PROFILED = 2, 8, 3
+WARM_STEPS = 2  # steps that run before the timed ones
+STEPS = 8  # steps that are timed as a whole
+PROFILED_STEPS = 3  # steps with a marker around each operation
 
 
 @dataclass
@@ -110,7 +112,7 @@ def profile_training(
     other_processes = OtherProcesses()
     step, loss = _stepper(net, mb, layout, queue)
     first_loss = loss()
-    for _ in range(WARM):
+    for _ in range(WARM_STEPS):
         step()
         queue.finish()
         say("", 1)
@@ -125,10 +127,10 @@ def profile_training(
         say("", 1)
     say(f"{net}: operations", 0)
     profile = _Profile(queue)
-    for _ in range(PROFILED):
+    for _ in range(PROFILED_STEPS):
         step(profile)
         say("", 1)
-    kinds = profile.kinds(PROFILED)
+    kinds = profile.kinds(PROFILED_STEPS)
     info, load = runtime.device_info(found), other_processes.load()
     run = {"net": net, "device": str(info), "mb": mb, "layout": layout, "math": "float32"}
     found = {"step_ms": statistics.median(samples), "kinds": kinds, "peak_bytes": peak, "loss": (first_loss, loss())}
@@ -137,7 +139,7 @@ def profile_training(
 
 def turns(steps: int = STEPS) -> int:
     """Return the number of steps of all kinds that ``profile_training`` reports as progress."""
-    return WARM + steps + PROFILED
+    return WARM_STEPS + steps + PROFILED_STEPS
 
 
 def disturbances(samples: Sequence[float], load: float | None, info: DeviceInfo) -> list[str]:

@@ -36,7 +36,7 @@ from .output import echo
 
 BUDGET_MS = 5000.0
 """The default of --budget: the milliseconds that the search for a problem may take."""
-BEST = 5
+PRINTED = 5
 """The number of measured candidates that are printed without -v."""
 
 
@@ -217,7 +217,7 @@ def _show(results: Any, verbose: bool) -> None:
         Column("why", "sentence", rank=5),
     )
     bad, refused = results.having("wrong", "failed"), results.having("refused")
-    shown = [r for r in results if r not in (*bad, *refused)] if verbose else results.having("measured")[:BEST]
+    shown = [r for r in results if r not in (*bad, *refused)] if verbose else results.having("measured")[:PRINTED]
     for r in shown:
         benchmarked = (
             [f"{r.median_ms:.4g}", f"{r.ci[0]:.4g} to {r.ci[1]:.4g}"] if r.benchmarked else ["not benchmarked", ""]

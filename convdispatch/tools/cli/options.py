@@ -150,10 +150,10 @@ def configure(entries: Iterable[Entry], direction: str | None = None, **changes:
     fields_changed = {fields.get(name, name): value for name, value in changes.items() if value is not None}
     merged: dict[ConvProblem, Entry] = {}
     for entry in entries:
-        ways = [entry.problem.direction] if direction is None else direction.split(",")
-        for way in DIRECTIONS if direction == "all" else ways:
-            epilogue = {"bias": False, "residual": False, "activation": None} if way == "bwd_weights" else {}
-            problem = entry.problem.replace(**fields_changed, **epilogue, direction=way.strip())
+        directions = [entry.problem.direction] if direction is None else direction.split(",")
+        for direction_name in DIRECTIONS if direction == "all" else directions:
+            epilogue = {"bias": False, "residual": False, "activation": None} if direction_name == "bwd_weights" else {}
+            problem = entry.problem.replace(**fields_changed, **epilogue, direction=direction_name.strip())
             equal = merged.get(problem)
             merged[problem] = Entry(entry.name, problem, entry.count + (equal.count if equal else 0))
     return list(merged.values())

@@ -21,7 +21,7 @@ from typing import Any
 from ...api.errors import BuildFailed, InvalidArgument
 from ...device.cuda.ptx import dynamic_shared
 
-LIMIT_S = 120.0
+TIMEOUT_S = 120.0
 """Seconds after which a compiler is ended."""
 UNKNOWN_ITEMS = 256
 """Work items of a work group, for the occupancy of a kernel that does not fix them."""
@@ -153,7 +153,7 @@ def _run(command: Sequence[str | Path], folder: Path) -> str:
     The compiler does not hear of Ctrl-C: it would end with an error that is none of the text's.
     """
     process = subprocess.run(
-        list(map(str, command)), cwd=folder, capture_output=True, text=True, errors="replace", timeout=LIMIT_S,
+        list(map(str, command)), cwd=folder, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S,
         start_new_session=True,
     )  # fmt: skip
     output = process.stdout + process.stderr

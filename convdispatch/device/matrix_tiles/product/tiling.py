@@ -127,7 +127,7 @@ class ProductTiling:
         # --- Local memory of a work group: pipeline stages of K-slices, and two windows of the source.
         # drained: whether a K-slice's sums are in float32 registers before the next slice's products begin.
         self.drained = (t.engine != "wgmma") | (self.format.float32_accurate & (t.flush_every <= 1))
-        # under_way: K-slices in flight while one is multiplied; if not drained, the slice before is still read.
+        # under_way: K-slices being copied while one is multiplied; one less if the last slice's buffer is still read.
         self.under_way = t.stages - 2 + self.drained
         self.row_bytes = t.bk * 2 if data else 128  # bytes of a row of A in local memory: a swizzle's width
         self.a_bytes, self.b_bytes = t.bm * t.bk * 2, t.bn * t.bk * 2  # bytes of A and of B per plane and stage

@@ -12,7 +12,7 @@ from ....measurement.shapes import Entry
 from ....measurement.shapes import parse as parse_entries
 from ..report import Report
 
-PART = 8
+PROBLEMS_PER_TASK = 8
 """The number of problems per task, which also measures the device's ceilings; a worker's death loses one task."""
 START_S = 240.0
 """Seconds, in addition to those of the problems, for a process to start and to measure the ceilings."""
@@ -45,8 +45,8 @@ def benchmark_by_workers(
     interrupted, and so after an interrupt from the keyboard.
     """
     problems = list(dict.fromkeys(e.problem for entries in nets.values() for e in entries if e.problem.mb))
-    parts = [set(problems[start : start + PART]) for start in range(0, len(problems), PART)]
-    silent_s = START_S + PART * (RACE_S + 3e-3 * options.get("budget_ms", 3000.0))
+    parts = [set(problems[start : start + PROBLEMS_PER_TASK]) for start in range(0, len(problems), PROBLEMS_PER_TASK)]
+    silent_s = START_S + PROBLEMS_PER_TASK * (RACE_S + 3e-3 * options.get("budget_ms", 3000.0))
     waiting = dict.fromkeys(sorted(cluster.kinds), len(parts))
     reports: dict[str, Report] = {}
     tasks = []

@@ -21,7 +21,8 @@ FAMILIES = ("im2col", "winograd", "fft", "nvidia", "implicitgemm", "onednn", "am
 pages."""
 OTHERS = 3
 """The number of further colours, one of which each other plugin gets by its name."""
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 960, 460, 76, 52, 16, 30
+WIDTH, HEIGHT = 960, 460  # pixels of a plot
+LEFT, BOTTOM, TOP, RIGHT = 76, 52, 16, 30  # pixels of a plot's margins
 UNKNOWN = "var(--ink)"
 """The colour of a solver whose algorithm is unknown."""
 
