@@ -21,7 +21,7 @@ from typing import Any
 from ..planning_lock import unlocked
 
 KB, MB = 1 << 10, 1 << 20
-RETURNS = 4
+MIN_RETURNS = 4
 """An entry that was evicted and rebuilt this many times no longer counts as new."""
 REMEMBERED = 8192
 """The number of evicted keys that are remembered, to count how often each returns."""
@@ -74,7 +74,7 @@ class Budget:
         entry.parts = [part for part in entry.parts if part.alive]
         for part in entry.parts:
             part.parents += 1
-        entry.new = new and self._returns.get(_key_hash(entry), 0) < RETURNS
+        entry.new = new and self._returns.get(_key_hash(entry), 0) < MIN_RETURNS
         self._entries.add(entry)
         self.nbytes += entry.nbytes
         if entry.new:

@@ -35,7 +35,7 @@ def _loaded() -> tuple[Any, str | None]:
         if error.name == f"{__package__}._launcher" or "No module named" in str(error):
             return None, "it is not built: python -m convdispatch.device.native.build says why, or builds it"
         return None, f"it does not load: {str(error).splitlines()[0]}"
-    from .build import sources  # imported late and cheaply, because PyTorch has already imported what it imports
+    from .build import sources  # imported only here; PyTorch has already imported the modules that it needs
 
     if module.__doc__ != sources():  # the module was built from other sources, as in a checkout that was updated since
         return None, "it is built from other sources: python -m convdispatch.device.native.build builds it anew"

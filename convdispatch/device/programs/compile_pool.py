@@ -39,11 +39,11 @@ _DEVICE_BYTES = 4 << 30
 """Bytes of a GPU's memory per compiler: its context takes half a gigabyte, and the net needs the rest later."""
 
 
-class _Local(threading.local):
+class _ThreadState(threading.local):
     pool: _Pool | None = None
 
 
-_local = _Local()
+_thread_state = _ThreadState()
 _active: contextvars.ContextVar[_Pool | None] = contextvars.ContextVar("convdispatch_compilers", default=None)
 
 
@@ -117,7 +117,7 @@ def run(tasks: Sequence[Callable[[], Any]]) -> None:
             task()
 
     def work() -> None:
-        _local.pool = pool
+        _thread_state.pool = pool
         while True:
             with lock:
                 task = next(remaining, None)
@@ -144,7 +144,7 @@ def compiled_in_child(
 
     ``build(context, options, text)`` compiles in this process, ``load(binary)`` loads what a child compiled.
     """
-    pool = _local.pool
+    pool = _thread_state.pool
     if pool is None or context.devices != [pool.device]:
         return None
     request = _Request(text, tuple(options), lambda: build(context, options, text))
@@ -162,7 +162,7 @@ def assembled_in_child(context: cl.Context, binary: bytes, options: Sequence[str
     nothing was compiled, the driver most likely has it already, and no child is started. A child's errors are ignored,
     because this process loads the binary anyway.
     """
-    pool = _local.pool
+    pool = _thread_state.pool
     if pool is None or not pool.started or context.devices != [pool.device] or not _keeps_machine_code(pool.device):
         return
     request = _Request(binary, tuple(options), lambda: None)

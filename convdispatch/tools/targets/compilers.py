@@ -233,7 +233,7 @@ def _intel(target: str, text: str, folder: Path) -> list[Kernel]:
 
 
 def _nvidia(target: str, text: str, folder: Path) -> list[Kernel]:
-    # Clang 19 knows no architecture beyond sm_90, whose PTX later ones take.
+    # Clang 19 knows no architecture beyond sm_90; later architectures run the PTX of sm_90.
     old = "sm_90" if int(target.removeprefix("sm_")) > 90 else target
     options = ["--target=nvptx64-nvidia-nvcl", f"-march={old}"]
     # NVIDIA's compiler knows asm, inlines every such function, and has no half arithmetic.
