@@ -258,8 +258,7 @@ def new_serial_queue(device: cl.Device) -> cl.CommandQueue | None:
 
 
 def is_synchronous(queue: cl.CommandQueue) -> bool:
-    """Whether commands are complete when the call that enqueues them returns, as on Intel's serial queue of this
-    thread."""
+    """Whether commands are complete when the enqueuing call returns, as on Intel's serial queue of this thread."""
     return any(queue is each for each in _threads.__dict__.get("serial", {}).values())
 
 

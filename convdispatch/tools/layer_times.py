@@ -134,8 +134,7 @@ def rows(graph: Any, ours: Iterable[Step], theirs: Iterable[Step]) -> list[Row]:
 
 
 def _row_of_step(rows_so_far: list[Row], owner: dict[str, Row], shared_rows: Sequence[Row], step: Step) -> Row:
-    """Return the row of a step: the first row with which it shares nodes, merged with the other such rows, or a new
-    row."""
+    """The row of a step: the first row with which it shares nodes, merged with the other such rows, or a new row."""
     indices = sorted({next(i for i, row in enumerate(rows_so_far) if row is shared) for shared in shared_rows})
     if not indices:
         rows_so_far.append(Row())

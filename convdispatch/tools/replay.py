@@ -164,8 +164,7 @@ class Compared:
     failures: dict[str, str] = field(default_factory=dict)
 
     def ratio(self, problem: str) -> float | None:
-        """Time there over time here until the result is there: above 1 this machine is faster; None where a trace did
-        not wait."""
+        """Time there over time here until the result is ready, so above 1 if this machine is faster, or None."""
         there, here = self.problems[problem]
         return there.done_us / here.done_us if there and here and there.done_us and here.done_us else None
 

@@ -15,15 +15,13 @@ if TYPE_CHECKING:
 
 
 class Library:
-    """Operations on one library's arrays; the methods here use ``__cuda_array_interface__``, which Numba's arrays
-    have."""
+    """Operations on one library's arrays; the methods here use ``__cuda_array_interface__``, as Numba's arrays do."""
 
     name = "an array with __cuda_array_interface__"
     immutable = False
     """Whether the library's arrays are immutable, so that they cannot be ``out``."""
     records_gradients = False
-    """Whether the library's arrays are PyTorch tensors, which can be checked quickly for changes since the last
-    call."""
+    """Whether the library's arrays are PyTorch tensors, whose changes since the last call are quick to detect."""
 
     def device(self, array: Any) -> int | None:
         """The number of the CUDA device; None for host memory."""
@@ -86,8 +84,7 @@ class Library:
         raise NotImplementedError
 
     def finished(self, array: Any, stream: CudaStream) -> Any:
-        """The array that the caller gets for a result, its own array or one from ``empty``, once the call is
-        launched."""
+        """The array that the caller gets for a result, its own or one from ``empty``, once the call is launched."""
         return array
 
     def keep(self, stream: CudaStream, held: Any) -> None:

@@ -287,8 +287,7 @@ def imported(capsule: Any, use: bool = True) -> tuple[Imported, Any]:
 
 
 def dlpack_device_of(queue: cl.CommandQueue) -> tuple[int, int]:
-    """Returns DLPack's (device type, device number) of a queue; (0, 0), which is no DLPack device, for OpenCL-only
-    memory."""
+    """The DLPack (device type, device number) of a queue; (0, 0), which DLPack does not use, for OpenCL-only memory."""
     if runtime.device_info(queue.device).type == "cpu":
         return CPU, 0
     cuda = cuda_of(queue.device)

@@ -26,8 +26,7 @@ MIN_RETURNS = 4
 REMEMBERED = 8192
 """The number of evicted keys that are remembered, to count how often each returns."""
 LOW_WATER = 0.9
-"""Once a limit is exceeded, entries are evicted down to this share of it, because evicting one at a time takes too
-long."""
+"""Once a limit is exceeded, entries are evicted down to this share of it: evicting one at a time takes too long."""
 
 
 class _Entry:
@@ -84,8 +83,7 @@ class Budget:
         return self._shrink(entry)
 
     def hold(self, entry: _Entry, parts: list[_Entry] | None) -> None:
-        """Add an entry to the parts of the value that is being built, so that it is not evicted before the value is
-        cached."""
+        """Add an entry to the parts of the value that is being built, so that it is not evicted before the value is."""
         if parts is not None and entry not in parts:
             with self.lock:
                 entry.parents += 1

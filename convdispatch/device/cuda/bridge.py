@@ -236,8 +236,7 @@ def _make_postponed_calls() -> None:
 
 @atexit.register
 def _make_all_calls() -> None:
-    """Make every postponed host call now: no thread makes them once the interpreter ends, and drivers may wait for
-    them."""
+    """Make every postponed host call now: no thread makes them after the interpreter's end, and drivers may wait."""
     with _watched_changed:
         bridges = list(_watched)
     for bridge in bridges:

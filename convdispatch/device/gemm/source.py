@@ -201,8 +201,7 @@ class Packing(NamedTuple):
     """Work items of the packing kernel's launch along each axis."""
     local: tuple[int, int, int] | None
     numbers: tuple[Any, ...]
-    """Sizes that are passed as kernel arguments where that costs nothing, so that a network's many operands share one
-    program."""
+    """Sizes that are passed as kernel arguments where that costs nothing, so that many operands share one program."""
 
 
 def packing(spec: GemmSpec, config: Mapping[str, Any], letter: str) -> Packing:

@@ -175,8 +175,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def make_room(device: cl.Device) -> bool:
-    """Free unused blocks of the device's pools; returns False in ``no_wait``, where a thread must not wait, and when
-    frozen."""
+    """Free unused blocks of the device's pools; returns False in ``no_wait``, where no wait is allowed, or frozen."""
     if no_wait.depth or current_policy().frozen:
         return False
     # If no block could be freed, the allocation that follows fails and reports it.

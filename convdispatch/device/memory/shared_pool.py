@@ -56,8 +56,7 @@ def cuda_address(memory: cl.MemoryObject) -> int | None:
 
 
 def shared_block(address: int) -> tuple[cl.MemoryObject, int] | None:
-    """Returns (buffer, byte offset) of the pool memory at a CUDA ``address``, and keeps it in use; None for other
-    memory."""
+    """The (buffer, byte offset) of the pool memory at a CUDA ``address``, kept in use; None for other memory."""
     for start, block in list(_blocks.items()):
         if start <= address < start + block.size and (lease := block.lease()) is not None:
             import pyopencl as cl
@@ -167,8 +166,7 @@ class Arena:
 
 @functools.lru_cache(maxsize=1024)
 def rounded(size: int) -> int:
-    """The size of the block for ``size`` bytes: powers of two in slabs; larger sizes are an eighth of a power of two
-    apart."""
+    """The size of the block for ``size`` bytes: powers of two in slabs, beyond them eighths of a power of two."""
     if size <= _SLAB // 2:
         return max(SMALLEST, 1 << (size - 1).bit_length())
     step = max(_SLAB, 1 << ((size - 1).bit_length() - 4))

@@ -86,8 +86,7 @@ class IntraOpLaunches:
 
 
 def lend_queues(device: cl.Device) -> None:
-    """Lend the native call path queues for one more call, if it has no idle queues for PyTorch's present number of
-    threads."""
+    """Lend the native call path queues for one more call, if no idle ones fit PyTorch's present number of threads."""
     context, count = int(runtime.context(device).int_ptr), thread_count()
     native = loading.module()
     if not native.has_idle(context, count):

@@ -201,8 +201,7 @@ def folder() -> Path | None:
 
 @functools.lru_cache(maxsize=4)
 def _default_folder(*_: str | None) -> Path:
-    """The user's cache folder for these environment variables, cached because computing it takes as long as reading a
-    small file."""
+    """The user's cache folder for these environment variables, cached because that is as slow as reading a file."""
     return Path(platformdirs.user_cache_dir("convdispatch")) / "kernels"
 
 

@@ -18,8 +18,7 @@ _LAUNCH_QUERIES = re.compile(
     r"get_(?:num_groups|global_size|global_offset|global_linear_id|group_linear_id)\b"
     r"\s*(?:\(\s*([0-2])\s*\))?"
 )
-"""Matches functions whose results differ between a launch of a part and of the whole; group 1 is the axis, if it is a
-number."""
+"""Matches functions whose results differ between a part's launch and the whole's; group 1 is an axis's number."""
 _GROUP = "get_group_id"
 _BARE = re.compile(rf"{_GROUP}\b(?!\s*\()")
 """Matches the name get_group_id without a call, which a macro with an argument cannot replace."""

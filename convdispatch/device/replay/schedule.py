@@ -24,8 +24,7 @@ class Step:
     awaited: bool = False
     """Whether a step on another queue waits for this one."""
     starts: bool = False
-    """Whether the step depends on no other and is not on the first queue, so that it must wait for that queue's earlier
-    commands."""
+    """Whether the step depends on no other and is on another queue than the first, for whose commands it must wait."""
 
 
 @dataclass(frozen=True)

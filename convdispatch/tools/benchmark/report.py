@@ -104,8 +104,7 @@ class Measured:
     """The number of processors that other processes kept busy during the measurement."""
     peak_bytes: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
-    """The settings that must be equal for a resumed run to reuse this measurement: plugins' sources, solver, peers,
-    search."""
+    """The settings that must be equal for a resumed run to reuse this: plugins' sources, solver, peers, search."""
 
     @property
     def parsed(self) -> ConvProblem:

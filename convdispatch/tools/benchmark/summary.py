@@ -139,8 +139,7 @@ class Net:
     chosen_ms: float | None = 0.0
     roof_ms: float | None = 0.0
     peers: dict[str, tuple[float, float, int]] = field(default_factory=dict)
-    """For each peer, the sum of its times, the sum of our times over the same layers, and the number of these
-    layers."""
+    """For each peer, the sum of its times, the sum of our times over the same layers, and how many layers these are."""
     ratios: dict[str, float | None] = field(default_factory=dict)
     """For each peer, the geometric mean of its time over ours."""
     batch: tuple[int, ...] = ()

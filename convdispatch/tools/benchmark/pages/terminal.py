@@ -28,8 +28,7 @@ FIGURES = {
     "workspace": 8,
     "regret": 7,
 }
-"""The columns of a layer's figures and their ranks; columns of the highest rank are left out first on a narrow
-terminal."""
+"""The columns of a layer's figures and their ranks; the highest ranks are left out first on a narrow terminal."""
 
 
 def number(value: float | None, digits: int = 3) -> str:
