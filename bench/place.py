@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+import convdispatch
 from convdispatch import ConvProblem, Tensor
 from convdispatch.device import runtime
 
-__all__ = ["Place", "options_of"]
+__all__ = ["Place", "call", "options_of"]
 
 
 def options_of(problem: ConvProblem) -> dict[str, Any]:
@@ -26,6 +27,30 @@ def options_of(problem: ConvProblem) -> dict[str, Any]:
         "layout": problem.layout,
         "math": problem.math,
     }
+
+
+def call(problem: Any, arrays: Mapping[str, Any], **more: Any) -> Any:
+    """The result of a problem's call on x, w, y, bias and residual by name; ``more`` is ``out`` and ``queue``."""
+    more |= options_of(problem) | ({"accumulate": True} if problem.accumulate else {})
+    last = {"activation": problem.activation, "residual": arrays.get("residual")}
+    if problem.direction == "fwd":
+        return convdispatch.conv(arrays["x"], arrays["w"], arrays.get("bias"), **more, **last)
+    if problem.direction == "bwd_weights":
+        return convdispatch.conv_backward_weights(arrays["x"], arrays["y"], problem.w_shape, **more)
+    if problem.bias or problem.residual or problem.activation:
+        left = tuple(_output_padding(problem, axis) for axis in problem.axes)
+        bias = arrays.get("bias")
+        return convdispatch.conv_transpose(arrays["y"], arrays["w"], bias, output_padding=left, **more, **last)
+    # The batch is the array's own: a problem of one batch describes calls on others.
+    shape = (arrays["y"].shape[0], *problem.x_shape[1:])
+    return convdispatch.conv_backward_data(arrays["y"], arrays["w"], shape, **more)
+
+
+def _output_padding(problem: Any, axis: str) -> int:
+    """Elements at the far end that no output reads: the output padding of the transposed convolution."""
+    size, kernel, stride, dilation = (getattr(problem, letter + axis) for letter in "iksd")
+    padded = size + getattr(problem, "p" + axis) + getattr(problem, f"p{axis}_r")
+    return (padded - dilation * (kernel - 1) - 1) % stride
 
 
 @dataclass(frozen=True)

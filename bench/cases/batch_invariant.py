@@ -24,10 +24,10 @@ import numpy as np
 
 from bench.cases.choice import cuda_work, mean, race
 from bench.drawn import KINDS, drawn
-from bench.place import Place, options_of
+from bench.place import Place, call
 from bench.timer import graph_side, medians, stream_side
 from bench.workers import Lost, farm
-from convdispatch import ConvDispatchError, ConvProblem, conv, conv_backward_data, inference, policy
+from convdispatch import ConvDispatchError, ConvProblem, inference, policy
 from convdispatch.device import runtime
 from convdispatch.measurement.search.trial import Harness
 from convdispatch.measurement.search.trialdata import random_operands
@@ -107,11 +107,8 @@ def layers(kind: str, seed: int, number: str = "float32") -> Iterator[ConvProble
 def call_of(place: Place, problem: ConvProblem) -> tuple[Compute, np.ndarray]:
     """A function of images that computes a layer, and images."""
     operands = random_operands(problem, 1)
-    w, options = place.bring(operands["w"]), options_of(problem)
-    if problem.direction == "fwd":
-        return lambda x: conv(x, w, **options), operands["x"]
-    shape = problem.x_shape[1:]
-    return lambda y: conv_backward_data(y, w, (len(y), *shape), **options), operands["y"]
+    source, w = "x" if problem.direction == "fwd" else "y", place.bring(operands["w"])
+    return lambda images: call(problem, {source: images, "w": w}), operands[source]
 
 
 def under(invariant: bool, compute: Compute, *images: Any) -> Callable[..., Any]:

@@ -33,7 +33,6 @@ from typing import Any
 import click
 
 from bench.drawn import KINDS, drawn
-from bench.place import options_of
 from bench.workers import Lost, farm
 
 NEAR = 1.6
@@ -116,7 +115,7 @@ def cuda_work(problem: Any) -> Callable[[int], None]:
     """``work(number)``: the public call, on sets of tensors in turn that together exceed the cache."""
     import torch
 
-    import convdispatch as cd
+    from bench.place import call
     from bench.timer import sets_of
 
     kind, shaped = getattr(torch, problem.dtype), {name: getattr(problem, name + "_shape") for name in "xwy"}
@@ -124,16 +123,10 @@ def cuda_work(problem: Any) -> Callable[[int], None]:
         {name: torch.randn(shape, device="cuda").to(kind) for name, shape in shaped.items()}
         for _ in range(sets_of(problem.bytes))
     ]
-    keys = options_of(problem)
 
     def work(turn: int) -> None:
-        given = sets[turn % len(sets)]
-        if problem.direction == "fwd":
-            cd.conv(given["x"], given["w"], out=given["y"], **keys)
-        elif problem.direction == "bwd_data":
-            cd.conv_backward_data(given["y"], given["w"], shaped["x"], out=given["x"], **keys)
-        else:
-            cd.conv_backward_weights(given["x"], given["y"], shaped["w"], out=given["w"], **keys)
+        operands = sets[turn % len(sets)]
+        call(problem, operands, out=operands[problem.written])
 
     return work
 

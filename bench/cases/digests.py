@@ -8,21 +8,12 @@ python -m bench digests --device cuda     # PyTorch's tensors on CUDA
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import click
 import numpy as np
 
-from bench.place import Place, options_of
-from convdispatch import (
-    ConvDispatchError,
-    ConvProblem,
-    constant,
-    conv,
-    conv_backward_data,
-    conv_backward_weights,
-    conv_transpose,
-)
+from bench.place import Place, call
+from convdispatch import ConvDispatchError, ConvProblem, constant
 from convdispatch.device import runtime
 from convdispatch.measurement.conformance import digests
 
@@ -31,35 +22,11 @@ def result(place: Place, problem: ConvProblem) -> np.ndarray:
     """What the public call gives for the problem's seeded operands."""
     operands = digests.operands(problem)
     arrays = {name: place.bring(np.ascontiguousarray(array)) for name, array in operands.items()}
-    options: dict[str, Any] = options_of(problem)
-    if problem.accumulate:
-        options |= {"out": arrays["initial"], "accumulate": True}
-    fused = {
-        "bias": arrays["bias"] if problem.bias else None,
-        "residual": arrays["residual"] if problem.residual else None,
-        "activation": problem.activation,
-    }
-    w = constant(arrays["w"]) if problem.constant_weights else arrays["w"]
-    if problem.direction == "fwd":
-        return place.fetch(conv(arrays["x"], w, **fused, **options))
-    if problem.direction == "bwd_weights":
-        return place.fetch(conv_backward_weights(arrays["x"], arrays["y"], problem.w_shape, **options))
-    if problem.bias:
-        least = transposed_sizes(problem)
-        sizes = [getattr(problem, "i" + axis) for axis in problem.axes]
-        options["output_padding"] = tuple(size - each for size, each in zip(sizes, least, strict=True))
-        return place.fetch(conv_transpose(arrays["y"], w, **fused, **options))
-    return place.fetch(conv_backward_data(arrays["y"], w, problem.x_shape, **options))
-
-
-def transposed_sizes(problem: ConvProblem) -> list[int]:
-    """The sizes of a transposed convolution's result without ``output_padding``."""
-
-    def size(axis: str) -> int:
-        of = {letter: getattr(problem, letter + axis) for letter in "oskdp"}
-        return (of["o"] - 1) * of["s"] + (of["k"] - 1) * of["d"] + 1 - of["p"] - getattr(problem, f"p{axis}_r")
-
-    return [size(axis) for axis in problem.axes]
+    if problem.constant_weights:
+        arrays["w"] = constant(arrays["w"])
+    unused = {"bias": problem.bias, "residual": problem.residual, "initial": False}
+    operands = {name: array for name, array in arrays.items() if unused.get(name, True)}
+    return place.fetch(call(problem, operands, **({"out": arrays["initial"]} if problem.accumulate else {})))
 
 
 @click.command()

@@ -23,16 +23,7 @@ from convdispatch.api.errors import ConvDispatchError
 from convdispatch.device import runtime
 from convdispatch.device.gemm import Axis, GemmPlan, GemmSpec, Matrix, configs, packed_layout
 from convdispatch.device.gemm.configs import cpu_configs, gpu_configs
-
-# sum = sum * x + y in CHAINS independent chains of V a work item: nothing but multiply-adds.
-PEAK = """
-kernel void peak(global V *out, ACC x, ACC y) {
-  %(declare)s
-  for (int i = 0; i < STEPS; ++i) { %(step)s }
-  V total = %(total)s;
-  out[get_global_id(0)] = total;
-}
-"""
+from convdispatch.measurement.peaks import measure_roof
 
 
 class Bench:
@@ -66,30 +57,7 @@ class Bench:
 
     def peak(self, dtype: str) -> float:
         """Multiply-add operations a second, two a multiply-add, in the accumulation type."""
-        acc = DTYPES[dtype].accumulator
-        cpu = self.info.type == "cpu"
-        wide = self.info.simd_width // (2 if acc == "double" else 1)
-        best = 0.0
-        for lanes, chains in (
-            [(wide, 24), (wide, 12), (max(1, wide // 2), 12)] if cpu else [(1, 16), (1, 32), (2, 8), (4, 8)]
-        ):
-            names = [f"s{i}" for i in range(chains)]
-            vector = f"{acc}{lanes}" if lanes > 1 else acc
-            steps = 20000 if cpu else 4096
-            text = f"#define V {vector}\n#define ACC {acc}\n#define STEPS {steps}\n" + PEAK % {
-                "declare": " ".join(f"V {name} = (V)({i}) + (ACC)get_global_id(0);" for i, name in enumerate(names)),
-                "step": " ".join(f"{name} = {name} * x + y;" for name in names),
-                "total": " + ".join(names),
-            }
-            items = self.info.compute_units * (8 if cpu else 2048)
-            kernel = cl.Program(self.context, text).build().peak
-            scalar = np.dtype("float64" if acc == "double" else "float32")
-            kernel.set_scalar_arg_dtypes([None, scalar, scalar])
-            out = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, items * lanes * 8)
-            local = (1,) if cpu else (min(256, self.info.max_work_group_size),)
-            seconds, _, _ = self.time(lambda: kernel(self.queue, (items,), local, out, 0.999, 0.001))  # noqa: B023
-            best = max(best, 2.0 * items * lanes * chains * steps / seconds)
-        return best
+        return measure_roof(self.device, dtype, matrix=False).flops.rate
 
 
 def make_spec(m: int, n: int, k: int, batch: int, dtype: str, layout: str, alignment: int) -> GemmSpec:

@@ -2,14 +2,11 @@
 
     python -m bench soak --minutes 60                      # the default device
     python -m bench soak --minutes 60 --device pocl --seed 7
-    python -m bench soak --minutes 10 --jobs 14 --device nvidia   # fourteen processes on one device, seeds 0 to 13
     python -m bench soak --minutes 60 --one   # a problem by one solver, in turns of equal time: more problems a minute
     python -m bench soak --problem fwd_f32_mb1ic3ih8iw8oc4kh3kw3   # one problem again, as a failure names it
-    python -m bench soak --minutes 30 --problems 100000 --state soak.json   # pieces, until all are done
     python -m bench soak --minutes 30 --kept 4   # caches so small that they are full at once: what grows then leaks
 
-Each problem follows from the seed and its number alone, so a run that ended, or was killed, goes on behind the last
-number in its state.
+Each problem follows from the seed and its number alone.
 
 Ranks, groups, strides, dilations, paddings by side, dtypes, layouts, ``math``, epilogues and directions are drawn at
 random, as are NumPy or device arrays, and whole numbers (exact where the solver claims it) or normal ones. The output
@@ -19,15 +16,14 @@ The exit status is 1 where a result was wrong, a call failed, or one of the thre
 
 from __future__ import annotations
 
-import collections
 import ctypes
 import dataclasses
 import faulthandler
 import fnmatch
+import itertools
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -38,8 +34,7 @@ from typing import Any
 import click
 import numpy as np
 
-import convdispatch
-from bench import again
+from bench.place import call as public_call
 from convdispatch import ConvProblem, policy, runtime
 from convdispatch.api.activations import ACTIVATIONS
 from convdispatch.api.errors import ConvDispatchError, ConvDispatchWarning, InvalidProblem
@@ -81,24 +76,6 @@ class Count:
     """By solver: seconds, most of them the compiler's."""
     worst: dict[str, float] = dataclasses.field(default_factory=dict)
     """By solver: the largest error as a share of what is allowed, on normal data."""
-    drawn: int = 0
-    """Problems that were drawn, also those that no solver of the name took: where the next piece goes on."""
-    pieces: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """Of each process: its seconds, problems, and what it held a minute, ``[minute, MiB, descriptors, threads]``."""
-
-    @classmethod
-    def resumed(cls, file: Path | None) -> Count:
-        """What the pieces before came to."""
-        if file is None or not file.exists():
-            return cls()
-        return cls(**json.loads(file.read_text(encoding="utf-8"))["count"])
-
-    def keep(self, file: Path | None, seed: int) -> None:
-        """Write the state, whole or not at all."""
-        if file is not None:
-            draft = file.with_suffix(".draft")
-            draft.write_text(json.dumps({"seed": seed, "count": dataclasses.asdict(self)}) + "\n", encoding="utf-8")
-            draft.replace(file)
 
 
 def draw(source: random.Random) -> ConvProblem:
@@ -144,46 +121,19 @@ def call(problem: ConvProblem, data: Data, queue: Any) -> np.ndarray:
     inner[...] = data.operands.get("initial", np.nan)
     arrays = {name: array for name, array in data.operands.items() if name != "initial"}
     if queue is None:
-        _public(problem, arrays, inner, None)
+        public_call(problem, arrays, out=inner)
     else:
         import pyopencl.array as cla
 
         whole = cla.to_device(queue, held)
         out = whole[GUARD : held.size - GUARD].reshape(problem.out_shape)
-        _public(problem, {name: cla.to_device(queue, array) for name, array in arrays.items()}, out, queue)
+        on_device = {name: cla.to_device(queue, array) for name, array in arrays.items()}
+        public_call(problem, on_device, out=out, queue=queue)
         held = whole.get()
         inner = held[GUARD:-GUARD].reshape(problem.out_shape)
     if not (np.isnan(held[:GUARD]).all() and np.isnan(held[held.size - GUARD :]).all()):
         raise ValueError("written outside the output")
     return inner
-
-
-def _public(problem: ConvProblem, arrays: dict[str, Any], out: Any, queue: Any) -> None:
-    sizes = {"stride": "s", "dilation": "d"}
-    given: dict[str, Any] = {
-        word: tuple(getattr(problem, letter + axis) for axis in problem.axes) for word, letter in sizes.items()
-    }
-    given["padding"] = tuple((getattr(problem, "p" + axis), getattr(problem, f"p{axis}_r")) for axis in problem.axes)
-    given |= {"groups": problem.g, "layout": problem.layout, "math": problem.math, "out": out, "queue": queue}
-    last = {"activation": problem.activation, "residual": arrays.get("residual")}
-    if problem.direction == "fwd":
-        convdispatch.conv(arrays["x"], arrays["w"], arrays.get("bias"), **given, **last)
-    elif problem.direction == "bwd_weights":
-        accumulate = problem.accumulate
-        convdispatch.conv_backward_weights(arrays["x"], arrays["y"], problem.w_shape, accumulate=accumulate, **given)
-    elif problem.bias or problem.residual or problem.activation:
-        left = tuple(_left_over(problem, axis) for axis in problem.axes)
-        bias = arrays.get("bias")
-        convdispatch.conv_transpose(arrays["y"], arrays["w"], bias, output_padding=left, **given, **last)
-    else:
-        convdispatch.conv_backward_data(arrays["y"], arrays["w"], problem.x_shape, **given)
-
-
-def _left_over(problem: ConvProblem, axis: str) -> int:
-    """Elements at the far end that no output reads: the output padding of the transposed convolution."""
-    size, kernel, stride, dilation = (getattr(problem, letter + axis) for letter in "iksd")
-    padded = size + getattr(problem, "p" + axis) + getattr(problem, f"p{axis}_r")
-    return (padded - dilation * (kernel - 1) - 1) % stride
 
 
 def judge(problem: ConvProblem, got: np.ndarray, data: Data, limit: float) -> tuple[float, bool]:
@@ -271,70 +221,22 @@ def held() -> dict[str, int]:
     return {"MiB": mib, "descriptors": len(list(Path("/proc/self/fd").iterdir())), "threads": int(lines["Threads"])}
 
 
-def together(jobs: int, seed: int, options: list[str], out: Path | None) -> int:
-    """Run so many processes of seeds that follow each other; prints their sum. Returns 1 where one of them does."""
-    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        files = [Path(folder, f"{number}.json") for number in range(jobs)]
-        command = [*again("soak"), *options]
-        running = [
-            subprocess.Popen([*command, "--seed", str(seed + number), "--out", str(file)])
-            for number, file in enumerate(files)
-        ]
-        codes = [each.wait() for each in running]
-        reports = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
-    solvers = collections.Counter()
-    for report in reports:
-        solvers.update(report["solvers"])
-    said = {name: sum(report[name] for report in reports) for name in ("problems", "results", "cancelled")}
-    said |= {name: [line for report in reports for line in report[name]] for name in ("wrong", "failed", "grown")}
-    said |= {"solvers": dict(solvers), "codes": codes, "most": [report["most"] for report in reports]}
-    print(json.dumps(said, indent=1), flush=True)
-    if out is not None:
-        out.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
-    return int(any(codes))
-
-
 @click.command()
 @click.option("--minutes", default=60.0, show_default=True)
 @click.option("--device", help="As CONVDISPATCH_DEVICE names it.")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--jobs", default=1, show_default=True, help="Processes; what takes long is mostly the compiler.")
 @click.option("--problem", "texts", multiple=True, help="Only this one; may repeat.")
 @click.option("--solver", default="*", show_default=True, help="Only solvers of this name; a glob.")
 @click.option("--one", is_flag=True, help="Each problem by one solver: the one that had least time so far.")
-@click.option("--problems", default=None, type=int, help="End when so many were drawn, by all pieces together.")
-@click.option(
-    "--state", type=click.Path(path_type=Path, dir_okay=False), help="Go on where this file says, and keep it."
-)
 @click.option("--kept", default=None, type=int, help="Programs and plans that stay cached, and no memory.")
 @click.option("--most-mib", default=2048, show_default=True, help="Resident memory that counts as a leak.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write what it came to there, as JSON.")
-def main(
-    minutes: float,
-    device: str | None,
-    seed: int,
-    jobs: int,
-    texts: tuple[str, ...],
-    solver: str,
-    one: bool,
-    problems: int | None,
-    state: Path | None,
-    kept: int | None,
-    most_mib: int,
-    out: Path | None,
-) -> None:
+def main(minutes: float, device: str | None, seed: int, texts: tuple[str, ...], **options: Any) -> None:
     """Run for so many minutes, or once over the problems named; see the module's text."""
-    if jobs > 1:
-        options = {"minutes": minutes, "solver": solver, "most-mib": most_mib, "kept": kept, "device": device}
-        given = [word for name, value in options.items() if value for word in ("--" + name, str(value))]
-        given += ["--one"] * one
-        sys.exit(together(jobs, seed, given, out))
+    solver, one, kept, most_mib = (options[name] for name in ("solver", "one", "kept", "most_mib"))
     faulthandler.enable()
     warnings.simplefilter("error", ConvDispatchWarning)
     warnings.filterwarnings("ignore", message="performance database")
-    queue, count = runtime.queue(runtime.find_device(device)), Count.resumed(state)
-    piece = {"first": count.drawn, "seconds": 0, "held": []}
-    count.pieces.append(piece)
+    queue, count = runtime.queue(runtime.find_device(device)), Count()
     if kept:
         keep_at_most(kept)
     began, reported, early, late = time.monotonic(), 0.0, None, None
@@ -344,17 +246,12 @@ def main(
         for kind in ("integer", "real"):
             for on_device in (False, True):
                 soak(ConvProblem.parse(text), kind, queue, on_device, solver, False, count)
+    numbers = itertools.count()
     while not texts and (spent := time.monotonic() - began) < 60 * minutes:
-        if problems is not None and count.drawn >= problems:
-            print(f"all {problems} problems are done", flush=True)
-            break
-        source = random.Random(f"{seed} {count.drawn}")
-        count.drawn += 1
+        source = random.Random(f"{seed} {next(numbers)}")
         problem = draw(source)
         kind, on_device = source.choice(("integer", "real")), source.random() < 0.5
         faulthandler.dump_traceback_later(HANGS_S, exit=True)  # a call that hangs is named by the last line
-        if os.environ.get("SOAK_NAMES"):
-            print(problem, kind, flush=True)
         soak(problem, kind, queue, on_device, solver, one, count)
         faulthandler.cancel_dump_traceback_later()
         if kept:
@@ -367,14 +264,8 @@ def main(
             late = {name: min((late or now)[name], now[name]) for name in now}
         if spent - reported > 60:
             reported = spent
-            piece["seconds"] = round(spent)
-            piece["held"].append([round(spent / 60), *now.values()])
-            count.keep(state, seed)
             print(f"{spent / 60:6.1f} min: {count.problems} problems, {count.results} results, "
                   f"{len(count.wrong)} wrong, {len(count.failed)} failed; {now}", flush=True)  # fmt: skip
-    piece["seconds"] = round(time.monotonic() - began)
-    if not texts:
-        count.keep(state, seed)
     late = late or held()
     early = early or late
     grown = [
@@ -385,8 +276,6 @@ def main(
     said = {**dataclasses.asdict(count), "seconds": round(time.monotonic() - began), "seed": seed, "grown": grown}
     said |= {"device": str(runtime.device_info(queue.device)), "early": early, "late": late, "most": most}
     print(json.dumps(said, indent=1), flush=True)
-    if out is not None:
-        out.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
     sys.exit(1 if count.wrong or count.failed or grown else 0)
 
 

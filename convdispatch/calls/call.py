@@ -11,6 +11,7 @@ from ..api.problem import ConvProblem
 from ..device import runtime
 from ..measurement import first_sight
 from ..selection import dispatch
+from ..selection.prepared import Constant
 from ..selection.visible_problem import operand_sizes
 from .arguments import PLACES
 
@@ -26,6 +27,9 @@ class Call:
     ``second`` and ``written`` are the indices into (x, w, y) of the two inputs and of the result.
     """
 
+    fast_path: Any = None
+    """``path(input1, input2, out, queue, bias, constant, residual)`` makes the call on arrays that kernels use in place
+    and returns the result, or None if it has done nothing. None itself if nothing is quicker than ``generally``."""
     host = False
     """Whether operands are in host memory."""
     launches: Any = None
@@ -57,6 +61,43 @@ class Call:
         self.sizes = operand_sizes(problem)
         self.out_shape = problem.out_shape
         self.empty = math.prod(self.out_shape) == 0 or problem.mb == 0
+
+    def __call__(
+        self,
+        x: Any,
+        w: Any,
+        y: Any,
+        bias: Any = None,
+        constant: Constant | None = None,
+        residual: Any = None,
+        queue: Any = None,
+    ) -> Any:
+        """Run the call; returns the array that is written, for host memory with its values computed."""
+        if type(w) is Constant:
+            constant, w = w, w.array
+        operands, result = (x, w, y), None
+        queue = queue or self.ask()
+        try:
+            if self.fast_path is not None:
+                input1, input2, out = operands[self.first], operands[self.second], operands[self.written]
+                result = self.fast_path(input1, input2, out, queue, bias, constant, residual)
+            if result is None:
+                result = self.generally([x, w, y], bias, constant, residual, queue)
+        except MemoryError as error:
+            raise_no_room(self.out_shape, error)
+        if self.count is not None:
+            self.count(self.solver)
+        return result
+
+    def generally(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, queue: Any) -> Any:
+        """Make the call on any arrays: operands that kernels cannot read in place are copied before, and the result is
+        copied to an array that they cannot write in place."""
+        raise NotImplementedError
+
+    @staticmethod
+    def ask() -> Any:
+        """The queue of a call that names none; None if the arrays have their own."""
+        return None
 
     def prepare(self, context: cl.Context) -> None:
         """Choose the plan, or take it from the cache. Raises as ``dispatch.prepare``."""

@@ -36,32 +36,32 @@ def described_call(request: Request, library: Library | None, devices: Sequence[
     if library is None:
         return _own_call(request, input1)
     assert devices is not None
-    number = devices[PLACES[request.direction][0]]
+    device = devices[PLACES[request.direction][0]]
     return (
-        _stream_call(request, library, input1, number, devices)
-        if number is not None
+        _stream_call(request, library, input1, device, devices)
+        if device is not None
         else _library_call(request, library, input1, devices)
     )
 
 
-def _stream_call(request: Request, library: Library, input1: Any, number: int, devices: Sequence[Any]) -> Call:
-    """The call for another library's arrays on a CUDA device."""
+def _stream_call(request: Request, library: Library, input1: Any, device: Any, devices: Sequence[Any]) -> Call:
+    """The call for another library's arrays on a device with streams."""
     from .arrays.stream_arrays import StreamArrays
     from .stream_call import StreamCall, refuse_capture
 
     if request.queue is not None:
-        raise InvalidArgument("arrays on a CUDA device go to their library's current stream: pass no queue")
+        raise InvalidArgument(f"arrays on {library.title(device)} go to their library's current stream: pass no queue")
     if request.quantization is not None:
-        problem = _quantized_on_cuda(request, library, number)
+        problem = _quantized_on_stream(request, library, device)
     else:
         dtype = _one_library(request, library, devices)
         problem = _problem(request, dtype)
         if dtype not in DTYPES:
             raise InvalidArgument(f"arrays must be of {', '.join(DTYPES)}, got {dtype}")
-    stream = library.stream(input1, number)
+    stream = library.stream(input1, device)
     if problem.mb:
         refuse_capture(problem, stream)
-    arrays = StreamArrays(library, number, problem)
+    arrays = StreamArrays(library, device, problem)
     through_host = functools.partial(_through_host, library, stream.device)
     return StreamCall(problem, stream, arrays, names=request.roles, through_host=through_host)
 
@@ -71,7 +71,7 @@ def _library_call(request: Request, library: Library, input1: Any, devices: Sequ
     kinds = {type(array) for array in request.arrays if array is not None}
     if request.quantization is not None:
         if any(device is not None for device in devices[:5]):
-            raise InvalidArgument("x is in host memory, and another operand on a CUDA device: bring them to one place")
+            raise InvalidArgument("x is in host memory, and another operand on a device: bring them to one place")
     elif kinds != {type(input1)} or any(device is not None for device in devices[:5]):
         _one_library(request, library, devices)
     *operands, bias, residual = (view_of(library, array) for array in request.arrays)
@@ -166,7 +166,7 @@ def _one_library(request: Request, library: Library, devices: Sequence[Any]) -> 
         elif library_of(type(plain)) is not library:
             raise InvalidArgument(f"{name} must be a {library.name} as {role} is, got {type(plain).__name__}")
         elif device != devices[index]:
-            place, found = ("on the host" if n is None else f"on CUDA's device {n}" for n in (devices[index], device))
+            place, found = ("on the host" if n is None else f"on {library.title(n)}" for n in (devices[index], device))
             raise InvalidArgument(f"{name} must be where {role} is: {role} is {place}, {name} is {found}")
         else:
             found_dtype = library.dtype(plain)
@@ -202,7 +202,7 @@ def _check_quantized(request: Request, problem: ConvProblem, input1: Any) -> Non
     table_of(request.quantization, problem, request.bias, request.options[4])
 
 
-def _quantized_on_cuda(request: Request, library: Library, number: int) -> ConvProblem:
+def _quantized_on_stream(request: Request, library: Library, device: Any) -> ConvProblem:
     x, w, out = request.operands
     plain = w.array if isinstance(w, Constant) else w
     w_kind = dtype_name(plain.dtype) if isinstance(plain, np.ndarray) else library.dtype(plain)
@@ -211,8 +211,8 @@ def _quantized_on_cuda(request: Request, library: Library, number: int) -> ConvP
         plain = array.array if isinstance(array, Constant) else array
         if plain is None or (isinstance(plain, np.ndarray) and isinstance(array, Constant)):
             continue
-        if library_of(type(plain)) is not library or library.place(plain) != number:
-            raise InvalidArgument(f"{name} must be a {library.name} on CUDA's device {number}, as x is")
+        if library_of(type(plain)) is not library or library.place(plain) != device:
+            raise InvalidArgument(f"{name} must be a {library.name} on {library.title(device)}, as x is")
         kind = library.dtype(plain), tuple(plain.shape)
         if name != "w" and kind != (problem.out_dtype, problem.y_shape):
             raise InvalidArgument(

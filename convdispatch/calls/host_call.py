@@ -24,7 +24,7 @@ from ..selection.prepared import Constant
 from ..selection.single_thread import prefers_one_thread
 from .arrays.host_arrays import HostArrays
 from .arrays.operands import check_written, native
-from .call import Call, raise_no_room
+from .call import Call
 from .guarded_replay import replay_on_host
 
 if TYPE_CHECKING:
@@ -55,15 +55,11 @@ class HostCall(Call):
         if not self.empty:
             self.prepare(context)
         one_thread = pointers and self.prepared is not None and prefers_one_thread(self.prepared)
-        self.ask = host_queue(self.device, one_thread)
-        """A function that returns the calling thread's queue, for calls that name none."""
+        self.ask = host_queue(self.device, one_thread)  # type: ignore[method-assign]
         self.launch: Any = None
         """``launch(addresses, queue, constant)`` runs the call on addresses of x, w, y, bias and residual, 0 for a
         missing operand; returns False, and launches nothing, if an operand has no address or overlaps with the
         result."""
-        self.fast_path: Any = None
-        """A function that makes the call on arrays that kernels use in place; returns the result, or None if it has
-        done nothing."""
         if self.prepared is None:
             return
         place: Any = HostPlace(self.device, in_pytorch) if pointers else CopyPlace(context, problem.accumulate)
@@ -82,38 +78,7 @@ class HostCall(Call):
         if arrays is not None:
             self.fast_path = _fast_path(self, run, recover)
 
-    def __call__(
-        self,
-        x: Any,
-        w: Any,
-        y: Any,
-        bias: Any = None,
-        constant: Constant | None = None,
-        residual: Any = None,
-        queue: Any = None,
-    ) -> Any:
-        """Run the call and wait for its result."""
-        if type(w) is Constant:
-            constant, w = w, w.array
-        operands, result = (x, w, y), None
-        queue = queue or self.ask()
-        try:
-            if self.fast_path is not None:
-                input1, input2, out = operands[self.first], operands[self.second], operands[self.written]
-                result = self.fast_path(input1, input2, out, queue, bias, constant, residual)
-            if result is None:
-                result = self.generally(operands, bias, constant, residual, queue)
-        except MemoryError as error:
-            raise_no_room(self.out_shape, error)
-        if self.count is not None:
-            self.count(self.solver)
-        return result
-
-    def generally(
-        self, operands: Sequence[Any], bias: Any, constant: Constant | None, residual: Any, queue: Any
-    ) -> Any:
-        """Make the call on any arrays: those that kernels cannot read in place are copied before, and the result is
-        copied to an array that they cannot write in place."""
+    def generally(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, queue: Any) -> Any:
         arrays, out, copies = self.arrays, operands[self.written], []
         if out is not None:
             self._check_out(out)

@@ -17,6 +17,7 @@ from ..api.policy import current_policy, forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..device import runtime
 from ..device.commands.interface import Commands, thread
+from ..device.executable import W
 from ..device.places.queue import QueueEnqueue, QueuePlace
 from ..selection import dispatch
 from ..selection.prepared import Constant
@@ -62,33 +63,12 @@ class QueueCall(Call):
         """The launches of the fast path, if their only operands are x, w and y; else None."""
         self.fast_path = self._make_fast_path()
 
-    def __call__(
-        self,
-        x: Any,
-        w: Any,
-        y: Any,
-        bias: Any = None,
-        constant: Constant | None = None,
-        residual: Any = None,
-        queue: Any = None,
-    ) -> Any:
-        """Enqueue the call; returns the array that will be written."""
-        operands, result = [x, w, y], None
-        if self.fast_path is not None:
-            input1, input2, out = (operands[place] for place in self.places)
-            result = self.fast_path(input1, input2, out, queue, bias, residual)
-        if result is None:
-            result = self.generally(operands, bias, residual, queue)
-        if self.count is not None:
-            self.count(self.solver)
-        return result
-
     def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
         plain = self.fast_path is not None and all(each is None for each in given[3:])
         return replay_on_queue(self, given[:3], options, shape) if plain else None
 
-    def generally(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> Any:
-        """Make the call on any arrays of the context."""
+    def generally(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, queue: Any) -> Any:
+        """See Call; enqueued on a queue of the context."""
         if queue is None:
             queue = operands[self.first].queue
         if queue is not self.known:
@@ -104,7 +84,7 @@ class QueueCall(Call):
             for name, array in read.items():
                 if array is not None and overlaps(out, array):
                     refuse_shared(name)
-        event = self._zero(out, queue) if self.empty else self._enqueue(operands, bias, residual, queue)
+        event = self._zero(out, queue) if self.empty else self._enqueue(operands, bias, constant, residual, queue)
         if hasattr(out, "events") and event is not None:
             out.events[:] = (event,)
         return out
@@ -116,12 +96,13 @@ class QueueCall(Call):
         if not isinstance(queue, Commands) or (self.prepared is not None and self.prepared.recordable):
             self.known = queue
 
-    def _enqueue(self, operands: Sequence[Any], bias: Any, residual: Any, queue: Any) -> Any:
+    def _enqueue(self, operands: Sequence[Any], bias: Any, constant: Constant | None, residual: Any, queue: Any) -> Any:
         """Enqueue the call; returns the event of its last command."""
         reader, out = Operands(queue, self.context), operands[self.written]
         memory: list[Any] = [None, None, None]
         for place in (self.first, self.second):
-            memory[place] = reader.read(operands[place], self.strides[place])
+            array = constant if place == W and constant is not None else operands[place]
+            memory[place] = reader.read(array, self.strides[place])
         if bias is not None:
             bias = reader.read(bias, self._bias_strides)
         if residual is not None:
@@ -133,7 +114,6 @@ class QueueCall(Call):
             if is_overwritten:
                 residual = reader.copied(residual, out.nbytes)
         memory[self.written] = reader.write(out, self._out_strides, keep=self.problem.accumulate)
-        constant = operands[1] if type(operands[1]) is Constant else None
         memory += [bias, residual]
         return reader.finish(dispatch.run(self.prepared, queue, memory, reader.events or None, constant))
 
@@ -146,8 +126,7 @@ class QueueCall(Call):
         return writer.finish(runtime.fill(queue, memory, np.zeros(1, np.uint8), 0, out.nbytes, writer.events))
 
     def _make_fast_path(self) -> Callable[..., Any] | None:
-        """``path(input1, input2, out, queue, bias, residual)``, which returns the result, or None if it has done
-        nothing. None if only some operands carry events, or if weights are constant."""
+        """The fast path; None if only some operands carry events, or if weights are constant."""
         problem, prepared, carries = self.problem, self.prepared, self._carries
         if prepared is None or prepared.layered or problem.constant_weights or carries is None:
             return None
@@ -176,7 +155,9 @@ class QueueCall(Call):
                 before += array.events
             return array.base_data
 
-        def fast_path(input1: Any, input2: Any, out: Any, queue: Any, bias: Any = None, residual: Any = None) -> Any:
+        def fast_path(
+            input1: Any, input2: Any, out: Any, queue: Any, bias: Any = None, constant: Any = None, residual: Any = None
+        ) -> Any:
             if queue is None:
                 queue = input1.queue
             if (

@@ -1,8 +1,9 @@
-"""Calls on CUDA memory: programs that OpenCL compiled, launched by CUDA on the caller's stream, without copy or wait.
+"""Calls on the memory of a device with streams: programs that OpenCL compiled, launched on the caller's stream by the
+device's own driver (CUDA), without copy or wait.
 
-Arrays of every library on CUDA, PyTorch's operators and XLA's buffers are computed so. If CUDA cannot launch a program,
-a call on a library's arrays goes through the host, with one warning that says why, and a framework's call is left to
-the framework's own kernel.
+Arrays of every library on such a device, PyTorch's operators and XLA's buffers are computed so. If the driver cannot
+launch a program, a call on a library's arrays goes through the host, with one warning that says why, and a framework's
+call is left to the framework's own kernel.
 """
 
 from __future__ import annotations
@@ -18,13 +19,9 @@ from ..api.errors import ConvDispatchError, ConvDispatchWarning
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
 from ..device import runtime
-from ..device.cuda.ptx import Unlaunchable
-from ..device.cuda.stream import BLOCKED, CudaMemory, CudaStream
-from ..device.cuda_driver import NO_CONTEXT, CudaError
 from ..device.executable import BIAS, RESIDUAL, W
-from ..device.memory.allocator import out_of_memory
 from ..device.native import loading
-from ..device.places.stream import StreamLaunches, StreamPlace
+from ..device.places.stream import Stream, StreamMemory, Unlaunchable
 from ..device.programs.ptx_program import for_streams
 from ..selection import dispatch
 from ..selection.prepared import Constant, Prepared
@@ -37,12 +34,12 @@ _numbers = itertools.count()
 
 
 class StreamCall(Call):
-    """The call of one problem on a CUDA device, for one kind of arrays."""
+    """The call of one problem on a device with streams, for one kind of arrays."""
 
     def __init__(
         self,
         problem: ConvProblem,
-        stream: CudaStream,
+        stream: Stream,
         arrays: Any = None,
         *,
         names: Sequence[str] = ("x", "w", "y"),
@@ -51,7 +48,7 @@ class StreamCall(Call):
     ) -> None:
         """Plan, and load every program. ``arrays`` is a StreamArrays; without one ``launch`` is called with addresses
         alone. ``names`` are those of x, w, y for errors. ``through_host(problem, names, operands, bias, residual)``
-        computes a call whose programs CUDA cannot launch; without it Fallback is raised.
+        computes a call whose programs the driver cannot launch; without it Fallback is raised.
 
         Raises Fallback, or ConvDispatchError for a quantized call.
         """
@@ -70,59 +67,29 @@ class StreamCall(Call):
             except Unlaunchable as error:
                 self._use_host(error)
 
-    def __call__(
-        self,
-        x: Any,
-        w: Any,
-        y: Any,
-        bias: Any = None,
-        constant: Constant | None = None,
-        residual: Any = None,
-        queue: Any = None,
-    ) -> Any:
-        """Launch the call on the caller's stream; returns the array that will be written."""
-        if type(w) is Constant:
-            constant, w = w, w.array
-        operands, is_new = [x, w, y], (x, w, y)[self.written] is None
-        result = None if self.launches is None else self._fast_path(operands, bias, constant, residual, is_new)
-        if result is None:
-            result = self._slow_path(operands, bias, constant, residual, is_new)
-        if self.count is not None:
-            self.count(self.solver)
-        return result
-
-    def launch(self, stream: CudaStream, addresses: Sequence[int], constant: Constant | None = None) -> None:
+    def launch(self, stream: Stream, addresses: Sequence[int], constant: Constant | None = None) -> None:
         """Launch on ``addresses`` of x, w, y, bias and residual, 0 for missing operands.
 
         The caller keeps their memory alive until this returns. Raises as ``dispatch.run``, and Unlaunchable if weights
         cannot be packed, before anything else has run.
         """
-        stream.noted(self.solver)
+        stream.place.recent.append(self.solver)
         operand_addresses = [*addresses]
         if constant is not None and self.packs and self.launches is not None:
             operand_addresses[W] = self.packed(constant, stream, operand_addresses[W])
-        if not launched(self.launches, stream, operand_addresses):
+        if self.launches is None or not self.launches.run(stream, operand_addresses):
             operands: list[Any] = [
-                CudaMemory(address, size) if address else None
+                StreamMemory(address, size) if address else None
                 for address, size in zip(addresses, self.sizes, strict=True)
             ]
             dispatch.run(self.prepared, stream, operands, None, constant)  # type: ignore[arg-type]
         stream.check()
 
-    def launched_on(self, stream: CudaStream, addresses: list[int]) -> bool:
-        """Whether the kernels were launched on the operands' addresses; none is without memory or a CUDA context."""
-        stream.place.recent.append(self.solver)
-        if not launched(self.launches, stream, addresses):
-            return False
-        if BLOCKED:
-            stream.check()
-        return True
-
-    def packed(self, constant: Constant, stream: CudaStream, address: int) -> int:
+    def packed(self, constant: Constant, stream: Stream, address: int) -> int:
         """The address of the packed form, cached by ``constant``, of weights at an address. Raises Unlaunchable."""
         address_of_packed = constant.addresses.get(self.packed_key)
         if address_of_packed is None:
-            weights: Any = CudaMemory(address, self.sizes[W])
+            weights: Any = StreamMemory(address, self.sizes[W])
             packed_memory: Any = constant.packed(self.prepared, stream, weights)[0]  # type: ignore[arg-type]
             address_of_packed = constant.addresses[self.packed_key] = packed_memory.address
         return int(address_of_packed)
@@ -137,14 +104,16 @@ class StreamCall(Call):
     def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
         """See Call; PyTorch tensors use the native call path, if it is built and can make such a call."""
         plain = not self.problem.constant_weights and all(each is None for each in given[3:])
-        launcher = None if BLOCKED or not (plain and library.records_gradients) else loading.launcher()
+        if self.place.blocking or not (plain and library.records_gradients):
+            return None
+        launcher = loading.launcher()
         program = None if launcher is None or self.launches is None else self.program(launcher)
         if program is None:
             return None
         policy, kind = current_policy(), library.torch.Tensor
-        inputs = tuple(None if place == self.written else each for place, each in enumerate(given[:3]))
+        like = tuple(None if place == self.written else each for place, each in enumerate(given[:3]))
         try:
-            return launcher.replay(program, self.problem.direction, options, shape, policy, policy.frozen, kind, inputs)
+            return launcher.replay(program, self.problem.direction, options, shape, policy, policy.frozen, kind, like)
         except RuntimeError:  # PyTorch's objects do not have the layout that the native call path expects
             return None
 
@@ -154,20 +123,23 @@ class StreamCall(Call):
             self.native = converted or False
         return self.native or None
 
-    def _fast_path(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, is_new: bool) -> Any:
-        """Make the call on operands that kernels can read in place; returns the written array, or None for others,
-        without having done anything."""
-        arrays, written = self.arrays, self.written
-        if arrays.copies or not (is_new or arrays.is_result(operands[written])):
+    def fast_path(
+        self, input1: Any, input2: Any, out: Any, queue: Any, bias: Any, constant: Constant | None, residual: Any
+    ) -> Any:
+        """See Call."""
+        arrays, written, is_new = self.arrays, self.written, out is None
+        if self.launches is None or arrays.copies or not (is_new or arrays.is_result(out)):
             return None
+        operands: list[Any] = [None, None, None]
+        operands[self.first], operands[self.second] = input1, input2
         if constant is not None and isinstance(operands[W], np.ndarray):
             return None
-        input1 = operands[self.first]
         stream = arrays.stream(input1)
         if not arrays.is_current(stream):
             return None
         if is_new:
-            operands[written] = arrays.allocate(input1, stream)
+            out = arrays.allocate(input1, stream)
+        operands[written] = out
         addresses = arrays.addresses(operands, bias, residual, stream)
         if addresses is None:
             return None
@@ -181,16 +153,21 @@ class StreamCall(Call):
             self._refuse_overlap(addresses, bias)
             if residual is not None and self._overlapped(addresses[written], fifth, self.sizes[RESIDUAL]):
                 return None
-        return operands[written] if self.launched_on(stream, addresses) else None
+        stream.place.recent.append(self.solver)
+        if not self.launches.run(stream, addresses):
+            return None
+        if stream.place.blocking:
+            stream.wait()
+        return out
 
-    def _slow_path(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, is_new: bool) -> Any:
-        """Make the call on any operands; those that kernels cannot read in place are copied."""
+    def generally(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, queue: Any) -> Any:
+        """See Call; nothing waits."""
         arrays, written, caller_operands = self.arrays, self.written, tuple(operands)
-        input1 = operands[self.first]
+        input1, is_new = operands[self.first], operands[self.written] is None
         stream = arrays.stream(input1)
-        if operands[written] is None:
+        if is_new:
             operands[written] = arrays.allocate(input1, stream)
-        elif not is_new:
+        else:
             arrays.check_result(operands[written], self.check_out)
         out, size = operands[written], self.sizes[written]
         with stream.current():
@@ -212,12 +189,10 @@ class StreamCall(Call):
             arrays.keep(stream, (*caller_operands, bias, residual, out))
         return out
 
-    def _run(
-        self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, stream: CudaStream
-    ) -> None:
+    def _run(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, stream: Stream) -> None:
         arrays, written = self.arrays, self.written
         regions: list[Any] = [
-            constant.on_device(stream)
+            constant.on_device(stream)  # type: ignore[arg-type]
             if place == W and constant is not None and isinstance(array, np.ndarray)
             else arrays.memory(array, stream, self.sizes[place], place == written)
             for place, array in enumerate(operands)
@@ -252,66 +227,53 @@ class StreamCall(Call):
             refuse_shared("bias")
 
     def _overlapped(self, out: int, address: int, size: int) -> bool:
-        """Whether the result at ``out`` shares bytes with ``size`` bytes at ``at``."""
+        """Whether the result at ``out`` shares bytes with ``size`` bytes at ``address``."""
         return address < out + self.sizes[self.written] and out < address + size
 
     def _use_host(self, error: Unlaunchable) -> None:
         """Make the call go through the host from now on. Raises Fallback for a framework's call."""
+        what = f"cannot run on a {self.place.kind.upper()} stream"
         if self.problem.quantized:
             raise ConvDispatchError(
-                f"{self.solver} cannot run {self.problem} on a CUDA stream: {error}; call with NumPy's arrays or a "
-                "pyopencl.array.Array"
+                f"{self.solver} {what} ({self.problem}): {error}; call with NumPy's arrays or a pyopencl.array.Array"
             ) from error
         if self._through_host is None:
-            raise Fallback(f"{self.solver} cannot run on a CUDA stream: {error}") from None
+            raise Fallback(f"{self.solver} {what}: {error}") from None
         reason = self.host_reason = str(error)
         if (self.solver, reason) not in _warned:
             _warned.add((self.solver, reason))
             warnings.warn(
-                f"{self.solver} cannot run on a CUDA stream, its problems ({self.problem}) go through the host and "
-                f"OpenCL's queue, with copies and waits: {reason}",
+                f"{self.solver} {what}, its problems ({self.problem}) go through the host and OpenCL's queue, with "
+                f"copies and waits: {reason}",
                 ConvDispatchWarning,
                 stacklevel=4,
             )
 
 
-def launched(launches: StreamLaunches | None, stream: CudaStream, addresses: list[int]) -> bool:
-    """Whether a plan's kernels were launched on these addresses; none is without memory or a CUDA context."""
-    if launches is None:
-        return False
-    try:
-        launches.run(stream, addresses)
-    except CudaError as error:
-        if not (out_of_memory(error) or error.status == NO_CONTEXT):
-            raise
-        return False
-    return True
-
-
-def loaded_launches(prepared: Prepared, stream: CudaStream) -> StreamLaunches | None:
-    """Load every program of a plan for CUDA, before any of its kernels runs; returns its launches, or None if it has
-    other commands.
+def loaded_launches(prepared: Prepared, stream: Stream) -> Any:
+    """Load every program of a plan for a stream's device, before any of its kernels runs; returns its launches, or
+    None if it has other commands.
 
     Raises Unlaunchable.
     """
     if not prepared.recordable:
-        if getattr(prepared.plan, "streams", False) and not prepared.layered:
+        if prepared.takes(stream):
             return None
         why = "layers see OpenCL's queues" if prepared.layered else "it enqueues by its own means, on OpenCL's queues"
         raise Unlaunchable(why)
     queue = runtime.queue(stream.device)
-    launches = prepared.executable(queue).bind(StreamPlace(stream.place.cuda))
+    launches = prepared.executable(queue).bind(stream.place)
     if launches is None:
         for command in prepared.recorded(queue).commands:
-            command.make(lambda slot: CudaMemory(0, slot.size), stream)
+            command.make(lambda slot: StreamMemory(0, slot.size), stream)
     return launches
 
 
-def refuse_capture(problem: ConvProblem, stream: CudaStream) -> None:
+def refuse_capture(problem: ConvProblem, stream: Stream) -> None:
     """Raises ConvDispatchError for a first call while a stream is captured."""
     with stream.current():
         if stream.capturing():
             raise ConvDispatchError(
-                f"{problem} is new here: a first call chooses, compiles and loads its programs, which a CUDA graph "
+                f"{problem} is new here: a first call chooses, compiles and loads its programs, which a graph "
                 "cannot capture; make one call before the capture"
             )

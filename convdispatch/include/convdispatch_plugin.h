@@ -25,7 +25,7 @@
 extern "C" {
 #endif
 
-#define CONVDISPATCH_PLUGIN_VERSION 1
+#define CONVDISPATCH_PLUGIN_VERSION 2
 
 #ifdef _WIN32
 #define CONVDISPATCH_EXPORT __declspec(dllexport)
@@ -53,7 +53,8 @@ enum { CONVDISPATCH_NCHW = 1, CONVDISPATCH_NHWC = 2 };
 enum { CONVDISPATCH_CPU = 1, CONVDISPATCH_GPU = 2, CONVDISPATCH_ACCELERATOR = 3 };
 enum { /* dtypes; sums are float32 or wider, of float64 float64, of integers int32 */
   CONVDISPATCH_FLOAT32 = 1, CONVDISPATCH_FLOAT64 = 2, CONVDISPATCH_FLOAT16 = 3, CONVDISPATCH_BFLOAT16 = 4,
-  CONVDISPATCH_INT8 = 5, CONVDISPATCH_UINT8 = 6, CONVDISPATCH_INT32 = 7
+  CONVDISPATCH_INT8 = 5, CONVDISPATCH_UINT8 = 6, CONVDISPATCH_INT32 = 7,
+  CONVDISPATCH_FLOAT8_E4M3 = 8, CONVDISPATCH_FLOAT8_E5M2 = 9 /* quantized: one byte each, sums float32 */
 };
 enum { /* math: how exact a result of float32 must be */
   CONVDISPATCH_MATH_FLOAT32 = 1,     /* relative error (norm, against float64) of at most 1e-5, for any data */
@@ -70,7 +71,8 @@ enum { /* a solver's promises: bits */
   CONVDISPATCH_EXACT = 2,             /* small integers give exact results, as a direct sum does */
   CONVDISPATCH_SPREADS_NONFINITE = 4, /* an infinity or NaN may reach outputs that do not read it (transforms) */
   CONVDISPATCH_REPRODUCIBLE = 8,      /* computes problems of MATH_REPRODUCIBLE too */
-  CONVDISPATCH_BATCH_INVARIANT = 16   /* an image's result does not depend on how many and which are beside it */
+  CONVDISPATCH_BATCH_INVARIANT = 16,  /* an image's result does not depend on how many and which are beside it */
+  CONVDISPATCH_CONFINES_NONFINITE = 32 /* an infinity or NaN reaches only outputs that read it: runs under strict_nan */
 };
 
 /* x is [mb, ic, id, ih, iw], w [oc, ic / g, kd, kh, kw], y [mb, oc, od, oh, ow], each contiguous; with
@@ -158,6 +160,14 @@ struct convdispatch_solver {
   /* Called once, after the last enqueue. On a queue or stream that may still be at work: OpenCL's counts of references
    * hold what its commands need; release CUDA memory in the stream's order. */
   void (*free)(void *plan);
+
+  /* Since version 2. Constant weights in a form of the solver's own, which the host keeps beside them; both or neither.
+   * `packed` says its bytes, of problems with constant_weights; 0: w is read as it is. `pack`, in the order that
+   * `enqueue` keeps, reads call->w and writes all of call->y, that form; there is no other operand, and no workspace.
+   * Then `enqueue` gets the form as call->w, also of another plan of an equal problem and config. */
+  int32_t (*packed)(const convdispatch_solver *, const convdispatch_problem *, const convdispatch_device *,
+                    const char *config, uint64_t *bytes);
+  int32_t (*pack)(void *plan, const convdispatch_call *, char *text, size_t size);
 };
 
 typedef struct convdispatch_plugin {

@@ -14,7 +14,7 @@ from ..calls.arrays.accepted import refuse_mask
 from ..calls.arrays.array_library import Library
 from ..calls.arrays.known_libraries import library_of
 from ..device import runtime
-from ..device.cuda.stream import CudaMemory, CudaStream
+from ..device.places.stream import Stream, StreamMemory
 from ..device.replay.program import Program
 from ..elementwise.tensor import Tensor
 from .graph import map_operands
@@ -119,7 +119,7 @@ class InferenceNet:
     def __call__(self, *inputs: Any) -> Any:
         """The result for inputs of the built shapes: tensors (new ones, on the net's queue), or arrays of their kind.
 
-        Arrays of another library on the net's CUDA device are read, and results written, on that library's current
+        Arrays of another library on the net's device are read, and results written, on that library's current
         stream, on which the net runs as a CUDA graph.
         """
         if self._quick is not None and (results := self._quick(inputs)) is not None:
@@ -135,7 +135,7 @@ class InferenceNet:
         if any(library_of(type(given)) is not library for given in inputs) or len(set(devices)) > 1:
             raise InvalidArgument(f"the net's inputs must all be of {library.name}, in one place")
         if devices[0] is not None:
-            return self._call_on_cuda(library, inputs, library.stream(inputs[0], devices[0]))
+            return self._call_on_stream(library, inputs, library.stream(inputs[0], devices[0]))
         views = [library.host(given) for given in inputs]
 
         def change(array: np.ndarray) -> Any:
@@ -189,8 +189,8 @@ class InferenceNet:
         """The net on the host's arrays in place, None where there is none; why it runs in the device's own threads."""
         return HostNet.of(self._lowered, self._threads)
 
-    def _call_on_cuda(self, library: Library, inputs: Sequence[Any], stream: CudaStream) -> Any:
-        """The result for another library's arrays on a CUDA device, all of it on one stream."""
+    def _call_on_stream(self, library: Library, inputs: Sequence[Any], stream: Stream) -> Any:
+        """The result for another library's arrays on a device with streams, all of it on one stream."""
         if stream.device != self._program.queue.device:
             raise InvalidArgument(f"the net was built on {self._program.queue.device.name}, got arrays on {stream}")
         with stream.current():
@@ -198,7 +198,7 @@ class InferenceNet:
                 self._check(tuple(given.shape), library.dtype(given), slot_tensor)
                 given = given if library.contiguous(given) else library.compact(given)
                 address, owner = library.address(given, stream)
-                source = CudaMemory(address, slot_tensor.nbytes, owner)
+                source = StreamMemory(address, slot_tensor.nbytes, owner)
                 stream.copy(self._program.memory(slot_tensor.base_data), source, slot_tensor.nbytes)
             self._program.run_on(stream)
 
@@ -208,7 +208,7 @@ class InferenceNet:
                 tensor = tensor if tensor.contiguous else tensor.copy()
                 fetched = library.empty(tensor.shape, inputs[0], stream)
                 address, owner = library.address(fetched, stream)
-                stream.copy(CudaMemory(address, tensor.nbytes, owner), tensor.base_data, tensor.nbytes, tensor.offset)
+                stream.copy(StreamMemory(address, tensor.nbytes, owner), tensor.base_data, tensor.nbytes, tensor.offset)
                 return library.finished(fetched, stream)
 
             results = map_operands(fetch, self._lowered.output)
@@ -225,8 +225,8 @@ class InferenceNet:
         if self.watch is not None:
             self.watch.pin(self)
 
-    def run(self, stream: CudaStream | None = None) -> cl.Event | None:
-        """Replay without bringing or fetching, perhaps on a CUDA stream; see ``inputs`` and ``output``."""
+    def run(self, stream: Stream | None = None) -> cl.Event | None:
+        """Replay without bringing or fetching, perhaps on a stream; see ``inputs`` and ``output``."""
         self._pin()
         if stream is not None:
             self._program.run_on(stream)

@@ -16,7 +16,7 @@ from ..calls.framework.host import cpu_device, refuse_dtype
 from ..calls.host_call import HostCall
 from ..calls.stream_call import StreamCall
 from ..device import runtime
-from ..device.cuda.stream import CudaStream, place_of
+from ..device.places.stream import KINDS, stream_kind
 from ..device.programs.kernels import Programs
 from . import counting
 from .ffi import Frame, handler
@@ -39,7 +39,8 @@ def register() -> None:
     """Tell XLA of the handlers, once; programs that were exported or cached by another process run then too."""
     from jax import ffi
 
-    for platform, compute in (("cpu", _on_host), ("CUDA", _on_cuda)):
+    on_streams = ((stream_kind(name).xla, functools.partial(_on_stream, name)) for name in KINDS)
+    for platform, compute in (("cpu", _on_host), *((xla, compute) for xla, compute in on_streams if xla)):
         capsule, held = handler(compute)
         _alive.append(held)
         ffi.register_ffi_target(TARGET, capsule, platform=platform)
@@ -63,7 +64,7 @@ def _made(platform: str, problem: ConvProblem, number: int) -> HostCall | Stream
         device = cpu_device(pointers=True)
         refuse_dtype(problem, device)
         return HostCall(problem, runtime.context(device))
-    stream = CudaStream(place_of(number), 0)
+    stream = stream_kind(platform).numbered(number).stream(0)
     refuse_dtype(problem, stream.device)
     return StreamCall(problem, stream)
 
@@ -83,11 +84,11 @@ def _on_host(frame: Frame) -> None:
     counting.ours(call.solver)
 
 
-def _on_cuda(frame: Frame) -> None:
+def _on_stream(kind: str, frame: Frame) -> None:
     """Give the launches to XLA's stream; scratch memory is XLA's, where it has room."""
-    call = call_for("cuda", frame.text, frame.device)
+    call = call_for(kind, frame.text, frame.device)
     borrowed: list[Callable[[], None]] = []
-    own = CudaStream(call.place, frame.stream)
+    own = call.place.stream(frame.stream)
 
     def allocate(size: int) -> tuple[int, Any]:
         try:
@@ -97,7 +98,7 @@ def _on_cuda(frame: Frame) -> None:
         borrowed.append(free)
         return address, None
 
-    stream = CudaStream(call.place, frame.stream, allocate)
+    stream = call.place.stream(frame.stream, allocate)
     try:
         with stream.current():
             if not call.empty:

@@ -13,6 +13,7 @@ from ..api.policy import promising
 from ..calls.framework.fallback import Fallback
 from ..calls.framework.host import cpu_device
 from ..device import runtime
+from ..device.places.stream import stream_kind
 from ..selection.explanation import explain as explain_problem
 from .lowering import planned
 from .primitive import conv_p, jax_conv_p, settings_in_force
@@ -58,7 +59,7 @@ def explain(function: Callable[..., Any], *arguments: Any) -> Explained:
     settings = dict(settings_in_force() or {"math": None})
     math = settings.pop("math")
     platform = "cpu" if jax.default_backend() == "cpu" else "cuda"
-    found = cpu_device(pointers=True) if platform == "cpu" else _cuda_device()
+    found = cpu_device(pointers=True) if platform == "cpu" else stream_kind(platform).numbered(0).device
     info = runtime.device_info(found)
     layers = []
     for place, equation in enumerate(_convolutions(jax.make_jaxpr(function)(*arguments).jaxpr), 1):
@@ -73,12 +74,6 @@ def explain(function: Callable[..., Any], *arguments: Any) -> Explained:
             answer = explain_problem(plan.problem, info)
         layers.append(Layer(name, str(plan.problem), answer.chosen, answer.why))
     return Explained(str(info), tuple(layers))
-
-
-def _cuda_device() -> Any:
-    from ..device.cuda.stream import place_of
-
-    return place_of(0).device
 
 
 def _convolutions(jaxpr: Any) -> Iterator[Any]:

@@ -20,9 +20,10 @@ from ..api.errors import InvalidArgument
 from ..api.policy import promising
 from ..api.problem import MATHS
 from ..calls.framework.enabled import Enabled as Enabled
+from ..device.places.stream import KINDS
 from .lowering import lower
 
-_PLATFORMS = ("cpu", "cuda")
+_PLATFORMS = ("cpu", *KINDS)
 _NAMES = ("conv_general_dilated", "conv_general_dilated_p")
 jax_conv_p = theirs.conv_general_dilated_p
 _lock = threading.RLock()
@@ -42,7 +43,7 @@ def _rebound(function: Any) -> Any:
 
 def _lowering_of_jax(platform: str) -> Any:
     expand = functools.partial(theirs._conv_general_dilated_lower, expand_complex_convolutions=True)
-    return expand if platform in ("cpu", "cuda") else theirs._conv_general_dilated_lower
+    return expand if platform in _PLATFORMS else theirs._conv_general_dilated_lower
 
 
 conv_p = theirs.lax.standard_primitive(

@@ -41,25 +41,15 @@ def environment(device: DeviceInfo, packages: Sequence[str] = ("convdispatch", "
     }
 
 
-def read_reports(
-    path: Path, from_json: Callable[[Any], T], from_lines: Callable[[list[str]], T] | None = None
-) -> list[T]:
-    """The report of a JSON file, or those of all kinds of device of a cluster; ``from_lines`` reads any other text.
+def read_reports(path: Path, from_json: Callable[[Any], T]) -> list[T]:
+    """The report of a JSON file, or those of all kinds of device of a cluster.
 
     Raises InvalidArgument, which names the file.
     """
     try:
-        text = plainfile.read_text(path)
-        values = None
-        try:
-            values = jsontext.loads(text)
-        except ValueError:
-            if from_lines is None:
-                raise
+        values = jsontext.loads(plainfile.read_text(path))
         if values == []:
             raise InvalidArgument("it holds no report")
-        if values is None and from_lines is not None:
-            return [from_lines(text.splitlines())]
         return [from_json(each) for each in (values if isinstance(values, list) else [values])]
     except InvalidArgument as error:
         raise InvalidArgument(f"{path}: {error}") from None

@@ -17,6 +17,7 @@ from ..device.cache.artifact_store import forbid_unstored
 from ..device.commands.host_memory import HostQueue
 from ..device.commands.interface import Commands
 from ..device.commands.queues import commands_of
+from ..device.places.stream import KINDS as STREAMS
 from ..device.startup_profile import layer, phase
 
 if TYPE_CHECKING:
@@ -96,8 +97,8 @@ class Constant:
                         found = _pack(prepared, commands, queue, w, wait_for)
                     commands.flush()  # The commands are flushed, because other queues may wait for the packed weights.
                     self._packed[key], made = found, True
-        # On CUDA packed weights are never evicted: a captured graph may hold nothing but their address.
-        if made and commands.kind != "cuda":
+        # Packed weights of streams are never evicted: a captured graph may hold nothing but their address.
+        if made and commands.kind not in STREAMS:
             # ``packed_for`` is called without the lock, because it may evict packed forms of these same weights.
             prepared.packed_for(self)
         memory, event = found
@@ -108,10 +109,10 @@ class Constant:
         return memory, event
 
     def release(self, pack_key: Any) -> None:
-        """Release the packed forms of a pack key, except those on CUDA. Calls under way hold ``addresses``, and by it
-        the memory that they read, so the dictionary is replaced and not changed."""
+        """Release the packed forms of a pack key, except those of streams. Calls under way hold ``addresses``, and by
+        it the memory that they read, so the dictionary is replaced and not changed."""
         with self._lock:
-            gone = {key for key in self._packed if key[1] == pack_key and key[0] != "cuda"}
+            gone = {key for key in self._packed if key[1] == pack_key and key[0] not in STREAMS}
             memory = [self._packed[key][0] for key in gone]
             self._packed = {key: each for key, each in self._packed.items() if key not in gone}
             self.addresses = {key: at for key, at in self.addresses.items() if not any(at is each for each in memory)}

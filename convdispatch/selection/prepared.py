@@ -16,9 +16,9 @@ from ..device import runtime
 from ..device.commands.interface import Commands, thread
 from ..device.commands.queues import OpenCLQueue, commands_of
 from ..device.commands.recording import Recording, Slot
-from ..device.cuda.ptx import Unlaunchable
 from ..device.executable import OUTPUTS, Executable, W
 from ..device.memory.allocator import out_of_memory, same_memory
+from ..device.places.stream import Unlaunchable
 from ..device.plans.steps import StepPlan
 from ..device.programs.kernels import KernelPlan, Launch, build, kernel_text
 from .choice.ranking import Candidate
@@ -63,8 +63,6 @@ class Prepared:
         self.layered = bool(plugins().layers)
         self.recordable = getattr(plan, "recordable", True) and not self.layered
         """Whether the plan enqueues all its commands through the plugin interface, so that they can be recorded."""
-        self.streams = getattr(plan, "streams", False) and not self.layered
-        """Whether a plan that enqueues commands by itself also accepts a CUDA stream instead of an OpenCL queue."""
         self.bare = not self.layered and self._epilogue is None and not (problem.bias or problem.residual)
         """Whether a call is nothing but ``plan.enqueue(queue, x, w, y, workspace, wait_for)``."""
 
@@ -110,12 +108,17 @@ class Prepared:
         """Let the plan enqueue on ``commands``."""
         if type(commands) is OpenCLQueue:
             return self._enqueue(commands.queue, operands, wait_for)
-        if self.recordable or (commands.kind == "cuda" and self.streams):
+        if self.recordable or self.takes(commands):
             try:
                 return self._enqueue(commands, operands, wait_for)
             except (AttributeError, TypeError) as error:
                 raise self.misused(commands, error) from error
         return commands.call(self._enqueue_own, operands, self.solver.name, wait_for)
+
+    def takes(self, commands: Any) -> bool:
+        """Whether a plan that enqueues by its own means does so on these commands too: ``streams`` says CUDA's."""
+        on_cuda = getattr(commands, "kind", "") == "cuda" and not self.layered
+        return on_cuda and bool(getattr(self.plan, "streams", False))
 
     def _slots(self) -> list[Slot | None]:
         """Return the slots of x, w, y, bias and residual in a recording; ``w`` is the packed form, where there is
@@ -170,8 +173,8 @@ class Prepared:
         )
 
     def _enqueue_own(self, queue: Any, *operands: Any, wait_for: Any = None) -> Any:
-        """A plan of its own means, which a replay may hand a CUDA stream. Raises Unlaunchable."""
-        if not self.streams and isinstance(queue, Commands):
+        """A plan of its own means, which a replay may hand a stream. Raises Unlaunchable."""
+        if isinstance(queue, Commands) and not self.takes(queue):
             raise Unlaunchable(f"{self.solver.name} enqueues by its own means, on OpenCL's queues")
         return self._enqueue(queue, operands, wait_for)
 

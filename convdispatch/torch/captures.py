@@ -1,4 +1,4 @@
-"""Makes a CUDA graph capture wait for pending compilations, and keeps plans unchanged until the capture has ended."""
+"""Makes the capture of a stream's graph wait for pending compilations, and keeps plans unchanged until it has ended."""
 
 from __future__ import annotations
 
@@ -7,18 +7,38 @@ from typing import Any
 
 import torch
 
+from ..calls.arrays.known_libraries import library_of
 from ..calls.framework import autotune, tiers
+from ..device.places.stream import StreamPlace, stream_kind
+
+
+def _streams() -> tuple[type[StreamPlace], Any]:
+    """The kind of streams that this build of PyTorch has, and PyTorch's module of them."""
+    library: Any = library_of(torch.Tensor)
+    kind = stream_kind(library.stream_kind)
+    return kind, getattr(torch, kind.torch_type)
+
+
+def device_type() -> str:
+    """The type of PyTorch's devices with streams."""
+    return _streams()[0].torch_type
 
 
 def capturing() -> bool:
-    """Whether the current CUDA stream is being captured."""
-    return torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    """Whether the current stream is being captured."""
+    kind, module = _streams()
+    if not (kind.torch_graph and module.is_available() and module.is_initialized()):
+        return False
+    return bool(module.is_current_stream_capturing())
 
 
 def watch_captures() -> None:
-    """Patch ``torch.cuda.CUDAGraph`` so that a capture waits for pending work and keeps plans unchanged; once per
-    process."""
-    graph: Any = torch.cuda.CUDAGraph
+    """Patch PyTorch's class of captured graphs so that a capture waits for pending work and keeps plans unchanged; once
+    per process."""
+    kind, module = _streams()
+    if not kind.torch_graph:
+        return
+    graph: Any = getattr(module, kind.torch_graph)
     begin, end = graph.capture_begin, graph.capture_end
     if getattr(begin, "keeps_plans_out", False):
         return

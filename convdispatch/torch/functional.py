@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..device.places.stream import KINDS
 from .compile import native_layers
 from .compile.fused_operator import fused_convolution, unfused
 from .compile.operators import convolution, in_autocast
@@ -49,7 +50,7 @@ def _operator(x: torch.Tensor) -> Any:
 def _plain(x: torch.Tensor, w: torch.Tensor, bias: Any, *geometry: Any) -> torch.Tensor:
     """PyTorch's operator, which autocast does not know on CPUs: it knows what is above it."""
     kind = x.device.type
-    if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
+    if kind in ("cpu", *KINDS) and torch.is_autocast_enabled(kind):
         x, w, bias = in_autocast(kind, (x, w, bias))
     return torch.ops.aten.convolution.default(x, w, bias, *geometry)
 

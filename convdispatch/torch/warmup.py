@@ -20,6 +20,7 @@ from ..api.policy import policy
 from ..calls.framework import autotune, tiers
 from ..calls.framework.fallback import Fallback
 from ..calls.planner_pool import progress_line
+from ..device.places.stream import KINDS
 from ..device.programs import compile_pool
 from . import ranks
 from .dispatch import engine, routing
@@ -50,7 +51,7 @@ def prepare(model: torch.nn.Module, *inputs: Any, **named: Any) -> dict[str, Any
         unwrapped_model(*inputs, **named)
     tasks, reasons = list(calls.values()), {}
     first_task = ranks.share(len(tasks))
-    devices = (each.device for each in unwrapped_model.parameters() if each.device.type in ("cpu", "cuda"))
+    devices = (each.device for each in unwrapped_model.parameters() if each.device.type in ("cpu", *KINDS))
     with compiled_side_by_side(tasks[first_task:] + tasks[:first_task], next(devices, None)):
         outcomes = [_outcome(task) for task in tasks]
     engine.prepared(calls)
@@ -119,15 +120,15 @@ def keeping_buffers(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _numbers(model: torch.nn.Module) -> list[int]:
-    """The numbers of the CUDA devices that hold the model."""
-    return sorted({each.get_device() for each in model.parameters() if each.is_cuda})
+    """The numbers of the devices with streams that hold the model."""
+    return sorted({each.get_device() for each in model.parameters() if each.device.type in KINDS})
 
 
 def _compilers(device: torch.device | None) -> Any:
     """A context in which compilers run in parallel for a device of PyTorch's."""
     with contextlib.suppress(Fallback):
-        if device is not None and device.type == "cuda":
-            from .eager.cuda_stream import device as opencl_device
+        if device is not None and device.type in KINDS:
+            from .eager.stream_tensors import device as opencl_device
 
             return compile_pool.side_by_side(opencl_device(torch.empty(0, device=device)), for_cuda=True)
         if device is not None:
@@ -150,7 +151,7 @@ def _recorder(calls: dict[Any, Callable[[], Any]]) -> Any:
     class Recorder(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
             named = named or {}
-            if function not in operators or len(arguments) < 9 or arguments[0].device.type not in ("cpu", "cuda"):
+            if function not in operators or len(arguments) < 9 or arguments[0].device.type not in ("cpu", *KINDS):
                 if torch.is_inference_mode_enabled():  # in inference mode, ``conv2d`` has not been decomposed yet
                     with self:
                         result = function.decompose(*arguments, **named)

@@ -42,7 +42,7 @@ class _Seen:
         self.sample: Sample | None = None
         # The weak reference keeps the storage's address reserved, not its memory, so that no other storage can get the
         # same one.
-        self.storage = tensor.untyped_storage()._weak_ref() if tensor.is_cuda else 0
+        self.storage = tensor.untyped_storage()._weak_ref() if _on_stream(tensor) else 0
         self.reads = Reads(tensor) if isinstance(tensor, torch.nn.Parameter) else None
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -93,6 +93,11 @@ def forget_before_swaps() -> None:
     torch.utils.swap_tensors = swap_tensors
 
 
+def _on_stream(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is on a device with streams, where reading its values would wait for the device."""
+    return tensor.is_cuda or not (tensor.is_cpu or tensor.device.type == "opencl")
+
+
 def promise(weight: torch.Tensor, fused: bool = False) -> Constant | None:
     """The cache of packed forms of ``weight``; None if the next call may have another tensor or other values.
 
@@ -107,11 +112,11 @@ def promise(weight: torch.Tensor, fused: bool = False) -> Constant | None:
             if _seen:
                 _seen.pop(id(weight), None)
             return None
-        if weight.is_cuda:
+        if _on_stream(weight):
             return None
     elif not inference and (type(weight) is torch.Tensor or not isinstance(weight, torch.nn.Parameter)):
         return None
-    if (weight.is_cuda and not (fused or inference)) or weight.is_inference():
+    if (_on_stream(weight) and not (fused or inference)) or weight.is_inference():
         return None
     key = id(weight)
     seen = _seen.get(key)

@@ -103,9 +103,9 @@ static int32_t enqueue(void *plan, const convdispatch_call *call, char *text, si
 
 static const convdispatch_solver direct = {
     sizeof(convdispatch_solver), CONVDISPATCH_HOST,
-    CONVDISPATCH_DETERMINISTIC | CONVDISPATCH_EXACT | CONVDISPATCH_BATCH_INVARIANT, CONVDISPATCH_BIAS,
-    1u << CONVDISPATCH_FLOAT32, 0, "native.direct", NULL,
-    rejects, NULL, cost, workspace, plan, enqueue, free,
+    CONVDISPATCH_DETERMINISTIC | CONVDISPATCH_EXACT | CONVDISPATCH_BATCH_INVARIANT | CONVDISPATCH_CONFINES_NONFINITE,
+    CONVDISPATCH_BIAS, 1u << CONVDISPATCH_FLOAT32, 0, "native.direct", NULL,
+    rejects, NULL, cost, workspace, plan, enqueue, free, NULL, NULL,
 };
 static const convdispatch_solver *const solvers[] = {&direct};
 static const convdispatch_plugin plugin = {

@@ -93,7 +93,7 @@ void discard(void *made) { delete static_cast<Plan *>(made); }
 const convdispatch_solver product = {
     sizeof(convdispatch_solver), CONVDISPATCH_OPENCL, CONVDISPATCH_DETERMINISTIC | CONVDISPATCH_EXACT, 0,
     1u << CONVDISPATCH_FLOAT32, 0, "portable.product", nullptr,
-    rejects, nullptr, nullptr, nullptr, plan, enqueue, discard,
+    rejects, nullptr, nullptr, nullptr, plan, enqueue, discard, nullptr, nullptr,
 };
 const convdispatch_solver *const solvers[] = {&product};
 const convdispatch_plugin plugin = {

@@ -1,7 +1,8 @@
 """amd: convolutions on the matrix cores of AMD's GPUs, by MFMA (gfx90a, gfx94*) and WMMA (gfx11*, gfx12*).
 
-The product is the header's (``convdispatch.api.matrix``); here are the instructions that it multiplies with. Their text
-goes into ``instruction.cl.mako``. Nothing of it has run on AMD's hardware: see docs/plugins/matrix-cores.md.
+The kernel of the matrix product is ``convdispatch.api.matrix``'s; this plugin describes the instructions that the
+kernel multiplies with, whose text is ``instruction.cl.mako``. None has run on AMD's hardware: see
+docs/plugins/matrix-cores.md.
 
 - ``instructions``: which lane holds what, and the tiles of these instructions.
 - ``solver``: which device has which instruction.
@@ -16,7 +17,7 @@ from convdispatch.api import EPILOGUE, Declared, DeviceInfo, Solver, hookimpl
 __all__ = ["NEVER_RUN", "convdispatch_solvers"]
 
 NEVER_RUN = "gfx90a, gfx942, gfx1100 and gfx1201 are compiled for, and emulated on CPUs"
-"""Why the solvers are chosen only where this machine's ``convdispatch verify`` passed: what they rest on until then."""
+"""How far the solvers were tested, and why they are chosen only after ``convdispatch verify`` passed on the machine."""
 
 
 @hookimpl

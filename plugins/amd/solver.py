@@ -1,4 +1,4 @@
-"""amd.mfma and amd.wmma: which device has which instruction, and what it does to numbers."""
+"""The solvers amd.mfma and amd.wmma: which device has which instruction, its peak rate, and what it does to numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .instructions import AmdTile
 
 
 class Mfma(MatrixSolver):
-    """CDNA's matrix cores: products of 32x32 and of 16x16."""
+    """CDNA's matrix cores, which multiply tiles of 32x32 and of 16x16."""
 
     kind = AmdTile
 

@@ -1,18 +1,18 @@
 """amx: convolutions on the matrix registers of Intel's processors, from OpenCL C with inline assembly.
 
-    y[place, n] = sum over (tap, c) of x[place * step + origin + tap * spread, c] w[n, c, tap]
+    y[pixel, n] = sum over (tap, c) of x[pixel * step + origin + tap * spread, c] w[n, c, tap]
 
-Elements become sums of one, two or three bfloat16 (``splits``), which the processor multiplies in tiles of 16x16 sums
-at sixteen times the rate of its vectors. A band of the source is in the cache as planes of such numbers, in rows
-whose zeros serve two neighbours (``geometry``), so that a tap is an offset and nothing is lowered. All instructions are
-in ``instructions``; ``processor`` says whether a machine has them, ``probe`` has a device prove that they compute.
+Each element is split into one, two or three bfloat16 numbers (``splits``), which the processor multiplies in tiles of
+16x16 sums at sixteen times the rate of its vectors. A band of the source is in the cache as planes of such numbers, in
+rows that share their padding zeros with the next row (``geometry``), so that a tap is an offset and nothing is lowered.
+All instructions are in ``instructions``.
 
 - ``banded``: what both kernels share: bands of rows, and how configurations are rated.
 - ``convolve``: ``amx.tiles``: forward and data gradient.
-- ``dots``: AVX512-BF16's products as text.
+- ``dots``: generates functions that multiply by AVX512-BF16.
 - ``geometry``: rows of positions in which a tap is one offset.
-- ``instructions``: the matrix registers' products as text.
-- ``probe``: a device proves that it computes.
+- ``instructions``: generates functions that multiply in AMX tiles.
+- ``probe``: a test run that a device must pass once.
 - ``processor``: whether the processor has the instructions.
 - ``sizes``: a geometry's numbers as one argument.
 - ``splits``: how many bfloat16 numbers an element becomes.
@@ -36,7 +36,7 @@ __all__ = ["convdispatch_solvers"]
 def convdispatch_solvers() -> list[Solver]:
     """This plugin's solvers; on a processor without the instructions each refuses every problem with a reason."""
 
-    def own(module: str, make: str, name: str, vectors: bool, fuses: Iterable[str]) -> Declared:
+    def declare(module: str, make: str, name: str, vectors: bool, fuses: Iterable[str]) -> Declared:
         serves = functools.partial(_serves, vectors)
         # Weight-gradient kernels multiply the padding zeros between rows of dy with x: Inf and NaN of x spread.
         spreads = make in ("Weights", "VectorWeights")
@@ -45,15 +45,15 @@ def convdispatch_solvers() -> list[Solver]:
                         spreads_nonfinite=spreads, batch_invariant=True)  # fmt: skip
 
     return [
-        own("convolve", "Tiles", "amx.tiles", False, EPILOGUE),
-        own("weights", "Weights", "amx.weights", False, {"accumulate"}),
-        own("vectors", "Vectors", "amx.vectors", True, EPILOGUE),
-        own("vectors", "VectorWeights", "amx.vector_weights", True, {"accumulate"}),
+        declare("convolve", "Tiles", "amx.tiles", False, EPILOGUE),
+        declare("weights", "Weights", "amx.weights", False, {"accumulate"}),
+        declare("vectors", "Vectors", "amx.vectors", True, EPILOGUE),
+        declare("vectors", "VectorWeights", "amx.vector_weights", True, {"accumulate"}),
     ]
 
 
 def _serves(vectors: bool, device: DeviceInfo) -> str | None:
-    other = cpus_only(device)
-    if other is None and (device.vendor != "intel" or device.simd_width < 16):
-        other = f"Intel's runtime with vectors of 16 floats only, got {device.vendor} with {device.simd_width}"
-    return other or missing(vectors)
+    reason = cpus_only(device)
+    if reason is None and (device.vendor != "intel" or device.simd_width < 16):
+        reason = f"Intel's runtime with vectors of 16 floats only, got {device.vendor} with {device.simd_width}"
+    return reason or missing(vectors)

@@ -24,7 +24,7 @@ class BandedKernel:
     vectors = False
     """Whether the kernel uses AVX512-BF16 vectors instead of AMX matrix registers."""
     timed: tuple[float, float]
-    """Measured over modelled time: of kernels with one bfloat16 plane, and with several."""
+    """Measured over predicted time of kernels with one bfloat16 plane, and of kernels with several."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem = problem = merged(problem)
@@ -71,8 +71,8 @@ class BandedSolver(Solver):
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         geometry = geometry_of(problem)
-        least = min(geometry.c, geometry.m)
-        return f"{MIN_CHANNELS} channels a group or more, got {least}" if least < MIN_CHANNELS else None
+        channels = min(geometry.c, geometry.m)
+        return f"{MIN_CHANNELS} channels a group or more, got {channels}" if channels < MIN_CHANNELS else None
 
     def base(self, problem: ConvProblem, units: int) -> dict[str, Any]:
         """The values that every configuration starts from: all panels of 32 output channels in one share."""

@@ -1,4 +1,4 @@
-"""``amx.tiles``: forward and data gradient, tiles of 32 pixels by 32 channels in matrix registers."""
+"""``amx.tiles``: forward and data gradient in tiles of 32 pixels by 32 channels of AMX matrix registers."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from .banded import MAX_SLOT_BYTES, BandedKernel, BandedSolver, tiles_of
 from .geometry import bands_of
 from .instructions import CONFIGURE, product
 from .probe import require
-from .sizes import passed
+from .sizes import sizes_argument
 from .splits import PRODUCTS
 
 SLOT_BYTES = 768 * 1024
-"""Largest workspace slot, in bytes, of the bands that are tried; larger only if a band of one row is larger."""
+"""Bytes of a work item's workspace slot that the offered bands do not exceed, unless one row alone takes more."""
 NEAR_WEIGHT_BYTES = 512 * 1024
-"""Largest size of packed weights, in bytes, that is assumed to stay in the cache together with a band."""
+"""Most bytes of packed weights that are assumed to stay in the cache together with a band of the source."""
 FIRST_CACHE_BYTES = 34 << 10
-"""Largest size of weights, in bytes, that stays in the L1 cache together with eight positions of the source."""
+"""Most bytes of weights that stay in the L1 cache together with eight positions of the source."""
 MAX_TURNED_VECTORS = 512
 """Most vectors of weights that are transposed before the first of them is packed."""
 TILE_SUMS = 2048
@@ -85,14 +85,15 @@ class TilesKernel(BandedKernel):
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(problem, config)
         problem, geometry, flat = self.problem, self.geometry, self.flat
-        # In NCHW a 1x1 kernel reads whole cache lines in place; of several taps, all but one start inside a line.
+        # In NCHW a 1x1 kernel reads whole cache lines in place; with several taps most reads start inside a cache line.
         self.across = not self.nhwc and geometry.volume == 1
         self.sides = 2 if not self.nhwc and geometry.out_step[2] == 2 and geometry.target.size[2] > 1 else 1
-        whole = geometry.pointwise if self.nhwc else self.across and geometry.out_step[2] == 1
-        self.in_place = self.vectors and self.nhwc and whole and geometry.c % 32 == 0 and self.rows * flat.pitch >= 32
-        self.rounded = self.vectors and whole and not fused(problem)
-        near = 64 * config["panels"] * cdiv(geometry.c, 32) * 32
-        self.tall = 8 if self.in_place and near <= FIRST_CACHE_BYTES else 32
+        reads_all = geometry.pointwise if self.nhwc else self.across and geometry.out_step[2] == 1
+        whole_tiles = geometry.c % 32 == 0 and self.rows * flat.pitch >= 32
+        self.in_place = self.vectors and self.nhwc and reads_all and whole_tiles
+        self.rounded = self.vectors and reads_all and not fused(problem)
+        weight_bytes = 64 * config["panels"] * cdiv(geometry.c, 32) * 32
+        self.tall = 8 if self.in_place and weight_bytes <= FIRST_CACHE_BYTES else 32
         # Each plane takes an odd number of cache lines, so that its rows spread over the sets of the cache.
         self.positions = (cdiv(self.band_rows * flat.pitch + 48, 16) | 1) * 16
         self.unit = 4 if self.across else 64 * self.planes
@@ -103,14 +104,14 @@ class TilesKernel(BandedKernel):
         self.taps = [len(taps) for taps in flat.taps]
         self.steps = self.blocks * sum(self.taps)
         # Bytes of three tables: source offsets of rows, result offsets of each phase's rows, and offsets of steps.
-        lists = 8 * (self.band_rows + len(geometry.phases) * self.rows) + 4 * self.steps
-        sums = 4 * (self.sides * TILE_SUMS + 1024 * self.scaled)
-        self.slot = cdiv(self.sums_at + sums + lists + 256, PAGE) * PAGE
+        table_bytes = 8 * (self.band_rows + len(geometry.phases) * self.rows) + 4 * self.steps
+        sum_bytes = 4 * (self.sides * TILE_SUMS + 1024 * self.scaled)
+        self.slot = cdiv(self.sums_at + sum_bytes + table_bytes + 256, PAGE) * PAGE
         self.step_w = 2048 * self.planes
         self.slots_size = self.items * self.slot
         self.notes_at = geometry.groups * self.panels * self.steps * self.step_w
-        notes = 4 * NOTE_NUMBERS * geometry.groups * self.panels * self.blocks * self.scaled
-        self.packed_size = self.notes_at + notes
+        note_bytes = 4 * NOTE_NUMBERS * geometry.groups * self.panels * self.blocks * self.scaled
+        self.packed_size = self.notes_at + note_bytes
 
     @property
     def packed(self) -> list[int]:
@@ -128,20 +129,20 @@ class TilesKernel(BandedKernel):
         ints |= {"C": geometry.c, "N": geometry.m}
         ints |= {"BLOCKS": self.blocks, "PANELS": self.panels, "PER": self.config["panels"], "PARTS_OF_N": self.shares}
         ints |= {"ROWS": self.rows, "BANDS": self.bands, "BAND_ROWS": self.band_rows, "ALL_ROWS": self.all_rows}
-        near = self.nhwc and self.config["panels"] * self.steps * self.step_w <= NEAR_WEIGHT_BYTES
-        ints |= {"POSITIONS": self.positions, "ITEMS": self.items, "PLACES_FIRST": near}
+        weights_stay = self.nhwc and self.config["panels"] * self.steps * self.step_w <= NEAR_WEIGHT_BYTES
+        ints |= {"POSITIONS": self.positions, "ITEMS": self.items, "PLACES_FIRST": weights_stay}
         ints |= {"PHASES": len(geometry.phases), "PARTS": len(flat.parts)}
         longs = {"AREA": self.area, "SUMS_AT": self.sums_at, "SLOT": self.slot, "JOBS": self.jobs}
         longs |= {"NOTES_AT": self.notes_at}
         phases, unit = geometry.phases, geometry.target.channels if self.nhwc else 1
-        first = [((f[0] * size[1] + f[1]) * size[2] + f[2]) * unit for f in (phase.first for phase in phases)]
+        starts = [((f[0] * size[1] + f[1]) * size[2] + f[2]) * unit for f in (phase.first for phase in phases)]
         taps = [tap.part * self.area + tap.offset * self.unit for taps in flat.taps for tap in taps]
         parts = [r + axis.first for part in flat.parts for r, axis in zip(part, flat.axes, strict=True)]
         lists = {"TAP_AT": ("int", taps, 16), "PART_AT": ("int", parts, 16),
-                 "PLACES": ("int", [n for phase in phases for n in phase.count], 1), "FIRST": ("long", first, 1),
+                 "PLACES": ("int", [n for phase in phases for n in phase.count], 1), "FIRST": ("long", starts, 1),
                  "TAPS": ("int", self.taps, 1), "PACKED": ("long", self.packed, 1),
                  "BEFORE": ("int", [sum(self.taps[:phase]) for phase in range(len(phases))], 1)}  # fmt: skip
-        return passed(ints, longs, lists)
+        return sizes_argument(ints, longs, lists)
 
     def _begin(self) -> str:
         text = storage_macros(self.problem.dtype) + define(V="float16", LANES=16, NHWC=int(self.nhwc))
@@ -174,66 +175,66 @@ class TilesKernel(BandedKernel):
         """(bytes of workspace, offset of packed weights, bytes of packed weights); the slots come first."""
         areas = Areas(PAGE)
         areas.add(self.slots_size)
-        place = 0 if self.problem.constant_weights else areas.add(self.packed_size)
-        return areas.size, place, self.packed_size
+        packed_offset = 0 if self.problem.constant_weights else areas.add(self.packed_size)
+        return areas.size, packed_offset, self.packed_size
 
     def plan(self, context: Any) -> StepPlan:
         problem = self.problem
-        size, place, packed = self.areas()
+        size, packed_offset, packed_size = self.areas()
         (text, sizes), (packing, taps) = self.sizes(), self._packing()
         source, target = ("x", "y") if problem.direction == "fwd" else ("y", "x")
-        extras = [name for name in ("bias", "residual") if getattr(problem, name)]
-        weights, at = "w" if problem.constant_weights else "workspace", np.int64(place)
-        arguments = [source, weights, at, "workspace", sizes, target, *extras]
+        epilogue_operands = [name for name in ("bias", "residual") if getattr(problem, name)]
+        weights, weights_offset = "w" if problem.constant_weights else "workspace", np.int64(packed_offset)
+        arguments = [source, weights, weights_offset, "workspace", sizes, target, *epilogue_operands]
         run = Launch(build(context, self.text(text)), "conv", (self.items, 1, 1), (1, 1, 1), arguments, names=OPERANDS)
-        items, arguments = (self.geometry.groups * self.panels, self.blocks, 1), ["w", "workspace", at, taps]
+        items = (self.geometry.groups * self.panels, self.blocks, 1)
+        arguments = ["w", "workspace", weights_offset, taps]
         pack = Launch(build(context, packing), "pack", items, (1, 1, 1), arguments, names=OPERANDS)
         if not problem.constant_weights:
             return StepPlan(size, [pack, run])
         key = json.dumps([self.name, str(problem.replace(mb=1)), self.planes])
-        return StepPlan(size, [run], packed, [pack], key)
+        return StepPlan(size, [run], packed_size, [pack], key)
 
     def operations(self, device: DeviceInfo) -> float:
         geometry, flat, costs = self.geometry, self.flat, self.costs
         launch = self.launch_cost(device)
-        form = 0 if self.nhwc else 2 if self.across else 1
+        layout_index = 0 if self.nhwc else 2 if self.across else 1
         tiles = geometry.groups * self.bands * cdiv(self.rows * flat.pitch, 32) * tiles_of(geometry.m, costs.narrow)
         step = costs.step_across if self.across else costs.step
-        work = step * len(PRODUCTS[self.planes]) * tiles * self.steps + costs.read * self.bands * self.packed_size
-        split = geometry.groups * self.bands * self.band_rows * flat.pitch * self.blocks * 32 * len(flat.parts)
-        split *= min(self.shares, self.items) * (
-            costs.split_apart if form and geometry.step[2] > 1 else costs.split[form]
-        )
-        stored = (costs.rounded if self.rounded else costs.stored)[form] * 1024 * tiles * len(geometry.phases)
-        cost = (work + (not self.in_place) * split + stored) * uneven(self.jobs, device) + launch
+        product_ops = step * len(PRODUCTS[self.planes]) * tiles * self.steps
+        product_ops += costs.read * self.bands * self.packed_size
+        split_ops = geometry.groups * self.bands * self.band_rows * flat.pitch * self.blocks * 32 * len(flat.parts)
+        split_cost = costs.split_apart if layout_index and geometry.step[2] > 1 else costs.split[layout_index]
+        split_ops *= min(self.shares, self.items) * split_cost
+        store_cost = (costs.rounded if self.rounded else costs.stored)[layout_index]
+        store_ops = store_cost * 1024 * tiles * len(geometry.phases)
+        cost = (product_ops + (not self.in_place) * split_ops + store_ops) * uneven(self.jobs, device) + launch
         if self.problem.constant_weights:
             return cost
         return cost + costs.packed * self.packed_size / (2 * self.planes) + launch
 
     def _packing(self) -> tuple[str, Any]:
-        """(source of the program that packs weights, the argument that it is passed)."""
+        """(OpenCL text of the program that packs weights, the argument with the geometry's numbers)."""
         problem, geometry = self.problem, self.geometry
-        w, backwards = TensorLayout.of(problem, "w"), problem.direction == "bwd_data"
-        n, c = (w.channel, w.image) if backwards else (w.image, w.channel)
+        w, is_gradient = TensorLayout.of(problem, "w"), problem.direction == "bwd_data"
+        n, c = (w.channel, w.image) if is_gradient else (w.image, w.channel)
         size = math.prod(problem.w_shape)
         longs = {"WN": n, "WC": c, "WT": w.axes[2], "W_GROUP": size // geometry.groups, "W_SIZE": size}
         longs["NOTES_AT"] = self.notes_at
         ints = {"ALL_TAPS": geometry.volume, "C": geometry.c, "N": geometry.m}
         ints |= {"PANELS": self.panels, "BLOCKS": self.blocks}
-        rows = [(-1, 0)] * geometry.volume
-        for taps, place in zip(self.flat.taps, self.packed, strict=True):
+        tap_offsets = [(-1, 0)] * geometry.volume
+        for taps, phase_offset in zip(self.flat.taps, self.packed, strict=True):
             for number, tap in enumerate(taps):
-                rows[tap.kernel] = place + number * self.step_w, len(taps) * self.step_w
-        columns = zip(("TO_AT", "TO_BLOCK"), zip(*rows, strict=True), strict=True)
-        sizes, given = passed(ints, longs, {name: ("long", column, 16) for name, column in columns})
+                tap_offsets[tap.kernel] = phase_offset + number * self.step_w, len(taps) * self.step_w
+        columns = zip(("TO_AT", "TO_BLOCK"), zip(*tap_offsets, strict=True), strict=True)
+        sizes, argument = sizes_argument(ints, longs, {name: ("long", column, 16) for name, column in columns})
         text = self._begin() + sizes + define(ORDER=0 if n == 1 else 1 if n < c else 2)
         if c < n:
             run = 1 if c == 1 else geometry.volume
-            text += define(
-                RUN=run, CHUNK=next((some for some in (32, 16, 8, 4) if some * run <= MAX_TURNED_VECTORS), 2)
-            )
+            text += define(RUN=run, CHUNK=next((n for n in (32, 16, 8, 4) if n * run <= MAX_TURNED_VECTORS), 2))
         files = ("split.cl", "transpose.cl.mako", "pack.cl")
-        return text + "".join(kernel_text(__package__, name) for name in files), given
+        return text + "".join(kernel_text(__package__, name) for name in files), argument
 
 
 def fused(problem: ConvProblem) -> bool:
@@ -257,23 +258,23 @@ class Tiles(BandedSolver):
             return reason
         if not any(phase.volume for phase in geometry_of(problem).phases):
             return "some tap that reaches the image only"
-        worst = self.kernel(problem, {"planes": self.planes_of(problem), "rows": 1, "panels": 1, "items": 1})
-        if worst.slot > MAX_SLOT_BYTES or worst.positions > 1 << 20:
-            return f"rows of {MAX_SLOT_BYTES} bytes for all channels of a group at most, got {worst.slot}"
-        return (
-            f"{MAX_STEPS} steps of 32 summed products at most, got {worst.steps}" if worst.steps > MAX_STEPS else None
-        )
+        smallest = self.kernel(problem, {"planes": self.planes_of(problem), "rows": 1, "panels": 1, "items": 1})
+        if smallest.slot > MAX_SLOT_BYTES or smallest.positions > 1 << 20:
+            return f"rows of {MAX_SLOT_BYTES} bytes for all channels of a group at most, got {smallest.slot}"
+        if smallest.steps > MAX_STEPS:
+            return f"{MAX_STEPS} steps of 32 summed products at most, got {smallest.steps}"
+        return None
 
     def candidates(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
         base, units = self.base(problem, device.compute_units), device.compute_units
         panels = base["panels"]
-        most = self.kernel(problem, {**base, "rows": 1}).all_rows
-        slots = {rows: self.kernel(problem, {**base, "rows": rows}).slot for rows in bands_of(most)}
-        fits = [rows for rows, slot in slots.items() if slot <= SLOT_BYTES] or [1]
-        # The source is read in place, so bands only divide the work.
-        if self.kernel(problem, {**base, "rows": most}).in_place:
-            fits = [rows for rows in fits if rows <= -(-most // base["items"])] or fits[:1]
-        for rows in fits[-4:]:
+        all_rows = self.kernel(problem, {**base, "rows": 1}).all_rows
+        slots = {rows: self.kernel(problem, {**base, "rows": rows}).slot for rows in bands_of(all_rows)}
+        heights = [rows for rows, slot in slots.items() if slot <= SLOT_BYTES] or [1]
+        # A source that is read in place is not copied to a slot, so bands only divide the work.
+        if self.kernel(problem, {**base, "rows": all_rows}).in_place:
+            heights = [rows for rows in heights if rows <= -(-all_rows // base["items"])] or heights[:1]
+        for rows in heights[-4:]:
             for shares in sorted({1, min(2, panels), min(4, panels), min(panels, 2 * units)}):
                 yield {**base, "rows": rows, "panels": cdiv(panels, shares)}
 

@@ -1,9 +1,9 @@
 """The flat layout of a convolution's source, in which a tap is one constant offset for all pixels of all images.
 
-Padded coordinates along an axis are ``place * step + e`` with ``e = tap * spread`` from the least one on; the position
-is ``place + e // step`` among those of remainder ``e % step``. Rows of all images follow one another at a pitch, and
-the zeros after a row are those before the next one: 8 columns for 7 with a border of 1, where 9 would stand alone.
-A data gradient's phases read the same source, at offsets of their own.
+Along an axis output pixel ``p`` reads the padded coordinates ``p * step + e`` with ``e = tap * spread``, counted from
+the least one. That is position ``p + e // step`` of the part with remainder ``e % step``. Rows of all images follow one
+another at a pitch, and the zeros after a row are also the zeros before the next row: 7 columns with a border of 1 take
+8 positions instead of 9. All phases of a data gradient read the same source, each at its own offsets.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Axis:
 
 
 class Tap(NamedTuple):
-    """A tap of a phase: the kernel's tap, the remainder's number, the offset in positions."""
+    """A tap of a phase: the index of the kernel's tap, the index of the part that it reads, the offset in positions."""
 
     kernel: int
     part: int
@@ -71,7 +71,7 @@ class Tap(NamedTuple):
 
 @dataclass(frozen=True)
 class Flat:
-    """All phases over the same positions, along (d, h, w)."""
+    """The flat layout of all phases of a convolution, which share their positions along (d, h, w)."""
 
     axes: tuple[Axis, Axis, Axis]
     taps: tuple[tuple[Tap, ...], ...]
@@ -101,30 +101,30 @@ class Flat:
 
 @functools.lru_cache(maxsize=256)
 def flat_of(geometry: Geometry) -> Flat:
-    """The flat form of a geometry's phases."""
+    """The flat layout of a geometry's phases."""
     axes: list[Axis] = []
     reading = [phase for phase in geometry.phases if phase.volume]
     for axis, spread in enumerate(geometry.spread):
         reads = {phase.origin[axis] + t * spread for phase in reading for t in range(phase.taps[axis])}
         first, count = min(reads, default=0), max(phase.count[axis] for phase in geometry.phases)
-        places = tuple(sorted(each - first for each in reads))
-        axes.append(Axis(count, geometry.step[axis], geometry.source.size[axis], first, places))
+        tap_coordinates = tuple(sorted(each - first for each in reads))
+        axes.append(Axis(count, geometry.step[axis], geometry.source.size[axis], first, tap_coordinates))
     bare = Flat(tuple(axes), ())  # type: ignore[arg-type]
     return Flat(bare.axes, tuple(_taps(geometry, phase, bare) for phase in geometry.phases))
 
 
 def _taps(geometry: Geometry, phase: Phase, flat: Flat) -> tuple[Tap, ...]:
-    parts, found = {part: number for number, part in enumerate(flat.parts)}, []
+    parts, taps = {part: number for number, part in enumerate(flat.parts)}, []
     pitches = [axis.pitch for axis in flat.axes]
     for tap in range(phase.volume):
         t = (tap // (phase.taps[1] * phase.taps[2]), tap // phase.taps[2] % phase.taps[1], tap % phase.taps[2])
-        e = [phase.origin[axis] + t[axis] * geometry.spread[axis] - flat.axes[axis].first for axis in range(3)]
-        k = [phase.tap0[axis] + t[axis] * geometry.tap_step[axis] for axis in range(3)]
-        z, y, x = (each // step for each, step in zip(e, geometry.step, strict=True))
-        part = parts[e[0] % geometry.step[0], e[1] % geometry.step[1], e[2] % geometry.step[2]]
-        number = (k[0] * geometry.kernel[1] + k[1]) * geometry.kernel[2] + k[2]
-        found.append(Tap(number, part, (z * pitches[1] + y) * pitches[2] + x))
-    return tuple(found)
+        padded = [phase.origin[axis] + t[axis] * geometry.spread[axis] - flat.axes[axis].first for axis in range(3)]
+        kernel_tap = [phase.tap0[axis] + t[axis] * geometry.tap_step[axis] for axis in range(3)]
+        z, y, x = (each // step for each, step in zip(padded, geometry.step, strict=True))
+        part = parts[padded[0] % geometry.step[0], padded[1] % geometry.step[1], padded[2] % geometry.step[2]]
+        number = (kernel_tap[0] * geometry.kernel[1] + kernel_tap[1]) * geometry.kernel[2] + kernel_tap[2]
+        taps.append(Tap(number, part, (z * pitches[1] + y) * pitches[2] + x))
+    return tuple(taps)
 
 
 def merged(problem: ConvProblem) -> ConvProblem:

@@ -1,7 +1,7 @@
-"""The matrix registers' instructions as OpenCL text: inline assembly, which Intel's compiler takes with pointers alone.
+"""Generates OpenCL functions that multiply in AMX tiles by inline assembly, whose operands are pointers only.
 
-The compiler itself does not use tiles: what one block of assembly leaves in them is still there for the next block of
-the same kernel and work item. Intel's manual, volume 1, chapter 18, has the instructions.
+Intel's compiler itself does not use tiles: their contents survive from one block of assembly to the next of the same
+work item. The instructions are in volume 1, chapter 18 of Intel's manual.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ constant ulong TILES[8] = {{1, 0, 0x0040004000400040ul, 0x0040004000400040ul, 0,
 
 
 def product(
-    name: str, planes: int, a: dict[str, int], b: dict[str, int], tiles: tuple[int, int], goes_on: bool = False
+    name: str, planes: int, a: dict[str, int], b: dict[str, int], tiles: tuple[int, int], accumulates: bool = False
 ) -> str:
     """OpenCL function ``name(a, b, offsets, steps, sums)``: ``sums[32][32] = A B`` over ``steps`` of 32 summed indices.
 
@@ -33,46 +33,48 @@ def product(
     rows, columns = tiles
     sums = [(i, j) for i in range(rows) for j in range(columns)]
     sides = {"a": (a, 4, rows), "b": (b, 6, columns)}
-    listed = [side for side, (where, _, _) in sides.items() if "step" not in where]
-    lined = [side for side in listed if "plane" not in sides[side][0]]
+    listed = [side for side, (strides, _, _) in sides.items() if "step" not in strides]
+    with_line = [side for side in listed if "plane" not in sides[side][0]]
 
     def loads(side: str, plane: int) -> list[str]:
-        where, first, count = sides[side]
-        begin = f"%[t{plane}]" if side in lined else "%[t0]" if side in listed else f"%[{side}]"
-        at = plane * where.get("plane", 0)
-        return [f"tileloadd {at + i * where['tile']}({begin},%[{side}row],1), %%tmm{first + i}" for i in range(count)]
+        strides, first_register, count = sides[side]
+        base = f"%[t{plane}]" if side in with_line else "%[t0]" if side in listed else f"%[{side}]"
+        offset = plane * strides.get("plane", 0)
+        tiles = [(first_register + i, offset + i * strides["tile"]) for i in range(count)]
+        return [f"tileloadd {address}({base},%[{side}row],1), %%tmm{register}" for register, address in tiles]
 
-    def each_sum(instruction: str) -> list[str]:
+    def per_sum(instruction: str) -> list[str]:
         return [f"{instruction} {i * ROWS * 128 + j * BYTES}(%[sums],%[pitch],1), %%tmm{2 * i + j}" for i, j in sums]
 
-    places = [f"t{plane}" for plane in range(planes if lined else len(listed))]
-    lines = each_sum("tileloadd") if goes_on else [f"tilezero %%tmm{2 * i + j}" for i, j in sums]
+    address_registers = [f"t{plane}" for plane in range(planes if with_line else len(listed))]
+    lines = per_sum("tileloadd") if accumulates else [f"tilezero %%tmm{2 * i + j}" for i, j in sums]
     lines += ["1:"]
     for side in listed:
         lines += ["movslq (%[offsets]), %[t0]", f"add %[{side}], %[t0]", "add $4, %[offsets]"]
-    for plane in range(1, len(places)):
+    for plane in range(1, len(address_registers)):
         lines += [f"mov %[t{plane - 1}], %[t{plane}]", f"add %[line], %[t{plane}]"]
-    held: dict[str, int] = {}
+    loaded: dict[str, int] = {}
     for pair in PRODUCTS[planes]:
         for side, plane in zip("ab", pair, strict=True):
-            if held.get(side) != plane:
-                held[side] = plane
+            if loaded.get(side) != plane:
+                loaded[side] = plane
                 lines += loads(side, plane)
         lines += [f"tdpbf16ps %%tmm{6 + j}, %%tmm{4 + i}, %%tmm{2 * i + j}" for i, j in sums]
-    lines += [f"add ${where['step']}, %[{side}]" for side, (where, _, _) in sides.items() if side not in listed]
+    lines += [f"add ${strides['step']}, %[{side}]" for side, (strides, _, _) in sides.items() if side not in listed]
     lines += ["dec %[steps]", "jnz 1b"]
     lines += [f"tilestored %%tmm{2 * i + j}, {i * ROWS * 128 + j * BYTES}(%[sums],%[pitch],1)" for i, j in sums]
     body = "\\n".join(lines)
-    rows_of = {side: f"line * {planes}" if side in lined else f"{where['row']}L" for side, (where, *_) in sides.items()}
-    moved = ["a", "b", *(["offsets"] if listed else []), "steps"]
-    outputs = [f'[{each}] "+r"({each})' for each in moved] + [f'[{each}] "=&r"({each})' for each in places]
-    inputs = [f'[{side}row] "r"({row})' for side, row in rows_of.items()] + ['[line] "r"(line)'] * bool(lined)
-    given = ["global const uchar *a", "global const uchar *b", *["global const int *offsets"] * bool(listed)]
-    given += ["long steps", "global float *sums", *["long line"] * bool(lined)]
+    rows = {side: f"line * {planes}" if side in with_line else f"{by['row']}L" for side, (by, *_) in sides.items()}
+    in_out = ["a", "b", *(["offsets"] if listed else []), "steps"]
+    outputs = [f'[{name}] "+r"({name})' for name in in_out]
+    outputs += [f'[{name}] "=&r"({name})' for name in address_registers]
+    inputs = [f'[{side}row] "r"({row})' for side, row in rows.items()] + ['[line] "r"(line)'] * bool(with_line)
+    parameters = ["global const uchar *a", "global const uchar *b", *["global const int *offsets"] * bool(listed)]
+    parameters += ["long steps", "global float *sums", *["long line"] * bool(with_line)]
     return f"""
 __attribute__((noinline))
-void {name}({", ".join(given)}) {{
-  {f"long {', '.join(places)};" if places else ""}
+void {name}({", ".join(parameters)}) {{
+  {f"long {', '.join(address_registers)};" if address_registers else ""}
   __asm__ volatile("{body}"
                    : {", ".join(outputs)}
                    : {", ".join(inputs)}, [sums] "r"(sums), [pitch] "r"(128L)

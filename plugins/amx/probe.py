@@ -19,17 +19,17 @@ def require(context: Any, problem: ConvProblem = _PROBLEM, tiles: Any = None) ->
     The check has the layout of ``problem``, and one tap or several as ``problem`` has: programs may then be shared.
     """
     taps = 1 if math.prod(problem.w_shape[2:] if problem.layout == "nchw" else problem.w_shape[1:-1]) == 1 else 3
-    own = _PROBLEM.replace(layout=problem.layout, **({} if taps == 3 else _ONE_TAP))
+    probed = _PROBLEM.replace(layout=problem.layout, **({} if taps == 3 else _ONE_TAP))
     if tiles.vectors:
-        own = own.replace(dtype="bfloat16")
+        probed = probed.replace(dtype="bfloat16")
     failure = missing(tiles.vectors) or proven(
-        __package__, tiles.name, context.devices[0], lambda: _answer(context, own, tiles)
+        __package__, tiles.name, context.devices[0], lambda: _probe_failure(context, probed, tiles)
     )
     if failure is not None:
         raise PluginError(failure)
 
 
-def _answer(context: Any, problem: ConvProblem, tiles: Any) -> str | None:
+def _probe_failure(context: Any, problem: ConvProblem, tiles: Any) -> str | None:
     import ml_dtypes  # noqa: F401 importing ml_dtypes makes "bfloat16" a dtype of NumPy
     import numpy as np
     import pyopencl as cl
@@ -50,8 +50,9 @@ def _answer(context: Any, problem: ConvProblem, tiles: Any) -> str | None:
         raise
     except Exception as error:
         return f"the probe failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-    last = (lambda each: each) if problem.layout == "nhwc" else (lambda each: np.moveaxis(each, 1, -1))
-    padded, w = np.pad(last(x), ((0, 0), (pad, pad), (pad, pad), (0, 0))), last(w)
+    channels_last = (lambda each: each) if problem.layout == "nhwc" else (lambda each: np.moveaxis(each, 1, -1))
+    padded, w = np.pad(channels_last(x), ((0, 0), (pad, pad), (pad, pad), (0, 0))), channels_last(w)
     views = ((i, j, padded[:, i : i + problem.oh, j : j + problem.ow]) for i in taps for j in taps)
-    wanted = sum(np.einsum("ohwc,nc->ohwn", view, w[:, i, j]) for i, j, view in views)
-    return None if np.array_equal(last(y), wanted.astype(problem.dtype)) else "the probe computed wrong results"
+    expected = sum(np.einsum("ohwc,nc->ohwn", view, w[:, i, j]) for i, j, view in views)
+    equal = np.array_equal(channels_last(y), expected.astype(problem.dtype))
+    return None if equal else "the probe computed wrong results"

@@ -1,6 +1,6 @@
-"""A geometry's numbers as one argument of a kernel: a program serves all geometries that differ in numbers alone.
+"""A geometry's numbers as one kernel argument, so that one program serves all geometries that differ only in numbers.
 
-Compiling takes longer than reading a number: what stays in the text are types, layouts, planes and what follows a sum.
+Reading a number costs less than compiling: the text contains only types, layouts, planes and the epilogue.
 """
 
 from __future__ import annotations
@@ -14,31 +14,32 @@ MAX_LISTED = 64
 """Longest list of numbers that is a kernel argument; longer lists are constants in the program text."""
 
 
-def passed(
+def sizes_argument(
     ints: Mapping[str, int], longs: Mapping[str, int], lists: Mapping[str, tuple[str, Sequence[int], int]]
 ) -> tuple[str, Any]:
-    """(OpenCL text, the argument): a struct ``Sizes``, whose members are macros of the given names.
+    """(OpenCL text, the argument): a struct ``Sizes``, each of whose members has a macro of its name.
 
-    ``lists`` have a type, ``int`` or ``long``, values, and for how many there is always room; other room is a power of
-    four. ``SIZES_IN`` begins the parameters of a function that reads some, ``SIZES`` the arguments of a call where
-    ``sizes`` points to them. The text depends on names and room alone. Raises OverflowError for numbers too large.
+    ``lists`` map a name to (``int`` or ``long``, values, least capacity); the capacity is a power of four. A function
+    that reads members begins its parameters with ``SIZES_IN``, and a call of it its arguments with ``SIZES``; ``sizes``
+    points to the struct. The text depends only on names and capacities. Raises OverflowError for numbers that are too
+    large.
     """
-    kinds, before = {"int": "<i4", "long": "<i8"}, ""
+    formats, constants = {"int": "<i4", "long": "<i8"}, ""
     members = [(name, "long", 1, value) for name, value in longs.items()]
     members += [(name, "int", 1, value) for name, value in ints.items()]
     text, types, values = "", [], []
-    for name, (kind, given, least) in lists.items():
-        if len(given) > MAX_LISTED:
-            before += f"constant {kind} {name}[] = {{{', '.join(map(str, given))}}};\n"
+    for name, (kind, numbers, capacity_at_least) in lists.items():
+        if len(numbers) > MAX_LISTED:
+            constants += f"constant {kind} {name}[] = {{{', '.join(map(str, numbers))}}};\n"
             continue
-        room = next(4**n for n in range(4) if 4**n >= max(len(given), least))
-        members.append((name, kind, room, [*given, *[0] * (room - len(given))]))  # type: ignore[arg-type]
-    for name, kind, room, value in members:
-        text += f"  {kind} {name}_{f'[{room}]' if name in lists else ''};\n"
-        types.append((name, kinds[kind], (room,)) if name in lists else (name, kinds[kind]))
+        capacity = next(4**n for n in range(4) if 4**n >= max(len(numbers), capacity_at_least))
+        members.append((name, kind, capacity, [*numbers, *[0] * (capacity - len(numbers))]))  # type: ignore[arg-type]
+    for name, kind, capacity, value in members:
+        text += f"  {kind} {name}_{f'[{capacity}]' if name in lists else ''};\n"
+        types.append((name, formats[kind], (capacity,)) if name in lists else (name, formats[kind]))
         values.append(value)
     text = "typedef struct {\n" + text + "} Sizes;\n" + "".join(f"#define {n} (sizes->{n}_)\n" for n, *_ in members)
     text += "#define SIZES_IN const Sizes *restrict sizes,\n#define SIZES sizes,\n"
-    made = np.array([tuple(values)], np.dtype(types, align=True))
+    struct = np.array([tuple(values)], np.dtype(types, align=True))
     # NumPy void without field names, because pyopencl's caches distinguish struct types by size alone.
-    return before + text, np.void(made.tobytes())
+    return constants + text, np.void(struct.tobytes())

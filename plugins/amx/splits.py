@@ -1,4 +1,4 @@
-"""How an element becomes bfloat16 numbers: their count, and which pairs of planes are multiplied.
+"""How an element is split into bfloat16 numbers: how many, and which pairs of planes are multiplied.
 
 | split | planes | significant bits | products | for |
 |---|---|---|---|---|
@@ -6,11 +6,12 @@
 | ``bfloat2`` | 2 | 16 | 3 | float16, and float32 within 1e-5 of float64 |
 | ``bfloat3`` | 3 | 24 | 6 | float32 before a bounded activation |
 
-Products that are smaller than the last bit of the sum of the others are left out (Henry, Tang and Heinecke 2019). Sums
-are float32; each plane has float32's range, so that nothing looks for scales. ``math="ieee"`` is not offered: the third
-planes' products of small numbers fall below the least normal number, which these instructions take for 0.
+Products smaller than the last bit of the sum of the others are omitted (Henry, Tang and Heinecke 2019). Sums are
+float32; each plane has float32's range, so that no scales are needed. ``math="ieee"`` is refused: products of small
+numbers in the third plane are subnormal, which these instructions flush to 0.
 
-What is bounded, as ``tanh`` and ``sigmoid`` are, stays small where the sums and their errors grow: ``bfloat3`` there.
+The result of a bounded activation such as ``tanh`` or ``sigmoid`` stays small while sums and their errors grow, so such
+problems use ``bfloat3``.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""``amx.vectors`` and ``amx.vector_weights``: the kernels by AVX512-BF16, without matrix registers.
+"""``amx.vectors`` and ``amx.vector_weights``: the same kernels by AVX512-BF16 vectors instead of matrix registers.
 
-They take one plane of bfloat16 alone: ``vdpbf16ps`` does twice the multiply-adds of float32's, which the products of
-two planes (three) would use up.
+They accept only bfloat16, which is one plane: ``vdpbf16ps`` has twice the rate of float32's multiply-adds, which is
+less than the three products that two planes need.
 """
 
 from __future__ import annotations
 
 from .convolve import Costs, Tiles, TilesKernel
-from .dots import NOTHING, product
+from .dots import NO_TILES, product
 from .weights import Costs as WeightsCosts
 from .weights import Weights, WeightsKernel
 
@@ -34,25 +34,23 @@ class VectorsKernel(TilesKernel):
     def products(self) -> str:
         weights = {"row": 64, "tile": 1024, "step": self.step_w}
         a, b, narrow = (weights, {"tile": 64}, (16, 2)) if self.across else ({}, weights, (self.tall, 1))
-        text = NOTHING + product("tile", a, b, self.tall, 2) + product("narrow_tile", a, b, *narrow)
+        text = NO_TILES + product("tile", a, b, self.tall, 2) + product("narrow_tile", a, b, *narrow)
         if not self.rounded:
             return text
-        whole = product("rounded_tile", a, b, self.tall, 2, rounded=True)
-        return text + whole + product("narrow_rounded_tile", a, b, *narrow, rounded=True)
+        rounded = product("rounded_tile", a, b, self.tall, 2, rounded=True)
+        return text + rounded + product("narrow_rounded_tile", a, b, *narrow, rounded=True)
 
 
 class VectorWeightsKernel(WeightsKernel):
     """Weight gradient in blocks of 8 source by 32 target channels of AVX512-BF16 vectors."""
 
     forward = VectorsKernel
-    most_near = 8
+    max_near_steps = 8
     costs = WeightsCosts(30.3e3, 42e3, 5.6e3, 19.0, 13.0, 2e6, (27.0, 23.0, 12.0), (22.0, 17.0, 15.0), 98.0, 0.7)
     timed = 2.1, 2.1
 
-    def products(self, x: dict[str, int], dy: dict[str, int], ways: list[tuple[str, tuple[int, int], bool]]) -> str:
-        return NOTHING + "".join(
-            product(name, x, dy, 16 * rows, columns, goes_on) for name, (rows, columns), goes_on in ways
-        )
+    def products(self, x: dict[str, int], dy: dict[str, int], kinds: list[tuple[str, tuple[int, int], bool]]) -> str:
+        return NO_TILES + "".join(product(name, x, dy, 16 * rows, columns, add) for name, (rows, columns), add in kinds)
 
 
 class Vectors(Tiles):

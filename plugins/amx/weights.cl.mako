@@ -270,7 +270,7 @@ void weights(global const REAL *restrict x, global const REAL *restrict dy, glob
 #endif
 % endif
         ONCE for (int block = 0; block < BLOCKS; ++block) {
-          global float *sums = ${"(global float *)(slot + SUMS_AT)" if once else "area + ((long)panel * BLOCKS + block) * TAPS * 1024"};
+          global float *sums = ${"(global float *)(slot + SUMS_AT)" if single_pass else "area + ((long)panel * BLOCKS + block) * TAPS * 1024"};
 #if SCALED
           global float *into = apart ? (global float *)(slot + PART_SUMS_AT) : sums;
           const bool on = band > from && !apart;

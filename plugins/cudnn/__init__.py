@@ -18,11 +18,11 @@ __all__ = ["convdispatch_solvers", "library_version", "unavailable"]
 def convdispatch_solvers() -> Sequence[Solver]:
     """This plugin's solvers; without CUDA or cuDNN they refuse every problem and say what is missing."""
     # cuDNN may choose Winograd or FFT, whose transforms spread an Inf or NaN to neighbouring results.
-    made = functools.partial(Declared, f"{__name__}.solver", serves=_serves, dtypes=FLOATS, predicts=False,
+    declare = functools.partial(Declared, f"{__name__}.solver", serves=_serves, dtypes=FLOATS, predicts=False,
                              spreads_nonfinite=True)  # fmt: skip
     return (
-        made("Convolution", name="cudnn.convolution", deterministic=False),
-        made("Deterministic", name="cudnn.deterministic"),
+        declare("Convolution", name="cudnn.convolution", deterministic=False),
+        declare("Deterministic", name="cudnn.deterministic"),
     )
 
 
@@ -31,7 +31,7 @@ def _serves(device: DeviceInfo) -> str | None:
 
 
 def library_version() -> str | None:
-    """cuDNN's version, which errata go by; None where it is not there."""
+    """cuDNN's version, to which errata refer; None if cuDNN is not installed."""
     from .library import library, missing
 
     if missing():

@@ -42,13 +42,13 @@ class Kind:
 
 
 _OPERATION = {
-    # Direction: (cuDNN's operation descriptor, its first attribute of alpha, beta, convolution, w, x, y).
+    # Direction: (cuDNN's operation descriptor, number of its first attribute: alpha, beta, convolution, w, x, y).
     "fwd": (10, 700),
     "bwd_data": (12, 706),
     "bwd_weights": (11, 712),
 }
 _SILENT_WINOGRAD = {("bwd_weights", 17)}
-"""(direction, engine) of Winograd engines without cuDNN's note of it: seen by their kernels' names and error."""
+"""(direction, engine) of Winograd engines that cuDNN's notes do not call so, but their kernels' names and errors do."""
 TENSOR_CORE, DOWN_CONVERT, FFT, NONDETERMINISTIC, WINOGRAD = 0, 1, 3, 4, 5
 """Numbers of ``cudnnBackendNumericalNote_t``."""
 
@@ -70,7 +70,7 @@ class Candidate:
 
 
 def tensor_of(problem: ConvProblem, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(sizes, steps in elements) of x, w or y with two or three axes of space, channels second."""
+    """(sizes, strides in elements) of x, w or y with two or three spatial axes; channels are the second axis."""
     axes = problem.axes if problem.ndim > 1 else "hw"
     letter, layout = {"x": "i", "w": "k", "y": "o"}[name], TensorLayout.of(problem, name)
     space = tuple(getattr(problem, letter + axis) for axis in axes)
@@ -84,22 +84,22 @@ def _graph(problem: ConvProblem, handle: c_void_p) -> Descriptor:
     double = problem.dtype == "float64"
     tensors = {}
     for name in "xwy":
-        sizes, steps = tensor_of(problem, name)
+        sizes, strides = tensor_of(problem, name)
         tensor = Descriptor(Kind.TENSOR).set(901, "dtype", DTYPES[problem.dtype]).set(902, "int", *sizes)
         tensors[name] = (
-            tensor.set(903, "int", *steps).set(906, "int", ord(name)).set(900, "int", TENSOR_ALIGNMENT).finalize()
+            tensor.set(903, "int", *strides).set(906, "int", ord(name)).set(900, "int", TENSOR_ALIGNMENT).finalize()
         )
     convolution = Descriptor(Kind.CONVOLUTION)
     convolution.set(106, "int", len(axes)).set(100, "dtype", DTYPES["float64" if double else "float32"])
     convolution.set(101, "mode", CROSS_CORRELATION)
-    for attribute, letter, suffix in ((105, "p", ""), (104, "p", "_r"), (102, "d", ""), (103, "s", "")):
-        convolution.set(attribute, "int", *(getattr(problem, letter + axis + suffix) for axis in axes))
-    kind, first = _OPERATION[problem.direction]
+    for attribute, field, suffix in ((105, "p", ""), (104, "p", "_r"), (102, "d", ""), (103, "s", "")):
+        convolution.set(attribute, "int", *(getattr(problem, field + axis + suffix) for axis in axes))
+    kind, alpha = _OPERATION[problem.direction]
     operation = Descriptor(kind)
-    real = "double" if double else "float"
-    operation.set(first, real, 1.0).set(first + 1, real, 0.0).set(first + 2, "descriptor", convolution.finalize())
+    scalar = "double" if double else "float"
+    operation.set(alpha, scalar, 1.0).set(alpha + 1, scalar, 0.0).set(alpha + 2, "descriptor", convolution.finalize())
     for offset, name in enumerate("wxy"):
-        operation.set(first + 3 + offset, "descriptor", tensors[name])
+        operation.set(alpha + 3 + offset, "descriptor", tensors[name])
     return Descriptor(Kind.GRAPH).set(800, "handle", handle).set(801, "descriptor", operation.finalize()).finalize()
 
 
@@ -125,9 +125,9 @@ def _allowed(problem: ConvProblem, candidate: Candidate) -> bool:
 
 
 @functools.lru_cache(maxsize=512)
-def _named(problem: ConvProblem, handle: int) -> tuple[Candidate, ...]:
+def _proposed(problem: ConvProblem, handle: int) -> tuple[Candidate, ...]:
     graph = _graph(problem, c_void_p(handle))
-    found: list[Candidate] = []
+    proposed: list[Candidate] = []
     for mode in HEURISTIC_MODES:
         heuristics = Descriptor(Kind.HEURISTICS).set(201, "descriptor", graph).set(200, "heuristics", mode)
         try:
@@ -136,20 +136,20 @@ def _named(problem: ConvProblem, handle: int) -> tuple[Candidate, ...]:
             continue
         for result in results:
             candidate = Candidate(result)
-            if all(candidate.config != other.config for other in found):
-                found.append(candidate)
-    return tuple(found)
+            if all(candidate.config != other.config for other in proposed):
+                proposed.append(candidate)
+    return tuple(proposed)
 
 
 def candidates(problem: ConvProblem, handle: c_void_p) -> list[Candidate]:
     """Candidates that cuDNN's heuristics propose and the problem's ``math`` permits, the best first."""
     request = problem.replace(math="float32", constant_weights=False)
-    return [each for each in _named(request, handle.value or 0) if _allowed(problem, each)]
+    return [each for each in _proposed(request, handle.value or 0) if _allowed(problem, each)]
 
 
 def engines(problem: ConvProblem, handle: c_void_p) -> list[Candidate]:
     """Every engine that supports the problem and that its ``math`` permits, without knobs and heuristics."""
-    graph, found = _graph(problem, handle), []
+    graph, supported = _graph(problem, handle), []
     for number in range(graph.get(802, "int")[0]):
         engine = Descriptor(Kind.ENGINE).set(1300, "descriptor", graph).set(1301, "int", number)
         try:
@@ -157,25 +157,25 @@ def engines(problem: ConvProblem, handle: c_void_p) -> list[Candidate]:
         except CudnnError:
             continue
         if _allowed(problem, candidate):
-            found.append(candidate)
-    return found
+            supported.append(candidate)
+    return supported
 
 
 def execution_plan(problem: ConvProblem, handle: c_void_p, config: Mapping[str, Any]) -> tuple[Descriptor, int]:
-    """(plan, bytes of workspace) of an engine's configuration. Raises CudnnError where the engine cannot."""
+    """(execution plan, bytes of workspace) of an engine's configuration. Raises CudnnError if the engine cannot."""
     engine = Descriptor(Kind.ENGINE).set(1300, "descriptor", _graph(problem, handle)).set(1301, "int", config["engine"])
     knobs = [
         Descriptor(Kind.KNOB).set(600, "knob", kind).set(601, "int", value).finalize()
         for kind, value in config["knobs"]
     ]
-    chosen = Descriptor(Kind.CONFIG).set(300, "descriptor", engine.finalize())
+    configuration = Descriptor(Kind.CONFIG).set(300, "descriptor", engine.finalize())
     if knobs:
-        chosen.set(302, "descriptor", *knobs)
-    plan = Descriptor(Kind.PLAN).set(400, "handle", handle).set(401, "descriptor", chosen.finalize()).finalize()
+        configuration.set(302, "descriptor", *knobs)
+    plan = Descriptor(Kind.PLAN).set(400, "handle", handle).set(401, "descriptor", configuration.finalize()).finalize()
     return plan, plan.get(402, "int")[0]
 
 
 def variant_pack(places: Sequence[int]) -> Descriptor:
-    """cuDNN's variant pack of a run: the CUDA addresses of x, w, y and the workspace (0 without one)."""
+    """cuDNN's variant pack of one run: the CUDA addresses of x, w, y and the workspace (0 if the plan needs none)."""
     pack = Descriptor(Kind.PACK).set(1000, "int", *map(ord, "xwy")).set(1001, "pointer", *places[:3])
     return pack.set(1003, "pointer", places[3]).finalize()

@@ -14,7 +14,7 @@ from convdispatch.api import ConvDispatchError
 INSTALL = "pip install 'convdispatch[cudnn]'"
 _PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 _HELPERS = {
-    # Libraries that cuDNN's engines load on demand: NVRTC compiles generated code, cuBLAS multiplies matrices.
+    # Distribution: the libraries in it that cuDNN's engines load on demand. NVRTC compiles code, cuBLAS multiplies.
     "nvidia-cuda-nvrtc": ("libnvrtc.so.13",),
     "nvidia-cuda-nvrtc-cu12": ("libnvrtc.so.12",),
     "nvidia-cublas": ("libcublasLt.so.13", "libcublas.so.13"),
@@ -48,11 +48,11 @@ _TYPES = {
 
 
 class CudnnError(ConvDispatchError):
-    """A call that cuDNN refused; the message contains cuDNN's own."""
+    """A call that cuDNN refused; the message contains cuDNN's own message."""
 
 
 class Library:
-    """The loaded library; ``library(name, ...)`` makes a call and raises CudnnError."""
+    """The loaded cuDNN library; ``library(name, ...)`` calls the C function ``name`` and raises CudnnError."""
 
     def __init__(self, handle: ctypes.CDLL) -> None:
         self.handle = handle
@@ -70,9 +70,9 @@ class Library:
 
     def create(self) -> c_void_p:
         """Create a cuDNN handle for the current CUDA context."""
-        made = c_void_p()
-        self("cudnnCreate", byref(made))
-        return made
+        handle = c_void_p()
+        self("cudnnCreate", byref(handle))
+        return handle
 
 
 def _files(package: str, *names: str) -> list[str]:
@@ -117,7 +117,7 @@ class Descriptor:
     """An owned cuDNN backend descriptor: attributes are set by number, then ``finalize``."""
 
     def __init__(self, kind: int) -> None:
-        self._library, self.handle, self._held = library(), c_void_p(), []
+        self._library, self.handle, self._value_descriptors = library(), c_void_p(), []
         self._library("cudnnBackendCreateDescriptor", kind, byref(self.handle))
 
     def __del__(self) -> None:
@@ -128,7 +128,7 @@ class Descriptor:
         """Set an attribute to values of a kind (see the table of types); returns itself."""
         number, c_type = _TYPES[kind]
         if kind == "descriptor":
-            self._held += values
+            self._value_descriptors += values
             values = tuple(value.handle for value in values)
         array = (c_type * len(values))(*values)
         self._library("cudnnBackendSetAttribute", self.handle, attribute, number, len(values), array)
@@ -152,8 +152,9 @@ class Descriptor:
         count = c_int64(most or 0)
         if most is None:
             self._library("cudnnBackendGetAttribute", self.handle, attribute, number, 0, byref(count), None)
-        made = [Descriptor(kind) for _ in range(count.value)]
-        if made:
-            array = (c_void_p * len(made))(*(descriptor.handle for descriptor in made))
-            self._library("cudnnBackendGetAttribute", self.handle, attribute, number, len(made), byref(count), array)
-        return made[: count.value]
+        descriptors = [Descriptor(kind) for _ in range(count.value)]
+        if descriptors:
+            array = (c_void_p * len(descriptors))(*(descriptor.handle for descriptor in descriptors))
+            arguments = (self.handle, attribute, number, len(descriptors), byref(count), array)
+            self._library("cudnnBackendGetAttribute", *arguments)
+        return descriptors[: count.value]

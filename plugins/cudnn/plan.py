@@ -28,10 +28,10 @@ BRIEF_BYTES = 80e6
 ALIGNMENT = 256
 """Bytes to which the operands of a plan's first run are aligned."""
 _NON_BLOCKING = 1
-_made = threading.RLock()
-_run = threading.Lock()
+_planning_lock = threading.RLock()
+_running_lock = threading.Lock()
 _handles: dict[Any, c_void_p] = {}
-_loading: dict[Any, c_void_p] = {}
+_loading_streams: dict[Any, c_void_p] = {}
 """For each device, the CUDA stream on which a new plan runs once to load its kernels."""
 
 
@@ -41,10 +41,10 @@ def _handle(device: cl.Device, use: str) -> c_void_p:
     Creating a handle waits for all work of the CUDA context: both are created before anything is enqueued, and all
     queues share them. An existing handle is returned without the lock, which is held while a plan is created.
     """
-    found = _handles.get((device, use))
-    if found is not None:
-        return found
-    with _made:
+    cached = _handles.get((device, use))
+    if cached is not None:
+        return cached
+    with _planning_lock:
         if (device, use) not in _handles:
             cuda = cuda_of(device)
             if cuda is None:
@@ -52,16 +52,16 @@ def _handle(device: cl.Device, use: str) -> c_void_p:
             with cuda.current():
                 handle = library().create()
                 if use == "make":
-                    _loading[device] = cuda.make("cuStreamCreate", _NON_BLOCKING)
-                    library()("cudnnSetStream", handle, _loading[device])
+                    _loading_streams[device] = cuda.make("cuStreamCreate", _NON_BLOCKING)
+                    library()("cudnnSetStream", handle, _loading_streams[device])
             _handles[device, use] = handle
         return _handles[device, use]
 
 
 @contextlib.contextmanager
 def planning_handle(device: cl.Device) -> Iterator[c_void_p]:
-    """The handle for making plans, for one thread at a time, whose CUDA context is current meanwhile."""
-    with _made:
+    """The cuDNN handle for creating plans. One thread at a time has it, and its CUDA context is current meanwhile."""
+    with _planning_lock:
         handle = _handle(device, "make")
         with cuda_of(device).current():
             yield handle
@@ -69,9 +69,9 @@ def planning_handle(device: cl.Device) -> Iterator[c_void_p]:
 
 @contextlib.contextmanager
 def running(device: cl.Device, cuda: Any, stream: c_void_p) -> Iterator[c_void_p]:
-    """The handle for running plans, on a CUDA stream, for one thread at a time."""
+    """The cuDNN handle for running plans, set to a CUDA stream. One thread at a time has it."""
     handle = _handle(device, "run")
-    with _run, cuda.current():
+    with _running_lock, cuda.current():
         library()("cudnnSetStream", handle, stream)
         yield handle
 
@@ -82,23 +82,22 @@ def tensor_bytes(problem: ConvProblem) -> dict[str, int]:
 
 
 def load(cuda: Any, handle: c_void_p, stream: c_void_p, plan: Descriptor, sizes: Sequence[int]) -> bool:
-    """Load a plan's kernels: run it once on the handle's stream, on memory taken for the moment, and wait.
+    """Load a plan's kernels: run it once on the handle's stream, on temporary memory, and wait.
 
-    Returns whether there was memory.
+    Returns whether there was memory. ``sizes`` are the bytes of x, w, y and workspace. If memory is short nothing is
+    loaded, and the plan's first enqueue may wait. Memory is allocated and freed in the stream's order, which waits for
+    no other stream.
 
-    ``sizes`` are the bytes of x, w, y and workspace. Where memory is short nothing is loaded: then the plan's first
-    enqueue may wait. Memory is had and given back in the stream's order, which waits for no other stream.
+    CUDA loads a kernel at its first launch, which then waits until the context has no work. If the first enqueue did
+    that, it would wait for all other queues, and for ever if their work waits for an event that the host would complete
+    next. (Capturing the plan into a graph that never runs would need no memory, but corrupted the process's heap with
+    cuDNN 9.19.)
 
-    CUDA loads a kernel at its first launch, which then waits until the context has no work. Left to the first enqueue
-    that is a wait for all other queues, and one for ever where their work waits for an event that the host would
-    complete next. (Capturing the plan into a graph that never runs would need no memory; cuDNN 9.19 then corrupted the
-    heap of its process.)
-
-    Raises CudnnError where the engine cannot run after all.
+    Raises CudnnError if the engine cannot run after all.
     """
-    places, total = [], 0
+    offsets, total = [], 0
     for size in sizes:
-        places.append(total)
+        offsets.append(total)
         total += -(-size // ALIGNMENT) * ALIGNMENT
     block = c_ulonglong()
     try:
@@ -106,7 +105,7 @@ def load(cuda: Any, handle: c_void_p, stream: c_void_p, plan: Descriptor, sizes:
     except ConvDispatchError:
         return False
     try:
-        pack = variant_pack([block.value + place if size else 0 for place, size in zip(places, sizes)])
+        pack = variant_pack([block.value + place if size else 0 for place, size in zip(offsets, sizes)])
         library()("cudnnBackendExecute", handle, plan.handle, pack.handle)
     finally:
         cuda("cuMemFreeAsync", block, stream)
@@ -117,11 +116,11 @@ def load(cuda: Any, handle: c_void_p, stream: c_void_p, plan: Descriptor, sizes:
 class CudnnPlan:
     """A plan of one cuDNN engine, which can run on any queue of its context.
 
-    Creating the plan may wait for the device, so that ``enqueue`` never does: kernels are loaded, and what the bridges
-    of queues share is created. If memory was too short to run the engine once, the first enqueue may wait.
+    Creating the plan may wait for the device, so that ``enqueue`` never does: it loads the kernels and creates what the
+    queues' bridges share. If memory was too short to run the engine once, the first enqueue may wait.
 
-    Memory from the runtime is CUDA's too, so nothing is copied. Buffers from elsewhere, which CUDA cannot see, are
-    copied into the pool's memory and back. A workspace too large to share is CUDA's alone, for the time of a run.
+    CUDA can address the runtime's memory, so its buffers are not copied. Other buffers, which CUDA cannot see, are
+    copied into the pool's memory and back. A workspace too large to share is allocated by CUDA for the time of a run.
     """
 
     recordable = False
@@ -137,7 +136,7 @@ class CudnnPlan:
         with planning_handle(device) as handle:
             self._plan, self.workspace_size = execution_plan(problem, handle, config)
             sizes = [*self._sizes.values(), self.workspace_size]
-            load(cuda_of(device), handle, _loading[device], self._plan, sizes)
+            load(cuda_of(device), handle, _loading_streams[device], self._plan, sizes)
         self._packs: OrderedDict[tuple[int, ...], Descriptor] = OrderedDict()
 
     def enqueue(
@@ -149,11 +148,11 @@ class CudnnPlan:
         workspace: cl.MemoryObject | None,
         wait_for: Sequence[cl.Event] | None = None,
     ) -> cl.Event:
-        """Enqueue on the CUDA stream beside ``queue``, in its order, or on a CUDA stream itself; never waits."""
+        """Enqueue on the CUDA stream that is paired with ``queue``, in its order, or on a CUDA stream; never waits."""
         if isinstance(queue, CudaStream):
             return self._on_stream(queue, {"x": x, "w": w, "y": y}, workspace)
-        across = bridge_of(queue)
-        if across is None:
+        bridge = bridge_of(queue)
+        if bridge is None:
             raise ConvDispatchError("cuDNN: the queue's device is not CUDA's")
         operands = {
             name: Operand(buffer, self._sizes[name], read=name != self._written, written=name == self._written)
@@ -163,23 +162,23 @@ class CudnnPlan:
             operands["workspace"] = Operand(workspace, self.workspace_size)
 
         def work(addresses: Mapping[str, int]) -> None:
-            with running(queue.device, across.cuda, across.stream) as handle:
+            with running(queue.device, bridge.cuda, bridge.stream) as handle:
                 pack = self._pack((*addresses.values(), 0)[:4])
                 self._library("cudnnBackendExecute", handle, self._plan.handle, pack.handle)
 
-        return enqueue_across(across, work, operands, wait_for, self._brief)
+        return enqueue_across(bridge, work, operands, wait_for, self._brief)
 
     def _on_stream(self, stream: CudaStream, operands: Mapping[str, Any], workspace: Any) -> CudaStream:
         """Run on the caller's stream and memory, which dispatch has aligned."""
-        places = [stream_address(memory) for memory in (*operands.values(), workspace)]
+        addresses = [stream_address(memory) for memory in (*operands.values(), workspace)]
         with running(stream.device, stream.place.cuda, c_void_p(stream.handle)) as handle:
-            self._library("cudnnBackendExecute", handle, self._plan.handle, self._pack(tuple(places)).handle)
+            self._library("cudnnBackendExecute", handle, self._plan.handle, self._pack(tuple(addresses)).handle)
         return stream
 
-    def _pack(self, places: tuple[int, ...]) -> Descriptor:
-        found = self._packs.get(places)
-        if found is None:
-            found = self._packs[places] = variant_pack(places)
+    def _pack(self, addresses: tuple[int, ...]) -> Descriptor:
+        pack = self._packs.get(addresses)
+        if pack is None:
+            pack = self._packs[addresses] = variant_pack(addresses)
             if len(self._packs) > MAX_PACKS:
                 self._packs.popitem(last=False)
-        return found
+        return pack

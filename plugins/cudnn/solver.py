@@ -1,4 +1,4 @@
-"""cuDNN's solvers: what they refuse, and the engines its heuristics name as configurations."""
+"""cuDNN's solvers: what they refuse, and the engines that cuDNN's heuristics propose, as configurations."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ def unavailable() -> str | None:
 @functools.lru_cache(maxsize=512)
 def _choices(problem: ConvProblem, device: DeviceInfo, deterministic: bool) -> tuple[dict[str, Any], ...]:
     """Configurations in the order of cuDNN's heuristics; the first one is known to make a plan."""
-    owner = cuda_devices(device)[0]
-    with planning_handle(owner) as handle:
+    cl_device = cuda_devices(device)[0]
+    with planning_handle(cl_device) as handle:
         return tuple(_working(problem, handle, deterministic)[:MAX_CONFIGS])
 
 
 def _working(problem: ConvProblem, handle: c_void_p, deterministic: bool) -> list[dict[str, Any]]:
-    found = [
+    configs = [
         each.config for each in candidates(problem, handle) if not (deterministic and NONDETERMINISTIC in each.notes)
     ]
-    while found:
+    while configs:
         try:
-            execution_plan(problem, handle, found[0])
+            execution_plan(problem, handle, configs[0])
             break
         except CudnnError:
-            del found[0]
-    return found
+            del configs[0]
+    return configs
 
 
 class Convolution(Solver):
-    """cuDNN with every engine that the problem's ``math`` permits; some add partial sums in an order that changes."""
+    """cuDNN with every engine that the problem's ``math`` permits; some add partial sums in a varying order."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Refuses if cuDNN is missing, padding is asymmetric, CUDA cannot see the tensors, or no engine fits."""

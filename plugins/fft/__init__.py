@@ -1,4 +1,4 @@
-"""fft: convolution as a product of spectra, at the cost of a small kernel for a large one.
+"""fft: convolution as a product of spectra, whose cost hardly depends on the kernel's size.
 
     y = inverse(sum over ic of forward(x tile) * conj(forward(w)))
 

@@ -1,4 +1,4 @@
-"""Straight-line arithmetic as a graph: equal expressions are one node, signs are no operations, networks transpose."""
+"""Straight-line arithmetic as a graph: equal expressions share a node, and negation costs no operation."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Node = tuple
 
 
 class Network:
-    """Additions and multiplications by constants over named leaves; ``outputs`` names some of the values."""
+    """A graph of additions and multiplications by constants; leaves are named inputs, ``outputs`` are named values."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.outputs: list[tuple[str, Value]] = []
-        self._known: dict[Node, int] = {}
+        self._node_ids: dict[Node, int] = {}
 
     def leaf(self, name: str) -> Value:
         """Return the value of the input named ``name``."""
@@ -35,8 +35,8 @@ class Network:
             return b if a is None else a
         if a[1] == b[1]:
             return None if a[0] != b[0] else self.multiply(2.0, a)
-        first, second = (a, b) if a[1] < b[1] else (b, a)
-        return first[0], self._node(("+" if first[0] == second[0] else "-", first[1], second[1]))
+        low, high = (a, b) if a[1] < b[1] else (b, a)
+        return low[0], self._node(("+" if low[0] == high[0] else "-", low[1], high[1]))
 
     def subtract(self, a: Value, b: Value) -> Value:
         """Return ``a - b``."""
@@ -59,13 +59,13 @@ class Network:
         self.outputs.append((name, value))
 
     def _node(self, node: Node) -> int:
-        if node not in self._known:
-            self._known[node] = len(self.nodes)
+        if node not in self._node_ids:
+            self._node_ids[node] = len(self.nodes)
             self.nodes.append(node)
-        return self._known[node]
+        return self._node_ids[node]
 
     def transposed(self, order: Sequence[str]) -> Network:
-        """The network of the transposed matrix: leaves become outputs, in ``order``, and outputs leaves."""
+        """The network of the transposed matrix: its outputs are this network's leaves, in ``order``, and vice versa."""
         result = Network()
         gathered: dict[int, Value] = {}
 
@@ -76,47 +76,45 @@ class Network:
             if value is not None:
                 leaf = result.leaf(name)
                 give(value[1], leaf if value[0] > 0 else result.negate(leaf))
-        found: dict[str, Value] = {}
-        for place in reversed(range(len(self.nodes))):
-            value = gathered.get(place)
-            kind, *rest = self.nodes[place]
+        values: dict[str, Value] = {}
+        for index in reversed(range(len(self.nodes))):
+            value = gathered.get(index)
+            kind, *rest = self.nodes[index]
             if kind == "leaf":
-                found[rest[0]] = value
+                values[rest[0]] = value
             elif kind == "*":
                 give(rest[1], result.multiply(rest[0], value))
             else:
                 give(rest[0], value)
                 give(rest[1], value if kind == "+" else result.negate(value))
         for name in order:
-            result.output(name, found.get(name))
+            result.output(name, values.get(name))
         return result
-
-    # --- the nodes that the outputs need -----------------------------------------------------------------------------
 
     @functools.cached_property
     def _uses(self) -> Counter[int]:
-        """How often each node is read by nodes that the outputs need, or is an output."""
+        """For each node that the outputs need: how many nodes and outputs read it."""
         uses: Counter[int] = Counter()
-        waiting = [value[1] for _, value in self.outputs if value is not None]
-        while waiting:
-            node = waiting.pop()
+        stack = [value[1] for _, value in self.outputs if value is not None]
+        while stack:
+            node = stack.pop()
             uses[node] += 1
             if uses[node] == 1:
-                waiting += _operands(self.nodes[node])
+                stack += _operands(self.nodes[node])
         return uses
 
     @functools.cached_property
     def _inlined(self) -> frozenset[int]:
-        """Products that one addition alone reads: a multiply-add takes them in. An addition takes in one."""
-        taken = set()
+        """Products that only one addition reads and that become part of its multiply-add, at most one per addition."""
+        inlined = set()
         written = {value[1] for _, value in self.outputs if value is not None}
-        for place in self._uses:
-            if self.nodes[place][0] in "+-":
-                for operand in reversed(_operands(self.nodes[place])):
+        for node in self._uses:
+            if self.nodes[node][0] in "+-":
+                for operand in reversed(_operands(self.nodes[node])):
                     if self.nodes[operand][0] == "*" and self._uses[operand] == 1 and operand not in written:
-                        taken.add(operand)
+                        inlined.add(operand)
                         break
-        return frozenset(taken)
+        return frozenset(inlined)
 
     @property
     def additions(self) -> int:
@@ -125,14 +123,12 @@ class Network:
 
     @property
     def multiplications(self) -> int:
-        """Products that the outputs need and no addition takes in."""
+        """Products that the outputs need and that are not part of a multiply-add."""
         return sum(self.nodes[place][0] == "*" and place not in self._inlined for place in self._uses)
 
     def used(self) -> tuple[str, ...]:
         """The leaves that the outputs need."""
         return tuple(node[1] for place, node in enumerate(self.nodes) if node[0] == "leaf" and place in self._uses)
-
-    # --- the generated OpenCL text -----------------------------------------------------------------------------------
 
     def lines(
         self,
@@ -141,21 +137,21 @@ class Network:
         real: str,
         first: Iterable[str] = (),
     ) -> list[str]:
-        """Statements, each node after its operands and each output as soon as possible; ``first`` are read first."""
+        """OpenCL statements: each node after its operands, each output early; leaves in ``first`` are read first."""
         lines: list[str] = []
-        done: set[int] = set()
+        emitted: set[int] = set()
 
         def place(node: int) -> None:
-            if node in done:
+            if node in emitted:
                 return
-            done.add(node)
+            emitted.add(node)
             for operand in _operands(self.nodes[node]):
                 place(operand)
             if node not in self._inlined:
                 lines.append(f"const {real} t{node} = {self._expression(node, read)};")
 
         for name in first:
-            place(self._known["leaf", name])
+            place(self._node_ids["leaf", name])
         for name, value in self.outputs:
             if value is None:
                 lines.append(write(name, "0.0f"))
@@ -164,8 +160,8 @@ class Network:
             lines.append(write(name, ("-" if value[0] < 0 else "") + f"t{value[1]}"))
         return lines
 
-    def _expression(self, place: int, read: Callable[[str], str]) -> str:
-        kind, *rest = self.nodes[place]
+    def _expression(self, node: int, read: Callable[[str], str]) -> str:
+        kind, *rest = self.nodes[node]
         if kind == "leaf":
             return read(rest[0])
         if kind == "*":

@@ -4,11 +4,11 @@ With a tile of n source elements, whose first is ``tile * step - pad``, and the 
 
     target[tile * step + j] = inverse(sum over c of forward(tile) * conj(forward(kernel)))[j],  0 <= j < step
 
-holds for ``step = n - extent + 1``: the circle's other elements are wrapped sums and are dropped (overlap-save,
-Oppenheim and Schafer). All directions are of this form. The data gradient's source is dy, its kernel is flipped
-and its pad is ``extent - 1 - pad``. The weights' gradient takes tiles of x as above and of dy, ``step`` elements a tile
-without overlap and zeros behind, multiplies x by conj(dy), sums over images and tiles too, and keeps the elements
-``tap * dilation``. Conjugation is the choice of the inverse codelet for the kernel's or dy's forward transform.
+holds for ``step = n - extent + 1``: the other elements of the circular sum are wrapped and are dropped (overlap-save,
+Oppenheim and Schafer). All directions have this form. The data gradient's source is dy, its kernel is flipped
+and its pad is ``extent - 1 - pad``. The weights' gradient cuts x into such tiles and dy into tiles of ``step`` elements
+without overlap, followed by zeros; it multiplies x by conj(dy), sums also over images and tiles, and keeps the elements
+``tap * dilation``. Using the inverse codelet as the kernel's or dy's forward transform gives the conjugate.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from convdispatch.api import ConvProblem
 from .transforms import half
 
 MIN_IEEE_SUM = 20
-"""Products of a sum in math mode "ieee": of shorter ones transforms err by up to 1.16 times what the mode allows."""
+"""Least number of summed products in math mode "ieee": with fewer, errors reach 1.16 times what the mode allows."""
 _AXES = "dhw"
 
 
 @dataclass(unsafe_hash=True)
 class AxisTiling:
-    """The tiling along one axis. ``n`` is 1 for a kernel of one tap: no transform, and every element is a tile."""
+    """The tiling along one axis. For a kernel of one tap ``n`` is 1: no transform, and every element is a tile."""
 
     n: int
     """Points of the transform along this axis."""
     places: int
-    """Places that the tiles cover: of the target, or of dy for the weights' gradient."""
+    """Elements that the tiles cover: of the target, or of dy for the weights' gradient."""
     source: int
     """Elements of the source: x, or dy for the data gradient."""
     pad: int
@@ -48,7 +48,7 @@ class AxisTiling:
         self.extent = (self.taps - 1) * self.dilation + 1
         """Elements that the dilated kernel spans along the axis."""
         self.step = self.n - self.extent + 1
-        """Places of a tile: how far apart tiles begin."""
+        """Elements from the beginning of a tile to that of the next tile."""
 
     @property
     def tiles(self) -> int:
@@ -57,17 +57,17 @@ class AxisTiling:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Positions of the taps in the transform, in their order in w."""
-        places = range(0, self.extent, self.dilation)
-        return tuple(reversed(places)) if self.flipped else tuple(places)
+        """Points of the transform at which the taps are, in the order of w."""
+        offsets = range(0, self.extent, self.dilation)
+        return tuple(reversed(offsets)) if self.flipped else tuple(offsets)
 
 
 @dataclass(unsafe_hash=True)
 class Tiling:
     """The tiles of a problem along (d, h, w).
 
-    One axis, ``half_axis``, goes first from real to half a spectrum and last back; spectra are counted in complex
-    elements, ``frequencies`` a tile and channel.
+    The axis ``half_axis`` is transformed first, from real to half a spectrum, and last by the inverse. A tile and
+    channel has ``frequencies`` complex elements.
     """
 
     direction: str
@@ -93,7 +93,7 @@ class Tiling:
 
     @property
     def scale(self) -> float:
-        """The factor of the products, because the codelets scale nothing."""
+        """The factor by which the products are multiplied, because the codelets are not normalized."""
         gain = 1.0
         for axis, n in enumerate(self.sizes):
             gain *= n / 2 if axis == self.half_axis else n
@@ -147,18 +147,18 @@ def tiling(problem: ConvProblem, sizes: Sequence[int]) -> Tiling:
 
 
 def tilings(problem: ConvProblem, sizes: Iterable[int]) -> Iterator[Tiling]:
-    """Every tiling whose transforms along each axis are of one of ``sizes`` points; none that a shorter one beats.
+    """Tilings whose transforms along each axis have one of ``sizes`` points.
 
-    Along an axis, the shortest transform of those with equally many tiles stands; a kernel of one tap gets none.
+    Of transforms with the same number of tiles along an axis only the shortest is used; none along an axis of one tap.
     """
     choices = []
     for axis in _AXES:
-        found: dict[int, int] = {}
+        sizes_by_tiles: dict[int, int] = {}
         for n in [1] if getattr(problem, "k" + axis) == 1 else sorted(set(sizes)):
-            part = axis_tiling(problem, axis, n)
-            if part.step >= 1:
-                found.setdefault(part.tiles, n)
-        choices.append(sorted(found.values()))
+            tiled = axis_tiling(problem, axis, n)
+            if tiled.step >= 1:
+                sizes_by_tiles.setdefault(tiled.tiles, n)
+        choices.append(sorted(sizes_by_tiles.values()))
     for combination in itertools.product(*choices):
         if max(combination) > 1:
             yield tiling(problem, combination)

@@ -1,11 +1,11 @@
 """Turns (length, kind) into straight-line code of a discrete Fourier transform over named variables.
 
-A transform is written down symbolically, over exact zeros where inputs are known to be 0, and only what the wanted
-outputs need is kept. Equal expressions are one node, and a sign is no operation, so real input halves the work by
-itself, as Frigo showed for FFTW ("A fast Fourier transform compiler", PLDI 1999). Powers of two split as 1/2 + 1/4 +
-1/4 (Duhamel and Hollmann 1984, in the conjugate-pair form of Kamar and Elcherif 1989), coprime factors part without
-twiddles (Good 1958, Thomas 1963), what is left goes by Cooley and Tukey 1965. The real inverse is the transposed
-network of the real forward transform, whose count of operations it shares.
+A transform is built symbolically; inputs known to be 0 are exact zeros, and only what the wanted outputs need remains.
+Equal expressions share a node and negation costs nothing, so real input halves the work without further measures, as
+Frigo showed for FFTW ("A fast Fourier transform compiler", PLDI 1999). Powers of two are split as 1/2 + 1/4 + 1/4
+(Duhamel and Hollmann 1984, in the conjugate-pair form of Kamar and Elcherif 1989), coprime factors need no twiddles
+(Good 1958, Thomas 1963), other lengths use Cooley and Tukey 1965. The real inverse is the transposed network of the
+real forward transform and has as many operations.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from .network import Network, Value
 
 KINDS = ("forward", "inverse", "real_forward", "real_inverse")
-"""Complex to complex with exp(-2 pi i j k / n), the same with +, real to half a spectrum, half a spectrum to real."""
+"""Complex to complex with exp(-2 pi i j k / n); with exp(+...); real to half a spectrum; half a spectrum to real."""
 
 Complex = tuple[Value, Value]
 
 
 def half(n: int) -> int:
-    """Frequencies 0 to n/2 of n real values: the others are their conjugates."""
+    """Number of the frequencies 0 to n/2 of n real values; the other frequencies are their conjugates."""
     return n // 2 + 1
 
 
@@ -32,19 +32,18 @@ def half(n: int) -> int:
 class Codelet:
     """A transform as a network of additions and multiplications by constants.
 
-    Complex operands are named ``r<k>`` and ``i<k>`` after their prefix, real ones by the index alone; ``text`` prints
-    the code.
+    Parts of complex operands are named ``r<k>`` and ``i<k>``, real operands ``<k>``; ``text`` prints the code.
     """
 
     n: int
     kind: str
     network: Network
     reads: tuple[str, ...]
-    """Names, without a prefix, of the inputs that the code reads."""
+    """Names of the inputs that the code reads."""
     writes: tuple[str, ...]
-    """Names, without a prefix, of the outputs, in the order in which they are written."""
+    """Names of the outputs, in the order in which they are written."""
     gain: float
-    """The real inverse, applied to the real forward, gives ``gain`` times its input; likewise the complex pair."""
+    """The inverse transform of the forward transform is ``gain`` times the input, for real and for complex data."""
 
     def text(
         self,
@@ -70,11 +69,11 @@ def codelet(
 ) -> Codelet:
     """The transform of ``n`` points of one of KINDS.
 
-    ``given``: only the first so many inputs (of ``n``, or of ``half(n)`` frequencies) may differ from 0; the others are
-    not read. ``wanted``: indices of the outputs to compute, all when None. ``forward`` and ``inverse`` scale nothing;
-    ``real_inverse`` of ``real_forward`` gives n/2 times the input (n times for n = 1), and reads neither the imaginary
-    part of frequency 0 nor that of n/2. ``halved``, of a real inverse: frequencies 0 and n/2 come halved already, as
-    they do where the axis before went from half a spectrum to real.
+    ``given``: number of the first inputs (of ``n``, or of ``half(n)`` frequencies) that may differ from 0; the others
+    are not read. ``wanted``: indices of the outputs to compute, all if None. ``forward`` and ``inverse`` are not
+    normalized; ``real_inverse`` of ``real_forward`` is n/2 times the input (n times for n = 1) and reads no imaginary
+    part of frequencies 0 and n/2. ``halved``: a real inverse gets frequencies 0 and n/2 halved already, because the
+    inverse of the previous axis produced them so.
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
@@ -83,10 +82,10 @@ def codelet(
     inputs = half(n) if kind == "real_inverse" else n
     outputs = half(n) if kind == "real_forward" else n
     given = inputs if given is None else min(given, inputs)
-    chosen = tuple(range(outputs) if wanted is None else wanted)
-    if given < 0 or any(not 0 <= k < outputs for k in chosen):
-        raise ValueError(f"{kind} of {n} points has outputs 0 to {outputs - 1}, wanted {chosen}, given {given}")
-    return _codelet(n, kind, given, chosen, halved)
+    outputs_wanted = tuple(range(outputs) if wanted is None else wanted)
+    if given < 0 or any(not 0 <= k < outputs for k in outputs_wanted):
+        raise ValueError(f"{kind} of {n} points has outputs 0 to {outputs - 1}, wanted {outputs_wanted}, given {given}")
+    return _codelet(n, kind, given, outputs_wanted, halved)
 
 
 @functools.lru_cache(maxsize=512)
@@ -104,27 +103,27 @@ def _codelet(n: int, kind: str, given: int, wanted: tuple[int, ...], halved: boo
         net.output(f"r{k}", result[k][0])
         if not real or (k and 2 * k != n):
             net.output(f"i{k}", result[k][1])
-    return _made(n, kind, net, float(n))
+    return _finish(n, kind, net, float(n))
 
 
 def _real_inverse(n: int, given: int, wanted: tuple[int, ...], halved: bool) -> Codelet:
     """The transposed network of the real forward transform, with halves at frequencies 0 and n/2.
 
-    The inverse weighs those two once and the others twice; everything is halved here.
+    A real inverse counts frequencies 0 and n/2 once and the others twice; here all weights are halved.
     """
     net = Network()
-    needed = set(wanted)
-    result = _dft(net, [(net.leaf(str(j)) if j in needed else None, None) for j in range(n)], -1)
+    used = set(wanted)
+    result = _dft(net, [(net.leaf(str(j)) if j in used else None, None) for j in range(n)], -1)
     for k in range(given):
         edge = k == 0 or 2 * k == n
         scale = 0.5 if edge and n > 1 and not halved else 1.0
         net.output(f"r{k}", net.multiply(scale, result[k][0]))
         if not edge:
             net.output(f"i{k}", result[k][1])
-    return _made(n, "real_inverse", net.transposed([str(j) for j in wanted]), n / 2 if n > 1 else 1.0)
+    return _finish(n, "real_inverse", net.transposed([str(j) for j in wanted]), n / 2 if n > 1 else 1.0)
 
 
-def _made(n: int, kind: str, net: Network, gain: float) -> Codelet:
+def _finish(n: int, kind: str, net: Network, gain: float) -> Codelet:
     reads, writes = net.used(), tuple(name for name, _ in net.outputs)
     return Codelet(n, kind, net, reads, writes, gain)
 
@@ -138,11 +137,11 @@ def _dft(net: Network, x: Sequence[Complex], sign: int) -> list[Complex]:
         return [_add(net, x[0], x[1]), _sub(net, x[0], x[1])]
     if n & (n - 1) == 0:
         return _split_radix(net, x, sign)
-    first = _prime_power(n)
-    if first == n:
+    prime_power = _prime_power(n)
+    if prime_power == n:
         prime = next(p for p in range(2, n + 1) if n % p == 0)
-        return _odd(net, x, sign) if prime == n else _cooley_tukey(net, x, sign, prime)
-    return _prime_factor(net, x, sign, first, n // first)
+        return _odd_prime(net, x, sign) if prime == n else _cooley_tukey(net, x, sign, prime)
+    return _prime_factor(net, x, sign, prime_power, n // prime_power)
 
 
 def _prime_power(n: int) -> int:
@@ -155,20 +154,20 @@ def _prime_power(n: int) -> int:
 
 
 def _split_radix(net: Network, x: Sequence[Complex], sign: int) -> list[Complex]:
-    """n/2 even points, and those 1 after and 1 before every fourth: conjugate twiddles for the two quarters."""
+    """Split n points into the even ones and those 1 after and 1 before every fourth, whose twiddles are conjugate."""
     n = len(x)
     even = _dft(net, x[0::2], sign)
-    after = _dft(net, x[1::4], sign)
-    before = _dft(net, [x[(4 * j - 1) % n] for j in range(n // 4)], sign)
+    following = _dft(net, x[1::4], sign)
+    preceding = _dft(net, [x[(4 * j - 1) % n] for j in range(n // 4)], sign)
     result: list[Complex] = [(None, None)] * n
     for k in range(n // 4):
-        u = _turn(net, after[k], sign * k, n)
-        v = _turn(net, before[k], -sign * k, n)
-        total, apart = _add(net, u, v), _turn(net, _sub(net, u, v), sign, 4)
-        result[k] = _add(net, even[k], total)
-        result[k + n // 2] = _sub(net, even[k], total)
-        result[k + n // 4] = _add(net, even[k + n // 4], apart)
-        result[k + 3 * n // 4] = _sub(net, even[k + n // 4], apart)
+        u = _rotate(net, following[k], sign * k, n)
+        v = _rotate(net, preceding[k], -sign * k, n)
+        added, subtracted = _add(net, u, v), _rotate(net, _sub(net, u, v), sign, 4)
+        result[k] = _add(net, even[k], added)
+        result[k + n // 2] = _sub(net, even[k], added)
+        result[k + n // 4] = _add(net, even[k + n // 4], subtracted)
+        result[k + 3 * n // 4] = _sub(net, even[k + n // 4], subtracted)
     return result
 
 
@@ -180,7 +179,7 @@ def _cooley_tukey(net: Network, x: Sequence[Complex], sign: int, p: int) -> list
     # twiddle factors differ.
     real = all(im is None for _, im in x)
     for k in range(half(q) if real else q):
-        column = _dft(net, [_turn(net, parts[r][k], sign * r * k, n) for r in range(p)], sign)
+        column = _dft(net, [_rotate(net, parts[r][k], sign * r * k, n) for r in range(p)], sign)
         for r in range(p):
             result[k + r * q] = column[r]
             if real:
@@ -189,7 +188,7 @@ def _cooley_tukey(net: Network, x: Sequence[Complex], sign: int, p: int) -> list
 
 
 def _prime_factor(net: Network, x: Sequence[Complex], sign: int, p: int, q: int) -> list[Complex]:
-    """n = p q without a common factor: a p x q transform over indices j = (q a + p b) mod n, and no twiddles."""
+    """For n = p q with coprime p and q: a p x q transform over indices j = (q a + p b) mod n without twiddles."""
     n = p * q
     rows = [_dft(net, [x[(q * a + p * b) % n] for b in range(q)], sign) for a in range(p)]
     result: list[Complex] = [(None, None)] * n
@@ -201,28 +200,28 @@ def _prime_factor(net: Network, x: Sequence[Complex], sign: int, p: int, q: int)
     return result
 
 
-def _odd(net: Network, x: Sequence[Complex], sign: int) -> list[Complex]:
-    """An odd prime length by its symmetries: cosines of the sums of mirrored points, sines of their differences."""
+def _odd_prime(net: Network, x: Sequence[Complex], sign: int) -> list[Complex]:
+    """A transform of odd prime length: cosines times sums of mirrored points, sines times their differences."""
     n = len(x)
     pairs = [(_add(net, x[j], x[n - j]), _sub(net, x[j], x[n - j])) for j in range(1, half(n))]
     if n == 3:
         # Because cos(2 pi / 3) = -1/2, one addition serves both outputs and frequency 0.
         plus, minus = pairs[0]
-        middle = _add(net, x[0], _times(net, -0.5, plus))
-        apart = _turn(net, _times(net, math.sqrt(0.75), minus), sign, 4)
-        return [_add(net, x[0], plus), _add(net, middle, apart), _sub(net, middle, apart)]
+        cosine_part = _add(net, x[0], _times(net, -0.5, plus))
+        sine_part = _rotate(net, _times(net, math.sqrt(0.75), minus), sign, 4)
+        return [_add(net, x[0], plus), _add(net, cosine_part, sine_part), _sub(net, cosine_part, sine_part)]
     total = x[0]
     for plus, _ in pairs:
         total = _add(net, total, plus)
     result: list[Complex] = [total] + [(None, None)] * (n - 1)
     for k in range(1, half(n)):
-        middle, apart = x[0], (None, None)
+        cosine_part, sine_part = x[0], (None, None)
         for j, (plus, minus) in enumerate(pairs, 1):
             cosine, sine = _root(j * k, n)
-            middle = _add(net, middle, _times(net, cosine, plus))
-            apart = _add(net, apart, _times(net, sine, minus))
-        apart = _turn(net, apart, sign, 4)
-        result[k], result[n - k] = _add(net, middle, apart), _sub(net, middle, apart)
+            cosine_part = _add(net, cosine_part, _times(net, cosine, plus))
+            sine_part = _add(net, sine_part, _times(net, sine, minus))
+        sine_part = _rotate(net, sine_part, sign, 4)
+        result[k], result[n - k] = _add(net, cosine_part, sine_part), _sub(net, cosine_part, sine_part)
     return result
 
 
@@ -238,15 +237,15 @@ def _times(net: Network, factor: float, a: Complex) -> Complex:
     return net.multiply(factor, a[0]), net.multiply(factor, a[1])
 
 
-def _turn(net: Network, a: Complex, k: int, n: int) -> Complex:
-    """``a`` times exp(2 pi i k / n)."""
+def _rotate(net: Network, a: Complex, k: int, n: int) -> Complex:
+    """Return ``a`` times exp(2 pi i k / n)."""
     k %= n
     re, im = a
     if 8 * k % n == 0:
-        quarter, rest = divmod(8 * k // n, 2)
-        for _ in range(quarter):
+        quarters, eighth = divmod(8 * k // n, 2)
+        for _ in range(quarters):
             re, im = net.negate(im), re
-        if rest:
+        if eighth:
             root = math.sqrt(0.5)
             re, im = net.multiply(root, net.subtract(re, im)), net.multiply(root, net.add(re, im))
         return re, im

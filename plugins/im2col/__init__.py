@@ -1,6 +1,6 @@
 """im2col: convolution as a matrix product over a lowered copy of the input; accepts every problem.
 
-    y[oc, (image, place)] = sum over k of w[oc, k] L[k, (image, place)],   k = (channel, tap)
+    y[oc, (image, position)] = sum over k of w[oc, k] L[k, (image, position)],   k = (channel, tap)
 
 A new method is a module with ``configs`` and a class of its configuration, and a row of ``solver._METHODS``.
 
@@ -9,8 +9,8 @@ A new method is a module with ``configs`` and a class of its configuration, and 
 - ``product``: the forward product, and the data gradient of stride 1 with the taps flipped.
 - ``col2im``: the data gradient in general.
 - ``weights``: the weights' gradient.
-- ``depthwise``: one channel a group, lowered in registers.
-- ``phases``: the data gradient of one channel a group and a stride.
+- ``depthwise``: one channel per group, lowered in registers.
+- ``phases``: the strided data gradient of one channel per group.
 - ``convert``: conversion between 16-bit elements and float32.
 - ``cost``: the cost of copies.
 - ``solver``: the solver, which chooses among the methods.

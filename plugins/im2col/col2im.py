@@ -1,6 +1,6 @@
 """The data gradient in general: ``columns[k, position] = w' dy``, then each element of x sums its columns.
 
-Columns are computed for some images, groups and channels at a time. 16-bit tensors are widened first: sums are float32.
+Columns are computed for some images, groups and channels at a time. 16-bit tensors are converted to float32 first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from convdispatch.api import GEMM_LAUNCH as LAUNCH
 from convdispatch.api.cpu import Balance
 
 from .convert import Converter
-from .cost import COLUMN, CONVERTED, RUN
+from .cost import COLUMN_OPS, COLUMN_RUN_OPS, CONVERTED_OPS
 from .window import PatchWindow, runs
 
 TILE_ELEMENTS = 256
@@ -45,8 +45,8 @@ TILE_ELEMENTS = 256
 MAX_STEP = 64
 """Largest stride along w for which a work item sums the phases of a row of x in vectors."""
 FEW_CHANNELS, FEW_FACTOR = 4, 8.0
-"""Source channels of a group up to which columns take so many times their predicted time: 7 to 50 over five layers of
-one or two channels and strides of 3 to 8, whose columns take as long to multiply as to copy."""
+"""With ``FEW_CHANNELS`` output channels per group or fewer, columns take ``FEW_FACTOR`` times their predicted time: 7
+to 50 times on five layers of one or two channels and strides of 3 to 8, where multiplying takes as long as copying."""
 FRONT_ELEMENTS = 32
 """Elements of padding before and after the columns: a vector at a row's end reads beyond the row."""
 
@@ -81,17 +81,17 @@ class Col2im:
         self.rows = self.cpu and (window.nhwc or window.step[2] <= MAX_STEP)
         self.widened = DTYPES[problem.dtype].widened
         # Source channels whose columns fit the workspace cap, for one image
-        most = max(1, config["cap"] // (window.volume * window.pixels * window.accumulator_size))
-        images = max(1, most // window.channels)
-        groups = window.groups if images > 1 else max(1, most // window.group_channels)
-        channels = window.group_channels if groups > 1 else max(1, most)
+        affordable = max(1, config["cap"] // (window.volume * window.pixels * window.accumulator_size))
+        images = max(1, affordable // window.channels)
+        groups = window.groups if images > 1 else max(1, affordable // window.group_channels)
+        channels = window.group_channels if groups > 1 else max(1, affordable)
         self.cuts = runs(window.images, images), runs(window.groups, groups), runs(window.group_channels, channels)
         self.largest = tuple(cut.largest for cut in self.cuts)
 
     def sizes(self) -> dict[tuple[int, ...], int]:
         """(images, groups, channels) of the pieces, and how many there are of each."""
-        each = [cut.sizes.items() for cut in self.cuts]
-        return {tuple(n for n, _ in some): math.prod(times for _, times in some) for some in itertools.product(*each)}
+        pieces = itertools.product(*(cut.sizes.items() for cut in self.cuts))
+        return {tuple(n for n, _ in axes): math.prod(times for _, times in axes) for axes in pieces}
 
     def spec(self, images: int, groups: int, channels: int) -> GemmSpec:
         """Return the specification of the product that computes one piece's columns."""
@@ -129,10 +129,10 @@ class Col2im:
         total = sum(times * gemm_cost(self.spec(*size), self.gemm, balance) for size, times in sizes.items())
         columns = window.k * window.groups * window.images * window.pixels
         if self.widened:
-            total += 2 * launch + CONVERTED * sum(map(math.prod, (self.problem.y_shape, self.problem.w_shape)))
-        runs = RUN * columns / window.group_channels if window.nhwc else 0.0
+            total += 2 * launch + CONVERTED_OPS * sum(map(math.prod, (self.problem.y_shape, self.problem.w_shape)))
+        runs = COLUMN_RUN_OPS * columns / window.group_channels if window.nhwc else 0.0
         columns = max(columns, math.prod(self.problem.x_shape))
-        moved = max(COLUMN[window.nhwc] * columns, runs)
+        moved = max(COLUMN_OPS[window.nhwc] * columns, runs)
         if self.problem.oc // self.problem.g <= FEW_CHANNELS:
             moved *= FEW_FACTOR
         return total + moved + launch * sum(sizes.values())
@@ -146,8 +146,8 @@ class Col2im:
         if self.widened:
             gradient, gradient_offset, weights, weights_offset = "workspace", wide_y // 4, "workspace", wide_w // 4
             convert = Converter(context, problem.dtype, self.cpu)
-            steps.append(convert.inward("y", wide_y, math.prod(problem.y_shape)))
-            steps.append(convert.inward("w", wide_w, math.prod(problem.w_shape)))
+            steps.append(convert.to_float32("y", wide_y, math.prod(problem.y_shape)))
+            steps.append(convert.to_float32("w", wide_w, math.prod(problem.w_shape)))
         program = build(context, self.text())
         plans: dict[GemmSpec, GemmPlan] = {}
         for (image, images), (group, groups), (channel, channels) in itertools.product(*self.cuts):
@@ -155,10 +155,10 @@ class Col2im:
             if spec not in plans:
                 plans[spec] = GemmPlan(context, spec, self.gemm)
             start = channel * (1 if window.nhwc else window.volume)
-            at_w = weights_offset + group * window.group_targets * window.k + start
-            at_y = gradient_offset + window.offset(window.targets, image * window.pixels)
-            at_y += group * window.group_targets * (1 if window.nhwc else window.pixels)
-            operands = (weights, gradient, "workspace", at_w, at_y, FRONT_ELEMENTS, scratch)
+            w_offset = weights_offset + group * window.group_targets * window.k + start
+            dy_offset = gradient_offset + window.offset(window.targets, image * window.pixels)
+            dy_offset += group * window.group_targets * (1 if window.nhwc else window.pixels)
+            operands = (weights, gradient, "workspace", w_offset, dy_offset, FRONT_ELEMENTS, scratch)
             product = Product(plans[spec], *operands)
             steps += [product, self._gather(program, (image, images), (group, groups), (channel, channels))]
         return StepPlan(workspace_size, steps)
@@ -190,6 +190,6 @@ class Col2im:
         else:
             rows, local = 1, (128,)
             size = (-(-math.prod((*window.source, image[1], piece)) // 128) * 128,)
-        extras = [name for name in ("bias", "residual") if getattr(self.problem, name)]
-        arguments = ["workspace", "x", *extras, *map(np.int32, (rows, *image, *group, *channel))]
+        epilogue_operands = [name for name in ("bias", "residual") if getattr(self.problem, name)]
+        arguments = ["workspace", "x", *epilogue_operands, *map(np.int32, (rows, *image, *group, *channel))]
         return Launch(program, "gather", size, local, arguments, names=OPERANDS)

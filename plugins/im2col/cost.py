@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-LOWERED = 101.0, 85.0
+LOWERED_OPS = 101.0, 85.0
 """Operations at peak rate per element of the lowered matrix that is read and written, in NCHW and in NHWC."""
-CACHED = 6 << 20
-"""Bytes of weights that caches hold between calls."""
-PACKED_FAR = 120.0, 240.0
-"""Operations at peak rate per packed weight, along its rows and across them, if the weights exceed CACHED bytes:
-100 to 200 of the former over nine layers of 9 to 38 MB, the more the longer their rows."""
-PACKED_WIDE = 90.0, 140.0
-"""Operations at peak rate per weight packed in panels of whole vectors, below and above CACHED bytes of weights:
+CACHED_WEIGHT_BYTES = 6 << 20
+"""Bytes of weights that a CPU's caches are assumed to hold from one call to the next."""
+UNCACHED_PACKING_OPS = 120.0, 240.0
+"""Operations at peak rate per packed weight, along its rows and across them, if the weights exceed
+``CACHED_WEIGHT_BYTES``: along rows 100 to 200 over nine layers of 9 to 38 MB, the more the longer their rows."""
+WIDE_PACKING_OPS = 90.0, 140.0
+"""Operations at peak rate per weight packed in panels of whole vectors, below and above ``CACHED_WEIGHT_BYTES``:
 60 to 130 over 12 layers of 128 to 2048 channels and 4 to 49 pixels, 115 to 225 over ten layers of 9 to 85 MB (Xeon)."""
-COLUMN = 32.0, 75.0
+COLUMN_OPS = 32.0, 75.0
 """Operations at peak rate per element of the columns (or of x, if it has more) that is summed, in NCHW and in NHWC."""
-RUN = 1000.0
+COLUMN_RUN_OPS = 1000.0
 """Operations at peak rate per run of NHWC columns of one tap, pixel and group, even a short one: 16 loop cycles."""
-CONVERTED = 45.0
+CONVERTED_OPS = 45.0
 """Operations at peak rate per element that is converted between 16 bits and float32: 0.11 to 0.16 ms per
 million on two cores of a Xeon."""
-FOLLOWS = 3e6
+FOLLOWING_LAUNCH_OPS = 3e6
 """Operations at peak rate that a product's launch saves when it follows another launch directly."""
-HEAVY = 3 << 19
+UNCACHED_WEIGHT_BYTES = 3 << 19
 """Bytes of weights from which on each image reads the weights from memory again."""
-OTHER = 1.07
-"""Measured over predicted time of the form (images as one matrix, or separate) that is expected to be slower."""
+WORSE_FORM_FACTOR = 1.07
+"""Measured over predicted time of the worse form of an in-place product: images as one matrix, or one by one."""

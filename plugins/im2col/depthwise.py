@@ -1,7 +1,7 @@
 """Convolutions with one source channel per group, lowered in registers.
 
-A matrix product with one row, or few, would spend its time on copying the lowered matrix. Serves the forward
-convolution, the data gradient of stride 1 with the taps flipped, and on a CPU the weights' gradient.
+A matrix product with one or a few rows would spend its time on copying the lowered matrix. This method serves the
+forward convolution, the data gradient of stride 1 with the taps flipped, and on a CPU the weights' gradient.
 """
 
 from __future__ import annotations
@@ -50,21 +50,20 @@ NHWC_READ_OPS = 17.0  # operations at peak rate per element of the source that i
 
 
 def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterator[dict[str, Any]]:
-    """Yield one configuration per workspace cap; none if the problem is not depthwise or exceeds a limit above."""
+    """Yield one configuration per workspace cap; none on GPUs, nor if the problem is not depthwise or exceeds a limit
+    above."""
+    if device.type != "cpu":
+        return
     flipped = problem.direction == "bwd_data"
     window = PatchWindow.of(problem, flipped)
     if window.groups == 1 or window.group_channels > 1 or window.volume > MAX_TAPS:
         return
     if window.group_targets > (1 if window.nhwc else MAX_TARGETS):
         return
-    config = {"method": "depthwise", "flipped": flipped, "cpu": device.type == "cpu"}
-    if problem.direction == "bwd_weights" and not config["cpu"]:
-        return
-    if not config["cpu"]:
-        yield config
-    elif window.nhwc:
-        rows = window.images * window.places[0] * window.places[1]
-        yield {**config, "rows": max(1, min(window.places[1], rows // (16 * device.compute_units)))}
+    config = {"method": "depthwise", "flipped": flipped}
+    if window.nhwc:
+        rows = window.images * window.positions[0] * window.positions[1]
+        yield {**config, "rows": max(1, min(window.positions[1], rows // (16 * device.compute_units)))}
     else:
         plane = Depthwise(problem, {**config, "items": 1}).workspace_size
         jobs = window.targets if problem.direction == "bwd_weights" else window.images * window.groups
@@ -80,9 +79,9 @@ class Depthwise:
         self.window = window = PatchWindow.of(problem, config["flipped"])
         self.lanes = 64 // window.accumulator_size
         self.gradient = problem.direction == "bwd_weights"
-        self.packs = config["cpu"] and window.nhwc and not self.gradient
-        # Of a padded NCHW plane, ``reach`` has the taps' offsets from the plane's first element, and ``zero`` is the
-        # position of that element in x.
+        self.packs = window.nhwc and not self.gradient
+        # In a padded NCHW plane, ``reach`` has the taps' offsets along each axis from the plane's first element, and
+        # ``zero`` is the position of that element in x.
         low = [min(0, (taps - 1) * spread) for taps, spread in zip(window.taps, window.spread, strict=True)]
         self.zero = [base - pad for base, pad in zip(low, window.pad, strict=True)]
         self.reach = [
@@ -90,22 +89,23 @@ class Depthwise:
             for taps, spread, base in zip(window.taps, window.spread, low, strict=True)
         ]
         self.extent = [
-            (places - 1) * step + max(reach) + 1
-            for places, step, reach in zip(window.places, window.step, self.reach, strict=True)
+            (positions - 1) * step + max(reach) + 1
+            for positions, step, reach in zip(window.positions, window.step, self.reach, strict=True)
         ]
-        self.pitch = up(up(window.places[2], self.lanes) + max(self.reach[2]) // window.step[2], self.lanes)
+        width = round_up(window.positions[2], self.lanes) + max(self.reach[2]) // window.step[2]
+        self.pitch = round_up(width, self.lanes)
 
     @property
     def packed_size(self) -> int:
         """Bytes of the weights packed as [tap][channel]."""
-        return self.window.volume * up(self.window.channels, self.lanes) * self.window.accumulator_size
+        return self.window.volume * round_up(self.window.channels, self.lanes) * self.window.accumulator_size
 
     @property
     def workspace_size(self) -> int:
         """Bytes of workspace: NCHW's padded planes, or NHWC's flipped weights."""
         if self.packs:
             return 0 if self.problem.constant_weights else self.packed_size
-        if not self.config["cpu"] or self.window.nhwc:
+        if self.window.nhwc:
             return 0
         plane = self.extent[0] * self.extent[1] * self.window.step[2] * self.pitch
         return plane * self.window.accumulator_size * self.config["items"]
@@ -116,10 +116,10 @@ class Depthwise:
         source = window.images * window.channels * math.prod(window.source)
         if window.nhwc:
             return NHWC_LAUNCH_OPS * balance.launch + NHWC_READ_OPS * source + NHWC_OPERATION_OPS * self.problem.flops
-        filled = (STRIDED_OPS if window.step[2] > 1 else FILLED_OPS[self.gradient]) * source
-        filled += ADDED_OPS * math.prod(self.problem.w_shape) * self.gradient
-        work = OPERATION_OPS * self.problem.flops * up(window.places[2], self.lanes) / window.places[2]
-        return LAUNCH_OPS * balance.launch + filled + work
+        fill_ops = (STRIDED_OPS if window.step[2] > 1 else FILLED_OPS[self.gradient]) * source
+        fill_ops += ADDED_OPS * math.prod(self.problem.w_shape) * self.gradient
+        sum_ops = OPERATION_OPS * self.problem.flops * round_up(window.positions[2], self.lanes) / window.positions[2]
+        return LAUNCH_OPS * balance.launch + fill_ops + sum_ops
 
     def plan(self, context: Any) -> StepPlan:
         """Compile the packing of NHWC weights and the one launch of the convolution."""
@@ -130,16 +130,12 @@ class Depthwise:
             launch = Launch(program, "gradient", (items, 1, 1), (1, 1, 1), names, names=OPERANDS)
             return StepPlan(self.workspace_size, [launch])
         source, target = ("y", "x") if self.config["flipped"] else ("x", "y")
-        extras = [part for part in ("bias", "residual") if getattr(problem, part)]
+        epilogue_operands = [part for part in ("bias", "residual") if getattr(problem, part)]
         steps: list[Any] = []
-        local: tuple[int, ...] | None = (1, 1, 1)
-        written, scratch = [target, *extras], []
+        outputs, scratch = [target, *epilogue_operands], []
         arguments: list[Any] = [source, "w"]
-        if not self.config["cpu"]:
-            size: tuple[int, ...] = (up(window.images * window.targets * window.pixels, 128),)
-            local = (128,)
-        elif window.nhwc:
-            size = (-(-window.places[1] // self.config["rows"]), window.places[0], window.images)
+        if window.nhwc:
+            size = (-(-window.positions[1] // self.config["rows"]), window.positions[0], window.images)
             arguments.append(np.int64(0))
             if not problem.constant_weights:
                 arguments[1] = "workspace"
@@ -147,14 +143,14 @@ class Depthwise:
         else:
             size = (self.config["items"], 1, 1)
             scratch.append("workspace")
-        steps.append(Launch(program, "depthwise", size, local, [*arguments, *written, *scratch], names=OPERANDS))
+        steps.append(Launch(program, "depthwise", size, (1, 1, 1), [*arguments, *outputs, *scratch], names=OPERANDS))
         if not (self.packs and problem.constant_weights):
             return StepPlan(self.workspace_size, steps)
         key = f"im2col depthwise nhwc {problem.dtype} {problem.w_shape} lanes {self.lanes}"
         return StepPlan(self.workspace_size, steps, self.packed_size, [self._packer(program)], key)
 
     def _packer(self, program: Any) -> Launch:
-        size = (up(self.window.channels, self.lanes), self.window.volume)
+        size = (round_up(self.window.channels, self.lanes), self.window.volume)
         return Launch(program, "pack", size, None, ["w", "workspace", np.int64(0)], names=OPERANDS)
 
     def text(self) -> str:
@@ -162,15 +158,12 @@ class Depthwise:
         window, problem = self.window, self.problem
         text = window.macros() + epilogue_macros(problem)
         text += define(ACCSIZE=window.accumulator_size, IMAGES=window.images, M=window.group_targets)
-        text += define(NHWC=int(window.nhwc))
-        if not self.config["cpu"]:
-            return text + kernel_text(__package__, "depthwise_gpu.cl")
-        text += define(LANES=self.lanes, V=f"{DTYPES[window.dtype].accumulator}{self.lanes}")
+        text += define(NHWC=int(window.nhwc), LANES=self.lanes, V=f"{DTYPES[window.dtype].accumulator}{self.lanes}")
         text += kernel_text(__package__, "first.cl")
         plain = not DTYPES[window.dtype].widened
         if window.nhwc:
             low, high = self._inside()
-            text += define(ROWS=self.config["rows"], XLO=low, XHI=high, CP=up(window.channels, self.lanes))
+            text += define(ROWS=self.config["rows"], XLO=low, XHI=high, CP=round_up(window.channels, self.lanes))
             values = {"plain": plain, "gradient": self.gradient, "volume": window.volume, "taps": window.taps}
             return text + kernel_text(__package__, "depthwise_nhwc.cl.mako", **values)
         text += define(ITEMS=self.config["items"], EZ=self.extent[0], EY=self.extent[1], PITCH=self.pitch)
@@ -189,9 +182,9 @@ class Depthwise:
         step, zero, width = self.window.step[2], self.zero[2], self.window.source[2]
         low = max(0, -(zero // step))
         last = (width - 1 - zero - max(self.reach[2])) // step
-        return low, max(low, min(self.window.places[2], math.floor(last) + 1))
+        return low, max(low, min(self.window.positions[2], math.floor(last) + 1))
 
 
-def up(value: int, unit: int) -> int:
+def round_up(value: int, unit: int) -> int:
     """Round ``value`` up to a multiple of ``unit``."""
     return -(-value // unit) * unit

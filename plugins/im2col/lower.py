@@ -1,8 +1,8 @@
 """Lowering: writes a chunk of a window's source as a matrix, in the form that the product reads fastest.
 
-- ``panel``: the product's packed operand, ``[g][block][k][width]``; which a CPU's product reads fastest.
-- ``columns``: ``[g][k][ld]``, places side by side; NCHW's own order.
-- ``rows``: ``[place][g][ld]``, k side by side; NHWC's own order, copied in runs of channels.
+- ``panel``: the product's packed operand, ``[g][block][k][width]``, which a CPU's product reads fastest.
+- ``columns``: ``[g][k][ld]``, window positions are contiguous; NCHW's own order.
+- ``rows``: ``[position][g][ld]``, k is contiguous; NHWC's own order, copied in runs of channels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from convdispatch.api import DTYPES, GEMM_LAUNCH, OPERANDS, Axis, Launch, Matrix, build, define, kernel_text
 from convdispatch.api.cpu import Balance
 
-from .cost import LOWERED
+from .cost import LOWERED_OPS
 from .window import PatchWindow, Runs
 
 BLOCK_PLACES = 256
@@ -44,7 +44,7 @@ class Lowering:
 
     @property
     def ld(self) -> int:
-        """Elements from row to row; 0 for panels. Never a multiple of a page, which would crowd a cache's sets."""
+        """Row stride in elements; 0 for panels. It is never a multiple of a page: rows would share a cache's sets."""
         if self.form == "panel":
             return 0
         ld = -(-(self.most if self.form == "columns" else self.window.k) // 16) * 16
@@ -61,14 +61,14 @@ class Lowering:
         """Return the predicted time of all elements and launches on a CPU, in operations at peak rate."""
         window = self.window
         elements = window.k * window.groups * window.images * window.pixels
-        return LOWERED[window.nhwc] * elements + GEMM_LAUNCH * balance.launch * chunks.count
+        return LOWERED_OPS[window.nhwc] * elements + GEMM_LAUNCH * balance.launch * chunks.count
 
     @property
     def matrix(self) -> Matrix:
         """The lowered matrix ``[k, window position]``, batched by group."""
         if self.form == "rows":
             return Matrix(Axis(1), Axis(self.ld * self.window.groups), Axis(self.ld))
-        # Of a packed operand the product reads only the batch axis, and only to see that no two groups share memory.
+        # The product reads only the batch axis of a packed operand, and only to check that groups share no memory.
         return Matrix(Axis(self.ld), Axis(1), Axis(max(1, self.window.k * self.ld)))
 
     def text(self, cpu: bool) -> str:
@@ -80,7 +80,7 @@ class Lowering:
         kind = DTYPES[window.dtype].accumulator
         text += define(V16=f"{kind}16", V8=f"{kind}8", V4=f"{kind}4", DSTSIZE=self.itemsize)
         text += define(TO="global" if window.nhwc else "private")
-        text += define(W=self._block, LD=self.ld, CB=self._channels, RUNS=self._block // window.places[2] + 2)
+        text += define(W=self._block, LD=self.ld, CB=self._channels, RUNS=self._block // window.positions[2] + 2)
         depth, height, width = (not window.inside(axis) for axis in range(3))
         text += define(OUTSIDE=int(depth or height), CLIPPED=int(width))
         text += define(DENSE=int(window.groups == 1 and window.spread[2] == 1))
@@ -107,7 +107,7 @@ class Lowering:
 
     @property
     def _block(self) -> int:
-        """Places that a CPU work item lowers for some channels."""
+        """Window positions that a CPU work item lowers for some channels."""
         if self.form == "panel":
             return self.width
         return max(1, min(BLOCK_PLACES, ITEM_ELEMENTS // self.window.k)) if self.form == "rows" else BLOCK_PLACES

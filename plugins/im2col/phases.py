@@ -25,14 +25,14 @@ from convdispatch.api import (
 )
 from convdispatch.api.cpu import Balance
 
-from .depthwise import MAX_PLANE_BYTES, MAX_TAPS, up
+from .depthwise import MAX_PLANE_BYTES, MAX_TAPS, round_up
 
 PAIR_OPS, SINGLE_OPS = 3.0, 35.0
 """Operations at peak rate per element of x that is written: in pairs (stride 2), and one by one."""
 
 
 class Row(NamedTuple):
-    """Rows of x congruent modulo the stride; ``phases[f]`` has (tap, offset) of what columns f, f + s, ... sum."""
+    """Rows of x congruent modulo the stride s; ``phases[f]`` has (tap, offset) of all terms of columns f, f + s, ..."""
 
     first: tuple[int, ...]
     count: tuple[int, ...]
@@ -62,12 +62,12 @@ class DepthwisePhases:
         self.geometry = geometry = geometry_of(problem)
         columns = max(phase.count[2] for phase in geometry.phases)
         reads = [[p.reads(axis, 1, geometry.spread[axis]) for p in geometry.phases if p.volume] for axis in range(3)]
-        self.zero = [min((r.start for r in each), default=0) for each in reads]
+        self.zero = [min((r.start for r in ranges), default=0) for ranges in reads]
         depth, height, width = (
-            max((r.stop for r in each), default=1) - zero for each, zero in zip(reads, self.zero, strict=True)
+            max((r.stop for r in ranges), default=1) - zero for ranges, zero in zip(reads, self.zero, strict=True)
         )
         self.extent = depth, height
-        self.pitch = up(width + up(columns, self.lanes) - columns, self.lanes)
+        self.pitch = round_up(width + round_up(columns, self.lanes) - columns, self.lanes)
         self.columns = columns
 
     @property
@@ -79,14 +79,14 @@ class DepthwisePhases:
     def cost(self, balance: Balance) -> float:
         """Return operations at peak rate: one launch, the sums, and the elements that are read and written."""
         read, written = (math.prod(shape) for shape in (self.problem.y_shape, self.problem.x_shape))
-        work = self.problem.flops * up(self.columns, self.lanes) / self.columns
-        each = PAIR_OPS if self.problem.sw == 2 else SINGLE_OPS
-        return 4.8e6 * balance.launch + 12.0 * read + 3.0 * work + each * written
+        work = self.problem.flops * round_up(self.columns, self.lanes) / self.columns
+        ops_per_element = PAIR_OPS if self.problem.sw == 2 else SINGLE_OPS
+        return 4.8e6 * balance.launch + 12.0 * read + 3.0 * work + ops_per_element * written
 
     def plan(self, context: Any) -> StepPlan:
         """Compile the one launch that computes all phases."""
-        extras = [part for part in ("bias", "residual") if getattr(self.problem, part)]
-        operands = ["y", "w", "x", *extras, "workspace"]
+        epilogue_operands = [part for part in ("bias", "residual") if getattr(self.problem, part)]
+        operands = ["y", "w", "x", *epilogue_operands, "workspace"]
         size = (self.config["items"], 1, 1)
         launch = Launch(build(context, self.text()), "phases", size, (1, 1, 1), operands, names=OPERANDS)
         return StepPlan(self.workspace_size, [launch])
@@ -113,16 +113,16 @@ class DepthwisePhases:
         for first, group in itertools.groupby(geometry.phases, key=lambda phase: phase.first[:2]):
             phases = list(group)
             count = (*phases[0].count[:2], self.columns)
-            yield Row(first, count, [[self._place(p, taps) for taps in _taps(p)] for p in phases])
+            yield Row(first, count, [[self._tap_and_offset(p, taps) for taps in _taps(p)] for p in phases])
 
-    def _place(self, phase: Any, taps: tuple[int, ...]) -> tuple[int, int]:
+    def _tap_and_offset(self, phase: Any, taps: tuple[int, ...]) -> tuple[int, int]:
         """Return a phase's tap in the kernel, and the offset in the padded plane that the first result reads for it."""
         geometry, tap, offset = self.geometry, 0, 0
         pitches = (*self.extent, self.pitch)
         for axis, t in enumerate(taps):
             tap = tap * geometry.kernel[axis] + phase.tap0[axis] + t * geometry.tap_step[axis]
-            at = phase.origin[axis] + t * geometry.spread[axis] - self.zero[axis]
-            offset = offset * pitches[axis] + at
+            position = phase.origin[axis] + t * geometry.spread[axis] - self.zero[axis]
+            offset = offset * pitches[axis] + position
         return tap, offset
 
 

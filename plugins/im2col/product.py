@@ -34,7 +34,7 @@ from convdispatch.api import GEMM_LAUNCH as LAUNCH
 from convdispatch.api import GEMM_PACKED as PACKED
 from convdispatch.api.cpu import Balance
 
-from .cost import CACHED, HEAVY, OTHER, PACKED_FAR, PACKED_WIDE
+from .cost import CACHED_WEIGHT_BYTES, UNCACHED_PACKING_OPS, UNCACHED_WEIGHT_BYTES, WIDE_PACKING_OPS, WORSE_FORM_FACTOR
 from .lower import Lowering
 from .window import PatchWindow
 
@@ -48,33 +48,33 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
     elif window.nhwc or window.images == 1:
         forms = ["flat"]
     else:
-        forms = ["flat", "batched"] if _folds(window) else ["batched", "flat"]
+        forms = ["flat", "batched"] if _joins_images(window) else ["batched", "flat"]
     method, balance = "flipped" if flipped else "lower", Balance.of(rates(device))
-    seen = []
+    found_configs = []
     for form in forms:
         # Configurations by product specification: the chunks of a small image are equal under many workspace caps.
-        known: dict[GemmSpec, list[dict[str, Any]]] = {}
+        choices_by_spec: dict[GemmSpec, list[dict[str, Any]]] = {}
         for cap in caps:
             kind = {"kind": "cpu" if device.type == "cpu" else "gpu"}
             draft = WindowProduct(problem, {"method": method, "form": form, "cap": cap, "gemm": kind})
             spec = draft.spec(draft.largest)
-            if spec not in known:
-                known[spec] = choices = [each for each in gemm_configs(spec, device) if draft.suits(each)]
+            if spec not in choices_by_spec:
+                choices_by_spec[spec] = choices = list(filter(draft.suits, gemm_configs(spec, device)))
                 if draft.in_place and draft.cpu:
                     choices.sort(key=functools.partial(gemm_cost, spec, balance=balance))
                 elif draft.cpu and not problem.constant_weights:
                     choices.sort(key=functools.partial(draft.packing_cost, balance=balance))
-            for gemm in known[spec][: 1 if cap != caps[0] else None]:
+            for gemm in choices_by_spec[spec][: 1 if cap != caps[0] else None]:
                 config = {"method": method, "form": form, "cap": cap, "gemm": gemm}
-                seen.append((caps.index(cap) > 0, config))
-    yield from (config for _, config in sorted(seen, key=lambda pair: pair[0]))
+                found_configs.append((caps.index(cap) > 0, config))
+    yield from (config for _, config in sorted(found_configs, key=lambda pair: pair[0]))
 
 
-def _folds(window: PatchWindow) -> bool:
-    """Whether several NCHW images are expected to be faster as one matrix: of few pixels, or of weights that no near
-    cache holds from image to image."""
-    heavy = window.targets * window.k * window.accumulator_size > HEAVY
-    return window.pixels < 32 or (heavy and 128 <= window.pixels < 256)
+def _joins_images(window: PatchWindow) -> bool:
+    """Whether several NCHW images are expected to be faster as one matrix: if they have few pixels, or if no near cache
+    holds the weights from image to image."""
+    exceeds_cache = window.targets * window.k * window.accumulator_size > UNCACHED_WEIGHT_BYTES
+    return window.pixels < 32 or (exceeds_cache and 128 <= window.pixels < 256)
 
 
 def _forms(window: PatchWindow, device: DeviceInfo) -> list[str]:
@@ -98,11 +98,11 @@ class WindowProduct:
         self.cpu = self.gemm["kind"] == "cpu"
         form = config["form"]
         self.in_place, self.batched = form in ("flat", "batched"), form == "batched"
-        place_bytes = window.k * window.groups * window.accumulator_size
-        most = max(1, config["cap"] // place_bytes)
+        position_bytes = window.k * window.groups * window.accumulator_size
+        max_positions = max(1, config["cap"] // position_bytes)
         if self.batched:
-            most = max(window.pixels, most)
-        self.chunks = window.chunks(most)
+            max_positions = max(window.pixels, max_positions)
+        self.chunks = window.chunks(max_positions)
         self.largest = self.chunks.largest
         self.lowering = None
         if not self.in_place:
@@ -113,19 +113,21 @@ class WindowProduct:
 
     @property
     def packs_weights(self) -> bool:
-        """Whether the product reads the weights packed: by choice, and always where they are packed only once."""
-        theirs = "pack_b" if self.gemm.get("swap") else "pack_a"
-        return self.cpu and (self.problem.constant_weights or bool(self.gemm.get(theirs)))
+        """Whether the product reads packed weights: by configuration, and always if they are constant."""
+        pack_key = "pack_b" if self.gemm.get("swap") else "pack_a"
+        return self.cpu and (self.problem.constant_weights or bool(self.gemm.get(pack_key)))
 
     def packing_cost(self, gemm: Mapping[str, Any], balance: Balance) -> float:
-        """Operations that packing weights, which change at every call, takes under a choice of the product.
+        """Operations at peak rate that packing weights, which change at every call, takes under a product's choice.
 
-        A swapped product packs them in wide panels, from as many rows, which share few sets of a cache.
+        A swapped product packs them in wide panels, from as many rows, which compete for few sets of a cache.
         """
         window = self.window
-        count, far = window.targets * window.k, window.targets * window.k * window.accumulator_size > CACHED
-        each = PACKED_WIDE[far] if gemm["swap"] else (PACKED_FAR if far else PACKED)[self.flipped]
-        return each * (balance.memory if far else 1.0) * count + LAUNCH * balance.launch
+        count = window.targets * window.k
+        uncached = count * window.accumulator_size > CACHED_WEIGHT_BYTES
+        narrow_ops = UNCACHED_PACKING_OPS if uncached else PACKED
+        ops_per_weight = WIDE_PACKING_OPS[uncached] if gemm["swap"] else narrow_ops[self.flipped]
+        return ops_per_weight * (balance.memory if uncached else 1.0) * count + LAUNCH * balance.launch
 
     def suits(self, gemm: Mapping[str, Any]) -> bool:
         """Whether a choice of the product fits the form of the lowered matrix: ``rows`` must not be packed."""
@@ -185,8 +187,8 @@ class WindowProduct:
         """Return the predicted time on a CPU, in operations at the device's peak rate."""
         window, sizes = self.window, self.chunks.sizes
         total = sum(times * gemm_cost(self.spec(count), self.gemm, balance) for count, times in sizes.items())
-        if self.in_place and window.images > 1 and not window.nhwc and self.batched == _folds(window):
-            total *= OTHER
+        if self.in_place and window.images > 1 and not window.nhwc and self.batched == _joins_images(window):
+            total *= WORSE_FORM_FACTOR
         if self.lowering is not None:
             total += self.lowering.cost(self.chunks, balance)
         if self.packs_weights and not self.problem.constant_weights:
@@ -198,28 +200,28 @@ class WindowProduct:
         window, (scratch, packed, workspace_size) = self.window, self.areas()
         source, target = ("y", "x") if self.flipped else ("x", "y")
         products = {count: GemmPlan(context, self.spec(count), self.gemm) for count in self.chunks.sizes}
-        first = products[self.largest]
+        largest_plan = products[self.largest]
         steps: list[Any] = []
         weights, weights_offset = "w", 0
         if self.packs_weights and not self.problem.constant_weights:
             weights, weights_offset = "workspace", packed // window.accumulator_size
-            steps.append(first.packing(weights_offset))
+            steps.append(largest_plan.packing(weights_offset))
         lowerings: Any = itertools.repeat(None, self.chunks.count)
         if self.lowering is not None:
             lowerings = self.lowering.launches(context, self.cpu, source, self.chunks)
         for (start, count), lowering in zip(self.chunks, lowerings, strict=True):
             steps += [] if lowering is None else [lowering]
-            columns, at = "workspace", 0
+            columns, columns_offset = "workspace", 0
             if self.in_place:
-                columns, at = source, window.offset(window.channels, start)
-            operands = (weights, columns, target, weights_offset, at, window.offset(window.targets, start), scratch)
-            steps.append(Product(products[count], *operands))
+                columns, columns_offset = source, window.offset(window.channels, start)
+            offsets = (weights_offset, columns_offset, window.offset(window.targets, start))
+            steps.append(Product(products[count], weights, columns, target, *offsets, scratch))
         if not (self.packs_weights and self.problem.constant_weights):
             return StepPlan(workspace_size, steps)
-        layout = packed_layout(first.spec, self.gemm, "a")
+        layout = packed_layout(largest_plan.spec, self.gemm, "a")
         key = f"im2col {self.problem.layout} {self.problem.dtype} {self.problem.w_shape} g{window.groups} "
         key += f"{self.config['method']} width {layout.width}"
-        return StepPlan(workspace_size, steps, layout.size, [first.packing()], key)
+        return StepPlan(workspace_size, steps, layout.size, [largest_plan.packing()], key)
 
 
 def _over_images(matrix: Matrix, window: PatchWindow, channels: int) -> Matrix:

@@ -40,9 +40,9 @@ class Im2col(Solver):
         """Reject empty problems and images beyond what a product can address."""
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
-        places = max(problem.id * problem.ih * problem.iw, problem.od * problem.oh * problem.ow)
-        if places >= MAX_PLACES:
-            return f"images of less than 2**31 places, got {places}"
+        pixels = max(problem.id * problem.ih * problem.iw, problem.od * problem.oh * problem.ow)
+        if pixels >= MAX_PLACES:
+            return f"images of less than 2**31 places, got {pixels}"
         items = min(device.max_work_group_size, device.max_work_item_sizes[0])
         if device.type != "cpu" and items < MIN_ITEMS:
             return f"work groups of {MIN_ITEMS} items or more, got {items}"
@@ -51,7 +51,7 @@ class Im2col(Solver):
         return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """The best method's choices under the default cap first, then smaller caps; the last is the floor."""
+        """The best method's choices under the default cap first, then smaller caps; the last needs the least memory."""
         caps = list(CPU_CHUNK_BYTES if device.type == "cpu" else GPU_CHUNK_BYTES)
         if problem.direction == "fwd":
             yield from depthwise.configs(problem, device, caps)
@@ -63,8 +63,8 @@ class Im2col(Solver):
             methods = [col2im.configs(problem, device, caps)]
             if {problem.sd, problem.sh, problem.sw} == {1}:
                 yield from depthwise.configs(problem, device, caps)
-                place = 1 if col2im.flipped_pays(problem) else 0
-                methods.insert(1 - place, product.configs(problem, device, caps))
+                flipped_index = 1 if col2im.flipped_pays(problem) else 0
+                methods.insert(1 - flipped_index, product.configs(problem, device, caps))
             else:
                 yield from phases.configs(problem, device, caps)
             yield from itertools.chain(*methods)
@@ -74,12 +74,12 @@ class Im2col(Solver):
         return _METHODS[config["method"]](problem, config).workspace_size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """On a CPU the product, what is copied for it, and launches. On a GPU the sum's operations at the product's
-        usual share of the peak, and 8 for each lowered element."""
+        """On a CPU the time of the product, of copies for it, and of launches. On a GPU the operations of the sum at
+        the product's usual share of the peak rate, and 8 operations for each lowered element."""
         if device.type == "cpu":
-            narrow = NARROW_FACTOR if DTYPES[problem.dtype].widened else 1.0
-            known = rates(device)
-            return narrow * _METHODS[config["method"]](problem, config).cost(Balance.of(known)) / known.flops
+            dtype_factor = NARROW_FACTOR if DTYPES[problem.dtype].widened else 1.0
+            peaks = rates(device)
+            return dtype_factor * _METHODS[config["method"]](problem, config).cost(Balance.of(peaks)) / peaks.flops
         lowered = problem.flops / 2 / max(1, problem.oc // problem.g)
         pointwise = problem.kd * problem.kh * problem.kw == 1
         return (problem.flops / 0.8 + (0 if pointwise else 8 * lowered)) / (SUSTAINED * rates(device).flops)

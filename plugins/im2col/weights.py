@@ -32,7 +32,7 @@ from convdispatch.api import GEMM_LAUNCH as LAUNCH
 from convdispatch.api.cpu import Balance
 
 from .convert import Converter
-from .cost import CONVERTED, FOLLOWS
+from .cost import CONVERTED_OPS, FOLLOWING_LAUNCH_OPS
 from .lower import Lowering
 from .window import PatchWindow, runs
 
@@ -46,17 +46,17 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
     for cap in caps:
         draft = WeightsProduct(problem, {"method": "weights", "cap": cap, "gemm": kind})
         spec = draft.spec(draft.chunks.largest, problem.accumulate)
-        found = [{"method": "weights", "cap": cap, "gemm": gemm} for gemm in gemm_configs(spec, device)]
+        choices = [{"method": "weights", "cap": cap, "gemm": gemm} for gemm in gemm_configs(spec, device)]
         if draft.cpu and draft.joined:
-            one = {"method": "weights", "cap": cap, "apart": True}
-            spec = WeightsProduct(problem, {**one, "gemm": kind}).spec(draft.window.pixels, problem.accumulate)
-            found += [{**one, "gemm": gemm} for gemm in gemm_configs(spec, device)]
+            separate = {"method": "weights", "cap": cap, "apart": True}
+            spec = WeightsProduct(problem, {**separate, "gemm": kind}).spec(draft.window.pixels, problem.accumulate)
+            choices += [{**separate, "gemm": gemm} for gemm in gemm_configs(spec, device)]
         if draft.cpu:
             balance = Balance.of(rates(device))
-            found.sort(key=lambda config: WeightsProduct(problem, config).rating(balance))
+            choices.sort(key=lambda config: WeightsProduct(problem, config).rating(balance))
         else:
-            found.sort(key=lambda config: draft.packs_lowered(config["gemm"]))
-        yield from found[: 1 if cap != caps[0] else None]
+            choices.sort(key=lambda config: draft.packs_lowered(config["gemm"]))
+        yield from choices[: 1 if cap != caps[0] else None]
 
 
 class WeightsProduct:
@@ -70,10 +70,10 @@ class WeightsProduct:
         self.in_place = window.in_place and total < _LONGEST_SIDE
         # A product reads several NCHW images as one axis only if it packs them; otherwise there is one product per
         # image.
-        several = self.in_place and window.images > 1 and not window.nhwc
+        many_images = self.in_place and window.images > 1 and not window.nhwc
         # A 16-bit result must be rounded by a single product, so there is no choice to compute 16-bit images
         # separately.
-        self.joined = several and not DTYPES[problem.dtype].widened
+        self.joined = many_images and not DTYPES[problem.dtype].widened
         self.chunks = runs(total, window.pixels if config.get("apart") else total)
         self.lowering = None
         if not self.in_place:
@@ -88,10 +88,10 @@ class WeightsProduct:
         return not self.in_place and bool(gemm.get("pack_a" if gemm.get("swap") else "pack_b"))
 
     def rating(self, balance: Balance) -> float:
-        """The order of configurations: their cost, and a little more where the lowered matrix is copied once more."""
+        """The sort key of configurations: predicted cost, 10% more if the product copies the lowered matrix again."""
         spec, times = self.spec(self.chunks.largest, self.problem.accumulate), self.chunks.count
         cost = times * gemm_cost(spec, self.gemm, balance) * (1.1 if self.packs_lowered(self.gemm) else 1.0)
-        return cost - self._in_a_row(balance)
+        return cost - self._back_to_back_savings(balance)
 
     def spec(self, count: int, accumulate: bool) -> GemmSpec:
         """Return the product over ``count`` pixels; with ``accumulate`` it is added to the old values of the result."""
@@ -109,16 +109,16 @@ class WeightsProduct:
         return 4 if not self.cpu and window.aligned(window.targets, self.chunks) else 1
 
     @property
-    def _held(self) -> bool:
+    def _first_accumulates(self) -> bool:
         """Whether the first product is added to the old values of the result, as all other products are."""
         return self.problem.accumulate and not self.widened
 
     def _specs(self) -> Counter[GemmSpec]:
         """Return the products' specifications and how often each is computed."""
-        found: Counter[GemmSpec] = Counter({self.spec(self.chunks.largest, self._held): 1})
+        counts: Counter[GemmSpec] = Counter({self.spec(self.chunks.largest, self._first_accumulates): 1})
         for count, times in self.chunks.sizes.items():
-            found[self.spec(count, True)] += times - (count == self.chunks.largest)
-        return +found
+            counts[self.spec(count, True)] += times - (count == self.chunks.largest)
+        return +counts
 
     def areas(self) -> tuple[int, int, int, int]:
         """Byte offsets of scratch memory, float32 dy and float32 dw, and the workspace's size."""
@@ -151,12 +151,12 @@ class WeightsProduct:
         if self.lowering is not None:
             total += self.lowering.cost(self.chunks, balance)
         if self.widened:
-            total += 2 * launch + CONVERTED * sum(map(math.prod, (self.problem.y_shape, self.problem.w_shape)))
-        return total - self._in_a_row(balance)
+            total += 2 * launch + CONVERTED_OPS * sum(map(math.prod, (self.problem.y_shape, self.problem.w_shape)))
+        return total - self._back_to_back_savings(balance)
 
-    def _in_a_row(self, balance: Balance) -> float:
+    def _back_to_back_savings(self, balance: Balance) -> float:
         """Return the operations that consecutive products save over separate calls: no launch waits for a caller."""
-        return FOLLOWS * balance.launch * (self.chunks.count - 1) if self.in_place else 0.0
+        return FOLLOWING_LAUNCH_OPS * balance.launch * (self.chunks.count - 1) if self.in_place else 0.0
 
     def plan(self, context: Any) -> StepPlan:
         """Compile the launches: each chunk is lowered and multiplied, and the products are added."""
@@ -167,21 +167,22 @@ class WeightsProduct:
         convert = Converter(context, problem.dtype, self.cpu)
         if self.widened:
             gradient, gradient_offset, result, result_offset = "workspace", wide_y // 4, "workspace", wide_w // 4
-            steps.append(convert.inward("y", wide_y, math.prod(problem.y_shape)))
+            steps.append(convert.to_float32("y", wide_y, math.prod(problem.y_shape)))
         lowerings: Any = itertools.repeat(None, self.chunks.count)
         if self.lowering is not None:
             lowerings = self.lowering.launches(context, self.cpu, "x", self.chunks)
         plans: dict[GemmSpec, GemmPlan] = {}
         for (start, count), lowering in zip(self.chunks, lowerings, strict=True):
-            spec = self.spec(count, self._held or start > 0)
+            spec = self.spec(count, self._first_accumulates or start > 0)
             if spec not in plans:
                 plans[spec] = GemmPlan(context, spec, self.gemm_for(spec))
             steps += [] if lowering is None else [lowering]
-            columns, at = "workspace", 0
+            columns, columns_offset = "workspace", 0
             if self.in_place:
-                columns, at = "x", window.offset(window.channels, start)
-            at_y = gradient_offset + window.offset(window.targets, start)
-            steps.append(Product(plans[spec], gradient, columns, result, at_y, at, result_offset, scratch))
+                columns, columns_offset = "x", window.offset(window.channels, start)
+            dy_offset = gradient_offset + window.offset(window.targets, start)
+            offsets = (dy_offset, columns_offset, result_offset)
+            steps.append(Product(plans[spec], gradient, columns, result, *offsets, scratch))
         if self.widened:
-            steps.append(convert.outward("w", wide_w, math.prod(problem.w_shape), problem.accumulate))
+            steps.append(convert.from_float32("w", wide_w, math.prod(problem.w_shape), problem.accumulate))
         return StepPlan(workspace_size, steps)

@@ -21,7 +21,7 @@ _AXES = "dhw"
 class Runs:
     """Cuts ``repeats`` consecutive stretches of ``total`` window positions into runs of ``size``, a shorter one last.
 
-    A problem may have billions of places, so no property here iterates over them.
+    A problem may have billions of positions, so no property here iterates over them.
     """
 
     repeats: int
@@ -31,8 +31,8 @@ class Runs:
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """Yield (start, count) of each run."""
         for stretch in range(self.repeats):
-            for at in range(0, self.total, self.size):
-                yield stretch * self.total + at, min(self.size, self.total - at)
+            for start in range(0, self.total, self.size):
+                yield stretch * self.total + start, min(self.size, self.total - start)
 
     @property
     def count(self) -> int:
@@ -47,8 +47,8 @@ class Runs:
     @property
     def sizes(self) -> Counter[int]:
         """Number of runs of each length, the longest first."""
-        whole, left = divmod(self.total, self.size)
-        return +Counter({self.size: self.repeats * whole, left: self.repeats * (left > 0)})
+        full_runs, rest = divmod(self.total, self.size)
+        return +Counter({self.size: self.repeats * full_runs, rest: self.repeats * (rest > 0)})
 
 
 @dataclass(unsafe_hash=True)
@@ -62,8 +62,8 @@ class PatchWindow:
     """Channels of the tensor on the other side of the product."""
     groups: int
     source: tuple[int, ...]
-    places: tuple[int, ...]
-    """Positions of the window: the size of the other tensor."""
+    positions: tuple[int, ...]
+    """Positions of the window along each axis: the size of the tensor on the other side of the product."""
     taps: tuple[int, ...]
     step: tuple[int, ...]
     spread: tuple[int, ...]
@@ -74,7 +74,7 @@ class PatchWindow:
     def __post_init__(self) -> None:
         self.group_channels, self.group_targets = self.channels // self.groups, self.targets // self.groups
         """Channels per group of the source, and of the tensor on the other side of the product."""
-        self.volume, self.pixels = math.prod(self.taps), math.prod(self.places)
+        self.volume, self.pixels = math.prod(self.taps), math.prod(self.positions)
         """Taps of the kernel, and positions of the window in one image."""
         self.k = self.group_channels * self.volume
         """Rows of the lowered matrix: channels of a group times taps."""
@@ -89,24 +89,24 @@ class PatchWindow:
             return tuple(getattr(problem, letter + axis) for axis in _AXES)
 
         sides = (problem.mb, problem.ic, problem.oc, problem.g, along("i"), along("o"), along("k"))
-        tail = (problem.layout == "nhwc", problem.dtype)
+        layout_and_dtype = (problem.layout == "nhwc", problem.dtype)
         if not flipped:
-            return cls(*sides, along("s"), along("d"), along("p"), *tail)
+            return cls(*sides, along("s"), along("d"), along("p"), *layout_and_dtype)
         images, ic, oc, groups, inputs, outputs, taps = sides
         spread, pad = tuple(-d for d in along("d")), tuple(-p for p in along("p"))
-        return cls(images, oc, ic, groups, outputs, inputs, taps, (1, 1, 1), spread, pad, *tail)
+        return cls(images, oc, ic, groups, outputs, inputs, taps, (1, 1, 1), spread, pad, *layout_and_dtype)
 
     @property
     def in_place(self) -> bool:
         """Whether the source is its own lowered matrix: 1x1, stride 1, unpadded."""
-        return self.volume == 1 and self.source == self.places and set(self.step) == {1} and not any(self.pad)
+        return self.volume == 1 and self.source == self.positions and set(self.step) == {1} and not any(self.pad)
 
     def inside(self, axis: int) -> bool:
         """Whether the window stays inside the source along an axis (0: d, 1: h, 2: w)."""
         reach = (self.taps[axis] - 1) * self.spread[axis]
-        first = min(0, reach) - self.pad[axis]
-        last = max(0, reach) - self.pad[axis] + (self.places[axis] - 1) * self.step[axis]
-        return first >= 0 and last < self.source[axis]
+        lowest = min(0, reach) - self.pad[axis]
+        highest = max(0, reach) - self.pad[axis] + (self.positions[axis] - 1) * self.step[axis]
+        return lowest >= 0 and highest < self.source[axis]
 
     def weights(self, flipped: bool) -> Matrix:
         """The weights as the product's left operand ``[target, k]``, in the order of k that the layout lowers to.
@@ -148,19 +148,19 @@ class PatchWindow:
     def aligned(self, channels: int, chunks: Runs) -> bool:
         """Whether every chunk begins at a multiple of four elements in a tensor of ``channels``.
 
-        A chunk's offset is a sum of those of one stretch and of one chunk, each taken so many times.
+        A chunk's offset is a multiple of a stretch's offset plus a multiple of a chunk's offset.
         """
         steps = [chunks.total] * (chunks.repeats > 1) + [chunks.size] * (chunks.size < chunks.total)
         return not any(self.offset(channels, step) % 4 for step in steps)
 
     def macros(self, narrow_stored: bool = False) -> str:
-        """The window as OpenCL text, with SRC and DST (element types) and GET(p, i), which turns one into the other.
+        """The window as OpenCL macros, with SRC and DST (element types) and GET(p, i), which converts SRC to DST.
 
-        ``narrow_stored``: the lowered matrix keeps the source's 16-bit elements; otherwise it holds sums' type.
+        ``narrow_stored``: the lowered matrix stores the source's 16-bit elements; otherwise elements of the sums' type.
         """
         text = storage_macros(self.dtype)
         for prefix, triple in (
-            ("X", self.source), ("Y", self.places), ("T", self.taps), ("S", self.step), ("D", self.spread),
+            ("X", self.source), ("Y", self.positions), ("T", self.taps), ("S", self.step), ("D", self.spread),
             ("P", self.pad),
         ):  # fmt: skip
             text += define(**{prefix + axis.upper(): f"({value})" for axis, value in zip(_AXES, triple, strict=True)})
@@ -175,5 +175,5 @@ class PatchWindow:
 def runs(total: int, most: int, unit: int = 1, repeats: int = 1) -> Runs:
     """Cut ``total`` window positions into nearly equal runs of at most ``most``, multiples of ``unit`` but the last."""
     most = max(unit, most // unit * unit)
-    even = -(-total // -(-total // most))
-    return Runs(repeats, total, -(-even // unit) * unit)
+    per_run = -(-total // -(-total // most))
+    return Runs(repeats, total, -(-per_run // unit) * unit)

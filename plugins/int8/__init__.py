@@ -1,24 +1,24 @@
-"""int8: quantized convolutions, whose sums of products of 8 bits are exact, so that all solvers give equal bits.
+"""int8: quantized convolutions; their sums of 8-bit products are exact, so that all solvers give equal bits.
 
     sum[p, n] = bias[n] + sum over taps, c of (x[p, tap, c] - x_zero) w[n, c, tap]
     y[p, n] = saturate(round(multiplier[n] * sum[p, n]) + y_zero)
 
-``direct`` runs on every device, and takes floats of 8 bits too, which it widens to float32; so does ``words``
-(depthwise), of integers. On CPUs ``vnni``, ``interleaved`` (depthwise) and ``amx`` multiply by inline assembly, and
-``depthwise`` sums channels along vectors in float32. A table of numbers stands in the place of a bias
-(``convdispatch.api.Quantization``), and convdispatch/quantized.cl says what follows a sum.
+``direct`` runs on every device and also accepts 8-bit floats, which it widens to float32. ``words`` (depthwise,
+integers only) runs on every device too. On CPUs ``vnni``, ``interleaved`` (depthwise) and ``amx`` multiply by inline
+assembly, and ``depthwise`` sums channels along vectors in float32. The operand ``bias`` is a table of the
+quantization's numbers (``convdispatch.api.Quantization``); convdispatch/quantized.cl turns a sum into an element of y.
 
 - ``band``: the bytes of x that some rows of y read.
 - ``depthwise``: ``int8.depthwise``: vectors of channels in float32.
 - ``direct``: ``int8.direct``: every problem, on every device.
-- ``instructions``: the matrix registers' products, and bytes of sums, as text.
+- ``instructions``: generates functions that multiply in AMX tiles, and that convert sums to bytes.
 - ``interleaved``: ``int8.interleaved``: four lines of x at once.
-- ``interleaved_code``: functions of ``interleaved`` as text.
+- ``interleaved_code``: generates the functions of ``interleaved``.
 - ``packed_kernel``: packed weights, launches and costs that kernels share.
-- ``probe``: a device proves that it computes.
+- ``probe``: a test run that a device must pass once.
 - ``processor``: whether the processor has the instructions.
 - ``tiles``: ``int8.amx``: matrix registers.
-- ``vector_code``: AVX512-VNNI's functions as text.
+- ``vector_code``: generates functions that multiply by AVX512-VNNI.
 - ``vectors``: ``int8.vnni``: vectors.
 - ``words``: ``int8.words``: four channels in a word.
 """
@@ -38,7 +38,7 @@ def convdispatch_solvers() -> list[Solver]:
 
     integers, any_of_8_bits = ("int8", "uint8"), ("int8", "uint8", "float8_e4m3", "float8_e5m2")
 
-    def own(module: str, make: str, name: str, serves: object = None, residual: bool = True) -> Declared:
+    def declare(module: str, make: str, name: str, serves: object = None, residual: bool = True) -> Declared:
         fuses = {"bias", "residual"} if residual else {"bias"}
         return Declared(
             f"{__name__}.{module}", make, name=name, fuses=fuses, exact=True, batch_invariant=True,
@@ -47,10 +47,10 @@ def convdispatch_solvers() -> list[Solver]:
         )  # fmt: skip
 
     return [
-        own("direct", "Direct", "int8.direct"),
-        own("words", "Words", "int8.words"),
-        own("depthwise", "Depthwise", "int8.depthwise", cpus_only),
-        own("interleaved", "Interleaved", "int8.interleaved", serves_vectors, residual=False),
-        own("vectors", "Vectors", "int8.vnni", serves_vectors),
-        own("tiles", "Tiles", "int8.amx", serves_tiles),
+        declare("direct", "Direct", "int8.direct"),
+        declare("words", "Words", "int8.words"),
+        declare("depthwise", "Depthwise", "int8.depthwise", cpus_only),
+        declare("interleaved", "Interleaved", "int8.interleaved", serves_vectors, residual=False),
+        declare("vectors", "Vectors", "int8.vnni", serves_vectors),
+        declare("tiles", "Tiles", "int8.amx", serves_tiles),
     ]

@@ -1,12 +1,13 @@
 """The layout of a quantized convolution's source: a band of x with its padding, in which a tap is an offset.
 
-A slot holds the rows of x that some rows of y read, one pixel after the other, ``pixel`` bytes each:
+A slot holds the rows of x that some rows of y read, ``pixel`` bytes per pixel:
 
-    slot[kd][h % sh][h // sh][column][channel of the group, for some rounded up to 4]
+    slot[kd][h % sh][h // sh][column][channel of the group, for some kernels rounded up to 4]
 
-Positions count pixels of y along those rows as if each had as many as the slot, so that a tile of them goes on across
-rows; what is between is computed and not stored. Without taps along an axis its stride is gone: only rows and columns
-that are read are there. Taps of a row whose pixels follow each other are one run of bytes.
+Positions count pixels of y along those rows as if a row of y were as long as a row of the slot, so that a tile
+continues across rows; results between two rows are computed but not stored. Along an axis with one tap the slot has
+only the rows or columns that are read, without the stride. Taps of a row whose pixels are contiguous are one run of
+bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from convdispatch.api import ConvProblem
 __all__ = ["Band"]
 
 
-def _up(n: int, unit: int) -> int:
+def _round_up(n: int, unit: int) -> int:
     return -(-n // unit) * unit
 
 
@@ -30,13 +31,13 @@ class Band:
         self.rows, self.unit = rows, unit
         self.channels = p.ic // p.g
         # In NHWC channels may be copied unpadded: a tap then reads into the next pixel, where its weights are zeros.
-        self.pixel = self.channels if unit == 4 and p.layout == "nhwc" else _up(self.channels, 4)
-        # Stride of output pixels along w and h: in the slot (step), and between the pixels of x that it holds (skip).
+        self.pixel = self.channels if unit == 4 and p.layout == "nhwc" else _round_up(self.channels, 4)
+        # Stride of output pixels along w and h: ``step`` in the slot's pixels, ``skip`` between the slot's pixels in x.
         self.step_w, self.skip_w = (1, p.sw) if p.kw == 1 else (p.sw, 1)
         self.step_h, self.skip_h = (1, p.sh) if p.kh == 1 else (p.sh, 1)
-        self.columns = _up((p.ow - 1) * self.step_w + (p.kw - 1) * p.dw + 1, self.step_w)
-        self.places = self.columns // self.step_w
-        """Positions of the slot from one row of y to the next."""
+        self.columns = _round_up((p.ow - 1) * self.step_w + (p.kw - 1) * p.dw + 1, self.step_w)
+        self.row_positions = self.columns // self.step_w
+        """Positions from one row of y to the next in the slot."""
         self.band_rows = (rows - 1) * self.step_h + (p.kh - 1) * p.dh + 1
         self.half_rows = -(-self.band_rows // self.step_h)
         self.line = self.columns * self.pixel
@@ -47,22 +48,22 @@ class Band:
         self.run_taps = p.kw if runs else 1
         self.steps = -(-self.run_taps * self.pixel // unit)
         self.taps = p.kd * p.kh * (1 if runs else p.kw)
-        self.positions = (rows - 1) * self.places + p.ow
+        self.positions = (rows - 1) * self.row_positions + p.ow
 
     @functools.cached_property
     def offsets(self) -> list[int]:
-        """Byte offset in the slot of what each tap reads for position 0."""
-        p, found = self.problem, []
+        """For each tap the byte offset in the slot that it reads for position 0."""
+        p, tap_offsets = self.problem, []
         for d in range(p.kd):
             for h in range(p.kh):
-                half, whole = (h * p.dh) % self.step_h, (h * p.dh) // self.step_h
-                begin = d * self.area + (half * self.half_rows + whole) * self.line
-                found += [begin + w * p.dw * self.pixel for w in range(p.kw // self.run_taps)]
-        return found
+                remainder, quotient = (h * p.dh) % self.step_h, (h * p.dh) // self.step_h
+                start = d * self.area + (remainder * self.half_rows + quotient) * self.line
+                tap_offsets += [start + w * p.dw * self.pixel for w in range(p.kw // self.run_taps)]
+        return tap_offsets
 
     @property
     def halves(self) -> int:
-        """A bit mask of the rows, modulo the stride, that some tap reads."""
+        """A bit mask of the remainders, modulo the stride along h, of the rows that some tap reads."""
         return sum({1 << (h * self.problem.dh) % self.step_h for h in range(self.problem.kh)})
 
     @property
@@ -71,5 +72,5 @@ class Band:
         return self.taps * self.steps * self.unit * 32
 
     def size(self, tile: int) -> int:
-        """Bytes of the slot, with what a tile of positions reads beyond the last row."""
+        """Bytes of the slot, including those that a tile of positions reads beyond the last row."""
         return self.problem.kd * self.area + (tile + 1) * self.row + self.steps * self.unit + self.line

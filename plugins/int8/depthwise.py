@@ -1,4 +1,4 @@
-"""``int8.depthwise``: one channel a group, channels last, on CPUs, by vectors of channels in float32 (exact)."""
+"""``int8.depthwise``: one channel per group, NHWC, on CPUs, by vectors of channels in float32 (the sums are exact)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WORK_COST = 3.0
 """Cost of one operation of the convolution, in operations at the device's peak rate."""
 STORE_COST = 500.0
 """Cost of storing sixteen elements of y, in operations at the device's peak rate."""
-AFTER_PRODUCTS = 10
+EPILOGUE_PRODUCTS = 10
 """Cost of the epilogue of a vector of sums, in products of vectors."""
 
 
@@ -59,33 +59,35 @@ class Depthwise(Solver):
         return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
-        """Pixels of a row that are computed together, as registers allow; rows so that each unit has four tasks."""
-        p, most = problem, max(1, (registers(device) - 4 - problem.kw) // (2 if problem.kw < 7 else 3))
+        """Columns of y per block, as many as registers hold, and rows per task so that each unit has four tasks."""
+        p, max_columns = problem, max(1, (registers(device) - 4 - problem.kw) // (2 if problem.kw < 7 else 3))
         rows = max(1, p.od * p.oh * p.mb // (4 * device.compute_units))
 
-        def work(columns: int) -> float:
-            """Cost of a row of y in whole blocks: products, reads, and the epilogue."""
-            read = (columns - 1) * p.sw + (p.kw - 1) * p.dw + 1
-            return -(-p.ow // columns) * (p.kd * p.kh * (columns * p.kw + 2 * read) + AFTER_PRODUCTS * columns)
+        def row_cost(columns: int) -> float:
+            """Relative cost of a row of y in whole blocks of ``columns``: products, reads, and the epilogue."""
+            columns_read = (columns - 1) * p.sw + (p.kw - 1) * p.dw + 1
+            return -(-p.ow // columns) * (
+                p.kd * p.kh * (columns * p.kw + 2 * columns_read) + EPILOGUE_PRODUCTS * columns
+            )
 
         finish = p.out_itemsize == 1 and serves_vectors(device) is None
-        best = min(range(1, min(most, p.ow) + 1), key=lambda columns: (work(columns), columns))
-        for columns in dict.fromkeys((best, min(most, p.ow), max(1, best // 2))):
+        best = min(range(1, min(max_columns, p.ow) + 1), key=lambda columns: (row_cost(columns), columns))
+        for columns in dict.fromkeys((best, min(max_columns, p.ow), max(1, best // 2))):
             yield {"columns": columns, "rows": min(rows, p.od * p.oh), "finish": finish}
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
         """Predicted seconds, from the operations and the stored elements."""
-        known, elements = rates(device), math.prod(problem.y_shape)
+        peaks, elements = rates(device), math.prod(problem.y_shape)
         jobs = problem.mb * -(-problem.od * problem.oh // config["rows"])
-        work = (WORK_COST * problem.flops + STORE_COST * elements / 16) * uneven(jobs, device)
-        return known.launch + (LAUNCH_COST + work) / known.flops
+        operations = (WORK_COST * problem.flops + STORE_COST * elements / 16) * uneven(jobs, device)
+        return peaks.launch + (LAUNCH_COST + operations) / peaks.flops
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
         """Bytes of workspace: packed weights, unless they are constant."""
-        return 0 if problem.constant_weights else self._packed(problem)
+        return 0 if problem.constant_weights else self._packed_size(problem)
 
     @staticmethod
-    def _packed(problem: ConvProblem) -> int:
+    def _packed_size(problem: ConvProblem) -> int:
         return -(-problem.oc // 16) * problem.kd * problem.kh * problem.kw * 64
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
@@ -103,8 +105,8 @@ class Depthwise(Solver):
         program = build(context, text)
         items = (-(-problem.od * problem.oh // config["rows"]), problem.mb, 1)
         run = Launch(program, "conv", items, (1, 1, 1), run_arguments(problem), names=OPERANDS)
-        packs = (blocks, problem.kd * problem.kh * problem.kw, 16)
-        pack = Launch(program, "pack", packs, (1, 1, 16), ["w", "workspace", np.int64(0)], names=OPERANDS)
-        size = self._packed(problem)
+        pack_items = (blocks, problem.kd * problem.kh * problem.kw, 16)
+        pack = Launch(program, "pack", pack_items, (1, 1, 16), ["w", "workspace", np.int64(0)], names=OPERANDS)
+        size = self._packed_size(problem)
         key = ["int8.depthwise", *problem.w_shape]
         return packed_plan(problem, 0 if problem.constant_weights else size, run, pack, (size, key))

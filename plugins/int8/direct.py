@@ -29,8 +29,8 @@ class Direct(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
         """Predicted seconds, from the number of operations alone."""
-        known = rates(device)
-        return known.launch + WORK_COST * problem.flops / known.flops
+        peaks = rates(device)
+        return peaks.launch + WORK_COST * problem.flops / peaks.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> KernelPlan:
         operands = "x w y bias" + (" residual" if problem.residual else "")

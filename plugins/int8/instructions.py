@@ -1,8 +1,8 @@
-"""The processor's instructions for bytes as OpenCL text: inline assembly, which Intel's compiler takes with pointers.
+"""Generates OpenCL functions that multiply bytes in AMX tiles and convert sums to bytes, by inline assembly.
 
-A function is nothing but its assembly: the compiler is told of memory alone and knows neither tiles nor the vectors'
-names, so nothing of its own may live there. A product sums over taps, each of which begins where ``offsets`` says, and
-in each over ``steps`` of bytes that follow each other.
+A function contains only its assembly: the compiler is not told which tiles and vector registers it changes, so nothing
+of the compiler's may be in them. A product sums over taps, whose byte offsets are in ``offsets``, and in each tap over
+``steps`` of contiguous bytes.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ constant ulong TILES[8] = {1, 0, 0x0040004000400040ul, 0x0040004000400040ul, 0, 
 def tile_product(name: str, tiles: tuple[int, int], row: int, steps: int, signed: bool) -> str:
     """OpenCL function ``name(a, b, offsets, taps, sums)`` by matrix registers: ``sums[32][32] = A B``.
 
-    ``tiles`` of 16 positions and of 16 channels, one or two of each; a step is 64 bytes. Positions of A are ``row``
-    bytes apart, B is ``[step][16][32][4]``.
+    ``tiles``: number of tiles of 16 positions and of tiles of 16 channels, one or two each; a step is 64 bytes.
+    Positions of A are ``row`` bytes apart, B is ``[step][16][32][4]``.
     """
     rows, columns = tiles
     sums = [(i, j) for i in range(rows) for j in range(columns)]
-    inner = [f"tileloadd {16 * row * i}(%[t],%[row],1), %%tmm{4 + i}" for i in range(rows)]
-    inner += [f"tileloadd {64 * j}(%[b],%[pitch],1), %%tmm{6 + j}" for j in range(columns)]
-    word = "tdpbssd" if signed else "tdpbusd"
-    inner += [f"{word} %%tmm{6 + j}, %%tmm{4 + i}, %%tmm{2 * i + j}" for i, j in sums]
+    step_lines = [f"tileloadd {16 * row * i}(%[t],%[row],1), %%tmm{4 + i}" for i in range(rows)]
+    step_lines += [f"tileloadd {64 * j}(%[b],%[pitch],1), %%tmm{6 + j}" for j in range(columns)]
+    instruction = "tdpbssd" if signed else "tdpbusd"
+    step_lines += [f"{instruction} %%tmm{6 + j}, %%tmm{4 + i}, %%tmm{2 * i + j}" for i, j in sums]
     lines = [f"tilezero %%tmm{2 * i + j}" for i, j in sums]
     lines += ["1:", "movslq (%[offsets]), %[t]", "add %[a], %[t]", "add $4, %[offsets]", f"mov ${steps}, %[k]"]
-    lines += ["2:", *inner, "add $64, %[t]", "add $2048, %[b]", "dec %[k]", "jnz 2b", "dec %[taps]", "jnz 1b"]
+    lines += ["2:", *step_lines, "add $64, %[t]", "add $2048, %[b]", "dec %[k]", "jnz 2b", "dec %[taps]", "jnz 1b"]
     lines += [f"tilestored %%tmm{2 * i + j}, {2048 * i + 64 * j}(%[sums],%[pitch],1)" for i, j in sums]
     body = "\\n".join(lines)
     return f"""
@@ -47,65 +47,65 @@ void {name}(global const uchar *a, global const uchar *b, constant int *offsets,
 
 
 def byte_finish(name: str, residual: str | None, halves: int = 2) -> str:
-    """OpenCL function ``name(sums, numbers, to, count, y[, residual])``: what follows ``sums[count][32]``, in bytes.
+    """OpenCL function ``name(sums, numbers, to, count, y[, residual])``: converts ``sums[count][32]`` to bytes of y.
 
-    With one half a position has 16 sums. Position i's channels, as masks say, go to ``y + to[i]``, unless that is
-    negative; a residual (``"int8"`` or ``"uint8"``) is read at the same offset. ``numbers`` holds shift[32], scale[32]
-    and the words of ``finish.cl``.
-    The quotient by y's scale is exact by Markstein's step: a product with the reciprocal, and its error times that.
+    With ``halves=1`` a position has 16 sums. The channels of position i that the masks select are stored at
+    ``y + to[i]``, unless ``to[i]`` is negative; a residual (``"int8"`` or ``"uint8"``) is read at the same offset.
+    ``numbers`` holds shift[32], scale[32] and the words of ``finish.cl``. The quotient by y's scale is exact by
+    Markstein's step: multiply by the reciprocal, then add the product's error times the reciprocal.
     """
-    words = {"low": 0, "high": 1, "zero": 2, "sum_low": 3, "sum_high": 4, "sum_scale": 5, "r_zero": 6, "r_scale": 7}
-    words |= {"y_scale": 8, "inverse": 9, "mask0": 10, "mask1": 11, "rounds": 12}
-    place = {word: f"{256 + 4 * at}(%[numbers])" for word, at in words.items()}
-    held = {"low": 16, "high": 17, "zero": 18}
+    offsets = {"low": 0, "high": 1, "zero": 2, "sum_low": 3, "sum_high": 4, "sum_scale": 5, "r_zero": 6, "r_scale": 7}
+    offsets |= {"y_scale": 8, "inverse": 9, "mask0": 10, "mask1": 11, "rounds": 12}
+    operand = {word: f"{256 + 4 * number}(%[numbers])" for word, number in offsets.items()}
+    registers = {"low": 16, "high": 17, "zero": 18}
     if residual is not None:
         names = ("sum_low", "sum_high", "sum_scale", "r_zero", "r_scale", "y_scale", "inverse")
-        held |= {word: 19 + at for at, word in enumerate(names)}
-    lines = [f"vbroadcastss {place[word]}, %%zmm{at}" for word, at in held.items()]
-    lines += [f"kmovw {place[word]}, %%k{at}" for at, word in enumerate(("mask0", "mask1", "rounds"), 1)]
-    # Shifts of 32 channels into zmm12 and 13, scales into 14 and 15.
+        registers |= {word: 19 + number for number, word in enumerate(names)}
+    lines = [f"vbroadcastss {operand[word]}, %%zmm{number}" for word, number in registers.items()]
+    lines += [f"kmovw {operand[word]}, %%k{number}" for number, word in enumerate(("mask0", "mask1", "rounds"), 1)]
+    # The shifts of 32 channels are loaded into zmm12 and zmm13, the scales into zmm14 and zmm15.
     lines += [f"vmovdqu32 {64 * j}(%[numbers]), %%zmm{12 + j}" for j in range(4)]
     lines += ["1:", "mov (%[to]), %[t]", "add $8, %[to]", "test %[t], %[t]", "js 3f"]
 
-    def both(text: str) -> list[str]:
-        """For each half of the channels: ``s`` its sums, ``r`` its residual, ``q`` a third, and its own constants."""
-        numbers = {"SHIFT": 12, "SCALE": 14, "S": 0, "R": 2, "Q": 4}
-        found = []
+    def for_each_half(text: str) -> list[str]:
+        """Expand an instruction for each half of the channels: @S sums, @R residual, @Q temporary, and constants."""
+        first_registers = {"SHIFT": 12, "SCALE": 14, "S": 0, "R": 2, "Q": 4}
+        expanded = []
         for j in range(halves):
             line = text
-            for word, at in numbers.items():
-                line = line.replace(f"@{word}", f"%%zmm{at + j}")
-            for word, at in held.items():
-                line = line.replace(f"@{word}", f"%%zmm{at}")
-            found.append(line.replace("@J", str(j)))
-        return found
+            for word, number in first_registers.items():
+                line = line.replace(f"@{word}", f"%%zmm{number + j}")
+            for word, number in registers.items():
+                line = line.replace(f"@{word}", f"%%zmm{number}")
+            expanded.append(line.replace("@J", str(j)))
+        return expanded
 
     lines += [f"vmovdqu32 {64 * j}(%[sums]), %%zmm{j}" for j in range(halves)]
     steps = ["vpaddd @SHIFT, @S, @S", "vcvtdq2ps @S, @S", "vmulps @SCALE, @S, @S"]
     if residual is not None:
         lines += ["mov %[residual], %[u]", "add %[t], %[u]"]
-        wide = "vpmovsxbd" if residual == "int8" else "vpmovzxbd"
-        lines += [f"{wide} {16 * j}(%[u]), %%zmm{2 + j} %{{%%k{1 + j}%}}%{{z%}}" for j in range(halves)]
+        widen = "vpmovsxbd" if residual == "int8" else "vpmovzxbd"
+        lines += [f"{widen} {16 * j}(%[u]), %%zmm{2 + j} %{{%%k{1 + j}%}}%{{z%}}" for j in range(halves)]
         steps += ["vcvtdq2ps @R, @R", "vsubps @r_zero, @R, @R", "vmulps @r_scale, @R, @R"]
         steps += ["vrndscaleps $8, @S, @S %{%%k3%}", "vmaxps @sum_low, @S, @S", "vminps @sum_high, @S, @S"]
         steps += ["vmulps @sum_scale, @S, @S", "vaddps @R, @S, @S", "vmulps @inverse, @S, @Q"]
         steps += ["vfnmadd231ps @Q, @y_scale, @S", "vfmadd213ps @Q, @inverse, @S"]
     steps += ["vmaxps @low, @S, @S", "vminps @high, @S, @S", "vcvtps2dq @S, @S", "vpaddd @zero, @S, @S"]
     for step in steps:
-        lines += both(step)
+        lines += for_each_half(step)
     lines += ["add %[y], %[t]", *(f"vpmovdb %%zmm{j}, {16 * j}(%[t]) %{{%%k{1 + j}%}}" for j in range(halves))]
     lines += ["3:", f"add ${64 * halves}, %[sums]", "dec %[count]", "jnz 1b"]
-    body, more = "\\n".join(lines), ", global const char *residual" if residual is not None else ""
+    body, residual_parameter = "\\n".join(lines), ", global const char *residual" if residual is not None else ""
     temporary = ', [u] "=&r"(u)' if residual is not None else ""
-    given = ', [residual] "r"(residual)' if residual is not None else ""
+    residual_input = ', [residual] "r"(residual)' if residual is not None else ""
     return f"""
 __attribute__((noinline))
 void {name}(global const int *sums, global const int *numbers, global const long *to, long count,
-            global char *y{more}) {{
+            global char *y{residual_parameter}) {{
   long t{", u" if residual is not None else ""};
   __asm__ volatile("{body}"
                    : [sums] "+r"(sums), [to] "+r"(to), [count] "+r"(count), [t] "=&r"(t){temporary}
-                   : [numbers] "r"(numbers), [y] "r"(y){given}
+                   : [numbers] "r"(numbers), [y] "r"(y){residual_input}
                    : "memory");
 }}
 """

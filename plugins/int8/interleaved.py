@@ -1,4 +1,4 @@
-"""``int8.interleaved``: depthwise, channels last, by AVX512-VNNI, whose sums take the bytes of four lines of x."""
+"""``int8.interleaved``: depthwise in NHWC by AVX512-VNNI; one instruction sums the bytes of four lines of x."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .vector_code import NUMBERS, number_macros
 from .vectors import PROBED, VectorsKernel
 
 COLUMNS_AT_ONCE = 4
-"""Output columns that are computed together: their sums of two rows, and the weights, fit in registers."""
+"""Output columns that are computed together: the sums of two rows of them, and the weights, fit in registers."""
 SHORT_ELEMENTS = 1 << 20
 """Elements of y below which the start-up of work items costs more than an uneven division of the work."""
 CYCLE_COST = 64.0
@@ -41,15 +41,15 @@ class InterleavedKernel(PackedKernel):
         self.vectors: list[list[int]] = []
         """For each vector of weights, the taps of its four lines; -1 for a line that no tap reads."""
         for group, row in itertools.product(range(self.groups), range(self.tall)):
-            mine = [-1] * 4
+            taps_of_lines = [-1] * 4
             for tap, (d, h) in enumerate(taps):
                 line = self.lines.index((d * p.dd, row * p.sh + h * p.dh))
                 if line // 4 == group:
-                    mine[line % 4] = tap
-            for j in range(p.kw if max(mine) >= 0 else 0):
-                place = (group * p.sw + j * p.dw % p.sw) * self.phase + j * p.dw // p.sw
-                self.products.append(Product(place * self.pitch, len(self.vectors), row))
-                self.vectors.append([tap if tap < 0 else tap * p.kw + j for tap in mine])
+                    taps_of_lines[line % 4] = tap
+            for j in range(p.kw if max(taps_of_lines) >= 0 else 0):
+                position = (group * p.sw + j * p.dw % p.sw) * self.phase + j * p.dw // p.sw
+                self.products.append(Product(position * self.pitch, len(self.vectors), row))
+                self.vectors.append([tap if tap < 0 else tap * p.kw + j for tap in taps_of_lines])
         self.high = -(-p.oh // self.tall)
         self.jobs = p.mb * p.od * self.high * config["shares"]
         self.items = min(self.jobs, config["items"])
@@ -58,21 +58,21 @@ class InterleavedKernel(PackedKernel):
         self.parts = Areas(64)
         self.parts.add(self.groups * p.sw * self.phase * self.pitch + 64)
         sizes = (p.iw * p.ic + 64, p.ow * p.oc, 8 * self.size, 4 * NUMBERS["sums"])
-        self.places = [self.parts.add(size) for size in sizes]
+        self.part_offsets = [self.parts.add(size) for size in sizes]
         self.slot = -(-self.parts.size // PAGE) * PAGE
 
     def columns(self) -> tuple[list[int], list[int]]:
-        """For each remainder of the stride, the columns of the slot that begin and end within x."""
+        """For each remainder modulo the stride, the first slot column inside x, and the first one behind x."""
         p = self.problem
-        begin = [min(self.phase, max(0, -(-(p.pw - each) // p.sw))) for each in range(p.sw)]
-        stop = [min(self.phase, max(0, -(-(p.iw + p.pw - each) // p.sw))) for each in range(p.sw)]
+        begin = [min(self.phase, max(0, -(-(p.pw - remainder) // p.sw))) for remainder in range(p.sw)]
+        stop = [min(self.phase, max(0, -(-(p.iw + p.pw - remainder) // p.sw))) for remainder in range(p.sw)]
         return begin, [max(pair) for pair in zip(begin, stop, strict=True)]
 
     def text(self) -> str:
         p, (begin, stop) = self.problem, self.columns()
         one_run = p.sw == 1 and self.size == p.ic and begin[0] < stop[0]
         text = p.macros() + ONCE + number_macros()
-        zeros, spare, shifts, numbers = self.places
+        zeros, spare, shifts, numbers = self.part_offsets
         text += define(
             FLIP=0x80 if p.dtype == "int8" else 0, LINES=len(self.lines), GROUPS=self.groups, TALL=self.tall,
             HIGH=self.high, SIZE=self.size, SHARES=p.oc // self.size, PHASE=self.phase, ACROSS=COLUMNS_AT_ONCE,
@@ -86,15 +86,15 @@ class InterleavedKernel(PackedKernel):
         }  # fmt: skip
         for name, values in tables.items():
             text += f"constant int {name}[{len(values)}] = {{{', '.join(map(str, values))}}};\n"
-        run = (stop[0] - begin[0]) * p.ic if one_run else self.size
-        text += interleave("interleave", run, run if one_run else p.sw * p.ic, p.dtype == "int8")
+        run_bytes = (stop[0] - begin[0]) * p.ic if one_run else self.size
+        text += interleave("interleave", run_bytes, run_bytes if one_run else p.sw * p.ic, p.dtype == "int8")
         for name, columns in (
             ("whole", COLUMNS_AT_ONCE if p.ow >= COLUMNS_AT_ONCE else 0),
             ("rest", p.ow % COLUMNS_AT_ONCE),
         ):
             if columns:
-                given = self.products, self.pitch, p.oc, str(p.out_dtype)
-                text += depthwise_columns(name, columns, self.tall, *given)
+                fixed = self.products, self.pitch, p.oc, str(p.out_dtype)
+                text += depthwise_columns(name, columns, self.tall, *fixed)
         return text + "".join(kernel_text(__package__, name) for name in ("put.cl", "numbers.cl", "interleaved.cl"))
 
     @property
@@ -111,7 +111,7 @@ class InterleavedKernel(PackedKernel):
 
 
 class Interleaved(PackedSolver):
-    """Depthwise quantized convolutions in NHWC whose y is of bytes."""
+    """Depthwise quantized convolutions in NHWC whose y has 8-bit elements."""
 
     kernel = InterleavedKernel
 
@@ -126,34 +126,36 @@ class Interleaved(PackedSolver):
             return f"y of 8 bits without a residual only, got {p.out_dtype}{' and one' if p.residual else ''}"
         if p.kd * p.kh > 32 or p.kw > 16:
             return f"32 lines of 16 taps at most, got {p.kd * p.kh} of {p.kw}"
-        least = InterleavedKernel(p, {"rows": 2, "shares": 1, "items": 1})
-        return f"lines of {MAX_SLOT_BYTES} bytes at most, got {least.slot}" if least.slot > MAX_SLOT_BYTES else None
+        smallest = InterleavedKernel(p, {"rows": 2, "shares": 1, "items": 1})
+        return (
+            f"lines of {MAX_SLOT_BYTES} bytes at most, got {smallest.slot}" if smallest.slot > MAX_SLOT_BYTES else None
+        )
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
-        """One or two rows of y at a time, the cheaper first; channels are divided where that balances the jobs."""
+        """One or two rows of y at a time, the cheaper first; channels are divided among jobs if that balances them."""
         items = device.compute_units if math.prod(problem.y_shape) < SHORT_ELEMENTS else 4 * device.compute_units
         rows = sorted((1, 2) if problem.oh > 1 else (1,), key=lambda rows: self._cycles(problem, rows))
-        for each in rows:
+        for height in rows:
             shares = 1
             while shares < 4 and problem.oc % (32 * shares) == 0:
-                jobs = InterleavedKernel(problem, {"rows": each, "shares": shares, "items": items}).jobs
+                jobs = InterleavedKernel(problem, {"rows": height, "shares": shares, "items": items}).jobs
                 if uneven(jobs, device) < 1.05:
                     break
                 shares *= 2
-            yield {"rows": each, "shares": shares, "items": items}
+            yield {"rows": height, "shares": shares, "items": items}
 
     @staticmethod
     def _cycles(p: ConvProblem, rows: int) -> float:
-        """Cycles of sixteen elements of y: products, interleaving of columns, and the epilogue."""
+        """Cycles that sixteen elements of y take: products, interleaving of columns, and the epilogue."""
         kernel = InterleavedKernel(p, {"rows": rows, "shares": 1, "items": 1})
         return (len(kernel.products) / rows + 4.0 * kernel.groups * p.sw / rows + 7) / 2 * kernel.high * rows / p.oh
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
         """Predicted seconds, from the cycles of all elements of y."""
-        known, kernel = rates(device), InterleavedKernel(problem, config)
-        work = CYCLE_COST * self._cycles(problem, config["rows"]) * math.prod(problem.y_shape) / 16
-        work += 0 if problem.constant_weights else PACK_COST * kernel.packed_size
-        return known.launch + (LAUNCH_COST + work * uneven(kernel.jobs, device)) / known.flops
+        peaks, kernel = rates(device), InterleavedKernel(problem, config)
+        operations = CYCLE_COST * self._cycles(problem, config["rows"]) * math.prod(problem.y_shape) / 16
+        operations += 0 if problem.constant_weights else PACK_COST * kernel.packed_size
+        return peaks.launch + (LAUNCH_COST + operations * uneven(kernel.jobs, device)) / peaks.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         require(context, "int8.vnni", VectorsKernel, PROBED)

@@ -1,14 +1,12 @@
-"""AVX512-VNNI for depthwise sums as OpenCL text: four lines of x become one of words, whose four bytes are summed.
-
-Functions are nothing but their assembly, as in ``vector_code``.
-"""
+"""Generates OpenCL functions for depthwise sums by AVX512-VNNI: four lines of x are interleaved into 32-bit words, and
+one instruction sums a word's four products. A function contains only its assembly, as in ``instructions``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .vector_code import at, finished, packed
+from .vector_code import finish_lines, number_at, packed
 
 __all__ = ["Product", "depthwise_columns", "interleave"]
 
@@ -17,20 +15,20 @@ MAX_HELD_WEIGHTS = 18
 
 
 class Product(NamedTuple):
-    """A vector of words, ``place`` bytes from the first column's, times a vector of weights, summed for a row of y."""
+    """A vector of words, ``slot_offset`` bytes after the first column's, times vector ``weights``, for row ``row``."""
 
-    place: int
+    slot_offset: int
     weights: int
     row: int
 
 
 def interleave(name: str, size: int, step: int, flip: bool) -> str:
-    """OpenCL function ``name(a, b, c, d, to, count)``: ``to[count][size][4]``, the bytes of four lines.
+    """OpenCL function ``name(a, b, c, d, to, count)``: interleaves the bytes of four lines into ``to[count][size][4]``.
 
-    ``size`` bytes follow each other, a multiple of 16; ``step`` bytes further are the next. With ``flip`` signed bytes
-    become unsigned ones.
+    ``size`` is the number of contiguous bytes, a multiple of 16; the next ones are ``step`` bytes further. ``flip``
+    turns signed bytes into unsigned bytes.
     """
-    whole, tail = divmod(size, 64)
+    full_chunks, tail = divmod(size, 64)
     lines = []
     if flip:  # zmm31 = 0x80 in every byte, to flip the sign bits of int8
         lines += [
@@ -42,29 +40,29 @@ def interleave(name: str, size: int, step: int, flip: bool) -> str:
         lines += [f"mov ${(1 << tail) - 1}, %[k]", "kmovq %[k], %%k1"]
 
     def chunk(masks: str, vectors: int) -> list[str]:
-        made = [f"vmovdqu8 (%[{line}]), %%zmm{i}{masks}" for i, line in enumerate("abcd")]
-        made += [f"vpxord %%zmm31, %%zmm{i}, %%zmm{i}" for i in range(4)] if flip else []
+        code = [f"vmovdqu8 (%[{line}]), %%zmm{i}{masks}" for i, line in enumerate("abcd")]
+        code += [f"vpxord %%zmm31, %%zmm{i}, %%zmm{i}" for i in range(4)] if flip else []
         for word, pairs in (
             ("bw", ((4, 0, 1), (6, 2, 3))),  # vpunpckbw interleaves the bytes of two lines into pairs
             ("wd", ((0, 4, 6), (2, 5, 7))),  # vpunpckwd interleaves pairs into 32-bit words of four lines
         ):
-            for to, first, second in pairs:
-                made += [
-                    f"vpunpck{half}{word} %%zmm{second}, %%zmm{first}, %%zmm{to + i}" for i, half in enumerate("lh")
+            for target, left, right in pairs:
+                code += [
+                    f"vpunpck{half}{word} %%zmm{right}, %%zmm{left}, %%zmm{target + i}" for i, half in enumerate("lh")
                 ]
-        for to, word in ((4, 0x44), (5, 0xEE)):  # vshufi32x4 puts the 128-bit lanes in column order
-            made += [f"vshufi32x4 ${word}, %%zmm{2 * i + 1}, %%zmm{2 * i}, %%zmm{to + 2 * i}" for i in range(2)]
+        for target, word in ((4, 0x44), (5, 0xEE)):  # vshufi32x4 puts the 128-bit lanes in column order
+            code += [f"vshufi32x4 ${word}, %%zmm{2 * i + 1}, %%zmm{2 * i}, %%zmm{target + 2 * i}" for i in range(2)]
         for i, (source, word) in enumerate(((4, 0x88), (4, 0xDD), (5, 0x88), (5, 0xDD))):
-            made.append(f"vshufi32x4 ${word}, %%zmm{source + 2}, %%zmm{source}, %%zmm{i}")
-        return made + [f"vmovdqu32 %%zmm{i}, {64 * i}(%[to])" for i in range(vectors)]
+            code.append(f"vshufi32x4 ${word}, %%zmm{source + 2}, %%zmm{source}, %%zmm{i}")
+        return code + [f"vmovdqu32 %%zmm{i}, {64 * i}(%[to])" for i in range(vectors)]
 
     lines.append("1:")
-    if whole:
-        lines += [f"mov ${whole}, %[k]", "2:", *chunk("", 4), *(f"add $64, %[{each}]" for each in "abcd")]
+    if full_chunks:
+        lines += [f"mov ${full_chunks}, %[k]", "2:", *chunk("", 4), *(f"add $64, %[{each}]" for each in "abcd")]
         lines += ["add $256, %[to]", "dec %[k]", "jnz 2b"]
     if tail:
         lines += [*chunk(" %{%%k1%}%{z%}", tail // 16), f"add ${4 * tail}, %[to]"]
-    lines += [f"add ${step - 64 * whole}, %[{each}]" for each in "abcd"]
+    lines += [f"add ${step - 64 * full_chunks}, %[{each}]" for each in "abcd"]
     body = "\\n".join([*lines, "dec %[count]", "jnz 1b"])
     pointers = ", ".join(f"global const uchar *{each}" for each in "abcd")
     outputs = ", ".join(f'[{each}] "+r"({each})' for each in ("a", "b", "c", "d", "to", "count"))
@@ -83,36 +81,37 @@ void {name}({pointers}, global uchar *to, long count) {{
 def depthwise_columns(
     name: str, columns: int, rows: int, products: Sequence[Product], pitch: int, channels: int, out: str
 ) -> str:
-    """OpenCL function ``name(v, w, shifts, numbers, y0, y1, count)``: bytes of y of sixteen channels.
+    """OpenCL function ``name(v, w, shifts, numbers, y0, y1, count)``: computes bytes of y for sixteen channels.
 
-    ``columns``, at most 4, of one or two rows at a time, ``count`` times: ``pitch`` bytes of words and ``channels``
-    bytes of y from column to column. ``shifts`` is shift[16] and scale[16].
+    It computes ``columns``, at most 4, of one or two rows at a time, ``count`` times. From column to column are
+    ``pitch`` bytes of words and ``channels`` bytes of y. ``shifts`` is shift[16] and scale[16].
     """
     sums = range(columns * rows)
-    once = len({each.weights for each in products}) <= MAX_HELD_WEIGHTS
-    lines = (
-        [f"vmovdqu32 {64 * w}(%[w]), %%zmm{8 + w}" for w in sorted({each.weights for each in products})] if once else []
-    )
-    lines += [f"vmovdqu32 {at('order')}, %%zmm31", "1:"]
+    in_registers = len({product.weights for product in products}) <= MAX_HELD_WEIGHTS
+    loaded = sorted({product.weights for product in products}) if in_registers else []
+    lines = [f"vmovdqu32 {64 * w}(%[w]), %%zmm{8 + w}" for w in loaded]
+    lines += [f"vmovdqu32 {number_at('order')}, %%zmm31", "1:"]
     lines += [f"vmovdqu32 (%[shifts]), %%zmm{z}" for z in sums]
-    used: dict[int, list[tuple[int, int]]] = {}
-    for each in products:
+    products_by_offset: dict[int, list[tuple[int, int]]] = {}
+    for product in products:
         for column in range(columns):
-            used.setdefault(each.place + column * pitch, []).append((rows * column + each.row, each.weights))
-    for i, (place, found) in enumerate(sorted(used.items())):
-        lines.append(f"vmovdqu32 {place}(%[v]), %%zmm{26 + i % 2}")
-        for z, w in found:
-            lines.append(f"vpdpbusd {f'%%zmm{8 + w}' if once else f'{64 * w}(%[w])'}, %%zmm{26 + i % 2}, %%zmm{z}")
-    lines += finished(sums, ["64(%[shifts])" for _ in sums], None)
+            pair = (rows * column + product.row, product.weights)
+            products_by_offset.setdefault(product.slot_offset + column * pitch, []).append(pair)
+    for i, (slot_offset, pairs) in enumerate(sorted(products_by_offset.items())):
+        lines.append(f"vmovdqu32 {slot_offset}(%[v]), %%zmm{26 + i % 2}")
+        for z, w in pairs:
+            weights = f"%%zmm{8 + w}" if in_registers else f"{64 * w}(%[w])"
+            lines.append(f"vpdpbusd {weights}, %%zmm{26 + i % 2}, %%zmm{z}")
+    lines += finish_lines(sums, ["64(%[shifts])" for _ in sums], None)
     for row in range(rows):
-        four = [rows * min(column, columns - 1) + row for column in range(4)]
-        four = four if columns > 2 else four[:2] * 2
-        lines += packed(four, 31, out == "int8")
-        lines.append(f"vmovdqu %%xmm{four[0]}, (%[y{row}])")
+        vectors = [rows * min(column, columns - 1) + row for column in range(4)]
+        vectors = vectors if columns > 2 else vectors[:2] * 2
+        lines += packed(vectors, 31, out == "int8")
+        lines.append(f"vmovdqu %%xmm{vectors[0]}, (%[y{row}])")
         for i in range(1, columns):
-            lines.append(f"vextracti32x4 ${i}, %%zmm{four[0]}, {i * channels}(%[y{row}])")
-    moved = {"v": columns * pitch, "y0": columns * channels, "y1": columns * channels}
-    lines += [f"add ${size}, %[{each}]" for each, size in moved.items()]
+            lines.append(f"vextracti32x4 ${i}, %%zmm{vectors[0]}, {i * channels}(%[y{row}])")
+    pointer_steps = {"v": columns * pitch, "y0": columns * channels, "y1": columns * channels}
+    lines += [f"add ${size}, %[{product}]" for product, size in pointer_steps.items()]
     body = "\\n".join([*lines, "dec %[count]", "jnz 1b"])
     return f"""
 __attribute__((noinline))

@@ -23,14 +23,13 @@ MAX_SLOT_BYTES = 16 << 20
 MAX_TAPS = 4096
 MIN_POSITIONS = 96
 """Fewest output positions of a job: with fewer, its weights are read too often."""
-# Costs in operations at the device's peak rate: of storing sixteen elements of y in NHWC, of storing one in NCHW, of
-# copying a byte of a band, of reading a byte of weights for a band, of packing a byte of weights, and of a launch.
-STORE_COST = 350.0
-SCATTERED_STORE_COST = 500.0
-COPY_COST = 8.0
-READ_COST = 8.0
-PACK_COST = 400.0
-LAUNCH_COST = 3e5
+# These costs are in operations at the device's peak rate.
+STORE_COST = 350.0  # operations per sixteen elements of y that are stored in NHWC
+SCATTERED_STORE_COST = 500.0  # operations per element of y that is stored in NCHW
+COPY_COST = 8.0  # operations per byte of a band that is copied
+READ_COST = 8.0  # operations per byte of weights that is read for a band
+PACK_COST = 400.0  # operations per byte of weights that is packed
+LAUNCH_COST = 3e5  # operations in the time of one kernel launch
 
 
 def packed_plan(problem: ConvProblem, size: int, run: Launch, pack: Launch, packed: tuple[int, list[Any]]) -> StepPlan:
@@ -51,7 +50,7 @@ def depthwise_refusal(problem: ConvProblem) -> str | None:
 
 
 def run_arguments(problem: ConvProblem, offset: int = 0) -> list[Any]:
-    """The arguments of a kernel ``conv``: x, packed weights and their offset, y, the table and a residual."""
+    """The arguments of a kernel ``conv``: x, packed weights and their offset, y, the quantization table, a residual."""
     weights = "w" if problem.constant_weights else "workspace"
     return ["x", weights, np.int64(offset), "y", "bias", *(["residual"] if problem.residual else [])]
 
@@ -67,7 +66,7 @@ class PackedKernel:
     panels: int
     groups: int
     packing_group: tuple[int, int, int] = (1, 1, 32)
-    """Work items of a group that packs weights: a panel of 32 channels."""
+    """Size of a work group that packs weights: one work item per channel of a panel of 32 channels."""
 
     def text(self) -> str:
         """The program: kernels ``conv`` and ``pack``."""
@@ -84,7 +83,7 @@ class PackedKernel:
         raise NotImplementedError
 
     def areas(self) -> tuple[int, int]:
-        """(bytes of workspace, offset of packed weights): slots first."""
+        """(bytes of workspace, offset of packed weights); the slots come first."""
         areas = Areas(PAGE)
         areas.add(self.items * self.slot)
         offset = 0 if self.problem.constant_weights else areas.add(self.packed_size)
@@ -95,13 +94,13 @@ class PackedKernel:
         problem, program, (size, offset) = self.problem, build(context, self.text()), self.areas()
         arguments = [*run_arguments(problem, offset), "workspace"]
         run = Launch(program, "conv", (self.items, 1, 1), (1, 1, 1), arguments, names=OPERANDS)
-        given = ["w", "workspace", np.int64(offset)]
-        pack = Launch(program, "pack", self.packing, self.packing_group, given, names=OPERANDS)
+        pack_arguments = ["w", "workspace", np.int64(offset)]
+        pack = Launch(program, "pack", self.packing, self.packing_group, pack_arguments, names=OPERANDS)
         return packed_plan(problem, size, run, pack, (self.packed_size, self.pack_key))
 
 
 class BandKernel(PackedKernel):
-    """Tiles of positions by panels of 32 channels, over bands of x, or over x in place."""
+    """A kernel that multiplies tiles of positions by panels of 32 channels, over bands of x or over x in place."""
 
     unit: int
     """Bytes of x that one step multiplies, for each position."""
@@ -115,7 +114,7 @@ class BandKernel(PackedKernel):
     area: int
     """Bytes of a band in the slot."""
 
-    def _share(self) -> None:
+    def _set_shares(self) -> None:
         """Set what follows from bands and panels: jobs, work items, and the size of packed weights."""
         p, config = self.problem, self.config
         self.panel = self.taps * self.steps * self.unit * 32
@@ -127,7 +126,7 @@ class BandKernel(PackedKernel):
         self.packed_size = self.w_sums + 128 * self.groups * self.panels
 
     def macros(self, text: str = "", **more: Any) -> str:
-        """OpenCL macros of the problem, the band and the kernel, with ``text`` among them, and the tap offsets."""
+        """OpenCL macros of the problem, ``text``, macros of the band and the kernel, and the table of tap offsets."""
         p, band = self.problem, self.band
         text = p.macros() + ONCE + text + define(
             IN_PLACE=int(self.in_place), PIXEL=band.pixel, LINE=band.line, AREA=band.area, HALF_ROWS=band.half_rows,
@@ -144,12 +143,12 @@ class BandKernel(PackedKernel):
     def cost(self, device: DeviceInfo, steps: float) -> float:
         """Predicted seconds: ``steps`` operations at the peak rate, plus bytes of bands and weights, plus stores."""
         problem, elements = self.problem, math.prod(self.problem.y_shape)
-        work = steps + (STORE_COST * elements / 16 if self.nhwc else SCATTERED_STORE_COST * elements)
-        work += 0 if self.in_place else COPY_COST * self.bands * self.shares * self.area
-        work += READ_COST * self.bands * self.panels * self.panel
-        work += 0 if problem.constant_weights else PACK_COST * self.packed_size
-        known = rates(device)
-        return known.launch + (LAUNCH_COST + work * uneven(self.jobs, device)) / known.flops
+        operations = steps + (STORE_COST * elements / 16 if self.nhwc else SCATTERED_STORE_COST * elements)
+        operations += 0 if self.in_place else COPY_COST * self.bands * self.shares * self.area
+        operations += READ_COST * self.bands * self.panels * self.panel
+        operations += 0 if problem.constant_weights else PACK_COST * self.packed_size
+        peaks = rates(device)
+        return peaks.launch + (LAUNCH_COST + operations * uneven(self.jobs, device)) / peaks.flops
 
 
 class PackedSolver(Solver):
@@ -173,18 +172,18 @@ class BandSolver(PackedSolver):
             return None, f"1 image or more, got {problem.mb}"
         if problem.depthwise:
             return None, "more than 1 channel a group, got depthwise"
-        least = self.kernel(problem, {"rows": 1, "panels": 1, "items": 1})
-        if least.slot > MAX_SLOT_BYTES:
-            return least, f"rows of {MAX_SLOT_BYTES} bytes for all channels of a group at most, got {least.slot}"
-        return least, f"{MAX_TAPS} taps at most, got {least.taps}" if least.taps > MAX_TAPS else None
+        smallest = self.kernel(problem, {"rows": 1, "panels": 1, "items": 1})
+        if smallest.slot > MAX_SLOT_BYTES:
+            return smallest, f"rows of {MAX_SLOT_BYTES} bytes for all channels of a group at most, got {smallest.slot}"
+        return smallest, f"{MAX_TAPS} taps at most, got {smallest.taps}" if smallest.taps > MAX_TAPS else None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
-        """Bands of about ``BAND_BYTES``, a quarter, or four times as many; few bands divide their panels among jobs."""
-        seen = []
+        """Bands of about ``BAND_BYTES``, a quarter and four times that; few bands divide their panels among jobs."""
+        yielded = []
         for nbytes in (BAND_BYTES, BAND_BYTES // 4, 4 * BAND_BYTES):
             config = self.config_of(problem, device, nbytes)
-            if config not in seen:
-                seen.append(config)
+            if config not in yielded:
+                yielded.append(config)
                 yield config
 
     def config_of(self, problem: ConvProblem, device: DeviceInfo, nbytes: int) -> dict[str, Any]:

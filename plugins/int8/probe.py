@@ -19,20 +19,20 @@ def require(context: Any, name: str, kernel: Any, config: Mapping[str, Any]) -> 
 
     ``kernel`` is the class whose plan multiplies.
     """
-    failure = proven(__package__, name, context.devices[0], lambda: _answer(context, kernel, config))
+    failure = proven(__package__, name, context.devices[0], lambda: _probe_failure(context, kernel, config))
     if failure is not None:
         raise PluginError(failure)
 
 
-def _answer(context: Any, kernel: Any, config: Mapping[str, Any]) -> str | None:
+def _probe_failure(context: Any, kernel: Any, config: Mapping[str, Any]) -> str | None:
     import numpy as np
     import pyopencl as cl
 
     problem, random = _PROBLEM, np.random.default_rng(3)
     x = random.integers(0, 256, problem.x_shape).astype(np.uint8)
     w = random.integers(-128, 128, problem.w_shape).astype(np.int8)
-    given = Quantization(1.0, 9, 1.0, 2.0**10, 101, dtype="uint8")
-    table = given.table(problem.oc)
+    quantization = Quantization(1.0, 9, 1.0, 2.0**10, 101, dtype="uint8")
+    table = quantization.table(problem.oc)
     y = np.zeros(problem.y_shape, np.uint8)
     try:
         plan = kernel(problem, config).plan(context)
@@ -51,5 +51,5 @@ def _answer(context: Any, kernel: Any, config: Mapping[str, Any]) -> str | None:
         for i in range(3)
         for j in range(3)
     )
-    wanted = np.clip(np.rint(np.asarray(sums, np.float32) / np.float32(2**10)) + 101, 0, 255)
-    return None if np.array_equal(y, wanted) else "the probe computed wrong results"
+    expected = np.clip(np.rint(np.asarray(sums, np.float32) / np.float32(2**10)) + 101, 0, 255)
+    return None if np.array_equal(y, expected) else "the probe computed wrong results"

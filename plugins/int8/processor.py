@@ -10,16 +10,16 @@ __all__ = ["serves_tiles", "serves_vectors"]
 
 def serves_vectors(device: DeviceInfo) -> str | None:
     """Why a device has no AVX512-VNNI from OpenCL, or None."""
-    return _intels(device) or lacking("avx512f", "avx512_vnni")
+    return _intel_cpu(device) or lacking("avx512f", "avx512_vnni")
 
 
 def serves_tiles(device: DeviceInfo) -> str | None:
     """Why a device has no matrix registers for bytes from OpenCL, or None."""
-    return _intels(device) or lacking("amx_tile", "amx_int8")
+    return _intel_cpu(device) or lacking("amx_tile", "amx_int8")
 
 
-def _intels(device: DeviceInfo) -> str | None:
-    other = cpus_only(device)
-    if other is None and (device.vendor != "intel" or device.simd_width < 16):
+def _intel_cpu(device: DeviceInfo) -> str | None:
+    reason = cpus_only(device)
+    if reason is None and (device.vendor != "intel" or device.simd_width < 16):
         return f"Intel's runtime with vectors of 16 floats only, got {device.vendor} with {device.simd_width}"
-    return other
+    return reason

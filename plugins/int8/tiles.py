@@ -1,4 +1,4 @@
-"""``int8.amx``: quantized convolutions by tiles of 32 positions and 32 channels, in matrix registers."""
+"""``int8.amx``: quantized convolutions in tiles of 32 positions by 32 channels of AMX matrix registers."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class TilesKernel(BandKernel):
         self.band = Band(p, 1 if self.in_place else config["rows"], self.unit)
         self.groups, self.panels = p.g, cdiv(p.oc // p.g, 32)
         if self.in_place:
-            total = p.mb * p.od * p.oh * p.ow
-            self.rows, self.row, self.steps = min(config["rows"], total), p.ic, cdiv(p.ic, self.unit)
-            self.parts, self.bands = cdiv(total, self.rows), cdiv(total, self.rows)
+            pixels = p.mb * p.od * p.oh * p.ow
+            self.rows, self.row, self.steps = min(config["rows"], pixels), p.ic, cdiv(p.ic, self.unit)
+            self.parts, self.bands = cdiv(pixels, self.rows), cdiv(pixels, self.rows)
             self.positions, area = self.rows, self.tile * p.ic + self.steps * self.unit
         else:
             self.rows, self.row, self.steps = config["rows"], self.band.row, self.band.steps
@@ -39,13 +39,13 @@ class TilesKernel(BandKernel):
             self.positions, area = self.band.positions, self.band.size(self.tile)
         self.taps = 1 if self.in_place else self.band.taps
         self.area = area
-        self._share()
+        self._set_shares()
         self.sums_at = cdiv(area, 64) * 64
         self.slot = cdiv(self.sums_at + 128 * (self.tile + 3) + 8 * self.positions, PAGE) * PAGE
 
     def text(self) -> str:
-        text = self.macros(FLIP=0, TILE=self.tile, ROW=self.row, PLACES=self.band.places, SUMS_AT=f"{self.sums_at}L",
-                           POSITIONS=self.positions)  # fmt: skip
+        text = self.macros(FLIP=0, TILE=self.tile, ROW=self.row, PLACES=self.band.row_positions,
+                           SUMS_AT=f"{self.sums_at}L", POSITIONS=self.positions)  # fmt: skip
         text += CONFIGURE
         for rows in (1, 2):
             for columns in (1, 2):
@@ -64,10 +64,12 @@ class TilesKernel(BandKernel):
 
 
 def in_place(p: ConvProblem) -> bool:
-    """Whether x's pixels are the positions of a tile, in x's own layout."""
-    one = p.kd == p.kh == p.kw == p.sd == p.sh == p.sw == p.g == 1
-    whole = (p.od, p.oh, p.ow) == (p.id, p.ih, p.iw) and p.pd == p.ph == p.pw == 0
-    return one and whole and p.layout == "nhwc" and cdiv(p.ic, STEP_BYTES) * STEP_BYTES <= TILE_POSITIONS * p.ic
+    """Whether tiles read x directly: a 1x1 convolution in NHWC without stride, padding and groups."""
+    pointwise = p.kd == p.kh == p.kw == p.sd == p.sh == p.sw == p.g == 1
+    same_size = (p.od, p.oh, p.ow) == (p.id, p.ih, p.iw) and p.pd == p.ph == p.pw == 0
+    return (
+        pointwise and same_size and p.layout == "nhwc" and cdiv(p.ic, STEP_BYTES) * STEP_BYTES <= TILE_POSITIONS * p.ic
+    )
 
 
 class Tiles(BandSolver):
@@ -77,31 +79,31 @@ class Tiles(BandSolver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Refuses depthwise convolutions, and rows that fit no cache."""
-        least, reason = self.least(problem)
-        if reason is None and least.row * 32 >= 1 << 31:
-            return f"tiles within 2**31 bytes, got {least.row * 32}"
+        smallest, reason = self.least(problem)
+        if reason is None and smallest.row * 32 >= 1 << 31:
+            return f"tiles within 2**31 bytes, got {smallest.row * 32}"
         return reason
 
     def config_of(self, p: ConvProblem, device: DeviceInfo, target: int) -> dict[str, Any]:
         units = device.compute_units
         config: dict[str, Any] = {"rows": 1, "panels": 1, "items": 4 * units}
-        one = TilesKernel(p, config)
-        wanted = 4 * units
-        if one.in_place:
-            total = p.mb * p.od * p.oh * p.ow
-            most = max(MIN_POSITIONS, target // max(1, p.ic))
-            rows = min(most, max(MIN_POSITIONS, cdiv(total, wanted)))
-            config["rows"] = cdiv(min(rows, total), TILE_POSITIONS) * TILE_POSITIONS
+        smallest = TilesKernel(p, config)
+        target_jobs = 4 * units
+        if smallest.in_place:
+            pixels = p.mb * p.od * p.oh * p.ow
+            max_rows = max(MIN_POSITIONS, target // max(1, p.ic))
+            rows = min(max_rows, max(MIN_POSITIONS, cdiv(pixels, target_jobs)))
+            config["rows"] = cdiv(min(rows, pixels), TILE_POSITIONS) * TILE_POSITIONS
         else:
-            line = one.band.step_h * one.band.line * p.kd
-            most = max(1, min(p.oh, target // max(1, line)))
-            whole = p.mb * p.od * p.g
-            fewest = min(most, cdiv(MIN_POSITIONS, one.band.places))
-            rows = max(fewest, min(most, cdiv(p.oh * whole, wanted)))
+            line = smallest.band.step_h * smallest.band.line * p.kd
+            max_rows = max(1, min(p.oh, target // max(1, line)))
+            planes = p.mb * p.od * p.g
+            min_rows = min(max_rows, cdiv(MIN_POSITIONS, smallest.band.row_positions))
+            rows = max(min_rows, min(max_rows, cdiv(p.oh * planes, target_jobs)))
             config["rows"] = cdiv(p.oh, cdiv(p.oh, rows))
         bands = TilesKernel(p, config).bands
-        shares = min(one.panels, max(1, cdiv(2 * units, bands))) if bands < 2 * units else 1
-        config["panels"] = cdiv(one.panels, shares)
+        shares = min(smallest.panels, max(1, cdiv(2 * units, bands))) if bands < 2 * units else 1
+        config["panels"] = cdiv(smallest.panels, shares)
         return config
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:

@@ -1,7 +1,7 @@
-"""AVX512-VNNI as OpenCL text: sums of products that become bytes before they leave the registers.
+"""Generates OpenCL functions that multiply by AVX512-VNNI and convert the sums to bytes in registers.
 
-A function is nothing but its assembly, as in ``instructions``. ``numbers`` is memory that holds what all channels share
-(``vectors.cl`` fills it), ``channels`` holds shift[32] and scale[32] of a panel.
+A function contains only its assembly, as in ``instructions``. ``numbers`` is memory with the numbers that all channels
+share (``vectors.cl`` fills it); ``channels`` holds shift[32] and scale[32] of a panel.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["NUMBERS", "Tile", "at", "finished", "number_macros", "packed", "vector_tile"]
+__all__ = ["NUMBERS", "Tile", "finish_lines", "number_macros", "number_at", "packed", "vector_tile"]
 
 NUMBERS = {
     "zero": 0, "order": 16, "low": 32, "high": 33, "sum_low": 34, "sum_high": 35, "sum_scale": 36, "r_zero": 37,
     "r_scale": 38, "y_scale": 39, "inverse": 40, "bounded": 42, "rounds": 44, "slow": 46, "sums": 64,
 }  # fmt: skip
-"""Offsets in ``numbers``, in 32-bit words: y's zero point as a vector of 16 bits, the order in which packing four
-vectors of sums leaves their words, single numbers, and memory for sums."""
+"""Offsets in ``numbers``, in 32-bit words. ``zero``: y's zero point as a vector of 16-bit numbers; ``order``: the
+permutation of words after four vectors of sums are packed; ``sums``: memory for sums; the others are single numbers."""
 
 
 class Tile(NamedTuple):
@@ -33,131 +33,133 @@ class Tile(NamedTuple):
 
 
 def number_macros() -> str:
-    """``NUMBER_word`` for the kernel that fills ``numbers``."""
-    return "".join(f"#define NUMBER_{name} {place}\n" for name, place in NUMBERS.items())
+    """OpenCL macros ``NUMBER_<name>``, the offsets for the kernel that fills ``numbers``."""
+    return "".join(f"#define NUMBER_{name} {offset}\n" for name, offset in NUMBERS.items())
 
 
-def at(word: str, more: int = 0) -> str:
-    """Assembly operand that addresses a word of ``numbers``."""
+def number_at(word: str, more: int = 0) -> str:
+    """Assembly operand for a word of ``numbers``, ``more`` bytes further."""
     return f"{4 * NUMBERS[word] + more}(%[numbers])"
 
 
-def _one(word: str) -> str:
-    return f"{at(word)}%{{1to16%}}"
+def splat(word: str) -> str:
+    return f"{number_at(word)}%{{1to16%}}"
 
 
-def finished(sums: Sequence[int], scales: Sequence[str], residual: Sequence[str] | None) -> list[str]:
-    """Assembly that multiplies int32 sums by their scales and clamps and rounds them, before y's zero point is added.
+def finish_lines(sums: Sequence[int], scales: Sequence[str], residual: Sequence[str] | None) -> list[str]:
+    """Assembly that multiplies int32 sums by their scales, clamps and rounds them, before y's zero point is added.
 
-    ``residual`` says how each vector's is loaded into ``@R``; registers 28 to 31 are free then. The quotient by y's
-    scale is exact by Markstein's step: a product with the reciprocal, and its error times that.
+    ``residual``: for each vector the instruction that loads its residual into ``@R``; registers 28 to 31 are free then.
+    The quotient by y's scale is exact by Markstein's step: multiply by the reciprocal, then add the product's error
+    times the reciprocal.
     """
     lines = []
     for z, scale in zip(sums, scales, strict=True):
         lines += [f"vcvtdq2ps %%zmm{z}, %%zmm{z}", f"vmulps {scale}, %%zmm{z}, %%zmm{z}"]
-    steps = (
-        "vcvtdq2ps @R, @R", f"vsubps {_one('r_zero')}, @R, @R", f"vmulps {_one('r_scale')}, @R, @R",
-        "vrndscaleps $8, @S, @S %{%%k3%}", f"vmaxps {_one('sum_low')}, @S, @S", f"vminps {_one('sum_high')}, @S, @S",
-        f"vmulps {_one('sum_scale')}, @S, @S", "vaddps @R, @S, @S", f"vmulps {_one('inverse')}, @S, @Q",
-        f"vfnmadd231ps {_one('y_scale')}, @Q, @S", f"vfmadd132ps {_one('inverse')}, @Q, @S",
+    instructions = (
+        "vcvtdq2ps @R, @R", f"vsubps {splat('r_zero')}, @R, @R", f"vmulps {splat('r_scale')}, @R, @R",
+        "vrndscaleps $8, @S, @S %{%%k3%}", f"vmaxps {splat('sum_low')}, @S, @S", f"vminps {splat('sum_high')}, @S, @S",
+        f"vmulps {splat('sum_scale')}, @S, @S", "vaddps @R, @S, @S", f"vmulps {splat('inverse')}, @S, @Q",
+        f"vfnmadd231ps {splat('y_scale')}, @Q, @S", f"vfmadd132ps {splat('inverse')}, @Q, @S",
     )  # fmt: skip
     if residual is not None:
-        for first in range(0, len(sums), 2):
-            pair = list(zip(sums[first : first + 2], residual[first : first + 2], strict=True))
-            for step in range(-1, len(steps)):
+        for first_sum in range(0, len(sums), 2):
+            pair = list(zip(sums[first_sum : first_sum + 2], residual[first_sum : first_sum + 2], strict=True))
+            for step in range(-1, len(instructions)):
                 for i, (z, load) in enumerate(pair):
-                    text = (load if step < 0 else steps[step]).replace("@S", f"%%zmm{z}")
+                    text = (load if step < 0 else instructions[step]).replace("@S", f"%%zmm{z}")
                     lines.append(text.replace("@R", f"%%zmm{28 + i}").replace("@Q", f"%%zmm{30 + i}"))
-    lines += [f"testq $1, {at('bounded')}", "jz 3f"]
+    lines += [f"testq $1, {number_at('bounded')}", "jz 3f"]
     for word, operand in (("vmaxps", "low"), ("vminps", "high")):
-        lines += [f"{word} {_one(operand)}, %%zmm{z}, %%zmm{z}" for z in sums]
+        lines += [f"{word} {splat(operand)}, %%zmm{z}, %%zmm{z}" for z in sums]
     return [*lines, "3:", *(f"vcvtps2dq %%zmm{z}, %%zmm{z}" for z in sums)]
 
 
 def packed(four: Sequence[int], order: int, signed: bool) -> list[str]:
-    """The bytes of four vectors of whole numbers, with y's zero point and saturated, one after the other in the first.
+    """Assembly that adds y's zero point to four vectors of int32, saturates them to bytes, and packs all into the
+    first.
 
-    The last two may be the first two. ``order`` is the register that holds the order of words.
+    The last two vectors may be the first two again. ``order`` is the register with the permutation of words.
     """
     lines = []
     for a, b in (four[:2],) if four[2] == four[0] else (four[:2], four[2:]):
-        lines += [f"vpackssdw %%zmm{b}, %%zmm{a}, %%zmm{a}", f"vpaddsw {at('zero')}, %%zmm{a}, %%zmm{a}"]
-    word, a = "vpacksswb" if signed else "vpackuswb", four[0]
-    return [*lines, f"{word} %%zmm{four[2]}, %%zmm{a}, %%zmm{a}", f"vpermd %%zmm{a}, %%zmm{order}, %%zmm{a}"]
+        lines += [f"vpackssdw %%zmm{b}, %%zmm{a}, %%zmm{a}", f"vpaddsw {number_at('zero')}, %%zmm{a}, %%zmm{a}"]
+    saturate, a = "vpacksswb" if signed else "vpackuswb", four[0]
+    return [*lines, f"{saturate} %%zmm{four[2]}, %%zmm{a}, %%zmm{a}", f"vpermd %%zmm{a}, %%zmm{order}, %%zmm{a}"]
 
 
 def _as_bytes(tile: Tile, signed: bool, residual: str | None) -> list[str]:
-    """Assembly that turns the sums in registers into bytes of y and stores them."""
-    halves, places, ragged = tile.halves, len(tile.a), tile.channels % 16 != 0
-    sums = range(halves * places)
-    lines, masks, loads = [], ["", ""], None
+    """Assembly that converts the sums in registers to bytes of y and stores them."""
+    halves, positions, ragged = tile.halves, len(tile.a), tile.channels % 16 != 0
+    sums = range(halves * positions)
+    lines, masks, residual_loads = [], ["", ""], None
     if ragged:
         lines += [f"mov ${(1 << tile.channels) - 1}, %[k]", "kmovq %[k], %%k1", "shr $16, %[k]", "kmovq %[k], %%k2"]
         masks = [" %{%%k1%}", " %{%%k2%}"]
     if residual is not None:
-        lines += [f"testq $1, {at('slow')}", "jz 4f"]
-        lines += [f"vmovdqu32 %%zmm{z}, {at('sums', 128 * (z // halves) + 64 * (z % halves))}" for z in sums]
-        lines += ["jmp 9f", "4:", f"kmovw {at('rounds')}, %%k3"]
-        wide, zeroed = "vpmovsxbd" if residual == "int8" else "vpmovzxbd", ["%{z%}" if each else "" for each in masks]
-        loads = [
-            f"{wide} {tile.y[z // halves] + 16 * (z % halves)}(%[residual]), @R{masks[z % halves]}{zeroed[z % halves]}"
+        lines += [f"testq $1, {number_at('slow')}", "jz 4f"]
+        lines += [f"vmovdqu32 %%zmm{z}, {number_at('sums', 128 * (z // halves) + 64 * (z % halves))}" for z in sums]
+        lines += ["jmp 9f", "4:", f"kmovw {number_at('rounds')}, %%k3"]
+        widen, zeroed = "vpmovsxbd" if residual == "int8" else "vpmovzxbd", ["%{z%}" if each else "" for each in masks]
+        residual_loads = [
+            f"{widen} {tile.y[z // halves] + 16 * (z % halves)}(%[residual]), @R{masks[z % halves]}{zeroed[z % halves]}"
             for z in sums
         ]
-    lines += finished(sums, [f"{128 + 64 * (z % halves)}(%[channels])" for z in sums], loads)
-    lines.append(f"vmovdqu32 {at('order')}, %%zmm31")
-    per, word, short = (2, "vextracti64x4", "ymm") if halves == 2 else (4, "vextracti32x4", "xmm")
-    for first in range(0, places, per):
-        group = [min(first + i, places - 1) for i in range(per)]
-        four = [halves * p + j for p in group for j in range(halves)]
-        lines += packed(four, 31, signed)
-        for i, place in enumerate(range(first, min(first + per, places))):
-            to, whole = f"{tile.y[place]}(%[y])", f"%%zmm{four[0]}"
+    lines += finish_lines(sums, [f"{128 + 64 * (z % halves)}(%[channels])" for z in sums], residual_loads)
+    lines.append(f"vmovdqu32 {number_at('order')}, %%zmm31")
+    positions_per_vector, extract, part = (2, "vextracti64x4", "ymm") if halves == 2 else (4, "vextracti32x4", "xmm")
+    for first_position in range(0, positions, positions_per_vector):
+        group = [min(first_position + i, positions - 1) for i in range(positions_per_vector)]
+        vectors = [halves * p + j for p in group for j in range(halves)]
+        lines += packed(vectors, 31, signed)
+        for i, position in enumerate(range(first_position, min(first_position + positions_per_vector, positions))):
+            target, packed_vector = f"{tile.y[position]}(%[y])", f"%%zmm{vectors[0]}"
             if i and not ragged:
-                lines.append(f"{word} ${i}, {whole}, {to}")
+                lines.append(f"{extract} ${i}, {packed_vector}, {target}")
                 continue
-            lines += [f"{word} ${i}, {whole}, %%{short}30"] if i else []
-            lines.append(f"vmovdqu8 %%{short}{30 if i else four[0]}, {to}{masks[0]}")
+            lines += [f"{extract} ${i}, {packed_vector}, %%{part}30"] if i else []
+            lines.append(f"vmovdqu8 %%{part}{30 if i else vectors[0]}, {target}{masks[0]}")
     return [*lines, "9:"] if residual is not None else lines
 
 
 def vector_tile(name: str, tile: Tile, steps: int, out: str | None, residual: str | None, ahead: int = 0) -> str:
-    """OpenCL function ``name(a, b, ahead, offsets, taps, channels, numbers, y[, residual])``; with ``out`` None,
-    ``name(a, b, ahead, offsets, taps, sums)``, which leaves sums in memory, 32 a position. Each step has ``ahead``
-    bytes more, from the address of that name on, brought into the cache.
+    """OpenCL function ``name(a, b, ahead, offsets, taps, channels, numbers, y[, residual])``, or with ``out=None``
+    ``name(a, b, ahead, offsets, taps, sums)``, which stores int32 sums, 32 per position. Each step prefetches ``ahead``
+    more bytes from the address ``ahead`` on.
 
-    A is unsigned; B is ``[step][32][4]``; a step is 4 bytes. At most 14 positions. ``out`` and ``residual`` are
-    ``"int8"`` or ``"uint8"``.
+    A is unsigned; B is ``[step][32][4]``; a step is 4 bytes. A tile has at most 14 positions. ``out`` and ``residual``
+    are ``"int8"`` or ``"uint8"``.
     """
     halves = tile.halves
     sums = [(p, j, f"%%zmm{halves * p + j}") for p in range(len(tile.a)) for j in range(halves)]
     begin = [f"vpxord {z}, {z}, {z}" if out is None else f"vmovdqu32 {64 * j}(%[channels]), {z}" for _, j, z in sums]
     lines = [*begin, "1:", "movslq (%[offsets]), %[t]", "add %[a], %[t]", "add $4, %[offsets]", f"mov ${steps}, %[k]"]
     lines += ["2:", *(f"vmovdqu32 {64 * j}(%[b]), %%zmm{28 + j}" for j in range(halves))]
-    for p, place in enumerate(tile.a):
-        lines.append(f"vpbroadcastd {place}(%[t]), %%zmm{30 + p % 2}")
+    for p, offset in enumerate(tile.a):
+        lines.append(f"vpbroadcastd {offset}(%[t]), %%zmm{30 + p % 2}")
         lines += [f"vpdpbusd %%zmm{28 + j}, %%zmm{30 + p % 2}, %%zmm{halves * p + j}" for j in range(halves)]
     if ahead:
         lines += [*(f"prefetcht1 {line}(%[ahead])" for line in range(0, ahead, 64)), f"add ${ahead}, %[ahead]"]
     lines += ["add $4, %[t]", "add $128, %[b]", "dec %[k]", "jnz 2b", "dec %[taps]", "jnz 1b"]
     if out is None:
         lines += [f"vmovdqu32 {z}, {128 * p + 64 * j}(%[sums])" for p, j, z in sums]
-        given, more = '[sums] "r"(sums)', "global int *sums"
+        inputs, parameters = '[sums] "r"(sums)', "global int *sums"
     else:
         lines += _as_bytes(tile, out == "int8", residual)
-        given = '[channels] "r"(channels), [numbers] "r"(numbers), [y] "r"(y)'
-        more = "global const int *channels, global int *numbers, global char *y"
+        inputs = '[channels] "r"(channels), [numbers] "r"(numbers), [y] "r"(y)'
+        parameters = "global const int *channels, global int *numbers, global char *y"
         if residual is not None:
-            given, more = given + ', [residual] "r"(residual)', more + ", global const char *residual"
+            inputs, parameters = inputs + ', [residual] "r"(residual)', parameters + ", global const char *residual"
     body = "\\n".join(lines)
     return f"""
 __attribute__((noinline))
 void {name}(global const uchar *a, global const uchar *b, global const uchar *ahead, constant int *offsets, long taps,
-            {more}) {{
+            {parameters}) {{
   long t, k;
   __asm__ volatile("{body}"
                    : [b] "+r"(b), [ahead] "+r"(ahead), [offsets] "+r"(offsets), [taps] "+r"(taps), [t] "=&r"(t),
                      [k] "=&r"(k)
-                   : [a] "r"(a), {given}
+                   : [a] "r"(a), {inputs}
                    : "memory");
 }}
 """

@@ -1,4 +1,4 @@
-"""``int8.vnni``: quantized convolutions by tiles of a few positions and 32 channels in vectors (AVX512-VNNI)."""
+"""``int8.vnni``: quantized convolutions in tiles of a few positions by 32 channels of AVX512-VNNI vectors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .probe import require
 from .vector_code import NUMBERS, Tile, number_macros, vector_tile
 
 TILE_POSITIONS = 14
-"""Most positions of a tile: its sums of 32 channels, the weights and the operands fit in the 32 registers."""
+"""Most positions of a tile: the sums of 32 channels, the weights and the operands fit in the 32 vector registers."""
 SHORT_UNIT_FLOPS = 1e8
 """Operations per compute unit below which start-up of work items costs more than an uneven division of the work."""
 NEAR_WEIGHT_BYTES = 64 << 10
-"""Largest size of a job's weights, in bytes, that are read again for each block of tiles."""
+"""Most bytes of a job's weights that are read again for each block of tiles."""
 FEW_TILES = 16
 """Most tiles of a job that prefetch weights: so few do not hide the latency of reading a panel's weights."""
 NEXT_BYTES = 32 << 10
@@ -52,28 +52,29 @@ class VectorsKernel(BandKernel):
         self.parts = cdiv(height, self.rows)
         self.bands = self.parts * p.g * (1 if self.flat else p.mb * p.od)
         self.positions = self.rows * (1 if self.flat else p.ow)
-        self._share()
+        self._set_shares()
         self.numbers_at = cdiv(self.area, 64) * 64
         words = NUMBERS["sums"] + 32 * self.down * self.across + 64 * config["panels"]
         self.slot = cdiv(self.numbers_at + 4 * words, PAGE) * PAGE
 
     @property
     def row_unit(self) -> int:
-        """The number of which the rows of a job are a multiple."""
+        """The rows of a job are a multiple of this number."""
         return self.across if self.flat else self.down
 
     def tiles(self) -> dict[str, Tile]:
-        """The tile of each generated function: whole or at the end of a row or image, for any panel or the last one."""
+        """The tile of each generated function: whole, or at the end of a row or image; for any panel, or the last
+        one."""
         p, height = self.problem, self.problem.mb * self.problem.od * self.problem.oh * self.problem.ow
         across = (height if self.flat else p.ow) % self.across or self.across
         down = 1 if self.flat else p.oh % self.down or self.down
-        found = {}
+        by_name = {}
         for name, rows, columns in (("whole", self.down, self.across), ("rest", down, across)):
-            places = [(r, c) for r in range(rows) for c in range(columns)]
-            a = tuple(r * self.a_row + c * self.a_column for r, c in places)
-            y = tuple((r * p.ow + c) * p.oc for r, c in places)
-            found[name], found[f"{name}_last"] = Tile(a, y), Tile(a, y, self.last)
-        return found
+            pixels = [(r, c) for r in range(rows) for c in range(columns)]
+            a = tuple(r * self.a_row + c * self.a_column for r, c in pixels)
+            y = tuple((r * p.ow + c) * p.oc for r, c in pixels)
+            by_name[name], by_name[f"{name}_last"] = Tile(a, y), Tile(a, y, self.last)
+        return by_name
 
     def text(self) -> str:
         p = self.problem
@@ -96,7 +97,7 @@ class VectorsKernel(BandKernel):
 
     @property
     def block(self) -> int:
-        """Tiles of a block: all panels are multiplied with one block before the next block begins."""
+        """Tiles per block: all panels are multiplied with one block before the next block begins."""
         if self.panel * self.config["panels"] > NEAR_WEIGHT_BYTES:
             return self.rows * self.problem.ow  # one block holds all tiles, so that weights are read once a job
         return max(1, BLOCK_BYTES // (self.down * self.across * (self.a_column + self.problem.oc)))
@@ -117,15 +118,15 @@ class VectorsKernel(BandKernel):
 
 
 def reading_of(p: ConvProblem) -> tuple[bool, bool]:
-    """Whether x's pixels are read in place, and whether those of y are one row then."""
-    one = p.kd == p.kh == p.kw == 1 and p.pd == p.ph == p.pw == 0
+    """(whether tiles read x directly, whether all pixels of y then count as one row)."""
+    pointwise = p.kd == p.kh == p.kw == 1 and p.pd == p.ph == p.pw == 0
     inside = all((o - 1) * s < i for o, s, i in ((p.od, p.sd, p.id), (p.oh, p.sh, p.ih), (p.ow, p.sw, p.iw)))
-    in_place = one and inside and p.layout == "nhwc" and p.dtype == "uint8" and p.ic // p.g % 4 == 0
+    in_place = pointwise and inside and p.layout == "nhwc" and p.dtype == "uint8" and p.ic // p.g % 4 == 0
     return in_place, in_place and (p.od, p.oh, p.ow) == (p.id, p.ih, p.iw)
 
 
 def tile_of(p: ConvProblem) -> tuple[int, int]:
-    """Rows and columns of a tile: rows of y in equal parts, or several short ones."""
+    """Rows and columns of a tile: a row of y is divided into equal parts, or a tile has several short rows."""
     if reading_of(p)[1]:
         return 1, min(TILE_POSITIONS, p.mb * p.od * p.oh * p.ow)
     if p.ow > TILE_POSITIONS:
@@ -140,40 +141,40 @@ class Vectors(BandSolver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Refuses depthwise convolutions, and rows that fit no cache."""
-        least, reason = self.least(problem)
+        smallest, reason = self.least(problem)
         if reason is None:
-            far = max(max(tile.a[-1], tile.y[-1]) for tile in least.tiles().values())
-            return f"tiles within 2**31 bytes, got {far}" if far >= 1 << 31 else None
+            largest_offset = max(max(tile.a[-1], tile.y[-1]) for tile in smallest.tiles().values())
+            return f"tiles within 2**31 bytes, got {largest_offset}" if largest_offset >= 1 << 31 else None
         return reason
 
     def config_of(self, p: ConvProblem, device: DeviceInfo, target: int) -> dict[str, Any]:
         units = device.compute_units
         items = units if p.flops < SHORT_UNIT_FLOPS * units else 4 * units
         config: dict[str, Any] = {"rows": 1, "panels": 1, "items": items}
-        one = VectorsKernel(p, config)
-        if one.flat:
-            height, others, line, least = p.mb * p.od * p.oh * p.ow, p.g, p.ic, MIN_POSITIONS
+        smallest = VectorsKernel(p, config)
+        if smallest.flat:
+            height, planes, line, min_rows = p.mb * p.od * p.oh * p.ow, p.g, p.ic, MIN_POSITIONS
         else:
-            height, others, least = p.oh, p.mb * p.od * p.g, cdiv(MIN_POSITIONS, p.ow)
-            line = p.sh * p.iw * p.ic if one.in_place else one.band.step_h * one.band.line * p.kd
-        most = max(1, min(height, target // max(1, line)))
-        low, high = (cdiv(rows, one.row_unit) for rows in (min(most, least), most))
-        wanted = cdiv(cdiv(height * others, 4 * units), one.row_unit)
+            height, planes, min_rows = p.oh, p.mb * p.od * p.g, cdiv(MIN_POSITIONS, p.ow)
+            line = p.sh * p.iw * p.ic if smallest.in_place else smallest.band.step_h * smallest.band.line * p.kd
+        max_rows = max(1, min(height, target // max(1, line)))
+        min_tiles, max_tiles = (cdiv(rows, smallest.row_unit) for rows in (min(max_rows, min_rows), max_rows))
+        target_tiles = cdiv(cdiv(height * planes, 4 * units), smallest.row_unit)
 
         def shared(tiles: int) -> tuple[int, int]:
             """(number of jobs, panels of one job): few bands divide their panels among jobs."""
-            bands = cdiv(height, tiles * one.row_unit) * others
-            shares = 1 if bands >= 2 * units else min(one.panels, cdiv(2 * units, bands))
-            panels = cdiv(one.panels, shares)
-            return bands * cdiv(one.panels, panels), panels
+            bands = cdiv(height, tiles * smallest.row_unit) * planes
+            shares = 1 if bands >= 2 * units else min(smallest.panels, cdiv(2 * units, bands))
+            panels = cdiv(smallest.panels, shares)
+            return bands * cdiv(smallest.panels, panels), panels
 
-        def work(tiles: int) -> tuple[int, int, int]:
-            """What the busiest unit computes, how often bands are made, how far their rows are from those wanted."""
+        def workload(tiles: int) -> tuple[int, int, int]:
+            """Sort key: tiles that the busiest unit computes, copies of a band, distance from the target height."""
             jobs, panels = shared(tiles)
-            return cdiv(jobs, units) * tiles * panels, one.panels // panels, abs(tiles - wanted)
+            return cdiv(jobs, units) * tiles * panels, smallest.panels // panels, abs(tiles - target_tiles)
 
-        best = min(range(low, high + 1), key=work)
-        return config | {"rows": best * one.row_unit, "panels": shared(best)[1]}
+        best = min(range(min_tiles, max_tiles + 1), key=workload)
+        return config | {"rows": best * smallest.row_unit, "panels": shared(best)[1]}
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
         """Predicted seconds, from steps of tiles, bytes of bands and weights, and stored elements."""

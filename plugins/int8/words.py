@@ -1,4 +1,4 @@
-"""``int8.words``: one channel a group, channels last, on any device: a work item has four channels of some pixels."""
+"""``int8.words``: one channel per group, NHWC, on any device: a work item computes four channels of some pixels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from convdispatch.api import (
 from .packed_kernel import depthwise_refusal, packed_plan, run_arguments
 
 MAX_TAPS = (1 << 22) // (255 * 128)
-"""Most taps whose sum of 8-bit products can be read from the bits of a float32."""
+"""Most taps whose sum of 8-bit products can be extracted from the bits of a float32."""
 GROUP_ITEMS = 128
 """Work items of a work group."""
 TILES = ((1, 4), (2, 4), (1, 8), (2, 2), (1, 2), (1, 1))
@@ -35,7 +35,7 @@ READ_INSTRUCTIONS = 11.0
 """Instructions for each 32-bit word of x that a work item reads."""
 PRODUCT_INSTRUCTIONS = 4.0
 """Instructions for each tap of each output pixel."""
-AFTER_INSTRUCTIONS = 36.0
+EPILOGUE_INSTRUCTIONS = 36.0
 """Instructions of the epilogue of each output pixel."""
 ISSUE_RATE = 0.35
 """Instructions issued in the time of one operation at the device's peak rate; measured on an H200."""
@@ -72,23 +72,25 @@ class Words(Solver):
 
     def _items(self, p: ConvProblem, config: Mapping[str, Any]) -> tuple[int, int, int]:
         """Work items along a row and a column of y, and all of them."""
-        wide, high = -(-p.ow // config["columns"]), -(-p.oh // config["rows"])
-        return wide, high, p.mb * p.od * high * wide * (p.oc // 4)
+        columns, rows = -(-p.ow // config["columns"]), -(-p.oh // config["rows"])
+        return columns, rows, p.mb * p.od * rows * columns * (p.oc // 4)
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Predicted seconds, bounded by instructions or by memory."""
-        p, known, (rows, columns) = problem, rates(device), (config["rows"], config["columns"])
+        p, peaks, (rows, columns) = problem, rates(device), (config["rows"], config["columns"])
         items = self._items(p, config)[2]
-        span, rise = (columns - 1) * p.sw + (p.kw - 1) * p.dw + 1, (rows - 1) * p.sh + (p.kh - 1) * p.dh + 1
+        x_columns = (columns - 1) * p.sw + (p.kw - 1) * p.dw + 1
+        x_rows = (rows - 1) * p.sh + (p.kh - 1) * p.dh + 1
         taps = p.kd * p.kh * p.kw
-        each = (
+        instructions = (
             FIXED_INSTRUCTIONS
-            + READ_INSTRUCTIONS * p.kd * span * rise
-            + rows * columns * (PRODUCT_INSTRUCTIONS * taps + AFTER_INSTRUCTIONS)
+            + READ_INSTRUCTIONS * p.kd * x_columns * x_rows
+            + rows * columns * (PRODUCT_INSTRUCTIONS * taps + EPILOGUE_INSTRUCTIONS)
         )
         idle = max(1.0, FULL_ITEMS * max(1, device.compute_units) / items)
-        moved = math.prod(p.x_shape) + math.prod(p.y_shape) * p.out_itemsize * (2 if p.residual else 1)
-        return known.launch + max(items * each * idle / (ISSUE_RATE * known.flops), moved / known.bandwidth)
+        bytes_moved = math.prod(p.x_shape) + math.prod(p.y_shape) * p.out_itemsize * (2 if p.residual else 1)
+        compute = items * instructions * idle / (ISSUE_RATE * peaks.flops)
+        return peaks.launch + max(compute, bytes_moved / peaks.bandwidth)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo | None, config: Mapping[str, Any]) -> int:
         """Bytes of workspace: packed weights, unless they are constant."""
@@ -96,11 +98,11 @@ class Words(Solver):
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """A plan of one launch; weights that are not constant are packed by another launch before it."""
-        wide, high, items = self._items(problem, config)
-        lower = 128 if problem.dtype == "int8" else 0
+        columns, rows, items = self._items(problem, config)
+        sign_shift = 128 if problem.dtype == "int8" else 0
         text = problem.macros() + define(
-            ROWS=config["rows"], COLUMNS=config["columns"], WORDS=problem.oc // 4, WIDE=wide, HIGH=high, ITEMS=items,
-            GROUP=GROUP_ITEMS, LOWER=lower, FLIP=f"{lower * 0x01010101}u",
+            ROWS=config["rows"], COLUMNS=config["columns"], WORDS=problem.oc // 4, WIDE=columns, HIGH=rows, ITEMS=items,
+            GROUP=GROUP_ITEMS, LOWER=sign_shift, FLIP=f"{sign_shift * 0x01010101}u",
         )  # fmt: skip
         program = build(context, text + kernel_text(__package__, "words.cl"))
         size = (-(-items // GROUP_ITEMS) * GROUP_ITEMS,)

@@ -1,7 +1,8 @@
 """intel_gpu: convolutions on the matrix engines (XMX) of Intel's GPUs, by DPAS.
 
-The product is the header's (``convdispatch.api.matrix``); here are the instructions that it multiplies with. Their text
-goes into ``instruction.cl.mako``. Nothing of it has run on such a GPU: see docs/plugins/matrix-cores.md.
+The kernel of the matrix product is ``convdispatch.api.matrix``'s; this plugin describes the instructions that the
+kernel multiplies with, whose text is ``instruction.cl.mako``. None has run on such a GPU: see
+docs/plugins/matrix-cores.md.
 
 - ``instructions``: which work item of a sub-group holds what, and the tiles of these instructions.
 - ``solver``: which device has which instruction.
@@ -17,7 +18,7 @@ __all__ = ["NEVER_RUN", "convdispatch_solvers"]
 
 EXTENSION = "cl_intel_subgroup_matrix_multiply_accumulate"
 NEVER_RUN = "dg2 and pvc are compiled for, and emulated on CPUs"
-"""Why the solver is chosen only where this machine's ``convdispatch verify`` passed: what it rests on until then."""
+"""How far the solver was tested, and why it is chosen only after ``convdispatch verify`` passed on the machine."""
 
 
 @hookimpl

@@ -1,8 +1,8 @@
-"""Intel's DPAS, as the header's product takes it, for sub-groups of 8 and of 16.
+"""Intel's DPAS instruction, as ``convdispatch.api.matrix`` describes it, for sub-groups of 8 and of 16 work items.
 
-Source: Khronos' registry, cl_intel_subgroup_matrix_multiply_accumulate 1.1: component i of a is row i, of which each
-of 8 work items holds two neighbours along k, each of 16 one; component j of b is rows 2 j and 2 j + 1 of the work
-item's column; component i of the sums is row i.
+Source: Khronos' registry, cl_intel_subgroup_matrix_multiply_accumulate 1.1. Component i of a is row i: with 8 work
+items each holds two neighbours along k, with 16 one. Component j of b is rows 2 j and 2 j + 1 of the work item's
+column. Component i of the sums is row i.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from convdispatch.api.matrix import Fragment, TileInstruction, VendorTile
 
 MAX_SUMS = 64
-"""float32 sums that a work item may hold: half of a thread's 128 registers, of a lane each."""
+"""float32 sums that a work item may hold: half of a thread's 128 registers, one lane of each."""
 
 
 def _dpas(lanes: int) -> TileInstruction:
-    """The product of 8 rows by a column for each work item of the sub-group."""
-    each = 16 // lanes
-    a = Fragment("0", f"lane * {each}", tuple((row, 0) for row in range(8)), each)
+    """The instruction that multiplies 8 rows of a by one column of b per work item of the sub-group."""
+    items = 16 // lanes
+    a = Fragment("0", f"lane * {items}", tuple((row, 0) for row in range(8)), items)
     b = Fragment("lane", "0", ((0, 0), (0, 8)), 8)
     return TileInstruction(m=8, n=lanes, k=16, lanes=lanes, row="0", column="lane", rows=tuple(range(8)), a=a, b=b,
                            max_sums=MAX_SUMS,
@@ -30,7 +30,7 @@ INSTRUCTIONS = {"dpas8": _dpas(8), "dpas16": _dpas(16)}
 
 @dataclass(frozen=True)
 class IntelTile(VendorTile):
-    """A tile of DPAS's."""
+    """A tile that DPAS instructions multiply."""
 
     PACKAGE = __package__
     INSTRUCTIONS = INSTRUCTIONS

@@ -1,4 +1,4 @@
-"""intel_gpu.dpas: which device has sub-groups of which size."""
+"""The solver intel_gpu.dpas: which device has sub-groups of which size, and its peak rate."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from convdispatch.api.matrix import MatrixSolver
 from .instructions import IntelTile
 
 EIGHT_WIDE = re.compile(r"\barc\b.*\ba\d{3}|\bflex\b|dg2|0x56[0-9a-f]{2}")
-"""Names of GPUs whose smallest sub-group has 8 work items (Xe-HPG: Arc A, Flex); later ones' have 16."""
+"""Names of GPUs whose smallest sub-group has 8 work items (Xe-HPG: Arc A, Flex); on later GPUs it has 16."""
 
 
 class Dpas(MatrixSolver):
-    """Products of 8 rows by 8 or 16 columns."""
+    """Products by DPAS of 8 rows by 8 or 16 columns."""
 
     kind = IntelTile
 

@@ -3,18 +3,18 @@
     y[pixel, oc] = sum over (tap, ic) of x[pixel * step + origin + tap * spread, ic] w[oc, tap, ic]
 
 Each solver has a folder, which turns a problem and a tile into numbers (``tiling``), rates tiles (``choice``), renders
-kernels (``plan``) and declares what it accepts (``solver``). What several of them share is here, or in
-the header's ``matrix`` where other vendors' matrix cores use it too; an instruction goes into ``ptx.cl.mako``.
+kernels (``plan``) and declares what it accepts (``solver``). What several solvers share is in this folder, or in
+``convdispatch.api.matrix`` if other vendors' matrix cores use it too; an instruction goes into ``ptx.cl.mako``.
 
-- ``direct``: 1x1 kernels of float32, split in registers.
-- ``grouped``: 16-bit tensors, channels last: small groups and strided gradients, read as fragments.
+- ``direct``: 1x1 kernels of float32, which is split into 16-bit or TF32 numbers in registers.
+- ``grouped``: 16-bit NHWC tensors: small groups and strided gradients.
 - ``instructions``: the PTX that a program calls, and programs for sm_90a.
-- ``int8``: quantized problems, of integers or floats of 8 bits, channels last.
+- ``int8``: quantized problems of 8-bit integers or floats in NHWC.
 - ``pace``: how a device's speed differs from an H200's.
-- ``packed``: any problem, by the product of the header's ``matrix`` with ``mma.sync`` or ``wgmma``.
+- ``packed``: any problem, by the product of ``convdispatch.api.matrix`` with ``mma.sync`` or ``wgmma``.
 - ``probe``: checks that a device's driver accepts an engine's instructions.
-- ``solving``: the base of the solvers.
-- ``tma``: 16-bit or TF32 tensors, channels last, fed by the copy engine.
+- ``solving``: the base class of the solvers.
+- ``tma``: 16-bit or TF32 NHWC tensors, which Hopper's copy engine reads.
 - ``winograd``: 3x3 kernels of float32, whose transformed tiles are planes of ``packed``.
 """
 
@@ -28,21 +28,21 @@ from convdispatch.api import EPILOGUE, Declared, DeviceInfo, Solver, hookimpl
 @hookimpl
 def convdispatch_solvers() -> Sequence[Solver]:
     """This plugin's solvers; of solvers with equal costs the first is chosen."""
-    narrow, wide = ("float16", "bfloat16"), ("float32", "float16", "bfloat16")
-    found = (
-        ("tma", "Tma", "tma", (), wide),
-        ("packed", "TensorCores", "wgmma", ("wgmma",), wide),
+    dtypes_16_bits, all_dtypes = ("float16", "bfloat16"), ("float32", "float16", "bfloat16")
+    solvers = (
+        ("tma", "Tma", "tma", (), all_dtypes),
+        ("packed", "TensorCores", "wgmma", ("wgmma",), all_dtypes),
         ("direct", "Direct", "direct", (), ("float32",)),
         ("winograd", "Winograd", "winograd", (), ("float32",)),
-        ("grouped", "Grouped", "grouped", (), narrow),
-        ("packed", "TensorCores", "mma", ("mma",), wide),
+        ("grouped", "Grouped", "grouped", (), dtypes_16_bits),
+        ("packed", "TensorCores", "mma", ("mma",), all_dtypes),
         ("int8", "Int8", "int8", (), ("int8", "uint8", "float8_e4m3", "float8_e5m2")),
     )
     return [
-        Declared(f"{__name__}.{room}.solver", kind, *arguments, name=f"nvidia.{name}", serves=_gpus_only,
-                 fuses={"bias", "residual"} if room == "int8" else EPILOGUE, dtypes=dtypes,
-                 exact=room != "winograd", spreads_nonfinite=room == "winograd", batch_invariant=True)
-        for room, kind, name, arguments, dtypes in found
+        Declared(f"{__name__}.{folder}.solver", kind, *arguments, name=f"nvidia.{name}", serves=_gpus_only,
+                 fuses={"bias", "residual"} if folder == "int8" else EPILOGUE, dtypes=dtypes,
+                 exact=folder != "winograd", spreads_nonfinite=folder == "winograd", batch_invariant=True)
+        for folder, kind, name, arguments, dtypes in solvers
     ]  # fmt: skip
 
 

@@ -1,10 +1,9 @@
 """Device functions that kernels call by name: small functions of PTX, or plain C that replaces them in tests.
 
-Hopper's ``wgmma`` needs ``.target sm_90a``, which OpenCL's own compiler does not have. So kernel text holds those
+Hopper's ``wgmma`` needs ``.target sm_90a``, which the OpenCL compiler does not offer. So kernel text contains these
 instructions in inline assembly as PTX comments (``//@wgmma...``) with their operands; the driver compiles it for sm_90
-and hands out its PTX as the program's binary; ``for_hopper`` strips the marks and rewrites the target;
-``clCreateProgramWithBinary`` takes the PTX back and assembles it. Registers are allocated by the last step, so nothing
-is lost on the way.
+and returns PTX as the program's binary; ``for_hopper`` removes the marks and rewrites the target; and
+``clCreateProgramWithBinary`` assembles the PTX. Registers are allocated in the last step, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from convdispatch.api import BuildFailed, build, kernel_text
 from convdispatch.api.matrix import TileInstruction, WarpTile
 
 LOCAL_LIMIT = 227 * 1024
-"""Bytes of local memory that a work group can have on Hopper; static arrays of this size load, whatever the device
-reports."""
+"""Bytes of local memory that a work group can have on Hopper; kernels with static arrays of this size load, although
+the device reports less."""
 LOCAL_LIMITS = {
     "sm_90": LOCAL_LIMIT,
     "sm_100": LOCAL_LIMIT,
@@ -27,11 +26,11 @@ LOCAL_LIMITS = {
     "sm_80": 163 * 1024,
     "sm_87": 163 * 1024,
 }
-"""The same by architecture (CUDA C++ programming guide, compute capabilities)."""
+"""Bytes of local memory of a work group, by architecture (CUDA C++ programming guide, compute capabilities)."""
 LEAST_LOCAL_LIMIT = 99 * 1024
 """Bytes of local memory that a work group can have on each other architecture with these instructions."""
 PLAIN_C = "plain_c"
-"""The test package whose plain C replaces PTX in kernels of a plan that is made with ``emulate``."""
+"""Name of the test package whose plain C replaces PTX in the kernels of plans with ``emulate``."""
 MARK = "//@"
 """Prefix of a PTX comment that hides a ``wgmma`` instruction from the first compilation, for sm_90."""
 _TARGET = re.compile(r"\.target\s+sm_90\b")
@@ -47,11 +46,11 @@ WGMMA = TileInstruction(
     m=64, n=8, k=16, lanes=32, row="warp % 4 * 16 + lane / 4", column="lane % 4 * 2", rows=(0, 8), width=2,
     warps=4, local_limit=LOCAL_LIMIT,
 )  # fmt: skip
-"""``wgmma.m64nNk16``, of whose columns eight are the unit; PTX ISA, "Register Fragments" of wgmma."""
+"""``wgmma.m64nNk16``, whose number of columns N is a multiple of eight; PTX ISA, "Register Fragments" of wgmma."""
 
 
 class NvidiaTile(WarpTile):
-    """A tile that warps, or groups of four warps of Hopper's engines, cut."""
+    """A tile that is divided among warps, or among Hopper's groups of four warps."""
 
     engine = "mma"
 
@@ -66,12 +65,12 @@ class Wgmma:
 
     columns: int
     a_transposed: bool
-    """Whether A is stored transposed, with k down its rows, not along them."""
+    """Whether A is stored transposed: its rows are k."""
     b_transposed: bool
     row_bytes: int
-    """Bytes of a row of A: a swizzle's width."""
+    """Bytes of a row of A, which is the width of the swizzle."""
     b_row_bytes: int = 0
-    """Bytes of a row of B; 0: as many as of a row of A."""
+    """Bytes of a row of B; 0 if it has as many as a row of A."""
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -86,32 +85,32 @@ class Wgmma:
 
 @dataclass(frozen=True)
 class Instructions:
-    """Groups of ``ptx.cl.mako``'s functions that a program is rendered with, and the numbers that they work on."""
+    """The groups of functions of ``ptx.cl.mako`` that a program uses, and the type of their operands."""
 
     type: str
-    """PTX's name of the operands' type: f16, bf16 or tf32; e4m3 or e5m2; s8, or u8 (multiplied with s8)."""
+    """PTX's name of the operands' type: f16, bf16, tf32, e4m3, e5m2, s8, or u8 (multiplied by s8)."""
     groups: tuple[str, ...] = ()
-    """Groups of functions: of ``copies``, ``mma``, ``bulk`` and ``parts``; conversions are always included."""
+    """Some of ``copies``, ``mma``, ``bulk`` and ``parts``; conversions are always included."""
     wgmma: Wgmma | None = None
 
     def text(self, emulate: bool = False) -> str:
-        """The functions; with ``emulate`` their stand-ins in plain C."""
+        """The text of the functions; with ``emulate`` in plain C."""
         package, file = (PLAIN_C, "instructions.cl.mako") if emulate else (__package__, "ptx.cl.mako")
         return kernel_text(package, file, type=self.type, groups=self.groups, wgmma=self.wgmma)
 
     def build(self, context: Any, text: str, emulate: bool = False) -> Any:
-        """Compile a kernel that calls them."""
+        """Compile the text of a program that calls these functions."""
         return build_for_hopper(context, text) if self.wgmma and not emulate else build(context, text)
 
 
 def for_hopper(ptx: str) -> str:
-    """PTX compiled for sm_90, with its marked instructions uncovered and its target sm_90a.
+    """The PTX with its marked instructions uncommented and its target sm_90 replaced by sm_90a.
 
-    Raises BuildFailed when the text has no target line or no mark: then the driver did not keep the comments.
+    Raises BuildFailed if the text has no target line or no mark, because the driver did not keep the comments.
     """
     if MARK not in ptx:
         raise BuildFailed("the driver's PTX lacks the marked instructions: it does not keep comments", ptx[:2000])
-    targets = [each.end() for each in _TARGET.finditer(ptx) if _begins_a_line(ptx, each.start())]
+    targets = [match.end() for match in _TARGET.finditer(ptx) if _begins_a_line(ptx, match.start())]
     if not targets:
         target = re.search(r"(?m)^\s*\.target.*$", ptx)
         raise BuildFailed(f"expected PTX for sm_90, got {target[0].strip() if target else 'no target'}", ptx[:2000])
@@ -119,13 +118,13 @@ def for_hopper(ptx: str) -> str:
     return text.replace(MARK, "")
 
 
-def _begins_a_line(text: str, place: int) -> bool:
+def _begins_a_line(text: str, index: int) -> bool:
     """Whether only blanks come before index ``place`` in its line of text."""
-    return not text[text.rfind("\n", 0, place) + 1 : place].strip()
+    return not text[text.rfind("\n", 0, index) + 1 : index].strip()
 
 
 def build_for_hopper(context: Any, text: str) -> Any:
-    """Compile kernel text whose marked lines are for sm_90a; once per (context, text).
+    """Compile kernel text whose marked instructions are for sm_90a, once per (context, text).
 
     Raises BuildFailed with the driver's log.
     """

@@ -8,9 +8,9 @@ SECTOR_BYTES = 32
 """Bytes of a memory sector: the least that one read transfers."""
 
 CLOCK = 1.7e9
-"""Cycles per second of the H200 and the H100 that cost models were fitted on."""
+"""Cycles per second of the H200 and the H100 on which cost models were fitted."""
 UNIT_FLOPS = 65e12 / 132
-"""Float32 operations a second of one multiprocessor of an H200, measured."""
+"""Float32 operations per second of one multiprocessor of an H200, measured."""
 COPY = 4.25e12
 """Bytes per second of a memory copy on an H200, measured; cost models give bandwidths as shares of it."""
 

@@ -1,4 +1,4 @@
-"""Checks that a device's driver accepts an engine: a small convolution is compiled, run, checked; a pass is cached."""
+"""Checks that a device's driver accepts an engine by running a small convolution and checking it; a pass is cached."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ ENGINES: dict[str, tuple[tuple[str, ...], str, ConvProblem, dict[str, Any]]] = {
     **{f"float8_{engine}": (HOPPER, "int8.plan.Int8Plan", FLOATS, {**GROUP, "engine": engine})
        for engine in ("wgmma", "tma", "halo")},
 }  # fmt: skip
-"""For each engine: architectures that have its instructions (the driver may still refuse them); its plan, which is
-imported when it is probed; a problem that needs all of its instructions, and a configuration."""
+"""For each engine: the architectures that have its instructions (the driver may still refuse them); its plan class,
+which is imported when it is probed; a problem that uses all of its instructions; a configuration."""
 QUANTIZATION = Quantization(x_scale=0.75, x_zero_point=1, y_scale=0.75, y_zero_point=5, dtype="int8",
                             residual_scale=0.5, residual_zero_point=2)  # fmt: skip
 """Scales of the quantized probe: a sum of 1 is one step of y, and no result is halfway between two steps."""
@@ -45,7 +45,7 @@ _failed: dict[tuple[str, str, str], str] = {}
 
 
 def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
-    """An engine's problem, and its plan."""
+    """(the problem that the probe of an engine computes, its plan)."""
     _, path, problem, tile = ENGINES[engine]
     module, _, name = path.rpartition(".")
     kind = getattr(importlib.import_module(f"{__package__}.{module}"), name)
@@ -53,7 +53,7 @@ def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
     return problem, kind(context, problem, tile, *arguments)
 
 
-def _answer(context: Any, engine: str) -> str | None:
+def _probe_failure(context: Any, engine: str) -> str | None:
     import ml_dtypes
     import numpy as np
     import pyopencl as cl
@@ -65,20 +65,22 @@ def _answer(context: Any, engine: str) -> str | None:
         # Small integers, so that sums are exact in 16 bits.
         x = random.integers(-3, 4, (problem.mb, problem.ih, problem.iw, problem.ic))
         w = random.integers(-1, 2, (problem.oc, problem.kh, problem.kw, problem.ic))
-        last = problem.layout == "nhwc"
+        channels_last = problem.layout == "nhwc"
         floats = problem.dtype.startswith("float8")
         dtype = np.dtype(ml_dtypes.float8_e4m3fn) if floats else np.dtype(problem.dtype)
         # No result has this value.
         y = np.full(problem.y_shape, -128 if problem.quantized else -999, dtype)
-        given = [np.ascontiguousarray(each if last else each.transpose(0, 3, 1, 2), dtype) for each in (x, w)]
+        operands = [x, w] if channels_last else [x.transpose(0, 3, 1, 2), w.transpose(0, 3, 1, 2)]
+        operands = [np.ascontiguousarray(operand, dtype) for operand in operands]
         residual = random.integers(-60, 60, problem.y_shape).astype(dtype)
         scales = FLOAT8_QUANTIZATION if floats else QUANTIZATION
         table = (scales.float8_table if floats else scales.table)(problem.oc, residual=True)
         flags = cl.mem_flags
         *buffers, table, added = [cl.Buffer(context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=each)
-                                  for each in (*given, y, table, residual)]  # fmt: skip
-        extras = {"bias": table, "residual": added} if problem.quantized else {}
-        plan.enqueue(queue, *buffers, cl.Buffer(context, flags.READ_WRITE, max(4, plan.workspace_size)), **extras)
+                                  for each in (*operands, y, table, residual)]  # fmt: skip
+        epilogue_operands = {"bias": table, "residual": added} if problem.quantized else {}
+        workspace = cl.Buffer(context, flags.READ_WRITE, max(4, plan.workspace_size))
+        plan.enqueue(queue, *buffers, workspace, **epilogue_operands)
         cl.enqueue_copy(queue, y, buffers[2])
     except Frozen:
         raise
@@ -96,45 +98,45 @@ def _answer(context: Any, engine: str) -> str | None:
         added = (residual.astype(np.float64) - scales.residual_zero_point) * scales.residual_scale
         expected = (expected * scales.x_scale + added) / scales.y_scale
         expected = expected.astype(dtype) if floats else np.clip(np.rint(expected) + scales.y_zero_point, -128, 127)
-    right = np.array_equal(y if last else y.transpose(0, 2, 3, 1), expected)
-    return None if right else "the probe computed wrong results"
+    equal = np.array_equal(y if channels_last else y.transpose(0, 2, 3, 1), expected)
+    return None if equal else "the probe computed wrong results"
 
 
-def _device(device: DeviceInfo) -> Any:
+def _find_device(device: DeviceInfo) -> Any:
     import pyopencl as cl
 
     for platform in cl.get_platforms():
         try:
-            listed = platform.get_devices()
+            devices = platform.get_devices()
         except cl.Error:
             continue
-        for each in listed:
-            if _name(each) == (device.name, device.driver):
-                return each
+        for candidate in devices:
+            if _device_key(candidate) == (device.name, device.driver):
+                return candidate
     return None
 
 
-def _name(device: Any) -> tuple[str, str]:
+def _device_key(device: Any) -> tuple[str, str]:
     return device.name.strip(), device.driver_version.strip()
 
 
 def _proven(context: Any, engine: str) -> str | None:
     (device,) = context.devices
-    failure = proven(__package__, engine, device, lambda: _answer(context, engine))
+    failure = proven(__package__, engine, device, lambda: _probe_failure(context, engine))
     if failure is not None:
-        _failed[(*_name(device), engine)] = failure
+        _failed[(*_device_key(device), engine)] = failure
     return failure
 
 
 def refusal(device: DeviceInfo, engine: str) -> str | None:
     """Why ``engine`` does not work on the device, or None.
 
-    On an architecture that has the instructions, nothing is computed until a plan needs it (``require``): until then
-    the result of this process's probes is returned. On other architectures the device is probed now, once per process.
+    On an architecture that has the instructions the device is probed only when a plan needs it (``require``); this
+    function returns what earlier probes of this process found. On other architectures it probes, once per process.
     """
-    known = _failed.get((device.name, device.driver, engine))
-    if known is not None or device.arch in ENGINES[engine][0]:
-        return known
+    failure = _failed.get((device.name, device.driver, engine))
+    if failure is not None or device.arch in ENGINES[engine][0]:
+        return failure
     return _probed(device, engine)
 
 
@@ -142,11 +144,11 @@ def refusal(device: DeviceInfo, engine: str) -> str | None:
 def _probed(device: DeviceInfo, engine: str) -> str | None:
     import pyopencl as cl
 
-    found = _device(device)
-    if found is None:
+    cl_device = _find_device(device)
+    if cl_device is None:
         return f"the device {device.name} is no longer listed"
     try:
-        return _proven(cl.Context([found]), engine)
+        return _proven(cl.Context([cl_device]), engine)
     except Frozen:
         return f"{engine} was not probed before frozen()"
 

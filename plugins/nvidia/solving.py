@@ -1,4 +1,4 @@
-"""Shared by the solvers of this plugin: probes of the device, and costs at its speed."""
+"""The base class of this plugin's solvers: it probes the device, and scales predicted times to its speed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from .probe import refusal
 
 
 class TileSolver(Solver):
-    """A solver whose configurations are tiles."""
+    """Base of the solvers, whose configurations are tiles."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Refuses what ``limits`` refuses, then devices without the engine's instructions."""
         return self.limits(problem, device) or refusal(device, self.engine_of(problem))
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """The part of ``rejects`` for which the device is not probed."""
+        """The reason to refuse a problem that does not depend on a probe of the device; otherwise None."""
         raise NotImplementedError
 
     def engine_of(self, problem: ConvProblem) -> str:
-        """The engine that must work on the device: a key of ``probe.ENGINES``."""
+        """The engine that a problem needs, a key of ``probe.ENGINES``."""
         raise NotImplementedError
 
     def tiles(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Configured]:
@@ -54,5 +54,5 @@ class TileSolver(Solver):
 
 
 def kernel_words(problem: ConvProblem) -> str:
-    """The kernel's sizes, as in 3x3."""
+    """The kernel's sizes as text, such as 3x3."""
     return "x".join(str(getattr(problem, "k" + axis)) for axis in problem.axes)

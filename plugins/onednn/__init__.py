@@ -21,11 +21,11 @@ _NO_NATIVE_KERNELS = {"oclgrind": "a simulator whose kernels are not the machine
 def convdispatch_solvers() -> Sequence[Solver]:
     """This plugin's solvers; without the library they refuse every problem and say what to install."""
     # In bfloat16 oneDNN multiplies padding zeros of its own with values that an output does not read: NaN spreads.
-    made = functools.partial(Declared, f"{__name__}.solver", serves=_serves, dtypes=("float32", "float16", "bfloat16"),
-                             exact=True, spreads_nonfinite=True)  # fmt: skip
+    declare = functools.partial(Declared, f"{__name__}.solver", serves=_serves, exact=True, spreads_nonfinite=True,
+                                dtypes=("float32", "float16", "bfloat16"))  # fmt: skip
     return (
-        made("Forward", name="onednn.forward", fuses=EPILOGUE, predicts=False),
-        made("Gradient", name="onednn.gradient", predicts=False),
+        declare("Forward", name="onednn.forward", fuses=EPILOGUE, predicts=False),
+        declare("Gradient", name="onednn.gradient", predicts=False),
     )
 
 
@@ -36,7 +36,7 @@ def _serves(device: DeviceInfo) -> str | None:
 
 
 def library_version() -> str | None:
-    """oneDNN's version, which errata go by; None where it is not there."""
+    """oneDNN's version, to which errata refer; None if oneDNN is not installed."""
     from .library import library, missing
 
     return None if missing() else library().version

@@ -62,7 +62,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 class OneDNNError(ConvDispatchError):
-    """oneDNN refused a call; ``status`` is its number, 3 for what it has no implementation of."""
+    """oneDNN refused a call; ``status`` is its ``dnnl_status_t``, for example 3 if it has no implementation."""
 
     def __init__(self, function: str, status: int) -> None:
         super().__init__(f"{function}: {_STATUS.get(status, f'status {status}')}")
@@ -81,7 +81,7 @@ class _Version(ctypes.Structure):
 
 
 class Library:
-    """The loaded library with its one engine; a call that fails raises OneDNNError."""
+    """The loaded oneDNN library with its one CPU engine and stream; a call that fails raises OneDNNError."""
 
     def __init__(self, handle: ctypes.CDLL, path: str) -> None:
         self.path, self.handle = path, handle
@@ -111,10 +111,10 @@ class Library:
             raise OneDNNError("dnnl_" + name, status)
 
     def make(self, name: str, *arguments: Any) -> c_void_p:
-        """Call ``dnnl_<name>`` whose first argument is the address of what it makes, and return that."""
-        made = c_void_p()
-        self.call(name, byref(made), *arguments)
-        return made
+        """Call ``dnnl_<name>``, whose first argument is where it stores the object that it creates; return that."""
+        handle = c_void_p()
+        self.call(name, byref(handle), *arguments)
+        return handle
 
     def address(self, name: str) -> int:
         """Address of ``dnnl_<name>``, for code that calls it without Python."""
@@ -122,16 +122,16 @@ class Library:
 
 
 def _paths() -> list[str]:
-    found = []
+    candidates = []
     for name in _DISTRIBUTIONS:
         try:
             files = importlib.metadata.files(name) or []
         except importlib.metadata.PackageNotFoundError:
             continue
-        found += [str(Path(file.locate()).resolve()) for file in files if file.name == "libdnnl.so.3"]
-    found.append(str(Path(sys.prefix) / "lib" / "libdnnl.so.3"))
+        candidates += [str(Path(file.locate()).resolve()) for file in files if file.name == "libdnnl.so.3"]
+    candidates.append(str(Path(sys.prefix) / "lib" / "libdnnl.so.3"))
     system = ctypes.util.find_library("dnnl")
-    return [path for path in found if Path(path).exists()] + ([system] if system else [])
+    return [path for path in candidates if Path(path).exists()] + ([system] if system else [])
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,10 +1,10 @@
 """Runs calls of a C library as one command of an OpenCL CPU device's queue, without Python and without waiting.
 
 ``clEnqueueNativeKernel`` takes a function of one argument; the runtime puts the buffers' addresses into that argument
-and calls it when the command's turn comes. The function here is forty instructions' worth of machine code that walks a
-list of calls, so that the device's thread needs no lock of Python's: a callback written in Python could deadlock with
-a thread that waits for the queue, and would stand still while another thread computes in Python. A library that
-generates code as oneDNN does needs executable memory anyway.
+and calls it when the command's turn comes. The function here is some twenty instructions of machine code that walk a
+list of calls, so that the device's thread does not need Python's lock: a callback written in Python could deadlock with
+a thread that waits for the queue, and would pause while another thread computes in Python. oneDNN generates code, so it
+needs executable memory anyway.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from convdispatch.api import ConvDispatchError
 if TYPE_CHECKING:
     import pyopencl as cl
 
-_WORDS = 6
-_HEAD = 3
+_RECORD_WORDS = 6
+_HEADER_WORDS = 3
 # Machine code of the native kernel. Its argument is an array of 64-bit words: the address of a status word; the byte
 # offset of the records; a zero; an address per buffer, which the runtime fills in; then records of six words
 # (function, four arguments, byte offset of the word that is added to the second argument: a buffer's or the zero);
 # then a zero.
 _CODE = bytes.fromhex(
-    "53"  # push rbx: with the next two, the stack is aligned to 16 for the calls
+    "53"  # push rbx: together with r12 and r13 this aligns the stack to 16 bytes for the calls
     "4154"  # push r12
     "4155"  # push r13
     "4989fd"  # mov r13, rdi
@@ -101,45 +101,46 @@ def mixes_buffers(device: cl.Device) -> bool:
     return "portable computing" in device.platform.name.lower()
 
 
-def wholes(buffers: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-    """(each buffer, or the parent of a sub-buffer; the byte offset of each in its parent), by name."""
+def parent_buffers(buffers: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
+    """By operand: (the buffer, or the parent of a sub-buffer; the operand's byte offset in that parent)."""
     import pyopencl as cl
 
-    found, starts = {}, {}
+    parents, offsets = {}, {}
     for name, buffer in buffers.items():
-        whole = None if buffer is None else buffer.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
-        found[name] = buffer if whole is None else whole
-        starts[name] = 0 if whole is None else buffer.get_info(cl.mem_info.OFFSET)
-    return found, starts
+        parent = None if buffer is None else buffer.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
+        parents[name] = buffer if parent is None else parent
+        offsets[name] = 0 if parent is None else buffer.get_info(cl.mem_info.OFFSET)
+    return parents, offsets
 
 
-def apart(calls: Sequence[Invocation]) -> list[Script]:
-    """The calls split into commands of one buffer each, and one without buffers; for runtimes that mix buffers up."""
-    names = tuple(dict.fromkeys(call.second for call in calls if isinstance(call.second, str)))
-    first = [Script([call for call in calls if call.second == name]) for name in names]
-    return [*first, Script([call for call in calls if not isinstance(call.second, str)], held=names)]
+def split_by_buffer(calls: Sequence[Invocation]) -> list[Script]:
+    """Split calls into commands of one buffer each and one command without buffers, for runtimes that swap buffers."""
+    operands = tuple(dict.fromkeys(call.second for call in calls if isinstance(call.second, str)))
+    scripts = [Script([call for call in calls if call.second == name]) for name in operands]
+    return [*scripts, Script([call for call in calls if not isinstance(call.second, str)], extra_operands=operands)]
 
 
 class Script:
-    """A list of C calls as one command of a queue; ``status`` collects the bits that they return (0: all succeeded).
+    """A list of C calls as one command of a queue; ``status`` is the bitwise or of their results (0: all succeeded).
 
     ``held`` names operands that no call has as argument, but that are in use while the command runs.
     """
 
-    def __init__(self, calls: Sequence[Invocation], held: Sequence[str] = ()) -> None:
+    def __init__(self, calls: Sequence[Invocation], extra_operands: Sequence[str] = ()) -> None:
         self.status = c_int(0)
-        self.operands = (*dict.fromkeys(call.second for call in calls if isinstance(call.second, str)), *held)
-        word_of = {name: _HEAD + place for place, name in enumerate(self.operands)}
-        start = _HEAD + len(self.operands)
-        self._words = (c_uint64 * (start + _WORDS * len(calls) + 1))()
-        self._words[:2] = [ctypes.addressof(self.status), 8 * start]
-        for number, call in enumerate(calls):
+        self.operands = (*dict.fromkeys(call.second for call in calls if isinstance(call.second, str)), *extra_operands)
+        word_of = {name: _HEADER_WORDS + slot for slot, name in enumerate(self.operands)}
+        records_start = _HEADER_WORDS + len(self.operands)
+        self._words = (c_uint64 * (records_start + _RECORD_WORDS * len(calls) + 1))()
+        self._words[:2] = [ctypes.addressof(self.status), 8 * records_start]
+        for index, call in enumerate(calls):
             second, word = (call.offset, word_of[call.second]) if isinstance(call.second, str) else (call.second, 2)
-            at = start + _WORDS * number
-            self._words[at : at + _WORDS] = [call.function, call.first, second, call.third, call.fourth, 8 * word]
+            start = records_start + _RECORD_WORDS * index
+            record = [call.function, call.first, second, call.third, call.fourth, 8 * word]
+            self._words[start : start + _RECORD_WORDS] = record
         self._offsets = [
-            (start + _WORDS * number + 2, call.offset, call.second)
-            for number, call in enumerate(calls)
+            (records_start + _RECORD_WORDS * index + 2, call.offset, call.second)
+            for index, call in enumerate(calls)
             if isinstance(call.second, str)
         ]
         base = ctypes.addressof(self._words)
@@ -155,12 +156,12 @@ class Script:
     ) -> cl.Event:
         """Enqueue the calls; the OpenCL runtime copies the list, so it may be enqueued again without waiting.
 
-        ``starts``: byte offset of each operand in its buffer. Not to be called from two threads at the same time.
+        ``starts``: byte offset of each operand in its buffer. Two threads must not call this at the same time.
         """
         import pyopencl as cl
 
-        for at, offset, name in self._offsets if starts else ():
-            self._words[at] = offset + starts[name]
+        for position, offset, name in self._offsets if starts else ():
+            self._words[position] = offset + starts[name]
         memory = self._buffers(*(buffers[name].int_ptr for name in self.operands))
         events = (c_void_p * len(wait_for))(*(event.int_ptr for event in wait_for)) if wait_for else None
         event = c_void_p()

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from convdispatch.api import Areas, ConvDispatchError, ConvProblem, kernel_erratum
 
 from .library import library
-from .native import Invocation, Script, apart, mixes_buffers, wholes
+from .native import Invocation, Script, mixes_buffers, parent_buffers, split_by_buffer
 from .primitive import Convolution, Descriptor, described, shared
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-_ARGUMENT = {"x": 1, "w": 33, "y": 17, "bias": 41, "scratch": 80, "dx": 129, "dy": 145, "dw": 161}
-_FROM, _TO = 1, 17
+_ARGUMENT_NUMBERS = {"x": 1, "w": 33, "y": 17, "bias": 41, "scratch": 80, "dx": 129, "dy": 145, "dw": 161}
+_REORDER_SOURCE, _REORDER_TARGET = 1, 17
 _ZEROED = "zeroed scratch"
-"""The remedy, as errata name it, for an implementation that reads scratch memory that it has not written."""
+"""Errata name this remedy for an oneDNN implementation that reads scratch memory before it writes it."""
 
 
 class _Argument(ctypes.Structure):
@@ -28,21 +28,21 @@ class _Argument(ctypes.Structure):
 
 
 class _Work:
-    """oneDNN primitives in order of execution, and their memory objects with the operand and offset of each."""
+    """oneDNN primitives in order of execution, and their memory objects, each with its operand and byte offset."""
 
     def __init__(self) -> None:
-        self._lib, self._keep = library(), []
-        self._places: list[tuple[c_void_p, str, int]] = []
+        self._lib, self._descriptors = library(), []
+        self._placements: list[tuple[c_void_p, str, int]] = []
         self._memories: list[c_void_p] = []
         self._primitives: list[tuple[c_void_p, Any]] = []
 
     def memory(self, descriptor: Descriptor, operand: str, offset: int = 0) -> c_void_p:
-        """Create a memory object of a layout, whose data will be ``offset`` bytes into an operand."""
-        made = self._lib.make("memory_create", descriptor.handle, self._lib.engine, None)
-        self._keep.append(descriptor)
-        self._memories.append(made)
-        self._places.append((made, operand, offset))
-        return made
+        """Create a memory object of a layout; its data begins ``offset`` bytes into an operand."""
+        memory_handle = self._lib.make("memory_create", descriptor.handle, self._lib.engine, None)
+        self._descriptors.append(descriptor)
+        self._memories.append(memory_handle)
+        self._placements.append((memory_handle, operand, offset))
+        return memory_handle
 
     def run(self, primitive: c_void_p, arguments: Mapping[int, c_void_p]) -> None:
         """Append a primitive with its memory objects, by argument number."""
@@ -53,16 +53,19 @@ class _Work:
         """Append a reorder from one layout to another."""
         engine = self._lib.engine
         descriptor = self._lib.make("reorder_primitive_desc_create", source.handle, engine, target.handle, engine, None)
-        self.run(self._lib.make("primitive_create", descriptor), {_FROM: origin, _TO: destination})
+        primitive = self._lib.make("primitive_create", descriptor)
+        self.run(primitive, {_REORDER_SOURCE: origin, _REORDER_TARGET: destination})
         self._lib.call("primitive_desc_destroy", descriptor)
 
     def calls(self) -> list[Invocation]:
         """All C calls of the work: first set the address of each memory object, then execute the primitives."""
-        place, execute = (self._lib.address(name) for name in ("memory_set_data_handle", "primitive_execute"))
-        calls = [Invocation(place, memory.value, operand, offset=offset) for memory, operand, offset in self._places]
-        return calls + [
-            Invocation(execute, primitive.value, self._lib.stream.value, len(pairs), ctypes.addressof(pairs))
-            for primitive, pairs in self._primitives
+        set_address, execute = (self._lib.address(name) for name in ("memory_set_data_handle", "primitive_execute"))
+        return [
+            *(Invocation(set_address, memory.value, name, offset=offset) for memory, name, offset in self._placements),
+            *(
+                Invocation(execute, primitive.value, self._lib.stream.value, len(pairs), ctypes.addressof(pairs))
+                for primitive, pairs in self._primitives
+            ),
         ]
 
     def destroy(self) -> None:
@@ -79,34 +82,35 @@ class _Runner:
     def __init__(self, work: _Work) -> None:
         self._work, self._lock = work, threading.Lock()
         calls = work.calls()
-        self._together, self._apart = [Script(calls)], apart(calls)
-        self._last: tuple[Any, Any] | None = None  # (OpenCL queue, event) of the previous run; None before the first
+        self._joint_scripts, self._separate_scripts = [Script(calls)], split_by_buffer(calls)
+        # (OpenCL queue, event) of the previous run; None before the first run.
+        self._last_run: tuple[Any, Any] | None = None
 
     def enqueue(self, queue: cl.CommandQueue, buffers: dict[str, Any], wait_for: Any) -> cl.Event:
-        mixed = mixes_buffers(queue.device)
-        scripts, starts = (self._apart if mixed else self._together), None
-        if mixed:
-            buffers, starts = wholes(buffers)
+        separate = mixes_buffers(queue.device)
+        scripts, starts = (self._separate_scripts if separate else self._joint_scripts), None
+        if separate:
+            buffers, starts = parent_buffers(buffers)
         for script in scripts:
             if script.status.value:
                 raise ConvDispatchError(f"oneDNN: an earlier run failed with status {script.status.value}")
         with self._lock:
             # oneDNN's memory objects hold the addresses of one run, so a run on another queue waits for the previous
-            # run. On the same in-order queue it does so anyway.
+            # run. Commands of the same in-order queue run one after another anyway.
             events = list(wait_for or ())
-            if self._last is not None and (self._last[0] != queue or _out_of_order(queue)):
-                self._last[0].flush()
-                events.append(self._last[1])
+            if self._last_run is not None and (self._last_run[0] != queue or _out_of_order(queue)):
+                self._last_run[0].flush()
+                events.append(self._last_run[1])
             for script in scripts:
                 event = script.enqueue(queue, buffers, events, starts)
                 events = [event]
-            self._last = (queue, event)
+            self._last_run = (queue, event)
         return event
 
     def __del__(self) -> None:
-        if self._last is not None:
-            self._last[0].flush()
-            self._last[1].wait()
+        if self._last_run is not None:
+            self._last_run[0].flush()
+            self._last_run[1].wait()
         self._work.destroy()
 
 
@@ -116,16 +120,16 @@ def _out_of_order(queue: cl.CommandQueue) -> bool:
     return bool(queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
 
 
-def rooms(problem: ConvProblem, found: Convolution) -> tuple[dict[str, int], int]:
+def workspace_areas(problem: ConvProblem, found: Convolution) -> tuple[dict[str, int], int]:
     """(workspace offsets of reordered tensors and of oneDNN's scratchpad, size of the workspace), in bytes."""
-    areas, starts = Areas(), {}
+    areas, offsets = Areas(), {}
     for name in "xwy":
         packed = name == "w" and problem.constant_weights and problem.written != "w"
         if not packed and found.user[name] != found.chosen[name]:
-            starts[name] = areas.add(found.chosen[name].size)
+            offsets[name] = areas.add(found.chosen[name].size)
     if found.scratch.size:
-        starts["scratch"] = areas.add(found.scratch.size)
-    return starts, areas.size
+        offsets["scratch"] = areas.add(found.scratch.size)
+    return offsets, areas.size
 
 
 class OneDNNPlan:
@@ -139,51 +143,50 @@ class OneDNNPlan:
     packed_size = 0
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
-        found = described(shared(problem), config["data"])
-        primitive = found.primitive()
+        convolution = described(shared(problem), config["data"])
+        primitive = convolution.primitive()
         work = _Work()
-        starts, self.workspace_size = rooms(problem, found)
+        offsets, self.workspace_size = workspace_areas(problem, convolution)
         self._packer = None
-        user, chosen, written = found.user, found.chosen, problem.written
+        user, chosen, written = convolution.user, convolution.chosen, problem.written
         memories: dict[int, c_void_p] = {}
-        before, after = [], []
+        reorders_in, reorders_out = [], []
         for name in "xwy":
-            same = user[name] == chosen[name]
-            if name == "w" and problem.constant_weights and written != "w" and not same:
+            in_user_layout = user[name] == chosen[name]
+            if name == "w" and problem.constant_weights and written != "w" and not in_user_layout:
                 self.packed_size = chosen[name].size
                 self._pack = (user[name], chosen[name])
-                same = True
-            if same:
+                in_user_layout = True
+            if in_user_layout:
                 memory = work.memory(chosen[name], name)
             else:
-                memory = work.memory(chosen[name], "workspace", starts[name])
-                move = (user[name], work.memory(user[name], name), chosen[name], memory)
+                memory = work.memory(chosen[name], "workspace", offsets[name])
+                reorder = (user[name], work.memory(user[name], name), chosen[name], memory)
                 if name == written:
-                    after.append((move[2], move[3], move[0], move[1]))
+                    reorders_out.append((reorder[2], reorder[3], reorder[0], reorder[1]))
                 else:
-                    before.append(move)
+                    reorders_in.append(reorder)
             if name == written and (problem.residual or problem.accumulate):
                 source = "residual" if problem.residual else name
                 # oneDNN's sum post-op adds to what the output holds: reorder the addend there if it is elsewhere.
                 self._sum = (user[name], work.memory(user[name], source), chosen[name], memory)
-                if problem.residual or not same:
-                    before.append(self._sum)
-            memories[_ARGUMENT[found.roles[name]]] = memory
+                if problem.residual or not in_user_layout:
+                    reorders_in.append(self._sum)
+            memories[_ARGUMENT_NUMBERS[convolution.roles[name]]] = memory
         if problem.bias:
-            memories[_ARGUMENT["bias"]] = work.memory(Descriptor.strided((problem.oc,), (1,), problem.dtype), "bias")
-        if found.scratch.size:
-            memories[_ARGUMENT["scratch"]] = work.memory(found.scratch, "workspace", starts["scratch"])
-        for move in before:
-            work.reorder(*move)
+            bias = Descriptor.strided((problem.oc,), (1,), problem.dtype)
+            memories[_ARGUMENT_NUMBERS["bias"]] = work.memory(bias, "bias")
+        if convolution.scratch.size:
+            memories[_ARGUMENT_NUMBERS["scratch"]] = work.memory(convolution.scratch, "workspace", offsets["scratch"])
+        for reorder in reorders_in:
+            work.reorder(*reorder)
         work.run(primitive, memories)
-        for move in after:
-            work.reorder(*move)
-        self.implementation = found.implementation
-        self._cleared = (
-            (starts["scratch"], found.scratch.size)
-            if found.scratch.size and kernel_erratum("onednn.gradient", problem, found.implementation, _ZEROED)
-            else None
-        )
+        for reorder in reorders_out:
+            work.reorder(*reorder)
+        self.implementation = convolution.implementation
+        self._zeroed_scratch = None
+        if "scratch" in offsets and kernel_erratum("onednn.gradient", problem, self.implementation, _ZEROED):
+            self._zeroed_scratch = (offsets["scratch"], convolution.scratch.size)
         self._runner = _Runner(work)
 
     def enqueue(
@@ -199,12 +202,12 @@ class OneDNNPlan:
     ) -> cl.Event:
         """Enqueue the reorders and the convolution as one native command; the host never waits."""
         buffers = {"x": x, "w": w, "y": y, "workspace": workspace, "bias": bias, "residual": residual}
-        if self._cleared:
+        if self._zeroed_scratch:
             import numpy as np
             import pyopencl as cl
 
-            begin, size = self._cleared
-            wait_for = [cl.enqueue_fill_buffer(queue, workspace, np.uint8(0), begin, size, wait_for=wait_for or None)]
+            offset, size = self._zeroed_scratch
+            wait_for = [cl.enqueue_fill_buffer(queue, workspace, np.uint8(0), offset, size, wait_for=wait_for or None)]
         return self._runner.enqueue(queue, buffers, wait_for)
 
     def pack(
@@ -212,7 +215,7 @@ class OneDNNPlan:
     ) -> cl.Event:
         """Enqueue the reorder of constant weights into the layout that the convolution reads."""
         if self._packer is None:
-            work, (plain, wanted) = _Work(), self._pack
-            work.reorder(plain, work.memory(plain, "w"), wanted, work.memory(wanted, "packed"))
+            work, (user, chosen) = _Work(), self._pack
+            work.reorder(user, work.memory(user, "w"), chosen, work.memory(chosen, "packed"))
             self._packer = _Runner(work)
         return self._packer.enqueue(queue, {"w": w, "packed": packed}, wait_for)

@@ -1,6 +1,6 @@
-"""A problem as oneDNN's primitive: descriptors of its tensors, the layouts that are chosen, the name of what runs.
+"""A problem as oneDNN's primitive: descriptors of its tensors, the layouts that are chosen, the implementation's name.
 
-Dilations count from 0 there, groups are an axis of their own of the weights, and sums, activations and the place of
+In oneDNN dilations count from 0, groups are a separate axis of the weights, and sums, activations and who allocates
 the scratch memory are attributes.
 """
 
@@ -23,14 +23,15 @@ _USER_SCRATCHPAD = 1  # dnnl_scratchpad_mode_user: the caller passes the scratch
 _DIRECT = 1  # dnnl_convolution_direct: no Winograd
 _IMPLEMENTATION = 8  # dnnl_query_impl_info_str: the name of the implementation
 _BLOCKED = {"blocked": (16, {3: 56, 4: 78, 5: 121}), "blocked8": (8, {3: 69, 4: 102, 5: 142})}
-"""(channels per block, format tags ``dnnl_aBc16b``, ``dnnl_aBc8b`` and their kin by number of axes)."""
+"""Layout: (channels per block, oneDNN's format tags ``dnnl_aBc16b`` or ``dnnl_aBc8b`` and their like by tensor
+rank)."""
 _INFERENCE = 96  # dnnl_forward_inference, a dnnl_prop_kind_t
 _TRAINING = 64  # dnnl_forward_training, a dnnl_prop_kind_t
 _QUERY = {"x": 129, "dx": 130, "w": 131, "dw": 132, "y": 133, "dy": 134, "scratch": 136}
 
 
 class Descriptor:
-    """An owned oneDNN memory descriptor: the layout of a tensor; ``size`` is in bytes."""
+    """An owned oneDNN memory descriptor: a tensor's layout; ``size`` is the tensor's size in bytes."""
 
     def __init__(self, handle: c_void_p) -> None:
         loaded = library().handle
@@ -50,11 +51,11 @@ class Descriptor:
 
     @classmethod
     def strided(cls, dims: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Descriptor:
-        """A descriptor of a tensor with strides, in elements."""
-        made = library().make(
+        """The descriptor of a tensor with strides in elements."""
+        handle = library().make(
             "memory_desc_create_with_strides", len(dims), _longs(dims), DTYPES[dtype], _longs(strides)
         )
-        return cls(made)
+        return cls(handle)
 
     @classmethod
     def tagged(cls, dims: tuple[int, ...], dtype: str, tag: int) -> Descriptor:
@@ -67,30 +68,30 @@ def _longs(values: Any) -> Any:
 
 
 def dims_of(problem: ConvProblem, name: str, layout: str | None = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(sizes, steps in elements) of x, w or y as the library orders axes: channels before space, groups first."""
-    letter, own = {"x": "i", "w": "k", "y": "o"}[name], problem.replace(layout=layout) if layout else problem
-    tensor, axes = TensorLayout.of(own, name), problem.axes
+    """(sizes, strides in elements) of x, w or y in oneDNN's order of axes: groups first, channels before space."""
+    field, relaid = {"x": "i", "w": "k", "y": "o"}[name], problem.replace(layout=layout) if layout else problem
+    tensor, axes = TensorLayout.of(relaid, name), problem.axes
     channels = problem.oc if name == "y" else problem.ic // (problem.g if name == "w" else 1)
-    sizes = (problem.oc if name == "w" else problem.mb, channels, *(getattr(problem, letter + axis) for axis in axes))
-    steps = (tensor.image, tensor.channel, *tensor.axes[-len(axes) :])
+    sizes = (problem.oc if name == "w" else problem.mb, channels, *(getattr(problem, field + axis) for axis in axes))
+    strides = (tensor.image, tensor.channel, *tensor.axes[-len(axes) :])
     if name == "w" and problem.g > 1:
-        return (problem.g, problem.oc // problem.g, *sizes[1:]), (steps[0] * (problem.oc // problem.g), *steps)
-    return sizes, steps
+        return (problem.g, problem.oc // problem.g, *sizes[1:]), (strides[0] * (problem.oc // problem.g), *strides)
+    return sizes, strides
 
 
 class Convolution:
     """The primitive descriptor of one problem in one configuration, with the layouts it chose.
 
-    ``config["data"]``: ``any`` leaves the layouts of images to the library, ``plain`` keeps the caller's, ``nhwc``,
-    ``blocked`` and ``blocked8`` (sixteen and eight channels together) ask for one; weights are always the library's
-    choice. Implementations that are known to be wrong are passed over. Raises OneDNNError when there is none.
+    ``config["data"]`` is the layout of x and y: ``any`` leaves it to oneDNN, ``plain`` is the caller's layout, and
+    ``nhwc``, ``blocked`` and ``blocked8`` (16 and 8 channels together) request one. oneDNN always chooses the layout of
+    weights. Implementations that errata call wrong are skipped. Raises OneDNNError if no implementation is left.
     """
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem, self.lib = problem, library()
         self.user = {name: Descriptor.strided(*dims_of(problem, name), problem.dtype) for name in "xwy"}
         self.handle = self._hint = c_void_p()
-        wanted = {name: self._wanted(name, config["data"]) for name in "xwy"}
+        wanted = {name: self._requested_layout(name, config["data"]) for name in "xwy"}
         attributes = self._attributes()
         direction = {"fwd": ("x", "w", "y"), "bwd_data": ("dx", "w", "dy"), "bwd_weights": ("x", "dw", "dy")}
         self.roles = dict(zip("xwy", direction[problem.direction], strict=True))
@@ -102,18 +103,18 @@ class Convolution:
             self.lib.call("primitive_attr_destroy", attributes)
             if self._hint:  # the next implementation needs the forward hint: destroy it when one is chosen
                 self.lib.call("primitive_desc_destroy", self._hint)
-        self.chosen = {name: self._queried(role) for name, role in self.roles.items()}
-        self.scratch = self._queried("scratch")
+        self.chosen = {name: self._descriptor_of(role) for name, role in self.roles.items()}
+        self.scratch = self._descriptor_of("scratch")
 
     def _kernel(self) -> str:
-        """The current implementation as errata name it: ``channels-last`` follows where it reads x and y in NHWC, by
-        the caller's choice or by oneDNN's."""
-        last = all(
-            self._queried(self.roles[name])
+        """The current implementation as errata name it: with the suffix ``channels-last`` if x and y are NHWC, by the
+        caller's choice or by oneDNN's."""
+        channels_last = all(
+            self._descriptor_of(self.roles[name])
             == Descriptor.strided(*dims_of(self.problem, name, "nhwc"), self.problem.dtype)
             for name in "xy"
         )
-        return f"{self.implementation} channels-last" if last else self.implementation
+        return f"{self.implementation} channels-last" if channels_last else self.implementation
 
     def __del__(self) -> None:
         if getattr(self, "handle", None):
@@ -121,8 +122,8 @@ class Convolution:
 
     @property
     def implementation(self) -> str:
-        """The library's name for what runs, as in ``jit:avx512_core``."""
-        return self._named(self.handle)
+        """oneDNN's name of the implementation, such as ``jit:avx512_core``."""
+        return self._implementation_name(self.handle)
 
     def primitive(self) -> c_void_p:
         """Create the primitive; the caller destroys it. Raises ConvDispatchError if oneDNN returns a different one.
@@ -130,30 +131,30 @@ class Convolution:
         oneDNN's primitive cache confuses layouts that differ only in strides of axes of length 1, and returned
         primitives of other descriptors: wrong results, or a crash. ``Library`` sets its capacity to 0.
         """
-        made, answer = self.lib.make("primitive_create", self.handle), c_void_p()
-        self.lib.call("primitive_get_primitive_desc", made, byref(answer))
-        name, room = self._named(answer), self._room(answer)
-        if (name, room) == (self.implementation, self.scratch.size):
-            return made
-        self.lib.call("primitive_destroy", made)
+        created, descriptor = self.lib.make("primitive_create", self.handle), c_void_p()
+        self.lib.call("primitive_get_primitive_desc", created, byref(descriptor))
+        name, scratch_bytes = self._implementation_name(descriptor), self._scratch_bytes(descriptor)
+        if (name, scratch_bytes) == (self.implementation, self.scratch.size):
+            return created
+        self.lib.call("primitive_destroy", created)
         raise ConvDispatchError(
-            f"oneDNN: it describes {self.implementation}, {self.scratch.size} bytes, and makes {name}, {room}"
+            f"oneDNN: it describes {self.implementation}, {self.scratch.size} bytes, and makes {name}, {scratch_bytes}"
         )
 
-    def _named(self, descriptor: c_void_p) -> str:
+    def _implementation_name(self, descriptor: c_void_p) -> str:
         text = c_char_p()
         self.lib.call("primitive_desc_query", descriptor, _IMPLEMENTATION, 0, byref(text))
         return (text.value or b"").decode()
 
-    def _room(self, descriptor: c_void_p) -> int:
-        found = self.lib.handle.dnnl_primitive_desc_query_md(descriptor, _QUERY["scratch"], 0)
-        return int(self.lib.handle.dnnl_memory_desc_get_size(found))
+    def _scratch_bytes(self, descriptor: c_void_p) -> int:
+        scratch = self.lib.handle.dnnl_primitive_desc_query_md(descriptor, _QUERY["scratch"], 0)
+        return int(self.lib.handle.dnnl_memory_desc_get_size(scratch))
 
     def same(self, other: Convolution) -> bool:
         """Whether ``other`` runs the same implementation on the same layouts."""
         return self.implementation == other.implementation and self.chosen == other.chosen
 
-    def _wanted(self, name: str, data: str) -> Descriptor:
+    def _requested_layout(self, name: str, data: str) -> Descriptor:
         sizes, _ = dims_of(self.problem, name)
         dtype = self.problem.dtype
         if name == "w" or data == "any":
@@ -170,16 +171,16 @@ class Convolution:
         lib, problem = self.lib, self.problem
         attributes = lib.make("primitive_attr_create")
         lib.call("primitive_attr_set_scratchpad_mode", attributes, _USER_SCRATCHPAD)
-        sums = problem.direction == "fwd" and (problem.residual or problem.accumulate)
-        if sums or problem.activation:
-            after = lib.make("post_ops_create")
-            if sums:
-                lib.call("post_ops_append_sum", after, 1.0, 0, 0)
+        adds = problem.direction == "fwd" and (problem.residual or problem.accumulate)
+        if adds or problem.activation:
+            post_ops = lib.make("post_ops_create")
+            if adds:
+                lib.call("post_ops_append_sum", post_ops, 1.0, 0, 0)
             if problem.activation and (eltwise := onednn_eltwise(problem.activation)):
                 kind, _, numbers = eltwise
-                lib.call("post_ops_append_eltwise", after, kind, *(*numbers, 0.0, 0.0)[:2])
-            lib.call("primitive_attr_set_post_ops", attributes, after)
-            lib.call("post_ops_destroy", after)
+                lib.call("post_ops_append_eltwise", post_ops, kind, *(*numbers, 0.0, 0.0)[:2])
+            lib.call("primitive_attr_set_post_ops", attributes, post_ops)
+            lib.call("post_ops_destroy", post_ops)
         return attributes
 
     def _create(self, wanted: dict[str, Descriptor], attributes: c_void_p) -> c_void_p:
@@ -196,17 +197,17 @@ class Convolution:
         create, forward = "convolution_{}_primitive_desc_create", (lib.engine, _INFERENCE, _DIRECT)
         if problem.direction == "fwd":
             return lib.make(create.format("forward"), *forward, x, w, bias and bias.handle, y, *geometry, attributes)
-        anything = [Descriptor.tagged(dims_of(problem, name)[0], problem.dtype, _TAG_ANY) for name in "xwy"]
-        any_x, any_w, any_y = (descriptor.handle for descriptor in anything)
+        any_layout = [Descriptor.tagged(dims_of(problem, name)[0], problem.dtype, _TAG_ANY) for name in "xwy"]
+        any_x, any_w, any_y = (descriptor.handle for descriptor in any_layout)
         forward = (lib.engine, _TRAINING, _DIRECT)
         self._hint = lib.make(create.format("forward"), *forward, any_x, any_w, None, any_y, *geometry, None)
         tensors = (x, w, y) if problem.direction == "bwd_data" else (x, w, None, y)
         backward = create.format("backward_" + problem.direction.removeprefix("bwd_"))
         return lib.make(backward, lib.engine, _DIRECT, *tensors, *geometry, self._hint, attributes)
 
-    def _queried(self, role: str) -> Descriptor:
-        found = self.lib.handle.dnnl_primitive_desc_query_md(self.handle, _QUERY[role], 0)
-        return Descriptor(self.lib.make("memory_desc_clone", found))
+    def _descriptor_of(self, role: str) -> Descriptor:
+        descriptor = self.lib.handle.dnnl_primitive_desc_query_md(self.handle, _QUERY[role], 0)
+        return Descriptor(self.lib.make("memory_desc_clone", descriptor))
 
 
 @functools.lru_cache(maxsize=1024)

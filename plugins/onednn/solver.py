@@ -1,4 +1,4 @@
-"""oneDNN's solvers: what they refuse, and which layouts are worth a measurement."""
+"""oneDNN's solvers: what they refuse, and which layouts they offer for measurement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from convdispatch.api import ConvProblem, DeviceInfo, Solver
 from convdispatch.api.activations import onednn_eltwise
 
 from .library import OneDNNError, missing
-from .plan import OneDNNPlan, rooms
+from .plan import OneDNNPlan, workspace_areas
 from .primitive import Convolution, described, shared
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ _BLOCKS = "blocked", "blocked8"
 
 
 def _layouts(problem: ConvProblem) -> tuple[str, ...]:
-    """Layouts of the images, the best guess first: what was fastest with its reorders, for vectors of 16 and of 8.
+    """Layouts of x and y, the best guess first: the fastest ones including reorders, measured with AVX-512 and AVX2.
 
-    The library's own choice comes without them in mind. A 1x1 kernel and the gradient of weights earn no reorder; one
-    channel a group is the worst case of plain layouts, up to ten times blocks' time.
+    oneDNN's own choice (``any``) does not count the reorders. A reorder does not pay for a 1x1 kernel and for the
+    weights' gradient. A depthwise convolution takes up to ten times as long in plain layouts as in blocked ones.
     """
     if problem.depthwise:
         return (*(_BLOCKS if problem.direction == "fwd" else ()), "any", *_BLOCKS, "nhwc", "plain")
@@ -36,21 +36,21 @@ def _layouts(problem: ConvProblem) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=1024)
 def _choices(problem: ConvProblem) -> tuple[tuple[dict[str, Any], ...], str]:
     """(configurations that run different implementations, the best guess first; the reason if there is none)."""
-    found: list[tuple[dict[str, Any], Convolution]] = []
+    choices: list[tuple[dict[str, Any], Convolution]] = []
     reference, refused = "", ""
     for data in dict.fromkeys(_layouts(problem)):
         config = {"data": data}
         try:
-            made = described(problem, data)
+            convolution = described(problem, data)
         except OneDNNError as error:
             refused = refused or str(error)
             continue
-        if made.implementation.startswith("ref"):
-            reference = made.implementation
-        elif not any(made.same(other) for _, other in found):
-            found.append((config, made))
-    why = f"only the reference code {reference}" if reference else f"no implementation ({refused})"
-    return tuple(config for config, _ in found), why
+        if convolution.implementation.startswith("ref"):
+            reference = convolution.implementation
+        elif not any(convolution.same(other) for _, other in choices):
+            choices.append((config, convolution))
+    reason = f"only the reference code {reference}" if reference else f"no implementation ({refused})"
+    return tuple(config for config, _ in choices), reason
 
 
 class _OneDNN(Solver):
@@ -64,16 +64,16 @@ class _OneDNN(Solver):
             return "mb of 1 or more only, got 0"
         if problem.residual and problem.accumulate:
             return "residual or accumulate only, got both"
-        most = max(math.prod(shape) for shape in (problem.x_shape, problem.w_shape, problem.y_shape))
-        if most >= 1 << 31:  # some oneDNN implementations divide by an overflowed size, which ends the process
-            return f"tensors of less than 2**31 elements only, got {most}"
+        largest = max(math.prod(shape) for shape in (problem.x_shape, problem.w_shape, problem.y_shape))
+        if largest >= 1 << 31:  # some oneDNN implementations divide by an overflowed size, which ends the process
+            return f"tensors of less than 2**31 elements only, got {largest}"
         if problem.activation and onednn_eltwise(problem.activation) is None:
             return f"activations that oneDNN has only, got {problem.activation}"
         reason = missing()
         if reason:
             return reason
-        choices, why = _choices(shared(problem))
-        return None if choices else f"an implementation in onednn only, got {why}"
+        choices, missing_reason = _choices(shared(problem))
+        return None if choices else f"an implementation in onednn only, got {missing_reason}"
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:
         """Layouts of the images: the library's choice, the caller's, channels last, blocks of channels."""
@@ -81,10 +81,10 @@ class _OneDNN(Solver):
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Bytes that reordered images, weights that are not constant, and the library's scratch memory take."""
-        return rooms(problem, described(shared(problem), config["data"]))[1]
+        return workspace_areas(problem, described(shared(problem), config["data"]))[1]
 
     def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> OneDNNPlan:
-        """The primitive and its reorders; the library generates their code now."""
+        """The primitive and its reorders; oneDNN generates their machine code in this call."""
         return OneDNNPlan(problem, config)
 
 
@@ -95,6 +95,6 @@ class Forward(_OneDNN):
 
 
 class Gradient(_OneDNN):
-    """The gradients with respect to data and weights."""
+    """The data gradient and the weights' gradient."""
 
     directions = ("bwd_data", "bwd_weights")

@@ -29,14 +29,14 @@ _TILES = ((2, 3), (4, 3), (5, 3), (6, 3), (7, 3), (2, 5), (4, 5), (2, 7), (4, 7)
 def convdispatch_solvers() -> list[Solver]:
     """Return the solvers of both folders, for CPUs and for GPUs."""
     cpu, gpu = (f"{__name__}.{folder}" for folder in ("cpu", "gpu"))
-    made: list[Solver] = []
-    for where, kind, name, serves in (
+    solvers: list[Solver] = []
+    for module, kind, name, serves in (
         (f"{cpu}.solver", "Winograd", "winograd.f", cpus_only),
         (f"{gpu}.solver", "Batched", "winograd.tiled_f", gpus_only),
         (f"{gpu}.fused", "Fused", "winograd.fused_f", gpus_only),
     ):
         for m, r in _TILES:
             if (m, r) != (7, 3) if kind == "Batched" else kind == "Winograd" or m + r - 1 <= 6:
-                made.append(Declared(where, kind, m, r, name=f"{name}{m}x{r}", serves=serves, fuses=EPILOGUE,
+                solvers.append(Declared(module, kind, m, r, name=f"{name}{m}x{r}", serves=serves, fuses=EPILOGUE,
                                      dtypes=FLOATS, spreads_nonfinite=True, batch_invariant=True))  # fmt: skip
-    return made
+    return solvers

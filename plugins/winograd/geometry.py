@@ -1,6 +1,6 @@
 """The tensors, tiles and transforms of a problem for a tile size, as the kernels read them.
 
-Forward, and the data gradient as the same over dy with the kernel flipped:
+The forward convolution, and the data gradient as a convolution over dy with the kernel flipped, are
 
     target[p] = sum over t of kernel[t] source[p + origin + t]
 
@@ -9,7 +9,7 @@ gradient sums over tiles of dy, each the "kernel" of a small convolution over x 
 
     dw[t] = sum over tiles, over q in the tile of dy[q] x[q + origin + t]
 
-All pairs are along (h, w); strides of tensors count elements.
+All pairs are along (h, w); strides of tensors are in elements.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TileGeometry:
         self.y = y = TensorLayout(p.oc, (p.oh, p.ow), self.nhwc)
         """Layout of the output tensor."""
         self.source, self.target = (y, x) if flipped else (x, y)
-        """The tensor that tiles are read from, and the one that they cover: the written one, or dy of the weights'
+        """The tensor that tiles are read from, and the one that tiles cover: the written one, or dy in the weights'
         gradient."""
         self.taps = p.kh, p.kw
         self.tile = tuple(m if taps > 1 else 1 for taps in self.taps)
@@ -67,5 +67,5 @@ class TileGeometry:
         return in_range(*(transform(m, r) for m, r in zip(self.tile, self.taps, strict=True)))
 
     def matrices(self, name: str) -> tuple[Matrix, Matrix]:
-        """``bt``, ``g`` or ``at`` along h and w."""
+        """The matrices ``bt``, ``g`` or ``at`` along h and w."""
         return tuple(getattr(each, name) for each in self.transforms)

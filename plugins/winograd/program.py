@@ -1,8 +1,8 @@
-"""Prints a product with a constant matrix as straight-line OpenCL C: few operations, shared subexpressions.
+"""Prints a product with a constant matrix as straight-line OpenCL C with few operations.
 
-``out = M in`` over named variables, scalars or vectors alike. Points of opposite sign make pairs of columns, or rows,
-of M that differ only in signs: their sums and differences are computed once. Multiplications by 1 are left out, and
-every other one is joined with an addition (``a * b + c``, which compilers contract to one instruction).
+The code computes ``out = M in`` over named variables, scalars or vectors. Interpolation points of opposite sign make
+pairs of columns or rows of M that differ only in signs; their sums and differences are computed once. Multiplications
+by 1 are omitted, and others are combined with an addition (``a * b + c``, which compilers contract to one instruction).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Form = dict[str, Fraction]
 
 @dataclass(frozen=True)
 class Program:
-    """Statements, and how many operations they are (a multiply-add counts once)."""
+    """OpenCL statements, and their number of operations (a multiply-add counts as one)."""
 
     text: str
     operations: int
@@ -42,11 +42,10 @@ def program(
 ) -> Program:
     """Statements that set ``outputs[i] = sum over j of matrix[i][j] * inputs[j]``.
 
-    ``inputs`` are expressions without side effects that stand many times (variables, as a rule), ``outputs`` what is
-    assigned to, an array's element or a variable, which ``declare`` declares. ``type`` is the type of the temporaries
-    (``float16``, ``V``), ``dtype`` that of the constants, ``prefix`` begins the names of temporaries. Inputs are read
-    before any output is written only if they are other variables than the outputs. Raises ValueError where the sizes
-    differ.
+    ``inputs`` are expressions without side effects, which are evaluated many times (usually variables); ``outputs`` are
+    variables, which ``declare`` declares, or elements of arrays. ``type`` is the type of the temporaries (``float16``,
+    ``V``), ``dtype`` that of the constants; names of temporaries begin with ``prefix``. Outputs must be other variables
+    than inputs, because an output may be written before all inputs are read. Raises ValueError if the sizes differ.
     """
     if len(matrix) != len(outputs) or any(len(row) != len(inputs) for row in matrix):
         raise ValueError(
@@ -56,8 +55,8 @@ def program(
     writer = _Writer(type, dtype, prefix, indent)
     forms = [{name: value for name, value in zip(inputs, row, strict=True) if value} for row in matrix]
     writer.share_columns(forms)
-    for output, (base, scaled, sign) in zip(outputs, writer.share_rows(forms), strict=True):
-        total = dict(base)
+    for output, (shared, scaled, sign) in zip(outputs, writer.share_rows(forms), strict=True):
+        total = dict(shared)
         if scaled:
             name, factor = scaled
             total[name] = total.get(name, Fraction(0)) + sign * factor
@@ -70,11 +69,11 @@ def _dyadic(value: Fraction) -> bool:
 
 
 def _outside(form: Form) -> Fraction:
-    """The factor outside of a form's sum: many of 1 are left within, then many that a float holds exactly."""
+    """The factor to take out of a form's sum: most remaining factors are then 1, or else exact in floats."""
 
     def quality(by: Fraction) -> tuple[int, int, bool]:
-        found = [abs(value / by) for value in form.values()]
-        return found.count(Fraction(1)), sum(_dyadic(value) for value in found), abs(by) == 1
+        quotients = [abs(value / by) for value in form.values()]
+        return quotients.count(Fraction(1)), sum(_dyadic(value) for value in quotients), abs(by) == 1
 
     return max(form.values(), key=quality)
 
@@ -84,7 +83,7 @@ class _Writer:
         self.type, self.dtype, self.prefix, self.indent = type_, dtype, prefix, indent
         self.lines: list[str] = []
         self.operations = 0
-        self._held: dict[tuple[tuple[str, Fraction], ...], str] = {}
+        self._temporaries: dict[tuple[tuple[str, Fraction], ...], str] = {}
         self._names = 0
 
     def share_columns(self, forms: list[Form]) -> None:
@@ -110,7 +109,7 @@ class _Writer:
                     form[self._temporary({a: Fraction(1), b: Fraction(1 if x == y else -1)})] = x
 
     def share_rows(self, forms: list[Form]) -> list[tuple[Form, tuple[str, Fraction] | None, int]]:
-        """Pairs of forms that are ``even + odd`` and ``even - odd``: both halves are computed once."""
+        """Find pairs of forms that are ``even + odd`` and ``even - odd``, and compute both halves only once."""
         result: list[tuple[Form, tuple[str, Fraction] | None, int] | None] = [None] * len(forms)
         for i, first in enumerate(forms):
             for j in range(i + 1, len(forms)):
@@ -121,15 +120,15 @@ class _Writer:
                 odd = {name: value for name, value in first.items() if second[name] == -value}
                 if len(even) + len(odd) < len(first) or not even or not odd:
                     continue
-                outside = _outside(even), _outside(odd)
-                if len(even) > 1 and all(abs(factor) != 1 for factor in outside):
+                factors = _outside(even), _outside(odd)
+                if len(even) > 1 and all(abs(factor) != 1 for factor in factors):
                     # The factor is applied within the shared sum: once, not once for each of the two forms.
-                    outside = Fraction(1), outside[1]
-                shared, factor = self._scaled(even, outside[0])
-                scaled = self._scaled(odd, outside[1])
+                    factors = Fraction(1), factors[1]
+                shared, factor = self._scaled(even, factors[0])
+                scaled = self._scaled(odd, factors[1])
                 for k, sign in ((i, 1), (j, -1)):
                     result[k] = {shared: factor}, scaled, sign
-        return [found or (form, None, 1) for found, form in zip(result, forms, strict=True)]
+        return [half or (form, None, 1) for half, form in zip(result, forms, strict=True)]
 
     def _scaled(self, form: Form, factor: Fraction) -> tuple[str, Fraction]:
         """Return a value's name and a factor whose product is the form."""
@@ -139,20 +138,20 @@ class _Writer:
 
     def _temporary(self, form: Form) -> str:
         key = tuple(sorted(form.items()))
-        if key not in self._held:
+        if key not in self._temporaries:
             name = f"{self.prefix}{self._names}"
             self._names += 1
             self.lines.append(f"{self.indent}const {self.type} {name} = {self._expression(form)};\n")
-            self._held[key] = name
-        return self._held[key]
+            self._temporaries[key] = name
+        return self._temporaries[key]
 
     def assign(self, output: str, form: Form, declare: bool) -> None:
         """Append the statement that assigns one output."""
-        what = f"const {self.type} {output}" if declare else output
-        self.lines.append(f"{self.indent}{what} = {self._expression(form)};\n")
+        target = f"const {self.type} {output}" if declare else output
+        self.lines.append(f"{self.indent}{target} = {self._expression(form)};\n")
 
     def _expression(self, form: Form) -> str:
-        """A chain of additions and multiply-adds that begins with a factor of 1 where there is one."""
+        """A chain of additions and multiply-adds, which begins with a term of factor 1 if there is one."""
         if not form:
             return "0"
         items = sorted(form.items(), key=lambda item: (item[1] != 1, item[1] != -1))
@@ -162,8 +161,8 @@ class _Writer:
         elif factor == -1:
             text = f"-{name}"
             if rest and rest[0][1] > 0:  # print a - b instead of -b + a
-                second, times = rest.pop(0)
-                text = f"{literal(times, self.dtype)} * {second} - {name}"
+                term, coefficient = rest.pop(0)
+                text = f"{literal(coefficient, self.dtype)} * {term} - {name}"
                 self.operations += 1
         else:
             text = f"{literal(factor, self.dtype)} * {name}"

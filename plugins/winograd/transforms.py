@@ -19,9 +19,9 @@ from fractions import Fraction
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 # Interpolation points come in pairs of opposite numbers, which share half of their arithmetic. These are the positive
-# halves by the number of pairs, from a search through small fractions for the least float32 error of F(m, 3); fractions
-# whose squares float32 holds exactly were preferred. The point 0 is added for an odd number of points.
-_PAIRS = {
+# points by the number of finite points, from a search through small fractions for the least float32 error of F(m, 3);
+# fractions whose squares float32 holds exactly were preferred. The point 0 is added for an odd number of points.
+_POSITIVE_POINTS = {
     2: ("1",),
     3: ("1",),
     4: ("3/8", "5/4"),
@@ -54,26 +54,26 @@ class Transform:
 
 
 def default_points(count: int) -> tuple[Fraction, ...]:
-    """``count`` finite points: pairs of opposite numbers, and 0 where the count is odd.
+    """Return ``count`` finite points: pairs of opposite numbers, and 0 if the count is odd.
 
-    Raises ValueError above nine points, whose float32 error is beyond use.
+    Raises ValueError above nine points, whose float32 error is too large to be of use.
     """
-    if count not in _PAIRS and count > 1:
+    if count not in _POSITIVE_POINTS and count > 1:
         raise ValueError(f"9 finite points at most, got {count}: the error of larger tiles is beyond use")
-    chosen = [Fraction(0)] if count % 2 else []
-    for text in _PAIRS.get(count, ()):
-        chosen += [Fraction(text), -Fraction(text)]
-    return tuple(chosen)
+    points = [Fraction(0)] if count % 2 else []
+    for text in _POSITIVE_POINTS.get(count, ()):
+        points += [Fraction(text), -Fraction(text)]
+    return tuple(points)
 
 
 @functools.lru_cache(maxsize=64)
 def transform(m: int, r: int, points: tuple[Fraction, ...] | None = None, once: str = "g") -> Transform:
-    """F(m, r): m outputs, r taps. ``points`` are the finite ones, all different, ``m + r - 2`` of them.
+    """F(m, r): m outputs, r taps. ``points`` are the ``m + r - 2`` finite interpolation points, all different.
 
-    ``once`` names the matrix, ``"g"`` or ``"at"``, that takes all divisions, so that the two others have few
-    multiplications: ``"g"`` where the kernel is transformed once and the data often, ``"at"`` where a sum over many
-    tiles is transformed back once (the weights' gradient, whose "kernel" is a tile of dy). F(1, 1) is the identity.
-    Raises ValueError for sizes below 1, a wrong count of points, equal points.
+    ``once`` names the matrix, ``"g"`` or ``"at"``, that contains all divisions, so that the two others have few
+    multiplications: ``"g"`` if the kernel is transformed once and the data often, ``"at"`` if a sum over many tiles is
+    transformed back once (the weights' gradient, whose "kernel" is a tile of dy). F(1, 1) is the identity. Raises
+    ValueError for sizes below 1, a wrong count of points, equal points.
     """
     if m < 1 or r < 1:
         raise ValueError(f"a tile and a kernel of 1 or more, got F({m}, {r})")
@@ -91,44 +91,44 @@ def transform(m: int, r: int, points: tuple[Fraction, ...] | None = None, once: 
     norms = [math.prod((p - q for q in finite if q != p), start=Fraction(1)) for p in finite] + [Fraction(1)]
     g, a = _powers(finite, r), _powers(finite, m)
     if once == "g":
-        lowered = [_power(row) for row in a]
-        g = [[value * power / norm for value in row] for row, power, norm in zip(g, lowered, norms, strict=True)]
-        a = [[value / power for value in row] for row, power in zip(a, lowered, strict=True)]
+        powers = [_row_power(row) for row in a]
+        g = [[value * power / norm for value in row] for row, power, norm in zip(g, powers, norms, strict=True)]
+        a = [[value / power for value in row] for row, power in zip(a, powers, strict=True)]
     else:
-        raised = [_power(row) for row in g]
+        raised = [_row_power(row) for row in g]
         g = [[value / power for value in row] for row, power in zip(g, raised, strict=True)]
         a = [[value * power / norm for value in row] for row, power, norm in zip(a, raised, norms, strict=True)]
     at = [list(column) for column in zip(*a, strict=True)]
     return Transform(m, r, finite, _freeze(at), _freeze(g), _freeze(bt))
 
 
-def _power(row: list[Fraction]) -> Fraction:
-    """The power of two that a row of a point's powers leaves for the other matrix, which takes the divisions.
+def _row_power(row: list[Fraction]) -> Fraction:
+    """The power of two by which a row of a point's powers is divided, and the ``once`` matrix's row multiplied.
 
-    Near the row's norm, rather below it, from 3 on; less is not worth an operation. Products of transformed tiles would
-    be that much smaller than the results otherwise, in two dimensions its square, and subnormal long before these are;
-    or, in the weights' gradient, that much larger, and infinite.
+    It is near the row's norm, rather below it; norms below 3 are not worth an operation. Otherwise products of
+    transformed tiles would be smaller than the results by this factor (by its square in two dimensions) and become
+    subnormal long before the results do; or, in the weights' gradient, larger, and become infinite.
     """
     norm = math.hypot(*map(float, row))
     return Fraction(2 ** math.floor(math.log2(1.25 * norm)) if norm >= 3 else 1)
 
 
 def in_range(along_h: Transform, along_w: Transform) -> tuple[Transform, Transform]:
-    """Both axes' transforms with a power of two moved from the last of the data to the last of the results.
+    """Both axes' transforms with a power of two moved from ``bt`` to ``at`` of the second axis.
 
-    ``bt`` makes elements larger by far, and products of them would overflow long before the results do. The power is as
-    large as keeps transformed elements above those of the data, so that none is subnormal that was not. Small tiles,
-    and those of one dimension, grow by less than 10 times a direct sum's terms as they are.
+    ``bt`` makes elements much larger, and their products would overflow long before the results do. The power is the
+    largest that keeps transformed elements above those of the data, so that none becomes subnormal. Small tiles, and
+    those of one dimension, need none: they make terms less than 10 times as large as a direct sum's.
     """
     if min(along_h.alpha, along_w.alpha) < 7:
         return along_h, along_w
-    least = [min(math.hypot(*map(float, row)) for row in each.bt) for each in (along_h, along_w)]
-    power = Fraction(2 ** math.floor(math.log2(math.prod(least))))
-    scaled = replace(along_w, bt=_times(along_w.bt, 1 / power), at=_times(along_w.at, power))
+    smallest_norms = [min(math.hypot(*map(float, row)) for row in transform.bt) for transform in (along_h, along_w)]
+    power = Fraction(2 ** math.floor(math.log2(math.prod(smallest_norms))))
+    scaled = replace(along_w, bt=_scaled(along_w.bt, 1 / power), at=_scaled(along_w.at, power))
     return along_h, scaled
 
 
-def _times(matrix: Matrix, factor: Fraction) -> Matrix:
+def _scaled(matrix: Matrix, factor: Fraction) -> Matrix:
     return tuple(tuple(value * factor for value in row) for row in matrix)
 
 
@@ -142,7 +142,7 @@ def _monic(roots: tuple[Fraction, ...] | list[Fraction], size: int) -> list[Frac
 
 
 def _powers(points: tuple[Fraction, ...], count: int) -> list[list[Fraction]]:
-    """Powers 0 to count - 1 of each point; of infinity only the highest counts."""
+    """Powers 0 to count - 1 of each point; the row of infinity is 1 at the highest power and 0 elsewhere."""
     return [[p**k for k in range(count)] for p in points] + [[Fraction(int(k == count - 1)) for k in range(count)]]
 
 

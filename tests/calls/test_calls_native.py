@@ -62,8 +62,8 @@ def made(stand_in):  # noqa: F811
         launches.shape, launches.strides = problem.out_shape, operands[written].stride()
         call = SimpleNamespace(
             problem=problem, written=written, arrays=SimpleNamespace(number=-1), out_shape=problem.out_shape,
-            sizes=[math.prod(each.shape) * 4 for each in operands], given=None, launches=launches,
-            program=launches.program,
+            sizes=[math.prod(each.shape) * 4 for each in operands], launches=launches,
+            place=SimpleNamespace(blocking=False), program=launches.program,
         )  # fmt: skip
         library = SimpleNamespace(torch=torch, records_gradients=True)
         shape = None if direction == "fwd" else tuple(operands[written].shape)

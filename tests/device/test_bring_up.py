@@ -25,7 +25,7 @@ def test_a_place_is_made_once_and_who_asks_meanwhile_waits(monkeypatch):
         return f"place {number}"
 
     monkeypatch.setattr(stream, "_place_of", make)
-    asking = [threading.Thread(target=lambda: found.append(stream.place_of(0))) for _ in range(3)]
+    asking = [threading.Thread(target=lambda: found.append(stream.CudaPlace.numbered(0))) for _ in range(3)]
     for each in asking:
         each.start()
     assert begun.wait(600)

@@ -15,8 +15,8 @@ from convdispatch.api.policy import Policy
 from convdispatch.device import runtime
 from convdispatch.device.commands import host_memory
 from convdispatch.device.commands.recording import Recording
-from convdispatch.device.cuda.ptx import Unlaunchable
 from convdispatch.device.cuda.stream import CudaStream
+from convdispatch.device.places.stream import Unlaunchable
 from convdispatch.device.programs.kernels import Launch, build
 from convdispatch.device.replay.program import Program
 from convdispatch.selection import dispatch

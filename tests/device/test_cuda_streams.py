@@ -19,8 +19,9 @@ from convdispatch.api.policy import Policy
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
 from convdispatch.device.commands import host_memory
-from convdispatch.device.cuda.stream import CudaMemory, CudaStream
+from convdispatch.device.cuda.stream import CudaStream
 from convdispatch.device.cuda_driver import Cuda, CudaError
+from convdispatch.device.places.stream import StreamMemory
 from convdispatch.selection import dispatch
 from convdispatch.selection.choice import ranking
 
@@ -270,10 +271,10 @@ def test_a_tensor_on_a_stream_computes_there(fake):
     driver, library = fake
     stream = CudaStream(library.devices[0], 77)
     values = np.random.default_rng(0).standard_normal((1, 8, 6, 6), np.float32)
-    x = Tensor(CudaMemory(values.ctypes.data, values.nbytes, values), values.shape, values.dtype, stream)
+    x = Tensor(StreamMemory(values.ctypes.data, values.nbytes, values), values.shape, values.dtype, stream)
     w = Tensor.from_numpy(np.ones((8, 8, 1, 1), np.float32), stream)
     y = cd.conv(x, w)
-    assert type(y.base_data) is CudaMemory
+    assert type(y.base_data) is StreamMemory
     assert np.allclose(y.numpy(), cd.conv(values, np.ones((8, 8, 1, 1), np.float32)), atol=1e-5)
     assert np.allclose((y + y).numpy(), 2 * y.numpy())
     assert y.__dlpack_device__() == (2, 0)
@@ -289,7 +290,7 @@ def test_fills_of_every_width(fake, dtype):
     _, library = fake
     stream = CudaStream(library.devices[0], 77)
     values = np.zeros(24, dtype)
-    memory = CudaMemory(values.ctypes.data, values.nbytes, values)
+    memory = StreamMemory(values.ctypes.data, values.nbytes, values)
     stream.fill(memory, np.dtype(dtype).type(3), 8 * values.itemsize, 8 * values.itemsize)
     assert (values[8:16] == 3).all()
     assert not values[:8].any()

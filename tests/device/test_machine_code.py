@@ -9,8 +9,8 @@ import pytest
 
 from convdispatch.device.cache import artifact_store
 from convdispatch.device.cuda import machine_code, modules
-from convdispatch.device.cuda.ptx import Unlaunchable
 from convdispatch.device.cuda_driver import CudaError
+from convdispatch.device.places.stream import Unlaunchable
 from convdispatch.device.programs import ptx_program
 
 PTX = b""".version 8.3

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from convdispatch.device.cuda import modules
-from convdispatch.device.cuda.ptx import Parameter, Unlaunchable, dynamic_shared, entries, for_cuda, overlapping
+from convdispatch.device.cuda.ptx import Parameter, dynamic_shared, entries, for_cuda, overlapping
+from convdispatch.device.places.stream import Unlaunchable
 
 HEADER = """\
 //

@@ -9,7 +9,8 @@ import pytest
 from test_ptx import HEADER, Driver, Kernel, assembled
 
 from convdispatch.device.cuda import modules
-from convdispatch.device.cuda.ptx import Unlaunchable, entries, for_cuda, in_one_row, overlapping
+from convdispatch.device.cuda.ptx import entries, for_cuda, in_one_row, overlapping
+from convdispatch.device.places.stream import Unlaunchable
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,6 @@ from convdispatch.measurement.conformance import levels
 from convdispatch.measurement.conformance.checks import CHECKS, LONG
 from convdispatch.measurement.conformance.data import data_for
 from convdispatch.measurement.conformance.outcome import Outcome, Report, load
-from convdispatch.measurement.conformance.page import render
 from convdispatch.measurement.conformance.session import Kit
 from convdispatch.measurement.conformance.verify import verify
 from convdispatch.measurement.search.trialdata import operands_of
@@ -115,7 +114,7 @@ def test_derived_solvers_go_through_the_same(drop_in, device):
 
 def test_the_lists_are_the_ones_of_their_version():
     """Whoever changes a case raises VERSION and pins the new digest here."""
-    assert (levels.VERSION, levels.digest()) == (11, "67eec86ce9780588")
+    assert (levels.VERSION, levels.digest()) == (12, "93f8b3a737d4e907")
 
 
 @pytest.mark.parametrize("activation", ["tanh", "sigmoid", "hardsigmoid(0.3,0.4)"])
@@ -133,7 +132,7 @@ def test_what_enters_an_activation_does_not_saturate_it(kind, activation):
 
 def test_levels_hold_each_other_and_names_are_unique():
     counts = [len(levels.cases(level)) for level in levels.LEVELS]
-    assert counts == [229, 478, 2007, 69]
+    assert counts == [229, 478, 2001, 69]
     assert levels.cases("full")[: counts[1]] == levels.cases("training")
     names = [case.name for case in levels.cases()]
     assert len(set(names)) == len(names)
@@ -185,10 +184,10 @@ def test_a_vendor_s_own_problems_are_cases(drop_in, device, tmp_path):
 
 
 def test_the_command_reports(drop_in, device, full, tmp_path):
-    json_path, page = tmp_path / "report.json", tmp_path / "report.html"
+    json_path = tmp_path / "report.json"
     arguments = ["verify", "shoddy", "--level", "core", "--solver", "shoddy.ignores_group", "--jobs", "0"]
     arguments += [] if full else ["--case", "3x3*"]
-    done = CliRunner().invoke(main, [*arguments, "--json", str(json_path), "--html", str(page)])
+    done = CliRunner().invoke(main, [*arguments, "--json", str(json_path)])
     assert done.exit_code == 1
     assert "3x3_grouped" in done.output
     values = json.loads(json_path.read_text())
@@ -196,12 +195,7 @@ def test_the_command_reports(drop_in, device, full, tmp_path):
     assert values["version"] == levels.VERSION
     report = load(json_path)
     assert report.to_json() == values
-    assert render(report) == page.read_text()
-    text = page.read_text()
-    for word in ("Does shoddy compute", "3x3_grouped", device_info(device).name, "<h2>Failures"):
-        assert word in text
-    assert "src=" not in text
-    assert "http" not in text.replace("http-equiv", "")
+    assert report.environment["device"]["name"] == device_info(device).name
     again = CliRunner().invoke(main, ["verify", "--render", str(json_path)])
     assert again.exit_code == 1
     assert "ignores_group" in again.output

@@ -276,6 +276,7 @@ def test_the_table_of_new_things_is_true():
         "array type",
         "place where launches go",
         "queue kind",
+        "kind of streams",
     ]
     for path in re.findall(r"`((?:convdispatch|plugins|bench|docs)/[\w/.]*)`", table):
         assert (ROOT / path).exists() or "NAME" in path, path
@@ -294,7 +295,9 @@ def test_the_table_of_new_things_is_true():
         ("def _find", "convdispatch/calls/arrays/known_libraries.py"),
         ("class Numba", "convdispatch/calls/arrays/known_libraries.py"),
         ("class Commands", "convdispatch/device/commands/interface.py"),
-        ("(Commands)", "convdispatch/device/cuda/stream.py"),
+        ("(Commands)", "convdispatch/device/places/stream.py"),
+        ("class StreamPlace", "convdispatch/device/places/stream.py"),
+        ("KINDS", "convdispatch/device/places/stream.py"),
         ("_STORAGE", "convdispatch/api/dtypes.py"),
         ("DTYPES", "convdispatch/api/dtypes.py"),
         ("_KINDS", "convdispatch/api/policy.py"),

@@ -1,4 +1,4 @@
-"""Records, packs, lock files, rates, verdicts and journals that others wrote: refused or set aside, in words."""
+"""Records, packs, lock files, rates, verdicts and reports that others wrote: refused or set aside, in words."""
 
 from __future__ import annotations
 
@@ -99,15 +99,6 @@ def test_it_is_no_report(tmp_path, bad):
     for read in (report.load, outcome.load):
         with pytest.raises(InvalidArgument, match=r"bad\.json"):
             read(put(tmp_path / "bad.json", bad))
-
-
-def test_a_line_of_a_journal_that_is_none_costs_itself(tmp_path):
-    made = report.Report([], {}, {})
-    report.Journal(tmp_path / "run.jsonl", made)
-    with (tmp_path / "run.jsonl").open("ab") as file:
-        for bad in (BAD["deep"], BAD["digits"], "3", "[]", '{"problem": 1}', '{"rows": 1, "peers": 2}'):
-            file.write(bad.encode() + b"\n")
-    assert report.load(tmp_path / "run.jsonl") == made
 
 
 # --- records that are JSON, and not what find writes -----------------------------------------------------------------

@@ -104,6 +104,8 @@ def test_the_header_has_all_of_a_problem():
     assert (held.layout, held.math, held.constant_weights) == (codes["nhwc"], codes["math_tf32"], 1)
     quantized = abi.problem_of(cd.ConvProblem.parse("mb1ic4ih8oc4kh3").replace(dtype="uint8", out_dtype="float16"))
     assert (quantized.dtype, quantized.out_dtype) == (codes["uint8"], codes["float16"])
+    narrow = abi.problem_of(cd.ConvProblem(ic=4, oc=4, dtype="float8_e4m3", out_dtype="float8_e5m2"))
+    assert (narrow.dtype, narrow.out_dtype) == (codes["float8_e4m3"], codes["float8_e5m2"]) == (8, 9)
 
 
 # --- where libraries are found ---------------------------------------------------------------------------------------
@@ -132,15 +134,20 @@ def test_the_order_of_vendors(tmp_path, monkeypatch):
 SOLVER = {"solver": {}}
 AT_LOAD = {
     "symbol": (source(SOLVER, symbol="other"), "exports no function convdispatch_get_plugin"),
-    "refuses": (source(SOLVER, getter="(void)version; return NULL;"), "must return a table of version 1, got no table"),
-    "older": (source(SOLVER, version="0"), "must return a table of version 1, got a table of version 0"),
-    "newer": (source(SOLVER, version="2"), "must return a table of version 1, got a table of version 2"),
+    "refuses": (
+        source(SOLVER, getter="(void)version; return NULL;"),
+        "must return a table of version 1 to 2, got no table",
+    ),
+    "older": (source(SOLVER, version="0"), "must return a table of version 1 to 2, got a table of version 0"),
+    "newer": (source(SOLVER, version="3"), "must return a table of version 1 to 2, got a table of version 3"),
     "small": (
         source(SOLVER, size="sizeof(convdispatch_plugin) - 8"),
-        f"its table must have struct_size {ctypes.sizeof(abi.Plugin)} in version 1",
+        f"its table must have struct_size {ctypes.sizeof(abi.Plugin)} in version 2",
     ),
     "large": (source(SOLVER, size="0xffffffffu"), "got 4294967295: compile the library for this machine"),
     "solver_size": (source({"a": {}, "solver": {"size": "8"}}), "its solver 1 must have struct_size"),
+    "old_size": (source(SOLVER, version="1"), f"must have struct_size {abi.Solver.packed.offset} in version 1"),
+    "half_packs": (source({"solver": {"pack": "return 0;"}}), "bad.solver: packed and pack must both be 0, or neither"),
     "many": (source(SOLVER, count="1000000"), "its table must list at most 1000 solvers, got 1000000"),
     "absent": (source(SOLVER, listed="NULL"), "its table must list at most 1000 solvers, got 1 at None"),
     "hole": (source(SOLVER, count="2"), "its solver 1 is NULL"),
@@ -148,7 +155,7 @@ AT_LOAD = {
     "nowhere": (source({"solver": {"places": "0"}}), "bad.solver: places must not be 0"),
     "bits": (
         source({"solver": {"promises": "0x80000001"}}),
-        "bad.solver: promises must be bits of 0x1f, got 0x80000001",
+        "bad.solver: promises must be bits of 0x3f, got 0x80000001",
     ),
     "nameless": (source(SOLVER, name=""), "its name must be 1 to 64 letters, digits, _ and -, got ''"),
     "odd_name": (source(SOLVER, name=r"a\nb"), r"its name must be 1 to 64 letters, digits, _ and -, got 'a\nb'"),
@@ -362,6 +369,52 @@ def test_a_host_library_waits_for_what_is_before_it_and_holds_back_what_is_behin
     np.testing.assert_array_equal(result, np.full(64, 38, np.float32))
 
 
+def test_a_library_of_the_first_version_still_computes(device, vendors, monkeypatch):
+    if runtime.device_info(device).type != "cpu":
+        pytest.skip("a CPU's host memory only")
+    only(monkeypatch, "bad")
+    older = {"size": "offsetof(convdispatch_solver, packed)", "dtypes": "1u << 1 | 1u << CONVDISPATCH_FLOAT8_E5M2"}
+    installed(vendors, "bad", source({"sums": SUMS | older}, version="1"))
+    solver = loader.plugins().solvers["bad.sums"]
+    assert (solver.dtypes, solver.spreads_nonfinite) == ({"float32", "float8_e5m2"}, None)
+    with cd.policy(solver="bad.sums"):
+        assert (cd.conv(X, cd.constant(W), np.full(4, 2, np.float32)) == 38).all()
+
+
+PACKED = COUNTS.replace("call->w.size != 4 * 144", "call->w.size != 8 * 144").replace("w[(", "2 * w[144 + (")
+PACK = """
+if (call->w.size != 4 * 144 || call->y.size != 8 * 144) return CONVDISPATCH_INTERNAL;
+if (call->x.base || call->workspace.base) return CONVDISPATCH_INTERNAL;
+const float *w = call->w.base; float *to = call->y.base;
+for (int i = 0; i < 144; ++i) to[i] = NAN, to[144 + i] = w[i] / 2;
+FILE *file = fopen("FOLDER/packed", "a"); fputs("x", file); fclose(file);
+return CONVDISPATCH_OK;
+"""
+
+
+def test_a_library_packs_constant_weights_once(device, vendors, monkeypatch):
+    """The packed form is as long again as the weights and holds half of each: only with it are sums right."""
+    if runtime.device_info(device).type != "cpu":
+        pytest.skip("a CPU's host memory only")
+    only(monkeypatch, "bad")
+    parts = {"enqueue": PACKED, "pack": PACK.replace("FOLDER", str(vendors)),
+             "packed": "*bytes = p->constant_weights ? 8 * 144 : 0; return 0;",
+             "rejects": 'if (p->constant_weights) return 0; strcpy(text, "constant weights only"); return 1;',
+             "promises": "CONVDISPATCH_CONFINES_NONFINITE"}  # fmt: skip
+    installed(vendors, "bad", source({"sums": SUMS | parts}))
+    random, weights = np.random.default_rng(1), []
+    with cd.policy(solver="bad.sums", strict_nan=True):
+        for _ in range(2):
+            w = random.integers(-3, 4, W.shape).astype(np.float32)
+            weights.append(cd.constant(w))
+            for _ in range(2):
+                x = random.integers(-3, 4, X.shape).astype(np.float32)
+                windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (2, 3))
+                expected = np.einsum("ockl,nchwkl->nohw", w, windows)
+                np.testing.assert_array_equal(cd.conv(x, weights[-1]), expected)
+    assert (vendors / "packed").read_text() == "xx"
+
+
 SEEN = r"""
 snprintf(text, size, "place %u queue %p x %p w %p y %p bias %p of %u", call->place, call->queue, call->x.base,
          call->w.base, call->y.base, call->bias.base, (unsigned)call->bias.size);
@@ -384,10 +437,10 @@ def test_a_cuda_library_gets_addresses_and_the_stream(vendors, monkeypatch):
     assert abi.device_of(gpu, 4).cuda_capability == 90
     monkeypatch.setattr(plans.Bridge, "prepare", lambda context, device: None)
     context, notes = types.SimpleNamespace(devices=[None]), []
-    made = plans.VendorPlan(solver._table, 1, (abi.CODES["cuda"], 0), context, PROBLEM)
+    made = plans.VendorPlan(solver._table, 1, (abi.CODES["cuda"], 0, 0), context, PROBLEM)
     current = types.SimpleNamespace(current=lambda: warnings.catch_warnings())
-    place = types.SimpleNamespace(cuda=current, number=0, recent=[])
-    memory = [stream.CudaMemory(address, 1 << 10) for address in (0x1000, 0x2000, 0x3000, 0x4000)]
+    place = types.SimpleNamespace(current=current.current, kind="cuda", number=0, recent=[])
+    memory = [stream.StreamMemory(address, 1 << 10) for address in (0x1000, 0x2000, 0x3000, 0x4000)]
     with pytest.raises(cd.PluginError, match=r"place 4 queue 0x77 x 0x1000 w 0x2000 y 0x3000 bias 0x4000 of 16$"):
         made.enqueue(stream.CudaStream(place, 0x77), *memory[:3], None, bias=memory[3])
 
@@ -413,4 +466,4 @@ def test_the_command_names_the_headers_folder():
 
     said = CliRunner().invoke(main, ["config", "--include"]).output
     assert said.strip() == str(INCLUDE)
-    assert re.search(r"PLUGIN_VERSION 1$", (INCLUDE / "convdispatch_plugin.h").read_text(), re.MULTILINE)
+    assert re.search(r"PLUGIN_VERSION 2$", (INCLUDE / "convdispatch_plugin.h").read_text(), re.MULTILINE)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections import deque
 
 import numpy as np
 import pytest
@@ -17,12 +16,10 @@ from convdispatch.calls.arrays import interchange, known_libraries
 from convdispatch.calls.arrays.array_library import Library
 from convdispatch.device import runtime
 from convdispatch.device.commands import host_memory
-from convdispatch.device.cuda import stream
+from convdispatch.device.cuda import launches, stream
 from convdispatch.device.cuda.memory_pool import CudaPool
-from convdispatch.device.cuda.ptx import Unlaunchable
 from convdispatch.device.cuda_driver import Cuda
-from convdispatch.device.places import stream as stream_place
-from convdispatch.device.replay import program
+from convdispatch.device.places.stream import Unlaunchable
 from convdispatch.selection import dispatch
 
 __all__ = ["CudaArray", "HostDriver", "contextless", "install", "installed"]
@@ -188,7 +185,7 @@ class HostLibrary(Library):
         return array.number
 
     def stream(self, array, number):
-        return stream.CudaStream(self.devices[number], array.where)
+        return self.devices[number].stream(array.where)
 
     def address(self, array, where):
         return array.values.ctypes.data, array.values
@@ -230,9 +227,7 @@ def install(monkeypatch, device, unlaunchable=()):
     for number in range(2):
         cuda = Cuda.__new__(Cuda)
         cuda.driver, cuda.number, cuda.context = driver, number, ctypes.c_void_p(CONTEXT + number)
-        places.append(
-            stream.CudaPlace(number, device, queue.context, cuda, CudaPool(cuda), deque(maxlen=8)),
-        )
+        places.append(stream.CudaPlace(number, device, queue.context, cuda, CudaPool(cuda)))
 
     def function_of(cuda, kernel):
         if kernel.name in unlaunchable:
@@ -240,14 +235,14 @@ def install(monkeypatch, device, unlaunchable=()):
         return HostFunction(cuda, kernel, queue)
 
     monkeypatch.setattr(stream, "function_of", function_of)
-    monkeypatch.setattr(stream_place, "function_of", function_of)
+    monkeypatch.setattr(launches, "function_of", function_of)
 
     def address(buffer):
         return interchange.host_address(queue, buffer, buffer.size)
 
     monkeypatch.setattr(stream.allocator, "cuda_address", address)
-    monkeypatch.setattr(program, "cuda_of", lambda device: places[0].cuda)
-    monkeypatch.setattr(program, "place_of", lambda number: places[number])
+    monkeypatch.setattr(stream.CudaPlace, "of_device", lambda device: places[0])
+    monkeypatch.setattr(stream.CudaPlace, "numbered", lambda number: places[number])
     library = HostLibrary(places)
     monkeypatch.setitem(known_libraries._known, CudaArray, library)
     return driver, library

@@ -21,14 +21,12 @@ import torch
 
 from convdispatch.api.policy import DEFAULT, ask_policy
 from convdispatch.device.commands import host_memory
-from convdispatch.device.cuda import modules
-from convdispatch.device.cuda.stream import CudaStream
+from convdispatch.device.cuda import launches, modules
 from convdispatch.device.native import build, loading
-from convdispatch.device.places import stream as stream_place
 from convdispatch.selection import dispatch
 from convdispatch.torch.compile import native_layers
 from convdispatch.torch.dispatch import engine, native, routing
-from convdispatch.torch.eager import bias_gradient, cuda_stream, planning, recorded_launches
+from convdispatch.torch.eager import bias_gradient, planning, recorded_launches, stream_tensors
 
 __all__ = ["StandIn", "installed", "stand_in"]
 
@@ -187,7 +185,7 @@ def installed(monkeypatch, device):
                 block = torch.full((size,), 0xFF, dtype=torch.uint8)
                 return block.data_ptr(), block
 
-            return CudaStream(arrays.devices[0], 77, allocate)
+            return arrays.devices[0].stream(77, allocate)
 
         def is_current(self, stream):
             return True
@@ -203,11 +201,11 @@ def installed(monkeypatch, device):
         return functions[kernel]
 
     def call(problem, shape, form, dtype):
-        return cuda_stream.stream_call(problem, shape, form, torch.empty(0, dtype=dtype))
+        return stream_tensors.stream_call(problem, shape, form, torch.empty(0, dtype=dtype))
 
     tensors = Tensors()
-    monkeypatch.setattr(stream_place, "function_of", function_of)
-    for module in (cuda_stream, recorded_launches):
+    monkeypatch.setattr(launches, "function_of", function_of)
+    for module in (stream_tensors, recorded_launches):
         monkeypatch.setattr(module, "library_of", lambda kind: tensors)
     monkeypatch.setattr(engine, "bias_gradient", lambda grad: bias_gradient.bias_gradient(OnCuda(grad)))
     monkeypatch.setattr(native, "kernels_of", lambda grad: bias_gradient.kernels_of(OnCuda(grad)))

@@ -20,6 +20,8 @@ FUNCTIONS = {
     "plan": f"int32_t {{}}({ASKED}, const char *config, void **plan, char *text, size_t size)",
     "enqueue": "int32_t {}(void *plan, const convdispatch_call *call, char *text, size_t size)",
     "free": "void {}(void *plan)",
+    "packed": f"int32_t {{}}({ASKED}, const char *config, uint64_t *bytes)",
+    "pack": "int32_t {}(void *plan, const convdispatch_call *call, char *text, size_t size)",
 }
 SOUND = {
     "rejects": "return CONVDISPATCH_OK;",
@@ -62,7 +64,7 @@ def source(solvers: Mapping[str, Mapping[str, str]], name: str = "bad", **table:
                     f"{{{', '.join(fields)}, 0, {full}, NULL, {', '.join(names)}}};")  # fmt: skip
         rows.append(f"&solver_{number}")
     text.append(f"static const convdispatch_solver *const solvers[] = {{{', '.join([*rows, 'NULL'])}}};")
-    values = {"size": "sizeof(convdispatch_plugin)", "version": "1", "name": f'"{name}"', "vendor": '"Acme"',
+    values = {"size": "sizeof(convdispatch_plugin)", "version": "2", "name": f'"{name}"', "vendor": '"Acme"',
               "release": '"1.2"', "count": str(len(rows)), "listed": "solvers", "unavailable": "NULL"}  # fmt: skip
     values |= table
     if "load" in table:

@@ -6,7 +6,8 @@ import csv
 import io
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from reports import DEVICE, ENVIRONMENT, ROOFS
@@ -15,10 +16,10 @@ from rich.console import Console
 from convdispatch.api import ConvProblem
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.tools.benchmark.measuring import session
-from convdispatch.tools.benchmark.pages.export import write_csv, write_json
+from convdispatch.tools.benchmark.pages.export import write_csv
 from convdispatch.tools.benchmark.pages.page import render
 from convdispatch.tools.benchmark.pages.terminal import show
-from convdispatch.tools.benchmark.report import Choice, Journal, Layer, Measured, PeerTime, Report, Row, load
+from convdispatch.tools.benchmark.report import Choice, Layer, Measured, PeerTime, Report, Row, load, write_json
 from convdispatch.tools.benchmark.summary import gaps, geomean, layer_type, lines, nets
 
 TINY = "fwd_f32_mb1ic4ih6iw6oc4kh3kw3"
@@ -181,15 +182,12 @@ def test_csv_has_a_line_for_all_that_was_timed(tmp_path):
     assert float(rows[0]["gflops"]) == pytest.approx(example().layers and rows and 2 * 8 * 8 * 9 * 64 / 1e6)
 
 
-def test_journal_survives_a_torn_line(tmp_path):
-    report, path = example(), tmp_path / "j"
-    journal = Journal(path, report)
-    first, second = report.measured.values()
-    journal.add(first)
-    with path.open("a") as file:
-        file.write(json.dumps(asdict(second))[:50])
-    assert list(load(path).measured) == [first.problem]
-    Journal(path, report).add(second)
+def test_a_report_that_could_not_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+    report, path = example(), tmp_path / "r.json"
+    write_json(report, path)
+    monkeypatch.setattr(Path, "replace", lambda *given: pytest.fail("the process ended"))
+    with pytest.raises(pytest.fail.Exception):
+        write_json([], path)
     assert load(path) == report
 
 

@@ -11,8 +11,7 @@ from rich.console import Console
 from test_benchmark import DEVICE, ENVIRONMENT, example
 
 from convdispatch.tools.benchmark.pages.compare import compare, heading, show_comparison
-from convdispatch.tools.benchmark.pages.export import write_json
-from convdispatch.tools.benchmark.report import Report
+from convdispatch.tools.benchmark.report import Report, write_json
 from convdispatch.tools.cli import main
 
 FIRST, SECOND = "fwd_f32_mb1ic8ih10iw10oc8kh3kw3", "fwd_f32_mb1ic8ih10iw10oc8kh1kw1"

@@ -32,7 +32,6 @@ def invoke(*words):
         ("run", "model.onnx", "--trace"),
         ("bench", PROBLEM, "--resume"),
         ("verify", "im2col", "--json"),
-        ("verify", "im2col", "--html"),
         ("find", PROBLEM, "--lock"),
         ("pack", PROBLEM, "-o"),
         ("train", "digits", "--checkpoint"),

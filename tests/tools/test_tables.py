@@ -19,8 +19,7 @@ from convdispatch.selection.plugins import loader
 from convdispatch.selection.records import perfdb
 from convdispatch.selection.records.record import device_key
 from convdispatch.selection.text_table import PIPED_WIDTH, Column, Table, columns, fold, text_width
-from convdispatch.tools.benchmark.pages.export import write_json
-from convdispatch.tools.benchmark.report import Choice, Layer, Measured, PeerTime, Report, Row
+from convdispatch.tools.benchmark.report import Choice, Layer, Measured, PeerTime, Report, Row, write_json
 from convdispatch.tools.cli import main
 
 WIDTHS = (60, 80, 120, None)

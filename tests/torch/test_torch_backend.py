@@ -175,3 +175,46 @@ def test_a_layer_alone_is_a_form_without_a_warning(layer, recwarn):
         assert _error(fused(x), copy.deepcopy(layer).double()(x.double())) < 1e-5
     assert not [each for each in recwarn if "fused" in str(each.message)]
     assert "1 convolutions" in str(ct.fusion(fused))
+
+
+class Tabled(nn.Module):
+    """A convolution whose result gets a bias from a table, by an index; and one that counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.table = nn.Parameter(torch.randn(9, 4))
+        self.register_buffer("index", torch.randint(0, 9, (8, 8)))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.conv(x) + self.table[self.index.view(-1)].view(8, 8, 4).permute(2, 0, 1) + self.calls
+
+
+def test_a_table_is_looked_up_once_and_writes_to_it_are_seen():
+    net, x = Tabled().eval(), torch.randn(1, 3, 8, 8)
+    backend = Backend(options={"engine": "form"})
+    compiled = torch.compile(net, backend=backend)
+
+    def check() -> None:
+        expected = copy.deepcopy(net).double()(x.double())
+        assert _error(compiled(x), expected) < 2e-6
+
+    with torch.no_grad():
+        check()
+        (graph,) = backend.graphs
+        packed = [graph._graph.graph.find_nodes(op="placeholder")[index].name for index in graph._packed]
+        assert len(packed) == 4 and not any("calls" in name for name in packed)  # weight, bias, table, index
+        assert "commands" in next(iter(graph.descriptions().values()))
+        for write in (
+            lambda: net.table.mul_(2),
+            lambda: net.index.copy_(net.index.flip(0)),
+            lambda: net.table.data.add_(1),
+            lambda: net.load_state_dict({**net.state_dict(), "table": torch.randn(9, 4)}),
+        ):
+            write()
+            for _ in range(3):
+                check()
+        assert net.calls == 13

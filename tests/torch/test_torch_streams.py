@@ -11,10 +11,9 @@ from host_cuda import contextless, install  # noqa: E402 (torch is asked for fir
 from convdispatch import ConvDispatchError, ConvProblem  # noqa: E402
 from convdispatch.calls.framework.fallback import Fallback  # noqa: E402
 from convdispatch.device.commands import host_memory  # noqa: E402
-from convdispatch.device.cuda.stream import CudaStream  # noqa: E402
 from convdispatch.selection import dispatch  # noqa: E402
 from convdispatch.selection.prepared import Constant  # noqa: E402
-from convdispatch.torch.eager import cuda_stream  # noqa: E402
+from convdispatch.torch.eager import stream_tensors  # noqa: E402
 
 F = torch.nn.functional
 PROBLEM = ConvProblem.parse("mb2ic8ih9iw8oc16kh3ph1")
@@ -32,7 +31,7 @@ class Tensors:
             self.given.append(size)
             return block.data_ptr(), block
 
-        return CudaStream(self.places[0], 77, allocate)
+        return self.places[0].stream(77, allocate)
 
     def is_current(self, stream):
         return self.current
@@ -45,7 +44,7 @@ def fake(monkeypatch, device):
     dispatch.forget()
     driver, library = install(monkeypatch, device)
     tensors = Tensors(library.devices)
-    monkeypatch.setattr(cuda_stream, "library_of", lambda kind: tensors)
+    monkeypatch.setattr(stream_tensors, "library_of", lambda kind: tensors)
     yield driver, tensors
     dispatch.forget()
 
@@ -65,7 +64,7 @@ def test_a_call_is_launches_alone(fake, direction, layout):
     problem = PROBLEM.replace(direction=direction, layout=layout)
     place = "xwy".index(problem.written)
     shape = tuple(given[place].shape)
-    call = cuda_stream.stream_call(problem, shape, form, given[0])
+    call = stream_tensors.stream_call(problem, shape, form, given[0])
     given[place] = None
     driver.log.clear()
     got = call(*given)
@@ -82,7 +81,7 @@ def test_a_call_is_launches_alone(fake, direction, layout):
 def test_another_device_or_none_is_this_threads(fake):
     driver, tensors = fake
     x, w, _ = operands()
-    call = cuda_stream.stream_call(PROBLEM, (2, 16, 9, 8), torch.contiguous_format, x)
+    call = stream_tensors.stream_call(PROBLEM, (2, 16, 9, 8), torch.contiguous_format, x)
     expected, pushes = call(x, w, None), driver.names().count("cuCtxPushCurrent_v2")
     tensors.current = False
     assert torch.equal(call(x, w, None), expected)
@@ -96,13 +95,13 @@ def test_another_device_or_none_is_this_threads(fake):
 def test_bias_shifted_operands_and_no_images(fake):
     x, w, _ = operands()
     bias = torch.randn(16)
-    call = cuda_stream.stream_call(PROBLEM.replace(bias=True), (2, 16, 9, 8), torch.contiguous_format, x)
+    call = stream_tensors.stream_call(PROBLEM.replace(bias=True), (2, 16, 9, 8), torch.contiguous_format, x)
     shifted = torch.empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
     assert shifted.data_ptr() % 16
     for each in (x, shifted, x.transpose(2, 3).contiguous().transpose(2, 3)):
         expected = F.conv2d(x.double(), w.double(), bias.double(), padding=1)
         assert (call(each, w, None, bias).double() - expected).norm() <= 1e-5 * expected.norm()
-    none = cuda_stream.stream_call(PROBLEM.replace(mb=0), (0, 16, 9, 8), torch.contiguous_format, x)
+    none = stream_tensors.stream_call(PROBLEM.replace(mb=0), (0, 16, 9, 8), torch.contiguous_format, x)
     assert none(x[:0], w, None).shape == (0, 16, 9, 8)
 
 
@@ -112,7 +111,7 @@ def test_workspaces_come_from_pytorchs_allocator(fake):
     from convdispatch import policy
 
     with policy(solver="im2col"):
-        call = cuda_stream.stream_call(PROBLEM, (2, 16, 9, 8), torch.contiguous_format, x)
+        call = stream_tensors.stream_call(PROBLEM, (2, 16, 9, 8), torch.contiguous_format, x)
     tensors.given.clear()
     driver.log.clear()
     call(x, w, None)
@@ -126,7 +125,7 @@ def test_a_capture_takes_what_is_known_and_leaves_what_is_new(fake):
     problem = PROBLEM.replace(constant_weights=True)
     form = torch.contiguous_format
     packed = Constant(None)
-    call = cuda_stream.stream_call(problem, (2, 16, 9, 8), form, x)
+    call = stream_tensors.stream_call(problem, (2, 16, 9, 8), form, x)
     first = call(x, w, None, None, packed)
     if call.prepared.packed_size:  # a graph's own memory, where PyTorch's allocator serves one, must not hold them
         assert call.prepared.packed_size not in tensors.given
@@ -137,7 +136,7 @@ def test_a_capture_takes_what_is_known_and_leaves_what_is_new(fake):
     assert torch.equal(first, again)
     assert not {"cuStreamSynchronize", "cuMemcpyAsync", "cuModuleLoadData"} & set(driver.names())
     with pytest.raises(Fallback, match="run the model once before") as left:
-        cuda_stream.stream_call(problem.replace(mb=3), (3, 16, 9, 8), form, x)
+        stream_tensors.stream_call(problem.replace(mb=3), (3, 16, 9, 8), form, x)
     assert not left.value.lasting
     if call.prepared.packed_size:
         with pytest.raises(ConvDispatchError, match="make one before"):
@@ -154,7 +153,7 @@ def test_a_program_that_cuda_does_not_load_is_left_with_its_reason(monkeypatch, 
             return True
 
     _, library = install(monkeypatch, device, unlaunchable=Every())
-    monkeypatch.setattr(cuda_stream, "library_of", lambda kind: Tensors(library.devices))
+    monkeypatch.setattr(stream_tensors, "library_of", lambda kind: Tensors(library.devices))
     with pytest.raises(Fallback, match="cannot run on a CUDA stream: its PTX reads"):
-        cuda_stream.stream_call(PROBLEM, (2, 16, 9, 8), torch.contiguous_format, x)
+        stream_tensors.stream_call(PROBLEM, (2, 16, 9, 8), torch.contiguous_format, x)
     dispatch.forget()

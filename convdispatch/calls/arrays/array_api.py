@@ -7,47 +7,42 @@ that write the operands and before those that read the result.
 from __future__ import annotations
 
 import threading
-from collections import deque
-from ctypes import c_void_p
 from typing import Any
 
 import numpy as np
 
 from ...api.errors import InvalidArgument
-from ...device.cuda.stream import CudaMemory, CudaStream, place_of
-from ...device.cuda_driver import NON_BLOCKING
+from ...device.places.stream import Stream, StreamMemory, StreamPlace, dlpack_kind
 from . import interchange
 from .array_library import Library
 from .operands import contiguous_strides
 
 _LEGACY = 1
-"""DLPack's number for CUDA's default stream, whose handle is 0."""
+"""DLPack's number for the default stream, whose handle is 0."""
 _threads = threading.local()
 
 
-def own_stream(number: int) -> CudaStream:
-    """This thread's stream on a CUDA device."""
+def own_stream(place: StreamPlace) -> Stream:
+    """This thread's stream on a device."""
     streams = _threads.__dict__.setdefault("streams", {})
-    if number not in streams:
-        place = place_of(number)
-        with place.cuda.current():
-            streams[number] = CudaStream(place, place.cuda.make("cuStreamCreate", NON_BLOCKING).value or 0)
-    return streams[number]
+    if place not in streams:
+        streams[place] = place.new_stream()
+    return streams[place]
 
 
 class Exported:
     """Memory on a stream as an object with ``__dlpack__``: the consumer's stream waits for the work so far."""
 
-    def __init__(self, memory: CudaMemory, shape: tuple[int, ...], dtype: np.dtype, stream: CudaStream) -> None:
+    def __init__(self, memory: StreamMemory, shape: tuple[int, ...], dtype: np.dtype, stream: Stream) -> None:
         self._memory, self.shape, self.dtype, self._stream = memory, shape, dtype, stream
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return interchange.CUDA, self._stream.place.number
+        return self._stream.place.dlpack, self._stream.place.number
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
         if stream != -1:
             self._stream.before(0 if stream in (None, _LEGACY) else int(stream))
-        location = (interchange.CUDA, self._stream.place.number, self._memory.address)
+        location = (*self.__dlpack_device__(), self._memory.address)
         strides = contiguous_strides(self.shape, self.dtype.itemsize)
         return interchange.capsule(location, self.shape, strides, self.dtype, self._memory)
 
@@ -59,18 +54,25 @@ class Exchange(Library):
 
     def __init__(self, kind: type) -> None:
         self.name = f"{kind.__module__.partition('.')[0]} array"
-        self._in_use: deque[tuple[Any, c_void_p, Any]] = deque()
+        self._devices: dict[tuple[int, int], StreamPlace | None] = {}
+        """Devices by DLPack's type and number."""
 
-    def device(self, array: Any) -> int | None:
-        kind, number = array.__dlpack_device__()
-        if int(kind) not in (interchange.CPU, interchange.CUDA):
-            raise InvalidArgument(f"arrays lie on the CPU or a CUDA device, got DLPack's device ({kind}, {number})")
-        return None if int(kind) == interchange.CPU else int(number)
+    def device(self, array: Any) -> StreamPlace | None:
+        kind, number = where = array.__dlpack_device__()
+        if where not in self._devices:
+            known = dlpack_kind(int(kind))
+            if known is None and int(kind) != interchange.CPU:
+                raise InvalidArgument(f"arrays lie on the CPU or a CUDA device, got DLPack's device ({kind}, {number})")
+            self._devices[where] = None if known is None else known.numbered(int(number))
+        return self._devices[where]
 
-    def stream(self, array: Any, number: int) -> CudaStream:
-        return own_stream(number)
+    def title(self, device: Any) -> str:
+        return str(device)
 
-    def address(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
+    def stream(self, array: Any, device: Any) -> Stream:
+        return own_stream(device)
+
+    def address(self, array: Any, stream: Stream) -> tuple[int, Any]:
         """See Library; for an array that is not contiguous, the address of a copy."""
         view, owner = interchange.imported(array.__dlpack__(stream=stream.handle or _LEGACY))
         if not view.contiguous:
@@ -84,27 +86,20 @@ class Exchange(Library):
     def compact(self, array: Any) -> Any:
         return array.__array_namespace__().asarray(array, copy=True)
 
-    def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream, dtype: str | None = None) -> Any:
+    def empty(self, shape: tuple[int, ...], like: Any, stream: Stream, dtype: str | None = None) -> Any:
         names = like.__array_namespace__()
         return names.empty(shape, dtype=getattr(names, dtype) if dtype else like.dtype, device=like.device)
 
-    def finished(self, array: Any, stream: CudaStream) -> Any:
+    def finished(self, array: Any, stream: Stream) -> Any:
         """A new array over the memory of the written array, whose readers wait for the stream."""
         address, held = self.address(array, stream)
         shape, dtype = tuple(array.shape), np.dtype(array.dtype)
-        memory = CudaMemory(address, array.nbytes, held)
+        memory = StreamMemory(address, array.nbytes, held)
         return array.__array_namespace__().from_dlpack(Exported(memory, shape, dtype, stream))
 
-    def keep(self, stream: CudaStream, held: Any) -> None:
+    def keep(self, stream: Stream, held: Any) -> None:
         """Keep operands alive until the stream's work so far is done, because their library would reuse the memory."""
-        event = stream.mark()
-        self._in_use.append((stream.place.cuda, event, held))
-        while self._in_use:
-            cuda, oldest, _ = self._in_use[0]
-            if cuda.driver.cuEventQuery(oldest):
-                return
-            cuda.driver.cuEventDestroy_v2(oldest)
-            self._in_use.popleft()
+        stream.keep(held)
 
     def from_host(self, array: np.ndarray, like: Any) -> Any:
         namespace = like.__array_namespace__()

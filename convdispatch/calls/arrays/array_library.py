@@ -1,17 +1,18 @@
-"""The interface to another library's arrays: their device, address and stream, and new arrays of the same library."""
+"""The interface to another library's arrays: their device, address and stream, and new arrays of the same library.
+
+A device with streams is a number, unless a library knows several kinds of them: then it is a ``StreamPlace``.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...api.dtypes import dtype_name
-
-if TYPE_CHECKING:
-    from ...device.cuda.stream import CudaStream
+from ...device.places.stream import Stream, stream_kind
 
 
 class Library:
@@ -23,12 +24,19 @@ class Library:
     records_gradients = False
     """Whether the library's arrays are PyTorch tensors, whose changes since the last call are quick to detect."""
 
-    def device(self, array: Any) -> int | None:
-        """The number of the CUDA device; None for host memory."""
+    stream_kind = "cuda"
+    """The kind of the streams of the library's devices, a name in ``KINDS`` of ``device/places/stream``."""
+
+    def device(self, array: Any) -> Any:
+        """The array's device with streams; None for host memory."""
         return 0
 
-    def place(self, array: Any) -> int | None:
-        """The CUDA device number of an operand; None for host memory, for a missing operand and for NumPy constants."""
+    def title(self, device: Any) -> str:
+        """What errors call a device with streams."""
+        return f"{stream_kind(self.stream_kind).title} {device}"
+
+    def place(self, array: Any) -> Any:
+        """The ``device`` of an operand; None for host memory, for a missing operand and for NumPy constants."""
         if array is None:
             return None
         try:
@@ -46,11 +54,11 @@ class Library:
         """The ``place`` of each operand, and whatever else distinguishes such operands from others."""
         return (*[self.place(array) for array in given], *map(type, given))
 
-    def pointer(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
+    def pointer(self, array: Any, stream: Stream) -> tuple[int, Any]:
         """As ``address``, but 0 for an array that is not contiguous."""
         return self.address(array, stream) if self.contiguous(array) else (0, None)
 
-    def pointers(self, arrays: Sequence[Any], stream: CudaStream) -> list[int]:
+    def pointers(self, arrays: Sequence[Any], stream: Stream) -> list[int]:
         """The addresses of arrays that live until the work is launched; 0 for an array that is not contiguous."""
         return [self.pointer(array, stream)[0] for array in arrays]
 
@@ -58,15 +66,15 @@ class Library:
         """The dtype's name: the header's, or NumPy's own."""
         return dtype_name(np.dtype(array.dtype))
 
-    def stream(self, array: Any, number: int) -> CudaStream:
+    def stream(self, array: Any, device: Any) -> Stream:
         """The caller's current stream on the array's device."""
         raise NotImplementedError
 
-    def is_current(self, stream: CudaStream) -> bool:
+    def is_current(self, stream: Stream) -> bool:
         """Whether the stream's device is the calling thread's current device."""
-        return stream.place.cuda.is_current()
+        return stream.place.is_current()
 
-    def address(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
+    def address(self, array: Any, stream: Stream) -> tuple[int, Any]:
         """Returns (address of the first element, an object that must live until the work is on the stream)."""
         return array.__cuda_array_interface__["data"][0], array
 
@@ -79,15 +87,15 @@ class Library:
         """A contiguous copy on the device, in the order of the current stream."""
         raise NotImplementedError
 
-    def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream, dtype: str | None = None) -> Any:
+    def empty(self, shape: tuple[int, ...], like: Any, stream: Stream, dtype: str | None = None) -> Any:
         """A new array with undefined values on the device of ``like``, of its dtype or another."""
         raise NotImplementedError
 
-    def finished(self, array: Any, stream: CudaStream) -> Any:
+    def finished(self, array: Any, stream: Stream) -> Any:
         """The array that the caller gets for a result, its own or one from ``empty``, once the call is launched."""
         return array
 
-    def keep(self, stream: CudaStream, held: Any) -> None:
+    def keep(self, stream: Stream, held: Any) -> None:
         """Keep operands alive while the stream uses them, where the library does not do so itself."""
 
     def host_address(self, array: Any) -> int | None:

@@ -22,9 +22,9 @@ import numpy as np
 from ...api.dtypes import numpy_dtype
 from ...api.errors import InvalidArgument
 from ...device import runtime
-from ...device.cuda.stream import CudaMemory, CudaStream, address_of, place_of
 from ...device.cuda_driver import cuda_of
 from ...device.memory import allocator as memory
+from ...device.places.stream import Stream, StreamMemory, dlpack_kind
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -109,10 +109,10 @@ def _span(tensor: Strided) -> int:
 
 def _address(tensor: Strided, stream: Any = None) -> tuple[int, int, int]:
     """The DLPack device type, device number and address of the first element, with values ready for ``stream``."""
-    if isinstance(tensor.queue, CudaStream):
+    if isinstance(tensor.queue, Stream):
         if stream != -1:  # DLPack's streams None and 1 are the default stream; -1 asks for no synchronization
             tensor.queue.before(0 if stream in (None, 1) else int(stream))
-        return CUDA, tensor.queue.place.number, address_of(tensor.base_data) + tensor.offset
+        return *dlpack_device(tensor), tensor.queue.address_of(tensor.base_data) + tensor.offset
     host = host_address(tensor.queue, tensor.base_data, min(_span(tensor), tensor.base_data.size))
     if host is not None:
         return CPU, 0, host + tensor.offset
@@ -149,8 +149,8 @@ def _interface(tensor: Strided, address: int) -> dict[str, Any]:
 
 def dlpack_device(tensor: Strided) -> tuple[int, int]:
     """Returns (device type, device number) in DLPack's numbering."""
-    if isinstance(tensor.queue, CudaStream):
-        return CUDA, tensor.queue.place.number
+    if isinstance(tensor.queue, Stream):
+        return tensor.queue.place.dlpack, tensor.queue.place.number
     if runtime.device_info(tensor.queue.device).type == "cpu":
         return CPU, 0
     cuda = cuda_of(tensor.queue.device)
@@ -205,8 +205,11 @@ def from_dlpack(kind: type, source: Any, queue: cl.CommandQueue | None = None) -
     source's own work must be done, or ordered by its ``__dlpack__``. Raises InvalidArgument.
     """
     kind_of_device, number = source.__dlpack_device__() if hasattr(source, "__dlpack_device__") else (CPU, 0)
-    if isinstance(queue, CudaStream) or (queue is None and int(kind_of_device) == CUDA):
-        return _over_cuda(kind, source, queue or CudaStream(place_of(int(number)), 0))
+    streams = dlpack_kind(int(kind_of_device)) if queue is None else None
+    if streams is not None:
+        queue = streams.numbered(int(number)).stream(0)  # type: ignore[assignment]
+    if isinstance(queue, Stream):
+        return _on_stream(kind, source, queue)
     queue = queue or runtime.queue()
     view, owner = imported(source.__dlpack__(), use=False)
     dtype, shape, strides, address, where = view.dtype, view.shape, view.strides, view.address, view.device
@@ -228,15 +231,15 @@ def from_dlpack(kind: type, source: Any, queue: cl.CommandQueue | None = None) -
     return kind(buffer, shape, dtype, queue, strides, offset)
 
 
-def _over_cuda(kind: type, source: Any, stream: CudaStream) -> Any:
-    """A tensor over another library's CUDA memory, for work on a CUDA stream."""
+def _on_stream(kind: type, source: Any, stream: Stream) -> Any:
+    """A tensor over another library's memory of a stream's device, for work on the stream."""
+    device = stream.place.dlpack, stream.place.number
     view, owner = imported(source.__dlpack__(stream=stream.handle or 1), use=False)
-    if view.device != (CUDA, stream.place.number):
+    if view.device != device:
         raise InvalidArgument(
-            f"the source lies on DLPack device {view.device}, the stream's device is {(CUDA, stream.place.number)}: "
-            "copy it there first"
+            f"the source lies on DLPack device {view.device}, the stream's device is {device}: copy it there first"
         )
-    memory = CudaMemory(view.address, span(view.shape, view.strides, view.dtype), owner())
+    memory = StreamMemory(view.address, span(view.shape, view.strides, view.dtype), owner())
     return kind(memory, view.shape, view.dtype, stream, view.strides, 0)
 
 

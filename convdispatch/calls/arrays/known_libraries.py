@@ -10,17 +10,15 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...api.dtypes import ALL_DTYPES, dtype_name, numpy_dtype
 from ...api.errors import InvalidArgument
-from ...device.cuda_driver import CudaError
+from ...device.memory.allocator import NoDeviceMemory
+from ...device.places.stream import KINDS, Stream, stream_kind
 from .array_library import Library
-
-if TYPE_CHECKING:
-    from ...device.cuda.stream import CudaStream
 
 _known: dict[type, Library | None] = {}
 BARE = Library()
@@ -45,25 +43,23 @@ class Torch(Library):
     def __init__(self, torch: Any) -> None:
         self.torch = torch
         self._names = {getattr(torch, row.array_name): name for name, row in ALL_DTYPES.items()}
-        self.streams: dict[tuple[int, int], CudaStream] = {}
-        """The CudaStreams by the device's number and the stream's handle."""
-        self.raw = getattr(torch._C, "_cuda_getCurrentRawStream", None) or self._current_stream
-        """A function that returns the handle of the current stream on the device of a given number."""
-        self.current = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
-        """A function that returns the number of this thread's current CUDA device."""
-
-    def _current_stream(self, number: int) -> int:
-        return int(self.torch.cuda.current_stream(number).cuda_stream)
+        self.streams: dict[tuple[int, int], Stream] = {}
+        """The streams by the device's number and the stream's handle."""
+        self.stream_kind = next((kind for kind in KINDS if stream_kind(kind).serves(torch)), "cuda")
+        kind = stream_kind(self.stream_kind)
+        self.device_type, (self.raw, self.current) = kind.torch_type, kind.torch_functions(torch)
+        """The functions that return the handle of the current stream of a device, and the current device's number."""
 
     def device(self, array: Any) -> int | None:
         """See Library. Raises InvalidArgument for a tensor whose gradient would be lost."""
         if array.requires_grad and self.torch.is_grad_enabled():
             raise InvalidArgument(_GRADIENT_LOST)
-        if array.is_cuda:
-            return array.get_device()
-        if array.device.type != "cpu":
-            raise InvalidArgument(f"a torch tensor must be on the CPU or a CUDA device, got {array.device}")
-        return None
+        if array.is_cpu:
+            return None
+        if array.device.type != self.device_type:
+            known = self.stream_kind.upper()
+            raise InvalidArgument(f"a torch tensor must be on the CPU or a {known} device, got {array.device}")
+        return array.get_device()
 
     def places(self, given: Sequence[Any]) -> tuple[Any, ...]:
         """See Library; tensors are checked first by attributes that only tensors have."""
@@ -80,24 +76,25 @@ class Torch(Library):
             return super().places(given)
         return super().places(given) if -1 in devices else devices
 
-    def pointer(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
+    def pointer(self, array: Any, stream: Stream) -> tuple[int, Any]:
         return (array.data_ptr(), array) if array.is_contiguous() else (0, None)
 
-    def pointers(self, arrays: Sequence[Any], stream: CudaStream) -> list[int]:
+    def pointers(self, arrays: Sequence[Any], stream: Stream) -> list[int]:
         return [array.data_ptr() if array.is_contiguous() else 0 for array in arrays]
 
     def dtype(self, array: Any) -> str:
         return self._names.get(array.dtype) or str(array.dtype).removeprefix("torch.")
 
-    def stream(self, array: Any, number: int) -> CudaStream:
+    def stream(self, array: Any, number: int) -> Stream:
         raw = self.raw(number)
-        cuda_stream = self.streams.get((number, raw))
-        if cuda_stream is None:
-            allocate = functools.partial(self._allocate, self.torch.device("cuda", number))
-            cuda_stream = self.streams[number, raw] = _stream(number, raw, allocate)
-        return cuda_stream
+        stream = self.streams.get((number, raw))
+        if stream is None:
+            allocate = functools.partial(self._allocate, self.torch.device(self.device_type, number))
+            place = stream_kind(self.stream_kind).numbered(number)
+            stream = self.streams[number, raw] = place.stream(raw, allocate)
+        return stream
 
-    def is_current(self, stream: CudaStream) -> bool:
+    def is_current(self, stream: Stream) -> bool:
         """See Library. Only PyTorch's device number is compared; without a CUDA context the launch itself fails."""
         return bool(self.current() == stream.place.number)
 
@@ -105,10 +102,10 @@ class Torch(Library):
         try:
             block = self.torch.empty(size, dtype=self.torch.uint8, device=device)
         except self.torch.OutOfMemoryError as error:
-            raise CudaError(f"CUDA_ERROR_OUT_OF_MEMORY, says PyTorch: {error}") from None
+            raise NoDeviceMemory(f"PyTorch has no memory left: {error}") from None
         return block.data_ptr(), block
 
-    def address(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
+    def address(self, array: Any, stream: Stream) -> tuple[int, Any]:
         return array.data_ptr(), array
 
     def contiguous(self, array: Any) -> bool:
@@ -117,15 +114,12 @@ class Torch(Library):
     def compact(self, array: Any) -> Any:
         return array.contiguous()
 
-    def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream, dtype: str | None = None) -> Any:
+    def empty(self, shape: tuple[int, ...], like: Any, stream: Stream, dtype: str | None = None) -> Any:
         return (
             like.new_empty(shape, dtype=getattr(self.torch, ALL_DTYPES[dtype].array_name))
             if dtype
             else like.new_empty(shape)
         )
-
-    def finished(self, array: Any, stream: CudaStream) -> Any:
-        return array
 
     def host_address(self, array: Any) -> int:
         try:
@@ -172,17 +166,18 @@ class CuPy(Library):
     def device(self, array: Any) -> int | None:
         return int(array.device.id)
 
-    def stream(self, array: Any, number: int) -> CudaStream:
+    def stream(self, array: Any, number: int) -> Stream:
         cuda = self.cupy.cuda
         with cuda.Device(number):
-            return _stream(number, cuda.get_current_stream().ptr, functools.partial(self._allocate, number))
+            place = stream_kind(self.stream_kind).numbered(number)
+            return place.stream(cuda.get_current_stream().ptr, functools.partial(self._allocate, number))
 
     def _allocate(self, number: int, size: int) -> tuple[int, Any]:
         with self.cupy.cuda.Device(number):
             block = self.cupy.cuda.alloc(size)
         return block.ptr, block
 
-    def address(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
+    def address(self, array: Any, stream: Stream) -> tuple[int, Any]:
         return array.data.ptr, array
 
     def contiguous(self, array: Any) -> bool:
@@ -192,7 +187,7 @@ class CuPy(Library):
         with array.device:
             return self.cupy.ascontiguousarray(array)
 
-    def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream, dtype: str | None = None) -> Any:
+    def empty(self, shape: tuple[int, ...], like: Any, stream: Stream, dtype: str | None = None) -> Any:
         with like.device:
             return self.cupy.empty(shape, numpy_dtype(dtype) if dtype else like.dtype)
 
@@ -217,14 +212,14 @@ class Numba(Library):
     def device(self, array: Any) -> int | None:
         return int(getattr(array.gpu_data.device, "id", 0)) if hasattr(array.gpu_data, "device") else 0
 
-    def stream(self, array: Any, number: int) -> CudaStream:
+    def stream(self, array: Any, number: int) -> Stream:
         handle = getattr(array.stream, "handle", 0) or 0
-        return _stream(number, int(getattr(handle, "value", handle) or 0))
+        return stream_kind(self.stream_kind).numbered(number).stream(int(getattr(handle, "value", handle) or 0))
 
     def compact(self, array: Any) -> Any:
         raise InvalidArgument("a Numba array must be contiguous (C order), got one with gaps: copy it first")
 
-    def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream, dtype: str | None = None) -> Any:
+    def empty(self, shape: tuple[int, ...], like: Any, stream: Stream, dtype: str | None = None) -> Any:
         return self.cuda.device_array(shape, numpy_dtype(dtype) if dtype else like.dtype, stream=like.stream)
 
     def fetch(self, array: Any) -> np.ndarray:
@@ -264,12 +259,6 @@ def _find(kind: type) -> Library | None:
 
         return Exchange(kind)
     return None
-
-
-def _stream(number: int, handle: int, allocate: Any = None) -> CudaStream:
-    from ...device.cuda.stream import CudaStream, place_of
-
-    return CudaStream(place_of(number), handle, allocate)
 
 
 @functools.lru_cache(maxsize=1)

@@ -18,6 +18,7 @@ from ...api.errors import InvalidArgument
 from ...device import runtime
 from ...device.commands.host_memory import HostMemory
 from ...device.commands.queues import commands_of
+from ...device.places.stream import Stream
 from ...selection.prepared import Constant
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Operands:
             if commands_of(self.queue).replayed:
                 array_queue.finish()  # a recording that is replayed cannot wait for events of other queues
             else:
-                if commands_of(self.queue).kind == "cuda":
+                if isinstance(self.queue, Stream):
                     runtime.hold(self.queue, array_queue)
                 else:
                     before.append(runtime.pending(array_queue))

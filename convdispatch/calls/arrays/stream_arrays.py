@@ -1,7 +1,7 @@
-"""Arrays in CUDA memory, as operands and results of a call: addresses, new results, the caller's stream.
+"""Arrays on a device with streams, as operands and results of a call: addresses, new results, the caller's stream.
 
 A library's arrays are here; those of PyTorch's operators, whose tensors have memory formats, are in
-``torch/eager/cuda_stream``.
+``torch/eager/stream_tensors``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from ...api.errors import InvalidArgument
 from ...api.policy import forbid_when_frozen
 from ...api.problem import ConvProblem
-from ...device.cuda.stream import CudaMemory, CudaStream
+from ...device.places.stream import Stream, StreamMemory
 from ...selection.prepared import Constant
 from .array_library import Library
 
@@ -23,21 +23,21 @@ ALIGNMENT = 16
 
 
 class StreamArrays:
-    """The arrays of one library on one CUDA device, given by its number."""
+    """The arrays of one library on one device."""
 
-    def __init__(self, library: Library, number: int, problem: ConvProblem) -> None:
-        self.library, self.number = library, number
+    def __init__(self, library: Library, device: Any, problem: ConvProblem) -> None:
+        self.library, self.device = library, device
         self.shape, self._dtype = problem.out_shape, problem.out_dtype or problem.dtype
         self.strides = tuple(accumulate(self.shape[:0:-1], mul, initial=1))[::-1]
         self._other_dtype = self._dtype if problem.quantized else None
         self.is_current, self.copies = library.is_current, library.copies
         self.finished, self.keep = library.finished, library.keep
 
-    def stream(self, input1: Any) -> CudaStream:
+    def stream(self, input1: Any) -> Stream:
         """The caller's current stream."""
-        return self.library.stream(input1, self.number)
+        return self.library.stream(input1, self.device)
 
-    def allocate(self, input1: Any, stream: CudaStream) -> Any:
+    def allocate(self, input1: Any, stream: Stream) -> Any:
         """A new result on the device of ``input1``."""
         forbid_when_frozen("allocate the result (pass out=)")
         return self.library.empty(self.shape, input1, stream, self._other_dtype)
@@ -53,7 +53,7 @@ class StreamArrays:
             raise InvalidArgument(f"a {self.library.name} cannot be written to: pass no out")
         check(tuple(out.shape), self.library.dtype(out), self._dtype)
 
-    def addresses(self, operands: Sequence[Any], bias: Any, residual: Any, stream: CudaStream) -> list[int] | None:
+    def addresses(self, operands: Sequence[Any], bias: Any, residual: Any, stream: Stream) -> list[int] | None:
         """The addresses of x, w, y, bias and residual, 0 for a missing one; None if kernels cannot read x, w or y in
         place."""
         pointers = self.library.pointers(operands, stream)
@@ -66,7 +66,7 @@ class StreamArrays:
                 pointers.append(self.library.pointer(each, stream)[0] or 1)
         return pointers if pointers[0] and pointers[1] and pointers[2] else None
 
-    def memory(self, array: Any, stream: CudaStream, size: int, out: bool = False, of_bias: bool = False) -> CudaMemory:
+    def memory(self, array: Any, stream: Stream, size: int, out: bool = False, of_bias: bool = False) -> StreamMemory:
         """The memory of an array, or of its copy in the stream's order: contiguous, and aligned for vector loads."""
         library = self.library
         address, held = library.pointer(array, stream)
@@ -74,7 +74,7 @@ class StreamArrays:
             if out and not library.contiguous(array):
                 raise InvalidArgument(f"out must be contiguous, got one of shape {tuple(array.shape)} with gaps")
             address, held = library.address(array if library.contiguous(array) else library.compact(array), stream)
-        region = CudaMemory(address, size, held)
+        region = StreamMemory(address, size, held)
         if out or address % ALIGNMENT == 0:
             return region
         aligned = stream.allocate(size)

@@ -62,8 +62,7 @@ def _lower_priority(steps: int) -> None:
 def _planner(device: Any) -> Any:
     """Returns ``plan(problem, for_cuda)``, which loads every program of the plan once, so that drivers cache it."""
     from ...device import runtime
-    from ...device.cuda.stream import CudaStream, place_of
-    from ...device.cuda_driver import cuda_of, number_of
+    from ...device.places.stream import place_of_device
     from ...device.programs.ptx_program import for_streams
     from ...selection import dispatch
     from ..stream_call import loaded_launches
@@ -71,13 +70,13 @@ def _planner(device: Any) -> Any:
     context = runtime.context(device)
 
     def plan(problem: Any, for_cuda: bool) -> Any:
-        on_streams = for_cuda and cuda_of(device) is not None
-        with for_streams() if on_streams else contextlib.nullcontext():
+        place = place_of_device(device) if for_cuda else None
+        with for_streams() if place is not None else contextlib.nullcontext():
             prepared = dispatch.prepare(problem, context)
-        if on_streams:
+        if place is not None:
             # The parent process gets the same error when it loads the plan, and reports it.
             with contextlib.suppress(Exception):
-                stream = CudaStream(place_of(number_of(device)), 0)
+                stream = place.stream(0)
                 with stream.current():
                     loaded_launches(prepared, stream)
         return prepared

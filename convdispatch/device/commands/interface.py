@@ -2,7 +2,7 @@
 
 A plan passes its queue on to launches, products and copies; ``queues.commands_of`` returns the Commands for a queue:
 they launch, copy, fill, allocate and call. There are four kinds: an OpenCL queue (``queues``), host memory under a CPU
-device's queue (``host_memory``), a CUDA stream (``device.cuda.stream``) and a recording (``recording``), which is
+device's queue (``host_memory``), a stream of a device (``places.stream``) and a recording (``recording``), which is
 replayed on any of the others.
 """
 

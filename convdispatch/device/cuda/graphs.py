@@ -1,4 +1,7 @@
-"""CUDA graphs: commands captured once and launched together; a kernel's launch then takes under 1 us of the device."""
+"""CUDA graphs: commands captured once and launched together; a kernel's launch then takes under 1 us of the device.
+
+Numbers that are asked for anew at each replay are no part of a graph: the kernels that take one stand between graphs.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,16 @@ from collections.abc import Callable, Sequence
 from ctypes import byref, c_void_p
 from typing import Any
 
-from ..cuda_driver import NON_BLOCKING
-from .stream import CudaPlace, CudaStream
+from ..commands.recording import Command
+from ..replay.schedule import Schedule
 
 _RELAXED = 2  # CUDA's constant CU_STREAM_CAPTURE_MODE_RELAXED
-
-
-def side_streams(place: CudaPlace, count: int) -> list[CudaStream]:
-    """New streams of a device, which do not wait for its default stream."""
-    with place.cuda.current():
-        return [CudaStream(place, place.cuda.make("cuStreamCreate", NON_BLOCKING).value or 0) for _ in range(count)]
 
 
 class CudaGraph:
     """A CUDA graph of the commands that ``give()`` enqueues on ``streams``; it begins and ends on the first stream."""
 
-    def __init__(self, streams: Sequence[CudaStream], give: Callable[[], Any]) -> None:
+    def __init__(self, streams: Sequence[Any], give: Callable[[], Any]) -> None:
         """Raises what ``give`` raises, and CudaError if the driver cannot capture its commands."""
         self.place, self._instance = streams[0].place, c_void_p()
         cuda, graph = self.place.cuda, c_void_p()
@@ -42,7 +39,7 @@ class CudaGraph:
             finally:
                 cuda("cuGraphDestroy", graph)
 
-    def launch(self, stream: CudaStream) -> None:
+    def launch(self, stream: Any) -> None:
         """Launch the graph on a stream of the device."""
         stream.launch_graph(self._instance)
 
@@ -50,3 +47,65 @@ class CudaGraph:
         if self._instance.value and not sys.is_finalizing():
             with self.place.cuda.current():
                 self.place.cuda.driver.cuGraphExecDestroy(self._instance)
+
+
+class GraphReplay:
+    """A recording as CUDA graphs, on the memory that OpenCL's replay has; called with a stream of ``place``.
+
+    Raises Unlaunchable where a program or a plan cannot run on a CUDA stream, ConvDispatchError where its memory is
+    OpenCL's alone, CudaError where the driver captures no graph of it.
+    """
+
+    def __init__(
+        self, commands: Sequence[Command], schedule: Schedule, memory: Callable[[Any], Any], place: Any
+    ) -> None:
+        self._streams = [place.new_stream() for _ in range(schedule.queues)]
+        first = self._streams[0]
+        with place.cuda.current():
+            runs = [command.make(memory, first) for command in commands]
+            if schedule.queues > 1:
+                graph = CudaGraph(self._streams, lambda: self._branches(schedule, runs))
+                self.parts: list[Callable[[Any], Any]] = [graph.launch]
+            else:
+                self.parts = [*self._in_order(commands, runs)]
+
+    def _in_order(self, commands: Sequence[Command], runs: Sequence[Callable[..., Any]]) -> Any:
+        """CUDA graphs of all commands, and between the graphs the commands with late numbers."""
+        first, waiting = self._streams[0], []
+        for command, run in zip(commands, runs, strict=True):
+            if not command.late:
+                waiting.append(run)
+                continue
+            if waiting:
+                yield self._graph(first, waiting).launch
+                waiting = []
+            yield run
+        if waiting:
+            yield self._graph(first, waiting).launch
+
+    @staticmethod
+    def _graph(stream: Any, runs: Sequence[Callable[..., Any]]) -> CudaGraph:
+        return CudaGraph([stream], lambda: [run(stream) for run in runs])
+
+    def _branches(self, schedule: Schedule, runs: Sequence[Callable[..., Any]]) -> None:
+        """Every step on its stream, after the steps of other streams that it needs."""
+        streams, events = self._streams, []
+        start, done = streams[0].mark(), dict[int, Any]()
+        events.append(start)
+        for step in schedule.steps:
+            stream = streams[step.queue]
+            for event in [done[other] for other in step.after] or ([start] if step.starts else []):
+                stream.wait_for(event)
+            for place in step.commands:
+                runs[place](stream)
+            if step.awaited:
+                done[step.key] = stream.mark()
+                events.append(done[step.key])
+        for event in events:
+            streams[0].place.cuda("cuEventDestroy_v2", event)
+
+    def __call__(self, stream: Any) -> None:
+        """Give everything to a stream; never waits."""
+        with stream.current():
+            for part in self.parts:
+                part(stream)

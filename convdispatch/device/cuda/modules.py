@@ -22,9 +22,10 @@ import numpy as np
 from ...api import settings
 from ..cache import artifact_store
 from ..cuda_driver import Cuda, CudaError, cuda_call
+from ..places.stream import Unlaunchable
 from ..startup_profile import phase
 from .machine_code import machine_code, note
-from .ptx import Parameter, Unlaunchable, dynamic_shared, entries, for_cuda, in_one_row, overlapping
+from .ptx import Parameter, dynamic_shared, entries, for_cuda, in_one_row, overlapping
 
 if TYPE_CHECKING:
     from ..commands.interface import Kernel

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ...api.errors import ConvDispatchError
+from ..places.stream import Unlaunchable
 
 _REGISTER = re.compile(r"%envreg(\d+)\b")
 _REGISTER_VALUES = dict.fromkeys(range(6), "0") | {6 + i: f"%nctaid.{axis}" for i, axis in enumerate("xyz")}
@@ -31,10 +31,6 @@ MOST_STATIC_SHARED = 48 << 10
 
 _MAX_CACHED_TEXTS = 16
 """The number of parsed texts that are cached: a text is parsed when it is built, and when CUDA's driver loads it."""
-
-
-class Unlaunchable(ConvDispatchError):
-    """A program or a plan cannot run on a CUDA stream; the message says why."""
 
 
 class Parameter(NamedTuple):

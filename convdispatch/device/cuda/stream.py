@@ -18,22 +18,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ...api.errors import ConvDispatchError, NoDevice
-from ..commands.interface import Commands, Kernel
-from ..cuda_driver import NO_TIMING, Cuda, CudaError, cuda_of, number_of, unavailable
+from ..commands.interface import Kernel
+from ..cuda_driver import NO_TIMING, NON_BLOCKING, Cuda, CudaError, cuda_of, number_of, unavailable
 from ..memory import allocator
 from ..native import loading
+from ..places.stream import Allocate, Stream, StreamMemory, StreamPlace
+from .graphs import GraphReplay
+from .launches import CudaLaunches
 from .memory_pool import CudaPool
 from .modules import Function, function_of
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-Allocate = Callable[[int], tuple[int, Any]]
-"""``allocate(size) -> (address, owner)``: memory for work on the stream, which the owner's destructor frees."""
+    from ..commands.recording import Command
+    from ..executable import Executable
+    from ..replay.schedule import Schedule
+
 _LATE_ERRORS = {700, 710, 713, 714, 715, 716, 717, 718, 719}
 """CUDA's codes of errors that a kernel caused before the call that returns them; each of them loses the context."""
 BLOCKING = "CUDA_LAUNCH_BLOCKING"
-BLOCKED = os.environ.get(BLOCKING, "0") not in ("", "0")  # CUDA also reads CUDA_LAUNCH_BLOCKING only once per process
 _lock = threading.Lock()
 
 
@@ -47,32 +51,78 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-class CudaMemory:
-    """Memory of ``size`` bytes at a CUDA address; ``held`` is an object that must live as long."""
-
-    __slots__ = ("address", "held", "size")
-
-    def __init__(self, address: int, size: int, held: Any = None) -> None:
-        self.address, self.size, self.held = address, size, held
-
-    def get_sub_region(self, offset: int, size: int) -> CudaMemory:
-        """``size`` bytes from byte ``offset`` on; keeps the whole memory alive."""
-        return CudaMemory(self.address + offset, size, self)
-
-    def __repr__(self) -> str:
-        return f"CudaMemory({self.size} bytes at {self.address:#x})"
-
-
-class CudaPlace(NamedTuple):
+class CudaPlace(StreamPlace):
     """A CUDA device and the OpenCL device of the same hardware: CUDA launches what OpenCL compiled."""
 
-    number: int
-    device: cl.Device
-    context: cl.Context
-    cuda: Cuda
-    pool: CudaPool
-    recent: deque[str]
-    """The solvers that were launched last, for the message about a fault."""
+    kind = torch_type = "cuda"
+    title, dlpack, xla, torch_graph = "CUDA's device", 2, "CUDA", "CUDAGraph"
+    blocking = os.environ.get(BLOCKING, "0") not in ("", "0")  # CUDA also reads CUDA_LAUNCH_BLOCKING once per process
+
+    def __init__(self, number: int, device: cl.Device, context: cl.Context, cuda: Cuda, pool: CudaPool) -> None:
+        super().__init__(number, device, context)
+        self.cuda, self.pool = cuda, pool
+        self._held = deque[tuple[c_void_p, Any]]()
+        """Events, and what must live until each is over."""
+
+    @classmethod
+    def numbered(cls, number: int) -> CudaPlace:
+        """The place of a CUDA device. Raises NoDevice where NVIDIA's OpenCL has no such device."""
+        with _lock:  # while one thread makes the CudaPlace, others wait for it
+            return _place_of(number)
+
+    @classmethod
+    def of_device(cls, device: cl.Device) -> CudaPlace | None:
+        cuda = cuda_of(device)
+        return None if cuda is None else cls.numbered(cuda.number)
+
+    @classmethod
+    def serves(cls, torch: Any) -> bool:
+        return bool(torch.version.cuda)
+
+    @classmethod
+    def torch_functions(cls, torch: Any) -> tuple[Callable[[int], int], Callable[[], int]]:
+        def current_stream(number: int) -> int:
+            return int(torch.cuda.current_stream(number).cuda_stream)
+
+        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None) or current_stream
+        return raw, getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
+
+    def stream(self, handle: int, allocate: Allocate | None = None) -> CudaStream:
+        return CudaStream(self, handle, allocate)
+
+    def new_stream(self) -> CudaStream:
+        with self.cuda.current():
+            return CudaStream(self, self.cuda.make("cuStreamCreate", NON_BLOCKING).value or 0)
+
+    def bind(self, executable: Executable) -> CudaLaunches | None:
+        """See StreamPlace; also None for an executable with memory of its own, which is OpenCL's."""
+        for kernel, arguments, _ in executable.launches:
+            for argument, dtype in zip(arguments, kernel.dtypes, strict=True):
+                if dtype is None and hasattr(argument, "int_ptr"):
+                    return None
+        return None if executable.opaque else CudaLaunches(executable, self.cuda)
+
+    def replay(
+        self, commands: Sequence[Command], schedule: Schedule, memory: Callable[[Any], Any]
+    ) -> Callable[[Any], Any]:
+        """See StreamPlace; as CUDA graphs."""
+        return GraphReplay(commands, schedule, memory, self)
+
+    def current(self) -> Any:
+        return self.cuda.current()
+
+    def is_current(self) -> bool:
+        return self.cuda.is_current()
+
+    def keep_until(self, event: c_void_p, held: Any) -> None:
+        """Hold objects until a CUDA event is over."""
+        self._held.append((event, held))
+        while self._held:
+            first, _ = self._held[0]
+            if self.cuda.driver.cuEventQuery(first):
+                return
+            self.cuda.driver.cuEventDestroy_v2(first)
+            self._held.popleft()
 
 
 class PoolPlace(NamedTuple):
@@ -80,12 +130,6 @@ class PoolPlace(NamedTuple):
 
     device: cl.Device
     kind: str = "cuda"
-
-
-def place_of(number: int) -> CudaPlace:
-    """The CudaPlace of a CUDA device. Raises NoDevice where NVIDIA's OpenCL has no such device."""
-    with _lock:  # while one thread makes the CudaPlace, others wait for it
-        return _place_of(number)
 
 
 @functools.lru_cache(maxsize=64)
@@ -96,47 +140,22 @@ def _place_of(number: int) -> CudaPlace:
         cuda = cuda_of(device) if number_of(device) == number else None
         if cuda is not None:
             pool = allocator.join(PoolPlace(device), CudaPool(cuda))
-            return CudaPlace(number, device, context(device), cuda, pool, deque(maxlen=8))
+            return CudaPlace(number, device, context(device), cuda, pool)
     why = unavailable() or "NVIDIA's OpenCL lists no such device (is its vendor file there? convdispatch doctor tells)"
     raise NoDevice(f"no OpenCL device for CUDA's device {number}, whose compiler makes the kernels: {why}")
 
 
-class CudaStream(Commands):
-    """Commands for one stream of a CUDA device. Memory is CudaMemory, or OpenCL buffers that CUDA sees too.
+class CudaStream(Stream):
+    """Commands for one stream of a CUDA device."""
 
-    ``allocate`` is the caller's allocator; the default is a pool in the stream's order. The stream itself takes the
-    place of its commands' events: ``wait`` waits for all of them.
-    """
-
-    __slots__ = ("_allocate", "_stream", "early", "handle", "place")
-    kind = "cuda"
-    properties = 0
-    """The properties of an in-order OpenCL queue, which a stream behaves like."""
+    __slots__ = ("_stream", "early")
+    place: CudaPlace
     early: bool
     """Whether the last command was a kernel, so that the next kernel may be launched before it has ended."""
 
     def __init__(self, place: CudaPlace, handle: int, allocate: Allocate | None = None) -> None:
-        self.place, self.handle, self._allocate = place, handle, allocate
+        super().__init__(place, handle, allocate)
         self._stream, self.early = c_void_p(handle), False
-
-    @property
-    def context(self) -> cl.Context:  # type: ignore[override]
-        """OpenCL's context, for which programs are compiled."""
-        return self.place.context
-
-    @property
-    def device(self) -> cl.Device:  # type: ignore[override]
-        """OpenCL's device."""
-        return self.place.device
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CudaStream) and (self.place.number, self.handle) == (other.place.number, other.handle)
-
-    def __hash__(self) -> int:
-        return hash((self.place.number, self.handle))
-
-    def __repr__(self) -> str:
-        return f"CudaStream({self.handle:#x} on CUDA's device {self.place.number})"
 
     # --- commands (see the class Commands) ---------------------------------------------------------------------------
 
@@ -146,7 +165,7 @@ class CudaStream(Commands):
         values = list(arguments)
         for index in function.memory:
             argument = values[index]
-            if type(argument) is CudaMemory:
+            if type(argument) is StreamMemory:
                 values[index] = argument.address
             elif not isinstance(argument, np.generic):  # a NumPy scalar is passed unchanged, with its own dtype
                 values[index] = address_of(argument)
@@ -193,45 +212,9 @@ class CudaStream(Commands):
             self._call("cuMemsetD2D32Async", address + word, len(raw), value, 1, size // len(raw), self._stream)
         return self
 
-    def allocate(self, size: int) -> CudaMemory:
-        """Memory from the caller's allocator, else from the pool; it is freed in the stream's order."""
-        address, owner = self.scratch(size or 1)
-        return CudaMemory(address, size, owner)
-
-    def scratch(self, size: int) -> tuple[int, Any]:
-        """Returns (address, owner) of memory from the same source as ``allocate``."""
-        if self._allocate is not None:
-            return self._allocate(size)
+    def pooled(self, size: int) -> tuple[int, Any]:
         lease = allocator.take(self.place.pool, PoolPlace(self.place.device), size, stream=self.handle)
         return lease.address, lease
-
-    def fresh(self, size: int) -> CudaMemory:
-        """Memory from the pool, not from the caller's allocator, which may be using a CUDA graph's private memory.
-
-        Raises ConvDispatchError while a graph is captured.
-        """
-        if self.capturing():
-            raise ConvDispatchError(
-                "weights are packed at a first call, which a CUDA graph cannot capture: make one before"
-            )
-        lease = allocator.take(self.place.pool, PoolPlace(self.place.device), size or 1, stream=self.handle)
-        return CudaMemory(lease.address, size, lease)
-
-    def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
-        """See Commands; ``work`` gets this stream as its queue, for example to call a library of CUDA's on it."""
-        work(self, *operands, wait_for=wait_for)
-        return self
-
-    def bring(self, array: np.ndarray) -> CudaMemory:
-        """A copy of a contiguous host array; complete when this returns."""
-        memory = self.fresh(array.nbytes)
-        self.write(memory, array)
-        return memory
-
-    def complete(self, event: CudaStream) -> bool:
-        """Waits for the stream, because weights are packed once and read by other streams."""
-        event.wait()
-        return True
 
     def mark(self) -> c_void_p:
         """A new CUDA event that completes after all commands so far."""
@@ -250,13 +233,12 @@ class CudaStream(Commands):
         self._call("cuGraphLaunch", graph, self._stream)
 
     def before(self, handle: int) -> None:
-        """Make later commands of another stream of the device wait for all commands of this stream so far."""
         event = self.mark()
         self._call("cuStreamWaitEvent", c_void_p(handle), event, 0)
         self._call("cuEventDestroy_v2", event)
 
-    def after(self, other: CudaStream) -> None:
-        """Make later commands of this stream wait for all commands of another stream so far."""
+    def after(self, other: Stream) -> None:
+        assert isinstance(other, CudaStream), "streams of one kind wait for each other"
         with other.current():
             event = other.mark()
         self.wait_for(event)
@@ -275,29 +257,18 @@ class CudaStream(Commands):
             self.wait()
 
     def wait(self) -> None:
-        """Wait for all commands so far. Raises ConvDispatchError if one of their kernels failed."""
         self._call("cuStreamSynchronize", self._stream)
 
     def capturing(self) -> bool:
-        """Whether the stream's commands are being captured into a CUDA graph."""
         status = c_int()
         self._call("cuStreamIsCapturing", self._stream, byref(status))
         return status.value != 0
 
-    # --- the current context, and faults ----------------------------------------------------------------
+    def address_of(self, region: Any) -> int:
+        return address_of(region)
 
-    def current(self) -> Any:
-        """A context manager that makes the device's context current in this thread."""
-        return self.place.cuda.current()
-
-    def noted(self, what: str) -> None:
-        """Note that later commands belong to the solver ``what``, whose name a later fault's message mentions."""
-        self.place.recent.append(what)
-
-    def check(self) -> None:
-        """Wait for the commands so far if CUDA_LAUNCH_BLOCKING is set, so that a fault is reported with its solver."""
-        if BLOCKED:
-            self.wait()
+    def keep(self, held: Any) -> None:
+        self.place.keep_until(self.mark(), held)
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self.place.cuda.driver, name)(*arguments)
@@ -321,7 +292,7 @@ class CudaStream(Commands):
 
 def address_of(region: Any) -> int:
     """CUDA's address of memory; 0 for None. Raises ConvDispatchError for memory that only OpenCL sees."""
-    if type(region) is CudaMemory:
+    if type(region) is StreamMemory:
         return region.address
     if region is None:
         return 0

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...api.errors import MemoryLimit
+from ...api.errors import ConvDispatchError, MemoryLimit
 from ...api.policy import current_policy, forbid_when_frozen
 from ..cache import artifact_store
 from ..cuda_driver import CudaError, cuda_of, no_wait
@@ -163,13 +163,17 @@ def with_room(device: cl.Device, allocate: Callable[[], Any]) -> Any:
             raise
 
 
+class NoDeviceMemory(ConvDispatchError):
+    """A stream's caller has no memory left on the device."""
+
+
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error of OpenCL or CUDA says that memory is used up."""
+    """Whether an error of OpenCL, CUDA or a stream's caller says that memory is used up."""
     import pyopencl as cl
 
     text = str(error)
-    if isinstance(error, CudaError):
-        return "OUT_OF_MEMORY" in text
+    if isinstance(error, CudaError | NoDeviceMemory):
+        return isinstance(error, NoDeviceMemory) or "OUT_OF_MEMORY" in text
     # Pyopencl also raises MemoryError for a launch that needs more registers than the device has.
     return isinstance(error, cl.MemoryError) and not ("OUT_OF_RESOURCES" in text and "NDRange" in text)
 

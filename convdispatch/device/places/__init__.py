@@ -5,5 +5,5 @@ module here.
 - ``host``: host memory on a CPU device with system SVM.
 - ``intraop``: host memory, in PyTorch's threads.
 - ``queue``: an OpenCL queue's buffers.
-- ``stream``: a CUDA stream.
+- ``stream``: streams of devices whose memory is addresses, one module a kind.
 """

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..cuda.ptx import Unlaunchable, entries, for_cuda
+from ..cuda.ptx import entries, for_cuda
+from ..places.stream import Unlaunchable
 
 if TYPE_CHECKING:
     import pyopencl as cl

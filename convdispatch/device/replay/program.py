@@ -17,11 +17,9 @@ from .. import runtime
 from ..commands.queues import OpenCLQueue
 from ..commands.recording import Recording, Slot
 from ..cuda.bridge import bridge_of
-from ..cuda.stream import CudaStream, place_of
-from ..cuda_driver import cuda_of
 from ..memory.allocator import sub_region
+from ..places.stream import Stream, StreamPlace, place_of_device
 from .arena import Arena, lay_out, lifetimes
-from .cuda_replay import Replay
 from .schedule import Schedule
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ class Program:
         self._own: dict[Slot, cl.MemoryObject] = {}
         """Memory of inputs and results, by slot."""
         self._parts: dict[Any, Any] = {}
-        self._replay: Replay | None = None
+        self._replay: Callable[[Stream], Any] | None = None
         self.on_graph = False
         """Whether ``run`` launches a CUDA graph on the bridge's stream instead of enqueuing on the queue."""
         self.no_graph: str | None = None
@@ -128,17 +126,21 @@ class Program:
         lengths = [[end - start for start, end in run] for run in self.spans(runs)]
         return [min((ms for ms in column if ms == ms), default=float("nan")) for column in zip(*lengths, strict=True)]
 
+    @functools.cached_property
+    def _place(self) -> StreamPlace | None:
+        return place_of_device(self.queue.device)
+
     @property
-    def replay(self) -> Replay | None:
-        """The cached Replay on CUDA's streams; None if there is none, for the reason ``no_graph``."""
+    def replay(self) -> Callable[[Stream], Any] | None:
+        """``give(stream)``, which gives the program to a stream of the device, cached; None if there is none, for the
+        reason ``no_graph``."""
         if self._replay is None and self.no_graph is None:
-            cuda = cuda_of(self.queue.device)
-            if cuda is None:
-                self.no_graph = "the device is not CUDA's"
+            if self._place is None:
+                self.no_graph = "the device has no streams beside OpenCL's queues"
                 return None
             try:
                 self.queue.finish()  # wait for constant weights that are being packed on the queue
-                self._replay = Replay(self._recording.commands, self.schedule, self.memory, place_of(cuda.number))
+                self._replay = self._place.replay(self._recording.commands, self.schedule, self.memory)
             except ConvDispatchError as error:
                 self.no_graph = str(error)
         return self._replay
@@ -148,20 +150,20 @@ class Program:
         self.on_graph = self.replay is not None and bridge_of(self.queue) is not None
         return self.on_graph
 
-    def run_on(self, stream: CudaStream) -> None:
-        """Launch all commands on a CUDA stream of the device, instead of the queue. Raises InvalidArgument."""
+    def run_on(self, stream: Stream) -> None:
+        """Launch all commands on a stream of the device, instead of the queue. Raises InvalidArgument."""
         if self.replay is None:
-            raise InvalidArgument(f"the program does not run on a CUDA stream: {self.no_graph}")
+            raise InvalidArgument(f"the program does not run on a stream: {self.no_graph}")
         with self.lock:
             self._draw()
-            self.replay.give(stream)
+            self.replay(stream)
 
     def _run_beside(self) -> Any:
         """Launch the graph on the bridge's CUDA stream, in the queue's order."""
         across = bridge_of(self.queue)
         with across:
             across.enter()
-            self._replay.give(CudaStream(place_of(across.cuda.number), across.stream.value or 0))
+            self._replay(self._place.stream(across.stream.value or 0))  # type: ignore[union-attr, misc]
             return across.leave()
 
     def _run_on_one(self) -> Any:

@@ -19,7 +19,6 @@ the same checks. A new check goes to ``checks``, a new case to the lists of ``le
 - ``errata``: tries errata again.
 - ``outcome``: what became of a case, and the report as JSON.
 - ``grouping``: outcomes grouped for people.
-- ``page``: a report as one HTML page.
 - ``test_plugin``: the kit as a pytest module.
 - ``pytest_options``: pytest's options for it.
 """

@@ -61,7 +61,11 @@ _QUANTIZED: dict[str, Sequence[Any]] = {
 }
 
 
-_FLOAT8 = _QUANTIZED | {"dtype": tuple(FLOAT8), "out_dtype": tuple(OUTPUTS["float8_e4m3"])}
+_FLOAT8 = _QUANTIZED | {
+    "dtype": tuple(FLOAT8),
+    "out_dtype": tuple(OUTPUTS["float8_e4m3"]),
+    "math": ("float32", "tf32"),
+}
 
 
 @dataclass(frozen=True)

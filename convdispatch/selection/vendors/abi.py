@@ -23,8 +23,8 @@ _TEXT = re.sub(r"/\*.*?\*/", "", HEADER.read_text(encoding="utf-8"), flags=re.DO
 CODES = {name.lower(): int(code) for name, code in re.findall(r"CONVDISPATCH_(\w+)(?: =)? (\d+)", _TEXT)}
 """The header's numbers by their names, without the prefix and in small letters."""
 DTYPE_CODES = {name: CODES[name] for name in ALL_DTYPES if name in CODES}
-PROMISES = ("deterministic", "exact", "spreads_nonfinite", "reproducible", "batch_invariant")
-"""The attributes of a Solver that are bits of ``promises``."""
+PROMISES = ("deterministic", "exact", "spreads_nonfinite", "reproducible", "batch_invariant", "confines_nonfinite")
+"""The bits of ``promises``, each but the last an attribute of a Solver."""
 _DIRECTIONS = {"fwd": "forward", "bwd_data": "backward_data", "bwd_weights": "backward_weights"}
 _ERRORS: dict[str, type[Exception]] = {"out_of_memory": MemoryLimit, "build_failed": BuildFailed}
 _STATUS = ("rejected", "end", "unknown", *_ERRORS, "launch_failed", "internal")

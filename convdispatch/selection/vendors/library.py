@@ -36,11 +36,11 @@ class Library:
             raise PluginError(f"{path} exports no function convdispatch_get_plugin, which {HEADER.name} declares")
         get.restype, get.argtypes = ctypes.c_void_p, (ctypes.c_uint32,)
         address = get(VERSION)
-        version = abi.Plugin.from_address(address).version if address else None
-        if version != VERSION:
-            got = f"a table of version {version}" if address else "no table"
-            raise PluginError(f"convdispatch_get_plugin must return a table of version {VERSION}, got {got}")
-        table = _checked(abi.Plugin.from_address(address), "table")
+        self._version = abi.Plugin.from_address(address).version if address else 0
+        if not 1 <= self._version <= VERSION:
+            got = f"a table of version {self._version}" if address else "no table"
+            raise PluginError(f"convdispatch_get_plugin must return a table of version 1 to {VERSION}, got {got}")
+        table = self._checked(abi.Plugin.from_address(address), "table")
         self.name = (table.name or b"").decode("utf-8", "replace")
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", self.name):
             raise PluginError(f"its name must be 1 to 64 letters, digits, _ and -, got {self.name[:100]!r}")
@@ -55,7 +55,7 @@ class Library:
     def _solver(self, address: int | None, which: str) -> VendorSolver:
         if not address:
             raise PluginError(f"its {which} is NULL")
-        table = _checked(abi.Solver.from_address(address), which)
+        table = self._checked(abi.Solver.from_address(address), which)
         name = (table.name or b"").decode("utf-8", "replace")
         if not re.fullmatch(rf"{self.name}\.[A-Za-z0-9_.-]{{1,64}}", name):
             raise PluginError(f"the name of its {which} must be {self.name}.VARIANT, got {name[:100]!r}")
@@ -68,7 +68,10 @@ class Library:
             known = sum(abi.CODES[each] for each in names)
             if getattr(table, field) & ~known:
                 raise PluginError(f"{name}: {field} must be bits of {known:#x}, got {getattr(table, field):#x}")
-        return VendorSolver(table, name)
+        packing = [bool(each) for each in (table.packed, table.pack)] if self._version > 1 else [False]
+        if len(set(packing)) > 1:
+            raise PluginError(f"{name}: packed and pack must both be 0, or neither")
+        return VendorSolver(table, name, packing[0])
 
     @hookimpl
     def convdispatch_solvers(self) -> Sequence[VendorSolver]:
@@ -82,12 +85,12 @@ class Library:
             return None
         return text.read() or "the library is unavailable here, and gives no reason"
 
-
-def _checked(table: Any, what: str) -> Any:
-    size, expected = table.struct_size, ctypes.sizeof(table)
-    if size != expected:
-        raise PluginError(
-            f"its {what} must have struct_size {expected} in version {VERSION} of {HEADER.name}, got {size}: "
-            "compile the library for this machine, with this header"
-        )
-    return table
+    def _checked(self, table: Any, what: str) -> Any:
+        older = self._version == 1 and isinstance(table, abi.Solver)
+        size, expected = table.struct_size, abi.Solver.packed.offset if older else ctypes.sizeof(table)
+        if size != expected:
+            raise PluginError(
+                f"its {what} must have struct_size {expected} in version {self._version} of {HEADER.name}, got {size}: "
+                "compile the library for this machine, with this header"
+            )
+        return table

@@ -7,6 +7,7 @@ holds what follows on the queue back: ``enqueue`` returns at once, and Python's 
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import threading
 import warnings
@@ -18,9 +19,8 @@ from ...api.errors import ConvDispatchWarning, PluginError
 from ...api.fault_text import words
 from ...api.problem import ConvProblem
 from ...device.cuda.bridge import Bridge, Operand, bridge_of, enqueue_across
-from ...device.cuda.stream import CudaStream
-from ...device.cuda.stream import address_of as stream_address
 from ...device.memory.shared_pool import out_of_order
+from ...device.places.stream import Stream
 from ..visible_problem import operand_sizes
 from . import abi
 
@@ -31,17 +31,22 @@ _FAILED = -1
 
 
 class VendorPlan:
-    """The plan ``handle`` of a solver's ``table``; ``where`` is its place, and the bytes of its workspace."""
+    """The plan ``handle`` of a solver's ``table``; ``where`` is its place, and the bytes of its workspace and of packed
+    weights."""
 
     recordable = False
 
     def __init__(
-        self, table: Any, handle: int, where: tuple[int, int], context: cl.Context, problem: ConvProblem
+        self, table: Any, handle: int, where: tuple[int, int, int], context: cl.Context, problem: ConvProblem
     ) -> None:
-        self._table, self._handle, self.name = table, handle, table.name.decode()
-        self._place, self.workspace_size = where
+        self._table, self._handle, self.name = table, _Handle(table, handle), table.name.decode()
+        self._place, self.workspace_size, self.packed_size = where
+        self._function = "enqueue"
         names = ("x", "w", "y", "bias", "residual", "workspace")
         self._sizes = dict(zip(names, (*operand_sizes(problem), self.workspace_size)))
+        self._weights_size = self._sizes["w"]
+        if self.packed_size:
+            self._sizes["w"] = self.packed_size
         self._written = problem.written
         self._read = {*names[:-1]} - (set() if problem.accumulate else {problem.written})
         self.streams = self._place == abi.CODES["cuda"]
@@ -55,9 +60,6 @@ class VendorPlan:
         elif self.streams:
             Bridge.prepare(context, context.devices[0])
 
-    def __del__(self) -> None:
-        self._table.free(self._handle)
-
     def enqueue(
         self, queue: Any, x: Any, w: Any, y: Any, workspace: Any, wait_for: Any = None, **parts: Any
     ) -> cl.Event:
@@ -70,18 +72,26 @@ class VendorPlan:
         on_host = self._place == abi.CODES["host"]
         return self._on_host(queue, memory, wait_for) if on_host else self._on_queue(queue, memory, wait_for)
 
+    def pack(self, queue: Any, w: Any, packed: Any, wait_for: Any = None) -> cl.Event:
+        """Enqueue the packing of constant weights; see Solver.plan. Raises as ``finished``."""
+        packing = copy.copy(self)
+        packing._function, packing._read, packing._written = "pack", {"w"}, "y"
+        packing._sizes = {"w": self._weights_size, "y": self.packed_size}
+        return packing.enqueue(queue, None, w, packed, None, wait_for)
+
     def finished(self) -> None:
         """Raises PluginError if a run on the host failed that has ended; see Executable."""
         if self._failure:
             raise PluginError(self._failure)
 
     def _run(self, queue: int | None, memory: Mapping[str, tuple[int, int]]) -> None:
-        """Call the library with each operand's base and byte offset."""
+        """Call the library's function with each operand's base and byte offset."""
         call = abi.Call(struct_size=ctypes.sizeof(abi.Call), place=self._place, queue=queue)
         for name, (base, offset) in memory.items():
             setattr(call, name, abi.Memory(base, offset, self._sizes[name]))
         text = abi.Text()
-        abi.check("enqueue", self._table.enqueue(self._handle, byref(call), text.address, text.size), text)
+        function = getattr(self._table, self._function)
+        abi.check(self._function, function(self._handle.value, byref(call), text.address, text.size), text)
 
     def _on_queue(self, queue: cl.CommandQueue, memory: Mapping[str, Any], wait_for: Any) -> cl.Event:
         """On the queue, or where that keeps no order, on a queue of the call's own between two events."""
@@ -102,9 +112,9 @@ class VendorPlan:
 
     def _on_cuda(self, queue: Any, memory: Mapping[str, Any], wait_for: Any) -> Any:
         """On a CUDA stream, or on the one beside an OpenCL queue."""
-        if isinstance(queue, CudaStream):
-            with queue.place.cuda.current():
-                self._run(queue.handle, {name: (stream_address(each), 0) for name, each in memory.items()})
+        if isinstance(queue, Stream):
+            with queue.current():
+                self._run(queue.handle, {name: (queue.address_of(each), 0) for name, each in memory.items()})
             return queue
         across = bridge_of(queue)
         if across is None:
@@ -157,6 +167,16 @@ class VendorPlan:
                 view.base.release(self._mapping)
             self._mapping.finish()
             done.set_status(status)
+
+
+class _Handle:
+    """A library's plan, which is freed with the last object that runs it."""
+
+    def __init__(self, table: Any, value: int) -> None:
+        self._table, self.value = table, value
+
+    def __del__(self) -> None:
+        self._table.free(self.value)
 
 
 def _whole(buffer: cl.MemoryObject) -> tuple[int, int]:

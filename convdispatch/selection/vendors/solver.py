@@ -27,12 +27,13 @@ _CODES = abi.CODES
 class VendorSolver(Solver):
     """The solver of a ``table`` in a library that stays loaded. A configuration is the library's text."""
 
-    def __init__(self, table: Any, name: str) -> None:
-        self.name, self._table = name, table
-        for promise in abi.PROMISES:
+    def __init__(self, table: Any, name: str, packs: bool = False) -> None:
+        self.name, self._table, self._packs = name, table, packs
+        *promises, confines = abi.PROMISES
+        for promise in promises:
             setattr(self, promise, bool(table.promises & _CODES[promise]))
-        # A bit that is not set says nothing: such a solver may spread for all that ``strict_nan`` knows.
-        self.spreads_nonfinite = self.spreads_nonfinite or None
+        # Where neither bit is set, the solver may spread for all that ``strict_nan`` knows.
+        self.spreads_nonfinite = self.spreads_nonfinite or (False if table.promises & _CODES[confines] else None)
         self.fuses = frozenset(part for part in EPILOGUE if table.fuses & _CODES[part])
         self.dtypes = frozenset(dtype for dtype, code in abi.DTYPE_CODES.items() if table.dtypes >> code & 1)
         self.predicts = bool(table.cost)
@@ -101,7 +102,9 @@ class VendorSolver(Solver):
         abi.check("plan", self._table.plan(*asked, byref(handle), text.address, text.size), text)
         if not handle.value or size is None:
             raise PluginError("its plan is NULL, or its workspace not known, and no error was returned")
-        return VendorPlan(self._table, handle.value, (device.place, size), context, problem)
+        packs = self._packs and problem.constant_weights
+        packed = self._number("packed", problem, info, config, ctypes.c_uint64()) if packs else 0
+        return VendorPlan(self._table, handle.value, (device.place, size, packed or 0), context, problem)
 
     def _ask(self, name: str, problem: ConvProblem, device: DeviceInfo, *more: Any) -> int:
         asked = abi.problem_of(problem), abi.device_of(device, self.place(device))

@@ -3,7 +3,7 @@
 A new peer is a module of ``measuring``, a new figure a function of ``summary``, a new picture one of ``pages``.
 
 - ``measuring``: the measurements, in child processes.
-- ``report``: what was measured, as values that are read from and written to JSON, and the journal.
+- ``report``: what was measured, as values that are read from and written to JSON.
 - ``summary``: what a report says: a line a layer, sums a net, gaps.
 - ``quiet``: whether the machine was quiet, and waiting until it is.
 - ``training``: where a net's training time goes.

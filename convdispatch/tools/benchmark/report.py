@@ -1,26 +1,23 @@
-"""The results of a benchmark, which are read from and written to JSON, and the journal from which a rerun resumes.
+"""The results of a benchmark, which are read from and written to JSON.
 
-A journal has one JSON value a line: first the report without its measurements, then each measurement as it was made.
-So what was measured is never lost, however the run ends. Times are milliseconds, memory bytes, rates a second.
+Times are milliseconds, memory bytes, rates a second.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ...api.errors import InvalidArgument
 from ...api.problem import ConvProblem
-from ...device import declared, jsontext
+from ...device import declared
 from ...measurement.run_reports import only, read_reports
 
 SCHEMA = 1
-_RENAMED = {"raced": "benchmarked", "look_ms": "screening_ms"}
-"""The names of a row's fields in older reports, each with its present name."""
 EVIDENCE = 3
 """The least number of measured candidates from which a winner, a regret or a ratio is reported."""
 
@@ -153,8 +150,7 @@ class Measured:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Measured:
         """What ``asdict`` wrote. Raises TypeError for anything else."""
-        rows = [{_RENAMED.get(name, name): value for name, value in row.items()} for row in values["rows"]]
-        return declared.made(cls, {**values, "rows": rows})
+        return declared.made(cls, values)
 
 
 @dataclass(frozen=True)
@@ -201,9 +197,7 @@ class Report:
             raise InvalidArgument(f"no benchmark report of schema {SCHEMA}: {str(values)[:60]!r}")
         try:
             measured = {text: Measured.from_json(row_values) for text, row_values in values["measured"].items()}
-            # Older reports have the field ``regret``, which is computed now.
-            present = {name: value for name, value in values.items() if name != "regret"}
-            report = declared.made(cls, {**present, "measured": {}})
+            report = declared.made(cls, {**values, "measured": {}})
             return replace(report, measured=measured)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InvalidArgument(f"a damaged benchmark report: {error!r}") from error
@@ -215,54 +209,18 @@ def without_folders(words: str) -> str:
 
 
 def load(path: Path) -> Report:
-    """The one report of a JSON file or a journal. Raises InvalidArgument."""
+    """The one report of a JSON file. Raises InvalidArgument."""
     return only(load_all(path), path)
 
 
 def load_all(path: Path) -> list[Report]:
-    """The report of a JSON file or a journal, or those of all kinds of device of a cluster. Raises InvalidArgument."""
-    return read_reports(path, Report.from_json, _from_lines)
+    """The report of a JSON file, or those of all kinds of device of a cluster. Raises InvalidArgument."""
+    return read_reports(path, Report.from_json)
 
 
-def _from_lines(lines: list[str]) -> Report:
-    """The last head in a journal, with every measurement; the newest of one problem counts."""
-    report: Report | None = None
-    for line in lines:
-        try:
-            values = jsontext.loads(line)
-        except ValueError:  # The run was killed while it wrote the line: the line's problem is measured again.
-            continue
-        if not isinstance(values, dict):
-            continue
-        if "schema" in values:
-            earlier = report.measured if report else {}
-            report = Report.from_json(values)
-            report.measured = {**earlier, **report.measured}
-        elif report is not None:
-            try:
-                measured = Measured.from_json(values)
-                report.measured[measured.problem] = measured
-            except (KeyError, TypeError, AttributeError):
-                # The line is incomplete or is no measurement: its problem is measured again.
-                continue
-    if report is None:
-        raise InvalidArgument("it holds no benchmark report")
-    return report
-
-
-class Journal:
-    """Appends a run to a file as it goes; every line is complete before the next problem begins."""
-
-    def __init__(self, path: Path, report: Report) -> None:
-        self.path = path
-        torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
-        head = {**report.to_json(), "measured": {}}
-        self._append(("\n" if torn else "") + json.dumps(head))
-
-    def add(self, measured: Measured) -> None:
-        """Append one measurement."""
-        self._append(json.dumps(asdict(measured)))
-
-    def _append(self, line: str) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+def write_json(report: Report | Sequence[Report], path: Path) -> None:
+    """Write the report, or a list of several, for ``load_all``. The file is replaced when the new one is complete."""
+    values = report.to_json() if isinstance(report, Report) else [each.to_json() for each in report]
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)

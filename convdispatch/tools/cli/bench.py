@@ -46,7 +46,7 @@ STEP_S = 1.0
 @click.option("--find/--no-find", "search", default=True, help="Measure every solver, or only the immediate choice.")
 @BUDGET(BUDGET_MS)
 @click.option("--record/--no-record", default=False, help="Keep the results for later calls, as find does.")
-@click.option("--resume", type=OUTPUT, default=None, help="A journal to go on with and append to.")
+@click.option("--resume", type=OUTPUT, default=None, help="A report to go on with and write anew.")
 @click.option("--isolate/--no-isolate", default=True, help="Measure in a child process, which may die or hang.")
 @click.option("--timeout", "timeout_s", type=float, default=None, help="Seconds of silence after which one hangs.")
 @click.option("--within", "within_s", type=float, default=None, help="Most seconds of it all; what is left is said.")
@@ -124,7 +124,7 @@ def _report_here(layers: dict[str, Any], device: str | None, json_path: Path | N
     """Measure on one device of this machine and return its report; the JSON file is written after each problem."""
     from ...device import runtime
     from ..benchmark.measuring.run import run
-    from ..benchmark.pages.export import write_json
+    from ..benchmark.report import write_json
 
     def keep(report: Any) -> None:
         if json_path is not None:
@@ -159,9 +159,10 @@ def _cluster_reports(
 
 def _write(reports: list[Any], json: Path | None, csv: Path | None, html: Path | None) -> None:
     """Show the reports and write the requested files: a page for each report, one JSON and one CSV file for all."""
-    from ..benchmark.pages.export import write_csv, write_json
+    from ..benchmark.pages.export import write_csv
     from ..benchmark.pages.page import write_html
     from ..benchmark.pages.terminal import show
+    from ..benchmark.report import write_json
 
     for report in reports:
         show(report, stdout())

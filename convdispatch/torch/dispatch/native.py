@@ -21,7 +21,7 @@ from ...calls.arrays.stream_arrays import ALIGNMENT
 from ...calls.call import Call
 from ...calls.framework.sizes import MEETINGS
 from ...device import runtime
-from ...device.cuda.stream import BLOCKED
+from ...device.cuda.stream import CudaPlace
 from ...device.native import loading
 from .. import counting, settings
 from ..eager.bias_gradient import kernels_of
@@ -114,7 +114,7 @@ def install_fused(key: str, compute: Callable[..., Any], host: bool) -> bool:
 def _module(host: bool) -> Any:
     if host:
         return loading.host_launcher()
-    return None if BLOCKED else loading.launcher()
+    return None if CudaPlace.blocking else loading.launcher()
 
 
 def _ask(found: Any) -> None:

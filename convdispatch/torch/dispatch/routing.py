@@ -16,8 +16,9 @@ from ...calls.framework.enabled import Enabled as Enabled
 from ...calls.framework.fallback import Fallback
 from ...calls.framework.tiers import Compiling
 from ...device import runtime
+from ...device.places.stream import KINDS
 from .. import counting, ranks
-from ..captures import watch_captures
+from ..captures import device_type, watch_captures
 from ..dynamo_frames import looks_on, unseen
 from ..settings import DEFAULT, Settings, checked
 from . import engine, native
@@ -28,7 +29,6 @@ TRACED = (
 )
 _tracing = torch._C._is_tracing
 _OPERATORS = {"convolution": engine.forward, "convolution_backward": engine.backward}
-_KEYS = ("CPU", "CUDA")
 _NATIVE = {"CPU": True, "CUDA": False}
 """The dispatch keys that have a native call path, and whether each is a CPU's."""
 _originals: dict[tuple[str, str], Any] = {}
@@ -85,10 +85,10 @@ def _set(settings: Settings | None) -> None:
 
 
 def _install() -> Any:
-    library = torch.library.Library("aten", "IMPL")
+    library, keys = torch.library.Library("aten", "IMPL"), ("CPU", device_type().upper())
     kernels: dict[tuple[str, str], Callable[..., Any]] = {}
     for operator, compute in _OPERATORS.items():
-        for key in _KEYS:
+        for key in keys:
             if (operator, key) not in _originals:
                 _originals[operator, key] = torch.library.get_kernel(f"aten::{operator}", key)
             kernels[operator, key] = _kernel(operator, key, compute)
@@ -99,7 +99,7 @@ def _install() -> Any:
             for operator in _OPERATORS:
                 library.impl(operator, kernels[operator, key], key, with_keyset=True)
 
-    for key in _KEYS:
+    for key in keys:
         if key in _NATIVE and not native.runs(key):
             # PyTorch reports an override from C++ to its log, which cannot be silenced.
             quietly = torch.library.Library("aten", "IMPL")
@@ -144,7 +144,8 @@ def settings_in_force() -> Settings | None:
 
 def original(operator: str, *arguments: Any) -> Any:
     """PyTorch's own kernel for the arguments' device."""
-    key = "CUDA" if arguments[0].is_cuda else "CPU"
+    kind = arguments[0].device.type
+    key = kind.upper() if kind in KINDS else "CPU"
     if (operator, key) not in _originals:
         with _lock:
             if _library is None:

@@ -15,7 +15,7 @@ from ...calls.framework import tiers
 from ...calls.framework.fallback import Fallback
 from ...calls.framework.host import cpu_device
 from .. import counting, ranks
-from ..captures import capturing
+from ..captures import capturing, device_type
 from ..geometry import DTYPES, FORMATS, Geometry, format_of, problem_of
 from ..settings import Settings, math_of
 from .host import host_call
@@ -102,20 +102,20 @@ def _call(request: CallRequest) -> Any:
         raise Fallback("nothing to compute")
     shape = {"data": x.shape, "weights": w.shape}.get(request.part) or _result_shape(problem, channels_last)
     with policy(solver=request.chosen.solver, **request.chosen.promises):
-        if x.is_cuda:
-            from .cuda_stream import device, stream_call
-
-            ranks.agree(problem, lambda: device(x), x)
-            # ``template`` is an empty tensor, because a call that is built later must not hold x.
-            template = torch.empty(0, dtype=x.dtype, device=x.device)
-            where, build = tiers.timed(lambda: device(x)), _under(request, stream_call, problem, shape, form, template)
-            return tiers.first(where, problem, request.chosen, build, TORCH, on_cuda=True)
         if x.device.type == "opencl":
             from .opencl_call import OpenClTensors
 
             return OpenClTensors(problem, tuple(shape), x.dtype)
         if not x.is_cpu:
-            raise Fallback(f"no engine here runs on {x.device.type}")
+            from .stream_tensors import device, stream_call
+
+            if x.device.type != device_type():
+                raise Fallback(f"no engine here runs on {x.device.type}")
+            ranks.agree(problem, lambda: device(x), x)
+            # ``template`` is an empty tensor, because a call that is built later must not hold x.
+            template = torch.empty(0, dtype=x.dtype, device=x.device)
+            where, build = tiers.timed(lambda: device(x)), _under(request, stream_call, problem, shape, form, template)
+            return tiers.first(where, problem, request.chosen, build, TORCH, on_cuda=True)
         ranks.agree(problem, cpu_device)
         build = _under(request, host_call, problem, shape, form, x.dtype)
         where = cpu_device()

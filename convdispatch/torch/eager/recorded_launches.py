@@ -1,6 +1,6 @@
-"""Kernels that are not convolutions, on PyTorch's current CUDA stream and memory: recorded once, then launched.
+"""Kernels that are not convolutions, on PyTorch's current stream and memory: recorded once, then launched.
 
-Nothing waits, and scratch memory comes from PyTorch's caching allocator, so a CUDA graph captures a call that was made
+Nothing waits, and scratch memory comes from PyTorch's caching allocator, so a graph captures a call that was made
 before.
 """
 
@@ -15,15 +15,12 @@ from ...api.errors import BuildFailed
 from ...calls.arrays.known_libraries import library_of
 from ...calls.arrays.stream_arrays import ALIGNMENT
 from ...calls.framework.fallback import Fallback
-from ...calls.stream_call import launched as given_on
 from ...device import runtime
 from ...device.commands.recording import Recording, Slot
-from ...device.cuda.ptx import Unlaunchable
-from ...device.cuda.stream import BLOCKED
 from ...device.executable import Executable
-from ...device.places.stream import StreamPlace
-from .cuda_stream import CAPTURED, stream_of
+from ...device.places.stream import Unlaunchable
 from .planning import LeftToPyTorch
+from .stream_tensors import CAPTURED, stream_of
 
 
 class Launched:
@@ -46,9 +43,10 @@ class Launched:
             try:
                 enqueue(stream.context)(recording, *slots)
                 executable = Executable.of(recording, slots, [len(slots) - 1])
-                launches = executable.bind(StreamPlace(stream.place.cuda))
+                launches = executable.bind(stream.place)
             except (BuildFailed, Unlaunchable) as error:
-                raise Fallback(f"{name} cannot run on a CUDA stream: {str(error).splitlines()[0]}") from None
+                why = str(error).splitlines()[0]
+                raise Fallback(f"{name} cannot run on a {stream.kind.upper()} stream: {why}") from None
         assert launches is not None, "kernels beside convolutions are launches alone"
         self.launches = launches
 
@@ -60,11 +58,11 @@ class Launched:
         stream: Any = self.library.stream(tensors[0], self.number)
         stream.place.recent.append(self.name)
         # PyTorch may report the device's CUDA context as current in this thread before it is.
-        if not self.library.is_current(stream) or not given_on(self.launches, stream, [*addresses]):
+        if not self.library.is_current(stream) or not self.launches.run(stream, [*addresses]):
             with stream.current():
-                self.launches.run(stream, addresses)
-        if BLOCKED:
-            stream.check()
+                if not self.launches.run(stream, addresses):
+                    raise Fallback("the device has no memory left for scratch memory", lasting=False)
+        stream.check()
 
 
 def launched(

@@ -1,9 +1,9 @@
 """Which inputs of a graph are constant weights, and whether they still have the values that were packed.
 
-Dynamo guards no values. So an input is taken for constant only where packing it pays: the operands of convolutions,
-matrix products and norms, and what these are computed of. Everything else (masks, tables, statistics) is read anew at
-each call. Writes to a constant are told by PyTorch's version counter, the tensor's address, reads of a parameter's
-``.data`` (``data_reads``), and for views that somebody keeps by a sample of the memory (``sampled``).
+Dynamo guards no values. So an input is taken for constant only where that pays: the operands of convolutions, matrix
+products and norms, what these are computed of, and what tables are computed of. Everything else (masks, statistics) is
+read anew at each call. Writes to a constant are told by PyTorch's version counter, the tensor's address, reads of a
+parameter's ``.data`` (``data_reads``), and for views that somebody keeps by a sample of the memory (``sampled``).
 """
 
 from __future__ import annotations
@@ -44,28 +44,56 @@ _version = operator.attrgetter("_version")
 
 
 def packed_inputs(graph: fx.GraphModule, static: Sequence[int]) -> list[int]:
-    """The indices of inputs among ``static`` that only reach weight operands, directly or through operators on other
-    such inputs: they are constants of a form. Quantized weights are among them."""
+    """The indices of inputs among ``static`` that are constants of a form, because each call would compute something
+    of them alone: they reach weight operands, directly or through operators on other such inputs, or a value that is
+    computed of static inputs alone is read beside other values (a table of relative positions, looked up by an index).
+
+    Quantized weights are among them; inputs of which the graph returns something new, as counters, are not.
+    """
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     allowed = {placeholders[index] for index in static if _is_tensor(placeholders[index])}
     sources: dict[fx.Node, set[fx.Node]] = {node: {node} for node in allowed}
     """The static inputs of each value that is computed from static inputs alone."""
+    computed: set[fx.Node] = set()
+    """The values among them that are more than views of an input."""
     for node in graph.graph.nodes:
         parts = node.all_input_nodes
-        if node.op == "call_function" and parts and all(part in sources for part in parts):
+        if node.op == "call_function" and parts and all(part in sources for part in parts) and not _is_random(node):
             sources[node] = set().union(*(sources[part] for part in parts))
+            if not _is_view(node) or any(part in computed for part in parts):
+                computed.add(node)
     packed: set[fx.Node] = set()
+    returned: set[fx.Node] = set()
+    tables: set[fx.Node] = set()
     for node in graph.graph.nodes:
         if node in sources:
             continue
+        of_parts = {part: sources[part] for part in node.all_input_nodes if part in sources}
+        if node.op == "output":
+            returned = returned.union(*of_parts.values())
+        else:
+            tables = tables.union(*(inputs for part, inputs in of_parts.items() if part in computed))
         for index in _WEIGHT_OPERANDS.get(str(node.target), ()):
             if index < len(node.args) and node.args[index] in sources:
                 packed |= sources[node.args[index]]
+    packed |= tables - returned
     return [index for index, node in enumerate(placeholders) if node in packed]
 
 
 def _is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether an operator's result is memory of its input, or an item of several results."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return node.target is operator.getitem
+    return any(each.alias_info is not None for each in schema.returns)
+
+
+def _is_random(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 class Constants:

@@ -21,6 +21,7 @@ from ...api.policy import policy
 from ...calls.framework.fallback import Fallback
 from ...calls.framework.host import cpu_device
 from ...device import runtime
+from ...device.places.stream import KINDS
 from .. import counting, ranks
 from ..dispatch import engine
 from ..dispatch.routing import settings_in_force
@@ -50,7 +51,7 @@ by one."""
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 _TYPES = {
     "cpu": (torch.float32, torch.float64, *_INTEGERS),
-    "cuda": (torch.float32, torch.float64, torch.float16, torch.bfloat16, *_INTEGERS),
+    **dict.fromkeys(KINDS, (torch.float32, torch.float64, torch.float16, torch.bfloat16, *_INTEGERS)),
 }
 """The types of inputs for which forms are built, by device."""
 
@@ -282,11 +283,7 @@ def _can_serve(tensors: Sequence[torch.Tensor]) -> bool:
     if not tensors or ranks.many() or engine.watched() or runtime.forked:
         return False
     for x in tensors:
-        if (
-            x.device.type not in ("cpu", "cuda")
-            or x.dtype not in _TYPES[x.device.type]
-            or type(x) not in (torch.Tensor, torch.nn.Parameter)
-        ):
+        if x.dtype not in _TYPES.get(x.device.type, ()) or type(x) not in (torch.Tensor, torch.nn.Parameter):
             return False
         if x.layout is not torch.strided or x.is_neg() or x.numel() == 0:
             return False

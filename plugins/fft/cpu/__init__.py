@@ -1,4 +1,4 @@
-"""Turns a problem into spectra whose vectors run along channels, on CPUs: one work item a run of tiles, no barriers.
+"""Turns a problem into spectra whose vectors run along channels, on CPUs: a work item transforms a run of tiles.
 
 A new kernel is a template, its macros in ``source`` and its launch in ``plan``.
 

@@ -18,7 +18,7 @@ from .geometry import Geometry
 SIZES = (4, 5, 6, 8, 9, 10, 12, 14, 15, 16, 18, 20, 24, 28, 30, 32, 36, 40, 48, 60, 64)
 """Transform lengths, in points, that are tried along each axis."""
 DEEP_SIZES = (4, 5, 6, 8, 9, 10, 12, 16)
-"""Transform lengths that are tried where three axes are transformed: local memory holds the product of the three."""
+"""Transform lengths that are tried if three axes are transformed: local memory holds the product of the three."""
 MAX_TILINGS = 4
 """Most tilings that are offered, each also with smaller workspaces."""
 MAX_ROUNDS = 512
@@ -46,12 +46,12 @@ LAUNCH_OPS = 2.5e6  # operations at peak rate in the time of one kernel launch
 
 def _operations(n: int, real: bool) -> float:
     """Return the approximate number of operations of a transform of ``n`` points."""
-    whole = 4 * n * math.log2(n) - 5 * n + 8 if n > 1 else 0.0
-    return 0.85 * whole * (0.5 if real else 1.0)
+    complex_ops = 4 * n * math.log2(n) - 5 * n + 8 if n > 1 else 0.0
+    return 0.85 * complex_ops * (0.5 if real else 1.0)
 
 
-def _transform(g: Geometry, counts: tuple[int, ...]) -> float:
-    """Vector operations of one tile, ``counts`` elements along d, h, w in or out."""
+def _transform_ops(g: Geometry, counts: tuple[int, ...]) -> float:
+    """Vector operations of one tile's transform, which reads or writes ``counts`` elements along d, h, w."""
     sizes, order = g.tiling.sizes, g.order
     n0, others = sizes[order[0]], order[1:]
     total = math.prod(counts[axis] for axis in others) * (_operations(n0, True) + 2 * n0)
@@ -63,17 +63,19 @@ def _transform(g: Geometry, counts: tuple[int, ...]) -> float:
     return total if sum(n > 1 for n in sizes) > 1 else ONE_AXIS_FACTOR * total
 
 
-def _single(g: Geometry, again: int) -> float:
+def _single_element_ops(g: Geometry, source_runs: int) -> float:
     """Return operations at peak rate for elements that are read or written one by one: NCHW, no axis along a row."""
     t, p = g.tiling, g.problem
     if p.layout == "nhwc" or t.half_axis == 2:
         return 0.0
     x, y = math.prod(p.x_shape), math.prod(p.y_shape)
-    source, other = (y, x) if p.direction == "bwd_data" else (x, y)
+    read_elements, written_elements = (y, x) if p.direction == "bwd_data" else (x, y)
     total = 0.0
-    for tensor, blocks, counts in ((source, again * ceil(g.c, g.lanes), g.whole), (other, ceil(g.d, g.lanes), g.steps)):
-        each = SINGLE_OPS + (SINGLE_FAR_OPS if tensor * p.itemsize > SECOND_CACHE_BYTES else 0.0)
-        total += each * g.all_rows * t.groups * blocks * g.lanes * math.prod(counts)
+    reads = (read_elements, source_runs * ceil(g.c, g.lanes), g.whole)
+    writes = (written_elements, ceil(g.d, g.lanes), g.steps)
+    for size, blocks, counts in (reads, writes):
+        element_ops = SINGLE_OPS + (SINGLE_FAR_OPS if size * p.itemsize > SECOND_CACHE_BYTES else 0.0)
+        total += element_ops * g.all_rows * t.groups * blocks * g.lanes * math.prod(counts)
     return total
 
 
@@ -83,42 +85,42 @@ def predicted(g: Geometry, balance: Balance = FITTED) -> float:
     f, rows, groups = g.frequencies, g.all_rows, t.groups
     divided, blocks_c, blocks_n = ceil(g.d, lane), ceil(g.c, lane), ceil(g.n, lane)
     row_rounds, block_rounds = ceil(rows, g.rows), ceil(divided, g.blocks)
-    again = 1 if row_rounds == 1 else block_rounds  # number of times that the source is transformed
-    vector = 8.0 * f * groups * lane  # bytes of one row of one channel block of a spectrum, over all frequencies
+    source_runs = 1 if row_rounds == 1 else block_rounds  # number of times that the source is transformed
+    row_bytes = 8.0 * f * groups * lane  # bytes of one row of one channel block of a spectrum, over all frequencies
+    transforms = rows * (source_runs * blocks_c * _transform_ops(g, g.whole) + divided * _transform_ops(g, g.steps))
     if g.weights_gradient:
-        # Rows of the weights' gradient, and blocks of its vectors
-        results, wanted = (t.ic, divided) if g.along_oc else (t.oc, blocks_n)
-        m, n, k = ceil(results, 4) * 4, wanted * lane, rows
-        transforms = rows * (again * blocks_c * _transform(g, g.whole) + divided * _transform(g, g.steps))
-        transforms += results * wanted * (_transform(g, g.taps) + 3 * lane * math.prod(g.taps))
-        source, kernel, result = rows * blocks_c * vector, rows * divided * vector, results * wanted * vector
-        moved = [(source, again + block_rounds), (kernel, 2), (result, 2 * row_rounds)]
+        # The weights' gradient has ``results`` rows of ``blocks`` vectors.
+        results, blocks = (t.ic, divided) if g.along_oc else (t.oc, blocks_n)
+        m, n, k = ceil(results, 4) * 4, blocks * lane, rows
+        transforms += results * blocks * (_transform_ops(g, g.taps) + 3 * lane * math.prod(g.taps))
+        source, kernel, result = rows * blocks_c * row_bytes, rows * divided * row_bytes, results * blocks * row_bytes
+        transfers = [(source, source_runs + block_rounds), (kernel, 2), (result, 2 * row_rounds)]
     else:
         # A product with few target channels (``along_c``) has vectors of partial sums, which are added at the end.
         m, n, k = rows, 2 * g.n if g.along_c else blocks_n * lane, g.c
         kernels = g.n * blocks_c if g.along_c else g.c * blocks_n
-        transforms = rows * (again * blocks_c * _transform(g, g.whole) + divided * _transform(g, g.steps))
-        if not g.held:
-            transforms += kernels * (_transform(g, g.spans) + 3 * lane * math.prod(a.taps for a in t.axes))
-        source, kernel, result = rows * blocks_c * vector, kernels * vector, rows * blocks_n * vector
-        moved = [(source, again + block_rounds), (kernel, row_rounds + (0 if g.held else 1)), (result, 2)]
-    alive = g.areas["size"] + (g.packed_size if g.held else 0)
-    far = min(1.0, max(0.0, (alive - CACHE_BYTES) / CACHE_BYTES))
-    each = CACHE_BYTE_OPS + far * (MEMORY_BYTE_OPS * balance.memory - CACHE_BYTE_OPS)
-    traffic = sum(size * times for size, times in moved) * each
-    wide = g.result_blocks > 1 or blocks_n == 1
-    products = 8.0 * f * groups * m * n * k / (PRODUCT_SHARE if wide else NARROW_SHARE)
-    work = products + TRANSFORM_OPS * lane * groups * transforms + traffic + _single(g, again)
+        if not g.constant_kernel:
+            transforms += kernels * (_transform_ops(g, g.spans) + 3 * lane * math.prod(a.taps for a in t.axes))
+        source, kernel, result = rows * blocks_c * row_bytes, kernels * row_bytes, rows * blocks_n * row_bytes
+        kernel_runs = row_rounds + (0 if g.constant_kernel else 1)
+        transfers = [(source, source_runs + block_rounds), (kernel, kernel_runs), (result, 2)]
+    live_bytes = g.areas["size"] + (g.packed_size if g.constant_kernel else 0)
+    far_share = min(1.0, max(0.0, (live_bytes - CACHE_BYTES) / CACHE_BYTES))
+    byte_ops = CACHE_BYTE_OPS + far_share * (MEMORY_BYTE_OPS * balance.memory - CACHE_BYTE_OPS)
+    traffic = sum(size * times for size, times in transfers) * byte_ops
+    fills_registers = g.result_blocks > 1 or blocks_n == 1
+    products = 8.0 * f * groups * m * n * k / (PRODUCT_SHARE if fills_registers else NARROW_SHARE)
+    work = products + TRANSFORM_OPS * lane * groups * transforms + traffic + _single_element_ops(g, source_runs)
     return TOTAL_FACTOR * (work + 3 * LAUNCH_OPS * balance.launch * g.rounds)
 
 
-def possible(problem: ConvProblem, device: DeviceInfo) -> bool:
+def has_configs(problem: ConvProblem, device: DeviceInfo) -> bool:
     """Whether any configuration exists: the shortest transforms hold the kernel, and a slot holds their tile."""
-    sizes = []
+    shortest = []
     for axis in "dhw":
         extent = axis_tiling(problem, axis, 1).extent
-        sizes.append(next((n for n in (1, *_sizes(problem)) if n >= extent), 0))
-    return 0 not in sizes and _fits(_whole(problem, tuple(sizes), lanes(device), 1), device.local_mem_size)
+        shortest.append(next((n for n in (1, *_sizes(problem)) if n >= extent), 0))
+    return 0 not in shortest and _fits(_uncut(problem, tuple(shortest), lanes(device), 1), device.local_mem_size)
 
 
 def _sizes(problem: ConvProblem) -> tuple[int, ...]:
@@ -126,7 +128,7 @@ def _sizes(problem: ConvProblem) -> tuple[int, ...]:
 
 
 def choices(problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-    """Configurations: the fastest by prediction first, then others in whole and in pieces of falling workspace."""
+    """Configurations: the fastest by prediction first, then others, uncut or in pieces, of ever smaller workspace."""
     balance = Balance.of(rates(device))
     return iter(_choices(problem, lanes(device), device.local_mem_size, device.compute_units, balance))
 
@@ -139,34 +141,35 @@ def _config(g: Geometry, **changes: int) -> dict[str, Any]:
 def _choices(
     problem: ConvProblem, lane: int, local: int, units: int, balance: Balance
 ) -> tuple[Mapping[str, Any], ...]:
-    rated = functools.partial(predicted, balance=balance)
-    cut = tilings(problem, _sizes(problem))
-    whole = [g for g in (_whole(problem, t.sizes, lane, units) for t in cut) if _fits(g, local)]
-    ranked = sorted(whole, key=rated)[:MAX_TILINGS]
-    pieces = sorted((g for each in ranked for g in _pieces(each)), key=rated)
-    found = pieces[:6]
-    # Offers fall from the fastest one's workspace to the smallest of any transform; each takes at most half of the last
-    # one's workspace.
-    floor = min((_least(g) for g in whole), key=lambda g: (g.areas["size"], rated(g)))
-    falling = sorted([*pieces, *_pieces(_full(floor)), floor], key=lambda g: (-g.areas["size"], rated(g)))
-    least = min(g.areas["size"] for g in found)
-    for g in falling:
-        if g.areas["size"] <= least / 2 or (g is floor and floor.areas["size"] < least):
-            found.append(g)
-            least = g.areas["size"]
+    cost = functools.partial(predicted, balance=balance)
+    candidates = tilings(problem, _sizes(problem))
+    uncut = [g for g in (_uncut(problem, t.sizes, lane, units) for t in candidates) if _fits(g, local)]
+    ranked = sorted(uncut, key=cost)[:MAX_TILINGS]
+    pieces = sorted((g for each in ranked for g in _pieces(each)), key=cost)
+    offered = pieces[:6]
+    # The offers go from the fastest one's workspace down to the smallest of any transform; each takes at most half of
+    # the previous offer's workspace.
+    smallest = min((_smallest_pieces(g) for g in uncut), key=lambda g: (g.areas["size"], cost(g)))
+    by_workspace = [*pieces, *_pieces(_one_piece(smallest)), smallest]
+    by_workspace.sort(key=lambda g: (-g.areas["size"], cost(g)))
+    least_size = min(g.areas["size"] for g in offered)
+    for g in by_workspace:
+        if g.areas["size"] <= least_size / 2 or (g is smallest and smallest.areas["size"] < least_size):
+            offered.append(g)
+            least_size = g.areas["size"]
     configs: list[Mapping[str, Any]] = []
-    for g in found:
+    for g in offered:
         if g.config not in configs:
             configs.append(g.config)
     return tuple(configs)
 
 
 def _fits(g: Geometry, local: int) -> bool:
-    counts = [g.whole, g.steps, g.taps if g.weights_gradient else g.spans]
-    return 4 * max(g.slot(part) for part in counts) <= local - 1024
+    tiles = [g.whole, g.steps, g.taps if g.weights_gradient else g.spans]
+    return 4 * max(g.slot(part) for part in tiles) <= local - 1024
 
 
-def _whole(problem: ConvProblem, sizes: tuple[int, ...], lane: int, units: int) -> Geometry:
+def _uncut(problem: ConvProblem, sizes: tuple[int, ...], lane: int, units: int) -> Geometry:
     """Return the geometry that computes the whole call as one piece."""
     blocks = ceil(problem.ic if problem.direction == "bwd_data" else problem.oc, lane)
     rows = problem.mb * math.prod(axis_tiling(problem, a, n).tiles for a, n in zip("dhw", sizes, strict=True))
@@ -177,11 +180,11 @@ def _whole(problem: ConvProblem, sizes: tuple[int, ...], lane: int, units: int) 
     )  # fmt: skip
 
 
-def _full(g: Geometry) -> Geometry:
+def _one_piece(g: Geometry) -> Geometry:
     return Geometry(g.problem, _config(g, groups=g.tiling.groups, blocks=ceil(g.d, g.lanes), rows=g.all_rows))
 
 
-def _least(g: Geometry) -> Geometry:
+def _smallest_pieces(g: Geometry) -> Geometry:
     """The geometry with one group, one block of channels and as few rows per piece as MAX_ROUNDS allows."""
     rounds = g.tiling.groups * ceil(g.d, g.lanes)
     return Geometry(g.problem, _config(g, groups=1, blocks=1, rows=ceil(g.all_rows, max(1, MAX_ROUNDS // rounds))))
@@ -189,13 +192,13 @@ def _least(g: Geometry) -> Geometry:
 
 def _pieces(g: Geometry) -> list[Geometry]:
     """Return a geometry as one piece, and divided into pieces by rows, by channels and by groups."""
-    found = []
+    pieces = []
     blocks = ceil(g.d, g.lanes)
     for groups in dict.fromkeys((g.tiling.groups, ceil(g.tiling.groups, 4), 1)):
-        for share in (1, 2, 4, 8, 16):
-            for part in (1, 2, 4, 8, 16, 64):
-                if (share > blocks and share > 1) or (part > g.all_rows and part > 1):
+        for block_parts in (1, 2, 4, 8, 16):
+            for row_parts in (1, 2, 4, 8, 16, 64):
+                if (block_parts > blocks and block_parts > 1) or (row_parts > g.all_rows and row_parts > 1):
                     continue
-                config = _config(g, groups=groups, blocks=ceil(blocks, share), rows=ceil(g.all_rows, part))
-                found.append(Geometry(g.problem, config))
-    return [piece for piece in found if piece.rounds <= MAX_ROUNDS or piece.rounds == g.tiling.groups]
+                config = _config(g, groups=groups, blocks=ceil(blocks, block_parts), rows=ceil(g.all_rows, row_parts))
+                pieces.append(Geometry(g.problem, config))
+    return [piece for piece in pieces if piece.rounds <= MAX_ROUNDS or piece.rounds == g.tiling.groups]

@@ -1,12 +1,12 @@
-"""The layout of spectra in the workspace, and the pieces in which a call runs: all without compiling.
+"""The layout of spectra in the workspace, and the pieces in which a call runs; nothing is compiled here.
 
 A spectrum's elements are vectors of LANES channels, real part before imaginary part, ordered
 
     [frequency][group][block of LANES channels][row][real, imaginary][lane]
 
-with one row a tile of an image, or a summed channel of the kernel. One frequency's panels of the product are thus
-neighbours, and its scalars and vectors are in the order in which they are read. The distance between frequencies is an
-odd number of vector pairs: a power of two would put a tile's spectrum into a few ways of the caches.
+where a row is a tile of an image, or a summed channel of the kernel. The product's operands of one frequency are thus
+contiguous and in the order in which they are read. The stride between frequencies is an odd number of vector pairs:
+with a power of two a tile's spectrum would compete for a few sets of the caches.
 """
 
 from __future__ import annotations
@@ -64,33 +64,33 @@ class Geometry:
             self.c, self.n = t.ic, t.ic
         self.d = t.oc if self.weights_gradient else self.n
         # The vectors of the weights' gradient run along oc where vectors along ic would have more empty lanes.
-        narrow = ceil(t.ic, 4) * 4 * ceil(t.oc, self.lanes) < ceil(t.oc, 4) * 4 * ceil(t.ic, self.lanes)
-        self.along_oc = self.weights_gradient and narrow
+        oc_fills_better = ceil(t.ic, 4) * 4 * ceil(t.oc, self.lanes) < ceil(t.oc, 4) * 4 * ceil(t.ic, self.lanes)
+        self.along_oc = self.weights_gradient and oc_fills_better
         self.all_rows = t.images * t.tiles
         # With few target channels, the vectors of the kernel's spectrum run along the summed channels instead.
         self.along_c = not self.weights_gradient and self.n <= 4 and self.c % self.lanes == 0
         self.groups = groups = min(config["groups"], t.groups)
         self.rows = min(config["rows"], self.all_rows)
         self.blocks = min(config["blocks"], ceil(self.d, self.lanes))
-        self.held = problem.constant_weights and not self.weights_gradient
-        first = t.half_axis
-        self.order = (first, *(axis for axis in (2, 1, 0) if axis != first and t.sizes[axis] > 1))
+        self.constant_kernel = problem.constant_weights and not self.weights_gradient
+        real_axis = t.half_axis
+        self.order = (real_axis, *(axis for axis in (2, 1, 0) if axis != real_axis and t.sizes[axis] > 1))
         """Axes that are transformed: the real one first, then the others from the innermost on."""
-        n = t.sizes[first]
+        n = t.sizes[real_axis]
         self.edges = () if len(self.order) != 2 else (0, n // 2) if n % 2 == 0 else (0,)
-        """Frequencies of the real axis whose spectrum along the second axis is that of real values: half suffices. Used
-        where two axes are transformed."""
+        """If two axes are transformed: frequencies of the real axis whose spectrum along the second axis is that of
+        real values, so that half of it suffices."""
         second = t.sizes[self.order[1]] if self.edges else 0
         self.frequencies = t.frequencies - len(self.edges) * (second - half(second) if self.edges else 0)
-        """Complex elements of a tile's spectrum, without those that follow by symmetry from others."""
+        """Complex elements of a tile's spectrum, without those that follow by symmetry."""
 
-        # Sizes of the panels in memory: rows, blocks of vectors, and floats from one frequency to the next.
+        # The attributes below are sizes of spectra: rows, blocks of vectors, and floats from frequency to frequency.
         self.source_blocks = ceil(self.c, self.lanes)
         """Blocks of the source's channels."""
-        self.kernel_groups = t.groups if self.held else groups
+        self.kernel_groups = t.groups if self.constant_kernel else groups
         """Groups whose kernels' spectra are in memory at the same time: all if the weights are constant."""
-        self.kernel_blocks = ceil(self.n, self.lanes) if self.held else self.blocks
-        """Blocks of target channels in memory at the same time; of summed channels if vectors run along these."""
+        self.kernel_blocks = ceil(self.n, self.lanes) if self.constant_kernel else self.blocks
+        """Blocks of target channels in memory at the same time; of summed channels if vectors run along those."""
         if self.along_c:
             self.kernel_blocks = self.source_blocks
         self.kernel_rows = self.n if self.along_c else self.c
@@ -100,7 +100,7 @@ class Geometry:
         if self.weights_gradient and not self.along_oc:
             self.result_blocks = ceil(self.n, self.lanes)
         self.result_rows = self.rows
-        """Rows of the result: tiles, or channels for the weights' gradient: ic, or oc of the piece."""
+        """Rows of the result: tiles; for the weights' gradient input channels, or output channels of the piece."""
         if self.along_oc:
             self.result_rows = ceil(self.c, 4) * 4
         elif self.weights_gradient:
@@ -127,20 +127,20 @@ class Geometry:
         return (groups * blocks * rows | 1) * 2 * self.lanes
 
     @property
-    def taken_out(self) -> tuple[float, float]:
-        """Powers of two by which x's spectra are multiplied, and the results of the inverse's first pass.
+    def prescales(self) -> tuple[float, float]:
+        """Powers of two by which x's spectra, and the results of the inverse's first pass, are multiplied.
 
-        Transforms make numbers larger by the root of their points; so no sum of a weights' gradient overflows much
-        before the result does. The other directions have the whole scale in the kernel's spectra.
+        Transforms of n points make numbers sqrt(n) times as large; so no sum of a weights' gradient overflows much
+        before the result does. In the other directions the kernel's spectra have the whole scale.
         """
         if not self.weights_gradient:
             return 1.0, 1.0
         sizes = self.tiling.sizes
-        first = sizes[self.order[-1]] if len(self.order) > 1 else 1
-        return 2.0 ** -((math.prod(sizes).bit_length() - 1) // 2), 2.0 ** -(first.bit_length() - 1)
+        first_size = sizes[self.order[-1]] if len(self.order) > 1 else 1
+        return 2.0 ** -((math.prod(sizes).bit_length() - 1) // 2), 2.0 ** -(first_size.bit_length() - 1)
 
     def column(self, k: int) -> int:
-        """The first of the frequencies whose frequency along the real axis is ``k``."""
+        """The index of the first stored frequency whose frequency along the real axis is ``k``."""
         if not self.edges:
             return k * self.tiling.frequencies // half(self.tiling.sizes[self.order[0]])
         second = self.tiling.sizes[self.order[1]]
@@ -148,12 +148,10 @@ class Geometry:
             return self.edges.index(k) * half(second)
         return len(self.edges) * half(second) + (k - 1) * second
 
-    # --- slots: local memory that holds one tile between the transforms of two axes ----------------------------------
-
     def lines(self, counts: tuple[int, ...]) -> int:
-        """Elements (vector pairs) from one frequency of the real axis to the next in a slot: odd, as above.
+        """Elements (vector pairs) from one frequency of the real axis to the next in a slot: an odd number.
 
-        ``counts``: how many elements along d, h, w come from, or go to, the tile.
+        A slot is local memory for a tile between the transforms of two axes; ``counts`` of its elements are in use.
         """
         if len(self.order) < 2:
             return 1
@@ -168,32 +166,28 @@ class Geometry:
             return 0
         return half(self.tiling.sizes[self.order[0]]) * self.lines(counts) * 2 * self.lanes
 
-    # --- the areas of the workspace ----------------------------------------------------------------------------------
-
     @functools.cached_property
     def areas(self) -> dict[str, int]:
         """Byte offsets of the workspace's areas, and their sum as ``size``."""
         areas, f = Areas(PAGE), 4 * self.frequencies
-        found = {"source": areas.add(f * self.source_stride), "result": areas.add(f * self.result_stride)}
+        offsets = {"source": areas.add(f * self.source_stride), "result": areas.add(f * self.result_stride)}
         if self.weights_gradient:
-            found["second"] = areas.add(f * self.second_stride)
-        elif not self.held:
-            found["kernel"] = areas.add(f * self.kernel_stride)
-        found["size"] = areas.size
-        return found
-
-    # --- pieces: the rounds of transforms and products in a call -----------------------------------------------------
+            offsets["second"] = areas.add(f * self.second_stride)
+        elif not self.constant_kernel:
+            offsets["kernel"] = areas.add(f * self.kernel_stride)
+        offsets["size"] = areas.size
+        return offsets
 
     def pieces(self) -> Iterator[Piece]:
         """Yield the pieces of a call, in order."""
         blocks, t = ceil(self.d, self.lanes), self.tiling
         for group in range(0, t.groups, self.groups):
-            groups, held = min(self.groups, t.groups - group), False
+            groups, source_done = min(self.groups, t.groups - group), False
             for block, row in itertools.product(range(0, blocks, self.blocks), range(0, self.all_rows, self.rows)):
-                some, rows = min(self.blocks, blocks - block), min(self.rows, self.all_rows - row)
-                source, last = not (held and self.rows == self.all_rows), row + self.rows >= self.all_rows
-                yield Piece(group, groups, block, some, row, rows, row == 0, source, last)
-                held = True
+                piece_blocks, rows = min(self.blocks, blocks - block), min(self.rows, self.all_rows - row)
+                source, last = not (source_done and self.rows == self.all_rows), row + self.rows >= self.all_rows
+                yield Piece(group, groups, block, piece_blocks, row, rows, row == 0, source, last)
+                source_done = True
 
     @property
     def rounds(self) -> int:

@@ -1,4 +1,4 @@
-"""Compiles a geometry into launches, piece after piece."""
+"""Compiles a geometry into the launches of its pieces."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ class _Launches:
         self.program = build(context, program_text(g))
 
     def _launch(self, kernel: str, size: tuple[int, ...], arguments: list[Any]) -> Launch:
-        given = [np.int32(a) if isinstance(a, int) else a for a in arguments]
-        return Launch(self.program, kernel, size, (1, 1, 1), given, names=OPERANDS)
+        typed = [np.int32(a) if isinstance(a, int) else a for a in arguments]
+        return Launch(self.program, kernel, size, (1, 1, 1), typed, names=OPERANDS)
 
-    def _shared(self, kernel: str, jobs: int, operands: list[str], offset: int, *rest: int) -> Launch:
+    def _divided_launch(self, kernel: str, jobs: int, operands: list[str], offset: int, *rest: int) -> Launch:
         """Return the launch of a transform kernel whose jobs are distributed among work items."""
         items = min(jobs, self.g.config["items"])
         return self._launch(kernel, (items, 1, 1), [*operands, np.int64(offset // 4), items, *rest])
 
     def kernels(self, group: int, groups: int, block: int, blocks: int, offset: int) -> Launch:
-        """Return the launch that transforms kernels, to byte ``offset`` of the workspace or of the packed buffer."""
+        """Return the launch that transforms the kernels into byte ``offset`` of the workspace or the packed buffer."""
         if self.g.along_c:
             block, blocks = 0, self.g.kernel_blocks
         jobs = groups * blocks * self.g.kernel_rows
-        return self._shared("kernels", jobs, ["w", "workspace"], offset, group, groups, block, blocks)
+        return self._divided_launch("kernels", jobs, ["w", "workspace"], offset, group, groups, block, blocks)
 
     def forward(self, name: str, operand: str, area: str, piece: Piece, block: int, blocks: int) -> Launch:
         """Return the launch that transforms the tiles of a tensor to spectra."""
-        return self._shared(
+        return self._divided_launch(
             name, piece.groups * blocks * piece.rows, [operand, "workspace"], self.areas[area],
             piece.group, piece.groups, block, blocks, piece.row, piece.rows,
         )  # fmt: skip
@@ -55,9 +55,9 @@ class _Launches:
                 offsets[:2] = reversed(offsets[:2])
             operands, numbers = ["workspace"] * 3, [rows, piece.rows, blocks, int(piece.row == 0)]
         else:
-            held = 4 * 2 * g.lanes * g.kernel_rows * (piece.group * g.kernel_blocks + piece.block)
-            offsets = [areas["source"], held if g.held else areas["kernel"], areas["result"]]
-            operands = ["workspace", "w" if g.held else "workspace", "workspace"]
+            kernel_offset = 4 * 2 * g.lanes * g.kernel_rows * (piece.group * g.kernel_blocks + piece.block)
+            offsets = [areas["source"], kernel_offset if g.constant_kernel else areas["kernel"], areas["result"]]
+            operands = ["workspace", "w" if g.constant_kernel else "workspace", "workspace"]
             numbers = [piece.rows, g.c, piece.blocks, 1]
         return self._launch("product", size, [*operands, *(np.int64(o // 4) for o in offsets), *numbers])
 
@@ -65,7 +65,7 @@ class _Launches:
         """Return the launch of the inverse transforms, which write the target."""
         p = self.g.problem
         operands = [p.written, *["residual"][: p.residual], "workspace", *["bias"][: p.bias]]
-        return self._shared(
+        return self._divided_launch(
             "inverse", piece.groups * piece.blocks * piece.rows, operands, self.areas["result"],
             piece.group, piece.groups, piece.block, piece.blocks, piece.row, piece.rows,
         )  # fmt: skip
@@ -73,37 +73,39 @@ class _Launches:
     def gradient(self, piece: Piece) -> Launch:
         """Return the launch of the inverse transforms, which write dw."""
         g = self.g
-        part = 0, g.result_blocks, piece.block * g.lanes, min(piece.blocks * g.lanes, g.d - piece.block * g.lanes)
+        first = piece.block * g.lanes
+        result_part = 0, g.result_blocks, first, min(piece.blocks * g.lanes, g.d - first)
         if g.along_oc:
-            part = piece.block, piece.blocks, 0, g.c
-        jobs = piece.groups * part[1] * part[3]
-        return self._shared(
-            "gradient", jobs, ["w", "workspace"], self.areas["result"], piece.group, piece.groups, *part
+            result_part = piece.block, piece.blocks, 0, g.c
+        jobs = piece.groups * result_part[1] * result_part[3]
+        return self._divided_launch(
+            "gradient", jobs, ["w", "workspace"], self.areas["result"], piece.group, piece.groups, *result_part
         )
 
 
 def make_plan(context: Any, g: Geometry, name: str) -> StepPlan:
-    """The plan of a geometry; ``name`` goes into the packed form's key."""
-    make = _Launches(context, g)
+    """The plan of a geometry; ``name`` is part of the packed weights' cache key."""
+    launches = _Launches(context, g)
     source = "y" if g.problem.direction == "bwd_data" else "x"
     steps = []
     for piece in g.pieces():
         if g.weights_gradient:
             if piece.source:
-                steps.append(make.forward("source", "x", "source", piece, 0, g.source_blocks))
-            steps += [make.forward("second", "y", "second", piece, piece.block, piece.blocks), make.product(piece)]
+                steps.append(launches.forward("source", "x", "source", piece, 0, g.source_blocks))
+            steps.append(launches.forward("second", "y", "second", piece, piece.block, piece.blocks))
+            steps.append(launches.product(piece))
             if piece.last:
-                steps.append(make.gradient(piece))
+                steps.append(launches.gradient(piece))
             continue
-        if piece.kernel and not g.held:
-            steps.append(make.kernels(piece.group, piece.groups, piece.block, piece.blocks, g.areas["kernel"]))
+        if piece.kernel and not g.constant_kernel:
+            steps.append(launches.kernels(piece.group, piece.groups, piece.block, piece.blocks, g.areas["kernel"]))
         if piece.source:
-            steps.append(make.forward("source", source, "source", piece, 0, g.source_blocks))
-        steps += [make.product(piece), make.inverse(piece)]
-    if not g.held:
+            steps.append(launches.forward("source", source, "source", piece, 0, g.source_blocks))
+        steps += [launches.product(piece), launches.inverse(piece)]
+    if not g.constant_kernel:
         return StepPlan(g.areas["size"], steps)
     p = g.problem
     key = json.dumps([name, p.direction, p.layout, p.w_shape, p.g, [axis.dilation for axis in g.tiling.axes],
                       g.tiling.sizes, g.lanes])  # fmt: skip
-    packer = make.kernels(0, p.g, 0, g.kernel_blocks, 0)
+    packer = launches.kernels(0, p.g, 0, g.kernel_blocks, 0)
     return StepPlan(g.areas["size"], steps, g.packed_size, [packer], key)

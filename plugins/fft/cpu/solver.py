@@ -1,4 +1,4 @@
-"""``fft.tiled``: transforms of tiles, products over channels, transforms back; whole images are tiles too."""
+"""The solver ``fft.tiled``: transforms of tiles, products over channels, inverse transforms; a tile may be an image."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from convdispatch.api import ConvProblem, DeviceInfo, Solver, StepPlan, rates
 from convdispatch.api.cpu import Balance
 
 from ..tiling import unsuited
-from .choice import choices, possible, predicted
+from .choice import choices, has_configs, predicted
 from .geometry import Geometry
 from .plan import make_plan
 
@@ -26,7 +26,7 @@ class Tiled(Solver):
             return f"1 image or more, got {problem.mb}"
         if problem.ic == problem.oc == problem.g:
             return "more than one channel in or out a group only, got 1 and 1"
-        if not possible(problem, device):
+        if not has_configs(problem, device):
             return f"kernels that a transform of 64 points holds only, got {problem.kd}x{problem.kh}x{problem.kw}"
         return None
 
@@ -40,8 +40,8 @@ class Tiled(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Return the predicted time of products, transforms and memory traffic."""
-        known = rates(device)
-        return predicted(Geometry(problem, config), Balance.of(known)) / known.flops
+        peaks = rates(device)
+        return predicted(Geometry(problem, config), Balance.of(peaks)) / peaks.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile the configuration."""

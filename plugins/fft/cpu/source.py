@@ -1,4 +1,4 @@
-"""The text of one plan's program: every kernel's macros and its calls of the straight-line functions."""
+"""The OpenCL text of a geometry's program: each kernel's macros and calls of straight-line functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STREAMED_BYTES = 24e6
 
 
 def program_text(g: Geometry) -> str:
-    """Forward transforms, the product and the inverse transform of a geometry; the kernel's where it has one."""
+    """The text of the forward transforms, of the source and of the kernel or dy, the product, the inverse transform."""
     p, lanes = g.problem, g.lanes
     text = define(LANES=lanes, V=f"float{lanes}") + storage_macros(p.dtype)
     # The epilogue macros have no bias, because the bias is added to the vectors of a line after the inverse transform.
@@ -30,18 +30,18 @@ def program_text(g: Geometry) -> str:
 
 
 def _define(values: dict[str, Any]) -> str:
-    """Macros that may have another value from an earlier kernel of the program."""
+    """Define macros anew, because an earlier kernel of the program may have defined them differently."""
     return "".join(f"#undef {name.split('(')[0]}\n#define {name} {value}\n" for name, value in values.items())
 
 
 def _along(g: Geometry, values: tuple[int, ...]) -> list[int]:
-    """Values along d, h, w in the order of the transforms; the axes that are not transformed come behind."""
-    rest = [axis for axis in (2, 1, 0) if axis not in g.order]
-    return [values[axis] for axis in (*g.order, *rest)]
+    """Values along d, h, w in the order of the transforms; axes that are not transformed come last."""
+    untransformed = [axis for axis in (2, 1, 0) if axis not in g.order]
+    return [values[axis] for axis in (*g.order, *untransformed)]
 
 
 def _numbered(name: str, values: list[Any]) -> dict[str, Any]:
-    return {f"{name}{place}": value for place, value in enumerate(values)}
+    return {f"{name}{number}": value for number, value in enumerate(values)}
 
 
 def _tensor(g: Geometry, which: str) -> dict[str, Any]:
@@ -52,13 +52,14 @@ def _tensor(g: Geometry, which: str) -> dict[str, Any]:
     pixel = channels if p.layout == "nhwc" else 1
     strides = (sizes[1] * sizes[2] * pixel, sizes[2] * pixel, pixel)
     axes = g.tiling.axes
-    counts, inner = [axis.tiles for axis in axes], [axes[1].tiles * axes[2].tiles, axes[2].tiles, 1]
-    tiles = [f"((t) / {i} % {n})" for i, n in zip(_along(g, tuple(inner)), _along(g, tuple(counts)), strict=True)]
+    counts, tile_strides = [axis.tiles for axis in axes], [axes[1].tiles * axes[2].tiles, axes[2].tiles, 1]
+    ordered = zip(_along(g, tuple(tile_strides)), _along(g, tuple(counts)), strict=True)
+    tiles = [f"((t) / {stride} % {count})" for stride, count in ordered]
     macros = {"C": channels // p.g, "G": p.g, "PLANE": f"{math.prod(sizes)}L", "TILES": g.tiling.tiles}
     macros |= {"CHANNEL": 1 if p.layout == "nhwc" else math.prod(sizes)}
     macros |= {"TOTAL": f"{p.mb * channels * math.prod(sizes)}L"}
     macros |= _numbered("X", _along(g, sizes)) | _numbered("A", _along(g, strides))
-    macros |= {f"TILE{place}(t)": text for place, text in enumerate(tiles)}
+    macros |= {f"TILE{number}(t)": text for number, text in enumerate(tiles)}
     macros |= _numbered("N", _along(g, g.tiling.sizes))
     return macros
 
@@ -69,11 +70,11 @@ def _panel(g: Geometry, blocks: int, rows: int, stride: int, counts: tuple[int, 
 
 
 def _passes(g: Geometry, name: str, counts: tuple[int, ...], inverse: bool) -> str:
-    """Calls of the columns' functions between the slot and the spectrum."""
+    """OpenCL loops that transform all axes but the real one, between the slot and the spectrum."""
     order, sizes, pair = g.order, g.tiling.sizes, 2 * g.lanes
     if len(order) == 1:
         return ""
-    real = half(sizes[order[0]])
+    frequencies = half(sizes[order[0]])
     calls = []
 
     def call(function: str, slot: str, spectrum: str | None) -> str:
@@ -83,10 +84,10 @@ def _passes(g: Geometry, name: str, counts: tuple[int, ...], inverse: bool) -> s
     if len(order) == 2:
         for k in g.edges:
             calls.append(call("edge", f"slot + {k} * LINES", f"s + {g.column(k)} * STRIDE"))
-        count = real - len(g.edges)
+        count = frequencies - len(g.edges)
         if count:
-            inner = call("column", "slot + k * LINES", f"s + ({g.column(1)} + (k - 1) * N1) * STRIDE")
-            calls.append(f"ONCE for (int k = 1; k <= {count}; ++k) {inner}")
+            column_call = call("column", "slot + k * LINES", f"s + ({g.column(1)} + (k - 1) * N1) * STRIDE")
+            calls.append(f"ONCE for (int k = 1; k <= {count}; ++k) {column_call}")
     else:
         middle = f"ONCE for (int j = 0; j < {counts[order[2]]}; ++j) " + call(
             "middle", f"slot + k * LINES + j * (N1 * {pair})", None
@@ -94,36 +95,36 @@ def _passes(g: Geometry, name: str, counts: tuple[int, ...], inverse: bool) -> s
         last = "ONCE for (int j = 0; j < N1; ++j) " + call(
             "column", f"slot + k * LINES + j * {pair}", "s + (k * N1 + j) * N2 * STRIDE"
         )
-        both = (last, middle) if inverse else (middle, last)
-        calls.append(f"ONCE for (int k = 0; k < {real}; ++k) {{ {both[0]} {both[1]} }}")
+        in_order = (last, middle) if inverse else (middle, last)
+        calls.append(f"ONCE for (int k = 0; k < {frequencies}; ++k) {{ {in_order[0]} {in_order[1]} }}")
     return "".join(f"    {line}\n" for line in calls)
 
 
 def _forward(g: Geometry, name: str) -> str:
     """The transform of the source's tiles, or of dy's in the weights' gradient, "second"."""
     problem, pads = g.problem, tuple(axis.pad for axis in g.tiling.axes)
-    given, blocks, stride = g.whole, g.source_blocks, g.source_stride
+    counts, blocks, stride = g.whole, g.source_blocks, g.source_stride
     if name == "second":
-        pads, given, blocks, stride = (0, 0, 0), g.steps, g.blocks, g.second_stride
+        pads, counts, blocks, stride = (0, 0, 0), g.steps, g.blocks, g.second_stride
     macros = _tensor(g, "y" if name == "second" or problem.direction == "bwd_data" else "x")
-    macros |= _panel(g, blocks, g.rows, stride, given)
-    macros |= {"LINE": -(-given[g.order[0]] // g.lanes) * g.lanes}
-    macros |= _numbered("G", _along(g, given)) | _numbered("S", _along(g, g.steps)) | _numbered("P", _along(g, pads))
+    macros |= _panel(g, blocks, g.rows, stride, counts)
+    macros |= {"LINE": -(-counts[g.order[0]] // g.lanes) * g.lanes}
+    macros |= _numbered("G", _along(g, counts)) | _numbered("S", _along(g, g.steps)) | _numbered("P", _along(g, pads))
     values = {
         "name": name,
         "macros": _define(macros),
         "inter": problem.layout == "nhwc",
         "unit": macros["A0"] == 1 and problem.layout == "nchw",
         "depth": len(g.order),
-        "passes": _passes(g, name, given, False),
+        "passes": _passes(g, name, counts, False),
     }
-    return forward_functions(g, name, given, stride, name == "second") + kernel_text(
+    return forward_functions(g, name, counts, stride, name == "second") + kernel_text(
         __package__, "forward.cl.mako", **values
     )
 
 
 def _weights(p: ConvProblem, lane: str) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """Macros of w's strides, when ``lane`` (ic or oc) runs along vectors, and the strides of its taps."""
+    """(macros of w's strides if vectors run along ``lane``, which is ic or oc; strides of w's taps)."""
     icg, volume = p.ic // p.g, p.kd * p.kh * p.kw
     per_ic, per_tap = (1, icg) if p.layout == "nhwc" else (volume, 1)
     along = {"ic": per_ic, "oc": icg * volume}
@@ -158,16 +159,16 @@ def _kernel(g: Geometry) -> str:
 def _product(g: Geometry) -> str:
     config = g.config
     if g.weights_gradient:
-        a, b = (g.blocks, g.rows, g.second_stride), (g.source_blocks, g.rows, g.source_stride)
+        left, right = (g.blocks, g.rows, g.second_stride), (g.source_blocks, g.rows, g.source_stride)
         if g.along_oc:
-            a, b = b, a
+            left, right = right, left
         mr = 4
     else:
-        a, b = (g.source_blocks, g.rows, g.source_stride), (g.kernel_blocks, g.kernel_rows, g.kernel_stride)
+        left, right = (g.source_blocks, g.rows, g.source_stride), (g.kernel_blocks, g.kernel_rows, g.kernel_stride)
         mr = config["mr"]
-    c = (g.result_blocks, g.result_rows, g.result_stride)
+    result = (g.result_blocks, g.result_rows, g.result_stride)
     macros: dict[str, Any] = {}
-    for name, (blocks, rows, stride) in zip("ABC", (a, b, c), strict=True):
+    for name, (blocks, rows, stride) in zip("ABC", (left, right, result), strict=True):
         macros |= {f"{name}_BLOCKS": blocks, f"{name}_ROWS": rows, f"{name}_STRIDE": f"{stride}L"}
     if g.along_c:
         mr = 4 if g.n < 4 and g.lanes == 16 else 2
@@ -215,7 +216,7 @@ def _gradient(g: Geometry) -> str:
     macros |= _panel(g, g.result_blocks, g.result_rows, g.result_stride, g.taps)
     macros |= _numbered("K", _along(g, g.taps)) | _numbered("A", _along(g, strides))
     macros |= _numbered("N", _along(g, g.tiling.sizes))
-    scale = g.tiling.scale / math.prod(g.taken_out)
+    scale = g.tiling.scale / math.prod(g.prescales)
     macros |= {"N": g.d if g.along_oc else g.n, "SCALE": f"{scale!r}f"}
     values = {
         "macros": _define(macros),

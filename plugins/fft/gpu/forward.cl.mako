@@ -14,7 +14,7 @@ void analyse(global const REAL *restrict src, global PAIR *restrict hat, long ha
   const int group = line / ${p.rows}, row = row0 + line % ${p.rows};
   for (int i = lid; i < ${p.slots * p.width}; i += ${p.items}) {
     const int at = i / ${p.width}, e = i % ${p.width}, slot = slot0 + block * ${p.slots} + at;
-    global const REAL *restrict from = src + ${p.place_text};
+    global const REAL *restrict from = src + ${p.plane_offset_text};
 % for text in p.tile_texts:
     ${text}
 % endfor

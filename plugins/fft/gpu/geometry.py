@@ -1,13 +1,13 @@
-"""Transform: a convolution as products of spectra: the pixels that are transformed, and the positions of the results.
+"""A convolution as products of spectra: the pixels that are transformed, and the positions of the results.
 
-Along an axis a tile of ``size`` points holds the data at places 0, 1, ... and the kernel's taps at 0, d, 2d, ... The
-product of their spectra is a circular sum, whose places differ from the true ones by multiples of ``size``:
+Along an axis a tile of ``size`` points holds the data at positions 0, 1, ... and the kernel's taps at 0, d, 2d, ... The
+product of their spectra is a circular sum, whose positions differ from the true ones by multiples of ``size``:
 
-- **whole**: one tile holds the image. The pads are zeros that need not be stored: with ``size`` at least the image plus
-  the wider pad, what wraps round falls on places that nobody reads. Result j lies at ``j - p`` or ``j + p``, mod size.
-- **tiled** (overlap-save): tiles of ``size`` points start ``step = size - extent + 1`` apart, and of each result only
-  the ``step`` places are kept to which nothing wrapped. For the weights' gradient tiles of dy hold ``step`` pixels and
-  those of x ``size``, so nothing wraps at the kernel's taps, and the sum over tiles is part of the product.
+- **whole**: one tile holds the image. Padding zeros need not be stored: with ``size`` at least the image plus the wider
+  padding, wrapped sums are at positions that are not read. Result j is at ``j - p`` or ``j + p``, modulo ``size``.
+- **tiled** (overlap-save): tiles of ``size`` points start ``step = size - extent + 1`` apart, and only the ``step``
+  results without wrapped sums are used. For the weights' gradient tiles of dy have ``step`` pixels and those of x
+  ``size``, so that sums at the kernel's taps do not wrap, and the sum over tiles is part of the product.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ class TransformAxis:
     size: int
     tiles: int
     data: Span
-    """The tile in the tensor that the kernel (or dy of the weights' gradient) is multiplied with: x, or dy for the data
-    gradient."""
+    """The tile in the tensor that slides under the kernel: x, or dy for the data gradient."""
     other: Span
     """The tile in the other operand: w, or dy for the weights' gradient."""
     wanted: tuple[int, ...]
@@ -58,35 +57,35 @@ class TransformAxis:
     @classmethod
     def of(cls, problem: ConvProblem, axis: str, size: int) -> TransformAxis | None:
         """Transforms of ``size`` points along ``axis``; None when they are too small."""
-        length, kernel, spread, out = (getattr(problem, letter + axis) for letter in "ikdo")
-        near = getattr(problem, "p" + axis)
-        extent = spread * (kernel - 1) + 1
-        taps = Span(kernel, extent, spread=spread)
-        if size >= max(length + near, out + extent - 1 - near, length, out, extent):
+        length, kernel, dilation, out = (getattr(problem, letter + axis) for letter in "ikdo")
+        pad = getattr(problem, "p" + axis)
+        extent = dilation * (kernel - 1) + 1
+        taps = Span(kernel, extent, spread=dilation)
+        if size >= max(length + pad, out + extent - 1 - pad, length, out, extent):
             x, y = Span(length, length), Span(out, out)
             if problem.direction == "fwd":
-                return cls(size, 1, x, taps, tuple((j - near) % size for j in range(out)), 0, out)
+                return cls(size, 1, x, taps, tuple((j - pad) % size for j in range(out)), 0, out)
             if problem.direction == "bwd_data":
-                return cls(size, 1, y, taps, tuple((j + near) % size for j in range(length)), 0, length)
-            return cls(size, 1, x, y, tuple((j * spread - near) % size for j in range(kernel)), 0, kernel)
+                return cls(size, 1, y, taps, tuple((j + pad) % size for j in range(length)), 0, length)
+            return cls(size, 1, x, y, tuple((j * dilation - pad) % size for j in range(kernel)), 0, kernel)
         step = size - extent + 1
         if step < 1:
             return None
         if problem.direction == "fwd":
-            data = Span(length, size, -near, step)
+            data = Span(length, size, -pad, step)
             return cls(size, -(-out // step), data, taps, tuple(range(step)), step, out)
         if problem.direction == "bwd_data":
-            data = Span(out, size, near - (extent - 1), step)
+            data = Span(out, size, pad - (extent - 1), step)
             return cls(size, -(-length // step), data, taps, tuple(range(extent - 1, size)), step, length)
-        data, other = Span(length, size, -near, step), Span(out, step, 0, step)
-        return cls(size, -(-out // step), data, other, tuple(j * spread for j in range(kernel)), 0, kernel)
+        data, other = Span(length, size, -pad, step), Span(out, step, 0, step)
+        return cls(size, -(-out // step), data, other, tuple(j * dilation for j in range(kernel)), 0, kernel)
 
 
 @dataclass(frozen=True)
 class Transform:
-    """Both axes of a problem. ``columns`` is transformed first, real to half a spectrum; then ``rows``, complex.
+    """Both axes of a problem. ``columns`` is transformed first, from real to half a spectrum; then ``rows``, complex.
 
-    Pixels of a row lie side by side, so neighbouring work items take neighbouring columns. A 1-D problem is one column.
+    Pixels of a row are contiguous, so adjacent work items transform adjacent columns. A 1-D problem is one column.
     """
 
     columns: TransformAxis
@@ -112,10 +111,10 @@ class Transform:
         return half(self.columns.size)
 
     @property
-    def taken_out(self) -> tuple[float, float]:
-        """Powers of two by which the data's spectra are multiplied, and what the inverse's first pass gives.
+    def prescales(self) -> tuple[float, float]:
+        """Powers of two by which the data's spectra, and the results of the inverse's first pass, are multiplied.
 
-        Transforms make numbers larger by the root of their points; so no sum overflows much before the result does.
+        Transforms of n points make numbers sqrt(n) times as large; so no sum overflows much before the result does.
         """
         points = self.columns.data.given * self.rows.data.given
         return 2.0 ** -((points.bit_length() - 1) // 2), 2.0 ** -(self.rows.size.bit_length() - 1)
@@ -126,7 +125,7 @@ class Transform:
 
     @functools.cached_property
     def frequencies(self) -> int:
-        """Complex numbers that a real tile's spectrum consists of."""
+        """Complex numbers in the stored spectrum of a real tile."""
         short, full = half(self.rows.size), self.rows.size
         return sum(short if self.own_conjugate(row) else full for row in range(self.height))
 
@@ -160,14 +159,14 @@ class Planes:
 
 
 def planes(problem: ConvProblem, transform: Transform) -> tuple[Planes, Planes, Planes]:
-    """The left operand, the right one and the result of the products over channels; rows of operands are summed."""
+    """The left operand, the right operand and the result of the products; the operands' rows are summed over."""
     g, tiles = problem.g, transform.tiles
     icg, ocg = problem.ic // g, problem.oc // g
 
     def data(tensor: str) -> tuple[Line, Line, int, int]:
-        layout, per = TensorLayout.of(problem, tensor), icg if tensor == "x" else ocg
+        layout, count = TensorLayout.of(problem, tensor), icg if tensor == "x" else ocg
         images = Line(problem.mb * tiles, layout.image, tiles=tiles)
-        channels = Line(per, layout.channel, per * layout.channel, channels=tensor == problem.written)
+        channels = Line(count, layout.channel, count * layout.channel, channels=tensor == problem.written)
         return images, channels, *layout.axes[1:]
 
     def place(tensor: str, row: Line, slot: Line, down: int, right: int) -> Planes:

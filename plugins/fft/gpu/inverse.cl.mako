@@ -32,7 +32,7 @@ ${p.row_code}\
 % for k in range(p.height):
     const PAIR v${k} = from[${k * p.row_pitch}];
 % endfor
-    const long to = ${p.place_text};
+    const long to = ${p.plane_offset_text};
 % for text in p.tile_texts:
     ${text}
 % endfor

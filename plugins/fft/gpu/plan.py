@@ -1,4 +1,4 @@
-"""FftPlan: transforms, products and inverse transforms of a problem's parts, as launches over one workspace."""
+"""Transforms, products and inverse transforms of a problem's parts, as launches over one workspace."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Tile(NamedTuple):
 class Layout:
     """One configuration of one problem: the spectra's shapes, parts and offsets in the workspace; nothing is compiled.
 
-    The products are m x n x k in each frequency and group: m the slots of the left operand, n those of the right one,
-    k the rows of both. Each of the three is cut in ``parts``.
+    For each frequency and group there is a product of m x n x k: m slots of the left operand, n slots of the right
+    operand, k rows of both. Each of the three is divided into ``parts``.
     """
 
     problem: ConvProblem
@@ -78,12 +78,12 @@ class Layout:
         return config | dict(zip(("m_parts", "n_parts", "k_parts"), self.parts, strict=True))
 
     def changed(self, tile: Tile | None = None, parts: tuple[int, int, int] | None = None) -> Layout:
-        """Another tile or other parts; what does not follow from these is not worked out again."""
-        made = Layout(self.problem, self.transform, parts or self.parts, tile or self.tile, self.local, self.wide)
-        valid = ("planes", "slots", "_groups") if parts else ("planes", "slots", "_groups", "chunks", "sizes", "areas")
-        known = self.__dict__
-        made.__dict__.update({name: known[name] for name in valid if name in known})
-        return made
+        """The layout with another tile or other parts; cached properties that do not depend on them are copied."""
+        layout = Layout(self.problem, self.transform, parts or self.parts, tile or self.tile, self.local, self.wide)
+        unaffected = ("planes", "slots", "_groups", *(() if parts else ("chunks", "sizes", "areas")))
+        cached = self.__dict__
+        layout.__dict__.update({name: cached[name] for name in unaffected if name in cached})
+        return layout
 
     def fits(self, device: DeviceInfo) -> bool:
         """Whether a device's limits allow the layout's work groups."""
@@ -93,7 +93,7 @@ class Layout:
 
     @functools.cached_property
     def _groups(self) -> tuple[int, int]:
-        """The most bytes of local memory, and the most items, that a transform's work group has."""
+        """(most bytes of local memory, most work items) of the work groups of the three transforms."""
         height = self.transform.height
         transforms = list(zip(self.slots, self._widths, strict=True))
         stages = [slots * slot_pitch(slots, width, height) * _PAIR for slots, width in transforms]
@@ -112,7 +112,7 @@ class Layout:
 
     @functools.cached_property
     def slots(self) -> tuple[int, int, int]:
-        """Slots of a work group, of the left operand's, the right operand's and the result's transforms."""
+        """Slots per work group in the transforms of the left operand, the right operand and the result."""
         totals = (self.totals[0], self.totals[1], self.totals[1])
         height = self.transform.height
         sides = zip(self._widths, totals, strict=True)
@@ -125,7 +125,7 @@ class Layout:
 
     @functools.cached_property
     def chunks(self) -> tuple[int, int, int]:
-        """m, n and k of a part; those of m and n fill whole work groups."""
+        """m, n and k of a part; m and n are multiples of a work group's slots."""
         quanta = (max(4, self.slots[0]), max(4, *self.slots[1:]), 1)
         chunks = []
         for total, parts, quantum in zip(self.totals, self.parts, quanta, strict=True):
@@ -162,11 +162,11 @@ class Layout:
 
     @functools.cached_property
     def areas(self) -> tuple[tuple[int, int, int], int]:
-        """Byte offsets of left, right and result in the workspace, and its size."""
+        """(byte offsets of the left, right and resulting spectra in the workspace, the workspace's size)."""
         areas = Areas(1024)
         left, right, result = self.sizes
-        places = (0 if self.packs else areas.add(left), areas.add(right), areas.add(result))
-        return places, areas.size
+        offsets = (0 if self.packs else areas.add(left), areas.add(right), areas.add(result))
+        return offsets, areas.size
 
     @property
     def workspace_size(self) -> int:
@@ -175,9 +175,9 @@ class Layout:
 
     def forward(self, other: bool) -> Forward:
         """The transform of the left operand (``other``) or the right one."""
-        at = 0 if other else 1
-        return Forward(self.transform, self.planes[at], self.problem.g, self.chunks[2], self.chunks[at],
-                       self.slots[at], self.wide, other)  # fmt: skip
+        index = 0 if other else 1
+        return Forward(self.transform, self.planes[index], self.problem.g, self.chunks[2], self.chunks[index],
+                       self.slots[index], self.wide, other)  # fmt: skip
 
     def inverse(self) -> Inverse:
         """The inverse transform, from the result's spectra to the written tensor."""
@@ -186,37 +186,37 @@ class Layout:
 
 
 def make_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-    """Compile a configuration; the steps run part by part, and an operand's spectra stay while they are needed."""
+    """Compile a configuration; the steps run part by part, and consecutive parts share an operand's spectra."""
     layout = Layout.of(problem, config)
     kernels = _Kernels(context, layout)
     steps, packers = [], []
-    at_left, at_right, at_result = layout.areas[0]
-    held_left = held_right = None
+    left_area, right_area, result_area = layout.areas[0]
+    current_left = current_right = None
     m_starts, n_starts, k_starts = layout.starts
     for (m_index, m), n, (k_index, k) in itertools.product(enumerate(m_starts), n_starts, enumerate(k_starts)):
-        left, home = at_left, "workspace"
+        left, operand = left_area, "workspace"
         if layout.packs:
-            left, home = (m_index * len(k_starts) + k_index) * layout.sizes[0], "w"
-        if held_left != (m, k):
-            held_left = (m, k)
+            left, operand = (m_index * len(k_starts) + k_index) * layout.sizes[0], "w"
+        if current_left != (m, k):
+            current_left = (m, k)
             step = kernels.analyse(True, left, k, m)
             if not layout.packs:
                 steps.append(step)
             elif n == 0:
                 packers.append(step)
-        if held_right != (n, k):
-            held_right = (n, k)
-            steps.append(kernels.analyse(False, at_right, k, n))
-        steps.append(kernels.product(home, left, at_right, at_result, k > 0))
+        if current_right != (n, k):
+            current_right = (n, k)
+            steps.append(kernels.analyse(False, right_area, k, n))
+        steps.append(kernels.product(operand, left, right_area, result_area, k > 0))
         if k == k_starts[-1]:
-            steps.append(kernels.synthesise(at_result, m, n))
-    form = (problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g, problem.dh, problem.dw)
-    key = repr(("fft.gpu", *form, config["th"], config["tw"], layout.chunks[0], layout.chunks[2]))
+            steps.append(kernels.synthesise(result_area, m, n))
+    weights_key = (problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g, problem.dh, problem.dw)
+    key = repr(("fft.gpu", *weights_key, config["th"], config["tw"], layout.chunks[0], layout.chunks[2]))
     return StepPlan(layout.workspace_size, steps, layout.packed_size, packers, key if layout.packs else None)
 
 
 class _Kernels:
-    """The launches of a layout, their programs built once."""
+    """Builds the launches of a layout; each program is compiled once."""
 
     def __init__(self, context: Any, layout: Layout) -> None:
         self._context, self._layout = context, layout
@@ -224,13 +224,13 @@ class _Kernels:
 
     @functools.cache  # noqa: B019  (the cache lives only while the plan is built)
     def _forward(self, other: bool) -> tuple[Any, Forward]:
-        way = self._layout.forward(other)
-        return build(self._context, self._macros + kernel_text(__package__, "forward.cl.mako", p=way)), way
+        transform = self._layout.forward(other)
+        return build(self._context, self._macros + kernel_text(__package__, "forward.cl.mako", p=transform)), transform
 
     @functools.cache  # noqa: B019
     def _inverse(self) -> tuple[Any, Inverse]:
-        way = self._layout.inverse()
-        return build(self._context, self._macros + kernel_text(__package__, "inverse.cl.mako", p=way)), way
+        transform = self._layout.inverse()
+        return build(self._context, self._macros + kernel_text(__package__, "inverse.cl.mako", p=transform)), transform
 
     @functools.cache  # noqa: B019
     def _product(self, accumulate: bool) -> Any:
@@ -243,27 +243,28 @@ class _Kernels:
 
     def analyse(self, other: bool, place: int, row: int, slot: int) -> Launch:
         """Return the launch that transforms a part of the left (``other``) or right operand to byte ``place``."""
-        program, way = self._forward(other)
-        tensor, area = way.planes.tensor, "workspace"
+        program, transform = self._forward(other)
+        tensor, area = transform.planes.tensor, "workspace"
         arguments = [tensor, area, np.int64(place // _PAIR), np.int32(row), np.int32(slot)]
-        size = (way.work_groups * way.items,)
-        return Launch(program, "analyse", size, (way.items,), arguments, names=OPERANDS)
+        size = (transform.work_groups * transform.items,)
+        return Launch(program, "analyse", size, (transform.items,), arguments, names=OPERANDS)
 
-    def product(self, home: str, left: int, right: int, result: int, accumulate: bool) -> Launch:
+    def product(self, left_operand: str, left: int, right: int, result: int, accumulate: bool) -> Launch:
         """Return the launch that multiplies parts at ``left`` (of operand ``home``) and ``right`` into ``result``."""
         layout = self._layout
         items = layout.tile.items
         groups = -(-layout.result_rows // layout.tile.bm) * -(-layout.chunks[1] // layout.tile.bn)
         groups *= layout.transform.frequencies * layout.problem.g
-        arguments = [home, np.int64(left // 16), "workspace", np.int64(right // 16)]
+        arguments = [left_operand, np.int64(left // 16), "workspace", np.int64(right // 16)]
         arguments += ["workspace", np.int64(result // 16)]
         program = self._product(accumulate)
         return Launch(program, "product", (groups * items,), (items,), arguments, names=OPERANDS)
 
     def synthesise(self, result: int, row: int, slot: int) -> Launch:
         """Return the launch that transforms the part at byte ``result`` back into the output."""
-        program, way = self._inverse()
+        program, transform = self._inverse()
         problem = self._layout.problem
-        extras = [name for name in ("bias", "residual") if getattr(problem, name)]
-        arguments = ["workspace", np.int64(result // _PAIR), problem.written, *extras, np.int32(row), np.int32(slot)]
-        return Launch(program, "synthesise", (way.work_groups * way.items,), (way.items,), arguments, names=OPERANDS)
+        outputs = [problem.written, *(name for name in ("bias", "residual") if getattr(problem, name))]
+        arguments = ["workspace", np.int64(result // _PAIR), *outputs, np.int32(row), np.int32(slot)]
+        size = (transform.work_groups * transform.items,)
+        return Launch(program, "synthesise", size, (transform.items,), arguments, names=OPERANDS)

@@ -1,4 +1,4 @@
-"""The solver for GPUs: what it accepts, what it offers to tune, and what it expects to be fast."""
+"""The solver ``fft.gpu``: which problems it accepts, which configurations it offers, and their predicted time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Spectra(Solver):
         return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Transforms and products, the one that is expected to be fastest first; then the same in ever more parts."""
+        """Transforms and product tiles, the fastest by prediction first; then the same in ever more parts."""
         return (layout.config() for layout in layouts(problem, device))
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""Passes between tensors and spectra: the sizes and the code that their kernels' text is made from."""
+"""Passes between tensors and spectra: the sizes and the code that their kernels' templates print."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _TYPES = "#define PAIR_(T) T##2\n#define PAIR_OF(T) PAIR_(T)\n#define PAIR PAIR_
 
 @dataclass(unsafe_hash=True)
 class _Pass:
-    """Base of the forward and the inverse transform: a work group holds ``slots`` tiles of one row."""
+    """Base of the forward and the inverse transform: a work group transforms ``slots`` tiles of one row."""
 
     transform: Transform
     planes: Planes
     groups: int
     rows: int
-    """Rows of a part of the matrix of spectra, in each group."""
+    """Rows of a part of the matrix of spectra, per group of channels."""
     pitch: int
     """Slots (columns of the matrix of spectra) of a part, padding included."""
     slots: int
@@ -40,7 +40,7 @@ class _Pass:
         """Number of work groups in the launch."""
         self.items = group_items(self.slots, self.width, self.height, self.wide)
         """Number of work items in a work group."""
-        # The pitches in local memory put rows of neighbouring slots, and neighbouring columns, into different banks.
+        # With these pitches rows of adjacent slots, and adjacent columns, are in different banks of local memory.
         self.row_pitch = self.width | 1
         """Complex numbers from row to row of a half spectrum in local memory, an odd count."""
         self.slot_pitch = slot_pitch(self.slots, self.width, self.height)
@@ -68,8 +68,8 @@ class _Pass:
         return ("row", self.planes.row), ("slot", self.planes.slot)
 
     @property
-    def place_text(self) -> str:
-        """Offset in the tensor of the plane of (group, row, slot)."""
+    def plane_offset_text(self) -> str:
+        """OpenCL text of the tensor's offset of the plane with index (group, row, slot)."""
         terms = [
             f"(long)({name}{f' / {line.tiles}' if line.tiles > 1 else ''}) * {line.stride}"
             for name, line in self._lines
@@ -80,18 +80,18 @@ class _Pass:
 
     @property
     def _tile(self) -> str:
-        """The tile's number in its image."""
+        """OpenCL text of the tile's index in its image."""
         return next((f"{name} % {line.tiles}" for name, line in self._lines if line.tiles > 1), "0")
 
     @property
     def live_text(self) -> str:
         """OpenCL text of the condition that the row and the slot exist."""
-        tests = []
+        conditions = []
         if self.planes.row.total % self.rows:
-            tests.append(f"row < {self.planes.row.total}")
+            conditions.append(f"row < {self.planes.row.total}")
         if self.planes.slot.total % self.pitch:
-            tests.append(f"slot < {self.planes.slot.total}")
-        return " && ".join(tests + self._column_tests()) or "true"
+            conditions.append(f"slot < {self.planes.slot.total}")
+        return " && ".join(conditions + self._column_tests()) or "true"
 
     def _column_tests(self) -> list[str]:
         raise NotImplementedError
@@ -99,7 +99,7 @@ class _Pass:
 
 @dataclass(unsafe_hash=True)
 class Forward(_Pass):
-    """The forward transform, from tiles to spectra; ``other`` for the kernel or dy that multiplies the data."""
+    """The forward transform, from tiles to spectra, of the data or (``other``) of the kernel or dy."""
 
     other: bool = False
 
@@ -139,8 +139,8 @@ class Forward(_Pass):
         """OpenCL text that transforms the real column ``v`` to half a spectrum at ``to``."""
         code = codelet(self.transform.columns.size, "real_forward", given=self.columns.given)
         last = self.transform.columns.size // 2 if self.transform.columns.size % 2 == 0 else 0
-        store = _pairs(lambda k: f"to[{k * self.row_pitch}]", (0, last))
-        return code.text(_holes(self.columns), store, real="ACC", indent="    ")
+        store = _pair_store(lambda k: f"to[{k * self.row_pitch}]", (0, last))
+        return code.text(_with_zeros(self.columns), store, real="ACC", indent="    ")
 
     @property
     def row_code(self) -> str:
@@ -150,8 +150,8 @@ class Forward(_Pass):
         def place(k: int) -> str:
             return ("if (whole) " if 2 * k > self.row_size else "") + f"to[{k * self.frequency_stride}L]"
 
-        store = _pairs(place, power=1.0 if self.other else self.transform.taken_out[0])
-        return code.text(_parts(_holes(self.rows_span)), store, real="ACC", indent="    ")
+        store = _pair_store(place, power=1.0 if self.other else self.transform.prescales[0])
+        return code.text(_components(_with_zeros(self.rows_span)), store, real="ACC", indent="    ")
 
 
 class Inverse(_Pass):
@@ -185,35 +185,35 @@ class Inverse(_Pass):
         """OpenCL text that transforms the complex row ``v`` back and writes the required points to ``to``."""
         wanted = self.transform.rows.wanted
         code = codelet(self.row_size, "inverse", wanted=wanted)
-        places = {k: j for j, k in enumerate(wanted)}
-        store = _pairs(lambda k: f"to[{places[k]}]", power=self.transform.taken_out[1])
-        return code.text(_parts(_plain), store, real="ACC", indent="    ")
+        index_of = {k: j for j, k in enumerate(wanted)}
+        store = _pair_store(lambda k: f"to[{index_of[k]}]", power=self.transform.prescales[1])
+        return code.text(_components(_variable), store, real="ACC", indent="    ")
 
     @property
     def column_code(self) -> str:
         """OpenCL text that transforms half a spectrum ``v`` back to the required pixels of the column."""
         axis = self.transform.columns
         code = codelet(axis.size, "real_inverse", wanted=axis.wanted)
-        places = {str(k): j for j, k in enumerate(axis.wanted)}
+        index_of = {str(k): j for j, k in enumerate(axis.wanted)}
         ragged = axis.tiles * axis.out_step > axis.out_length
 
         def store(name: str, value: str) -> str:
-            j = places[name]
+            j = index_of[name]
             guard = "live" + (f" && py + {j} < {axis.out_length}" if ragged else "")
-            at = f"to + (long)px * {self.planes.row_stride} + (long)(py + {j}) * {self.planes.column_stride}"
-            return f"if ({guard}) put(OUT_ARGS, ({value}) * SCALE, {at}, channel);"
+            address = f"to + (long)px * {self.planes.row_stride} + (long)(py + {j}) * {self.planes.column_stride}"
+            return f"if ({guard}) put(OUT_ARGS, ({value}) * SCALE, {address}, channel);"
 
-        return code.text(_parts(_plain), store, real="ACC", indent="    ")
+        return code.text(_components(_variable), store, real="ACC", indent="    ")
 
     @property
     def scale(self) -> float:
         """The factor by which the results are multiplied."""
         columns = codelet(self.transform.columns.size, "real_inverse", wanted=self.transform.columns.wanted)
-        return 1.0 / (columns.gain * self.row_size * math.prod(self.transform.taken_out))
+        return 1.0 / (columns.gain * self.row_size * math.prod(self.transform.prescales))
 
 
 def slots_of(width: int, height: int, total: int, local: int) -> int:
-    """Tiles of a work group: 256 items and ``local`` bytes at most; no more than ``total`` needs."""
+    """Tiles per work group, such that it has at most 256 items and ``local`` bytes; no more than ``total`` needs."""
     slots = 1
     while slots < 32 and slots < total and 2 * slots * max(width, height) <= 256:
         if 2 * slots * slot_pitch(2 * slots, width, height) * 8 > local:
@@ -223,23 +223,23 @@ def slots_of(width: int, height: int, total: int, local: int) -> int:
 
 
 def slot_pitch(slots: int, width: int, height: int) -> int:
-    """Numbers of local memory from slot to slot: 16 neighbours of (slot, row) are in the 16 pairs of banks."""
+    """Complex numbers from slot to slot in local memory: 16 consecutive (slot, row) are in the 16 pairs of banks."""
     row = width | 1
-    want = row * (16 // min(slots, 16)) % 16 if slots < 16 else 1
-    return height * row + (want - height * row) % 16
+    remainder = row * (16 // min(slots, 16)) % 16 if slots < 16 else 1
+    return height * row + (remainder - height * row) % 16
 
 
 def group_items(slots: int, width: int, height: int, most: int) -> int:
-    """Work items of a group: one a column and one a row of the spectrum, ``most`` at most."""
+    """Work items per group: one per column, then one per row of the spectrum; at most ``most``."""
     return min(most, -(-slots * max(width, height) // 32) * 32)
 
 
-def _plain(k: int) -> str:
+def _variable(k: int) -> str:
     return f"v{k}"
 
 
-def _holes(span: Span) -> Callable:
-    """Places between spread taps hold 0."""
+def _with_zeros(span: Span) -> Callable:
+    """Return a reader of a tile's elements, with 0 at the points between the taps of a dilated kernel."""
 
     def read(name: str | int) -> str:
         k = int(name)
@@ -248,8 +248,8 @@ def _holes(span: Span) -> Callable:
     return read
 
 
-def _parts(read: Callable) -> Callable:
-    """Names of parts to parts of pairs."""
+def _components(read: Callable) -> Callable:
+    """Return a reader of ``r<k>`` and ``i<k>``, the components of the pair that ``read(k)`` names."""
 
     def part(name: str) -> str:
         value = read(int(name[1:]))
@@ -258,8 +258,8 @@ def _parts(read: Callable) -> Callable:
     return part
 
 
-def _pairs(place: Callable[[int], str], lone: tuple[int, ...] = (), power: float = 1.0) -> Callable:
-    """Stores pairs times ``power``: a real part waits for its imaginary one, except those that are ``lone``."""
+def _pair_store(place: Callable[[int], str], lone: tuple[int, ...] = (), power: float = 1.0) -> Callable:
+    """Return a writer of pairs times ``power``: a pair is stored with its imaginary part, a ``lone`` one with 0."""
 
     def store(name: str, value: str) -> str:
         part, k = name[0], int(name[1:])

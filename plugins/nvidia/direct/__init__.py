@@ -1,7 +1,7 @@
-"""nvidia.direct: 1x1 kernels as products of matrices that are in memory already, split in registers.
+"""nvidia.direct: 1x1 kernels as products of matrices that are read in place and split in registers.
 
-- ``choice``: which tiles are tried, and in which order.
-- ``plan``: the product and the sum of its parts, as launches.
+- ``choice``: which tiles are tried, and their predicted time.
+- ``plan``: the launches of the product and of the sum of its parts.
 - ``solver``: what it refuses, offers and predicts.
-- ``tiling``: the operands as matrices, and what a tile makes of them.
+- ``tiling``: the operands as matrices, and the numbers of a problem under a tile.
 """

@@ -1,10 +1,10 @@
-"""Which tiles nvidia.direct tries for a problem, and in which order: what a tile waits for, and memory's traffic.
+"""Which tiles nvidia.direct tries for a problem, and their predicted time.
 
-Times are cycles of one multiprocessor; the constants were fitted to 280 timings of first choices on an H200 (0.09 root
-mean square of the logarithm), those of single products to 780 of 83 problems drawn at random (0.15). What bounds a tile
-hides the rest only in part, so its times add as squares.
+Times are cycles of one multiprocessor. The constants were fitted to 280 timings of first choices on an H200 (rms error
+of the logarithm 0.09), those of formats with one product to 780 timings of 83 random problems (0.15). The longest part
+of a tile's time hides the others only partly, so they are added as squares.
 
-Hundreds of tiles are rated at once: tilings here stand for one tile, or for many whose numbers are arrays.
+Hundreds of tiles are rated together: a tiling here is of one tile, or of many tiles whose numbers are arrays.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from .tiling import DirectTile, DirectTiling
 
 CLOCK = 1.62e9  # clock of a multiprocessor, in cycles per second
 MMA_MACS = {8: 500, 16: 1000}
-"""Multiply-adds a cycle of a multiprocessor through mma.sync, by the depth of a product: TF32 and bfloat16."""
+"""Multiply-adds per cycle of a multiprocessor by mma.sync, by the depth in k of a product: 8 of TF32, 16 of
+bfloat16."""
 NARROW_COPY_FACTOR = {4: 1.0, 2: 2.2, 1: 2.5}
 """Time of copies relative to copies of 16 bytes, by the float32 numbers of one copy."""
 SHORT_ROW_FACTOR = 1.25  # time of copying rows of 64 bytes, relative to rows of 128
@@ -52,28 +53,28 @@ SHAPES = (
 )  # fmt: skip
 """(bm, bn, wm, wn) of the tiles that are tried."""
 WIDE_SHAPES = ((128, 128, 2, 2), (256, 128, 4, 2), (128, 256, 2, 4), (64, 128, 1, 2))
-"""More (bm, bn, wm, wn), for formats with one product per multiplication: warps of 64 x 64."""
+"""(bm, bn, wm, wn) of more tiles for formats with one product per multiplication: warps of 64 x 64."""
 DEPTHS = ((32, 3), (32, 4), (16, 4))
 """(depth of a K-slice, pipeline stages) that are tried."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Constants that differ between formats of three products, fitted with operands in the cache, and of one product,
-    fitted with operands in memory."""
+    """Constants of formats with three products per multiplication, or with one. They were fitted with operands in the
+    cache (three), and with operands in memory (one)."""
 
     copied: float
-    """Bytes a cycle from the L2 cache into local memory, 16 a copy."""
+    """Bytes per cycle from the L2 cache into local memory, in copies of 16 bytes."""
     read: float
-    """Cycles of local memory for a warp's 32 numbers."""
+    """Cycles of local memory per read of a warp's 32 numbers."""
     issued: float
-    """Instructions a cycle that four schedulers reach together."""
+    """Instructions per cycle that the four schedulers of a multiprocessor issue."""
     arrival: float
     """Cycles from issuing the copies of a K-slice until its first bytes arrive."""
     launch: float
-    """Seconds of a kernel launch, with the pause before it."""
+    """Seconds of a kernel launch, including the pause before it."""
     multiply: float = 1.0
-    """Share of ``MMA_MACS``' time that products take."""
+    """Time of products over the time that ``MMA_MACS`` gives."""
 
 
 RATES = {1: Rates(31.6, 0.39, 4.2, 1560, 0.9e-6, 1.14), 3: Rates(46.0, 1.2, 2.7, 900, 1.5e-6)}
@@ -83,16 +84,16 @@ FORMATS_OF_MATH = {
     "tf32": ("tf32", "tf32x3"),
     "fast": ("tf32", "tf32x3"),
 }
-"""Formats that reach what each ``math`` promises, the one to use first."""
+"""Formats that have the accuracy that each ``math`` promises, the preferred one first."""
 COMPENSATED_FROM = 512
 """With ``math="ieee"``, sums of more products than this are compensated."""
 NUMBERS = ("bm", "bn", "wm", "wn", "bk", "stages", "split", "flush_every", "fixup")
 """Fields of a DirectTile that are arrays when many tiles are rated together."""
 
 
-def _squares(*parts: Any) -> Any:
-    """The root of the sum of squares, element by element, rounded as ``math.hypot`` rounds it."""
-    return np.array([math.hypot(*each) for each in zip(*(part.tolist() for part in np.broadcast_arrays(*parts)))])
+def _root_of_squares(*parts: Any) -> Any:
+    """The elementwise root of the sum of squares, rounded as ``math.hypot`` rounds it."""
+    return np.array([math.hypot(*terms) for terms in zip(*(part.tolist() for part in np.broadcast_arrays(*parts)))])
 
 
 def _resident(tiling: DirectTiling) -> Any:
@@ -100,35 +101,39 @@ def _resident(tiling: DirectTiling) -> Any:
     t = tiling.tile
     sums = t.frag_m * t.frag_n * 4
     fragments = (t.frag_n * 2 + 4) * (2 if t.products == 3 else 1)
-    steps = 0 if t.products == 1 else np.where((t.flush_every > 0) | t.compensated, sums, t.frag_n * 4)
-    registers = np.minimum(255, -(-(sums + fragments + steps // 2 + 36) // 8) * 8)
+    buffered_sums = 0 if t.products == 1 else np.where((t.flush_every > 0) | t.compensated, sums, t.frag_n * 4)
+    registers = np.minimum(255, -(-(sums + fragments + buffered_sums // 2 + 36) // 8) * 8)
     by_memory = np.minimum((LOCAL_LIMIT + 1024) // (tiling.local_bytes + 1024), 2048 // t.items)
     return np.maximum(1, np.minimum(65536 // (registers * t.items), by_memory))
 
 
-def _parallel(tiling: DirectTiling) -> tuple[Any, Any, Any]:
-    """Cycles of a tile that tiles on one multiprocessor share, those that only this tile waits, and its output's."""
+def _tile_cycles(tiling: DirectTiling) -> tuple[Any, Any, Any]:
+    """Cycles of a tile: (those that tiles on one multiprocessor share, those that it waits alone, those of its
+    output)."""
     t, pace = tiling.tile, RATES[tiling.tile.products]
     slices = tiling.slices / t.split
     warps, steps = t.wm * t.wn, slices * (t.bk // t.depth)
-    read = (t.frag_m * 4 + t.frag_n * 2) * t.depth // 8
+    loads = (t.frag_m * 4 + t.frag_n * 2) * t.depth // 8
     multiplied = t.frag_m * t.frag_n * t.products
-    each = (16 if t.compensated else 4) * (t.flush_every == 0) if t.products == 3 else 0
-    issued = read * (4 if t.depth == 16 else 3 if t.products == 3 else 2) + multiplied + t.frag_m * t.frag_n * each
+    additions = (16 if t.compensated else 4) * (t.flush_every == 0) if t.products == 3 else 0
+    issued = loads * (4 if t.depth == 16 else 3 if t.products == 3 else 2)
+    issued = issued + multiplied + t.frag_m * t.frag_n * additions
     multiply = steps * t.bm * t.bn * t.depth * t.products / MMA_MACS[t.depth] * pace.multiply
-    copied = slices * sum(_copied(tiling, number) for number in (0, 1)) / pace.copied
-    work = _squares(multiply, steps * warps * read * pace.read, steps * warps * issued / pace.issued, copied)
+    copied = slices * sum(_slice_bytes(tiling, number) for number in (0, 1)) / pace.copied
+    shared_cycles = _root_of_squares(
+        multiply, steps * warps * loads * pace.read, steps * warps * issued / pace.issued, copied
+    )
     problem = tiling.problem
-    results = t.bm * t.bn * (problem.sd * problem.sh * problem.sw * SCATTERED_STORE_FACTOR if tiling.gaps else 1)
+    result_count = t.bm * t.bn * (problem.sd * problem.sh * problem.sw * SCATTERED_STORE_FACTOR if tiling.gaps else 1)
     arrival = slices * pace.arrival / (t.stages - 1)
     return (
-        work,
-        np.maximum(arrival - work, 0) + slices * SLICE_CYCLES + FILL_CYCLES,
-        results * 4 / STORE_BYTES_PER_CYCLE,
+        shared_cycles,
+        np.maximum(arrival - shared_cycles, 0) + slices * SLICE_CYCLES + FILL_CYCLES,
+        result_count * 4 / STORE_BYTES_PER_CYCLE,
     )
 
 
-def _copied(tiling: DirectTiling, number: int) -> Any:
+def _slice_bytes(tiling: DirectTiling, number: int) -> Any:
     """Bytes of an operand's K-slice, weighted by the time of their copies relative to 16-byte copies of long rows."""
     operand = tiling.operands[number]
     rows = np.where(tiling.tile.bk == 16, SHORT_ROW_FACTOR, 1) if operand.along_k else 1
@@ -137,17 +142,17 @@ def _copied(tiling: DirectTiling, number: int) -> Any:
 
 def _seconds(tiling: DirectTiling, units: int, copy: float) -> np.ndarray:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors, for each tile."""
-    work, wait, output = _parallel(tiling)
+    shared_cycles, wait_cycles, output_cycles = _tile_cycles(tiling)
 
     def together(tiles: Any) -> Any:
         """Cycles of ``tiles`` tiles that run simultaneously on one multiprocessor."""
-        return np.maximum(work + wait, tiles * work) + output
+        return np.maximum(shared_cycles + wait_cycles, tiles * shared_cycles) + output_cycles
 
     cycles = in_waves(tiling, units, _resident(tiling), together)
-    t, launch, added = tiling.tile, RATES[tiling.tile.products].launch, tiling.added_bytes
+    t, launch, partial_bytes = tiling.tile, RATES[tiling.tile.products].launch, tiling.added_bytes
     cycles = np.where(t.fixup, cycles + (FIXUP_CYCLES + t.bm * t.bn * 4 * FIXUP_CYCLES_PER_BYTE), cycles)
-    total = _squares(cycles / CLOCK, (tiling.problem.bytes + added) / (MEMORY_SHARE * copy)) + launch
-    return np.where(added > 0, total + (launch + added * PART_PASSES / (MEMORY_SHARE * copy)), total)
+    total = _root_of_squares(cycles / CLOCK, (tiling.problem.bytes + partial_bytes) / (MEMORY_SHARE * copy)) + launch
+    return np.where(partial_bytes > 0, total + (launch + partial_bytes * PART_PASSES / (MEMORY_SHARE * copy)), total)
 
 
 def seconds(tiling: DirectTiling, units: int, copy: float = COPY) -> float:
@@ -157,24 +162,24 @@ def seconds(tiling: DirectTiling, units: int, copy: float = COPY) -> float:
 
 
 def _tiles_of(tile: DirectTile, numbers: np.ndarray) -> DirectTile:
-    found = many(tile, NUMBERS, numbers)
-    return dataclasses.replace(found, fixup=found.fixup > 0)
+    tiles = many(tile, NUMBERS, numbers)
+    return dataclasses.replace(tiles, fixup=tiles.fixup > 0)
 
 
-def _cut(tiling: DirectTiling, units: int) -> Iterator[list[tuple[int, int]]]:
-    """(parts of the sums, whether work groups add them) that are worth trying, of each tile."""
+def _part_counts(tiling: DirectTiling, units: int) -> Iterator[list[tuple[int, int]]]:
+    """For each tile the pairs (parts of the sums, whether work groups add them) that are worth trying."""
     fixups = (0, 1) if tiling.tile.format == "tf32" else (0,)
     numbers = ((units * _resident(tiling)).tolist(), tiling.work_groups.tolist(), tiling.slices.tolist())
-    for room, groups, slices in zip(*numbers, strict=True):
-        parts = part_counts(room, groups, slices // 2)
+    for resident, groups, slices in zip(*numbers, strict=True):
+        parts = part_counts(resident, groups, slices // 2)
         yield [(1, 0), *((n, fixup) for n in parts for fixup in fixups if not fixup or n <= MAX_FIXUP_PARTS)]
 
 
 def _tiles(problem: ConvProblem, name: str, units: int) -> tuple[DirectTile, np.ndarray]:
-    """(a tile, one row of ``NUMBERS`` for each tile that fits the problem)."""
-    plain = DirectTile(16, 16, 1, 1, name)
-    one = DirectTiling(problem, plain)
-    plain = dataclasses.replace(plain, compensated=problem.math == "ieee" and one.k > COMPENSATED_FROM)
+    """(a tile with the fields that all have in common, one row of ``NUMBERS`` per tile that fits the problem)."""
+    base = DirectTile(16, 16, 1, 1, name)
+    untiled = DirectTiling(problem, base)
+    base = dataclasses.replace(base, compensated=problem.math == "ieee" and untiled.k > COMPENSATED_FROM)
     shapes = SHAPES + WIDE_SHAPES if name == "tf32" else SHAPES
     numbers = np.array(
         [
@@ -184,35 +189,35 @@ def _tiles(problem: ConvProblem, name: str, units: int) -> tuple[DirectTile, np.
         ],
         np.int64,
     )
-    wasted = (numbers[:, 0] >= 2 * max(32, one.m)) | (numbers[:, 1] >= 2 * max(32, one.n))
-    numbers = numbers[fitting(DirectTiling(problem, _tiles_of(plain, numbers)), len(numbers)) & ~wasted]
+    oversized = (numbers[:, 0] >= 2 * max(32, untiled.m)) | (numbers[:, 1] >= 2 * max(32, untiled.n))
+    numbers = numbers[fitting(DirectTiling(problem, _tiles_of(base, numbers)), len(numbers)) & ~oversized]
     if not len(numbers):
-        return plain, numbers
-    cuts = list(_cut(DirectTiling(problem, _tiles_of(plain, numbers)), units))
-    rows = np.repeat(np.arange(len(numbers)), [len(each) for each in cuts])
+        return base, numbers
+    divisions = list(_part_counts(DirectTiling(problem, _tiles_of(base, numbers)), units))
+    rows = np.repeat(np.arange(len(numbers)), [len(division) for division in divisions])
     numbers = numbers[rows]
-    numbers[:, [6, 8]] = [each for cut in cuts for each in cut]
-    return plain, numbers[fitting(DirectTiling(problem, _tiles_of(plain, numbers)), len(numbers))]
+    numbers[:, [6, 8]] = [division for cut in divisions for division in cut]
+    return base, numbers[fitting(DirectTiling(problem, _tiles_of(base, numbers)), len(numbers))]
 
 
 @functools.lru_cache(maxsize=1024)
 def choices(problem: ConvProblem, units: int) -> tuple[DirectTile, ...]:
-    """The fastest tiles by prediction, whatever their format, then the best few of formats that are not among them."""
-    found: list[tuple[float, DirectTile, tuple[int, ...]]] = []
-    few = []
+    """The fastest tiles by prediction of all formats, then the best few tiles of each format."""
+    rated: list[tuple[float, DirectTile, tuple[int, ...]]] = []
+    best_of_formats = []
     for name in FORMATS_OF_MATH[problem.math]:
-        plain, numbers = _tiles(problem, name, units)
+        base, numbers = _tiles(problem, name, units)
         if not len(numbers):
             continue
-        costs = _seconds(DirectTiling(problem, _tiles_of(plain, numbers)), units, COPY)
+        costs = _seconds(DirectTiling(problem, _tiles_of(base, numbers)), units, COPY)
         order = np.argsort(costs, kind="stable")[:MAX_CHOICES]
-        best = [(cost, plain, tuple(row)) for cost, row in zip(costs[order].tolist(), numbers[order].tolist())]
-        found += best
-        few += best[:MIN_CHOICES]
-    found.sort(key=lambda each: each[0])  # a stable sort: of equal costs the first format's tile stays first
-    return tuple(dict.fromkeys(_tile(plain, row) for _, plain, row in (*found[:MAX_CHOICES], *few)))
+        best = [(cost, base, tuple(row)) for cost, row in zip(costs[order].tolist(), numbers[order].tolist())]
+        rated += best
+        best_of_formats += best[:MIN_CHOICES]
+    rated.sort(key=lambda each: each[0])  # a stable sort: of equal costs the first format's tile stays first
+    return tuple(dict.fromkeys(_tile(base, row) for _, base, row in (*rated[:MAX_CHOICES], *best_of_formats)))
 
 
 def _tile(plain: DirectTile, row: tuple[int, ...]) -> DirectTile:
-    named = dict(zip(NUMBERS, row, strict=True))
-    return dataclasses.replace(plain, **{**named, "fixup": bool(named["fixup"])})
+    fields = dict(zip(NUMBERS, row, strict=True))
+    return dataclasses.replace(plain, **{**fields, "fixup": bool(fields["fixup"])})

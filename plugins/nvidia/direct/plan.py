@@ -1,4 +1,4 @@
-"""The plan of nvidia.direct: the product, and the sum of its parts, as launches over the problem's buffers."""
+"""The plan of nvidia.direct: launches of the product and of the sum of its parts, on the problem's buffers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Copies:
     def __post_init__(self) -> None:
         tile, number = self.tiling.tile, self.number
         self.operand, self.letter = self.tiling.operands[number], "ab"[number]
-        # float32 numbers of one copy, and of a line in local memory.
+        # width: float32 numbers per copy; pitch: float32 numbers from line to line in local memory.
         self.width, self.pitch = self.operand.width, self.tiling.pitch[number]
         self.extent, self.origin = self.tiling.extent[number], ("m0", "n0")[number]
-        # Whether the last tile has rows beyond the operand's last, which are filled with zeros: if all work groups
-        # copied the last row instead, they would wait for one cache line.
+        # ragged: whether the last tile has rows beyond the operand's last row, which are filled with zeros. If all work
+        # groups copied the last row instead, they would wait for one cache line.
         self.ragged = self.operand.row.size % self.extent > 0
         # How copies are divided: work items along a line, rows per work item, the stride between its rows, the stride
         # between its steps along k, and the number of these steps.
@@ -43,7 +43,7 @@ class Copies:
             self.k_steps = -(-tile.bk // self.k_step)
 
     def guard(self, i: int, j: int) -> str:
-        """Text before the copy of row step i and k step j, where some work items have none."""
+        """The OpenCL condition before the copy of row step i and k step j, if some work items do not copy there."""
         if self.operand.along_k and (i + 1) * self.row_step > self.extent:
             return f"if ({self.letter}_row + {i * self.row_step} < {self.extent}) "
         if not self.operand.along_k and (j + 1) * self.k_step > self.tiling.tile.bk:
@@ -52,12 +52,12 @@ class Copies:
 
     def to(self, i: int, j: int) -> int:
         """Bytes from the work item's first number to that of row step i and k step j."""
-        row, k = (self.pitch, 1) if self.operand.along_k else (1, self.pitch)
-        return 4 * (i * self.row_step * row + j * self.k_step * k + self.tiling.floats[0] * self.number)
+        row_stride, k_stride = (self.pitch, 1) if self.operand.along_k else (1, self.pitch)
+        return 4 * (i * self.row_step * row_stride + j * self.k_step * k_stride + self.tiling.floats[0] * self.number)
 
 
 def product_text(tiling: DirectTiling, emulate: bool) -> str:
-    """The kernel ``direct`` for a tiling, without what it calls."""
+    """The text of the kernel ``direct`` for a tiling, without the functions that it calls."""
     t, p, width = tiling.tile, tiling.problem, tiling.out_width
     across = min(t.bn // width, t.items)
     values: dict[str, Any] = {
@@ -75,7 +75,7 @@ def product_text(tiling: DirectTiling, emulate: bool) -> str:
 
 
 class DirectPlan(StepPlan):
-    """A Plan; see ``product.cl.mako`` for what the launches compute. ``emulate`` builds plain C (tests)."""
+    """The plan of nvidia.direct; ``product.cl.mako`` explains the kernel. ``emulate``: tests build plain C."""
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
         tiling, self._emulate = DirectTiling(problem, DirectTile.of(config)), emulate

@@ -36,8 +36,8 @@ class Direct(TileSolver):
         if any(pads):
             return f"no padding, got {max(pads)}"
         pixels = problem.mb * problem.od * problem.oh * problem.ow
-        few = group_limits(problem)
-        return few or (f"at most {MAX_PIXELS} output pixels, got {pixels}" if pixels > MAX_PIXELS else None)
+        group_reason = group_limits(problem)
+        return group_reason or (f"at most {MAX_PIXELS} output pixels, got {pixels}" if pixels > MAX_PIXELS else None)
 
     def tiles(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[DirectTile]:
         return choices(problem, device.compute_units)

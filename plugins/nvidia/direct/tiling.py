@@ -1,10 +1,9 @@
-"""DirectTiling: a convolution with a 1x1 kernel as a product of matrices that are read in place.
+"""A convolution with a 1x1 kernel as a product of matrices that are read in place.
 
     C[m, n] = sum over k of A[m, k] B[k, n]
 
-Every tensor of such a convolution has two axes, channels and pixels, and its address is a sum of a part for each. The
-weights' axes are both channels. Rows of A are m, rows of B are n: what is said of an operand's rows and of k is said of
-both.
+Every tensor of such a convolution has two axes, channels and pixels, and an element's address is a sum of one term for
+each axis. Both axes of the weights are channels. "Rows" are m of A and n of B.
 
 | direction | layout | A: m, k | B: n, k |
 |---|---|---|---|
@@ -14,9 +13,9 @@ both.
 | data gradient | nhwc | dy: pixel, oc | w: ic, oc |
 | weights' gradient | both | dy: oc, pixel | x: ic, pixel |
 
-so that n is always the axis along which results are neighbours in memory.
+so that n is always the axis along which results are contiguous in memory.
 
-What costs and limits ask also takes arrays, as ``packed.tiling`` says: many tiles of one format.
+A tile's numbers may be arrays, one element per tile of a format, so that ``choice`` rates many tiles together.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from convdispatch.api.matrix import MAX_PARTS, STATE_BYTES, first_fault, largest
 from ..instructions import LOCAL_LIMIT, NvidiaTile
 
 FORMATS = {"tf32x3": 3, "bf16x3": 3, "tf32": 1}
-"""Tensor core products per multiplication: a float32 is a sum of two TF32 or bfloat16 numbers, or one TF32."""
+"""Tensor core products per multiplication: a float32 is split into two TF32 or bfloat16 numbers, or is one TF32."""
 
 
 @dataclass(frozen=True)
 class DirectTile(NvidiaTile):
-    """Shape of a work group's tile, and how the product is divided; see the head of ``product.cl.mako``."""
+    """Shape of a work group's tile, and how the product is divided; ``product.cl.mako`` explains it."""
 
     bm: int
     bn: int
@@ -58,7 +57,7 @@ class DirectTile(NvidiaTile):
 
     @property
     def depth(self) -> int:
-        """Depth in k of one tensor core product: 16 of bfloat16, 8 of TF32, which is half as fast."""
+        """Depth in k of one tensor core product: 16 for bfloat16, 8 for TF32, which has half the rate."""
         return 16 if self.format == "bf16x3" else 8
 
     @property
@@ -89,12 +88,13 @@ class MatrixAxis:
     @property
     def rows(self) -> bool:
         """Whether an image's pixels are one step apart, row after row."""
-        apart = (self.count[2] * self.count[1] * self.step, self.count[2] * self.step, self.step)
-        return all(step in (0, even) for step, even in zip(self.steps, apart))
+        even_steps = (self.count[2] * self.count[1] * self.step, self.count[2] * self.step, self.step)
+        return all(step in (0, even) for step, even in zip(self.steps, even_steps))
 
     @property
     def run(self) -> int:
-        """A length whose divisors are runs that no image and no row breaks: neighbours in them are a step apart."""
+        """A length each of whose divisors cuts the axis into runs of elements that are ``step`` apart, across no
+        border."""
         if self.count is None:
             return self.size
         return self.pixels if self.rows else self.count[2] if self.steps[2] == self.step else 1
@@ -106,18 +106,18 @@ class MatrixAxis:
         if self.rows:
             return f"((INDEX)(({i}) / {self.pixels}) * {self.image} + (INDEX)(({i}) % {self.pixels}) * {self.step})"
         (_, h, w), (sz, sy, sx) = self.count, self.steps
-        places = f"(INDEX)(({i}) % {self.pixels} / {h * w}) * {sz} + " if sz else ""
-        return (f"((INDEX)(({i}) / {self.pixels}) * {self.image} + {places}"
+        depth_offset = f"(INDEX)(({i}) % {self.pixels} / {h * w}) * {sz} + " if sz else ""
+        return (f"((INDEX)(({i}) / {self.pixels}) * {self.image} + {depth_offset}"
                 f"(INDEX)(({i}) / {w} % {h}) * {sy} + (INDEX)(({i}) % {w}) * {sx})")  # fmt: skip
 
     def divides(self, width: int) -> bool:
-        """Whether places of this axis are a multiple of ``width`` apart, so that the other axis's runs are aligned."""
+        """Whether all strides of this axis are multiples of ``width``, so that the other axis's runs are aligned."""
         return not any(step % width for step in ((self.image, *self.steps) if self.count else (self.step,)))
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A or B: a tensor's two axes, and how its tiles are in local memory."""
+    """A or B: a tensor's two axes, and the layout of its tiles in local memory."""
 
     name: str
     row: MatrixAxis
@@ -128,20 +128,21 @@ class Operand:
 
     @functools.cached_property
     def along_k(self) -> bool:
-        """Whether neighbours in memory are neighbours along k, and the tile is [row][k]; otherwise it is [k][row]."""
+        """Whether elements along k are contiguous, so that the tile in local memory is [row][k]; otherwise [k][row]."""
         return self.k.step == 1 and (self.k.run > 1 or self.row.step != 1)
 
     @functools.cached_property
     def width(self) -> int:
-        """float32 numbers per copy: 4 where the tensor's sizes keep them contiguous and aligned, else 2 or 1."""
+        """float32 numbers per copy: 4 if the tensor's sizes keep them contiguous and aligned, else 2 or 1."""
         return self.together(self.along_k)
 
     def together(self, along_k: bool) -> int:
-        """Neighbours along k, or along the rows, that are contiguous and aligned everywhere: 4, 2 or 1."""
+        """Number of elements along k, or along the rows, that are contiguous and aligned everywhere: 4, 2 or 1."""
         inner, outer = (self.k, self.row) if along_k else (self.row, self.k)
-        far = [inner.image, *(() if inner.rows else inner.steps[:2])] if inner.count else []
+        outer_strides = [inner.image, *(() if inner.rows else inner.steps[:2])] if inner.count else []
         for width in (4, 2):
-            if inner.run % width == 0 and outer.divides(width) and not any(n % width for n in (self.group, *far)):
+            aligned = outer.divides(width) and not any(stride % width for stride in (self.group, *outer_strides))
+            if inner.run % width == 0 and aligned:
                 return width
         return 1
 
@@ -151,15 +152,15 @@ def _triple(problem: ConvProblem, letter: str) -> tuple[int, int, int]:
 
 
 def _axes(problem: ConvProblem, name: str) -> tuple[MatrixAxis, MatrixAxis]:
-    """Channels and pixels of x or y; output channels and input channels of w. Pixels are those of y."""
+    """The axes of a tensor: channels and y's pixels of x or y; output channels and input channels of w."""
     icg, ocg, nhwc = problem.ic // problem.g, problem.oc // problem.g, problem.layout == "nhwc"
     if name == "w":
         return MatrixAxis(ocg, icg), MatrixAxis(icg, 1)
     count, channels = _triple(problem, "o"), problem.ic if name == "x" else problem.oc
     size, (sd, sh, sw) = (_triple(problem, "i"), _triple(problem, "s")) if name == "x" else (count, (1, 1, 1))
     unit = channels if nhwc else 1
-    whole = (size[1] * size[2] * unit * sd, size[2] * unit * sh, unit * sw)
-    steps = tuple(step if pixels > 1 else 0 for step, pixels in zip(whole, count))
+    pixel_steps = (size[1] * size[2] * unit * sd, size[2] * unit * sh, unit * sw)
+    steps = tuple(step if pixels > 1 else 0 for step, pixels in zip(pixel_steps, count))
     channel = MatrixAxis(channels // problem.g, 1 if nhwc else math.prod(size))
     return channel, MatrixAxis(problem.mb * math.prod(count), unit, count, channels * math.prod(size), steps)
 
@@ -182,7 +183,7 @@ def _operands(problem: ConvProblem) -> tuple[Operand, Operand]:
 
 @dataclass(unsafe_hash=True)
 class DirectTiling:
-    """The numbers from which ``product.cl.mako`` is rendered. Tuples of two are of A and of B."""
+    """The numbers with which ``product.cl.mako`` is rendered. Pairs are for A and for B."""
 
     problem: ConvProblem
     tile: DirectTile
@@ -197,23 +198,23 @@ class DirectTiling:
         self.gaps = p.direction == "bwd_data" and _triple(p, "i") != _triple(p, "o")
         self.m_tiles, self.n_tiles, self.slices = -(-self.m // t.bm), -(-self.n // t.bn), -(-self.k // t.bk)
         self.work_groups = self.m_tiles * self.n_tiles * t.split * p.g
-        # --- Local memory of a work group: pipeline stages of one K-slice of both operands.
+        # Local memory of a work group has pipeline stages of one K-slice of both operands.
         self.extent = t.bm, t.bn
         along_k = [operand.along_k for operand in self.operands]
         # pitch: floats from line to line of a tile in local memory; a fragment's 32 numbers are in different banks.
         self.pitch = tuple(t.bk + 4 if k else rows + 8 for k, rows in zip(along_k, self.extent))
         self.floats = tuple((rows if k else t.bk) * n for k, rows, n in zip(along_k, self.extent, self.pitch))
         self.stage = sum(self.floats)
-        # Local memory holds the stages, later the results that leave; and a word that all work items share.
+        # Local memory holds the stages, after them the results before they are stored, and a word that items share.
         self.local_bytes = 4 * largest(self.stage * t.stages, t.bm * (t.bn + 8)) + 16 * t.fixup
-        # --- Partial sums of a split k: bytes of those that a separate launch adds.
+        # added_bytes: bytes of the partial sums of a split k that a separate launch adds.
         self.partial_elements = math.prod(p.out_shape)
         self.added_bytes = self.partial_elements * t.split * 4 * (t.split > 1) * (t.fixup ^ True)
         self.states_at = self.work_groups * t.bm * t.bn * 4  # byte offset of the tiles' states in the workspace
 
     @functools.cached_property
     def target(self) -> Operand:
-        """The result as an operand: its rows are m, its ``k`` is n."""
+        """The result as an operand: its axis ``row`` is m, its axis ``k`` is n."""
         return _operand(self.problem, self.problem.written, 1 if self.data and self.nhwc else 0)
 
     @property
@@ -223,7 +224,7 @@ class DirectTiling:
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes of all parts; where work groups add them, of whole tiles and the tiles' states."""
+        """Bytes of all partial sums; if work groups add them, of whole tiles and of the tiles' states."""
         if self.tile.fixup:
             return self.states_at + self.work_groups // self.tile.split * STATE_BYTES
         return self.added_bytes
@@ -244,11 +245,11 @@ class DirectTiling:
         return first_fault(self, self.faults())
 
     def faults(self) -> Iterator[tuple[Any, str]]:
-        """(whether a constraint is violated, which); what follows a violated one may be meaningless."""
+        """(whether a constraint is violated, its message); constraints after a violated one may be meaningless."""
         t = self.tile
         undivided = (t.bm % (t.wm * 16) > 0) | (t.bn % (t.wn * 8) > 0) | (t.bk % t.depth > 0)
-        odd = (t.bn & (t.bn - 1) > 0) | (t.items & (t.items - 1) > 0)
-        yield undivided | odd, "the tile does not divide into warps"
+        not_power_of_two = (t.bn & (t.bn - 1) > 0) | (t.items & (t.items - 1) > 0)
+        yield undivided | not_power_of_two, "the tile does not divide into warps"
         yield (t.bk & (t.bk - 1) > 0) | (t.bn < 16), "slices and columns are powers of two, 16 columns or more"
         if not self.operands[0].along_k:
             yield t.bm & (t.bm - 1) > 0, "rows that are neighbours in memory come in powers of two"

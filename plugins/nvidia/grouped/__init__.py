@@ -1,7 +1,7 @@
-"""nvidia.grouped: slabs of 32 channels of 16-bit tensors, read as fragments.
+"""nvidia.grouped: convolutions of 16-bit tensors over slabs of 32 channels.
 
-- ``choice``: which tiles are tried, and in which order.
+- ``choice``: which tiles are tried, and their predicted time.
 - ``plan``: one launch, or sums of parts and a launch that adds them.
 - ``solver``: what it refuses, offers and predicts.
-- ``tiling``: slabs, regions of output pixels, and what a tile makes of them.
+- ``tiling``: slabs, regions of output pixels, and the numbers of a problem under a tile.
 """

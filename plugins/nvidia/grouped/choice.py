@@ -1,7 +1,7 @@
-"""Which tiles nvidia.grouped tries, and in which order.
+"""Which tiles nvidia.grouped tries, and their predicted time.
 
 The constants of Costs were fitted to 418 timings on an H200 (rms error of the logarithm 0.20), those of SumsCosts to
-268 (0.18).
+268 timings (0.18).
 """
 
 from __future__ import annotations
@@ -67,19 +67,19 @@ def _seconds(tiling: GroupedTiling, units: int, copy: float) -> float:
     products = taps * (2 * t.frag_m + pairs * (1 + t.frag_m))
     results = len(tiling.geometry.phases) * 2 * t.frag_m * Costs.RESULT_INSTRUCTIONS
     issued = t.warps * (copies * Costs.COPY_INSTRUCTIONS + products + results) / Costs.ISSUE_RATE
-    read = t.warps * (copies * 8 + taps * (2 * t.frag_m * Costs.LDMATRIX_CYCLES + pairs * Costs.WEIGHT_CYCLES))
-    work = math.hypot(issued, read, t.warps * taps * pairs * t.frag_m * Costs.MMA_CYCLES)
-    filled = taps * pairs * Costs.FILL_INSTRUCTIONS / Costs.ISSUE_RATE
+    local_cycles = t.warps * (copies * 8 + taps * (2 * t.frag_m * Costs.LDMATRIX_CYCLES + pairs * Costs.WEIGHT_CYCLES))
+    group_cycles = math.hypot(issued, local_cycles, t.warps * taps * pairs * t.frag_m * Costs.MMA_CYCLES)
+    fill_cycles = taps * pairs * Costs.FILL_INSTRUCTIONS / Costs.ISSUE_RATE
     groups = -(-tiling.work_groups // units)
-    waves, rest = divmod(groups, resident)
+    waves, last_wave = divmod(groups, resident)
 
     def together(count: int) -> float:
         """Cycles of ``count`` work groups that run simultaneously on one multiprocessor."""
-        return t.turns * max(count * work, work + Costs.ARRIVAL_CYCLES) + count * filled
+        return t.turns * max(count * group_cycles, group_cycles + Costs.ARRIVAL_CYCLES) + count * fill_cycles
 
-    cycles = waves * together(resident) + (together(rest) if rest else 0)
-    moved = math.hypot(cycles / CLOCK, tiling.problem.bytes / (Costs.MEMORY_SHARE * copy))
-    return moved + Costs.LAUNCH_SECONDS + Costs.FILL_SECONDS
+    cycles = waves * together(resident) + (together(last_wave) if last_wave else 0)
+    total = math.hypot(cycles / CLOCK, tiling.problem.bytes / (Costs.MEMORY_SHARE * copy))
+    return total + Costs.LAUNCH_SECONDS + Costs.FILL_SECONDS
 
 
 def _sums_seconds(tiling: GroupedSums, units: int, copy: float) -> float:
@@ -93,33 +93,33 @@ def _sums_seconds(tiling: GroupedSums, units: int, copy: float) -> float:
     issued = (
         warps * (copies * SumsCosts.COPY_INSTRUCTIONS + turns * (12 + columns * (2 + pairs))) / SumsCosts.ISSUE_RATE
     )
-    read = warps * (copies * 8 + turns * SumsCosts.LDMATRIX_CYCLES * (2 + 2 * columns))
-    work = math.hypot(issued, read, warps * turns * columns * pairs * SumsCosts.MMA_CYCLES)
-    waves, rest = divmod(-(-tiling.work_groups // units), resident)
+    local_cycles = warps * (copies * 8 + turns * SumsCosts.LDMATRIX_CYCLES * (2 + 2 * columns))
+    region_cycles = math.hypot(issued, local_cycles, warps * turns * columns * pairs * SumsCosts.MMA_CYCLES)
+    waves, last_wave = divmod(-(-tiling.work_groups // units), resident)
     cycles = sum(
-        tiling.per * max(count * work, work + SumsCosts.ARRIVAL_CYCLES)
+        tiling.per * max(count * region_cycles, region_cycles + SumsCosts.ARRIVAL_CYCLES)
         + count * warps * sums * SumsCosts.RESULT_INSTRUCTIONS / SumsCosts.ISSUE_RATE
-        for count in [resident] * waves + [rest] * (rest > 0)
+        for count in [resident] * waves + [last_wave] * (last_wave > 0)
     )
-    moved = math.hypot(cycles / CLOCK, tiling.problem.bytes / (SumsCosts.MEMORY_SHARE * copy))
-    return moved + SumsCosts.LAUNCH_SECONDS + SumsCosts.FILL_SECONDS + 2 * tiling.workspace_size / copy
+    total = math.hypot(cycles / CLOCK, tiling.problem.bytes / (SumsCosts.MEMORY_SHARE * copy))
+    return total + SumsCosts.LAUNCH_SECONDS + SumsCosts.FILL_SECONDS + 2 * tiling.workspace_size / copy
 
 
 def _tilings(problem: ConvProblem, units: int) -> Iterator[GroupedTiling]:
     for frag_m, warps in itertools.product((1, 2, 4), (4, 8)):
-        one = GroupedTiling(problem, GroupedTile(frag_m, warps))
-        if one.misfit is None:
-            room = units * _resident(one)
-            for turns in {1, -(-one.work_groups // room), -(-2 * one.work_groups // room)}:
-                yield dataclasses.replace(one, tile=GroupedTile(frag_m, warps, turns))
+        tiling = GroupedTiling(problem, GroupedTile(frag_m, warps))
+        if tiling.misfit is None:
+            resident = units * _resident(tiling)
+            for turns in {1, -(-tiling.work_groups // resident), -(-2 * tiling.work_groups // resident)}:
+                yield dataclasses.replace(tiling, tile=GroupedTile(frag_m, warps, turns))
 
 
 def _sums_tilings(problem: ConvProblem, units: int) -> Iterator[GroupedSums]:
     for split, places in itertools.product((1, 2, 3), (64, 128, 256)):
-        one = GroupedSums(problem, SumsTile(1, split, places))
-        if one.misfit is None:
-            wanted = {max(1, min(one.regions, units * groups // one.slab_pairs)) for groups in (1, 2, 3, 4, 6, 8)}
-            for parts in sorted(wanted):
+        tiling = GroupedSums(problem, SumsTile(1, split, places))
+        if tiling.misfit is None:
+            counts = {max(1, min(tiling.regions, units * n // tiling.slab_pairs)) for n in (1, 2, 3, 4, 6, 8)}
+            for parts in sorted(counts):
                 yield GroupedSums(problem, SumsTile(parts, split, places))
 
 

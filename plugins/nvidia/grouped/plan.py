@@ -18,7 +18,8 @@ def _instructions(bfloat: bool, emulate: bool) -> str:
 
 
 class GroupedPlan(StepPlan):
-    """A Plan; see ``product.cl.mako`` for what the launch computes. ``emulate`` builds plain C (tests)."""
+    """The plan of forward and data gradient; ``product.cl.mako`` explains the kernel. ``emulate``: tests build plain
+    C."""
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
         tiling, self._emulate = GroupedTiling(problem, GroupedTile.of(config)), emulate
@@ -31,13 +32,13 @@ class GroupedPlan(StepPlan):
         tiling, emulate = self.tiling, self._emulate
         text = tiling.problem.macros() + define(OUT_INDEX=tiling.out_index, PARTIAL=0, PARTIAL_AT="0L", OCTETS=0)
         text += _instructions(tiling.bfloat, emulate)
-        number = SimpleNamespace(format=SimpleNamespace(bfloat=tiling.bfloat))
-        text += kernel_text(MATRIX_TILES, "narrow.cl.mako", tiling=number) + kernel_text(MATRIX_TILES, "finish.cl")
+        format_only = SimpleNamespace(format=SimpleNamespace(bfloat=tiling.bfloat))
+        text += kernel_text(MATRIX_TILES, "narrow.cl.mako", tiling=format_only) + kernel_text(MATRIX_TILES, "finish.cl")
         return text + kernel_text(__package__, "product.cl.mako", tiling=tiling, emulate=emulate, reads_of=reads_of)
 
 
 class GroupedSumsPlan(StepPlan):
-    """A Plan of the weights' gradient; see ``sums.cl.mako``. ``emulate`` builds plain C (tests)."""
+    """The plan of the weights' gradient; ``sums.cl.mako`` explains the kernel. ``emulate``: tests build plain C."""
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
         tiling = self.tiling = GroupedSums(problem, SumsTile.of(config))
@@ -49,6 +50,6 @@ class GroupedSumsPlan(StepPlan):
 
     @staticmethod
     def sums_text(tiling: GroupedSums, emulate: bool) -> str:
-        """The program of the parts' sums."""
+        """The text of the program that computes partial sums."""
         text = _instructions(tiling.bfloat, emulate)
         return text + kernel_text(__package__, "sums.cl.mako", tiling=tiling, emulate=emulate)

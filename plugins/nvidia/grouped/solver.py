@@ -1,4 +1,4 @@
-"""nvidia.grouped: 16-bit convolutions of small groups and of strided gradients on tensor cores, channels last."""
+"""nvidia.grouped: 16-bit NHWC convolutions of small groups, and strided gradients, on tensor cores."""
 
 from __future__ import annotations
 

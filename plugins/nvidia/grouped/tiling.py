@@ -1,11 +1,11 @@
-"""A convolution over slabs of 32 channels and regions of output pixels, whose source pixels are copied as they are.
+"""A convolution over slabs of 32 channels and regions of output pixels, whose source pixels are copied unchanged.
 
     y[pixel, n] = sum over (tap, k) of source[pixel * step + origin + tap * spread, k] w[n, tap, k]
 
-A slab of 32 target channels reads those slabs of the source whose groups it has: one or two where groups are small,
-all of them where there is one group. Weights between channels of different groups are zeros. A region is a rectangle of
-output pixels of an image, or small images whole; all phases of a stride's data gradient read the same pixels of dy.
-The weights' gradient sums products of slabs of dy and of x, in parts of the regions.
+A slab of 32 target channels reads the slabs of the source with the same groups: one or two if groups are small, all
+slabs if there is one group. Weights between channels of different groups are zeros. A region is a rectangle of output
+pixels of an image, or whole small images; all phases of a strided data gradient read the same pixels of dy. The
+weights' gradient sums products of slabs of dy and of x, in parts of the regions.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from convdispatch.api import ConvProblem, Geometry, Phase, geometry_of
 from convdispatch.api.matrix import Configured
 
 SLAB = 32
-"""Channels that are copied together, 64 bytes a pixel."""
+"""Channels that are copied together: 64 bytes per pixel."""
 MAX_LOCAL_BYTES = 98304
 """Most bytes of local memory of a work group: two work groups fit on a multiprocessor."""
 MAX_COLUMNS = 32
 """Most output pixels in a row of a region."""
 MAX_KERNEL = 7
-"""Largest kernel size of the weight gradient: a row of taps takes a warp, a tap of a row takes 32 sums."""
+"""Largest kernel size of the weight gradient: a warp computes a row of taps and holds 32 sums per tap."""
 SUMS_PITCH = SLAB * 2 + 16
 """Bytes from pixel to pixel in local memory, in the kernel of the weight gradient."""
 
 
 @dataclass(frozen=True)
 class GroupedTile(Configured):
-    """How many output pixels a warp has, how many warps share pixels and weights."""
+    """How many output pixels a warp computes, and how many warps share pixels and weights."""
 
     frag_m: int = 2
     """Fragments of 16 output pixels of a warp."""
@@ -49,7 +49,7 @@ class GroupedTile(Configured):
 
 @dataclass(frozen=True)
 class SumsTile(Configured):
-    """How many parts the regions are cut into, and how many warps share a row of taps and a region."""
+    """How many parts the regions are divided into, and how many warps share a row of taps and a region."""
 
     parts: int = 1
     split: int = 1
@@ -59,13 +59,13 @@ class SumsTile(Configured):
 
 @dataclass(frozen=True)
 class Region:
-    """A rectangle of output pixels, in whole images where these are small, and the source pixels that they read."""
+    """A rectangle of output pixels, or whole small images, and the source pixels that they read."""
 
     images: int
     rows: int
     columns: int
     low: tuple[int, int]
-    """Row and column of the first source pixel, from the first output pixel's own position on."""
+    """Row and column of the first source pixel, relative to the first output pixel's position."""
     height: int
     """Rows of an image's source pixels."""
     width: int
@@ -81,57 +81,57 @@ class Region:
         return self.images * self.height * self.width
 
     def at(self, step: tuple[int, int, int]) -> str:
-        """OpenCL expression of the source pixel at which output pixel ``place`` is, before its taps."""
+        """OpenCL expression of the index of the source pixel at output pixel ``place``, to which taps are added."""
         row, column = f"place / {self.columns} % {self.rows}", f"place % {self.columns}"
         image = f"place / {self.rows * self.columns} * {self.height}"
         return f"(({image} + {row} * {step[1]}) * {self.width} + {column} * {step[2]})"
 
     @classmethod
     def of(cls, geometry: Geometry, capacity: int) -> Region:
-        """The region of at most ``capacity`` output pixels that wastes little."""
+        """A region of at most ``capacity`` output pixels whose copies cover the output with little waste."""
         _, height, width = _largest_phase(geometry)
         columns = -(-width // -(-width // min(MAX_COLUMNS, capacity)))
-        most = max(1, min(height, capacity // columns))
-        rows = -(-height // -(-height // most))
-        whole = rows == height and columns == width
-        images = max(1, min(geometry.images, capacity // (rows * columns))) if whole else 1
+        max_rows = max(1, min(height, capacity // columns))
+        rows = -(-height // -(-height // max_rows))
+        whole_image = rows == height and columns == width
+        images = max(1, min(geometry.images, capacity // (rows * columns))) if whole_image else 1
         reads = [
             [tap[axis] for phase in geometry.phases for tap in reads_of(geometry, phase)] or [0] for axis in (2, 3)
         ]
-        low = (min(reads[0]), min(reads[1]))
-        high = ((rows - 1) * geometry.step[1] + max(reads[0]), (columns - 1) * geometry.step[2] + max(reads[1]))
-        return cls(images, rows, columns, low, high[0] - low[0] + 1, high[1] - low[1] + 1)
+        lowest = (min(reads[0]), min(reads[1]))
+        highest = ((rows - 1) * geometry.step[1] + max(reads[0]), (columns - 1) * geometry.step[2] + max(reads[1]))
+        return cls(images, rows, columns, lowest, highest[0] - lowest[0] + 1, highest[1] - lowest[1] + 1)
 
 
 def _largest_phase(geometry: Geometry) -> list[int]:
-    """Output pixels along d, h and w of the phase that has most."""
+    """The most output pixels that any phase has along each of d, h and w."""
     return [max(phase.count[axis] for phase in geometry.phases) for axis in range(3)]
 
 
 def reads_of(geometry: Geometry, phase: Phase) -> list[tuple[int, int, int, int]]:
-    """(tap of the kernel, z, y, x) of a phase's taps: where they read, from the output pixel's own position on."""
-    found = []
+    """(kernel tap, z, y, x) of a phase's taps; z, y, x is where a tap reads relative to the output pixel's position."""
+    reads = []
     for tap in itertools.product(*map(range, phase.taps)):
-        at = [o + t * d for o, t, d in zip(phase.origin, tap, geometry.spread, strict=True)]
+        position = [o + t * d for o, t, d in zip(phase.origin, tap, geometry.spread, strict=True)]
         kernel = [first + t * s for first, t, s in zip(phase.tap0, tap, geometry.tap_step, strict=True)]
-        found.append(((kernel[0] * geometry.kernel[1] + kernel[1]) * geometry.kernel[2] + kernel[2], *at))
-    return found
+        reads.append(((kernel[0] * geometry.kernel[1] + kernel[1]) * geometry.kernel[2] + kernel[2], *position))
+    return reads
 
 
 @functools.lru_cache(maxsize=256)
 def _sources_of(geometry: Geometry) -> int:
-    """Slabs of the source that a slab of the target reads, at most."""
-    most = 0
+    """The most slabs of the source that a slab of the target reads."""
+    sources = 0
     for first in range(0, geometry.target.channels, SLAB):
         last = min(geometry.target.channels, first + SLAB) - 1
         end = (last // geometry.m + 1) * geometry.c
-        most = max(most, -(-end // SLAB) - first // geometry.m * geometry.c // SLAB)
-    return most
+        sources = max(sources, -(-end // SLAB) - first // geometry.m * geometry.c // SLAB)
+    return sources
 
 
 @dataclass(unsafe_hash=True)
 class Slabs:
-    """Shared by both tilings: which slabs of source and target are multiplied, and the regions of output pixels."""
+    """Base of both tilings: which slabs of source and target are multiplied, and the regions of output pixels."""
 
     problem: ConvProblem
     tile: Any
@@ -141,8 +141,8 @@ class Slabs:
         self.bfloat = self.problem.dtype == "bfloat16"
         self.targets, self.sources = -(-geometry.target.channels // SLAB), _sources_of(geometry)
         # pairs: (half of a source slab, fragment of eight columns) whose weights are not all zeros.
-        apart = geometry.c == geometry.m and 16 % geometry.c == 0
-        self.pairs = [(k, n) for k in range(2) for n in range(4) if not apart or n // 2 == k]
+        disjoint_halves = geometry.c == geometry.m and 16 % geometry.c == 0
+        self.pairs = [(k, n) for k in range(2) for n in range(4) if not disjoint_halves or n // 2 == k]
         self.region = region = Region.of(geometry, self._capacity())
         _, height, width = _largest_phase(geometry)
         # count: the number of regions along images, h and w.
@@ -201,20 +201,21 @@ class GroupedSums(Slabs):
         self.work_groups = tile.parts * self.slab_pairs
         self.per = -(-self.regions // tile.parts)  # regions that are summed into one part
         self.runs = -(-self.region.places // 16)
-        # Local memory holds pixels of x and dy and where each output pixel reads; later, four sums per work item.
-        read = (self.region.pixels + self.runs * 16) * SUMS_PITCH + self.runs * 64
-        self.local_bytes = max(read, self.items * 16)
+        # Local memory holds pixels of x and dy and each output pixel's read position, and afterwards four sums per
+        # item.
+        pixel_bytes = (self.region.pixels + self.runs * 16) * SUMS_PITCH + self.runs * 64
+        self.local_bytes = max(pixel_bytes, self.items * 16)
         self.size = math.prod(self.problem.w_shape)  # elements of one part of dw, in the layout of the weights
         self.workspace_size = 4 * self.size * tile.parts
-        most = geometry.images * max(geometry.source.image, geometry.target.image)
-        self.index = "int" if most < 2**31 else "long"  # OpenCL type of element offsets in x and dy
+        max_offset = geometry.images * max(geometry.source.image, geometry.target.image)
+        self.index = "int" if max_offset < 2**31 else "long"  # OpenCL type of element offsets in x and dy
 
     @property
     def misfit(self) -> str | None:
         """The reason why the tile cannot run this problem; None when it can."""
         if max(self.geometry.kernel) > MAX_KERNEL:
-            most = f"{MAX_KERNEL}x{MAX_KERNEL}"
-            return f"kernels of up to {most} for the weights' gradient, got {max(self.geometry.kernel)}"
+            limit = f"{MAX_KERNEL}x{MAX_KERNEL}"
+            return f"kernels of up to {limit} for the weights' gradient, got {max(self.geometry.kernel)}"
         if self.local_bytes > MAX_LOCAL_BYTES:
             return f"{MAX_LOCAL_BYTES} bytes of pixels a work group, got {self.local_bytes}"
         if self.items > 1024 or self.geometry.kernel[2] * len(self.pairs) * 4 > 160:

@@ -21,9 +21,12 @@ MACS = {"mma": 1350.0, "wgmma": 2440.0, "tma": 2520.0, "halo": 2520.0}
 FLOAT8_MMA_MACS = 600.0
 """The same of float8 with ``mma.sync``, which Hopper has no tensor cores for; an assumption."""
 PROMOTED_PER_CYCLE = 128.0
-"""Sums of float8 that a multiprocessor adds to float32 registers per cycle: its float32 lanes."""
-PROMOTION_CYCLES = 100.0
-"""Cycles from the last product of a slice of float8 until its sums can be read; an assumption."""
+"""Sums of float8 that a multiprocessor adds to float32 registers per cycle: its float32 lanes. Where work groups stay,
+products of other warps hide this: 12 layers on an H200 took as long as their products or copies."""
+COLUMN_GROUP_MACS = 1900.0
+"""Multiply-adds per cycle of float8 in groups of columns. An assumption, by which only a search runs them."""
+FLOAT8_SHARED_BYTES_PER_CYCLE = {"mma": 23.5, "wgmma": 23.5, "tma": 30.7, "halo": 30.7}
+"""The same as SHARED_BYTES_PER_CYCLE, measured on 12 layers of float8 on an H200."""
 COPY_BYTES_PER_CYCLE = 53.0  # bytes per cycle from the L2 cache into one multiprocessor
 SHARED_BYTES_PER_CYCLE = 26.7  # bytes per cycle from the L2 cache into each multiprocessor, while all copy
 SHORT_ROW_FACTOR = 1.5  # time of copying 64-byte rows by the copy engine over that of rows of 128 bytes
@@ -62,10 +65,13 @@ def seconds(tiling: Int8Tiling, units: int, copy: float = COPY) -> float:
     resident, groups = tiling.resident, tiling.work_groups
     copied = tiling.copied * (SHORT_ROW_FACTOR if t.engine in STAYING_ENGINES and t.bk == 64 else 1.0)
     # Cycles of a tile's products or copies, whichever are longer.
-    macs = FLOAT8_MMA_MACS if tiling.float8 and t.engine == "mma" else MACS[t.engine]
+    macs, shared = MACS[t.engine], SHARED_BYTES_PER_CYCLE
+    if tiling.float8:
+        macs = FLOAT8_MMA_MACS if t.engine == "mma" else COLUMN_GROUP_MACS if tiling.column_groups > 1 else macs
+        shared = FLOAT8_SHARED_BYTES_PER_CYCLE[t.engine]
     work = max(t.bm * t.bn * tiling.row_bytes / macs, copied / COPY_BYTES_PER_CYCLE)
-    if tiling.float8:  # tensor cores wait for a group of warps that adds, unless another group multiplies meanwhile
-        work += tiling.slices * (t.bm * t.bn / PROMOTED_PER_CYCLE + PROMOTION_CYCLES) / (t.wm * t.wn * resident)
+    if tiling.float8 and t.engine not in STAYING_ENGINES:
+        work += tiling.slices * t.bm * t.bn / PROMOTED_PER_CYCLE
     # Elements of y per cycle: few warps wait longer for the residual.
     added = min(RESIDUAL_RESULTS_PER_CYCLE, resident * t.items / 64)
     leaving = t.bm * t.bn / (added if p.residual and p.out_itemsize == 1 else RESULTS_PER_CYCLE)
@@ -87,9 +93,7 @@ def seconds(tiling: Int8Tiling, units: int, copy: float = COPY) -> float:
     else:
         waves, rest = divmod(groups, units * resident)
         cycles = waves * together(resident) + together(-(-rest // units))
-    cycles = max(
-        cycles + LAUNCH_CYCLES[t.engine], groups * copied / (SHARED_BYTES_PER_CYCLE * units) + LAUNCH_CYCLES["tma"]
-    )
+    cycles = max(cycles + LAUNCH_CYCLES[t.engine], groups * copied / (shared * units) + LAUNCH_CYCLES["tma"])
     moved = math.prod(p.x_shape) * read_share(p) + math.prod(p.w_shape)
     moved += math.prod(p.y_shape) * p.out_itemsize * (2 if p.residual else 1)
     total = ((cycles / CLOCK) ** OVERLAP + (moved / (MEMORY_SHARE * copy)) ** OVERLAP) ** (1 / OVERLAP) + START_SECONDS

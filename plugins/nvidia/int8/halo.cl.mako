@@ -25,10 +25,11 @@ ${staying.macros()}\
           COPY_BOX2(MAP_B, at + ${i * tap_bytes}, ((step_of * ${together} + ${i}) * ${tiling.blocks} + block) * ${t.bk // 2}, group * ${tiling.rows} + n0, full);
 % endfor
 </%def>\
-<%def name="multiply()">\
+<%def name="multiply(group)">\
+<% columns = group * t.bn // tiling.column_groups * t.bk %>\
 % for i in range(together):
 % for k in range(t.bk // 32):
-          WGMMA(sum, from + (${i * t.bk} * DW + ${32 * k}), at + ${i * tap_bytes + 32 * k}, ${1 if i + k else 0 if tiling.float8 else "add"});
+          WGMMA(sum, from + (${i * t.bk} * DW + ${32 * k}), at + ${i * tap_bytes + columns + 32 * k}, ${1 if i + k else 0 if tiling.float8 else "add"});
 % endfor
 % endfor
 </%def>\
@@ -94,13 +95,22 @@ ${staying.numbers(f"warps_meet({t.items})")}\
         for (int step_of = 0; step_of < ${steps}; ++step_of) {
           barrier_wait(bar, parity);
           WGMMA_BEGIN();
-${multiply()}\
+${multiply(0)}\
           WGMMA_COMMIT();
 % if tiling.float8:
+% for group in range(tiling.column_groups):
+% if group:
+          WGMMA_BEGIN();
+${multiply(group)}\
+          WGMMA_COMMIT();
+% endif
           wgmma_finish(sum);
+% if group + 1 == tiling.column_groups:
           if (lane == 0) barrier_release(bar + 8);
           if (step_of == ${steps - 1} & lane == 0) barrier_release(source);
-${results.promoted()}\
+% endif
+${results.promoted(group)}\
+% endfor
 % else:
           if (add) {
             WGMMA_WAIT(1);
@@ -137,8 +147,10 @@ ${copy_source(tiling.sources_at, 0)}\
       for (int step_of = 0; step_of < ${steps}; ++step_of) {
 ${copy_weights()}\
         barrier(CLK_LOCAL_MEM_FENCE);
-${multiply()}\
-${results.promoted()}\
+% for group in range(tiling.column_groups):
+${multiply(group)}\
+${results.promoted(group)}\
+% endfor
         add = 1;
 ${next_taps()}\
         barrier(CLK_LOCAL_MEM_FENCE);

@@ -158,7 +158,7 @@ ${copies(f"(slice + {t.ahead})", "next")}\
     }
 % endfor
 % endif
-${results.promoted()}\
+${results.promoted(0)}\
     at = at == ${(t.stages - 1) * tiling.stage_bytes} ? 0 : at + ${tiling.stage_bytes};
     next = next == ${(t.stages - 1) * tiling.stage_bytes} ? 0 : next + ${tiling.stage_bytes};
   }

@@ -143,17 +143,18 @@ inline RUN finish_run(const int *table, const ACC *sums, const OFFSETS *offset, 
     words[11] = (words[1] & 1) - lowest;
 #endif
 </%def>\
-## Of float8: the sums over all slices, before the first one; and what becomes of the sums of a slice.
+## Of float8: the sums over all slices, before the first one; and what becomes of a slice's, of a group of columns.
 <%def name="zeroed()">\
 % if tiling.float8:
 #pragma unroll
   for (int i = 0; i < ${tiling.tile.frag_m * tiling.tile.frag_n * 4}; ++i) total[i] = 0;
 % endif
 </%def>\
-<%def name="promoted()">\
+<%def name="promoted(group)">\
+<% sums = tiling.tile.frag_m * tiling.tile.frag_n * 4 // tiling.column_groups %>\
 % if tiling.float8:
 #pragma unroll
-  for (int i = 0; i < ${tiling.tile.frag_m * tiling.tile.frag_n * 4}; ++i) total[i] += sum[i];
+  for (int i = 0; i < ${sums}; ++i) total[i + ${group * sums}] += sum[i];
 % endif
 </%def>\
 ## What each channel needs after its sums.

@@ -68,9 +68,9 @@ void product(global const uchar *restrict x, global const uchar *restrict w, lon
     int held = -1;
     const uint a_from = warp / 4 * ${64 * t.bk};
     global const int *sums_of_w = (global const int *)(w + ${tiling.packed_rows * tiling.row_bytes});
-    ACC sum[${t.frag_n * 4}]${f", total[{t.frag_n * 4}]" if tiling.float8 else ""};
+    ACC sum[${t.frag_n * 4 // tiling.column_groups}]${f", total[{t.frag_n * 4}]" if tiling.float8 else ""};
 #pragma unroll
-    for (int i = 0; i < ${t.frag_n * 4}; ++i) sum[i] = 0;
+    for (int i = 0; i < ${t.frag_n * 4 // tiling.column_groups}; ++i) sum[i] = 0;
 ${results.words()}\
 </%def>\
 ## The work group's channels are most often those of its tile before.

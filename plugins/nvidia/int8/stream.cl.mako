@@ -22,9 +22,10 @@ ${staying.macros()}\
           COPY_BOX2(MAP_B, at + ${tiling.a_bytes}, slice * ${t.bk // 2}, group * ${tiling.rows} + n0, full);
         }
 </%def>\
-<%def name="multiply()">\
+<%def name="multiply(group)">\
+<% columns = group * t.bn // tiling.column_groups * t.bk %>\
 % for k in range(t.bk // 32):
-        WGMMA(sum, at + a_from + ${32 * k}, at + ${tiling.a_bytes + 32 * k}, ${1 if k else 0 if tiling.float8 else "add"});
+        WGMMA(sum, at + a_from + ${32 * k}, at + ${tiling.a_bytes + columns + 32 * k}, ${1 if k else 0 if tiling.float8 else "add"});
 % endfor
 </%def>\
 ${staying.head(1)}\
@@ -58,12 +59,21 @@ ${staying.numbers(f"warps_meet({t.items})")}\
       for (int slice = 0; slice < ${tiling.slices}; ++slice) {
         barrier_wait(bar, parity);
         WGMMA_BEGIN();
-${multiply()}\
+${multiply(0)}\
         WGMMA_COMMIT();
 % if tiling.float8:
+% for group in range(tiling.column_groups):
+% if group:
+        WGMMA_BEGIN();
+${multiply(group)}\
+        WGMMA_COMMIT();
+% endif
         wgmma_finish(sum);
+% if group + 1 == tiling.column_groups:
         if (lane == 0) barrier_release(bar + 8);
-${results.promoted()}\
+% endif
+${results.promoted(group)}\
+% endfor
 % else:
         if (add) {
           WGMMA_WAIT(1);
@@ -93,8 +103,10 @@ ${staying.numbers("barrier(CLK_LOCAL_MEM_FENCE)")}\
       const int add = slice > 0;
 ${copies()}\
       barrier(CLK_LOCAL_MEM_FENCE);
-${multiply()}\
-${results.promoted()}\
+% for group in range(tiling.column_groups):
+${multiply(group)}\
+${results.promoted(group)}\
+% endfor
       barrier(CLK_LOCAL_MEM_FENCE);
     }
 ${results.leave()}\

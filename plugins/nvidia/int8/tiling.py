@@ -111,16 +111,28 @@ class Int8Tiling:
         self.work_groups = self.m_tiles * self.n_tiles * p.g  # one work group per tile
         self.copied = self._copied_bytes()
         self.local_bytes = self.numbers_at + 4 * (self.sets + 1) * t.bn
-        # registers: about as many as NVIDIA's assembler allocates per work item.
-        self.registers = t.frag_m * t.frag_n * 4 + (60 if t.engine == "mma" else 36)
-        if self.float8:
-            self.registers += t.frag_m * t.frag_n * 4 + (8 if self.by_rows and p.residual else 0)
-        elif p.residual:
-            self.registers += 32
+        # column_groups: a slice of float8 is multiplied for so many groups of columns in turn, and the sums of one fit.
+        fits = [each for each in (1, 2, 3) if t.bn % (64 * each) == 0 and self._registers(each) <= self.most_registers]
+        self.column_groups = fits[0] if fits and self.float8 and self.copiers else 1
+        self.registers = self._registers(self.column_groups)
         warps = t.items // 32 + self.copiers
         room = (LOCAL_LIMIT + 1024) // (self.local_bytes + 1024)
         held = REGISTERS // (-(-self.registers // 8) * 256) // 4 * 4
         self.resident = max(1, min(held // warps, room, MAX_WARPS // warps))  # resident work groups per multiprocessor
+
+    def _registers(self, groups: int) -> int:
+        """About as many registers as NVIDIA's assembler allocates per work item."""
+        t, residual = self.tile, self.problem.residual
+        sums = t.frag_m * t.frag_n * 4
+        registers = sums + (60 if t.engine == "mma" else 36)
+        if self.float8:  # most of a residual takes the registers of a slice's sums
+            return registers + sums // groups + (32 if groups > 1 else 8 if self.by_rows else 0) * residual
+        return registers + (32 if residual else 0)
+
+    @property
+    def most_registers(self) -> int:
+        """Registers that a work item can have."""
+        return min(MAX_REGISTERS, REGISTERS // self.tile.items)
 
     def _arrange(self) -> None:
         """How slices are cut, and what local memory holds; the tile's offsets and multipliers come last there."""
@@ -142,7 +154,7 @@ class Int8Tiling:
     def instructions(self) -> Instructions:
         kind, wgmma = TYPES[self.problem.dtype], None
         if self.tile.engine != "mma":
-            wgmma = Wgmma(self.tile.bn, False, False, self.tile.bk)
+            wgmma = Wgmma(self.tile.bn // self.column_groups, False, False, self.tile.bk)
         groups = {"mma": ("copies", "mma"), "wgmma": ("copies",)}.get(self.tile.engine, ("bulk", "parts"))
         return Instructions(kind, groups, wgmma)
 
@@ -174,7 +186,7 @@ class Int8Tiling:
             return "slices of 64 or 128 bytes, one more of them than are read"
         if t.items > 1024 or t.bm % self.rows_at_once or t.bn % self.rows_at_once:
             return "rows do not fit the work items that copy them"
-        if self.float8 and self.registers > min(MAX_REGISTERS, REGISTERS // t.items):
+        if self.float8 and self.registers > self.most_registers:
             return "more sums than registers"
         return f"{self.local_bytes} bytes of local memory" if self.local_bytes > LOCAL_LIMIT else None
 
@@ -211,6 +223,11 @@ class StreamTiling(Int8Tiling):
         """Offsets in local memory: K-slices, then their barriers."""
         self.bars_at = self.tile.stages * self.stage_bytes
         self.numbers_at = self.bars_at + 16 * self.tile.stages
+
+    @property
+    def most_registers(self) -> int:
+        """The same; NVIDIA's assembler allocates registers for groups of four warps."""
+        return min(MAX_REGISTERS, 512 // (self.tile.wm + 1) // 8 * 8)
 
     def staying(self, units: int) -> int:
         """Work groups on a device of ``units`` multiprocessors; each computes one tile after another."""
@@ -257,8 +274,7 @@ class StreamTiling(Int8Tiling):
         t = self.tile
         if t.bm != 64 * t.wm or t.wn != 1 or t.bn % 32 or t.bn > 256 or t.bk not in (64, 128):
             return "64 rows a group of warps, columns in multiples of 32, slices of 64 or 128 bytes"
-        # NVIDIA's assembler allocates registers for groups of four warps.
-        if self.registers > 512 // (t.wm + 1) // 8 * 8:
+        if self.registers > self.most_registers:
             return "more sums than registers"
         return f"{self.local_bytes} bytes of local memory" if self.local_bytes > LOCAL_LIMIT else None
 

@@ -1,12 +1,12 @@
-"""Which tiles to try for a problem, and in which order: a model of tensor cores, local copies, waves and traffic.
+"""Which tiles to try for a problem, and their predicted time: tensor cores, local copies, waves and memory traffic.
 
-Times are cycles of one multiprocessor; the constants were fitted to 2500 timings on an H200 (0.17 root mean square of
-the logarithm; on these same timings the tile chosen among those timed of a problem loses 1 to 9 %, by kind of problem).
-What sums that are moved often cost was added by hand since (0.16 on 658 timings of "ieee"); then results that are
-apart; then what instructions store, and launches, copies and waits were fitted anew to the first choices of 733 drawn
-problems on an H100 and an H200, in CUDA graphs.
+Times are cycles of one multiprocessor. The constants were fitted to 2500 timings on an H200 (rms error of the logarithm
+0.17; the chosen tile takes 1 to 9 % longer than the best of a problem's timed tiles, by kind of problem). The costs of
+frequent moves of sums (rms 0.16 on 658 timings of "ieee") and of scattered results were then added by hand; those of
+stores, launches, copies and waits were fitted again to the first choices of 733 random problems on an H100 and an H200,
+in CUDA graphs.
 
-Hundreds of tiles are rated at once: tilings here stand for one tile, or for many whose numbers are arrays.
+Hundreds of tiles are rated together: a tiling here is of one tile, or of many tiles whose numbers are arrays.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DY_COPY_FACTOR = 2.66  # time of copying dy for the weight gradient, relative to
 COPY_LATENCY_CYCLES = 1140.0  # cycles until the first bytes of a K-slice's copies arrive
 COPY_WAIT_FACTOR = 1.12  # latency of a K-slice also grows by this many times the duration of its copies
 RESULT_CYCLES = {8: 0.3, 2: 0.85, 1: 1.5}
-"""Cycles of a multiprocessor per result, by the results that one store of a work item writes."""
+"""Cycles of a multiprocessor per result, by the number of results that one store of a work item writes."""
 STORE_BYTES_PER_CYCLE = 18.8  # bytes of results that a multiprocessor stores per cycle
 WINDOW_STORE_FACTOR = 1.7  # time of storing NCHW results of kernels with windows, relative to others
 MEMORY_SHARE = 0.85  # memory bandwidth of packing, relative to a copy's
@@ -62,13 +62,16 @@ MAX_CHOICES = 40  # most tiles that are offered to a search
 MAX_STACKED_COLUMNS = 1024
 """Most columns of a product of stacked phases (all phases of a strided data gradient in one product)."""
 MIN_WHOLE_CHANNELS = 16
-"""Channels from which NHWC phases are not stacked: writing parts of a pixel took four times as long."""
+"""NHWC phases of at least so many channels are not stacked, because writing parts of a pixel takes four times as
+long."""
 FLUSH_DEPTH = 192
-"""Products that tensor cores add, toward zero, before a float32 register does; ``math="ieee"``: one K-slice's."""
+"""Products that tensor cores add, rounding toward zero, before their sum is added to a float32 register. With
+``math="ieee"`` they add one K-slice."""
 COMPENSATED_FROM = 512
 """With ``math="ieee"``, sums of more products than this are compensated."""
 SHORT_GRADIENT = 1024
-"""With ``math="ieee"``, weight gradients of at most so many pixels move sums to float32 registers every 16 of k."""
+"""With ``math="ieee"``, weight gradients of at most so many pixels add sums to float32 registers after every 16 of
+k."""
 NUMBERS = ("bm", "bn", "wm", "wn", "bk", "stages", "split", "flush_every")
 """Fields of a Tile that are arrays when many tiles are rated together."""
 
@@ -78,9 +81,9 @@ class _Cost:
     """Predicted cycles of one tile, by what the multiprocessor waits for."""
 
     busy: Any
-    """Cycles of multiplying or copying, whichever is longer: work that tiles on one multiprocessor share."""
+    """Cycles of multiplying or copying, whichever is longer; tiles on one multiprocessor share them."""
     arrival: Any
-    """Cycles until copies arrive, if no more are in flight: tiles on one multiprocessor wait simultaneously."""
+    """Cycles until copies arrive, if no more are in flight; tiles on one multiprocessor wait simultaneously."""
     output: Any
     stored: Any
     """Cycles of the instructions that store results, which tiles on one multiprocessor share too."""
@@ -94,8 +97,8 @@ class _Cost:
 def _resident(tiling: Tiling) -> Any:
     """Work groups that are resident on a multiprocessor."""
     t = tiling.tile
-    twice = tiling.format.float32_accurate and (t.engine == "wgmma" or t.compensated)
-    registers = t.frag_m * t.frag_n * 4 * (2 if twice else 1) + (70 if t.engine == "wgmma" else 100)
+    doubled_sums = tiling.format.float32_accurate and (t.engine == "wgmma" or t.compensated)
+    registers = t.frag_m * t.frag_n * 4 * (2 if doubled_sums else 1) + (70 if t.engine == "wgmma" else 100)
     by_registers = 65536 // (np.minimum(255, registers) * t.items)
     by_memory = np.minimum((LOCAL_LIMIT + 1024) // (tiling.local_bytes + 1024), 2048 // t.items)
     return np.maximum(1, np.minimum(by_registers, by_memory))
@@ -112,36 +115,36 @@ def _tile_cost(tiling: Tiling) -> _Cost:
         if t.window
         else tiling.a_bytes * (1 if tiling.data else DY_COPY_FACTOR)
     )
-    copied = (
+    copy_cycles = (
         (source + tiling.b_bytes)
         * planes
         * np.where(tiling.row_bytes == 64, SHORT_ROW_FACTOR, 1)
         / COPY_BYTES_PER_CYCLE
     )
-    written = t.bm * t.bn * np.where(tiling.partial, 4, tiling.problem.itemsize)
-    scattered = WINDOW_STORE_FACTOR if t.window and tiling.problem.layout == "nchw" else 1
-    moved = multiply * slices * CARRY_FACTOR if t.engine == "mma" and t.compensated else 0.0
+    result_bytes = t.bm * t.bn * np.where(tiling.partial, 4, tiling.problem.itemsize)
+    store_factor = WINDOW_STORE_FACTOR if t.window and tiling.problem.layout == "nchw" else 1
+    sum_cycles = multiply * slices * CARRY_FACTOR if t.engine == "mma" and t.compensated else 0.0
     if tiling.format.float32_accurate and t.engine == "wgmma":
-        moves = slices * np.where(t.flush_every == 0, t.bk // 16, 1)
-        carried = moves * (t.bm * t.bn * (4 if t.compensated else 1) / ADDITIONS_PER_CYCLE + DRAIN_CYCLES)
-        moved = np.where(tiling.drained, carried, moved)
+        flushes = slices * np.where(t.flush_every == 0, t.bk // 16, 1)
+        flush_cycles = flushes * (t.bm * t.bn * (4 if t.compensated else 1) / ADDITIONS_PER_CYCLE + DRAIN_CYCLES)
+        sum_cycles = np.where(tiling.drained, flush_cycles, sum_cycles)
     if tiling.data and not t.window and tiling.geometry.phases[0].volume > 1:
         slices = slices * GATHER_FACTOR
-    busy = slices * np.maximum(multiply, copied) + moved
-    arrival = slices * (COPY_LATENCY_CYCLES + COPY_WAIT_FACTOR * copied) / tiling.under_way
-    stored = t.bm * np.minimum(t.bn, tiling.n) * _stored(tiling)
-    return _Cost(busy, arrival, written * scattered / STORE_BYTES_PER_CYCLE, stored)
+    busy = slices * np.maximum(multiply, copy_cycles) + sum_cycles
+    arrival = slices * (COPY_LATENCY_CYCLES + COPY_WAIT_FACTOR * copy_cycles) / tiling.under_way
+    stored = t.bm * np.minimum(t.bn, tiling.n) * _store_cycles(tiling)
+    return _Cost(busy, arrival, result_bytes * store_factor / STORE_BYTES_PER_CYCLE, stored)
 
 
-def _stored(tiling: Tiling) -> Any:
+def _store_cycles(tiling: Tiling) -> Any:
     """Cycles of a multiprocessor's store instructions per result."""
     if not (tiling.data and tiling.target.nhwc):
         return RESULT_CYCLES[8]
-    m, wide = tiling.geometry.m, tiling.problem.itemsize // 2
+    m, stores = tiling.geometry.m, tiling.problem.itemsize // 2
     return np.where(
         tiling.staged,
         RESULT_CYCLES[8 if m % 8 == 0 else 1],
-        RESULT_CYCLES[2] / wide if m % 2 == 0 else RESULT_CYCLES[1],
+        RESULT_CYCLES[2] / stores if m % 2 == 0 else RESULT_CYCLES[1],
     )
 
 
@@ -157,23 +160,25 @@ def seconds(tiling: Tiling, units: int, copy: float = COPY) -> Any:
     passes = 2 if tiling.format.scaled else 1  # over the operands: searching for scales, then packing
     packed, weights = sum(source.bytes for source in tiling.sources), tiling.weights_bytes
     written = math.prod(tiling.problem.out_shape) * itemsize
-    multiplied, moved = cycles / CLOCK, (packed + weights + written) / (MEMORY_SHARE * copy)
+    multiply, memory = cycles / CLOCK, (packed + weights + written) / (MEMORY_SHARE * copy)
     if tiling.format.name == "native":
-        apart = {tiling.problem.written, *(source.name for source in tiling.sources)}
-        sizes = {name: math.prod(getattr(tiling.problem, name + "_shape")) for name in "xwy" if name not in apart}
+        counted = {tiling.problem.written, *(source.name for source in tiling.sources)}
+        sizes = {name: math.prod(getattr(tiling.problem, name + "_shape")) for name in "xwy" if name not in counted}
         if "x" in sizes:
             sizes["x"] *= read_share(tiling.problem)
-        read = sum(sizes.values())
-        moved = moved + itemsize * read / (MEMORY_SHARE * copy)
-        total = (multiplied**NATIVE_OVERLAP + moved**NATIVE_OVERLAP) ** (1 / NATIVE_OVERLAP) + LAUNCH_SECONDS
+        read_bytes = sum(sizes.values())
+        memory = memory + itemsize * read_bytes / (MEMORY_SHARE * copy)
+        total = (multiply**NATIVE_OVERLAP + memory**NATIVE_OVERLAP) ** (1 / NATIVE_OVERLAP) + LAUNCH_SECONDS
     else:
-        total = np.maximum(multiplied, moved) + LAUNCH_SECONDS
-    read = itemsize / (2 * planes) * passes  # bytes that packing reads per byte that it writes
-    before = (
-        passes * LAUNCH_SECONDS + (passes - 1) * 2 * SCALES_LAUNCH_SECONDS + packed * (1 + read) / (MEMORY_SHARE * copy)
+        total = np.maximum(multiply, memory) + LAUNCH_SECONDS
+    read_bytes = itemsize / (2 * planes) * passes  # bytes that packing reads per byte that it writes
+    with_packing = (
+        passes * LAUNCH_SECONDS
+        + (passes - 1) * 2 * SCALES_LAUNCH_SECONDS
+        + packed * (1 + read_bytes) / (MEMORY_SHARE * copy)
     )
-    before = total + before + weights * (1 + itemsize / (2 * planes)) / (WEIGHTS_MEMORY_SHARE * copy)
-    total = np.where((packed > 0) | (weights > 0), before, total)
+    with_packing = total + with_packing + weights * (1 + itemsize / (2 * planes)) / (WEIGHTS_MEMORY_SHARE * copy)
+    total = np.where((packed > 0) | (weights > 0), with_packing, total)
     if tiling.data and not tiling.target.nhwc and not tiling.tile.stacked and tiling.geometry.out_step[2] > 1:
         total = total + written * PHASE_STORE_FACTOR / (MEMORY_SHARE * copy)
     total = np.where(
@@ -189,21 +194,22 @@ def seconds(tiling: Tiling, units: int, copy: float = COPY) -> Any:
 
 
 def _widths(columns: int, most: int, step: int) -> list[int]:
-    """Tile widths that cover ``columns`` in 1 to 4 more tiles than needed, and the usual ones."""
-    least = -(-columns // most)
-    even = {-(-columns // tiles // step) * step for tiles in range(least, least + 4)}
-    return sorted(width for width in even | {64, 128} if 0 < width <= min(most, -(-columns // step) * step))
+    """Tile widths that cover ``columns`` evenly with at most 3 tiles more than necessary, and the usual widths."""
+    min_tiles = -(-columns // most)
+    even_widths = {-(-columns // tiles // step) * step for tiles in range(min_tiles, min_tiles + 4)}
+    return sorted(width for width in even_widths | {64, 128} if 0 < width <= min(most, -(-columns // step) * step))
 
 
 def _joinable(problem: ConvProblem) -> bool:
     """Whether the data gradient's phases may be worth joining: few channels, a stride, not many wasted taps."""
     if problem.direction != "bwd_data" or problem.sd * problem.sh * problem.sw == 1:
         return False
-    one, many = product_geometry(problem, True), product_geometry(problem)
-    if problem.layout == "nhwc" and many.m >= MIN_WHOLE_CHANNELS:
+    joined, separate = product_geometry(problem, True), product_geometry(problem)
+    if problem.layout == "nhwc" and separate.m >= MIN_WHOLE_CHANNELS:
         return False
-    work = one.m * one.phases[0].volume
-    return one.m <= MAX_STACKED_COLUMNS and work <= 4 * many.m * sum(phase.volume for phase in many.phases)
+    joined_work = joined.m * joined.phases[0].volume
+    separate_work = separate.m * sum(phase.volume for phase in separate.phases)
+    return joined.m <= MAX_STACKED_COLUMNS and joined_work <= 4 * separate_work
 
 
 def _shapes(problem: ConvProblem, engine: str, exact: bool, stacked: bool) -> Iterator[tuple[int, int, int, int]]:
@@ -233,13 +239,13 @@ def _shapes(problem: ConvProblem, engine: str, exact: bool, stacked: bool) -> It
 
 
 @functools.lru_cache(maxsize=64)
-def _bases(problem: ConvProblem, engine: str, name: str) -> tuple[tuple[Tile, np.ndarray, np.ndarray], ...]:
-    """Tiles that fit and whose sums are in one part: those of a window and stacking as ``NUMBERS``, and their places.
+def _unsplit_tiles(problem: ConvProblem, engine: str, name: str) -> tuple[tuple[Tile, np.ndarray, np.ndarray], ...]:
+    """Tiles that fit and whose sums are not split: (a tile's common fields, one row of ``NUMBERS`` per tile, ranks).
 
-    A place says when a tile is tried: stacked ones after others, a shape's and a depth's beside one another.
+    Among tiles of equal cost the lower rank comes first: stacked tiles after others, tiles of one shape together.
     """
     exact = FORMATS[name].float32_accurate
-    data, found, before = problem.direction != "bwd_weights", [], 0
+    data, bases, rank = problem.direction != "bwd_weights", [], 0
     ieee, depths = problem.math == "ieee", ((32, 3), (32, 2))
     if engine == "wgmma":
         depths = ((64, 2), (64, 3), (32, 3), (32, 4)) if ieee else ((64, 3), (64, 4), (32, 4), (32, 5), (32, 6))
@@ -254,72 +260,72 @@ def _bases(problem: ConvProblem, engine: str, name: str) -> tuple[tuple[Tile, np
             length = max(phase.volume for phase in geo.phases) * geo.c if data else geo.images * geo.phases[0].places
             numbers[:, -1] = 0 if engine == "wgmma" and not data and length <= SHORT_GRADIENT else 1
             compensated = length > COMPENSATED_FROM
-        for number, in_window in enumerate((True, False) if data and window(geo) is not None else (False,)):
-            plain = Tile(0, 0, 0, 0, name, engine, window=in_window, stacked=stacked, compensated=compensated)
-            fit = fitting(Tiling(problem, many(plain, NUMBERS, numbers)), len(rows))
-            found.append((plain, numbers[fit], (before + 2 * np.arange(len(rows)) + number)[fit]))
-        before += 2 * len(rows)
-    return tuple(found)
+        for window_rank, in_window in enumerate((True, False) if data and window(geo) is not None else (False,)):
+            base = Tile(0, 0, 0, 0, name, engine, window=in_window, stacked=stacked, compensated=compensated)
+            fits_tile = fitting(Tiling(problem, many(base, NUMBERS, numbers)), len(rows))
+            bases.append((base, numbers[fits_tile], (rank + 2 * np.arange(len(rows)) + window_rank)[fits_tile]))
+        rank += 2 * len(rows)
+    return tuple(bases)
 
 
-def _cut(tiling: Tiling, units: int) -> Iterator[list[int]]:
-    """The parts of the sums that are worth trying, of each tile."""
+def _part_counts(tiling: Tiling, units: int) -> Iterator[list[int]]:
+    """For each tile the numbers of parts of its sums that are worth trying."""
     t, slices = tiling.tile, functools.reduce(np.maximum, tiling.slices)
     if t.window:
         slices = slices // tiling.geometry.phases[0].volume
-    # Most parts of a sum: each part has at least 2 or 4 K-slices.
-    most = slices // (2 if t.window or tiling.data else 4)
-    numbers = ((units * _resident(tiling)).tolist(), tiling.work_groups.tolist(), most.tolist())
-    for each in zip(*numbers, strict=True):
-        yield [1, *part_counts(*each)]
+    # A sum has at most so many parts that each has at least 2 or 4 K-slices.
+    max_parts = slices // (2 if t.window or tiling.data else 4)
+    numbers = ((units * _resident(tiling)).tolist(), tiling.work_groups.tolist(), max_parts.tolist())
+    for numbers_of_tile in zip(*numbers, strict=True):
+        yield [1, *part_counts(*numbers_of_tile)]
 
 
 def _tiles(problem: ConvProblem, engine: str, name: str, units: int) -> Iterator[tuple[Tile, np.ndarray, np.ndarray]]:
-    """The tiles of ``_bases`` with sums in one part and in several parts, as far as they fit."""
-    for plain, numbers, places in _bases(problem, engine, name):
+    """The tiles of ``_unsplit_tiles`` with sums in one part and in several parts, as far as they fit."""
+    for base, numbers, ranks in _unsplit_tiles(problem, engine, name):
         if not len(numbers):
             continue
-        tiling = Tiling(problem, many(plain, NUMBERS, numbers))
-        parts = [(row, split) for row, splits in enumerate(_cut(tiling, units)) for split in splits]
+        tiling = Tiling(problem, many(base, NUMBERS, numbers))
+        parts = [(row, split) for row, splits in enumerate(_part_counts(tiling, units)) for split in splits]
         rows, splits = np.array(parts).T
-        cut = numbers[rows]
-        cut[:, NUMBERS.index("split")] = splits
-        fit = fitting(Tiling(problem, many(plain, NUMBERS, cut)), len(cut))
-        yield plain, cut[fit], places[rows][fit]
+        divided = numbers[rows]
+        divided[:, NUMBERS.index("split")] = splits
+        fits_tile = fitting(Tiling(problem, many(base, NUMBERS, divided)), len(divided))
+        yield base, divided[fits_tile], ranks[rows][fits_tile]
 
 
 @functools.lru_cache(maxsize=1024)
 def fits(problem: ConvProblem, engine: str) -> bool:
     """Whether any tile fits; cheaper than ``choices``."""
-    return any(len(numbers) for name in formats(problem) for _, numbers, _ in _bases(problem, engine, name))
+    return any(len(numbers) for name in formats(problem) for _, numbers, _ in _unsplit_tiles(problem, engine, name))
 
 
 @functools.lru_cache(maxsize=1024)
 def choices(problem: ConvProblem, engine: str, units: int) -> tuple[Tile, ...]:
     """Tiles of the first format, the fastest by prediction first, then the best few of the other formats."""
     result: list[Tile] = []
-    for place, name in enumerate(formats(problem)):
+    for index, name in enumerate(formats(problem)):
         groups = list(_tiles(problem, engine, name, units))
         costs = [seconds(Tiling(problem, many(plain, NUMBERS, numbers)), units) for plain, numbers, _ in groups]
         if groups:
             kinds = np.repeat(np.arange(len(groups)), [len(numbers) for _, numbers, _ in groups])
-            numbers, places = (np.concatenate([group[field] for group in groups]) for field in (1, 2))
-            order = np.lexsort((places, np.concatenate(costs)))
-            ordered = _different_first(kinds[order], numbers[order], MAX_CHOICES if place == 0 else 4)
+            numbers, ranks = (np.concatenate([group[field] for group in groups]) for field in (1, 2))
+            order = np.lexsort((ranks, np.concatenate(costs)))
+            ordered = _different_first(kinds[order], numbers[order], MAX_CHOICES if index == 0 else 4)
             result += [dataclasses.replace(groups[kind][0], **named) for kind, named in ordered]
     return tuple(result)
 
 
 def _different_first(kinds: np.ndarray, numbers: np.ndarray, most: int) -> list[tuple[int, dict[str, int]]]:
-    """The first ``most`` in order, but those that differ from one before in the stages alone come last."""
-    seen: set[tuple[int, ...]] = set()
-    first: list[tuple[int, dict[str, int]]] = []
-    others: list[tuple[int, dict[str, int]]] = []
+    """The first ``most`` tiles in order, but tiles that differ from an earlier one only in their stages come last."""
+    shapes_taken: set[tuple[int, ...]] = set()
+    distinct: list[tuple[int, dict[str, int]]] = []
+    repeated: list[tuple[int, dict[str, int]]] = []
     for kind, row in zip(kinds.tolist(), numbers.tolist(), strict=True):
-        named = dict(zip(NUMBERS, row, strict=True))
-        alike = (kind, *(value for name, value in named.items() if name != "stages"))
-        (others if alike in seen else first).append((kind, named))
-        seen.add(alike)
-        if len(first) == most:
+        fields = dict(zip(NUMBERS, row, strict=True))
+        shape = (kind, *(value for name, value in fields.items() if name != "stages"))
+        (repeated if shape in shapes_taken else distinct).append((kind, fields))
+        shapes_taken.add(shape)
+        if len(distinct) == most:
             break
-    return (first + others)[:most]
+    return (distinct + repeated)[:most]

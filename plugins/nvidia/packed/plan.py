@@ -1,4 +1,4 @@
-"""The plan of nvidia.mma and nvidia.wgmma: the shared product with their instructions."""
+"""The plan of nvidia.mma and nvidia.wgmma: the product of ``convdispatch.api.matrix`` with NVIDIA's instructions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .tiling import Tile, Tiling
 
 
 class NvidiaPlan(ProductPlan):
-    """A Plan; ``emulate`` builds plain C (tests)."""
+    """The plan of nvidia.mma and nvidia.wgmma; with ``emulate`` tests build plain C."""
 
     vendor = "nvidia"
 

@@ -16,7 +16,7 @@ from .tiling import Tile, Tiling
 
 
 class TensorCores(TileSolver):
-    """Implicit GEMM on tensor cores, all directions; ``engine`` is the instruction that multiplies."""
+    """Implicit GEMM on tensor cores, all directions, by the instruction ``engine``: ``mma`` or ``wgmma``."""
 
     seconds = staticmethod(seconds)
 

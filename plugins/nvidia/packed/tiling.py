@@ -21,7 +21,7 @@ class Tiling(ProductTiling):
     tile: Tile
 
     b_row_bytes = 0
-    """Bytes of a row of B in local memory, where B is transposed and has other rows than A."""
+    """Bytes of a row of B in local memory, if B is transposed and its rows differ from A's; otherwise 0."""
 
     @property
     def instructions(self) -> Instructions:
@@ -35,6 +35,6 @@ class Tiling(ProductTiling):
 
     @property
     def _wgmma(self) -> Wgmma:
-        down = not self.data or self.transposed_weights  # whether k runs down the rows of B
-        columns, other = self.tile.bn // self.tile.wn, self.b_row_bytes if down else 0
-        return Wgmma(columns, not self.data, down, self.row_bytes, other)
+        b_transposed = not self.data or self.transposed_weights
+        columns, b_row_bytes = self.tile.bn // self.tile.wn, self.b_row_bytes if b_transposed else 0
+        return Wgmma(columns, not self.data, b_transposed, self.row_bytes, b_row_bytes)

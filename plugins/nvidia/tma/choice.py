@@ -1,10 +1,9 @@
-"""Which tiles ``nvidia.tma`` tries, and in which order: tensor cores, waves, memory.
+"""Which tiles ``nvidia.tma`` tries, and their predicted time: tensor cores, waves, memory.
 
-Fitted to 3600 timings of 210 problems on an H200, drawn at random, their operands not in the cache
-(0.12 root mean square of the logarithm; on these same timings the tile chosen among those
-timed loses 2 %). What work groups beside one another cost was fitted anew to 467 problems in four runs, other solvers'
-tiles among them: their choice loses 3.9 % instead of 5.4. Then all but that and the peak was fitted anew to the first
-choices of 733 drawn problems on an H100 and an H200, in CUDA graphs.
+The constants were fitted to 3600 timings of 210 random problems on an H200 with operands not in the cache (rms error of
+the logarithm 0.12; the chosen tile takes 2 % longer than the best timed one). ``SHARING_FACTOR`` was fitted to 467
+problems in four runs, with other solvers' tiles among the choices, which then lose 3.9 % instead of 5.4 %. All but that
+and ``MACS`` was fitted again to the first choices of 733 random problems on an H100 and an H200, in CUDA graphs.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ MAX_CHOICES = 24  # most tiles that are offered to a search
 
 
 def _unaligned(row_bytes: int) -> float:
-    """Time of rows that are ``row_bytes`` apart in memory, over that of rows a multiple of 128 bytes apart."""
+    """Time of rows with a stride of ``row_bytes`` in memory over that of rows with a stride of a multiple of 128."""
     return UNALIGNED_FACTOR[math.gcd(row_bytes, 128)]
 
 
@@ -59,10 +58,11 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
     source, target = (c, m) if problem.direction == "fwd" else (m, c)
     a, b = (source, source if problem.direction == "fwd" else c) if tiling.data else (m, c)
     half_a, half_b = (SHORT_ROW_FACTOR if bytes_of == 64 else 1 for bytes_of in (tiling.row_bytes, tiling.b_row_bytes))
-    copied = (tiling.a_bytes * half_a * _unaligned(a) + tiling.b_bytes * half_b * _unaligned(b)) / COPY_BYTES_PER_CYCLE
+    copied = tiling.a_bytes * half_a * _unaligned(a) + tiling.b_bytes * half_b * _unaligned(b)
+    copy_cycles = copied / COPY_BYTES_PER_CYCLE
     macs = t.bm * t.bn * t.bk / MACS * size / 2
-    slice_of = max(macs, copied) + SLICE_CYCLES
-    each = (
+    slice_of = max(macs, copy_cycles) + SLICE_CYCLES
+    tile_cycles = (
         TILE_CYCLES
         + t.bm
         * t.bn
@@ -70,20 +70,21 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
         / STORE_BYTES_PER_CYCLE
     )
     if t.fixup:  # if all tiles run at once, parts are counted one after another; else a tile's last work group adds all
-        waits = COUNT_CYCLES * t.split if tiling.tiles <= tiling.groups(units) else TAKE_CYCLES * t.bn / 32 / t.split
-        each += FIXUP_CYCLES + waits + t.bm * t.bn * 4 / FIXUP_BYTES_PER_CYCLE
+        simultaneous = tiling.tiles <= tiling.groups(units)
+        waits = COUNT_CYCLES * t.split if simultaneous else TAKE_CYCLES * t.bn / 32 / t.split
+        tile_cycles += FIXUP_CYCLES + waits + t.bm * t.bn * 4 / FIXUP_BYTES_PER_CYCLE
     cycles = begin = 0.0
     for phase in tiling.phases:  # cycles of the busiest work group, phase by phase
         end = begin + tiling.tiles // len(tiling.phases)
         tiles = math.ceil(end / units) - math.ceil(begin / units)
         product = phase.slices / t.split * slice_of * (1 + SHARING_FACTOR * (t.resident - 1))
-        cycles += tiles * (product + each / t.resident)
+        cycles += tiles * (product + tile_cycles / t.resident)
         begin = end
-    moved = size * (
+    bytes_moved = size * (
         math.prod(problem.x_shape) * read_share(problem) + sum(map(math.prod, (problem.w_shape, problem.y_shape)))
     )
-    both = (cycles / CLOCK) ** OVERLAP + (moved / (MEMORY_SHARE * copy)) ** OVERLAP
-    total = both ** (1 / OVERLAP) + START_SECONDS
+    joined = (cycles / CLOCK) ** OVERLAP + (bytes_moved / (MEMORY_SHARE * copy)) ** OVERLAP
+    total = joined ** (1 / OVERLAP) + START_SECONDS
     if tiling.weights_bytes and not problem.constant_weights:
         total += REWRITE_SECONDS
     total += sum(REWRITE_SECONDS + GATHER_SECONDS * source.bytes / size * 132 / units for source in tiling.sources)
@@ -91,14 +92,14 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
 
 
 def _parts(tiling: TmaTiling, units: int) -> list[int]:
-    """Parts of the sum that fill the device's work groups once, twice, three times."""
-    room, slices = units * tiling.tile.resident, max(tiling.slices)
-    filling = {max(1, times * room // tiling.sums) for times in (1, 2, 3)} | {2, 3, 4, 8}
-    return sorted(parts for parts in filling if 1 < parts <= slices // 2 and parts * tiling.sums <= 4 * room)
+    """Numbers of parts of the sum that fill the device with work groups once, twice and three times, and a few more."""
+    resident, slices = units * tiling.tile.resident, max(tiling.slices)
+    counts = {max(1, times * resident // tiling.sums) for times in (1, 2, 3)} | {2, 3, 4, 8}
+    return sorted(parts for parts in counts if 1 < parts <= slices // 2 and parts * tiling.sums <= 4 * resident)
 
 
 def _shapes(row_bytes: int) -> Iterator[tuple[int, int, int, int]]:
-    """(bm, bn, work groups of a multiprocessor, stages): as many stages as local memory holds."""
+    """(bm, bn, work groups per multiprocessor, stages), with as many stages as local memory holds."""
     for bm in (64, 128, 192, 256):
         for bn in (32, 64, 96, 128, 160, 192, 224, 256):
             for resident in (1, 2, 3, 4):
@@ -111,15 +112,16 @@ def _tiles(unfolded: ConvProblem, units: int, pixels: int) -> Iterator[TmaTile]:
     taps = gathers(unfolded)
     problem = gathered(unfolded, taps) if taps else folded(unfolded, pixels)
     data, channels = problem.direction != "bwd_weights", problem.oc if problem.direction == "bwd_data" else problem.ic
-    whole = 128 // problem.itemsize  # channels of a copied box; half as many where that saves copies
-    widths = (whole, whole // 2) if -(channels // problem.g) % whole >= whole // 2 else (whole,)
-    number = "tf32" if problem.dtype == "float32" else problem.dtype
+    box_channels = 128 // problem.itemsize  # channels of a copied box; half as many where that saves copies
+    half = box_channels // 2
+    widths = (box_channels, half) if -(channels // problem.g) % box_channels >= half else (box_channels,)
+    format_name = "tf32" if problem.dtype == "float32" else problem.dtype
     for width, depth in ((width, width if data else 64) for width in widths):
         for bm, bn, resident, stages in _shapes(depth * problem.itemsize):
-            plain = TmaTile(bm, bn, bm // 64, 1, number, "wgmma", depth, stages, resident=resident,
+            base = TmaTile(bm, bn, bm // 64, 1, format_name, "wgmma", depth, stages, resident=resident,
                             block=64 if data else width, pixels=pixels, taps=taps)  # fmt: skip
-            fewer = dataclasses.replace(plain, stages=stages - 1)
-            tile = next((each for each in (plain, fewer) if TmaTiling(problem, each).misfit is None), None)
+            fewer_stages = dataclasses.replace(base, stages=stages - 1)
+            tile = next((each for each in (base, fewer_stages) if TmaTiling(problem, each).misfit is None), None)
             if tile is None:
                 continue
             tiling = TmaTiling(problem, tile)
@@ -127,9 +129,9 @@ def _tiles(unfolded: ConvProblem, units: int, pixels: int) -> Iterator[TmaTile]:
             for split, fixup in itertools.product(_parts(tiling, units), (False, True)):
                 if fixup and (split > MAX_FIXUP_PARTS or resident > 1):
                     continue
-                cut = dataclasses.replace(tile, split=split, fixup=fixup)
-                if TmaTiling(problem, cut).misfit is None:
-                    yield cut
+                divided = dataclasses.replace(tile, split=split, fixup=fixup)
+                if TmaTiling(problem, divided).misfit is None:
+                    yield divided
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,8 +1,8 @@
 """Tensor maps: descriptions, for Hopper's copy engine (TMA), of a tensor in memory and of a box of it.
 
-A map is 128 bytes that only the driver can write: ``cuTensorMapEncode*`` of CUDA's driver, plain functions of the host.
-They are encoded for an address that means nothing, and the kernel puts its own pointer in: OpenCL tells no addresses.
-Sizes run from the innermost axis on; what a box reads outside of the tensor is zero.
+A map is 128 bytes that only CUDA's driver can write, by the host functions ``cuTensorMapEncode*``. Maps are encoded for
+a placeholder address, and the kernel stores its own pointer in them, because OpenCL does not reveal addresses. Sizes
+are from the innermost axis on; a box reads zeros outside of the tensor.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from convdispatch.api import DTYPES, BuildFailed, DeviceInfo
 
 WORDS = 16
 """64-bit words of a tensor map."""
-_ANYWHERE = 1 << 20
+_PLACEHOLDER_ADDRESS = 1 << 20
 _TYPES = {"float16": 6, "bfloat16": 9, "float32": 11}
-"""Numbers of CUDA's ``CUtensorMapDataType``; float32 is rounded to TF32 when it is copied."""
+"""Numbers of CUDA's ``CUtensorMapDataType``; the type for float32 rounds to TF32 when it copies."""
 _NO_INTERLEAVE = 0
 _PROMOTE_256 = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B: the L2 cache fetches 256 bytes
 _ZEROS = 0  # CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE: zeros outside of the tensor
 _SWIZZLES = {64: 2, 128: 3}
-"""Numbers of CUDA's ``CUtensorMapSwizzle``, by the bytes of a box's row."""
+"""Numbers of CUDA's ``CUtensorMapSwizzle`` by the bytes of a row of a box."""
 NEAREST_CORNER = -128
 """Lower bound of an im2col map's corners, in pixels; a map of four axes has 8 bits for each."""
 FARTHEST_CORNER = 127
 """Upper bound of an im2col map's corners, in pixels."""
 MAX_OFFSET = 255
-"""Pixels from a tap to the first one, along an axis."""
+"""Most pixels from the first tap to another tap along an axis of an im2col map."""
 MAX_STEP = 8
-"""Pixels of an im2col map's step along an axis."""
+"""Largest step of an im2col map along an axis, in pixels."""
 
 
 @functools.lru_cache(maxsize=1)
 def _driver() -> tuple[ctypes.CDLL, ctypes.c_void_p] | None:
-    """CUDA's driver, and the device's primary context, which encoding a tensor map needs; None without CUDA."""
+    """(CUDA's driver, the device's primary context), which encoding a tensor map needs; None without CUDA."""
     device, context = ctypes.c_int(), ctypes.c_void_p()
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -51,8 +51,8 @@ def _driver() -> tuple[ctypes.CDLL, ctypes.c_void_p] | None:
 
 
 def missing(device: DeviceInfo) -> str | None:
-    """The reason why tensor maps cannot be encoded on this machine; None when they can, and for a device that is only
-    described (it has no platform): nothing is launched there."""
+    """The reason why tensor maps cannot be encoded on this machine, or None. A device that is only described (it has no
+    platform) needs none, because nothing is launched there."""
     return (
         None
         if not device.platform or _driver()
@@ -66,7 +66,7 @@ def _array(kind: type, values: Sequence[int]) -> ctypes.Array:
 
 @dataclass(frozen=True)
 class Map:
-    """Base of tensor maps: a dense tensor."""
+    """Base of tensor maps of a dense tensor with ``sizes``."""
 
     dtype: str
     sizes: tuple[int, ...]
@@ -80,15 +80,15 @@ class Map:
         return steps[1:]
 
     def encode(self) -> tuple[int, ...]:
-        """The map's words; zeros without CUDA's driver, for the text of a device that is only described. Raises
-        BuildFailed where the driver refuses the map."""
-        found = _driver()
-        if found is None:
+        """The map's words. Without CUDA's driver they are zeros, which suffice for the text of a device that is only
+        described. Raises BuildFailed if the driver refuses the map."""
+        driver_and_context = _driver()
+        if driver_and_context is None:
             return (0,) * WORDS
-        driver, context = found
+        driver, context = driver_and_context
         block = ctypes.create_string_buffer(WORDS * 8 + 64)
-        at = -(-ctypes.addressof(block) // 64) * 64  # cuTensorMapEncode needs an address that is a multiple of 64
-        common = (ctypes.c_void_p(at), _TYPES[self.dtype], len(self.sizes), ctypes.c_void_p(_ANYWHERE),
+        address = -(-ctypes.addressof(block) // 64) * 64  # cuTensorMapEncode needs an address that is a multiple of 64
+        common = (ctypes.c_void_p(address), _TYPES[self.dtype], len(self.sizes), ctypes.c_void_p(_PLACEHOLDER_ADDRESS),
                   _array(ctypes.c_uint64, self.sizes), _array(ctypes.c_uint64, self._strides))  # fmt: skip
         driver.cuCtxPushCurrent_v2(context)
         try:
@@ -97,12 +97,12 @@ class Map:
             driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
         if status:
             raise BuildFailed(f"the driver refuses the tensor map {self} with error {status}", "")
-        return tuple((ctypes.c_uint64 * WORDS).from_address(at))
+        return tuple((ctypes.c_uint64 * WORDS).from_address(address))
 
     def _encode(self, driver: ctypes.CDLL, common: tuple) -> int:
         raise NotImplementedError
 
-    def _how(self, row: int) -> tuple[int, ...]:
+    def _encode_options(self, row: int) -> tuple[int, ...]:
         """The last arguments of cuTensorMapEncode, for boxes whose rows have ``row`` elements."""
         return (_NO_INTERLEAVE, _SWIZZLES[row * DTYPES[self.dtype].itemsize], _PROMOTE_256, _ZEROS)
 
@@ -115,15 +115,15 @@ class Tiled(Map):
 
     def _encode(self, driver: ctypes.CDLL, common: tuple) -> int:
         box, ones = _array(ctypes.c_uint32, self.box), _array(ctypes.c_uint32, [1] * len(self.sizes))
-        return int(driver.cuTensorMapEncodeTiled(*common, box, ones, *self._how(self.box[0])))
+        return int(driver.cuTensorMapEncodeTiled(*common, box, ones, *self._encode_options(self.box[0])))
 
 
 @dataclass(frozen=True)
 class Im2col(Map):
     """An im2col map: columns of ``pixels`` pixels by ``channels`` channels of a tensor (channels, w, h, images).
 
-    Pixels of a row are at ``lower``, ``lower + step``, ... to at most ``size - 1 + upper``; then they begin again at
-    ``lower`` in the next row, and after the last row in the next image. A tap is an offset added to all of them.
+    The columns' pixels of a row are at ``lower``, ``lower + step``, ... to at most ``size - 1 + upper``; the next ones
+    are in the next row, after the last row in the next image. A tap is an offset that is added to all positions.
     """
 
     lower: tuple[int, int] = (0, 0)
@@ -135,9 +135,9 @@ class Im2col(Map):
 
     @property
     def places(self) -> tuple[int, int]:
-        """(pixels in a row, rows) of an image."""
-        both = zip(self.sizes[1:3], self.lower, self.upper, self.step, strict=True)
-        w, h = ((size - 1 + upper - lower) // step + 1 for size, lower, upper, step in both)
+        """(pixels per row, rows) of an image that the map's columns have."""
+        axes = zip(self.sizes[1:3], self.lower, self.upper, self.step, strict=True)
+        w, h = ((size - 1 + upper - lower) // step + 1 for size, lower, upper, step in axes)
         return w, h
 
     def _encode(self, driver: ctypes.CDLL, common: tuple) -> int:
@@ -145,7 +145,7 @@ class Im2col(Map):
         steps = _array(ctypes.c_uint32, (1, *self.step, 1))
         return int(
             driver.cuTensorMapEncodeIm2col(
-                *common, *corners, self.channels, self.pixels, steps, *self._how(self.channels)
+                *common, *corners, self.channels, self.pixels, steps, *self._encode_options(self.channels)
             )
         )
 

@@ -1,4 +1,5 @@
-"""The plan of nvidia.tma: launches that rewrite operands, and the product that the copy engine (TMA) feeds."""
+"""The plan of nvidia.tma: launches that rewrite operands, and the product, whose operands the copy engine (TMA)
+reads."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from .tiling import MAP_BYTES, TmaTile, TmaTiling
 
 
 class TmaPlan(NvidiaPlan):
-    """A plan whose product reads its operands by tensor maps; see ``product.cl.mako``."""
+    """A plan whose product reads its operands by tensor maps; ``product.cl.mako`` explains the kernel."""
 
     tiling: TmaTiling
 
@@ -29,15 +30,16 @@ class TmaPlan(NvidiaPlan):
         return repr((self.tiling.tile.pixels, self.tiling.tile.taps, super()._key()))
 
     def _pack(self, context: Any, tensors: Sequence[tuple[str, Source | None]]) -> list[Launch]:
-        """Launches that rewrite weights of folded pixels, transposed weights, and operands of first layers."""
-        at, problem, tile = self._layout.at, self._unfolded, self.tiling.tile
+        """Launches that rewrite the weights for folded pixels, transpose weights, or rewrite a first layer's
+        operands."""
+        offsets, problem, tile = self._layout.at, self._unfolded, self.tiling.tile
         if tile.taps:
-            return [gather_launch(context, problem, name, tile.taps, at[name]) for name, _ in tensors]
+            return [gather_launch(context, problem, name, tile.taps, offsets[name]) for name, _ in tensors]
         if not tensors:
             return []
-        if self.tiling.turned_weights:
-            return [transpose_launch(context, problem, at["w"])]
-        return [fold_launch(context, problem, tile.pixels, at["w"])]
+        if self.tiling.rewritten_weights:
+            return [transpose_launch(context, problem, offsets["w"])]
+        return [fold_launch(context, problem, tile.pixels, offsets["w"])]
 
     def product_text(self) -> str:
         tiling, layout, emulate = self.tiling, self._layout, self._emulate

@@ -82,7 +82,7 @@ constant int PHASES[${10 * len(phases)}] = {${", ".join(str(n) for phase in phas
       const int tap = slice / ${tiling.blocks}, channel = slice % ${tiling.blocks} * ${t.bk};
       const int ky = tap / ${of("taps_w")}, kx = tap % ${of("taps_w")};
       COPY_IM2COL(MAP_A, at, group * ${geo.c} + channel, w, h, image, ${of("offset", 1)} + kx * (${geo.spread[2]}), ${of("offset", 0)} + ky * (${geo.spread[1]}), full);
-% if tiling.transposed_weights or tiling.turned_weights:
+% if tiling.transposed_weights or tiling.rewritten_weights:
       const int kernel_tap = (ky * ${geo.tap_step[1]} + ${of('tap0', 0)}) * ${geo.kernel[2]} + kx * ${geo.tap_step[2]} + ${of('tap0', 1)};
 % endif
 % if tiling.transposed_weights:
@@ -90,7 +90,7 @@ constant int PHASES[${10 * len(phases)}] = {${", ".join(str(n) for phase in phas
       for (int i = 0; i < ${boxes}; ++i)
         COPY_BOX3(MAP_B, at + ${a_bytes} + i * ${box_bytes}, n0 + i * 64, kernel_tap, group * ${geo.c} + channel, full);
 % else:
-      COPY_BOX3(MAP_B, at + ${a_bytes}, channel, ${"kernel_tap" if tiling.turned_weights else "tap"}, group * ${geo.m} + n0, full);
+      COPY_BOX3(MAP_B, at + ${a_bytes}, channel, ${"kernel_tap" if tiling.rewritten_weights else "tap"}, group * ${geo.m} + n0, full);
 % endif
 % else:
 #pragma unroll

@@ -1,22 +1,22 @@
-"""Operands that a launch rewrites before the product, where the copy engine would gather them slowly or not at all.
+"""Operands that a launch rewrites before the product, because the copy engine would gather them slowly or not at all.
 
-*Folded* pixels, for 1x1 kernels of few channels: neighbouring pixels as one pixel of more channels, their weights on
-the diagonal.
+*Folded* pixels, for 1x1 kernels of few channels: consecutive pixels count as one pixel of more channels, and the
+weights are repeated on the diagonal.
 
     y[i M + m] = sum over (j, c) of (w[m, c] where i = j, else 0) x[j C + c],    i, j < pixels
 
-Channels last, pixels are contiguous, so x and y stay as they are. The copy engine gathers rows of 32 bytes an order
-slower than rows of 128, and gathered channels beyond the last cost it more than channels: 16 channels of four pixels
-are one whole row. Tensor cores multiply as many zeros, in time that memory takes anyhow.
+In NHWC consecutive pixels are contiguous, so x and y need no copy. The copy engine gathers rows of 32 bytes ten times
+as slowly as rows of 128, and zeros beyond the last channel even more slowly; 16 channels of four pixels are one whole
+row. Tensor cores also multiply the zeros, while they would wait for memory anyway.
 
-*Gathered* taps, for first layers: few channels, whose taps along w are channels of a source that is written first.
+*Gathered* taps, for first layers with few channels: taps along w become channels of a source that is written first.
 
     x'[row, p, kx C + c] = x[row, p sw - pw + kx, c]     w'[m, ky, kx C + c] = w[m, ky, kx, c]
 
-Then a kernel of kh x 1 taps over kw C channels computes the same sums: 21 of 24 numbers count in a row of a 7x7 kernel
-over three channels, where three of eight would.
+Then a kernel of kh x 1 taps over kw C channels computes the same sums: in a row of a 7x7 kernel over three channels 21
+of 24 numbers are useful, instead of three of eight per tap.
 
-*Transposed* weights, for the data gradient in TF32, whose tensor cores take rows along the summed channels alone.
+*Transposed* weights, for the data gradient in TF32, whose tensor cores only accept rows along the summed channels.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ from convdispatch.api import OPERANDS, ConvProblem, Launch, build, define, kerne
 SLICE_CHANNELS = 64
 """16-bit channels of a K-slice of 128 bytes."""
 MAX_FOLDED_SOURCE = 384
-"""Most source channels of folded pixels: with more, multiplying zeros costs more time than folding saves."""
+"""Most source channels of a folded pixel: with more, multiplying zeros takes more time than folding saves."""
 MAX_FOLDED_TARGET = 1536
-"""Most target channels of folded pixels."""
+"""Most target channels of a folded pixel."""
 MIN_GATHERED = 8
 """Fewest channels that the copy engine gathers."""
 SEGMENT = 128
 """Output pixels of a row that a work group of ``gather`` writes."""
 TRANSPOSE_SIDE = 32
-"""Side of the squares that a work group of ``transpose`` takes."""
+"""Rows and columns of the square that a work group of ``transpose`` transposes."""
 _TYPES = {2: "ushort", 4: "uint"}
 
 
 def folds(problem: ConvProblem) -> tuple[int, ...]:
-    """Pixels that may be taken as one: one, and the numbers of them whose channels fill slices."""
+    """Numbers of pixels that may count as one: 1, and the numbers whose channels together fill K-slices."""
     geometry = [getattr(problem, letter + axis) for axis in problem.axes for letter in "kspd"]
-    far = [getattr(problem, f"p{axis}_r") for axis in problem.axes]
-    plain = geometry == [1, 1, 0, 1] * len(problem.axes) and not any(far)
-    narrow = problem.itemsize == 2 and problem.layout == "nhwc" and problem.direction != "bwd_weights"
-    if not plain or problem.g > 1 or not narrow:
+    end_padding = [getattr(problem, f"p{axis}_r") for axis in problem.axes]
+    plain = geometry == [1, 1, 0, 1] * len(problem.axes) and not any(end_padding)
+    suited = problem.itemsize == 2 and problem.layout == "nhwc" and problem.direction != "bwd_weights"
+    if not plain or problem.g > 1 or not suited:
         return (1,)
     source, target = (problem.ic, problem.oc) if problem.direction == "fwd" else (problem.oc, problem.ic)
     pixels = problem.mb * problem.id * problem.ih * problem.iw
     if source % SLICE_CHANNELS == 0:
         return (1,)
-    many = [n for n in (2, 4, 8) if source * n % SLICE_CHANNELS == 0 and pixels % n == 0]
-    return (1, *(n for n in many if source * n <= MAX_FOLDED_SOURCE and target * n <= MAX_FOLDED_TARGET))
+    multiples = [n for n in (2, 4, 8) if source * n % SLICE_CHANNELS == 0 and pixels % n == 0]
+    return (1, *(n for n in multiples if source * n <= MAX_FOLDED_SOURCE and target * n <= MAX_FOLDED_TARGET))
 
 
 def folded(problem: ConvProblem, pixels: int) -> ConvProblem:
-    """The same tensors as a problem of fewer pixels and more channels, but for its weights."""
+    """The problem on the same x and y with fewer pixels and more channels; its weights are written by a launch."""
     if pixels == 1:
         return problem
     width = problem.mb * problem.ih * problem.iw // pixels
@@ -67,13 +67,13 @@ def folded(problem: ConvProblem, pixels: int) -> ConvProblem:
 
 
 def gathers(problem: ConvProblem) -> int:
-    """Channels of the written source, where taps along w may be channels, else 0.
+    """Channels of the source that is written first, if taps along w may become channels; otherwise 0.
 
-    Its rows are whole pieces of 64 bytes: with 32 in boxes of 64, the product of 3→64, 3×3 at 224×224 took 384 µs on an
-    H200, where packing and ``wgmma`` took 346 in all.
+    Its rows are multiples of 64 bytes: with rows of 32 in boxes of 64, the product of 3→64, 3×3 at 224×224 took 384 µs
+    on an H200, while packing and ``wgmma`` took 346 µs together.
     """
-    few = problem.ic < MIN_GATHERED and problem.g == 1 and problem.kw > 1 and problem.dw == 1
-    if not few or problem.direction != "fwd" or problem.layout != "nhwc" or problem.ndim > 2:
+    first_layer = problem.ic < MIN_GATHERED and problem.g == 1 and problem.kw > 1 and problem.dw == 1
+    if not first_layer or problem.direction != "fwd" or problem.layout != "nhwc" or problem.ndim > 2:
         return 0
     step = 64 // problem.itemsize
     return -(-problem.kw * problem.ic // step) * step
@@ -93,29 +93,30 @@ class Gathered:
 
 
 def fold_launch(context: Any, problem: ConvProblem, pixels: int, offset: int) -> Launch:
-    """Writes the weights of ``folded(problem, pixels)`` behind ``offset`` bytes of the operand ``workspace``."""
+    """The launch that writes the weights of ``folded(problem, pixels)`` at byte ``offset`` of the workspace."""
     text = define(PIXELS=pixels, OC=problem.oc, IC=problem.ic, TO_AT=f"{offset // 2}L")
     items = -(-pixels * pixels * problem.oc * problem.ic // 8 // 256) * 256
     return _launch(context, "fold.cl", text, ("fold", "w"), items)
 
 
 def gather_launch(context: Any, problem: ConvProblem, operand: str, channels: int, offset: int) -> Launch:
-    """Writes x or w of ``gathered(problem, channels)`` behind ``offset`` bytes of the operand ``workspace``."""
+    """The launch that writes x or w of ``gathered(problem, channels)`` at byte ``offset`` of the workspace."""
     size = problem.itemsize
     text = define(NUMBER=_TYPES[size], STEP=problem.sw, PAD=problem.pw, C=problem.ic, NUMBERS=problem.kw * problem.ic,
                   WIDE=channels, LANES=16 // size)  # fmt: skip
-    at = f"{offset // size}L"
+    offset_text = f"{offset // size}L"
     if operand == "x":
-        text += define(GATHER=1, ROW=problem.iw * problem.ic, P=problem.ow, X_AT=at)
+        text += define(GATHER=1, ROW=problem.iw * problem.ic, P=problem.ow, X_AT=offset_text)
         groups = problem.mb * problem.ih * -(-problem.ow // SEGMENT)
         return _launch(context, "gather.cl", text, ("gather", "x"), groups * 256)
     rows = problem.oc * problem.kh
-    text += define(GATHER=0, ROWS=rows, W_AT=at)
+    text += define(GATHER=0, ROWS=rows, W_AT=offset_text)
     return _launch(context, "gather.cl", text, ("widen", "w"), -(-rows * channels // 256) * 256)
 
 
 def transpose_launch(context: Any, problem: ConvProblem, offset: int) -> Launch:
-    """Writes float32 weights [oc][taps][ic/g] as [ic][taps][oc/g], behind ``offset`` bytes of ``workspace``."""
+    """The launch that writes float32 weights [oc][taps][ic/g] as [ic][taps][oc/g] at byte ``offset`` of the
+    workspace."""
     o, i = problem.oc // problem.g, problem.ic // problem.g
     taps = math.prod(getattr(problem, "k" + axis) for axis in problem.axes)
     text = define(G=problem.g, O=o, I=i, T=taps, TO_AT=f"{offset // 4}L")
@@ -124,6 +125,6 @@ def transpose_launch(context: Any, problem: ConvProblem, offset: int) -> Launch:
 
 
 def _launch(context: Any, file: str, macros: str, kernel: tuple[str, str], items: int) -> Launch:
-    """A launch of ``kernel``, (its name, the operand that it reads), that writes to the workspace."""
+    """A launch of ``kernel`` = (its name, the operand that it reads), which writes to the workspace."""
     program = build(context, macros + kernel_text(__package__, file))
     return Launch(program, kernel[0], (items,), (256,), [kernel[1], "workspace"], names=OPERANDS)

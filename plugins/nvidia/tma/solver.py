@@ -1,4 +1,4 @@
-"""nvidia.tma: channels-last tensors of 16 bits, or of float32 for TF32, read in place by Hopper's copy engine."""
+"""nvidia.tma: NHWC tensors of 16 bits, or of float32 for TF32, which Hopper's copy engine reads in place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .tiling import TmaTile, TmaTiling
 
 
 class Tma(TensorCores):
-    """Products by ``wgmma``, whose operands one warp copies by tensor maps (TMA); see ``product.cl.mako``."""
+    """Products by ``wgmma``, whose operands one warp copies by tensor maps (TMA); ``product.cl.mako`` explains it."""
 
     seconds = staticmethod(seconds)
 
@@ -38,9 +38,9 @@ class Tma(TensorCores):
             return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
-        number, depth = (problem.dtype, 32) if problem.itemsize == 2 else ("tf32", 16)
+        format_name, depth = (problem.dtype, 32) if problem.itemsize == 2 else ("tf32", 16)
         depth = 64 if problem.direction == "bwd_weights" else depth
-        tile = TmaTile(64, 64, 1, 1, number, "wgmma", depth, block=32, taps=gathers(problem))
+        tile = TmaTile(64, 64, 1, 1, format_name, "wgmma", depth, block=32, taps=gathers(problem))
         reason = TmaTiling.of(problem, tile).misfit
         return f"{reason} only" if reason else None
 
@@ -51,7 +51,7 @@ class Tma(TensorCores):
         return TmaTiling.of(problem, TmaTile.of({**config, "engine": "wgmma"}))
 
     def sums_by_batch(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> bool:
-        """Several pixels are taken as one where their number over all images is a multiple."""
+        """Whether folded pixels may span images: pixels are counted over all images of the batch."""
         return TmaTile.of({**config, "engine": "wgmma"}).pixels > 1
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> TmaPlan:

@@ -1,4 +1,4 @@
-"""Numbers of the kernel that copies by tensor maps (``product.cl.mako``): a Tiling whose operands are not packed."""
+"""The numbers of a problem under a tile for the kernel that copies by tensor maps; operands are not packed."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ MAP_BYTES = 256
 MAX_GROUPS = 512
 """Most persistent work groups on a device."""
 BOX_COLUMNS = 64
-"""Columns of a tensor map's box whose rows k runs down."""
+"""Columns of a tensor map's box whose rows are k."""
 EPILOGUE_REGISTERS = 80
-"""Registers that the epilogue takes beside sums and residuals."""
+"""Registers that the epilogue needs in addition to those of sums and residuals."""
 
 
 @dataclass(frozen=True)
 class TmaTile(Tile):
-    """A Tile whose slices are boxes: bk channels of pixels (data), 64 or 128 bytes of them, or 64 pixels."""
+    """A Tile whose K-slices are boxes: 64 or 128 bytes of channels of pixels; 64 pixels in the weights' gradient."""
 
     stages: int = 4
     resident: int = 1
     """Persistent work groups per multiprocessor: one multiplies while another stores its sums."""
     block: int = 64
-    """Source channels of a box of B, in the weight gradient."""
+    """Source channels of a box of B in the weights' gradient."""
     fixup: bool = False
     """Whether work groups of the product add the partial sums, instead of a separate launch."""
     pixels: int = 1
-    """Neighbouring pixels that are one pixel to the product; see ``rewriting.folds``."""
+    """Consecutive pixels that count as one pixel of the product; see ``rewriting.folds``."""
     taps: int = 0
-    """Channels of a source that is written first, whose channels are taps along w (``rewriting.gathers``). 0: none."""
+    """Channels of the rewritten source, which are taps along w (``rewriting.gathers``); 0 if it is not rewritten."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class PhaseOfTiles:
     taps_w: int
     tap0: tuple[int, int]
     offset: tuple[int, int]
-    """Pixels from ``TmaTiling.low`` to the one that tap 0 reads for output pixel 0."""
+    """Pixels from ``TmaTiling.low`` to the pixel that tap 0 reads for output pixel 0."""
     first: tuple[int, int]
     count: tuple[int, int]
 
@@ -69,14 +69,14 @@ class TmaTiling(Tiling):
     def _arrange(self) -> None:
         p, t, geo, data = self.problem, self.tile, self.geometry, self.data
         size = self.itemsize = p.itemsize
-        backwards, tf32 = p.direction == "bwd_data", self.format.tf32
+        is_data_gradient, tf32 = p.direction == "bwd_data", self.format.tf32
         # The data gradient reads weights with k down the rows. TF32 tensor cores only accept k along the rows: then a
         # launch transposes the weights first.
-        self.transposed_weights, self.turned_weights = backwards and not tf32, backwards and tf32
-        # Folded, widened and transposed weights are written by a launch before the product.
-        self.direct_weights = data and t.pixels == 1 and not t.taps and not self.turned_weights
+        self.transposed_weights, self.rewritten_weights = is_data_gradient and not tf32, is_data_gradient and tf32
+        # A launch writes folded, widened and transposed weights before the product.
+        self.direct_weights = data and t.pixels == 1 and not t.taps and not self.rewritten_weights
         self.weights_bytes = size * math.prod(p.w_shape) if data and not self.direct_weights else 0
-        # --- K-slices: each is a block of source channels of one tap.
+        # A K-slice is a block of source channels of one tap.
         self.block = t.bk if data else t.block
         self.blocks = -(-geo.c // self.block)
         self.row_bytes = t.bk * size if data else 128
@@ -85,7 +85,7 @@ class TmaTiling(Tiling):
         self.stage_bytes = self.a_bytes + self.b_bytes
         # Local memory holds the K-slices, their barriers, and a word that the warps of a work group share.
         self.local_bytes = (self.stage_bytes + 16) * t.stages + 16
-        # --- Tiles of the result: each phase gets as many as the phase with the most output pixels.
+        # Each phase has as many tiles of the result as the phase with the most output pixels.
         self.count = tuple(max(phase.count[axis] for phase in geo.phases) for axis in (1, 2))
         self.n_places = geo.images * math.prod(self.count)
         volume = geo.phases[0].volume
@@ -93,10 +93,10 @@ class TmaTiling(Tiling):
         # Columns of the product are target channels, or whole blocks of source channels of every tap.
         self.n_tiles = -(-(geo.m if data else volume * self.blocks * self.block) // t.bn)
         self.m_tiles = -(-(self.n_places if data else geo.m) // t.bm)
-        # Tiles of results, each summed in ``split`` parts.
+        # sums: tiles of results; tiles: their parts, ``split`` for each.
         self.sums = self.n_tiles * self.m_tiles * geo.groups * len(geo.phases)
         self.tiles = self.sums * t.split
-        # --- Partial sums that a launch adds have the output's layout; those that work groups add are whole tiles.
+        # Partial sums that a launch adds have the output's layout; those that work groups add are whole tiles.
         self.partial = t.split > 1 and not t.fixup
         self.partial_elements = math.prod(p.out_shape) if data else geo.groups * geo.m * self.n
         self.partial_bytes = self.partial_elements * t.split * 4 * self.partial
@@ -117,7 +117,7 @@ class TmaTiling(Tiling):
 
     @functools.cached_property
     def phases(self) -> tuple[PhaseOfTiles, ...]:
-        """The geometry's phases, those of the longest sums first, so that no work group begins a long sum last."""
+        """The geometry's phases, those with the longest sums first, so that no work group begins a long sum last."""
         longest = sorted(self.geometry.phases, key=lambda phase: -phase.volume)
         return tuple(
             PhaseOfTiles(self._slices(p), p.taps[2], p.tap0[1:],
@@ -134,32 +134,30 @@ class TmaTiling(Tiling):
         return tuple(phase.slices for phase in self.phases)
 
     def groups(self, units: int) -> int:
-        """Work groups that are started on a device of ``units`` multiprocessors: each computes many tiles."""
+        """Work groups of the launch on a device of ``units`` multiprocessors; each computes many tiles."""
         return min(self.tiles, units * self.tile.resident, MAX_GROUPS)
 
     def batches(self, half: int, runs: int) -> list[range]:
-        """A half's runs of results, in batches whose residuals are read together: as many as registers then hold.
+        """A half's runs of results in batches whose residuals are read together, as many as registers can hold.
 
-        Each run that leaves frees its sums; a multiprocessor's quarter has 16384 registers for its warps.
+        Each run that is stored frees its sums; a quarter of a multiprocessor has 16384 registers for its warps.
         """
-        t, found, at = self.tile, [], 0
+        t, result, start = self.tile, [], 0
         warps = -(-(t.items + 32) * t.resident // 128)
-        room = min(255, 512 // warps) - EPILOGUE_REGISTERS
-        whole = t.bn // 4 if runs > 16 // self.run else 0
-        while at < runs:
-            left = (2 - half) * whole - at * self.run
-            many = max(1, min((room - left) // 4, runs - at))
-            found.append(range(at, at + many))
-            at += many
-        return found
-
-    # --- Tensor maps of both operands.
+        free_registers = min(255, 512 // warps) - EPILOGUE_REGISTERS
+        sums_of_half = t.bn // 4 if runs > 16 // self.run else 0
+        while start < runs:
+            held_sums = (2 - half) * sums_of_half - start * self.run
+            count = max(1, min((free_registers - held_sums) // 4, runs - start))
+            result.append(range(start, start + count))
+            start += count
+        return result
 
     def _reads(self, axis: int, last: bool) -> list[int]:
-        """For each phase with taps: the first, or the last, pixel along an axis that output pixel 0 reads."""
+        """For each phase with taps: the first or the last pixel along an axis that output pixel 0 reads."""
         spread = self.geometry.spread[axis]
-        ends = [(p.origin[axis], (p.taps[axis] - 1) * spread) for p in self.geometry.phases if p.volume]
-        return [origin + (max if last else min)(0, end) for origin, end in ends]
+        reaches = [(p.origin[axis], (p.taps[axis] - 1) * spread) for p in self.geometry.phases if p.volume]
+        return [origin + (max if last else min)(0, end) for origin, end in reaches]
 
     @functools.cached_property
     def low(self) -> tuple[int, int, int]:
@@ -168,7 +166,7 @@ class TmaTiling(Tiling):
 
     @functools.cached_property
     def gathered(self) -> Im2col:
-        """The tensor map of the tensor that taps gather."""
+        """The tensor map of the tensor whose pixels taps gather."""
         geo, low = self.geometry, self.low
         upper = tuple(low[a] + (self.count[a - 1] - 1) * geo.step[a] - (geo.source[a] - 1) for a in (2, 1))
         pixels = self.tile.bm if self.data else BOX_COLUMNS
@@ -178,12 +176,13 @@ class TmaTiling(Tiling):
 
     @functools.cached_property
     def other(self) -> Tiled:
-        """The weights, (channels that are summed, taps, the others); for their gradient dy, (channels, pixels)."""
+        """The map of the weights, (summed channels, taps, other channels); in their gradient of dy, (channels,
+        pixels)."""
         problem, t = self.problem, self.tile
         if not self.data:
             return Tiled(problem.dtype, (problem.oc, self.n_places), (BOX_COLUMNS, BOX_COLUMNS))
         sizes = (problem.ic // problem.g, math.prod(self.geometry.kernel), problem.oc)
-        if self.turned_weights:
+        if self.rewritten_weights:
             sizes = (problem.oc // problem.g, sizes[1], problem.ic)
         box = (BOX_COLUMNS, 1, t.bk) if self.transposed_weights else (t.bk, 1, min(t.bn, self.geometry.m))
         return Tiled(problem.dtype, sizes, box)
@@ -195,7 +194,7 @@ class TmaTiling(Tiling):
 
     @property
     def column_boxes(self) -> int:
-        """Boxes that are copied for a K-slice of B; columns that do not exist are not copied."""
+        """Boxes per K-slice of B; columns beyond the last are not copied."""
         if not self.data:
             return self.tile.bn // self.block
         return -(-min(self.tile.bn, self.geometry.m) // BOX_COLUMNS) if self.transposed_weights else 1
@@ -226,8 +225,8 @@ class TmaTiling(Tiling):
         box = self.gathered
         if min(*box.lower, *box.upper) < NEAREST_CORNER or max(*box.lower, *box.upper) > FARTHEST_CORNER:
             return "padding beyond a map's reach"
-        farthest = max(max(self._reads(axis, True)) - self.low[axis] for axis in (1, 2))
-        if farthest > MAX_OFFSET or max(box.step) > MAX_STEP:
+        max_offset = max(max(self._reads(axis, True)) - self.low[axis] for axis in (1, 2))
+        if max_offset > MAX_OFFSET or max(box.step) > MAX_STEP:
             return "taps or steps beyond a map's reach"
         return None
 

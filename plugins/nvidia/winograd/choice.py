@@ -1,6 +1,6 @@
-"""Which tiles ``nvidia.winograd`` tries, and in which order: the product's model, and what the transforms move.
+"""Which tiles ``nvidia.winograd`` tries, and their predicted time: the product's model, and the transforms' traffic.
 
-Fitted to 162 timings on an H200 (0.06 root mean square of the logarithm).
+The constants were fitted to 162 timings on an H200 (rms error of the logarithm 0.06).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ DEPTHS = ((64, 4), (64, 3), (32, 6), (32, 5), (32, 4), (32, 3))
 def seconds(points: Points, units: int, copy: float = COPY) -> float:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
     tiling, problem, tile = points.tiling, points.problem, points.tile
-    read = math.prod(problem.y_shape if problem.direction == "bwd_data" else problem.x_shape) * 4
-    written = math.prod(problem.out_shape) * 4
+    read_bytes = math.prod(problem.y_shape if problem.direction == "bwd_data" else problem.x_shape) * 4
+    written_bytes = math.prod(problem.out_shape) * 4
     planes, weights = tiling.source.image * 2, 0 if points.layout.constant else tiling.weights_bytes
     if not tiling.data:
         planes += tiling.places.image * 2
-        read += math.prod(problem.y_shape) * 4
-    moved = planes + tiling.weights_bytes + tiling.partial_bytes
-    product = math.hypot(PRODUCT_FACTOR * product_cycles(tiling, units) / CLOCK, moved / (MEMORY_SHARE * copy))
+        read_bytes += math.prod(problem.y_shape) * 4
+    product_bytes = planes + tiling.weights_bytes + tiling.partial_bytes
+    product = math.hypot(PRODUCT_FACTOR * product_cycles(tiling, units) / CLOCK, product_bytes / (MEMORY_SHARE * copy))
     passes = planes / (SPLIT_MEMORY_SHARE * copy) + tiling.partial_bytes * (1 if tile.split == 1 else 1.5) / (
         INVERSE_MEMORY_SHARE * copy
     )
@@ -53,9 +53,9 @@ def seconds(points: Points, units: int, copy: float = COPY) -> float:
     )
     return (
         total
-        + read * (1 / (SCALE_MEMORY_SHARE * copy) + 1 / (SPLIT_MEMORY_SHARE * copy))
+        + read_bytes * (1 / (SCALE_MEMORY_SHARE * copy) + 1 / (SPLIT_MEMORY_SHARE * copy))
         + weights * 2.5 / (SCALE_MEMORY_SHARE * copy)
-        + written / (INVERSE_MEMORY_SHARE * copy)
+        + written_bytes / (INVERSE_MEMORY_SHARE * copy)
     )
 
 
@@ -73,13 +73,13 @@ def _parts(points: Points, units: int) -> list[int]:
     tiling = points.tiling
     if tiling.data:
         return [1]
-    filling = {max(1, times * units // tiling.work_groups) for times in (1, 2, 3, 4)}
-    return sorted(parts for parts in filling | {1} if parts <= max(1, tiling.slices[0] // 4))
+    counts = {max(1, times * units // tiling.work_groups) for times in (1, 2, 3, 4)}
+    return sorted(parts for parts in counts | {1} if parts <= max(1, tiling.slices[0] // 4))
 
 
 @functools.lru_cache(maxsize=256)
 def choices(problem: ConvProblem, units: int, limit: int) -> tuple[PointsTile, ...]:
-    """Tiles, the fastest by prediction first, then ever smaller pieces; ``limit`` are the bytes of an allocation."""
+    """Tiles, the fastest by prediction first, then ever smaller pieces; ``limit``: most bytes of an allocation."""
     rated = []
     for tile in _tiles(problem):
         for parts in _parts(Points(problem, tile), units):
@@ -87,8 +87,8 @@ def choices(problem: ConvProblem, units: int, limit: int) -> tuple[PointsTile, .
             if points.tiling.misfit is None:
                 rated.append((seconds(points, units), len(rated), points))
     best = [points for _, _, points in sorted(rated, key=lambda row: row[:2])]
-    found = [points.tile for points in best if points.layout.size <= limit][:MAX_CHOICES]
+    tiles = [points.tile for points in best if points.layout.size <= limit][:MAX_CHOICES]
     if best and problem.direction != "bwd_weights":
-        cut = [Points(problem, dataclasses.replace(best[0].tile, pieces=pieces)) for pieces in (2, 4, 8, 16, 32)]
-        found += [points.tile for points in cut if points.layout.size <= limit]
-    return tuple(found)
+        smaller = [Points(problem, dataclasses.replace(best[0].tile, pieces=pieces)) for pieces in (2, 4, 8, 16, 32)]
+        tiles += [points.tile for points in smaller if points.layout.size <= limit]
+    return tuple(tiles)

@@ -1,4 +1,4 @@
-"""The passes as a plan: scales, tiles and weights into planes, products on tensor cores, inverse transform."""
+"""The plan of nvidia.winograd: it finds scales, transforms tiles and weights to planes, multiplies, transforms back."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..instructions import Instructions
 from .tiling import Points, PointsTile, margin
 
 GROUP_TILES, GROUP_CHANNELS = 8, 32
-"""Tiles and channels that a work group of the input transform takes: one per work item, 256 in all."""
+"""Tiles and channels that a work group of the input transform transforms: one per work item, 256 in total."""
 
 
 class WinogradPlan(StepPlan):
-    """A Plan. ``emulate`` builds plain C (tests)."""
+    """The plan of nvidia.winograd; with ``emulate`` tests build plain C."""
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
         points = self._points = Points(problem, PointsTile.of(config))
@@ -31,8 +31,8 @@ class WinogradPlan(StepPlan):
         super().__init__(self._layout.size, steps, packed_size, packers, self._key() if packed_size else None)
 
     def _data(self) -> tuple[list[Launch], list[Launch]]:
-        """Weights into planes; then, a piece of the tiles after the other, tiles, products and the way out. And what
-        packs constant weights."""
+        """(launches of forward and data gradient, launches that pack constant weights): weights to planes; then for
+        each piece of the tiles the transform, the products and the inverse transform."""
         points, work = self._points, self._points.work
         operand = "y" if points.problem.direction == "bwd_data" else "x"
         weights, packers = [self._weights()], []
@@ -45,7 +45,7 @@ class WinogradPlan(StepPlan):
         return steps, packers
 
     def _gradient(self) -> list[Launch]:
-        """Tiles of both tensors, products, the sum of their parts, and the way out."""
+        """Launches of the weights' gradient: transforms of x and dy, products, sum of parts, inverse transform."""
         work = self._points.work
         steps = [*self._scales("yx"), self._tiles(work.source, "x", "x", 0)]
         steps += [self._tiles(work.gradient, "y", "y", 0), self._products]
@@ -57,8 +57,8 @@ class WinogradPlan(StepPlan):
         return repr(("nvidia.winograd", tile.points, problem.direction, problem.w_shape, tile.bn, tile.bk, tile.format))
 
     def _product(self, context: Any) -> Launch:
-        given = ["workspace", "w" if self._layout.constant else "workspace"]
-        return ProductLaunch(self.tiling, self._layout, given, emulate=self._emulate).launch(context)
+        operands = ["workspace", "w" if self._layout.constant else "workspace"]
+        return ProductLaunch(self.tiling, self._layout, operands, emulate=self._emulate).launch(context)
 
     def _text(self, file: str, **values: Any) -> str:
         tiling = self.tiling
@@ -73,7 +73,7 @@ class WinogradPlan(StepPlan):
         return self._layout.scales.launches(self._context, names)
 
     def _tiles(self, data: Data, operand: str, inner: str, first: int) -> Launch:
-        """Tiles of ``operand`` from tile ``first`` on, as planes of the product's ``inner``."""
+        """The launch that transforms tiles of ``operand`` from ``first`` on to planes of the product's ``inner``."""
         tiling, layout = self.tiling, self._layout
         source = tiling.source if inner == "x" else tiling.places
         runs = [(j, 1) for j in range(data.inputs[1])] if data.tensor.nhwc else data.runs
@@ -83,8 +83,8 @@ class WinogradPlan(StepPlan):
                           channel_blocks=-(-data.channels // GROUP_CHANNELS))  # fmt: skip
         items = GROUP_TILES * GROUP_CHANNELS
         size = (-(-data.channels // GROUP_CHANNELS) * -(-data.rows // GROUP_TILES) * items,)
-        given = [operand, "workspace", "w" if layout.constant else "workspace", np.int32(first)]
-        return Launch(build(self._context, text), "tiles", size, (items,), given, names=OPERANDS)
+        arguments = [operand, "workspace", "w" if layout.constant else "workspace", np.int32(first)]
+        return Launch(build(self._context, text), "tiles", size, (items,), arguments, names=OPERANDS)
 
     def _weights(self) -> Launch:
         tiling, layout, geometry = self.tiling, self._layout, self._points.geometry

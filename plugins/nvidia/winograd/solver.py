@@ -24,11 +24,11 @@ TILE_POINTS = 4
 
 
 class Winograd(TileSolver):
-    """Minimal filtering (Winograd 1980; Lavin and Gray 2016), tiles in planes of 16-bit numbers.
+    """Minimal filtering (Winograd 1980; Lavin and Gray 2016) with tiles in planes of 16-bit numbers.
 
-    Planes are scaled, so nothing overflows in them. Products before the way out are larger than results by up to 11
-    (root mean square), in weights' gradients 74: infinite from operands' products of 3e38 / (74 sqrt(tiles)) on, far
-    above 1e32.
+    Planes are scaled, so nothing overflows in them. Products before the inverse transform are up to 11 times as large
+    as results (root mean square), 74 times in weights' gradients: they are infinite if products of operands exceed 3e38
+    / (74 sqrt(tiles)), which is far above 1e32.
     """
 
     seconds = staticmethod(seconds)
@@ -47,8 +47,8 @@ class Winograd(TileSolver):
             return f"3x3 kernels only, got {kernel_words(problem)}"
         if (problem.sh, problem.sw, problem.dh, problem.dw) != (1, 1, 1, 1):
             return f"stride and dilation 1 only, got {problem.sh}x{problem.sw} and {problem.dh}x{problem.dw}"
-        narrow = min(problem.ic, problem.oc)
-        if narrow < MIN_CHANNELS or problem.ic % 8 or problem.oc % 8:
+        channels = min(problem.ic, problem.oc)
+        if channels < MIN_CHANNELS or problem.ic % 8 or problem.oc % 8:
             return f"{MIN_CHANNELS} channels or more, in multiples of 8, got {problem.ic} and {problem.oc}"
         reason = refusal(TileGeometry(problem, TILE_POINTS))
         return reason or (None if self.tiles(problem, device) else "no tile fits")

@@ -1,4 +1,5 @@
-"""A problem in transformed tiles: one product per point of a tile, as a 1x1 convolution with one group per point."""
+"""A problem in transformed tiles: one product per point of a tile; together a 1x1 convolution with a group per
+point."""
 
 from __future__ import annotations
 
@@ -19,22 +20,22 @@ from ..packed.tiling import Tile, Tiling
 
 @dataclass(frozen=True)
 class PointsTile(Tile):
-    """A Tile of the product, and how large the tiles of the problem are."""
+    """A Tile of the product, and the size of the Winograd tiles."""
 
     engine: str = "wgmma"
     stages: int = 3
     points: int = 4
     """Output pixels of a Winograd tile along an axis: the m of F(m, 3)."""
     pieces: int = 1
-    """Shares of the tiles that use the same workspace, one after the other."""
+    """Number of parts of the Winograd tiles that use the same workspace one after another."""
 
 
 @dataclass(unsafe_hash=True)
 class PointsTiling(Tiling):
-    """The product: ``problem`` is the 1x1 convolution."""
+    """The numbers of the product; ``problem`` is the 1x1 convolution."""
 
     margins: int = 0
-    """Bits by which the two transforms may make operands larger."""
+    """Bits by which the transforms of both operands together may increase numbers."""
 
     always_partial = True  # the inverse transform reads the product's float32 sums from the workspace
 
@@ -46,7 +47,7 @@ class PointsTiling(Tiling):
         return Source(name, 1, self.problem.g, c, size, self.format.planes, direct=True, points=True)
 
     def row_mark(self, m: str, per: str) -> str:
-        """Rows of tiles have exponents of their own; the exponents of dy's channels apply to all points."""
+        """Each row, a tile, has its exponent; the exponents of dy's channels apply to all points."""
         return m
 
     def column_mark(self, n: str) -> str:
@@ -59,7 +60,7 @@ class PointsTiling(Tiling):
 
 @functools.lru_cache(maxsize=1024)
 def _product(geometry: TileGeometry, pieces: int, split: int) -> tuple[ConvProblem, int]:
-    """The 1x1 convolution, and its operands' margins."""
+    """(the 1x1 convolution, the sum of its operands' margins in bits)."""
     work = Work(geometry, pieces, split)
     direction = "bwd_weights" if geometry.weights else "fwd"
     points = geometry.points
@@ -69,9 +70,9 @@ def _product(geometry: TileGeometry, pieces: int, split: int) -> tuple[ConvProbl
 
 
 def margin(matrices: tuple[Any, Any]) -> int:
-    """Bits by which a transform's values may be larger than the tensor's."""
-    most = math.prod(max(float(sum(map(abs, row))) for row in matrix) for matrix in matrices)
-    return max(0, math.ceil(math.log2(most)))
+    """Bits by which transformed values may be larger than the tensor's values."""
+    growth = math.prod(max(float(sum(map(abs, row))) for row in matrix) for matrix in matrices)
+    return max(0, math.ceil(math.log2(growth)))
 
 
 class PointsLayout:
@@ -87,40 +88,40 @@ class PointsLayout:
             self.at["w"] = weights.add(tiling.weights_bytes)
         self.scales = Scales(geometry.problem, areas, weights)
         self.tile_marks = areas.add(tiling.source.pixels * 4) // 4 if tiling.data else 0
-        """Offset, in ints, of the exponents of tiles: each tile has its image's."""
+        """Offset, in ints, of the exponents of tiles; each tile has its image's exponent."""
         self.packed_size = weights.size if self.constant else 0
         self.partial = areas.add(tiling.partial_bytes)
         self.size = areas.size
 
     def marks_at(self, letter: str) -> int:
-        """Offset, in ints, of the exponents of the product's A or B, in its buffer."""
+        """Offset, in ints, of the exponents of the product's A or B in their buffer."""
         scales = self.scales
         return self.tile_marks if letter == "A" and self.tile_marks else scales.marks_at(scales.named(letter))
 
 
 @dataclass(unsafe_hash=True)
 class PointsWork(Work):
-    """Winograd's own numbers, for the inverse transform, where the products are as ``layout`` says."""
+    """The numbers of the winograd plugin's inverse transform, which reads the products at ``layout.partial``."""
 
     layout: Any = None
 
     @functools.cached_property
     def areas(self) -> tuple[int, int, int, int]:
-        """Elements before the source, the second operand and the products; bytes of all."""
+        """(offsets of the source, the second operand and the products in elements, bytes of the workspace)."""
         return 0, 0, self.layout.partial // 4, self.layout.size
 
     @property
     def inverse(self) -> Inverse:
-        """The products: channels last they are as [tile][point][channel], the points beside one another."""
-        found = super().inverse
+        """The inverse transform; in NHWC the products are [tile][point][channel]."""
+        base = super().inverse
         if self.geometry.weights or not self.geometry.nhwc:
-            return found
-        return dataclasses.replace(found, mp=self.geometry.points * self.m, plane=self.m)
+            return base
+        return dataclasses.replace(base, mp=self.geometry.points * self.m, plane=self.m)
 
 
 @dataclass(frozen=True)
 class Points:
-    """A problem and a tile, with the numbers that plan, costs and workspace need."""
+    """A problem under a tile, with the numbers that plan, costs and workspace need."""
 
     problem: ConvProblem
     tile: PointsTile
@@ -132,7 +133,7 @@ class Points:
 
     @functools.cached_property
     def tiling(self) -> PointsTiling:
-        """The product's numbers."""
+        """The numbers of the product."""
         problem, margins = _product(self.geometry, self.tile.pieces, self.tile.split)
         return PointsTiling(problem, self.tile, margins)
 

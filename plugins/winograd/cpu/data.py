@@ -14,21 +14,21 @@ from convdispatch.api.cpu import LINE, PAGE
 from convdispatch.api.cpu import cdiv as ceil
 
 from .case import Case
-from .kernel import SPREAD, Kernel, even, pitch
+from .kernel import ITEM_CHANNELS, Kernel, even, pitch
 
 TURNED_BYTES = 30 << 10
 """Most bytes of weights that a work item transposes together: every device's local memory holds them."""
 CACHED_BYTES = 256 << 10
 """Bytes of packed weights that a second-level cache holds besides the tiles."""
-FAR, PACKED = 16 << 20, 8 << 20
-"""Bytes of packed weights that exceed the third-level cache, and bytes of the parts in which they are then packed and
-used one after another."""
+UNCACHED_PACKED_BYTES, PACKED_PART_BYTES = 16 << 20, 8 << 20
+"""Packed weights of ``UNCACHED_PACKED_BYTES`` or more exceed the third-level cache; they are packed and used in parts
+of ``PACKED_PART_BYTES``."""
 BLOCK_WEIGHTS_BYTES = 340 << 10
 """Bytes of the transformed weights of a block of target channels that a work item holds."""
 
 
-def turned(case: Case) -> str:
-    """Return how pack.cl.mako reads vectors of target channels from the weights."""
+def transposition(case: Case) -> str:
+    """Return how pack.cl.mako reads vectors of target channels from the weights, a key of its tables."""
     if case.strides()["w_n"] == 1:
         return "none"
     if math.prod(case.taps) * case.lanes**2 * case.size > TURNED_BYTES:
@@ -36,10 +36,10 @@ def turned(case: Case) -> str:
     return "each" if case.rotated else "taps" if case.nhwc else "runs"
 
 
-def turned_size(case: Case) -> int:
+def square_elements(case: Case) -> int:
     """Elements of local memory for the squares in which weights are transposed."""
-    how, taps = turned(case), math.prod(case.taps)
-    return {"none": 0, "never": 0, "each": ceil(taps, case.lanes)}.get(how, taps) * case.lanes**2
+    order, taps = transposition(case), math.prod(case.taps)
+    return {"none": 0, "never": 0, "each": ceil(taps, case.lanes)}.get(order, taps) * case.lanes**2
 
 
 class DataKernel(Kernel):
@@ -50,7 +50,7 @@ class DataKernel(Kernel):
         p = case.problem
         self.apart = config["form"] != "fused"
         self.source, self.target = ("y", "x") if case.rotated else ("x", "y")
-        self.extras = [name for name in ("bias", "residual") if getattr(p, name)]
+        self.epilogue_operands = [name for name in ("bias", "residual") if getattr(p, name)]
         self._areas(ceil(self.s * case.strip, config["mr"]) * config["mr"])
 
     def _areas(self, rows: int) -> None:
@@ -65,11 +65,12 @@ class DataKernel(Kernel):
         self.slot = slot.size // case.size + LINE // case.size
         self.items = 1 if self.apart else min(config["items"], case.problem.g * self.chunks)
         self.slots_size = ceil(self.items * self.slot * case.size, PAGE) * PAGE
-        one = case.products * case.c * self.nvl * case.size
-        whole = case.problem.constant_weights or not self.apart or self.chunks > 1 or one * self.blocks < FAR
-        self.packed_blocks = self.blocks if whole else even(self.blocks, max(1, PACKED // one))
+        block_bytes = case.products * case.c * self.nvl * case.size
+        packs_once = case.problem.constant_weights or not self.apart or self.chunks > 1
+        packs_once = packs_once or block_bytes * self.blocks < UNCACHED_PACKED_BYTES
+        self.packed_blocks = self.blocks if packs_once else even(self.blocks, max(1, PACKED_PART_BYTES // block_bytes))
         self.ue = pitch(self.packed_blocks * case.c * self.nvl, case.size)
-        self.packed_size = (case.problem.g if whole else 1) * case.products * self.ue * case.size
+        self.packed_size = (case.problem.g if packs_once else 1) * case.products * self.ue * case.size
 
     @property
     def workspace_size(self) -> int:
@@ -78,15 +79,15 @@ class DataKernel(Kernel):
 
     @property
     def fetched(self) -> int:
-        """Cache lines of the next weights that each k of a register tile prefetches; 0 where a cache holds all."""
+        """Cache lines of the next weights that each k of a register tile prefetches; 0 if a cache holds all weights."""
         if self.packed_size <= CACHED_BYTES:
             return 0
         return ceil(self.nvl * self.case.size, LINE * ceil(self.s * self.case.strip, self.config["mr"]))
 
     @property
     def local_elements(self) -> int:
-        """Elements of local memory of a work item that transforms weights and collects."""
-        return max(self.case.local, turned_size(self.case))
+        """Elements of local memory of a work item that transforms weights or results."""
+        return max(self.case.local, square_elements(self.case))
 
     def sizes(self) -> str:
         """Return the macros of offsets and strides as OpenCL text."""
@@ -99,43 +100,43 @@ class DataKernel(Kernel):
         case, config, p = self.case, self.config, self.case.problem
         th, tw = case.transforms
         text = self.sizes() + self.macros(
-            STRIPS=case.strips, S=self.s, ITEMS=self.items, G=p.g, TURNED=max(1, turned_size(case)),
+            STRIPS=case.strips, S=self.s, ITEMS=self.items, G=p.g, TURNED=max(1, square_elements(case)),
             KEPT=self.local_elements,
         )  # fmt: skip
-        kb, how = even(case.c, case.summed), turned(case)
-        asks = {"fetched": self.fetched, "line": LINE // case.size, "adds": self.adds}
+        run, order = even(case.c, case.summed), transposition(case)
+        multiply_values = {"fetched": self.fetched, "line": LINE // case.size, "adds": self.adds}
         tile = {"patch_h": th.alpha, "patch_w": tw.alpha, "tile_h": th.m, "tile_w": tw.m, "n_": case.n}
         parts: list[tuple[str, dict[str, Any]]] = [
-            ("transpose.cl.mako", {"wanted": not case.nhwc or how in ("runs", "taps", "each")}),
+            ("transpose.cl.mako", {"wanted": not case.nhwc or order in ("runs", "taps", "each")}),
             self.spread("x"),
-            ("multiply.cl.mako", asks | {
+            ("multiply.cl.mako", multiply_values | {
                 "mr": config["mr"], "nv": config["nv"], "a_row": self.vt, "a_k": 1, "ahead": False,
             }),
             ("gather.cl.mako", self.programs("at") | tile | {
                 "bias": p.bias, "across": case.across, "h": case.target[0], "w": case.target[1],
             }),
             ("pack.cl.mako", self.programs("g") | case.strides() | {
-                "pack_c": self.pack_c, "turned": how, "total": math.prod(p.w_shape), "n_": case.n,
+                "pack_c": self.pack_c, "turned": order, "total": math.prod(p.w_shape), "n_": case.n,
                 "packs": config["form"] != "joined", "out_h": th.alpha, "out_w": tw.alpha, "taps_h": th.r,
                 "taps_w": tw.r,
             }),
-            ("data.cl.mako", asks | {
-                "form": config["form"], "kb": kb, "near": max(1, 128 // kb) * kb, "nvl": self.nvl, "c": case.c,
+            ("data.cl.mako", multiply_values | {
+                "form": config["form"], "kb": run, "near": max(1, 128 // run) * run, "nvl": self.nvl, "c": case.c,
             }),
         ]  # fmt: skip
         return text + self.rendered(parts, self.slots_size, self.apart)
 
     @property
     def adds(self) -> bool:
-        """Whether a sum of products is divided into several running sums, which are added."""
+        """Whether a sum of products is divided into several running sums, which are then added."""
         return self.case.c > even(self.case.c, self.case.summed)
 
     @property
     def pack_c(self) -> int:
         """Source channels whose weights one work item packs."""
         fitting = max(1, min(self.case.c, 16384 // (self.case.products * self.nvl)))
-        whole = turned(self.case) in ("runs", "taps")
-        return ceil(fitting, self.case.lanes) * self.case.lanes if whole else fitting
+        whole_vectors = transposition(self.case) in ("runs", "taps")
+        return ceil(fitting, self.case.lanes) * self.case.lanes if whole_vectors else fitting
 
     def packer(self, context: Any, offset: int, g: int | None = None, block: int = 0) -> Launch:
         """Return the launch that packs w, into the workspace (or the packed buffer) at ``offset``."""
@@ -146,42 +147,43 @@ class DataKernel(Kernel):
         return self.launch(context, "pack", sizes, arguments)
 
     def steps(self, context: Any, weights: str, offset: int) -> list[Step]:
-        """The convolution; packed weights are in operand ``weights`` from byte ``offset`` on."""
-        case, at = self.case, np.int64(offset // self.case.size)
+        """The launches of the convolution; packed weights are in operand ``weights`` from byte ``offset`` on."""
+        case, packed_offset = self.case, np.int64(offset // self.case.size)
         if not self.apart:
-            arguments = [self.source, weights, at, "workspace", self.target, *self.extras]
+            arguments = [self.source, weights, packed_offset, "workspace", self.target, *self.epilogue_operands]
             return [self.launch(context, "conv", [self.items], arguments)]
         steps: list[Step] = []
-        whole = self.packed_blocks == self.blocks
+        packs_once = self.packed_blocks == self.blocks
         for g in range(case.problem.g):
             for first in range(0, case.strips, self.s):
-                here = min(self.s, case.strips - first)
-                place = [np.int32(first), np.int32(g)]
-                steps.append(self.spread_launch(context, here, place))
+                strips = min(self.s, case.strips - first)
+                piece = [np.int32(first), np.int32(g)]
+                steps.append(self.spread_launch(context, strips, piece))
                 for block in range(0, self.blocks, self.packed_blocks):
-                    if not whole:  # pack one part of the transformed weights and use it while the cache holds it
+                    if not packs_once:  # pack one part of the transformed weights and use it while the cache holds it
                         steps.append(self.packer(context, offset, g, block))
-                    here_at = np.int64(at + (g * case.products * self.ue if whole else 0))
+                    weights_offset = np.int64(packed_offset + (g * case.products * self.ue if packs_once else 0))
                     blocks = min(self.packed_blocks, self.blocks - block)
-                    arguments = [weights, here_at, "workspace", np.int32(here * case.strip)]
+                    arguments = [weights, weights_offset, "workspace", np.int32(strips * case.strip)]
                     arguments += [np.int32(block), np.int32(blocks)]
                     steps.append(self.launch(context, "products", [math.gcd(blocks, 4), case.products], arguments))
-                arguments = ["workspace", self.target, *self.extras, *place]
-                steps.append(self.launch(context, "collect", [here, ceil(case.n, SPREAD)], arguments))
+                arguments = ["workspace", self.target, *self.epilogue_operands, *piece]
+                steps.append(self.launch(context, "collect", [strips, ceil(case.n, ITEM_CHANNELS)], arguments))
         return steps
 
     def spread_launch(self, context: Any, strips: int, place: list[Any]) -> Launch:
-        """Return the launch that transforms a chunk of the source; ``place`` has its first strip and its group."""
+        """Return the launch that transforms a chunk of the source; ``place`` is (first strip, group)."""
         arguments = [self.source, "workspace", *place]
-        return self.launch(context, "spread", [strips, ceil(self.case.c, SPREAD)], arguments)
+        return self.launch(context, "spread", [strips, ceil(self.case.c, ITEM_CHANNELS)], arguments)
 
     def plan(self, context: Any) -> StepPlan:
         """Compile the packing of the weights, then the convolution."""
         p = self.case.problem
         if p.constant_weights:
-            what = [self.case.m, p.dtype, p.layout, p.direction, p.w_shape, p.g, self.config["nv"], self.case.lanes]
+            nv, lanes = self.config["nv"], self.case.lanes
+            weights_key = [self.case.m, p.dtype, p.layout, p.direction, p.w_shape, p.g, nv, lanes]
             # The number 2 in the key versions the transforms: packed weights of version 1 have other powers of two.
-            key = "winograd cpu 2 " + json.dumps(what)
+            key = "winograd cpu 2 " + json.dumps(weights_key)
             steps = self.steps(context, "w", 0)
             return StepPlan(self.slots_size, steps, self.packed_size, [self.packer(context, 0)], key)
         packing = [self.packer(context, self.slots_size)] if self.packed_blocks == self.blocks else []
@@ -189,11 +191,11 @@ class DataKernel(Kernel):
 
 
 class JoinedKernel(DataKernel):
-    """Products and inverse transform by blocks of target channels, each with its weights' transform.
+    """The form ``joined``: a work item transforms weights, multiplies, and transforms back a block of target channels.
 
-    A work item goes through the source channels in parts: it transforms a part's weights for its block, adds the part's
-    products to the block of M, and after the last one transforms M back. U and M are in the second-level cache, V is in
-    the third; r^2 weights a pair of channels come from memory, instead of alpha^2 that are written and read.
+    It goes through the source channels in parts: it transforms a part's weights for its block, adds the part's products
+    to the block of M, and after the last part transforms M back. U and M are in the second-level cache, V in the third.
+    Per pair of channels r^2 weights are read from memory, instead of alpha^2 that are written and read.
     """
 
     def _areas(self, rows: int) -> None:
@@ -207,15 +209,15 @@ class JoinedKernel(DataKernel):
         self.vp = pitch(case.products * self.ve, case.size)
         self.items = min(self.config["items"], self.blocks)
         self.block = case.products * self.me * case.size
-        own = Areas(PAGE)
-        own.add(self.block)
-        self.slot_u = own.size // case.size
-        own.add(case.products * self.ue * case.size)
-        self.slot = own.size // case.size
+        slot = Areas(PAGE)
+        slot.add(self.block)
+        self.slot_u = slot.size // case.size
+        slot.add(case.products * self.ue * case.size)
+        self.slot = slot.size // case.size
         areas = Areas(PAGE)
         areas.add(ceil(case.c, self.vt) * self.vp * case.size)
         self.slot_m = areas.size // case.size
-        areas.add(self.items * own.size)
+        areas.add(self.items * slot.size)
         self.slots_size = areas.size
 
     def sizes(self) -> str:
@@ -226,14 +228,14 @@ class JoinedKernel(DataKernel):
         return self.case.c > self.vt
 
     def steps(self, context: Any, weights: str, offset: int) -> list[Step]:
-        """The convolution; the weights themselves are operand ``weights``."""
+        """The launches of the convolution; operand ``weights`` has the untransformed weights."""
         case, steps = self.case, []
         for g in range(case.problem.g):
             for first in range(0, case.strips, self.s):
-                here, place = min(self.s, case.strips - first), [np.int32(first), np.int32(g)]
-                steps.append(self.spread_launch(context, here, place))
-                arguments = [weights, "workspace", self.target, *self.extras, *place, np.int32(here)]
-                steps.append(self.launch(context, "products", [self.items], arguments))
+                strips, piece = min(self.s, case.strips - first), [np.int32(first), np.int32(g)]
+                steps.append(self.spread_launch(context, strips, piece))
+                arguments = [weights, "workspace", self.target, *self.epilogue_operands, *piece]
+                steps.append(self.launch(context, "products", [self.items], [*arguments, np.int32(strips)]))
         return steps
 
     def plan(self, context: Any) -> StepPlan:

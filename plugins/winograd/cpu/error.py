@@ -32,7 +32,7 @@ TILES = tuple(_RATE)
 MAX_ERRORS = {"float32": 1e-5, "tf32": 2e-3, "fast": 5e-2}
 """Relative error that each math mode allows."""
 EXPECTED_SHARE = 0.8
-"""Share of a limit that may be expected to be reached: another draw of the data may err more."""
+"""Share of a limit that the expected error may reach, because other data may have a larger error."""
 
 
 def _length(problem: ConvProblem) -> int:
@@ -46,8 +46,8 @@ def _length(problem: ConvProblem) -> int:
 def expected_error(problem: ConvProblem, m: int, r: int) -> float:
     """Relative error of F(m, r) on standard normal data."""
     axes = (problem.kh > 1) + (problem.kw > 1)
-    spared = m**axes if problem.direction == "bwd_weights" else r**axes
-    terms = max(1, _length(problem) // spared)
+    merged = m**axes if problem.direction == "bwd_weights" else r**axes
+    terms = max(1, _length(problem) // merged)
     run = summed(m, r)
     # A transformed element is a sum of running sums; for sums of fewer than 32 products its own rounding error
     # dominates.
@@ -55,7 +55,7 @@ def expected_error(problem: ConvProblem, m: int, r: int) -> float:
 
 
 def shrunk(problem: ConvProblem) -> float:
-    """Factor by which the activation increases relative errors on standard normal data."""
+    """Factor by which the activation increases the relative error on standard normal data."""
     name, numbers = parse_activation(problem.activation or "relu")
     factor = 0.9 / math.sqrt(max(numbers[1] - numbers[0], 1e-9) / 2) if name == "clip" else ACTIVATIONS[name].shrinks
     return max(1.0, factor * _length(problem) ** 0.25)
@@ -67,7 +67,7 @@ def plain_error(problem: ConvProblem) -> float:
 
 
 def refusal(problem: ConvProblem, m: int, r: int) -> str | None:
-    """Why the problem's math does not admit the tile, or None: 16-bit data have larger errors of their own."""
+    """Why the problem's math does not admit the tile, or None; 16-bit data round worse than any tile does."""
     if problem.dtype != "float32":
         return None
     error = expected_error(problem, m, r)
@@ -78,8 +78,8 @@ def refusal(problem: ConvProblem, m: int, r: int) -> str | None:
             if error <= EXPECTED_SHARE * limit
             else f"twice a plain sum's error, {limit:.1e}, at most, got {error:.1e}"
         )
-    limit, behind = MAX_ERRORS[problem.math], shrunk(problem)
-    if error * behind <= EXPECTED_SHARE * limit:
+    limit, growth = MAX_ERRORS[problem.math], shrunk(problem)
+    if error * growth <= EXPECTED_SHARE * limit:
         return None
-    why = f", {behind:.1f} times that behind {problem.activation}" if behind > 1 else ""
-    return f"an error surely within {limit:.0e} only, got {error:.1e}{why}"
+    note = f", {growth:.1f} times that behind {problem.activation}" if growth > 1 else ""
+    return f"an error surely within {limit:.0e} only, got {error:.1e}{note}"

@@ -23,19 +23,19 @@ from ..program import program
 from ..transforms import Matrix
 from .case import Case
 
-SPREAD = 128
+ITEM_CHANNELS = 128
 """Channels that one work item of a transform kernel processes."""
 STREAMED_BYTES = 8 << 20
-"""Bytes of a chunk's transformed tiles from which on they are written past the caches."""
+"""Bytes of a chunk's transformed tiles from which on stores of them bypass the caches."""
 
 
 def even(size: int, most: int) -> int:
-    """Size of the parts of ``size`` of at most ``most`` elements, as even as can be."""
+    """The size of parts of at most ``most`` elements that divide ``size`` elements as evenly as possible."""
     return ceil(size, ceil(size, most))
 
 
 def pitch(elements: int, size: int) -> int:
-    """A distance of an odd number of cache lines, so that rows spread over the cache's sets."""
+    """A stride of at least ``elements`` that is an odd number of cache lines: rows spread over the cache's sets."""
     line = LINE // size
     return (ceil(elements, line) | 1) * line
 
@@ -48,11 +48,11 @@ def printed(matrix: Matrix, dtype: str) -> str:
     return program(matrix, inputs, outputs, type="V", dtype=scalar, declare=True, indent="      ").text
 
 
-def along_h(program: str, taken: int, made: int, columns: int, pitch: int, read: str) -> str:
-    """The pass along h of all columns j, into ``mid``: ``read`` reads the vector at offset ``{row}``, k times pitch."""
-    text = f"    V mid[{made * columns}];\n    ONCE for (int j = 0; j < {columns}; ++j) {{\n"
-    text += "".join(f"      const V d{k} = {read.format(row=k * pitch)};\n" for k in range(taken)) + program
-    return text + "".join(f"      mid[{k * columns} + j] = o{k};\n" for k in range(made)) + "    }\n"
+def along_h(program: str, rows_in: int, rows_out: int, columns: int, pitch: int, read: str) -> str:
+    """The pass along h of all columns j into ``mid``; ``read`` is an expression of the vector at offset ``{row}``."""
+    text = f"    V mid[{rows_out * columns}];\n    ONCE for (int j = 0; j < {columns}; ++j) {{\n"
+    text += "".join(f"      const V d{k} = {read.format(row=k * pitch)};\n" for k in range(rows_in)) + program
+    return text + "".join(f"      mid[{k * columns} + j] = o{k};\n" for k in range(rows_out)) + "    }\n"
 
 
 class Kernel:
@@ -77,12 +77,12 @@ class Kernel:
         return text + define(
             V=f"{DTYPES[p.dtype].accumulator}{case.lanes}", LANES=case.lanes, NVL=self.nvl, MR=self.config["mr"],
             ACROSS=case.across, TILES_H=case.tiles[0], XS=case.strip, NB=self.blocks, E=case.products, C=case.c,
-            N=case.n, LOCAL=case.local, SPREAD_C=SPREAD, **values,
+            N=case.n, LOCAL=case.local, SPREAD_C=ITEM_CHANNELS, **values,
         )  # fmt: skip
 
     def rendered(self, parts: Sequence[tuple[str, Mapping[str, Any]]], size: int, streams: bool) -> str:
-        """The text of template files, each with its own values and those that all share. A chunk's transformed tiles
-        take ``size`` bytes, and ``streams`` says whether many may be written past the caches."""
+        """The text of template files, each with its values and those that all share. A chunk's transformed tiles take
+        ``size`` bytes; with ``streams`` stores of many bytes bypass the caches."""
         case = self.case
         store = "STREAMW" if streams and size > STREAMED_BYTES else "STOREW"
         common = {"lanes": case.lanes, "nhwc": case.nhwc, "groups": case.problem.g, "images": case.problem.mb}
@@ -90,13 +90,13 @@ class Kernel:
         return "".join(kernel_text(__package__, file, **(common | dict(values))) for file, values in parts)
 
     def programs(self, name: str) -> dict[str, str]:
-        """The products with matrix ``name`` along h and w."""
+        """The OpenCL statements of products with matrix ``name`` along h and w."""
         dtype = self.case.problem.dtype
-        program_h, program_w = (printed(getattr(each, name), dtype) for each in self.case.transforms)
+        program_h, program_w = (printed(getattr(transform, name), dtype) for transform in self.case.transforms)
         return {"program_h": program_h, "program_w": program_w}
 
     def spread(self, name: str) -> tuple[str, dict[str, Any]]:
-        """The transform of the source, "x", or of dy in the weights' gradient, "d"."""
+        """(template, values) of the transform of the source, "x", or of dy in the weights' gradient, "d"."""
         case, x = self.case, name == "x"
         (h, w), (pad_h, pad_w), c = (case.source, case.pad, case.c) if x else (case.target, (0, 0), case.n)
         (patch_h, patch_w), (out_h, out_w) = case.patch if x else case.tile, case.patch

@@ -1,4 +1,4 @@
-"""``winograd.f4x3`` and its relatives on CPUs: F(m, r) along every axis with r taps, in every direction."""
+"""The solvers ``winograd.f<m>x<r>`` for CPUs: F(m, r) along every axis with r taps, in every direction."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Winograd(Solver):
             return f"dilation 1 only, got {problem.dh}x{problem.dw}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
-        narrow = min(problem.ic, problem.oc) // problem.g
-        if narrow < MIN_CHANNELS:
-            return f"{MIN_CHANNELS} channels a group or more, got {narrow}"
+        channels = min(problem.ic, problem.oc) // problem.g
+        if channels < MIN_CHANNELS:
+            return f"{MIN_CHANNELS} channels a group or more, got {channels}"
         reason = refusal(problem, self.m, self.r)
         if reason:
             return reason
@@ -47,7 +47,7 @@ class Winograd(Solver):
         return None if saving >= MIN_SAVING else f"multiplications spared {MIN_SAVING} times or more, got {saving:.2f}"
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Forms, chunks and register tiles by predicted cost, then ones of falling workspace."""
+        """Forms, chunks and register tiles by predicted cost, then ever smaller workspaces."""
         case = Case(problem, self.m, lanes(device, problem.dtype))
         return configs(case, registers(device), Pace.of(device, case.lanes))
 

@@ -12,7 +12,7 @@ from convdispatch.api.cpu import LINE, PAGE
 from convdispatch.api.cpu import cdiv as ceil
 
 from .case import Case
-from .kernel import SPREAD, Kernel, even, pitch
+from .kernel import ITEM_CHANNELS, Kernel, even, pitch
 
 JOB_BYTES = 640 << 10
 """Most bytes of the products M of one job of the weights' gradient: the second-level cache holds them."""
@@ -27,12 +27,14 @@ class WeightsKernel(Kernel):
         self.cm = ceil(case.c, config["mr"]) * config["mr"]
         rows = self.s * case.strip
         self.joined = self.chunks == 1
-        self.cr = self._rows(case.products * self.nvl * size) if self.joined else ceil(case.c, case.lanes) * case.lanes
-        most = ceil(self.cr, config["mr"]) * config["mr"]
-        self.me = pitch(most * self.nvl, size)
+        self.cr = ceil(case.c, case.lanes) * case.lanes
+        if self.joined:
+            self.cr = self._job_channels(case.products * self.nvl * size)
+        max_rows = ceil(self.cr, config["mr"]) * config["mr"]
+        self.me = pitch(max_rows * self.nvl, size)
         # The last rows of a register tile may read the next tile's rows, or beyond the part; the results of these rows
         # are not used.
-        self.vt = self.cr if self.joined else pitch(most, size)
+        self.vt = self.cr if self.joined else pitch(max_rows, size)
         self.vb = pitch(rows * self.vt + config["mr"], size)
         self.ve = ceil(case.c, self.cr) * self.vb
         self.db = rows * self.nvl
@@ -44,12 +46,12 @@ class WeightsKernel(Kernel):
         self.m_at = areas.add(case.products * m * size) // size
         self.workspace_size = areas.size
 
-    def _rows(self, one: int) -> int:
-        """Source channels of a job: its M, ``one`` byte each, fits the second-level cache; jobs for all items."""
+    def _job_channels(self, channel_bytes: int) -> int:
+        """Source channels per job: its M, ``channel_bytes`` per channel, fits the second-level cache; no item idles."""
         lanes = self.case.lanes
-        most = max(1, JOB_BYTES // (one * lanes))
+        max_vectors = max(1, JOB_BYTES // (channel_bytes * lanes))
         jobs = ceil(self.config["items"], self.blocks)
-        return even(ceil(self.case.c, lanes), max(1, min(most, ceil(self.case.c, lanes * jobs)))) * lanes
+        return even(ceil(self.case.c, lanes), max(1, min(max_vectors, ceil(self.case.c, lanes * jobs)))) * lanes
 
     def text(self) -> str:
         case, config = self.case, self.config
@@ -82,10 +84,11 @@ class WeightsKernel(Kernel):
         steps: list[Step] = []
         for g in range(groups):
             for strip in range(0, case.strips, self.s):
-                here = min(self.s, case.strips - strip)
+                strips = min(self.s, case.strips - strip)
                 arguments: list[Any] = ["x", "y", "workspace", np.int32(strip), np.int32(g)]
-                steps.append(self.launch(context, "spread", [here, ceil(max(case.c, case.n), SPREAD)], arguments))
-                sizes, rows = [parts, case.products], np.int32(here * case.strip)
+                parts_of_channels = ceil(max(case.c, case.n), ITEM_CHANNELS)
+                steps.append(self.launch(context, "spread", [strips, parts_of_channels], arguments))
+                sizes, rows = [parts, case.products], np.int32(strips * case.strip)
                 arguments = ["workspace", np.int32(g), rows, np.int32(strip == 0)]
                 if self.joined:
                     sizes, arguments = [items], ["workspace", "w", np.int32(g), rows]

@@ -1,4 +1,4 @@
-"""Which configurations to try for a problem on a device, and what each is expected to cost."""
+"""Configurations of a problem on a device, and their predicted time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .work import Work
 MAX_TILES = 4
 """Most product tiles that are offered as configurations."""
 MIN_PIECE_TILES = 64
-"""Tiles of a piece below which cutting further would only add launches."""
+"""A piece with fewer tiles is not divided further, because that would only add launches."""
 UNIT_REGISTERS = 65536
-"""Registers of a compute unit; a work item needs some 70 besides its products."""
+"""Registers of a compute unit; a work item needs some 70 in addition to those of its products."""
 RESIDENT_GROUPS = 3
-"""Work groups of a product that a compute unit holds."""
+"""Work groups of a product that a compute unit runs at a time."""
 
 # The constants of the cost model below were fitted on an H200.
 SUSTAINED = 0.92
@@ -33,37 +33,37 @@ START_STEPS = (24, 50)
 # Steps of k in the time of a work group's first loads and last stores, if both operands are transposed on their way to
 # local memory
 WEIGHTS_START_STEPS = 55
-COPY = 0.94
+COPY_SHARE = 0.94
 """Share of the measured bandwidth of a copy that the transform kernels reach."""
 
 
 def _tiles(work: Work, device: DeviceInfo) -> list[dict[str, Any]]:
     """Product tiles that fit the device, the one expected to be fastest first."""
-    found: list[dict[str, Any]] = []
+    tiles: list[dict[str, Any]] = []
     for config in gemm_configs(work.product(), device):
         tile = {name: value for name, value in config.items() if name not in ("kind", "split", "ks")}
-        if tile not in found:
-            found.append(tile)
-    return found[:MAX_TILES]
+        if tile not in tiles:
+            tiles.append(tile)
+    return tiles[:MAX_TILES]
 
 
-def _parts(geometry: TileGeometry, tile: Mapping[str, Any], device: DeviceInfo, pieces: int) -> int:
+def _sum_parts(geometry: TileGeometry, tile: Mapping[str, Any], device: DeviceInfo, pieces: int) -> int:
     """Return the number of parts of a weights' gradient's sums that fills the GPU with whole waves of work groups."""
     if not geometry.weights:
         return 1
-    whole = Work(geometry, pieces)
-    groups = -(-whole.mp // tile["bm"]) * -(-whole.kp // tile["bn"]) * geometry.points * geometry.groups
+    work = Work(geometry, pieces)
+    groups = -(-work.mp // tile["bm"]) * -(-work.kp // tile["bn"]) * geometry.points * geometry.groups
     items = tile["bm"] * tile["bn"] // (tile["tm"] * tile["tn"])
     slots = device.compute_units * max(1, UNIT_REGISTERS // (items * (tile["tm"] * tile["tn"] + 70)))
     longest_sum = longest(geometry)
-    least = 1 if longest_sum is None else -(-whole.piece // longest_sum)
-    most = max(least, 1, min(64, whole.piece // 256))
+    min_parts = 1 if longest_sum is None else -(-work.piece // longest_sum)
+    max_parts = max(min_parts, 1, min(64, work.piece // 256))
 
     def waste(parts: int) -> float:
         waves = math.ceil(groups * parts / slots)
         return waves * slots / (groups * parts) + 0.02 * parts * (1 if groups >= slots else 0.2)
 
-    return min(range(least, most + 1), key=waste)
+    return min(range(min_parts, max_parts + 1), key=waste)
 
 
 def choices(geometry: TileGeometry, device: DeviceInfo) -> Iterator[dict[str, Any]]:
@@ -74,42 +74,43 @@ def choices(geometry: TileGeometry, device: DeviceInfo) -> Iterator[dict[str, An
         pieces *= 2
     tiles = _tiles(Work(geometry, pieces), device)
     for tile in tiles:
-        yield {**tile, "pieces": pieces, "parts": _parts(geometry, tile, device, pieces)}
+        yield {**tile, "pieces": pieces, "parts": _sum_parts(geometry, tile, device, pieces)}
     while tiles and Work(geometry, pieces).piece > MIN_PIECE_TILES:
         pieces *= 2
-        yield {**tiles[0], "pieces": pieces, "parts": _parts(geometry, tiles[0], device, pieces)}
+        yield {**tiles[0], "pieces": pieces, "parts": _sum_parts(geometry, tiles[0], device, pieces)}
 
 
 @functools.lru_cache(maxsize=4096)
 def _traffic(work: Work) -> float:
-    """Bytes that the transforms move; the product's own hide behind its arithmetic."""
+    """Bytes that the transforms read and write; the product's traffic is hidden by its arithmetic."""
     geometry, problem = work.geometry, work.geometry.problem
     tensors = math.prod(problem.out_shape) * problem.itemsize * (1 + problem.accumulate + problem.residual)
     tensors += math.prod(problem.x_shape if problem.written != "x" else problem.y_shape) * problem.itemsize
     if geometry.weights:
         tensors += math.prod(problem.y_shape) * problem.itemsize
-        moved = work.source_size + work.second_size + work.product_size
+        transformed = work.source_size + work.second_size + work.product_size
     else:
-        moved = work.pieces * (work.source_size + work.product_size) + (0 if work.constant else 2 * work.second_size)
+        transformed = work.pieces * (work.source_size + work.product_size)
+        transformed += 0 if work.constant else 2 * work.second_size
         # NCHW output elements are written a tile apart, so each 32-byte sector is written more than once.
         if not geometry.nhwc and work.inverse.run == 1:
             tensors += math.prod(problem.out_shape) * problem.itemsize
-    return tensors + moved * work.accsize
+    return tensors + transformed * work.accsize
 
 
 def seconds(geometry: TileGeometry, config: Mapping[str, Any], device: DeviceInfo) -> float:
     """Return the predicted seconds of one call."""
-    work, known = work_of(geometry, config), rates(device)
+    work, peaks = work_of(geometry, config), rates(device)
     spec = work.product()
     m, n = (spec.n, spec.m) if config["swap"] else (spec.m, spec.n)
     groups = -(-m // config["bm"]) * -(-n // config["bn"]) * spec.batch
     area = config["bm"] * config["bn"]
-    each = 2.0 * area * (spec.k + (WEIGHTS_START_STEPS if geometry.weights else START_STEPS[area > 8192]))
+    group_ops = 2.0 * area * (spec.k + (WEIGHTS_START_STEPS if geometry.weights else START_STEPS[area > 8192]))
     slots = device.compute_units * RESIDENT_GROUPS
     waves = max(math.ceil(groups / slots), groups / slots + 0.3)
-    product = waves * slots * each / SHARES.get(config["tm"] * config["tn"], 0.42)
-    bandwidth = COPY * known.bandwidth
-    least = (work.source_size + work.product_size) * work.accsize / bandwidth
-    product = max(product / (SUSTAINED * known.flops), least)
+    product = waves * slots * group_ops / SHARES.get(config["tm"] * config["tn"], 0.42)
+    bandwidth = COPY_SHARE * peaks.bandwidth
+    memory_seconds = (work.source_size + work.product_size) * work.accsize / bandwidth
+    product = max(product / (SUSTAINED * peaks.flops), memory_seconds)
     launches = work.pieces * 3 + 1 + (work.parts > 1)
-    return work.pieces * product + _traffic(work) / bandwidth + launches * known.launch
+    return work.pieces * product + _traffic(work) / bandwidth + launches * peaks.launch

@@ -26,8 +26,8 @@ TILES = tuple(_RATE)
 MAX_ERROR = 1e-5
 """Relative error that math "float32" allows."""
 EXPECTED_SHARE = 0.7
-"""Share of MAX_ERROR that the expected error of a whole tensor may reach: samples near its borders err by up to 1.5
-times that."""
+"""Share of ``MAX_ERROR`` that the expected error of a whole tensor may reach: elements near its borders have up to 1.5
+times the error."""
 
 
 def _rate(geometry: TileGeometry) -> float:
@@ -36,12 +36,12 @@ def _rate(geometry: TileGeometry) -> float:
 
 
 def expected(geometry: TileGeometry, terms: int) -> float:
-    """Relative error of sums of ``terms`` products: channels a group, or tiles of dy."""
+    """Relative error of sums of ``terms`` products: channels per group, or tiles of dy."""
     return _rate(geometry) * math.sqrt(max(terms, 16))
 
 
 def longest(geometry: TileGeometry) -> int | None:
-    """Most products that one sum may add under the problem's math; None: any number."""
+    """Most products that one sum may add under the problem's math; None if there is no limit."""
     problem = geometry.problem
     if problem.dtype != "float32" or problem.math in ("tf32", "fast"):
         return None
@@ -52,12 +52,12 @@ def refusal(geometry: TileGeometry) -> str | None:
     """Why the problem's math does not admit the tile, or None."""
     problem: ConvProblem = geometry.problem
     if problem.dtype == "float32" and problem.math == "ieee" and (geometry.m > 2 or max(geometry.taps) > 5):
-        got = f"F({geometry.m}, {max(geometry.taps)})"
-        return f"as exact as a plain sum only in tiles of 2 and kernels of 5 at most, got {got}"
-    most = longest(geometry)
+        tile = f"F({geometry.m}, {max(geometry.taps)})"
+        return f"as exact as a plain sum only in tiles of 2 and kernels of 5 at most, got {tile}"
+    max_products = longest(geometry)
     channels = geometry.source.channels // geometry.groups
-    if most is not None and most < 64:
+    if max_products is not None and max_products < 64:
         return f"an error of 1e-5 at most, got {expected(geometry, 64):.1e} for 64 channels"
-    if most is not None and not geometry.weights and channels > most:
-        return f"within 1e-5 up to {most} channels a group, got {channels}"
+    if max_products is not None and not geometry.weights and channels > max_products:
+        return f"within 1e-5 up to {max_products} channels a group, got {channels}"
     return None

@@ -1,4 +1,4 @@
-"""The fused form: one launch that transforms, multiplies and transforms back, for few channels or few tiles."""
+"""The fused form: one launch transforms, multiplies and transforms back; it suits few channels or few tiles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from convdispatch.api import ConvProblem, DeviceInfo, Plan, StepPlan, rates
 
 from ..geometry import TileGeometry
-from .choice import COPY, SUSTAINED
+from .choice import COPY_SHARE, SUSTAINED
 from .fused_work import FusedWork
 from .plan import Passes, pack_key
 from .solver import Tiles
@@ -34,22 +34,23 @@ class Fused(Tiles):
             return "forward and data gradient only, got bwd_weights"
         reason = super().limits(problem, device)
         if reason is None and next(iter(self.configs(problem, device)), None) is None:
-            least = FusedWork(TileGeometry(problem, self.m), 1, 1, 1)
-            reason = f"groups of {least.items} items with {least.local * least.accsize} bytes of local memory, got "
+            smallest = FusedWork(TileGeometry(problem, self.m), 1, 1, 1)
+            nbytes = smallest.local * smallest.accsize
+            reason = f"groups of {smallest.items} items with {nbytes} bytes of local memory, got "
             reason += f"{device.max_work_group_size} and {device.local_mem_size}"
         return reason
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Yield sizes of work groups that fit the device, the cheapest first."""
-        found = []
+        rated = []
         for im, jn in SHAPES:
             for bk in DEPTHS:
                 config = {"im": im, "jn": jn, "bk": bk}
                 work = self._work(problem, config)
                 fits = work.items <= min(device.max_work_group_size, device.max_work_item_sizes[0])
                 if fits and work.local * work.accsize <= device.local_mem_size:
-                    found.append((self.cost(problem, device, config), len(found), config))
-        return (config for _, _, config in sorted(found, key=lambda entry: entry[:2]))
+                    rated.append((self.cost(problem, device, config), len(rated), config))
+        return (config for _, _, config in sorted(rated, key=lambda entry: entry[:2]))
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Bytes of transformed weights, unless the weights are constant."""
@@ -58,22 +59,20 @@ class Fused(Tiles):
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Multiply-adds of the products and of the transforms that every block of channels repeats."""
         work = self._work(problem, config)
-        busy = work.work_groups / device.compute_units  # work groups per compute unit
-        busy = math.ceil(busy) if busy < 4 else busy + 0.3
+        rounds = work.work_groups / device.compute_units
+        rounds = math.ceil(rounds) if rounds < 4 else rounds + 0.3
         cycles = work.slices * work.slice_cycles + work.put_cycles
-        known = rates(device)
-        weights = 0 if problem.constant_weights else 2 * work.weights_size / (COPY * known.bandwidth) + known.launch
-        return (
-            busy * cycles * device.compute_units * UNIT_OPS_PER_CYCLE / (SUSTAINED * known.flops)
-            + weights
-            + known.launch
-        )
+        peaks = rates(device)
+        seconds = rounds * cycles * device.compute_units * UNIT_OPS_PER_CYCLE / (SUSTAINED * peaks.flops)
+        if not problem.constant_weights:
+            seconds += 2 * work.weights_size / (COPY_SHARE * peaks.bandwidth) + peaks.launch
+        return seconds + peaks.launch
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
         """The weights' transform, unless they are constant, and one launch."""
         work = self._work(problem, config)
-        maker = Passes(context, work.work)
-        pack, launch = maker.filter(work.filter), maker.fused(work)
+        passes = Passes(context, work.work)
+        pack, launch = passes.filter(work.filter), passes.fused(work)
         if problem.constant_weights:
             return StepPlan(0, [launch], work.weights_size, [pack], pack_key(work.geometry))
         return StepPlan(work.weights_size, [pack, launch])

@@ -1,4 +1,4 @@
-"""The passes of one problem as a plan: transforms, batched matrix products, inverse transform."""
+"""The passes of a problem as launches: transforms, batched matrix products, inverse transform."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ def gemm_config(work: Work, config: Mapping[str, Any]) -> dict[str, Any]:
 def passes(context: Any, geometry: TileGeometry, config: Mapping[str, Any]) -> StepPlan:
     """Compile a configuration into the plan of its passes."""
     work = work_of(geometry, config)
-    maker = Passes(context, work)
+    launches = Passes(context, work)
     gemm, steps, packers = gemm_config(work, config), [], []
     source, second, product, size = work.areas
     if not geometry.weights:
-        packers = [maker.filter(work.filter)]
+        packers = [launches.filter(work.filter)]
         steps += [] if work.constant else packers
     first = GemmPlan(context, work.product(), gemm)
     for piece in range(work.pieces):
-        at = piece * work.piece
-        steps.append(maker.data(work.source, "y" if geometry.problem.direction == "bwd_data" else "x", at))
+        first_tile = piece * work.piece
+        steps.append(launches.data(work.source, "y" if geometry.problem.direction == "bwd_data" else "x", first_tile))
         if geometry.weights:
-            steps.append(maker.data(work.gradient, "y", at))
+            steps.append(launches.data(work.gradient, "y", first_tile))
             plan = first if piece == 0 else GemmPlan(context, work.product(accumulate=True), gemm)
             steps.append(Product(plan, "workspace", "workspace", "workspace", second, source, product))
         else:
             weights = "w" if work.constant else "workspace"
             steps.append(Product(first, weights, "workspace", "workspace", second, source, product))
-            steps.append(maker.inverse(at))
+            steps.append(launches.inverse(first_tile))
     if geometry.weights:
-        steps += [maker.parts()] if work.parts > 1 else []
-        steps.append(maker.inverse(0))
+        steps += [launches.parts()] if work.parts > 1 else []
+        steps.append(launches.inverse(0))
     if work.constant:
         return StepPlan(size, steps, work.packed_size, packers, pack_key(geometry))
     return StepPlan(size, steps)
 
 
 def pack_key(geometry: TileGeometry) -> str:
-    """Return a key, equal for plans that read the same transformed weights; the 2 in it versions the transforms."""
+    """Return the cache key of transformed weights; the number 2 in it is the version of the transforms."""
     problem = geometry.problem
     return repr(
         ("winograd.gpu 2", geometry.m, problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g)
@@ -81,12 +81,12 @@ class Passes:
         return build(self.context, text)
 
     def _launch(self, program: Any, kernel: str, sizes: tuple[int, ...], arguments: list[Any]) -> Launch:
-        """Work groups of up to 128 items, as many neighbours along the first axis as there are."""
-        wide = 1
-        while wide < min(128, self._limit, sizes[0]):
-            wide *= 2
-        local = (wide, max(1, min(128, self._limit) // wide), 1)[: len(sizes)]
-        size = tuple(-(-n // each) * each for n, each in zip(sizes, local, strict=True))
+        """A launch with work groups of up to 128 items, which extend along the first axis as far as possible."""
+        width = 1
+        while width < min(128, self._limit, sizes[0]):
+            width *= 2
+        local = (width, max(1, min(128, self._limit) // width), 1)[: len(sizes)]
+        size = tuple(-(-n // extent) * extent for n, extent in zip(sizes, local, strict=True))
         return Launch(program, kernel, size, local, arguments, names=OPERANDS)
 
     def data(self, data: Data, operand: str, first: int) -> Launch:
@@ -97,14 +97,14 @@ class Passes:
         return self._launch(program, "transform_tiles", sizes, [operand, "workspace", np.int32(first)])
 
     def filter(self, weights: Filter) -> Launch:
-        """Return the launch that transforms the weights into the workspace, or into the packed buffer in its place."""
+        """Return the launch that transforms the weights into the workspace, or into the packed buffer instead of it."""
         work = self.work
         program = self._program("filter.cl.mako", f=weights)
         sizes = (work.mp, work.kp, work.geometry.groups)
         return self._launch(program, "transform_weights", sizes, ["w", "workspace"])
 
     def parts(self) -> Launch:
-        """Return the launch that adds the partial sums into the first part, by more work items than the inverse has."""
+        """Return the launch that adds all partial sums to the first one, with more work items than the inverse has."""
         inverse, size = self.work.inverse, self.work.product_size // self.work.parts
         sizes = f"#define AT {inverse.at}L\n#define SIZE {size}\n#define PARTS {self.work.parts}\n"
         program = build(self.context, self._head + sizes + kernel_text(__package__, "parts.cl"))
@@ -121,8 +121,8 @@ class Passes:
             sizes = (-(-geometry.target.channels // inverse.width), inverse.piece)
         else:
             sizes = (inverse.piece, geometry.target.channels)
-        given = ["workspace", problem.written, *self._extras(), np.int32(first)]
-        return self._launch(program, "inverse", sizes, given)
+        arguments = ["workspace", problem.written, *self._epilogue_operands(), np.int32(first)]
+        return self._launch(program, "inverse", sizes, arguments)
 
     def fused(self, work: FusedWork) -> Launch:
         """Return the launch of the fused form: everything but the weights' transform."""
@@ -132,9 +132,9 @@ class Passes:
         program = self._program("put.cl.mako", "fused.cl.mako", o=out, f=work)
         source, written = ("y", "x") if geometry.problem.direction == "bwd_data" else ("x", "y")
         weights = "w" if geometry.problem.constant_weights else "workspace"
-        arguments = [source, weights, written, *self._extras()]
+        arguments = [source, weights, written, *self._epilogue_operands()]
         size = (work.work_groups * work.items,)
         return Launch(program, "fused", size, (work.items,), arguments, names=OPERANDS)
 
-    def _extras(self) -> list[str]:
+    def _epilogue_operands(self) -> list[str]:
         return [name for name in ("bias", "residual") if getattr(self.work.geometry.problem, name)]

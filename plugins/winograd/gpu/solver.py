@@ -1,4 +1,4 @@
-"""``winograd.tiled_f4x3`` and its relatives: transforms, batched products and inverse transform, a launch each."""
+"""The solvers ``winograd.tiled_f<m>x<r>`` for GPUs: launches that transform, multiply and transform back."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .plan import passes, work_of
 class Tiles(Solver):
     """F(m, r) along every axis with r taps: stride 1, 1-D and 2-D, groups, any padding, every dtype."""
 
-    narrowest = 16
-    """Channels of a group below which the transforms cost more than the products that they spare."""
+    min_channels = 16
+    """Least channels per group: with fewer the transforms cost more than the products that they save."""
 
     def __init__(self, m: int, r: int) -> None:
         self.m, self.r = m, r
@@ -29,9 +29,9 @@ class Tiles(Solver):
         reason = self.limits(problem, device)
         if reason:
             return reason
-        narrow = min(problem.ic, problem.oc) // problem.g
-        if narrow < self.narrowest:
-            return f"{self.narrowest} or more channels a group, got {narrow}"
+        channels = min(problem.ic, problem.oc) // problem.g
+        if channels < self.min_channels:
+            return f"{self.min_channels} or more channels a group, got {channels}"
         return None
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
@@ -40,9 +40,9 @@ class Tiles(Solver):
             return f"1 image or more, got {problem.mb}"
         if problem.ndim > 2:
             return f"1-D and 2-D only, got {problem.ndim}-D"
-        places = max(problem.ih * problem.iw, problem.oh * problem.ow)
-        if places >= 1 << 31:
-            return f"images of less than 2**31 places, got {places}"
+        pixels = max(problem.ih * problem.iw, problem.oh * problem.ow)
+        if pixels >= 1 << 31:
+            return f"images of less than 2**31 places, got {pixels}"
         kernel = (problem.kh, problem.kw)
         if self.r not in kernel or set(kernel) - {1, self.r}:
             return f"{self.r} taps along one axis or both, 1 along the other, got {kernel[0]}x{kernel[1]}"
@@ -54,7 +54,7 @@ class Tiles(Solver):
 
 
 class Batched(Tiles):
-    """F(m, r) in passes, each a launch: transforms, batched products, inverse transform."""
+    """F(m, r) in several launches: transforms, batched products, inverse transform."""
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Reject also devices whose local memory holds no tile of the product."""
@@ -64,7 +64,7 @@ class Batched(Tiles):
         return reason
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Tiles of the product, then pieces of falling workspace."""
+        """Tiles of the product, then ever smaller pieces, which need less workspace."""
         return choices(TileGeometry(problem, self.m), device)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:

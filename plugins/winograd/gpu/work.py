@@ -1,4 +1,4 @@
-"""How a problem is cut into pieces, and the layout of its transformed tiles in memory, for kernels and plan."""
+"""How a problem is divided into pieces, and the layout of its transformed tiles in memory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..program import program
 from ..transforms import Matrix as Coefficients
 
 
-def _up(size: int, unit: int) -> int:
+def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
 class Printer:
-    """``program(matrix, inputs, outputs, type)`` for templates: statements that declare the outputs.
+    """Callable as ``program(matrix, inputs, outputs, type)`` in templates: returns statements that declare the outputs.
 
-    A class, not a local function, so that rendered texts can be cached by it.
+    It is a class and not a local function so that it can be part of the cache key of rendered texts.
     """
 
     def __init__(self, accumulator: str) -> None:
@@ -28,10 +28,10 @@ class Printer:
 
     def __call__(self, matrix: Coefficients, inputs: list[str], outputs: list[str], type_: str) -> str:
         prefix, self._printed = f"e{self._printed}_", self._printed + 1
-        printed = program(
+        text = program(
             matrix, inputs, outputs, type=type_, dtype=self._accumulator, prefix=prefix, declare=True, indent="  "
         )
-        return printed.text.rstrip("\n")
+        return text.text.rstrip("\n")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Data:
     counts: Pair
     tiles: int
     piece: int
-    """Tiles of a piece of the work; the rows beyond them are zeros."""
+    """Tiles per piece; rows beyond them are zeros."""
     rows: int
     groups: int
     channels: int
@@ -60,20 +60,20 @@ class Data:
 
     @property
     def plane(self) -> int:
-        """Elements that the transformed tiles have for one product (one element of each tile)."""
+        """Elements of one product's operand: one transformed element of every tile and channel."""
         return self.groups * self.padded * self.rows
 
     @property
     def width(self) -> int:
-        """Channels of a work item: its tile should stay in registers."""
+        """Channels that a work item transforms: its tiles should stay in registers."""
         if not self.tensor.nhwc:
             return 1
-        most = 4 if math.prod(self.outputs) <= 16 else 2 if math.prod(self.outputs) <= 36 else 1
-        return math.gcd(most, self.channels)
+        max_width = 4 if math.prod(self.outputs) <= 16 else 2 if math.prod(self.outputs) <= 36 else 1
+        return math.gcd(max_width, self.channels)
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """(first, count) of the columns that one vector load reads, which is aligned in every tile."""
+        """(first, count) of columns that one vector load reads; every load is aligned in every tile."""
         columns, length = [], self.inputs[1]
         unit = 1 if self.tensor.nhwc else math.gcd(4, self.tensor.size[1], self.step[1] if self.counts[1] > 1 else 4)
         j = 0
@@ -85,8 +85,8 @@ class Data:
 
     def guarded(self, axis: int, offset: int) -> bool:
         """Whether element ``offset`` of some tile is outside the tensor."""
-        first = self.origin[axis] + offset
-        return first < 0 or first + (self.counts[axis] - 1) * self.step[axis] >= self.tensor.size[axis]
+        lowest = self.origin[axis] + offset
+        return lowest < 0 or lowest + (self.counts[axis] - 1) * self.step[axis] >= self.tensor.size[axis]
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,9 @@ class Inverse:
 
 @dataclass(unsafe_hash=True)
 class Work:
-    """A geometry in ``pieces`` of tiles, one after the other in the same memory.
+    """A geometry divided into ``pieces`` of tiles, which are computed one after another in the same memory.
 
-    Sums of the weights' gradient, over tiles, are cut in ``parts`` that run side by side.
+    Sums of the weights' gradient, which are over tiles, are divided into ``parts`` that run concurrently.
     """
 
     geometry: TileGeometry
@@ -141,24 +141,24 @@ class Work:
         self.accsize = 8 if self.acc == "double" else 4
         """Bytes of one accumulator."""
         self.m, self.k = geo.target.channels // geo.groups, geo.source.channels // geo.groups
-        """Rows of a group's products, which are the target's channels (those of dy in the weights' gradient), and the
-        source's channels a group."""
-        self.mp, self.kp = _up(self.m, 4), _up(self.k, 4)
+        """Target channels per group (channels of dy in the weights' gradient), which are rows of the products, and
+        source channels per group."""
+        self.mp, self.kp = _round_up(self.m, 4), _round_up(self.k, 4)
         """``m`` and ``k`` rounded up to whole vectors of four."""
         self.piece = -(-geo.tiles // self.pieces)
         """Number of tiles in one piece."""
-        # The rows of a piece are its tiles rounded up: to whole vectors, to whole slices of a sum, or to whole tiles of
-        # a large product.
-        self.rows = _up(self.piece, 128 if self.piece > 1024 else 32 if self.piece > 128 else 4)
+        # The rows of a piece are its tiles, rounded up to whole vectors, whole slices of a sum, or whole tiles of a
+        # large product.
+        self.rows = _round_up(self.piece, 128 if self.piece > 1024 else 32 if self.piece > 128 else 4)
         if geo.weights:
-            self.rows = self.parts * _up(-(-self.piece // self.parts), 16)
-        each = geo.points * geo.groups
-        self.source_size = each * self.kp * self.rows
-        """Size of the source's transformed tiles, in elements of the accumulation type (as the next two)."""
-        self.second_size = each * self.mp * (self.rows if geo.weights else self.kp)
-        """Size of the product's other operand: transformed weights, or transformed tiles of dy."""
-        self.product_size = each * self.mp * (self.parts * self.kp if geo.weights else self.rows)
-        """Size of the product's result."""
+            self.rows = self.parts * _round_up(-(-self.piece // self.parts), 16)
+        matrices = geo.points * geo.groups
+        self.source_size = matrices * self.kp * self.rows
+        """Size of the source's transformed tiles, in accumulators."""
+        self.second_size = matrices * self.mp * (self.rows if geo.weights else self.kp)
+        """Size of the product's other operand in accumulators: transformed weights, or transformed tiles of dy."""
+        self.product_size = matrices * self.mp * (self.parts * self.kp if geo.weights else self.rows)
+        """Size of the product's result in accumulators."""
         self.constant = not geo.weights and geo.problem.constant_weights
         """Whether the weights are transformed once."""
         self.packed_size = self.second_size * self.accsize if self.constant else 0
@@ -166,18 +166,16 @@ class Work:
 
     @functools.cached_property
     def areas(self) -> tuple[int, int, int, int]:
-        """Offsets of source, second operand and product, and the bytes of all but constant weights."""
+        """(offsets of source, second operand and product in accumulators, bytes of workspace)."""
         areas, unit = Areas(), self.accsize
         source, product = areas.add(self.source_size * unit), areas.add(self.product_size * unit)
         second = 0 if self.constant else areas.add(self.second_size * unit)
         return source // unit, second // unit, product // unit, areas.size
 
-    # --- the passes: transforms of operands, products, inverse transform ----------------------------------------------
-
     def _data(self, tensor: TensorLayout, inputs: Pair, name: str, origin: Pair, channels: int, at: int) -> Data:
         geo = self.geometry
         return Data(tensor, inputs, geo.alpha, geo.matrices(name), geo.tile, origin, geo.counts, geo.tiles,
-                    self.piece, self.rows, geo.groups, channels, _up(channels, 4), at)  # fmt: skip
+                    self.piece, self.rows, geo.groups, channels, _round_up(channels, 4), at)  # fmt: skip
 
     @property
     def source(self) -> Data:
@@ -203,8 +201,8 @@ class Work:
         """The inverse transform of the products."""
         geometry = self.geometry
         outputs = geometry.taps if geometry.weights else geometry.tile
-        most = 4 if geometry.points <= 16 else 2 if geometry.points <= 36 else 1
-        width = math.gcd(most, self.k if geometry.weights else self.m) if geometry.nhwc else 1
+        max_width = 4 if geometry.points <= 16 else 2 if geometry.points <= 36 else 1
+        width = math.gcd(max_width, self.k if geometry.weights else self.m) if geometry.nhwc else 1
         run = 1 if geometry.nhwc or geometry.weights else math.gcd(4, outputs[1], geometry.target.size[1])
         plane = geometry.groups * self.mp * (self.kp if geometry.weights else self.rows)
         return Inverse(self.m, self.mp, self.k, self.kp, self.rows, self.piece, plane,
@@ -212,22 +210,21 @@ class Work:
 
     def product(self, accumulate: bool = False) -> GemmSpec:
         """Return the batched matrix product: one per transformed element and group (and part of the sum)."""
-        geometry, g, rows = self.geometry, self.geometry.groups, self.rows
+        geometry, groups, rows = self.geometry, self.geometry.groups, self.rows
         dtype = "float64" if self.acc == "double" else "float32"
         epilogue = Epilogue(accumulate=accumulate)
         if geometry.weights:
-            each = rows // self.parts
-            batch = geometry.points * g * self.parts
+            summed = rows // self.parts
+            batch = geometry.points * groups * self.parts
 
             def operand(channels: int) -> Matrix:
                 """Rows are channels, columns tiles; batches are (point, group), and before them the parts."""
                 tile, channel = (channels, 1) if geometry.nhwc else (1, rows)
-                return Matrix(
-                    Axis(channel), Axis(tile), Axis(channels * rows, inner=geometry.points * g, outer=each * tile)
-                )
+                batches = Axis(channels * rows, inner=geometry.points * groups, outer=summed * tile)
+                return Matrix(Axis(channel), Axis(tile), batches)
 
             c = Matrix(Axis(self.kp), Axis(1), Axis(self.mp * self.kp))
-            return GemmSpec(self.mp, self.kp, each, batch, dtype, operand(self.mp), operand(self.kp).transposed, c,
+            return GemmSpec(self.mp, self.kp, summed, batch, dtype, operand(self.mp), operand(self.kp).transposed, c,
                             epilogue, alignment=4)  # fmt: skip
         a = Matrix(Axis(1), Axis(self.mp), Axis(self.mp * self.kp))
         if geometry.nhwc:
@@ -236,4 +233,4 @@ class Work:
             b, c = Matrix(Axis(rows), Axis(1)), Matrix(Axis(rows), Axis(1))
         b = Matrix(b.row, b.col, Axis(self.kp * rows))
         c = Matrix(c.row, c.col, Axis(self.mp * rows))
-        return GemmSpec(self.mp, rows, self.kp, geometry.points * g, dtype, a, b, c, epilogue, alignment=4)
+        return GemmSpec(self.mp, rows, self.kp, geometry.points * groups, dtype, a, b, c, epilogue, alignment=4)

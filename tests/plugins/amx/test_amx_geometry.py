@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from convdispatch_amx.convolve import TilesKernel
 from convdispatch_amx.geometry import flat_of, merged
-from convdispatch_amx.sizes import passed
+from convdispatch_amx.sizes import sizes_argument
 from hypothesis import given
 from strategies import FUZZ, problems
 
@@ -169,10 +169,10 @@ def test_one_program_serves_many_geometries():
 
 
 def test_what_is_passed():
-    text, given = passed({"N": 3}, {"W": 1 << 40}, {"AT": ("int", [7, 8], 1), "LONG": ("long", range(65), 1)})
+    text, given = sizes_argument({"N": 3}, {"W": 1 << 40}, {"AT": ("int", [7, 8], 1), "LONG": ("long", range(65), 1)})
     assert np.frombuffer(given, np.int64)[0] == 1 << 40
     assert list(np.frombuffer(given, np.int32)[2:7]) == [3, 7, 8, 0, 0]
     assert "constant long LONG[] = {0, 1, " in text
-    assert text == passed({"N": 9}, {"W": 0}, {"AT": ("int", [1, 2, 3], 1), "LONG": ("long", range(65), 1)})[0]
+    assert text == sizes_argument({"N": 9}, {"W": 0}, {"AT": ("int", [1, 2, 3], 1), "LONG": ("long", range(65), 1)})[0]
     with pytest.raises(OverflowError):
-        passed({"N": 1 << 31}, {}, {})
+        sizes_argument({"N": 1 << 31}, {}, {})

@@ -69,7 +69,7 @@ def test_the_threads_context_stays_its_own(monkeypatch):
 
     monkeypatch.setattr(module, "cuda_of", lambda device: other)
     monkeypatch.setattr(module, "library", Library)
-    for name in ("_handles", "_loading"):
+    for name in ("_handles", "_loading_streams"):
         monkeypatch.setattr(module, name, {})
     with module.planning_handle("a device"):
         inside.append(driver.current)

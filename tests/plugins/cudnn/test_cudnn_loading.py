@@ -64,7 +64,7 @@ def test_a_plan_loads_its_kernels_and_a_choice_does_not(monkeypatch):
     monkeypatch.setattr(plan_module, "library", lambda: None)
     monkeypatch.setattr(plan_module, "cuda_of", lambda device: types.SimpleNamespace(current=contextlib.nullcontext))
     monkeypatch.setattr(plan_module, "_handles", {("device", "make"): "maker", ("device", "run"): "runner"})
-    monkeypatch.setattr(plan_module, "_loading", {"device": "stream"})
+    monkeypatch.setattr(plan_module, "_loading_streams", {"device": "stream"})
     monkeypatch.setattr(plan_module, "load", lambda *arguments: loaded.append(arguments[1:]))
     prepared = []
     monkeypatch.setattr(plan_module.Bridge, "prepare", staticmethod(lambda *arguments: prepared.append(arguments)))

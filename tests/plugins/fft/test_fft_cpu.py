@@ -219,7 +219,7 @@ def test_l2_needs_a_gibibyte_at_most(device, direction, batch):
     for constant in [False, True] if direction != "bwd_weights" else [False]:
         changed = problem.replace(constant_weights=constant)
         g = Geometry(changed, configs(changed, device)[0])
-        assert g.areas["size"] + (g.packed_size if g.held else 0) <= 2**30
+        assert g.areas["size"] + (g.packed_size if g.constant_kernel else 0) <= 2**30
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

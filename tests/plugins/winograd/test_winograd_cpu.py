@@ -273,8 +273,8 @@ def test_weights_that_change_are_packed_in_parts(device, monkeypatch, text):
     """Weights that leave the cache are transformed and used block by block."""
     from convdispatch_winograd.cpu import data
 
-    monkeypatch.setattr(data, "FAR", 1)
-    monkeypatch.setattr(data, "PACKED", 1 << 18)
+    monkeypatch.setattr(data, "UNCACHED_PACKED_BYTES", 1)
+    monkeypatch.setattr(data, "PACKED_PART_BYTES", 1 << 18)
     problem = ConvProblem.parse(text)
     found = list(solver_of((4, 3)).configs(problem, runtime.device_info(device)))
     number = next(i for i, config in enumerate(found) if config["form"] == "apart" and config["strips"] > 1)

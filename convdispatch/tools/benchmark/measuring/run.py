@@ -1,4 +1,4 @@
-"""Runs a benchmark: the device's ceilings, then problem by problem, journalled, resumed, ended without loss."""
+"""Runs a benchmark: the device's ceilings, then problem by problem, written, resumed, ended without loss."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ....measurement.search.precompile import precompile, precompile_s
 from ....measurement.shapes import Entry
 from ...progress import Progress, progress
 from ..quiet import wait_quiet
-from ..report import Journal, Layer, Measured, Report, load
+from ..report import Layer, Measured, Report, load, write_json
 from . import peers as peer_modules
 from .environment import environment
 from .session import Session
@@ -48,7 +48,7 @@ class Options:
     record: bool = False
     """Whether the results are stored as records, from which dispatch then chooses."""
     resume: Path | None = None
-    """The journal of an earlier run, which is read first and then appended to."""
+    """The report of an earlier run, which is read first and then written anew after each problem."""
     command: str = ""
     isolate: bool = False
     """Whether everything is measured in a child process, so that a candidate that crashes ends only that process."""
@@ -114,7 +114,6 @@ class _Run:
                     step(f"ceilings of the device, {dtype}", 0)
                     report.roofs[dtype] = session.roof(dtype)
                 report.measured = _resumed(options.resume, report, session.settings)
-                journal = Journal(options.resume, report) if options.resume else None
                 new = [problem for text, problem in self._problems.items() if text not in report.measured]
                 self._compile_ahead(new, step)
                 step.begin(done=len(self._names) - len(new))
@@ -124,8 +123,8 @@ class _Run:
                     step(title, 0)
                     measured = session.measure(problem, lambda at, title=title: step(f"{title} {at}", 0))
                     report.measured[str(problem)] = measured
-                    if journal:
-                        journal.add(measured)
+                    if options.resume:
+                        write_json(report, options.resume)
                     keep(report)
                     step("", 1)
                 if new:

@@ -1,4 +1,4 @@
-"""Writes a report as CSV, a line for each layer and each thing that was timed, and as JSON."""
+"""Writes a report as CSV, a line for each layer and each thing that was timed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,6 @@ COLUMNS = (
     "p80_ms", "samples", "ci_low_ms", "ci_high_ms", "timed_in", "measured", "offered",
     "gflops", "roofline_ms", "fraction", "error", "error_scaled", "workspace_bytes", "compile_ms", "reason", "device",
 )  # fmt: skip
-
-
-def write_json(report: Report | Sequence[Report], path: Path) -> None:
-    """Write the report, or a list of several, for ``load_all``. The file is replaced when the new one is complete."""
-    values = report.to_json() if isinstance(report, Report) else [each.to_json() for each in report]
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
 
 
 def write_csv(report: Report | Sequence[Report], path: Path) -> None:

@@ -1,6 +1,6 @@
-"""PyTorch's CUDA tensors as operands of a call, and the call of an operator on PyTorch's current stream.
+"""PyTorch's tensors on a device with streams as operands of a call, and the call of an operator on its current stream.
 
-Workspaces come from PyTorch's caching allocator, so a CUDA graph takes them into its own pool. Nothing waits.
+Workspaces come from PyTorch's caching allocator, so a captured graph takes them into its own pool. Nothing waits.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ...calls.arrays.stream_arrays import ALIGNMENT
 from ...calls.framework.fallback import Fallback
 from ...calls.framework.host import refuse_dtype
 from ...calls.stream_call import StreamCall
-from ...device.cuda.stream import CudaMemory, CudaStream
+from ...device.places.stream import Stream, StreamMemory
 from ..counting import solved
 
 CAPTURED = "new while a CUDA graph was captured: run the model once before, so that its programs are there"
 
 
 def stream_of(tensor: torch.Tensor) -> Any:
-    """PyTorch's current stream of a CUDA tensor's device. Raises Fallback."""
+    """PyTorch's current stream of a tensor's device. Raises Fallback."""
     library: Any = library_of(torch.Tensor)
     try:
         return library.stream(tensor, tensor.get_device())
@@ -33,7 +33,7 @@ def stream_of(tensor: torch.Tensor) -> Any:
 
 
 def device(tensor: torch.Tensor) -> Any:
-    """The OpenCL device that holds a CUDA tensor. Raises Fallback."""
+    """The OpenCL device that holds a tensor. Raises Fallback."""
     return stream_of(tensor).device
 
 
@@ -49,15 +49,13 @@ class StreamTensors:
         self.strides = torch.empty(shape, device="meta", memory_format=form).stride()
         self.is_current = library.is_current
 
-    def stream(self, tensor: torch.Tensor) -> CudaStream:
+    def stream(self, tensor: torch.Tensor) -> Stream:
         return self._library.stream(tensor, self._number)  # type: ignore[no-any-return]
 
-    def allocate(self, input1: torch.Tensor, stream: CudaStream) -> torch.Tensor:
+    def allocate(self, input1: torch.Tensor, stream: Stream) -> torch.Tensor:
         return torch.empty_strided(self.shape, self.strides, dtype=self._dtype, device=self._device)
 
-    def addresses(
-        self, operands: Sequence[torch.Tensor], bias: Any, residual: Any, stream: CudaStream
-    ) -> list[int] | None:
+    def addresses(self, operands: Sequence[torch.Tensor], bias: Any, residual: Any, stream: Stream) -> list[int] | None:
         form = self._form
         for tensor in operands:
             if not tensor.is_contiguous(memory_format=form):
@@ -78,19 +76,19 @@ class StreamTensors:
         return operand_addresses
 
     def memory(
-        self, tensor: torch.Tensor, stream: CudaStream, size: int, out: bool = False, of_bias: bool = False
-    ) -> CudaMemory:
+        self, tensor: torch.Tensor, stream: Stream, size: int, out: bool = False, of_bias: bool = False
+    ) -> StreamMemory:
         form = torch.contiguous_format if of_bias else self._form
         if not tensor.is_contiguous(memory_format=form):
             tensor = tensor.contiguous(memory_format=form)
         if tensor.data_ptr() % ALIGNMENT:
             tensor = tensor.clone(memory_format=torch.preserve_format)
-        return CudaMemory(tensor.data_ptr(), size, tensor)
+        return StreamMemory(tensor.data_ptr(), size, tensor)
 
-    def finished(self, made: torch.Tensor, stream: CudaStream) -> torch.Tensor:
+    def finished(self, made: torch.Tensor, stream: Stream) -> torch.Tensor:
         return made
 
-    def keep(self, stream: CudaStream, held: Any) -> None:
+    def keep(self, stream: Stream, held: Any) -> None:
         """PyTorch's allocator reuses memory in the stream's order."""
 
 
