@@ -28,6 +28,7 @@ from convdispatch.api import ConvProblem
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
 from convdispatch.measurement import reference
+from convdispatch.measurement.conformance.checks import Examination
 from convdispatch.measurement.search.families import FAMILIES, draw, entering, families, family_limit, plane_errors
 from convdispatch.selection.plugins.loader import plugins
 
@@ -49,12 +50,12 @@ def _begin(device: str | None, only: str) -> None:
     import pyopencl as cl
 
     found = runtime.find_device(device)
-    _WORKER.update(info=runtime.device_info(found), context=runtime.context(found), only=only.split(","))
-    _WORKER["queue"] = cl.CommandQueue(_WORKER["context"])
+    queue = cl.CommandQueue(runtime.context(found))
+    _WORKER.update(info=runtime.device_info(found), queue=queue, only=only.split(","))
 
 
 def _plans(problem: ConvProblem) -> list[tuple[str, Any]]:
-    """(what made it, plan) of every solver, its first configuration of each format."""
+    """(what made it, what runs its plan) of every solver, its first configuration of each format."""
     made = []
     for name, solver in plugins().solvers.items():
         if not any(fnmatch(name, glob) for glob in _WORKER["only"]) or solver.rejects(problem, _WORKER["info"]):
@@ -65,23 +66,8 @@ def _plans(problem: ConvProblem) -> list[tuple[str, Any]]:
                 continue
             seen.add(config.get("format"))
             shown = " ".join((name, config.get("format", ""))).strip()
-            made.append((shown, solver.plan(_WORKER["context"], problem, config)))
+            made.append((shown, Examination(solver, problem, config, None, _WORKER["queue"])))
     return made
-
-
-def _run(problem: ConvProblem, plan: Any, operands: dict[str, np.ndarray]) -> np.ndarray:
-    """What a plan makes of operands, in an output and a workspace that began as NaN."""
-    import pyopencl as cl
-
-    context, queue, flags = _WORKER["context"], _WORKER["queue"], cl.mem_flags
-    out = np.full(problem.out_shape, np.nan, np.float32)
-    host = {**operands, problem.written: out}
-    given = {k: cl.Buffer(context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=host[k]) for k in "xwy"}
-    scratch = cl.Buffer(context, flags.READ_WRITE, max(4, plan.workspace_size))
-    cl.enqueue_fill_buffer(queue, scratch, np.uint8(0xFF), 0, scratch.size)
-    plan.enqueue(queue, given["x"], given["w"], given["y"], scratch)
-    cl.enqueue_copy(queue, out, given[problem.written])
-    return out
 
 
 def _measure(task: tuple[str, list[ConvProblem]]) -> list[dict]:
@@ -98,7 +84,7 @@ def _measure(task: tuple[str, list[ConvProblem]]) -> list[dict]:
         with np.errstate(all="ignore"):
             expected, entered = reference.compute(problems[0], **operands), entering(problems[0], operands)
         for row, (problem, plan) in zip(rows, made, strict=True):
-            found = plane_errors(problem, _run(problem, plan, operands), expected, entered, spread=True)
+            found = plane_errors(problem, plan.compute(operands), expected, entered, spread=True)
             row["errors"][family] = float(found.max())
     return rows
 

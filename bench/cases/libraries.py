@@ -20,10 +20,8 @@ import argparse
 import copy
 import importlib.util
 import json
-import math
 import os
 import resource
-import subprocess
 import time
 import warnings
 from collections.abc import Callable
@@ -32,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import again
-from bench.library_times import cause, timed
+from bench.library_times import cause, counted, error_cell, gradients, mean_cell, row_of_child, timed
 
 SKIPPED = {
     "ultralytics": "its licence is the AGPL-3.0, which this project does not ask of whoever runs its tests; the "
@@ -84,7 +82,7 @@ def work(
             got = forward()
             row["first_s"] = time.perf_counter() - begin
         row["error"] = error(got, reference)
-        row["counters"] = {key: ct.counters()[key] for key in ("ours", "left", "reasons")}
+        row["counters"] = counted()
         begin = time.perf_counter()
         try:
             fused = ct.convert(copy.deepcopy(net), fuse=True)
@@ -183,8 +181,7 @@ def _training(
 
     def step(net: Any = net, args: Any = args, kwargs: Any = kwargs) -> list[Any]:
         loss = sum(t.square().mean() for t in tensors_of(net(*args, **kwargs)) if t.requires_grad)
-        weights = [p for p in net.parameters() if p.requires_grad]
-        return [g for g in torch.autograd.grad(loss, weights, allow_unused=True) if g is not None]
+        return gradients(loss, net)
 
     if ct is None:
         try:
@@ -196,7 +193,7 @@ def _training(
     ct.reset_counters()
     with ct.enable():
         got = step()
-    counted = {key: ct.counters()[key] for key in ("ours", "left", "reasons")}
+    train_counters = counted()
 
     def whole(gradients: Any) -> list[Any]:
         return [torch.cat([g.flatten().double() for g in gradients])] if gradients else []
@@ -206,7 +203,7 @@ def _training(
     found = {
         "train_error_plain": None if exact is None else error(whole(alone["gradients"]), reference),
         "train_error": error(whole(got), reference),
-        "train_counters": counted,
+        "train_counters": train_counters,
     }
     if times:
         sides = {"plain": step, "enable": step}
@@ -219,15 +216,7 @@ def run(library: str, name: str, given: Any) -> dict[str, Any]:
     words = [*again("libraries"), "--work", library, name, "--device", given.device]
     words += ["--turn", str(given.turn)] if given.turn else []
     words += ["--no-train"] * given.no_train + ["--no-time"] * given.no_time
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=given.limit)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"over {given.limit} s"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if not lines:
-        last = [line for line in done.stderr.splitlines() if line.strip()]
-        return {"failed": last[-1][:300] if last else f"ended with {done.returncode}"}
-    return json.loads(lines[-1])  # type: ignore[no-any-return]
+    return row_of_child(words, given.limit)
 
 
 def described(row: dict[str, Any]) -> str:
@@ -239,14 +228,8 @@ def described(row: dict[str, Any]) -> str:
     parts = [f"{ms['plain']:8.1f} ms"] if ms else []
     parts += [f"{side} {ms['plain'] / ms[side]:.2f}" for side in ms if side not in ("plain", "alone")]
     parts += [f"step {train['plain'] / train['enable']:.2f}"] if "enable" in train else []
-    shown = " ".join(_errors(row, *ERRORS))
     left, ours = (row["counters"][key] for key in ("left", "ours"))
-    return f"{head} {'  '.join(parts)}  errors {shown}  left {left} of {left + ours}"
-
-
-def _errors(row: dict[str, Any], *keys: str) -> list[str]:
-    found = [row.get(key) for key in keys]
-    return ["-" if each is None else f"{each:.0e}" for each in found]
+    return f"{head} {'  '.join(parts)}  errors {error_cell(row, *ERRORS)}  left {left} of {left + ours}"
 
 
 def results_table(rows: list[dict[str, Any]]) -> str:
@@ -260,7 +243,7 @@ def results_table(rows: list[dict[str, Any]]) -> str:
             cells += [row["failed"].replace("|", "/"), "", "", ""]
         else:
             cells += [str(row["convolutions"]), f"{row['counters']['ours']}; {row['counters']['left']}"]
-            cells += ["; ".join(_errors(row, *ERRORS[:3])), "; ".join(_errors(row, *ERRORS[3:]))]
+            cells += [error_cell(row, *ERRORS[:3]), error_cell(row, *ERRORS[3:])]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -282,12 +265,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         plain = f"{ms['plain']:.1f}" if ms else ""
         lines.append(
             f"| {row['library']} | {row['model']} | {row['convolutions']} | {row['counters']['left']} | "
-            f"{_errors(row, 'error')[0]} | {plain} | {' | '.join(cells)} |"
+            f"{error_cell(row, 'error')} | {plain} | {' | '.join(cells)} |"
         )
-    mean = [
-        f"{math.exp(sum(map(math.log, each)) / len(each)):.2f}, least {min(each):.2f}" if each else ""
-        for each in means.values()
-    ]
+    mean = map(mean_cell, means.values())
     return "\n".join([*lines, f"| geometric mean | of {len(rows)} | | | | | {' | '.join(mean)} |"])
 
 

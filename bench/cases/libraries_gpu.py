@@ -19,8 +19,6 @@ import copy
 import fcntl
 import gc
 import json
-import math
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import again
-from bench.cases.libraries import convolutions, error, exact_answer, settle
-from bench.library_times import cause, timed
+from bench.cases.libraries import ERRORS, convolutions, error, exact_answer, settle
+from bench.library_times import cause, counted, error_cell, gradients, mean_cell, row_of_child, timed
 
 MODELS = (
     "torchvision/resnet50",
@@ -86,8 +84,7 @@ def work(library: str, name: str, given: argparse.Namespace) -> dict[str, Any]:
         given = tree.tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, (args, kwargs))
         answers = tensors_of(model(*given[0], **given[1]))
         loss = sum(t.to(torch.promote_types(dtype, torch.float32)).square().mean() for t in answers if t.requires_grad)
-        weights = [p for p in model.parameters() if p.requires_grad]
-        return [g for g in torch.autograd.grad(loss, weights, allow_unused=True) if g is not None]
+        return gradients(loss, model)
 
     def enabled(run: Callable[[], Any]) -> Callable[[], Any]:
         def both() -> Any:
@@ -119,7 +116,7 @@ def work(library: str, name: str, given: argparse.Namespace) -> dict[str, Any]:
     sides: dict[str, Callable[[], Any]] = {"plain": forward, "enable": forward}
     begin = time.perf_counter()
     row["error"] = error(ready(enabled(forward)), reference)
-    row["counters"] = {key: ct.counters()[key] for key in ("ours", "left", "reasons")}
+    row["counters"] = counted()
     row["first_s"] = time.perf_counter() - begin
     graphs: dict[str, Any] = {"plain": forward}
     try:
@@ -145,7 +142,7 @@ def work(library: str, name: str, given: argparse.Namespace) -> dict[str, Any]:
         flat = [[torch.cat([g.flatten().double() for g in each])] for each in whole]
         row["train_error"], row["train_error_plain"] = error(flat[0], flat[2]), error(flat[1], flat[2])
         steps = {"plain": step, "step": step}
-        row["train_counters"] = {key: ct.counters()[key] for key in ("ours", "left", "reasons")}
+        row["train_counters"] = counted()
     if not given.no_time:
         with _alone(given) as alone:
             row["alone"] = alone
@@ -214,15 +211,7 @@ def _child(model: str, given: argparse.Namespace, turn: str) -> dict[str, Any]:
     words = [*again("libraries_gpu"), "--work", model, "--turn", turn, "--by", str(given.by), "--form", given.form]
     words += ["--device", given.device]
     words += ["--batch", str(given.batch), *["--compile"] * given.compile, *["--no-train"] * given.no_train]
-    try:
-        done = subprocess.run(
-            [*words, *["--no-time"] * given.no_time], capture_output=True, text=True, timeout=given.limit
-        )
-    except subprocess.TimeoutExpired:
-        return {"failed": f"over {given.limit:.0f} s"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    last = [line for line in done.stderr.splitlines() if line.strip()] or [f"ended with {done.returncode}"]
-    return json.loads(lines[-1]) if lines else {"failed": last[-1][:300]}
+    return row_of_child([*words, *["--no-time"] * given.no_time], given.limit)
 
 
 def _here(library: str, name: str, given: argparse.Namespace) -> dict[str, Any]:
@@ -263,16 +252,15 @@ def table(rows: list[dict[str, Any]]) -> str:
         if "failed" in row:
             lines.append(f"| {' | '.join([*cells, row['failed'].replace('|', '/')])} |")
             continue
-        errors = (row.get(key) for key in ("error_plain", "error", "error_fused", "train_error_plain", "train_error"))
         cells += [str(row["batch"]), str(row["counters"]["left"])]
-        cells += ["; ".join("-" if each is None else f"{each:.0e}" for each in errors)]
+        cells += [error_cell(row, *ERRORS)]
         cells += [f"{row['ms']['plain']:.2f}" if row.get("ms") else ""]
         found = ratios(row)
         for side in SIDES:
             means[side] += [found[side]] if side in found else []
             cells.append(f"{found[side]:.2f}" if side in found else "")
         lines.append(f"| {' | '.join(cells)} |")
-    mean = [f"{math.exp(sum(map(math.log, m)) / len(m)):.2f}, least {min(m):.2f}" if m else "" for m in means.values()]
+    mean = map(mean_cell, means.values())
     return "\n".join([*lines, f"| geometric mean | of {len(rows)} |  |  |  |  |  | {' | '.join(mean)} |"])
 
 

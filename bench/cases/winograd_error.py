@@ -18,30 +18,17 @@ import numpy as np
 from convdispatch.api import ConvDispatchError, ConvProblem, Solver
 from convdispatch.device import runtime
 from convdispatch.measurement import reference
+from convdispatch.measurement.conformance.checks import Examination
+from convdispatch.measurement.search.trialdata import random_operands
 from convdispatch.selection.plugins.loader import plugins
 
 
 def error_of(solver: Solver, problem: ConvProblem) -> float:
     """One run's relative error with the default configuration."""
-    import pyopencl as cl
-
-    queue = runtime.queue()
-    info = runtime.device_info(queue.device)
-    config = next(iter(solver.configs(problem, info)))
-    plan = solver.plan(queue.context, problem, config)
-    random = np.random.default_rng(0)
-    arrays = {
-        name: random.standard_normal(getattr(problem, name + "_shape"), np.float32).astype(problem.dtype)
-        for name in "xwy"
-    }
-    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-    memory = {name: cl.Buffer(queue.context, flags, hostbuf=array) for name, array in arrays.items()}
-    scratch = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, max(4, plan.workspace_size))
-    plan.enqueue(queue, memory["x"], memory["w"], memory["y"], scratch)
-    out = np.empty(problem.out_shape, arrays["x"].dtype)
-    cl.enqueue_copy(queue, out, memory[problem.written])
-    given = {name: array for name, array in arrays.items() if name != problem.written}
-    return reference.relative_error(out, reference.compute(problem, **given))
+    queue, operands = runtime.queue(), random_operands(problem, 0)
+    config = next(iter(solver.configs(problem, runtime.device_info(queue.device))))
+    got = Examination(solver, problem, config, None, queue).compute(operands)
+    return reference.relative_error(got, reference.compute(problem, **operands))
 
 
 def plain_error(length: int) -> float:

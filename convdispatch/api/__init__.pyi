@@ -4,7 +4,6 @@ from ..calls.conv import conv_backward_weights as conv_backward_weights
 from ..calls.conv import conv_transpose as conv_transpose
 from ..calls.explaining import explain as explain
 from ..cluster.finding import find_many as find_many
-from ..device.gemm import LAUNCH as GEMM_LAUNCH
 from ..device.gemm import PACKED as GEMM_PACKED
 from ..device.gemm import Axis as Axis
 from ..device.gemm import Epilogue as Epilogue
@@ -27,6 +26,7 @@ from ..device.programs.kernels import config_macros as config_macros
 from ..device.programs.kernels import define as define
 from ..device.programs.kernels import kernel_text as kernel_text
 from ..device.programs.proven import proven as proven
+from ..device.rates import LAUNCH as GEMM_LAUNCH
 from ..device.rates import rates as rates
 from ..measurement.find import find as find
 from ..measurement.sampled import sampled_fault as sampled_fault

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.resources
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -163,4 +162,6 @@ def bfloat16_conversions() -> str:
 
 @functools.cache
 def _conversions(file: str) -> str:
+    import importlib.resources  # loads archives and temporary files, which a call without bfloat16 needs not
+
     return importlib.resources.files(__package__).joinpath(file).read_text(encoding="utf-8")

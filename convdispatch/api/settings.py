@@ -8,10 +8,9 @@ and the table of ``docs/use/environment.md`` are generated.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -100,12 +99,18 @@ def _file(text: str) -> Path:
     return path
 
 
+def _alike(text: str, words: Iterable[str]) -> list[str]:
+    import difflib  # loaded where there is something to say
+
+    return difflib.get_close_matches(text, words, 1)
+
+
 def _one_of(*words: str) -> Kind[Any]:
     """A kind of setting whose value is one word out of a list."""
 
     def read(text: str) -> str:
         if text not in words:
-            near = difflib.get_close_matches(text, words, 1)
+            near = _alike(text, words)
             raise Unreadable(f"did you mean {near[0]}?" if near else "")
         return text
 
@@ -354,7 +359,7 @@ def faults() -> dict[str, str]:
     for name in texts():
         setting = SETTINGS.get(name)
         if setting is None:
-            near = difflib.get_close_matches(name, SETTINGS, 1)
+            near = _alike(name, SETTINGS)
             messages[name] = f"no environment variable is named {name}" + (f"; did you mean {near[0]}?" if near else "")
             continue
         try:

@@ -15,8 +15,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 EXIT_S = 60.0
 """The most seconds that the end of the process waits for background work."""
@@ -60,6 +62,8 @@ class Threads:
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
         """Run ``work`` in one of the threads; the returned future gets its result or exception."""
+        from concurrent.futures import Future  # loads logging, which a call that compiles nothing needs not
+
         future: Future[Any] = Future()
         with self._changed:
             if self._process != os.getpid():  # a forked process lacks its parent's threads

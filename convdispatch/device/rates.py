@@ -24,6 +24,8 @@ from . import jsontext, plainfile
 
 _FIELDS = {"flops": (1e5, 1e19), "bandwidth": (1e4, 1e17), "launch": (1e-9, 10.0)}
 """The range of each rate, in operations and bytes a second and in seconds; a value outside it is refused."""
+LAUNCH = 3e6
+"""Operations at peak rate in the time of one kernel launch, on the cores that the costs were fitted on."""
 QUEUE_LAUNCH = 5.06e-6
 """Seconds that a kernel launch takes on a GPU's OpenCL queue."""
 STREAM_LAUNCH = 0.8e-6

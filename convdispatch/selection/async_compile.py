@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
 from ..api.policy import Policy
@@ -22,6 +21,8 @@ from .generic_solver import GenericSolver, generic_s
 from .prepared import Prepared
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     import pyopencl as cl
 
 WAIT_S = 0.1
@@ -53,6 +54,8 @@ def ready_first(
 
     Raises what ``make`` raises, where the caller still waits for it.
     """
+    from concurrent.futures import Future, wait
+
     info = runtime.device_info(context.devices[0])
     if _GENERAL.rejects(problem, info) or generic_s(problem, info) > LONGEST_S:
         return make()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ..api.cpu import Balance
 from ..device import runtime
-from ..device.gemm import LAUNCH
-from ..device.rates import rates
+from ..device.rates import LAUNCH, rates
 from .prepared import Prepared
 from .solver_query import predicted
 

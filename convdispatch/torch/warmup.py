@@ -169,10 +169,10 @@ def _recorder(calls: dict[Any, Callable[[], Any]]) -> Any:
                 parts += [("data", y, None, promise(w) is not None)] if x.requires_grad else []
                 parts += [("weights", y, None, False)] if w.requires_grad else []
             for part, grad, part_bias, constant in parts:
-                key = engine.key_of(part, tuple(geometry), x, w, grad, part_bias, constant, settings)
+                call_arguments = (tuple(geometry), x, w, grad, part_bias, constant, settings)
+                key = engine.key_of(part, engine.facts_of(*call_arguments))
                 if key not in calls:
-                    call_arguments = (part, tuple(geometry), x, w, grad, part_bias, constant, settings)
-                    calls[key] = functools.partial(engine.cached_call, *call_arguments)
+                    calls[key] = functools.partial(engine.cached_call, part, *call_arguments)
             return y
 
     return Recorder()

@@ -12,13 +12,12 @@ of the configuration, which the kernels' templates read.
 """
 
 from .configs import configs
-from .cost import LAUNCH, PACKED, product_cost
+from .cost import PACKED, product_cost
 from .layout import PackedLayout, packed_layout
 from .plan import GemmPlan, workspace_size
 from .spec import Axis, Epilogue, GemmSpec, Matrix
 
 __all__ = [
-    "LAUNCH",
     "PACKED",
     "Axis",
     "Epilogue",

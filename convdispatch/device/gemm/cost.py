@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...api.cpu import FITTED, Balance, cdiv
+from ..rates import LAUNCH
 from .layout import distinct, far_rows
 from .spec import GemmSpec
 
-LAUNCH = 3e6
-"""Operations at peak rate in the time of one kernel launch, on the cores on which the costs were fitted."""
 PACKED = 50.0, 160.0
 """Operations at peak rate per packed element of A: packed along A's columns, and across them."""
 

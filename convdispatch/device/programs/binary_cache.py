@@ -21,7 +21,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,6 +171,8 @@ def built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Progr
     try:
         with unlocked():
             if isinstance(source[0], str) and context.devices[0].platform.name.startswith("Intel"):
+                from concurrent.futures import wait
+
                 compiling = _intel_compiler.submit(build)
                 wait([compiling], _COMPILER_WAIT_S)
                 build() if compiling.cancel() else compiling.result()

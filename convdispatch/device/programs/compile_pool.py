@@ -15,7 +15,6 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -178,6 +177,8 @@ def _keeps_machine_code(device: cl.Device) -> bool:
 class _Request:
     def __init__(self, text: str | bytes, options: tuple[str, ...], here: Callable[[], Any]) -> None:
         self.text, self.options, self.here, self.layer = text, options, here, current_layer()
+        from concurrent.futures import Future
+
         self.answer: Future[Any] = Future()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import importlib.resources
 import math
 import numbers
 import operator
@@ -77,6 +76,8 @@ _programs = Bounded(BUDGET, _trim)
 
 @functools.lru_cache(maxsize=256)
 def _read(package: str, file: str) -> str:
+    import importlib.resources
+
     return importlib.resources.files(package).joinpath(file).read_text(encoding="utf-8")
 
 

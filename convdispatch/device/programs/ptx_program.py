@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..cuda.ptx import entries, for_cuda
 from ..places.stream import Unlaunchable
 
 if TYPE_CHECKING:
@@ -72,6 +71,8 @@ def ptx_program(device: cl.Device, binary: bytes, build: Callable[[], cl.Program
     """
     if not _thread.for_streams or not device.platform.name.startswith("NVIDIA"):
         return None
+    from ..cuda.ptx import entries, for_cuda
+
     try:
         return PtxProgram(binary, list(entries(for_cuda(binary))), build)
     except Unlaunchable:

@@ -23,7 +23,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import statistics
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -300,7 +299,7 @@ class Neighbours:
                 if cost:
                     ratio = math.log(record.median_ms / cost)
                     found[record.solver] = min(ratio, found.get(record.solver, math.inf))
-            level = statistics.median(found.values()) if found else 0.0
+            level = float(np.median([*found.values()])) if found else 0.0
             self._paces[measured] = level, {solver: ratio - level for solver, ratio in found.items()}
         return self._paces[measured]
 

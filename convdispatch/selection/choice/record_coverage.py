@@ -11,10 +11,11 @@ not measure counts like a prediction.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from .evidence import Evidence
 
@@ -100,7 +101,7 @@ def _excess(sure: Sequence[Evidence], predictions: Mapping[str, Prediction]) -> 
         predicted = predictions[one.solver].predicted_ms
         if predicted and one.record is not None:
             logs.append(math.log(one.record.median_ms / predicted))
-    return math.exp(statistics.median(logs)) if logs else 1.0
+    return math.exp(np.median(logs)) if logs else 1.0
 
 
 def _who(best: Evidence) -> str:

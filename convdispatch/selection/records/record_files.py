@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import re
-import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -54,7 +53,7 @@ def read_records(name: str, text: str, source: str = "") -> tuple[list[Record], 
 def publish(path: Path, text: str) -> None:
     """Make ``text`` the content of ``path``, whole or not at all, and durably. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.parent / f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+    aside = path.parent / f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
     try:
         with aside.open("x", encoding="utf-8") as file:
             file.write(text)

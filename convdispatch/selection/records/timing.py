@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from ...api.errors import ConvDispatchError
 
@@ -78,14 +79,14 @@ def summarise(samples: Iterable[float]) -> Timing:
     times = sorted(check_time(sample) for sample in samples)
     if not times:
         raise BadTiming("no sample was taken")
-    middle = statistics.median(times)
+    middle = float(np.median(times))
     inliers = [sample for sample in times if middle / WILD <= sample <= middle * WILD]
     if len(times) - len(inliers) > WILD_SHARE * len(times):
         wild = len(times) - len(inliers)
         raise BadTiming(f"{wild} of {len(times)} samples are {WILD:g} times off the median {middle:g} ms")
     low, high = order_interval(len(inliers)) or (0, len(inliers) - 1)
     return Timing(
-        median=statistics.median(inliers),
+        median=float(np.median(inliers)),
         ci=(inliers[low], inliers[high]),
         p20=_rank(inliers, 0.2),
         p80=_rank(inliers, 0.8),

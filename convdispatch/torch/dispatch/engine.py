@@ -206,18 +206,13 @@ def cached_call(
 ) -> Any:
     """The cached call for tensors like these, planned now if it is new. ``after``: the activation, and whether a
     residual is added."""
-    switched = switches(x.is_cuda)
-    chosen = policy_of(settings, switched)
     # Most often the last call with these weights matches: comparing takes a third of the time of hashing the key.
-    beside = None if bias is None else (bias.shape, bias.dtype, bias.device)
-    whence = None if grad is None else (grad.shape, grad.dtype, grad.device)
-    of_x, of_w = (x.shape, x.stride(), x.dtype, x.device), (w.shape, w.stride(), w.dtype, w.device)
-    facts = (geometry, of_x, of_w, beside, whence, constant, after, settings, switched, chosen)
-    last = _cache.last[part].get(id(w))
+    facts = facts_of(geometry, x, w, grad, bias, constant, settings, after)
+    chosen, last = facts[-1], _cache.last[part].get(id(w))
     if last is not None and last[0] == facts:
         call = last[1]
     else:
-        key = key_of(part, geometry, x, w, grad, bias, constant, settings, after)
+        key = key_of(part, facts)
         call, by_size = _cache.calls.get(key), x.is_cpu and _sizes_decide(settings, chosen)
         waits = not by_size or _is_first(key, w)
         if call is None:
@@ -232,7 +227,7 @@ def cached_call(
         loaded = call.resolved(wait=current_policy().tier == "full")
         if loaded is None:
             return call
-        key = key_of(part, geometry, x, w, grad, bias, constant, settings, after)
+        key = key_of(part, facts)
         call = _alive[key] = loaded
         _cache.calls.put(key, call)
         _cache.store(part, facts, w, call)
@@ -247,9 +242,9 @@ def _is_first(key: tuple[Any, ...], w: torch.Tensor) -> bool:
 
 
 def _layer_and_size(key: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    part, geometry, shape, strides, *rest, beside, bias, constant, after, settings, switched, chosen = key
-    layer = (part, geometry, *rest, beside and beside[1:], bias, constant, after, switched, settings)
-    return layer, (shape, strides, beside and beside[0], chosen)
+    part, geometry, shape, strides, *rest, grad, bias, constant, after, settings, switched, chosen = key
+    layer = (part, geometry, *rest, grad and grad[1:], bias, constant, after, switched, settings)
+    return layer, (shape, strides, grad and grad[0], chosen)
 
 
 def prepared(keys: Iterable[tuple[Any, ...]]) -> None:
@@ -264,8 +259,7 @@ def _sizes_decide(settings: Settings, chosen: Policy) -> bool:
     return settings.solver is None and settings.min_flops is None and tiers.by_size(chosen, TORCH)
 
 
-def key_of(
-    part: str,
+def facts_of(
     geometry: tuple[Any, ...],
     x: torch.Tensor,
     w: torch.Tensor,
@@ -275,14 +269,13 @@ def key_of(
     settings: Settings,
     after: tuple[str | None, bool] = PLAIN,
 ) -> tuple[Any, ...]:
-    """The cache key of a call: all that decides it; the last three are the settings, PyTorch's switches and the policy.
+    """All that decides a part's call; the last three are the settings, PyTorch's switches and the policy.
 
-    ``geometry`` is the operator's own arguments; a look-up begins with these, so they stay lists where they are.
+    ``geometry`` is the operator's own arguments, whose lists stay lists: facts are compared, not hashed.
     """
     switched = switches(x.is_cuda)
     return (
-        part,
-        Geometry.of(*geometry),
+        geometry,
         x.shape,
         x.stride(),
         x.dtype,
@@ -299,6 +292,11 @@ def key_of(
         switched,
         policy_of(settings, switched),
     )
+
+
+def key_of(part: str, facts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The cache key of the call that the facts decide."""
+    return (part, Geometry.of(*facts[0]), *facts[1:])
 
 
 def _longer(x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
