@@ -43,12 +43,12 @@ def _names() -> tuple[Any, list[str]]:
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return _names()[1]
-    if name.startswith("__"):  # what Python itself asks of any module
+    if name.startswith("__"):  # Python itself looks such names up in every module.
         raise AttributeError(f"module 'convdispatch' has no attribute {name!r}")
     try:
         return _names()[0](name)
     except AttributeError as error:
-        if error.name:  # of a module that is loaded
+        if error.name:  # The error was raised inside the module that was being loaded.
             raise
         raise AttributeError(f"{error}; what plugins need is in .api") from None
 

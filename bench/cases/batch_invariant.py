@@ -107,52 +107,43 @@ def layers(kind: str, seed: int, number: str = "float32") -> Iterator[ConvProble
 def call_of(place: Place, problem: ConvProblem) -> tuple[Compute, np.ndarray]:
     """A function of images that computes a layer, and images."""
     operands = random_operands(problem, 1)
-    source, w = "x" if problem.direction == "fwd" else "y", place.bring(operands["w"])
-    return lambda images: call(problem, {source: images, "w": w}), operands[source]
+    source = "y" if problem.direction == "bwd_data" else "x"
+    held = {name: place.bring(array) for name, array in operands.items() if name not in (source, "initial")}
+    return lambda images: call(problem, {source: images, **held}), operands[source]
 
 
-def under(invariant: bool, compute: Compute, *images: Any) -> Callable[..., Any]:
-    """``compute`` of images under the policy, or without it, as a function of a number that is not used."""
+def under(promise: str, asked: bool, compute: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
+    """``compute`` of the arguments and those that it is called with, under the policy or without it."""
 
-    def run(_turn: int = 0) -> Any:
-        with policy(batch_invariant=invariant):
-            return compute(*images)
+    def run(*more: Any) -> Any:
+        with policy(**{promise: asked}):
+            return compute(*arguments, *more)
 
     return run
 
 
-def choice_of(place: Place, problem: ConvProblem, invariant: bool) -> Any:
-    """The solver and configuration that the policy, or the free choice, has for a problem."""
-    with policy(batch_invariant=invariant):
-        return rank(problem, runtime.device_info(place.queue.device))[0]
+def choice_of(place: Place, problem: ConvProblem) -> Any:
+    """The solver and configuration that the policy in force has for a problem."""
+    return rank(problem, runtime.device_info(place.queue.device))[0]
 
 
-def layer_ratio(place: Place, problem: ConvProblem) -> float:
-    """The time of a layer's batch of TIMED under the policy over that of the free choice; on a device's clock 1 where
-    both choices are the same."""
-    problem = problem.replace(mb=TIMED)
-    if place.name == "cpu":
-        compute, images = call_of(place, problem)
-        return wall_ratio(under(False, compute, images), under(True, compute, images))
-    choices = {invariant: choice_of(place, problem, invariant) for invariant in (False, True)}
-    if choices[False].solver.name == choices[True].solver.name and choices[False].config == choices[True].config:
+def layer_ratio(place: Place, problem: ConvProblem, promise: str = "batch_invariant") -> float:
+    """A layer's time under the policy's promise over that of the free choice; 1 where both choices are the same."""
+    choices = {str(asked): under(promise, asked, choice_of, place, problem)() for asked in (False, True)}
+    solvers, configs = zip(*((each.solver.name, each.config) for each in choices.values()))
+    if solvers[0] == solvers[1] and configs[0] == configs[1]:
         return 1.0
+    if place.name == "cpu":
+        call = call_of(place, problem)
+        return wall_ratio(*(under(promise, asked, *call) for asked in (False, True)))
     if place.name == "cuda":
         work = cuda_work(problem)
-
-        def pinned(invariant: bool) -> Callable[[int], None]:
-            def run(turn: int) -> None:
-                with policy(batch_invariant=invariant):
-                    work(turn)
-
-            return run
-
-        times = medians({str(invariant): graph_side(pinned(invariant)) for invariant in (False, True)})
+        times = medians({str(asked): graph_side(under(promise, asked, work)) for asked in (False, True)})
     else:
         harness, samplers = Harness(problem, place.queue), {}
-        for invariant, choice in choices.items():
+        for asked, choice in choices.items():
             prepared = dispatch.make(choice.solver, choice.config, problem, place.queue.context)
-            samplers[str(invariant)] = harness.sampler(prepared, 1.0)
+            samplers[asked] = harness.sampler(prepared, 1.0)
         times = race(samplers, "False")
     return times["True"] / times["False"]
 
@@ -178,7 +169,7 @@ def net_of(place: Place, name: str, dtype: str) -> tuple[Compute, np.ndarray]:
 def net_ratio(place: Place, compute: Compute, images: np.ndarray) -> float:
     """The same for a net."""
     given = place.bring(images)
-    free, invariant = under(False, compute, given), under(True, compute, given)
+    free, invariant = (under("batch_invariant", asked, compute, given) for asked in (False, True))
     if place.name == "cuda":
         sides = {}
         for name, run in (("free", free), ("invariant", invariant)):
@@ -274,7 +265,7 @@ def of_layers(
     ratios, until = dict[str, float](), time.monotonic() + time_seconds
     for text in same:
         try:
-            ratios[text] = layer_ratio(place, ConvProblem.parse(text))
+            ratios[text] = layer_ratio(place, ConvProblem.parse(text).replace(mb=TIMED))
         except Exception as error:  # A library's plan that a graph cannot capture, say.
             print(f"{text}: no time: {type(error).__name__}: {str(error)[:200]}", flush=True)
         if time.monotonic() > until:

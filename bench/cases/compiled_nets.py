@@ -1,7 +1,8 @@
 """Nets of libraries by PyTorch eager, under ``enable()``, by our back end and by inductor: a process each.
 
 ``python -m bench compiled_nets [NAME ...] [--libraries N] [--draw N] [--seed S] [--sides eager enable backend inductor]
-[--batch 1] [--size 224] [--rounds 5] [--seconds 0.6] [--alone] [--minutes M] [--rows FILE]``
+[--batch 1] [--size 224] [--rounds 5] [--seconds 0.6] [--alone] [--minutes M] [--rows FILE]
+[--device cuda --dtype float16 --mode reduce-overhead]``
 
 A name is one of timm's, or LIBRARY/NAME of ``library_models``; ``--libraries`` takes models of that list by seed, and
 ``--draw`` models of timm's list that are not in it, by seed, one of a family. Each side has a process of its own, as
@@ -42,6 +43,8 @@ MAX_PARAMETERS = 60e6
 """Models with more are not drawn: two cores and a time limit."""
 TOO_LARGE = "giant", "huge", "large", "_xl", "enormous", "so400m", "gigantic"
 """Parts of the names of models that are not drawn."""
+GPU_CALLS = 10
+"""Calls on a GPU between two waits for it."""
 MAX_PROCESS_S = 900
 """Seconds after which a side is given up."""
 
@@ -60,6 +63,9 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true", help="bursts have real-time priority")
     parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--engine", help="the back end's engine, instead of its own choice")
+    parser.add_argument("--device", default="cpu", help="cuda: all sides there, channels last")
+    parser.add_argument("--dtype", default="float16", help="weights and pictures on a GPU")
+    parser.add_argument("--mode", help="torch.compile's, of both that compile: reduce-overhead captures CUDA graphs")
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--one", nargs=2, metavar=("NAME", "SIDE"), help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -284,6 +290,11 @@ def serve(name: str, side: str, given: Any) -> None:
     from bench.library_models import tensors_of
 
     model, args, kwargs = model_of(name, given)
+    on_gpu = given.device != "cpu"
+    if on_gpu:
+        model = model.to(given.device, getattr(torch, given.dtype)).to(memory_format=torch.channels_last)
+        args, kwargs = torch.utils._pytree.tree_map(lambda x: on_device(x, given), (args, kwargs))
+    calls = GPU_CALLS if on_gpu else 1
     begin = time.perf_counter()
     run, backend = side_of(side, model, given)
 
@@ -291,12 +302,15 @@ def serve(name: str, side: str, given: Any) -> None:
         times, end = [], time.perf_counter() + seconds
         while time.perf_counter() < end or len(times) < 3:
             begin = time.perf_counter()
-            run(*args, **kwargs)
-            times.append(time.perf_counter() - begin)
+            for _ in range(calls):
+                run(*args, **kwargs)
+            if on_gpu:
+                torch.cuda.synchronize()
+            times.append((time.perf_counter() - begin) / calls)
         return times
 
     with torch.inference_mode():
-        y = run(*args, **kwargs)
+        y = torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, run(*args, **kwargs))  # of a graph's memory
         first = time.perf_counter() - begin
         burst(max(2.0, given.seconds))
         print(json.dumps({"first": first}), flush=True)
@@ -315,13 +329,23 @@ def serve(name: str, side: str, given: Any) -> None:
         print(json.dumps(row), flush=True)
 
 
+def on_device(x: Any, given: Any) -> Any:
+    """An input on the GPU: floating ones of the dtype, pictures channels last."""
+    import torch
+
+    if not isinstance(x, torch.Tensor):
+        return x
+    x = x.to(given.device, getattr(torch, given.dtype) if x.is_floating_point() else None)
+    return x.to(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+
 def side_of(side: str, model: Any, given: Any) -> tuple[Any, Any]:
     """What computes the model on a side, and the back end if it is ours."""
     import torch
 
     if side == "inductor":
         torch._inductor.config.freezing = True
-        return torch.compile(model), None
+        return torch.compile(model, mode=given.mode), None
     if side == "enable":
         import convdispatch.torch
 
@@ -330,7 +354,7 @@ def side_of(side: str, model: Any, given: Any) -> tuple[Any, Any]:
     if side == "backend":
         from convdispatch.torch.compile.backend import Backend
 
-        backend = Backend(options={"engine": given.engine} if given.engine else None)
+        backend = Backend(given.mode, {"engine": given.engine} if given.engine else None)
         return torch.compile(model, backend=backend), backend
     return model, None
 

@@ -32,6 +32,8 @@ class Call:
     and returns the result, or None if it has done nothing. None itself if nothing is quicker than ``generally``."""
     host = False
     """Whether operands are in host memory."""
+    ask: Callable[[], Any]
+    """A function that returns the calling thread's queue, for calls on host memory that name none."""
     launches: Any = None
     """The executable, bound to a place where it is launched (``device/places``); None if there is nothing to launch."""
     prepared: Any = None
@@ -76,7 +78,8 @@ class Call:
         if type(w) is Constant:
             constant, w = w, w.array
         operands, result = (x, w, y), None
-        queue = queue or self.ask()
+        if queue is None and self.host:
+            queue = self.ask()
         try:
             if self.fast_path is not None:
                 input1, input2, out = operands[self.first], operands[self.second], operands[self.written]
@@ -93,11 +96,6 @@ class Call:
         """Make the call on any arrays: operands that kernels cannot read in place are copied before, and the result is
         copied to an array that they cannot write in place."""
         raise NotImplementedError
-
-    @staticmethod
-    def ask() -> Any:
-        """The queue of a call that names none; None if the arrays have their own."""
-        return None
 
     def prepare(self, context: cl.Context) -> None:
         """Choose the plan, or take it from the cache. Raises as ``dispatch.prepare``."""

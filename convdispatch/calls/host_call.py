@@ -55,7 +55,7 @@ class HostCall(Call):
         if not self.empty:
             self.prepare(context)
         one_thread = pointers and self.prepared is not None and prefers_one_thread(self.prepared)
-        self.ask = host_queue(self.device, one_thread)  # type: ignore[method-assign]
+        self.ask = host_queue(self.device, one_thread)
         self.launch: Any = None
         """``launch(addresses, queue, constant)`` runs the call on addresses of x, w, y, bias and residual, 0 for a
         missing operand; returns False, and launches nothing, if an operand has no address or overlaps with the

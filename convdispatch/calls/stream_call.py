@@ -130,16 +130,15 @@ class StreamCall(Call):
         arrays, written, is_new = self.arrays, self.written, out is None
         if self.launches is None or arrays.copies or not (is_new or arrays.is_result(out)):
             return None
-        operands: list[Any] = [None, None, None]
-        operands[self.first], operands[self.second] = input1, input2
-        if constant is not None and isinstance(operands[W], np.ndarray):
+        if constant is not None and isinstance(input1 if self.first == W else input2, np.ndarray):
             return None
         stream = arrays.stream(input1)
         if not arrays.is_current(stream):
             return None
         if is_new:
             out = arrays.allocate(input1, stream)
-        operands[written] = out
+        operands: list[Any] = [out, out, out]
+        operands[self.first], operands[self.second] = input1, input2
         addresses = arrays.addresses(operands, bias, residual, stream)
         if addresses is None:
             return None

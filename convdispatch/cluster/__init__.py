@@ -1,10 +1,10 @@
 """Work on many devices of many machines by Dask's scheduler: each pair of a problem and a kind of device is a task.
 
-A scheduler and a process a device (``convdispatch cluster``, ``convdispatch worker``) stand on one side, ``find_many``
-and the commands with ``--cluster`` on the other. A new kind of work is a function that ``tasks.call`` names. Dask is an
-extra, ``pip install 'convdispatch[cluster]'``; nothing of it is imported before it is needed.
+``convdispatch cluster`` and ``convdispatch worker`` start a scheduler and a process for each device; ``find_many`` and
+the commands with ``--cluster`` use them. A new kind of work is a function that ``tasks.call`` names. Dask is an extra,
+``pip install 'convdispatch[cluster]'``, which is imported only when it is needed.
 
-- ``requirements``: Dask's package, its certificates, and what to do where no scheduler can be used.
+- ``requirements``: Dask's package, its certificates, and advice if no scheduler can be used.
 - ``offers``: what a worker offers: one device, its kind as Dask's resource, processors that compile.
 - ``serving``: starts schedulers and workers and ends them.
 - ``preload``: what Dask loads into a worker as it starts.
@@ -13,9 +13,9 @@ extra, ``pip install 'convdispatch[cluster]'``; nothing of it is imported before
 - ``measuring``: the child that searches.
 - ``calling``: the child that runs the conformance kit or the benchmark.
 - ``exclusive``: one process at a time on a device.
-- ``connecting``: a client, and which kinds of device its workers offer just now.
+- ``connecting``: a client, and the kinds of device that its workers offer.
 - ``placing``: which task goes to which worker, and when.
-- ``running``: tasks out, answers in, while workers come and go.
+- ``running``: submits tasks and collects their results, while workers come and go.
 - ``finding``: ``find_many``: searches by workers, recorded here.
 - ``interrupts``: short steps that an interrupt does not cut in two.
 - ``agreement``: whether two devices of a kind measured the same.

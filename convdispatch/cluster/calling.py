@@ -15,7 +15,7 @@ __all__: list[str] = []
 
 
 def _serve() -> None:
-    """The child: the device, then a function's ``module:name`` a line with its arguments."""
+    """The child process: it reads the device, then on each line a function's ``module:name`` and its arguments."""
     lines = questions()
     address = next(lines)["device"]
     answer({"ready": True})
@@ -23,10 +23,10 @@ def _serve() -> None:
         module, _, name = request["function"].partition(":")
         try:
             function = getattr(importlib.import_module(module), name)
-            made: Any = {"made": function(address, lambda at: answer({"at": at}), **request["given"])}
+            reply: Any = {"made": function(address, lambda at: answer({"at": at}), **request["given"])}
         except (ConvDispatchError, MemoryError, OSError) as error:
-            made = {"failure": str(error) or type(error).__name__}
-        answer(made)
+            reply = {"failure": str(error) or type(error).__name__}
+        answer(reply)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""The child processes of a worker: one that measures, some that compile. They start with the worker.
+"""The child processes of a worker: one that measures, some that compile.
 
-Loading plugins and opening a device takes seconds; the first task would wait for it, and with it a device.
+They start with the worker, because loading plugins and opening a device takes seconds, for which the first task would
+otherwise wait.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from ..device.background import Threads
 from ..measurement.farm import Died, NotStarted, RestartingChild, outlive
-from ..measurement.search.precompile import MOST, compile_one, compiler
+from ..measurement.search.precompile import MAX_CANDIDATES, compile_one, compiler
 from .exclusive import exclusive
 from .offers import Offer
 
@@ -25,7 +26,7 @@ DEFAULT_BUDGET_MS = 10_000.0
 
 
 class Children:
-    """The children for what a worker offers. Two threads may ``search``: one compiles while the other measures."""
+    """The child processes for a worker's offer. Two threads may ``search``: one compiles while the other measures."""
 
     def __init__(self, offer: Offer) -> None:
         self._silicon = offer.silicon
@@ -46,7 +47,7 @@ class Children:
     def search(self, problem: str, limits: dict[str, Any], again: bool) -> dict[str, Any]:
         """Search for a problem: ``results``, ``records`` and ``unsound`` solvers (``measuring``), or ``failure``.
 
-        Its most promising candidates are compiled before, beside another problem's search where there is one.
+        Its most promising candidates are compiled first, perhaps during another problem's search.
         """
         for thread in self._starting:
             thread.join()
@@ -70,14 +71,14 @@ class Children:
 
     def _compile(self, problem: str, seconds: float) -> None:
         """Compile a problem's most promising candidates, all children at once, for at most ``seconds``."""
-        places, until = itertools.count(), time.monotonic() + seconds
+        indices, until = itertools.count(), time.monotonic() + seconds
 
         def work(child: RestartingChild) -> None:
             # Where no child process starts, the search will not start one either, and reports the reason.
             with contextlib.suppress(NotStarted):
-                for place in itertools.takewhile(lambda place: place < MOST, places):
-                    _, last = compile_one(child, problem, place)
-                    if last or time.monotonic() > until:
+                for index in itertools.takewhile(lambda place: place < MAX_CANDIDATES, indices):
+                    _, is_last = compile_one(child, problem, index)
+                    if is_last or time.monotonic() > until:
                         break
 
         threads = Threads(len(self._compilers), "convdispatch-compile")

@@ -1,4 +1,4 @@
-"""A client of a scheduler, and which kinds of device its workers offer just now."""
+"""A client of a scheduler, and the kinds of device that its workers offer."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Kind:
 
     @property
     def places(self) -> set[str]:
-        """The devices, for two workers may offer the same."""
+        """The places of the devices; two workers may offer the same device."""
         return {offer.place for offer in self.workers.values()}
 
 
 @contextlib.contextmanager
 def connected(client: Any = None, security: Any = None) -> Iterator[Any]:
-    """A ``distributed.Client``: the given one, one for the address of a scheduler, or for None one of workers that are
-    started for this machine's devices and end with the block. Raises ConvDispatchError."""
+    """Inside the block a ``distributed.Client``: the argument itself, a new one for a scheduler's address, or for None
+    one for workers of this machine's devices, which end with the block. Raises ConvDispatchError."""
     package = distributed()
     if isinstance(client, package.Client):
         yield client
@@ -44,12 +44,12 @@ def connected(client: Any = None, security: Any = None) -> Iterator[Any]:
         address = stack.enter_context(local_cluster()) if client is None else str(client)
         try:
             with _without_garbage_collection():
-                made = package.Client(address, security=security, timeout=CONNECT_S, set_as_default=False)
+                connection = package.Client(address, security=security, timeout=CONNECT_S, set_as_default=False)
         except (OSError, RuntimeError, TypeError, ValueError) as error:
             message = f"no scheduler can be used at {address} ({why(error)}); {hint(address, security)}"
             raise ConvDispatchError(message) from error
-        stack.callback(made.close, timeout=2)
-        yield made
+        stack.callback(connection.close, timeout=2)
+        yield connection
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 class Workers:
-    """The workers of a client that offer devices; ``look`` notices new workers and those that are gone."""
+    """The workers of a client that offer devices; ``look`` updates them, because workers come and go."""
 
     def __init__(self, client: Any, devices: Sequence[str] | str | None = None) -> None:
         self._client = client
@@ -79,12 +79,12 @@ class Workers:
         """The kinds of device that workers offer now and that were requested, by key."""
         from .. import __version__
 
-        there = list(self._client.scheduler_info(n_workers=-1)["workers"])
-        new = [address for address in there if address not in self._offers]
+        present = list(self._client.scheduler_info(n_workers=-1)["workers"])
+        new = [address for address in present if address not in self._offers]
         if new:
             offers = self._client.run(offer_of_worker, workers=new, on_error="ignore")
             self._offers |= {a: Offer(**{**v, "cores": tuple(v["cores"])}) if v else None for a, v in offers.items()}
-        self._offers = {address: offer for address, offer in self._offers.items() if address in set(there)}
+        self._offers = {address: offer for address, offer in self._offers.items() if address in set(present)}
         kinds: dict[str, Kind] = {}
         for address, offer in self._offers.items():
             if offer is None or not self._wanted(offer):
@@ -99,11 +99,11 @@ class Workers:
         """The kinds of device, as ``look`` returns them. Raises NoDevice where there are none."""
         kinds = self.look()
         if not kinds:
-            others = sorted({offer.key for offer in self._offers.values() if offer is not None})
-            why = "; ".join(sorted(self.other_versions)) or (f"offered are {', '.join(others)}" if others else "")
-            wanted = f" that {self._chosen} names" if self._chosen else ""
+            offered = sorted({offer.key for offer in self._offers.values() if offer is not None})
+            why = "; ".join(sorted(self.other_versions)) or (f"offered are {', '.join(offered)}" if offered else "")
+            condition = f" that {self._chosen} names" if self._chosen else ""
             raise NoDevice(
-                f"no worker of the cluster offers a device{wanted}{f': {why}' if why else ''}; `convdispatch worker "
+                f"no worker of the cluster offers a device{condition}{f': {why}' if why else ''}; `convdispatch worker "
                 "ADDRESS` offers a machine's"
             )
         return kinds

@@ -1,4 +1,4 @@
-"""find_many: problems × kinds of device, searched by a cluster's workers, recorded here as they come."""
+"""find_many: a cluster's workers search for each problem on each kind of device; results are recorded on arrival."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .placing import Task
 from .running import Failed, Run, cluster_run
 from .tasks import measure
 
-AGREE = 0.05
+SECOND_DEVICE_SHARE = 0.05
 """The fraction of problems that is measured on a second device of the same kind, if there is one."""
 
 
@@ -43,14 +43,14 @@ def find_many(
     workspace_limit: int | None = None,
     memory_limit: int | None = None,
     again: bool = False,
-    agree: float = AGREE,
+    agree: float = SECOND_DEVICE_SHARE,
     store: bool = True,
     security: Any = None,
     each: Callable[[Results], None] = lambda results: None,
     start: Callable[[int, int, int], None] = lambda total, known, devices: None,
     tell: Callable[[str], None] = _warn,
 ) -> list[Results]:
-    """``find`` for every problem on every kind of device that a cluster's workers offer; what each search found.
+    """``find`` for every problem on every kind of device that a cluster's workers offer; returns the searches' results.
 
     ``client`` is a ``distributed.Client``, a scheduler's address, or None for this machine's devices. ``devices`` are
     globs or parts of kinds' names, vendors or types; None for all. What is known here of a kind of device and not in
@@ -95,7 +95,7 @@ class _ClusterSearch:
     _tell: Callable[[str], None]
 
     def run(self, problems: list[ConvProblem], each: Any, start: Any) -> list[Results]:
-        """Search for what is not known, and record it."""
+        """Search for every problem and kind of device without trusted records, and record the results."""
         for words in sorted(self._run.other_versions):
             self._tell(f"{words}: it gets no tasks")
         self._kinds = dict(self._run.kinds)
@@ -112,8 +112,8 @@ class _ClusterSearch:
             for key, kind in self._kinds.items()
             if self._again or not self._store or why_find(problem, kind.device, Policy(), here=False, **known_limits)
         ]
-        known = len(problems) * len(self._kinds) - len(tasks)
-        start(len(tasks), known, sum(len(kind.workers) for kind in self._kinds.values()))
+        count_known = len(problems) * len(self._kinds) - len(tasks)
+        start(len(tasks), count_known, sum(len(kind.workers) for kind in self._kinds.values()))
         self._run.add(*tasks)
         for task, answer in self._run.answers():
             # Interrupts are deferred, so that each search that is recorded is also reported.
@@ -124,18 +124,18 @@ class _ClusterSearch:
                     each(results)
         return every_search
 
-    def _task(self, problem: ConvProblem, key: str, **more: Any) -> Task:
+    def _task(self, problem: ConvProblem, key: str, **options: Any) -> Task:
         text = str(problem)
         limits = self._limits | {"incumbent": self._incumbent(problem, self._kinds[key].device)}
-        return Task(text, key, measure, (text, limits, self._again), **more)
+        return Task(text, key, measure, (text, limits, self._again), **options)
 
     def _incumbent(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Return the choice for such a device by this machine's records; None if no plugin here supports the device."""
         try:
-            first = rank(problem, device, Policy(workspace_limit=self._limits["workspace_limit"]))[0]
+            candidate = rank(problem, device, Policy(workspace_limit=self._limits["workspace_limit"]))[0]
         except ConvDispatchError:
             return None
-        return choice_text(first.solver.name, first.config)
+        return choice_text(candidate.solver.name, candidate.config)
 
     def _record_answer(self, task: Task, answer: Any) -> Results | None:
         """Store the records of a search's results. None for a check on a second device, and for a failure."""
@@ -153,9 +153,9 @@ class _ClusterSearch:
             self._compare_devices(task.words, task.about, records)
             return None
         kind = self._run.kinds.get(task.kind)
-        others = kind.places - {place} if kind is not None else set()
-        if others and records and self._is_measured_twice(task.words):
-            self._run.add(self._task(results.problem, task.kind, places=others, about=records))
+        other_places = kind.places - {place} if kind is not None else set()
+        if other_places and records and self._is_measured_twice(task.words):
+            self._run.add(self._task(results.problem, task.kind, places=other_places, about=records))
         return results
 
     def _is_measured_twice(self, problem: str) -> bool:

@@ -1,4 +1,4 @@
-"""Steps that an interrupt does not cut in two."""
+"""Blocks of code that an interrupt does not interrupt."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-_ENDING = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextlib.contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Inside the block SIGINT and SIGTERM are only noted; at its end their handlers hear of them.
+    """Inside the block SIGINT and SIGTERM are only noted; their handlers are called at its end.
 
-    For short blocks whose halves must not part, such as to record what was measured and to tell of it. Handlers run in
-    the main thread alone, so in other threads nothing is done; a handler that is no function of Python's stays.
+    For short blocks that must run completely, such as recording a result and reporting it. Handlers run only in the
+    main thread, so in other threads nothing is changed; nor is a handler that is no Python function.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     noted: list[tuple[int, Any]] = []
-    before = {number: handler for number in _ENDING if callable(handler := signal.getsignal(number))}
-    for number in before:
+    handlers = {number: handler for number in _SIGNALS if callable(handler := signal.getsignal(number))}
+    for number in handlers:
         signal.signal(number, lambda number, frame: noted.append((number, frame)))
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
         for number, frame in noted[:1]:
-            before[signal.Signals(number)](number, frame)
+            handlers[signal.Signals(number)](number, frame)

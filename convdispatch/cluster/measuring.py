@@ -1,4 +1,4 @@
-"""The child process in which a worker measures: one search a question; what crashes or hangs costs one candidate."""
+"""The child process in which a worker measures: one search for each request; a crash or hang costs one candidate."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ def to_json(results: Results) -> dict[str, Any]:
 
 
 def from_json(values: dict[str, Any]) -> Results:
-    """What ``to_json`` wrote; the device is the caller's to set."""
+    """The results that ``to_json`` wrote; the caller sets their device."""
     rows = [Result(**{**row, "ci": tuple(row["ci"]) if row["ci"] else None}) for row in values["rows"]]
     results = Results(rows)
     results.problem = ConvProblem.parse(values["problem"])
-    results.tie = tuple(rows[place] for place in values["tie"])
+    results.tie = tuple(rows[index] for index in values["tie"])
     for name in _FIELDS:
         setattr(results, name, values[name])
     return results
 
 
 def _serve() -> None:
-    """The child: the device, then a problem a line with its limits and those who are known to kill."""
+    """The child process: it reads the device, then on each line a problem, its limits and the candidates to leave
+    out."""
     from ..device import runtime
 
     lines = questions()
@@ -47,14 +48,14 @@ def _serve() -> None:
     answer({"ready": True})
     for request in lines:
         try:
-            made = _search(device, **request)
+            reply = _search(device, **request)
         except (ConvDispatchError, MemoryError) as error:
-            made = {"failure": str(error) or type(error).__name__}
+            reply = {"failure": str(error) or type(error).__name__}
         lost = runtime.probe.__wrapped__(device)
         if lost:
             answer({"lost": lost})
             return
-        answer(made)
+        answer(reply)
 
 
 def _search(device: Any, problem: str, without: dict[str, str], lift: bool, **limits: Any) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def _search(device: Any, problem: str, without: dict[str, str], lift: bool, **li
 
 
 def _calibrate(device: Any) -> None:
-    """The device's rates, once a machine, for the order in which candidates are tried."""
+    """Measure the device's rates, once for each machine, because the order of candidates depends on them."""
     from ..device import runtime
     from ..device.rates import rates, switched_off
     from ..measurement.calibration import calibrate

@@ -1,8 +1,8 @@
 """The offer of a worker: one device of this machine, its kind as a Dask resource, and processors that compile.
 
-A worker serves one device and offers the resource that is named after the device's kind (``device_key``), of which
-each task needs 1: as much as tasks may run there at a time. One alone measures (``exclusive``); where a worker has
-processors to compile on, the next task compiles meanwhile.
+A worker serves one device and offers a Dask resource that is named after the device's kind (``device_key``). Each task
+needs 1 of it, so that its amount is the number of concurrent tasks. Only one task measures at a time (``exclusive``);
+if the worker has processors for compilation, the next task compiles meanwhile.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..api.device import DeviceInfo
 from ..api.errors import NoDevice
 
 QUEUED = 2
-"""The most tasks that a worker has: the one that it measures, and the next."""
+"""The most tasks that a worker has: the one that it measures, and the next one."""
 COMPILERS = 3
 """The most processors per GPU that compile while it is measured: a search of some seconds needs no more."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """One device that a worker offers. In JSON values, for it travels from process to process."""
+    """One device that a worker offers. All fields are JSON values, because offers are sent between processes."""
 
     key: str
     """The key of the kind of device."""
@@ -53,19 +53,19 @@ class Offer:
 
     @property
     def silicon(self) -> str:
-        """What the device's work runs on: all CPU runtimes of a machine share its processors."""
+        """The name of the hardware on which the device's work runs, which all CPU runtimes of a machine share."""
         return "cpu" if self.info["type"] == "cpu" else f"{self.info['platform']} {self.address}"
 
     def text(self) -> str:
-        """JSON, which ``Offer(**json.loads(text))`` reads."""
+        """The offer as JSON text, which ``Offer(**json.loads(text))`` reads."""
         return json.dumps(asdict(self))
 
 
 def offers_of_this_machine(choices: Sequence[str] = (), compilers: int | None = None, machine: str = "") -> list[Offer]:
-    """The devices of this machine that work and that ``choices`` name, all but simulators where nothing is named.
+    """Offers for this machine's working devices that ``choices`` name; without names for all but simulators.
 
-    ``compilers`` is the number of processors a GPU to compile on while it is measured; for a CPU none, whose processors
-    measure. ``machine`` names the machine, by default as the network does. Raises NoDevice where none works.
+    ``compilers`` is the number of processors that compile for each GPU during measurements; a CPU has none, because all
+    its processors measure. ``machine`` is the machine's name, by default its host name. Raises NoDevice if none works.
     """
     from .. import __version__
     from ..device import runtime
@@ -82,11 +82,11 @@ def offers_of_this_machine(choices: Sequence[str] = (), compilers: int | None = 
     machine = machine or platform.node() or "localhost"
     gpus = sum(runtime.device_info(device).type != "cpu" for device in chosen)
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    free = cores[gpus:]  # Each GPU's measuring process has a processor core of its own.
+    spare = cores[gpus:]  # Each GPU's measuring process has a processor core of its own.
     offers = []
     for device in chosen:
         info = runtime.device_info(device)
-        share = 0 if info.type == "cpu" else min(COMPILERS, len(free) // max(1, gpus))
+        share = 0 if info.type == "cpu" else min(COMPILERS, len(spare) // max(1, gpus))
         address = runtime.address(device)
         offers.append(
             Offer(
@@ -95,7 +95,7 @@ def offers_of_this_machine(choices: Sequence[str] = (), compilers: int | None = 
                 place=f"{machine}/{address}",
                 info={**asdict(info), "extensions": sorted(info.extensions)},
                 compilers=share if compilers is None or info.type == "cpu" else compilers,
-                cores=tuple(free),
+                cores=tuple(spare),
                 version=__version__,
             )
         )
@@ -103,6 +103,6 @@ def offers_of_this_machine(choices: Sequence[str] = (), compilers: int | None = 
 
 
 def offer_of_worker(dask_worker: Any = None) -> dict[str, Any] | None:
-    """What the worker that runs this offers; None where it is another's worker."""
+    """The offer of the Dask worker that runs this function; None if this package did not start the worker."""
     offer = getattr(dask_worker, "convdispatch_offer", None)
     return None if offer is None else asdict(offer)

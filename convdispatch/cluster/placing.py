@@ -1,7 +1,7 @@
 """Which task goes to which worker, and when, so that no device waits for a task that another one has.
 
-A worker has at most the task at work and the next. The next is held back while no more tasks are left than there are
-devices, for the last tasks belong to whichever device is free first.
+A worker has at most the running task and the next one. If no more tasks are left than there are devices, no next task
+is submitted, so that the last tasks go to the devices that are free first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from .offers import QUEUED, Offer
 
-DEATHS = 4
+MAX_DEATHS = 4
 """A task fails when this many workers have died while they worked on it."""
 
 
@@ -33,12 +33,12 @@ class Task:
     deaths: int = 0
 
     def may_run(self, offer: Offer) -> bool:
-        """Whether the device of an offer may run it."""
+        """Whether the device of an offer may run the task."""
         return self.places is None or offer.place in self.places
 
 
 class Pool:
-    """The tasks for one kind of device: those that wait, and those that workers have."""
+    """The tasks for one kind of device: those that wait, and those that workers run."""
 
     def __init__(self) -> None:
         self._waiting: deque[Task] = deque()
@@ -50,7 +50,7 @@ class Pool:
         return bool(self._working or self._waiting)
 
     def tasks(self) -> list[Task]:
-        """All that have not ended."""
+        """All tasks that have not ended."""
         return [*self._working, *self._waiting]
 
     def add(self, task: Task) -> None:
@@ -68,10 +68,11 @@ class Pool:
         self._waiting.appendleft(task)
 
     def steps(self) -> Iterator[tuple[Task, str]]:
-        """Each task to submit now, with its worker; the task counts as that worker's from then on."""
+        """Each task to submit now, with its worker, to which it is assigned from then on."""
         loads = Counter(self._working.values())
         for depth in range(QUEUED):
-            for worker in sorted((one for one in self.workers if loads[one] <= depth), key=loads.__getitem__):
+            free = (address for address in self.workers if loads[address] <= depth)
+            for worker in sorted(free, key=loads.__getitem__):
                 if depth and len(self._waiting) <= len(self.workers):
                     return
                 offer = self.workers[worker]

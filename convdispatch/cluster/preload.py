@@ -16,9 +16,9 @@ from .offers import Offer
 @click.command()
 @click.argument("offer")
 def dask_setup(worker: Any, offer: str) -> None:
-    """Dask calls this by its name.
+    """Dask calls this function, by its name, when a worker starts.
 
-    Ctrl-C in a terminal reaches all processes; the command that started the worker ends it in good order.
+    SIGINT is ignored, because Ctrl-C reaches all processes of a terminal; the command that started the worker ends it.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -40,14 +40,14 @@ def security(ca_file: str | None = None, cert: str | None = None, key: str | Non
 
 
 def why(error: BaseException) -> str:
-    """The first line of what an error of Dask's goes back to."""
+    """The first line of the root cause of an error of Dask."""
     while error.__cause__ is not None:
         error = error.__cause__
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def hint(address: str, security: Any) -> str:
-    """What to do where no scheduler can be used at an address."""
+    """Advice if no scheduler can be used at an address."""
     if address.startswith("tls://"):
         files = "" if security else ": --tls-ca-file, --tls-cert and --tls-key name the files"
         return f"who listens there wants a certificate that its authority signed and this side trusts{files}"

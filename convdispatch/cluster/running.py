@@ -1,8 +1,8 @@
 """Submits tasks to workers and collects their results, while workers come and go.
 
-Which worker a task goes to is decided here (``placing``), as late as it can be; Dask carries it there, runs no more on
-a worker than it offers, and says who is gone. Tasks of workers that are gone go to others. The scheduler holds a few
-tasks a device, however many problems wait, so an interrupt has little to call back.
+This module decides (by ``placing``), as late as possible, which worker gets a task; Dask sends it there, runs no more
+tasks on a worker than it offers, and reports lost workers, whose tasks go to others. The scheduler holds only a few
+tasks for each device, however many wait, so that an interrupt has few to cancel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from ..api.errors import ConvDispatchError
 from .connecting import Kind, Workers, connected
-from .placing import DEATHS, Pool, Task
+from .placing import MAX_DEATHS, Pool, Task
 
 LOOK_S = 2.0
 """Seconds between two queries for the scheduler's workers."""
@@ -40,14 +40,14 @@ def cluster_run(
     security: Any = None,
     tell: Callable[[str], None] = lambda words: None,
 ) -> Iterator[Run]:
-    """Inside the block a Run on the workers of a cluster; the arguments are as ``find_many``'s."""
+    """Inside the block a Run on the workers of a cluster; the arguments are those of ``find_many``."""
     with connected(client, security) as connection:
         yield Run(connection, Workers(connection, devices), tell=tell)
 
 
 @dataclass
 class _Flight:
-    """A task that is with the scheduler."""
+    """A task that was submitted to the scheduler, with its worker and its future."""
 
     task: Task
     worker: str
@@ -55,7 +55,7 @@ class _Flight:
 
 
 class Run:
-    """Runs tasks by a client on its workers."""
+    """Runs tasks on the workers of a client."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Run:
     ) -> None:
         self._client, self._workers, self._tell, self._gone_s = client, workers, tell, gone_s
         self._pools: dict[str, Pool] = {}
-        self._flying: dict[str, _Flight] = {}
+        self._in_flight: dict[str, _Flight] = {}
         self._late: list[_Flight] = []
         self._ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._absent_since: dict[str, float] = {}
@@ -76,18 +76,18 @@ class Run:
 
     @property
     def other_versions(self) -> set[str]:
-        """Workers of another version of this package, in sentences: they get no tasks."""
+        """A sentence for each worker of another version of this package, which gets no tasks."""
         return self._workers.other_versions
 
     def add(self, *tasks: Task) -> None:
-        """Add tasks, also while others run."""
+        """Add tasks, perhaps while others run."""
         for task in tasks:
             self._pools.setdefault(task.kind, Pool()).add(task)
 
     def called(self, tasks: Iterable[Task], hear: Callable[[Task, Any], None]) -> None:
-        """Run tasks of ``tasks.call``; ``hear`` gets each with what its function returned.
+        """Run tasks of ``tasks.call``; ``hear`` is called with each task and its function's result.
 
-        Failures are told. An interrupt from the keyboard ends the run, not the caller.
+        Failures are passed to ``tell``. An interrupt from the keyboard ends the run, and is not raised.
         """
         self.add(*tasks)
         with contextlib.suppress(KeyboardInterrupt):
@@ -99,45 +99,46 @@ class Run:
                     hear(task, answer["made"])
 
     def answers(self) -> Iterator[tuple[Task, Any]]:
-        """Each task with its answer or Failed, as they end. Raises ConvDispatchError when the scheduler is gone.
+        """Each task with its result or Failed, as they end. Raises ConvDispatchError if the scheduler is gone.
 
-        When the caller stops listening, what has not begun is called back.
+        When the caller ends the iteration, all submitted tasks are cancelled.
         """
         try:
             while self._late or any(self._pools.values()):
                 if time.monotonic() - self._looked > LOOK_S:
                     yield from self._look()
                 self._submit()
-                ended, self._late = self._late, []
+                flights, self._late = self._late, []
                 for future in self._just_ended():
-                    flight = self._flying.pop(future.key, None)
+                    flight = self._in_flight.pop(future.key, None)
                     if flight is not None:
-                        ended.append(flight)
+                        flights.append(flight)
                         self._pools[flight.task.kind].ended(flight.task)
                 # New tasks are submitted before answers are fetched, which may take seconds.
                 self._submit()
-                yield from self._answers(ended)
+                yield from self._answers(flights)
         finally:
-            futures = [flight.future for flight in self._flying.values()]
-            self._flying.clear()
+            futures = [flight.future for flight in self._in_flight.values()]
+            self._in_flight.clear()
             if futures:
                 with contextlib.suppress(Exception):  # The Dask scheduler may be gone.
                     self._client.cancel(futures, force=True)
 
     def _just_ended(self) -> list[Any]:
-        """The futures that ended; waits for one, but not for ever."""
-        ended = []
+        """The futures that have ended; waits up to LOOK_S for the first one."""
+        futures = []
         with contextlib.suppress(queue.Empty):
-            ended.append(self._ended.get(timeout=LOOK_S))
+            futures.append(self._ended.get(timeout=LOOK_S))
             while True:
-                ended.append(self._ended.get_nowait())
-        return ended
+                futures.append(self._ended.get_nowait())
+        return futures
 
     def _answers(self, flights: list[_Flight]) -> Iterator[tuple[Task, Any]]:
-        """The answers of tasks that ended. A task whose answer is lost is repeated."""
-        good = [flight for flight in flights if flight.future.status == "finished"]
-        fetched = dict(zip((flight.future.key for flight in good), self._fetched([flight.future for flight in good])))
-        if len(fetched) < len(good):
+        """The results of tasks that ended. A task whose result is lost is repeated."""
+        finished = [flight for flight in flights if flight.future.status == "finished"]
+        futures = [flight.future for flight in finished]
+        fetched = dict(zip((future.key for future in futures), self._fetched(futures)))
+        if len(fetched) < len(finished):
             yield from self._look()
         for flight in flights:
             task, status = flight.task, flight.future.status
@@ -154,9 +155,9 @@ class Run:
                 yield from self._lost(flight)
 
     def _fetched(self, futures: list[Any]) -> list[Any]:
-        """The answers of tasks that ended well; none of them where one is gone with its worker.
+        """The results of finished tasks; an empty list if one result was lost with its worker.
 
-        Dask would wait for that one until somebody has done the task again, but nobody else may.
+        For a lost result Dask would wait until another worker repeats the task, which no other worker may do.
         """
         if not futures:
             return []
@@ -166,18 +167,18 @@ class Run:
             return []
 
     def _lost(self, flight: _Flight) -> Iterator[tuple[Task, Failed]]:
-        """A worker is gone with its task: others do that, unless too many went so."""
+        """Return the task of a lost worker to its pool; yields Failed if the task has lost too many workers."""
         with contextlib.suppress(Exception):
             self._client.cancel([flight.future], force=True)
         task, pool = flight.task, self._pools[flight.task.kind]
         task.deaths += 1
         pool.again(task)
-        if task.deaths >= DEATHS:
+        if task.deaths >= MAX_DEATHS:
             pool.ended(task)
             yield task, Failed(f"each of the {task.deaths} workers that took it died")
 
     def _look(self) -> Iterator[tuple[Task, Failed]]:
-        """Query which workers there are. Yields Failed for each task that no worker is left for."""
+        """Update the workers. Yields Failed for each task for which no worker is left."""
         try:
             self.kinds = self._workers.look()
         except (OSError, TimeoutError) as error:
@@ -188,31 +189,31 @@ class Run:
             pool.workers = kind.workers if kind else {}
             for task in pool.tasks():
                 if task.places is not None and not (kind and kind.places & set(task.places)):
-                    yield from self._given_up(task, "the other devices of its kind are gone")
+                    yield from self._give_up(task, "the other devices of its kind are gone")
             if kind or not pool:
                 self._absent_since.pop(key, None)
                 continue
-            since = self._absent_since.setdefault(key, self._looked)
-            if since == self._looked:
+            absent_since = self._absent_since.setdefault(key, self._looked)
+            if absent_since == self._looked:
                 self._tell(f"no worker offers {key} any more: waiting {self._gone_s:.0f} s for one")
-            elif self._looked - since > self._gone_s:
+            elif self._looked - absent_since > self._gone_s:
                 for task in pool.tasks():
-                    yield from self._given_up(task, f"no worker offers {key} any more")
-        for name, flight in list(self._flying.items()):
+                    yield from self._give_up(task, f"no worker offers {key} any more")
+        for name, flight in list(self._in_flight.items()):
             if flight.worker not in self._pools[flight.task.kind].workers:
-                del self._flying[name]
+                del self._in_flight[name]
                 yield from self._lost(flight)
 
-    def _given_up(self, task: Task, why: str) -> Iterator[tuple[Task, Failed]]:
-        names = [name for name, flight in self._flying.items() if flight.task is task]
-        futures = [self._flying.pop(name).future for name in names]
+    def _give_up(self, task: Task, why: str) -> Iterator[tuple[Task, Failed]]:
+        names = [name for name, flight in self._in_flight.items() if flight.task is task]
+        futures = [self._in_flight.pop(name).future for name in names]
         if futures:
             self._client.cancel(futures, force=True)
         self._pools[task.kind].ended(task)
         yield task, Failed(why)
 
     def _submit(self) -> None:
-        """Hand to the scheduler what is to be done now."""
+        """Submit the tasks that ``Pool.steps`` assigns now."""
         for key, pool in self._pools.items():
             for task, worker in pool.steps():
                 future = self._client.submit(
@@ -223,5 +224,5 @@ class Run:
                     workers=[worker],
                     pure=False,
                 )
-                self._flying[future.key] = _Flight(task, worker, future)
+                self._in_flight[future.key] = _Flight(task, worker, future)
                 future.add_done_callback(self._ended.put)

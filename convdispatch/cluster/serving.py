@@ -1,7 +1,7 @@
-"""Schedulers and workers: started here, as processes of Dask, until they are told to end.
+"""Starts schedulers and workers, as processes of Dask, and runs them until they are stopped.
 
-A worker is a process a device, watched by Dask's nanny, which starts it again when it dies. Everything listens on
-127.0.0.1 alone unless another address is asked for: who reaches a scheduler may run code on all its workers.
+A worker is a process for each device; Dask's nanny restarts it when it dies. Everything listens only on 127.0.0.1
+unless another address is given, because whoever reaches a scheduler can run code on all its workers.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def serve(
 async def _serve(
     package: Any, address: str | None, own: dict[str, Any] | None, offers: Sequence[Offer], security: Any, ready: Any
 ) -> None:
-    """Workers at a scheduler's address, or at a scheduler of our own on a host and port."""
+    """Run workers at a scheduler's address, or at a new scheduler on a host and port."""
     stop = asyncio.Event()
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -71,8 +71,8 @@ async def _serve(
     async with contextlib.AsyncExitStack() as stack:
         if own is not None:
             protocol = "tls" if security is not None else "tcp"
-            more = {"protocol": protocol, "security": security, "dashboard_address": f"{LOOPBACK}:0"}
-            scheduler = package.Scheduler(**own, **more)
+            options = {"protocol": protocol, "security": security, "dashboard_address": f"{LOOPBACK}:0"}
+            scheduler = package.Scheduler(**own, **options)
             stack.push_async_callback(_within, scheduler.close)
             await scheduler
             address = scheduler.address
@@ -86,8 +86,8 @@ async def _serve(
             return
         starting.result()
         ready(address)
-        ended = [asyncio.ensure_future(_ended(nanny)) for nanny in nannies]
-        watched = {stopping, asyncio.gather(*ended)} if ended else {stopping}
+        ends = [asyncio.ensure_future(_ended(nanny)) for nanny in nannies]
+        watched = {stopping, asyncio.gather(*ends)} if ends else {stopping}
         await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
 
 
@@ -96,7 +96,7 @@ async def _close(nannies: Sequence[Any]) -> None:
 
 
 async def _within(close: Callable[[], Any]) -> None:
-    """Close in good order, if that ends: two sides that close at once may wait for each other."""
+    """Close within CLOSE_S, because two sides that close at the same time may wait for each other."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(close(), CLOSE_S)
 
@@ -128,7 +128,7 @@ def _nanny(package: Any, address: str, offer: Offer, security: Any) -> Any:
 
 @contextlib.contextmanager
 def local_cluster(devices: Sequence[str] = ()) -> Iterator[str]:
-    """Inside the block a scheduler on a free port and a worker for each device of this machine; its address.
+    """Inside the block the address of a new scheduler on a free port, with a worker for each device of this machine.
 
     ``devices`` are what ``runtime.find_device`` takes; all that work, where there is none. Raises ConvDispatchError.
     """

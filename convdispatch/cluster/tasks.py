@@ -1,7 +1,7 @@
 """The tasks that run in a Dask worker: they send requests to child processes and return the replies.
 
-The worker's own process opens no device and holds no lock of Python's while others measure. Tasks are found by name, so
-workers need the same convdispatch as who asks.
+The worker's own process opens no device and does not hold Python's lock while others measure. Tasks are found by name,
+so workers need the same version of convdispatch as the client.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .exclusive import exclusive
 
 
 def _worker() -> Any:
-    """The Dask worker that runs this task; ``preload`` gave it what it offers, and its children."""
+    """The Dask worker that runs this task; ``preload`` gave it its offer and its child processes."""
     from distributed import get_worker
 
     return get_worker()
@@ -29,7 +29,7 @@ def measure(problem: str, limits: dict[str, Any], again: bool = False) -> dict[s
 
 
 def call(function: str, given: dict[str, Any], silent_s: float) -> dict[str, Any]:
-    """Call ``module:name`` on this worker's device in a child process, which hangs when it is silent for ``silent_s``.
+    """Call ``module:name`` on this worker's device in a child process, which is killed if silent for ``silent_s``.
 
     Returns ``place``, and ``made`` or ``failure``.
     """
@@ -37,12 +37,12 @@ def call(function: str, given: dict[str, Any], silent_s: float) -> dict[str, Any
     child = RestartingChild("convdispatch.cluster.calling", {"device": offer.address})
     try:
         with exclusive(offer.silicon):
-            made = child.answer({"function": function, "given": given}, silent_s)
+            reply = child.answer({"function": function, "given": given}, silent_s)
     except Died as died:
-        made = {"failure": f"it was lost{f' at {died.at}' if died.at else ''}: {died}"}
+        reply = {"failure": f"it was lost{f' at {died.at}' if died.at else ''}: {died}"}
     finally:
         child.close()
-    return {**made, "place": offer.place}
+    return {**reply, "place": offer.place}
 
 
 def idle(number: int) -> int:

@@ -1,4 +1,4 @@
-"""The conformance kit on every kind of device that a cluster's workers offer: its cases in parts, one report a kind."""
+"""The conformance kit on every kind of device that a cluster's workers offer, with a report for each kind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .placing import Task
 from .running import Run
 from .tasks import call
 
-PART = 40
+CASES_PER_TASK = 40
 """The number of test cases per task: some seconds' work, which is all that is lost with a worker."""
 START_S = 180.0
 
@@ -35,23 +35,24 @@ def verify_many(
     report: Callable[[Case, list[Outcome], int], None] = lambda case, outcomes, total: None,
     **options: Any,
 ) -> list[Report]:
-    """``verify`` on every kind of device: a report for each, by the kinds' names; ``options`` are further ones of it.
+    """``verify`` on every kind of device: a report for each, sorted by kind; ``options`` are further arguments of it.
 
-    ``report`` is told of each case on each kind. Cases that did not run, because workers went away, the plugin is not
-    there, or of an interrupt, are ``unasked`` in the kind's report; a kind on which no case ran has none.
+    ``report`` is called for each case on each kind. Cases that did not run, because of lost workers, a missing plugin
+    or an interrupt, are ``unasked`` in the kind's report; a kind on which no case ran has no report.
     """
     cases = {one.name: one for one in select(level, options.get("case"), own)}
     limit = TIMEOUT_S if options.get("timeout_s") is None else options["timeout_s"]
-    given = {"plugin": plugin, "level": level, **options, "timeout_s": limit, "jobs": max(1, options.get("jobs") or 1)}
-    given["own"] = [[entry.name, str(entry.problem), entry.count] for entry in own]
+    jobs = max(1, options.get("jobs") or 1)
+    settings = {"plugin": plugin, "level": level, **options, "timeout_s": limit, "jobs": jobs}
+    settings["own"] = [[entry.name, str(entry.problem), entry.count] for entry in own]
     names, kinds = list(cases), sorted(run.kinds)
     unasked = {key: dict.fromkeys(names) for key in kinds}
     reports: dict[str, Report] = {}
     # A case takes the time of all solvers in turn, each within the limit, so the child may be silent for 20 limits.
     target, silent_s = f"{__name__}:examine", START_S + 20 * limit
     tasks = []
-    for part in (names[at : at + PART] for at in range(0, len(names), PART)):
-        request = (target, {**given, "only": part}, silent_s)
+    for part in (names[at : at + CASES_PER_TASK] for at in range(0, len(names), CASES_PER_TASK)):
+        request = (target, {**settings, "only": part}, silent_s)
         tasks += [Task(f"{plugin}, {len(part)} cases", key, call, request, about=part) for key in kinds]
 
     def hear(task: Task, answer: Any) -> None:
@@ -59,14 +60,14 @@ def verify_many(
         for name in set(task.about) - set(part.unasked):
             del unasked[task.kind][name]
             report(cases[name], [o for o in part.outcomes if o.case == name], len(cases) * len(kinds))
-        whole = reports.setdefault(task.kind, part)
-        if whole is not part:
-            whole.outcomes += part.outcomes
-            whole.seconds = round(whole.seconds + part.seconds, 2)
+        report_of_kind = reports.setdefault(task.kind, part)
+        if report_of_kind is not part:
+            report_of_kind.outcomes += part.outcomes
+            report_of_kind.seconds = round(report_of_kind.seconds + part.seconds, 2)
 
     run.called(tasks, hear)
-    place = {name: number for number, name in enumerate(names)}
-    for key, whole in reports.items():
-        whole.unasked = list(unasked[key])
-        whole.outcomes.sort(key=lambda outcome: (place[outcome.case], outcome.solver))
+    position = {name: number for number, name in enumerate(names)}
+    for key, full_report in reports.items():
+        full_report.unasked = list(unasked[key])
+        full_report.outcomes.sort(key=lambda outcome: (position[outcome.case], outcome.solver))
     return [reports[key] for key in sorted(reports)]

@@ -284,7 +284,7 @@ def copy(
     wait_for: Any = None,
 ) -> cl.Event:
     """Enqueue a copy of ``size`` bytes from ``source`` to ``target``, from the given bytes on."""
-    event = commands_of(queue).copy(target, source, size, source_offset, target_offset, wait_for)
+    event = commands_of(queue).copy(target, source, size, (source_offset, target_offset), wait_for)
     thread.enqueued += 1
     return event
 

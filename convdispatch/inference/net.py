@@ -208,7 +208,8 @@ class InferenceNet:
                 tensor = tensor if tensor.contiguous else tensor.copy()
                 fetched = library.empty(tensor.shape, inputs[0], stream)
                 address, owner = library.address(fetched, stream)
-                stream.copy(StreamMemory(address, tensor.nbytes, owner), tensor.base_data, tensor.nbytes, tensor.offset)
+                target = StreamMemory(address, tensor.nbytes, owner)
+                stream.copy(target, tensor.base_data, tensor.nbytes, (tensor.offset, 0))
                 return library.finished(fetched, stream)
 
             results = map_operands(fetch, self._lowered.output)

@@ -1,14 +1,15 @@
-"""JAX's door: ``lax.conv_general_dilated`` on these engines, under ``jit``, ``grad`` and ``vmap``, over XLA's buffers.
+"""``lax.conv_general_dilated`` of JAX on these engines, under ``jit``, ``grad`` and ``vmap``, on XLA's buffers.
 
-A convolution of a program becomes a foreign call, whose handler takes XLA's buffers in place. A new transformation of
-operands goes to ``geometry``. Needs jax, of which private modules are used: ``pip install 'convdispatch[jax]'``.
+A convolution of a program becomes a foreign call, whose handler reads and writes XLA's buffers in place. A new
+transformation of operands goes to ``geometry``. Needs jax, including private modules: ``pip install
+'convdispatch[jax]'``.
 
 - ``calls``: the handlers, and the calls that they run.
 - ``counting``: counts of calls here, and of those left to XLA.
-- ``explaining``: ``explain``.
+- ``explaining``: the solver of each convolution of a function, for ``explain``.
 - ``ffi``: XLA's foreign calls by ctypes.
-- ``geometry``: a convolution of jax's as a problem.
-- ``lowering``: the step from jax's operator to XLA's.
+- ``geometry``: turns a convolution of jax into a problem.
+- ``lowering``: lowers a convolution of jax to a foreign call, or to XLA's operator.
 - ``primitive``: ``conv_general_dilated`` and ``enable``.
 """
 

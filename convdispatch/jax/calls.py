@@ -1,4 +1,4 @@
-"""The handlers that XLA calls, one a platform: a problem's text to the call that computes it on the frame's buffers."""
+"""The handlers that XLA calls, one for each platform: they compute the problem of a call on the frame's buffers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .ffi import Frame, handler
 
 TARGET = "convdispatch.convolution"
 """The name of the custom call in compiled programs; its attribute is the text that ``described`` returns."""
-_alive: list[Any] = []
+_handlers: list[Any] = []
 _calls = Programs()
 """Prepared calls by platform, device number and the text of problem and policy."""
 
@@ -36,13 +36,13 @@ def described(problem: ConvProblem) -> str:
 
 @functools.lru_cache(maxsize=1)
 def register() -> None:
-    """Tell XLA of the handlers, once; programs that were exported or cached by another process run then too."""
+    """Register the handlers with XLA, once; then programs that another process exported or cached run too."""
     from jax import ffi
 
     on_streams = ((stream_kind(name).xla, functools.partial(_on_stream, name)) for name in KINDS)
     for platform, compute in (("cpu", _on_host), *((xla, compute) for xla, compute in on_streams if xla)):
-        capsule, held = handler(compute)
-        _alive.append(held)
+        capsule, keep_alive = handler(compute)
+        _handlers.append(keep_alive)
         ffi.register_ffi_target(TARGET, capsule, platform=platform)
 
 
@@ -55,11 +55,11 @@ def call_for(platform: str, text: bytes, number: int = 0) -> Any:
         problem, _, changed = text.decode().partition(" ")
         # A compiled XLA program keeps its call, so it must not get a general kernel for the time being.
         with policy(**asdict(Policy(**json.loads(changed or "{}")))):
-            call = _calls.make(key, lambda: _made(platform, ConvProblem.parse(problem), number))
+            call = _calls.make(key, lambda: _build_call(platform, ConvProblem.parse(problem), number))
     return call
 
 
-def _made(platform: str, problem: ConvProblem, number: int) -> HostCall | StreamCall:
+def _build_call(platform: str, problem: ConvProblem, number: int) -> HostCall | StreamCall:
     if platform == "cpu":
         device = cpu_device(pointers=True)
         refuse_dtype(problem, device)
@@ -71,13 +71,13 @@ def _made(platform: str, problem: ConvProblem, number: int) -> HostCall | Stream
 
 def _addresses(problem: ConvProblem, frame: Frame) -> list[int]:
     addresses = [0] * 5
-    for place, address in zip(PLACES[problem.direction], (*frame.operands, *frame.results), strict=True):
-        addresses[place] = address
+    for slot, address in zip(PLACES[problem.direction], (*frame.operands, *frame.results), strict=True):
+        addresses[slot] = address
     return addresses
 
 
 def _on_host(frame: Frame) -> None:
-    """Run on XLA's buffers; the result is there on return."""
+    """Compute on XLA's host buffers; the result is complete on return."""
     call = call_for("cpu", frame.text)
     if call.launch is not None and not call.launch(_addresses(call.problem, frame), call.ask()):
         raise InvalidArgument("XLA's buffers for operands and result must be apart, got some over the others")
@@ -85,7 +85,7 @@ def _on_host(frame: Frame) -> None:
 
 
 def _on_stream(kind: str, frame: Frame) -> None:
-    """Give the launches to XLA's stream; scratch memory is XLA's, where it has room."""
+    """Enqueue the launches on XLA's stream, with scratch memory of XLA's allocator if it has room."""
     call = call_for(kind, frame.text, frame.device)
     borrowed: list[Callable[[], None]] = []
     own = call.place.stream(frame.stream)
@@ -104,6 +104,6 @@ def _on_stream(kind: str, frame: Frame) -> None:
             if not call.empty:
                 call.launch(stream, _addresses(call.problem, frame))
     finally:
-        for free in borrowed:  # memory is freed in the stream's order, after the kernels that use it
+        for free in borrowed:  # Memory is freed in the stream's order, after the kernels that use it.
             free()
     counting.ours(call.solver)

@@ -1,4 +1,4 @@
-"""Counts of what became of convolutions: calls that ran here, and, when a program is compiled, those left to XLA."""
+"""Counts of convolutions: calls that ran here, and, when a program is compiled, convolutions left to XLA."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _solvers: Counter[str] = Counter()
 
 
 def lowered() -> None:
-    """A convolution of a program that is compiled will be computed here."""
+    """Count a convolution of a compiled program that will be computed here."""
     with _lock:
         _counts["lowered"] += 1
 
 
 def left(reason: str) -> None:
-    """A convolution of a program that is compiled was left to XLA."""
+    """Count a convolution of a compiled program that was left to XLA."""
     with _lock:
         _counts["left"] += 1
         _reasons[reason] += 1
 
 
 def ours(solver: str) -> None:
-    """A call was computed here."""
+    """Count a call that was computed here."""
     with _lock:
         _counts["ours"] += 1
         _solvers[solver] += 1
@@ -45,7 +45,7 @@ def counters() -> dict[str, Any]:
 
 
 def reset_counters() -> None:
-    """Count from zero."""
+    """Set all counts to zero."""
     with _lock:
-        for each in (_counts, _reasons, _solvers):
-            each.clear()
+        for counter in (_counts, _reasons, _solvers):
+            counter.clear()

@@ -27,14 +27,14 @@ class Layer:
     """The name of the convolution in jax: its enclosing scopes, or its position."""
     problem: str
     solver: str | None
-    """The solver's name; None where XLA computes the convolution."""
+    """The solver's name; None if XLA computes the convolution."""
     why: str
     """The reason why the solver was chosen, or why XLA computes the convolution."""
 
 
 @dataclass(frozen=True)
 class Explained:
-    """A function's convolutions in the order in which it asks for them."""
+    """A function's convolutions in the order of its program."""
 
     device: str
     layers: tuple[Layer, ...]
@@ -52,19 +52,19 @@ class Explained:
 
 
 def explain(function: Callable[..., Any], *arguments: Any) -> Explained:
-    """Trace ``function(*arguments)`` and tell of each of its convolutions, jax's and ours, those in gradients too.
+    """Trace ``function(*arguments)`` and explain each convolution in it, including those of gradients.
 
-    What ``enable`` was given holds; without it, the defaults.
+    The arguments of ``enable`` apply if it is in force, else its defaults.
     """
     settings = dict(settings_in_force() or {"math": None})
     math = settings.pop("math")
     platform = "cpu" if jax.default_backend() == "cpu" else "cuda"
-    found = cpu_device(pointers=True) if platform == "cpu" else stream_kind(platform).numbered(0).device
-    info = runtime.device_info(found)
+    cl_device = cpu_device(pointers=True) if platform == "cpu" else stream_kind(platform).numbered(0).device
+    info = runtime.device_info(cl_device)
     layers = []
-    for place, equation in enumerate(_convolutions(jax.make_jaxpr(function)(*arguments).jaxpr), 1):
-        name = str(equation.source_info.name_stack) or f"convolution {place}"
-        avals = [each.aval for each in (*equation.invars, *equation.outvars)]
+    for number, equation in enumerate(_convolutions(jax.make_jaxpr(function)(*arguments).jaxpr), 1):
+        name = str(equation.source_info.name_stack) or f"convolution {number}"
+        avals = [variable.aval for variable in (*equation.invars, *equation.outvars)]
         try:
             plan = planned(platform, *avals, math, equation.params)
         except Fallback as error:
@@ -77,7 +77,7 @@ def explain(function: Callable[..., Any], *arguments: Any) -> Explained:
 
 
 def _convolutions(jaxpr: Any) -> Iterator[Any]:
-    """The equations that are convolutions, of inner programs too."""
+    """The equations that are convolutions, including those of inner programs."""
     for equation in jaxpr.eqns:
         if equation.primitive in (conv_p, jax_conv_p):
             yield equation

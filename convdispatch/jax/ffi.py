@@ -1,7 +1,7 @@
 """XLA's foreign calls in Python: a handler by ctypes over the C API (``xla/ffi/api/c_api.h``), so nothing is compiled.
 
-XLA calls the handler with a frame: attributes, and buffers of operands and results where they lie. The structures here
-are those of the API's major version 0, whose layouts have stood since 0.1; sizes that the frame tells are compared.
+XLA calls the handler with a frame: attributes, and the addresses of operands and results. The structures in this module
+are those of the API's major version 0, whose layouts have not changed since 0.1; sizes in the frame are compared.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from ctypes import POINTER, c_char_p, c_int32, c_int64, c_size_t, c_void_p
 from typing import Any
 
 _METADATA = 1
-"""The extension by which XLA asks which version a handler speaks."""
+"""The kind of the extension by which XLA queries the version of a handler."""
 _EXECUTE = 3
-_INTERNAL, _EXHAUSTED = 13, 8
+_INTERNAL, _RESOURCE_EXHAUSTED = 13, 8
 """XLA's error codes INTERNAL and RESOURCE_EXHAUSTED."""
 
 
@@ -112,7 +112,7 @@ class _FreeArguments(ctypes.Structure):
 
 
 _Function = ctypes.CFUNCTYPE(c_void_p, c_void_p)
-_LEAST = _Frame.future.offset
+_FRAME_BYTES = _Frame.future.offset
 """The number of bytes of a call frame that are read."""
 
 
@@ -129,14 +129,14 @@ class Frame:
 
     @property
     def stream(self) -> int:
-        """The handle of the CUDA stream on which the call is."""
+        """The handle of the CUDA stream on which XLA makes the call."""
         given = _StreamArguments(ctypes.sizeof(_StreamArguments), None, self._frame.context, None)
         self._called("stream_get", given)
         return given.stream or 0
 
     @property
     def device(self) -> int:
-        """The number of the CUDA device; 0 by an XLA that does not tell yet."""
+        """The number of the CUDA device; 0 for versions of XLA that do not pass it."""
         if self._frame.api.contents.size < _Api.device_ordinal.offset + ctypes.sizeof(c_void_p):
             return 0
         given = _OrdinalArguments(ctypes.sizeof(_OrdinalArguments), None, self._frame.context, 0)
@@ -144,8 +144,8 @@ class Frame:
         return int(given.number)
 
     def allocate(self, size: int) -> tuple[int, Callable[[], None]]:
-        """(address of memory on the stream's device, what gives it back in the stream's order), aligned as XLA's
-        allocator aligns. Raises MemoryError with XLA's words."""
+        """Allocate memory by XLA's allocator: its address on the stream's device, and a function that frees it in the
+        stream's order. Raises MemoryError with XLA's message."""
         given = _AllocateArguments(ctypes.sizeof(_AllocateArguments), None, self._frame.context, size, 1, None)
         self._called("allocate", given)
         address = given.data or 0
@@ -163,19 +163,19 @@ class Frame:
             return
         request = _MessageArguments(ctypes.sizeof(_MessageArguments), None, error, None)
         _Function(api.error_message)(ctypes.addressof(request))
-        said = (request.message or b"no reason").decode(errors="replace")
+        message = (request.message or b"no reason").decode(errors="replace")
         destroyed = _DestroyArguments(ctypes.sizeof(_DestroyArguments), None, error)
         _Function(api.error_destroy)(ctypes.addressof(destroyed))
-        raise MemoryError(f"XLA refused {name}: {said}")
+        raise MemoryError(f"XLA refused {name}: {message}")
 
 
 def _addresses(buffers: _Buffers) -> list[int]:
-    return [_Buffer.from_address(buffers.given[place]).data or 0 for place in range(buffers.count)]
+    return [_Buffer.from_address(buffers.given[index]).data or 0 for index in range(buffers.count)]
 
 
 def handler(compute: Callable[[Frame], None]) -> tuple[Any, Any]:
-    """``(capsule, what must live)`` of a handler that calls ``compute`` with each frame; its exceptions become XLA's
-    errors, their text with them."""
+    """``(capsule, object to keep alive)`` of a handler that calls ``compute`` with each frame; exceptions become errors
+    of XLA with the same text."""
     from jax import ffi
 
     @_Function
@@ -185,13 +185,13 @@ def handler(compute: Callable[[Frame], None]) -> tuple[Any, Any]:
             if frame.extension and _Base.from_address(frame.extension).kind == _METADATA:
                 _introduce(frame)
             elif frame.stage == _EXECUTE:
-                if frame.size < _LEAST:
-                    raise RuntimeError(f"XLA's call frame has {frame.size} bytes, expected {_LEAST} or more")
+                if frame.size < _FRAME_BYTES:
+                    raise RuntimeError(f"XLA's call frame has {frame.size} bytes, expected {_FRAME_BYTES} or more")
                 _keep_thread()
                 compute(Frame(frame))
             return None
-        except BaseException as error:  # no Python exception may pass through XLA's C++ frames
-            code = _EXHAUSTED if isinstance(error, MemoryError) else _INTERNAL
+        except BaseException as error:  # No Python exception may pass through XLA's C++ frames.
+            code = _RESOURCE_EXHAUSTED if isinstance(error, MemoryError) else _INTERNAL
             message = f"convdispatch: {type(error).__name__}: {error}".encode()
             given = _ErrorArguments(ctypes.sizeof(_ErrorArguments), None, message, code)
             return _Function(frame.api.contents.error_create)(ctypes.addressof(given))  # type: ignore[no-any-return]
@@ -203,8 +203,8 @@ _threads = threading.local()
 
 
 def _keep_thread() -> None:
-    """Let Python keep what it knows of a thread of XLA's, such as the queues and kernels that a thread has to itself:
-    it would forget all of it whenever the thread leaves the handler."""
+    """Make Python keep the thread-local state of a thread of XLA, such as its queues and kernels, which it would
+    otherwise drop whenever the thread leaves the handler."""
     if not hasattr(_threads, "foreign"):
         _threads.foreign = isinstance(threading.current_thread(), threading._DummyThread)
         if _threads.foreign:
@@ -212,8 +212,8 @@ def _keep_thread() -> None:
 
 
 def _introduce(frame: _Frame) -> None:
-    """Say that the handler speaks the version that XLA itself does, which the layouts of major version 0 allow."""
+    """Report XLA's own version as that of the handler, because all versions with major 0 have the same layouts."""
     metadata = _MetadataExtension.from_address(frame.extension).metadata.contents
-    speaks = frame.api.contents.version
-    metadata.version = _Version(ctypes.sizeof(_Version), None, 0, speaks.minor if speaks.major == 0 else 0)
+    version = frame.api.contents.version
+    metadata.version = _Version(ctypes.sizeof(_Version), None, 0, version.minor if version.major == 0 else 0)
     metadata.traits, metadata.state = 0, 0

@@ -1,8 +1,8 @@
-"""A convolution of ``jax.lax`` as one of this package's problems, and what its operands have to go through.
+"""Turns a convolution of ``jax.lax`` into a problem of this package, with the transformations of its operands.
 
-``lax.conv_general_dilated`` is one operator for all three directions: jax writes a gradient with respect to data as a
-convolution of a dilated left side with reversed weights, one with respect to weights as a convolution in which batch
-and channels change places, with groups of the batch. Each is read as what it is:
+``lax.conv_general_dilated`` is one operator for all three directions: jax writes a data gradient as a convolution of a
+dilated left side with reversed weights, and a weight gradient as a convolution in which batch and channels are
+exchanged, with groups of the batch. Each is recognised:
 
 - ``lhs_dilation`` over 1: the data gradient (a transposed convolution), lhs its y, rhs its w reversed, the result x;
 - channels of lhs before its batch, or groups of the batch: the weights' gradient, lhs its x, rhs its y;
@@ -27,13 +27,12 @@ _AXES = "dhw"
 class Plan(NamedTuple):
     """How a convolution of lax is computed: ``problem`` reads two arrays and writes the third.
 
-    Axes are lax's: of each array, its two first ones' places and those of space. An array is turned to the problem's
-    order of axes in memory, by XLA where it does not lie so already.
+    Axes are those of lax. XLA transposes an array whose axes in memory are not in the problem's order.
     """
 
     problem: ConvProblem
     swapped: bool
-    """Whether rhs is what the problem reads first."""
+    """Whether rhs is the operand that the problem reads first."""
     crop: tuple[tuple[int, int], ...]
     """The number of elements cut off lhs at both ends of each spatial axis."""
     reverse_rhs: bool
@@ -41,7 +40,7 @@ class Plan(NamedTuple):
     orders: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     """The axes of lhs, rhs and the result, each from the outermost in memory to the innermost."""
     regroup: int
-    """Groups whose channels change sides in rhs: of a grouped data gradient, 1 elsewhere."""
+    """The number of groups whose channels are exchanged in rhs: that of a grouped data gradient, otherwise 1."""
 
 
 class _Window(NamedTuple):
@@ -60,7 +59,7 @@ class _Window(NamedTuple):
 def plan_of(
     lhs_shape: Sequence[int], rhs_shape: Sequence[int], out_shape: Sequence[int], dtype: str, math_: str, **params: Any
 ) -> Plan:
-    """The plan of ``lax.conv_general_dilated``'s parameters. Raises Fallback with the reason where XLA has to do it."""
+    """The plan of ``lax.conv_general_dilated``'s parameters. Raises Fallback with the reason if XLA must compute it."""
     numbers = params["dimension_numbers"]
     lhs_spec, rhs_spec, out_spec = (tuple(spec) for spec in numbers)
     ndim = len(lhs_spec) - 2
@@ -113,7 +112,7 @@ class _Sizes(NamedTuple):
 
 def _forward(sizes: _Sizes, windows: Sequence[_Window], specs: Any, common: dict[str, Any]) -> Plan:
     numbers, crop = {"mb": sizes.n, "ic": sizes.c, "oc": sizes.o, "g": sizes.groups}, []
-    for axis, w in _named(windows):
+    for axis, w in _by_axis(windows):
         cut = max(0, -w.low), max(0, -w.high)
         crop.append(cut)
         numbers |= _axis(axis, w.size - sum(cut), w.kernel, w.stride, max(0, w.low), max(0, w.high), w.rhs_dilation)
@@ -130,15 +129,15 @@ def _data(sizes: _Sizes, windows: Sequence[_Window], specs: Any, common: dict[st
     if any(w.stride > 1 for w in windows):
         raise Fallback("no steps of a dilated left side only, got window_strides and lhs_dilation over 1")
     numbers: dict[str, Any] = {"mb": sizes.n, "ic": sizes.o, "oc": sizes.c, "g": sizes.groups}
-    for axis, w in _named(windows):
+    for axis, w in _by_axis(windows):
         reach, stride = w.rhs_dilation * (w.kernel - 1), w.lhs_dilation
         low, high = reach - w.low, reach - w.high
-        high += 0 if high >= 0 else min(stride - 1, -high)  # what rounding down in the output size absorbs
+        high += 0 if high >= 0 else min(stride - 1, -high)  # Rounding down of the output size absorbs this padding.
         if low < 0 or high < 0:
             raise Fallback(f"a transposed convolution that reaches beyond its kernel, got padding {(w.low, w.high)}")
         numbers |= _axis(axis, w.out, w.kernel, stride, low, high, w.rhs_dilation)
     problem = ConvProblem(ndim=len(windows), direction="bwd_data", **numbers, **common)
-    _same(problem, [w.size for w in windows])
+    _check_size(problem, [w.size for w in windows])
     crop = ((0, 0),) * len(windows)
     turned = (0, 1 if sizes.groups == 1 else 0, 0)
     return Plan(problem, False, crop, True, False, _orders(specs, common["layout"], turned), sizes.groups)
@@ -148,22 +147,22 @@ def _weights(sizes: _Sizes, windows: Sequence[_Window], specs: Any, common: dict
     """lhs is x with its channels as batch, rhs the gradient of y, the result that of w."""
     numbers: dict[str, Any] = {"mb": sizes.c, "ic": sizes.n, "oc": sizes.o, "g": sizes.batches}
     crop = []
-    for axis, w in _named(windows):
+    for axis, w in _by_axis(windows):
         cut = max(0, -w.low)
         size, low = w.size - cut, max(0, w.low)
         # Y must have as many positions as rhs: the far end of x is padded or cut accordingly.
         need = w.rhs_dilation * (w.kernel - 1) + w.stride * (w.out - 1) + 1 - size - low
         # Elements of x behind the last one that is read; fewer than one step of them are lost by rounding down.
-        over = -need
-        cut_far = max(0, over - (w.rhs_dilation - 1))
+        surplus = -need
+        cut_far = max(0, surplus - (w.rhs_dilation - 1))
         crop.append((cut, cut_far))
         numbers |= _axis(axis, size - cut_far, w.out, w.rhs_dilation, low, max(0, need), w.stride)
     swapped = sizes.batches == 1 and _is_product(sizes, [w._replace(kernel=w.out) for w in windows])
     swapped = swapped and specs[2][0] < specs[2][1]
-    if swapped:  # the result has input channels outermost in memory, as it has where x and y change places
+    if swapped:  # The result has input channels outermost in memory, as if x and y were exchanged.
         numbers |= {"ic": sizes.o, "oc": sizes.n}
     problem = ConvProblem(ndim=len(windows), direction="bwd_weights", **numbers, **common)
-    _same(problem, [w.kernel for w in windows])
+    _check_size(problem, [w.kernel for w in windows])
     if swapped:
         return Plan(problem, True, tuple(crop), False, False, _orders(specs, common["layout"], (1, 1, 0)), 1)
     return Plan(problem, False, tuple(crop), False, False, _orders(specs, common["layout"], (1, 1, 1)), 1)
@@ -176,14 +175,14 @@ def _weights_of_transposed(sizes: _Sizes, windows: Sequence[_Window], specs: Any
     if any(w.rhs_dilation > 1 for w in windows):
         raise Fallback("lhs_dilation and rhs_dilation over 1 where channels come before the batch")
     numbers: dict[str, Any] = {"mb": sizes.c, "ic": sizes.o, "oc": sizes.n, "g": 1}
-    for axis, w in _named(windows):
+    for axis, w in _by_axis(windows):
         low = w.stride * (w.out - 1) - w.low
         need = w.lhs_dilation * (w.size - 1) + w.stride * (w.out - 1) + 1 - w.kernel - low
         if low < 0 or need < 1 - w.lhs_dilation:
             raise Fallback(f"a transposed convolution that reaches beyond its kernel, got padding {(w.low, w.high)}")
         numbers |= _axis(axis, w.kernel, w.out, w.lhs_dilation, low, max(0, need), w.stride)
     problem = ConvProblem(ndim=len(windows), direction="bwd_weights", **numbers, **common)
-    _same(problem, [w.size for w in windows])
+    _check_size(problem, [w.size for w in windows])
     crop = ((0, 0),) * len(windows)
     # The result's batch axis is the batch of lhs, here oc; its feature axis is the output features of rhs, here ic.
     return Plan(problem, True, crop, False, True, _orders(specs, common["layout"], (1, 1, 0)), 1)
@@ -204,7 +203,7 @@ def _is_product(sizes: _Sizes, windows: Sequence[_Window]) -> bool:
     return plain and sizes.groups == 1
 
 
-def _named(windows: Sequence[_Window]) -> Any:
+def _by_axis(windows: Sequence[_Window]) -> Any:
     return zip(_AXES[3 - len(windows) :], windows, strict=True)
 
 
@@ -215,17 +214,17 @@ def _axis(axis: str, size: int, kernel: int, stride: int, low: int, high: int, d
     }  # fmt: skip
 
 
-def _same(problem: ConvProblem, sizes: Sequence[int]) -> None:
+def _check_size(problem: ConvProblem, sizes: Sequence[int]) -> None:
     """Check that the operand that is read as y has y's size. Raises Fallback."""
-    found = [getattr(problem, "o" + axis) for axis in _AXES[3 - problem.ndim :]]
-    if found != list(sizes):
-        raise Fallback(f"the geometry is no gradient's: its y would be {found}, got {list(sizes)}")
+    y_sizes = [getattr(problem, "o" + axis) for axis in _AXES[3 - problem.ndim :]]
+    if y_sizes != list(sizes):
+        raise Fallback(f"the geometry is no gradient's: its y would be {y_sizes}, got {list(sizes)}")
 
 
 def _orders(specs: Any, layout: str, turned: tuple[int, int, int]) -> Any:
     """Axes in memory: batch or output channels first, those of ``turned`` arrays the second of lax's."""
-    found = []
-    for spec, second in zip(specs, turned, strict=True):
-        outer, inner = (spec[1], spec[0]) if second else (spec[0], spec[1])
-        found.append((outer, *spec[2:], inner) if layout == "nhwc" else (outer, inner, *spec[2:]))
-    return tuple(found)
+    orders = []
+    for spec, is_turned in zip(specs, turned, strict=True):
+        outer, inner = (spec[1], spec[0]) if is_turned else (spec[0], spec[1])
+        orders.append((outer, *spec[2:], inner) if layout == "nhwc" else (outer, inner, *spec[2:]))
+    return tuple(orders)

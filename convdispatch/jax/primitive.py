@@ -1,7 +1,7 @@
-"""``conv_general_dilated`` that is computed here whatever ``enable`` says, and ``enable``, by which jax's own is.
+"""``conv_general_dilated``, which always runs on these engines, and ``enable``, which makes jax's own one do so.
 
-Ours is a primitive beside jax's, with jax's own rules for shapes, types, gradients and batches: those are functions
-that call ``conv_general_dilated`` of their module, and are taken over with ours in its place.
+This package's primitive has jax's own rules for shapes, types, gradients and batches: the functions of jax's module
+that call ``conv_general_dilated`` are copied, with this package's function in its place.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _in_force: dict[str, Any] | None = None
 
 
 def _rebound(function: Any) -> Any:
-    """A function of jax's module that calls our convolution where it calls jax's."""
+    """A copy of a function of jax's module that calls this package's convolution instead of jax's."""
     names = {"conv_general_dilated": conv_general_dilated, "conv_general_dilated_p": conv_p}
-    made = types.FunctionType(
+    rebound = types.FunctionType(
         function.__code__, {**function.__globals__, **names}, function.__name__, function.__defaults__,
         function.__closure__,
     )  # fmt: skip
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+    rebound.__kwdefaults__ = function.__kwdefaults__
+    return rebound
 
 
 def _lowering_of_jax(platform: str) -> Any:
@@ -91,18 +91,18 @@ def enable(*, math: str | None = None, batch_invariant: bool | None = None, stri
         raise InvalidArgument(f"math must be None or one of {', '.join(MATHS)}, got {math!r}")
     promises = {"batch_invariant": batch_invariant, "strict_nan": strict_nan}
     with promising(promises):  # checks the kinds of the values
-        before = _in_force
+        previous = _in_force
     _set({"math": math, **promises})
-    return Enabled(lambda: _set(before))
+    return Enabled(lambda: _set(previous))
 
 
 def disable() -> None:
-    """Give convolutions back to XLA."""
+    """Let XLA compute convolutions again."""
     _set(None)
 
 
 def settings_in_force() -> dict[str, Any] | None:
-    """The arguments of ``enable``; None where it is not in force."""
+    """The arguments of ``enable``; None if it is not in force."""
     return _in_force
 
 
@@ -117,4 +117,4 @@ def _set(settings: dict[str, Any] | None) -> None:
             if settings is not None:
                 rule = functools.partial(lower, platform, rule, settings)
             mlir.register_lowering(jax_conv_p, rule, platform=platform)
-        jax.clear_caches()  # programs in jax's caches contain the lowering rules that held when they were compiled
+        jax.clear_caches()  # Programs in jax's caches were compiled with the previous lowering rules.

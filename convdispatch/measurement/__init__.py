@@ -1,11 +1,11 @@
 """Measurements of engines: times, errors and verdicts for solvers and problems.
 
-What is measured is stored by ``selection.records``. A new dialect goes to ``grammar``, a new check of plugins to
+Measurements are stored by ``selection.records``. A new dialect goes to ``grammar``, a new check of plugins to
 ``conformance``. May import selection, device and api.
 
-- ``find``: ``find``: measures what could compute a problem, and records it.
-- ``search``: the parts of that: candidates, their trial, benchmarking, the verdict.
-- ``aside``: a search in a process of its own, beside the caller's.
+- ``find``: measures the solvers that could compute a problem, and records their times.
+- ``search``: the parts of ``find``: candidates, their trial, benchmarking, the verdict.
+- ``aside``: a search in a background process.
 - ``measure``: times rival candidates in interleaved rounds.
 - ``compiling``: compiles with a time limit.
 - ``run_reports``: where a run was, and the files of reports, for the kit and the benchmark.

@@ -1,8 +1,8 @@
 """A search in a separate background process, with compilers, locks and contexts of its own.
 
-The parent says a device, then a problem a line with what runs it now; the child answers with records. It runs where no
-other process wants the processor, and says so where the device had other work meanwhile: the incumbent's times differ
-among themselves, or from what it takes once more at the end.
+The parent sends a device, then on each line a problem and the incumbent, which is the choice that runs it now; the
+child replies with records. It runs at low priority, and reports a device that had other work meanwhile, which it
+recognises by the incumbent's times: they vary, or differ from a last sample at the end.
 """
 
 from __future__ import annotations
@@ -17,31 +17,30 @@ from ..selection.plugins.loader import plugins
 from ..selection.records.record import LEAST_SAMPLES, choice_text
 
 MODULE = __name__
-BETTER = 1.05
+LEAST_GAIN = 1.05
 """A candidate must be this many times faster than the solver in use to replace it, because times differ between
 queues."""
-UNSTEADY = 1.5
+MAX_SPREAD = 1.5
 """The highest ratio of slow to quick samples of the solver in use on a device without other work."""
 
 
 def disturbance(results: Results, incumbent: str) -> str:
-    """Return as text what the times of the solver in use say about other work on the device; empty if they are
-    steady."""
+    """The evidence for other work on the device, from the times of the solver in use; empty if they are steady."""
     for result in results:
         timed = result.p20 and result.count >= LEAST_SAMPLES and choice_text(result.solver, result.config) == incumbent
-        if timed and result.p80 > UNSTEADY * result.p20:
+        if timed and result.p80 > MAX_SPREAD * result.p20:
             return f"the device had other work: {result.solver} took {result.p20:.3g} to {result.p80:.3g} ms"
     return ""
 
 
 def worth(results: Results, incumbent: str) -> list[bool]:
-    """Of each result whether it is recorded: not one that is faster than the incumbent by less than ``BETTER``."""
-    here = next((r.median_ms for r in results if choice_text(r.solver, r.config) == incumbent), None)
+    """For each result, whether it is recorded; one that is faster than the incumbent by less than LEAST_GAIN is not."""
+    incumbent_ms = next((r.median_ms for r in results if choice_text(r.solver, r.config) == incumbent), None)
     return [
-        here is None
+        incumbent_ms is None
         or r.median_ms is None
-        or r.median_ms >= here
-        or r.median_ms * BETTER <= here
+        or r.median_ms >= incumbent_ms
+        or r.median_ms * LEAST_GAIN <= incumbent_ms
         or choice_text(r.solver, r.config) == incumbent
         for r in results
     ]
@@ -54,10 +53,10 @@ def _serve() -> None:
     device = runtime.find_device(next(lines)["device"])
     answer({"ready": True, "may_halt": ends_with_parent()})
     for request in lines:
-        answer(_searched(device, **request))
+        answer(_search(device, **request))
 
 
-def _searched(device: Any, problem: str, incumbent: str, promises: dict[str, bool], budget_ms: float) -> dict[str, Any]:
+def _search(device: Any, problem: str, incumbent: str, promises: dict[str, bool], budget_ms: float) -> dict[str, Any]:
     # ``search`` is imported here, because the parent process imports this module but never searches.
     from .search import Search
 

@@ -1,5 +1,5 @@
-"""Compiles with a time limit. A compilation cannot be stopped: past its time it is left to end by itself, and the end
-of the process waits for it (``device.background``).
+"""Compiles with a time limit. A compilation cannot be stopped: after its time it continues in the background, and the
+end of the process waits for it (``device.background``).
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from typing import TypeVar
 
 from ..device import background
 
-Made = TypeVar("Made")
+Compiled = TypeVar("Compiled")
 _NAME = "convdispatch-compile"
 
 
 class StillCompiling(Exception):
-    """A compilation took longer than it may."""
+    """A compilation took longer than its time limit."""
 
 
-def compiled_within(make: Callable[[], Made], seconds: float) -> Made:
-    """``make()``, in a thread of its own. Raises StillCompiling after ``seconds``, and what ``make`` raises."""
-    made: Future[Made] = Future()
+def compiled_within(make: Callable[[], Compiled], seconds: float) -> Compiled:
+    """Return ``make()``, called in a new thread. Raises StillCompiling after ``seconds``, and what ``make`` raises."""
+    future: Future[Compiled] = Future()
 
     def work() -> None:
         try:
-            made.set_result(make())
+            future.set_result(make())
         except BaseException as error:
-            made.set_exception(error)
+            future.set_exception(error)
 
     background.start(work, _NAME)
-    if not wait([made], seconds).done:
+    if not wait([future], seconds).done:
         raise StillCompiling(f"it was still compiling after {seconds:.3g} s")
-    return made.result()
+    return future.result()
 
 
 def under_way() -> bool:
-    """Whether a compilation that was given up is still at work."""
+    """Whether a compilation that exceeded its time limit is still running."""
     return any(thread.name == _NAME for thread in threading.enumerate())

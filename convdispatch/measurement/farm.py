@@ -1,7 +1,7 @@
-"""One farm for all work that may crash or hang: child processes that are started again, and tasks spread over them.
+"""Child processes for work that may crash or hang: they are restarted after a death, and tasks are spread over them.
 
-The kit, find, the benchmark, bench/ and the workers of a cluster use it; ``child`` is what one process
-is made of. A death costs the question it was at; who asked decides whether that is asked again, and of whom not.
+The kit, find, the benchmark, bench/ and the workers of a cluster use it. A death costs the request that was running;
+the caller decides whether to repeat it, and without which candidates.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..device.child import Child, Silent
 
 START_S = 180.0
 """Seconds that a child may take to load its plugins and open the device, on a busy machine."""
-DEATHS = 6
+MAX_DEATHS = 6
 """The most child processes that one request may end before it fails."""
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -26,7 +26,7 @@ _R = TypeVar("_R")
 class Died(Exception):
     """The child process has ended, by itself or killed because it was silent; the message says how.
 
-    ``at`` names the candidate that it last said to be at, or nothing; ``without`` those of deaths before (``outlive``).
+    ``at`` names the candidate that it last reported, or is empty; ``without`` holds earlier ones (``outlive``).
     """
 
     def __init__(self, how: str, at: str = "") -> None:
@@ -36,18 +36,18 @@ class Died(Exception):
 
 
 class NotStarted(Died):
-    """No child could be started: the next one would not start either."""
+    """No child process could be started, and a new attempt would fail too."""
 
 
 class OutOfTime(Exception):
-    """The time for the whole has ended."""
+    """The time limit of all work was reached."""
 
 
 class RestartingChild:
-    """``python -m module``, started when something is asked, and again after a death.
+    """A child process ``python -m module``, started at the first request, and again after a death.
 
-    ``setup`` is its first line, which the child greets; by ``{"error": words}`` where it cannot work.
-    After ``until`` (``time.monotonic``) every question raises OutOfTime.
+    ``setup`` is the first line that it reads; it replies with a greeting, or with ``{"error": words}`` if it cannot
+    work. After ``until`` (``time.monotonic``) every request raises OutOfTime.
     """
 
     def __init__(
@@ -74,26 +74,26 @@ class RestartingChild:
         return greeting
 
     def ask(self, question: Mapping[str, Any]) -> None:
-        """Send a question, whose reply ``hear`` returns. Raises as ``start`` does."""
+        """Send a request, whose reply ``hear`` returns. Raises what ``start`` raises."""
         if self._child is None:
             self.start()
         self._child.say(question)  # type: ignore[union-attr]
 
     def hear(self, limit_s: float) -> dict[str, Any]:
-        """Return the child's next message. Raises Died, and OutOfTime; the child has ended then."""
+        """Return the child's next message. Raises Died or OutOfTime if the child has ended."""
         if self._child is None:
             raise OutOfTime
-        left = limit_s if self._until is None else min(limit_s, self._until - time.monotonic())
+        seconds = limit_s if self._until is None else min(limit_s, self._until - time.monotonic())
         try:
-            said = self._child.hear(left)
-            how = "" if said is not None else self._child.how_it_ended()
+            message = self._child.hear(seconds)
+            how = "" if message is not None else self._child.how_it_ended()
         except Silent as silent:
             self.close()
-            if left < limit_s:
+            if seconds < limit_s:
                 raise OutOfTime from None
             raise Died(str(silent)) from None
-        if said is not None:
-            return said
+        if message is not None:
+            return message
         self.close()
         if self._ended:
             raise OutOfTime
@@ -102,32 +102,32 @@ class RestartingChild:
     def answer(
         self, question: Mapping[str, Any], limit_s: float, say: Callable[[str], None] = lambda at: None
     ) -> dict[str, Any]:
-        """Ask, hear ``{"at": candidate}`` any number of times, and return the reply that comes then.
+        """Send a request, pass each message ``{"at": candidate}`` to ``say``, and return the reply.
 
-        Each silence may last ``limit_s``. Raises Died, with where the child was; ``{"lost": words}``, said by a child
-        whose device runs nothing any more, is such a death.
+        The child may be silent for ``limit_s``. Raises Died with the last candidate; a message ``{"lost": words}``, by
+        which a child reports that its device runs nothing any more, counts as a death.
         """
-        at = ""
+        candidate = ""
         self.ask(question)
         while True:
             try:
-                said = self.hear(limit_s)
+                message = self.hear(limit_s)
             except NotStarted:
                 raise
             except Died as died:
-                died.at = at
+                died.at = candidate
                 raise
-            if "at" in said:
-                at = said["at"]
-                say(at)
-            elif "lost" in said:
+            if "at" in message:
+                candidate = message["at"]
+                say(candidate)
+            elif "lost" in message:
                 self.close()
-                raise Died(f"it left a device that nothing runs on: {said['lost']}", at)
+                raise Died(f"it left a device that nothing runs on: {message['lost']}", candidate)
             else:
-                return said
+                return message
 
     def close(self) -> None:
-        """End the child; the next question starts another."""
+        """End the child; the next request starts another."""
         with self._lock:
             child, self._child = self._child, None
         if child is not None:
@@ -147,12 +147,12 @@ def outlive(ask: Callable[[dict[str, str]], _R]) -> _R:
     Raises Died after DEATHS of them, or at the second that no candidate is to blame for.
     """
     without: dict[str, str] = {}
-    for turn in range(DEATHS):
+    for turn in range(MAX_DEATHS):
         try:
             return ask(without)
         except Died as died:
             died.without = without
-            if isinstance(died, NotStarted) or turn == DEATHS - 1 or (turn and not died.at):
+            if isinstance(died, NotStarted) or turn == MAX_DEATHS - 1 or (turn and not died.at):
                 raise
             if died.at:
                 without[died.at] = f"a process was lost: {died}"
@@ -168,17 +168,16 @@ def farm(
 ) -> Iterator[tuple[_T, _R]]:
     """Each task with the result of ``work(child, task)``, as they end; ``jobs`` run at a time, each in its own child.
 
-    ``work`` may add to ``tasks``. A task whose child does not start goes back for the others, which have one; once none
-    has, NotStarted is raised here, after all that is done, and the tasks that are left stand in ``tasks``. Ends without
-    a word at ``until`` (``time.monotonic``); when the caller stops listening, all children are killed. Anything else
-    that ``work`` raises is raised here.
+    ``work`` may add to ``tasks``. A task whose child does not start is returned to ``tasks`` for the other children; if
+    no child is left, NotStarted is raised after all finished tasks were yielded. The iteration ends at ``until``
+    (``time.monotonic``); when the caller ends it, all children are killed. Other errors of ``work`` are raised here.
     """
     done: queue.Queue[tuple[_T, _R] | BaseException | None] = queue.Queue()
     children = [make() for _ in range(max(1, min(jobs, len(tasks))))]
     stop = threading.Event()
 
     def feed(child: RestartingChild) -> None:
-        last: BaseException | None = None
+        failure: BaseException | None = None
         try:
             while not stop.is_set():
                 try:
@@ -193,30 +192,30 @@ def farm(
         except OutOfTime:
             pass
         except BaseException as error:
-            last = error
+            failure = error
         finally:
             child.close()
-            done.put(last)
+            done.put(failure)
 
     for child in children:
         threading.Thread(target=feed, args=(child,), daemon=True).start()
-    running, unable = len(children), None
+    running, start_error = len(children), None
     try:
         while running:
             try:
-                ended = done.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+                result = done.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
             except queue.Empty:
                 return
-            if isinstance(ended, tuple):
-                yield ended
+            if isinstance(result, tuple):
+                yield result
                 continue
             running -= 1
-            if isinstance(ended, NotStarted):
-                unable = ended
-            elif ended is not None:
-                raise ended
-        if tasks and unable is not None:
-            raise unable
+            if isinstance(result, NotStarted):
+                start_error = result
+            elif result is not None:
+                raise result
+        if tasks and start_error is not None:
+            raise start_error
     finally:
         stop.set()
         for child in children:

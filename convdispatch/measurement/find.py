@@ -1,4 +1,4 @@
-"""find: measures the solvers and configurations for a problem, verified first, within a budget, and records them."""
+"""find: verifies and measures the solvers and configurations for a problem, within a budget, and records them."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def find(
     if budget_ms is not None and not budget_ms > 0:
         raise InvalidArgument(f"budget_ms must be above 0, got {budget_ms!r}")
     forbid_when_frozen("measure")
-    found = runtime.find_device(device)
+    cl_device = runtime.find_device(device)
     policy = current_policy()
     problem = policy.problem_of_choice(problem)
-    problem_must_fit(problem, runtime.device_info(found))
+    problem_must_fit(problem, runtime.device_info(cl_device))
     limits = [limit for limit in (workspace_limit, policy.workspace_limit) if limit is not None]
     search = Search(
         problem,
-        found,
+        cl_device,
         policy,
         budget_ms=budget_ms,
         every_solver=every_solver,
@@ -99,16 +99,16 @@ def why_find(
     from ..selection.records.record import stale
 
     policy = policy or current_policy()
-    known = perfdb().lookup(problem, device, scope_of(policy))
-    if not known:
+    records = perfdb().lookup(problem, device, scope_of(policy))
+    if not records:
         return "never measured"
-    for record in known:
+    for record in records:
         doubt = stale(record, current(record.solver, device, workspace_limit))
         if doubt:
             return f"{record.solver} was {doubt}"
-    if here and (new := _newcomers(problem, device, policy, known, workspace_limit)):
-        return f"never measured: {', '.join(new)}"
-    newest = max(known, key=lambda record: record.created)
+    if here and (newcomers := _newcomers(problem, device, policy, records, workspace_limit)):
+        return f"never measured: {', '.join(newcomers)}"
+    newest = max(records, key=lambda record: record.created)
     if newest.inconclusive:
         return f"the last search decided nothing: {newest.inconclusive}"
     if newest.optimal or newest.budget_ms is None or (budget_ms is not None and budget_ms <= newest.budget_ms):
@@ -119,9 +119,9 @@ def why_find(
 def _newcomers(
     problem: ConvProblem, device: DeviceInfo, policy: Policy, known: Sequence[Record], workspace_limit: int | None
 ) -> list[str]:
-    """Who accepts the problem and has, in its present version, neither a record nor a part in a recorded search.
+    """The solvers that accept the problem, but whose present version has no record and took part in no recorded search.
 
-    Records of earlier versions do not say who took part: there a plugin counts that has no record at all.
+    Records of earlier versions do not name the solvers that took part; then every plugin without a record counts.
     """
     from ..selection.choice.provenance import contestant
     from ..selection.choice.ranking import contestants, refusal

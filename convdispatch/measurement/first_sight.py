@@ -1,9 +1,9 @@
 """Calibrates a device once, when it is first used, in a child process in the background.
 
-The child gives way to other processes, and keeps nothing where its samples differ too much for a device without other
-work, where it had too few of a CPU's processors (of those that a container may use), or slices of a GPU's time; then it
-is tried again after ``AGAIN_S``. This process goes on with the estimates, so that its choices stay; the next one
-predicts at what was measured. ``CONVDISPATCH_RATES=off`` measures nothing.
+The child runs at low priority, and stores nothing if the device had other work: its samples differ, or it had too few
+of a CPU's processors or only slices of a GPU's time. Then the calibration is tried again after ``AGAIN_S``. This
+process keeps the estimated rates, so that its choices do not change; the next process uses the measured ones.
+``CONVDISPATCH_RATES=off`` measures nothing.
 """
 
 from __future__ import annotations
@@ -26,26 +26,25 @@ AGAIN_S = 3600.0
 """Seconds after which a device that could not be calibrated is tried again."""
 CHILD_S = 60.0
 """The most seconds that the child process may take to calibrate a device."""
-_seen: set[Any] = set()
+_checked: set[Any] = set()
 _lock = threading.Lock()
 
 
 def seen(device: cl.Device) -> None:
-    """Called when a plan is made for a device: calibrate the device in the background if that was not done or tried.
-    Returns at once."""
-    if device in _seen:
+    """Called when a plan is made for a device: calibrate it in the background, unless that was done or tried lately."""
+    if device in _checked:
         return
     with _lock:
-        if device in _seen:
+        if device in _checked:
             return
-        _seen.add(device)
-    if switched_off() or runtime.device_info(device).vendor == "oclgrind" or not _marked(device):
+        _checked.add(device)
+    if switched_off() or runtime.device_info(device).vendor == "oclgrind" or not _claim(device):
         return
-    threading.Thread(target=_calibrated, args=(device,), name="convdispatch-calibrate", daemon=True).start()
+    threading.Thread(target=_calibrate_in_child, args=(device,), name="convdispatch-calibrate", daemon=True).start()
 
 
-def _marked(device: cl.Device) -> bool:
-    """Whether it is this process's turn: not calibrated, nor tried lately; notes that it is tried now."""
+def _claim(device: cl.Device) -> bool:
+    """Whether the device is neither calibrated nor was tried lately; if so, note that this process tries it now."""
     path = place(runtime.device_info(device))
     mark = path.with_suffix(".tried")
     try:
@@ -58,7 +57,7 @@ def _marked(device: cl.Device) -> bool:
     return True
 
 
-def _calibrated(device: cl.Device) -> None:
+def _calibrate_in_child(device: cl.Device) -> None:
     with contextlib.suppress(OSError, Silent):
         with background.at_work():
             child = Child(__name__, {"device": runtime.address(device)})
@@ -69,7 +68,7 @@ def _calibrated(device: cl.Device) -> None:
 
 
 def _serve() -> None:
-    """The child: one device."""
+    """The child process: it calibrates one device."""
     from .calibration import Unsteady, calibrate
 
     with contextlib.suppress(OSError, AttributeError):

@@ -1,7 +1,7 @@
 """Times rival candidates in interleaved rounds.
 
-Nothing here knows of OpenCL: a candidate is a callable that runs once and returns how long it took, and the clock is
-the caller's, so all of it is tested with a clock that lies. Times are milliseconds.
+This module does not use OpenCL: a candidate is a callable that runs once and returns its duration, and the clock is an
+argument, so that tests can use a false clock. Times are in milliseconds.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ..selection.records.timing import BadTiming, Timing, check_time, order_inte
 PRECISION = 0.01
 """The ratio of a confidence interval's width to the median, below which a candidate needs no further samples."""
 CUT_FACTOR = 3.0
-"""Below six samples there is no interval: cut a candidate whose best is this many times a rival's worst."""
+"""A candidate with too few samples for an interval is cut if its best time is this many times a rival's worst."""
 
 
 def timed(
     work: Callable[[], object], clock: Callable[[], int] = time.perf_counter_ns, repeat: int = 1
 ) -> Callable[[], float]:
-    """A sample function: runs ``work`` ``repeat`` times and returns milliseconds a run.
+    """A function that runs ``work`` ``repeat`` times and returns the milliseconds per run.
 
-    ``clock`` counts nanoseconds in whole numbers, so that a difference loses nothing. ``work`` returns when it is done.
+    ``clock`` returns integer nanoseconds, so that differences are exact. ``work`` must return only when it is done.
     """
 
     def sample() -> float:
@@ -52,8 +52,8 @@ class Outcome:
     """The result of benchmarking one candidate.
 
     ``status`` is ``measured``, ``cut`` (certain to lose), ``failed`` (it raised, or its times are impossible),
-    ``unsteady`` (too many wild samples, as on a busy machine) or ``not tried`` (the budget ended first). ``timing`` is
-    None where no sample counts.
+    ``unsteady`` (too many outliers, as on a busy machine) or ``not tried`` (the budget ended first). ``timing`` is None
+    without valid samples.
     """
 
     status: str
@@ -62,7 +62,7 @@ class Outcome:
 
 
 @dataclass
-class _Entrant:
+class _Rival:
     candidate: Candidate
     samples: list[float] = field(default_factory=list)
     ended: tuple[str, str] | None = None
@@ -91,70 +91,70 @@ def interleaved(
 ) -> dict[str, Outcome]:
     """Sample the candidates in interleaved rounds and return an Outcome for each name.
 
-    A round runs each candidate once and begins one place further than the last, so a drift of clock or temperature, or
-    the cache that a neighbour leaves, falls on all alike. A candidate is cut when the lower bound of its interval
-    exceeds the best upper bound times ``cut_factor``. Benchmarking ends after ``rounds``; after ``min_rounds`` once
-    each interval left is narrower than PRECISION of its median; and when ``budget_ms`` (by ``clock``, nanoseconds)
-    has no room for another run.
+    A round runs each candidate once, and each round starts with the next one, so that a drift of clock or temperature,
+    or the cache content that a rival leaves, affects all alike. A candidate is cut when the lower bound of its interval
+    exceeds the best upper bound times ``cut_factor``. Benchmarking ends after ``rounds``; after ``min_rounds`` once the
+    interval of each remaining candidate is narrower than PRECISION times its median; and when another run would exceed
+    ``budget_ms`` (by ``clock``, in nanoseconds).
     """
     names = [candidate.name for candidate in candidates]
     if len(set(names)) != len(names):
         raise ValueError(f"candidates need names of their own, got {names}")
     start = clock()
-    entrants = [_Entrant(candidate) for candidate in candidates]
-    spent = False
+    rivals = [_Rival(candidate) for candidate in candidates]
+    is_out_of_time = False
     for turn in range(rounds):
-        running = [entrant for entrant in entrants if entrant.ended is None]
-        if not running or spent:
+        running = [rival for rival in rivals if rival.ended is None]
+        if not running or is_out_of_time:
             break
-        first = turn % len(running)
-        for entrant in running[first:] + running[:first]:
-            if budget_ms is not None and (clock() - start) / 1e6 + entrant.expected() > budget_ms:
-                spent = True
+        offset = turn % len(running)
+        for rival in running[offset:] + running[:offset]:
+            if budget_ms is not None and (clock() - start) / 1e6 + rival.expected() > budget_ms:
+                is_out_of_time = True
                 continue
-            _run_once(entrant)
-        _cut(entrants, cut_factor)
+            _run_once(rival)
+        _cut(rivals, cut_factor)
         if turn + 1 >= min_rounds and all(map(_converged, running)):
             break
-    return {entrant.candidate.name: _outcome(entrant) for entrant in entrants}
+    return {rival.candidate.name: _outcome(rival) for rival in rivals}
 
 
-def _run_once(entrant: _Entrant) -> None:
+def _run_once(rival: _Rival) -> None:
     try:
-        entrant.samples.append(check_time(entrant.candidate.sample()))
+        rival.samples.append(check_time(rival.candidate.sample()))
     except Exception as error:
         # An error in the candidate's own code is a failure of the candidate, not of the benchmark.
-        entrant.ended = ("failed", f"{type(error).__name__}: {error}")
+        rival.ended = ("failed", f"{type(error).__name__}: {error}")
 
 
-def _cut(entrants: Sequence[_Entrant], factor: float) -> None:
-    running = [entrant for entrant in entrants if entrant.ended is None and entrant.samples]
-    intervals = {id(entrant): entrant.interval() for entrant in running}
+def _cut(rivals: Sequence[_Rival], factor: float) -> None:
+    running = [rival for rival in rivals if rival.ended is None and rival.samples]
+    intervals = {id(rival): rival.interval() for rival in running}
     upper = min((high for _, high in filter(None, intervals.values())), default=math.inf)
     # The rival's worst time counts, of two samples at least: one too short time of a broken clock decides nothing.
-    worst = min((max(entrant.samples) for entrant in running if len(entrant.samples) > 1), default=math.inf)
-    for entrant in running:
-        interval = intervals[id(entrant)]
+    worst = min((max(rival.samples) for rival in running if len(rival.samples) > 1), default=math.inf)
+    for rival in running:
+        interval = intervals[id(rival)]
         if interval is not None and interval[0] > upper * factor:
-            entrant.ended = ("cut", f"at least {interval[0] / upper:.2f} times the best")
-        elif len(entrant.samples) > 1 and min(entrant.samples) > worst * CUT_FACTOR:
-            entrant.ended = ("cut", f"its best run took {min(entrant.samples) / worst:.1f} times the best one's worst")
+            rival.ended = ("cut", f"at least {interval[0] / upper:.2f} times the best")
+        elif len(rival.samples) > 1 and min(rival.samples) > worst * CUT_FACTOR:
+            rival.ended = ("cut", f"its best run took {min(rival.samples) / worst:.1f} times the best one's worst")
 
 
-def _converged(entrant: _Entrant) -> bool:
-    interval = entrant.interval()
-    if entrant.ended is not None:
+def _converged(rival: _Rival) -> bool:
+    interval = rival.interval()
+    if rival.ended is not None:
         return True
-    return interval is not None and interval[1] - interval[0] <= PRECISION * statistics.median(entrant.samples)
+    return interval is not None and interval[1] - interval[0] <= PRECISION * statistics.median(rival.samples)
 
 
-def _outcome(entrant: _Entrant) -> Outcome:
-    status, reason = entrant.ended or ("measured", "")
+def _outcome(rival: _Rival) -> Outcome:
+    status, reason = rival.ended or ("measured", "")
     if status == "failed":
         return Outcome(status, reason, None)
-    if not entrant.samples:
+    if not rival.samples:
         return Outcome("not tried", "the budget ended first", None)
     try:
-        return Outcome(status, reason, summarise(entrant.samples))
+        return Outcome(status, reason, summarise(rival.samples))
     except BadTiming as error:
         return Outcome("unsteady", str(error), None)

@@ -1,7 +1,7 @@
 """Quantized convolutions for trials: random operands with a table, and the exact result as ONNX rounds it.
 
-Sums are whole numbers in float64; what follows them is float32, operation by operation, as ``Quantization`` says. A
-solver's result is right where every element equals this one.
+Sums are integers in float64; the operations after them are float32, in the order that ``Quantization`` defines. A
+solver's result is right if every element equals this one.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..api.quantization import Quantization, Table
 
 
 def random_operands(problem: ConvProblem, seed: int, whole: bool = False) -> dict[str, np.ndarray]:
-    """x and w over all values of 8 bits, a residual, and a table by which y covers its range and saturates.
+    """x and w over all values of 8 bits, a residual, and a table with which y covers its range and saturates.
 
-    Of float8 they are normal or, with ``whole``, integers and scales by which all but the last rounding is exact.
+    For float8 they are normal or, with ``whole``, integers with scales for which all but the last rounding is exact.
     """
     random = np.random.default_rng(seed)
     if problem.dtype in FLOAT8:
         return _float8_operands(problem, random, whole)
-    out, limits = problem.out_dtype or "int32", np.iinfo(problem.dtype)
+    out_dtype, limits = problem.out_dtype or "int32", np.iinfo(problem.dtype)
     x = random.integers(limits.min, limits.max + 1, problem.x_shape).astype(problem.dtype)
     w = random.integers(-128, 128, problem.w_shape).astype(np.int8)
     length = problem.ic // problem.g * problem.kd * problem.kh * problem.kw
@@ -33,23 +33,24 @@ def random_operands(problem: ConvProblem, seed: int, whole: bool = False) -> dic
     spread = 128.0 * 74.0 * math.sqrt(length)
     scale = (random.random(problem.oc) + 0.5) * (60.0 if problem.out_itemsize == 1 else 1.0) / spread
     operands = {"x": x, "w": w}
-    given = {"x_zero_point": int(random.integers(limits.min, limits.max + 1)), "dtype": out}
+    parameters = {"x_zero_point": int(random.integers(limits.min, limits.max + 1)), "dtype": out_dtype}
     if problem.out_itemsize == 1:
-        low, high = np.iinfo(out).min, np.iinfo(out).max
-        given |= {"y_scale": 1.0, "y_zero_point": int(random.integers(low // 2 + high // 4, high))}
-        given |= {"residual_zero_point": int(random.integers(low, high + 1)), "residual_scale": 0.37}
+        low, high = np.iinfo(out_dtype).min, np.iinfo(out_dtype).max
+        parameters |= {"y_scale": 1.0, "y_zero_point": int(random.integers(low // 2 + high // 4, high))}
+        parameters |= {"residual_zero_point": int(random.integers(low, high + 1)), "residual_scale": 0.37}
         if problem.residual and seed % 2:
-            given |= {"sum_scale": 1.5, "y_scale": 1.25, "sum_zero_point": int(random.integers(low, high + 1))}
-    quantization = Quantization(w_scale=scale.astype(np.float32), **given)  # type: ignore[arg-type]
+            parameters |= {"sum_scale": 1.5, "y_scale": 1.25, "sum_zero_point": int(random.integers(low, high + 1))}
+    quantization = Quantization(w_scale=scale.astype(np.float32), **parameters)  # type: ignore[arg-type]
     bias = random.integers(-(1 << 12), 1 << 12, problem.oc).astype(np.int32)
     activation = "relu" if seed % 3 == 0 else None
     operands["bias"] = quantization.table(problem.oc, bias, activation=activation, residual=problem.residual)
     if problem.residual:
-        if np.dtype(out).kind in "iu":
-            most = np.iinfo(out) if problem.out_itemsize == 1 else np.iinfo(np.int16)
-            operands["residual"] = random.integers(most.min, most.max + 1, problem.y_shape).astype(out)
+        if np.dtype(out_dtype).kind in "iu":
+            limits_out = np.iinfo(out_dtype) if problem.out_itemsize == 1 else np.iinfo(np.int16)
+            drawn = random.integers(limits_out.min, limits_out.max + 1, problem.y_shape)
+            operands["residual"] = drawn.astype(out_dtype)
         else:
-            operands["residual"] = random.standard_normal(problem.y_shape).astype(out)
+            operands["residual"] = random.standard_normal(problem.y_shape).astype(out_dtype)
     return operands
 
 
@@ -60,18 +61,18 @@ def _float8_operands(problem: ConvProblem, random: np.random.Generator, whole: b
 
     length = problem.ic // problem.g * problem.kd * problem.kh * problem.kw
     scale = (random.random(problem.oc) + 0.5) / math.sqrt(length)
-    given: dict[str, Any] = {"dtype": problem.out_dtype, "residual_scale": 0.375 if whole else 0.37}
-    if whole:  # 24 is about the standard deviation of a product
+    parameters: dict[str, Any] = {"dtype": problem.out_dtype, "residual_scale": 0.375 if whole else 0.37}
+    if whole:  # About 24 is the standard deviation of a product of two of these integers.
         scale = 2.0 ** np.rint(np.log2(scale / 24))
     if problem.out_dtype in FLOAT8:
         import ml_dtypes
 
         scaled = 3 / float(ml_dtypes.finfo(numpy_dtype(problem.out_dtype)).max)
-        given["y_scale"] = 2.0 ** round(math.log2(scaled)) if whole else scaled
+        parameters["y_scale"] = 2.0 ** round(math.log2(scaled)) if whole else scaled
     if problem.residual and problem.out_dtype not in FLOAT8:
-        given["residual_scale"] = 1.0
+        parameters["residual_scale"] = 1.0
     bias = scale * random.integers(-50, 50, problem.oc)
-    quantization = Quantization(x_scale=1.0 if whole else 0.9, w_scale=scale.astype(np.float32), **given)
+    quantization = Quantization(x_scale=1.0 if whole else 0.9, w_scale=scale.astype(np.float32), **parameters)
     operands = {"x": drawn(problem.x_shape, problem.dtype), "w": drawn(problem.w_shape, problem.dtype)}
     activation = "clip(-1.5, 2)" if random.integers(3) == 0 else None
     operands["bias"] = quantization.float8_table(problem.oc, bias.astype(np.float32), activation=activation)
@@ -83,7 +84,7 @@ def _float8_operands(problem: ConvProblem, random: np.random.Generator, whole: b
 def _float8_finished(
     problem: ConvProblem, sums: np.ndarray, floats: np.ndarray, channel: Any, residual: np.ndarray | None
 ) -> np.ndarray:
-    oc, out = problem.oc, numpy_dtype(problem.written_dtype)
+    oc, out_dtype = problem.oc, numpy_dtype(problem.written_dtype)
     v = sums.astype(np.float32) * channel(floats[HEADER + oc :]) + channel(floats[HEADER : HEADER + oc])
     if residual is not None:
         v = v + residual.astype(np.float32) * floats[Table.residual_scale]
@@ -91,13 +92,13 @@ def _float8_finished(
     if problem.written_dtype in FLOAT8:
         import ml_dtypes
 
-        largest = np.float32(ml_dtypes.finfo(out).max)
+        largest = np.float32(ml_dtypes.finfo(out_dtype).max)
         v = np.clip(v / floats[Table.y_scale], -largest, largest)
-    return v.astype(out).astype(np.float64)
+    return v.astype(out_dtype).astype(np.float64)
 
 
 def centred(x: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """x less its zero point, so that what padding adds is 0; float64."""
+    """x minus its zero point, in float64, so that padding adds 0 to a sum."""
     return x.astype(np.float64) - float(table[Table.x_zero])
 
 
@@ -108,16 +109,16 @@ def finished(
     channel: Callable[[np.ndarray], np.ndarray],
     residual: np.ndarray | None,
 ) -> np.ndarray:
-    """y, float64, from exact sums of the same shape; ``channel`` brings one number a channel to that shape."""
+    """y in float64, from exact sums of the same shape; ``channel`` broadcasts numbers per channel to that shape."""
     oc, floats = problem.oc, table.view(np.float32)
     if problem.dtype in FLOAT8:
         return _float8_finished(problem, sums, floats, channel, residual)
-    whole = sums.astype(np.int64) + channel(table[HEADER : HEADER + oc]).astype(np.int64)
+    integers = sums.astype(np.int64) + channel(table[HEADER : HEADER + oc]).astype(np.int64)
     if problem.out_dtype == "int32":
         if residual is not None:
-            whole = _wrapped(whole) + residual.astype(np.int64)
-        return np.clip(_wrapped(whole), table[Table.least], table[Table.most]).astype(np.float64)
-    v = _wrapped(whole).astype(np.float32) * channel(floats[HEADER + oc :])
+            integers = _as_int32(integers) + residual.astype(np.int64)
+        return np.clip(_as_int32(integers), table[Table.least], table[Table.most]).astype(np.float64)
+    v = _as_int32(integers).astype(np.float32) * channel(floats[HEADER + oc :])
     if residual is not None:
         v = np.rint(v) if table[Table.rounds] else v
         v = np.clip(v, floats[Table.sum_low], floats[Table.sum_high]) * floats[Table.sum_scale]
@@ -130,6 +131,6 @@ def finished(
     return v.astype(problem.out_dtype).astype(np.float64)
 
 
-def _wrapped(whole: np.ndarray) -> np.ndarray:
-    """As int32 sums wrap."""
+def _as_int32(whole: np.ndarray) -> np.ndarray:
+    """Integers after the overflow of int32, as int64."""
     return whole.astype(np.int32).astype(np.int64)

@@ -1,8 +1,8 @@
-"""Turns arrays into a convolution in NumPy float64, in every direction: the oracle of tests and of ``find``, no solver.
+"""The reference convolution in NumPy float64, in every direction, for tests and ``find``.
 
 The convolution is a sum over kernel taps. For one tap the outputs ``o`` that read inside the input form a range, and
-the inputs they read, ``i = o s - p + k d``, a strided slice of the same length; so each tap is one matrix product of
-two slices, the same two in all three directions. Nothing here is shared with any kernel.
+the inputs that they read, ``i = o s - p + k d``, form a strided slice of the same length. So each tap is one matrix
+product of two slices, the same slices in all three directions. No code is shared with kernels.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from . import quantized
 if TYPE_CHECKING:
     from ..api.problem import ConvProblem
 
-_GATHER = 1 << 22
+_MAX_GATHERED = 1 << 22
 """The most elements that ``sample`` gathers in one step (32 MB in float64)."""
 
 
 def compute(problem: ConvProblem, **operands: np.ndarray | None) -> np.ndarray:
-    """The tensor that ``problem.direction`` writes, float64, in the problem's layout.
+    """The tensor that ``problem.direction`` writes, in float64 and the problem's layout.
 
-    ``operands`` are ``x``, ``w`` and ``y``, of which the written one is not read, ``bias``, ``residual``, and
-    ``initial``: what the output holds before, for a problem that accumulates. Each has the problem's shape for it.
+    ``operands`` are ``x``, ``w`` and ``y`` except the written one, ``bias``, ``residual``, and for a problem that
+    accumulates ``initial``, the previous content of the output. Each has the problem's shape for it.
     Raises InvalidArgument for a missing operand or a wrong shape.
     """
     operands = _centred(problem, operands)
@@ -41,7 +41,7 @@ def compute(problem: ConvProblem, **operands: np.ndarray | None) -> np.ndarray:
 
 
 def _centred(problem: ConvProblem, operands: dict[str, np.ndarray | None]) -> dict[str, np.ndarray | None]:
-    """The operands; a quantized convolution's x less its zero point."""
+    """The operands; in a quantized convolution x minus its zero point."""
     if not problem.quantized:
         return operands
     table = _table(problem, operands.get("bias"))
@@ -51,9 +51,9 @@ def _centred(problem: ConvProblem, operands: dict[str, np.ndarray | None]) -> di
 def _finished(
     problem: ConvProblem, sums: np.ndarray, operands: dict[str, np.ndarray | None], at: np.ndarray | None = None
 ) -> np.ndarray:
-    """The sums through the epilogue: all of them, or those of the flat indices ``at``."""
-    where = None if at is None else np.unravel_index(at, problem.out_shape)
-    channel = None if where is None else where[1 if problem.layout == "nchw" else -1]
+    """Apply the epilogue to the sums of all elements, or to those of the flat indices ``at``."""
+    indices = None if at is None else np.unravel_index(at, problem.out_shape)
+    channel = None if indices is None else indices[1 if problem.layout == "nchw" else -1]
 
     # ``along`` shapes per-channel numbers to broadcast along the written tensor, or returns the sampled elements'.
     def along(numbers: np.ndarray) -> np.ndarray:
@@ -68,7 +68,7 @@ def _finished(
         return quantized.finished(problem, sums, _table(problem, operands.get("bias")), along, residual)
     result = sums
     if problem.bias:
-        result = result + along(_given(problem, "bias", operands.get("bias"), (problem.channels_out,)))
+        result = result + along(_required(problem, "bias", operands.get("bias"), (problem.channels_out,)))
     if problem.residual:
         result = result + added("residual").astype(np.float64)
     result = apply_activation(problem.activation, result)
@@ -90,7 +90,7 @@ def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
 
 
 class _Tap(NamedTuple):
-    """One kernel tap: its place in w, and the slices of x and y that it joins, each of shape (d, h, w)."""
+    """One kernel tap: its index in w, and the slices (d, h, w) of x and y whose elements it connects."""
 
     kernel: tuple[int, int, int]
     x: tuple[slice, slice, slice]
@@ -98,16 +98,16 @@ class _Tap(NamedTuple):
 
 
 def _taps(problem: ConvProblem) -> Iterator[_Tap]:
-    """Every tap that joins at least one pair of elements."""
+    """Every tap that connects at least one pair of elements."""
     kernel = (problem.kd, problem.kh, problem.kw)
-    for place in itertools.product(*map(range, kernel)):
-        spans = [_span(problem, axis, k) for axis, k in zip("dhw", place, strict=True)]
+    for indices in itertools.product(*map(range, kernel)):
+        spans = [_span(problem, axis, k) for axis, k in zip("dhw", indices, strict=True)]
         if all(span is not None for span in spans):
-            yield _Tap(place, tuple(span[0] for span in spans), tuple(span[1] for span in spans))
+            yield _Tap(indices, tuple(span[0] for span in spans), tuple(span[1] for span in spans))
 
 
 def _span(problem: ConvProblem, axis: str, k: int) -> tuple[slice, slice] | None:
-    """The inputs and outputs along one axis that tap ``k`` joins: i = o s + first, 0 <= i < size, 0 <= o < outputs."""
+    """The slices of inputs and outputs that tap ``k`` connects along an axis: i = o s + first, inside the input."""
     stride, size, outputs = (getattr(problem, letter + axis) for letter in "sio")
     first = k * getattr(problem, "d" + axis) - getattr(problem, "p" + axis)
     low = max(0, -(first // stride))
@@ -138,8 +138,8 @@ def _backward_data(problem: ConvProblem, w: np.ndarray, y: np.ndarray) -> np.nda
 def _backward_weights(problem: ConvProblem, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     w = np.zeros((problem.g, problem.oc // problem.g, problem.ic // problem.g, problem.kd, problem.kh, problem.kw))
     for tap in _taps(problem):
-        left, right = _matrix(y[(..., *tap.y)]), _matrix(x[(..., *tap.x)])
-        w[(..., *tap.kernel)] = (left @ right.swapaxes(-1, -2)).sum(axis=0)
+        dy, inputs = _matrix(y[(..., *tap.y)]), _matrix(x[(..., *tap.x)])
+        w[(..., *tap.kernel)] = (dy @ inputs.swapaxes(-1, -2)).sum(axis=0)
     return w
 
 
@@ -157,7 +157,7 @@ def _shaped(problem: ConvProblem, name: str, array: np.ndarray | None, shape: tu
     return np.asarray(array)
 
 
-def _given(problem: ConvProblem, name: str, array: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
+def _required(problem: ConvProblem, name: str, array: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
     if array is None:
         raise InvalidArgument(f"the reference needs {name} for {problem}")
     if np.shape(array) != shape:
@@ -170,8 +170,8 @@ def _bias(problem: ConvProblem, bias: np.ndarray) -> np.ndarray:
 
 
 def _operand(problem: ConvProblem, name: str, array: np.ndarray | None) -> np.ndarray:
-    """An operand in float64 as [outer, channels, d, h, w], its groups apart: w [g, oc/g, ...], x [mb, g, ...]."""
-    array = _channels_first(problem, _given(problem, name, array, getattr(problem, name + "_shape")))
+    """An operand in float64 with an axis of groups: w as [g, oc/g, ic/g, d, h, w], x and y as [mb, g, c/g, d, h, w]."""
+    array = _channels_first(problem, _required(problem, name, array, getattr(problem, name + "_shape")))
     outer, channels, *spatial = array.shape
     spatial = [1] * (3 - problem.ndim) + spatial
     if name == "w":
@@ -193,9 +193,9 @@ def _external(problem: ConvProblem, array: np.ndarray, shape: tuple[int, ...]) -
 
 
 def positions(problem: ConvProblem, count: int = 256, seed: int = 0) -> np.ndarray:
-    """Flat indices into the written tensor to verify by: every corner, then points on faces, then anywhere.
+    """Flat indices of sampled elements of the written tensor: every corner, then points on faces, then anywhere.
 
-    At most ``count`` of them, distinct, sorted, int64; the same for the same seed. Empty for an empty tensor.
+    At most ``count``, distinct, sorted, int64; the same for the same seed. Empty for an empty tensor.
     """
     shape = problem.out_shape
     size = int(np.prod(shape, dtype=np.int64))
@@ -213,9 +213,9 @@ def positions(problem: ConvProblem, count: int = 256, seed: int = 0) -> np.ndarr
 
 
 def sample(problem: ConvProblem, at: np.ndarray, **operands: np.ndarray | None) -> np.ndarray:
-    """``compute(...).ravel()[at]`` without computing the rest: float64, one value a flat index of ``at``.
+    """``compute(...).ravel()[at]``, one float64 value for each flat index, without computing the other elements.
 
-    Takes time in proportion to ``len(at)`` times the length of one element's sum.
+    The time is proportional to ``len(at)`` times the length of one element's sum.
     """
     operands = _centred(problem, operands)
     views = {name: _view(problem, name, operands.get(name)) for name in "xwy" if name != problem.written}
@@ -228,7 +228,7 @@ def sample(problem: ConvProblem, at: np.ndarray, **operands: np.ndarray | None) 
 
 
 def _view(problem: ConvProblem, name: str, array: np.ndarray | None) -> np.ndarray:
-    """The operand as it is, in its own dtype, seen as [outer, channels, d, h, w]."""
+    """A view of the operand in its own dtype as [outer, channels, d, h, w]."""
     shape = getattr(problem, name + "_shape")
     if array is None or np.shape(array) != shape:
         raise InvalidArgument(f"{name} must have shape {shape} for {problem}, got {np.shape(array)}")
@@ -241,57 +241,58 @@ def _view(problem: ConvProblem, name: str, array: np.ndarray | None) -> np.ndarr
 def _sample_data(
     problem: ConvProblem, batch: np.ndarray, channel: np.ndarray, spatial: list[np.ndarray], **views: np.ndarray
 ) -> np.ndarray:
-    """Elements of y (given x) or of x (given y): a sum over the other's channels of one group, and taps."""
-    forwards, w = "x" in views, views["w"]
-    source = views["x" if forwards else "y"]
+    """Elements of y (from x) or of x (from y): sums over the other tensor's channels of one group, and over taps."""
+    is_forward, w = "x" in views, views["w"]
+    source = views["x" if is_forward else "y"]
     icg, ocg = problem.ic // problem.g, problem.oc // problem.g
-    summed = np.arange(icg if forwards else ocg)
+    summed = np.arange(icg if is_forward else ocg)
     taps = np.array(list(itertools.product(range(problem.kd), range(problem.kh), range(problem.kw))), np.int64)
     result = np.empty(len(batch))
-    step = max(1, _GATHER // max(1, len(summed) * len(taps)))
+    step = max(1, _MAX_GATHERED // max(1, len(summed) * len(taps)))
     for start in range(0, len(batch), step):
-        piece = slice(start, start + step)
-        inside = np.ones((len(batch[piece]), len(taps)), bool)
-        places = []
+        part = slice(start, start + step)
+        inside = np.ones((len(batch[part]), len(taps)), bool)
+        coordinates = []
         for number, axis in enumerate("dhw"):
-            here, ok = _partner(problem, axis, spatial[number][piece, None], taps[None, :, number], forwards)
-            inside &= ok
-            places.append(here)
-        group = channel[piece] // (ocg if forwards else icg)
-        place = [np.where(inside, here, 0)[:, None, :] for here in places]
-        other = (group * len(summed))[:, None] + summed
-        values = source[(batch[piece][:, None, None], other[:, :, None], *place)].astype(np.float64)
+            outputs = spatial[number][part, None]
+            coordinate, is_inside = _partner(problem, axis, outputs, taps[None, :, number], is_forward)
+            inside &= is_inside
+            coordinates.append(coordinate)
+        group = channel[part] // (ocg if is_forward else icg)
+        inner = [np.where(inside, coordinate, 0)[:, None, :] for coordinate in coordinates]
+        others = (group * len(summed))[:, None] + summed
+        values = source[(batch[part][:, None, None], others[:, :, None], *inner)].astype(np.float64)
         values *= inside[:, None, :]
-        rows = np.broadcast_to(channel[piece][:, None], other.shape) if forwards else other
-        columns = np.broadcast_to(summed, other.shape) if forwards else (channel[piece] % icg)[:, None]
+        rows = np.broadcast_to(channel[part][:, None], others.shape) if is_forward else others
+        columns = np.broadcast_to(summed, others.shape) if is_forward else (channel[part] % icg)[:, None]
         weights = w[(rows[:, :, None], columns[:, :, None], *taps.T)].astype(np.float64)
-        result[piece] = np.einsum("sct,sct->s", values, weights)
+        result[part] = np.einsum("sct,sct->s", values, weights)
     return result
 
 
 def _partner(
-    problem: ConvProblem, axis: str, here: np.ndarray, k: np.ndarray, forwards: bool
+    problem: ConvProblem, axis: str, coordinate: np.ndarray, k: np.ndarray, forwards: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What tap k joins ``here`` with along an axis, an input for an output or the reverse; and whether it exists."""
+    """The input that tap k connects with an output along an axis, or the reverse; and whether it exists."""
     stride, size, outputs = (getattr(problem, letter + axis) for letter in "sio")
     first = k * getattr(problem, "d" + axis) - getattr(problem, "p" + axis)
     if forwards:
-        there = here * stride + first
-        return there, (there >= 0) & (there < size)
-    there, rest = np.divmod(here - first, stride)
-    return there, (rest == 0) & (there >= 0) & (there < outputs)
+        partner = coordinate * stride + first
+        return partner, (partner >= 0) & (partner < size)
+    partner, remainder = np.divmod(coordinate - first, stride)
+    return partner, (remainder == 0) & (partner >= 0) & (partner < outputs)
 
 
 def _sample_weights(
     problem: ConvProblem, oc: np.ndarray, icg: np.ndarray, kernel: list[np.ndarray], x: np.ndarray, y: np.ndarray
 ) -> np.ndarray:
-    """Elements of w: each a sum over images and output pixels, so one slice product an element."""
+    """Elements of w, each a sum over images and output pixels, computed as a product of two slices."""
     result = np.zeros(len(oc))
-    for number, (row, column, *place) in enumerate(zip(oc, icg, *kernel, strict=True)):
-        spans = [_span(problem, axis, int(k)) for axis, k in zip("dhw", place, strict=True)]
+    for number, (row, column, *kernel_at) in enumerate(zip(oc, icg, *kernel, strict=True)):
+        spans = [_span(problem, axis, int(k)) for axis, k in zip("dhw", kernel_at, strict=True)]
         if all(span is not None for span in spans):
             ic = row // (problem.oc // problem.g) * (problem.ic // problem.g) + column
-            left = x[(slice(None), ic, *[span[0] for span in spans])].astype(np.float64)
-            right = y[(slice(None), row, *[span[1] for span in spans])].astype(np.float64)
-            result[number] = np.vdot(left, right)
+            x_part = x[(slice(None), ic, *[span[0] for span in spans])].astype(np.float64)
+            y_part = y[(slice(None), row, *[span[1] for span in spans])].astype(np.float64)
+            result[number] = np.vdot(x_part, y_part)
     return result

@@ -1,4 +1,4 @@
-"""What the reports of the conformance kit and of the benchmark have in common: where a run was, and their files."""
+"""Common parts of the reports of the conformance kit and the benchmark: the environment of a run, and their files."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ T = TypeVar("T")
 
 def versions(names: Sequence[str]) -> dict[str, str]:
     """The versions of those of these packages that are installed."""
-    found = {}
+    installed = {}
     for name in names:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def environment(device: DeviceInfo, packages: Sequence[str] = ("convdispatch", "pyopencl", "numpy")) -> dict[str, Any]:
-    """What a run ran on, as JSON values: device, driver and versions; no name of a person or host."""
-    seen = asdict(device)
-    del seen["extensions"]
+    """The environment of a run as JSON values: device, driver and versions, without names of persons or hosts."""
+    fields = asdict(device)
+    del fields["extensions"]
     return {
         "created": now()[:19] + "Z",
-        "device": seen | {"title": str(device), "key": device_key(device)},
+        "device": fields | {"title": str(device), "key": device_key(device)},
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "packages": versions(packages),
@@ -50,7 +50,7 @@ def read_reports(path: Path, from_json: Callable[[Any], T]) -> list[T]:
         values = jsontext.loads(plainfile.read_text(path))
         if values == []:
             raise InvalidArgument("it holds no report")
-        return [from_json(each) for each in (values if isinstance(values, list) else [values])]
+        return [from_json(report) for report in (values if isinstance(values, list) else [values])]
     except InvalidArgument as error:
         raise InvalidArgument(f"{path}: {error}") from None
     except (OSError, ValueError) as error:

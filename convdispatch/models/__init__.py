@@ -1,4 +1,4 @@
-"""Well-known nets, as modules: a file a family, and ``catalogue`` to make one by its name.
+"""Well-known nets, as modules: one file for each family, and ``catalogue`` to create one by its name.
 
 - ``catalogue``: nets by name.
 - ``checkpoint``: PyTorch's checkpoints, without running what they contain.

@@ -1,4 +1,4 @@
-"""Nets by name, for commands that take one."""
+"""Creates nets by their names, for commands."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def _efficientnet(classes: int = 1000, layout: str = "nchw", queue: Any = None) 
 
 
 def names() -> list[str]:
-    """The nets' names."""
+    """The names of all nets."""
     return list(_catalogue())
 
 
 def create(name: str, classes: int | None = None, layout: str = "nchw", queue: Any = None) -> Module:
-    """The net of that name with random weights; ``classes`` is as many as it was published with when None.
+    """The net of that name with random weights; without ``classes`` it has as many as the published net.
 
     It has ``SIZE`` and ``CHANNELS``, the pixels along a side and the channels of its input. Raises InvalidArgument for
     an unknown name.

@@ -1,9 +1,9 @@
 """Reads a PyTorch checkpoint (.pth, .pt) into NumPy arrays, without torch and without running what it contains.
 
-A checkpoint is a pickle, and a pickle is a program that may call anything. The reader here looks up four kinds of
-name only (OrderedDict, the rebuilding of tensors and of parameters, the storage types), and replaces each by an
-object of its own that can do nothing but describe a tensor. Every other name is refused. Both of PyTorch's formats
-are read: the zip archive (since 1.6) and the older sequence of pickles followed by the raw storages.
+A checkpoint is a pickle, and a pickle is a program that may call anything. This reader accepts only the names of
+OrderedDict, of the functions that rebuild tensors and parameters, and of storage types, and replaces each by an object
+that can only describe a tensor. Every other name is refused. Both formats of PyTorch are read: the zip archive (since
+1.6) and the older sequence of pickles followed by the raw storages.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def read_checkpoint(
         with Path(name).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             read = _read_zip if zipfile.is_zipfile(file) else _read_legacy
-            tensors = _flat(read(file, most_description))
-            wanted = sum(tensor.nbytes for _, tensor in tensors)
-            if wanted > most_copies * size:
+            tensors = _tensors_of(read(file, most_description))
+            total = sum(tensor.nbytes for _, tensor in tensors)
+            if total > most_copies * size:
                 raise InvalidArgument(
-                    f"its tensors take {wanted} bytes, more than {most_copies} times the file's {size}"
+                    f"its tensors take {total} bytes, more than {most_copies} times the file's {size}"
                 )
             return {key: value.array() for key, value in tensors}
     except InvalidArgument as error:
@@ -71,7 +71,7 @@ def read_checkpoint(
         raise InvalidArgument(f"checkpoint {name} is damaged or no PyTorch checkpoint: {error}") from None
 
 
-def _flat(state: object) -> list[tuple[str, _Tensor]]:
+def _tensors_of(state: object) -> list[tuple[str, _Tensor]]:
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
         state = state["state_dict"]
     if not isinstance(state, Mapping):
@@ -86,7 +86,7 @@ def _flat(state: object) -> list[tuple[str, _Tensor]]:
 
 
 class _Inert:
-    """Base of the objects that the pickle's program handles: no attribute of theirs can be set by it."""
+    """Base of the objects that a pickle's program gets; the program can set none of their attributes."""
 
     __slots__ = ()
 
@@ -108,7 +108,7 @@ class _StorageType(_Inert):
 
 
 class _Storage(_Inert):
-    """One run of elements in the file; ``data`` is bytes, for the old format filled in at the end."""
+    """A storage: consecutive elements in the file; in the old format ``data`` is set after all pickles are read."""
 
     __slots__ = ("data", "dtype", "numel")
 
@@ -126,7 +126,7 @@ class _Storage(_Inert):
 
 
 class _Tensor(_Inert):
-    """A strided view of a storage, its bounds checked."""
+    """A strided view of a storage, whose bounds are checked."""
 
     __slots__ = ("offset", "shape", "storage", "strides")
 
@@ -138,7 +138,7 @@ class _Tensor(_Inert):
         last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
         if 0 not in shape and last >= storage.numel:
             raise pickle.UnpicklingError(f"a tensor reaches element {last} of a storage of {storage.numel}")
-        if math.prod(shape) > storage.numel:  # with a stride of 0 a few bytes could ask for any amount of memory
+        if math.prod(shape) > storage.numel:  # With a stride of 0 a few bytes could require any amount of memory.
             raise pickle.UnpicklingError(f"a tensor of shape {shape!r} is larger than its storage of {storage.numel}")
         self._set(storage=storage, offset=offset, shape=tuple(shape), strides=tuple(strides))
 
@@ -169,7 +169,7 @@ class _Rebuild(_Inert):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows no names but the allow-list's; ``load`` is called with what persistent ids resolve through."""
+    """An unpickler that accepts only names of the allow-list; ``storage`` resolves persistent ids."""
 
     def __init__(self, file: Any, order: str = "<", storage: Callable[..., _Storage] | None = None) -> None:
         super().__init__(file, encoding="utf-8")
@@ -203,9 +203,9 @@ class _Unpickler(pickle.Unpickler):
 
 def _read_zip(file: BinaryIO, most: int) -> object:
     with zipfile.ZipFile(file) as archive:
-        held, there = sum(entry.file_size for entry in archive.infolist()), os.fstat(file.fileno()).st_size
-        if held > there:  # the archive has entries that overlap, or states false sizes
-            raise InvalidArgument(f"the archive's entries would take {held} bytes of a file of {there}")
+        total, file_size = sum(entry.file_size for entry in archive.infolist()), os.fstat(file.fileno()).st_size
+        if total > file_size:  # the archive has entries that overlap, or states false sizes
+            raise InvalidArgument(f"the archive's entries would take {total} bytes of a file of {file_size}")
         members = {name.partition("/")[2]: name for name in archive.namelist()}
         if "data.pkl" not in members:
             raise InvalidArgument("the archive has no data.pkl, so it is no PyTorch checkpoint")
@@ -221,35 +221,35 @@ def _read_zip(file: BinaryIO, most: int) -> object:
                 storages[key] = _Storage(dtype, numel, archive.read(members["data/" + key]))
             return storages[key]
 
-        described = archive.getinfo(members["data.pkl"]).file_size
-        if described > most:
-            raise InvalidArgument(f"data.pkl has {described} bytes, at most {most} are read")
-        return _Unpickler(_described(io.BytesIO(archive.read(members["data.pkl"])), most), order, storage).load()
+        size = archive.getinfo(members["data.pkl"]).file_size
+        if size > most:
+            raise InvalidArgument(f"data.pkl has {size} bytes, at most {most} are read")
+        return _Unpickler(_checked_pickle(io.BytesIO(archive.read(members["data.pkl"])), most), order, storage).load()
 
 
 def _read_legacy(file: BinaryIO, most: int) -> object:
     file.seek(0)
-    magic, protocol = (_Unpickler(_described(file, most)).load() for _ in range(2))
+    magic, protocol = (_Unpickler(_checked_pickle(file, most)).load() for _ in range(2))
     if magic != _LEGACY_MAGIC or protocol != _LEGACY_PROTOCOL:
         raise InvalidArgument("it is neither a zip archive nor PyTorch's older format")
-    system = _Unpickler(_described(file, most)).load()
+    system = _Unpickler(_checked_pickle(file, most)).load()
     order = "<" if system.get("little_endian", sys.byteorder == "little") else ">"
     storages: dict[str, _Storage] = {}
 
     def storage(key: str, dtype: np.dtype, numel: int) -> _Storage:
         return storages.setdefault(key, _Storage(dtype, numel))
 
-    state = _Unpickler(_described(file, most), order, storage).load()
-    for key in _Unpickler(_described(file, most)).load():  # the raw storages follow in the order of this list of keys
-        wanted = storages[key]
-        if int.from_bytes(_exactly(file, 8), "little" if order == "<" else "big") != wanted.numel:
+    state = _Unpickler(_checked_pickle(file, most), order, storage).load()
+    for key in _Unpickler(_checked_pickle(file, most)).load():  # The raw storages follow in the order of these keys.
+        storage_at = storages[key]
+        if int.from_bytes(_exactly(file, 8), "little" if order == "<" else "big") != storage_at.numel:
             raise pickle.UnpicklingError(f"storage {key} differs in length from its description")
-        wanted.fill(_exactly(file, wanted.numel * wanted.dtype.itemsize))
+        storage_at.fill(_exactly(file, storage_at.numel * storage_at.dtype.itemsize))
     return state
 
 
 class _Bounded:
-    """A file's next bytes, of which no more are asked for than there are."""
+    """The next bytes of a file, of which at most ``most`` can be read."""
 
     def __init__(self, file: Any, most: int) -> None:
         self._file, self._most = file, most
@@ -266,18 +266,18 @@ class _Bounded:
         return line
 
 
-def _described(file: Any, most: int) -> io.BytesIO:
-    """A copy of the pickle at the file's position, with its opcodes checked; leaves the file behind the pickle.
+def _checked_pickle(file: Any, most: int) -> io.BytesIO:
+    """A copy of the pickle at the file's position, whose opcodes are checked; the file is positioned after it.
 
-    A pickle numbers what it remembers as it likes, and its reader makes room for the largest number there is: one in
-    139 bytes asks for gigabytes. So no number may be larger than the pickle has bytes.
+    A pickle chooses the indices of its memo, and Python's reader allocates memory for the largest index, so that a
+    pickle of 139 bytes can require gigabytes. So no index may be larger than the number of bytes of the pickle.
     """
     begin = file.tell()
     file.seek(0, os.SEEK_END)
-    left = min(most, file.tell() - begin)
+    limit = min(most, file.tell() - begin)
     file.seek(begin)
     largest = 0
-    for command, argument, _ in pickletools.genops(_Bounded(file, left)):
+    for command, argument, _ in pickletools.genops(_Bounded(file, limit)):
         if "PUT" in command.name and isinstance(argument, int):
             largest = max(largest, argument)
     size = file.tell() - begin
@@ -289,7 +289,7 @@ def _described(file: Any, most: int) -> io.BytesIO:
 
 def _exactly(file: BinaryIO, size: int) -> bytes:
     # The size comes from the file, so it is compared with the bytes that are left before memory is allocated.
-    left = os.fstat(file.fileno()).st_size - file.tell()
-    if size > left:
-        raise EOFError(f"the file ends {size - left} bytes too early")
+    available = os.fstat(file.fileno()).st_size - file.tell()
+    if size > available:
+        raise EOFError(f"the file ends {size - available} bytes too early")
     return file.read(size)

@@ -1,7 +1,7 @@
 """LeNet, AlexNet, OverFeat and VGG: convolutions in a row, then linear maps.
 
-Each takes pictures ``[mb, c, h, w]`` (``[mb, h, w, c]`` for "nhwc") and returns logits ``[mb, classes]``. Parts are
-named as torchvision names them where it has the net (``features.0.weight``, ``classifier.1.bias``).
+Each takes pictures ``[mb, c, h, w]`` (``[mb, h, w, c]`` for "nhwc") and returns logits ``[mb, classes]``. Parameters
+have torchvision's names, if it has the net (``features.0.weight``, ``classifier.1.bias``).
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from ..nn import Conv2d, Dropout, Flatten, Linear, MaxPool2d, Module, Sequential
 
 
 class Fused(Module):
-    """Stands where torchvision numbers a ReLU that the layer before it computes here."""
+    """A layer that does nothing, in place of a ReLU that torchvision numbers and that the previous layer computes
+    here."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x
 
 
 class _Classic(Module):
-    """``features`` then ``classifier``, with pictures flattened in between."""
+    """A net of ``features``, a flattening, and ``classifier``."""
 
     SIZE: int
     """Pixels along each side of the input."""
@@ -39,7 +40,7 @@ class _Classic(Module):
 
 
 def _features(rows: Sequence[tuple[int, ...] | MaxPool2d], channels: int, layout: str, queue: Any) -> list[Module]:
-    """Rectified convolutions and the poolings between them; a row is channels, kernel, and perhaps stride, padding."""
+    """Convolutions with ReLU, and poolings between them; a row is channels, kernel, and perhaps stride and padding."""
     layers: list[Module] = []
     for row in rows:
         if isinstance(row, MaxPool2d):
@@ -53,7 +54,7 @@ def _features(rows: Sequence[tuple[int, ...] | MaxPool2d], channels: int, layout
 
 
 def _head(sizes: Sequence[int], queue: Any, dropout: bool = True) -> list[Module]:
-    """Linear maps of the sizes, rectified in between, with dropout before all but the last."""
+    """Linear maps of these sizes, with ReLU between them, and dropout before all but the last."""
     layers: list[Module] = []
     for i, (ic, oc) in enumerate(itertools.pairwise(sizes)):
         last = i == len(sizes) - 2
@@ -79,8 +80,8 @@ class AlexNet(_Classic):
     SIZE = 224
 
     def __init__(self, classes: int = 1000, layout: str = "nchw", queue: Any = None) -> None:
-        pool, wide = MaxPool2d(3, 2, layout=layout), (256, 3, 1, 1)
-        rows = ((64, 11, 4, 2), pool, (192, 5, 1, 2), pool, (384, 3, 1, 1), wide, wide, pool)
+        pool, conv256 = MaxPool2d(3, 2, layout=layout), (256, 3, 1, 1)
+        rows = ((64, 11, 4, 2), pool, (192, 5, 1, 2), pool, (384, 3, 1, 1), conv256, conv256, pool)
         features = _features(rows, 3, layout, queue)
         self._make(features, _head((256 * 6 * 6, 4096, 4096, classes), queue), layout)
 

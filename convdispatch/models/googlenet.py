@@ -30,11 +30,11 @@ class Inception(Module):
 
     def __init__(self, ic: int, widths: Sequence[int], layout: str, queue: Any) -> None:
         common = {"activation": "relu", "layout": layout, "queue": queue}
-        one, reduce3, three, reduce5, five, pooled = widths
+        width1, reduce3, width3, reduce5, width5, pooled = widths
         self.axis = 1 if layout == "nchw" else 3
-        self.branch1 = Sequential(Conv2d(ic, one, 1, **common))
-        self.branch2 = Sequential(Conv2d(ic, reduce3, 1, **common), Conv2d(reduce3, three, 3, padding=1, **common))
-        self.branch3 = Sequential(Conv2d(ic, reduce5, 1, **common), Conv2d(reduce5, five, 5, padding=2, **common))
+        self.branch1 = Sequential(Conv2d(ic, width1, 1, **common))
+        self.branch2 = Sequential(Conv2d(ic, reduce3, 1, **common), Conv2d(reduce3, width3, 3, padding=1, **common))
+        self.branch3 = Sequential(Conv2d(ic, reduce5, 1, **common), Conv2d(reduce5, width5, 5, padding=2, **common))
         self.branch4 = Sequential(MaxPool2d(3, 1, 1, layout=layout), Conv2d(ic, pooled, 1, **common))
 
     def forward(self, x: Tensor) -> Tensor:

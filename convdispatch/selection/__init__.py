@@ -1,8 +1,8 @@
 """Which engine runs: a problem and a device become solvers in order, each with a configuration and the reason for it.
 
 A new reason to refuse or to prefer goes to ``choice``, a new thing that this machine decides to ``decision_store``.
-Records stand here because a choice reads them, while ``measurement``, one zone higher, makes them. May import device
-and api.
+Records are in this zone because a choice reads them, while ``measurement``, one zone higher, makes them. May import
+device and api.
 
 - ``dispatch``: makes the first candidate's plan and runs it; where one fails, the next candidate's.
 - ``choice``: the order of choice: rules, records, neighbours and lock files.

@@ -19,14 +19,13 @@ from .visible_problem import visible_problem
 
 
 def _serve() -> None:
-    """Ask each solver of the one plugin that loads here everything about a problem, and say where this is; then the
-    next."""
+    """For each problem that the parent sends, query every solver of the one loaded plugin, reporting each query."""
     # This process is itself the trial child, so that it starts no trial children of its own.
     answer_trial.LIMIT_S = None
     warnings.simplefilter("ignore")
-    asked = questions(answer_trial.IDLE_S)
-    next(asked)
-    for request in asked:
+    requests = questions(answer_trial.IDLE_S)
+    next(requests)
+    for request in requests:
         info = request["device"]
         sizes, extensions = tuple(info.pop("max_work_item_sizes")), frozenset(info.pop("extensions"))
         device = DeviceInfo(**info, max_work_item_sizes=sizes, extensions=extensions)

@@ -1,7 +1,7 @@
 """The tier "ready" of ``conv()``: a general plan computes until the chosen one is compiled.
 
-Under ``policy(tier="ready")`` a first call waits ``WAIT_S`` for its plan, which suffices where its programs are cached.
-Then it computes by ``general``, and calls change to the chosen plan when it is there, without waiting.
+Under ``policy(tier="ready")`` a first call waits ``WAIT_S`` for its plan, which suffices if its programs are cached.
+After that the general plan runs, and later calls use the chosen plan as soon as it is compiled.
 """
 
 from __future__ import annotations
@@ -50,10 +50,8 @@ def ready_first(
     make: Callable[[], Prepared],
     arrived: Callable[[], Any],
 ) -> Prepared:
-    """Return the plan of ``make()`` if it is ready within ``WAIT_S``; else the general plan, until ``arrived()``.
-
-    Raises what ``make`` raises, where the caller still waits for it.
-    """
+    """Return the plan of ``make()`` if it is ready within ``WAIT_S``, else the general plan; ``arrived()`` is called
+    when the chosen plan is ready. Raises what ``make`` raises while the caller waits."""
     from concurrent.futures import Future, wait
 
     info = runtime.device_info(context.devices[0])
@@ -77,11 +75,11 @@ def _meanwhile(context: cl.Context, problem: ConvProblem) -> Prepared:
 
 def _make(compiling: Future[Prepared], key: Any, make: Callable[[], Prepared], arrived: Callable[[], Any]) -> None:
     try:
-        made = make()
+        prepared = make()
     except BaseException as error:  # The next call that asks for the plan raises the error of this background thread.
         compiling.set_exception(error)
     else:
-        compiling.set_result(made)
+        compiling.set_result(prepared)
     finally:
         with _lock:
             _under_way.pop(key, None)

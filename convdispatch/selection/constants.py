@@ -1,4 +1,4 @@
-"""Weights that are promised to stay, and their packed forms, each made once a context and way of packing."""
+"""Constant weights, and their packed forms, each made once for each context and way of packing."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Constant:
     """Weights that will not change: a plan may pack or transform them once, and the packed form is cached here.
 
-    Behaves as the array it wraps where ``conv`` looks (shape, dtype). Writing to the array afterwards is an error
-    that nothing detects.
+    Has the shape and dtype of the array that it wraps. Writing to the array afterwards is an error that nothing
+    detects.
     """
 
     __slots__ = ("__weakref__", "_device_copies", "_lock", "_packed", "_seen", "addresses", "array", "releases")
@@ -50,10 +50,10 @@ class Constant:
     def seen_as(self, kind: str, view: Callable[[], Any]) -> Constant:
         """Return the same weights as another kind of array over the same memory, with a separate cache of packed
         forms."""
-        found = self._seen.get(kind)
-        if found is None:
-            found = self._seen.setdefault(kind, Constant(view()))
-        return found
+        constant = self._seen.get(kind)
+        if constant is None:
+            constant = self._seen.setdefault(kind, Constant(view()))
+        return constant
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -81,27 +81,28 @@ class Constant:
     def packed(
         self, prepared: Any, queue: cl.CommandQueue, w: cl.MemoryObject, wait_for: Sequence[cl.Event] | None = None
     ) -> tuple[cl.MemoryObject, cl.Event | None]:
-        """Return the packed weights for ``prepared``, and the event after which they are complete; None once they are.
+        """Return the packed weights for ``prepared``, and the event that completes them, or None once they are
+        complete.
 
-        Made once a context and pack key, on ``queue``, after ``wait_for``, when ``w`` holds the weights.
+        They are packed once for each context and pack key, on ``queue``, after the events ``wait_for``.
         """
         commands = commands_of(queue)
         key = (commands.kind, prepared.pack_key)
-        found, made = self._packed.get(key), False
-        if found is None:
+        entry, is_new = self._packed.get(key), False
+        if entry is None:
             forbid_unstored("pack constant weights", commands.device)
             with self._lock:
-                found = self._packed.get(key)
-                if found is None:
+                entry = self._packed.get(key)
+                if entry is None:
                     with layer(str(prepared.problem)), phase("packing"):
-                        found = _pack(prepared, commands, queue, w, wait_for)
+                        entry = _pack(prepared, commands, queue, w, wait_for)
                     commands.flush()  # The commands are flushed, because other queues may wait for the packed weights.
-                    self._packed[key], made = found, True
+                    self._packed[key], is_new = entry, True
         # Packed weights of streams are never evicted: a captured graph may hold nothing but their address.
-        if made and commands.kind not in STREAMS:
+        if is_new and commands.kind not in STREAMS:
             # ``packed_for`` is called without the lock, because it may evict packed forms of these same weights.
             prepared.packed_for(self)
-        memory, event = found
+        memory, event = entry
         if event is not None and commands.complete(event):
             if key in self._packed:
                 self._packed[key] = memory, None
@@ -112,22 +113,23 @@ class Constant:
         """Release the packed forms of a pack key, except those of streams. Calls under way hold ``addresses``, and by
         it the memory that they read, so the dictionary is replaced and not changed."""
         with self._lock:
-            gone = {key for key in self._packed if key[1] == pack_key and key[0] not in STREAMS}
-            memory = [self._packed[key][0] for key in gone]
-            self._packed = {key: each for key, each in self._packed.items() if key not in gone}
-            self.addresses = {key: at for key, at in self.addresses.items() if not any(at is each for each in memory)}
+            released = {key for key in self._packed if key[1] == pack_key and key[0] not in STREAMS}
+            memory = [self._packed[key][0] for key in released]
+            self._packed = {key: packed for key, packed in self._packed.items() if key not in released}
+            kept = [key for key, address in self.addresses.items() if not any(address is packed for packed in memory)]
+            self.addresses = {key: self.addresses[key] for key in kept}
             self.releases += 1
 
 
 def _pack(prepared: Any, commands: Commands, queue: Any, w: Any, wait_for: Any) -> tuple[Any, Any]:
-    """New memory with the packed form of ``w``, and the event after which it holds it."""
+    """New memory for the packed form of ``w``, and the event that completes it."""
     memory = commands.fresh(prepared.packed_size)
     pack = prepared.plan.pack  # type: ignore[attr-defined]
     form = f"{prepared.solver.name} {artifact_store.key_of(repr(prepared.pack_key[1:]))}"
     if artifact_store.in_force() and artifact_store.find("weights", form, commands.device):
-        found = artifact_store.find("weights", _weights_key(form, prepared, commands, w, wait_for), commands.device)
-        if found is not None and len(found[0]) == prepared.packed_size:
-            commands.write(memory, np.frombuffer(found[0], np.uint8))
+        stored = artifact_store.find("weights", _weights_key(form, prepared, commands, w, wait_for), commands.device)
+        if stored is not None and len(stored[0]) == prepared.packed_size:
+            commands.write(memory, np.frombuffer(stored[0], np.uint8))
             return memory, None
 
     def made() -> tuple[Any, Any]:
@@ -139,18 +141,17 @@ def _pack(prepared: Any, commands: Commands, queue: Any, w: Any, wait_for: Any) 
             commands.finish(event)
         return memory, event
 
-    return _gathered(form, prepared, commands, w, wait_for, made) if artifact_store.gathers() else made()
+    return _timed_pack(form, prepared, commands, w, wait_for, made) if artifact_store.gathers() else made()
 
 
-def _gathered(form: str, prepared: Any, commands: Commands, w: Any, wait_for: Any, made: Callable[[], Any]) -> Any:
-    """Return what ``made`` returns; the packed weights go into the plan pack if packing takes longer than reading them
-    would."""
-    made()[1].wait()  # The first packing is not timed, because it loads its kernels.
+def _timed_pack(form: str, prepared: Any, commands: Commands, w: Any, wait_for: Any, pack: Callable[[], Any]) -> Any:
+    """Return the result of ``pack``; store the packed weights in the plan pack if packing takes longer than reading."""
+    pack()[1].wait()  # The first packing is not timed, because it loads its kernels.
     packed_s = read_s = math.inf
     # The least of three times counts, so that other work on the machine does not decide what a plan pack holds.
     for _ in range(3):
         start = time.perf_counter()
-        memory, event = made()
+        memory, event = pack()
         event.wait()
         packed_s, start = min(packed_s, time.perf_counter() - start), time.perf_counter()
         key = _weights_key(form, prepared, commands, w, wait_for)
@@ -173,9 +174,9 @@ def _read(commands: Commands, memory: Any, size: int, *events: Any) -> np.ndarra
     for event in events:
         if event is not None:
             event.wait()
-    found = np.empty(size, np.uint8)
-    commands.read(memory, found)
-    return found
+    content = np.empty(size, np.uint8)
+    commands.read(memory, content)
+    return content
 
 
 def constant(w: Any) -> Constant:

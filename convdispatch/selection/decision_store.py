@@ -1,15 +1,15 @@
 """The decisions of this machine, stored across processes: one store that is read before anything is ranked or timed.
 
-A store belongs to a device and to *circumstances*, which are all that a decision follows from: the device and its
-driver, the sources of this package and of the plugins, the registry, records, verdicts and rates, and this library's
-variables. Where any of them differs, another file is read: nothing else invalidates a decision. Each table maps texts
-to JSON mappings:
+A store belongs to a device and to *circumstances*, which are everything that a decision depends on: the device and its
+driver, the sources of this package and of the plugins, the registry, records, verdicts and rates, and the environment
+variables of this library. If any of them differs, another file is read; nothing else invalidates a decision. Each table
+maps texts to JSON mappings:
 
-- ``decisions``: a problem and policy to solver, configuration, math and the reason, as ranking found them;
+- ``decisions``: a problem and policy to the solver, configuration, math and reason that ranking gave;
 - ``forms``: a net and its purpose to the form that was measured fastest.
 
-The files lie beside the compiled kernels and rendered texts and are bounded with them. A file holds a JSON line for
-each decision; lines are appended whole, and a damaged one is passed over. See docs/design/caches.md.
+The files are in the folder of the compiled kernels, whose total size is bounded. A file holds a JSON line for each
+decision; lines are appended whole, and a damaged line is ignored. See docs/design/caches.md.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _stores: dict[DeviceInfo, tuple[Any, DecisionStore]] = {}
 
 
 class DecisionStore:
-    """The decisions under one set of circumstances, read once. A disk that refuses loses them with the process."""
+    """The decisions under one set of circumstances, read once. Unwritable ones last for the process."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -75,7 +75,7 @@ class DecisionStore:
         return self.tables.get(table, {}).get(key)
 
     def put(self, table: str, key: str, value: Mapping[str, Any]) -> None:
-        """Keep a decision for this process and for processes to come."""
+        """Store a decision for this process and for later ones."""
         values = self.tables.setdefault(table, {})
         if values.get(key) == value:
             return
@@ -97,47 +97,48 @@ def _lines(path: Path | None) -> list[tuple[str, str, Any]]:
         lines = [] if path is None else path.read_bytes().splitlines()
     except OSError:
         return []
-    found = []
+    decisions = []
     for line in lines:
         with contextlib.suppress(ValueError, TypeError, RecursionError):
             table, key, value = json.loads(line)
             if isinstance(table, str) and isinstance(key, str) and isinstance(value, dict):
-                found.append((table, key, value))
-    return found
+                decisions.append((table, key, value))
+    return decisions
 
 
 def decision_store(device: DeviceInfo) -> DecisionStore:
-    """The store of a device under today's circumstances, which are looked at again after ``forget``, new records and
-    a change of this library's variables."""
+    """The store of a device under the present circumstances, which are determined again after ``forget``, new records
+    and a change of this library's environment variables."""
     variables = sorted(settings.texts().items())
-    since = perfdb().generation, plugins(), artifact_store.compiler_variables(), variables
-    found = _stores.get(device)
-    if found is None or found[0] != since:
-        where = folder()
-        path = None if where is None else where / f"{_circumstances(device, variables)[:40]}{SUFFIX}"
+    store_key = perfdb().generation, plugins(), artifact_store.compiler_variables(), variables
+    entry = _stores.get(device)
+    if entry is None or entry[0] != store_key:
+        cache_folder = folder()
+        path = None if cache_folder is None else cache_folder / f"{_circumstances(device, variables)[:40]}{SUFFIX}"
         with _lock:
-            found = _stores[device] = since, DecisionStore(path)
-    return found[1]
+            entry = _stores[device] = store_key, DecisionStore(path)
+    return entry[1]
 
 
 def decision_files() -> list[Path]:
     """The files of all circumstances that this machine decided under, the latest last."""
-    where = folder()
-    return [] if where is None else sorted(where.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
+    cache_folder = folder()
+    files = [] if cache_folder is None else cache_folder.glob(f"*{SUFFIX}")
+    return sorted(files, key=lambda path: path.stat().st_mtime)
 
 
 def forget() -> None:
-    """Read the files again, under the circumstances of then."""
+    """Drop the loaded stores, so that the next look-up determines the circumstances and reads the file again."""
     _stores.clear()
 
 
 def _circumstances(device: DeviceInfo, variables: list[tuple[str, str]]) -> str:
-    """A name for all that a decision follows from."""
-    home, loaded = __name__.partition(".")[0], plugins()
+    """A hash of everything that a decision depends on."""
+    package, loaded = __name__.partition(".")[0], plugins()
     # A CPU's number of compute units is that of the processors that this process may use.
-    known = {**dataclasses.asdict(device), "extensions": sorted(device.extensions)}
-    parts = [json.dumps([known, artifact_store.compiler_variables(), loaded.fingerprints], sort_keys=True)]
-    parts += [template_cache.stamp(f"{home}.{zone}") for zone in SOURCES]
+    device_fields = {**dataclasses.asdict(device), "extensions": sorted(device.extensions)}
+    parts = [json.dumps([device_fields, artifact_store.compiler_variables(), loaded.fingerprints], sort_keys=True)]
+    parts += [template_cache.stamp(f"{package}.{zone}") for zone in SOURCES]
     modules = [loaded.manager.get_plugin(name) for name in sorted(loaded.own)]
     parts += [template_cache.stamp(module.__name__) for module in modules if module is not None]
     files = [registry_path(), packaged_path(), *errata.files(), rates.place(device), settings.LOCK.value()]
@@ -145,10 +146,10 @@ def _circumstances(device: DeviceInfo, variables: list[tuple[str, str]]) -> str:
     for source in sorted({*perfdb().folders.values(), user_folder()}):
         with contextlib.suppress(OSError):
             files += sorted(Path(entry) for entry in os.scandir(source))
-    for each in files:
+    for path in files:
         with contextlib.suppress(OSError, AttributeError):
-            found = each.stat()  # type: ignore[union-attr]
-            parts.append(f"{each} {found.st_mtime_ns} {found.st_size}")
+            stat = path.stat()  # type: ignore[union-attr]
+            parts.append(f"{path} {stat.st_mtime_ns} {stat.st_size}")
     parts += [f"{name}={value}" for name, value in variables]
     return artifact_store.key_of(*parts)
 
@@ -157,14 +158,14 @@ def _circumstances(device: DeviceInfo, variables: list[tuple[str, str]]) -> str:
 
 
 def choices(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Choices:
-    """The candidates for a problem as ``Choices`` ranks them; nothing is ranked for the first where it is stored."""
+    """The candidates for a problem as ``Choices`` ranks them; the first is not ranked if its decision is stored."""
     problem = policy.problem_of_choice(problem)
     if not _is_stored(problem, device, policy):
         return Choices(problem, device, policy)
     key = artifact_store.decision_key(problem, policy)
-    found = _stored_candidate(problem, device, decision_store(device).get("decisions", key))
-    if found is not None:
-        return Choices(problem, device, policy, found)
+    stored = _stored_candidate(problem, device, decision_store(device).get("decisions", key))
+    if stored is not None:
+        return Choices(problem, device, policy, stored)
     ranked = Choices(problem, device, policy)
     # A choice that excludes solvers which this process set aside is not stored: the next process may have them.
     if not is_any_set_aside(problem, device):
@@ -175,7 +176,7 @@ def choices(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Choices
 
 
 def remembers(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> bool:
-    """Whether a file says what runs a problem."""
+    """Whether a file holds the decision for a problem."""
     problem = policy.problem_of_choice(problem)
     if not _is_stored(problem, device, policy):
         return False
@@ -188,7 +189,7 @@ def remembers(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> bool:
 def remember(
     problem: ConvProblem, device: DeviceInfo, policy: Policy, decision: tuple[str, Mapping[str, Any], str, str]
 ) -> None:
-    """Store solver, configuration, source and math, unless JSON does not hold the configuration."""
+    """Store solver, configuration, source and math, unless the configuration is no JSON value."""
     solver, config, source, math = decision
     with contextlib.suppress(TypeError, ValueError):
         if json.loads(json.dumps(dict(config))) == dict(config):
@@ -197,8 +198,8 @@ def remember(
 
 
 def _is_stored(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> bool:
-    """Whether the circumstances say all that the choice follows from: no lock file fixes it, every record is in a file,
-    and every solver is a loaded plugin's."""
+    """Whether the choice depends on the circumstances alone: no lock file fixes it, every record is in a file, and
+    every solver is a loaded plugin's."""
     loaded = plugins()
     return (
         not current_policy().frozen
@@ -217,7 +218,7 @@ def _is_sound(decision: Mapping[str, Any] | None, problem: ConvProblem) -> bool:
 
 
 def _stored_candidate(problem: ConvProblem, device: DeviceInfo, decision: Mapping[str, Any] | None) -> Candidate | None:
-    """A stored decision as a candidate; None where there is none, or its solver is set aside here since then."""
+    """A stored decision as a candidate; None if there is none, or its solver has been set aside since."""
     if decision is None or not _is_sound(decision, problem):
         return None
     try:

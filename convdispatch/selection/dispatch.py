@@ -1,6 +1,6 @@
-"""Makes and runs plans: the first candidate's plan is made and cached; where it fails, the next candidate's.
+"""Makes and runs plans: the first candidate's plan is made and cached; if it fails, the next candidate's.
 
-Who is chosen stands in ``ranking``.
+The order of the candidates is decided in ``choice.ranking``.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ __all__ = [
 ]
 
 _plans = Programs(let_go)
-"""Plans (Prepared) by context, problem and what a policy selects."""
-_sizes = Families(SIZES_OF_A_LAYER)
-_forgetters: list[Any] = []
+"""The cached plans (Prepared), by context, problem and ``Policy.selection``."""
+_families = Families(SIZES_OF_A_LAYER)
+_forget_callbacks: list[Any] = []
 _NO_LAYERS = contextlib.nullcontext()
 
 
@@ -80,12 +80,12 @@ def prepare(
     key = (context, problem, policy.selection)
     prepared = _plans.part(key)
     if prepared is None:
-        prepared = _planned_now(problem, context, policy, key, ranked)
+        prepared = _plan_uncached(problem, context, policy, key, ranked)
     return prepared
 
 
-def _counted(key: Any, prepared: Prepared) -> Prepared:
-    """The plan, which is about to be cached under a key: weights that are packed for it count towards that entry."""
+def _with_growth(key: Any, prepared: Prepared) -> Prepared:
+    """The plan, for the cache entry ``key``, whose size grows with the weights that are packed for the plan."""
     prepared.grow = functools.partial(_plans.grow, key)
     return prepared
 
@@ -95,7 +95,7 @@ def planned(problem: ConvProblem, context: cl.Context, policy: Policy) -> bool:
     return _plans.get((context, problem, policy.selection)) is not None
 
 
-def _planned_now(
+def _plan_uncached(
     problem: ConvProblem, context: cl.Context, policy: Policy, key: Any, ranked: Iterable[Candidate] | None = None
 ) -> Prepared:
     from_environment()
@@ -103,8 +103,8 @@ def _planned_now(
     problem_must_fit(problem, runtime.device_info(context.devices[0]))
 
     def chosen() -> Prepared:
-        further = _sizes.further((context, layer_of(problem), policy.selection), problem)
-        return _plans.make(key, lambda: _counted(key, _first_that_plans(problem, context, policy, ranked)), further)
+        further = _families.further((context, layer_of(problem), policy.selection), problem)
+        return _plans.make(key, lambda: _with_growth(key, _first_that_plans(problem, context, policy, ranked)), further)
 
     with layer(str(problem)):
         if async_compile.is_enabled(policy):
@@ -118,22 +118,22 @@ def prepare_all(
     ranked: Mapping[ConvProblem, Iterable[Candidate]] = MappingProxyType({}),
     then: Callable[[ConvProblem, Prepared], Any] | None = None,
 ) -> dict[ConvProblem, Prepared]:
-    """The plans of several problems, side by side where ``compiling.side_by_side`` is in force; elsewhere none.
+    """The plans of several problems, made in parallel if ``compiling.side_by_side`` is in force; otherwise none.
 
-    Those that cannot be planned are left out: ``prepare`` says why. ``ranked`` are candidates that are known; ``then``
-    is called with each plan as it is there, and what it raises passed over.
+    Problems that cannot be planned are left out; ``prepare`` raises the reason. ``ranked`` are known candidates, by
+    problem. ``then`` is called with each plan when it is made; what it raises is ignored.
     """
-    policy, found = replace(current_policy(), tier=None), {}
+    policy, plans = replace(current_policy(), tier=None), {}
 
     def one(problem: ConvProblem) -> None:
-        found[problem] = prepared = prepare(problem, context, policy, ranked.get(problem))
+        plans[problem] = prepared = prepare(problem, context, policy, ranked.get(problem))
         if then is not None:
             then(problem, prepared)
 
     if not policy.frozen:
         plugins()  # Plugins are loaded once here, before several threads ask for them.
         run_side_by_side([functools.partial(one, problem) for problem in dict.fromkeys(problems)])
-    return found
+    return plans
 
 
 def _first_that_plans(
@@ -141,12 +141,12 @@ def _first_that_plans(
 ) -> Prepared:
     device = runtime.device_info(context.devices[0])
     try:
-        return _planned_first(problem, context, policy, ranked, device)
+        return _plan_first_working(problem, context, policy, ranked, device)
     except NoSolver as error:
         raise short_of_memory(problem, device, error) from None
 
 
-def _planned_first(
+def _plan_first_working(
     problem: ConvProblem,
     context: cl.Context,
     policy: Policy,
@@ -160,16 +160,16 @@ def _planned_first(
         if policy.is_invariant:
             candidate = _for_this_batch(candidate, problem, device, policy)
         try:
-            plan = functools.partial(make, candidate.solver, candidate.config, problem, context, policy)
-            made = with_room(context.devices[0], functools.partial(plan, candidate))
-            decisions.note(made, context.devices[0], policy, thread.compiled - compiled)
-            return made
+            make_plan = functools.partial(make, candidate.solver, candidate.config, problem, context, policy)
+            prepared = with_room(context.devices[0], functools.partial(make_plan, candidate))
+            decisions.note(prepared, context.devices[0], policy, thread.compiled - compiled)
+            return prepared
         except (Frozen, PlanFailed):
             raise
         except MemoryLimit as error:
             if policy.frozen:
                 raise
-            _lacked(problem, device, candidate.solver.name, 0, policy, error)
+            _set_aside_for_memory(problem, device, candidate.solver.name, 0, policy, error)
         except ArgumentsChanged as error:  # The warning of the changed argument has named the plugin already.
             forbid_fallback(problem, candidate.solver.name, str(error), policy, error)
         except Exception as error:
@@ -178,8 +178,8 @@ def _planned_first(
 
 
 def _for_this_batch(candidate: Candidate, problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Candidate:
-    """A candidate that was chosen as for another batch, with the math that it was offered for there. Raises NoSolver
-    where it cannot compute this batch: another solver would give other bits."""
+    """A candidate that was chosen for another batch size, with the math that it was offered for there. Raises NoSolver
+    if it cannot compute this batch, because another solver would give other bits."""
     solver, config, chosen = candidate.solver, candidate.config, policy.problem_of_choice(problem)
     answers = query(solver, problem, device)
     reason = answers.refused or answers.fault
@@ -202,17 +202,17 @@ def _candidates(
     ranked: Iterable[Candidate] | None = None,
 ) -> Iterator[Candidate]:
     """A plan pack's candidate first; then the others, which are ranked only if the loop reaches them."""
-    first = None
+    packed = None
     if artifact_store.in_force():
         with phase("selection"):
-            first = decisions.fixed_by_pack(problem, device, info, policy)
-        if first is not None:
-            yield first
+            packed = decisions.fixed_by_pack(problem, device, info, policy)
+        if packed is not None:
+            yield packed
     forbid_when_frozen(f"plan {problem}")
     if ranked is None:
         with phase("selection"):
             ranked = decision_store.choices(problem, info, policy)
-    yield from (one for one in ranked if first is None or one.solver.name != first.solver.name)
+    yield from (candidate for candidate in ranked if packed is None or candidate.solver.name != packed.solver.name)
 
 
 def make(
@@ -230,8 +230,8 @@ def make(
     Raises what the solver raises, and PluginError if the plan breaks the contract or the workspace limit.
     """
     candidate = candidate or Candidate(solver, config, "")
-    seen = visible_problem(solver, problem)
-    shown = planned_as(candidate, problem, seen, context)
+    visible = visible_problem(solver, problem)
+    shown = planned_as(candidate, problem, visible, context)
     with phase("plan"):
         plan = checked_plan(solver, guarded(f"{solver.name}.plan()", ask, solver, "plan", context, shown, config))
     size = plan.workspace_size
@@ -239,7 +239,7 @@ def make(
     if limit is not None and size > limit:
         raise PluginError(f"{solver.name} needs {size} bytes of workspace, the limit is {limit}")
     must_have_room(problem, runtime.device_info(context.devices[0]), solver.name, size)
-    return Prepared(context, problem, seen, replace(candidate, math=shown.math), plan)
+    return Prepared(context, problem, visible, replace(candidate, math=shown.math), plan)
 
 
 def quarantine(
@@ -265,7 +265,7 @@ def quarantine(
 def forbid_fallback(
     problem: ConvProblem, solver: str, reason: str, policy: Policy | None, error: BaseException | None
 ) -> None:
-    """Raise PlanFailed where the policy forbids another solver than the one that failed."""
+    """Raise PlanFailed if the policy forbids another solver than the one that failed."""
     if policy is not None and not policy.fallback:
         message = f"{solver} failed on {problem}, and policy(fallback=False) forbids another: {reason}"
         raise PlanFailed(message) from error
@@ -281,10 +281,10 @@ def run(
 ) -> cl.Event:
     """Enqueue a prepared convolution; if that fails, quarantine its solver and run the next candidate.
 
-    ``operands`` are the memory of x, w, y, bias and residual. ``constant`` is the promise behind w, where the caller
-    gave one: it caches the packed forms. A device that is full gets back what waits in pools, and the same plan one
-    more try. There is no second try where commands were enqueued and the result's memory is read too
-    (``accumulate``). ``failed`` is how the plan's executable ended for a caller that ran it itself.
+    ``operands`` are the memory of x, w, y, bias and residual. ``constant`` caches the packed forms of w, if the caller
+    promised that w is constant. On a full device the memory pools are emptied and the plan is tried once more, unless
+    commands were enqueued and the result's memory is also read (``accumulate``). ``failed`` is the error that the
+    plan's executable raised for a caller that ran it itself.
 
     Raises PlanFailed, MemoryLimit.
     """
@@ -311,13 +311,13 @@ def run(
         except (Frozen, KeyboardInterrupt):
             raise
         except BaseException as error:  # BaseException includes SystemExit: a plugin must not end its caller's process.
-            wrote = {"x": x, "w": w, "y": y}[problem.written]
+            written_memory = {"x": x, "w": w, "y": y}[problem.written]
             commands = int(getattr(error, "launched", False)) if before is None else thread.enqueued - before
-            begun = (before is not None or handed_over) and prepared.begun(commands, wrote, residual)
+            begun = (before is not None or handed_over) and prepared.begun(commands, written_memory, residual)
             lacking: MemoryLimit | None = error if isinstance(error, NoWorkspace) else None
             # The memory that a fast path lacks may be that of the plan's workspace.
-            full_up = handed_over and isinstance(error, MemoryLimit)
-            if lacking is None and (out_of_memory(error) or (full_up and not room)):
+            is_full = handed_over and isinstance(error, MemoryLimit)
+            if lacking is None and (out_of_memory(error) or (is_full and not room)):
                 if not (room or begun) and make_room(queue.device):
                     room = True
                     continue
@@ -329,7 +329,7 @@ def run(
             if lacking is not None:
                 if policy.frozen:
                     raise lacking from error
-                _lacked(problem, device, name, prepared.workspace_size, policy, lacking)
+                _set_aside_for_memory(problem, device, name, prepared.workspace_size, policy, lacking)
                 prepared = prepare(problem, prepared.context, policy)
                 continue
             if isinstance(error, ConvDispatchError) and not isinstance(error, (BuildFailed, PluginError)):
@@ -340,17 +340,17 @@ def run(
                     f"{name} failed on {problem} after it may have begun to write the result, which it reads too: no "
                     f"other solver can start from there, so what the result holds is undefined; {words(error)}"
                 ) from error
-            if out_of_order(real := getattr(queue, "queue", queue)):
+            if out_of_order(plain_queue := getattr(queue, "queue", queue)):
                 # Commands that the failed plan enqueued may still run, so the next plan waits for them.
                 wait_for = [
                     *(wait_for or ()),
-                    runtime.pending(real),
+                    runtime.pending(plain_queue),
                 ]
             prepared = prepare(problem, prepared.context, policy)
     return event
 
 
-def _lacked(
+def _set_aside_for_memory(
     problem: ConvProblem, device: DeviceInfo, solver: str, size: int, policy: Policy, error: MemoryLimit
 ) -> None:
     """Set a solver aside for lack of memory; once no other solver is left it may be tried again."""
@@ -365,21 +365,21 @@ def adopt(problem: ConvProblem, context: cl.Context, policy: Policy, prepared: P
     """Cache a plan that was made elsewhere: from now on calls under the policy run it."""
     key = (context, problem, policy.selection)
     _plans.drop(lambda other: other == key)
-    _plans.put(key, _counted(key, prepared), CALL_BYTES)
+    _plans.put(key, _with_growth(key, prepared), CALL_BYTES)
     _invalidate_calls()
 
 
 def _invalidate_calls() -> None:
     """Make cached calls ask for their plan again; cached plans stay."""
-    for forgetter in _forgetters:
-        forgetter()
+    for callback in _forget_callbacks:
+        callback()
 
 
 def forget(problem: ConvProblem | None = None) -> None:
     """Drop cached plans, of one problem or all, so that the next call chooses anew: after new records or plugins."""
     _plans.drop(lambda key: problem is None or problem in (key[1], key[2].problem_of_choice(key[1])))
     if problem is None:
-        _sizes.forget()
+        _families.forget()
         forgive()
         solver_query.forget()
         verdicts.refresh()
@@ -390,12 +390,12 @@ def forget(problem: ConvProblem | None = None) -> None:
 
 def on_forget(callback: Any) -> Any:
     """Call ``callback()`` whenever plans are dropped; for caches that hold a Prepared. Returns it."""
-    _forgetters.append(callback)
+    _forget_callbacks.append(callback)
     return callback
 
 
 @on_ban
 def _forget_plans() -> None:
-    """A plugin was set aside: what it planned is chosen anew."""
+    """Drop all plans when a plugin is set aside, so that its problems are chosen again."""
     _plans.drop(lambda key: True)
     _invalidate_calls()

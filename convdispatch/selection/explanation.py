@@ -1,4 +1,4 @@
-"""explain: every solver's answer to a problem, what is known of it, and where the choice came from."""
+"""explain: every solver's verdict on a problem, what is known of its time, and the source of the choice."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ __all__ = ["Explanation", "Verdict", "explain"]
 
 
 def explain(problem: ConvProblem | str, device: Any = None) -> Explanation:
-    """Return every solver's verdict on a problem: refused with the reason, or accepted with its rank; and the choice's
-    source.
+    """Every solver's verdict on a problem, refused with the reason or accepted with its rank, and the choice's source.
 
     ``problem`` may be text; ``device`` is what ``runtime.find_device`` takes. Compiles nothing, runs nothing.
     Raises MemoryLimit for what the device cannot hold.
@@ -50,12 +49,12 @@ def explain(problem: ConvProblem | str, device: Any = None) -> Explanation:
         except Fault:
             # A solver broke its contract at this question and was set aside, so the other solvers are ranked again.
             continue
-    first = ranked[0] if ranked else None
-    sentences = [sentence(verdicts, first.rule if first else ""), *_undecided(problem, info)]
-    if policy.is_invariant and first and asked.direction != "bwd_weights":
-        sentences.append(_price(first, asked, info, policy))
+    best = ranked[0] if ranked else None
+    sentences = [sentence(verdicts, best.rule if best else ""), *_inconclusive_records(problem, info)]
+    if policy.is_invariant and best and asked.direction != "bwd_weights":
+        sentences.append(_invariance_cost(best, asked, info, policy))
     why = "; ".join(sentences)
-    chosen, source = (first.solver.name, first.source) if first else (None, None)
+    chosen, source = (best.solver.name, best.source) if best else (None, None)
     calibrated = rates(info).measured
     basis = (
         "at the device's measured rates" if calibrated else "at estimated rates: convdispatch calibrate measures them"
@@ -63,28 +62,28 @@ def explain(problem: ConvProblem | str, device: Any = None) -> Explanation:
     return Explanation(asked, info, chosen, source, verdicts, why, basis)
 
 
-def _price(first: Candidate, problem: ConvProblem, device: DeviceInfo, policy: Policy) -> str:
-    """What the choice for every batch costs for this one, by prediction."""
+def _invariance_cost(invariant: Candidate, problem: ConvProblem, device: DeviceInfo, policy: Policy) -> str:
+    """A sentence on the predicted cost, for this batch, of choosing one solver for every batch."""
     chosen = f"it is chosen as for a batch of {policy.problem_of_choice(problem).mb} images, for every batch"
     free = rank(problem, device, replace(policy, batch_invariant=False))[0]
-    times = [predicted(one.solver, problem, device, one.config) for one in (first, free)]
-    if (first.solver.name, first.config) == (free.solver.name, free.config):
+    times = [predicted(one.solver, problem, device, one.config) for one in (invariant, free)]
+    if (invariant.solver.name, invariant.config) == (free.solver.name, free.config):
         return f"{chosen}; without batch_invariant the same would run here"
     if None in times:
         return f"{chosen}; without batch_invariant {free.solver.name} would run here, and one of both predicts no time"
-    ours, theirs = (1e3 * time for time in times if time is not None)
+    invariant_ms, free_ms = (1e3 * time for time in times if time is not None)
     return (
-        f"{chosen}; it is predicted to take {ours:.3g} ms here, and {free.solver.name}, which would run without "
-        f"batch_invariant, {theirs:.3g} ms: {ours / max(theirs, 1e-9):.2f} times as long"
+        f"{chosen}; it is predicted to take {invariant_ms:.3g} ms here, and {free.solver.name}, which would run "
+        f"without batch_invariant, {free_ms:.3g} ms: {invariant_ms / max(free_ms, 1e-9):.2f} times as long"
     )
 
 
 def by_workspace(problem: ConvProblem, device: DeviceInfo) -> list[Ceiling]:
-    """What runs under each ceiling of the workspace, the lowest first: an entry for each at which the choice changes.
+    """The solver that runs under each ceiling of the workspace, the lowest first: one entry for each change.
 
-    A choice can change only where another configuration fits, so the ceilings that are tried are their workspaces.
+    A choice can change only if another configuration fits, so the workspaces of all configurations are tried.
     """
-    policy, found = current_policy(), list[Ceiling]()
+    policy, ceilings = current_policy(), list[Ceiling]()
     problem = policy.problem_of_choice(problem)
     records = admitted_records(problem, device, policy)
     sizes = {0, *(record.workspace for record in records)}
@@ -94,29 +93,29 @@ def by_workspace(problem: ConvProblem, device: DeviceInfo) -> list[Ceiling]:
             sizes.update(answers.workspace(config) or 0 for config in answers.within(policy.workspace_limit))
     for size in sorted(size for size in sizes if policy.workspace_limit is None or size <= policy.workspace_limit):
         try:
-            first = rank(problem, device, replace(policy, workspace_limit=size))[0]
+            best = rank(problem, device, replace(policy, workspace_limit=size))[0]
         except NoSolver:
-            first = None
-        one = _under(size, first, problem, device, records)
-        if not found or (one.solver, one.config) != (found[-1].solver, found[-1].config):
-            found.append(one)
-    return found
+            best = None
+        ceiling = _ceiling_entry(size, best, problem, device, records)
+        if not ceilings or (ceiling.solver, ceiling.config) != (ceilings[-1].solver, ceilings[-1].config):
+            ceilings.append(ceiling)
+    return ceilings
 
 
-def _under(
-    size: int, first: Candidate | None, problem: ConvProblem, device: DeviceInfo, records: Iterable[Record]
+def _ceiling_entry(
+    size: int, candidate: Candidate | None, problem: ConvProblem, device: DeviceInfo, records: Iterable[Record]
 ) -> Ceiling:
-    """The entry of a ceiling of ``size`` bytes, under which ``first`` runs, or nobody."""
-    if first is None:
+    """The entry for a ceiling of ``size`` bytes, under which ``candidate`` runs, or no solver."""
+    if candidate is None:
         return Ceiling(size, None, {}, None, None)
-    name, config = first.solver.name, dict(first.config)
-    cost = query(first.solver, problem, device).cost(config)
-    measured_ms = next((one.median_ms for one in records if (one.solver, dict(one.config)) == (name, config)), None)
+    name, config = candidate.solver.name, dict(candidate.config)
+    cost = query(candidate.solver, problem, device).cost(config)
+    measured_ms = next((r.median_ms for r in records if (r.solver, dict(r.config)) == (name, config)), None)
     return Ceiling(size, name, config, None if cost is None else 1e3 * cost, measured_ms)
 
 
-def _undecided(problem: ConvProblem, device: DeviceInfo) -> Iterator[str]:
-    """Records that decide nothing, and why: a sentence a reason."""
+def _inconclusive_records(problem: ConvProblem, device: DeviceInfo) -> Iterator[str]:
+    """A sentence for each reason why records decide nothing."""
     records = admitted_records(problem, device, current_policy())
     for why in dict.fromkeys(record.inconclusive for record in records if record.inconclusive):
         names = ", ".join(dict.fromkeys(one.solver for one in records if one.inconclusive == why))
@@ -127,7 +126,7 @@ def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo)
     records = admitted_records(problem, device, current_policy())
     for place, candidate in enumerate(ranked):
         solver = candidate.solver
-        seen, answers = visible_problem(solver, problem), query(solver, problem, device)
+        visible, answers = visible_problem(solver, problem), query(solver, problem, device)
         record = next((record for record in records if record.solver == solver.name), None)
         cost = answers.cost(candidate.config)
         yield Verdict(
@@ -143,8 +142,8 @@ def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo)
             benchmarked=record.sure if record else None,
             error=record.error if record else None,
             workspace=record.workspace if record else answers.workspace(candidate.config),
-            fuses=tuple(part for part in ("bias", "residual", "activation", "accumulate") if getattr(seen, part)),
-            rewriting=solver.words(seen) if isinstance(solver, Derived) else None,
+            fuses=tuple(part for part in ("bias", "residual", "activation", "accumulate") if getattr(visible, part)),
+            rewriting=solver.words(visible) if isinstance(solver, Derived) else None,
             errata=tuple(
                 f"{one.remedy or 'set aside'}: {', '.join(one.kernel)}: {one}"
                 for one in errata_of(solver.name, problem, device)

@@ -53,7 +53,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Every solver's answer for one problem on one device, best first, and where the choice came from."""
+    """Every solver's verdict for one problem on one device, best first, and the source of the choice."""
 
     problem: ConvProblem
     device: DeviceInfo
@@ -91,12 +91,12 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The choice under a ceiling of the workspace, and under each higher one up to the next."""
+    """The choice under a ceiling of the workspace, which holds up to the next higher ceiling."""
 
     workspace: int
-    """The lowest such ceiling, in bytes."""
+    """The lowest ceiling of this choice, in bytes."""
     solver: str | None
-    """None where no solver has so small a workspace."""
+    """The solver that runs; None if no solver has so small a workspace."""
     config: Mapping[str, Any]
     predicted_ms: float | None
     measured_ms: float | None
@@ -104,31 +104,31 @@ class Ceiling:
 
 
 def ceilings_text(problem: ConvProblem, device: DeviceInfo, ceilings: Iterable[Ceiling], width: int = WIDTH) -> str:
-    """Return a table of what runs under each ceiling of the workspace, and in what time."""
+    """Return a table of the solver and time under each ceiling of the workspace."""
     table = Table(Column("workspace from"), Column("solver", "name"), Column("predicted ms"), Column("measured ms"))
-    for one in ceilings:
-        times = ("-" if ms is None else f"{ms:.3g}" for ms in (one.predicted_ms, one.measured_ms))
-        table.add_row(_bytes(one.workspace), one.solver or "nobody", *times)
+    for ceiling in ceilings:
+        times = ("-" if ms is None else f"{ms:.3g}" for ms in (ceiling.predicted_ms, ceiling.measured_ms))
+        table.add_row(_bytes(ceiling.workspace), ceiling.solver or "nobody", *times)
     return "\n".join([f"{problem} on {device}, by the ceiling of the workspace", *table.lines(width)])
 
 
 def sentence(verdicts: Iterable[Verdict], because: str) -> str:
-    """Return a sentence: which solver runs and why, how long that takes, and which solver is next; ``because`` is the
-    rule in words, if one decided."""
+    """A sentence that says which solver runs, why, how long it takes, and which solver is next; ``because`` is the rule
+    that decided, as text."""
     ranked = [verdict for verdict in verdicts if verdict.status in ("chosen", "accepted")]
     if not ranked:
         return "nobody runs it: every solver refuses"
-    first = ranked[0]
+    chosen = ranked[0]
     reasons = {
         "predicted": "no rule prefers another, and its predicted cost is the lowest",
         "name": "nothing is measured, preferred or predicted, and its name comes first",
     }
-    why = because or reasons.get(str(first.source), str(first.source))
-    measured = str(first.source).startswith("measured")
-    prediction = "" if measured else _time(first)
+    reason = because or reasons.get(str(chosen.source), str(chosen.source))
+    measured = str(chosen.source).startswith("measured")
+    prediction = "" if measured else _time(chosen)
     rival = ranked[1] if len(ranked) > 1 else None
-    after = f"next {rival.solver} {_time(rival) or 'of unknown time'}" if rival else "nobody else accepts it"
-    return f"{first.solver} runs: {why}; " + ", ".join(filter(None, (prediction, after)))
+    next_text = f"next {rival.solver} {_time(rival) or 'of unknown time'}" if rival else "nobody else accepts it"
+    return f"{chosen.solver} runs: {reason}; " + ", ".join(filter(None, (prediction, next_text)))
 
 
 def _time(verdict: Verdict) -> str:
@@ -167,9 +167,9 @@ def _lines(explanation: Explanation, width: int, every: bool) -> Iterator[str]:
         yield from _wrapped(line, room, "     ", "  x  ")
 
 
-def _wrapped(text: str, room: int, indent: str, first: str | None = None) -> list[str]:
-    given = {"initial_indent": indent if first is None else first, "subsequent_indent": indent}
-    return textwrap.wrap(text, room, **given, break_long_words=False, break_on_hyphens=False)
+def _wrapped(text: str, width: int, indent: str, first_indent: str | None = None) -> list[str]:
+    indents = {"initial_indent": indent if first_indent is None else first_indent, "subsequent_indent": indent}
+    return textwrap.wrap(text, width, **indents, break_long_words=False, break_on_hyphens=False)
 
 
 def _cells(verdict: Verdict) -> list[str]:

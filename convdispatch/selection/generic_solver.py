@@ -1,7 +1,7 @@
-"""The quickest plan to be ready: any convolution by one program that takes the geometry as arguments.
+"""The plan that is ready first: any convolution by one program that takes the geometry as arguments.
 
-It is no candidate of a choice: a call under ``policy(tier="ready")`` computes by it while a better plan is compiled.
-There is one program a dtype and epilogue, which the kernel cache holds from a machine's first time on.
+It is never a candidate: a call under ``policy(tier="ready")`` uses it while a better plan is compiled. There is one
+program for each dtype and epilogue, which the kernel cache stores.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _LETTERS = [
     *("sd", "sh", "sw", "pd", "ph", "pw", "dd", "dh", "dw"),
 ]
 _STRIDES = [f"{tensor}{axis}" for tensor, axes in (("X", "NC"), ("Y", "NC"), ("W", "OC")) for axis in f"{axes}DHW"]
-_FLOPS = {"cpu": 3e8, "gpu": 3e10}
+_LEAST_FLOPS_PER_S = {"cpu": 3e8, "gpu": 3e10}
 """The least speed of the generic kernel in operations per second: of one compute unit of a CPU, and of a whole GPU."""
 
 
 def generic_s(problem: ConvProblem, device: DeviceInfo) -> float:
-    """About how long the plan runs, in seconds."""
+    """The estimated time of the plan, in seconds."""
     units = device.compute_units if device.type == "cpu" else 1
-    return problem.flops / (_FLOPS.get(device.type, _FLOPS["gpu"]) * units)
+    return problem.flops / (_LEAST_FLOPS_PER_S.get(device.type, _LEAST_FLOPS_PER_S["gpu"]) * units)
 
 
 class GenericSolver(Solver):
@@ -56,7 +56,7 @@ class GenericSolver(Solver):
         return outside_declaration(self, problem, device)
 
     def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """One launch, a work item an element of what is written."""
+        """A plan of one launch, with one work item for each element of the written tensor."""
         flags = {name.upper(): int(getattr(problem, name)) for name in ("bias", "residual", "accumulate")}
         names = [letter.upper() for letter in _LETTERS] + _STRIDES
         text = storage_macros(problem.dtype) + activation_macro(problem.activation) + define(**flags)
@@ -74,8 +74,8 @@ class GenericSolver(Solver):
 
 
 def _strides(shape: tuple[int, ...], problem: ConvProblem) -> list[int]:
-    """Element strides by (outer, channel, d, h, w); axes that a problem of fewer dimensions lacks have none."""
+    """Strides in elements of (outer, channel, d, h, w); 0 for axes that a problem of fewer dimensions lacks."""
     steps = [*itertools.accumulate(reversed(shape[1:]), lambda a, b: a * b, initial=1)][::-1]
-    outer, *rest = steps
-    channel, space = (rest[-1], rest[:-1]) if problem.layout == "nhwc" else (rest[0], rest[1:])
+    outer, *inner = steps
+    channel, space = (inner[-1], inner[:-1]) if problem.layout == "nhwc" else (inner[0], inner[1:])
     return [outer, channel, *([0] * (3 - len(space))), *space]

@@ -1,8 +1,8 @@
 """Runs a plan through the layers that wrap it, and tells a layer's failure from a plan's.
 
-The chain of hooks ends in the plan itself. What the plan raises is the solver's fault, and so is a PluginError, by
-which a layer says what it found of the plan. Anything else that comes out is a layer's own failure: the layer is
-switched off for the rest of the process, with a warning, and the convolution goes on without it.
+The chain of hooks ends in the plan itself. An exception of the plan is the solver's fault, and so is a PluginError, by
+which a layer reports a fault of the plan. Any other exception is a layer's own failure: the layer is switched off for
+the rest of the process, with a warning, and the convolution goes on without it.
 """
 
 from __future__ import annotations
@@ -20,24 +20,23 @@ from .defensive_copy import changed, copied
 from .plugins.loader import plugins
 
 _INNERMOST = "the plan itself"
-_call = threading.local()
+_thread_state = threading.local()
 
 
 @contextlib.contextmanager
 def unpacked_weights(weights: Any) -> Iterator[None]:
-    """Layers see this memory as the weights of the plan that this thread enqueues inside, which reads a packed form."""
-    before, _call.weights = getattr(_call, "weights", None), weights
+    """Inside the block, layers of this thread see ``weights`` as the weights of a plan that reads a packed form."""
+    previous_weights, _thread_state.weights = getattr(_thread_state, "weights", None), weights
     try:
         yield
     finally:
-        _call.weights = before
+        _thread_state.weights = previous_weights
 
 
 def enqueue_plan(
     problem: Any, plan: Any, queue: Any, operands: Sequence[Any], workspace: Any, wait_for: Any = None
 ) -> Any:
-    """Call a plan with the keywords it knows: of ``operands``, which are x, w, y, bias and residual, the last two only
-    where the problem that it was made for has them."""
+    """Enqueue a plan on ``operands``: x, w, y, and bias and residual if the problem that it was made for has them."""
     x, w, y, bias, residual = operands
     extras = {"bias": bias} if problem.bias else {}
     if problem.residual:
@@ -46,7 +45,7 @@ def enqueue_plan(
 
 
 class _Innermost:
-    """The last implementation of the hook: what the layers are round."""
+    """The last implementation of the hook, which runs the plan inside all layers."""
 
     @hookimpl(trylast=True)
     def convdispatch_enqueue(
@@ -64,12 +63,12 @@ class _Innermost:
     ) -> Any:
         """Run the plan."""
         # The plan gets the problem it was made for, whatever a layer did to its copy of the problem.
-        seen = getattr(plan, "_made_for", problem)
-        return enqueue_plan(seen, plan, queue, (x, w, y, bias, residual), workspace, wait_for)
+        planned_problem = getattr(plan, "_made_for", problem)
+        return enqueue_plan(planned_problem, plan, queue, (x, w, y, bias, residual), workspace, wait_for)
 
 
-class _Watched:
-    """A plan that notes what became of it, for layers to call in its place."""
+class _WatchedPlan:
+    """A wrapper that layers call instead of the plan, and that notes the plan's event or error."""
 
     def __init__(self, plan: Any, problem: Any) -> None:
         self._plan, self._made_for = plan, problem
@@ -82,7 +81,7 @@ class _Watched:
         return getattr(self._plan, name)
 
     def enqueue(self, queue: Any, x: Any, w: Any, y: Any, workspace: Any, wait_for: Any = None, **extras: Any) -> Any:
-        """As the plan's."""
+        """Enqueue the plan."""
         try:
             self.outcome = self._plan.enqueue(queue, x, w, y, workspace, wait_for, **extras)
         except BaseException as error:
@@ -93,55 +92,55 @@ class _Watched:
 
 
 def run_layered(problem: Any, solver: Any, plan: Any, queue: Any, operands: tuple[Any, ...], **rest: Any) -> Any:
-    """The event of a plan that was run through the layers; ``operands`` are x, w, y, ``rest`` the hook's other ones."""
+    """Run a plan through the layers, and return its event; ``operands`` are x, w, y, ``rest`` the hook's other ones."""
     manager = plugins().manager
     if not manager.has_plugin(_INNERMOST):
         manager.register(_Innermost(), name=_INNERMOST)
-    watched, shown, values = _Watched(plan, problem), copied(problem), vars(problem).copy()
+    watched, shown_problem, problem_fields = _WatchedPlan(plan, problem), copied(problem), vars(problem).copy()
     x, w, y = operands
     packed = problem.constant_weights and getattr(plan, "packed_size", 0)
     try:
         event = manager.hook.convdispatch_enqueue(
             queue=queue,
-            problem=shown,
+            problem=shown_problem,
             solver=solver,
             plan=watched,
             x=x,
             w=w,
             y=y,
-            weights=getattr(_call, "weights", None) if packed else w,
+            weights=getattr(_thread_state, "weights", None) if packed else w,
             **rest,
         )
     except BaseException as error:
-        ours = isinstance(error, KeyboardInterrupt | Frozen | PluginError)
-        if error is watched.error or ours:
+        is_passed_on = isinstance(error, KeyboardInterrupt | Frozen | PluginError)
+        if error is watched.error or is_passed_on:
             raise
         _switch_off(_layer_of(error), f"it raised {words(error)}")
         if watched.error is not None:
             raise watched.error from None
     else:
-        if what := changed(shown, values):
-            _switch_off(None, f"the {what} was changed")
+        if change := changed(shown_problem, problem_fields):
+            _switch_off(None, f"the {change} was changed")
         elif hasattr(event, "wait") or not hasattr(watched.outcome, "wait"):
             return event
         else:
             _switch_off(None, f"they answered {type(event).__name__} where the plan's event was expected")
-    same = watched.operands and all(one is other for one, other in zip(watched.operands, operands, strict=True))
-    if same:  # The layers ran the plan on the caller's own memory, so it need not run again.
+    is_own = watched.operands and all(a is b for a, b in zip(watched.operands, operands, strict=True))
+    if is_own:  # The layers ran the plan on the caller's own memory, so it need not run again.
         return watched.outcome
-    given = (*operands, rest.get("bias"), rest.get("residual"))
-    return enqueue_plan(problem, plan, queue, given, rest.get("workspace"), rest.get("wait_for"))
+    all_operands = (*operands, rest.get("bias"), rest.get("residual"))
+    return enqueue_plan(problem, plan, queue, all_operands, rest.get("workspace"), rest.get("wait_for"))
 
 
 def _layer_of(error: BaseException) -> str | None:
     """Return the innermost layer whose code an error passed through; None if that is unknown."""
-    manager, found = plugins().manager, None
+    manager, layer = plugins().manager, None
     modules = {getattr(manager.get_plugin(f"layer {name}"), "__name__", ""): name for name in plugins().layers}
     frame = error.__traceback__
     while frame is not None:
-        found = modules.get(frame.tb_frame.f_globals.get("__name__", "?"), found)
+        layer = modules.get(frame.tb_frame.f_globals.get("__name__", "?"), layer)
         frame = frame.tb_next
-    return found
+    return layer
 
 
 def _switch_off(layer: str | None, why: str) -> None:

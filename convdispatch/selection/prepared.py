@@ -45,7 +45,7 @@ class Prepared:
         candidate: Candidate,
         plan: Plan,
     ) -> None:
-        """``seen`` is what of the problem the plan computes; the epilogue's other parts are added here."""
+        """``seen`` is the problem that the plan computes; the other parts of the epilogue are added here."""
         solver, config = candidate.solver, candidate.config
         self.context, self.problem, self.solver, self.config = context, problem, solver, config
         self.plan, self.source = plan, candidate.source
@@ -67,7 +67,7 @@ class Prepared:
         """Whether a call is nothing but ``plan.enqueue(queue, x, w, y, workspace, wait_for)``."""
 
     def packed_for(self, constant: Constant) -> None:
-        """Weights were packed for this plan: they count as its memory until it goes, or the weights do."""
+        """Count weights that were packed for this plan as its memory, until the plan or the weights are released."""
         self._packers.add(constant)
         self.grow(self.packed_size)
         weakref.finalize(constant, _no_longer_packed, weakref.ref(self)).atexit = False
@@ -79,10 +79,10 @@ class Prepared:
             weights.release(self.pack_key)
 
     def begun(self, commands: int, y: Any, residual: Any) -> bool:
-        """Whether an ``enqueue`` that raised may have changed what a second one would read from the result's memory.
+        """Whether an ``enqueue`` that raised may have changed result memory that a second one would read.
 
-        ``commands`` is how many this thread gave meanwhile; of a plan that enqueues by other means than the
-        header's launches nobody knows.
+        ``commands`` is the number of commands that this thread enqueued meanwhile; it is unknown for a plan that
+        enqueues by other means than the header's launches.
         """
         reads_result = self._seen.accumulate or (self._seen.residual and same_memory(residual, y))
         counted = type(self.plan).enqueue in (KernelPlan.enqueue, StepPlan.enqueue)
@@ -91,21 +91,22 @@ class Prepared:
 
     @property
     def fuses_residual(self) -> bool:
-        """The solver adds the residual itself, element by element, so that it may be the output's own memory."""
+        """Whether the solver adds the residual itself, element by element, so that it may be the output's own
+        memory."""
         return self._seen.residual
 
     def enqueue(self, queue: cl.CommandQueue, *operands: Any, wait_for: Sequence[cl.Event] | None = None) -> cl.Event:
-        """Enqueue convolution and epilogue; never waits. ``operands`` are the memory of x, w, y, bias and residual, of
-        which the last two may be left out; w is the packed form where ``packed_size`` is not 0."""
+        """Enqueue convolution and epilogue, without waiting. ``operands`` are the memory of x, w, y and, optionally,
+        bias and residual; w is the packed form if ``packed_size`` is not 0."""
         if thread.capturing is None and not isinstance(queue, Commands):
             return self._enqueue(queue, operands, wait_for)
         commands = commands_of(queue)
         if type(commands) is Recording:
             return self.executable(commands.queue).place(commands, (*operands, None, None)[:5])
-        return self._give(commands, operands, wait_for)
+        return self._enqueue_on(commands, operands, wait_for)
 
-    def _give(self, commands: Commands, operands: Sequence[Any], wait_for: Any = None) -> Any:
-        """Let the plan enqueue on ``commands``."""
+    def _enqueue_on(self, commands: Commands, operands: Sequence[Any], wait_for: Any = None) -> Any:
+        """Enqueue the plan on any kind of commands."""
         if type(commands) is OpenCLQueue:
             return self._enqueue(commands.queue, operands, wait_for)
         if self.recordable or self.takes(commands):
@@ -121,12 +122,11 @@ class Prepared:
         return on_cuda and bool(getattr(self.plan, "streams", False))
 
     def _slots(self) -> list[Slot | None]:
-        """Return the slots of x, w, y, bias and residual in a recording; ``w`` is the packed form, where there is
-        one."""
+        """The slots of x, w, y, bias and residual in a recording; ``w`` is the packed form if there is one."""
         sizes = list(operand_sizes(self.problem))
         sizes[W] = self.packed_size or sizes[W]
-        needed = [True] * 3 + [size > 0 for size in sizes[3:]]
-        return [Slot(max(size, 1)) if there else None for size, there in zip(sizes, needed, strict=True)]
+        used = [True] * 3 + [size > 0 for size in sizes[3:]]
+        return [Slot(max(size, 1)) if is_used else None for size, is_used in zip(sizes, used, strict=True)]
 
     def recorded(self, queue: cl.CommandQueue, slots: Sequence[Slot | None] = ()) -> Recording:
         """Return the plan's commands, recorded on ``slots`` for x, w, y, bias and residual. Raises PluginError for a
@@ -136,8 +136,8 @@ class Prepared:
         return recording
 
     def executable(self, queue: cl.CommandQueue) -> Executable:
-        """The plan's commands, recorded once. Where they cannot be recorded the executable is opaque: a call enqueues
-        the plan then, and reports what is wrong with it. ``queue`` is any queue of the plan's context."""
+        """The plan's commands, recorded once. If they cannot be recorded the executable is opaque: each call enqueues
+        the plan, and reports its errors. ``queue`` is any queue of the plan's context."""
         if self._executable is None:
             outputs, slots = [OUTPUTS[self.problem.direction]], self._slots()
             owner, found = weakref.ref(self), None
@@ -160,7 +160,7 @@ class Prepared:
         return self._executable
 
     def _enqueue_checked(self, queue: Any, operands: Sequence[Any], wait_for: Any = None) -> Any:
-        event = self._give(commands_of(queue), operands, wait_for)
+        event = self._enqueue_on(commands_of(queue), operands, wait_for)
         if not hasattr(event, "wait"):
             raise no_event(self, event)
         return event
@@ -188,7 +188,7 @@ class Prepared:
         return self._enqueue_plan(queue, operands, scratch, wait_for)
 
     def _scratch(self, queue: Any) -> Any:
-        """Memory for the workspace. Raises NoWorkspace where there is none."""
+        """Allocate the workspace. Raises NoWorkspace if the device has no memory."""
         try:
             return runtime.allocate(queue, self.workspace_size)
         except Exception as error:
@@ -200,20 +200,20 @@ class Prepared:
 
     def _enqueue_plan(self, queue: Any, operands: Sequence[Any], scratch: Any, wait_for: Any) -> cl.Event:
         if self.layered:
-            *first, bias, residual = operands
-            more = {"workspace": scratch, "wait_for": wait_for, "bias": bias, "residual": residual}
-            return run_layered(self._seen, self.solver, self.plan, queue, tuple(first), **more)
+            *tensors, bias, residual = operands
+            hook_arguments = {"workspace": scratch, "wait_for": wait_for, "bias": bias, "residual": residual}
+            return run_layered(self._seen, self.solver, self.plan, queue, tuple(tensors), **hook_arguments)
         return enqueue_plan(self._seen, self.plan, queue, operands, scratch, wait_for)
 
 
 def let_go(gone: Sequence[Prepared]) -> None:
-    """Release what plans that have left the cache hold."""
-    for each in gone:
-        each.let_go()
+    """Release the packed weights of plans that have left the cache."""
+    for plan in gone:
+        plan.let_go()
 
 
 def _uncounted(nbytes: int) -> None:
-    """Counts nothing, for a plan that is in no bounded cache."""
+    """Do nothing; the ``grow`` of a plan that is in no bounded cache."""
 
 
 def _no_longer_packed(plan: weakref.ref[Prepared]) -> None:
@@ -236,12 +236,12 @@ class _Epilogue:
         shape = problem.out_shape
         size = int(np.prod(shape))
         inner = 1 if problem.layout == "nhwc" else size // max(1, shape[0] * shape[1])
-        rest = {part: getattr(problem, part) and not getattr(seen, part) for part in ("bias", "residual")}
+        unfused = {part: getattr(problem, part) and not getattr(seen, part) for part in ("bias", "residual")}
         activation = None if seen.activation else problem.activation
-        text = problem.replace(**rest, accumulate=self.accumulates, activation=activation).macros()
+        text = problem.replace(**unfused, accumulate=self.accumulates, activation=activation).macros()
         text += f"#define SIZE {size}\n#define INNER {inner}\n#define CHANNELS {problem.channels_out}\n"
         arguments = ["out", "fresh" if self.accumulates else "out"]
-        arguments += ["bias" if rest["bias"] else "out", "residual" if rest["residual"] else "out"]
+        arguments += ["bias" if unfused["bias"] else "out", "residual" if unfused["residual"] else "out"]
         chunk = 1024 if runtime.device_info(context.devices[0]).type == "cpu" else 1
         text += f"#define CHUNK {chunk}\n"
         program = build(context, text + kernel_text(__package__, "epilogue.cl"))
@@ -252,11 +252,11 @@ class _Epilogue:
     def __call__(
         self, prepared: Prepared, queue: Any, operands: Sequence[Any], scratch: Any, wait_for: Any
     ) -> cl.Event:
-        *_, bias, residual = given = list(operands)
-        out = given[self._written]
+        *_, bias, residual = plan_operands = list(operands)
+        out = plan_operands[self._written]
         if self.accumulates:
-            given[self._written] = runtime.allocate(queue, self._bytes)
-        event = prepared._enqueue_plan(queue, given, scratch, wait_for)
+            plan_operands[self._written] = runtime.allocate(queue, self._bytes)
+        event = prepared._enqueue_plan(queue, plan_operands, scratch, wait_for)
         if not hasattr(event, "wait"):  # The plan's event is checked here, because the epilogue waits for it.
             raise no_event(prepared, event)
-        return self._launch(queue, (out, given[self._written], bias, residual), [event])
+        return self._launch(queue, (out, plan_operands[self._written], bias, residual), [event])

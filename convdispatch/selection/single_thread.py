@@ -1,4 +1,4 @@
-"""Which calls the thread that makes them should compute alone, for waking others costs more than they save."""
+"""Which calls one thread should compute alone, because waking other threads costs more than they save."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from ..device.rates import LAUNCH, rates
 from .prepared import Prepared
 from .solver_query import predicted
 
-_WAKING = 2.25e6
-"""The cost of waking other threads, in operations at the device's peak speed: n cores save (n - 1)/n of a call's work.
-On two cores 1x1 layers and others that are predicted to take 4.5 million beside their launch broke even; below it they
-took 1.07 to 2.2 times as long by both as by one."""
+_WAKING_OPERATIONS = 2.25e6
+"""The cost of waking other threads, in operations at the device's peak speed; n cores save (n - 1)/n of a call's work.
+Measured on two cores: layers of 4.5 million predicted operations took equally long on one and on both, smaller ones
+1.07 to 2.2 times as long on both."""
 
 
 def prefers_one_thread(prepared: Prepared) -> bool:
-    """Whether a prepared call is so short, by its solver's own prediction."""
+    """Whether a prepared call is, by its solver's prediction, too short for several threads."""
     device = runtime.device_info(prepared.context.devices[0])
     cost = predicted(prepared.solver, prepared.problem, device, prepared.config, prepared.math)
     if cost is None:
         return False
-    cores, known = device.compute_units, rates(device)
-    work = cost * known.flops - LAUNCH * Balance.of(known).launch
-    return work <= _WAKING * cores / max(cores - 1, 1)
+    cores, device_rates = device.compute_units, rates(device)
+    work = cost * device_rates.flops - LAUNCH * Balance.of(device_rates).launch
+    return work <= _WAKING_OPERATIONS * cores / max(cores - 1, 1)

@@ -1,10 +1,10 @@
-"""Asks solvers, guarded: whatever one returns or raises, the caller gets values of the right kind or a sentence.
+"""Queries solvers, guarded: whatever a solver returns or raises, the caller gets values of the right type or a reason.
 
-A solver is asked once a problem for everything: whether it refuses, its configurations, what the first of them costs
-and needs; what the others cost, when somebody wants to know. The problem's ``math`` is the least accuracy: where it is
-``"tf32"`` or ``"fast"`` a solver is asked for the same problem in float32 too, and what it offers for that is offered
-here, the cheapest first. What breaks the contract is a *fault*: it is said once, by
-a warning, and the solver is set aside for the problem. Only KeyboardInterrupt and Frozen pass.
+A solver is queried once for each problem: whether it refuses, its configurations, and the cost and workspace of the
+first of them; those of the others on demand. The problem's ``math`` is the least accuracy: for ``"tf32"`` and
+``"fast"`` a solver is also queried for the same problem in float32, and its configurations for that are offered too,
+the cheapest first. Breaking the contract is a *fault*: it is reported once, by a warning, and the solver is set aside
+for the problem. Only KeyboardInterrupt and Frozen are passed on.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ __all__ = [
 
 FLOORS = {"tf32": ("float32", "ieee"), "fast": ("float32", "ieee")}
 """For each ``math`` of a problem, the more accurate maths for which a solver is queried too, the first preferred."""
-_MOST_ANSWERS = 8192
-"""The most cached replies of solvers: those of some fifty solvers, derived ones among them, for 160 problems."""
+_MAX_ANSWERS = 8192
+"""The most cached replies of solvers: those of some fifty solvers, including derived ones, for 160 problems."""
 
 _lock = threading.Lock()
 _answers: OrderedDict[tuple[Any, ConvProblem, DeviceInfo], SolverAnswers] = OrderedDict()
 
 
 class Fault(Exception):
-    """A solver broke its contract, of which a warning was given; it is set aside for the problem."""
+    """A solver broke its contract; a warning was given, and the solver is set aside for the problem."""
 
 
 class SolverAnswers:
@@ -68,7 +68,7 @@ class SolverAnswers:
     def __init__(self, solver: Solver, problem: ConvProblem, device: DeviceInfo) -> None:
         self.solver, self.problem, self.device = solver, problem, device
         self.refused: str | None = None
-        """The solver's own reason why it cannot compute the problem; None where it accepts, or has a fault."""
+        """The solver's own reason why it cannot compute the problem; None if it accepts, or has a fault."""
         self.fault: str | None = None
         """How the solver broke its contract; it is set aside for the problem then."""
         self.elsewhere: str | None = None
@@ -90,13 +90,13 @@ class SolverAnswers:
             self.fault = answer_trial.fault(solver.name, problem, device)
             self._kind = "no answer"
         try:
-            self.elsewhere = self._answer("serves", _reason)
+            self.elsewhere = self._answer("serves", _checked_reason)
             self.refused = self.elsewhere
             if self.refused is None and "reduced" not in vars(solver).get("chain", ()):
                 self.refused = out_of_reach(problem)
-            self.refused = self.refused or self._answer("rejects", _reason)
+            self.refused = self.refused or self._answer("rejects", _checked_reason)
             if self.refused is None:
-                self.configs = self._answer("configs", _configs)
+                self.configs = self._answer("configs", _checked_configs)
                 self.cost(self.configs[0])
                 self.workspace(self.configs[0])
         except Fault:
@@ -105,20 +105,21 @@ class SolverAnswers:
             self._admit_more_accurate()
 
     def _admit_more_accurate(self) -> None:
-        """Add what the solver offers for more accurate math; of equal configurations the problem's own stays."""
+        """Add the configurations that the solver offers for more accurate math, except equal ones."""
         for math_ in FLOORS.get(self.problem.math, ()):
-            other = SolverAnswers(self.solver, _with_math(self.problem, math_), self.device)
-            if other.accepts:
+            accurate = SolverAnswers(self.solver, _with_math(self.problem, math_), self.device)
+            if accurate.accepts:
                 break
         else:
             return
-        own, mine = list(self.configs), set(map(canonical, self.configs))
-        more = [config for config in other.configs if canonical(config) not in mine]
-        self._shown = {canonical(config): other.problem for config in more}
-        self._costs |= {text: cost for text, cost in other._costs.items() if text in self._shown}
-        self._sizes |= {text: size for text, size in other._sizes.items() if text in self._shown}
-        first = bool(own and more) and (self._costs[canonical(own[0])] or 0.0) > (other.cost(more[0]) or math.inf)
-        self.configs = tuple([more[0], *own, *more[1:]] if first else [*own, *more])
+        own, own_texts = list(self.configs), set(map(canonical, self.configs))
+        added = [config for config in accurate.configs if canonical(config) not in own_texts]
+        self._shown = {canonical(config): accurate.problem for config in added}
+        self._costs |= {text: cost for text, cost in accurate._costs.items() if text in self._shown}
+        self._sizes |= {text: size for text, size in accurate._sizes.items() if text in self._shown}
+        own_cost = self._costs[canonical(own[0])] if own and added else None
+        is_cheaper = bool(own and added) and (own_cost or 0.0) > (accurate.cost(added[0]) or math.inf)
+        self.configs = tuple([added[0], *own, *added[1:]] if is_cheaper else [*own, *added])
         self.refused = None
 
     def shown(self, config: Mapping[str, Any]) -> ConvProblem:
@@ -141,17 +142,17 @@ class SolverAnswers:
 
     def cost(self, config: Mapping[str, Any]) -> float | None:
         """The predicted cost of an offered configuration. Raises Fault."""
-        return self._cached(self._costs, "cost", config, _cost)
+        return self._cached(self._costs, "cost", config, _checked_cost)
 
     def workspace(self, config: Mapping[str, Any]) -> int | None:
         """Bytes of workspace that an offered configuration needs; None when unknown. Raises Fault."""
-        return self._cached(self._sizes, "workspace", config, _size)
+        return self._cached(self._sizes, "workspace", config, _checked_size)
 
     def refuses_batches(self, sizes: Iterable[int]) -> str | None:
         """Why the solver refuses the problem for one of these numbers of images, or None."""
         for images in sizes:
             try:
-                reason = _reason(ask(self.solver, "rejects", self.problem.replace(mb=images), self.device))
+                reason = _checked_reason(ask(self.solver, "rejects", self.problem.replace(mb=images), self.device))
             except (KeyboardInterrupt, Frozen):
                 raise
             except BaseException as error:
@@ -161,35 +162,37 @@ class SolverAnswers:
         return None
 
     def invariant(self) -> list[Mapping[str, Any]]:
-        """The offered configurations that sum each image in an order that does not depend on the batch; all for
-        weights' gradients, which are sums over it. Raises Fault."""
+        """The offered configurations that sum each image in an order independent of the batch; all of them for weight
+        gradients, which are sums over the batch. Raises Fault."""
         if self.problem.direction == "bwd_weights":
             return list(self.configs)
         if not self.solver.batch_invariant:
             return []
-        return [c for c in self.configs if not self._cached(self._by_batch, "sums_by_batch", c, _truth)]
+        return [c for c in self.configs if not self._cached(self._by_batch, "sums_by_batch", c, _checked_bool)]
 
     def within(self, limit: int | None) -> list[Mapping[str, Any]]:
-        """The offered configurations whose stated workspace is at most ``limit`` bytes; None: where the first one fits
-        on the device all, else those that do. Raises Fault."""
+        """The offered configurations whose stated workspace is at most ``limit`` bytes. Without a limit: all of them if
+        the first one fits on the device, else those that fit. Raises Fault."""
         if limit is None:
-            limit, first = workspace_room(self.problem, self.device), self.workspace(self.configs[0])
-            if limit is None or first is None or first <= limit:
+            limit, first_size = workspace_room(self.problem, self.device), self.workspace(self.configs[0])
+            if limit is None or first_size is None or first_size <= limit:
                 return list(self.configs)
         sizes = ((config, self.workspace(config)) for config in self.configs)
         return [config for config, size in sizes if size is None or size <= limit]
 
-    def _cached(self, kept: dict[str, Any], method: str, config: Mapping[str, Any], check: Callable[[Any], Any]) -> Any:
+    def _cached(
+        self, known: dict[str, Any], method: str, config: Mapping[str, Any], check: Callable[[Any], Any]
+    ) -> Any:
         text = canonical(config)
-        if text not in kept:
-            kept[text] = self._answer(method, check, config)
-        return kept[text]
+        if text not in known:
+            known[text] = self._answer(method, check, config)
+        return known[text]
 
-    def _answer(self, method: str, check: Callable[[Any], Any], *more: Any) -> Any:
+    def _answer(self, method: str, check: Callable[[Any], Any], *extra_arguments: Any) -> Any:
         if self.fault is not None:
             raise Fault(self.fault)
-        problem = self.shown(more[0]) if more else self.problem
-        arguments = (self.device,) if method == "serves" else (problem, self.device, *more)
+        problem = self.shown(extra_arguments[0]) if extra_arguments else self.problem
+        arguments = (self.device,) if method == "serves" else (problem, self.device, *extra_arguments)
         try:
             return check(ask(self.solver, method, *arguments))
         except (KeyboardInterrupt, Frozen):
@@ -198,16 +201,16 @@ class SolverAnswers:
             self.fault, self.configs = str(error), ()
             raise Fault(str(error)) from None
         except answer_trial.Hang as hang:
-            what, self._kind = f"its {method}() {hang}", "no answer"
-            answer_trial.note_hang(self.solver.name, what)
-        except _Wrong as wrong:
-            what, self._kind = f"its {method}() answered {wrong}", f"{method} answered"
+            fault_text, self._kind = f"its {method}() {hang}", "no answer"
+            answer_trial.note_hang(self.solver.name, fault_text)
+        except _InvalidAnswer as wrong:
+            fault_text, self._kind = f"its {method}() answered {wrong}", f"{method} answered"
         except BaseException as error:
-            what, self._kind = f"its {method}() raised {words(error)}", f"{method} raised {type(error).__name__}"
-        self.fault, self.configs = what, ()
+            fault_text, self._kind = f"its {method}() raised {words(error)}", f"{method} raised {type(error).__name__}"
+        self.fault, self.configs = fault_text, ()
         if self._said:
-            self._say()
-        raise Fault(what)
+            self._warn_of_fault()
+        raise Fault(fault_text)
 
     def ban(self, why: str) -> None:
         """Mark the answers as faulty, because the solver's plugin was set aside after it was asked."""
@@ -217,7 +220,7 @@ class SolverAnswers:
     _said = False
     """Whether these answers are in the cache; a fault that occurs later is then reported immediately."""
 
-    def _say(self) -> None:
+    def _warn_of_fault(self) -> None:
         plugin = plugins().provider(self.solver.name)
         message = (
             f"solver {self.solver.name} of plugin {plugin} is set aside for {self.problem} on {self.device}, and "
@@ -228,30 +231,29 @@ class SolverAnswers:
 
 
 def query(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> SolverAnswers:
-    """The solver's answers for what it is shown of ``problem``, from the cache or asked now. A solver's fault is not
-    raised."""
-    seen = visible_problem(solver, problem)
+    """The solver's replies for ``problem``, from the cache or queried now. A solver's fault is not raised."""
+    visible = visible_problem(solver, problem)
     # A derived solver is a new object at each call, so it is identified by its root solver and its chain of rewritings.
     chain = vars(solver).get("chain", ())
-    key = (id(solver.root) if chain else id(solver), chain), seen, device  # type: ignore[attr-defined]
+    key = (id(solver.root) if chain else id(solver), chain), visible, device  # type: ignore[attr-defined]
     with _lock:
-        found = _answers.get(key)
-        if found is not None:
+        cached_answers = _answers.get(key)
+        if cached_answers is not None:
             _answers.move_to_end(key)
-    if found is not None:
+    if cached_answers is not None:
         if why := banned(solver):
-            found.ban(why)
-        return found
-    made = SolverAnswers(solver, seen, device)
+            cached_answers.ban(why)
+        return cached_answers
+    new_answers = SolverAnswers(solver, visible, device)
     with _lock:
-        found = _answers.setdefault(key, made)
-        while len(_answers) > _MOST_ANSWERS:
+        cached_answers = _answers.setdefault(key, new_answers)
+        while len(_answers) > _MAX_ANSWERS:
             _answers.popitem(last=False)
-    if found is made:
-        made._said = True
-        if made.fault is not None and banned(solver) is None:
-            made._say()
-    return found
+    if cached_answers is new_answers:
+        new_answers._said = True
+        if new_answers.fault is not None and banned(solver) is None:
+            new_answers._warn_of_fault()
+    return cached_answers
 
 
 def admits(problem: ConvProblem, math_: str) -> bool:
@@ -260,10 +262,10 @@ def admits(problem: ConvProblem, math_: str) -> bool:
 
 
 def planned_as(candidate: Any, problem: ConvProblem, seen: ConvProblem, context: Any) -> ConvProblem:
-    """The problem for which a candidate's ``plan`` is asked, where its solver sees ``seen`` of ``problem``.
+    """The problem that is passed to a candidate's ``plan``; ``seen`` is the problem as its solver sees it.
 
-    It has the math that the configuration was offered for (``FLOORS``); where the candidate does not say it, the solver
-    is asked.
+    It has the math that the configuration was offered for (``FLOORS``); if the candidate does not hold that, the solver
+    is queried.
     """
     if candidate.math:
         return _with_math(seen, candidate.math)
@@ -273,7 +275,7 @@ def planned_as(candidate: Any, problem: ConvProblem, seen: ConvProblem, context:
 
 
 def forget() -> None:
-    """Ask every solver anew."""
+    """Drop the cached replies, so that every solver is queried again."""
     with _lock:
         _answers.clear()
 
@@ -281,7 +283,7 @@ def forget() -> None:
 def serves(solver: Solver, device: DeviceInfo) -> bool:
     """Whether a solver says that it runs on a device at all: its libraries and instructions are there."""
     try:
-        return _reason(ask(solver, "serves", device)) is None
+        return _checked_reason(ask(solver, "serves", device)) is None
     except (KeyboardInterrupt, Frozen):
         raise
     except BaseException:  # ``query`` meets the same error when it asks the solver, and reports it.
@@ -291,18 +293,17 @@ def serves(solver: Solver, device: DeviceInfo) -> bool:
 def predicted(
     solver: Solver, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any], math_: str = ""
 ) -> float | None:
-    """Return the time that a solver predicts for a record's configuration; None if the configuration is invalid or
-    nothing is predicted.
+    """The time that a solver predicts for a configuration; None if that is invalid or nothing is predicted.
 
-    ``math_`` is the math that the configuration was offered for, where that is known: then only its cost is asked.
+    ``math_`` is the math that the configuration was offered for, if known; then only its cost is queried.
     """
-    seen = visible_problem(solver, problem)
+    visible = visible_problem(solver, problem)
     if math_:
-        seen = _with_math(seen, math_)
-    elif seen.math in FLOORS:
-        return _least_cost(solver, seen, device, config)
+        visible = _with_math(visible, math_)
+    elif visible.math in FLOORS:
+        return _least_cost(solver, visible, device, config)
     try:
-        return _cost(ask(solver, "cost", seen, device, config))
+        return _checked_cost(ask(solver, "cost", visible, device, config))
     except (KeyboardInterrupt, Frozen):
         raise
     except BaseException:  # The configuration is invalid for this problem, so there is no prediction.
@@ -326,7 +327,7 @@ def _with_math(problem: ConvProblem, math_: str) -> ConvProblem:
 
 
 def canonical(config: Mapping[str, Any]) -> str:
-    """One text for equal configurations, also of one that was read from a file."""
+    """A text that is equal for equal configurations, including one that was read from a file."""
     return json.dumps(dict(config), sort_keys=True, allow_nan=False)
 
 
@@ -342,7 +343,7 @@ def guarded(what: str, call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def checked_plan(solver: Solver, plan: Any) -> Any:
-    """``plan``, if it has what the contract names. Raises PluginError."""
+    """``plan``, if it fulfils the contract. Raises PluginError."""
     size = guarded(f"{solver.name}'s plan", getattr, plan, "workspace_size", None)
     if type(size) is not int or size < 0 or not callable(getattr(plan, "enqueue", None)):
         raise PluginError(
@@ -362,45 +363,45 @@ def checked_plan(solver: Solver, plan: Any) -> Any:
 # --- checks of what each method of a solver may return ---------------------------------------------------------------
 
 
-class _Wrong(Exception):
+class _InvalidAnswer(Exception):
     """A solver returned a value of the wrong kind; the message says what it was and what was expected."""
 
 
-def _wrong(answer: Any, expected: str) -> _Wrong:
+def _invalid_answer(answer: Any, expected: str) -> _InvalidAnswer:
     try:
         shown = reprlib.repr(answer)
     except BaseException:
         shown = f"a {type(answer).__name__}"
-    return _Wrong(f"{plain(shown)}, where {expected} was expected")
+    return _InvalidAnswer(f"{plain(shown)}, where {expected} was expected")
 
 
-def _reason(answer: Any) -> str | None:
+def _checked_reason(answer: Any) -> str | None:
     if answer is None or (isinstance(answer, str) and answer):
         return answer and plain(answer)
-    raise _wrong(answer, "None or a reason in words")
+    raise _invalid_answer(answer, "None or a reason in words")
 
 
-def _configs(answer: Any) -> tuple[dict[str, Any], ...]:
+def _checked_configs(answer: Any) -> tuple[dict[str, Any], ...]:
     expected = "an iterable of mappings of names to JSON values, at least one of them,"
     if isinstance(answer, str | bytes | Mapping) or not hasattr(answer, "__iter__"):
-        raise _wrong(answer, expected)
-    found = []
+        raise _invalid_answer(answer, expected)
+    configs = []
     for config in answer:
         if not isinstance(config, Mapping) or not all(isinstance(name, str) for name in config):
-            raise _wrong(answer if isinstance(answer, list | tuple | set) else config, expected)
+            raise _invalid_answer(answer if isinstance(answer, list | tuple | set) else config, expected)
         try:
             canonical(config)
         except (TypeError, ValueError):
-            raise _wrong(config, expected) from None
-        found.append(copied(config))
-        if len(found) > MOST_CONFIGS:
-            raise _Wrong(f"more than {MOST_CONFIGS} configurations")
-    if not found:
-        raise _wrong(answer, expected)
-    return tuple(found)
+            raise _invalid_answer(config, expected) from None
+        configs.append(copied(config))
+        if len(configs) > MOST_CONFIGS:
+            raise _InvalidAnswer(f"more than {MOST_CONFIGS} configurations")
+    if not configs:
+        raise _invalid_answer(answer, expected)
+    return tuple(configs)
 
 
-def _cost(answer: Any) -> float | None:
+def _checked_cost(answer: Any) -> float | None:
     if answer is None:
         return None
     if isinstance(answer, numbers.Real) and not isinstance(answer, bool):
@@ -410,18 +411,18 @@ def _cost(answer: Any) -> float | None:
             cost = math.inf
         if math.isfinite(cost) and cost >= 0:
             return cost
-    raise _wrong(answer, "None or a finite number of 0 or more")
+    raise _invalid_answer(answer, "None or a finite number of 0 or more")
 
 
-def _truth(answer: Any) -> bool:
+def _checked_bool(answer: Any) -> bool:
     if isinstance(answer, bool):
         return answer
-    raise _wrong(answer, "True or False")
+    raise _invalid_answer(answer, "True or False")
 
 
-def _size(answer: Any) -> int | None:
+def _checked_size(answer: Any) -> int | None:
     if answer is None:
         return None
     if isinstance(answer, numbers.Integral) and not isinstance(answer, bool) and answer >= 0:
         return int(answer)
-    raise _wrong(answer, "None or a whole number of bytes, 0 or more,")
+    raise _invalid_answer(answer, "None or a whole number of bytes, 0 or more,")

@@ -41,24 +41,24 @@ class Table:
         self.rows: list[tuple[str, ...]] = []
 
     def add_row(self, *cells: str) -> None:
-        """A cell for each column, or for the first of them."""
+        """Add a row with a cell for each column, or for the first ones."""
         self.rows.append((*(cell.expandtabs(1) for cell in cells), *[""] * (len(self.columns) - len(cells))))
 
     def lines(self, width: int) -> Iterator[str]:
-        """The title, the heading, the rows, which columns were left out, the caption."""
+        """The lines of the title, the heading, the rows, the omitted columns and the caption."""
         piped = width >= UNBOUNDED
-        room = PIPED_WIDTH if piped else width
-        yield from _wrapped(self.title, room)
-        shown, widths = self._layout(room, piped)
-        heading = [self.columns[place].title for place in shown]
+        line_width = PIPED_WIDTH if piped else width
+        yield from _wrapped(self.title, line_width)
+        shown, widths = self._layout(line_width, piped)
+        heading = [self.columns[index].title for index in shown]
         yield from self._row(heading, shown, widths)
         yield (" " * GAP).join("-" * size for size in widths)
         for row in self.rows:
-            yield from self._row([row[place] for place in shown], shown, widths)
-        absent = dict.fromkeys(column.title for place, column in enumerate(self.columns) if place not in shown)
+            yield from self._row([row[index] for index in shown], shown, widths)
+        absent = dict.fromkeys(column.title for index, column in enumerate(self.columns) if index not in shown)
         if absent:
-            yield from _wrapped(f"No room for {', '.join(absent)}: a wider terminal or a file shows them.", room)
-        yield from _wrapped(self.caption, room)
+            yield from _wrapped(f"No room for {', '.join(absent)}: a wider terminal or a file shows them.", line_width)
+        yield from _wrapped(self.caption, line_width)
 
     def __str__(self) -> str:
         return "\n".join(self.lines(80))
@@ -72,46 +72,46 @@ class Table:
             yield Text(line, style=style, no_wrap=True, overflow="ignore")
 
     def _layout(self, room: int, piped: bool) -> tuple[list[int], list[int]]:
-        """The columns that are shown, and how wide each is."""
-        natural = [self._natural(place) for place in range(len(self.columns))]
+        """The indices of the columns that are shown, and their widths."""
+        natural = [self._natural_width(index) for index in range(len(self.columns))]
         shown = list(range(len(self.columns)))
         for names, sentences in LEAST_WIDTHS:
             limits = {"name": 10**6 if piped else names, "sentence": sentences, "number": 10**6}
             least = [min(size, limits[column.kind]) for size, column in zip(natural, self.columns, strict=True)]
             while _total(least, shown) > room and not piped:
-                ranked = [place for place in shown if self.columns[place].rank]
-                if not ranked:
+                removable = [index for index in shown if self.columns[index].rank]
+                if not removable:
                     break
-                shown.remove(max(ranked, key=lambda place: (self.columns[place].rank, place)))
+                shown.remove(max(removable, key=lambda place: (self.columns[place].rank, place)))
             if piped or _total(least, shown) <= room:
                 break
         while _total(least, shown) > room and not piped and len(shown) > 1:
             shown.pop()
-        widths = {place: least[place] for place in shown}
+        widths = {index: least[index] for index in shown}
         spare = room - _total(least, shown)
-        while spare > 0 and (cut := [place for place in shown if widths[place] < natural[place]]):
-            widths[min(cut, key=lambda place: widths[place])] += 1
+        while spare > 0 and (folded := [index for index in shown if widths[index] < natural[index]]):
+            widths[min(folded, key=lambda place: widths[place])] += 1
             spare -= 1
-        return shown, [widths[place] for place in shown]
+        return shown, [widths[index] for index in shown]
 
-    def _natural(self, place: int) -> int:
-        """Columns in which nothing of a column is folded; its title may be, between words."""
-        cells = [line for row in self.rows for line in row[place].split("\n")]
-        return max(map(text_width, (*cells, *self.columns[place].title.split())), default=1)
+    def _natural_width(self, index: int) -> int:
+        """The width at which no cell of a column is folded; the title may be folded between words."""
+        cells = [line for row in self.rows for line in row[index].split("\n")]
+        return max(map(text_width, (*cells, *self.columns[index].title.split())), default=1)
 
     def _row(self, cells: Sequence[str], shown: Sequence[int], widths: Sequence[int]) -> Iterator[str]:
         folded = [list(fold(cell, size)) for cell, size in zip(cells, widths, strict=True)]
         for number in range(max(map(len, folded), default=0)):
             parts = []
-            for place, pieces, size in zip(shown, folded, widths, strict=True):
+            for index, pieces, size in zip(shown, folded, widths, strict=True):
                 piece = pieces[number] if number < len(pieces) else ""
                 blank = " " * (size - text_width(piece))
-                parts.append(blank + piece if self.columns[place].kind == "number" else piece + blank)
+                parts.append(blank + piece if self.columns[index].kind == "number" else piece + blank)
             yield (" " * GAP).join(parts).rstrip()
 
 
 def _total(sizes: Sequence[int], shown: Sequence[int]) -> int:
-    return sum(sizes[place] for place in shown) + GAP * (len(shown) - 1)
+    return sum(sizes[index] for index in shown) + GAP * (len(shown) - 1)
 
 
 def _wrapped(text: str, room: int) -> list[str]:
@@ -120,24 +120,23 @@ def _wrapped(text: str, room: int) -> list[str]:
 
 def text_width(text: str) -> int:
     """Return the columns that a terminal uses for a text: two for a wide East Asian character."""
-    return len(text) if text.isascii() else sum(2 if east_asian_width(one) in "WF" else 1 for one in text)
+    return len(text) if text.isascii() else sum(2 if east_asian_width(character) in "WF" else 1 for character in text)
 
 
 def fold(text: str, room: int) -> Iterator[str]:
-    """Lines of at most ``room`` columns that hold all of the text: broken between words, a long word behind one of
-    BREAKS."""
+    """Break a text into lines of at most ``room`` columns: between words, and a long word after one of BREAKS."""
     for line in text.split("\n"):
         rest = line
         while text_width(rest) > room:
             fits = next(size for size in range(len(rest), 0, -1) if text_width(rest[:size]) <= room or size == 1)
             space = rest.rfind(" ", 0, fits + 1)
-            breaks = max((rest.rfind(one, 0, fits) for one in BREAKS), default=-1) + 1
-            cut = space if space > 0 else breaks if breaks > fits // 2 else fits
+            break_at = max((rest.rfind(character, 0, fits) for character in BREAKS), default=-1) + 1
+            cut = space if space > 0 else break_at if break_at > fits // 2 else fits
             yield rest[:cut].rstrip()
             rest = rest[cut:].lstrip(" ")
         yield rest
 
 
 def columns(kind: Literal["name", "number", "sentence"], *titles: str, rank: int = 0) -> Iterable[Column]:
-    """Columns of one kind and rank."""
+    """Return a column of one kind and rank for each title."""
     return [Column(title, kind, rank) for title in titles]

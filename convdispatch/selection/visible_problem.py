@@ -1,4 +1,4 @@
-"""A problem as a solver sees it, without the parts of the epilogue that it does not fuse; a layer; operands' bytes."""
+"""Views of a problem: as a solver sees it, as a layer of any size, and as bytes of operands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LAYER = [each.name for each in fields(ConvProblem) if each.init and each.name n
 
 
 def layer_of(problem: ConvProblem) -> tuple[Any, ...]:
-    """Everything of a problem except its sizes: equal for one layer at different sizes."""
+    """All fields of a problem except the sizes of its images, which are equal for one layer at different sizes."""
     return tuple(getattr(problem, name) for name in _LAYER)
 
 
@@ -29,18 +29,18 @@ def visible_problem(solver: Solver, problem: ConvProblem) -> ConvProblem:
     if problem.accumulate and "accumulate" not in solver.fuses:
         return problem.replace(bias=False, residual=False, activation=None, accumulate=False)
     changes: dict[str, Any] = {}
-    for part, nothing in (("bias", False), ("residual", False), ("activation", None)):
+    for part, absent_value in (("bias", False), ("residual", False), ("activation", None)):
         if getattr(problem, part) and (part not in solver.fuses or changes):
-            changes[part] = nothing
+            changes[part] = absent_value
     if changes and problem.accumulate:
         return problem.replace(bias=False, residual=False, activation=None, accumulate=False)
     return problem.replace(**changes) if changes else problem
 
 
 def operand_sizes(problem: ConvProblem) -> tuple[int, ...]:
-    """Bytes of x, w, y, bias (a quantized convolution's table) and residual; 0 of the last two where there is none."""
+    """Bytes of x, w, y, bias (a quantized convolution's table) and residual; 0 for an operand that is missing."""
     sizes = [math.prod(shape) * problem.itemsize for shape in (problem.x_shape, problem.w_shape, problem.y_shape)]
-    written = math.prod(problem.out_shape) * problem.out_itemsize
-    sizes["xwy".index(problem.written)] = written
+    written_bytes = math.prod(problem.out_shape) * problem.out_itemsize
+    sizes["xwy".index(problem.written)] = written_bytes
     channels = math.prod(problem.form("bias")[0]) if problem.bias or problem.quantized else 0
-    return *sizes, channels * (4 if problem.quantized else problem.itemsize), written if problem.residual else 0
+    return *sizes, channels * (4 if problem.quantized else problem.itemsize), written_bytes if problem.residual else 0

@@ -24,7 +24,7 @@ from ..device import runtime
 from ..elementwise.tensor import Tensor
 from ..inference import InferenceNet
 from ..models.efficientnet import CLASSES, MEAN, SCALE, SIZE, EfficientNetLite0
-from ..models.imagenet import MOST_PIXELS, class_names, read_picture, sample_pictures
+from ..models.imagenet import MAX_PIXELS, class_names, read_picture, sample_pictures
 from ..nn import Module, observe
 from ..nn.functional import softmax
 from ..selection import dispatch
@@ -102,7 +102,7 @@ class Options:
     """The layout of EfficientNet-lite0; a model file has its own."""
     runs: int = 10
     """The number of samples of each layer's time; 0 for no timing."""
-    most_pixels: int = MOST_PIXELS
+    most_pixels: int = MAX_PIXELS
     """The most pixels of a picture; larger pictures are refused."""
     mean: Sequence[float] = IMAGENET[0]
     """The mean per colour that is subtracted from pictures (RGB, 0 to 255) for a model file."""

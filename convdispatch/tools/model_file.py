@@ -81,7 +81,7 @@ def scaled_picture(
 
     Raises InvalidArgument for an input that is no picture's.
     """
-    from ..models.imagenet import MOST_PIXELS, read_picture
+    from ..models.imagenet import MAX_PIXELS, read_picture
 
     shape = port.shape or ()
     channels_first = len(shape) == 4 and shape[1] == 3
@@ -94,7 +94,7 @@ def scaled_picture(
         raise InvalidArgument(
             f"pictures are cut square, the input is {port}: give an array by --input {port.name}=x.npy"
         )
-    picture = read_picture(path, sides[0], most_pixels=most_pixels or MOST_PIXELS)
+    picture = read_picture(path, sides[0], most_pixels=most_pixels or MAX_PIXELS)
     picture = (picture - np.float32(mean)) / np.float32(scale)
     return np.ascontiguousarray(picture.transpose(2, 0, 1) if channels_first else picture)[None].astype(port.dtype)
 

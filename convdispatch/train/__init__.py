@@ -6,7 +6,7 @@
 - ``data``: data sets.
 - ``loop``: the training loop.
 - ``net``: the small net.
-- ``run``: one run in flight.
+- ``run``: the state of one training run.
 """
 
 from .data import Pictures, load

@@ -1,4 +1,4 @@
-"""Batches on the device: the whole data set is there as bytes, and a batch is gathered by one kernel."""
+"""Batches on the device: the whole data set is in its memory as bytes, and one kernel gathers a batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Batches:
         return self.images.shape[0]
 
     def order(self, rows: np.ndarray) -> Tensor:
-        """Returns an order of rows on the device, for ``take``."""
+        """An order of rows in device memory, for ``take``."""
         return Tensor.from_numpy(rows.astype(np.int32), self.queue)
 
     def take(self, order: Tensor, start: int, count: int) -> tuple[Tensor, Tensor]:

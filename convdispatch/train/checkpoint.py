@@ -17,7 +17,7 @@ _FORMAT = "convdispatch training 1"
 
 
 def save(path: Path, run: Run) -> None:
-    """Write the run's state; the old file is replaced once the new one is whole on the disk."""
+    """Write the run's state; the old file is replaced after the new one is completely written."""
     tensors: dict[str, object] = {f"model.{name}": value for name, value in run.net.state_dict().items()}
     tensors |= {f"optimizer.{name}": value for name, value in run.optimizer.state_dict().items()}
     if run.scaler is not None:
@@ -37,7 +37,7 @@ def restore(path: Path, run: Run) -> None:
     """Restore the run to its saved state.
 
     Raises InvalidArgument for a file that is damaged, no checkpoint of this program, or of a run with other settings
-    (only the number of epochs may have grown).
+    (only the number of epochs may be larger).
     """
     arrays, metadata = load_tensors(path)
     if metadata.get("format") != _FORMAT:
@@ -47,14 +47,14 @@ def restore(path: Path, run: Run) -> None:
         states = {str(name): int(state) for name, state in jsontext.loads(metadata["generators"]).items()}
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise InvalidArgument(f"checkpoint {path} is damaged: {error}") from None
-    wanted = asdict(run.settings)
+    expected = asdict(run.settings)
     # Checkpoints from before the setting `precision` existed are of float32 runs.
     settings.setdefault("precision", "float32")
-    other = [
-        f"{name} {settings.get(name)}" for name in wanted if name != "epochs" and settings.get(name) != wanted[name]
+    differing = [
+        f"{name} {settings.get(name)}" for name in expected if name != "epochs" and settings.get(name) != expected[name]
     ]
-    if other:
-        raise InvalidArgument(f"{path} was made with {', '.join(other)}; resume with the same, or begin anew")
+    if differing:
+        raise InvalidArgument(f"{path} was made with {', '.join(differing)}; resume with the same, or begin anew")
     losses = arrays.get("losses", np.zeros(0))
     if not 0 < step <= run.total or losses.shape != (step,):
         raise InvalidArgument(f"{path} is at step {step} of {run.total} with {losses.shape} losses: nothing to resume")

@@ -1,4 +1,4 @@
-"""A loss curve as text, in Braille dots: two columns and four rows of them in each character."""
+"""A loss curve as text, drawn with Braille characters, each of which has two columns and four rows of dots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 def curve(values: Sequence[float], width: int = 60, height: int = 10) -> str:
-    """``values`` from left to right, each column of dots the mean of its share; the scale stands at the left."""
+    """Draw ``values`` from left to right; each column of dots is the mean of some values. The scale is at the left."""
     finite = [value for value in values if value == value and abs(value) != float("inf")]
     if not finite:
         return ""

@@ -12,16 +12,16 @@ from typing import BinaryIO
 import numpy as np
 
 from ..api.errors import InvalidArgument
-from ..models.imagenet import MOST_PIXELS, open_picture
+from ..models.imagenet import MAX_PIXELS, open_picture
 
-MOST_BYTES = 4 << 30
+MAX_BYTES = 4 << 30
 """The most bytes of a data set that are read by default."""
 
 FASHION_FOLDERS = (Path("/usr/share/datasets/fashion-mnist"),)
 """The folders that are searched for Fashion-MNIST: Debian's package dataset-fashion-mnist puts its files there."""
 _INSTALL = "install Debian's dataset-fashion-mnist, or name the folder that holds its four files"
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-_TEST_SHARE = 5  # one in so many pictures of a folder is a test picture
+_TEST_SHARE = 5  # One in this number of pictures of a folder is a test picture.
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Pictures:
     """The pixel value of white."""
 
     def first(self, images: int | None, test_images: int | None) -> Pictures:
-        """The first ones only. Raises InvalidArgument for counts below 1 or above what there is."""
-        for word, wanted, there in (
+        """The data set with the first pictures only. Raises InvalidArgument for counts below 1 or above its size."""
+        for word, count, available in (
             ("images", images, len(self.images)),
             ("test images", test_images, len(self.test_images)),
         ):
-            if wanted is not None and not 1 <= wanted <= there:
-                raise InvalidArgument(f"{self.name} has {there} {word}, {wanted} were asked for")
+            if count is not None and not 1 <= count <= available:
+                raise InvalidArgument(f"{self.name} has {available} {word}, {count} were asked for")
         return Pictures(
             self.name,
             self.images[:images],
@@ -56,7 +56,7 @@ class Pictures:
         )
 
 
-def load(name: str, *, most_pixels: int = MOST_PIXELS, most_bytes: int = MOST_BYTES) -> Pictures:
+def load(name: str, *, most_pixels: int = MAX_PIXELS, most_bytes: int = MAX_BYTES) -> Pictures:
     """``digits``, ``fashion-mnist``, or a folder's path.
 
     A folder holds Fashion-MNIST's four files (``train-images-idx3-ubyte`` and so on, with ``.gz`` or without), or one
@@ -88,9 +88,9 @@ def _digits() -> Pictures:
     images = bunch.images.astype(np.uint8)[:, None]
     labels = bunch.target.astype(np.int32)
     # Neighbouring digits are by one writer: the test images are the last ones, which other writers wrote.
-    cut = len(images) * 4 // 5
+    split = len(images) * 4 // 5
     names = tuple(str(name) for name in bunch.target_names)
-    return Pictures("digits", images[:cut], labels[:cut], images[cut:], labels[cut:], names, largest=16)
+    return Pictures("digits", images[:split], labels[:split], images[split:], labels[split:], names, largest=16)
 
 
 _FASHION = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
@@ -118,12 +118,12 @@ def _idx(folder: Path, name: str, axes: int, most: int) -> np.ndarray:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             head = file.read(4 + 4 * axes)
             sizes = tuple(int.from_bytes(head[4 + 4 * a : 8 + 4 * a], "big") for a in range(axes))
-            sound = head[:4] == bytes((0, 0, 8, axes)) and len(head) == 4 + 4 * axes
+            is_valid = head[:4] == bytes((0, 0, 8, axes)) and len(head) == 4 + 4 * axes
             size = math.prod(sizes)
-            if sound and size > most:  # a compressed file of a few bytes can state any size
+            if is_valid and size > most:  # A compressed file of a few bytes can state any size.
                 raise InvalidArgument(f"{path} states {size} bytes, at most {most} are read")
-            data = _read_whole(file, size) if sound else b""
-            if not sound or len(data) != size or file.read(1):
+            data = _read_whole(file, size) if is_valid else b""
+            if not is_valid or len(data) != size or file.read(1):
                 raise InvalidArgument(f"{path} is damaged or no IDX file of bytes with {axes} axes")
     except (OSError, EOFError, zlib.error) as error:
         raise InvalidArgument(f"{path} cannot be read: {error}") from None
@@ -131,11 +131,11 @@ def _idx(folder: Path, name: str, axes: int, most: int) -> np.ndarray:
 
 
 def _read_whole(file: BinaryIO, size: int) -> bytes:
-    """Reads so many bytes, or what there is; memory grows as they are read, not as a header states."""
-    parts, left = [], size
-    while left and (part := file.read(min(left, 1 << 20))):
+    """Read ``size`` bytes, or all that exist; memory is allocated as they are read, because a header may be false."""
+    parts, remaining = [], size
+    while remaining and (part := file.read(min(remaining, 1 << 20))):
         parts.append(part)
-        left -= len(part)
+        remaining -= len(part)
     return b"".join(parts)
 
 

@@ -1,8 +1,7 @@
-"""The training loop: steps of a run, and checkpoints from which a run goes on exactly.
+"""The training loop: steps of a run, and checkpoints from which a run continues exactly.
 
-A checkpoint holds everything that the next step depends on, and writing one replaces the file in one step; so a run
-that was killed and resumed ends with the very weights of one that was not, on the same device and with the same
-solvers.
+A checkpoint holds everything that the next step depends on, and is replaced atomically. So a run that was killed and
+resumed ends with the same weights as an uninterrupted one, on the same device and with the same solvers.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from .checkpoint import restore, save
 from .data import Pictures, load
 from .run import Run, Settings
 
-_TELL_SECONDS = 0.25
-_AHEAD = 64  # training steps that may wait on the device's queue
+_PROGRESS_S = 0.25
+_MAX_QUEUED_STEPS = 64  # The most training steps that are enqueued before the loop waits for the device.
 Progress = Callable[[int, int, float], None]
-"""``progress(steps done, all steps, present loss)``."""
+"""A function that is called as ``progress(steps done, all steps, present loss)``."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class TrainReport:
     settings: Settings
     device: str
     accuracy: float
-    """Share of the test images whose class was found."""
+    """The fraction of the test images that were classified right."""
     losses: tuple[float, ...]
     """The loss of each step, including steps before a resumption."""
     seconds: float
@@ -84,19 +83,19 @@ def train(
     run = Run(settings, pictures, queue)
     if path is not None and path.exists():
         restore(path, run)
-    began, before = time.perf_counter(), run.step
-    warm, reported = began, 0.0
+    start, first_step = time.perf_counter(), run.step
+    warm_start, reported = start, 0.0
     try:
         while run.step < run.total:
             run.advance()
-            if run.step == before + 1:
+            if run.step == first_step + 1:
                 run.loss()
-                warm = time.perf_counter()
+                warm_start = time.perf_counter()
             now = time.perf_counter()
-            if progress is not None and (now - reported >= _TELL_SECONDS or run.step == run.total):
+            if progress is not None and (now - reported >= _PROGRESS_S or run.step == run.total):
                 progress(run.step, run.total, run.loss())
                 reported = now
-            elif run.step % _AHEAD == 0:
+            elif run.step % _MAX_QUEUED_STEPS == 0:
                 queue.finish()
             if path is not None and (run.step % every == 0 or run.step == run.total):
                 save(path, run)
@@ -105,11 +104,11 @@ def train(
         if path is not None:
             save(path, run)
         raise
-    seconds, made = time.perf_counter() - warm, run.step - before
+    seconds, steps = time.perf_counter() - warm_start, run.step - first_step
     losses = tuple(run.losses.numpy()[: run.step].tolist())
     if not np.isfinite(losses[-1]):
         raise InvalidArgument(f"the loss became {losses[-1]}: a smaller --lr than {settings.lr} may help")
-    images = (made - 1) * settings.batch
-    rate = images / seconds if made > 1 else 0.0
-    where = str(runtime.device_info(queue.device))
-    return TrainReport(settings, where, run.accuracy(), losses, seconds, made, rate)
+    images = (steps - 1) * settings.batch
+    rate = images / seconds if steps > 1 else 0.0
+    device_name = str(runtime.device_info(queue.device))
+    return TrainReport(settings, device_name, run.accuracy(), losses, seconds, steps, rate)

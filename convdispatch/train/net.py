@@ -27,7 +27,7 @@ def small_net(
     """
     rng = np.random.default_rng(seed)
     features = 64 * (size[0] // 4) * (size[1] // 4)
-    more = [Dropout(dropout, queue=queue, seed=seed)] if dropout else []
+    dropouts = [Dropout(dropout, queue=queue, seed=seed)] if dropout else []
     return Sequential(
         Conv2d(channels, 32, 3, padding=1, activation="relu", queue=queue, rng=rng),
         MaxPool2d(2),
@@ -35,6 +35,6 @@ def small_net(
         MaxPool2d(2),
         Flatten(),
         Linear(features, 128, activation="relu", queue=queue, rng=rng),
-        *more,
+        *dropouts,
         Linear(128, classes, queue=queue, rng=rng),
     )

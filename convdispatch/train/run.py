@@ -1,4 +1,4 @@
-"""One run in flight: what it depends on, and its steps over epochs in an order that the seed decides."""
+"""One training run: its settings, its state, and its steps over epochs in an order that the seed determines."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ _TEST_BATCH = 250
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings on which a training run depends, besides the device. Raises InvalidArgument for numbers that make no
-    run."""
+    """All settings on which a training run depends, except the device. Raises InvalidArgument for invalid numbers."""
 
     data: str = "fashion-mnist"
-    """``digits``, ``fashion-mnist`` or a folder; see ``data.load``."""
+    """The data set: ``digits``, ``fashion-mnist`` or a folder; see ``data.load``."""
     images: int | None = None
-    """Train on the first so many images only, and test on the first ``test_images``."""
+    """The number of images to train on, the first of the data set; ``test_images`` is that of the test."""
     test_images: int | None = None
     epochs: int = 2
     batch: int = 64
     optimizer: str = "sgd"
-    """``sgd`` or ``adam``."""
+    """The optimizer: ``sgd`` or ``adam``."""
     lr: float = 0.05
     momentum: float = 0.9
     weight_decay: float = 0.0
@@ -55,7 +54,7 @@ class Settings:
 
 
 class Run:
-    """A run in flight: net, optimiser, data and how far it has come."""
+    """The state of a training run: net, optimiser, data and the number of steps done."""
 
     def __init__(self, settings: Settings, data: Pictures, queue: Any) -> None:
         self.settings, self.queue = settings, queue
@@ -79,11 +78,11 @@ class Run:
 
     def advance(self) -> None:
         """Make one training step without waiting; the loss stays on the device."""
-        epoch, place = divmod(self.step, self.steps_per_epoch)
+        epoch, index = divmod(self.step, self.steps_per_epoch)
         if epoch != self._epoch:
             rows = np.random.default_rng((self.settings.seed, epoch)).permutation(len(self.training))
             self._epoch, self._order = epoch, self.training.order(rows)
-        start = place * self.settings.batch
+        start = index * self.settings.batch
         x, labels = self.training.take(self._order, start, min(self.settings.batch, len(self.training) - start))
         loss = self._gradients(x, labels)
         self.optimizer.step(self.scaler)
@@ -91,14 +90,14 @@ class Run:
         self.step += 1
 
     def _backward(self, x: Tensor, labels: Tensor) -> Tensor:
-        """The loss of a batch; the parameters' gradients are set."""
+        """Compute the loss of a batch, and set the parameters' gradients."""
         with autocast(self.settings.precision), Tape() as tape:
             loss = cross_entropy(self.net(x).astype(np.float32), labels)
         tape.backward(loss, None if self.scaler is None else self.scaler.gradient)
         return loss
 
     def loss(self) -> float:
-        """The loss of the last step; waits for it."""
+        """Wait for the last step, and return its loss."""
         return float(self.losses[self.step - 1].numpy())
 
     def accuracy(self) -> float:

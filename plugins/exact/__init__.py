@@ -6,9 +6,8 @@ The order of the products and the blocks are defined in docs/use/reproducibility
 depend on the kernel's and the channels' numbers alone, never on a device, a layout or a configuration. A new kernel is
 a module that keeps this order, and a line of ``convdispatch_solvers``.
 
-- ``order``: the lengths of blocks, and what is accepted.
+- ``order``: what is accepted, and a problem as dense passes, whose order of blocks and products is the definition's.
 - ``probe``: a device proves that its fused multiply-add rounds once and keeps subnormal numbers.
-- ``passes``: a problem as dense passes of four nested loops.
 - ``solving``: what both solvers share: packing, launches, the workspace.
 - ``registers``: ``exact.registers``: tiles in a CPU's vector registers.
 - ``tiles``: ``exact.tiles``: tiles in a GPU's local memory.

@@ -1,4 +1,4 @@
-"""Base classes of both solvers: a kernel a pass, launches that pack one operand first, and constant weights."""
+"""What both solvers share: a kernel a pass, launches that pack one operand first, constant weights."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from convdispatch.api import (
+    DTYPES,
     OPERANDS,
     Areas,
     ConvProblem,
@@ -18,54 +19,81 @@ from convdispatch.api import (
     StepPlan,
     build,
     kernel_text,
+    rates,
     storage_macros,
 )  # fmt: skip
-from convdispatch.api.cpu import PAGE
+from convdispatch.api.cpu import PAGE, cdiv
 
-from .order import finish_macros, refuses
-from .passes import Numbers, macros
+from .order import macros, passes, refuses
 from .probe import require
+
+PACKED_RUN = 16
+"""The most channels of a tap that a work item packs."""
 
 
 class Kernel:
     """One pass of a problem with its tile: every size is computed, nothing is compiled."""
 
     template: str
-    packed: int
-    """Bytes of the packed operand: the weights, or dy of a weights' gradient."""
     slots = 0
-    """Bytes of the workspace besides."""
+    """Bytes of the workspace besides the packed operand."""
 
-    def __init__(self, problem: ConvProblem, numbers: Numbers, config: Mapping[str, Any]) -> None:
-        self.problem, self.weights, self.n = problem, problem.direction == "bwd_weights", dict(numbers)
-        self.size = problem.accumulator_size
-        self.source, self.operand, self.written = {"fwd": "xwy", "bwd_data": "ywx", "bwd_weights": "xyw"}[
-            problem.direction
-        ]
-        self.extras = [name for name in ("bias", "residual") if getattr(problem, name)]
+    def __init__(self, problem: ConvProblem, numbers: Mapping[str, int], bm: int) -> None:
+        """``bm`` target channels are a tile of the packed operand: the weights, or dy of a weights' gradient."""
+        self.problem, self.n, self.weights = problem, dict(numbers), bool(numbers["WEIGHTS"])
+        self.size, self.accumulator, n = problem.accumulator_size, DTYPES[problem.dtype].accumulator, self.n
+        places, taps = n["IMAGES"] * n["PLACES"], n["C"] * n["TAPS"]
+        n["COLUMNS"], n["KA"] = (taps, places) if self.weights else (places, taps)
+        n |= {"BM": bm, "MB": cdiv(n["N"], bm), "PACKED_RUN": min(n["CB"], PACKED_RUN)}
+        n["IMAGE"] = n["YD"] * cdiv(n["YH"], n["CB"]) if self.weights else cdiv(n["C"], n["CB"])
+        n["BLOCKS"] = n["IMAGE"] * (n["IMAGES"] if self.weights else 1)
+        self.packed = n["G"] * n["MB"] * n["KA"] * bm * self.size
+        """Bytes of the packed operand."""
 
-    def program(self, context: Any, vector: str, **values: Any) -> Any:
-        """The compiled text; ``vector`` defines the vector type of sums."""
-        head = storage_macros(self.problem.dtype) + finish_macros(self.problem) + macros(self.n)
-        head += f"#define {vector}\n" + kernel_text(__package__, "order.cl")
-        return build(context, head + kernel_text(__package__, self.template, weights=self.weights, **values))
-
-    def launch(self, program: Any, name: str, size: Sequence[int], local: Any, arguments: Sequence[Any]) -> Launch:
-        """A launch of a kernel of the program."""
-        return Launch(program, name, tuple(size), local, arguments, names=OPERANDS)
-
-    def launches(self, context: Any, operand: str, offset: np.int64) -> list[Launch]:
-        """The launch that packs an operand into the workspace, from element ``offset`` on; then those that read it from
-        ``operand``."""
+    def values(self) -> dict[str, Any]:
+        """What the template takes beside the macros."""
         raise NotImplementedError
+
+    def compute(self, program: Any, arguments: Sequence[Any], written: Sequence[str]) -> list[Launch]:
+        """The launches that read the packed operand; ``arguments`` are the first of them, then what is written."""
+        raise NotImplementedError
+
+    def launches(self, context: Any, packed: str, offset: np.int64) -> list[Launch]:
+        """The launch that packs an operand into the workspace, from element ``offset`` on; then those that read it from
+        ``packed``."""
+        n, problem = self.n, self.problem
+        source, operand, written = {"fwd": "xwy", "bwd_data": "ywx", "bwd_weights": "xyw"}[problem.direction]
+        head = storage_macros(problem.dtype) + macros(problem, n) + kernel_text(__package__, "order.cl")
+        program = build(context, head + kernel_text(__package__, self.template, weights=self.weights, **self.values()))
+        runs = n["IMAGES"] * n["YD"] * n["YH"] if self.weights else n["TAPS"] * cdiv(n["C"], n["PACKED_RUN"])
+        size, extras = (n["BM"], runs, n["G"] * n["MB"]), [e for e in ("bias", "residual") if getattr(problem, e)]
+        packing = Launch(program, "pack", size, None, [operand, "workspace", offset], names=OPERANDS)
+        return [packing, *self.compute(program, [source, packed, offset], [written, *extras])]
 
 
 class ExactSolver(Solver):
     """Every direction, rank, group, stride, dilation, padding and layout, in float32 and float64."""
 
-    def kernels(self, problem: ConvProblem, config: Mapping[str, Any], units: int) -> list[Kernel]:
-        """The passes' kernels on a device of so many compute units."""
+    reached: float
+    """Share of the multiply-add peak at which whole tiles run."""
+
+    def kernel(self, problem: ConvProblem, numbers: Mapping[str, int], config: Mapping[str, Any], units: int) -> Kernel:
+        """The kernel of a pass, of which ``numbers`` are the macros, on a device of so many compute units."""
         raise NotImplementedError
+
+    def kernels(self, problem: ConvProblem, config: Mapping[str, Any], units: int) -> list[Kernel]:
+        """A kernel a pass."""
+        return [self.kernel(problem, numbers, config, units) for numbers in passes(problem)]
+
+    def filled(self, problem: ConvProblem, config: Mapping[str, Any]) -> float:
+        """The share of a configuration's tiles that is the problem's."""
+        return 1.0
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        """Predicted seconds: multiply-adds of whole tiles, and launches."""
+        known = rates(device)
+        seconds = problem.flops / (self.reached * self.filled(problem, config) * known.flops)
+        return seconds + 3 * len(passes(problem)) * known.launch
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Reject what the definition does not cover."""
@@ -100,4 +128,4 @@ def _areas(kernels: list[Kernel]) -> tuple[list[int], int, int]:
     """Byte offsets of the packed operands, the bytes of all, and of the slots, which passes share."""
     areas = Areas(PAGE)
     offsets = [areas.add(kernel.packed) for kernel in kernels]
-    return offsets, areas.size, -(-max(kernel.slots for kernel in kernels) // PAGE) * PAGE
+    return offsets, areas.size, cdiv(max(kernel.slots for kernel in kernels), PAGE) * PAGE

@@ -1,32 +1,12 @@
-## C[m, n] = sum over blocks of (chain of fma over k of A[m, k] B[k, n]): m are target channels; n are places of images, k
-## (tap, channel) of a block of channels (forward, data gradient); or n are (channel, tap), k places of a block of rows
-## (weights' gradient). A is packed in the order of k. A work group has BM x BN chains, a work item TM x TN of them, in
-## quads; slices of BK k's are in local memory, the next one in registers.
+## C of order.cl. A work group has BM x BN chains, a work item TM x TN of them, in quads; slices of BK k's are in local
+## memory, the next one in registers.
 //
 // BM, BN, BK, TM, TN  tile of a work group, depth of its slices, tile of a work item; ITEMS work items, TX of them along n
-// MB, COLUMNS, KA     tiles along m; n's of a group; k's of a row of A
 // COUNT               channels of each block where all have as many, else 0
 // SPLIT               1: a work group sums one image of a weights' gradient; reduce adds the images in order
 #include <convdispatch/output.cl>
-#define PLANE ((long)ZD * ZH * ZW)
+#define ACC4 ${vector}
 <% quads = [(i, j) for i in range(tm // 4) for j in range(tn // 4)] %>
-
-// packed[g][tile][k][BM] = A[m, k], zeros beyond the last m.
-kernel void pack(global const ACC *restrict a, global ACC *restrict packed, long packed_off) {
-  const int m = get_global_id(0) % BM + get_global_id(2) % MB * BM, g = get_global_id(2) / MB, k = get_global_id(1);
-  ACC v = 0;
-  if (m < N) {
-% if weights:
-    const int image = k / (YD * YH * YW), place = k % (YD * YH * YW);
-    v = a[NHWC ? (long)k * (N * G) + g * N + m : (((long)image * G + g) * N + m) * (YD * YH * YW) + place];
-% else:
-    const int cb = k / (CB * TD * TH * TW) * CB, count = min(CB, C - cb), inner = k - cb * (TD * TH * TW), tap = inner / count;
-    const int at = ((AD + tap / (TW * TH) * BD) * KH + AH + tap / TW % TH * BH) * KW + AW + tap % TW * BW;
-    v = a[g * W_GROUP + (long)m * WN + (long)(cb + inner % count) * WC + (long)at * WT];
-% endif
-  }
-  packed[packed_off + ((long)get_global_id(2) * KA + k) * BM + get_global_id(0) % BM] = v;
-}
 
 // The source's element, +0 outside.
 inline ACC source_at(global const ACC *restrict x, int image, int channel, int z, int y, int u) {
@@ -49,7 +29,7 @@ inline ACC source_at(global const ACC *restrict x, int image, int channel, int z
 </%def>
 <%def name="each(text)">\
 % for i, j in quads:
-${" ".join(text.replace("@", f"{i}_{j}_{r}") for r in range(4))}
+${" ".join(text.replace("$", "own" if weights else "total").replace("@", f"{i}_{j}_{r}") for r in range(4))}
 % endfor
 </%def>\
 kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
@@ -61,26 +41,25 @@ void tiles(global const ACC *restrict x, global const ACC *restrict packed, long
   // The column that this work item loads, in every BN-th element of its slices.
   const int n = n0 + tid % BN, within = n < COLUMNS;
 % if weights:
-  const int tap = n % (TD * TH * TW), channel = g * C + n / (TD * TH * TW);
+  const int tap = TAP_OF(n), channel = g * C + CHANNEL_OF(n);
   const int z0 = OD + tap / (TW * TH) * DD, y0 = OH + tap / TW % TH * DH, u0 = OW + tap % TW * DW;
-  const int image0 = SPLIT ? get_group_id(2) % SPLITS : 0, image1 = SPLIT ? image0 + 1 : IMAGES;
+  const int block0 = SPLIT ? get_group_id(2) % SPLITS * IMAGE : 0, block1 = SPLIT ? block0 + IMAGE : BLOCKS;
 % else:
-  const int place = n % (YD * YH * YW), image = n / (YD * YH * YW);
+  const int place = n % PLACES, image = n / PLACES;
   const int z0 = OD + place / (YW * YH) * SD, y0 = OH + place / YW % YH * SH, u0 = OW + place % YW * SW;
 % endif
   ACC4 ${", ".join(f"acc{i}_{j}_{r} = 0, total{i}_{j}_{r} = 0" for i, j in quads for r in range(4))};
 % if weights:
   ACC4 ${", ".join(f"own{i}_{j}_{r} = 0" for i, j in quads for r in range(4))};
-  for (int image = image0; image < image1; ++image)
-  for (int z = 0; z < YD; ++z)
-  for (int first = 0; first < YH; first += CB) {
+  for (int block = block0; block < block1; ++block) {
+    const int image = block / IMAGE, z = block % IMAGE / (IMAGE / YD), first = block % (IMAGE / YD) * CB;
     const int k1 = min(CB, YH - first) * YW;
     global const ACC *a = packed + (((long)image * YD + z) * YH + first) * YW * BM;
 #define B_AT(k) source_at(x, image, channel, z0 + z * SD, y0 + (first + (k) / YW) * SH, u0 + (k) % YW * SW)
 % else:
-  for (int cb = 0; cb < C; cb += CB) {
-    const int count = COUNT ? COUNT : min(CB, C - cb), k1 = EMPTY ? 0 : count * (TD * TH * TW);
-    global const ACC *a = packed + (long)cb * (TD * TH * TW) * BM;
+  for (int block = 0; block < BLOCKS; ++block) {
+    const int cb = block * CB, count = COUNT ? COUNT : min(CB, C - cb), k1 = EMPTY ? 0 : count * TAPS;
+    global const ACC *a = packed + (long)cb * TAPS * BM;
 #define TAP_(k) ((k) / (COUNT ? COUNT : count))
 #define B_AT(k) source_at(x, image, g * C + cb + (k) % (COUNT ? COUNT : count), z0 + TAP_(k) / (TW * TH) * DD, \
                           y0 + TAP_(k) / TW % TH * DH, u0 + TAP_(k) % TW * DW)
@@ -111,38 +90,25 @@ void tiles(global const ACC *restrict x, global const ACC *restrict packed, long
       } else
         for (int kk = 0; kk < k1 - k0; ++kk) {${step("kk")}        }
     }
+    if (block % IMAGE == 0) {
+${each("$@ = acc@;")}    } else {
+${each("$@ += acc@;")}    }
+${each("acc@ = 0;")}
 % if weights:
-    if (z == 0 && first == 0) {
-${each("own@ = acc@;")}    } else {
-${each("own@ += acc@;")}    }
-${each("acc@ = 0;")}
-    if (z == YD - 1 && first + CB >= YH) {
-      if (image == image0) {
-${each("total@ = own@;")}      } else {
-${each("total@ += own@;")}      }
-    }
-% else:
-    if (cb == 0) {
-${each("total@ = acc@;")}    } else {
-${each("total@ += acc@;")}    }
-${each("acc@ = 0;")}
+    if (block < block0 + IMAGE) {
+${each("total@ = own@;")}    } else if ((block + 1) % IMAGE == 0) {
+${each("total@ += own@;")}    }
 % endif
   }
 % for (i, j), r, s in triples(quads, range(4), range(4)):
   {
     const int m = m0 + ${i} * (BM * 4 / TM) + ty * 4 + ${r}, column = n0 + ${j} * (BN * 4 / TN) + tx * 4 + ${s};
     if (m < N && column < COLUMNS) {
-% if weights:
 #if SPLIT
       out[((long)(get_group_id(2) % SPLITS) * G + g) * N * COLUMNS + (long)m * COLUMNS + column] = total${i}_${j}_${r}.s${s};
 #else
-      put(OUT_ARGS, total${i}_${j}_${r}.s${s}, g * W_GROUP + (long)m * WN + (long)(column / (TD * TH * TW)) * WC + (long)(column % (TD * TH * TW)) * WT, 0);
+      put(OUT_ARGS, total${i}_${j}_${r}.s${s}, target_at(g, m, column), g * N + m);
 #endif
-% else:
-      const int im = column / (YD * YH * YW), p = column % (YD * YH * YW);
-      const long at = ((long)(p / (YW * YH) * UD + FD) * ZH + p / YW % YH * UH + FH) * ZW + p % YW * UW + FW;
-      put(OUT_ARGS, total${i}_${j}_${r}.s${s}, NHWC ? (im * PLANE + at) * (N * G) + g * N + m : (((long)im * G + g) * N + m) * PLANE + at, g * N + m);
-% endif
     }
   }
 % endfor
@@ -155,7 +121,7 @@ kernel void reduce(global const ACC *restrict parts, OUT_PARAMS) {
   const long from = ((long)g * N + m) * COLUMNS + column;
   ACC total = parts[from];
   for (int image = 1; image < IMAGES; ++image) total += parts[image * ((long)G * N * COLUMNS) + from];
-  put(OUT_ARGS, total, g * W_GROUP + (long)m * WN + (long)(column / (TD * TH * TW)) * WC + (long)(column % (TD * TH * TW)) * WT, 0);
+  put(OUT_ARGS, total, target_at(g, m, column), 0);
 }
 % endif
 <%! from itertools import product as triples %>

@@ -6,14 +6,14 @@ import itertools
 
 import numpy as np
 import pytest
+import shape_tables
 from checking import make_operands, numpy_dtype
 
 from convdispatch import ConvProblem
 from convdispatch.api import Geometry, TensorLayout, geometry_of
 from convdispatch.api.problem import LAYOUTS
-from convdispatch.measurement import shapes
 
-ENTRIES = [entry for table in ("near_miss", "basic") for entry in shapes.load(table) if entry.problem.mb]
+ENTRIES = [entry for table in ("near_miss", "basic") for entry in shape_tables.load(table) if entry.problem.mb]
 
 
 def deep(array: np.ndarray) -> np.ndarray:

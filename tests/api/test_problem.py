@@ -163,5 +163,5 @@ def test_table_text():
 def test_table_errors_name_file_and_line(text, message):
     with pytest.raises(InvalidProblem, match=message):
         shapes.parse(text, "t.txt")
-    with pytest.raises(InvalidArgument, match="near_miss"):
+    with pytest.raises(InvalidArgument, match="resnet50_full"):
         shapes.load("nosuch")

@@ -11,16 +11,17 @@ import itertools
 
 import numpy as np
 import pytest
+import shape_tables
 from checking import Operands, call, check, compare, first_choice, limit_of, make_operands, numpy_dtype, options
 
 import convdispatch
 from convdispatch import ConvProblem, InvalidProblem
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 from convdispatch.device import runtime
-from convdispatch.measurement import reference, shapes
+from convdispatch.measurement import reference
 from convdispatch.selection.plugins.loader import plugins
 
-BASIC, NEAR = shapes.load("basic"), shapes.load("near_miss")
+BASIC, NEAR = shape_tables.load("basic"), shape_tables.load("near_miss")
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 VARIANTS = list(itertools.product(("nchw", "nhwc"), ("integer", "real"), ("device", "host")))
 
@@ -128,7 +129,7 @@ def test_accumulate_adds_to_the_output(device, full, solver, direction, layout):
 @pytest.mark.parametrize("name", ["convnet", "alexnet", "vgg_a", "googlenet", "resnet50", "mobilenet"])
 def test_layers_of_nets_by_samples(device, full, solver, name):
     """Real layers with their channels, batch 1, verified at sampled elements; every 18th layer unless --full."""
-    layers = {entry.problem.replace(mb=1): entry for entry in shapes.load(name)}
+    layers = {entry.problem.replace(mb=1): entry for entry in shape_tables.load(name)}
     for problem in list(layers)[:: 1 if full else 18]:
         random = np.random.default_rng(1)
         x = random.standard_normal(problem.x_shape, np.float32)

@@ -32,9 +32,9 @@ class Log(Commands):
         self.log.append(kernel.name)
         return OpenCLQueue(self.queue).launch(kernel, arguments, wait_for)
 
-    def copy(self, target, source, size, source_offset=0, target_offset=0, wait_for=None):
+    def copy(self, target, source, size, offsets=(0, 0), wait_for=None):
         self.log.append("copy")
-        return OpenCLQueue(self.queue).copy(target, source, size, source_offset, target_offset, wait_for)
+        return OpenCLQueue(self.queue).copy(target, source, size, offsets, wait_for)
 
     def fill(self, target, number, offset, size, wait_for=None):
         self.log.append("fill")

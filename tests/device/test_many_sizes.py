@@ -164,7 +164,7 @@ def small(monkeypatch):
     kernels.forget()
     ct.reset_counters()
     monkeypatch.setattr(kernels, "NEW_SHARE", 4 * MB)
-    monkeypatch.setattr(dispatch, "_sizes", dispatch.Families(1))
+    monkeypatch.setattr(dispatch, "_families", dispatch.Families(1))
     yield
     dispatch.forget()
 

@@ -29,7 +29,7 @@ def small(monkeypatch):
     kernels.forget()
     assert {call_cache.CALLS, dispatch._plans, async_compile._plans} <= set(kernels._holders)
     monkeypatch.setattr(kernels, "NEW_SHARE", 1)
-    monkeypatch.setattr(dispatch, "_sizes", dispatch.Families(0))
+    monkeypatch.setattr(dispatch, "_families", dispatch.Families(0))
     yield
     dispatch.forget()
 

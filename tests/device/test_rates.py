@@ -163,7 +163,7 @@ class Stand:
 
 @pytest.fixture
 def sight(monkeypatch, folder):
-    monkeypatch.setattr(first_sight, "_seen", set())
+    monkeypatch.setattr(first_sight, "_checked", set())
     monkeypatch.setattr(first_sight, "Child", Stand)
     Stand.made = []
     return first_sight
@@ -180,11 +180,11 @@ def test_a_device_seen_for_the_first_time_is_calibrated_aside_once(sight, device
     sight.seen(device)
     sight.seen(device)
     assert started(1)
-    monkeypatch.setattr(first_sight, "_seen", set())  # the next process
+    monkeypatch.setattr(first_sight, "_checked", set())  # the next process
     sight.seen(device)
     assert started(1), "tried lately"
     os.utime(module.place(runtime.device_info(device)).with_suffix(".tried"), (0, 0))
-    monkeypatch.setattr(first_sight, "_seen", set())
+    monkeypatch.setattr(first_sight, "_checked", set())
     sight.seen(device)
     assert started(2)
 
@@ -194,7 +194,7 @@ def test_nothing_is_calibrated_that_is_or_where_rates_are_off(sight, device, mon
     sight.seen(device)
     assert started(0)
     monkeypatch.setenv("CONVDISPATCH_RATES", "off")
-    monkeypatch.setattr(first_sight, "_seen", set())
+    monkeypatch.setattr(first_sight, "_checked", set())
     sight.seen(device)
     assert started(0)
 
@@ -204,14 +204,14 @@ def test_a_call_has_its_device_seen(sight, device, queue):
 
     x, w = np.ones((1, 3, 7, 5), np.float32), np.ones((2, 3, 3, 2), np.float32)
     conv(x, w, queue=queue)
-    assert queue.device in sight._seen
+    assert queue.device in sight._checked
 
 
 def test_a_framework_s_problem_has_its_device_seen(sight, device):
     if runtime.device_info(device).type != "cpu":
         pytest.skip("CPUs only: this door serves frameworks' problems on the host")
     HostCall(ConvProblem.parse("mb1ic3ih7iw5oc2kh3"), runtime.context(device))
-    assert device in sight._seen
+    assert device in sight._checked
 
 
 def test_on_a_busy_device_nothing_is_kept(device, monkeypatch, folder):

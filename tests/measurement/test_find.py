@@ -15,7 +15,7 @@ from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
 from convdispatch.measurement.find import find, why_find
 from convdispatch.measurement.search import session
-from convdispatch.measurement.search.candidates import PROBE_FLOPS, candidates, smaller
+from convdispatch.measurement.search.candidates import PROBE_FLOPS, candidates, smaller_problem
 from convdispatch.measurement.search.trialdata import error_limit
 from convdispatch.selection import dispatch
 from convdispatch.selection.explanation import explain
@@ -107,7 +107,7 @@ def test_a_smaller_problem_is_tried_only_with_what_is_offered_for_it(faults, dev
 )
 def test_the_smaller_problem(text):
     problem = ConvProblem.parse(text)
-    small = smaller(problem)
+    small = smaller_problem(problem)
     assert 0 < small.flops <= PROBE_FLOPS
     same = {letter: getattr(problem, letter) for letter in ("ic", "oc", "kh", "kw", "ph", "sh", "ndim")}
     assert same == {letter: getattr(small, letter) for letter in same}
@@ -134,7 +134,7 @@ def test_the_budget_holds_and_what_was_not_tried_is_said(faults, device):
 def test_a_repeated_search_goes_on_where_it_was(faults, device, monkeypatch):
     """What runs without the search first, every solver's first, then what was not tried."""
     faults("good", "many")
-    monkeypatch.setattr("convdispatch.measurement.search.candidates.KNOWN_FIRST", 1)
+    monkeypatch.setattr("convdispatch.measurement.search.candidates.RECORDED_FIRST", 1)
     info = runtime.device_info(device)
 
     def order(problem):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import shape_tables
 from checking import check
 from paths import SUPPORT
 
 import convdispatch
-from convdispatch.measurement import shapes
 from convdispatch.selection import dispatch
 from convdispatch.selection.plugins import loader
 
@@ -73,7 +73,7 @@ def forget_text() -> None:
 def test_the_checks_see(broken, device):
     """At least one near miss fails, and not for another reason than a wrong result or a wrong write."""
     caught = []
-    for entry in shapes.load("near_miss")[10:30] + shapes.load("near_miss")[57:90]:
+    for entry in shape_tables.load("near_miss")[10:30] + shape_tables.load("near_miss")[57:90]:
         try:
             check(entry.problem.replace(direction=broken), device, solver="naive.direct")
         except AssertionError as error:

@@ -6,13 +6,14 @@ import itertools
 
 import numpy as np
 import pytest
+import shape_tables
 from checking import make_operands, options
 
 from convdispatch import ConvProblem, InvalidArgument
 from convdispatch.api.problem import DIRECTIONS
-from convdispatch.measurement import reference, shapes
+from convdispatch.measurement import reference
 
-ENTRIES = [entry for table in ("basic", "near_miss") for entry in shapes.load(table)]
+ENTRIES = [entry for table in ("basic", "near_miss") for entry in shape_tables.load(table)]
 IDS = [entry.name for entry in ENTRIES]
 
 

@@ -9,7 +9,7 @@ import pytest
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
 from convdispatch.measurement.search.output_scan import PATTERN, OutputScan
-from convdispatch.measurement.search.trialdata import BLOCK, random_operands
+from convdispatch.measurement.search.trialdata import RANDOM_PERIOD, random_operands
 
 COUNT = 100_003
 
@@ -71,7 +71,7 @@ def test_large_operands_repeat_a_block_that_no_axis_divides():
     assert x.shape == problem.x_shape
     assert abs(x.mean()) < 1e-2
     assert abs(x.std() - 1) < 1e-2
-    assert np.array_equal(x.reshape(-1)[:1000], x.reshape(-1)[BLOCK : BLOCK + 1000])
+    assert np.array_equal(x.reshape(-1)[:1000], x.reshape(-1)[RANDOM_PERIOD : RANDOM_PERIOD + 1000])
     images = x.reshape(3, -1)[:, :1000]
     assert not np.array_equal(images[0], images[1])
-    assert all(BLOCK % divisor for divisor in range(2, int(BLOCK**0.5) + 1))
+    assert all(RANDOM_PERIOD % divisor for divisor in range(2, int(RANDOM_PERIOD**0.5) + 1))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import shape_tables
 from plans import LARGE
 from records import record
 
 import convdispatch as cd
 from convdispatch.api import DeviceInfo
-from convdispatch.measurement import shapes
 from convdispatch.selection import dispatch
 from convdispatch.selection.choice import lockfile, ranking
 from convdispatch.selection.choice.ranking import Choices, rank
@@ -154,7 +154,7 @@ def test_the_first_is_the_same_where_derived_solvers_are_not_asked(rules, only, 
     dispatch.forget()
     derive, asked, answers = ranking.derived, [], set()
     monkeypatch.setattr(ranking, "derived", lambda *given: asked.append(given[0]) or derive(*given))
-    for entry in [*shapes.load("near_miss"), *shapes.load("basic")][::3]:
+    for entry in [*shape_tables.load("near_miss"), *shape_tables.load("basic")][::3]:
         for direction, device in itertools.product(("fwd", "bwd_data", "bwd_weights"), (LARGE, CPU)):
             problem = entry.problem.replace(direction=direction)
             asked.clear()

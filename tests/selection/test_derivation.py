@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+import shape_tables
 from checking import call, make_operands
 
 import convdispatch
@@ -14,7 +15,7 @@ from convdispatch import ConvProblem
 from convdispatch.api import DeviceInfo, Solver
 from convdispatch.device.rates import rates
 from convdispatch.device.runtime import device_info
-from convdispatch.measurement import reference, shapes
+from convdispatch.measurement import reference
 from convdispatch.measurement.conformance.checks import Examination
 from convdispatch.selection import dispatch, reach
 from convdispatch.selection.derivation import REWRITINGS, Derived, derived, may_beat, named, rewriting
@@ -23,7 +24,7 @@ from convdispatch.selection.derivation.rewriting import MOST_GROUPS
 from convdispatch.selection.plugins import loader
 from convdispatch.selection.visible_problem import visible_problem
 
-TABLES = [*shapes.load("near_miss"), *shapes.load("basic")]
+TABLES = [*shape_tables.load("near_miss"), *shape_tables.load("basic")]
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weights")
 
 
@@ -50,7 +51,7 @@ def rewritten_result(problem: ConvProblem, name: str, operands: dict[str, np.nda
     out = np.full(math.prod(problem.out_shape), np.nan)
     flat[problem.written] = out
     for part in range(found.parts):
-        held = {name: np.full(math.prod(getattr(inner, name + "_shape")), np.nan) for name in found.held}
+        held = {name: np.full(math.prod(getattr(inner, name + "_shape")), np.nan) for name in found.operand_bytes}
         held |= {name: flat[source] for name, source in found.through.items()}
         for copy in found.copies:
             copied(copy, flat[copy.source], held[copy.target], part)
@@ -65,7 +66,7 @@ def rewritten_result(problem: ConvProblem, name: str, operands: dict[str, np.nda
 @pytest.mark.parametrize("name", REWRITINGS)
 def test_every_shape_by_the_reference(name, layout, monkeypatch):
     """Every rewriting over every shape that it takes, in every direction: the whole result, bit for bit."""
-    monkeypatch.setattr(reach, "FAR", 0)
+    monkeypatch.setattr(reach, "MAX_REACH", 0)
     monkeypatch.setattr(rewriting, "reduction", reach.reduction.__wrapped__)
     applied = 0
     for number, (entry, direction) in enumerate(itertools.product(TABLES, DIRECTIONS)):

@@ -86,7 +86,7 @@ def test_a_record_in_doubt_decides_and_says_so(db):
 
 
 def test_a_configuration_that_is_not_offered_is_not_used(db, monkeypatch):
-    monkeypatch.setattr(evidence, "_passed_over", set())
+    monkeypatch.setattr(evidence, "_warned_solvers", set())
     put(db, "naive.direct", 0.1, config={"tile": 3})
     put(db, im2col(), 2.0)
     words = r"naive\.direct does not offer its configuration \{\"tile\": 3\}"

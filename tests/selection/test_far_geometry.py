@@ -172,7 +172,7 @@ def test_texts():
 
 def test_the_rewriting_is_exact(monkeypatch):
     """Against all pairs of an output and a tap, for numbers of which a hundred is far."""
-    monkeypatch.setattr(reach, "FAR", 16)
+    monkeypatch.setattr(reach, "MAX_REACH", 16)
     pick, count = random.Random(3), 0
 
     def met(i, k, o, s, d, p):

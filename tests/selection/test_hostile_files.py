@@ -75,7 +75,7 @@ def test_records_and_verdicts_pass_over_pipes(tmp_path, monkeypatch):
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
     os.mkfifo(tmp_path / "db" / "verdicts.json")
     verdicts.refresh()
-    assert not verdicts._held()["trusted"]
+    assert not verdicts._tables()["trusted"]
     plugin = tmp_path / "plugin"
     plugin.mkdir()
     os.mkfifo(plugin / "pipe.py")

@@ -46,7 +46,7 @@ def attacked(tmp_path, monkeypatch):
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(VENDOR))
     monkeypatch.setenv("CONVDISPATCH_PLUGINS", "convdispatch_acme,im2col,implicitgemm")
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
-    monkeypatch.setattr(evidence, "_passed_over", set())
+    monkeypatch.setattr(evidence, "_warned_solvers", set())
     perfdb.cache_clear()
     loader.reload()
     dispatch.forget()

@@ -101,7 +101,7 @@ def kept(made, queue, tmp_path):
     """``kept(problem, decision)``: its plan where a pack says so, in which math it was planned, who was asked for
     configurations. The decision is sealed, unless it says a seal."""
     said, device = type(made["made.both"]).plan.__globals__, queue.device
-    decisions._said.clear()
+    decisions._reported.clear()
 
     def planned(problem, decision):
         sealed = decision if "seal" in decision else decisions.sealed(str(problem), decision, device)

@@ -12,9 +12,9 @@ from records import DEVICE, record
 
 from convdispatch.api.problem import ConvProblem
 from convdispatch.selection.choice.neighbours import (
-    FAR,
     MARGIN,
-    SURE,
+    MAX_DISTANCE,
+    SURE_SAMPLES,
     Neighbours,
     Offer,
     Regret,
@@ -155,7 +155,7 @@ def test_what_would_run_anyway_stands_until_a_rival_promises_clearly_less():
 
 def test_one_problem_far_away_says_little():
     far = BASE.replace(ic=64 * 5)
-    assert 2 < distance(BASE, far) < FAR
+    assert 2 < distance(BASE, far) < MAX_DISTANCE
     known = knows({far: {"a": 1.15, "b": 1.0}})
     assert known.choose(BASE, offers(a=1.0, b=1.0), "a").solver == "a"
     assert known.choose(BASE.replace(ic=64 * 4), offers(a=1.0, b=1.0), "a").solver == "b"
@@ -241,7 +241,7 @@ def test_who_predicts_nothing_must_have_won_clearly():
 
 def test_screening_lends_nobody_who_predicts_nothing():
     near = BASE.replace(ic=80)
-    looked = dataclasses.replace(record("silent", 0.5, near), count=SURE - 1)
+    looked = dataclasses.replace(record("silent", 0.5, near), count=SURE_SAMPLES - 1)
     known = Neighbours([looked, record("a", 1.0, near)], silent)
     assert known.choose(BASE, offers(silent=None, a=1.0), "a").solver == "a"
 

@@ -32,7 +32,7 @@ SHAPE = (2, 3, 13, 13)
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", "off")
-    decisions._said.clear()
+    decisions._reported.clear()
     yield
     artifact_store._in_force.clear()
     forget()

@@ -35,7 +35,7 @@ def deflated(path):
 
 def begin(info: zipfile.ZipInfo) -> int:
     """Where a member's bytes begin."""
-    return info.header_offset + reading._HEADER + len(info.filename)
+    return info.header_offset + reading._HEADER_BYTES + len(info.filename)
 
 
 def refused(path, content: bytes, words: str) -> None:

@@ -145,7 +145,7 @@ def test_find_blames_nobody_else_and_records_what_was_asked(sabotage, tmp_path):
     assert results.winner.solver.startswith("im2col")
     assert {r.status for r in results if r.solver == "bad.solver"} == {"refused"}
     assert {record.problem for record in perfdb().all(perfdb().devices()[0])} == {str(problem)}
-    assert not verdicts._held()["solvers"]
+    assert not verdicts._tables()["solvers"]
     loader.plugins.cache_clear()
     dispatch.forget()
     assert cd.explain(problem).chosen.startswith("im2col")
@@ -182,7 +182,7 @@ def test_poisoned_verdicts_are_dropped_as_they_are_read(sabotage, tmp_path, aske
     values["solvers"][key.replace(str(PROBLEM), place)] = held | ({"asked": asked} if asked else {})
     file.write_text(json.dumps(values))
     dispatch.forget()
-    assert not verdicts._held()["solvers"]
+    assert not verdicts._tables()["solvers"]
     np.testing.assert_equal(cd.explain(PROBLEM).chosen.startswith("im2col"), True)
 
 

@@ -104,8 +104,8 @@ class InventedStream(Stream):
         self.place.log.append(kernel.name)
         return self._give(work)
 
-    def copy(self, target, source, size, source_offset=0, target_offset=0, wait_for=None):
-        to, of = self.address_of(target) + target_offset, self.address_of(source) + source_offset
+    def copy(self, target, source, size, offsets=(0, 0), wait_for=None):
+        to, of = self.address_of(target) + offsets[1], self.address_of(source) + offsets[0]
         return self._give(lambda: ctypes.memmove(to, of, size))
 
     def fill(self, target, number, offset, size, wait_for=None):

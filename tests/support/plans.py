@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 import pytest
+import shape_tables
 from checking import TOLERANCE, Guarded, compare, make_operands, numpy_dtype
 
 from convdispatch.api import ConvProblem, Solver
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 from convdispatch.device import runtime
-from convdispatch.measurement import reference, shapes
+from convdispatch.measurement import reference
 
 SMALL = DeviceInfo("small", "arm", "gpu", "", max_work_group_size=256, max_work_item_sizes=(256, 256, 64),
                    local_mem_size=32768, compute_units=4, fp64=True)  # fmt: skip
@@ -103,7 +104,7 @@ def _region(guarded: Guarded) -> cl.Buffer:
 
 def table_cases(every: int, accepts: Callable[[ConvProblem], bool] = lambda problem: True) -> list:
     """Every accepted line of the small tables, in every direction and layout; one in ``every`` without ``--full``."""
-    lines = [entry for table in ("near_miss", "basic") for entry in shapes.load(table) if entry.problem.mb]
+    lines = [entry for table in ("near_miss", "basic") for entry in shape_tables.load(table) if entry.problem.mb]
     lines = [entry for entry in lines if accepts(entry.problem)]
     return [
         pytest.param(entry.problem.replace(direction=direction, layout=layout),

@@ -14,12 +14,12 @@ import time
 import traceback
 
 import checking
+import shape_tables
 
 import convdispatch
 from convdispatch import ConvProblem
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
-from convdispatch.measurement import shapes
 from convdispatch.selection.plugins.loader import plugins
 
 
@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--traceback", action="store_true")
     choices = parser.parse_args()
     checking.GUARD = 0 if choices.no_guards else checking.GUARD
-    listed = [problem for table in choices.table for problem in shapes.load(table)]
+    listed = [problem for table in choices.table for problem in shape_tables.load(table)]
     problems = [problem for text in choices.problems for problem in [ConvProblem.parse(text)]]
     problems += [
         entry.problem.replace(direction=direction, layout=layout, dtype=dtype)

@@ -97,7 +97,7 @@ def test_images_on_cuda_are_compared_bit_by_bit(monkeypatch, text):
 
 def test_a_batch_invariant_choice_that_is_the_free_one_costs_nothing():
     place = Place(runtime.device_info(runtime.find_device("cpu")).vendor)
-    assert batch_invariant.layer_ratio(place, ConvProblem.parse("fwd_f32_mb64ic704ih3oc32kh3ph1")) == 1.0
+    assert batch_invariant.layer_ratio(place, ConvProblem.parse("fwd_f32_mb32ic704ih3oc32kh3ph1")) == 1.0
 
 
 def test_digests_through_cuda_are_the_committed_ones(monkeypatch):

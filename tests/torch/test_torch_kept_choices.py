@@ -99,7 +99,7 @@ def test_the_next_process_runs_the_same_and_ranks_nothing(asked, planned, monkey
     asked.clear()
     planned.clear()
     monkeypatch.setattr(ranking, "rank", lambda *given: pytest.fail("solvers are ranked"))
-    monkeypatch.setattr(ranking, "_foremost", lambda *given: pytest.fail("solvers are ranked"))
+    monkeypatch.setattr(ranking, "_first_cheaply", lambda *given: pytest.fail("solvers are ranked"))
     assert step() == results
     assert chosen(planned) == first
     assert not asked

@@ -125,20 +125,14 @@ class HostQueue(OpenCLQueue):
         region.bytes(offset, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
 
     def copy(
-        self,
-        target: Any,
-        source: Any,
-        size: int,
-        source_offset: int = 0,
-        target_offset: int = 0,
-        wait_for: Any = None,
+        self, target: Any, source: Any, size: int, offsets: tuple[int, int] = (0, 0), wait_for: Any = None
     ) -> cl.Event:
         """See Commands; either side may be an OpenCL buffer."""
         to_host, from_host = isinstance(target, HostMemory), isinstance(source, HostMemory)
         if not (to_host or from_host):
-            return super().copy(target, source, size, source_offset, target_offset, wait_for)
+            return super().copy(target, source, size, offsets, wait_for)
         self._held += [target, source]
-        wait, queue = wait_for or None, self.queue
+        (source_offset, target_offset), wait, queue = offsets, wait_for or None, self.queue
         if to_host and from_host:
             regions = target.get_sub_region(target_offset, size), source.get_sub_region(source_offset, size)
             self._held += regions

@@ -108,16 +108,8 @@ class Commands:
         """Run a kernel; ``arguments`` are memory, None for a null pointer, and numbers as ``kernel.dtypes`` says."""
         raise NotImplementedError
 
-    def copy(
-        self,
-        target: Any,
-        source: Any,
-        size: int,
-        source_offset: int = 0,
-        target_offset: int = 0,
-        wait_for: Any = None,
-    ) -> Any:
-        """Copy ``size`` bytes from one memory to another, each from its byte offset on."""
+    def copy(self, target: Any, source: Any, size: int, offsets: tuple[int, int] = (0, 0), wait_for: Any = None) -> Any:
+        """Copy ``size`` bytes from one memory to another; ``offsets`` are the first bytes in source and target."""
         raise NotImplementedError
 
     def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> Any:

@@ -60,18 +60,12 @@ class OpenCLQueue(Commands):
         return run  # the closure keeps the arguments' memory alive, which a cl.Kernel does not
 
     def copy(
-        self,
-        target: Any,
-        source: Any,
-        size: int,
-        source_offset: int = 0,
-        target_offset: int = 0,
-        wait_for: Any = None,
+        self, target: Any, source: Any, size: int, offsets: tuple[int, int] = (0, 0), wait_for: Any = None
     ) -> cl.Event:
         import pyopencl as cl
 
-        offsets = {"src_offset": source_offset, "dst_offset": target_offset}
-        return cl.enqueue_copy(self.queue, target, source, byte_count=size, wait_for=wait_for or None, **offsets)
+        where = {"src_offset": offsets[0], "dst_offset": offsets[1]}
+        return cl.enqueue_copy(self.queue, target, source, byte_count=size, wait_for=wait_for or None, **where)
 
     def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> cl.Event:
         import pyopencl as cl

@@ -133,22 +133,16 @@ class Recording(Commands):
         return command
 
     def copy(
-        self,
-        target: Any,
-        source: Any,
-        size: int,
-        source_offset: int = 0,
-        target_offset: int = 0,
-        wait_for: Any = None,
+        self, target: Any, source: Any, size: int, offsets: tuple[int, int] = (0, 0), wait_for: Any = None
     ) -> Command:
         """Record a copy of ``size`` bytes between memory or slots."""
 
         def make(memory: Callable[[Any], Any], commands: Commands) -> Callable[..., Any]:
             pair = _memory_of(memory, (target, source))
-            return lambda commands, wait_for=None: commands.copy(*pair, size, source_offset, target_offset, wait_for)
+            return lambda commands, wait_for=None: commands.copy(*pair, size, offsets, wait_for)
 
         command = self._add(make, (target, source), "copy")
-        command.arguments = target, source, size, source_offset, target_offset
+        command.arguments = target, source, size, *offsets
         return command
 
     def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> Command:

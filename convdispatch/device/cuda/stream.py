@@ -81,11 +81,8 @@ class CudaPlace(StreamPlace):
 
     @classmethod
     def torch_functions(cls, torch: Any) -> tuple[Callable[[int], int], Callable[[], int]]:
-        def current_stream(number: int) -> int:
-            return int(torch.cuda.current_stream(number).cuda_stream)
-
-        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None) or current_stream
-        return raw, getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
+        functions = ("_cuda_getCurrentRawStream", "_cuda_getDevice")  # a build without CUDA has none, and asks none
+        return tuple(getattr(torch._C, name, None) for name in functions)  # type: ignore[return-value]
 
     def stream(self, handle: int, allocate: Allocate | None = None) -> CudaStream:
         return CudaStream(self, handle, allocate)
@@ -154,7 +151,8 @@ class CudaStream(Stream):
     """Whether the last command was a kernel, so that the next kernel may be launched before it has ended."""
 
     def __init__(self, place: CudaPlace, handle: int, allocate: Allocate | None = None) -> None:
-        super().__init__(place, handle, allocate)
+        # Some libraries make a stream at each call, so this repeats what ``super().__init__`` does.
+        self.place, self.handle, self._allocate = place, handle, allocate
         self._stream, self.early = c_void_p(handle), False
 
     # --- commands (see the class Commands) ---------------------------------------------------------------------------
@@ -185,16 +183,10 @@ class CudaStream(Stream):
         return super().bind(kernel, arguments)
 
     def copy(
-        self,
-        target: Any,
-        source: Any,
-        size: int,
-        source_offset: int = 0,
-        target_offset: int = 0,
-        wait_for: Any = None,
+        self, target: Any, source: Any, size: int, offsets: tuple[int, int] = (0, 0), wait_for: Any = None
     ) -> CudaStream:
         self.early = False  # a kernel launched after a copy must wait for the copy's end
-        target_address, source_address = address_of(target) + target_offset, address_of(source) + source_offset
+        target_address, source_address = address_of(target) + offsets[1], address_of(source) + offsets[0]
         self._call("cuMemcpyAsync", target_address, source_address, size, self._stream)
         return self
 

@@ -21,7 +21,7 @@ constexpr int64_t kLong = 100000;  // nanoseconds of work a thread beyond which 
 constexpr int64_t kShares = 4;  // parts a thread of a long launch, which free threads take one by one
 constexpr int64_t kManyRows = 8;  // with as many rows a part, rows are not cut: the longest part is an eighth longer
 constexpr int64_t kShortRow = 4000;  // nanoseconds of a row that is not cut, because enqueuing both ends takes half of it
-constexpr int kSpins = 500;  // checks of other threads' parts, some 10 microseconds, before a thread sleeps
+constexpr int kSpins = 5000;  // checks of other threads' parts, some 100 microseconds, before a thread sleeps; waking it takes half
 
 // The type of clEnqueueNDRangeKernel.
 using Enqueue = int32_t (*)(void *, void *, uint32_t, const size_t *, const size_t *, const size_t *, uint32_t, void *, void *);

@@ -1,4 +1,4 @@
-"""The kit that a vendor runs against its plugin: every case is refused in words, or computed right.
+"""The kit that a vendor runs against its plugin: every case must be refused with a reason, or computed right.
 
 ``convdispatch verify PLUGIN`` and ``pytest --pyargs convdispatch.conformance --plugin NAME`` run the same cases through
 the same checks. A new check goes to ``checks``, a new case to the lists of ``levels`` or to ``space``.
@@ -8,17 +8,17 @@ the same checks. A new check goes to ``checks``, a new case to the lists of ``le
 - ``workers``: runs cases in child processes, several at once.
 - ``levels``: the cases, by level.
 - ``space``: generated cases: which letters take which values.
-- ``covering``: few rows in which every pair of values stands together.
+- ``covering``: few rows in which every pair of values occurs.
 - ``checks``: the checks that a plan goes through, in order.
-- ``contract``: the checks of what a solver answers before anything is compiled.
+- ``contract``: the checks of what a solver returns before anything is compiled.
 - ``accuracy``: the check of the level accuracy.
 - ``packing``: the check that equal pack keys mean equal bytes.
 - ``data``: operands, the float64 result, and the error allowed.
 - ``digests``: the digests that results have on every device under ``math="reproducible"``.
 - ``memory``: operands, output and workspace between guard zones.
 - ``errata``: tries errata again.
-- ``outcome``: what became of a case, and the report as JSON.
-- ``grouping``: outcomes grouped for people.
+- ``outcome``: the outcome of a case, and the report as JSON.
+- ``grouping``: failures grouped by what their cases have in common.
 - ``test_plugin``: the kit as a pytest module.
 - ``pytest_options``: pytest's options for it.
 """

@@ -51,22 +51,22 @@ CHECKS = {
 LONG = ("waits", "order", "queues", "threads", "keys", "batch")
 """The checks that only some cases run: those that the case lists mark as long, and the first of each solver and
 direction."""
-_OWN = "families"
-"""The check of the level ``accuracy``, which has only this check and those that every plan must pass."""
+_ACCURACY = "families"
+"""The check of the level ``accuracy``, which no other level runs."""
 
 _NONFINITE_SEEDS = (1, 2)
 """Seeds of data that are not finite: a NaN and both infinities, and one NaN alone."""
 WAIT_S = 5.0
 """Seconds after which an ``enqueue`` that has not returned counts as a blocking wait, which is a fault."""
-TURNS = 3
+RUNS_PER_THREAD = 3
 BATCHES = (64, 1, 2, 3, 5, 17)
 """The batches in which each image has the same bits, the first of which holds all images of the others."""
 FEW_BATCHES = (17, 1, 3)
-"""The same at levels below ``full``: each size is a program of its own to compile."""
+"""The batches at levels below ``full``; there are fewer, because each batch size compiles another program."""
 
 
 class Examination:
-    """One solver's plan for one problem under every check; ``run`` raises Fault, or leaves what it found here."""
+    """One solver's plan for one problem under every check; ``run`` raises Fault, or stores errors and passed checks."""
 
     def __init__(
         self,
@@ -89,23 +89,23 @@ class Examination:
     def run(self, long: bool, batches: tuple[int, ...] = FEW_BATCHES) -> None:
         """All checks, or all but LONG. Raises Fault at the first that fails."""
         integer, real = self._data("integer", 1), self._data("real", 2)
-        first = self._once(integer, NAN)
-        self._right(first, integer, "values", lambda: self._diagnose(integer, first))
-        self._same(first, self._once(integer, NAN), "deterministic", "between two runs")
-        again = self._once(integer, FINITE)
-        self._right(again, integer, "stale", lambda: ("stale", "with other numbers in the memory before: "))
-        self._same(first, again, "stale", "when workspace and output held something else before")
+        result = self._run_once(integer, NAN)
+        self._check_values(result, integer, "values", lambda: self._diagnose(integer, result))
+        self._check_equal(result, self._run_once(integer, NAN), "deterministic", "between two runs")
+        repeated = self._run_once(integer, FINITE)
+        self._check_values(repeated, integer, "stale", lambda: ("stale", "with other numbers in the memory before: "))
+        self._check_equal(result, repeated, "stale", "when workspace and output held something else before")
         # An activation may cut a NaN to a number, so plans with one are not checked for lost NaNs.
         if not self.problem.quantized and self.problem.activation is None:
             for seed in _NONFINITE_SEEDS:
-                odd = self._data("nonfinite", seed)
-                self._lost(self._once(odd, FINITE), odd)
-        moved = self._once(real, NAN, shift=max(128, self.queue.device.mem_base_addr_align // 8))
-        self._right(moved, real, "error", lambda: self._diagnose_reuse(real))
+                nonfinite = self._data("nonfinite", seed)
+                self._check_nonfinite(self._run_once(nonfinite, FINITE), nonfinite)
+        shifted = self._run_once(real, NAN, shift=max(128, self.queue.device.mem_base_addr_align // 8))
+        self._check_values(shifted, real, "error", lambda: self._diagnose_reuse(real))
         if self.plan.workspace_size != self.size:
             raise Fault("workspace", f"workspace_size was {self.size} and became {self.plan.workspace_size} after runs")
-        told = self._digest()
-        self.passed = [name for name in CHECKS if name not in (*LONG, _OWN, *(() if told else ("digest",)))]
+        has_digest = self._check_digest()
+        self.passed = [name for name in CHECKS if name not in (*LONG, _ACCURACY, *(() if has_digest else ("digest",)))]
         if long:
             self._order(real)
             self._queues(integer, real)
@@ -144,15 +144,15 @@ class Examination:
     def compute(self, operands: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return the plan's result for operands, in memory that was filled with NaN and lies between guard zones.
         Raises Fault."""
-        return self._once(Data("real", operands, np.empty(0)), NAN)
+        return self._run_once(Data("real", operands, np.empty(0)), NAN)
 
-    def _once(self, data: Data, fill: int, shift: int = 0) -> np.ndarray:
+    def _run_once(self, data: Data, fill: int, shift: int = 0) -> np.ndarray:
         tray = self._tray(data, fill, shift)
-        self._guard(lambda: tray.enqueue(self.queue)).wait()
+        self._event_of(lambda: tray.enqueue(self.queue)).wait()
         self.queue.finish()
         return tray.result(self.queue)
 
-    def _guard(self, enqueue: Callable[[], Any]) -> Any:
+    def _event_of(self, enqueue: Callable[[], Any]) -> Any:
         try:
             event = enqueue()
         except Exception as error:
@@ -161,7 +161,7 @@ class Examination:
             raise Fault("plan", f"enqueue returns the event of its last command, got {event!r}")
         return event
 
-    def _right(
+    def _check_values(
         self, got: np.ndarray, data: Data, check: str, diagnose: Callable[[], tuple[str, str] | None] = lambda: None
     ) -> None:
         """Raise Fault ``check``, or what ``diagnose`` finds instead, unless ``got`` is the expected result."""
@@ -170,80 +170,82 @@ class Examination:
         self.errors[data.kind] = max(error, self.errors.get(data.kind, 0.0))
         if error <= limit:
             return
-        found = diagnose()
-        name, words = found or (check, "")
+        diagnosis = diagnose()
+        name, words = diagnosis or (check, "")
         raise Fault(name, f"{words}{_difference(got, data, error, limit)}")
 
-    def _lost(self, got: np.ndarray, data: Data) -> None:
-        """Raise Fault where a result is finite that no sum of its operands is, or not finite though they are."""
-        spread = np.count_nonzero(np.isfinite(data.expected) & ~np.isfinite(got))
-        if spread and not self.solver.spreads_nonfinite:
+    def _check_nonfinite(self, got: np.ndarray, data: Data) -> None:
+        """Raise Fault if an output is finite although it reads a NaN or infinity, or the reverse."""
+        spoilt = np.count_nonzero(np.isfinite(data.expected) & ~np.isfinite(got))
+        if spoilt and not self.solver.spreads_nonfinite:
             raise Fault(
-                "nonfinite", f"{spread} outputs that read no NaN or infinity are not finite: spreads_nonfinite says so"
+                "nonfinite", f"{spoilt} outputs that read no NaN or infinity are not finite: spreads_nonfinite says so"
             )
         lost = np.count_nonzero(~np.isfinite(data.expected) & np.isfinite(got))
         if lost:
             raise Fault("nonfinite", f"{lost} outputs are finite that NaN or an infinity meets")
 
-    def _digest(self) -> bool:
-        """Whether the problem has a digest. Raises Fault where the plan's result has another."""
-        wanted = digests.known().get(str(self.problem))
-        if wanted is None:
+    def _check_digest(self) -> bool:
+        """Whether the problem has a digest. Raises Fault if the plan's result has another digest."""
+        expected = digests.known().get(str(self.problem))
+        if expected is None:
             return False
-        got = digests.digest(self.compute(digests.operands(self.problem)))
-        if got != wanted:
-            raise Fault("digest", f"its bits have the digest {got[:12]}..., every other device's {wanted[:12]}...")
+        actual = digests.digest(self.compute(digests.operands(self.problem)))
+        if actual != expected:
+            raise Fault("digest", f"its bits have the digest {actual[:12]}..., every other device's {expected[:12]}...")
         return True
 
-    def _same(self, one: np.ndarray, other: np.ndarray, check: str, when: str) -> None:
-        if self.solver.deterministic and one.tobytes() != other.tobytes():
-            raise Fault(check, f"{np.count_nonzero(one != other)} outputs differ {when}")
+    def _check_equal(self, left: np.ndarray, right: np.ndarray, check: str, when: str) -> None:
+        if self.solver.deterministic and left.tobytes() != right.tobytes():
+            raise Fault(check, f"{np.count_nonzero(left != right)} outputs differ {when}")
 
-    def _diagnose(self, data: Data, first: np.ndarray) -> tuple[str, str] | None:
-        """What is right over zeros came from what had never been written; what keeps every fill is unwritten."""
+    def _diagnose(self, data: Data, result: np.ndarray) -> tuple[str, str] | None:
+        """The cause of a wrong result: memory that was read before it was written (the result is right over zeros), or
+        outputs that were not written (they hold each fill); None if neither."""
         try:
-            zeros, finite = self._once(data, ZERO), self._once(data, FINITE)
+            zeros, finite = self._run_once(data, ZERO), self._run_once(data, FINITE)
         except Fault:
             return None
         if reference.relative_error(zeros, data.expected) <= allowed(self.problem, data.kind, self.solver.exact):
             return "stale", "right only where workspace and output held zeros before: "
-        missed = int(np.count_nonzero(holds(first, NAN) & holds(finite, FINITE)))
-        return ("written", f"{missed} outputs were not written: ") if missed else None
+        unwritten = int(np.count_nonzero(holds(result, NAN) & holds(finite, FINITE)))
+        return ("written", f"{unwritten} outputs were not written: ") if unwritten else None
 
     def _diagnose_reuse(self, data: Data) -> tuple[str, str] | None:
-        """A plan wrong on its second data that is right when new keeps something of the first."""
+        """The fault ``reuse`` if a new plan is right on the same data, so that the old plan kept a state."""
         fresh = self._plan()
         tray = self._tray(data, plan=fresh)
-        self._guard(lambda: tray.enqueue(self.queue)).wait()
-        got = tray.result(self.queue)
-        if reference.relative_error(got, data.expected) <= allowed(self.problem, data.kind, self.solver.exact):
+        self._event_of(lambda: tray.enqueue(self.queue)).wait()
+        result = tray.result(self.queue)
+        if reference.relative_error(result, data.expected) <= allowed(self.problem, data.kind, self.solver.exact):
             return "reuse", "a new plan is right, this one on its second data is not: "
         return None
 
     # --- checks that only some cases run, because they take long -----------------------------------------------------
 
     def _order(self, data: Data) -> None:
-        """Enqueue behind copies that wait for a user event: the call must return, and the work must wait."""
+        """Enqueue after copies that wait for a user event: the call must return immediately, and the work must wait."""
         import pyopencl as cl
 
-        chaotic = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
-        modes = [0, chaotic] if self.queue.device.queue_on_host_properties & chaotic else [0]
+        out_of_order = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+        modes = [0, out_of_order] if self.queue.device.queue_on_host_properties & out_of_order else [0]
         for mode in modes:
             worker = cl.CommandQueue(self.context, self.queue.device, properties=mode)
             carrier = cl.CommandQueue(self.context, self.queue.device)
             gate = cl.UserEvent(self.context)
             if self.problem.constant_weights and getattr(self.plan, "packed_size", 0):
-                tray, after = self._tray(data), [gate]
+                tray, events = self._tray(data), [gate]
             else:
                 tray = late = LateTray(self.context, self.problem, self.plan, data.operands)
-                after = late.deliver(carrier, [gate])
-            self._behind(gate, lambda tray=tray, worker=worker, after=after: tray.enqueue(worker, after))
+                events = late.deliver(carrier, [gate])
+            self._enqueue_behind(gate, lambda tray=tray, worker=worker, after=events: tray.enqueue(worker, after))
             worker.finish()
             carrier.finish()
             words = "out-of-order" if mode else "in-order"
-            self._right(tray.result(self.queue), data, "order", lambda words=words: ("order", f"on an {words} queue: "))
+            place = ("order", f"on an {words} queue: ")
+            self._check_values(tray.result(self.queue), data, "order", lambda place=place: place)
 
-    def _behind(self, gate: Any, enqueue: Callable[[], Any]) -> None:
+    def _enqueue_behind(self, gate: Any, enqueue: Callable[[], Any]) -> None:
         """Call ``enqueue`` in a thread while ``gate`` is shut, then open it. Raises Fault if it did not return."""
         import pyopencl as cl
 
@@ -268,23 +270,24 @@ class Examination:
         outcome[0].wait()
 
     def _queues(self, *sets: Data) -> None:
-        """Two plans, each on two queues with data of their own, held back until all are enqueued."""
+        """Run two plans, each on two queues with different data, which start only when all are enqueued."""
         import pyopencl as cl
 
-        other = self._plan()
-        if other.workspace_size != self.size:
+        second_plan = self._plan()
+        if second_plan.workspace_size != self.size:
             raise Fault(
-                "workspace", f"one plan asks for {self.size} bytes, another of the same for {other.workspace_size}"
+                "workspace",
+                f"one plan asks for {self.size} bytes, another of the same for {second_plan.workspace_size}",
             )
         queues = [cl.CommandQueue(self.context, self.queue.device) for _ in range(2)]
         gate = cl.UserEvent(self.context)
         flights = []
         try:
             for turn in range(4):
-                data, plan = sets[turn % 2], (self.plan, other)[turn // 2]
+                data, plan = sets[turn % 2], (self.plan, second_plan)[turn // 2]
                 queue = queues[(turn + turn // 2) % 2]
                 tray = self._tray(data, plan=plan)
-                flights.append((tray, data, self._guard(lambda t=tray, q=queue: t.enqueue(q, [gate]))))
+                flights.append((tray, data, self._event_of(lambda t=tray, q=queue: t.enqueue(q, [gate]))))
             for queue in queues:
                 queue.flush()
         finally:
@@ -292,14 +295,14 @@ class Examination:
         for queue in queues:
             queue.finish()
         for tray, data, _ in flights:
-            self._right(tray.result(self.queue), data, "queues")
+            self._check_values(tray.result(self.queue), data, "queues")
 
     def _threads(self, *sets: Data) -> None:
-        """The plan from two threads, each with a queue, data and memory of its own."""
+        """Run the plan from two threads, each with its own queue, data and memory."""
         import pyopencl as cl
 
         barrier = threading.Barrier(len(sets))
-        work = [[self._tray(data) for _ in range(TURNS)] for data in sets]
+        work = [[self._tray(data) for _ in range(RUNS_PER_THREAD)] for data in sets]
         faults: list[Exception] = []
 
         def turn(trays: list[Tray]) -> None:
@@ -321,32 +324,32 @@ class Examination:
             raise Fault("threads", f"enqueue raised {type(faults[0]).__name__} in a thread: {faults[0]}")
         for trays, data in zip(work, sets, strict=True):
             for tray in trays:
-                self._right(tray.result(self.queue), data, "threads")
+                self._check_values(tray.result(self.queue), data, "threads")
 
     def same_in(self, batches: tuple[int, ...]) -> None:
-        """Raise Fault where an image's bits depend on the batch, which a plan of the same configuration computes."""
+        """Raise Fault if an image's bits depend on the batch size, in plans of the same configuration."""
         problem, solver, info = self.problem, self.solver, device_info(self.queue.device)
         if not solver.batch_invariant or problem.direction == "bwd_weights" or problem.quantized:
             return
         if ask(solver, "sums_by_batch", problem, info, self.config):
             return
-        whole = random_operands(problem.replace(mb=batches[0], constant_weights=False), 3)
+        operands = random_operands(problem.replace(mb=batches[0], constant_weights=False), 3)
         shared = {"w", "bias"}
         first: np.ndarray | None = None
-        for place, images in enumerate(batches):
-            each = problem.replace(mb=images)
-            if ask(solver, "rejects", each, info) is not None:
+        for number, images in enumerate(batches):
+            part_problem = problem.replace(mb=images)
+            if ask(solver, "rejects", part_problem, info) is not None:
                 continue
-            start = min(5 * place, batches[0] - images)
+            start = min(5 * number, batches[0] - images)
             part = {
                 name: array if name in shared else np.ascontiguousarray(array[start : start + images])
-                for name, array in whole.items()
+                for name, array in operands.items()
             }
-            got = Examination(solver, each, self.config, None, self.queue).compute(part)
+            got = Examination(solver, part_problem, self.config, None, self.queue).compute(part)
             if first is None:
-                first, begin = got, start
+                first, first_start = got, start
                 continue
-            expected = first[start - begin : start - begin + images]
+            expected = first[start - first_start : start - first_start + images]
             wrong = [i for i in range(images) if got[i].tobytes() != expected[i].tobytes()]
             if wrong:
                 raise Fault(
@@ -356,13 +359,13 @@ class Examination:
                 )
 
     def _keys(self, data: Data) -> None:
-        """The packed form, and those of plans that share its key, from the same weights."""
+        """Raise Fault if plans with the same pack key pack the same weights into different bytes."""
         if not self.problem.constant_weights or getattr(self.plan, "pack_key", None) is None:
             return
-        others = packing_plans(self.solver, self.problem, self.config, self.context, device_info(self.queue.device))
-        found = disagreement(self.queue, data.operands["w"], [(str(self.problem), self.plan), *others])
-        if found:
-            raise Fault("keys", found)
+        plans = packing_plans(self.solver, self.problem, self.config, self.context, device_info(self.queue.device))
+        fault = disagreement(self.queue, data.operands["w"], [(str(self.problem), self.plan), *plans])
+        if fault:
+            raise Fault("keys", fault)
 
 
 def _difference(got: np.ndarray, data: Data, error: float, limit: float) -> str:

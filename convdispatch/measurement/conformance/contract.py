@@ -25,29 +25,29 @@ problem."""
 
 
 def answer(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> str | None:
-    """Why the solver does not compute the problem, or None. Raises Fault for an answer that breaks the contract."""
-    other = outside_declaration(solver, problem, device)
-    if other is not None:
-        return other
-    seen = visible_problem(solver, problem)
+    """Why the solver refuses the problem, or None. Raises Fault for a reply that breaks the contract."""
+    undeclared = outside_declaration(solver, problem, device)
+    if undeclared is not None:
+        return undeclared
+    visible = visible_problem(solver, problem)
     try:
-        first = ask(solver, "rejects", seen, device)
-        spent = min(_time(solver, seen, device) for _ in range(2))
-        second = ask(solver, "rejects", seen, device)
+        refusal = ask(solver, "rejects", visible, device)
+        seconds = min(_time(solver, visible, device) for _ in range(2))
+        repeated = ask(solver, "rejects", visible, device)
     except Exception as error:
         raise Fault("words", f"rejects raised {words(error)}") from error
-    if first != second:
-        raise Fault("words", f"rejects answered {first!r}, then {second!r}: it must be pure")
-    if spent > CHEAP_S:
+    if refusal != repeated:
+        raise Fault("words", f"rejects answered {refusal!r}, then {repeated!r}: it must be pure")
+    if seconds > CHEAP_S:
         raise Fault(
-            "words", f"rejects took {spent * 1e3:.0f} ms of processor time, at most {CHEAP_S * 1e3:.0f} are cheap"
+            "words", f"rejects took {seconds * 1e3:.0f} ms of processor time, at most {CHEAP_S * 1e3:.0f} are cheap"
         )
-    if first is not None:
-        _check_words(first)
-        return first
-    left = sorted(part for part in EPILOGUE if getattr(problem, part) and not getattr(seen, part))
-    plain = not any(getattr(seen, part) for part in EPILOGUE)
-    return f"does not fuse {', '.join(left)}: the host adds it" if left and plain else None
+    if refusal is not None:
+        _check_words(refusal)
+        return refusal
+    unfused = sorted(part for part in EPILOGUE if getattr(problem, part) and not getattr(visible, part))
+    is_bare = not any(getattr(visible, part) for part in EPILOGUE)
+    return f"does not fuse {', '.join(unfused)}: the host adds it" if unfused and is_bare else None
 
 
 def _time(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> float:
@@ -66,9 +66,9 @@ def _check_words(reason: Any) -> None:
 
 
 def configurations(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> list[Mapping[str, Any]]:
-    """The solver's tuning choices for an accepted problem. Raises Fault where they are none, no JSON, or not pure."""
+    """The solver's configurations for an accepted problem. Raises Fault for none, impure or no JSON."""
     try:
-        offered, again = (
+        offered, repeated = (
             [dict(config) for config in itertools.islice(ask(solver, "configs", problem, device), MOST_CONFIGS + 1)]
             for _ in range(2)
         )
@@ -82,7 +82,7 @@ def configurations(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> 
         raise Fault("configurations", f"configs must end, after {MOST_CONFIGS} at most: dispatch refuses more")
     if not offered:
         raise Fault("configurations", "an accepted problem has at least one configuration, got none")
-    if offered != again:
+    if offered != repeated:
         raise Fault("configurations", "configs answered two lists, one after the other: it must be pure")
     return offered
 

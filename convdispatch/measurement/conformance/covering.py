@@ -1,7 +1,7 @@
 """Covering arrays: few rows in which every pair of values of two parameters occurs at least once, built greedily.
 
-A constraint is a row that cannot be built; a pair that no row of many tries holds counts as impossible. The same seed
-gives the same rows on every machine.
+Constraints are given by rows that are not possible; a pair that no possible row has in many tries counts as impossible.
+The same seed gives the same rows on every machine.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ TRIES = 60
 """The number of rows that are tried for a pair of values before the pair counts as impossible."""
 
 
-_WANTED = 20
+_STRATUM_GAIN = 20
 """The weight, in pairs, of a value that its stratum still lacks."""
 
 
 class Array(NamedTuple):
-    """Rows, and what they cover."""
+    """The rows of a covering array, and the pairs that they cover."""
 
     rows: list[Row]
     pairs: int
     """The number of pairs of values that the rows cover: all that are possible."""
     impossible: list[Pair]
-    """The pairs of values that no possible row has."""
+    """The pairs of values that are in no possible row."""
 
 
 def pairs_of(row: Mapping[str, Any]) -> Iterator[Pair]:
@@ -47,18 +47,19 @@ def cover(
 ) -> Array:
     """Rows that hold every possible pair of ``letters``' values.
 
-    A stratum fixes some letters, as a kernel does that takes 3x3 with stride 1 alone; in it every value of every other
-    letter stands at least once.
+    A stratum fixes some letters, such as 3x3 with stride 1 for a kernel that takes nothing else; in it every value of
+    every other letter occurs at least once.
     """
-    maker = _Maker(letters, possible, random.Random(seed))
+    builder = _Builder(letters, possible, random.Random(seed))
     for stratum in strata:
-        maker.fill_stratum(dict(stratum))
-    maker.fill_pairs()
-    return Array(maker.rows, maker.total - len(maker.impossible), maker.impossible)
+        builder.fill_stratum(dict(stratum))
+    builder.fill_pairs()
+    return Array(builder.rows, builder.total - len(builder.impossible), builder.impossible)
 
 
-class _Maker:
-    """Each value is a bit: a row is a number then, and so are the values that a value has yet to stand beside."""
+class _Builder:
+    """Builds rows. Each value of a letter has a bit, so that sets of values are integers: a row, and the values with
+    which a value is not yet paired (``missing``)."""
 
     def __init__(self, letters: Mapping[str, Sequence[Any]], possible: Callable[[Row], bool], source: random.Random):
         self.letters = {name: list(values) for name, values in letters.items()}
@@ -66,34 +67,34 @@ class _Maker:
         self.rows: list[Row] = []
         self.impossible: list[Pair] = []
         self.items = {name: [(name, value) for value in values] for name, values in self.letters.items()}
-        every = [item for items in self.items.values() for item in items]
-        self.bits = {item: 1 << number for number, item in enumerate(every)}
+        all_items = [item for items in self.items.values() for item in items]
+        self.bits = {item: 1 << number for number, item in enumerate(all_items)}
         self.todo: dict[Pair, None] = {
-            pair: None for pair in itertools.combinations(every, 2) if pair[0][0] != pair[1][0]
+            pair: None for pair in itertools.combinations(all_items, 2) if pair[0][0] != pair[1][0]
         }
-        self.beside = dict.fromkeys(every, 0)
-        for one, other in self.todo:
-            self.beside[one] |= self.bits[other]
-            self.beside[other] |= self.bits[one]
+        self.missing = dict.fromkeys(all_items, 0)
+        for one, partner in self.todo:
+            self.missing[one] |= self.bits[partner]
+            self.missing[partner] |= self.bits[one]
         self.total = len(self.todo)
 
     def fill_stratum(self, fixed: Row) -> None:
-        """Every value of each letter that ``fixed`` leaves free, beside it."""
+        """Add rows until each value of each free letter occurs together with the ``fixed`` ones."""
         todo = {(name, v): None for name, values in self.letters.items() if name not in fixed for v in values}
         for row in self.rows:
             if fixed.items() <= row.items():
                 self._strike(todo, row.items())
         while todo:
-            wanted = next(iter(todo))
-            row = self._best(fixed | dict([wanted]), todo)
+            item = next(iter(todo))
+            row = self._best(fixed | dict([item]), todo)
             if row is None:
-                del todo[wanted]
+                del todo[item]
                 continue
-            self._take(row)
+            self._add(row)
             self._strike(todo, row.items())
 
     def fill_pairs(self) -> None:
-        """Every pair that no row holds yet."""
+        """Add rows until each possible pair occurs in one."""
         while self.todo:
             pair = next(iter(self.todo))
             row = self._best(dict(pair), {})
@@ -101,9 +102,9 @@ class _Maker:
                 self._close(pair)
                 self.impossible.append(pair)
             else:
-                self._take(row)
+                self._add(row)
 
-    def _take(self, row: Row) -> None:
+    def _add(self, row: Row) -> None:
         self.rows.append(row)
         for pair in pairs_of(row):
             if pair in self.todo:
@@ -111,47 +112,47 @@ class _Maker:
 
     def _close(self, pair: Pair) -> None:
         del self.todo[pair]
-        for one, other in itertools.permutations(pair):
-            self.beside[one] &= ~self.bits[other]
+        for item, partner in itertools.permutations(pair):
+            self.missing[item] &= ~self.bits[partner]
 
     @staticmethod
-    def _strike(todo: dict[Any, None], found: Iterable[Any]) -> None:
-        for one in found:
-            todo.pop(one, None)
+    def _strike(todo: dict[Any, None], items: Iterable[Any]) -> None:
+        for item in items:
+            todo.pop(item, None)
 
     def _best(self, fixed: Row, wanted: Mapping[Any, None]) -> Row | None:
-        """The possible row, of candidates, that covers most that is left, or None; ``wanted`` values count most."""
-        best, most, found = None, -1, 0
+        """The possible row, of several candidates, that covers most missing pairs and ``wanted`` values; or None."""
+        best, best_gain, possible_rows = None, -1, 0
         for turn in range(TRIES):
             row = self._candidate(fixed, wanted, greedy=turn < TRIES // 2)
             if not self.possible(row):
                 continue
-            held = sum(self.bits[item] for item in row.items())
-            pairs = sum((self.beside[item] & held).bit_count() for item in row.items()) // 2
-            gain = pairs + _WANTED * sum(item in wanted for item in row.items())
-            if gain > most:
-                best, most = row, gain
-            found += 1
-            if found == CANDIDATES:
+            row_bits = sum(self.bits[item] for item in row.items())
+            pairs = sum((self.missing[item] & row_bits).bit_count() for item in row.items()) // 2
+            gain = pairs + _STRATUM_GAIN * sum(item in wanted for item in row.items())
+            if gain > best_gain:
+                best, best_gain = row, gain
+            possible_rows += 1
+            if possible_rows == CANDIDATES:
                 break
         return best
 
     def _candidate(self, fixed: Row, wanted: Mapping[Any, None], greedy: bool) -> Row:
-        """``fixed``, and the other letters in any order, each with the value that covers most beside those before."""
-        beside, bits, shuffle = self.beside, self.bits, self.source.shuffle
+        """Complete ``fixed`` by the other letters in random order, each with the value that adds most missing pairs."""
+        missing, bits, shuffle = self.missing, self.bits, self.source.shuffle
         row = dict(fixed)
-        held = sum(bits[item] for item in row.items())
+        row_bits = sum(bits[item] for item in row.items())
         free = [name for name in self.letters if name not in row]
         shuffle(free)
         for name in free:
             items = self.items[name].copy()
             shuffle(items)
-            chosen, most = items[0], -1
+            chosen, best_gain = items[0], -1
             # Of several values that cover as many pairs the first one is taken.
             for item in items if greedy else ():
-                gain = (beside[item] & held).bit_count() + (_WANTED if item in wanted else 0)
-                if gain > most:
-                    chosen, most = item, gain
+                gain = (missing[item] & row_bits).bit_count() + (_STRATUM_GAIN if item in wanted else 0)
+                if gain > best_gain:
+                    chosen, best_gain = item, gain
             row[name] = chosen[1]
-            held |= bits[chosen]
+            row_bits |= bits[chosen]
         return {name: row[name] for name in self.letters}

@@ -18,7 +18,7 @@ from ..search.trialdata import error_limit, operand_shapes, operands_of, random_
 
 @dataclass(frozen=True)
 class Data:
-    """One set of operands, in the problem's dtype, and what the problem makes of them, in float64."""
+    """One set of operands, in the problem's dtype, and the expected result, in float64."""
 
     kind: str
     operands: Mapping[str, np.ndarray]
@@ -42,8 +42,8 @@ def data_for(problem: ConvProblem, kind: str, seed: int) -> Data:
     if kind == "nonfinite":
         return _nonfinite(problem, data_for(problem, "integer", seed).operands, seed)
     if kind == "real" or problem.quantized:
-        whole = kind == "integer" and problem.dtype in FLOAT8
-        operands = quantized.random_operands(problem, seed, True) if whole else random_operands(problem, seed)
+        is_whole = kind == "integer" and problem.dtype in FLOAT8
+        operands = quantized.random_operands(problem, seed, True) if is_whole else random_operands(problem, seed)
         expected = _compute(problem, operands)
     else:
         operands, expected = _integers(problem, seed)
@@ -60,13 +60,13 @@ def data_for(problem: ConvProblem, kind: str, seed: int) -> Data:
 
 
 def _nonfinite(problem: ConvProblem, operands: Mapping[str, np.ndarray], seed: int) -> Data:
-    """Some of the other tensor's elements are zero, as they are."""
+    """Integer data with some infinities and NaNs in the tensor that is convolved."""
     name = "y" if problem.direction == "bwd_data" else "x"
-    odd = operands[name].copy()
+    array = operands[name].copy()
     values = [np.inf, np.nan, -np.inf] if seed % 2 else [[np.inf, np.nan, -np.inf][seed // 2 % 3]]
-    places = np.random.default_rng(seed).choice(odd.size, min(len(values), odd.size), replace=False)
-    odd.reshape(-1)[places] = np.array(values[: len(places)], odd.dtype)
-    operands = {**operands, name: odd}
+    indices = np.random.default_rng(seed).choice(array.size, min(len(values), array.size), replace=False)
+    array.reshape(-1)[indices] = np.array(values[: len(indices)], array.dtype)
+    operands = {**operands, name: array}
     with np.errstate(all="ignore"):
         return Data("nonfinite", operands, _compute(problem, operands))
 
@@ -78,15 +78,15 @@ def _integers(problem: ConvProblem, seed: int) -> tuple[dict[str, np.ndarray], n
     random = np.random.default_rng(seed)
     shapes = operand_shapes(problem)
     while True:
-        made = {
+        operands = {
             name: (random.integers(-4, 5, shape) * (random.random(shape) < density)).astype(dtype)
             for name, shape in shapes.items()
         }
-        expected = _compute(problem, made)
-        bare = expected if plain == problem else _compute(plain, made)
-        largest = max(np.abs(expected).max(initial=0), np.abs(bare).max(initial=0) + 8)
+        expected = _compute(problem, operands)
+        plain_result = expected if plain == problem else _compute(plain, operands)
+        largest = max(np.abs(expected).max(initial=0), np.abs(plain_result).max(initial=0) + 8)
         if largest <= 1 / DTYPES[problem.dtype].epsilon:
-            return made, expected
+            return operands, expected
         density /= 2
 
 
@@ -95,10 +95,10 @@ def _compute(problem: ConvProblem, operands: Mapping[str, np.ndarray]) -> np.nda
 
 
 def allowed(problem: ConvProblem, kind: str, exact: bool) -> float:
-    """Largest relative error (norm, against float64) that counts as right; 0 means every element equal.
+    """Largest relative error (norm, against float64) that counts as right; 0 means that every element must be equal.
 
-    A solver that claims exactness owes it on integer data; on real data, and every other solver on all data, owes what
-    the dtype and the problem's ``math`` allow.
+    A solver that claims exactness must be exact on integer data. On other data, and for other solvers, the error limit
+    of the dtype and the problem's ``math`` applies.
     """
     rounds = problem.activation is not None and not ACTIVATIONS[parse_activation(problem.activation)[0]].exact
     return 0.0 if kind == "integer" and exact and not rounds else error_limit(problem)

@@ -1,4 +1,4 @@
-"""Digests of results under ``math="reproducible"``, one a problem, as data: every device's results have them.
+"""Digests of results under ``math="reproducible"``, one for each problem, which the results of all devices must have.
 
 A problem is added to ``digests.json`` with any text as its digest; ``convdispatch verify exact --digests FILE`` writes
 the file with the digests that a device gives.
@@ -27,23 +27,23 @@ def known() -> Mapping[str, str]:
 def operands(problem: ConvProblem) -> dict[str, np.ndarray]:
     """The operands of a problem, seeded by its text: numbers of either sign from 1/16 to 16, every bit of them drawn.
 
-    They are made of the generator's integers, because NumPy may change how it draws floating-point numbers.
+    They are built from the generator's integers, because NumPy may change how it draws floating-point numbers.
     """
     seed = int.from_bytes(hashlib.sha256(str(problem).encode()).digest()[:8], "little")
     bits = np.random.PCG64(seed)
-    made = {}
+    arrays = {}
     for name in ("x", "w", "y", "bias", "residual", "initial"):
         shape, dtype = problem.form(name)
-        drawn = bits.random_raw(int(np.prod(shape)))
+        random_words = bits.random_raw(int(np.prod(shape)))
         if dtype == "float32":
-            exponent = np.uint64(123) + (drawn >> np.uint64(40)) % np.uint64(8)
-            word = (drawn & np.uint64(0x807FFFFF)) | exponent << np.uint64(23)
-            made[name] = word.astype(np.uint32).view(np.float32).reshape(shape)
+            exponent = np.uint64(123) + (random_words >> np.uint64(40)) % np.uint64(8)
+            word = (random_words & np.uint64(0x807FFFFF)) | exponent << np.uint64(23)
+            arrays[name] = word.astype(np.uint32).view(np.float32).reshape(shape)
         else:
-            exponent = np.uint64(1019) + (drawn >> np.uint64(52)) % np.uint64(8)
-            word = (drawn & np.uint64(0x800FFFFFFFFFFFFF)) | exponent << np.uint64(52)
-            made[name] = word.view(np.float64).reshape(shape)
-    return made
+            exponent = np.uint64(1019) + (random_words >> np.uint64(52)) % np.uint64(8)
+            word = (random_words & np.uint64(0x800FFFFFFFFFFFFF)) | exponent << np.uint64(52)
+            arrays[name] = word.view(np.float64).reshape(shape)
+    return arrays
 
 
 def digest(result: np.ndarray) -> str:

@@ -16,35 +16,35 @@ from .verify import TIMEOUT_S
 from .workers import run
 
 LEVEL = "erratum"
-"""The level of the cases that an entry names: every configuration of a solver runs, the entry itself passed over."""
+"""The level of the cases that an erratum names: every configuration of a solver runs, and the erratum is ignored."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of an erratum that was tried again."""
+    """The result of trying an erratum again."""
 
     erratum: Erratum
     state: str
-    """``holds``; ``over``: what it sets aside computes right here; ``untried``: it cannot be tried on this machine."""
+    """``holds``: the fault occurs; ``over``: all results are right; ``untried``: this machine cannot try it."""
     reason: str
 
     def to_json(self) -> dict[str, Any]:
         """The trial as JSON values."""
-        named = asdict(self.erratum) | {"problems": [str(one) for one in self.erratum.problems]}
-        named["when"] = [str(one) for one in self.erratum.when]
-        return {**named, "state": self.state, "tried": self.reason}
+        fields = asdict(self.erratum) | {"problems": [str(item) for item in self.erratum.problems]}
+        fields["when"] = [str(item) for item in self.erratum.when]
+        return {**fields, "state": self.state, "tried": self.reason}
 
 
 def tries(device: Any = None, timeout_s: float = TIMEOUT_S) -> Iterator[Trial]:
-    """Each erratum of the files, and each fault that this machine remembers, tried again on a device."""
+    """Try each erratum of the files, and each stored fault of this machine, again on a device."""
     chosen = runtime.find_device(device)
     info = runtime.device_info(chosen)
-    for one in (*listed_errata(), *seen_errata(info)):
-        why = not_here(one, info) or (None if one.problems else "it names no problem to try")
-        yield Trial(one, "untried", why) if why else _tried(one, chosen, timeout_s)
+    for erratum in (*listed_errata(), *seen_errata(info)):
+        obstacle = not_here(erratum, info) or (None if erratum.problems else "it names no problem to try")
+        yield Trial(erratum, "untried", obstacle) if obstacle else _try_again(erratum, chosen, timeout_s)
 
 
-def _tried(erratum: Erratum, device: Any, timeout_s: float) -> Trial:
+def _try_again(erratum: Erratum, device: Any, timeout_s: float) -> Trial:
     cases = [Case(f"problem {number}", problem, LEVEL) for number, problem in enumerate(erratum.problems, 1)]
     names = [name for name in plugins().solvers if erratum.names(name)] or [erratum.solver]
     outcomes: list[Outcome] = []
@@ -57,10 +57,10 @@ def _tried(erratum: Erratum, device: Any, timeout_s: float) -> Trial:
         setup = {"plugin": plugin, "device": runtime.address(device), "solver": erratum.solver}
         setup |= {"derived": "+" in erratum.solver, "retried": erratum.where}
         run(cases, setup, 1, timeout_s, heard)
-    for one in outcomes:
-        if one.status == "failed":
-            return Trial(erratum, "holds", f"{one.solver} {one.problem}: {one.reason}")
-    passed = sum(one.status == "passed" for one in outcomes)
+    for outcome in outcomes:
+        if outcome.status == "failed":
+            return Trial(erratum, "holds", f"{outcome.solver} {outcome.problem}: {outcome.reason}")
+    passed = sum(outcome.status == "passed" for outcome in outcomes)
     if passed:
         return Trial(erratum, "over", f"{passed} of {len(outcomes)} problems were computed, and all of them right")
-    return Trial(erratum, "untried", next((one.reason for one in outcomes), "nothing was computed"))
+    return Trial(erratum, "untried", next((outcome.reason for outcome in outcomes), "nothing was computed"))

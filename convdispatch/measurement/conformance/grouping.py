@@ -1,4 +1,4 @@
-"""Finds what failing cases have in common and passing ones have not, for the solver's author."""
+"""Finds features that failing cases have in common and passing ones lack, for the solver's author."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ FEATURES: dict[str, Callable[[ConvProblem], bool]] = {
     **{f"the dtype {name}": lambda p, name=name: p.dtype == name for name in ALL_DTYPES if name != "float32"},
     **{f"math {name}": lambda p, name=name: p.math == name for name in ("ieee", "tf32", "fast", "reproducible")},
 }
-"""The features of a case in words, each with its test; the first feature that separates failing cases is named
-first."""
-MOST = 3
+"""The features of a case as text, each with its test, in the order in which a sentence names them."""
+MAX_FEATURES = 3
 """The most features that one sentence names."""
 
 
@@ -57,29 +56,29 @@ class Group:
 
 
 def groups(report: Report) -> list[Group]:
-    """The failures by solver and check, in the order in which they came."""
-    found: dict[tuple[str, str], list[Outcome]] = {}
+    """The failures by solver and check, in the order in which they occurred."""
+    outcomes_of: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in report.of(status="failed"):
-        found.setdefault((outcome.solver, outcome.check), []).append(outcome)
+        outcomes_of.setdefault((outcome.solver, outcome.check), []).append(outcome)
     return [
         Group(solver, check, tuple(failed), common(failed, report.of(solver=solver, status="passed")))
-        for (solver, check), failed in found.items()
+        for (solver, check), failed in outcomes_of.items()
     ]
 
 
 def common(failed: Sequence[Outcome], passed: Sequence[Outcome]) -> str:
-    """``all 5 failing cases have padding; no passing case has``."""
-    bad, good = list(_problems(failed)), list(_problems(passed))
-    if len(bad) < 2 or not good:
+    """A sentence such as ``all 5 failing cases have padding; no passing case has``; empty if nothing separates them."""
+    failing, passing = list(_problems(failed)), list(_problems(passed))
+    if len(failing) < 2 or not passing:
         return ""
-    shared = {name: sum(map(has, good)) for name, has in FEATURES.items() if all(map(has, bad))}
-    apart = [name for name, count in shared.items() if not count][:MOST]
-    if apart:
-        return f"all {len(bad)} failing cases have {' and '.join(apart)}; no passing case has"
-    rare = min(shared, key=lambda name: shared[name], default=None)
-    if rare is None or shared[rare] > len(good) / 4:
+    passing_with = {name: sum(map(has, passing)) for name, has in FEATURES.items() if all(map(has, failing))}
+    separating = [name for name, count in passing_with.items() if not count][:MAX_FEATURES]
+    if separating:
+        return f"all {len(failing)} failing cases have {' and '.join(separating)}; no passing case has"
+    rare = min(passing_with, key=lambda name: passing_with[name], default=None)
+    if rare is None or passing_with[rare] > len(passing) / 4:
         return ""
-    return f"all {len(bad)} failing cases have {rare}; of {len(good)} passing cases {shared[rare]} have"
+    return f"all {len(failing)} failing cases have {rare}; of {len(passing)} passing cases {passing_with[rare]} have"
 
 
 def _problems(outcomes: Iterable[Outcome]) -> Iterable[ConvProblem]:

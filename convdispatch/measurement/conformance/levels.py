@@ -1,9 +1,8 @@
-"""The cases: named ones in three lists beside this module, and generated ones; each level holds those before it.
+"""The cases: named ones in three lists beside this module, and generated ones; each level contains the lower ones.
 
 ``core`` is the forward convolution in 2-D with float32 data in NCHW, and one case of each other kind; ``training`` adds
-the gradients; ``full`` ranks, layouts, dtypes, math and epilogues. ``accuracy`` stands alone: each of its cases is
-computed on every family of data. A case asks for nothing: a solver may refuse it, in words. What it accepts it must
-compute right.
+the gradients; ``full`` adds ranks, layouts, dtypes, math and epilogues. ``accuracy`` is separate: each of its cases is
+computed on every family of data. A solver may refuse any case with a reason, and must compute the others right.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import importlib.resources
 from dataclasses import dataclass
 
 from ...api.errors import InvalidArgument
-from ...api.problem import ConvProblem
+from ...api.problem import DIRECTIONS, ConvProblem
 from .. import shapes
 from . import digests
 from .space import blocks, problem_of
@@ -24,12 +23,12 @@ LEVELS = ("core", "training", "full", "accuracy")
 VERSION = 12
 """The version of the case lists, which is raised with any change of a case. Only reports of equal version are
 comparable."""
-_LONG = "!"
+_LONG_SUFFIX = "!"
 
 
 @dataclass(frozen=True)
 class Case:
-    """One problem that every solver of a plugin is asked."""
+    """One problem that every solver of a plugin must refuse or compute."""
 
     name: str
     problem: ConvProblem
@@ -41,22 +40,25 @@ class Case:
 @functools.cache
 def _level(level: str) -> tuple[Case, ...]:
     text = importlib.resources.files(__package__).joinpath(f"{level}.txt").read_text(encoding="utf-8")
+    written = (
+        line.replace("*", each) for line in text.splitlines() for each in (DIRECTIONS if line[:1] == "*" else "*")
+    )
     listed = [
-        Case(entry.name.rstrip(_LONG), entry.problem, level, entry.name.endswith(_LONG))
-        for entry in shapes.parse(text, f"{level}.txt")
+        Case(entry.name.rstrip(_LONG_SUFFIX), entry.problem, level, entry.name.endswith(_LONG_SUFFIX))
+        for entry in shapes.parse("\n".join(written), f"{level}.txt")
     ]
-    known = digests.known() if level == "full" else ()
-    return (*listed, *_generated(level), *(Case(text, ConvProblem.parse(text), level) for text in known))
+    reproducible = digests.known() if level == "full" else ()
+    return (*listed, *_generated(level), *(Case(text, ConvProblem.parse(text), level) for text in reproducible))
 
 
 def _generated(level: str) -> list[Case]:
-    made = []
+    cases_made = []
     for block in blocks():
         for name, row in block.named() if block.level == level else ():
             problem = problem_of(row)
             assert problem is not None  # A covering array holds only rows that are possible problems.
-            made.append(Case(name, problem, level))
-    return made
+            cases_made.append(Case(name, problem, level))
+    return cases_made
 
 
 def cases(level: str = "full") -> list[Case]:
@@ -65,7 +67,7 @@ def cases(level: str = "full") -> list[Case]:
 
 
 def held(level: str) -> tuple[str, ...]:
-    """The levels whose cases a level has. Raises InvalidArgument for an unknown level."""
+    """The levels whose cases a level contains. Raises InvalidArgument for an unknown level."""
     if level not in LEVELS:
         raise InvalidArgument(f"no level is named {level!r}; there are {', '.join(LEVELS)}")
     return ("accuracy",) if level == "accuracy" else LEVELS[: LEVELS.index(level) + 1]
@@ -77,6 +79,6 @@ def named(entries: list[shapes.Entry]) -> list[Case]:
 
 
 def digest() -> str:
-    """16 hexadecimal digits of all cases: two kits with the same digest ask the same."""
+    """A hash of all cases, of 16 hexadecimal digits: kits with the same digest have the same cases."""
     text = "\n".join(f"{case.level} {case.name} {case.problem} {case.long}" for case in (*cases(), *cases("accuracy")))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

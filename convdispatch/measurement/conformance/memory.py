@@ -1,8 +1,8 @@
-"""The memory of one run: operands, output and workspace, each between guard zones, and what became of them.
+"""The memory of one run: operands, output and workspace, each between guard zones, and checks of them after the run.
 
-An input's guard zones hold a NaN: what reads outside and uses it gives NaN. Output and workspace are filled before a
-run, guard zones included, with a NaN in one run and a number in another: what is left unwritten, or read before it was
-written, is seen, and what adds to a guard is seen in the second, for a NaN stays a NaN.
+The guard zones of inputs hold NaN, so that a result which uses them is NaN. Output and workspace, with their guard
+zones, are filled before a run with NaN in one run and with a number in another. That shows elements that are not
+written or are read before they are written; the number also shows additions to a guard zone, which leave NaN unchanged.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def _pattern(word: int, size: int) -> np.ndarray:
 
 
 def holds(values: np.ndarray, word: int) -> np.ndarray:
-    """Where elements hold a fill's bits, as booleans of the same shape."""
+    """Whether each element holds the bits of a fill, as booleans of the same shape."""
     halves = np.ascontiguousarray(values).reshape(-1).view("<u2").reshape(values.size, -1)
     return (halves == word).all(axis=1).reshape(values.shape)
 
 
 class Guarded:
-    """``size`` bytes of device memory between guard zones; ``memory`` is the buffer that a plan is given."""
+    """``size`` bytes of device memory between guard zones; ``memory`` is the buffer that a plan gets."""
 
     def __init__(
         self, context: cl.Context, size: int, content: np.ndarray | None = None, fill: int = NAN, shift: int = 0
@@ -63,7 +63,7 @@ class Guarded:
         self.memory = self._whole.get_sub_region(self.start, max(size, 1))
 
     def read(self, queue: cl.CommandQueue, what: str, check: str = "guards") -> np.ndarray:
-        """The bytes inside. Raises Fault when a byte outside changed."""
+        """The bytes between the guard zones. Raises Fault if a guard byte changed."""
         import pyopencl as cl
 
         now = np.empty_like(self._before)
@@ -73,21 +73,23 @@ class Guarded:
             changed = np.flatnonzero(now != self._before) - self.start
             outside = changed[(changed < 0) | (changed >= self.size)]
             first = int(outside[0])
-            where = f"{-first} bytes before its start" if first < 0 else f"at byte {first}"
-            raise Fault(check, f"{outside.size} bytes written outside the {what} of {self.size} bytes, first {where}")
+            position = f"{-first} bytes before its start" if first < 0 else f"at byte {first}"
+            count = outside.size
+            raise Fault(check, f"{count} bytes written outside the {what} of {self.size} bytes, first {position}")
         return now[self.start : end]
 
     def unchanged(self, queue: cl.CommandQueue, what: str) -> None:
-        """Raise Fault when a byte inside changed."""
+        """Raise Fault if a byte between the guard zones changed."""
         now = self.read(queue, what, "inputs")
         then = self._before[self.start : self.start + self.size]
         if not np.array_equal(now, then):
-            places = np.flatnonzero(now != then)
-            raise Fault("inputs", f"{places.size} bytes of its input {what} were changed, first byte {int(places[0])}")
+            changed = np.flatnonzero(now != then)
+            first = int(changed[0])
+            raise Fault("inputs", f"{changed.size} bytes of its input {what} were changed, first byte {first}")
 
 
 class Tray:
-    """The memory of all that one run of a plan reads and writes."""
+    """All memory that one run of a plan reads and writes."""
 
     _late = False
 
@@ -115,7 +117,7 @@ class Tray:
         self._packed: Any = None
 
     def pack(self, queue: cl.CommandQueue) -> None:
-        """Make the packed form of constant weights, where the plan has one."""
+        """Pack constant weights, if the plan has a packed form."""
         size = getattr(self.plan, "packed_size", 0) if self.problem.constant_weights else 0
         if not size:
             return
@@ -127,12 +129,12 @@ class Tray:
 
     def enqueue(self, queue: cl.CommandQueue, wait_for: Sequence[cl.Event] | None = None) -> cl.Event:
         """Enqueue the plan."""
-        given = {name: guarded.memory for name, guarded in self.inputs.items()}
-        given[self.problem.written] = self.output.memory
+        memory = {name: guarded.memory for name, guarded in self.inputs.items()}
+        memory[self.problem.written] = self.output.memory
         if self._packed is not None:
-            given["w"] = self._packed.memory
+            memory["w"] = self._packed.memory
         scratch = self.workspace.memory if self.workspace else None
-        operands = [given.get(name) for name in ("x", "w", "y", "bias", "residual")]
+        operands = [memory.get(name) for name in ("x", "w", "y", "bias", "residual")]
         return enqueue_plan(self.problem, self.plan, queue, operands, scratch, wait_for)
 
     def result(self, queue: cl.CommandQueue) -> np.ndarray:

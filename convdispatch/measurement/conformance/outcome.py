@@ -17,7 +17,7 @@ from .levels import VERSION, held
 from .space import covered
 
 SCHEMA = 2
-THIN = 0.1
+THIN_SHARE = 0.1
 """A pass in which less than this fraction of the cases was computed is reported as thin."""
 
 
@@ -43,7 +43,7 @@ class Outcome:
     seconds: float = 0.0
 
     def rerun(self, plugin: str) -> str:
-        """The command that runs this again."""
+        """The command that repeats this case with this solver."""
         level = " --level accuracy" if self.level == "accuracy" else ""
         return f"convdispatch verify {plugin}{level} --solver '{self.solver}' --case '{self.case}'"
 
@@ -69,7 +69,7 @@ class Report:
     schema: int = SCHEMA
 
     def of(self, *, level: str | None = None, solver: str | None = None, status: str | None = None) -> list[Outcome]:
-        """The outcomes that match."""
+        """The outcomes of a level, solver and status; None matches all."""
         return [
             o
             for o in self.outcomes
@@ -84,19 +84,19 @@ class Report:
     def verdict(self) -> str:
         """``failed``, ``incomplete``, ``nothing computed``, ``passed``, or ``passed, thin: 3 of 900 computed``.
 
-        Passed when every case was asked, no solver failed one and at least one was computed; thin where that is less
-        than THIN of the cases.
+        Passed if every case ran, no solver failed one and at least one was computed; thin if less than THIN_SHARE of
+        the cases were computed.
         """
-        found = Counter(outcome.status for outcome in self.outcomes)
-        if found["failed"]:
+        counts = Counter(outcome.status for outcome in self.outcomes)
+        if counts["failed"]:
             return "failed"
         if self.unasked:
             return "incomplete"
-        if not found["passed"]:
+        if not counts["passed"]:
             return "nothing computed"
         cases = {outcome.case for outcome in self.outcomes}
         computed = {outcome.case for outcome in self.outcomes if outcome.status == "passed"}
-        thin = len(computed) < THIN * len(cases)
+        thin = len(computed) < THIN_SHARE * len(cases)
         return f"passed, thin: {len(computed)} of {len(cases)} computed" if thin else "passed"
 
     @property
@@ -105,30 +105,30 @@ class Report:
         return self.verdict().startswith("passed")
 
     def levels(self) -> dict[str, dict[str, int]]:
-        """Outcomes by level that was asked: how many passed, were refused and failed."""
+        """The number of outcomes by level and status: passed, refused and failed."""
         names = [level for level in (*held(self.level), "own") if self.of(level=level)]
         statuses = ("passed", "refused", "failed")
         return {name: {status: len(self.of(level=name, status=status)) for status in statuses} for name in names}
 
     def coverage(self) -> dict[str, int]:
-        """Pairs of letters' values: ``asked`` and ``computed`` of the ``all`` that the generated cases hold.
+        """Counts of pairs of letters' values: of cases ``asked``, of those ``computed``, of ``all`` generated cases.
 
-        Empty where none was asked, or where the report is of another version of the cases.
+        Empty if no generated case ran, or if the report is of another version of the cases.
         """
         if self.version != VERSION:
             return {}
-        queried, every = covered({outcome.case for outcome in self.outcomes})
+        asked, total = covered({outcome.case for outcome in self.outcomes})
         computed, _ = covered({outcome.case for outcome in self.of(status="passed")})
-        return {"asked": queried, "computed": computed, "all": every} if queried else {}
+        return {"asked": asked, "computed": computed, "all": total} if asked else {}
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values, with the verdict, counts by level and what was covered."""
-        more = {"verdict": self.verdict(), "levels": self.levels(), "coverage": self.coverage()}
-        return {**asdict(self), **more}
+        """The report as JSON values, with the verdict, counts by level and coverage."""
+        derived = {"verdict": self.verdict(), "levels": self.levels(), "coverage": self.coverage()}
+        return {**asdict(self), **derived}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Report:
-        """What ``to_json`` wrote. Raises InvalidArgument."""
+        """The report that ``to_json`` wrote. Raises InvalidArgument."""
         if not isinstance(values, dict) or values.get("schema") != SCHEMA:
             raise InvalidArgument(f"no conformance report of schema {SCHEMA}: {str(values)[:60]!r}")
         try:
@@ -138,7 +138,7 @@ class Report:
             raise InvalidArgument(f"a damaged conformance report: {error!r}") from error
 
     def write(self, path: Path) -> None:
-        """Write JSON."""
+        """Write the report as a JSON file."""
         path.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
 
 
@@ -153,6 +153,6 @@ def load_all(path: Path) -> list[Report]:
 
 
 def reasons(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
-    """The words of the refusals, the most frequent first, numbers left out so that like ones count together."""
+    """The reasons of the refusals with their counts, the most frequent first; without the numbers in them."""
     words = Counter(outcome.reason.partition(", got")[0] for outcome in outcomes if outcome.status == "refused")
     return words.most_common()

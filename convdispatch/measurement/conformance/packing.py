@@ -1,4 +1,4 @@
-"""Equal pack keys, equal bytes: constant weights are packed once for every plan of a solver that states the same key.
+"""Checks that equal pack keys mean equal bytes, because weights are packed once for all plans with the same key.
 
 The geometries of ``relatives`` share the weights' shape, so that a caller may use one ``constant(w)`` in all of them.
 """
@@ -36,28 +36,28 @@ def relatives(problem: ConvProblem) -> Iterator[ConvProblem]:
     changes += [{"layout": word} for word in LAYOUTS] + [{"math": word} for word in MATHS]
     for change in changes:
         try:
-            found = problem.replace(**change)
+            relative = problem.replace(**change)
         except InvalidProblem:
             continue
-        if found != problem and found.w_shape == problem.w_shape:
-            yield found
+        if relative != problem and relative.w_shape == problem.w_shape:
+            yield relative
 
 
 def packing_plans(
     solver: Solver, problem: ConvProblem, config: Mapping[str, Any], context: cl.Context, device: DeviceInfo
 ) -> Iterator[Packing]:
-    """The solver's plans for the relatives it accepts, in ``config`` where it offers that there, else its first."""
-    for other in relatives(problem):
-        if ask(solver, "rejects", other, device) is None:
-            offered = [dict(choice) for choice in ask(solver, "configs", other, device)]
+    """The solver's plans for the relatives that it accepts, in ``config`` if it is offered, else in the first one."""
+    for relative in relatives(problem):
+        if ask(solver, "rejects", relative, device) is None:
+            offered = [dict(choice) for choice in ask(solver, "configs", relative, device)]
             chosen = dict(config) if dict(config) in offered else offered[0]
-            yield f"{other} {chosen}", ask(solver, "plan", context, other, chosen)
+            yield f"{relative} {chosen}", ask(solver, "plan", context, relative, chosen)
 
 
 def disagreement(queue: cl.CommandQueue, w: np.ndarray, plans: Iterable[Packing]) -> str | None:
-    """Two plans with the same ``pack_key`` that make different bytes of ``w``, in words; None where there are none.
+    """A sentence that names two plans with the same ``pack_key`` that pack ``w`` differently; None if all agree.
 
-    Plans that pack nothing, or state no key, share nothing.
+    Plans that pack nothing or state no key are ignored.
     """
     import pyopencl as cl
 
@@ -65,18 +65,18 @@ def disagreement(queue: cl.CommandQueue, w: np.ndarray, plans: Iterable[Packing]
     weights = cl.Buffer(queue.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=np.ascontiguousarray(w))
     seen: dict[str, tuple[str, np.ndarray]] = {}
     packing = [(words, plan) for words, plan in plans if getattr(plan, "packed_size", 0)]
-    stated = Counter(getattr(plan, "pack_key", None) for _, plan in packing)
+    plans_with = Counter(getattr(plan, "pack_key", None) for _, plan in packing)
     for words, plan in packing:
         key, size = getattr(plan, "pack_key", None), plan.packed_size
-        if key is None or stated[key] < 2:
+        if key is None or plans_with[key] < 2:
             continue
-        held = np.full(size, 0xA5, np.uint8)
-        packed = cl.Buffer(queue.context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=held)
+        content = np.full(size, 0xA5, np.uint8)
+        packed = cl.Buffer(queue.context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=content)
         cl.wait_for_events([plan.pack(queue, weights, packed)])
-        cl.enqueue_copy(queue, held, packed)
-        first, bytes_of_first = seen.setdefault(key, (words, held))
+        cl.enqueue_copy(queue, content, packed)
+        first, bytes_of_first = seen.setdefault(key, (words, content))
         if bytes_of_first.size != size:
             return f"{first} and {words} state one pack_key, {key}, but pack {bytes_of_first.size} and {size} bytes"
-        if (differ := int(np.count_nonzero(bytes_of_first != held))) != 0:
-            return f"{first} and {words} state one pack_key, {key}, but {differ} of {size} packed bytes differ"
+        if (differing := int(np.count_nonzero(bytes_of_first != content))) != 0:
+            return f"{first} and {words} state one pack_key, {key}, but {differing} of {size} packed bytes differ"
     return None

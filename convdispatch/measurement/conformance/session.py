@@ -1,4 +1,4 @@
-"""Runs cases through a plugin's solvers in this process: the part that the command, its workers and pytest share."""
+"""Runs cases through a plugin's solvers in this process, for the command, its workers and pytest."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ from .levels import Case
 from .memory import Fault
 from .outcome import Outcome
 
-MOST_HANGS = 2
+MAX_HANGS = 2
 """The number of cases that a solver may hang in before its other cases fail without a run: each costs the full time
 limit."""
-HUNG = f"it did not end in {MOST_HANGS} earlier cases, and is not asked any more"
-OTHERS = 4
+HUNG = f"it did not end in {MAX_HANGS} earlier cases, and is not asked any more"
+BATCH_TEST_EVERY = 4
 """Of the further configurations that the level ``full`` runs, one in this number is also tried in several batches."""
-FIRST = 2
-"""The first cases of each direction that a solver computes, in this number, get the long checks too."""
+FIRST_CASES = 2
+"""The number of cases of each direction, the first that a solver computes, that get the long checks too."""
 
 
 def find_plugin(name: str) -> Loaded:
     """The loaded plugin of that name. Raises InvalidArgument saying why there is none."""
-    found = [entry for entry in plugins().report if entry.name == name]
-    loaded = [entry for entry in found if entry.status == "loaded"]
+    entries = [entry for entry in plugins().report if entry.name == name]
+    loaded = [entry for entry in entries if entry.status == "loaded"]
     if loaded:
         return loaded[0]
-    if found:
-        raise InvalidArgument(f"the plugin {name!r} did not load: {found[0].reason}")
+    if entries:
+        raise InvalidArgument(f"the plugin {name!r} did not load: {entries[0].reason}")
     names = ", ".join(sorted(entry.name for entry in plugins().report if entry.status == "loaded"))
     raise InvalidArgument(f"no plugin is named {name!r}; loaded are {names or 'none'}")
 
 
 class Kit:
-    """One plugin on one device. ``derived`` asks the solvers that dispatch derives from the plugin's as well.
+    """The kit for one plugin on one device. With ``derived`` also the solvers that dispatch derives from the plugin's.
 
-    ``first``: so many cases that a solver computes of each direction get the long checks, marked or not. ``retried``:
-    where an erratum stands that is passed over.
+    ``first`` is the number of cases, in each direction, that get the long checks although not marked. ``retried`` is
+    the file and line of an erratum that is ignored.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Kit:
         solver: str | None = None,
         derived: bool = False,
         *,
-        first: int = FIRST,
+        first: int = FIRST_CASES,
         retried: str | None = None,
     ) -> None:
         import pyopencl as cl
@@ -73,19 +73,19 @@ class Kit:
             set_aside.retry(retried)
 
         self.plugin = find_plugin(plugin)
-        own = {name: plugins().solvers[name] for name in self.plugin.solvers}
+        solvers = {name: plugins().solvers[name] for name in self.plugin.solvers}
         self.solvers: dict[str, Solver] = {
-            name: one for name, one in sorted(own.items()) if solver is None or fnmatch.fnmatchcase(name, solver)
+            name: each for name, each in sorted(solvers.items()) if solver is None or fnmatch.fnmatchcase(name, solver)
         }
         self._pattern, self._derived, self._first = solver, derived, first
         root = None if solver is None else solver.partition("+")[0]
-        self._own = {name: one for name, one in own.items() if root is None or fnmatch.fnmatchcase(name, root)}
+        self._own = {name: each for name, each in solvers.items() if root is None or fnmatch.fnmatchcase(name, root)}
         if not self.solvers and not derived:
-            has = ", ".join(sorted(own)) or "none"
+            names = ", ".join(sorted(solvers)) or "none"
             lacks = plugins().unavailable(self.plugin.name)
-            if lacks and not own:
+            if lacks and not solvers:
                 raise InvalidArgument(f"the plugin {plugin!r} provides no solver on this machine: {lacks}")
-            raise InvalidArgument(f"the plugin {plugin!r} has no solver {solver or ''!r}; it has {has}")
+            raise InvalidArgument(f"the plugin {plugin!r} has no solver {solver or ''!r}; it has {names}")
         self.device = runtime.find_device(device)
         self.info = runtime.device_info(self.device)
         self.queue = cl.CommandQueue(runtime.context(self.device))
@@ -94,24 +94,23 @@ class Kit:
         self._seen: set[tuple[str, Any]] = set()
 
     def solvers_for(self, case: Case) -> list[Solver]:
-        """The solvers to ask about a case."""
-        found = list(self.solvers.values())
+        """The solvers that run a case."""
+        solvers = list(self.solvers.values())
         if self._derived:
-            made = derivation.derived(case.problem, self.info, {self.plugin.name: self._own})
-            found += [
-                one for name, one in made.items() if self._pattern is None or fnmatch.fnmatchcase(name, self._pattern)
-            ]
-        return found
+            derived = derivation.derived(case.problem, self.info, {self.plugin.name: self._own})
+            pattern = "*" if self._pattern is None else self._pattern
+            solvers += [solver for name, solver in derived.items() if fnmatch.fnmatchcase(name, pattern)]
+        return solvers
 
     def run(self, case: Case) -> list[Outcome]:
-        """One outcome a solver. Never raises for a plugin's sake."""
+        """Run a case, and return an outcome for each solver; errors of the plugin are outcomes too."""
         return [self.examine(solver, case) for solver in self.solvers_for(case)]
 
     def examine(self, solver: Solver, case: Case) -> Outcome:
-        """What becomes of a case with one solver."""
+        """The outcome of a case with one solver."""
         outcome = Outcome(str(solver.name), case.name, str(case.problem), case.level, "failed")
         began = time.perf_counter()
-        if self._hangs[outcome.solver] >= MOST_HANGS:
+        if self._hangs[outcome.solver] >= MAX_HANGS:
             outcome.check, outcome.reason = "configurations", HUNG
             return outcome
         try:
@@ -145,9 +144,9 @@ class Kit:
             self._accuracy(solver, seen, offered, outcome, examination)
             return
         if case.level == "erratum":
-            for each in offered:
-                outcome.config = dict(each)
-                Examination(solver, seen, each, statements(solver, seen, self.info, each), self.queue).run(False)
+            for further in offered:
+                outcome.config = dict(further)
+                Examination(solver, seen, further, statements(solver, seen, self.info, further), self.queue).run(False)
             absent = self._retried is not None and set_aside.has_not_come_up(self._retried)
             outcome.status = "refused" if absent else "passed"
             outcome.reason = "none of the kernels that it names came up here" if absent else ""
@@ -161,12 +160,12 @@ class Kit:
         self._computed[key] += 1
         outcome.status = "passed"
         if case.level in ("full", "own") and len(offered) > 1:
-            self._another(solver, seen, offered, outcome)
+            self._examine_further(solver, seen, offered, outcome)
 
     def _accuracy(
         self, solver: Solver, seen: Any, offered: Sequence[Any], outcome: Outcome, examination: Examination
     ) -> None:
-        """The first configuration, and the first of each further format: what decides how numbers are held."""
+        """Examine the first configuration of each number format that the configurations name."""
         for config in _first_of_each_kind(offered):
             if config != offered[0]:
                 stated = statements(solver, seen, self.info, config)
@@ -180,20 +179,20 @@ class Kit:
                 }
         outcome.status, outcome.checks = "passed", ["words", "configurations", "plan", "families"]
 
-    def _another(self, solver: Solver, seen: Any, offered: Sequence[Any], outcome: Outcome) -> None:
-        """A further configuration, each in its turn, so that the list as a whole runs them all."""
+    def _examine_further(self, solver: Solver, seen: Any, offered: Sequence[Any], outcome: Outcome) -> None:
+        """Examine another configuration, the next one for each case, so that all cases together run all of them."""
         turn = self._computed[solver.name, "configuration"]
         self._computed[solver.name, "configuration"] += 1
         config = offered[1 + turn % (len(offered) - 1)]
         outcome.config = dict(config)
         examination = Examination(solver, seen, config, statements(solver, seen, self.info, config), self.queue)
         examination.run(False)
-        if turn % OTHERS == 0:
+        if turn % BATCH_TEST_EVERY == 0:
             examination.same_in(FEW_BATCHES)
 
 
 def _first_of_each_kind(offered: Sequence[Any]) -> list[Any]:
-    """Configurations that differ in a word, not only in numbers such as tiles: the first of each, at most six."""
+    """The first configuration of each combination of text values, whatever their numbers such as tiles; at most six."""
     kinds = {tuple((k, v) for k, v in config.items() if isinstance(v, str)): config for config in reversed(offered)}
     return [config for config in offered if config in kinds.values()][:6]
 
@@ -204,12 +203,12 @@ def write_digests(kit: Kit, path: Path) -> list[str]:
 
     Raises Fault for a plan that fails; a problem that every solver refuses has no digest.
     """
-    found: dict[str, str] = {}
+    by_problem: dict[str, str] = {}
     for text, problem in ((text, ConvProblem.parse(text)) for text in digests.known()):
-        solver = next((one for one in kit.solvers.values() if one.rejects(problem, kit.info) is None), None)
+        solver = next((s for s in kit.solvers.values() if s.rejects(problem, kit.info) is None), None)
         if solver is not None:
             config = next(iter(solver.configs(problem, kit.info)))
             plan = Examination(solver, problem, config, None, kit.queue)
-            found[text] = digests.digest(plan.compute(digests.operands(problem)))
-    path.write_text(json.dumps(found, indent=0) + "\n", encoding="utf-8")
-    return [text for text in found if found[text] != digests.known()[text]]
+            by_problem[text] = digests.digest(plan.compute(digests.operands(problem)))
+    path.write_text(json.dumps(by_problem, indent=0) + "\n", encoding="utf-8")
+    return [text for text in by_problem if by_problem[text] != digests.known()[text]]

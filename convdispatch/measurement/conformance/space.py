@@ -1,8 +1,8 @@
-"""The space of problems that the generated cases cover, kind by kind: which letters vary, over which values.
+"""The space of problems that the generated cases cover: the letters that vary, and their values, for each kind.
 
-A kind is a form of channels (dense, grouped, depthwise, multiplier) in a rank. In each, every pair of values stands
-together in some case; and in the strata, the corners that a specialised kernel takes alone, every single value does.
-Heights and widths share no value, so no image is square; most sizes are no multiple of anything.
+A kind is a form of channels (dense, grouped, depthwise, multiplier) in a rank. In each kind every pair of values occurs
+in some case, and every single value occurs in each stratum, which is a corner that only a specialised kernel takes.
+Heights and widths share no value, so that no image is square; most sizes are odd.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _AXES: dict[int, dict[str, Sequence[int]]] = {
     | {"sd": (1, 2), "sh": (1, 2), "sw": (1, 2), "dd": (1, 2), "dh": (1, 2), "dw": (1, 2)}
     | {"pd": (0, 1), "ph": (0, 1), "pw": (0, 1)},
 }
-MOST_FLOPS = 2e7
+MAX_FLOPS = 2e7
 """The most operations of a generated case, because the reference computes them all: a case large in one size is small
 in others."""
-MOST_ELEMENTS = 60_000
+MAX_ELEMENTS = 60_000
 """The most elements of a generated case's images, which each check reads and writes."""
-_ADDING = ("accumulate", "bias+accumulate", "residual+accumulate", "bias+residual+accumulate")
+_ACCUMULATING = ("accumulate", "bias+accumulate", "residual+accumulate", "bias+residual+accumulate")
 _EPILOGUES = (
-    *_ADDING,
+    *_ACCUMULATING,
     "bias",
     "residual",
     "bias+residual",
@@ -51,7 +51,7 @@ _EPILOGUES = (
 )
 _SKEWS = (0, 1, -1)
 """The values of the padding at the end of an axis minus that at its beginning; the padding stays at least 0."""
-_BARE = {"ph": 0, "pw": 0, "skew_h": 0, "skew_w": 0}
+_UNPADDED = {"ph": 0, "pw": 0, "skew_h": 0, "skew_w": 0}
 _DIRECTIONS = ("fwd", "bwd_data", "bwd_weights")
 _QUANTIZED: dict[str, Sequence[Any]] = {
     "dtype": tuple(INTEGERS),
@@ -70,7 +70,7 @@ _FLOAT8 = _QUANTIZED | {
 
 @dataclass(frozen=True)
 class Block:
-    """One covering array: its name (a prefix of its cases' names), the level of its cases, letters and corners."""
+    """One covering array: its name (a prefix of its cases' names), the level of its cases, its letters and strata."""
 
     name: str
     level: str
@@ -79,7 +79,7 @@ class Block:
 
     @functools.cached_property
     def array(self) -> Array:
-        """Made when it is asked for: all of them take seconds, those of ``core`` a tenth."""
+        """The covering array, computed on first use, because all of them together take seconds."""
         return cover(self.letters, _is_case, self.strata, SEED)
 
     def named(self) -> list[tuple[str, Row]]:
@@ -88,13 +88,13 @@ class Block:
 
 
 def _square(kernel: int, stride: int = 1, **further: Any) -> Row:
-    """A corner in two dimensions: one kernel size, one stride, no dilation, pads alike on both sides."""
+    """A stratum in two dimensions: one kernel size, one stride, no dilation, the same padding on both sides."""
     sizes = {"kh": kernel, "kw": kernel, "sh": stride, "sw": stride, "dh": 1, "dw": 1}
     return sizes | {"skew_h": 0, "skew_w": 0} | further
 
 
 def _strata(form: str) -> list[Row]:
-    """Many channels too, where there may be: transforms and tensor cores refuse few."""
+    """The strata of a form; some have many channels, because transforms and tensor cores refuse few."""
     many: dict[str, list[Row]] = {
         "dense": [{"ic": 17, "oc": 19}, {"ic": 16, "oc": 16}],
         "grouped": [{"icg": 17, "ocg": 16}],
@@ -102,12 +102,12 @@ def _strata(form: str) -> list[Row]:
     wide = many.get(form, [{}])
     skewed = {name: value for name, value in (_square(3) | wide[0]).items() if not name.startswith("skew")}
     dilated = _square(3) | wide[0] | {"dh": 2, "dw": 3}  # The axes have different dilations.
-    found = [_square(3, **more) for more in wide] + [_square(3, 2), _square(5, **wide[-1]), skewed, dilated, _BARE]
-    return found + ([_square(1)] if form in many else [])
+    strata = [_square(3, **row) for row in wide] + [_square(3, 2), _square(5, **wide[-1]), skewed, dilated, _UNPADDED]
+    return strata + ([_square(1)] if form in many else [])
 
 
 def problem_of(row: Mapping[str, Any]) -> ConvProblem | None:
-    """The problem of a row, or None where there is none (the kernel does not fit)."""
+    """The problem of a row, or None if the kernel does not fit."""
     own = ("icg", "ocg", "epilogue")
     values = {name: value for name, value in row.items() if name not in own and not name.startswith("skew")}
     for part in filter(None, row.get("epilogue", "").split("+")):
@@ -122,27 +122,27 @@ def problem_of(row: Mapping[str, Any]) -> ConvProblem | None:
 
 
 def _channels(row: Mapping[str, Any]) -> dict[str, int]:
-    """``g``, ``ic`` and ``oc``: a row has them, or groups and channels of a group."""
+    """``g``, ``ic`` and ``oc`` of a row, which has them or the channels per group."""
     if "g" not in row:
         return {"g": 1, "ic": row["ic"], "oc": row["oc"]}
     return {"g": row["g"], "ic": row["g"] * row.get("icg", 1), "oc": row["g"] * row.get("ocg", 1)}
 
 
 def _is_case(row: Mapping[str, Any]) -> bool:
-    """Whether the kernel fits and the case is small: by sizes alone, as tens of thousands of rows are asked about."""
+    """Whether the kernel fits and the case is small, by arithmetic alone, because it is called for very many rows."""
     if row.get("direction") == "bwd_weights" and row.get("epilogue", "accumulate") != "accumulate":
         return False
     g, ic, oc = _channels(row).values()
     pixels, places, taps = 1, 1, 1
     for axis in "dhw"[3 - row["ndim"] :]:
-        size, kernel, near = row["i" + axis], row["k" + axis], row["p" + axis]
-        slack = size + near + max(0, near + row["skew_" + axis]) - row["d" + axis] * (kernel - 1) - 1
+        size, kernel, before = row["i" + axis], row["k" + axis], row["p" + axis]
+        slack = size + before + max(0, before + row["skew_" + axis]) - row["d" + axis] * (kernel - 1) - 1
         if slack < 0:
             return False
         pixels, places, taps = pixels * size, places * (slack // row["s" + axis] + 1), taps * kernel
-    if 2 * row["mb"] * oc * places * (ic // g) * taps > MOST_FLOPS:
+    if 2 * row["mb"] * oc * places * (ic // g) * taps > MAX_FLOPS:
         return False
-    return row["mb"] * max(ic * pixels, oc * places) <= MOST_ELEMENTS
+    return row["mb"] * max(ic * pixels, oc * places) <= MAX_ELEMENTS
 
 
 def _letters(form: str, ndim: int, further: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
@@ -159,50 +159,50 @@ def _letters(form: str, ndim: int, further: Mapping[str, Sequence[Any]]) -> dict
 @functools.cache
 def blocks() -> tuple[Block, ...]:
     """Every covering array."""
-    made = []
-    both = {"direction": _DIRECTIONS, "layout": ("nchw", "nhwc")}
+    arrays = []
+    either = {"direction": _DIRECTIONS, "layout": ("nchw", "nhwc")}
     back = _DIRECTIONS[1:]
     dtypes = sorted((name for name in DTYPES if name != "float32"), key=lambda name: DTYPES[name].itemsize)
     typed = [{"dtype": dtype} for dtype in dtypes]
     for form in FORMS:
         strata = _strata(form)
-        turned = [one for one in strata if one.get("dh") != 2 or form == "grouped"]
-        backward = [{**stratum, "direction": direction} for direction in back for stratum in turned]
-        last = [{**stratum, "direction": "fwd"} for stratum in turned]
-        last += [{**strata[0], "direction": direction} for direction in back]
-        made += [
+        plain = [one for one in strata if one.get("dh") != 2 or form == "grouped"]
+        backward = [{**stratum, "direction": direction} for direction in back for stratum in plain]
+        channels_last = [{**stratum, "direction": "fwd"} for stratum in plain]
+        channels_last += [{**strata[0], "direction": direction} for direction in back]
+        arrays += [
             _block(f"{form}_2d.fwd", "core", form, 2, strata, direction=["fwd"]),
             _block(f"{form}_2d.bwd", "training", form, 2, backward, direction=back),
-            _block(f"{form}_2d.nhwc", "full", form, 2, last, direction=_DIRECTIONS, layout=["nhwc"]),
-            _block(f"{form}_2d.dtypes", "full", form, 2, [*typed, _BARE], **both, dtype=dtypes),
-            _block(f"{form}_1d", "full", form, 1, (), **both),
-            _block(f"{form}_3d", "full", form, 3, (), **both),
+            _block(f"{form}_2d.nhwc", "full", form, 2, channels_last, direction=_DIRECTIONS, layout=["nhwc"]),
+            _block(f"{form}_2d.dtypes", "full", form, 2, [*typed, _UNPADDED], **either, dtype=dtypes),
+            _block(f"{form}_1d", "full", form, 1, (), **either),
+            _block(f"{form}_3d", "full", form, 3, (), **either),
         ]
         if form != "multiplier":
-            fused = both | {"direction": _DIRECTIONS, "epilogue": _EPILOGUES}
+            fused = either | {"direction": _DIRECTIONS, "epilogue": _EPILOGUES}
             # Plugins have kernels of their own for 1x1 and 3x3 filters, with epilogues of their own.
             corners = [_square(kernel) for kernel in ((3,) if form == "depthwise" else (1, 3))]
-            adding = [
+            epilogues = [
                 {**corner, "epilogue": one, "direction": direction}
                 for corner in corners
-                for one in _ADDING
+                for one in _ACCUMULATING
                 for direction in _DIRECTIONS[:2]
             ]
-            adding.append({"epilogue": "accumulate", "direction": "bwd_weights"})
-            adding += [
+            epilogues.append({"epilogue": "accumulate", "direction": "bwd_weights"})
+            epilogues += [
                 {"epilogue": one, "direction": direction}
                 for one in _EPILOGUES
-                if one not in _ADDING
+                if one not in _ACCUMULATING
                 for direction in _DIRECTIONS[:2]
             ]
-            made.append(_block(f"{form}_2d.epilogue", "full", form, 2, adding, **fused))
+            arrays.append(_block(f"{form}_2d.epilogue", "full", form, 2, epilogues, **fused))
         # Quantized cases are forward convolutions of every rank; those of the strata exist in both layouts.
         int8 = [{**stratum, "layout": "nhwc"} for stratum in strata]
-        made.append(_block(f"{form}_2d.int8", "full", form, 2, int8, **_QUANTIZED))
-        made.append(_block(f"{form}_2d.float8", "full", form, 2, int8, **_FLOAT8))
+        arrays.append(_block(f"{form}_2d.int8", "full", form, 2, int8, **_QUANTIZED))
+        arrays.append(_block(f"{form}_2d.float8", "full", form, 2, int8, **_FLOAT8))
         if form in ("dense", "grouped"):
-            made += [_block(f"{form}_{ndim}d.int8", "full", form, ndim, (), **_QUANTIZED) for ndim in (1, 3)]
-    return tuple(made)
+            arrays += [_block(f"{form}_{ndim}d.int8", "full", form, ndim, (), **_QUANTIZED) for ndim in (1, 3)]
+    return tuple(arrays)
 
 
 def _block(name: str, level: str, form: str, ndim: int, strata: Sequence[Row], **further: Sequence[Any]) -> Block:
@@ -210,15 +210,15 @@ def _block(name: str, level: str, form: str, ndim: int, strata: Sequence[Row], *
 
 
 def covered(names: Collection[str]) -> tuple[int, int]:
-    """The pairs of letters' values, counted array by array, that the named cases hold, and that all hold."""
-    held = sum(
+    """The number of pairs of letters' values, summed over arrays, in the named cases, and in all cases."""
+    pairs = sum(
         len({pair for name, row in block.named() if name in names for pair in pairs_of(row)}) for block in blocks()
     )
-    return held, sum(block.array.pairs for block in blocks())
+    return pairs, sum(block.array.pairs for block in blocks())
 
 
 def describe(names: Collection[str]) -> list[str]:
-    """A line for each array that has cases among ``names``: how many, and what varies in them."""
+    """A line for each array that has cases among ``names``: their number, and the letters that vary."""
     lines = []
     for block in blocks():
         count = sum(name in names for name, _ in block.named())

@@ -17,9 +17,9 @@ def pytest_generate_tests(metafunc: Any) -> None:
     """Each case of the level."""
     if "case" in metafunc.fixturenames:
         option = metafunc.config.getoption
-        found = cases(option("--conformance-level", "full")) if option("--plugin", None) else []
+        level_cases = cases(option("--conformance-level", "full")) if option("--plugin", None) else []
         skip = pytest.param(None, marks=pytest.mark.skip(reason="name a plugin with --plugin"), id="no-plugin")
-        metafunc.parametrize("case", [pytest.param(case, id=case.name) for case in found] or [skip])
+        metafunc.parametrize("case", [pytest.param(case, id=case.name) for case in level_cases] or [skip])
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,7 @@
 """Runs cases in several child processes, so that a crash or hang costs one solver one case.
 
-A compiler works on one processor, and a kernel that writes out of bounds may end its process, or leave it a device that
-refuses everything from then on: so the command runs the cases elsewhere, says of a child that died which solver it was
-at, and asks the solvers behind it in a new one.
+A compiler uses one processor, and a kernel that writes out of bounds may end its process or make the device refuse all
+further work. When a child dies, the solver that it was running fails the case, and the next ones run in a new child.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ...device.child import answer, questions
 from ..farm import Died, NotStarted, RestartingChild, farm
 from .levels import Case
 from .outcome import Outcome
-from .session import HUNG, MOST_HANGS
+from .session import HUNG, MAX_HANGS
 
 
 def run(
@@ -29,21 +28,21 @@ def run(
     report: Callable[[Case, list[Outcome]], bool],
     until: float | None = None,
 ) -> list[str]:
-    """Every case, ``jobs`` at a time; ``report`` is called in this thread as each is done, in any order;
-    once it answers False no further case begins.
+    """Run every case, ``jobs`` at a time; ``report`` is called in this thread as each ends, in any order, and no
+    further case starts once it returns False.
 
-    ``setup`` is Kit's arguments. A solver that takes longer than ``timeout_s`` for a case fails it, and its child is
-    killed. Nothing is awaited after ``until`` (``time.monotonic``), nor after an interrupt from the keyboard. Answers
-    the names of the cases that were not reported. Raises ConvDispatchError when no child starts.
+    ``setup`` holds the arguments of Kit. A solver that takes longer than ``timeout_s`` for a case fails it, and its
+    child is killed. The run ends at ``until`` (``time.monotonic``) and at an interrupt from the keyboard. Returns the
+    names of the cases that were not reported. Raises ConvDispatchError if no child starts.
     """
     todo, waiting = deque(cases), {case.name for case in cases}
     hangs: Counter[str] = Counter()
     child = lambda: RestartingChild(__name__, setup)  # noqa: E731
-    ended = farm(todo, jobs, child, lambda c, case: _run(c, case, timeout_s, hangs), until)
+    results = farm(todo, jobs, child, lambda c, case: _run(c, case, timeout_s, hangs), until)
     try:
-        for case, found in ended:
+        for case, outcomes in results:
             waiting.discard(case.name)
-            if not report(case, found):
+            if not report(case, outcomes):
                 break
     except KeyboardInterrupt:
         pass
@@ -52,55 +51,55 @@ def run(
             raise ConvDispatchError(f"no process could be started to verify in: {error}") from None
         for case in todo:  # For the remaining cases no child process was left.
             waiting.discard(case.name)
-            report(case, [_ended(case, "", f"no process was left to run it: {error}")])
+            report(case, [_failure(case, "", f"no process was left to run it: {error}")])
     finally:
-        ended.close()
+        results.close()
     return [case.name for case in cases if case.name in waiting]
 
 
 def _run(child: RestartingChild, case: Case, timeout_s: float, hangs: Counter[str]) -> list[Outcome]:
-    """One outcome a solver; who comes behind one that took the child with it is asked of the next child."""
-    found = [_ended(case, solver, HUNG) for solver, times in hangs.items() if times >= MOST_HANGS]
+    """Run a case in a child process, and return an outcome for each solver; after a death in a new child process."""
+    outcomes = [_failure(case, solver, HUNG) for solver, times in hangs.items() if times >= MAX_HANGS]
     while True:
-        known = len(found)
-        skip = sorted(outcome.solver for outcome in found)
+        count_before = len(outcomes)
+        skip = sorted(outcome.solver for outcome in outcomes)
         child.ask({**asdict(case), "problem": str(case.problem), "skip": skip})
         running = ""
         try:
-            while "done" not in (said := child.hear(timeout_s)):
-                if "lost" in said:
+            while "done" not in (message := child.hear(timeout_s)):
+                if "lost" in message:
                     child.close()
                     break
-                running = said.get("asked", "")
+                running = message.get("asked", "")
                 if not running:
-                    found.append(_outcome(child, said))
+                    outcomes.append(_outcome(child, message))
             else:
-                return found
+                return outcomes
         except Died as died:
             words = str(died).replace("it gave no answer within", "it did not end within")
             if running:
                 hangs[running] += words != str(died)
-                found.append(_ended(case, running, words))
+                outcomes.append(_failure(case, running, words))
             # The child died at the question itself, before any solver ran, and a new child would die there too.
-            elif len(found) == known:
-                return [*found, _ended(case, "", words)]
+            elif len(outcomes) == count_before:
+                return [*outcomes, _failure(case, "", words)]
 
 
-def _outcome(child: RestartingChild, said: dict[str, Any]) -> Outcome:
-    """Return the child's outcome of a case. Raises Died where it is none: another process answers on its pipe."""
+def _outcome(child: RestartingChild, message: dict[str, Any]) -> Outcome:
+    """The outcome in a child's message. Raises Died if it is none, because another process writes to the pipe."""
     try:
-        return Outcome(**said)
+        return Outcome(**message)
     except TypeError:
         child.close()
-        raise Died(f"it answered what is no outcome: {str(said)[:80]}") from None
+        raise Died(f"it answered what is no outcome: {str(message)[:80]}") from None
 
 
-def _ended(case: Case, solver: str, words: str) -> Outcome:
+def _failure(case: Case, solver: str, words: str) -> Outcome:
     return Outcome(solver or "?", case.name, str(case.problem), case.level, "failed", words, "plan")
 
 
 def _serve() -> None:
-    """The child: one line of setup, then a case a line."""
+    """The child process: it reads a line of setup, then one case on each line."""
     from ...api.problem import ConvProblem
     from .session import Kit
 

@@ -8,16 +8,16 @@ deepbench     ``(w, h, c, n, k, filter_w, filter_h, pad_w, pad_h, stride_w, stri
 onnx          a graph of one Conv in ONNX's text, or a NodeProto with its input shapes
 ============= =========================================================================================================
 
-Where a text leaves the direction out it means forward without bias, whatever the dialect's own tool runs then. Letters
-alone (``mb1ic3ih8oc4kh3``) are this project's own. What a dialect cannot say is refused in words, never dropped.
+A text without a direction means forward without bias, whatever the dialect's own tool would run. Letters alone
+(``mb1ic3ih8oc4kh3``) are this project's own text. What a dialect cannot express is refused with a reason.
 
 - ``own``: this project's own text, and lines of the trace layer.
 - ``benchdnn``: oneDNN's benchdnn.
 - ``miopen``: MIOpenDriver's command lines.
 - ``deepbench``: DeepBench's tuples.
 - ``onnx_node``: ONNX nodes, graphs and models.
-- ``files``: files of any dialect, which is worked out from the text.
-- ``limits``: what a dialect can say, and numbers of a bounded size.
+- ``files``: files of any dialect, which is recognised from the text.
+- ``limits``: what a dialect can express, and numbers of a bounded size.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ DIALECTS = tuple(_WRITERS)
 
 
 def read_all(source: Any, dialect: str | None = None, *, shapes: Any = None) -> list[ConvProblem]:
-    """The problems that one text, tuple or ONNX node states; several where a line asks for several directions or types.
+    """The problems of one text, tuple or ONNX node; several if a line names several directions or types.
 
-    ``dialect`` is worked out when None. ``shapes`` gives an ONNX node's input shapes: a mapping of names, or a sequence
-    in the inputs' order. Raises InvalidProblem.
+    Without ``dialect`` it is recognised from the text. ``shapes`` are an ONNX node's input shapes: a mapping of names,
+    or a sequence in the inputs' order. Raises InvalidProblem.
     """
     _check(dialect)
     if hasattr(source, "op_type"):
@@ -72,7 +72,7 @@ def read(source: Any, dialect: str | None = None, *, shapes: Any = None) -> Conv
 
 
 def write(problem: ConvProblem, dialect: str = "convdispatch", name: str = "") -> str:
-    """The problem's text in a dialect, with its name where the dialect has room for one.
+    """The problem's text in a dialect, with its name if the dialect has names.
 
     Raises InvalidArgument for what the dialect cannot express.
     """

@@ -1,8 +1,9 @@
 """benchdnn's text: knobs, then descriptors ``gXmbX_icXidXihXiwX_ocXodXohXowX_kdXkhXkwX_sdX.._pdX.._ddX.._nNAME``.
 
-Its rules, which differ from this project's: a missing batch is 2; dilation 0 is dense; h alone gives a square, d alone
-a cube, w alone is 1-D; a padding that is missing follows from the output; the far padding follows from output and near
-padding. Knobs hold for the descriptors after them, lists of values multiply, and a name's ``*4`` counts repetitions.
+Its rules differ from this project's: a missing batch is 2; dilation 0 is dense; h alone gives a square, d alone a cube,
+w alone is 1-D; missing padding is computed from the output size, and the padding at the end of an axis from the output
+size and the padding at its beginning. Knobs hold for the descriptors after them, lists of values are combined, and
+``*4`` after a name counts repetitions.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _TOKEN = re.compile(r'(?:[^\s"]|"[^"]*")+')
 
 @dataclass(frozen=True)
 class Knobs:
-    """The settings by the options before a descriptor; each combination of the tuples' values is one problem."""
+    """The settings of the options before a descriptor; each combination of the tuples' values is one problem."""
 
     directions: tuple[tuple[str, bool], ...] = (("fwd", False),)
     dtypes: tuple[tuple[str, str | None], ...] = (("float32", None),)
@@ -71,29 +72,29 @@ class Knobs:
 
 
 def _list(value: str, known: dict[str, object], what: str) -> tuple:
-    answers = []
+    values = []
     for word in value.split(","):
         if word not in known:
             raise InvalidProblem(f"{what} {word!r} is none of {', '.join(known)}")
-        answers.append(known[word])
-    return tuple(answers)
+        values.append(known[word])
+    return tuple(values)
 
 
 def _dtypes(value: str) -> tuple[tuple[str, str | None], ...]:
-    answers = []
+    dtypes = []
     for word in value.split(","):
         if word.replace(":", "") in QUANTIZED_TEXTS:
-            answers.append(QUANTIZED_TEXTS[word.replace(":", "")])
+            dtypes.append(QUANTIZED_TEXTS[word.replace(":", "")])
             continue
         # The older option --cfg writes one data type three times, such as f32f32f32.
-        thrice = re.fullmatch(r"(b?f[0-9][0-9])\1\1", word)
-        each = {thrice[1]} if thrice else set(word.split(":"))
-        if len(each) > 1 or not each <= _TYPES.keys():
+        repeated = re.fullmatch(r"(b?f[0-9][0-9])\1\1", word)
+        types = {repeated[1]} if repeated else set(word.split(":"))
+        if len(types) > 1 or not types <= _TYPES.keys():
             raise InvalidProblem(
                 f"data types must be one of {', '.join(_TYPES)} for all three tensors, or as u8:s8:u8, got {word!r}"
             )
-        answers.append(_TYPES[each.pop()])
-    return tuple(answers)
+        dtypes.append(_TYPES[types.pop()])
+    return tuple(dtypes)
 
 
 def _epilogue(value: str) -> tuple[tuple[str, object], ...]:
@@ -105,29 +106,29 @@ def _epilogue(value: str) -> tuple[tuple[str, object], ...]:
             fields["accumulate"] = True
         elif word == "add" and numbers[-1:] == ["per_tensor"] and not {"residual", "activation"} & fields.keys():
             fields["residual"] = True
-        elif "activation" not in fields and (found := _activation(word, [float(number) for number in numbers])):
-            fields["activation"] = found
+        elif "activation" not in fields and (activation := _activation(word, [float(number) for number in numbers])):
+            fields["activation"] = activation
         else:
             raise InvalidProblem(f"post-op {step!r} in {value!r} has no counterpart here")
     return tuple(fields.items())
 
 
 def _activation(word: str, numbers: list[float]) -> str | None:
-    """A post-op as one of our activations, None where none is called so. Raises InvalidProblem for other numbers."""
+    """The activation of a post-op, or None. Raises InvalidProblem for parameters that no activation has."""
     word = word.removesuffix("_v2")
-    named = {name: each for name, each in ACTIVATIONS.items() if each.onednn and each.onednn.name == word}
-    for name, each in named.items():
-        fixed, count = each.onednn.alpha_beta, len(each.parameters)
+    named = {name: form for name, form in ACTIVATIONS.items() if form.onednn and form.onednn.name == word}
+    for name, form in named.items():
+        fixed, count = form.onednn.alpha_beta, len(form.parameters)
         if fixed is None and ((count and numbers) or len(named) == 1):
-            given = ",".join(map(repr, numbers[:count]))
-            return name + (f"({given})" if given else "")
+            arguments = ",".join(map(repr, numbers[:count]))
+            return name + (f"({arguments})" if arguments else "")
         if fixed == () and (not numbers or len(named) == 1):
             return name
         if fixed and len(named) == 1:
-            if any(abs(got - ours) > 1e-4 for got, ours in zip(numbers, fixed, strict=False)):
+            if any(abs(value - expected) > 1e-4 for value, expected in zip(numbers, fixed, strict=False)):
                 raise InvalidProblem(f"post-op {word} of {numbers} has no counterpart here: {word} has {fixed}")
             return name
-    return next((name for name, each in named.items() if each.onednn.alpha_beta is None), None)
+    return next((name for name, form in named.items() if form.onednn.alpha_beta is None), None)
 
 
 _SETTERS: dict[str, Callable[[str], dict[str, object]]] = {
@@ -182,21 +183,21 @@ def _entries(token: str, knobs: Knobs) -> list[Entry]:
     }
     if not all(layouts.values()):
         raise InvalidProblem("--stag and --dtag must name the same layout")
-    found = []
-    for (direction, bias), (dtype, out), layout, batch, epilogue in itertools.product(
+    entries = []
+    for (direction, bias), (dtype, out_dtype), layout, batch, epilogue in itertools.product(
         knobs.directions, knobs.dtypes, layouts, knobs.batches, knobs.epilogues
     ):
         changes = {"direction": direction, "dtype": dtype, "layout": layout, "math": knobs.math, **dict(epilogue)}
-        if out is not None and changes.get("activation") in ("relu", "relu6"):
+        if out_dtype is not None and changes.get("activation") in ("relu", "relu6"):
             # A quantized convolution's table of scales bounds y, as relu and relu6 do: its problem has no activation.
             del changes["activation"]
-        if out is None and knobs.scaled:
+        if out_dtype is None and knobs.scaled:
             raise InvalidProblem(f"scales and zero points are for quantized data types such as u8:s8:u8, got {dtype}")
-        changes["out_dtype"] = out
+        changes["out_dtype"] = out_dtype
         changes["bias"] = (bias if knobs.bias is None else knobs.bias) and direction == "fwd"
         changes["mb"] = batch or problem.mb
-        found.append(Entry(name or token, problem.replace(**changes), count))
-    return found
+        entries.append(Entry(name or token, problem.replace(**changes), count))
+    return entries
 
 
 def read_descriptor(text: str) -> tuple[ConvProblem, str, int]:
@@ -204,41 +205,41 @@ def read_descriptor(text: str) -> tuple[ConvProblem, str, int]:
     values: dict[str, int] = {}
     name, position = "", 0
     while position < len(text):
-        found = re.compile(r"([a-z]+?)([0-9]+)").match(text, position)
+        match = re.compile(r"([a-z]+?)([0-9]+)").match(text, position)
         if text[position] == "_":
             position += 1
         elif text[position] == "n":
             name = text[position + 1 :].strip('"')
             break
-        elif found is None or found[1] not in _LETTERS:
+        elif match is None or match[1] not in _LETTERS:
             raise InvalidProblem(f"cannot read {text[position:]!r} in benchdnn's {text!r}")
-        elif found[1] in values:
-            raise InvalidProblem(f"{found[1]} stands twice in {text!r}")
+        elif match[1] in values:
+            raise InvalidProblem(f"{match[1]} stands twice in {text!r}")
         else:
-            values[found[1]], position = number(found[2]), found.end()
+            values[match[1]], position = number(match[2]), match.end()
     counted = re.fullmatch(r"(.*)\*([0-9]+)", name)
     name, count = (counted[1], number(counted[2])) if counted else (name, 1)
     return _geometry(values, text), name, count
 
 
 def _geometry(values: dict[str, int], text: str) -> ConvProblem:
-    axes = [axis for axis in "dhw" if _stated(values, axis)]
+    axes = [axis for axis in "dhw" if _is_stated(values, axis)]
     if axes not in (["d"], ["h"], ["w"], ["h", "w"], ["d", "h", "w"]):
         raise InvalidProblem(f"sizes along {' and '.join(axes) or 'no axis'} make no problem: {text!r}")
-    wanted = {"d": "dhw", "h": "hw", "w": "w"}[axes[0]]
-    fields = {"mb": values.get("mb", 2), "g": values.get("g", 1), "ndim": len(wanted)}
+    letters = {"d": "dhw", "h": "hw", "w": "w"}[axes[0]]
+    fields = {"mb": values.get("mb", 2), "g": values.get("g", 1), "ndim": len(letters)}
     for letter in ("ic", "oc"):
         if letter not in values:
             raise InvalidProblem(f"{letter} is missing in {text!r}")
         fields[letter] = values[letter]
-    for axis in wanted:
+    for axis in letters:
         fields |= {
             key[0] + axis + key[1:]: n for key, n in _axis(values, axis if len(axes) > 1 else axes[0], text).items()
         }
     return ConvProblem(**fields)
 
 
-def _stated(values: dict[str, int], axis: str) -> bool:
+def _is_stated(values: dict[str, int], axis: str) -> bool:
     return (
         any(values.get(letter + axis) for letter in "ikod")
         or values.get("s" + axis, 1) != 1
@@ -247,37 +248,38 @@ def _stated(values: dict[str, int], axis: str) -> bool:
 
 
 def _axis(values: dict[str, int], axis: str, text: str) -> dict[str, int]:
-    """One axis as ``i k s p p_r d``, dilation counted as this project does."""
+    """One axis as the letters ``i k s p p_r d`` of this project, in which dilation 1 is dense."""
     for letter in "ik":
         if not values.get(letter + axis):
             raise InvalidProblem(f"{letter}{axis} is missing in {text!r}")
     size, kernel, stride = values["i" + axis], values["k" + axis], values.get("s" + axis, 1)
     dilation = values.get("d" + axis, 0) + 1
     extent = dilation * (kernel - 1) + 1
-    near, out = values.get("p" + axis), values.get("o" + axis)
-    if near is None:
-        near = max(0, int(((out - 1) * stride - size + extent) / 2)) if out else 0
-    answer = {"i": size, "k": kernel, "s": stride, "p": near, "p_r": near, "d": dilation}
-    if out:
-        least = (out - 1) * stride - size + extent - near
-        if least + stride - 1 < 0:
-            raise InvalidProblem(f"o{axis}{out} leaves a part of the input unread, which no padding gives: {text!r}")
-        if not least <= near < least + stride:
-            answer["p_r"] = max(least, 0)
-    return answer
+    padding, outputs = values.get("p" + axis), values.get("o" + axis)
+    if padding is None:
+        padding = max(0, int(((outputs - 1) * stride - size + extent) / 2)) if outputs else 0
+    fields = {"i": size, "k": kernel, "s": stride, "p": padding, "p_r": padding, "d": dilation}
+    if outputs:
+        least_padding = (outputs - 1) * stride - size + extent - padding
+        if least_padding + stride - 1 < 0:
+            output = f"o{axis}{outputs}"
+            raise InvalidProblem(f"{output} leaves a part of the input unread, which no padding gives: {text!r}")
+        if not least_padding <= padding < least_padding + stride:
+            fields["p_r"] = max(least_padding, 0)
+    return fields
 
 
 def write(problem: ConvProblem, name: str = "") -> str:
     """One line of knobs and descriptor. Raises InvalidArgument for what benchdnn cannot express.
 
-    A far padding is said through the output size, so one that adds no output comes back without it.
+    The padding at the end of an axis is expressed by the output size, so that padding which adds no output is lost.
     """
     _DIALECT.check(problem)
     direction = {"fwd": "FWD_B" if problem.bias else "FWD_D", "bwd_data": "BWD_D", "bwd_weights": "BWD_W"}
     dtypes = re.sub(r"^([us]8)(s8)", r"\1:\2:", problem.dtype_text)
     words = [f"--dir={direction[problem.direction]}", f"--dt={dtypes}"]
     words += ["--stag=axb --dtag=axb"] if problem.layout == "nhwc" else []
-    words += [f"--attr-fpmath={ours}" for ours, math in _MATHS.items() if math == problem.math]
+    words += [f"--attr-fpmath={name_}" for name_, math in _MATHS.items() if math == problem.math]
     words += [f"--attr-post-ops={steps}"] if (steps := _post_ops(problem)) else []
 
     def along(letter: str, shift: int = 0) -> str:
@@ -296,6 +298,6 @@ def _post_ops(problem: ConvProblem) -> str:
         eltwise = onednn_eltwise(problem.activation)
         if eltwise is None:
             raise InvalidArgument(f"benchdnn has no words for the activation {problem.activation}: {problem}")
-        _, theirs, numbers = eltwise
-        steps.append(":".join([theirs, *(repr(number) for number in numbers)]))
+        _, name, numbers = eltwise
+        steps.append(":".join([name, *(repr(number) for number in numbers)]))
     return "+".join(steps)

@@ -24,10 +24,10 @@ def read_tuple(numbers: Sequence[int]) -> ConvProblem:
 
 def read_line(line: str) -> list[Entry]:
     """The problem of one tuple. Raises InvalidProblem."""
-    found = TEXT.fullmatch(line)
-    if found is None:
+    match = TEXT.fullmatch(line)
+    if match is None:
         raise InvalidProblem(f"cannot read {line!r}; expected a tuple ({', '.join(FIELDS)})")
-    problem = read_tuple([number(digits) for digits in re.findall(r"[0-9]+", found[1])])
+    problem = read_tuple([number(digits) for digits in re.findall(r"[0-9]+", match[1])])
     return [Entry(str(problem), problem)]
 
 
@@ -35,6 +35,6 @@ _DIALECT = Dialect("deepbench", ranks=(2,), groups=False, dilation=False, asymme
 
 
 def write(problem: ConvProblem, name: str = "") -> str:
-    """The tuple; it has no room for a name. Raises InvalidArgument for what it cannot express."""
+    """The problem's tuple, without a name. Raises InvalidArgument for what a tuple cannot express."""
     _DIALECT.check(problem)
     return "(" + ", ".join(str(getattr(problem, field)) for field in FIELDS) + ")"

@@ -1,4 +1,4 @@
-"""Tells dialects apart, and reads files of problems line by line."""
+"""Recognises dialects, and reads files of problems line by line."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _BENCHDNN = re.compile(
     r'(\S*benchdnn\s+)?--|\S*([0-9]_|_[a-z]|n"|o[dhw][0-9]|d[dhw]0(?![0-9]))|[a-z0-9]*[0-9]n[A-Za-z:]'
 )
 _LETTERS_ALONE = "letters alone"
-_LONGEST = 10_000
+_MAX_LINE = 10_000
 """The most characters of a line; an ONNX node with all its attributes has some 500."""
 
 
 def _kind(text: str) -> str:
     text = text.strip()
     # This project's own reader refuses a line that is too long, and reads the lines of a trace file.
-    if len(text) > _LONGEST or text.startswith((own.TRACE, own.HEADER)):
+    if len(text) > _MAX_LINE or text.startswith((own.TRACE, own.HEADER)):
         return "convdispatch"
     if "=>" in text and "{" in text:
         return "onnx"
@@ -35,14 +35,14 @@ def _kind(text: str) -> str:
         return "deepbench"
     if miopen.COMMAND.search(text):
         return "miopen"
-    first = text.split(maxsplit=1)[0] if text else ""
-    if not first.startswith("-") and _OWN.match(first):
+    first_word = text.split(maxsplit=1)[0] if text else ""
+    if not first_word.startswith("-") and _OWN.match(first_word):
         return "convdispatch"
-    return "benchdnn" if _BENCHDNN.match(text if first.endswith("benchdnn") else first) else _LETTERS_ALONE
+    return "benchdnn" if _BENCHDNN.match(text if first_word.endswith("benchdnn") else first_word) else _LETTERS_ALONE
 
 
 def detect(text: str) -> str:
-    """The dialect of one text; letters alone, which two dialects share, count as this project's."""
+    """The dialect of one text; letters alone, which are valid in two dialects, count as this project's."""
     kind = _kind(text)
     return "convdispatch" if kind == _LETTERS_ALONE else kind
 
@@ -58,12 +58,12 @@ _READERS: dict[str, Callable[[str], list[Entry]]] = {
 
 def read_line(line: str, dialect: str) -> list[Entry]:
     """The problems of one line in a dialect. Raises InvalidProblem."""
-    if len(line) > _LONGEST:
-        raise InvalidProblem(f"a line has at most {_LONGEST} characters, got {len(line)}: {line[:40]!r}...")
+    if len(line) > _MAX_LINE:
+        raise InvalidProblem(f"a line has at most {_MAX_LINE} characters, got {len(line)}: {line[:40]!r}...")
     try:
         return _READERS[dialect](line) if line else []
     except InvalidProblem as error:
-        raise InvalidProblem(_cut(error)) from None
+        raise InvalidProblem(_shortened(error)) from None
 
 
 def read_file(path: Path | str, dialect: str | None = None) -> Iterator[Entry]:
@@ -83,7 +83,8 @@ def _read_text(path: Path, dialect: str | None, knobs: benchdnn.Knobs, within: t
     if path in within:
         raise InvalidProblem(f"{path} includes itself")
     try:
-        lines = [_uncomment(line) if len(line) <= _LONGEST else line for line in plainfile.read_text(path).splitlines()]
+        text = plainfile.read_text(path)
+        lines = [_uncomment(line) if len(line) <= _MAX_LINE else line for line in text.splitlines()]
     except (OSError, ValueError) as error:  # Text that is not UTF-8, or a NUL character in the path, raises ValueError.
         raise InvalidProblem(f"cannot read {path}: {error}") from error
 
@@ -91,28 +92,28 @@ def _read_text(path: Path, dialect: str | None, knobs: benchdnn.Knobs, within: t
         return list(_read_text(path.parent / name, "benchdnn", current, (*within, path)))
 
     kinds = [dialect or _kind(line) for line in lines]
-    alone = "benchdnn" if "benchdnn" in kinds else "convdispatch"
+    default_kind = "benchdnn" if "benchdnn" in kinds else "convdispatch"
     for number, (line, kind) in enumerate(zip(lines, kinds), 1):
         if not line:
             continue
         try:
-            kind = alone if kind == _LETTERS_ALONE else kind
-            if kind == "benchdnn" and len(line) <= _LONGEST:
+            kind = default_kind if kind == _LETTERS_ALONE else kind
+            if kind == "benchdnn" and len(line) <= _MAX_LINE:
                 entries, knobs = benchdnn.read_line(line, knobs, include)
             else:
                 entries = read_line(line, kind)
         except InvalidProblem as error:
-            raise InvalidProblem(f"{path}:{number}: {_cut(error)}") from None
+            raise InvalidProblem(f"{path}:{number}: {_shortened(error)}") from None
         yield from entries
 
 
-def _cut(error: InvalidProblem) -> str:
-    """What is wrong with a line, which may be quoted at length."""
+def _shortened(error: InvalidProblem) -> str:
+    """The text of an error, shortened, because it may quote a very long line."""
     text = str(error)
     return text if len(text) <= 800 else f"{text[:500]} ... {text[-200:]}"
 
 
 def _uncomment(line: str) -> str:
     """The line up to a ``#`` or ``//`` that begins it or follows a space, outside quotes."""
-    found = re.match(r'((?:"[^"]*"|(?!(?:^|(?<=\s))(?:#|//)).)*)', line)
-    return found[0].strip() if found else ""
+    match = re.match(r'((?:"[^"]*"|(?!(?:^|(?<=\s))(?:#|//)).)*)', line)
+    return match[0].strip() if match else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...api.errors import InvalidArgument, InvalidProblem
 from ...api.problem import ConvProblem
 
-_DIGITS = 18
+_MAX_DIGITS = 18
 _FLAGS = {
     "bias": "a bias",
     "residual": "a residual",
@@ -19,9 +19,9 @@ _FLAGS = {
 
 
 def number(digits: str) -> int:
-    """The whole number of these digits. Raises InvalidProblem for more than a size can have."""
-    if len(digits) > _DIGITS:
-        raise InvalidProblem(f"a number has {len(digits)} digits, at most {_DIGITS} are read")
+    """The number with these digits. Raises InvalidProblem for more digits than a size can have."""
+    if len(digits) > _MAX_DIGITS:
+        raise InvalidProblem(f"a number has {len(digits)} digits, at most {_MAX_DIGITS} are read")
     return int(digits)
 
 
@@ -45,7 +45,7 @@ class Dialect:
     """Whether the dialect can express padding that differs between the two ends of an axis."""
 
     def check(self, problem: ConvProblem) -> None:
-        """Raise InvalidArgument for the first thing about ``problem`` that the dialect cannot say."""
+        """Raise InvalidArgument for the first property of ``problem`` that the dialect cannot express."""
         for missing in self._missing(problem):
             raise InvalidArgument(f"{self.name} has no words for {missing}: {problem}")
 
@@ -60,7 +60,7 @@ class Dialect:
         if not self.dilation and any(getattr(problem, "d" + axis) != 1 for axis in problem.axes):
             yield "dilation"
         sides = ((getattr(problem, "p" + axis), getattr(problem, f"p{axis}_r")) for axis in problem.axes)
-        if not self.asymmetric and any(near != far for near, far in sides):
+        if not self.asymmetric and any(before != after for before, after in sides):
             yield "padding that differs between the sides"
-        known = self.flags if problem.direction == "fwd" else self.backward_flags
-        yield from (words for flag, words in _FLAGS.items() if getattr(problem, flag) and flag not in known)
+        flags = self.flags if problem.direction == "fwd" else self.backward_flags
+        yield from (words for flag, words in _FLAGS.items() if getattr(problem, flag) and flag not in flags)

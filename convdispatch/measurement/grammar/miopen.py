@@ -1,6 +1,6 @@
 """MIOpenDriver's command line, as MIOpen's log prints it and its driver reads it.
 
-``-F`` adds directions up: 1 forward, 2 backward data, 4 backward weights; 0 is all three. What is missing has the
+``-F`` is a sum of directions: 1 forward, 2 backward data, 4 backward weights; 0 is all three. Missing options have the
 driver's defaults (``-n 100 -c 3 -H 32 -W 32 -k 32 -y 3 -x 3``), except ``-F``: without it a line means forward.
 ``-m trans`` is a transposed convolution, the backward data of the convolution with the channels exchanged.
 """
@@ -57,7 +57,7 @@ _DIRECTIONS = ((1, "fwd"), (2, "bwd_data"), (4, "bwd_weights"))
 
 
 def read_line(line: str) -> list[Entry]:
-    """The problems of one command line, one a direction. Raises InvalidProblem."""
+    """The problems of one command line, one for each direction. Raises InvalidProblem."""
     command = COMMAND.search(line)
     if command is None:
         raise InvalidProblem(f"cannot read {line!r}; expected `MIOpenDriver conv -n 1 -c 3 ...`")
@@ -66,13 +66,13 @@ def read_line(line: str) -> list[Entry]:
     numbers, words = _options(line[command.end() :].split())
     layouts = {words[word].lower() for word in ("in_layout", "out_layout", "fil_layout") if word in words}
     dense = {"nchw": "nchw", "ncdhw": "nchw", "nhwc": "nhwc", "ndhwc": "nhwc"}
-    kinds = {dense.get(layout, layout) for layout in layouts} or {"nchw"}
-    if len(kinds) > 1 or not kinds <= {"nchw", "nhwc"}:
+    dialect_layouts = {dense.get(layout, layout) for layout in layouts} or {"nchw"}
+    if len(dialect_layouts) > 1 or not dialect_layouts <= {"nchw", "nhwc"}:
         raise InvalidProblem(f"the layouts must be all NCHW or all NHWC, got {', '.join(sorted(layouts))}")
     forw = 1 if numbers["forw"] is None else numbers["forw"] or 7
     if not 0 < forw < 8:
         raise InvalidProblem(f"-F must be a sum of 1, 2 and 4, got {forw}")
-    base = {"dtype": _TYPES[command[1]], "layout": kinds.pop(), "bias": bool(numbers["bias"])}
+    base = {"dtype": _TYPES[command[1]], "layout": dialect_layouts.pop(), "bias": bool(numbers["bias"])}
     problems = [_problem(numbers, words, direction, base) for bit, direction in _DIRECTIONS if forw & bit]
     return [Entry(str(problem), problem) for problem in problems]
 
@@ -80,13 +80,13 @@ def read_line(line: str) -> list[Entry]:
 def _options(tokens: list[str]) -> tuple[dict[str, int | None], dict[str, str]]:
     numbers: dict[str, int | None] = {field: default for field, (_, _, default) in _OPTIONS.items()}
     words: dict[str, str] = {}
-    rest = iter(tokens)
-    for token in rest:
+    remaining = iter(tokens)
+    for token in remaining:
         name, equals, value = token.partition("=")
         field = _NAMES.get(name)
         if field is None:
             raise InvalidProblem(f"MIOpenDriver's option {token!r} is not known")
-        value = value if equals else next(rest, None)
+        value = value if equals else next(remaining, None)
         if value is None:
             raise InvalidProblem(f"{token} needs a value")
         if field in _WORDS:
@@ -114,8 +114,8 @@ def _problem(numbers: dict, words: dict, direction: str, base: dict) -> ConvProb
         values |= {"ic": values["oc"], "oc": values["ic"]}
         for axis in "dhw"[3 - ndim :]:
             extent = values["d" + axis] * (values["k" + axis] - 1) + 1
-            out = (values["i" + axis] - 1) * values["s" + axis] + extent - 2 * values["p" + axis]
-            values["i" + axis] = out + numbers["o" + axis]
+            outputs = (values["i" + axis] - 1) * values["s" + axis] + extent - 2 * values["p" + axis]
+            values["i" + axis] = outputs + numbers["o" + axis]
         direction = {"fwd": "bwd_data", "bwd_data": "fwd"}.get(direction, direction)
     # With -b 1 MIOpenDriver also times a bias gradient (a sum, no convolution): only forward problems get a bias.
     forward = direction == ("bwd_data" if mode == "trans" else "fwd")
@@ -146,7 +146,7 @@ _DIALECT = Dialect(
 
 
 def write(problem: ConvProblem, name: str = "") -> str:
-    """The command line, as MIOpen's log prints it; no room for a name. Raises InvalidArgument."""
+    """The problem's command line, as MIOpen's log prints it, without a name. Raises InvalidArgument."""
     _DIALECT.check(problem)
     command = _COMMANDS[problem.dtype]
     words = ["./bin/MIOpenDriver", command]
@@ -157,7 +157,7 @@ def write(problem: ConvProblem, name: str = "") -> str:
         words += ["--spatial_dim", "3"]
     if problem.layout == "nhwc":
         layout = "NHWC" if problem.ndim == 2 else "NDHWC"
-        words += [word for which in ("in", "fil", "out") for word in (f"--{which}_layout", layout)]
+        words += [word for tensor in ("in", "fil", "out") for word in (f"--{tensor}_layout", layout)]
     words += ["-b", "1"] if problem.bias else []
     bit = next(bit for bit, direction in _DIRECTIONS if direction == problem.direction)
     return " ".join([*words, "-m", "conv", "-F", str(bit), "-t", "1"])

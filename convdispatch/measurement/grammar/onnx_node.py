@@ -29,19 +29,19 @@ def _onnx() -> Any:
 
 
 def read_node(node: Any, shapes: Any, dtype: str = "float32") -> ConvProblem:
-    """The problem of a Conv or ConvTranspose node. ``shapes``: its inputs', by name or in order.
+    """The problem of a Conv or ConvTranspose node. ``shapes`` are its inputs' shapes, by name or in order.
 
     Raises InvalidProblem.
     """
     if node.op_type not in ("Conv", "ConvTranspose"):
         raise InvalidProblem(f"the node must be a Conv or ConvTranspose, got {node.op_type}")
     if isinstance(shapes, Mapping):
-        found = [shapes.get(name) for name in node.input[:2]]
+        input_shapes = [shapes.get(name) for name in node.input[:2]]
     else:
-        found = list(shapes or ())[:2]
-    if len(found) < 2 or None in found:
+        input_shapes = list(shapes or ())[:2]
+    if len(input_shapes) < 2 or None in input_shapes:
         raise InvalidProblem(f"node {node.name or node.output[0]!r} needs the shapes of its inputs, got {shapes!r}")
-    x, w = (tuple(shape) for shape in found)
+    x, w = (tuple(shape) for shape in input_shapes)
     if len(x) != len(w) or not 3 <= len(x) <= 5 or not all(isinstance(size, int) for size in x + w):
         raise InvalidProblem(
             f"node {node.name or node.output[0]!r} needs shapes of numbers and rank 3 to 5, got {x}, {w}"
@@ -64,36 +64,37 @@ def read_node(node: Any, shapes: Any, dtype: str = "float32") -> ConvProblem:
         "extra": attributes.get("output_padding", [0] * ndim),
         "shape": attributes.get("output_shape"),
     }
-    same = attributes.get("auto_pad", b"NOTSET").decode("utf-8", "replace")
-    if same not in ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"):
-        raise InvalidProblem(f"auto_pad is NOTSET, SAME_UPPER, SAME_LOWER or VALID, got {same[:40]!r}")
-    for place, axis in enumerate("dhw"[3 - ndim :]):
-        values |= _axis(place, axis, x[2 + place], per_axis, same, transposed)
+    mode = attributes.get("auto_pad", b"NOTSET").decode("utf-8", "replace")
+    if mode not in ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"):
+        raise InvalidProblem(f"auto_pad is NOTSET, SAME_UPPER, SAME_LOWER or VALID, got {mode[:40]!r}")
+    for index, axis in enumerate("dhw"[3 - ndim :]):
+        values |= _axis(index, axis, x[2 + index], per_axis, mode, transposed)
     return ConvProblem(**values)
 
 
-def _axis(place: int, axis: str, size: int, given: dict[str, Any], same: str, transposed: bool) -> dict[str, int]:
-    ndim = len(given["k"])
-    kernel, stride, dilation = (given[letter][place] for letter in "ksd")
-    near, far = given["pads"][place], given["pads"][place + ndim]
-    extent, extra = dilation * (kernel - 1) + 1, given["extra"][place]
+def _axis(index: int, axis: str, size: int, lists: dict[str, Any], mode: str, transposed: bool) -> dict[str, int]:
+    ndim = len(lists["k"])
+    kernel, stride, dilation = (lists[letter][index] for letter in "ksd")
+    before, after = lists["pads"][index], lists["pads"][index + ndim]
+    extent, extra = dilation * (kernel - 1) + 1, lists["extra"][index]
     if transposed:
         full = (size - 1) * stride + extent + extra
-        wanted = given["shape"][place] if given["shape"] else size * stride if same.startswith("SAME") else None
-        total = near + far if wanted is None else full - wanted
+        wanted = lists["shape"][index] if lists["shape"] else size * stride if mode.startswith("SAME") else None
+        total = before + after if wanted is None else full - wanted
     else:
         full, wanted = 0, None
         total = max((-(-size // stride) - 1) * stride + extent - size, 0)
-    if same.startswith("SAME") or wanted is not None:
-        small, large = total // 2, total - total // 2
-        near, far = (large, small) if same == "SAME_LOWER" or (transposed and same == "NOTSET") else (small, large)
-    elif same == "VALID":
-        near = far = 0
+    if mode.startswith("SAME") or wanted is not None:
+        smaller, larger = total // 2, total - total // 2
+        swaps = mode == "SAME_LOWER" or (transposed and mode == "NOTSET")
+        before, after = (larger, smaller) if swaps else (smaller, larger)
+    elif mode == "VALID":
+        before = after = 0
     if transposed:
-        size = full - near - far
+        size = full - before - after
     return dict(zip((letter + axis for letter in "iksd"), (size, kernel, stride, dilation))) | {
-        f"p{axis}": near,
-        f"p{axis}_r": far,
+        f"p{axis}": before,
+        f"p{axis}_r": after,
     }
 
 
@@ -116,11 +117,11 @@ def _entries(graph: Any) -> list[Entry]:
     entries = []
     for node in graph.node:
         if node.op_type in ("QLinearConv", "ConvInteger"):
-            kind, out = types.get(node.input[0], "uint8"), types.get(node.output[0], "")
+            kind, out_dtype = types.get(node.input[0], "uint8"), types.get(node.output[0], "")
             plain = _onnx().helper.make_node("Conv", [node.input[0], node.input[_WEIGHTS[node.op_type]]], node.output)
             plain.attribute.extend(node.attribute)
-            out = "int32" if node.op_type == "ConvInteger" else out or kind
-            problem = read_node(plain, shapes, "float32").replace(dtype=kind, out_dtype=out)
+            out_dtype = "int32" if node.op_type == "ConvInteger" else out_dtype or kind
+            problem = read_node(plain, shapes, "float32").replace(dtype=kind, out_dtype=out_dtype)
             entries.append(Entry(node.name or node.output[0], problem))
         if node.op_type in ("Conv", "ConvTranspose"):
             kind = types.get(node.input[0], "float")
@@ -162,7 +163,7 @@ _DIALECT = Dialect("onnx", ("bias",), ("bias",), ("fwd", "bwd_data"), tuple(_TYP
 def write(problem: ConvProblem, name: str = "") -> str:
     """A graph of one node, as ``onnx.parser.parse_graph`` reads it. Raises InvalidArgument."""
     _DIALECT.check(problem)
-    kind = next(theirs for theirs, ours in _TYPES.items() if ours == problem.dtype)
+    kind = next(onnx_name for onnx_name, ours in _TYPES.items() if ours == problem.dtype)
     forward = problem.direction == "fwd"
 
     def tensor(label: str, shape: Sequence[int]) -> str:
@@ -175,7 +176,7 @@ def write(problem: ConvProblem, name: str = "") -> str:
     attributes["pads"] = along("p") + along("p", "_r")
     if not forward:
         # ``output_padding`` is the number of output elements at the end that the strided filter does not reach.
-        left = [
+        rest = [
             getattr(problem, "i" + a)
             + getattr(problem, "p" + a)
             + getattr(problem, f"p{a}_r")
@@ -184,15 +185,15 @@ def write(problem: ConvProblem, name: str = "") -> str:
             - 1
             for a in problem.axes
         ]
-        attributes["output_padding"] = left
-    said = ", ".join(f"{key}=[{','.join(map(str, numbers))}]" for key, numbers in attributes.items())
-    read, written = ("x", "y") if forward else ("y", "x")
-    inputs = [tensor(read, getattr(problem, read + "_shape")), tensor("w", problem.w_shape)]
+        attributes["output_padding"] = rest
+    text = ", ".join(f"{key}=[{','.join(map(str, numbers))}]" for key, numbers in attributes.items())
+    source, target = ("x", "y") if forward else ("y", "x")
+    inputs = [tensor(source, getattr(problem, source + "_shape")), tensor("w", problem.w_shape)]
     inputs += [tensor("b", (problem.channels_out,))] if problem.bias else []
     operation = "Conv" if forward else "ConvTranspose"
     return (
-        f"{_identifier(name)} ({', '.join(inputs)}) => ({tensor(written, problem.out_shape)}) "
-        f"{{ {written} = {operation} <{said}, group={problem.g}> ({read}, w{', b' if problem.bias else ''}) }}"
+        f"{_identifier(name)} ({', '.join(inputs)}) => ({tensor(target, problem.out_shape)}) "
+        f"{{ {target} = {operation} <{text}, group={problem.g}> ({source}, w{', b' if problem.bias else ''}) }}"
     )
 
 

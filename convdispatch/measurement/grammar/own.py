@@ -1,4 +1,4 @@
-"""This project's own text, one problem a line with a name and a count: ``mb1ic3ih8oc4kh3  conv1 *2``."""
+"""This project's own text: a problem on each line, with a name and a count: ``mb1ic3ih8oc4kh3  conv1 *2``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def read_line(line: str) -> list[Entry]:
         # The text ends at a comma outside parentheses, because an activation's parameters are separated by commas.
         text = _TRACED.match(line, len(TRACE))[0]
         return [Entry(text, ConvProblem.parse(text))]
-    found = _LINE.fullmatch(line)
-    if found is None:
+    match = _LINE.fullmatch(line)
+    if match is None:
         raise InvalidProblem(f"cannot read {line!r}; expected `problem  name *count`")
-    problem = ConvProblem.parse(found["problem"])
-    return [Entry(found["name"] or found["problem"], problem, number(found["count"] or "1"))]
+    problem = ConvProblem.parse(match["problem"])
+    return [Entry(match["name"] or match["problem"], problem, number(match["count"] or "1"))]
 
 
 def write(problem: ConvProblem, name: str = "") -> str:

@@ -1,7 +1,7 @@
 """Measures a device's ceilings, which make the roofline: multiply-adds, a copy's bandwidth, matrix units.
 
 Variants of a kernel (vector width, chains, block) are compared by time per unit of work; the best one's median is the
-ceiling. What cannot be measured is left out, never taken from a data sheet.
+ceiling. A ceiling that cannot be measured is left out; none is taken from a data sheet.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 ROUNDS = 15
 """The number of interleaved rounds in which the kernel variants are timed."""
-SINGLES = 8
+SINGLE_RUNS = 8
 """The number of single runs of a variant that are timed in addition to its samples."""
-LEAST_MS = 10.0
-"""The least milliseconds of a sample, which repeats a kernel until then."""
+LEAST_SAMPLE_MS = 10.0
+"""The least duration of a sample in milliseconds; a shorter kernel is repeated in a sample."""
 COPY_BYTES = 1 << 26
 """The least bytes of a copied buffer; four times the device's cache if that is more."""
 
 
 @dataclass(frozen=True)
 class Peak:
-    """One measured ceiling, in operations or bytes a second; ``how`` says by which kernel."""
+    """One measured ceiling, in operations or bytes per second; ``how`` names the kernel."""
 
     rate: float
     how: str
@@ -63,7 +63,7 @@ class Roof:
 
 
 def measure_roof(device: cl.Device, dtype: str, matrix: bool = True) -> Roof:
-    """Measure the ceilings of a dtype now; about a second. Without ``matrix`` those of matrix units are left out."""
+    """Measure the ceilings of a dtype, in about a second. Without ``matrix`` the matrix units are left out."""
     import pyopencl as cl
 
     queue = cl.CommandQueue(runtime.context(device))
@@ -76,29 +76,30 @@ def measure_roof(device: cl.Device, dtype: str, matrix: bool = True) -> Roof:
 
 
 def _best(variants: Iterator[Variant]) -> Peak | None:
-    """Benchmark variants by milliseconds a giga-unit. One that fails to build or run is out."""
+    """Benchmark variants, in milliseconds per 10^9 units of work. A variant that fails to build or run is ignored."""
     rivals: dict[str, Candidate] = {}
-    least: dict[str, float] = {}
+    single_of: dict[str, float] = {}
     for variant in variants:
         try:
             variant.run()
-            once = timed(variant.run)()
+            once_ms = timed(variant.run)()
         except Exception:
             # A compiler or a device's register file may not take a variant; the ceilings come from the other variants.
             continue
-        repeat = max(1, round(LEAST_MS / once))
-        rivals[variant.how] = Candidate(variant.how, _per_unit(variant, repeat), repeat * once)
+        repeat = max(1, round(LEAST_SAMPLE_MS / once_ms))
+        rivals[variant.how] = Candidate(variant.how, _per_unit(variant, repeat), repeat * once_ms)
         single = _per_unit(variant, 1)
-        least[variant.how] = min(single() for _ in range(SINGLES if repeat > 1 else 1))
-    begun, worked = time.perf_counter(), time.process_time()
+        single_of[variant.how] = min(single() for _ in range(SINGLE_RUNS if repeat > 1 else 1))
+    start, cpu_start = time.perf_counter(), time.process_time()
     outcomes = interleaved(list(rivals.values()), rounds=ROUNDS)
-    cores = (time.process_time() - worked) / (time.perf_counter() - begun)
+    cores = (time.process_time() - cpu_start) / (time.perf_counter() - start)
     timings = {name: outcome.timing for name, outcome in outcomes.items() if outcome.timing}
     if not timings:
         return None
     name = min(timings, key=lambda name: timings[name].median)
-    found = timings[name]
-    return Peak(1e12 / found.median, name, found.count, found.p80 / found.p20, cores, least[name] / found.median)
+    timing = timings[name]
+    median, spread = timing.median, timing.p80 / timing.p20
+    return Peak(1e12 / median, name, timing.count, spread, cores, single_of[name] / median)
 
 
 def _per_unit(variant: Variant, repeat: int) -> Callable[[], float]:
@@ -107,26 +108,26 @@ def _per_unit(variant: Variant, repeat: int) -> Callable[[], float]:
 
 
 def _flops(queue: cl.CommandQueue, info: DeviceInfo, acc: str) -> Iterator[Variant]:
-    """Two operations a multiply-add, in the accumulation type ``acc``."""
+    """Variants that measure multiply-adds (two operations each) in the accumulation type ``acc``."""
     import pyopencl as cl
 
     cpu = info.type == "cpu"
-    wide = max(1, info.simd_width // (2 if acc == "double" else 1))
+    width = max(1, info.simd_width // (2 if acc == "double" else 1))
     steps = 20000 if cpu else 4096
     items = info.compute_units * (8 if cpu else 2048)
-    local = (1,) if cpu else (min(256, info.max_work_group_size),)
+    group_size = (1,) if cpu else (min(256, info.max_work_group_size),)
     element = np.dtype("float64" if acc == "double" else "float32")
-    for lanes, chains in [(wide, 24), (wide, 12), (wide, 8)] if cpu else [(1, 16), (1, 32), (2, 8), (4, 8)]:
+    for lanes, chains in [(width, 24), (width, 12), (width, 8)] if cpu else [(1, 16), (1, 32), (2, 8), (4, 8)]:
         vector = f"{acc}{lanes if lanes > 1 else ''}"
         program = _program(queue, chains, V=vector, ACC=acc, STEPS=steps, ITEM=1, APART=0)
         kernel, out = cl.Kernel(program, "flops"), cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, items * lanes * 8)
         kernel.set_args(out, element.type(0.999), element.type(0.001))
-        run = launcher(queue, kernel, items, local, out)
+        run = launcher(queue, kernel, items, group_size, out)
         yield Variant(f"{chains} chains of {acc}{lanes}", 2.0 * items * lanes * chains * steps, run)
 
 
 def _copies(queue: cl.CommandQueue, info: DeviceInfo) -> Iterator[Variant]:
-    """Bytes read and bytes written, both counted."""
+    """Variants that measure a copy; bytes that are read and bytes that are written both count."""
     import pyopencl as cl
 
     cpu = info.type == "cpu"
@@ -136,8 +137,8 @@ def _copies(queue: cl.CommandQueue, info: DeviceInfo) -> Iterator[Variant]:
     flags = cl.mem_flags.READ_WRITE
     source, target = cl.Buffer(queue.context, flags, size), cl.Buffer(queue.context, flags, size)
     cl.enqueue_fill_buffer(queue, source, np.float32(1), 0, size)
-    wide = max(4, info.simd_width)
-    for lanes, item in [(wide, 4096), (wide, 256)] if cpu else [(4, 1), (4, 4), (2, 4), (1, 8)]:
+    width = max(4, info.simd_width)
+    for lanes, item in [(width, 4096), (width, 256)] if cpu else [(4, 1), (4, 4), (2, 4), (1, 8)]:
         vector = f"float{lanes if lanes > 1 else ''}"
         program = _program(queue, 1, V=vector, ACC="float", STEPS=1, ITEM=item, APART=int(not cpu))
         kernel = cl.Kernel(program, "copy")

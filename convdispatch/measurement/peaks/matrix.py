@@ -1,8 +1,8 @@
 """The ceiling of a device's matrix units, by the instructions that OpenCL C reaches.
 
-OpenCL has no matrix instruction of its own. What a compiler takes is tried: today PTX's ``mma.sync`` inside OpenCL C,
-which NVIDIA's does. A device that does not compile it, or computes something else, has no such ceiling here. Wider
-instructions (``wgmma``) need a program of their own, and may be faster than what is measured here.
+OpenCL has no matrix instruction. The one that is tried is PTX's ``mma.sync`` inside OpenCL C, which NVIDIA's compiler
+accepts. A device that does not compile it, or computes another result, has no such ceiling here. Wider instructions
+(``wgmma``) are not measured, and may be faster.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 WARP = 32
-STEPS = 1024
+CHAIN_STEPS = 1024
 SHAPES = {
     "float32": ("tf32", 8, "0x3f800000"),
     "float16": ("f16", 16, "0x3c003c00"),
@@ -31,7 +31,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel that does ``work`` units (operations or bytes) a run."""
+    """A kernel whose run does ``work`` units (operations or bytes)."""
 
     how: str
     work: float
@@ -41,7 +41,7 @@ class Variant:
 def launcher(
     queue: cl.CommandQueue, kernel: Any, items: int, local: tuple[int, ...] | None, *memory: cl.Buffer
 ) -> Callable[[], None]:
-    """A function that runs ``kernel`` over ``items`` once and waits; keeps ``memory`` alive as long as itself."""
+    """A function that runs ``kernel`` over ``items`` once, waits, and keeps the buffers of ``memory`` alive."""
     import pyopencl as cl
 
     # ``run`` holds the buffers, because an OpenCL kernel's arguments do not keep their memory alive.
@@ -53,7 +53,7 @@ def launcher(
 
 
 def matrix_variants(queue: cl.CommandQueue, info: DeviceInfo, dtype: str) -> Iterator[Variant]:
-    """Products of ones, summed in float32 by independent chains; nothing where the device cannot."""
+    """Variants that sum products of ones in float32 in independent chains; none if the device cannot."""
     import pyopencl as cl
 
     if info.type != "gpu" or dtype not in SHAPES:
@@ -62,7 +62,7 @@ def matrix_variants(queue: cl.CommandQueue, info: DeviceInfo, dtype: str) -> Ite
     items = info.compute_units * 2048
     out = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, items * 4)
     for chains in (2, 4, 8):
-        text = kernel_text(__package__, "matrix.cl.mako", kind=kind, k=k, ones=ones, chains=chains, steps=STEPS)
+        text = kernel_text(__package__, "matrix.cl.mako", kind=kind, k=k, ones=ones, chains=chains, steps=CHAIN_STEPS)
         try:
             kernel = build(queue.context, text).matrix
         except Exception:  # The device's compiler does not know the matrix instruction.
@@ -72,7 +72,7 @@ def matrix_variants(queue: cl.CommandQueue, info: DeviceInfo, dtype: str) -> Ite
         run()
         sums = np.empty(items, np.float32)
         cl.enqueue_copy(queue, sums, out)
-        if not (sums == chains * STEPS * k).all():
+        if not (sums == chains * CHAIN_STEPS * k).all():
             return
-        work = 2.0 * 16 * 8 * k * chains * STEPS * (items // WARP)
+        work = 2.0 * 16 * 8 * k * chains * CHAIN_STEPS * (items // WARP)
         yield Variant(f"{chains} chains of mma.sync m16n8k{k} {kind}", work, run)

@@ -18,14 +18,14 @@ from .probing import LOST
 
 
 def judge(entries: list[Entry], refused: list[Result]) -> Results:
-    """The winner by verdict, then the rest in the order of what became of them."""
-    every = {entry.name: entry for entry in entries if entry.result.status == "measured"}
+    """The results: the winner first, then the others by status and time."""
+    measured_of = {entry.name: entry for entry in entries if entry.result.status == "measured"}
     # The winner is among the benchmarked candidates; screening times decide only where no candidate was benchmarked.
-    named = {name: entry for name, entry in every.items() if entry.benchmarked} or every
+    rivals = {name: entry for name, entry in measured_of.items() if entry.benchmarked} or measured_of
     decision = verdict(
-        {name: entry.timing for name, entry in named.items()},
-        deterministic={name: bool(entry.result.deterministic) for name, entry in named.items()},
-        workspace={name: entry.result.workspace or 0 for name, entry in named.items()},
+        {name: entry.timing for name, entry in rivals.items()},
+        deterministic={name: bool(entry.result.deterministic) for name, entry in rivals.items()},
+        workspace={name: entry.result.workspace or 0 for name, entry in rivals.items()},
     )
     order = {status: i for i, status in enumerate(("measured", "cut", "wrong", "failed", "refused", "not tried"))}
 
@@ -35,39 +35,41 @@ def judge(entries: list[Entry], refused: list[Result]) -> Results:
 
     results = Results([*(entry.result for entry in sorted(entries, key=place)), *refused])
     results.verdict = decision.reason
-    if decision.winner is not None and not named[decision.winner].benchmarked:
+    if decision.winner is not None and not rivals[decision.winner].benchmarked:
         results.verdict += "; not benchmarked, by screening alone"
     elif decision.winner is not None:
         unbenchmarked = [
-            e for e in every.values() if not e.benchmarked and e.timing.median < named[decision.winner].timing.median
+            e
+            for e in measured_of.values()
+            if not e.benchmarked and e.timing.median < rivals[decision.winner].timing.median
         ]
         screened = [
             f"{entry.name} looked faster, {entry.timing.median:.4g} ms, but was not benchmarked"
             for entry in unbenchmarked
         ]
         results.verdict = "; ".join([results.verdict, *screened])
-    results.tie = tuple(named[name].result for name in decision.tie)
+    results.tie = tuple(rivals[name].result for name in decision.tie)
     return results
 
 
 def set_aside(entries: list[Entry], problem: ConvProblem, info: DeviceInfo) -> dict[str, str]:
     """Set aside the solvers whose configurations all failed, so that no call runs them unmeasured.
 
-    Answers, by solver, what the next process should know too: that it was wrong, crashed or hung.
+    Returns, by solver, the faults that later processes should know: wrong results, crashes and hangs.
     """
     unsound = {}
     for solver in sorted({entry.solver.name for entry in entries if entry.broken}):
-        mine = [entry for entry in entries if entry.solver.name == solver]
-        if all(entry.broken or entry.result.status in ("not tried", "refused") for entry in mine):
-            bad = next(entry.result for entry in mine if entry.broken)
-            dispatch.quarantine(problem, info, solver, f"find: {bad.status}: {bad.reason}")
-            if bad.status == "wrong" or bad.reason.startswith(LOST):
-                unsound[solver] = f"find: {bad.status}: {bad.reason}"
+        own_entries = [entry for entry in entries if entry.solver.name == solver]
+        if all(entry.broken or entry.result.status in ("not tried", "refused") for entry in own_entries):
+            broken = next(entry.result for entry in own_entries if entry.broken)
+            dispatch.quarantine(problem, info, solver, f"find: {broken.status}: {broken.reason}")
+            if broken.status == "wrong" or broken.reason.startswith(LOST):
+                unsound[solver] = f"find: {broken.status}: {broken.reason}"
     return unsound
 
 
 def record_of(result: Result, results: Results, workspace_limit: int | None, budget_ms: float | None) -> Record:
-    """A measured candidate as it is stored, with its provenance."""
+    """The record of a measured candidate, with its provenance."""
     from ... import __version__
 
     return Record(
@@ -98,16 +100,16 @@ def record_of(result: Result, results: Results, workspace_limit: int | None, bud
 
 
 def conditions(results: Results, budget_ms: float | None) -> str:
-    """Return as text what kept a search from being complete."""
+    """The reasons why a search was not complete, as text."""
     untried = len(results.having("not tried"))
-    starved = [r for r in results.having("refused") if "workspace, the limit" in r.reason or "memory:" in r.reason]
-    words = [f"{untried} candidates did not fit into {budget_ms:g} ms"] if untried else []
-    words += [f"{len(starved)} candidates did not fit into the memory"] if starved else []
-    return "; ".join(words)
+    too_large = [r for r in results.having("refused") if "workspace, the limit" in r.reason or "memory:" in r.reason]
+    reasons = [f"{untried} candidates did not fit into {budget_ms:g} ms"] if untried else []
+    reasons += [f"{len(too_large)} candidates did not fit into the memory"] if too_large else []
+    return "; ".join(reasons)
 
 
 def unmeasured(entries: list[Entry]) -> str:
-    """That what would run without the search was not measured, and why; nothing where it was, or must not run."""
+    """Why the incumbent, which would run without the search, was not measured; empty if it was, or must not run."""
     for entry in entries:
         if entry.incumbent and entry.timing is None and not entry.broken:
             reason = entry.result.reason or entry.result.status
@@ -116,22 +118,22 @@ def unmeasured(entries: list[Entry]) -> str:
 
 
 def afterwards(results: Results, policy: Policy) -> str:
-    """What a call under ``policy`` runs, now that the results are recorded, and why; empty where it is the winner."""
+    """What a call under ``policy`` runs now that the results are recorded, and why; empty if it runs the winner."""
     winner, problem, device = results.winner, results.problem, results.device
     if winner is None:
         return ""
     try:
-        first = ranking.rank(problem, device, policy)[0]
+        candidate = ranking.rank(problem, device, policy)[0]
     except ConvDispatchError as error:
         return f"a call fails: {error}"
-    choice = choice_text(first.solver.name, first.config)
+    choice = choice_text(candidate.solver.name, candidate.config)
     if choice == choice_text(winner.solver, winner.config):
         return ""
-    why = first.source
+    source = candidate.source
     records = perfdb().lookup(problem, device, scope_of(policy))
     record = next((r for r in records if choice_text(r.solver, r.config) == choice), None)
-    if record is not None and why.startswith("measured"):
-        mine = next((r for r in results if choice_text(r.solver, r.config) == choice), None)
-        became = "not among the candidates" if mine is None else mine.reason or mine.status
-        why += f", of {record.created[:16]}; in this search it was: {became}"
-    return f"a call runs {choice}: {why}"
+    if record is not None and source.startswith("measured"):
+        result = next((r for r in results if choice_text(r.solver, r.config) == choice), None)
+        outcome = "not among the candidates" if result is None else result.reason or result.status
+        source += f", of {record.created[:16]}; in this search it was: {outcome}"
+    return f"a call runs {choice}: {source}"

@@ -1,11 +1,10 @@
-"""Lists what could compute a problem, in the order of promise, and finds a smaller problem to judge a suspect by.
+"""Lists the candidates for a problem, most promising first, and finds a smaller problem for slow ones.
 
-First the incumbent, which would run without the search: nothing is decided unless it was measured too. Then the fastest
-on record, for what it claims must stand in the same rounds. Then every solver's default configuration, before anyone's
-second: the cheapest predicted, those of solvers that predict nothing, the other predictions. Then what is known to be
-good: the next on record, and what the nearest measured problem runs. Then what is not on record, by turns the cheapest
-predicted and of those who predict nothing. Last what is on record and was slower: so a search that its budget ended
-goes on, when it is repeated, where it was.
+The order is: the incumbent, which would run without the search, because nothing is decided unless it is measured; the
+fastest on record, which must prove its time again; every solver's default configuration, of which the cheapest
+predicted comes first, then those without a prediction, then the others; further good ones: the next on record, and the
+choice of the nearest measured problem; configurations without a record, alternating between predicted and unpredicted
+ones; last the slower ones on record. So a repeated search continues where its budget ended it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from ...selection.records.record import choice_text
 from ...selection.records.timing import Timing
 from ...selection.solver_query import Fault, query
 
-KNOWN_FIRST = 3
+RECORDED_FIRST = 3
 """The number of fastest choices on record that are tried before unmeasured ones."""
 PROBE_FLOPS = 2e8
 """The most operations of the smaller problem on which a suspiciously slow candidate is tried."""
@@ -37,7 +36,7 @@ PROBE_FLOPS = 2e8
 
 @dataclass
 class Entry:
-    """A candidate on its way through a search; ``prepared`` is there as long as it may win."""
+    """A candidate and its state in a search; ``prepared`` is its plan, as long as it may win."""
 
     solver: Solver
     config: Mapping[str, Any]
@@ -56,18 +55,18 @@ class Entry:
         return choice_text(self.solver.name, self.config)
 
     def ends(self, status: str, reason: str) -> None:
-        """Note what became of the candidate, and release its plan."""
+        """Set the candidate's status and reason, and release its plan."""
         self.result.status, self.result.reason = status, reason
         self.prepared = None
 
     def breaks(self, status: str, reason: str) -> None:
-        """Note that the candidate is unsound: no call may run it, and its time is discarded."""
+        """Mark the candidate as broken: no call may run it, and its time is discarded."""
         self.broken, self.timing = True, None
         self.say()
         self.ends(status, reason)
 
     def say(self) -> None:
-        """Put the timing into the result."""
+        """Copy the timing into the result."""
         result, timing = self.result, self.timing
         result.median_ms = timing.median if timing else None
         result.p20, result.p80 = (timing.p20, timing.p80) if timing else (None, None)
@@ -81,10 +80,9 @@ class Entry:
 def candidates(
     problem: ConvProblem, device: DeviceInfo, policy: Policy, incumbent: str | None = None
 ) -> tuple[list[Entry], list[Result]]:
-    """Return the configurations of every solver that accepts, most promising first; and the solvers that refuse, with
-    reasons.
+    """The configurations of every solver that accepts, most promising first, and the solvers that refuse, with reasons.
 
-    ``incumbent`` is the choice that runs without a search; None for what runs under the policy.
+    ``incumbent`` is the choice that runs without a search; None for the choice under the policy.
     """
     incumbent = _incumbent(problem, device, policy) if incumbent is None else incumbent
     # The search itself judges the error and the workspace by what it measures.
@@ -102,51 +100,51 @@ def candidates(
         except Fault as fault:
             refused.append(Result(name, status="refused", reason=str(fault)))
             continue
-        for place, config in enumerate(configs):
-            result = Result(name, dict(config), default=place == 0)
-            entries.append(Entry(solver, config, costs[place], result))
+        for index, config in enumerate(configs):
+            result = Result(name, dict(config), default=index == 0)
+            entries.append(Entry(solver, config, costs[index], result))
             entries[-1].incumbent = entries[-1].name == incumbent
     return _in_order(entries, *_on_record(problem, device, policy)), refused
 
 
 def _in_order(entries: list[Entry], best: list[str], slower: set[str]) -> list[Entry]:
-    """The order that the module describes; ``best`` and ``slower`` as ``_on_record`` returns them."""
+    """Sort candidates as the module describes; ``best`` and ``slower`` are what ``_on_record`` returns."""
     entries = sorted(entries, key=lambda entry: entry.cost or 0.0)
-    firsts = [entry for entry in entries if entry.result.default]
+    defaults = [entry for entry in entries if entry.result.default]
     others = [entry for entry in entries if not entry.result.default]
-    predicted = [entry for entry in firsts if entry.cost is not None]
-    firsts = [*predicted[:1], *(entry for entry in firsts if entry.cost is None), *predicted[1:]]
-    known = [entry for choice in best for entry in others if entry.name == choice]
-    new = [entry for entry in others if entry.name not in slower]
-    turns = itertools.zip_longest(*([e for e in new if (e.cost is None) is silent] for silent in (False, True)))
-    new = [entry for pair in turns for entry in pair if entry is not None]
+    predicted = [entry for entry in defaults if entry.cost is not None]
+    defaults = [*predicted[:1], *(entry for entry in defaults if entry.cost is None), *predicted[1:]]
+    recorded = [entry for choice in best for entry in others if entry.name == choice]
+    unrecorded = [entry for entry in others if entry.name not in slower]
+    pairs = itertools.zip_longest(*([e for e in unrecorded if (e.cost is None) is silent] for silent in (False, True)))
+    unrecorded = [entry for pair in pairs for entry in pair if entry is not None]
     fastest = [entry for entry in entries if entry.incumbent]
     fastest += [entry for entry in entries if entry.name == best[0]]
-    return list({entry.name: entry for entry in (*fastest, *firsts, *known, *new, *others)}.values())
+    return list({entry.name: entry for entry in (*fastest, *defaults, *recorded, *unrecorded, *others)}.values())
 
 
 def _incumbent(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> str:
     """Return the choice that a call under the policy runs now; empty if the call would fail."""
     try:
-        first = ranking.rank(problem, device, policy)[0]
+        candidate = ranking.rank(problem, device, policy)[0]
     except ConvDispatchError:
         return ""
-    return choice_text(first.solver.name, first.config)
+    return choice_text(candidate.solver.name, candidate.config)
 
 
 def _on_record(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tuple[list[str], set[str]]:
-    """The choices that are known to be good, best first, empty first where none is on record; and those to try last."""
+    """The best choices on record, best first (an empty text if there is none), and those to try last."""
     db = perfdb()
     records = db.lookup(problem, device, scope_of(policy))
-    known = [choice_text(r.solver, r.config) for r in records if not r.inconclusive]
-    best = known[:KNOWN_FIRST] or [""]
-    near = neighbours(db, device).nearest(problem)
-    if near is not None and choice_text(near.solver, near.config) not in known:
-        best.append(choice_text(near.solver, near.config))
-    return best, set(known[KNOWN_FIRST:])
+    recorded = [choice_text(r.solver, r.config) for r in records if not r.inconclusive]
+    best = recorded[:RECORDED_FIRST] or [""]
+    neighbour = neighbours(db, device).nearest(problem)
+    if neighbour is not None and choice_text(neighbour.solver, neighbour.config) not in recorded:
+        best.append(choice_text(neighbour.solver, neighbour.config))
+    return best, set(recorded[RECORDED_FIRST:])
 
 
-def smaller(problem: ConvProblem) -> ConvProblem | None:
+def smaller_problem(problem: ConvProblem) -> ConvProblem | None:
     """A problem of the same kind with at most PROBE_FLOPS operations: fewer images, then smaller images; or None."""
     for change in _shrinking(problem):
         try:

@@ -1,8 +1,9 @@
-"""Families of data that an accurate convolution computes alike, drawn for a problem; and errors plane by plane.
+"""Families of data that an accurate convolution computes equally well, drawn for a problem; and errors by plane.
 
-Accuracy is owed relative to what enters an output: scaling an image, a channel of what is written, or a summed axis
-with its partner divided by the same, costs no digit. The summed axis is input channels forward, output channels
-backward to data, images backward to weights. A plane is image x channel of what is written, or oc x ic of weights.
+Errors are relative to the terms that enter an output: an accurate solver loses no digit if an image or an output
+channel is scaled, or a summed axis of one operand is scaled and that of the other divided by the same. The summed axis
+is input channels forward, output channels in data gradients, images in weight gradients. A plane is an image and
+channel of the written tensor, or an oc and ic of weights.
 """
 
 from __future__ import annotations
@@ -31,16 +32,15 @@ FAMILIES = {
     "nonfinite": "an infinity and a NaN in one image's first channel, normal data elsewhere",
     "nonfinite_partner": "a NaN in the other operand's last filter (channel, for weights' gradients)",
 }
-"""The families of data by name, each with its description. Powers go evenly from end to end, in any order; float16 has
-narrower ones, which its range holds, and bfloat16 1e16 and 1e-16, as processors' products of bfloat16 take subnormal
-sums for 0."""
+"""The families of data by name, each with its description. Powers are evenly spaced, in random order; float16 has a
+narrower range of them, and bfloat16 1e16 and 1e-16, because CPUs' products of bfloat16 flush subnormal sums to 0."""
 
-_READ = {"fwd": ("x", "w"), "bwd_data": ("y", "w"), "bwd_weights": ("x", "y")}
-_SUMMED = {"fwd": "ic", "bwd_data": "oc", "bwd_weights": "mb"}
-_OUTPUTS = {"fwd": ("w", "oc"), "bwd_data": ("w", "ic"), "bwd_weights": ("y", "oc")}
-_FLOOR = 1e-6
+_INPUTS_OF = {"fwd": ("x", "w"), "bwd_data": ("y", "w"), "bwd_weights": ("x", "y")}
+_SUMMED_AXIS = {"fwd": "ic", "bwd_data": "oc", "bwd_weights": "mb"}
+_OUTPUT_AXIS = {"fwd": ("w", "oc"), "bwd_data": ("w", "ic"), "bwd_weights": ("y", "oc")}
+_ERROR_FLOOR = 1e-6
 """The relative error of a plane that is always allowed for float32 data."""
-_OUTLIER_FLOOR = 2e-5
+_OUTLIER_ERROR_FLOOR = 2e-5
 """The relative error of a plane that is always allowed for float32 data with one outlier."""
 
 
@@ -50,46 +50,46 @@ def families(direction: str) -> tuple[str, ...]:
 
 
 def draw(family: str, problem: ConvProblem, seed: int = 0) -> dict[str, np.ndarray]:
-    """All that a problem reads, by name, in its dtype: normal data (``random_operands``) made into those of a family.
+    """A problem's operands by name, in its dtype: normal data (``random_operands``), changed into those of a family.
 
-    What the epilogue adds (bias, residual, and ``initial``, what the output holds before) is scaled as its plane is.
+    Bias, residual and ``initial``, the output's previous content, are scaled as the plane to which they are added.
     """
-    made = random_operands(problem, seed)
+    operands = random_operands(problem, seed)
     if family != "normal":
-        _Draw(problem, made, np.random.default_rng([seed, 1 + list(FAMILIES).index(family)])).apply(family)
-    return made
+        _Draw(problem, operands, np.random.default_rng([seed, 1 + list(FAMILIES).index(family)])).apply(family)
+    return operands
 
 
 class _Draw:
-    """Turns normal operands into a family's, in place of the dict's entries."""
+    """Changes normal operands into those of a family, by replacing the entries of the dictionary ``made``."""
 
     def __init__(self, problem: ConvProblem, made: dict[str, np.ndarray], random: np.random.Generator) -> None:
         self.problem, self.made, self.random = problem, made, random
-        self.data, self.other = _READ[problem.direction]
+        self.data, self.other = _INPUTS_OF[problem.direction]
         self.narrow = problem.dtype == "float16"
 
     def apply(self, family: str) -> None:
-        """Make the family."""
+        """Change the operands into those of the family."""
         direction = self.problem.direction
-        wide, down = (1.5, 1.5) if self.narrow else (4, 6)
-        far, near = {"float16": (10.0, 0.1), "bfloat16": (1e16, 1e-16)}.get(self.problem.dtype, (1e17, 1e-19))
-        summed = _SUMMED[direction]
+        span, down = (1.5, 1.5) if self.narrow else (4, 6)
+        large, small = {"float16": (10.0, 0.1), "bfloat16": (1e16, 1e-16)}.get(self.problem.dtype, (1e17, 1e-19))
+        summed = _SUMMED_AXIS[direction]
         steps: dict[str, list[Callable[[], None]]] = {
-            "summed_tens": [lambda: self._summed(10.0 ** self._even(summed, -wide, wide))],
-            "summed_twos": [lambda: self._summed(2.0 ** np.rint(self._even(summed, -3.32 * wide, 3.32 * wide)))],
-            "outputs": [lambda: self._plane(*_OUTPUTS[direction], down)],
+            "summed_tens": [lambda: self._summed(10.0 ** self._even(summed, -span, span))],
+            "summed_twos": [lambda: self._summed(2.0 ** np.rint(self._even(summed, -3.32 * span, 3.32 * span)))],
+            "outputs": [lambda: self._plane(*_OUTPUT_AXIS[direction], down)],
             "inputs": [lambda: self._plane("x", "ic", down)],
             "images": [lambda: self._plane(self.data, "mb", down)],
-            "large": [lambda: self._times(far * (10 if self.problem.dtype == "float32" else 1), far)],
-            "small": [lambda: self._times(near, near)],
-            "opposite": [lambda: self._times(far, near)],
+            "large": [lambda: self._times(large * (10 if self.problem.dtype == "float32" else 1), large)],
+            "small": [lambda: self._times(small, small)],
+            "opposite": [lambda: self._times(large, small)],
             "outlier": [lambda: self._put(self.data, 0.4, 1e3 if self.narrow else 1e6)],
             "positive": [lambda: self._each(np.abs)],
             "nonfinite": [lambda: self._put(self.data, 0.4, np.inf), lambda: self._put(self.data, 1.0, np.nan)],
             "nonfinite_partner": [self._partner],
         }
-        third = "inputs" if direction == "bwd_weights" else "images"
-        steps["scaled"] = [*steps["summed_tens"], *steps["outputs"], *steps[third]]
+        outer = "inputs" if direction == "bwd_weights" else "images"
+        steps["scaled"] = [*steps["summed_tens"], *steps["outputs"], *steps[outer]]
         for step in steps[family]:
             step()
 
@@ -102,25 +102,25 @@ class _Draw:
     def _scale(self, name: str, letter: str, factors: np.ndarray) -> None:
         if name in self.made:
             array = self.made[name]
-            along = self._along(name, letter, factors).astype(np.float64 if array.itemsize > 4 else np.float32)
-            self.made[name] = (array * along).astype(array.dtype, copy=False)
+            scaled = self._along(name, letter, factors).astype(np.float64 if array.itemsize > 4 else np.float32)
+            self.made[name] = (array * scaled).astype(array.dtype, copy=False)
 
     def _along(self, name: str, letter: str, factors: np.ndarray) -> np.ndarray:
-        """Factors of the axis ``letter``, shaped to multiply x, w, y, or what has the written tensor's shape."""
+        """Factors along the axis ``letter``, shaped to multiply x, w, y, or what has its written shape."""
         problem, tensor = self.problem, name if name in "xwy" else self.problem.written
         last = problem.layout == "nhwc"
         rank = problem.ndim + 2
         # The filters of group k read the input channels from k * ic/g on.
         if tensor == "w" and letter == "ic":
             rows = factors.reshape(problem.g, -1).repeat(problem.oc // problem.g, axis=0)
-            places = (0, rank - 1) if last else (0, 1)
-            return np.expand_dims(rows, tuple(axis for axis in range(rank) if axis not in places))
-        first = letter == "mb" or tensor == "w"
-        axis = 0 if first else rank - 1 if last else 1
-        return factors.reshape([-1 if place == axis else 1 for place in range(rank)])
+            kept = (0, rank - 1) if last else (0, 1)
+            return np.expand_dims(rows, tuple(axis for axis in range(rank) if axis not in kept))
+        is_first = letter == "mb" or tensor == "w"
+        axis = 0 if is_first else rank - 1 if last else 1
+        return factors.reshape([-1 if index == axis else 1 for index in range(rank)])
 
     def _summed(self, factors: np.ndarray) -> None:
-        letter = _SUMMED[self.problem.direction]
+        letter = _SUMMED_AXIS[self.problem.direction]
         self._scale(self.data, letter, factors)
         self._scale(self.other, letter, 1 / factors)
 
@@ -143,12 +143,12 @@ class _Draw:
         for name in (self.data, self.other):
             self.made[name] = function(self.made[name])
 
-    def _put(self, name: str, place: float, value: float, outer: int = 0, channel: int = 0) -> None:
+    def _put(self, name: str, position: float, value: float, outer: int = 0, channel: int = 0) -> None:
         """Set the element at ``place`` (0 to 1) of a plane of x, w or y."""
         array = self.made[name] = self.made[name].copy()
         if array.size:
             plane = (np.moveaxis(array, -1, 1) if self.problem.layout == "nhwc" else array)[outer, channel]
-            plane[np.unravel_index(int(place * (plane.size - 1)), plane.shape)] = value
+            plane[np.unravel_index(int(position * (plane.size - 1)), plane.shape)] = value
 
     def _partner(self) -> None:
         filters = self.other == "w"
@@ -156,10 +156,10 @@ class _Draw:
 
 
 def entering(problem: ConvProblem, operands: Mapping[str, np.ndarray], at: np.ndarray | None = None) -> np.ndarray:
-    """What enters each output, as one size: the root of the sum of its products' squares, float64.
+    """The size of the terms of each output: the root of the sum of its products' squares, float64.
 
-    That is what a sum of independent terms comes to, and does not vanish where they happen to cancel. With ``at`` only
-    of those flat indices.
+    This is the expected size of a sum of independent terms, and not zero if they happen to cancel. With ``at`` only
+    for those flat indices.
     """
     plain = problem.replace(activation=None, bias=False, residual=False, accumulate=False, constant_weights=False)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -168,32 +168,34 @@ def entering(problem: ConvProblem, operands: Mapping[str, np.ndarray], at: np.nd
 
 
 def _wide(array: np.ndarray, exact: bool) -> np.ndarray:
-    """In float64, or float32 where whole tensors are squared for a few samples."""
+    """The array in float64 if ``exact``, else in float32, because whole tensors are squared for a few samples."""
     return array.astype(np.float64 if exact or array.dtype == np.float64 else np.float32)
 
 
 def plane_errors(
     problem: ConvProblem, got: np.ndarray, expected: np.ndarray, entered: np.ndarray | None = None, spread: bool = False
 ) -> np.ndarray:
-    """The error of each plane, [outer, channels]: the norm of its differences over that of what is expected or enters.
+    """The error of each plane, [outer, channels]: the norm of its differences over that of the expected values, or of
+    ``entered`` (the result of ``entering``) if that is larger.
 
-    The larger of the two, as ``entered`` (``entering``) does not vanish where terms cancel. Infinite for a plane that
-    is not finite where it should be, or finite where an infinity or NaN should be. ``spread``: in planes that hold one
-    as they should, further elements may be infinite or NaN: transforms of tiles make them, and padding stored as zeros
-    where it meets a NaN.
+    Infinite for a plane that is not finite where it should be, or finite where an infinity or NaN is expected. With
+    ``spread`` further elements of a plane may be infinite or NaN if one is expected in it, because transforms of tiles
+    and stored zeros of padding spread them.
     """
     got, expected = _planes(problem, got), _planes(problem, expected)
     entered = expected if entered is None else _planes(problem, entered)
-    should, does = np.isfinite(expected), np.isfinite(got)
-    spoilt = should & ~does
+    is_expected, is_finite = np.isfinite(expected), np.isfinite(got)
+    spoilt = is_expected & ~is_finite
     if spread:
-        spoilt &= should.all(axis=-1, keepdims=True)
-    both = should & does
+        spoilt &= is_expected.all(axis=-1, keepdims=True)
+    are_finite = is_expected & is_finite
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        difference = _norm(np.where(both, got - expected, 0))
-        size = np.maximum(_norm(np.where(both, expected, 0)), _norm(np.where(both & np.isfinite(entered), entered, 0)))
+        difference = _norm(np.where(are_finite, got - expected, 0))
+        size = np.maximum(
+            _norm(np.where(are_finite, expected, 0)), _norm(np.where(are_finite & np.isfinite(entered), entered, 0))
+        )
         error = np.where(difference == 0, 0.0, difference / size)
-    error[(spoilt | (~should & does)).any(axis=-1)] = np.inf
+    error[(spoilt | (~is_expected & is_finite)).any(axis=-1)] = np.inf
     return error
 
 
@@ -208,9 +210,9 @@ def _norm(planes: np.ndarray) -> np.ndarray:
 
 
 def plane_positions(problem: ConvProblem, planes: int = 16, each: int = 16, seed: int = 0) -> np.ndarray:
-    """Flat indices into the written tensor, [groups, each]: each row lies in one plane, or in neighbouring small ones.
+    """Flat indices into the written tensor, [planes, each]; each row is in one plane, or in neighbouring small planes.
 
-    The first and the last plane are among them. Empty for an empty tensor.
+    The first and the last plane are included. Empty for an empty tensor.
     """
     shape = problem.out_shape
     if not np.prod(shape):
@@ -230,12 +232,12 @@ def plane_positions(problem: ConvProblem, planes: int = 16, each: int = 16, seed
 
 
 def family_limit(problem: ConvProblem, family: str, normal: float) -> float:
-    """Most error of a plane on a family's data, for a solver that errs by ``normal`` in its worst plane of normal data.
+    """The largest allowed error of a plane on a family's data, ``normal`` being the worst on normal data.
 
-    float32 data under ``"float32"`` and ``"ieee"`` may lose at most a factor of three, or reach 1e-6 (2e-5 beside one
-    outlier), whichever is larger; else what dtype and ``math`` allow counts.
+    For float32 data under ``"float32"`` and ``"ieee"`` three times ``normal``, or 1e-6 (2e-5 with one outlier) if that
+    is larger; otherwise the error limit of dtype and ``math``.
     """
-    floor = _OUTLIER_FLOOR if family == "outlier" else _FLOOR
+    floor = _OUTLIER_ERROR_FLOOR if family == "outlier" else _ERROR_FLOOR
     if problem.dtype != "float32" or problem.math not in ("float32", "ieee", "reproducible"):
         floor = error_limit(problem)
     return max(3 * normal, floor)

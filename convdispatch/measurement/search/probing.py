@@ -22,8 +22,7 @@ LOST = "in a child process: "
 
 
 class Prober:
-    """A child that tries candidates for one problem on one device; started on the first question, and again after a
-    death."""
+    """A child process that tries candidates for one problem on one device; restarted after a death."""
 
     def __init__(self, problem: Any, device: Any, workspace_limit: int | None = None) -> None:
         from ...device import runtime
@@ -34,12 +33,12 @@ class Prober:
     def ask(self, solver: str, config: Mapping[str, Any], timeout_s: float = RUN_S) -> tuple[str, str]:
         """Try a candidate: ``("right", "")``, or ``wrong``, ``failed`` or ``refused`` with the reason."""
         try:
-            said = self._child.answer({"solver": solver, "config": dict(config)}, timeout_s)
-        except NotStarted as died:
-            return "failed", f"the child process did not start: {died}"
-        except Died as died:
-            return "failed", f"{LOST}{died}"
-        return said["status"], said["reason"]
+            reply = self._child.answer({"solver": solver, "config": dict(config)}, timeout_s)
+        except NotStarted as death:
+            return "failed", f"the child process did not start: {death}"
+        except Died as death:
+            return "failed", f"{LOST}{death}"
+        return reply["status"], reply["reason"]
 
     def close(self) -> None:
         """End the child."""
@@ -47,7 +46,7 @@ class Prober:
 
 
 def _serve() -> None:
-    """The child: one setup line, then one candidate a line."""
+    """The child process: it reads a line of setup, then one candidate on each line."""
     from ...api.problem import ConvProblem
     from ...device import runtime
 
@@ -79,7 +78,7 @@ def _try(problem: Any, device: Any, candidate: dict[str, Any], harness: list[Any
         solver = named(candidate["solver"], plugins().solvers)
         prepared = dispatch.make(solver, candidate["config"], problem, runtime.context(device))
         if limit is not None and prepared.workspace_size > limit:
-            return {"status": "right", "reason": ""}  # It does not run: the search refuses it by the plan's workspace.
+            return {"status": "right", "reason": ""}  # The search refuses this plan because of its workspace.
         if not harness:
             ceiling = None if limit is None else Ceiling(limit, limit)
             harness.append(Harness(problem, cl.CommandQueue(runtime.context(device)), None, ceiling))

@@ -1,9 +1,9 @@
 """One search: which candidates there are, in what order they are tried, what ends it, and what is recorded.
 
-Each candidate is compiled, verified and screened with three samples; who takes three times the best is cut there.
-Those left, twelve at most, are benchmarked. What would run without the search, the incumbent, comes first and is always
-among them. What a candidate will take is predicted from its predicted cost and what the cost has meant so far; one that
-would be far too slow, or cannot be predicted, runs a smaller problem first.
+Each candidate is compiled, verified and screened with three samples; one that takes three times the best time is cut.
+The others, twelve at most, are benchmarked. The incumbent, which would run without the search, comes first and is
+always benchmarked. A candidate's time is predicted from its cost and from the times of earlier candidates over their
+costs; a candidate that would be far too slow, or has no prediction, runs a smaller problem first.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from ...selection.solver_query import Fault, query
 from ..compiling import StillCompiling, compiled_within
 from ..measure import CUT_FACTOR, Candidate, Outcome, interleaved
 from .answer import conditions, judge, record_of, set_aside, unmeasured
-from .candidates import PROBE_FLOPS, Entry, candidates, smaller
+from .candidates import PROBE_FLOPS, Entry, candidates, smaller_problem
 from .trial import Ceiling, Harness, OutOfTime, WrongResult
 
 if TYPE_CHECKING:
     from .probing import Prober
 
-LOOKS = 3
+SCREENING_SAMPLES = 3
 """The number of samples that screening takes of each candidate."""
 FINALISTS = 12
 """The most candidates that are benchmarked after screening."""
@@ -55,13 +55,13 @@ FIRST_S = 300.0
 """Seconds that the first candidate may compile, whatever the budget: a cold cache on a busy machine takes long."""
 FIRST_OF_SOLVER_S = 30.0
 """Seconds that each solver's first configuration may compile where ``every_solver`` measures it beyond the budget."""
-NEAR = 1.5
+MAX_RATIO = 1.5
 """A candidate may be benchmarked if it took at most this many times the best one's time at screening."""
 FINAL_SHARE = 0.25
 """The largest fraction of the budget that is reserved for benchmarking."""
 LEAST_ROUNDS = LEAST_SAMPLES + 1
 """The rounds that benchmarking must have time for; with less time, fewer candidates are benchmarked."""
-SUSPECT = 20.0
+SUSPECT_RATIO = 20.0
 """A slow candidate is cut if a run on a smaller problem predicts this many times the best time so far; the factor is
 high because small problems do not fill a device."""
 
@@ -72,19 +72,19 @@ class SearchOptions:
 
     budget_ms: float | None = None
     every_solver: bool = False
-    """The budget ends the search only after every solver's first configuration was measured once."""
+    """Whether the budget ends the search only after every solver's first configuration was measured once."""
     workspace_limit: int | None = None
     """The most bytes of a plan's workspace; None for no limit."""
     memory_limit: int | None = None
     """The most bytes of device memory that the search allocates; None for the default."""
     isolate: bool | None = None
-    """Whether candidates run in a child process first; None: those of unproven plugins."""
+    """Whether candidates run in a child process first; with None only those of unproven plugins."""
     watch: Callable[[str], None] = lambda name: None
     """A function that is called with the name of each candidate before it runs."""
     without: Mapping[str, str] = field(default_factory=dict)
     """The candidates that ended an earlier process, with the reason; they do not run."""
     incumbent: str | None = None
-    """The choice (``choice_text``) that runs without the search, where the caller knows it better than this process."""
+    """The choice (``choice_text``) that runs without the search; None to let this process determine it."""
 
 
 class Search:
@@ -98,11 +98,11 @@ class Search:
         self._must_run = False
         self.start = time.perf_counter()
         self.queue = cl.CommandQueue(runtime.context(device))
-        self._killers, self._patience_ms = dict[str, str](), 0.0
+        self._fatal, self._child_ms = dict[str, str](), 0.0
         self._lost = ""
         self._prober: Prober | None = None
         self._compile_ms: list[float] = []
-        self._looked = False
+        self._has_screened = False
         self._contest = ""
         self.unsound: dict[str, str] = {}
         """How a solver was wrong, crashed or hung, by the solver's name."""
@@ -114,8 +114,8 @@ class Search:
     # --- the search as a whole ---------------------------------------------------------------------------------------
 
     def run(self) -> Results:
-        """Screen, benchmark, judge. Never raises for a candidate's sake."""
-        silent = self._who_never_answers()
+        """Screen, benchmark and judge all candidates. Errors of candidates are results, and not raised."""
+        silent = self._untrusted_faults()
         policy = replace(self.policy, workspace_limit=self.options.workspace_limit)
         entries, refused = candidates(self.problem, self.info, policy, self.options.incumbent)
         self._ceiling = self._ceiling_of(entries)
@@ -136,61 +136,61 @@ class Search:
         results.inconclusive = unmeasured(entries)
         results.lost = self._lost
         self._harnesses.clear()
-        results.spent_ms = self._spent_ms() + self._patience_ms
+        results.spent_ms = self._spent_ms() + self._child_ms
         return results
 
     def _ceiling_of(self, entries: list[Entry]) -> Ceiling | None:
-        """The limit of the workspace, if there is one, and the largest that candidates state within it."""
+        """The workspace limit, if there is one, and the largest workspace within it that a candidate states."""
         limit = self.options.workspace_limit
         if limit is None:
             return None
-        stated = [limit if size is None else size for size in map(self._stated, entries)]
-        return Ceiling(limit, max((size for size in stated if size <= limit), default=0))
+        sizes = [limit if size is None else size for size in map(self._stated, entries)]
+        return Ceiling(limit, max((size for size in sizes if size <= limit), default=0))
 
     def _stated(self, entry: Entry) -> int | None:
-        """Bytes of workspace that a candidate's solver states without compiling, if it does."""
+        """The bytes of workspace that a candidate's solver states without compiling, or None."""
         try:
             return query(entry.solver, self.problem, self.info).workspace(entry.config)
         except Fault:
             return None
 
-    def _who_never_answers(self) -> dict[str, str]:
-        """Ask unproven plugins in a child process; how that ended it, by solver, each of which is set aside."""
-        found: dict[str, str] = {}
-        began = time.perf_counter()
+    def _untrusted_faults(self) -> dict[str, str]:
+        """Query unproven plugins in a child process; return how solvers ended it. These solvers are set aside."""
+        faults: dict[str, str] = {}
+        start = time.perf_counter()
         if self.options.isolate is not False and answer_trial.LIMIT_S is not None:
-            owners = plugins().plugin_of
+            plugin_of = plugins().plugin_of
             names = {
-                plugin for solver, plugin in owners.items() if self.options.isolate or not plugins().proven(solver)
+                plugin for solver, plugin in plugin_of.items() if self.options.isolate or not plugins().proven(solver)
             }
             for plugin in sorted(names - plugins().own):
                 self.options.watch(plugin)
                 for solver, how in answer_trial.trial(plugin, self.problem, self.info).items():
-                    found[solver] = f"find: failed: {how}"
-                    dispatch.quarantine(self.problem, self.info, solver, found[solver])
+                    faults[solver] = f"find: failed: {how}"
+                    dispatch.quarantine(self.problem, self.info, solver, faults[solver])
         # The time of child processes does not count against the search's budget.
-        self.start += time.perf_counter() - began
-        self._patience_ms += (time.perf_counter() - began) * 1e3
-        return found
+        self.start += time.perf_counter() - start
+        self._child_ms += (time.perf_counter() - start) * 1e3
+        return faults
 
     def record(self, results: Results) -> None:
-        """Store every time that was measured, and which solvers were unsound; the next call chooses anew.
+        """Store every measured time and the unsound solvers; the next call chooses again.
 
-        Raises PluginError where the problem is not the one that was asked any more: nothing is stored then.
+        Raises PluginError, and stores nothing, if the problem object was changed during the search.
         """
         if {str(self.problem), str(results.problem)} != {self._given}:
             raise PluginError(f"{self._given} became {self.problem} while it was measured: nothing is recorded")
         for solver, what in self.unsound.items():
             verdicts.note(self.problem, self.info, solver, plugins().fingerprint(solver), what)
-        if made := self.records(results):
-            perfdb().record(*made, scope=scope_of(self.policy))
+        if records := self.records(results):
+            perfdb().record(*records, scope=scope_of(self.policy))
             dispatch.forget(self.problem)
 
     def records(self, results: Results) -> list[Record]:
         """A record of every candidate that was timed, with its provenance."""
         timed = [result for result in results if result.median_ms is not None]
         found = [record_of(result, results, self.options.workspace_limit, self.options.budget_ms) for result in timed]
-        return [replace(record, contest="" if place else self._contest) for place, record in enumerate(found)]
+        return [replace(record, contest="" if index else self._contest) for index, record in enumerate(found)]
 
     # --- trying one candidate ----------------------------------------------------------------------------------------
 
@@ -204,12 +204,12 @@ class Search:
         if self._is_above_ceiling(entry, self._stated(entry)):
             return
         self._must_run = self.options.every_solver and entry.result.default
-        best = min((other.timing.median for other in entries if other.timing), default=None)
+        best = min((rival.timing.median for rival in entries if rival.timing), default=None)
         predicted = self._predict(entry)
         # A solver's first configuration is tried while any time is left: other solvers' compile times say little about
         # that of its own, and a compilation that outlasts the budget is abandoned.
         compiling = 0.0 if entry.result.default else max(self._compile_ms[-5:], default=0)
-        if not self._has_time((3 + LOOKS) * (predicted or 0) + compiling, best):
+        if not self._has_time((3 + SCREENING_SAMPLES) * (predicted or 0) + compiling, best):
             entry.ends("not tried", "the budget ended first")
             return
         self.options.watch(entry.name)
@@ -232,29 +232,30 @@ class Search:
             entry.breaks("failed", words(error))
             if runtime.probe.__wrapped__(self.device):
                 self._lost = entry.solver.name
-                for other in entries:
-                    if other.prepared is not None:
-                        other.ends("measured", "")
+                for rival in entries:
+                    if rival.prepared is not None:
+                        rival.ends("measured", "")
 
     def _measure(self, entry: Entry, best: float | None) -> None:
-        began = time.perf_counter()
+        start = time.perf_counter()
         prepared = self._compile(entry, best)
-        entry.result.compile_ms = (time.perf_counter() - began) * 1e3
+        entry.result.compile_ms = (time.perf_counter() - start) * 1e3
         entry.result.workspace = prepared.workspace_size
         self._compile_ms.append(entry.result.compile_ms)
         if self._is_above_ceiling(entry, prepared.workspace_size):
             return
         harness = self._harness(self.problem)
         # While no candidate has a time, the budget need only allow one more run: a poor result is better than none.
-        checked = harness.verify(prepared, lambda run_ms: self._has_time((1 + LOOKS if best else 1) * run_ms, best))
+        runs = 1 + SCREENING_SAMPLES if best else 1
+        checked = harness.verify(prepared, lambda run_ms: self._has_time(runs * run_ms, best))
         entry.result.error, entry.result.deterministic = checked.error, checked.deterministic
         entry.result.errors = {"normal": checked.normal, "scaled": checked.scaled}
         entry.timing = entry.screening = self._scan(harness.sampler(prepared, expected_ms=checked.run_ms), best)
         entry.say()
-        self._looked = True
+        self._has_screened = True
         if entry.cost:
-            per_cost = entry.timing.median / entry.cost
-            self._ms_per_cost = min(per_cost, self._ms_per_cost or per_cost)
+            ms_per_cost = entry.timing.median / entry.cost
+            self._ms_per_cost = min(ms_per_cost, self._ms_per_cost or ms_per_cost)
         if self.policy.repeats and not checked.deterministic:
             entry.ends("refused", "two runs gave different bits, and the policy wants equal ones")
         elif self.policy.max_error is not None and checked.error > self.policy.max_error:
@@ -265,7 +266,7 @@ class Search:
             entry.prepared = prepared
 
     def _is_above_ceiling(self, entry: Entry, workspace: int | None) -> bool:
-        """Whether a candidate ends because its workspace is larger than the limit; None is not known yet."""
+        """Whether a candidate is refused because its workspace is larger than the limit; None is unknown."""
         limit = self.options.workspace_limit
         if limit is None or workspace is None or workspace <= limit:
             return False
@@ -273,8 +274,8 @@ class Search:
         entry.ends("refused", f"{workspace} bytes of workspace, the limit is {limit}")
         return True
 
-    def _compile(self, entry: Entry, best: float | None) -> Prepared:
-        """The candidate's plan. The first candidate compiles for FIRST_S at most, whatever the budget says."""
+    def _compile(self, entry: Entry, best_ms: float | None) -> Prepared:
+        """Make the candidate's plan. The first candidate may compile for FIRST_S, whatever the budget is."""
 
         def make() -> Prepared:
             return dispatch.make(entry.solver, entry.config, self.problem, self.queue.context)
@@ -282,34 +283,34 @@ class Search:
         if self.options.budget_ms is None:
             return make()
         least_s = FIRST_OF_SOLVER_S if self._must_run else 0.01
-        seconds = FIRST_S if self._is_first else max(least_s, self._left_ms(best) / 1e3)
+        seconds = FIRST_S if self._is_first else max(least_s, self._left_ms(best_ms) / 1e3)
         try:
             return compiled_within(make, seconds)
         except StillCompiling:
             raise OutOfTime("it was still compiling") from None
 
     def _scan(self, sample: Callable[[], float], best: float | None) -> Timing:
-        """A few samples: two of a cut candidate, LOOKS of another, more where they differ wildly."""
+        """Take a few samples: two of a candidate that is cut, else SCREENING_SAMPLES, more if they differ much."""
         samples: list[float] = []
         while True:
             samples.append(sample())
             cut = best is not None and min(samples) > CUT_FACTOR * best
-            if len(samples) < (2 if cut else LOOKS) and self._has_time(samples[-1], best):
+            if len(samples) < (2 if cut else SCREENING_SAMPLES) and self._has_time(samples[-1], best):
                 continue
             try:
                 return summarise(samples)
             except BadTiming:
-                if len(samples) >= 4 * LOOKS:
+                if len(samples) >= 4 * SCREENING_SAMPLES:
                     raise
 
     def _predict(self, entry: Entry) -> float | None:
-        """Milliseconds that a run should take, by its cost and what the cost has meant at best."""
+        """The predicted milliseconds of a run, from its cost and the least measured time per cost; or None."""
         return entry.cost * self._ms_per_cost if entry.cost and self._ms_per_cost else None
 
     def _is_cut(self, entry: Entry, predicted: float | None, best: float | None) -> bool:
-        """Try a suspect on a smaller problem; whether it is too slow to be run on the whole."""
-        suspect = predicted is None or (best is not None and predicted > SUSPECT * best)
-        small = smaller(self.problem) if suspect and self.problem.flops > 20 * PROBE_FLOPS else None
+        """Whether a suspect is cut, because a smaller problem shows that it is too slow for the whole one."""
+        suspect = predicted is None or (best is not None and predicted > SUSPECT_RATIO * best)
+        small = smaller_problem(self.problem) if suspect and self.problem.flops > 20 * PROBE_FLOPS else None
         if small is None or ranking.refusal(entry.solver, small, self.info, self.policy):
             return False
         if not query(entry.solver, small, self.info).offers(entry.config):
@@ -325,41 +326,41 @@ class Search:
             return False  # Under a ceiling there may be no room for two problems' operands.
         if self._ceiling is not None:
             self._peak = max(self._peak, self._harness(self.problem).memory.held + harness.memory.peak)
-        if best is not None and estimate > SUSPECT * best:
+        if best is not None and estimate > SUSPECT_RATIO * best:
             entry.ends(
                 "cut", f"a smaller problem predicts {estimate:.3g} ms, {estimate / best:.0f} times the best so far"
             )
             return True
-        if not self._has_time((2 + LOOKS) * estimate, best):
+        if not self._has_time((2 + SCREENING_SAMPLES) * estimate, best):
             entry.ends("not tried", f"a smaller problem predicts {estimate:.3g} ms, more than the budget leaves")
             return True
         return False
 
     def _survives(self, entry: Entry) -> bool:
-        """Whether a candidate came back from a child process, right; those of proven plugins need not go there."""
+        """Whether a candidate ran right in a child process; candidates of proven plugins need not run there."""
         from .probing import LOST, RUN_S, Prober
 
         name = entry.solver.name
-        sound = plugins().proven(name) and not plugins().never_run(plugins().provider(name))
-        if self.options.isolate is False or (self.options.isolate is None and sound):
+        is_trusted = plugins().proven(name) and not plugins().never_run(plugins().provider(name))
+        if self.options.isolate is False or (self.options.isolate is None and is_trusted):
             return True
-        if name in self._killers:
-            entry.breaks("failed", f"{self._killers[name]} with another configuration, and this one was not tried")
+        if name in self._fatal:
+            entry.breaks("failed", f"{self._fatal[name]} with another configuration, and this one was not tried")
             return False
         if self._prober is None:
             self._prober = Prober(self.problem, self.device, self.options.workspace_limit)
-        began = time.perf_counter()
+        start = time.perf_counter()
         limit = (
             RUN_S if self.options.budget_ms is None else min(RUN_S, max(LEAST_TRIAL_S, 2e-3 * self.options.budget_ms))
         )
         status, reason = self._prober.ask(name, entry.config, timeout_s=limit)
         # The time of child processes does not count against the search's budget.
-        self.start += time.perf_counter() - began
-        self._patience_ms += (time.perf_counter() - began) * 1e3
+        self.start += time.perf_counter() - start
+        self._child_ms += (time.perf_counter() - start) * 1e3
         if status != "right":
             entry.breaks(status, reason)
         if reason.startswith(LOST):
-            self._killers[name] = reason
+            self._fatal[name] = reason
         return status == "right"
 
     # --- benchmarking the fastest candidates in interleaved rounds ---------------------------------------------------
@@ -367,22 +368,22 @@ class Search:
     def _interleave(self, entries: list[Entry]) -> None:
         # Candidates are ranked by their screening interval's low end: one disturbed sample must not exclude any.
         ranked = sorted(entries, key=lambda entry: entry.timing.ci[0])
-        for place, entry in enumerate(ranked):
+        for rank, entry in enumerate(ranked):
             ratio = entry.timing.ci[0] / ranked[0].timing.ci[0]
             if entry.incumbent:
                 continue
-            if ratio > NEAR:
+            if ratio > MAX_RATIO:
                 entry.ends("cut", f"{ratio:.2f} times the best at screening")
-            elif place >= FINALISTS:
+            elif rank >= FINALISTS:
                 entry.ends("cut", f"{ratio:.2f} times the best at screening, and {FINALISTS} others were faster")
         final = sorted((entry for entry in ranked if entry.prepared is not None), key=lambda one: not one.incumbent)
         self.options.watch("")
-        left = self._benchmark_ms()
+        left_ms = self._benchmark_ms()
         rounds_ms = list(itertools.accumulate(LEAST_ROUNDS * entry.timing.median for entry in final))
         harness = self._harnesses.get(self.problem)
         rivals = []
         for i, entry in enumerate(final):
-            if i > 1 and rounds_ms[i] > left:
+            if i > 1 and rounds_ms[i] > left_ms:
                 break  # A candidate that is not benchmarked is reported with its screening time.
             try:
                 sample = harness.sampler(entry.prepared, entry.timing.median)
@@ -391,8 +392,9 @@ class Search:
                 continue
             rivals.append(Candidate(str(i), sample, max(1.0, entry.timing.median)))
         outcomes = interleaved(rivals, rounds=ROUNDS, budget_ms=self._benchmark_ms())
-        against = {i for i, entry in enumerate(final) if entry.incumbent}
-        alone = any(not (o := outcomes.get(str(i))) or not o.timing or o.timing.count < LEAST_SAMPLES for i in against)
+        incumbents = {i for i, entry in enumerate(final) if entry.incumbent}
+        against = [outcomes.get(str(i)) for i in incumbents]
+        alone = any(not o or not o.timing or o.timing.count < LEAST_SAMPLES for o in against)
         for i, entry in enumerate(final):
             outcome = outcomes.get(str(i), Outcome("not tried", "", None))
             if outcome.status == "failed":
@@ -412,11 +414,11 @@ class Search:
 
     @property
     def _is_first(self) -> bool:
-        """Whether nothing has been compiled yet: the first candidate gets what it needs, for some answer is better."""
-        return not self._looked
+        """Whether no candidate has a time yet; the first one is not limited by the budget, to have a result."""
+        return not self._has_screened
 
     def _has_time(self, expected_ms: float, best: float | None) -> bool:
-        """Whether work of ``expected_ms`` ends within the budget, leaving benchmarking against ``best`` its share."""
+        """Whether work of ``expected_ms`` ends within the budget, after the part that is reserved for benchmarking."""
         return self._is_first or self._must_run or expected_ms <= self._left_ms(best)
 
     def _left_ms(self, best: float | None) -> float:
@@ -427,10 +429,10 @@ class Search:
         return budget_ms - reserved - self._spent_ms()
 
     def _benchmark_ms(self) -> float:
-        """What the budget leaves for benchmarking; with ``every_solver`` its share at least, for the first
-        configurations may have taken all of the budget."""
-        least = FINAL_SHARE * self.options.budget_ms if self.options.every_solver and self.options.budget_ms else 0.0
-        return max(least, self._left_ms(None))
+        """The milliseconds left for benchmarking; with ``every_solver`` at least FINAL_SHARE of the budget, because the
+        first configurations may have used all of it."""
+        least_ms = FINAL_SHARE * self.options.budget_ms if self.options.every_solver and self.options.budget_ms else 0.0
+        return max(least_ms, self._left_ms(None))
 
     def _harness(self, problem: ConvProblem) -> Harness:
         if problem not in self._harnesses:
@@ -438,10 +440,10 @@ class Search:
         return self._harnesses[problem]
 
     def _small_harness(self, small: ConvProblem) -> Harness:
-        """The memory of the smaller problem's trials: under a ceiling in what the whole problem's leaves, and not for
-        long. Raises MemoryError."""
+        """The memory of the smaller problem's trials; under a ceiling only what the whole problem's trials leave.
+        Raises MemoryError."""
         if self._ceiling is None:
             return self._harness(small)
-        whole = self._harness(self.problem).memory
-        left = whole.limit - whole.held
-        return Harness(small, self.queue, min(left, self.options.memory_limit or left))
+        memory = self._harness(self.problem).memory
+        free_bytes = memory.limit - memory.held
+        return Harness(small, self.queue, min(free_bytes, self.options.memory_limit or free_bytes))

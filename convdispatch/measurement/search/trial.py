@@ -1,8 +1,8 @@
 """Tries a plan on real memory: operands between guard zones, outputs against float64, and runs to be timed.
 
-A candidate is verified before it is timed. Its output is filled with NaN and lies between guard zones, as its workspace
-does; sampled elements are compared with the float64 reference; every element must be written, no guard changed, no
-input altered; a second run shows whether the bits repeat, and a third what data of differing scales cost.
+A candidate is verified before it is timed. Its output is filled with NaN and is between guard zones, as is its
+workspace. Sampled elements are compared with the float64 reference; every element must be written, and no guard zone or
+input changed. A second run shows whether the bits repeat, and a third the error on data of differing scales.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class OutOfTime(Exception):
 
 
 class WrongResult(ConvDispatchError):
-    """A plan computed something else, or wrote where it must not."""
+    """A plan computed a wrong result, or wrote outside its output and workspace."""
 
 
 @dataclass(frozen=True)
@@ -66,22 +66,22 @@ class Checked:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The most bytes that a plan's workspace may take, and those of the largest workspace within that."""
+    """The limit of a plan's workspace in bytes, and the largest workspace within it that a candidate states."""
 
     limit: int
     largest: int
 
     def memory(self, operands: int, output: int) -> int:
-        """Bytes of a call's operands, of one more output, and of the ceiling, with guard zones."""
+        """The bytes of a call's operands, of one more output, and of the largest workspace, with guard zones."""
         return operands + _with_guards(output) + _with_guards(self.limit)
 
 
 class Harness:
-    """The memory of one problem's trials on one queue. Standard normal data, several copies of them in turn.
+    """The memory of one problem's trials on one queue: several copies of standard normal data, used in turn.
 
-    ``memory_limit`` bounds the bytes held at once, a plan's workspace included. Under a ``ceiling`` of the workspace
-    the harness holds what a call does, one more output to compare with, and the ceiling's bytes. Raises MemoryError
-    when not even one copy of the operands fits.
+    ``memory_limit`` bounds the bytes allocated at once, including a plan's workspace. Under a ``ceiling`` of the
+    workspace the harness allocates the operands of a call, one more output, and a workspace of that limit. Raises
+    MemoryError if not even one copy of the operands fits.
     """
 
     def __init__(
@@ -96,19 +96,19 @@ class Harness:
         self.memory_limit = min(memory_limit or device.global_mem_size // 2, device.global_mem_size)
         self.host = random_operands(problem, seed=0)
         self.output_bytes = math.prod(problem.out_shape) * problem.out_itemsize
-        one = sum(array.nbytes for array in self.host.values()) + self.output_bytes
+        size = sum(array.nbytes for array in self.host.values()) + self.output_bytes
         if ceiling is not None:
-            self.memory_limit = min(self.memory_limit, ceiling.memory(one, self.output_bytes))
-        if one > self.memory_limit:
-            raise MemoryError(f"the operands of {problem} take {one} bytes, the limit is {self.memory_limit}")
+            self.memory_limit = min(self.memory_limit, ceiling.memory(size, self.output_bytes))
+        if size > self.memory_limit:
+            raise MemoryError(f"the operands of {problem} take {size} bytes, the limit is {self.memory_limit}")
         # There are enough copies of the operands that no cache holds them; half of the memory stays for workspaces.
         # Under a ceiling there are as many as fit beside the largest workspace.
-        wanted = 1 + 2 * device.global_mem_cache_size // max(one, 1)
-        room = self.memory_limit // (2 * one) if ceiling is None else 1 + (ceiling.limit - ceiling.largest) // one
+        wanted = 1 + 2 * device.global_mem_cache_size // max(size, 1)
+        room = self.memory_limit // (2 * size) if ceiling is None else 1 + (ceiling.limit - ceiling.largest) // size
         # One more copy of the operands is for data of differing scales.
         copies = max(1, min(wanted, 8, room - 1))
-        self.memory = _Ledger(self.memory_limit)
-        self._operands: list[dict[str, _Held]] = []
+        self.memory = _MemoryAccount(self.memory_limit)
+        self._operands: list[dict[str, _CountedMemory]] = []
         self._sets = [self._new_set() for _ in range(copies)]
         self._shared: Callable[[], _Scratch | None] = lambda: None
         self._scan = OutputScan(queue, problem.out_itemsize)
@@ -122,18 +122,16 @@ class Harness:
     # --- verifying a plan's result -----------------------------------------------------------------------------------
 
     def verify(self, prepared: Prepared, has_time: Callable[[float], bool] = lambda run_ms: True) -> Checked:
-        """Run a plan and compare. ``has_time`` is asked after each run, with its milliseconds, whether to go on.
-
-        Raises WrongResult saying what is wrong, OutOfTime, MemoryError, and what the plan raises.
-        """
-        seen = visible_problem(prepared.solver, self.problem)
-        checked = self._verify(prepared, seen, False, has_time)
-        return checked if seen == self.problem else self._verify(prepared, self.problem, True, has_time)
+        """Run a plan and verify its result. ``has_time`` is called with the milliseconds of each run, and says whether
+        to continue. Raises WrongResult, OutOfTime, MemoryError, and what the plan raises."""
+        visible = visible_problem(prepared.solver, self.problem)
+        checked = self._verify(prepared, visible, False, has_time)
+        return checked if visible == self.problem else self._verify(prepared, self.problem, True, has_time)
 
     def _verify(
         self, prepared: Prepared, problem: ConvProblem, whole: bool, has_time: Callable[[float], bool]
     ) -> Checked:
-        """The plan alone on what it sees of the problem, or ``whole``, with the generic epilogue after it."""
+        """Verify the plan alone, or with ``whole`` the plan followed by the generic epilogue."""
         import pyopencl as cl
 
         output = _Guarded(self, self.output_bytes)
@@ -141,31 +139,31 @@ class Harness:
         scratch = _Guarded(self, prepared.workspace_size) if prepared.workspace_size and not whole else None
         packed = self._packed(prepared)
         weights = {"w": packed.memory} if packed else {}
-        first, count = self._sets[0]["out"], self.output_bytes // problem.out_itemsize
+        first_output, count = self._sets[0]["out"], self.output_bytes // problem.out_itemsize
         for turn in range(2):
             output.fill(self.host.get("initial") if problem.accumulate else None)
             if scratch is not None:
                 scratch.fill()
             self.queue.finish()
-            began = time.perf_counter()
+            start = time.perf_counter()
             self._enqueue(prepared, problem, whole, self._sets[0] | weights, output.memory, scratch).wait()
             self.queue.finish()
-            run_ms = (time.perf_counter() - began) * 1e3
+            run_ms = (time.perf_counter() - start) * 1e3
             if not has_time(run_ms):
                 raise OutOfTime(f"a run took {run_ms:.3g} ms")
             output.check("output")
             if scratch is not None:
                 scratch.check("workspace")
             if turn == 0 and self.output_bytes:
-                cl.enqueue_copy(self.queue, first, output.memory, byte_count=self.output_bytes)
-        for memory in (first, output.memory):
+                cl.enqueue_copy(self.queue, first_output, output.memory, byte_count=self.output_bytes)
+        for memory in (first_output, output.memory):
             unwritten = 0 if problem.accumulate else self._scan.unwritten(memory, count)
             if unwritten:
                 raise WrongResult(f"{unwritten} of {count} elements were not written")
         self._check_inputs(bool(weights))
-        error = max(self._error(problem, memory) for memory in (first, output.memory))
-        differing = self._scan.differ(first, output.memory, count)
-        self._clear(first)
+        error = max(self._error(problem, memory) for memory in (first_output, output.memory))
+        differing = self._scan.differ(first_output, output.memory, count)
+        self._clear(first_output)
         scaled = self._verify_scaled(prepared, problem, whole, output, scratch, error)
         return Checked(error, scaled, not differing, run_ms)
 
@@ -178,7 +176,7 @@ class Harness:
     def _verify_scaled(
         self, prepared: Prepared, problem: ConvProblem, whole: bool, output: _Guarded, scratch: Any, normal: float
     ) -> float:
-        """The error on scaled data. Raises WrongResult beyond what the problem allows."""
+        """The error on scaled data. Raises WrongResult if it exceeds the problem's limit."""
         if problem.quantized:  # Quantized data are integers, which lose no digits at any scale.
             return 0.0
         data = self.scaled
@@ -188,8 +186,8 @@ class Harness:
             output.fill(data.host.get("initial") if problem.accumulate else None)
             self._enqueue(prepared, problem, whole, operands | weights, output.memory, scratch).wait()
             self.queue.finish()
-        got = self._scan.gather(output.memory, data.at.ravel()) if data.at.size else np.empty(0)
-        error = data.error(problem, got.view(numpy_dtype(problem.written_dtype)))
+        values = self._scan.gather(output.memory, data.at.ravel()) if data.at.size else np.empty(0)
+        error = data.error(problem, values.view(numpy_dtype(problem.written_dtype)))
         limit = data.limit(problem, normal)
         if not error <= limit:
             raise WrongResult(f"relative error {error:.2g} on data of differing scales, at most {limit:.2g} is right")
@@ -197,14 +195,14 @@ class Harness:
 
     @contextlib.contextmanager
     def _scaled_operands(self, host: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
-        """Scaled data on the device: in memory of their own, or where that is short in the place of the first set's."""
+        """Scaled data on the device, in new memory, or in the memory of the first set if there is too little."""
         import pyopencl as cl
 
         names = [name for name in host if name != "initial"]
         if self._room_for_scaled and not self._scaled_set:
-            held = {name: _Held(self, host[name].nbytes, host[name]) for name in names}
-            self._operands.append(held)
-            self._scaled_set = {name: one.memory for name, one in held.items()}
+            owned = {name: _CountedMemory(self, host[name].nbytes, host[name]) for name in names}
+            self._operands.append(owned)
+            self._scaled_set = {name: buffer.memory for name, buffer in owned.items()}
         if self._scaled_set:
             yield self._scaled_set
             return
@@ -221,8 +219,8 @@ class Harness:
             at = reference.positions(problem)
             self._expected[problem] = at, reference.sample(problem, at, **operands_of(problem, self.host))
         at, expected = self._expected[problem]
-        got = self._scan.gather(memory, at).view(numpy_dtype(problem.written_dtype))
-        error = reference.relative_error(got, expected)
+        values = self._scan.gather(memory, at).view(numpy_dtype(problem.written_dtype))
+        error = reference.relative_error(values, expected)
         if not error <= error_limit(problem):
             raise WrongResult(f"relative error {error:.2g}, at most {error_limit(problem):.2g} counts as right")
         return error
@@ -230,8 +228,8 @@ class Harness:
     def _check_inputs(self, packed: bool) -> None:
         import pyopencl as cl
 
-        for name, before in self._sums.items():
-            if not (packed and name == "w") and self._checksum(name) != before:
+        for name, checksum in self._sums.items():
+            if not (packed and name == "w") and self._checksum(name) != checksum:
                 # The altered input is restored for the next candidate.
                 cl.enqueue_copy(self.queue, self._sets[0][name], self.host[name])
                 raise WrongResult(f"it altered its input {name}")
@@ -242,16 +240,17 @@ class Harness:
     # --- timing a plan -----------------------------------------------------------------------------------------------
 
     def sampler(self, prepared: Prepared, expected_ms: float, least_ms: float = 1.0) -> Callable[[], float]:
-        """A sample function for ``measure``: milliseconds a run, of as many runs as fill ``least_ms``, then a wait.
+        """A sample function for ``measure``: it enqueues as many runs as fill ``least_ms``, waits, and returns the
+        milliseconds per run.
 
-        Each run takes the next copy of the operands. All samplers share one workspace, which holds anything before a
-        run, as a call's does; packed weights are each one's own. Raises MemoryError.
+        Each run uses the next copy of the operands. All samplers share one workspace, whose content before a run is
+        arbitrary; each has its own packed weights. Raises MemoryError.
         """
-        seen = visible_problem(prepared.solver, self.problem)
+        visible = visible_problem(prepared.solver, self.problem)
         packed = self._packed(prepared)
         shared = self._shared() or _Scratch()
         self._shared = weakref.ref(shared)
-        if seen == self.problem:
+        if visible == self.problem:
             shared.reach(self, prepared.workspace_size)
         repeat = max(1, min(200, math.ceil(least_ms / max(expected_ms, 1e-3))))
 
@@ -262,7 +261,7 @@ class Harness:
                 operands = self._sets[self._turn]
                 scratch = shared.held if prepared.workspace_size else None
                 self._enqueue(
-                    prepared, self.problem, seen != self.problem, operands | weights, operands["out"], scratch
+                    prepared, self.problem, visible != self.problem, operands | weights, operands["out"], scratch
                 )
             self.queue.finish()
 
@@ -272,29 +271,30 @@ class Harness:
     # --- enqueuing a plan --------------------------------------------------------------------------------------------
 
     def _enqueue(
-        self, prepared: Prepared, problem: ConvProblem, whole: bool, given: Mapping[str, Any], out: Any, scratch: Any
+        self, prepared: Prepared, problem: ConvProblem, whole: bool, memory: Mapping[str, Any], out: Any, scratch: Any
     ) -> cl.Event:
-        held = {**given, problem.written: out}
-        operands = [held.get(name) for name in ("x", "w", "y", "bias", "residual")]
+        buffers = {**memory, problem.written: out}
+        operands = [buffers.get(name) for name in ("x", "w", "y", "bias", "residual")]
         if whole:
             return prepared.enqueue(self.queue, *operands)
         workspace = None if scratch is None else scratch.memory
         return enqueue_plan(problem, prepared.plan, self.queue, operands, workspace)
 
-    def _packed(self, prepared: Prepared, w: Any = None) -> _Held | None:
+    def _packed(self, prepared: Prepared, w: Any = None) -> _CountedMemory | None:
         if not prepared.packed_size:
             return None
         # Packed weights are a constant's, and no part of a workspace.
-        packed = (_Held if self._ceiling is None else _Beside)(self, prepared.packed_size)
+        packed = (_CountedMemory if self._ceiling is None else _ExemptMemory)(self, prepared.packed_size)
         prepared.plan.pack(self.queue, w or self._sets[0]["w"], packed.memory).wait()
         return packed
 
     def _new_set(self) -> dict[str, Any]:
-        made = {name: _Held(self, array.nbytes, array) for name, array in self.host.items() if name != "initial"}
-        made["out"] = _Held(self, self.output_bytes)
-        self._operands.append(made)
-        self._clear(made["out"].memory)
-        return {name: held.memory for name, held in made.items()}
+        arrays = {name: array for name, array in self.host.items() if name != "initial"}
+        buffers = {name: _CountedMemory(self, array.nbytes, array) for name, array in arrays.items()}
+        buffers["out"] = _CountedMemory(self, self.output_bytes)
+        self._operands.append(buffers)
+        self._clear(buffers["out"].memory)
+        return {name: buffer.memory for name, buffer in buffers.items()}
 
     def _clear(self, output: Any) -> None:
         import pyopencl as cl
@@ -305,18 +305,18 @@ class Harness:
 
 
 @dataclass
-class _Ledger:
-    """Bytes that a harness holds and held at most."""
+class _MemoryAccount:
+    """The bytes that a harness may allocate, has allocated now, and had allocated at most."""
 
     limit: int
     held: int = 0
     peak: int = 0
 
 
-class _Held:
-    """Memory that counts as held for as long as it lives. Raises MemoryError beyond the limit.
+class _CountedMemory:
+    """Memory that counts towards the limit as long as it exists. Raises MemoryError beyond the limit.
 
-    It knows the ledger, not the harness: in a circle of references a large buffer would outlive its search.
+    It references the account and not the harness, because a cycle of references would keep large buffers alive.
     """
 
     def __init__(self, harness: Harness, size: int, content: np.ndarray | None = None) -> None:
@@ -334,32 +334,32 @@ class _Held:
         self._ledger.held -= self.size
 
 
-class _Beside(_Held):
-    """Memory beside what a limit is about, which is raised by it for as long as it lives."""
+class _ExemptMemory(_CountedMemory):
+    """Memory that does not count towards the limit: it raises the limit by its size as long as it exists."""
 
     def __init__(self, harness: Harness, size: int) -> None:
-        self.beside = max(size, 1)
-        harness.memory.limit += self.beside
+        self.exempt = max(size, 1)
+        harness.memory.limit += self.exempt
         super().__init__(harness, size)
 
     def __del__(self) -> None:
         super().__del__()
-        self._ledger.limit -= self.beside
+        self._ledger.limit -= self.exempt
 
 
 class _Scratch:
-    """The workspace that the living samplers of a harness share; it grows, and goes with the last of them."""
+    """The workspace that all samplers of a harness share; it grows, and is freed with the last of them."""
 
-    held: _Held | None = None
+    held: _CountedMemory | None = None
 
     def reach(self, harness: Harness, size: int) -> None:
-        """Make it at least ``size`` bytes. Raises MemoryError, and is then as it was."""
+        """Grow the workspace to at least ``size`` bytes. Raises MemoryError, and then keeps its size."""
         if size > (self.held.size if self.held else 0):
             before, self.held = self.held.size if self.held else 0, None
             try:
-                self.held = _Held(harness, size)
+                self.held = _CountedMemory(harness, size)
             except MemoryError:
-                self.held = _Held(harness, before) if before else None
+                self.held = _CountedMemory(harness, before) if before else None
                 raise
 
 
@@ -374,12 +374,12 @@ class _Guarded:
     def __init__(self, harness: Harness, size: int) -> None:
         self.queue, self.size = harness.queue, size
         self._room = _with_guards(size) - 2 * GUARD
-        self._held = _Held(harness, _with_guards(size))
+        self._held = _CountedMemory(harness, _with_guards(size))
         self._whole = self._held.memory
         self.memory = self._whole.get_sub_region(GUARD, max(size, 1))
 
     def fill(self, content: np.ndarray | None = None) -> None:
-        """PATTERN everywhere, guards included; then ``content``, if given, inside."""
+        """Fill everything with PATTERN, including the guard zones; then copy ``content``, if given, between them."""
         import pyopencl as cl
 
         cl.enqueue_fill_buffer(self.queue, self._whole, _PATTERN, 0, self._room + 2 * GUARD)
@@ -387,7 +387,7 @@ class _Guarded:
             cl.enqueue_copy(self.queue, self._whole, content.reshape(-1).view(np.uint8), dst_offset=GUARD)
 
     def check(self, what: str) -> None:
-        """Raise WrongResult if a guard changed."""
+        """Raise WrongResult if a guard zone changed."""
         for name, start, stop in (("before", 0, GUARD), ("after", GUARD + self.size, self._room + 2 * GUARD)):
             zone = self._bytes(start, stop)
             pattern = np.array([_PATTERN]).view(np.uint8)[np.arange(start, stop) % 2]

@@ -12,14 +12,14 @@ from ...api.dtypes import ALL_DTYPES, INTEGERS, numpy_dtype
 from ...api.problem import ConvProblem
 from .. import quantized, reference
 
-BLOCK = 4194301
+RANDOM_PERIOD = 4194301
 """The period in elements of repeated random data; it is prime, so that repeats fall on different channels and
 pixels."""
 _MATH_LIMITS = {"float32": 1e-5, "tf32": 2e-3, "fast": 5e-2}
 
 
 def error_limit(problem: ConvProblem) -> float:
-    """Largest relative error (norm, against float64, standard normal data) at which a result counts as right.
+    """The largest relative error (norm, against float64, standard normal data) at which a result counts as right.
 
     For float32 data, and float32 results of float8, ``math`` decides; ``"ieee"`` and ``"reproducible"`` allow twice the
     error of a plain float32 sum of the same length.
@@ -41,16 +41,16 @@ def error_limit(problem: ConvProblem) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _plain_error(length: int) -> float:
-    """Relative error of one float32 running sum of ``length`` products, over 32 of them."""
+    """The relative error of running float32 sums of ``length`` products, over 32 sums."""
     random = np.random.default_rng(length)
     a, b = random.standard_normal((2, 32, length), np.float32)
-    got = np.cumsum(a * b, axis=1, dtype=np.float32)[:, -1]
+    sums = np.cumsum(a * b, axis=1, dtype=np.float32)[:, -1]
     expected = (a.astype(np.float64) * b).sum(axis=1)
-    return max(reference.relative_error(got, expected), 2.0**-24)
+    return max(reference.relative_error(sums, expected), 2.0**-24)
 
 
 def random_operands(problem: ConvProblem, seed: int) -> dict[str, np.ndarray]:
-    """Standard normal arrays for all that a problem reads, by name; ``initial`` is what the output holds before."""
+    """Standard normal arrays for a problem's operands, by name; ``initial`` is the output's previous content."""
     if problem.quantized:
         return quantized.random_operands(problem, seed)
     random = np.random.default_rng(seed)
@@ -66,15 +66,15 @@ def operand_shapes(problem: ConvProblem) -> dict[str, tuple[int, ...]]:
 
 
 def _normal(random: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Drawn anew up to BLOCK elements, which are then repeated: a large layer's data took longer than its search."""
+    """Standard normal data; after RANDOM_PERIOD elements they repeat, because drawing large arrays takes long."""
     count = math.prod(shape)
     kind = np.float64 if dtype == np.float64 else np.float32
-    block = random.standard_normal(min(count, BLOCK), kind).astype(dtype)
-    return block.reshape(shape) if count <= BLOCK else np.resize(block, shape)
+    block = random.standard_normal(min(count, RANDOM_PERIOD), kind).astype(dtype)
+    return block.reshape(shape) if count <= RANDOM_PERIOD else np.resize(block, shape)
 
 
 def operands_of(problem: ConvProblem, host: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Those of ``host`` that the reference reads for a problem; fewer where a part of the epilogue is left out."""
+    """The arrays of ``host`` that the reference reads for a problem."""
     names = [name for name in "xwy" if name != problem.written]
     names += [name for name in ("bias", "residual") if getattr(problem, name)]
     return {name: host[name] for name in [*names, *(["initial"] if problem.accumulate else [])]}

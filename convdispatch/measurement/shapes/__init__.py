@@ -27,7 +27,7 @@ class Entry(NamedTuple):
 
 
 def names() -> list[str]:
-    """The tables there are, sorted."""
+    """The names of all tables, sorted."""
     files = importlib.resources.files(__name__).iterdir()
     return sorted(file.name.removesuffix(".txt") for file in files if file.name.endswith(".txt"))
 
@@ -41,14 +41,14 @@ def _load(name: str) -> tuple[Entry, ...]:
 
 
 def load(name: str) -> list[Entry]:
-    """The table ``name``, in its order. Raises InvalidArgument for an unknown name, and as ``parse`` does."""
+    """The entries of a table. Raises InvalidArgument for an unknown name, and what ``parse`` raises."""
     return list(_load(name))
 
 
 def parse(text: str, source: str = "<text>") -> list[Entry]:
-    """Read a table's text. Raises InvalidProblem naming source and line for what cannot be read or named twice."""
+    """Read a table's text. Raises InvalidProblem, with source and line, for an invalid line or a repeated name."""
     entries: list[Entry] = []
-    seen: dict[str, int] = {}
+    line_of: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         line = line.split("#")[0].strip()
         if not line:
@@ -63,8 +63,8 @@ def parse(text: str, source: str = "<text>") -> list[Entry]:
         except InvalidProblem as error:
             raise InvalidProblem(f"{source}:{number}: {error}") from None
         name = match[2] or match[1]
-        if name in seen:
-            raise InvalidProblem(f"{source}:{number}: {name!r} is named on line {seen[name]} already")
-        seen[name] = number
+        if name in line_of:
+            raise InvalidProblem(f"{source}:{number}: {name!r} is named on line {line_of[name]} already")
+        line_of[name] = number
         entries.append(Entry(name, problem, int(match[3] or 1)))
     return entries

@@ -34,8 +34,8 @@ class Evidence:
 
 
 def admitted_records(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> list[Record]:
-    """What is on record of a problem. A choice for every batch follows neither from what the user measured under
-    another policy, perhaps for one batch and while the program ran, nor from neighbours."""
+    """The records of a problem that a policy may follow. Under ``batch_invariant`` the user's own records are left out,
+    because they may have been measured for one batch only."""
     records = perfdb().lookup(problem, device, scope_of(policy))
     return [record for record in records if record.source != "user"] if policy.is_invariant else records
 
@@ -43,27 +43,26 @@ def admitted_records(problem: ConvProblem, device: DeviceInfo, policy: Policy) -
 def measured(
     problem: ConvProblem, device: DeviceInfo, policy: Policy, accepted: Mapping[str, Solver], configs: Configs
 ) -> list[Evidence]:
-    """The records of accepted solvers that the policy admits, fastest first, each solver's best only; how they stand
-    among the unmeasured says ``record_coverage``.
+    """The best record of each accepted solver that the policy admits, fastest first.
 
-    A record whose provenance changed still counts, for it is the best there is to go by; its source says the doubt,
-    and ``find`` will measure it again. Its configuration is used only if the solver still offers it.
+    A record whose provenance changed still counts, because nothing better is known; its source says what is in doubt,
+    and ``find`` measures it again. A record's configuration is used only if the solver still offers it.
     """
-    found: dict[str, Evidence] = {}
+    evidence: dict[str, Evidence] = {}
     for record in admitted_records(problem, device, policy):
-        if record.inconclusive or record.solver not in accepted or record.solver in found:
+        if record.inconclusive or record.solver not in accepted or record.solver in evidence:
             continue
         if not _admitted(record, policy):
             continue
         doubt = stale(record, current(record.solver, device))
         config = dict(record.config)
         if not _offered(config, configs(record.solver)):
-            _pass_over(record, doubt)
+            _warn_of_unknown_config(record, doubt)
             continue
         source = f"measured {record.words}" + (f", {record.source} record" if record.source else "")
         source += f"; in doubt: {doubt}" if doubt else ""
-        found[record.solver] = Evidence(record.solver, config, source, record)
-    return list(found.values())
+        evidence[record.solver] = Evidence(record.solver, config, source, record)
+    return list(evidence.values())
 
 
 def from_neighbours(
@@ -73,31 +72,32 @@ def from_neighbours(
     near = neighbours(perfdb(), device).choose(problem, offers, first)
     if near is None:
         return None
-    config = near.config if offers[near.solver].cost is None else _tuned(problem, near, configs, cost)
+    config = near.config if offers[near.solver].cost is None else _neighbour_config(problem, near, configs, cost)
     # A record's configuration may not exist for this problem: the most similar one that the solver offers runs.
-    config = _closest(config, configs(near.solver))
+    config = _most_similar(config, configs(near.solver))
     return Evidence(near.solver, config, f"neighbour: {near}")
 
 
-def _tuned(problem: ConvProblem, near: Neighbour, configs: Configs, cost: Cost) -> Mapping[str, Any]:
-    """The solver's own choice, unless its fastest there took MARGIN less and promises as much here.
+def _neighbour_config(problem: ConvProblem, near: Neighbour, configs: Configs, cost: Cost) -> Mapping[str, Any]:
+    """The configuration to run: the solver's own choice, unless another one took MARGIN less time at the neighbour and
+    is expected to take MARGIN less for ``problem``.
 
-    A configuration's time there, over what is predicted for it there, multiplies what is predicted for its like here.
+    The expected time is that at the neighbour, times the ratio of the predictions for the two problems.
     """
     if not near.tried or near.tried[-1].median_ms <= near.tried[0].median_ms * (1 + MARGIN):
         return near.config  # The measured times of the configurations differ too little to matter.
     measured, fastest = ConvProblem.parse(near.problem), near.tried[0]
-    alike = _closest(near.config, [record.config for record in near.tried])
-    own = next(record for record in near.tried if record.config == alike)
-    if own.median_ms <= fastest.median_ms * (1 + MARGIN):
+    similar = _most_similar(near.config, [record.config for record in near.tried])
+    default = next(record for record in near.tried if record.config == similar)
+    if default.median_ms <= fastest.median_ms * (1 + MARGIN):
         return near.config
-    config = _closest(fastest.config, configs(near.solver))
+    config = _most_similar(fastest.config, configs(near.solver))
 
-    def promised(record: Record, config: Mapping[str, Any]) -> float:
-        there, here = cost(near.solver, measured, record.config), cost(near.solver, problem, config)
-        return record.median_ms * (here / there if here and there else 1.0)
+    def expected_ms(record: Record, config: Mapping[str, Any]) -> float:
+        there_s, here_s = cost(near.solver, measured, record.config), cost(near.solver, problem, config)
+        return record.median_ms * (here_s / there_s if here_s and there_s else 1.0)
 
-    return config if promised(fastest, config) * (1 + MARGIN) < promised(own, near.config) else near.config
+    return config if expected_ms(fastest, config) * (1 + MARGIN) < expected_ms(default, near.config) else near.config
 
 
 def error_reason(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Policy) -> str | None:
@@ -110,10 +110,10 @@ def error_reason(solver: Solver, problem: ConvProblem, device: DeviceInfo, polic
     if limit is None:
         return None
     errors = [r.error for r in perfdb().lookup(problem, device, scope_of(policy)) if r.solver == solver.name]
-    known = [error for error in errors if error is not None]
-    if known:
-        least = min(known)
-        return None if least <= limit else f"measured error {least:.2g}, policy(max_error={limit:.2g})"
+    measured_errors = [error for error in errors if error is not None]
+    if measured_errors:
+        least_error = min(measured_errors)
+        return None if least_error <= limit else f"measured error {least_error:.2g}, policy(max_error={limit:.2g})"
     if not solver.exact:
         return f"its error is not measured, and policy(max_error={limit:.2g}) wants it: run find"
     expected = _plain_sum_error(problem)
@@ -129,14 +129,14 @@ def _plain_sum_error(problem: ConvProblem) -> float:
     return epsilon * (2.0 + 0.1 * math.sqrt(problem.flops / max(1, 2 * math.prod(problem.out_shape))))
 
 
-_passed_over: set[str] = set()
+_warned_solvers: set[str] = set()
 
 
-def _pass_over(record: Record, doubt: str | None) -> None:
+def _warn_of_unknown_config(record: Record, doubt: str | None) -> None:
     """Warn, once for each solver, that a record's configuration is not among those that the solver offers."""
-    if record.solver in _passed_over:
+    if record.solver in _warned_solvers:
         return
-    _passed_over.add(record.solver)
+    _warned_solvers.add(record.solver)
     why = f" ({doubt})" if doubt else ""
     warnings.warn(
         f"a record for {record.problem} is passed over, and others like it: {record.solver} does not offer its "
@@ -154,45 +154,42 @@ def _admitted(record: Record, policy: Policy) -> bool:
     return policy.workspace_limit is None or record.workspace <= policy.workspace_limit
 
 
-def _closest(config: Mapping[str, Any], offered: list[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the offered configuration that is most similar to ``config``: words compare equal or not, numbers by their
-    logarithms.
-
-    Depths and splits follow from a problem's sizes and are seldom the same for two, but forms are.
-    """
+def _most_similar(config: Mapping[str, Any], offered: list[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the offered configuration that is most similar to ``config``: texts are equal or not, numbers compare by
+    their logarithms, because loop depths and splits follow from a problem's sizes."""
     if not offered or _offered(config, offered):
         return dict(config) if offered else {}
-    wanted = _leaves(config)
+    target = _flat_values(config)
 
-    def apart(choice: Mapping[str, Any]) -> float:
-        found = _leaves(choice)
-        return sum(_apart(wanted.get(key), found.get(key)) for key in wanted.keys() | found.keys())
+    def config_distance(choice: Mapping[str, Any]) -> float:
+        values = _flat_values(choice)
+        return sum(_value_distance(target.get(key), values.get(key)) for key in target.keys() | values.keys())
 
     # Of equally similar configurations ``min`` returns the first, which the solver offers as the more promising one.
-    return min(offered, key=apart)
+    return min(offered, key=config_distance)
 
 
-def _leaves(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def _flat_values(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for key, value in config.items():
-        leaves |= _leaves(value, f"{before}{key}.") if isinstance(value, Mapping) else {before + key: value}
+        leaves |= _flat_values(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return leaves
 
 
-def _apart(one: Any, other: Any) -> float:
-    """Return the distance of two values: 0 if equal, 1 for words that differ, less for numbers within a factor of
-    16."""
-    if all(type(value) in (int, float) and value > 0 for value in (one, other)):
-        return min(1.0, abs(math.log2(one / other)) / 4)
-    return float(type(one) is not type(other) or one != other)  # The type is compared too, because True == 1 in Python.
+def _value_distance(left: Any, right: Any) -> float:
+    """The distance of two values: 0 if equal, 1 for texts that differ, less for numbers within a factor of 16."""
+    if all(type(value) in (int, float) and value > 0 for value in (left, right)):
+        return min(1.0, abs(math.log2(left / right)) / 4)
+    # The type is compared too, because True == 1 in Python.
+    return float(type(left) is not type(right) or left != right)
 
 
 def _offered(config: Mapping[str, Any], offered: list[Mapping[str, Any]]) -> bool:
-    wanted = json.dumps(dict(config), sort_keys=True)
-    return any(json.dumps(dict(choice), sort_keys=True) == wanted for choice in offered)
+    config_text = json.dumps(dict(config), sort_keys=True)
+    return any(json.dumps(dict(choice), sort_keys=True) == config_text for choice in offered)
 
 
 def measured_s(problem: ConvProblem, device: DeviceInfo, solver: str) -> float | None:
     """Seconds of a solver's fastest record for a problem under no policy; None where there is none."""
-    found = [r.median_ms for r in perfdb().lookup(problem, device, scope_of(Policy())) if r.solver == solver]
-    return min(found) / 1e3 if found else None
+    times_ms = [r.median_ms for r in perfdb().lookup(problem, device, scope_of(Policy())) if r.solver == solver]
+    return min(times_ms) / 1e3 if times_ms else None

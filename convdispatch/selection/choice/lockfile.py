@@ -62,7 +62,7 @@ def read(path: str | Path) -> dict[str, Decision]:
 
 
 def write(path: str | Path, decisions: Mapping[str, Decision]) -> None:
-    """Write a lock file, whole or not at all. Raises InvalidArgument where the place refuses."""
+    """Write a lock file, whole or not at all. Raises InvalidArgument if the file cannot be written."""
     lines = ",\n".join(
         f"{json.dumps(text)}: {json.dumps({'solver': d.solver, 'config': dict(d.config)}, sort_keys=True)}"
         for text, d in sorted(decisions.items())
@@ -75,14 +75,14 @@ def write(path: str | Path, decisions: Mapping[str, Decision]) -> None:
 
 def drift(locked: Mapping[str, Decision], today: Iterable[tuple[str, Decision]]) -> list[str]:
     """Return a sentence for each problem whose present decision differs from the locked one."""
-    found = []
+    differences = []
     for text, decision in today:
-        held = locked.get(text)
-        if held is None:
-            found.append(f"{text}: not locked, today {decision}")
-        elif (held.solver, dict(held.config)) != (decision.solver, dict(decision.config)):
-            found.append(f"{text}: locked {held}, today {decision}")
-    return found
+        locked_decision = locked.get(text)
+        if locked_decision is None:
+            differences.append(f"{text}: not locked, today {decision}")
+        elif (locked_decision.solver, dict(locked_decision.config)) != (decision.solver, dict(decision.config)):
+            differences.append(f"{text}: locked {locked_decision}, today {decision}")
+    return differences
 
 
 @functools.lru_cache(maxsize=8)

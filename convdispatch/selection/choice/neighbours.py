@@ -5,14 +5,14 @@ Near means: the same direction, dtype, layout and number of axes, and a small di
 What changes which algorithm wins (kernel, stride, dilation, one channel a group) weighs more than what only changes
 how much work there is.
 
-A solver's pace at a measured problem is its time there over what it predicts, beside the other solvers' of that
-problem. What it predicts here is multiplied by the geometric mean of its paces at the nearest problems, weighted by
-the inverse square of their distances; one problem more, ``FAR`` away, at which all is as predicted, keeps few and far
-ones from saying much. The least corrected prediction wins. What would run without measurements stands until a rival
-promises ``MARGIN`` less, for times err by as much.
+A solver's pace at a measured problem is its measured time over its predicted time, relative to the median of all
+solvers at that problem. A solver's prediction for the unmeasured problem is multiplied by the geometric mean of its
+paces at the nearest problems, weighted by the inverse square of their distances. One more problem, ``MAX_DISTANCE``
+away, at which every time is as predicted, limits the effect of few and distant problems. The least corrected prediction
+wins; the solver that would run without measurements is replaced only by one predicted ``MARGIN`` faster.
 
-Who predicts nothing has no pace, and its time at another size says little of its time here: it is taken over only from
-a problem ``NEAR`` by, where it was faster than all who predict; or where nobody predicts.
+A solver that predicts nothing has no pace. It is taken over only from a problem within ``TAKEOVER_DISTANCE``, where it
+was faster than all that predict, or where no solver predicts.
 
 The cost of the rule is its leave-one-out regret: each measured problem is asked as if it were not measured, and the
 time of the decision it gets is divided by its own best time.
@@ -50,22 +50,22 @@ Cost = Callable[[str, ConvProblem, Mapping[str, Any]], float | None]
 WEIGHTS = {"mb": 0.5, "g": 0.5, "c": 1.0, "o": 0.7, "k": 3.0, "s": 3.0, "d": 3.0}
 """The distance that one doubling adds between two problems, by size: batch, groups, channels per group, output, kernel,
 stride, dilation."""
-DEPTHWISE = 8.0
+DEPTHWISE_DISTANCE = 8.0
 """The distance that is added between a depthwise problem and one with several channels per group."""
-WORDS = ("math", "constant_weights", "bias", "residual", "activation", "accumulate")
-WORD = 0.5
-"""The distance that is added for each of WORDS (direction, dtype and the like) in which two problems differ."""
+COMPARED_FIELDS = ("math", "constant_weights", "bias", "residual", "activation", "accumulate")
+PER_FIELD = 0.5
+"""The distance that is added for each of COMPARED_FIELDS in which two problems differ."""
 
-FAR = 2.5
+MAX_DISTANCE = 2.5
 """The distance beyond which a measured problem is ignored; without a nearer one the registry's rules choose the
 solver."""
-NEAR = 0.5
+TAKEOVER_DISTANCE = 0.5
 """The distance within which a measured choice may be taken over for a solver that has no cost model."""
-MOST = 16
+MAX_NEIGHBOURS = 16
 """The number of nearest measured problems from which a prediction is corrected."""
 MARGIN = 0.1
 """A rival must be predicted faster by this fraction to replace the solver that runs without measurements."""
-SURE = 6
+SURE_SAMPLES = 6
 """The number of samples from which a time counts as benchmarked; screening overestimates times, by half and more."""
 
 
@@ -77,8 +77,7 @@ class Regret:
     worst: float = 1.0
     worst_problem: str | None = None
     count: int = 0
-    """The number of problems for which a regret is known: several choices were measured, that of the rule among
-    them."""
+    """The number of problems with a known regret: several choices were measured, the rule's among them."""
 
     def __str__(self) -> str:
         if not self.count:
@@ -119,35 +118,36 @@ def distance(one: ConvProblem, other: ConvProblem) -> float:
     """Return the distance of two problems: 0 for equal ones, infinite if direction, dtype, layout or rank differ."""
     if _kind(one) != _kind(other):
         return math.inf
-    return float(_Crowd([one]).distances(other)[0])
+    return float(_ProblemSet([one]).distances(other)[0])
 
 
 def _kind(problem: ConvProblem) -> tuple[str, str, str, int]:
     return problem.direction, problem.dtype, problem.layout, problem.ndim
 
 
-def _place(problem: ConvProblem) -> list[float]:
+def _coordinates(problem: ConvProblem) -> list[float]:
     sizes = [("mb", max(problem.mb, 1)), ("g", problem.g)]
     sizes += [("c", problem.ic // problem.g), ("c", problem.oc // problem.g)]
     sizes += [(letter, getattr(problem, letter + axis)) for letter in "oksd" for axis in problem.axes]
-    return [WEIGHTS[letter] * math.log2(size) for letter, size in sizes] + [DEPTHWISE * problem.depthwise]
+    return [WEIGHTS[letter] * math.log2(size) for letter, size in sizes] + [DEPTHWISE_DISTANCE * problem.depthwise]
 
 
-class _Crowd:
-    """Problems of one kind, as arrays: hundreds of distances take the time of a few."""
+class _ProblemSet:
+    """Problems of one kind, as arrays, so that the distances to all of them are computed at once."""
 
     def __init__(self, problems: Sequence[ConvProblem]) -> None:
         self.problems = list(problems)
-        self._places = np.array([_place(problem) for problem in problems])
-        self._words = np.array([[str(getattr(problem, word)) for word in WORDS] for problem in problems])
+        self._coordinates = np.array([_coordinates(problem) for problem in problems])
+        self._fields = np.array([[str(getattr(problem, word)) for word in COMPARED_FIELDS] for problem in problems])
 
     def distances(self, problem: ConvProblem) -> np.ndarray:
-        """The distance from each problem of the crowd to ``problem``."""
-        words = np.array([str(getattr(problem, word)) for word in WORDS])
-        return np.abs(self._places - _place(problem)).sum(axis=1) + WORD * (self._words != words).sum(axis=1)
+        """The distance from each problem of the group to ``problem``."""
+        words = np.array([str(getattr(problem, word)) for word in COMPARED_FIELDS])
+        gaps = np.abs(self._coordinates - _coordinates(problem)).sum(axis=1)
+        return gaps + PER_FIELD * (self._fields != words).sum(axis=1)
 
     def nearest_first(self, problem: ConvProblem) -> Iterator[tuple[float, ConvProblem]]:
-        """Distance and problem; equally near ones in the crowd's order."""
+        """Distance and problem, the nearest first; equally near ones in the group's order."""
         gaps = self.distances(problem)
         return ((float(gaps[i]), self.problems[i]) for i in np.argsort(gaps, kind="stable"))
 
@@ -172,20 +172,20 @@ class Neighbours:
                 continue
             self._choices[problem] = sorted(choices, key=lambda record: (record.median_ms, record.choice))
             kinds.setdefault(_kind(problem), []).append(problem)
-        self._crowds = {kind: _Crowd(problems) for kind, problems in kinds.items()}
+        self._groups = {kind: _ProblemSet(problems) for kind, problems in kinds.items()}
         self._solvers: dict[tuple[str, str, str, int], frozenset[str]] = {}
         self._paces: dict[ConvProblem, tuple[float, dict[str, float]]] = {}
         self._regret: Regret | None = None
 
     def __len__(self) -> int:
-        return sum(len(crowd.problems) for crowd in self._crowds.values())
+        return sum(len(group.problems) for group in self._groups.values())
 
     def solvers(self, problem: ConvProblem) -> frozenset[str]:
         """The solvers that were measured at problems of this kind, however far away."""
         kind = _kind(problem)
         if kind not in self._solvers:
-            crowd = self._crowds.get(kind)
-            records = (record for other in (crowd.problems if crowd else ()) for record in self._choices[other])
+            group = self._groups.get(kind)
+            records = (record for measured in (group.problems if group else ()) for record in self._choices[measured])
             self._solvers[kind] = frozenset(record.solver for record in records)
         return self._solvers[kind]
 
@@ -194,27 +194,27 @@ class Neighbours:
         for gap, measured in self._nearest_first(problem):
             choices = [r for r in self._choices[measured] if accepts is None or accepts(r.solver, r.config)]
             if choices:
-                return self._as_there(choices[0], gap, measured, problem)
+                return self._scaled(choices[0], gap, measured, problem)
         return None
 
     def choose(self, problem: ConvProblem, offers: Mapping[str, Offer], first: str | None = None) -> Neighbour | None:
-        """Return the solver that runs best by the nearest measured problems, of each solver's offer; ``first`` is what
-        would run without.
+        """The solver among ``offers`` that the nearest measured problems favour; ``first`` would run without them.
 
-        None where none is near enough, or where they say nothing of the best one.
+        None if no measured problem is near enough, or none of them measured the best solver.
         """
-        others = ((gap, other) for gap, other in self._queried(problem, offers) if other != problem)
+        others = ((gap, other) for gap, other in self._offered(problem, offers) if other != problem)
         # The problem's own records are left out: they were examined before, and are not usable.
-        near = list(itertools.islice(others, MOST))
-        if not near or near[0][0] > FAR:
+        near = list(itertools.islice(others, MAX_NEIGHBOURS))
+        if not near or near[0][0] > MAX_DISTANCE:
             return None
-        found = self._unpredicted(problem, near[0], offers, first) or self._corrected(near, offers, first)
-        return found and dataclasses.replace(found, regret=self.regret())
+        neighbour = self._unpredicted(problem, near[0], offers, first) or self._corrected(near, offers, first)
+        return neighbour and dataclasses.replace(neighbour, regret=self.regret())
 
     def corrections(self, problem: ConvProblem, offers: Mapping[str, Offer]) -> dict[str, float]:
-        """By what other problems measured near by multiply a solver's prediction; only solvers that they measured."""
-        near = ((gap, other) for gap, other in self._queried(problem, offers) if other != problem)
-        sums, _ = self._sums(list(itertools.islice(itertools.takewhile(lambda one: one[0] <= FAR, near), MOST)))
+        """The factor by which each solver's prediction is corrected; only for solvers measured at near problems."""
+        near = ((gap, other) for gap, other in self._offered(problem, offers) if other != problem)
+        near = itertools.takewhile(lambda gap_and_problem: gap_and_problem[0] <= MAX_DISTANCE, near)
+        sums, _ = self._sums(list(itertools.islice(near, MAX_NEIGHBOURS)))
         return {solver: math.exp(log / weights) for solver, (log, weights) in sums.items()}
 
     def regret(self) -> Regret:
@@ -232,23 +232,23 @@ class Neighbours:
         offers: Mapping[str, Offer],
         first: str | None,
     ) -> Neighbour | None:
-        """Return the fastest solver without a cost model, if it beat all others and the problem is near or no solver
-        has a cost model.
+        """The fastest solver without a cost model, if it beat all others at the nearest problem, and that is within
+        TAKEOVER_DISTANCE or no solver has a cost model.
 
-        Whom ``first`` names counts with its prediction for that problem where it was not measured there.
+        If the solver ``first`` was not measured there, its prediction for that problem counts instead.
         """
         gap, measured = nearest
         predicts = any(offer.cost for offer in offers.values())
-        if gap > (NEAR if predicts else FAR):
+        if gap > (TAKEOVER_DISTANCE if predicts else MAX_DISTANCE):
             return None
         choices = [record for record in self._choices[measured] if record.solver in offers]
-        rival = next((r.median_ms for r in choices if offers[r.solver].cost), math.inf)
+        rival_ms = next((r.median_ms for r in choices if offers[r.solver].cost), math.inf)
         if first is not None and offers[first].cost and all(record.solver != first for record in choices):
-            rival = min(rival, 1e3 * (self._cost(first, measured, offers[first].config) or math.inf))
+            rival_ms = min(rival_ms, 1e3 * (self._cost(first, measured, offers[first].config) or math.inf))
         for record in choices:
-            if not offers[record.solver].cost and (record.count >= SURE or not predicts):
-                beaten = record.median_ms * (1 + MARGIN) < rival
-                return self._as_there(record, gap, measured, problem) if beaten else None
+            if not offers[record.solver].cost and (record.count >= SURE_SAMPLES or not predicts):
+                beaten = record.median_ms * (1 + MARGIN) < rival_ms
+                return self._scaled(record, gap, measured, problem) if beaten else None
         return None
 
     def _corrected(
@@ -258,24 +258,25 @@ class Neighbours:
             # The registry's first solver predicts no time, so nothing says how other solvers compare with it.
             return None
         sums, level = self._sums(near)
-        promised = {}
+        predictions = {}
         for solver, offer in offers.items():
             if offer.cost and (solver in sums or solver == first):
                 log, weights = sums.get(solver, (0.0, 1.0))
-                promised[solver] = math.log(offer.cost) + log / weights
-        if not promised:
+                predictions[solver] = math.log(offer.cost) + log / weights
+        if not predictions:
             return None
-        lead = math.log1p(MARGIN)
-        best = min(promised, key=lambda solver: (promised[solver] - (lead if solver == first else 0.0), solver))
+        margin = math.log1p(MARGIN)
+        best = min(predictions, key=lambda solver: (predictions[solver] - (margin if solver == first else 0.0), solver))
         for gap, measured in near:
             if best in self._pace(measured)[1]:
-                tried = [r for r in self._choices[measured] if r.solver == best and r.count >= SURE]
-                ms = math.exp(promised[best] + level)
-                return Neighbour(best, offers[best].config, str(measured), gap, ms, Regret(), tuple(tried))
+                records = [r for r in self._choices[measured] if r.solver == best and r.count >= SURE_SAMPLES]
+                ms = math.exp(predictions[best] + level)
+                return Neighbour(best, offers[best].config, str(measured), gap, ms, Regret(), tuple(records))
         return None
 
     def _sums(self, near: Sequence[tuple[float, ConvProblem]]) -> tuple[dict[str, tuple[float, float]], float]:
-        """By solver the weighted sum of its paces and the weights, a problem ``FAR`` away among them; and the level."""
+        """The weighted sum of each solver's paces and the sum of the weights, by solver; and the weighted mean
+        level."""
         sums: dict[str, tuple[float, float]] = {}
         levels = total = 0.0
         for gap, measured in near:
@@ -283,50 +284,48 @@ class Neighbours:
             level, paces = self._pace(measured)
             levels, total = levels + weight * level, total + weight
             for solver, pace in paces.items():
-                log, weights = sums.get(solver, (0.0, _weight(FAR)))
+                log, weights = sums.get(solver, (0.0, _weight(MAX_DISTANCE)))
                 sums[solver] = log + weight * pace, weights + weight
         return sums, levels / total if total else 0.0
 
     def _pace(self, measured: ConvProblem) -> tuple[float, dict[str, float]]:
-        """Logarithms at a measured problem: the middle of times over predictions, and each solver's beside it.
-
-        A solver's is the least over its records: a time that was disturbed is too long.
-        """
+        """The level of a measured problem (median logarithm of measured over predicted time), and each solver's pace
+        relative to it. A solver's least ratio counts, because other work on the machine only lengthens times."""
         if measured not in self._paces:
-            found: dict[str, float] = {}
+            log_ratios: dict[str, float] = {}
             for record in self._choices[measured]:
                 cost = self._cost(record.solver, measured, record.config)
                 if cost:
                     ratio = math.log(record.median_ms / cost)
-                    found[record.solver] = min(ratio, found.get(record.solver, math.inf))
-            level = float(np.median([*found.values()])) if found else 0.0
-            self._paces[measured] = level, {solver: ratio - level for solver, ratio in found.items()}
+                    log_ratios[record.solver] = min(ratio, log_ratios.get(record.solver, math.inf))
+            level = float(np.median([*log_ratios.values()])) if log_ratios else 0.0
+            self._paces[measured] = level, {solver: ratio - level for solver, ratio in log_ratios.items()}
         return self._paces[measured]
 
-    def _as_there(self, record: Record, gap: float, measured: ConvProblem, problem: ConvProblem) -> Neighbour:
+    def _scaled(self, record: Record, gap: float, measured: ConvProblem, problem: ConvProblem) -> Neighbour:
         time = record.median_ms * (problem.flops / max(1, measured.flops) or 1.0)
         return Neighbour(record.solver, record.config, record.problem, gap, time, Regret())
 
-    def _queried(self, problem: ConvProblem, offers: Mapping[str, Offer]) -> Iterator[tuple[float, ConvProblem]]:
+    def _offered(self, problem: ConvProblem, offers: Mapping[str, Offer]) -> Iterator[tuple[float, ConvProblem]]:
         for gap, measured in self._nearest_first(problem):
             if any(record.solver in offers for record in self._choices[measured]):
                 yield gap, measured
 
     def _nearest_first(self, problem: ConvProblem) -> Iterator[tuple[float, ConvProblem]]:
-        crowd = self._crowds.get(_kind(problem))
-        return crowd.nearest_first(problem) if crowd else iter(())
+        group = self._groups.get(_kind(problem))
+        return group.nearest_first(problem) if group else iter(())
 
     # --- what choosing by neighbours has cost: the leave-one-out regret ----------------------------------------------
 
     def _leave_one_out(self) -> Regret:
         ratios: dict[str, float] = {}
-        for problem in (problem for crowd in self._crowds.values() for problem in crowd.problems):
-            times, offers = self._run(problem)
+        for problem in (problem for group in self._groups.values() for problem in group.problems):
+            times, offers = self._default_times(problem)
             if len(self._choices[problem]) < 2:
                 continue
-            near = ((gap, other) for gap, other in self._queried(problem, offers) if other != problem)
-            nearest = list(itertools.islice(near, MOST))
-            if not nearest or nearest[0][0] > FAR:
+            near = ((gap, other) for gap, other in self._offered(problem, offers) if other != problem)
+            nearest = list(itertools.islice(near, MAX_NEIGHBOURS))
+            if not nearest or nearest[0][0] > MAX_DISTANCE:
                 continue
             predicted = {solver: offer.cost for solver, offer in offers.items() if offer.cost}
             first = min(predicted, key=predicted.__getitem__, default=None)
@@ -340,14 +339,14 @@ class Neighbours:
         mean = math.exp(math.fsum(map(math.log, ratios.values())) / len(ratios))
         return Regret(mean, ratios[worst], worst, len(ratios))
 
-    def _run(self, problem: ConvProblem) -> tuple[dict[str, float], dict[str, Offer]]:
+    def _default_times(self, problem: ConvProblem) -> tuple[dict[str, float], dict[str, Offer]]:
         """By solver, the time of its default configuration, or of its fastest where that is unknown, and its offer."""
-        picked: dict[str, Record] = {}
+        record_of: dict[str, Record] = {}
         for record in self._choices[problem]:
-            if record.solver not in picked or (record.default and not picked[record.solver].default):
-                picked[record.solver] = record
-        times = {solver: record.median_ms for solver, record in picked.items()}
-        return times, {s: Offer(r.config, self._cost(s, problem, r.config)) for s, r in picked.items()}
+            if record.solver not in record_of or (record.default and not record_of[record.solver].default):
+                record_of[record.solver] = record
+        times = {solver: record.median_ms for solver, record in record_of.items()}
+        return times, {s: Offer(r.config, self._cost(s, problem, r.config)) for s, r in record_of.items()}
 
 
 def _weight(gap: float) -> float:
@@ -355,25 +354,25 @@ def _weight(gap: float) -> float:
 
 
 _lock = threading.Lock()
-_known: WeakKeyDictionary[PerfDB, dict[DeviceInfo | str, tuple[int, Neighbours]]] = WeakKeyDictionary()
+_cached_neighbours: WeakKeyDictionary[PerfDB, dict[DeviceInfo | str, tuple[int, Neighbours]]] = WeakKeyDictionary()
 
 
 def neighbours(db: PerfDB, device: DeviceInfo | str) -> Neighbours:
     """Return the Neighbours of a device's records in a database, cached until the database changes."""
     with _lock:
-        cached = _known.setdefault(db, {})
-        generation, found = cached.get(device, (-1, None))
-        if found is None or generation != db.generation:
-            found = Neighbours(db.all(device), _cost_on(device))
-            cached[device] = (db.generation, found)
-        return found
+        cached = _cached_neighbours.setdefault(db, {})
+        generation, device_neighbours = cached.get(device, (-1, None))
+        if device_neighbours is None or generation != db.generation:
+            device_neighbours = Neighbours(db.all(device), _cost_on(device))
+            cached[device] = (db.generation, device_neighbours)
+        return device_neighbours
 
 
 def _cost_on(device: DeviceInfo | str) -> Cost:
     def cost(solver: str, problem: ConvProblem, config: Mapping[str, Any]) -> float | None:
-        found = plugins().solvers.get(solver)
-        if found is None or isinstance(device, str):
+        loaded_solver = plugins().solvers.get(solver)
+        if loaded_solver is None or isinstance(device, str):
             return None
-        return predicted(found, problem, device, config)
+        return predicted(loaded_solver, problem, device, config)
 
     return cost

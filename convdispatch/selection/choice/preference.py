@@ -1,7 +1,7 @@
 """Which solvers the rules prefer for a problem: the registry's first match, and before packaged rules the plugins' own.
 
-The user's rules stand before all. Then a plugin may put its own solvers in front, by a ``registry.yaml`` in its
-package; several plugins share the places. Then come the packaged rules. A registry that replaces these replaces both.
+The user's rules come first. Then come the rules of plugins, each of which may prefer its own solvers by a
+``registry.yaml`` in its package; then the packaged rules. A user's registry without ``include`` replaces both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..plugins.registry import Rule, packaged_path, registry
 
 @dataclass(frozen=True)
 class Preferred:
-    """The solvers that one name, glob or family of a rule means share ``place``, 0 for the first."""
+    """One name, glob or family of a rule; all solvers that it selects share ``place``, 0 for the first."""
 
     place: int
     glob: str
@@ -31,8 +31,8 @@ class Preferred:
         where = self.rule.where.removeprefix(f"{packaged.parent}{os.sep}" if packaged else "")
         when = ", ".join(map(str, self.rule.when))
         globs = self.rule.globs(self.glob)
-        named = self.glob if globs == (self.glob,) else f"{self.glob} ({', '.join(globs)})"
-        return f"{where} prefers {named} for {when or 'everything'}"
+        name_text = self.glob if globs == (self.glob,) else f"{self.glob} ({', '.join(globs)})"
+        return f"{where} prefers {name_text} for {when or 'everything'}"
 
     def means(self, solver: str) -> bool:
         """Return whether the rule selects ``solver``; a derived solver only if the glob includes it, because rewriting
@@ -45,18 +45,18 @@ class Preferred:
         )
 
     def means_derived(self) -> bool:
-        """Whether derived solvers may be meant."""
+        """Whether the glob may select derived solvers."""
         return any("+" in glob for glob in self.rule.globs(self.glob))
 
 
 def preferred(problem: ConvProblem, device: DeviceInfo) -> list[Preferred]:
     """Return the solvers that the matching rules prefer, the most preferred first. Raises InvalidPolicy."""
     rules, order = registry(), []
-    first = rules.rule(problem, device)
-    if rules.own is not None and first not in rules.rules[: rules.own]:
+    first_rule = rules.rule(problem, device)
+    if rules.own is not None and first_rule not in rules.rules[: rules.own]:
         matching = {name: shipped.rule(problem, device) for name, shipped in plugins().rules.items()}
         for name, rule in matching.items():
             order += [Preferred(i, glob, rule, name) for i, glob in enumerate(rule.prefer if rule else ())]
-    after = 1 + max((one.place for one in order), default=-1)
-    order += [Preferred(after + i, glob, first) for i, glob in enumerate(first.prefer if first else ())]
+    offset = 1 + max((entry.place for entry in order), default=-1)
+    order += [Preferred(offset + i, glob, first_rule) for i, glob in enumerate(first_rule.prefer if first_rule else ())]
     return sorted(order, key=lambda one: one.place)

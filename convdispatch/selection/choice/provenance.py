@@ -12,17 +12,17 @@ from ...device import plainfile
 from ..plugins.loader import plugins
 from ..records.record import Provenance
 
-_TEXTS = {".py", ".cl", ".mako", ".h", ".c", ".cu"}
+_SUFFIXES = {".py", ".cl", ".mako", ".h", ".c", ".cu"}
 
 
 def current(solver: str, device: DeviceInfo, workspace_limit: int | None = None) -> Provenance:
     """The provenance that a measurement of ``solver`` on ``device`` would have now."""
     loaded = plugins()
-    found = loaded.solvers.get(solver) or loaded.solvers.get(solver.partition("+")[0])
+    loaded_solver = loaded.solvers.get(solver) or loaded.solvers.get(solver.partition("+")[0])
     return Provenance(
-        plugin=loaded.provider(solver) if found is not None else "",
+        plugin=loaded.provider(solver) if loaded_solver is not None else "",
         plugin_version=loaded.version(solver),
-        kernel_hash=text_hash(type(found).__module__) if found is not None else "",
+        kernel_hash=text_hash(type(loaded_solver).__module__) if loaded_solver is not None else "",
         driver=device.driver,
         workspace_limit=workspace_limit,
     )
@@ -35,10 +35,10 @@ def contestant(solver: str, device: DeviceInfo) -> str:
 
 @functools.lru_cache(maxsize=256)
 def text_hash(module: str) -> str:
-    """Hash of the kernel and host text of a solver's package and of what plans share; 16 hexadecimal digits.
+    """Hash of the source code of a solver's package and of the code that all plans share; 16 hexadecimal digits.
 
-    The whole package, not the text of one kernel: that is known without compiling, and a plan also depends on how the
-    host launches. Empty for a module without files.
+    The whole package is hashed, because that needs no compilation and a plan also depends on host code. Empty for a
+    module without files.
     """
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
@@ -47,25 +47,25 @@ def text_hash(module: str) -> str:
     root = Path(__file__).parents[2]
     header, device = root / "api", root / "device"
     shared = {
-        *_texts(device / "gemm"),
+        *_source_files(device / "gemm"),
         device / "programs" / "kernels.py",
         header / "geometry.py",
         *header.glob("*.cl"),
     }
-    for path in sorted({*_texts(_package_folder(module, Path(file))), *shared}):
+    for path in sorted({*_source_files(_package_folder(module, Path(file))), *shared}):
         digest.update(path.name.encode())
         digest.update(plainfile.read_bytes(path))
     return digest.hexdigest()[:16]
 
 
 def _package_folder(module: str, file: Path) -> Path:
-    """The folder of the outermost package below the top-level one it must not leave, or the file itself."""
+    """The folder of the module's top-level package, or the file itself if there is no package."""
     top = sys.modules.get(module.partition(".")[0])
-    places = list(getattr(top, "__path__", ()))
-    return Path(places[0]) if places else file
+    folders = list(getattr(top, "__path__", ()))
+    return Path(folders[0]) if folders else file
 
 
-def _texts(place: Path) -> list[Path]:
-    if place.is_file():
-        return [place]
-    return [path for path in place.rglob("*") if path.suffix in _TEXTS and "__pycache__" not in path.parts]
+def _source_files(root: Path) -> list[Path]:
+    if root.is_file():
+        return [root]
+    return [path for path in root.rglob("*") if path.suffix in _SUFFIXES and "__pycache__" not in path.parts]

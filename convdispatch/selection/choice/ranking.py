@@ -1,13 +1,13 @@
 """The order of choice: the solvers for a problem on a device, best first, each with its configuration and the reason.
 
-Read from the top: who could compute it; who refuses, and why; and of those that accept, whom a lock file names, who was
-measured as fastest, whom measured neighbours speak for, whom ``registry.yaml`` prefers, who predicts the least time,
-whose name comes first. What records did not measure may go before what they did (``record_coverage``). A policy's pin
-is a refusal of all others.
+Solvers that accept the problem rank in this order: the one that a lock file names; those that records measured, the
+fastest first; the one that measured neighbours favour; those that ``registry.yaml`` prefers; then the least predicted
+time; then the name. An unmeasured solver may rank before measured ones (``record_coverage``). A policy that names a
+solver refuses all others.
 
-Two kinds of solvers can seldom be first, and are asked only where they may be (``Choices``): those of a plugin that
-predicts no time (a vendor's library, which is loaded to be asked), and derived ones, which no rule prefers unless it
-names them and which take at least as long as the copies that they make.
+Two kinds of solvers can seldom be first, and are queried only where they may be (``Choices``): those of a plugin that
+predicts no time (a vendor's library, which must be loaded to be queried), and derived ones, which take at least as long
+as the copies that they make, and which a rule prefers only by name.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def rank(problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None)
     """The candidates for a problem, best first. Raises NoSolver with every reason when there is none."""
     policy = policy or current_policy()
     problem = policy.problem_of_choice(problem)
-    return [candidate for candidate, _ in _placed(problem, device, policy, lambda: contestants(problem, device))]
+    return [candidate for candidate, _ in _ranked(problem, device, policy, lambda: contestants(problem, device))]
 
 
-def _placed(
+def _ranked(
     problem: ConvProblem, device: DeviceInfo, policy: Policy, solvers: Callable[[], dict[str, Solver]]
 ) -> list[tuple[Candidate, tuple[Any, ...]]]:
-    """The candidates among ``solvers()``, best first, and each one's place while unmeasured."""
+    """The candidates among ``solvers()``, best first, each with its sort key among unmeasured solvers."""
     while True:
         accepted, reasons = {}, {}
         for name, solver in solvers().items():
@@ -73,26 +73,26 @@ def _placed(
         if not accepted:
             raise NoSolver(problem, str(device), reasons)
         try:
-            found = _Ranking(problem, device, policy, accepted, reasons).candidates()
+            candidates = _Ranking(problem, device, policy, accepted, reasons).candidates()
             if not any(banned(solver) for solver in accepted.values()):
-                return found
+                return candidates
         except Fault:
-            # A solver broke its contract at a later question and is set aside: the others are ranked anew.
+            # A solver broke its contract at a later query and was set aside, so the others are ranked again.
             continue
 
 
 class Choices:
-    """The candidates that ``rank`` answers, in its order; plugins that predict nothing are asked once the first is not
-    enough, where they cannot be first."""
+    """The candidates in the order of ``rank``. Solvers that cannot be first are queried only when a second candidate is
+    wanted."""
 
     def __init__(
         self, problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None, first: Candidate | None = None
     ) -> None:
-        """``first`` is the best candidate where that is known, as of a stored decision: nobody is asked for it."""
+        """``first`` is the best candidate if a stored decision names it; then no solver is queried for it."""
         policy = policy or current_policy()
         self._query = policy.problem_of_choice(problem), device, policy
         self._ranked: list[Candidate] | None = None
-        first = first or _foremost(*self._query)
+        first = first or _first_cheaply(*self._query)
         if first is None:
             self._ranked = rank(*self._query)
             first = self._ranked[0]
@@ -102,53 +102,53 @@ class Choices:
         yield self.first
         if self._ranked is None:
             self._ranked = rank(*self._query)
-        yield from (each for each in self._ranked if each.solver.name != self.first.solver.name)
+        yield from (candidate for candidate in self._ranked if candidate.solver.name != self.first.solver.name)
 
 
-def _foremost(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Candidate | None:
-    """The first that ``rank`` would return, without asking plugins that predict nothing, nor derived solvers; None
-    where one of these may be it."""
+def _first_cheaply(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Candidate | None:
+    """The first candidate of ``rank``, without querying derived solvers or plugins that predict nothing; None if one of
+    these may be first."""
     loaded = plugins()
-    own = _by_plugin()
-    silent = {plugin for plugin, solvers in own.items() if not any(solver.predicts for solver in solvers.values())}
+    by_plugin = _plugins_solvers()
+    silent = {name for name, solvers in by_plugin.items() if not any(solver.predicts for solver in solvers.values())}
     if policy.solver is not None or lockfile.in_force(problem) is not None:
         return None
-    asked = {plugin: solvers for plugin, solvers in own.items() if plugin not in silent}
-    direct = dict(sorted((name, solver) for solvers in asked.values() for name, solver in solvers.items()))
+    predicting = {plugin: solvers for plugin, solvers in by_plugin.items() if plugin not in silent}
+    direct = dict(sorted((name, solver) for solvers in predicting.values() for name, solver in solvers.items()))
     try:
-        placed = _placed(problem, device, policy, lambda: direct)
+        placed = _ranked(problem, device, policy, lambda: direct)
     except NoSolver:
         return None
     first = placed[0][0]
     records = [one for one in admitted_records(problem, device, policy) if not one.inconclusive]
-    known = [record.solver for record in records]
+    recorded = [record.solver for record in records]
     # Measured neighbours are records of other batches: they do not bear on a choice for every batch.
-    near = set() if policy.is_invariant else neighbours(perfdb(), device).solvers(problem)
-    if _may_derived_be_first(problem, device, asked, placed, known, near):
+    nearby = set() if policy.is_invariant else neighbours(perfdb(), device).solvers(problem)
+    if _may_derived_be_first(problem, device, predicting, placed, recorded, nearby):
         return None
     # A measured solver was put first; records that are slower than its own do not affect the choice.
     if first.source.startswith("measured "):
-        last = max(place for place, name in enumerate(known) if name == first.solver.name)
-        ahead = [*records[:last], *(one for one in records[last:] if one.median_ms < records[last].median_ms)]
-        return None if any(loaded.provider(one.solver) in silent for one in ahead) else first
-    if any(loaded.provider(name) in silent for name in (*known, *near)):
+        last = max(place for place, name in enumerate(recorded) if name == first.solver.name)
+        faster = [*records[:last], *(one for one in records[last:] if one.median_ms < records[last].median_ms)]
+        return None if any(loaded.provider(one.solver) in silent for one in faster) else first
+    if any(loaded.provider(name) in silent for name in (*recorded, *nearby)):
         return None
-    least = min(place for _, place in placed)
+    least_place = min(place for _, place in placed)
     order = preferred(problem, device)
-    # A rule for derived solvers may name one that is derived from a solver of ``own``.
-    if any(one.means_derived() for one in order if one.place <= least[0]):
+    # A rule for derived solvers may name one that is derived from a solver that was not queried.
+    if any(one.means_derived() for one in order if one.place <= least_place[0]):
         return None
-    names = [name for plugin in silent for name in own[plugin]]
-    return first if all(_place(order, name, None)[0] > least for name in names) else None
+    names = [name for plugin in silent for name in by_plugin[plugin]]
+    return first if all(_sort_key(order, name, None)[0] > least_place for name in names) else None
 
 
 def _may_derived_be_first(
     problem: ConvProblem,
     device: DeviceInfo,
-    own: Mapping[str, Mapping[str, Solver]],
+    by_plugin: Mapping[str, Mapping[str, Solver]],
     placed: list[tuple[Candidate, tuple[Any, ...]]],
-    known: list[str],
-    near: Iterable[str],
+    recorded: list[str],
+    nearby: Iterable[str],
 ) -> bool:
     """Whether a solver that is derived from one of ``own`` may go before the direct ones, ``placed``.
 
@@ -157,54 +157,53 @@ def _may_derived_be_first(
     """
     order = preferred(problem, device)
     (_, first_place), places = placed[0], [place for _, place in placed]
-    if any(one.means_derived() for one in order) or any("+" in name for name in (*known, *near)):
+    if any(rule.means_derived() for rule in order) or any("+" in name for name in (*recorded, *nearby)):
         return True
-    behind_rules = [place for (candidate, place) in placed if candidate.solver.name in known] or [min(places)]
+    behind_rules = [place for (candidate, place) in placed if candidate.solver.name in recorded] or [min(places)]
     if all(place[0] < len(order) for place in (first_place, *behind_rules)):
         return False
-    costs = [1e-3 * record.median_ms for record in perfdb().lookup(problem, device) if record.solver in known]
+    costs = [1e-3 * record.median_ms for record in perfdb().lookup(problem, device) if record.solver in recorded]
     costs += [cost for _, without_cost, cost, _ in (first_place, min(places)) if not without_cost]
-    return not costs or may_beat(max(costs) * (1 + MARGIN), problem, device, own)
+    return not costs or may_beat(max(costs) * (1 + MARGIN), problem, device, by_plugin)
 
 
-def _by_plugin() -> dict[str, dict[str, Solver]]:
+def _plugins_solvers() -> dict[str, dict[str, Solver]]:
     """Each plugin's solvers by name."""
     loaded = plugins()
-    own: dict[str, dict[str, Solver]] = {}
+    by_plugin: dict[str, dict[str, Solver]] = {}
     for name, solver in loaded.solvers.items():
-        own.setdefault(loaded.plugin_of.get(name, name), {})[name] = solver
-    return own
+        by_plugin.setdefault(loaded.plugin_of.get(name, name), {})[name] = solver
+    return by_plugin
 
 
-def _place(order: list[Preferred], name: str, cost: float | None) -> tuple[tuple[Any, ...], Preferred | None]:
-    """What unmeasured solvers are sorted by, and the rule that bears on this one."""
+def _sort_key(order: list[Preferred], name: str, cost: float | None) -> tuple[tuple[Any, ...], Preferred | None]:
+    """The sort key of an unmeasured solver, and the rule that prefers it."""
     rule = next((rule for rule in order if rule.means(name)), None)
     return (rule.place if rule else len(order), cost is None, cost or 0.0, name), rule
 
 
 def contestants(problem: ConvProblem, device: DeviceInfo) -> dict[str, Solver]:
     """Every solver for a problem, by name, sorted: the plugins', and those derived where a plugin has a gap."""
-    own = _by_plugin()
-    named = {name: solver for solvers in own.values() for name, solver in solvers.items()}
-    return dict(sorted({**named, **derived(problem, device, own)}.items()))
+    by_plugin = _plugins_solvers()
+    named = {name: solver for solvers in by_plugin.values() for name, solver in solvers.items()}
+    return dict(sorted({**named, **derived(problem, device, by_plugin)}.items()))
 
 
 def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tuple[str, str] | None:
-    """Return why ``solver`` is no candidate, as (status, reason), or None. One that breaks its contract is set
-    aside."""
+    """Why ``solver`` is no candidate, as (status, reason), or None. A solver that breaks its contract is set aside."""
     if policy.solver is not None and not fnmatch.fnmatchcase(solver.name, policy.solver):
         return "refused", f"policy(solver={policy.solver!r}) does not name it"
     if policy.repeats and not solver.deterministic:
-        asked = "batch_invariant" if policy.is_invariant else "deterministic"
-        return "refused", f"policy({asked}=True), and this solver is not deterministic"
+        option = "batch_invariant" if policy.is_invariant else "deterministic"
+        return "refused", f"policy({option}=True), and this solver is not deterministic"
     if policy.is_strict_nan and solver.spreads_nonfinite is not False:
-        does = "spreads an infinity or NaN" if solver.spreads_nonfinite else "does not say spreads_nonfinite = False"
-        return "refused", f"policy(strict_nan=True), and this solver {does}"
+        says = "spreads an infinity or NaN" if solver.spreads_nonfinite else "does not say spreads_nonfinite = False"
+        return "refused", f"policy(strict_nan=True), and this solver {says}"
     invariant = policy.is_invariant and problem.direction != "bwd_weights"
     problem = policy.problem_of_choice(problem)
-    aside = set_aside_here(solver, problem, device)
-    if aside:
-        return aside
+    set_aside_reason = set_aside_here(solver, problem, device)
+    if set_aside_reason:
+        return set_aside_reason
     answers = query(solver, problem, device)
     reason = answers.refused or error_reason(solver, problem, device, policy)
     if reason is None and answers.accepts and policy.solver is None:
@@ -264,25 +263,25 @@ class _Ranking:
         self.accepted, self.reasons = accepted, reasons
 
     def candidates(self) -> list[tuple[Candidate, tuple[Any, ...]]]:
-        """Locked, measured, by neighbours, then by registry, predicted cost and name; each solver once, with its place
-        among the unmeasured."""
+        """Locked, measured and neighbours' solvers, then by registry, predicted cost and name; each with its sort
+        key."""
         ordered: list[Candidate] = []
-        known = measured(self.problem, self.device, self.policy, self.accepted, self.configs)
+        evidence = measured(self.problem, self.device, self.policy, self.accepted, self.configs)
         offers = self._offers()
         placed = self._unmeasured(offers)
         unmeasured = [candidate for candidate, _ in placed]
-        near = None
-        if not known and not self.policy.is_invariant:
+        neighbour = None
+        if not evidence and not self.policy.is_invariant:
             first = unmeasured[0].solver.name
-            near = from_neighbours(self.problem, self.device, offers, first, self._affordable, self._cost)
+            neighbour = from_neighbours(self.problem, self.device, offers, first, self._affordable, self._cost)
         places = {candidate.solver.name: place for candidate, place in placed}
         recorded = [
-            *(_candidate(self.accepted, each) for each in self._locked()),
-            *(self._unbeaten(known, placed, offers) if known else ()),
-            *(_candidate(self.accepted, each) for each in (*known, *([near] if near else []))),
+            *(_candidate(self.accepted, item) for item in self._locked()),
+            *(self._unbeaten(evidence, placed, offers) if evidence else ()),
+            *(_candidate(self.accepted, item) for item in (*evidence, *([neighbour] if neighbour else []))),
         ]
         for candidate in (*recorded, *unmeasured):
-            if all(candidate.solver.name != other.solver.name for other in ordered):
+            if all(candidate.solver.name != ranked.solver.name for ranked in ordered):
                 ordered.append(candidate)
         return [(candidate, places[candidate.solver.name]) for candidate in ordered]
 
@@ -292,27 +291,27 @@ class _Ranking:
         placed: list[tuple[Candidate, tuple[Any, ...]]],
         offers: Mapping[str, Offer],
     ) -> list[Candidate]:
-        """Who goes before the first of the records although it is not that, with the reason: nobody, or one."""
-        free = not self.policy.is_invariant
-        near = neighbours(perfdb(), self.device).corrections(self.problem, offers) if free else {}
-        configs = {each.solver: each.config for each in known}
+        """The candidate that ranks before the first record without being it, with the reason; perhaps none."""
+        is_free = not self.policy.is_invariant
+        corrections = neighbours(perfdb(), self.device).corrections(self.problem, offers) if is_free else {}
+        configs = {item.solver: item.config for item in known}
         predictions = {}
         for candidate, place in placed:
             name, cost = candidate.solver.name, offers[candidate.solver.name].cost
             # A measured solver's prediction is for the configuration that was measured.
             if name in configs:
                 cost = query(candidate.solver, self.problem, self.device).cost(configs[name])
-            predicted = None if cost is None else 1e3 * cost * near.get(name, 1.0)
+            predicted = None if cost is None else 1e3 * cost * corrections.get(name, 1.0)
             predictions[name] = Prediction(name, place, predicted, candidate.rule != "")
-        found = ahead(known, predictions)
-        if found is None:
+        choice = ahead(known, predictions)
+        if choice is None:
             return []
-        name, why = found
+        name, reason = choice
         config, source = offers[name].config, next(c.source for c, _ in placed if c.solver.name == name)
         for evidence in known:
             if evidence.solver == name:
                 config, source = evidence.config, evidence.source
-        return [Candidate(self.accepted[name], config, source, why)]
+        return [Candidate(self.accepted[name], config, source, reason)]
 
     def configs(self, solver: str) -> list[Mapping[str, Any]]:
         """Return the configurations that a solver offers for the problem, and that the policy admits."""
@@ -324,23 +323,23 @@ class _Ranking:
         return admitted(query(self.accepted[solver], self.problem, self.device), self.policy)
 
     def _cost(self, solver: str, problem: ConvProblem, config: Mapping[str, Any]) -> float | None:
-        """What a solver predicts for another problem or configuration; None where it is none for that."""
+        """What a solver predicts for a problem and configuration; None if the configuration is not valid for it."""
         return predicted(self.accepted[solver], problem, self.device, config)
 
     def _offers(self) -> dict[str, Offer]:
         """Return the configuration that each accepting solver would run if nothing were measured."""
-        found = {}
+        offers = {}
         for name, solver in self.accepted.items():
             answers = query(solver, self.problem, self.device)
             config = admitted(answers, self.policy)[0]
-            found[name] = Offer(config, answers.cost(config))
-        return found
+            offers[name] = Offer(config, answers.cost(config))
+        return offers
 
     def _locked(self) -> list[Evidence]:
-        found = lockfile.in_force(self.problem)
-        if found is None or self.policy.solver is not None:
+        locked = lockfile.in_force(self.problem)
+        if locked is None or self.policy.solver is not None:
             return []
-        decision, path = found
+        decision, path = locked
         if decision.solver not in self.accepted:
             reason = self.reasons.get(decision.solver, "no plugin provides it")
             raise InvalidPolicy(
@@ -358,7 +357,7 @@ class _Ranking:
         order = preferred(self.problem, self.device)
         keyed = []
         for name, offer in offers.items():
-            place, rule = _place(order, name, offer.cost)
+            place, rule = _sort_key(order, name, offer.cost)
             origin = rule.rule.where if rule else "predicted" if offer.cost is not None else "name"
             keyed.append((Candidate(self.accepted[name], offer.config, origin, str(rule or "")), place))
         return sorted(keyed, key=lambda pair: pair[1])

@@ -1,10 +1,10 @@
 """Solvers that are set aside for a problem on a device, and which of them only lacked memory, and how much.
 
-Errata of files name solvers, or kernels of libraries, that compute wrongly; what this machine saw fail, in this process
-or an earlier one, holds for that problem alone and as long as the plugin and the driver are the same.
+Errata of files name solvers, or kernels of libraries, that compute wrongly. A failure that this machine saw, in this
+process or an earlier one, holds for that problem alone, and until the plugin or the driver changes.
 
-A workspace that does not fit beside what a call reads and writes is one solver's fault, and the next one runs. Where
-nobody is left the caller hears which solver needs least, and those who lacked memory as they ran may try again.
+If a solver's workspace does not fit beside the operands of a call, the next solver runs. If none is left, the error
+names the solver that needs least, and solvers that lacked memory at run time may be tried again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ..plugins.loader import plugins
 from ..solver_query import query, serves
 
 _retried: set[str] = set()
-"""Where the errata stand that are passed over in this process because it tries them again."""
-_met: set[str] = set()
+"""File and line of each erratum that this process ignores because it tries it again."""
+_encountered_retries: set[str] = set()
 """Those of ``_retried`` that would have set a kernel aside."""
 _quarantined: dict[tuple[ConvProblem, DeviceInfo, str], str] = {}
 _requested: dict[tuple[ConvProblem, DeviceInfo], dict[str, int]] = {}
@@ -45,17 +45,15 @@ def listed_errata() -> tuple[Erratum, ...]:
 
 
 def errata_of(solver: str, problem: ConvProblem, device: DeviceInfo | None) -> Iterator[Erratum]:
-    """The errata of files that hold for a solver and a problem on a device; None is a library's on any device.
-
-    A plugin that asks for its library hears nothing of a file that cannot be read: the caller does, who chooses.
-    """
-    for one in errata.listed(plugins().errata.values(), may_raise=device is not None):
-        if one.names(solver) and one.has(problem) and one.misses(device, version_of(solver)) is None:
-            yield one
+    """The errata of files that hold for a solver and a problem on a device; with None, those of a library on any
+    device, and then a file that cannot be read is ignored: the caller that ranks solvers reports it."""
+    for entry in errata.listed(plugins().errata.values(), may_raise=device is not None):
+        if entry.names(solver) and entry.has(problem) and entry.misses(device, version_of(solver)) is None:
+            yield entry
 
 
 def seen_errata(device: DeviceInfo) -> list[Erratum]:
-    """What this machine saw solvers of plugins that have not changed since do on a device: an erratum for a problem."""
+    """An erratum for each failure that this machine saw on a device, if the solver's plugin has not changed since."""
     return [
         Erratum(solver, what, "seen earlier on this machine", problems=(problem,))
         for problem, solver, version, what in verdicts.seen(device)
@@ -81,20 +79,20 @@ def version_of(solver: str) -> Callable[[str], str]:
 
 def erratum(solver: str, problem: ConvProblem, device: DeviceInfo) -> str | None:
     """Why a solver must not run here, or None."""
-    entries = (one for one in errata_of(solver, problem, device) if not one.kernel and one.where not in _retried)
+    entries = (e for e in errata_of(solver, problem, device) if not e.kernel and e.where not in _retried)
     return next(map(str, entries), None)
 
 
 def kernel_erratum(solver: str, problem: ConvProblem, kernel: str, remedy: str = "") -> str | None:
-    """Why a kernel of the solver's library must not compute a problem, or None; for plugins whose library has several.
+    """Why a kernel of the solver's library must not compute a problem, or None.
 
-    With ``remedy``: why the solver must do so before it runs the kernel, as an entry that names this remedy says.
+    With ``remedy``: why the solver must apply that remedy before it runs the kernel.
     """
-    for one in errata_of(solver, problem, None):
-        if one.remedy == remedy and any(fnmatch.fnmatchcase(kernel, glob) for glob in one.kernel):
-            if one.where not in _retried:
-                return str(one)
-            _met.add(one.where)
+    for entry in errata_of(solver, problem, None):
+        if entry.remedy == remedy and any(fnmatch.fnmatchcase(kernel, glob) for glob in entry.kernel):
+            if entry.where not in _retried:
+                return str(entry)
+            _encountered_retries.add(entry.where)
     return None
 
 
@@ -104,14 +102,14 @@ def retry(where: str) -> None:
 
 
 def has_not_come_up(where: str) -> bool:
-    """Whether an entry that is passed over names kernels of a library of which this process met none."""
-    return where not in _met and any(one.kernel for one in listed_errata() if one.where == where)
+    """Whether an ignored entry names a library's kernels, none of which this process came across."""
+    return where not in _encountered_retries and any(entry.kernel for entry in listed_errata() if entry.where == where)
 
 
 def quarantined(problem: ConvProblem, device: DeviceInfo, solver: str) -> str | None:
     """Return why a solver is set aside for a problem, by this process or an earlier one, or None."""
-    found = _quarantined.get((problem, device, solver))
-    return found or verdicts.against(problem, device, solver, plugins().fingerprint(solver))
+    reason = _quarantined.get((problem, device, solver))
+    return reason or verdicts.against(problem, device, solver, plugins().fingerprint(solver))
 
 
 def is_any_set_aside(problem: ConvProblem, device: DeviceInfo) -> bool:
@@ -127,7 +125,7 @@ def forgive() -> None:
 
 
 class NoWorkspace(MemoryLimit):
-    """The device had no memory for a plan's workspace; nothing was enqueued."""
+    """The device had no memory for a plan's workspace, so nothing was enqueued."""
 
 
 def needs_too_much(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> str | None:
@@ -136,33 +134,33 @@ def needs_too_much(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> 
     if room is None or not answers.accepts or answers.within(None):
         return None
     sizes = [size for config in answers.configs if (size := answers.workspace(config)) is not None]
-    _note(problem, device, solver.name, min(sizes))
+    _note_requested_bytes(problem, device, solver.name, min(sizes))
     return f"needs {size_text(min(sizes))} of workspace, {device} has room for {size_text(room)}"
 
 
 def must_have_room(problem: ConvProblem, device: DeviceInfo, solver: str, size: int) -> None:
-    """Raise PluginError where a plan asks for more than fits."""
+    """Raise PluginError if a plan's workspace does not fit on the device."""
     room = workspace_room(problem, device)
     if room is not None and size > room:
-        _note(problem, device, solver, size)
+        _note_requested_bytes(problem, device, solver, size)
         raise PluginError(
             f"{solver} asks for {size_text(size)} of workspace, and {device} has room for {size_text(room)}"
         )
 
 
-def _note(problem: ConvProblem, device: DeviceInfo, solver: str, size: int) -> None:
+def _note_requested_bytes(problem: ConvProblem, device: DeviceInfo, solver: str, size: int) -> None:
     _requested.setdefault((problem, device), {})[solver] = size
 
 
 def lacked(problem: ConvProblem, device: DeviceInfo, solver: str, size: int, error: MemoryLimit) -> None:
-    """Note that there was no memory for a solver; ``size`` is its workspace in bytes, or 0."""
+    """Note that a solver lacked memory; ``size`` is its workspace in bytes, or 0."""
     _starved.setdefault((problem, device), {})[solver] = error
     if size:
-        _note(problem, device, solver, size)
+        _note_requested_bytes(problem, device, solver, size)
 
 
 def short_of_memory(problem: ConvProblem, device: DeviceInfo, error: NoSolver) -> MemoryLimit | NoSolver:
-    """The error when no solver is left. Solvers that lacked memory as they were planned or ran may be tried again."""
+    """The error when no solver is left; solvers that lacked memory may be tried again."""
     requested, starved = _requested.pop((problem, device), {}), _starved.pop((problem, device), {})
     for name in starved:
         _quarantined.pop((problem, device, name), None)

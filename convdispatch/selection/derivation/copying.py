@@ -1,7 +1,7 @@
 """Strided copies with gaps: one kernel that pads, crops, dilates, flips, transposes, gathers and scatters.
 
-Along each axis element ``t`` of the target comes from element ``(t - before) / step`` of the source where that is whole
-and inside, and is zero elsewhere.
+Along each axis, element ``t`` of the target is a copy of element ``(t - before) / step`` of the source if that is an
+integer inside the source, and zero otherwise.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from ...api.problem import ConvProblem
 from ...device.programs.kernels import Launch, build, kernel_text
 from ...device.runtime import device_info
 
-_WORD = {2: "ushort", 4: "uint", 8: "ulong"}
-"""The OpenCL type by which elements are copied, by their size in bytes: the device need not support the dtype
-itself."""
+_COPY_TYPES = {2: "ushort", 4: "uint", 8: "ulong"}
+"""The OpenCL type by which elements of a size in bytes are copied; the device need not support their dtype."""
 
 
 @dataclass(frozen=True)
 class CopyAxis:
-    """One axis of a copy; strides in elements, ``source_stride`` may be negative."""
+    """One axis of a copy; strides are in elements, and ``source_stride`` may be negative."""
 
     extent: int
     target_stride: int
@@ -36,10 +35,10 @@ class CopyAxis:
 
 @dataclass(frozen=True)
 class Copy:
-    """Target's elements from the source's; ``source`` and ``target`` name operands.
+    """A copy from one operand to another; ``source`` and ``target`` are their names.
 
-    ``source_start`` is the element from which the source's strides count. In a loop over parts, part ``q`` begins
-    ``q source_part`` and ``q target_part`` elements further on.
+    ``source_start`` is the element at which the source's strides start. In a loop over parts, part ``q`` starts
+    ``q source_part`` and ``q target_part`` elements later.
     """
 
     source: str
@@ -55,13 +54,14 @@ class Copy:
 
     @property
     def moved(self) -> int:
-        """Elements read and written."""
+        """The number of elements that the copy reads and writes."""
         return self.elements + math.prod(min(axis.extent, axis.size) for axis in self.axes)
 
     def launch(self, context: Any, problem: ConvProblem, part: int = 0) -> Launch:
-        """The kernel for one part; operands are target and source."""
+        """The launch that copies one part; its operands are target and source."""
         rows = device_info(context.devices[0]).type == "cpu"
-        text = f"#define WORD {_WORD[problem.itemsize]}\n#define START {self.source_start}L\n#define ROWS {int(rows)}\n"
+        word = _COPY_TYPES[problem.itemsize]
+        text = f"#define WORD {word}\n#define START {self.source_start}L\n#define ROWS {int(rows)}\n"
         for number, axis in enumerate(self.axes):
             values = (axis.extent, axis.target_stride, axis.source_stride, axis.size, axis.before, axis.step)
             text += "".join(f"#define {name}{number} ({v})\n" for name, v in zip("ETSNBP", values, strict=True))
@@ -78,8 +78,8 @@ def contiguous(shape: tuple[int, ...]) -> list[int]:
 
 
 def axes_of(problem: ConvProblem, name: str) -> dict[str, tuple[int, int]]:
-    """(size, stride) of an operand's axes: ``n`` outermost, ``c`` channels, ``d h w``; unused ones are (1, 0)."""
+    """(size, stride) of an operand's axes: ``n`` outermost, ``c`` channels, ``d h w``; missing axes are (1, 0)."""
     shape = getattr(problem, name + "_shape")
     letters = "nc" + problem.axes if problem.layout == "nchw" else "n" + problem.axes + "c"
-    found = dict.fromkeys("dhw", (1, 0))
-    return found | dict(zip(letters, zip(shape, contiguous(shape), strict=True), strict=True))
+    size_and_stride = dict.fromkeys("dhw", (1, 0))
+    return size_and_stride | dict(zip(letters, zip(shape, contiguous(shape), strict=True), strict=True))

@@ -1,9 +1,9 @@
-"""The rewritings: each turns a problem into another one with the same result, and says which copies that requires.
+"""The rewritings: each turns a problem into another one with the same result, and names the copies that this needs.
 
 Backward data as a forward convolution (Dumoulin and Visin, "A guide to convolution arithmetic for deep learning",
-2016, chapter 4): dx = dy, spread by the stride and padded by d (k - 1) - p, convolved with the weights flipped,
-input and output channels exchanged. Backward weights as a forward one: images and channels change places, dy is the
-kernel, stride and dilation change places.
+2016, chapter 4): dx is dy, spread by the stride and padded by d (k - 1) - p, convolved with the weights flipped and
+their input and output channels exchanged. Backward weights as a forward convolution: images and channels are exchanged,
+dy is the kernel, and stride and dilation are exchanged.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MOST_GROUPS = 64
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A problem's rewriting: ``inner`` gives the result once the copies are made.
+    """A problem's rewriting: the problem ``inner``, and the copies before and after it.
 
-    ``copies`` run before the inner convolution and write its operands, ``back`` after it and read its output; both name
-    the outer operand and the inner one. ``through`` names, by inner operand, the outer operand that is passed as it is.
-    With ``parts`` above 1 all this runs once for each part.
+    ``copies`` run before the inner convolution and write its operands; ``back`` run after it and read its output. Each
+    copy names the outer operand as source and the inner one as target. ``through`` maps an inner operand to the outer
+    operand that is passed uncopied. With ``parts`` above 1 all of this runs once for each part.
     """
 
     inner: ConvProblem
@@ -39,7 +39,7 @@ class Rewritten:
     parts: int = 1
 
     @property
-    def held(self) -> dict[str, int]:
+    def operand_bytes(self) -> dict[str, int]:
         """Return the bytes of each inner operand that is allocated in the workspace, by name."""
         return {
             name: math.prod(getattr(self.inner, name + "_shape")) * self.inner.itemsize
@@ -54,7 +54,7 @@ class Rewritten:
 
     @property
     def launches(self) -> int:
-        """Launches of the copies, and of the inner convolutions beyond the first."""
+        """The number of launches of the copies, and of the inner convolutions beyond the first."""
         return self.parts * (len(self.copies) + len(self.back)) + self.parts - 1
 
 
@@ -74,19 +74,19 @@ def rotated(problem: ConvProblem) -> Rewritten | str:
     spatial: dict[str, tuple[int, int, int]] = {}
     for axis in "dhw":
         i, o, k, s, d, p = (getattr(problem, letter + axis) for letter in "ioksdp")
-        near, far = d * (k - 1) - p, i - ((o - 1) * s + 1) + p
-        ends[axis] = near, far
+        padding_before, after = d * (k - 1) - p, i - ((o - 1) * s + 1) + p
+        ends[axis] = padding_before, after
         spread |= s > 1 and o > 1
     copies = spread or any(min(pair) < 0 for pair in ends.values())
-    for axis, (near, far) in ends.items():
+    for axis, (padding_before, after) in ends.items():
         # A copy that is made anyway also adds the part of the padding by which one side exceeds the other.
-        common = max(0, min(near, far))
-        low, high = (near - common, far - common) if copies else (0, 0)
+        common = max(0, min(padding_before, after))
+        low, high = (padding_before - common, after - common) if copies else (0, 0)
         s, o = getattr(problem, "s" + axis), getattr(problem, "o" + axis)
         extent = (o - 1) * s + 1 + low + high
         if extent < 1:
             return f"padding within the gradient's reach, got p{axis}={getattr(problem, 'p' + axis)}"
-        pads = (common, common) if copies else (near, far)
+        pads = (common, common) if copies else (padding_before, after)
         changes |= {f"i{axis}": extent, f"s{axis}": 1, f"p{axis}": pads[0], f"p{axis}_r": pads[1]}
         spatial[axis] = (extent, low, s)
     inner = problem.replace(direction="fwd", ic=problem.oc, oc=problem.ic, constant_weights=False, **changes)
@@ -96,15 +96,15 @@ def rotated(problem: ConvProblem) -> Rewritten | str:
         return Rewritten(inner, words, (weights,), through={"x": "y", "y": "x"})
     words += ", y spread by the stride" if spread else ", y cropped"
     into, source = axes_of(inner, "x"), axes_of(problem, "y")
-    axes = [_plain("n", into, source), *_ordered(problem, {"c": _plain("c", into, source)} | {
+    axes = [_whole_axis("n", into, source), *_ordered_axes(problem, {"c": _whole_axis("c", into, source)} | {
         axis: CopyAxis(extent, into[axis][1], source[axis][1], source[axis][0], before, step)
         for axis, (extent, before, step) in spatial.items()
     })]  # fmt: skip
-    return Rewritten(inner, words, (weights, Copy("y", "x", _six(axes))), through={"y": "x"})
+    return Rewritten(inner, words, (weights, Copy("y", "x", _six_axes(axes))), through={"y": "x"})
 
 
 def _rotated(problem: ConvProblem, inner: ConvProblem) -> Copy:
-    """The rotated weights: within each group channels exchanged, each kernel axis flipped."""
+    """The copy that rotates the weights: it flips each kernel axis and exchanges the channels of each group."""
     into, source = axes_of(inner, "w"), axes_of(problem, "w")
     icg, ocg = problem.ic // problem.g, problem.oc // problem.g
     start, spatial = 0, {}
@@ -115,9 +115,9 @@ def _rotated(problem: ConvProblem, inner: ConvProblem) -> Copy:
     axes = [
         CopyAxis(problem.g, into["n"][1] * icg, source["n"][1] * ocg, problem.g),
         CopyAxis(icg, into["n"][1], source["c"][1], icg),
-        *_ordered(problem, {"c": CopyAxis(ocg, into["c"][1], source["n"][1], ocg)} | spatial),
+        *_ordered_axes(problem, {"c": CopyAxis(ocg, into["c"][1], source["n"][1], ocg)} | spatial),
     ]
-    return Copy("w", "w", _six(axes), start)
+    return Copy("w", "w", _six_axes(axes), start)
 
 
 def exchanged(problem: ConvProblem) -> Rewritten | str:
@@ -129,10 +129,10 @@ def exchanged(problem: ConvProblem) -> Rewritten | str:
     changes: dict[str, int] = {}
     for axis in "dhw":
         i, o, k, s, d, p = (getattr(problem, letter + axis) for letter in "ioksdp")
-        far = d * (k - 1) + (o - 1) * s + 1 - i - p
-        extent = i + min(far, 0)
+        after = d * (k - 1) + (o - 1) * s + 1 - i - p
+        extent = i + min(after, 0)
         changes |= {f"i{axis}": extent, f"k{axis}": o, f"s{axis}": d, f"d{axis}": s}
-        changes |= {f"p{axis}": p, f"p{axis}_r": max(far, 0)}
+        changes |= {f"p{axis}": p, f"p{axis}_r": max(after, 0)}
         if extent < 1:
             return f"an output that reads the input, got o{axis}={o} and p{axis}={p}"
     inner = problem.replace(
@@ -142,26 +142,26 @@ def exchanged(problem: ConvProblem) -> Rewritten | str:
     into, source = axes_of(problem, "w"), axes_of(inner, "y")
     axes = [
         CopyAxis(problem.oc, into["n"][1], source["c"][1], problem.oc),
-        *_ordered(problem, {"c": CopyAxis(problem.ic, into["c"][1], source["n"][1], problem.ic)} | {
-            axis: _plain(axis, into, source) for axis in "dhw"
+        *_ordered_axes(problem, {"c": CopyAxis(problem.ic, into["c"][1], source["n"][1], problem.ic)} | {
+            axis: _whole_axis(axis, into, source) for axis in "dhw"
         }),
     ]  # fmt: skip
     words = "weights' gradient as forward of x with y, images and channels exchanged"
-    return Rewritten(inner, words, copies, (Copy("w", "y", _six(axes)),))
+    return Rewritten(inner, words, copies, (Copy("w", "y", _six_axes(axes)),))
 
 
 def _exchange(problem: ConvProblem, inner: ConvProblem, name: str, target: str) -> Copy:
     into, source = axes_of(inner, target), axes_of(problem, name)
     axes = {axis: CopyAxis(into[axis][0], into[axis][1], source[axis][1], source[axis][0]) for axis in "dhw"}
     channels = CopyAxis(into["c"][0], into["c"][1], source["n"][1], source["n"][0])
-    first = CopyAxis(into["n"][0], into["n"][1], source["c"][1], source["c"][0])
-    return Copy(name, target, _six([first, *_ordered(problem, {"c": channels} | axes)]))
+    images = CopyAxis(into["n"][0], into["n"][1], source["c"][1], source["c"][0])
+    return Copy(name, target, _six_axes([images, *_ordered_axes(problem, {"c": channels} | axes)]))
 
 
 def evened(problem: ConvProblem) -> Rewritten | str:
-    """Asymmetric padding through a copy of x that holds what one side has more than the other."""
+    """Asymmetric padding by a copy of x that holds the padding by which one side exceeds the other."""
     pads = {axis: (getattr(problem, "p" + axis), getattr(problem, f"p{axis}_r")) for axis in problem.axes}
-    if all(near == far for near, far in pads.values()):
+    if all(before == after for before, after in pads.values()):
         return "asymmetric padding only"
     if all(min(pair) == 0 for pair in pads.values()):
         return "padding on both sides of an axis, got one side"
@@ -169,7 +169,7 @@ def evened(problem: ConvProblem) -> Rewritten | str:
 
 
 def padded(problem: ConvProblem) -> Rewritten | str:
-    """Padding through a padded copy of x."""
+    """Padding by a padded copy of x."""
     if all(getattr(problem, name + axis + side) == 0 for axis in problem.axes for name in "p" for side in ("", "_r")):
         return "padding only, got none"
     return _padded(problem, dict.fromkeys(problem.axes, 0), "padding through a padded copy of x")
@@ -178,24 +178,24 @@ def padded(problem: ConvProblem) -> Rewritten | str:
 def _padded(problem: ConvProblem, remaining: Mapping[str, int], words: str) -> Rewritten | str:
     if problem.direction == "bwd_data":
         return "fwd or bwd_weights, got bwd_data"
-    changes, before = {}, {}
+    changes, rows_before = {}, {}
     for axis in problem.axes:
-        near, far = getattr(problem, "p" + axis), getattr(problem, f"p{axis}_r")
-        before[axis] = near - remaining[axis]
-        extent = getattr(problem, "i" + axis) + near + far - 2 * remaining[axis]
+        before, after = getattr(problem, "p" + axis), getattr(problem, f"p{axis}_r")
+        rows_before[axis] = before - remaining[axis]
+        extent = getattr(problem, "i" + axis) + before + after - 2 * remaining[axis]
         changes |= {f"i{axis}": extent, f"p{axis}": remaining[axis], f"p{axis}_r": remaining[axis]}
     inner = problem.replace(**changes)
     into, source = axes_of(inner, "x"), axes_of(problem, "x")
     spatial = {
-        axis: CopyAxis(into[axis][0], into[axis][1], source[axis][1], source[axis][0], before.get(axis, 0))
+        axis: CopyAxis(into[axis][0], into[axis][1], source[axis][1], source[axis][0], rows_before.get(axis, 0))
         for axis in "dhw"
     }
-    axes = [_plain("n", into, source), *_ordered(problem, {"c": _plain("c", into, source)} | spatial)]
-    return Rewritten(inner, words, (Copy("x", "x", _six(axes)),), through={"w": "w", "y": "y"})
+    axes = [_whole_axis("n", into, source), *_ordered_axes(problem, {"c": _whole_axis("c", into, source)} | spatial)]
+    return Rewritten(inner, words, (Copy("x", "x", _six_axes(axes)),), through={"w": "w", "y": "y"})
 
 
 def reduced(problem: ConvProblem) -> Rewritten | str:
-    """Padding, strides and dilations far beyond the input, without the taps and outputs that meet none of it."""
+    """Padding, strides and dilations far beyond the input, without the taps and outputs that read no input."""
     cuts = reduction(problem)
     if cuts is None:
         return "padding, strides or dilations far beyond the input only"
@@ -206,17 +206,17 @@ def reduced(problem: ConvProblem) -> Rewritten | str:
     inner = problem.replace(**changes)
     copies: dict[str, Copy] = {}
     for name, letter in (("x", "i"), ("w", "k"), ("y", "o")):
-        whole, part = axes_of(problem, name), axes_of(inner, name)
+        outer, inner_axes = axes_of(problem, name), axes_of(inner, name)
         written = name == problem.written
-        if whole == part and not (written and any(not cut.meets for cut in cuts.values())):
+        if outer == inner_axes and not (written and any(not cut.meets for cut in cuts.values())):
             continue
-        into, source = (whole, part) if written else (part, whole)
-        axes = {each: _plain(each, into, source) for each in "ncdhw"}
+        into, source = (outer, inner_axes) if written else (inner_axes, outer)
+        axes = {each: _whole_axis(each, into, source) for each in "ncdhw"}
         for axis, cut in cuts.items():
-            # Where no tap meets the input, the whole result is zeros.
-            first = getattr(cut, "first_" + letter) if cut.meets or not written else into[axis][0]
-            axes[axis] = dataclasses.replace(axes[axis], before=first if written else -first)
-        copies[name] = Copy(name, name, _six([axes.pop("n"), *_ordered(problem, axes)]))
+            # If no tap reads the input, the whole result is zeros.
+            first_index = getattr(cut, "first_" + letter) if cut.meets or not written else into[axis][0]
+            axes[axis] = dataclasses.replace(axes[axis], before=first_index if written else -first_index)
+        copies[name] = Copy(name, name, _six_axes([axes.pop("n"), *_ordered_axes(problem, axes)]))
     back = copies.pop(problem.written, None)
     if "w" in copies:
         inner = inner.replace(constant_weights=False)
@@ -234,28 +234,28 @@ def grouped(problem: ConvProblem) -> Rewritten | str:
     inner = problem.replace(g=1, ic=problem.ic // problem.g, oc=problem.oc // problem.g, constant_weights=False)
     copies = {}
     for name in "xwy":
-        part, whole = axes_of(inner, name), axes_of(problem, name)
-        outer = name != problem.written
-        into, source = (part, whole) if outer else (whole, part)
-        letters = {a: CopyAxis(part[a][0], into[a][1], source[a][1], part[a][0]) for a in "ncdhw"}
-        axes = _six([letters.pop("n"), *_ordered(problem, letters)])
+        group_axes, outer_axes = axes_of(inner, name), axes_of(problem, name)
+        is_input = name != problem.written
+        into, source = (group_axes, outer_axes) if is_input else (outer_axes, group_axes)
+        letters = {a: CopyAxis(group_axes[a][0], into[a][1], source[a][1], group_axes[a][0]) for a in "ncdhw"}
+        axes = _six_axes([letters.pop("n"), *_ordered_axes(problem, letters)])
         # A group's weights are consecutive rows of w; a group's channels are neighbours within the channels of x and y.
-        step = whole["n"][1] * part["n"][0] if name == "w" else whole["c"][1] * part["c"][0]
-        copies[name] = Copy(name, name, axes, source_part=step if outer else 0, target_part=0 if outer else step)
+        step = outer_axes["n"][1] * group_axes["n"][0] if name == "w" else outer_axes["c"][1] * group_axes["c"][0]
+        copies[name] = Copy(name, name, axes, source_part=step if is_input else 0, target_part=0 if is_input else step)
     back = copies.pop(problem.written)
     return Rewritten(inner, f"{problem.g} groups in a loop", tuple(copies.values()), (back,), parts=problem.g)
 
 
-def _plain(letter: str, into: Mapping[str, tuple[int, int]], source: Mapping[str, tuple[int, int]]) -> CopyAxis:
+def _whole_axis(letter: str, into: Mapping[str, tuple[int, int]], source: Mapping[str, tuple[int, int]]) -> CopyAxis:
     return CopyAxis(into[letter][0], into[letter][1], source[letter][1], source[letter][0])
 
 
-def _ordered(problem: ConvProblem, axes: Mapping[str, CopyAxis]) -> list[CopyAxis]:
-    """Channels and pixels as they follow each other in memory, so that the last axis is the innermost."""
+def _ordered_axes(problem: ConvProblem, axes: Mapping[str, CopyAxis]) -> list[CopyAxis]:
+    """The axes of channels and pixels in the order of memory, the innermost last."""
     return [axes[letter] for letter in ("cdhw" if problem.layout == "nchw" else "dhwc")]
 
 
-def _six(axes: list[CopyAxis]) -> tuple[CopyAxis, ...]:
+def _six_axes(axes: list[CopyAxis]) -> tuple[CopyAxis, ...]:
     return (*(CopyAxis(1, 0, 0, 1) for _ in range(6 - len(axes))), *axes)
 
 

@@ -18,49 +18,48 @@ from ..solver_query import query
 from .plan import DerivedPlan, Room
 from .rewriting import REWRITINGS, Rewritten
 
-DEPTH = 4
+MAX_CHAIN_LENGTH = 4
 """The most rewritings that are applied one after the other."""
-MOST = 2
+MAX_DERIVED_PER_PLUGIN = 2
 """The most derived solvers of one plugin for one problem, because a search compiles each of them."""
-_PLAIN = ("flat", "rotated", "evened", "padded")
+_KEEPS_OUTPUT = ("flat", "rotated", "evened", "padded")
 """The rewritings that do not copy the written tensor, so that the inner plan computes the epilogue."""
 
 
 class Derived(Solver):
-    """A solver on what a problem becomes by one or more rewritings, the first of them applied first."""
+    """A solver that rewrites its problem, once for each name of ``chain``, and lets ``root`` compute the last one."""
 
     def __init__(self, root: Solver, chain: tuple[str, ...]) -> None:
         self.root, self.chain = root, chain
         self.name = "+".join((root.name, *chain))
         self.deterministic, self.exact, self.predicts = root.deterministic, root.exact, root.predicts
         self.spreads_nonfinite, self.batch_invariant = root.spreads_nonfinite, root.batch_invariant
-        self.dtypes = frozenset().union(*(declared_dtypes(root, each) for each in DIRECTIONS))
+        self.dtypes = frozenset().union(*(declared_dtypes(root, direction) for direction in DIRECTIONS))
         self._rewrite = REWRITINGS[chain[0]]
         self.inner = Derived(root, chain[1:]) if chain[1:] else root
-        self.fuses = self.inner.fuses if chain[0] in _PLAIN else frozenset()
+        self.fuses = self.inner.fuses if chain[0] in _KEEPS_OUTPUT else frozenset()
 
     def rewritten(self, problem: ConvProblem) -> Rewritten | str:
-        """The problem's first rewriting, or why there is none."""
+        """The problem's first rewriting, or the reason why it does not apply."""
         return self._rewrite(problem)
 
     def words(self, problem: ConvProblem) -> str:
-        """Return a sentence for people: how the problem is rewritten, and what it becomes."""
-        said: list[str] = []
+        """A sentence that says how the problem is rewritten, and into which problem."""
+        sentences: list[str] = []
         solver: Solver = self
         moved = 0
         while isinstance(solver, Derived):
             step = solver.rewritten(problem)
             if isinstance(step, str):
                 return step
-            said.append(step.words)
+            sentences.append(step.words)
             moved += step.moved
             solver, problem = solver.inner, step.inner
         copied = f"; {moved} bytes moved" if moved else ""
-        return f"{'; '.join(said)}: {problem}{copied}"
+        return f"{'; '.join(sentences)}: {problem}{copied}"
 
     def innermost(self, problem: ConvProblem) -> ConvProblem:
-        """Return the problem that the plugin's solver computes after all rewritings; the problem itself if one does not
-        apply."""
+        """The problem that the plugin's solver computes after all rewritings that apply."""
         solver: Solver = self
         while isinstance(solver, Derived):
             step = solver.rewritten(problem)
@@ -70,83 +69,83 @@ class Derived(Solver):
         return problem
 
     def _inner_problem(self, problem: ConvProblem) -> ConvProblem:
-        return self._need(problem).inner
+        return self._must_rewrite(problem).inner
 
-    def _need(self, problem: ConvProblem) -> Rewritten:
-        found = self.rewritten(problem)
-        if isinstance(found, str):
-            raise ValueError(f"{self.name} refuses {problem}: {found}")
-        return found
+    def _must_rewrite(self, problem: ConvProblem) -> Rewritten:
+        rewritten = self.rewritten(problem)
+        if isinstance(rewritten, str):
+            raise ValueError(f"{self.name} refuses {problem}: {rewritten}")
+        return rewritten
 
     # --- the methods of a solver -------------------------------------------------------------------------------------
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Why the rewriting does not apply, or why the solver refuses what it gives."""
+        """Why the rewriting does not apply, or why the inner solver refuses the rewritten problem."""
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
-        found = self.rewritten(problem)
-        if isinstance(found, str):
-            return found
-        reason = outside_declaration(self.inner, found.inner, device) or ask(self.inner, "rejects", found.inner, device)
+        step = self.rewritten(problem)
+        if isinstance(step, str):
+            return step
+        reason = outside_declaration(self.inner, step.inner, device) or ask(self.inner, "rejects", step.inner, device)
         return None if reason is None else f"rewritten: {reason}"
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:
-        """The solver's own choices for the rewritten problem."""
+        """The configurations that the inner solver offers for the rewritten problem."""
         return ask(self.inner, "configs", self._inner_problem(problem), device)
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
-        """The solver's own prediction for each part, and what the copies take; None where the solver makes none."""
-        found = self._need(problem)
-        own = ask(self.inner, "cost", found.inner, device, config)
-        if own is None:
+        """The inner solver's prediction for each part, plus the time of the copies; None if it predicts nothing."""
+        step = self._must_rewrite(problem)
+        inner_cost = ask(self.inner, "cost", step.inner, device, config)
+        if inner_cost is None:
             return None
         known = rates(device)
-        return found.parts * own + found.moved / known.bandwidth + found.launches * known.launch
+        return step.parts * inner_cost + step.moved / known.bandwidth + step.launches * known.launch
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
-        """Bytes of the copies and of the inner plan; None where the solver states none."""
-        found = self._need(problem)
-        size = ask(self.inner, "workspace", found.inner, device, config)
-        return None if size is None else Room(found, device, size, self._packs(problem, found)).workspace_size
+        """Bytes of the copies and of the inner plan's workspace; None if the inner solver states none."""
+        rewritten = self._must_rewrite(problem)
+        size = ask(self.inner, "workspace", rewritten.inner, device, config)
+        return None if size is None else Room(rewritten, device, size, self._packs(problem, rewritten)).workspace_size
 
     def sums_by_batch(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> bool:
-        """The solver's own answer for the rewritten problem; the copies sum nothing."""
+        """The inner solver's reply for the rewritten problem; the copies sum nothing."""
         return bool(ask(self.inner, "sums_by_batch", self._inner_problem(problem), device, config))
 
     @staticmethod
-    def _packs(problem: ConvProblem, found: Rewritten) -> bool:
-        return problem.constant_weights and found.parts == 1 and any(copy.source == "w" for copy in found.copies)
+    def _packs(problem: ConvProblem, step: Rewritten) -> bool:
+        return problem.constant_weights and step.parts == 1 and any(copy.source == "w" for copy in step.copies)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
-        """The inner plan, with the copies round it."""
-        found = self._need(problem)
-        return DerivedPlan(context, problem, found, ask(self.inner, "plan", context, found.inner, config))
+        """The inner plan between the copies."""
+        rewritten = self._must_rewrite(problem)
+        return DerivedPlan(context, problem, rewritten, ask(self.inner, "plan", context, rewritten.inner, config))
 
 
 def derived(problem: ConvProblem, device: DeviceInfo, own: Mapping[str, Mapping[str, Solver]]) -> dict[str, Derived]:
     """The derived solvers that accept a problem, by name; ``own`` holds each plugin's solvers.
 
-    Only where every solver of a plugin refuses: derivation fills a plugin's gaps and never rivals its own methods. For
-    each solver the shortest chain of rewritings that it accepts, the earlier named ones first; of a plugin's, the MOST
-    with the shortest chains and the least predicted costs.
+    Solvers are derived only from plugins all of whose solvers refuse the problem, so that they never compete with the
+    plugin's own. Each solver gets the shortest chain of rewritings that it accepts; each plugin keeps the
+    MAX_DERIVED_PER_PLUGIN with the shortest chains and the least predicted costs.
     """
-    found: dict[str, Derived] = {}
+    solvers: dict[str, Derived] = {}
     for roots in _gaps(problem, device, own):
-        made = [one for root in roots if (one := _shortest(root, problem, device)) is not None]
-        made.sort(key=lambda one: (len(one.chain), *_cost(one, problem, device), one.name))
-        found |= {one.name: one for one in made[:MOST]}
-    return found
+        chains = [candidate for root in roots if (candidate := _shortest(root, problem, device)) is not None]
+        chains.sort(key=lambda one: (len(one.chain), *_cost(one, problem, device), one.name))
+        solvers |= {candidate.name: candidate for candidate in chains[:MAX_DERIVED_PER_PLUGIN]}
+    return solvers
 
 
 def may_beat(seconds: float, problem: ConvProblem, device: DeviceInfo, own: Mapping[str, Mapping[str, Solver]]) -> bool:
-    """Whether a solver may be derived that is predicted to take less than ``seconds``.
+    """Whether a derived solver may be predicted to take less than ``seconds``.
 
-    A chain of rewritings takes at least as long as its copies: only those below are asked whether a solver accepts.
+    Solvers are queried only for chains of rewritings whose copies alone take less.
     """
-    known = rates(device)
+    device_rates = rates(device)
     for roots in _gaps(problem, device, own):
-        for chain, inner, moved, launches in _chains(_bare(problem)):
-            if moved / known.bandwidth + launches * known.launch >= seconds:
+        for chain, inner, moved, launches in _chains(_without_epilogue(problem)):
+            if moved / device_rates.bandwidth + launches * device_rates.launch >= seconds:
                 continue
             for root in roots:
                 if query(root, inner, device).accepts:
@@ -157,7 +156,7 @@ def may_beat(seconds: float, problem: ConvProblem, device: DeviceInfo, own: Mapp
 
 
 def _gaps(problem: ConvProblem, device: DeviceInfo, own: Mapping[str, Mapping[str, Solver]]) -> Iterator[list[Solver]]:
-    """For each plugin all of whose solvers refuse a problem, those that others may be derived from."""
+    """For each plugin all of whose solvers refuse a problem, the solvers to derive others from."""
     # The solvers for empty batches and for quantized problems take any geometry, so nothing is derived for them.
     if problem.mb < 1 or problem.quantized:
         return
@@ -168,19 +167,19 @@ def _gaps(problem: ConvProblem, device: DeviceInfo, own: Mapping[str, Mapping[st
             yield [answer.solver for answer in answers if answer.fault is None and answer.elsewhere is None]
 
 
-def _bare(problem: ConvProblem) -> ConvProblem:
+def _without_epilogue(problem: ConvProblem) -> ConvProblem:
     return problem.replace(bias=False, residual=False, activation=None, accumulate=False)
 
 
 def _shortest(root: Solver, problem: ConvProblem, device: DeviceInfo) -> Derived | None:
-    for chain, inner, _, _ in _chains(_bare(problem)):
+    for chain, inner, _, _ in _chains(_without_epilogue(problem)):
         answer = query(root, inner, device)
         if answer.fault is not None:
             return None  # A warning of the solver's fault was given; each further chain of rewritings would repeat it.
         if answer.accepts:
-            made = Derived(root, chain)
-            if query(made, problem, device).accepts:
-                return made
+            solver = Derived(root, chain)
+            if query(solver, problem, device).accepts:
+                return solver
     return None
 
 
@@ -192,22 +191,22 @@ def _cost(solver: Derived, problem: ConvProblem, device: DeviceInfo) -> tuple[bo
 
 @functools.lru_cache(maxsize=1024)
 def _chains(problem: ConvProblem) -> tuple[tuple[tuple[str, ...], ConvProblem, int, int], ...]:
-    """Chains of rewritings that apply to a problem, the shortest first: their names, the problem that each ends in, and
-    the bytes and launches that its copies take at least. No end twice."""
-    level: list[tuple[tuple[str, ...], ConvProblem, int, int]] = [((), problem, 0, 0)]
-    found: dict[ConvProblem, tuple[tuple[str, ...], ConvProblem, int, int]] = {problem: level[0]}
-    for _ in range(DEPTH):
+    """Chains of rewritings that apply to a problem, the shortest first, each to another final problem: the names of the
+    rewritings, the final problem, and the bytes and launches of the copies."""
+    newest_chains: list[tuple[tuple[str, ...], ConvProblem, int, int]] = [((), problem, 0, 0)]
+    chain_to: dict[ConvProblem, tuple[tuple[str, ...], ConvProblem, int, int]] = {problem: newest_chains[0]}
+    for _ in range(MAX_CHAIN_LENGTH):
         steps = [
             ((*chain, name), step.inner, moved + step.moved, launches + step.launches)
-            for (chain, now, moved, launches), name in itertools.product(level, REWRITINGS)
-            if name not in chain and not isinstance(step := REWRITINGS[name](now), str)
+            for (chain, problem_now, moved, launches), name in itertools.product(newest_chains, REWRITINGS)
+            if name not in chain and not isinstance(step := REWRITINGS[name](problem_now), str)
         ]
-        level = []
-        for each in steps:
-            if each[1] not in found:
-                found[each[1]] = each
-                level.append(each)
-    return tuple(each for each in found.values() if each[0])
+        newest_chains = []
+        for step_chain in steps:
+            if step_chain[1] not in chain_to:
+                chain_to[step_chain[1]] = step_chain
+                newest_chains.append(step_chain)
+    return tuple(step_chain for step_chain in chain_to.values() if step_chain[0])
 
 
 def named(name: str, solvers: Mapping[str, Solver]) -> Solver:

@@ -1,10 +1,10 @@
-"""Prints one line a convolution: problem, solver, plan's workspace and host time; ``replay`` makes the calls again, and
-``bench --from`` measures them.
+"""Writes a line for each convolution: problem, solver, plan's workspace and host time; ``replay`` repeats the calls,
+and ``bench --from`` measures them.
 
 ``convdispatch,1,<problem>,<solver>,<device>,<workspace bytes>,<microseconds in enqueue>``. The lines go to standard
 error, or are appended to the file that ``CONVDISPATCH_TRACE`` names, which begins with a header. With
-``CONVDISPATCH_TRACE_WAIT=1`` each call is waited for, and one more field says after how many microseconds its result
-was there.
+``CONVDISPATCH_TRACE_WAIT=1`` each call is waited for, and one more field holds the microseconds until its result was
+complete.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def convdispatch_enqueue(queue: Any, problem: Any, solver: Any, plan: Any) -> Ge
     try:
         event = yield
         outcome = solver.name
-        spent = (time.perf_counter_ns() - start) / 1000
+        enqueue_us = (time.perf_counter_ns() - start) / 1000
         if settings.TRACE_WAIT.value():
             # A failed wait is not this layer's fault, and the caller's own wait raises the same error.
             with contextlib.suppress(Exception):
@@ -39,12 +39,12 @@ def convdispatch_enqueue(queue: Any, problem: Any, solver: Any, plan: Any) -> Ge
         return event
     finally:
         if outcome == "failed":
-            spent = (time.perf_counter_ns() - start) / 1000
-        write(f"{PREFIX}{problem},{outcome},{queue.device.name.strip()},{plan.workspace_size},{spent:.1f}{done}")
+            enqueue_us = (time.perf_counter_ns() - start) / 1000
+        write(f"{PREFIX}{problem},{outcome},{queue.device.name.strip()},{plan.workspace_size},{enqueue_us:.1f}{done}")
 
 
 def write(line: str) -> None:
-    """One line to the trace's destination; a single write call, so that threads' lines do not mix."""
+    """Write a line to the trace's destination by a single call, so that lines of several threads do not mix."""
     target = settings.TRACE.value()
     if target is None:
         sys.stderr.write(line + "\n")

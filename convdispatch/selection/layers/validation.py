@@ -1,9 +1,9 @@
 """Checks each plan as it runs: buffer sizes, every output written, nothing written beyond output and workspace; and
 the first time that a solver computes a problem, a sample of its result against float64.
 
-The plan gets buffers of this layer's own between guard zones, the output filled with NaN; afterwards the guards are
-compared and the output is copied to where it belongs. A plan that fails is its solver's fault: the solver is set aside,
-and the next one computes. Slow, and it waits: for finding faults, not for work.
+The plan gets buffers of this layer's own between guard zones, the output filled with NaN; afterwards the guard zones
+are compared and the output is copied to the caller's memory. If a plan fails, its solver is set aside, and the next one
+computes. The layer is slow and waits for each call: it is meant for finding faults.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def convdispatch_enqueue(
     packed = getattr(plan, "packed_size", 0) if problem.constant_weights else 0
     for name, shape in shapes.items():
         itemsize = problem.out_itemsize if name == problem.written else problem.itemsize
-        least = packed if name == "w" and packed else math.prod(shape) * itemsize
-        if operands[name].size < least:
+        least_bytes = packed if name == "w" and packed else math.prod(shape) * itemsize
+        if operands[name].size < least_bytes:
             raise ValidationFailed(
-                f"{name} has {operands[name].size} bytes, {problem} needs {least} ({solver.name} was not run)"
+                f"{name} has {operands[name].size} bytes, {problem} needs {least_bytes} ({solver.name} was not run)"
             )
     if wait_for:
         cl.wait_for_events(list(wait_for))  # The operands' contents must be complete before they are copied below.
@@ -72,52 +72,52 @@ def convdispatch_enqueue(
     plan.enqueue(
         queue, arguments["x"], arguments["w"], arguments["y"], scratch and scratch.memory, wait_for, **extras
     ).wait()
-    where = f"{solver.name} on {problem}"
-    output.check(queue, where)
+    plan_and_problem = f"{solver.name} on {problem}"
+    output.check(queue, plan_and_problem)
     if scratch is not None:
-        scratch.check(queue, where)
+        scratch.check(queue, plan_and_problem)
     # A NaN pattern marks unwritten elements; one-byte dtypes have none, as each value of a byte is a valid number.
     if not problem.accumulate and problem.out_itemsize > 1:
-        _check_written(queue, output.memory, size, where, problem.out_itemsize)
-    for name, before in inputs.items():
-        if not np.array_equal(before, _snapshot(queue, operands[name])):
+        _check_written(queue, output.memory, size, plan_and_problem, problem.out_itemsize)
+    for name, snapshot in inputs.items():
+        if not np.array_equal(snapshot, _snapshot(queue, operands[name])):
             # The altered input is restored, because the caller and the next solver read it.
-            cl.enqueue_copy(queue, operands[name], before).wait()
-            raise ValidationFailed(f"{where} changed its input {name}")
-    if _first_time(problem, solver):
-        held = inputs | {name: _snapshot(queue, memory) for name, memory in extras.items()}
-        held |= {} if initial is None else {"initial": initial}
+            cl.enqueue_copy(queue, operands[name], snapshot).wait()
+            raise ValidationFailed(f"{plan_and_problem} changed its input {name}")
+    if _is_first_run(problem, solver):
+        arrays = inputs | {name: _snapshot(queue, memory) for name, memory in extras.items()}
+        arrays |= {} if initial is None else {"initial": initial}
         if packed:
-            held["w"] = None if weights is None else _snapshot(queue, weights)
+            arrays["w"] = None if weights is None else _snapshot(queue, weights)
         # The result cannot be compared with the reference where only the packed form of the weights is known.
-        if held.get("w", held) is not None:
-            _compare(problem, _snapshot(queue, output.memory), held, where)
+        if arrays.get("w", arrays) is not None:
+            _compare(problem, _snapshot(queue, output.memory), arrays, plan_and_problem)
     return cl.enqueue_copy(queue, operands[problem.written], output.memory, byte_count=size)
 
 
 _sampled: dict[tuple[Any, Any], None] = {}
-_MOST_SAMPLED = 4096
+_MAX_SAMPLED = 4096
 
 
-def _first_time(problem: Any, solver: Any) -> bool:
-    """Whether this solver has not been compared for the problem; of the oldest that is forgotten."""
+def _is_first_run(problem: Any, solver: Any) -> bool:
+    """Whether this solver's result was not compared for the problem before, among the last _MAX_SAMPLED ones."""
     if (problem, solver) in _sampled:
         return False
     _sampled[problem, solver] = None
-    while len(_sampled) > _MOST_SAMPLED:
+    while len(_sampled) > _MAX_SAMPLED:
         _sampled.pop(next(iter(_sampled)))
     return True
 
 
-def _compare(problem: Any, output: np.ndarray, held: dict[str, np.ndarray], where: str) -> None:
-    """Raise ValidationFailed where a sample of the output is not what float64 makes of the operands."""
+def _compare(problem: Any, output: np.ndarray, operands: dict[str, np.ndarray], where: str) -> None:
+    """Raise ValidationFailed if a sample of the output differs from the float64 reference."""
 
     def seen(name: str, values: np.ndarray) -> np.ndarray:
-        shape, kind = problem.form(name)
-        dtype = numpy_dtype(kind)
+        shape, dtype_name = problem.form(name)
+        dtype = numpy_dtype(dtype_name)
         return values[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
-    arrays = {name: seen(name, values) for name, values in held.items()}
+    arrays = {name: seen(name, values) for name, values in operands.items()}
     fault = sampled_fault(problem, seen(problem.written, output), **arrays)
     if fault:
         raise ValidationFailed(f"{where} computed wrong: {fault}")
@@ -137,9 +137,9 @@ class _Guarded:
 
     def check(self, queue: Any, where: str) -> None:
         """Raise ValidationFailed if a guard byte changed."""
-        held = _snapshot(queue, self._whole)
-        expected = np.resize(np.frombuffer(PATTERN.tobytes(), np.uint8), held.size)
-        changed = np.flatnonzero(held != expected)
+        content = _snapshot(queue, self._whole)
+        expected = np.resize(np.frombuffer(PATTERN.tobytes(), np.uint8), content.size)
+        changed = np.flatnonzero(content != expected)
         outside = changed[(changed < GUARD) | (changed >= GUARD + self.size)]
         if outside.size:
             raise ValidationFailed(
@@ -153,15 +153,16 @@ def _snapshot(queue: Any, memory: Any) -> np.ndarray:
     # Memory that is no OpenCL object belongs to the host and is copied directly.
     if not isinstance(memory, cl.MemoryObject):
         return memory.bytes(0, memory.size).copy()
-    held = np.empty(memory.size, np.uint8)
-    cl.enqueue_copy(queue, held, memory)
-    return held
+    content = np.empty(memory.size, np.uint8)
+    cl.enqueue_copy(queue, content, memory)
+    return content
 
 
 def _check_written(queue: Any, memory: Any, size: int, where: str, itemsize: int) -> None:
-    held = _snapshot(queue, memory)[:size]
-    words = np.resize(np.frombuffer(PATTERN.tobytes(), np.uint8), max(size, 4))[:size]
-    same: Sequence[Any] = (held == words).reshape(-1, itemsize).all(axis=1)
-    missed = np.flatnonzero(same)
-    if missed.size:
-        raise ValidationFailed(f"{where} left {missed.size} outputs unwritten, the first at element {int(missed[0])}")
+    content = _snapshot(queue, memory)[:size]
+    pattern = np.resize(np.frombuffer(PATTERN.tobytes(), np.uint8), max(size, 4))[:size]
+    is_unwritten: Sequence[Any] = (content == pattern).reshape(-1, itemsize).all(axis=1)
+    unwritten = np.flatnonzero(is_unwritten)
+    if unwritten.size:
+        first = int(unwritten[0])
+        raise ValidationFailed(f"{where} left {unwritten.size} outputs unwritten, the first at element {first}")

@@ -1,7 +1,7 @@
-"""Plan packs: what was decided, compiled and packed for a net on a kind of device becomes one file.
+"""Plan packs: the decisions, programs and packed weights of a net on a kind of device become one file.
 
-A pack holds compiled code, which a device's driver loads: who may write the file may run code as you (SECURITY.md). A
-new table goes to ``device.cache.artifact_store``, and to ``format``.
+A pack holds compiled code, which a device's driver loads: whoever can write the file can run code as you (SECURITY.md).
+A new table goes to ``device.cache.artifact_store``, and to ``format``.
 
 - ``writing``: a gathered collection to a file.
 - ``reading``: a file that may come from anywhere to a collection, every size checked.

@@ -1,9 +1,9 @@
 """The decisions that a plan pack fixes: they are looked up before solvers are ranked, and recorded while a pack is
 gathered.
 
-A decision carries a seal over what it follows from. Where that is unbroken the solver offered its configuration under
-the same sources on the same device, and is only asked whether it serves that still, not for all its configurations.
-The decision says for which math it was offered; one of an earlier version does not, and its solver is asked for that.
+A decision carries a seal, a hash of everything that it depends on. If the hash is the same now, the solver offered its
+configuration with the same sources on the same device, and is only queried whether it serves the device. The decision
+names the math that the configuration was offered for; for packs of earlier versions the solver is queried for it.
 """
 
 from __future__ import annotations
@@ -33,68 +33,68 @@ from ..solver_query import admits, query, serves
 if TYPE_CHECKING:
     import pyopencl as cl
 
-HOUSES = ("api", "device", "selection", "measurement")
+SOURCE_PACKAGES = ("api", "device", "selection", "measurement")
 """The subpackages of convdispatch whose source code affects a choice."""
 
-_said: set[str] = set()
+_reported: set[str] = set()
 """The plan packs with an entry that did not fit when it was used; each is reported once."""
 
 
 def fixed_by_pack(problem: ConvProblem, device: cl.Device, info: DeviceInfo, policy: Policy) -> Candidate | None:
     """Return the candidate that a plan pack in force fixes; None if there is none, or a policy or a lock file takes
     precedence."""
-    found = (
+    entry = (
         artifact_store.find("decisions", artifact_store.decision_key(problem, policy), device)
         if artifact_store.in_force()
         else None
     )
-    if found is None or lockfile.in_force(problem) is not None:
+    if entry is None or lockfile.in_force(problem) is not None:
         return None
-    decision, pack = found
+    decision, pack = entry
     name, config = decision["solver"], decision["config"]
     source = f"plan pack {pack}"
-    known, math = _is_sealed(problem, policy, decision, device), decision.get("math", "")
-    solver = _solver(name) if known else plugins().solvers.get(name)
+    is_valid, math = _is_sealed(problem, policy, decision, device), decision.get("math", "")
+    solver = _solver(name) if is_valid else plugins().solvers.get(name)
     solver = solver or contestants(problem, info).get(name)
     if solver is None:
-        return _misfit(pack, f"it fixes {name} for {problem}, which no plugin provides")
-    if known and serves(solver, info) and set_aside_here(solver, problem, info) is None:
+        return _warn_of_misfit(pack, f"it fixes {name} for {problem}, which no plugin provides")
+    if is_valid and serves(solver, info) and set_aside_here(solver, problem, info) is None:
         return Candidate(solver, config, source, math=math)
     refused = refusal(solver, problem, info, policy)
     if refused is not None:
-        return _misfit(pack, f"it fixes {name} for {problem}, which refuses: {refused[1]}")
+        return _warn_of_misfit(pack, f"it fixes {name} for {problem}, which refuses: {refused[1]}")
     if not query(solver, problem, info).offers(config):
-        return _misfit(pack, f"it fixes a configuration for {problem} that {name} does not offer")
+        return _warn_of_misfit(pack, f"it fixes a configuration for {problem} that {name} does not offer")
     return Candidate(solver, config, source)
 
 
 def note(prepared: Prepared, device: cl.Device, policy: Policy, compiled: int) -> None:
-    """Report a new plan to the packs that are being gathered. ``compiled`` is how many programs were, which a pack
-    should have held."""
+    """Add a new plan's decision to the packs that are being gathered. ``compiled`` is the number of programs that had
+    to be compiled for it, although a pack should have held them."""
     if policy.selection == Policy():
         key, name, math = str(prepared.problem), prepared.solver.name, prepared.math
         decision = {"solver": name, "config": dict(prepared.config), "math": math}
         artifact_store.note("decisions", key, lambda: sealed(key, decision, device), device)
     if compiled and prepared.source.startswith("plan pack "):
         why = f"the kernels of {prepared.solver.name} for {prepared.problem} read otherwise than when it was made"
-        _misfit(prepared.source.removeprefix("plan pack "), why)
+        _warn_of_misfit(prepared.source.removeprefix("plan pack "), why)
 
 
 def sealed(key: str, decision: Mapping[str, Any], device: cl.Device) -> dict[str, Any]:
-    """A decision that was made under ``key`` on a device, with its seal; an empty one where JSON does not hold it."""
+    """A decision that was made under ``key`` on a device, with its seal; the seal is empty if JSON cannot hold it."""
     return {**decision, "seal": _seal(key, decision, device)}
 
 
 def _is_sealed(problem: ConvProblem, policy: Policy, decision: Mapping[str, Any], device: cl.Device) -> bool:
-    """Whether a decision holds as it stands: its seal is unbroken, and its math is one that the problem admits."""
-    said, math = decision.get("seal"), decision.get("math")
-    if not said or not (math is None or admits(problem, math)):
+    """Whether a decision is still valid: its seal is the same now, and the problem admits its math."""
+    stored_seal, math = decision.get("seal"), decision.get("math")
+    if not stored_seal or not (math is None or admits(problem, math)):
         return False
-    return bool(said == _seal(artifact_store.decision_key(problem, policy), decision, device))
+    return bool(stored_seal == _seal(artifact_store.decision_key(problem, policy), decision, device))
 
 
 def _solver(name: str) -> Solver | None:
-    """The solver of that name, a derived one made without asking those that it stands in for."""
+    """The solver of that name, which may be a derived one; no solver is queried."""
     try:
         return named(name, plugins().solvers)
     except KeyError:
@@ -104,29 +104,30 @@ def _solver(name: str) -> Solver | None:
 def _seal(key: str, decision: Mapping[str, Any], device: cl.Device) -> str:
     try:
         math = [decision["math"]] if "math" in decision else []
-        said = json.dumps([key, decision["solver"], decision["config"], *math], sort_keys=True)
+        sealed_text = json.dumps([key, decision["solver"], decision["config"], *math], sort_keys=True)
     except (TypeError, ValueError):
         return ""
     sources = _sources(plugins().provider(decision["solver"]), device)
-    return artifact_store.key_of(said, sources) if sources else ""
+    return artifact_store.key_of(sealed_text, sources) if sources else ""
 
 
 @functools.lru_cache(maxsize=64)
 def _sources(plugin: str, device: cl.Device) -> str:
-    """The device, and the sources that decide what a plugin's solvers offer; empty where there are none to be read."""
+    """A hash of the device and of the sources that decide what a plugin's solvers offer; empty without sources."""
     loaded = plugins()
-    home, here = getattr(loaded.manager.get_plugin(plugin), "__name__", ""), __name__.partition(".")[0]
-    if not home:
+    plugin_home, own = getattr(loaded.manager.get_plugin(plugin), "__name__", ""), __name__.partition(".")[0]
+    if not plugin_home:
         return ""
-    stamps = [template_cache.stamp(each) for each in (home, *(f"{here}.{zone}" for zone in HOUSES))]
+    packages = [plugin_home, *(f"{own}.{zone}" for zone in SOURCE_PACKAGES)]
+    stamps = [template_cache.stamp(package) for package in packages]
     fields = dataclasses.asdict(runtime.device_info(device))
-    known = [{**fields, "extensions": sorted(fields["extensions"])}, artifact_store.identity(device)]
-    return artifact_store.key_of(json.dumps(known, sort_keys=True), loaded.fingerprints.get(plugin, ""), *stamps)
+    identity = [{**fields, "extensions": sorted(fields["extensions"])}, artifact_store.identity(device)]
+    return artifact_store.key_of(json.dumps(identity, sort_keys=True), loaded.fingerprints.get(plugin, ""), *stamps)
 
 
-def _misfit(pack: str, why: str) -> None:
+def _warn_of_misfit(pack: str, why: str) -> None:
     # A collection without a name was gathered by this process, so nobody needs a warning that it no longer fits.
-    if pack and pack not in _said:
-        _said.add(pack)
+    if pack and pack not in _reported:
+        _reported.add(pack)
         words = f"the plan pack {pack} does not fit: {why}; what does not fit is chosen and compiled anew"
         warnings.warn(words, ConvDispatchWarning, stacklevel=6)

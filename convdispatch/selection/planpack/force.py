@@ -17,7 +17,7 @@ from .reading import PackFile, read
 
 
 class LoadedPack:
-    """A pack in force until ``close()``, or the end of a ``with`` block; what was made of it stays."""
+    """A pack in force until ``close()``, or the end of a ``with`` block; plans made from it stay cached."""
 
     def __init__(self, file: PackFile, misfits: tuple[str, ...]) -> None:
         self.name, self.misfits = file.name, misfits
@@ -26,7 +26,7 @@ class LoadedPack:
         artifact_store.put_in_force(file)
 
     def close(self) -> None:
-        """Take it out of force."""
+        """Take the pack out of force."""
         artifact_store.take_out_of_force(self._file)
 
     def __enter__(self) -> LoadedPack:
@@ -68,31 +68,31 @@ def from_environment() -> None:
 def _misfits(file: PackFile, here: list[dict[str, str]]) -> list[str]:
     """Return a sentence for each entry that does not fit; decisions and weights of changed plugins are removed from the
     pack."""
-    found = []
+    misfits = []
     if file.identity not in here:
         name = file.identity.get("device")
-        like = next((one for one in here if one["device"] == name), None)
+        like = next((device for device in here if device["device"] == name), None)
         if like is None:
-            found.append(f"it is for {name}, the devices here are {', '.join(one['device'] for one in here)}")
+            misfits.append(f"it is for {name}, the devices here are {', '.join(device['device'] for device in here)}")
         else:
-            other = [what for what in like if like[what] != file.identity.get(what)]
-            found.append(
-                "; ".join(f"the {what} of {name} was {file.identity.get(what)}, is {like[what]}" for what in other)
+            fields = [field for field in like if like[field] != file.identity.get(field)]
+            misfits.append(
+                "; ".join(f"the {field} of {name} was {file.identity.get(field)}, is {like[field]}" for field in fields)
             )
     loaded = plugins()
     changed = {}
     for plugin, version in file.plugins.items():
-        today = loaded.fingerprints.get(plugin)
-        if today != version:
-            changed[plugin] = "is not here" if today is None else f"was {version}, is {today}"
-    found += [f"plugin {plugin} {how}" for plugin, how in changed.items()]
+        installed = loaded.fingerprints.get(plugin)
+        if installed != version:
+            changed[plugin] = "is not here" if installed is None else f"was {version}, is {installed}"
+    misfits += [f"plugin {plugin} {change}" for plugin, change in changed.items()]
     if changed:
         file.without("decisions", lambda key: loaded.provider(file.decisions[key]["solver"]) not in changed)
         file.without("weights", lambda key: loaded.provider(key.partition(" ")[0]) not in changed)
-    return found
+    return misfits
 
 
 def _check(file: PackFile) -> None:
-    """Compare packed weights with their checksums while other things are made ready."""
+    """Compare packed weights with their checksums, in the background."""
     for member in file.weights:
         file.content(member)

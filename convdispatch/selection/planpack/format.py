@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 
-FORM = 1
+FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 TEXTS = "texts.json"
 MEMBER = re.compile(r"(programs|weights)/[0-9]{1,6}\.bin")
 """The names of archive members that hold programs or packed weights; the other two members are JSON."""
-WORD = re.compile(r"[ -~]{1,4096}")
+ENTRY_KEY = re.compile(r"[ -~]{1,4096}")
 """A valid key of an entry: printable ASCII of limited length."""
-MOST_JSON = 256 << 20
+MAX_JSON_BYTES = 256 << 20
 """The largest size of a JSON member in bytes, uncompressed."""
-MOST_MEMBERS = 200_000
+MAX_MEMBERS = 200_000

@@ -1,7 +1,7 @@
-"""A file that may come from anywhere to a collection: every size is checked before memory is taken for it.
+"""Reads plan packs of any origin: every size in the file is checked before memory is allocated for it.
 
-Nothing is unpacked to a folder, and nothing is looked up by a name from the file. Whatever is wrong with a file is one
-InvalidArgument that names it. What is stored is read in place, and compared with its checksum when it is first wanted.
+Nothing is unpacked to a folder, and no path is taken from the file. Any error is an InvalidArgument that names the
+file. Stored members are read in place, and compared with their checksums when they are first used.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 from ...api.errors import ConvDispatchError, InvalidArgument
 from ...api.problem import ConvProblem
 from ...device import jsontext, plainfile
-from .format import FORM, MANIFEST, MEMBER, MOST_JSON, MOST_MEMBERS, TEXTS, WORD
+from .format import ENTRY_KEY, FORMAT_VERSION, MANIFEST, MAX_JSON_BYTES, MAX_MEMBERS, MEMBER, TEXTS
 
-_LARGEST = 1 << 40
+_MAX_FILE_BYTES = 1 << 40
 """The largest size of a plan pack in bytes; the file is mapped into memory, not read."""
-_HEADER = 30
+_HEADER_BYTES = 30
 """The size in bytes of a ZIP member's local header, up to its name."""
-_RATIO = 200
+_MAX_COMPRESSION = 200
 """The highest compression ratio that is accepted of a ZIP member; compiled code has a ratio of about 3."""
 _LAYOUTS = (None, "nchw", "nhwc")
 
 
-class _Wrong(Exception):
+class _Invalid(Exception):
     """The file is no valid plan pack; the message says why."""
 
 
@@ -36,14 +36,14 @@ class PackFile:
     """A plan pack that was read: decisions, forms, programs and texts are loaded, packed weights are read on demand."""
 
     def __init__(self, path: str | Path, fits: Callable[[dict[str, str]], bool]) -> None:
-        """``fits(identity)``: whether a device here is of the pack's kind; programs for none are not even unpacked."""
+        """``fits(identity)`` says whether a device here is of the pack's kind; if not, no program is read."""
         self.name = str(path)
         self._lock = threading.Lock()
         self._checked: dict[str, memoryview | None] = {}
-        plainfile.must_be_plain(path, _LARGEST)
+        plainfile.must_be_plain(path, _MAX_FILE_BYTES)
         with Path(path).open("rb") as file:
             if not file.seek(0, 2):
-                raise _Wrong("it is empty")
+                raise _Invalid("it is empty")
             self._map = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             with zipfile.ZipFile(file) as archive:
                 self._members = _checked_members(archive, len(self._map))
@@ -52,14 +52,14 @@ class PackFile:
                 self._read_manifest(manifest)
                 programs = self._table(manifest, "programs")
         wanted = set(programs.values()) if fits(self.identity) else ()
-        read = {member: self._program(self._members[member]) for member in wanted}
-        self._programs = {key: read[member] for key, member in programs.items()} if wanted else {}
+        programs_read = {member: self._program(self._members[member]) for member in wanted}
+        self._programs = {key: programs_read[member] for key, member in programs.items()} if wanted else {}
         self._weights = self._table(manifest, "weights")
         for member in self.weights:
-            self._place(self._members[member])
+            self._offset_of(self._members[member])
 
     def get(self, table: str, key: str) -> Any:
-        """The value, or None; see ``device.carried``."""
+        """The value of ``key`` in a table, or None."""
         if table == "weights":
             member = self._weights.get(key)
             return member if not member else self.content(member)
@@ -74,86 +74,88 @@ class PackFile:
 
     def without(self, table: str, wanted: Any) -> None:
         """Remove the entries of a table for which ``wanted(key)`` is false."""
-        kept = getattr(self, f"_{table}" if table == "weights" else table)
-        for key in [key for key in kept if not wanted(key)]:
-            del kept[key]
+        entries = getattr(self, f"_{table}" if table == "weights" else table)
+        for key in [key for key in entries if not wanted(key)]:
+            del entries[key]
 
     def content(self, member: str) -> memoryview | None:
-        """The bytes of a stored member; None where they are damaged."""
+        """The bytes of a stored member; None if they are damaged."""
         with self._lock:
             if member not in self._checked:
                 info = self._members[member]
-                start = self._place(info)
+                start = self._offset_of(info)
                 found = self._map[start : start + info.file_size]
                 self._checked[member] = found if zlib.crc32(found) == info.CRC else None
             return self._checked[member]
 
     @property
     def weights(self) -> list[str]:
-        """Members of packed weights."""
+        """The names of the members that hold packed weights."""
         return [member for member in self._weights.values() if member]
 
-    def _place(self, info: zipfile.ZipInfo) -> int:
+    def _offset_of(self, info: zipfile.ZipInfo) -> int:
         """Offset in the file of a stored member's bytes."""
         if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
-            raise _Wrong(f"{info.filename} is not stored as it is")
-        head = self._map[info.header_offset : info.header_offset + _HEADER]
-        if len(head) < _HEADER or bytes(head[:4]) != b"PK\x03\x04":
-            raise _Wrong(f"{info.filename} does not begin as a member does")
-        name = info.header_offset + _HEADER
+            raise _Invalid(f"{info.filename} is not stored as it is")
+        head = self._map[info.header_offset : info.header_offset + _HEADER_BYTES]
+        if len(head) < _HEADER_BYTES or bytes(head[:4]) != b"PK\x03\x04":
+            raise _Invalid(f"{info.filename} does not begin as a member does")
+        name = info.header_offset + _HEADER_BYTES
         end = name + int.from_bytes(head[26:28], "little")
         if bytes(self._map[name:end]) != info.filename.encode():
-            raise _Wrong(f"{info.filename} has another name where it begins")
+            raise _Invalid(f"{info.filename} has another name where it begins")
         start = end + int.from_bytes(head[28:30], "little")
         if start + info.compress_size > len(self._map):
-            raise _Wrong(f"{info.filename} does not end within the file")
+            raise _Invalid(f"{info.filename} does not end within the file")
         return start
 
     def _program(self, info: zipfile.ZipInfo) -> memoryview:
-        """A program's bytes, in place. Raises _Wrong where they are damaged."""
-        start = self._place(info)
-        found = self._map[start : start + info.file_size]
-        if zlib.crc32(found) != info.CRC:
-            raise _Wrong(f"{info.filename} is damaged: its checksum is another")
-        return found
+        """A program's bytes, in place. Raises _Invalid if they are damaged."""
+        start = self._offset_of(info)
+        content = self._map[start : start + info.file_size]
+        if zlib.crc32(content) != info.CRC:
+            raise _Invalid(f"{info.filename} is damaged: its checksum is another")
+        return content
 
     def _read_manifest(self, manifest: Any) -> None:
-        if not isinstance(manifest, dict) or manifest.get("plan pack") != FORM:
-            raise _Wrong(f"it is of another form than {FORM}: write it anew with convdispatch pack")
-        self.identity = _words(manifest.get("device"), "device")
-        self.plugins = _words(manifest.get("plugins"), "plugins")
+        if not isinstance(manifest, dict) or manifest.get("plan pack") != FORMAT_VERSION:
+            raise _Invalid(f"it is of another form than {FORMAT_VERSION}: write it anew with convdispatch pack")
+        self.identity = _text_mapping(manifest.get("device"), "device")
+        self.plugins = _text_mapping(manifest.get("plugins"), "plugins")
         self.decisions = {}
         for text, decision in _mapping(manifest.get("decisions"), "decisions").items():
             decision = _mapping(decision, f"the decision for {text[:200]}")
             if not isinstance(decision.get("solver"), str):
-                raise _Wrong(f"the decision for {text[:200]} names no solver")
+                raise _Invalid(f"the decision for {text[:200]} names no solver")
             config = _mapping(decision.get("config"), f"the configuration for {text[:200]}")
-            found = {"solver": decision["solver"], "config": config, "seal": str(decision.get("seal", ""))}
+            entry = {"solver": decision["solver"], "config": config, "seal": str(decision.get("seal", ""))}
             if isinstance(decision.get("math"), str):
-                found["math"] = decision["math"]
-            self.decisions[str(ConvProblem.parse(text))] = found
+                entry["math"] = decision["math"]
+            self.decisions[str(ConvProblem.parse(text))] = entry
         self.forms = {}
         for key, form in _mapping(manifest.get("forms"), "forms").items():
             form = _mapping(form, "a form")
             layout, queues = form.get("layout"), form.get("queues")
             if layout not in _LAYOUTS or type(queues) is not int or not 1 <= queues <= 64:
-                raise _Wrong(f"a form has a layout and 1 to 64 queues, got {str(layout)[:40]!r} and {str(queues)[:40]}")
+                raise _Invalid(
+                    f"a form has a layout and 1 to 64 queues, got {str(layout)[:40]!r} and {str(queues)[:40]}"
+                )
             self.forms[key] = {"layout": layout, "queues": queues}
 
     def _table(self, manifest: Mapping[str, Any], table: str) -> dict[str, str]:
-        members = _words(manifest.get(table), table)
+        members = _text_mapping(manifest.get(table), table)
         kinds = [] if table == "programs" else [""]
         missing = next((name for name in members.values() if name not in kinds and name not in self._members), None)
         if missing is not None:
-            raise _Wrong(f"it names the member {missing[:80]!r}, which it does not have")
+            raise _Invalid(f"it names the member {missing[:80]!r}, which it does not have")
         return members
 
 
 def read(path: str | Path, fits: Callable[[dict[str, str]], bool] = lambda _: True) -> PackFile:
-    """Read a pack; see ``PackFile``. Raises InvalidArgument, one sentence, for anything that is none."""
+    """Read a pack; see ``PackFile``. Raises InvalidArgument for a file that is no valid pack."""
     try:
         return PackFile(path, fits)
-    except _Wrong as error:
+    except _Invalid as error:
         why = str(error)
     except FileNotFoundError:
         why = "there is no such file"
@@ -168,57 +170,57 @@ def read(path: str | Path, fits: Callable[[dict[str, str]], bool] = lambda _: Tr
 
 
 def _checked_members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
-    """The archive's members by name, none of which is larger than its file can mean."""
+    """The archive's members by name, after checking their names, sizes and compression ratios."""
     infos = archive.infolist()
-    if len(infos) > MOST_MEMBERS:
-        raise _Wrong(f"it has {len(infos)} members, at most {MOST_MEMBERS} are read")
-    found: dict[str, zipfile.ZipInfo] = {}
+    if len(infos) > MAX_MEMBERS:
+        raise _Invalid(f"it has {len(infos)} members, at most {MAX_MEMBERS} are read")
+    infos_by_name: dict[str, zipfile.ZipInfo] = {}
     for info in infos:
         name = info.filename
         if name not in (MANIFEST, TEXTS) and MEMBER.fullmatch(name) is None:
-            raise _Wrong(f"it has a member {name[:80]!r}, which a plan pack has not")
-        if name in found:
-            raise _Wrong(f"it has two members {name!r}")
+            raise _Invalid(f"it has a member {name[:80]!r}, which a plan pack has not")
+        if name in infos_by_name:
+            raise _Invalid(f"it has two members {name!r}")
         if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise _Wrong(f"{name} is neither stored nor deflated")
-        if info.file_size > max(4096, _RATIO * info.compress_size) or info.compress_size > size:
-            raise _Wrong(f"{name} claims {info.file_size} bytes of {info.compress_size} in the file")
-        found[name] = info
+            raise _Invalid(f"{name} is neither stored nor deflated")
+        if info.file_size > max(4096, _MAX_COMPRESSION * info.compress_size) or info.compress_size > size:
+            raise _Invalid(f"{name} claims {info.file_size} bytes of {info.compress_size} in the file")
+        infos_by_name[name] = info
     packed = sum(info.compress_size for info in infos)
     if packed > size:
-        raise _Wrong(f"its members claim {packed} bytes of a file of {size}: they lie over each other")
+        raise _Invalid(f"its members claim {packed} bytes of a file of {size}: they lie over each other")
     for name in (MANIFEST, TEXTS):
-        if name not in found:
-            raise _Wrong(f"it has no {name}")
-        if found[name].file_size > MOST_JSON:
-            raise _Wrong(f"{name} has {found[name].file_size} bytes, at most {MOST_JSON} are read")
-    return found
+        if name not in infos_by_name:
+            raise _Invalid(f"it has no {name}")
+        if infos_by_name[name].file_size > MAX_JSON_BYTES:
+            raise _Invalid(f"{name} has {infos_by_name[name].file_size} bytes, at most {MAX_JSON_BYTES} are read")
+    return infos_by_name
 
 
 def _json(archive: zipfile.ZipFile, name: str) -> Any:
     try:
         return jsontext.loads(archive.read(name))
     except ValueError as error:
-        raise _Wrong(f"{name} is not JSON: {error}") from None
+        raise _Invalid(f"{name} is not JSON: {error}") from None
 
 
 def _mapping(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _Wrong(f"{what} is a mapping, got {str(value)[:80]!r}")
+        raise _Invalid(f"{what} is a mapping, got {str(value)[:80]!r}")
     return value
 
 
-def _words(value: Any, what: str) -> dict[str, str]:
-    found = _mapping(value, what)
-    for key, word in found.items():
-        if WORD.fullmatch(key) is None or not isinstance(word, str) or len(word) > 4096:
-            raise _Wrong(f"{what} maps words to words, got {key[:80]!r}: {str(word)[:80]!r}")
-    return found
+def _text_mapping(value: Any, what: str) -> dict[str, str]:
+    words_by_key = _mapping(value, what)
+    for key, word in words_by_key.items():
+        if ENTRY_KEY.fullmatch(key) is None or not isinstance(word, str) or len(word) > 4096:
+            raise _Invalid(f"{what} maps words to words, got {key[:80]!r}: {str(word)[:80]!r}")
+    return words_by_key
 
 
 def _texts(value: Any) -> dict[str, str]:
-    found = _mapping(value, TEXTS)
-    wrong = next((key for key, text in found.items() if not isinstance(text, str)), None)
-    if wrong is not None:
-        raise _Wrong(f"{TEXTS} maps keys to texts, got {str(found[wrong])[:80]!r}")
-    return found
+    texts_by_key = _mapping(value, TEXTS)
+    wrong_key = next((key for key, text in texts_by_key.items() if not isinstance(text, str)), None)
+    if wrong_key is not None:
+        raise _Invalid(f"{TEXTS} maps keys to texts, got {str(texts_by_key[wrong_key])[:80]!r}")
+    return texts_by_key

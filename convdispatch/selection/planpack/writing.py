@@ -12,16 +12,16 @@ from typing import Any
 from ...api.errors import InvalidArgument
 from ...device.cache.artifact_store import Gathered
 from ..plugins.loader import plugins
-from .format import FORM, MANIFEST, TEXTS
+from .format import FORMAT_VERSION, MANIFEST, TEXTS
 
 
 def write(path: str | Path, gathered: Gathered) -> int:
-    """Write a pack, whole or not at all; its bytes. Raises InvalidArgument where the place refuses."""
+    """Write a pack, whole or not at all; returns its bytes. Raises InvalidArgument if it cannot be written."""
     target = Path(path)
     loaded = plugins()
     used = {decision["solver"] for decision in gathered.tables["decisions"].values()}
     manifest: dict[str, Any] = {
-        "plan pack": FORM,
+        "plan pack": FORMAT_VERSION,
         "device": gathered.identity,
         "plugins": {loaded.provider(solver): loaded.fingerprint(solver) for solver in sorted(used)},
         "decisions": gathered.tables["decisions"],
@@ -30,14 +30,14 @@ def write(path: str | Path, gathered: Gathered) -> int:
         "weights": {},
     }
     try:
-        number, beside = tempfile.mkstemp(suffix=".part", dir=target.resolve().parent)
+        handle, temporary_path = tempfile.mkstemp(suffix=".part", dir=target.resolve().parent)
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"the plan pack {path} cannot be written: {error}") from None
     try:
-        with os.fdopen(number, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as out:
+        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as out:
             for table in ("programs", "weights"):
-                for place, (key, content) in enumerate(sorted(gathered.tables[table].items())):
-                    member = f"{table}/{place}.bin"
+                for index, (key, content) in enumerate(sorted(gathered.tables[table].items())):
+                    member = f"{table}/{index}.bin"
                     manifest[table][key] = member
                     # An entry without bytes states that packed weights of a kind exist; it has no archive member.
                     if not len(content):
@@ -46,9 +46,9 @@ def write(path: str | Path, gathered: Gathered) -> int:
                     out.writestr(zipfile.ZipInfo(member), memoryview(content).cast("B"), zipfile.ZIP_STORED)
             for name, value in ((TEXTS, gathered.tables["texts"]), (MANIFEST, manifest)):
                 out.writestr(zipfile.ZipInfo(name), json.dumps(value, sort_keys=True), zipfile.ZIP_DEFLATED)
-        Path(beside).replace(target)
+        Path(temporary_path).replace(target)
     except BaseException as error:
-        Path(beside).unlink(missing_ok=True)
+        Path(temporary_path).unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise InvalidArgument(f"the plan pack {path} cannot be written: {error}") from None
         raise

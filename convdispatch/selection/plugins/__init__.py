@@ -1,4 +1,4 @@
-"""Plugins and what is known of them: what is installed becomes solvers, rules and a report of what did not load.
+"""Plugins: installed modules and libraries become solvers, rules and a report of those that did not load.
 
 A new key of ``registry.yaml`` goes to ``registry``, a new condition of ``when`` to ``conditions``.
 

@@ -1,11 +1,11 @@
 """Queries solvers of unproven plugins in a child process first, so that a solver that hangs or crashes ends only the
 child.
 
-A plugin that neither came with this package nor was verified on this machine is asked about each problem there first;
-how that ended, and which problems it survived, is kept by its version and text. The child stays for the next problem,
-and leaves when none has come for a while. ``find --isolate`` asks it about its problem whatever is known. What a solver
-is asked here afterwards it answers in a thread of its own (``watched``), for it may do otherwise than in the child:
-where it hangs, the thread alone is lost.
+A plugin that neither came with this package nor was verified on this machine is first queried about each problem in a
+child process; the faults and the survived problems are stored by the plugin's version and source hash. The child waits
+for the next problem for IDLE_S. ``find --isolate`` repeats the trial of its problem in any case. Afterwards this
+process queries the solver in a thread (``watched``), because it may hang here although it did not in the child; then
+only the thread is lost.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BUSY_S = 60.0
 """The most seconds that a solver may work on one reply, because it may load a library or compile a probe."""
 LOAD_S = 120.0
 """Seconds that a child may take to load the plugin, on a busy machine."""
-MOST = 6
+MAX_ENDED = 6
 """The most child processes that one plugin may end; after that, the rest of its solvers count as failed too."""
 IDLE_S = 60.0
 """Seconds after which a child process without a request ends."""
@@ -52,7 +52,7 @@ _listeners: list[Callable[[str], None]] = []
 
 @contextlib.contextmanager
 def reporting(listener: Callable[[str], None]) -> Iterator[None]:
-    """Inside the block ``listener`` is told, in words, when a child is asked, which may take a minute, and when not."""
+    """Inside the block ``listener`` gets a message before and after a child is queried, which may take a minute."""
     _listeners.append(listener)
     try:
         yield
@@ -61,23 +61,23 @@ def reporting(listener: Callable[[str], None]) -> Iterator[None]:
 
 
 def fault(solver: str, problem: ConvProblem, device: DeviceInfo) -> str | None:
-    """Return how querying a solver ended a child process, or None; an untried plugin is tried now."""
+    """How querying a solver ended a child process, or None; a problem that was not tried is tried now."""
     loaded = plugins()
     plugin, version = loaded.provider(solver), loaded.fingerprint(solver)
     if LIMIT_S is None or loaded.proven(solver) or plugin == "?":
         return None
     with _lock:
-        known = verdicts.answers(plugin, version)
+        faults = verdicts.answers(plugin, version)
         if (
-            solver not in known
+            solver not in faults
             and not current_policy().frozen
             and not verdicts.survived(plugin, version, problem, device)
         ):
-            before, known = known, trial(plugin, problem, device, known)
+            faults_before, faults = faults, trial(plugin, problem, device, faults)
             verdicts.note_survived(plugin, version, problem, device)
-            if known != before:
-                verdicts.note_answers(plugin, version, known)
-    return known.get(solver)
+            if faults != faults_before:
+                verdicts.note_answers(plugin, version, faults)
+    return faults.get(solver)
 
 
 class Hang(Exception):
@@ -85,10 +85,10 @@ class Hang(Exception):
 
 
 def watched(solver: str, work: Callable[[], T]) -> T:
-    """What ``work``, a solver's answer, comes to. Raises Hang where that of an unproven one neither ends nor works."""
+    """Return ``work()``, a solver's reply. Raises Hang if an unproven solver neither replies nor uses the processor."""
     if LIMIT_S is None or plugins().proven(solver):
         return work()
-    ended: queue.Queue[tuple[T | None, BaseException | None, int]] = queue.Queue()
+    outcomes: queue.Queue[tuple[T | None, BaseException | None, int]] = queue.Queue()
     process = os.getpid()
 
     def run() -> None:
@@ -98,14 +98,14 @@ def watched(solver: str, work: Callable[[], T]) -> T:
         except BaseException as error:
             raised = error
         forks.end_fork(process)
-        ended.put((answer, raised, forks.count()))
+        outcomes.put((answer, raised, forks.count()))
 
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name=f"asks {solver}", daemon=True)
     thread.start()
     try:
         with unlocked():
-            answer, raised, forked = _next(
-                lambda timeout_s: ended.get(timeout=timeout_s), process, LIMIT_S, str(thread.native_id)
+            answer, raised, forked = _wait_for_reply(
+                lambda timeout_s: outcomes.get(timeout=timeout_s), process, LIMIT_S, str(thread.native_id)
             )
     except TimeoutError as error:
         raise Hang(str(error)) from None
@@ -125,52 +125,52 @@ def note_hang(solver: str, what: str) -> None:
 def trial(
     plugin: str, problem: ConvProblem, device: DeviceInfo, known: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
-    """By solver, how asking it about a problem ended a child, those ``known`` before, who are not asked, among them;
-    empty where all answer, in whatever words."""
+    """The faults of a plugin's solvers at a problem, by solver: how querying it ended a child. Solvers in ``known`` are
+    not queried, and their faults are included. Empty if every solver replies."""
     with _lock:
         child = _children.get(plugin)
         if child is not None and child.answers_for(plugins().fingerprints.get(plugin, "")):
-            return _ended_by(plugin, problem, device, dict(known))
-        _tell(f"asking the plugin {plugin}, which was not verified here, in a child process: {problem}")
+            return _child_faults(plugin, problem, device, dict(known))
+        _report(f"asking the plugin {plugin}, which was not verified here, in a child process: {problem}")
         try:
-            return _ended_by(plugin, problem, device, dict(known))
+            return _child_faults(plugin, problem, device, dict(known))
         finally:
-            _tell(str(problem))
+            _report(str(problem))
 
 
-def _tell(words: str) -> None:
+def _report(words: str) -> None:
     for listener in list(_listeners):
         listener(words)
 
 
-def _ended_by(plugin: str, problem: ConvProblem, device: DeviceInfo, found: dict[str, str]) -> dict[str, str]:
+def _child_faults(plugin: str, problem: ConvProblem, device: DeviceInfo, faults: dict[str, str]) -> dict[str, str]:
     names = {name for name, owner in plugins().plugin_of.items() if owner == plugin}
-    for _ in range(MOST):
-        at, how = _try(plugin, problem, device, found)
+    for _ in range(MAX_ENDED):
+        query_text, how = _query_in_child(plugin, problem, device, faults)
         # The solvers answered everything, or the child did not even load the plugin, which the loader reports.
-        if not at:
-            return found
-        solver, _, method = at.partition(" ")
-        found[solver] = f"its {method}() {how}, in a child process"
-        if names <= set(found):
-            return found
-    return {name: found.get(name, f"{MOST} solvers of its plugin ended a child process") for name in names}
+        if not query_text:
+            return faults
+        solver, _, method = query_text.partition(" ")
+        faults[solver] = f"its {method}() {how}, in a child process"
+        if names <= set(faults):
+            return faults
+    return {name: faults.get(name, f"{MAX_ENDED} solvers of its plugin ended a child process") for name in names}
 
 
-def _try(plugin: str, problem: ConvProblem, device: DeviceInfo, without: Collection[str]) -> tuple[str, str]:
+def _query_in_child(plugin: str, problem: ConvProblem, device: DeviceInfo, without: Collection[str]) -> tuple[str, str]:
     """Return at which query a child ended, and how; two empty texts if it replied to every query."""
     info = asdict(device) | {"extensions": sorted(device.extensions)}
     question = {"problem": str(problem), "device": info, "without": sorted(without)}
     version = plugins().fingerprints.get(plugin, "")
     for _ in range(2):
         child = _children.pop(plugin, None)
-        fresh = child is None or not child.answers_for(version)
+        is_new = child is None or not child.answers_for(version)
         try:
-            if fresh:
+            if is_new:
                 if child is not None:
                     child.close()
                 child = _Child(plugin, version)
-            at, how = child.try_out(question)
+            query_text, how = child.try_out(question)
         except OSError:  # The operating system starts no child process, so nothing is learnt of the solvers.
             return "", ""
         if not how:
@@ -178,8 +178,8 @@ def _try(plugin: str, problem: ConvProblem, device: DeviceInfo, without: Collect
             return "", ""
         child.close()
         # An idle child that ends without a reply ended just as it was asked, by its idle limit: a new child is started.
-        if at or fresh:
-            return at, how
+        if query_text or is_new:
+            return query_text, how
     return "", ""
 
 
@@ -196,18 +196,18 @@ class _Child(Child):
 
     def try_out(self, question: Mapping[str, Any]) -> tuple[str, str]:
         """Return at which query the child ended, and how; two empty texts if it replied to every query."""
-        at, limit = "", LOAD_S
+        query_text, limit = "", LOAD_S
         self.say(question)
         try:
             while True:
-                said = _next(self.hear, self.pid, limit)
-                if said is None:
-                    return at, _ended(self.exit_code())
-                if "done" in said:
+                reply = _wait_for_reply(self.hear, self.pid, limit)
+                if reply is None:
+                    return query_text, _exit_text(self.exit_code())
+                if "done" in reply:
                     return "", ""
-                at, limit = said["at"], LIMIT_S or LOAD_S
+                query_text, limit = reply["at"], LIMIT_S or LOAD_S
         except TimeoutError as error:
-            return at, str(error)
+            return query_text, str(error)
 
 
 _children: dict[str, _Child] = {}
@@ -220,25 +220,25 @@ def _end_all() -> None:
         child.close()
 
 
-def _next(hear: Callable[[float], T], process: int, limit_s: float, thread: str = "*") -> T:
-    """What a process, or one of its threads, says next: what ``hear(seconds)`` returns, which raises queue.Empty
-    meanwhile. Raises TimeoutError where it neither speaks nor works."""
-    began = last = time.monotonic()
-    spent = _work(process, thread)
+def _wait_for_reply(hear: Callable[[float], T], process: int, limit_s: float, thread: str = "*") -> T:
+    """The next message of a process or one of its threads, from ``hear(seconds)``, which raises queue.Empty if there is
+    none yet. Raises TimeoutError if it neither sends a message nor uses the processor."""
+    start = last_progress = time.monotonic()
+    work_before = _work_done(process, thread)
     while True:
         try:
             return hear(min(0.1, limit_s))
         except queue.Empty:
-            now, done = time.monotonic(), _work(process, thread)
-        if done is not None and done != spent and now - began < max(BUSY_S, limit_s):
-            spent, last = done, now
-        elif now - last > limit_s:
-            raise TimeoutError(f"hangs: no answer within {now - began:.0f} s")
+            now, work_now = time.monotonic(), _work_done(process, thread)
+        if work_now is not None and work_now != work_before and now - start < max(BUSY_S, limit_s):
+            work_before, last_progress = work_now, now
+        elif now - last_progress > limit_s:
+            raise TimeoutError(f"hangs: no answer within {now - start:.0f} s")
 
 
-def _work(process: int, thread: str) -> Any:
-    """What changes while threads are at work, where that can be known: their time, or that they wait for a processor or
-    a disk."""
+def _work_done(process: int, thread: str) -> Any:
+    """A value that changes while threads work: their processor time, or the time of day if they wait for a processor or
+    a disk; None if the system does not tell."""
     tasks = Path(f"/proc/{process}/task")
     try:
         stats = [stat.read_text().rpartition(")")[2].split() for stat in tasks.glob(f"{thread}/stat")]
@@ -249,7 +249,7 @@ def _work(process: int, thread: str) -> Any:
     return sum(int(words[11]) + int(words[12]) for words in stats)
 
 
-def _ended(code: int | None) -> str:
+def _exit_text(code: int | None) -> str:
     if code is None:
         return "ended"
     return f"crashes ({signal.Signals(-code).name})" if code < 0 else f"ends the process (exit {code})"

@@ -1,4 +1,4 @@
-"""Conditions of a registry's ``when``: which values a key takes, and whether a problem on a device has one of them."""
+"""Conditions of a registry's ``when``: the valid values of each key, and whether a problem on a device matches."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ...api.device import DeviceInfo
 from ...api.dtypes import ALL_DTYPES, DTYPES, QUANTIZED_INPUTS
 from ...api.problem import DIRECTIONS, LAYOUTS, MATHS, ConvProblem
 
-_KINDS = {field.name: str(field.type) for field in dataclasses.fields(ConvProblem)} | {"depthwise": "bool"}
-_NUMBERS = {name for name, kind in _KINDS.items() if kind == "int"}
-_FLAGS = {name for name, kind in _KINDS.items() if kind == "bool"}
+_FIELD_TYPES = {field.name: str(field.type) for field in dataclasses.fields(ConvProblem)} | {"depthwise": "bool"}
+_NUMBERS = {name for name, kind in _FIELD_TYPES.items() if kind == "int"}
+_FLAGS = {name for name, kind in _FIELD_TYPES.items() if kind == "bool"}
 _DEVICE = {"vendor", "type", "arch", "platform", "driver", "name"}
 _CHOICES = {
     "direction": DIRECTIONS,
@@ -30,9 +30,9 @@ _CHOICES = {
 }
 _GEOMETRY = "geometry"
 """The key whose value compares sums and products of a problem's sizes, such as ``"ih < (kh - 1) * dh + 1"``."""
-KEYS = _KINDS.keys() | _DEVICE | {_GEOMETRY}
-"""The keys that a ``when`` may test: a problem's sizes, words and geometry, and some properties of a device."""
-_WHOLE = re.compile(r"[0-9]{1,18}")
+KEYS = _FIELD_TYPES.keys() | _DEVICE | {_GEOMETRY}
+"""The keys that a ``when`` may test: a problem's fields and geometry, and some properties of a device."""
+_WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
 _COMPARISON = re.compile(r"\s*(>=|<=|!=|==|>|<)\s*(.+)")
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
@@ -79,24 +79,24 @@ def mistake(key: str, value: Any) -> str | None:
             return f"{key} compares sums and products of sizes, such as 'ih < (kh - 1) * dh + 1', got {value!r}"
         return None
     if key in _NUMBERS:
-        if comparison and not _WHOLE.fullmatch(comparison[2].strip()):
+        if comparison and not _WHOLE_NUMBER.fullmatch(comparison[2].strip()):
             return f"{key}: {value!r} must compare with a whole number"
-        whole = bool(_WHOLE.fullmatch(value.strip())) if text else type(value) is int
-        if not (whole or comparison):
+        is_whole = bool(_WHOLE_NUMBER.fullmatch(value.strip())) if text else type(value) is int
+        if not (is_whole or comparison):
             return f"{key} takes a whole number, a list of them or a comparison such as '>=32', got {value!r}"
     elif key in _FLAGS:
         return None if isinstance(value, bool) else f"{key} takes true or false, got {value!r}"
     elif key == "activation" and value is None:
         return None
     elif not text or (comparison and key != "driver"):
-        also = " or a comparison such as '>=580'" if key == "driver" else ""
-        return f"{key} takes a name or a glob{also}, got {value!r}"
+        alternative_text = " or a comparison such as '>=580'" if key == "driver" else ""
+        return f"{key} takes a name or a glob{alternative_text}, got {value!r}"
     elif key in _CHOICES and not fnmatch.filter(_CHOICES[key], value):
         return f"{key} is one of {', '.join(_CHOICES[key])}, got {value!r}"
     return None
 
 
-_FORMS = (
+_ALLOWED_NODES = (
     *(ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.Compare, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq),
     *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Name, ast.Load, ast.Constant),
 )
@@ -110,8 +110,9 @@ def _compiled(text: str) -> Any:
     if not isinstance(tree.body, ast.Compare | ast.BoolOp):
         raise ValueError("no comparison")
     for node in ast.walk(tree):
-        named = isinstance(node, ast.Name) and node.id not in _NUMBERS
-        if not isinstance(node, _FORMS) or named or (isinstance(node, ast.Constant) and type(node.value) is not int):
+        unknown = isinstance(node, ast.Name) and node.id not in _NUMBERS
+        no_integer = isinstance(node, ast.Constant) and type(node.value) is not int
+        if unknown or no_integer or not isinstance(node, _ALLOWED_NODES):
             raise ValueError("no sum or product of sizes")
     return compile(tree, "geometry", "eval")
 
@@ -126,5 +127,5 @@ def _satisfies(value: Any, wanted: Any) -> bool:
 
 
 def ordered(value: Any) -> tuple[int, ...]:
-    """A number or a driver's version as something that compares: ``"580.159"`` is (580, 159)."""
+    """A number or a driver's version as a tuple that can be compared: ``"580.159"`` is (580, 159)."""
     return (value,) if isinstance(value, int) else tuple(int(part[:18]) for part in re.findall(r"[0-9]+", str(value)))

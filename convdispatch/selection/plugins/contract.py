@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 @dataclass(frozen=True)
 class LoadedAs:
-    """A solver as it was when it was loaded; ``traits`` are what ``traits_of`` returned."""
+    """A solver's plugin, name and attributes when it was loaded; ``traits`` are those of ``traits_of``."""
 
     plugin: str
     name: str
@@ -36,14 +36,13 @@ TRAITS = (
 
 
 def traits_of(solver: Solver) -> tuple[Any, ...]:
-    """The values of TRAITS."""
+    """A solver's values of the attributes TRAITS."""
     dtypes = {direction: declared_dtypes(solver, direction) for direction in DIRECTIONS}
     return *(getattr(solver, name) for name in TRAITS[:-2]), dtypes, frozenset(solver.fuses)
 
 
 def register(manager: pluggy.PluginManager, module: Any, name: str) -> str | None:
-    """Register a module, and return what is wrong with it as text. Afterwards a misspelt hook is looked for, as
-    check_pending would."""
+    """Register a module, and return its fault as text, or None. A misspelt hook is a fault too."""
     try:
         manager.register(module, name=name)
     except (ValueError, pluggy.PluginValidationError) as error:
@@ -72,14 +71,14 @@ def solvers_of(manager: pluggy.PluginManager, module: Any) -> list[Solver]:
             if not isinstance(solver, Solver):
                 raise TypeError(f"expected Solver objects with a name, got {solver!r}")
             _check_attributes(solver)
-            if any(solver.name == other.name for other in solvers):
+            if any(solver.name == earlier_solver.name for earlier_solver in solvers):
                 raise ValueError(f"two solvers are named {solver.name!r}")
             solvers.append(solver)
     return solvers
 
 
 def _check_attributes(solver: Solver) -> None:
-    """Raise TypeError where an attribute is not of the kind that the header names."""
+    """Raise TypeError if an attribute does not have the type that the header declares."""
     name, fuses = solver.name, solver.fuses
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise TypeError(f"a solver's name is letters, digits and . _ -, got {name!r}")
@@ -96,6 +95,6 @@ def _check_attributes(solver: Solver) -> None:
 def _is_dtypes(dtypes: Any) -> bool:
     if isinstance(dtypes, Mapping):
         return set(dtypes) <= set(DIRECTIONS) and not any(
-            isinstance(each, Mapping) or not _is_dtypes(each) for each in dtypes.values()
+            isinstance(value, Mapping) or not _is_dtypes(value) for value in dtypes.values()
         )
-    return isinstance(dtypes, Collection) and not isinstance(dtypes, str) and all(isinstance(e, str) for e in dtypes)
+    return isinstance(dtypes, Collection) and not isinstance(dtypes, str) and all(isinstance(n, str) for n in dtypes)

@@ -1,8 +1,8 @@
 """errata.yaml to errata: kernels of drivers and libraries that compute wrongly, where they do, and until which version.
 
-In force are the entries of the user's file (``$CONVDISPATCH_ERRATA``, else ``errata.yaml`` in the user's configuration
-folder), of the files that plugins ship, and of the packaged file, together. What cannot be read is an InvalidPolicy
-that names file and line.
+The entries of the user's file (``$CONVDISPATCH_ERRATA``, else ``errata.yaml`` in the user's configuration folder), of
+the files that plugins ship, and of the packaged file hold together. An invalid file is an InvalidPolicy that names file
+and line.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _VERSIONS = ("driver", "plugin", "library")
 
 @dataclass(frozen=True)
 class Versions:
-    """Versions from ``since`` on (empty: from the first on), to before ``until`` (empty: all that follow)."""
+    """The versions from ``since`` (empty: from the first) up to but without ``until`` (empty: without end)."""
 
     since: str = ""
     until: str = ""
 
     def hold(self, version: str) -> bool:
-        """Whether a version is among them; one that is not known (empty) counts as one of them."""
+        """Whether a version is in the range; an unknown (empty) version is."""
         number = ordered(version)
         return not number or (
             (not self.since or number >= ordered(self.since)) and (not self.until or number < ordered(self.until))
@@ -48,10 +48,10 @@ class Versions:
 
 @dataclass(frozen=True)
 class Erratum:
-    """Solvers that must not run, or some kernels of theirs, where every condition holds, and why."""
+    """A solver, or some kernels of its library, that must not run if every condition holds, and the reason."""
 
     solver: str
-    """A name or a glob."""
+    """The name of the solver, or a glob of names."""
     reason: str
     where: str
     """The file and line where the entry was read, such as ``errata.yaml:12``."""
@@ -61,9 +61,9 @@ class Erratum:
     versions: Mapping[str, Versions] = field(default_factory=dict)
     """The versions of ``driver``, ``plugin`` and ``library`` for which the entry holds."""
     remedy: str = ""
-    """What the solver does instead of setting a kernel aside, in its own word."""
+    """The word by which the solver knows what to do instead of setting the kernel aside."""
     problems: tuple[ConvProblem, ...] = ()
-    """Problems at which the fault is seen."""
+    """Problems that show the fault."""
     source: str = ""
 
     def names(self, solver: str) -> bool:
@@ -71,25 +71,26 @@ class Erratum:
         return fnmatch.fnmatchcase(solver, self.solver)
 
     def has(self, problem: ConvProblem) -> bool:
-        """Whether a problem is one of those that the entry names, on whatever device."""
-        return all(one.matches(problem, _NO_DEVICE) for one in self.when if not one.is_of_device)
+        """Whether the entry's conditions on the problem hold; its conditions on the device are ignored."""
+        return all(condition.matches(problem, _NO_DEVICE) for condition in self.when if not condition.is_of_device)
 
     def misses(self, device: DeviceInfo | None, version: Callable[[str], str]) -> str | None:
-        """Why the entry does not hold on a device, where ``version`` returns that of the plugin or of its library.
+        """Why the entry does not hold on a device; None if it holds. ``version`` returns that of ``plugin`` or
+        ``library``.
 
-        ``device`` is None where a plugin asks for a library that computes alike on every device. None if it holds.
+        ``device`` is None for a library that computes the same on every device.
         """
-        for one in self.when if device is not None else ():
-            if one.is_of_device and not one.matches(_NO_PROBLEM, device):
-                return f"it is for {one}, here it is {getattr(device, one.key)}"
+        for condition in self.when if device is not None else ():
+            if condition.is_of_device and not condition.matches(_NO_PROBLEM, device):
+                return f"it is for {condition}, here it is {getattr(device, condition.key)}"
         for name, versions in self.versions.items():
-            found = version(name) if name != "driver" else device.driver if device else ""
-            if not versions.hold(found):
-                return f"it holds {versions} of the {name}, here it is {found}"
+            installed = version(name) if name != "driver" else device.driver if device else ""
+            if not versions.hold(installed):
+                return f"it holds {versions} of the {name}, here it is {installed}"
         return None
 
     def __str__(self) -> str:
-        until = "".join(f", until {name} {one.until}" for name, one in self.versions.items() if one.until)
+        until = "".join(f", until {name} {range_.until}" for name, range_ in self.versions.items() if range_.until)
         return f"{self.reason} (erratum, {self.where}{until})"
 
 
@@ -121,16 +122,16 @@ def _erratum(parser: Parser, node: yaml.Node) -> Erratum:
         kernel=(kernel.value,) if isinstance(kernel, yaml.ScalarNode) else parser.texts(kernel, "kernel"),
         when=parser.when(items.get("when")),
         versions={key: _versions(parser, items[key], key) for key in _VERSIONS if key in items},
-        problems=tuple(_problem(parser, each) for each in parser.sequence(items.get("problems"), "problems")),
+        problems=tuple(_problem(parser, item) for item in parser.sequence(items.get("problems"), "problems")),
     )
 
 
 def _versions(parser: Parser, node: yaml.Node, key: str) -> Versions:
-    found = parser.mapping(node, key, frozenset({"from", "until"}))
-    texts = {name: parser.word(value, f"{name} of {key}") for name, value in found.items()}
+    items = parser.mapping(node, key, frozenset({"from", "until"}))
+    texts = {name: parser.word(value, f"{name} of {key}") for name, value in items.items()}
     for name, text in texts.items():
         if not ordered(text):
-            raise parser.fail(found[name], f"{name} of {key} is a version such as 590.12, got {text[:40]!r}")
+            raise parser.fail(items[name], f"{name} of {key} is a version such as 590.12, got {text[:40]!r}")
     return Versions(texts.get("from", ""), texts.get("until", ""))
 
 
@@ -145,18 +146,18 @@ def _problem(parser: Parser, node: yaml.Node) -> ConvProblem:
 def own_file() -> Path | None:
     """The user's file, if there is one."""
     chosen = settings.ERRATA.value()
-    own = Path(chosen) if chosen else own_path(FILE_NAME)
-    return own if chosen or own.is_file() else None
+    default_path = Path(chosen) if chosen else own_path(FILE_NAME)
+    return default_path if chosen or default_path.is_file() else None
 
 
 def files() -> list[Path]:
-    """The user's file and the packaged one, as far as they are there."""
-    return [each for each in (own_file(), packaged_path(FILE_NAME)) if each is not None]
+    """The user's file and the packaged one, if they exist."""
+    return [path for path in (own_file(), packaged_path(FILE_NAME)) if path is not None]
 
 
 def listed(shipped: Iterable[tuple[Erratum, ...]], may_raise: bool = True) -> tuple[Erratum, ...]:
-    """Every entry: the user's, the packaged ones, and those that plugins ship. Raises InvalidPolicy for a file that
-    cannot be read, unless it may not: then the file's entries are left out."""
+    """Every entry: the user's, the packaged ones, and those that plugins ship. For a file that cannot be read it raises
+    InvalidPolicy, or with ``may_raise=False`` leaves out the entries."""
     parts = list(shipped)
     for path in files():
         try:
@@ -164,7 +165,7 @@ def listed(shipped: Iterable[tuple[Erratum, ...]], may_raise: bool = True) -> tu
         except InvalidPolicy:
             if may_raise:
                 raise
-    return tuple(one for part in parts for one in part)
+    return tuple(erratum for part in parts for erratum in part)
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,4 +1,4 @@
-"""Says what a plugin did wrong once for each kind of fault, not once for each problem that meets it."""
+"""Warns of a plugin's faults once for each kind of fault, not once for each problem."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import warnings
 from ...api.errors import ConvDispatchWarning
 from .loader import plugins
 
-_said: set[tuple[str, str]] = set()
+_reported: set[tuple[str, str]] = set()
 
 
 def say(solver: str, kind: str, message: str, *, stacklevel: int) -> None:
     """Warn of a solver's fault, unless this process has warned of that kind of fault of its plugin."""
     key = plugins().provider(solver), kind
-    if key in _said:
+    if key in _reported:
         return
-    _said.add(key)
+    _reported.add(key)
     warnings.warn(message, ConvDispatchWarning, stacklevel=stacklevel + 1)
 
 
 def forget() -> None:
     """Forget which faults were reported, so that they are reported again."""
-    _said.clear()
+    _reported.clear()

@@ -2,9 +2,9 @@
 
 Sources, in order: entry points of the group ``convdispatch``, sorted by name; then the drop-in folder
 (``CONVDISPATCH_PLUGIN_DIR``, else ``plugins`` in the user's configuration folder), where a ``.py`` file or a package
-is a plugin. ``CONVDISPATCH_PLUGINS`` allows only the plugins it names, ``CONVDISPATCH_BLOCK`` and the registry's
-``block`` shut some out. Whatever goes wrong with one plugin is recorded, and the next one loads. Last come vendors'
-shared libraries (``selection.vendors``), each loaded in a child process first.
+is a plugin. ``CONVDISPATCH_PLUGINS`` allows only the plugins that it names; ``CONVDISPATCH_BLOCK`` and the registry's
+``block`` exclude plugins. Any error of one plugin is recorded, and the next one loads. Last come vendors' shared
+libraries (``selection.vendors``), each loaded in a child process first.
 
 A plugin that is a package may hold a ``registry.yaml``: rules that prefer solvers of its own.
 """
@@ -47,7 +47,7 @@ class Loaded:
     name: str
     source: str
     status: str
-    """What became of the plugin: ``loaded``, ``blocked``, ``failed`` or ``duplicate``."""
+    """The plugin's status: ``loaded``, ``blocked``, ``failed`` or ``duplicate``."""
     reason: str = ""
     mend: str = ""
     version: str = ""
@@ -78,36 +78,35 @@ class Plugins:
     report: list[Loaded] = field(default_factory=list)
 
     def provider(self, solver: str) -> str:
-        """The plugin that brought ``solver``; of a derived one (``name+rewriting``) the plugin it rests on."""
+        """The plugin of ``solver``; of a derived one (``name+rewriting``) the plugin of its root solver."""
         return self.plugin_of.get(solver) or self.plugin_of.get(solver.partition("+")[0], "?")
 
     def unavailable(self, plugin: str) -> str | None:
-        """What a plugin says that it lacks on this machine, by ``unavailable()`` of its module; None where nothing."""
+        """What a plugin lacks on this machine, by ``unavailable()`` of its module; None if it lacks nothing."""
         try:
-            return self._said(plugin, "unavailable")
+            return self._text_from(plugin, "unavailable")
         except ValueError as error:
             return str(error)
 
     def library_version(self, solver: str) -> str:
-        """The version of the library that a solver calls, by ``library_version()`` of its plugin's module; empty where
-        none is known."""
+        """The version of the library that a solver calls, by ``library_version()`` of its plugin's module, or empty."""
         try:
-            return self._said(self.provider(solver), "library_version") or ""
+            return self._text_from(self.provider(solver), "library_version") or ""
         except ValueError:
             return ""
 
-    def _said(self, plugin: str, function: str) -> str | None:
-        """What a function of a plugin's module returns. Raises ValueError where that is no text, or raises itself."""
-        ask = getattr(self.manager.get_plugin(plugin), function, None)
+    def _text_from(self, plugin: str, function: str) -> str | None:
+        """The text that a function of a plugin's module returns. Raises ValueError if it raises or returns no text."""
+        module_function = getattr(self.manager.get_plugin(plugin), function, None)
         try:
-            said = ask() if callable(ask) else None
+            text = module_function() if callable(module_function) else None
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             raise ValueError(f"its {function}() raised {words(error)}") from None
-        if said is not None and not isinstance(said, str):
-            raise ValueError(f"its {function}() answered a {type(said).__name__}, where a text or None was expected")
-        return said or None
+        if text is not None and not isinstance(text, str):
+            raise ValueError(f"its {function}() answered a {type(text).__name__}, where a text or None was expected")
+        return text or None
 
     def fingerprint(self, solver: str) -> str:
         """Return a text that identifies the version of the plugin to which ``solver`` belongs."""
@@ -119,8 +118,8 @@ class Plugins:
         return plugin in self.own or verdicts.trusted(plugin, self.fingerprint(solver))
 
     def never_run(self, plugin: str) -> str | None:
-        """Why the plugin's solvers are chosen by name alone: it says by ``NEVER_RUN`` that no hardware has run it, and
-        what it rests on instead, and was not verified on this machine. None for all others."""
+        """Why the plugin's solvers are chosen by name alone; None for other plugins. Such a plugin states by
+        ``NEVER_RUN`` that no hardware has run it, and was not verified on this machine."""
         basis = getattr(self.manager.get_plugin(plugin), "NEVER_RUN", None)
         if basis is None or verdicts.trusted(plugin, self.fingerprints.get(plugin, "")):
             return None
@@ -130,13 +129,13 @@ class Plugins:
         )
 
     def version(self, solver: str) -> str:
-        """Version of the distribution that brought ``solver``; empty for a drop-in."""
+        """Version of the distribution that provides ``solver``; empty for a drop-in."""
         plugin = self.provider(solver)
         return next((entry.version for entry in self.report if entry.name == plugin and entry.solvers), "")
 
 
 @dataclass(frozen=True)
-class _Found:
+class _PluginSource:
     name: str
     source: str
     version: str
@@ -156,44 +155,45 @@ class _Found:
 
 @functools.lru_cache(maxsize=1)
 def plugins() -> Plugins:
-    """Load everything once; later calls return the same. Never raises for a plugin's sake."""
+    """The loaded plugins; the first call loads them. No error of a plugin is raised."""
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     loaded = Plugins(manager)
     with phase("plugins"):
-        for found in _candidates():
-            loaded.report.append(_load_plugin(loaded, found))
+        for candidate in _candidates():
+            loaded.report.append(_load_plugin(loaded, candidate))
         _load_layers(loaded)
     for entry in loaded.report:
         if entry.status in ("failed", "duplicate"):
             warnings.warn(f"plugin {entry.name} was set aside: {entry.reason}", ConvDispatchWarning, stacklevel=2)
     # An invalid registry raises its error where a problem is dispatched, not here.
     with contextlib.suppress(InvalidPolicy):
-        own = errata.own_file()
-        entries = [(one.solver, one.where) for one in (errata.read(str(own)) if own else ())]
+        own_errata = errata.own_file()
+        entries = [(erratum.solver, erratum.where) for erratum in (errata.read(str(own_errata)) if own_errata else ())]
         for sentence in [*registry().unmatched(loaded.solvers), *unmatched(entries, loaded.solvers)]:
             warnings.warn(sentence, ConvDispatchWarning, stacklevel=2)
     return loaded
 
 
 def reload() -> Plugins:
-    """Forget what was loaded and look again, for instance after an installation or a change of environment."""
+    """Load all plugins again, for instance after an installation or a change of environment."""
     plugins.cache_clear()
     return plugins()
 
 
-def _entry_points(group: str) -> Iterator[_Found]:
+def _entry_points(group: str) -> Iterator[_PluginSource]:
     # A distribution parses its metadata again for its name and again for its version, so both are cached.
-    known: dict[int, tuple[str, str]] = {}
+    name_and_version: dict[int, tuple[str, str]] = {}
     for entry in sorted(importlib.metadata.entry_points(group=group), key=lambda e: (e.name, e.value)):
         name, version = "?", ""
         if entry.dist is not None:
-            if id(entry.dist) not in known:
+            if id(entry.dist) not in name_and_version:
                 metadata = entry.dist.metadata
-                known[id(entry.dist)] = metadata["Name"], metadata["Version"]
-            name, version = known[id(entry.dist)]
-        places = functools.partial(_places, entry.value.partition(":")[0].partition(".")[0])
-        yield _Found(entry.name, f"{name} {version}".strip(), version, entry.load, places, name == "convdispatch")
+                name_and_version[id(entry.dist)] = metadata["Name"], metadata["Version"]
+            name, version = name_and_version[id(entry.dist)]
+        places = functools.partial(_folders_of, entry.value.partition(":")[0].partition(".")[0])
+        source = f"{name} {version}".strip()
+        yield _PluginSource(entry.name, source, version, entry.load, places, name == "convdispatch")
 
 
 def dropin_folder() -> Path:
@@ -201,7 +201,7 @@ def dropin_folder() -> Path:
     return settings.PLUGIN_DIR.value() or Path(platformdirs.user_config_dir("convdispatch")) / "plugins"
 
 
-def _dropins() -> Iterator[_Found]:
+def _dropins() -> Iterator[_PluginSource]:
     folder = dropin_folder()
     if not folder.is_dir():
         return
@@ -209,13 +209,13 @@ def _dropins() -> Iterator[_Found]:
         file = path / "__init__.py" if path.is_dir() else path
         if file.suffix == ".py" and file.is_file() and not path.name.startswith((".", "_")):
             load = functools.partial(_import_file, path.stem, file)
-            yield _Found(path.stem, str(path), "", load, functools.partial(list, [path]))
+            yield _PluginSource(path.stem, str(path), "", load, functools.partial(list, [path]))
 
 
-def _libraries() -> Iterator[_Found]:
+def _libraries() -> Iterator[_PluginSource]:
     for file in vendor_files():
         load = functools.partial(_load_library, file)
-        yield _Found(name_of(file), str(file), "", load, functools.partial(content_of, file), native=True)
+        yield _PluginSource(name_of(file), str(file), "", load, functools.partial(content_of, file), native=True)
 
 
 def _load_library(file: Path) -> Any:
@@ -224,50 +224,50 @@ def _load_library(file: Path) -> Any:
     return Library(file)
 
 
-def _places(module: str) -> list[Path]:
+def _folders_of(module: str) -> list[Path]:
     try:
         spec = importlib.util.find_spec(module)  # ``find_spec`` of a top-level module name imports nothing.
     except (ImportError, ValueError):
         return []
     folders = list(spec.submodule_search_locations or ()) if spec else []
-    return [Path(place) for place in folders or ([spec.origin] if spec and spec.origin else [])]
+    return [Path(folder) for folder in folders or ([spec.origin] if spec and spec.origin else [])]
 
 
-def _candidates() -> list[_Found]:
+def _candidates() -> list[_PluginSource]:
     return [*_entry_points(hookspecs.PROJECT), *_dropins(), *_libraries()]
 
 
 def try_each(again: bool = False, *, strangers: bool = False) -> bool:
     """Import each plugin in a child process of its own, several in parallel, and store which plugins end the process.
 
-    Those of which that is known are left out; ``again`` forgets it first. With ``strangers`` only those that neither
-    came with this package nor were verified here. Returns whether what is known changed.
+    Plugins with a stored result are left out, unless ``again``. With ``strangers`` only plugins are tried that neither
+    came with this package nor were verified here. Returns whether a stored result changed.
     """
-    tried = [
-        (found.name, found.fingerprint)
-        for found in _candidates()
-        if not _shut_out(found.name) and not (strangers and found.own)
+    candidates = [
+        (candidate.name, candidate.fingerprint)
+        for candidate in _candidates()
+        if not _block_reason(candidate.name) and not (strangers and candidate.own)
     ]
     if strangers:
-        tried = [(name, version) for name, version in tried if not verdicts.trusted(name, version)]
-    before = {name: verdicts.import_fault(name, version) for name, version in tried}
+        candidates = [(name, version) for name, version in candidates if not verdicts.trusted(name, version)]
+    before = {name: verdicts.import_fault(name, version) for name, version in candidates}
     if again:
         verdicts.lift()
     threads = Threads(max(2, min(8, os.cpu_count() or 1)), "convdispatch-imports")
-    new = [(name, version) for name, version in tried if again or before[name] is None]
-    futures = [threads.submit(functools.partial(verdicts.try_import, *one)) for one in new]
-    found = [future.result() for future in futures]
-    return before != before | {name: fault for (name, _), fault in zip(new, found)}
+    untried = [(name, version) for name, version in candidates if again or before[name] is None]
+    futures = [threads.submit(functools.partial(verdicts.try_import, *arguments)) for arguments in untried]
+    faults = [future.result() for future in futures]
+    return before != before | {name: fault for (name, _), fault in zip(untried, faults)}
 
 
 def load_alone(name: str) -> None:
-    """In a child: load one plugin, ask what it provides, say that this was survived, and end the process."""
+    """In a child process: load one plugin, query what it provides, report that the process survived, and end it."""
     process = os.getpid()
-    for found in _candidates():
-        if found.name == name:
+    for candidate in _candidates():
+        if candidate.name == name:
             # The loader itself handles a plugin's exceptions; this trial import is about crashes.
             with contextlib.suppress(BaseException):
-                module = found.load()
+                module = candidate.load()
                 getattr(module, "convdispatch_solvers", list)()
                 getattr(module, "unavailable", str)()
     forks.end_fork(process)
@@ -292,7 +292,7 @@ def _import_file(name: str, file: Path) -> Any:
     return module
 
 
-def _shut_out(name: str) -> str | None:
+def _block_reason(name: str) -> str | None:
     allowed = settings.PLUGINS.value()
     if allowed and name not in allowed:
         return f"not named in CONVDISPATCH_PLUGINS={','.join(allowed)}"
@@ -305,30 +305,30 @@ def _shut_out(name: str) -> str | None:
     return f"blocked by {rules.source}" if name in rules.block else None
 
 
-def _load_plugin(loaded: Plugins, found: _Found) -> Loaded:
+def _load_plugin(loaded: Plugins, candidate: _PluginSource) -> Loaded:
     def refuse(status: str, reason: str, mend: str = "") -> Loaded:
-        return Loaded(found.name, found.source, status, reason, mend, found.version)
+        return Loaded(candidate.name, candidate.source, status, reason, mend, candidate.version)
 
-    blocked = _shut_out(found.name)
+    blocked = _block_reason(candidate.name)
     if blocked:
         return refuse("blocked", blocked)
-    if loaded.manager.has_plugin(found.name):
-        return refuse("duplicate", f"another plugin named {found.name!r} is loaded", "rename or remove one of them")
-    version = loaded.fingerprints[found.name] = found.fingerprint
-    if found.own:
-        loaded.own.add(found.name)
-    fault = verdicts.import_fault(found.name, version, untried=found.native)
+    if loaded.manager.has_plugin(candidate.name):
+        return refuse("duplicate", f"another plugin named {candidate.name!r} is loaded", "rename or remove one of them")
+    version = loaded.fingerprints[candidate.name] = candidate.fingerprint
+    if candidate.own:
+        loaded.own.add(candidate.name)
+    fault = verdicts.import_fault(candidate.name, version, untried=candidate.native)
     if fault:
         again = "convdispatch doctor --again tries it anew"
-        return refuse("failed", f"{fault}; skipped", f"shut it out by CONVDISPATCH_BLOCK={found.name}; {again}")
+        return refuse("failed", f"{fault}; skipped", f"shut it out by CONVDISPATCH_BLOCK={candidate.name}; {again}")
     try:
-        before, process = forks.count(), os.getpid()
+        forks_before, process = forks.count(), os.getpid()
         try:
-            with contextlib.nullcontext() if found.own else verdicts.importing(found.name, version):
-                module = found.load()
+            with contextlib.nullcontext() if candidate.own else verdicts.importing(candidate.name, version):
+                module = candidate.load()
         finally:
             forks.end_fork(process)
-        if forks.count() > before:
+        if forks.count() > forks_before:
             return refuse("failed", "it forks as it is imported: two processes would go on", "ask its author")
         wanted = getattr(module, "api_version", hookspecs.API_VERSION)
     except KeyboardInterrupt:
@@ -343,9 +343,9 @@ def _load_plugin(loaded: Plugins, found: _Found) -> Loaded:
             f"written for API version {wanted}, this is {hookspecs.API_VERSION}",
             "install a version of the plugin for this convdispatch",
         )
-    problem = register(loaded.manager, module, found.name)
-    if problem:
-        return refuse("failed", problem, "ask the plugin's author")
+    mistake = register(loaded.manager, module, candidate.name)
+    if mistake:
+        return refuse("failed", mistake, "ask the plugin's author")
     try:
         process = os.getpid()
         try:
@@ -357,24 +357,26 @@ def _load_plugin(loaded: Plugins, found: _Found) -> Loaded:
     except BaseException as error:
         loaded.manager.unregister(module)
         return refuse("failed", f"convdispatch_solvers raised {words(error)}", "ask its author")
-    clash = [solver.name for solver in solvers if solver.name in loaded.solvers]
-    if clash:
+    clashing = [solver.name for solver in solvers if solver.name in loaded.solvers]
+    if clashing:
         loaded.manager.unregister(module)
-        owner = loaded.plugin_of[clash[0]]
-        return refuse("duplicate", f"solver {clash[0]!r} is already provided by plugin {owner!r}", "remove one of them")
+        owner = loaded.plugin_of[clashing[0]]
+        return refuse(
+            "duplicate", f"solver {clashing[0]!r} is already provided by plugin {owner!r}", "remove one of them"
+        )
     for solver in solvers:
         loaded.solvers[solver.name] = solver
-        loaded.plugin_of[solver.name] = found.name
-        loaded.loaded_as[id(solver)] = LoadedAs(found.name, solver.name, traits_of(solver), found.own)
+        loaded.plugin_of[solver.name] = candidate.name
+        loaded.loaded_as[id(solver)] = LoadedAs(candidate.name, solver.name, traits_of(solver), candidate.own)
     names = tuple(solver.name for solver in solvers)
-    notes = _take_rules(loaded, found.name, module, names), _take_errata(loaded, found.name, module)
+    notes = _take_rules(loaded, candidate.name, module, names), _take_errata(loaded, candidate.name, module)
     note = "; ".join(filter(None, notes))
-    stated = module.__version__ if found.native else found.version
-    return Loaded(found.name, found.source, "loaded", note, version=stated, solvers=names)
+    version_text = module.__version__ if candidate.native else candidate.version
+    return Loaded(candidate.name, candidate.source, "loaded", note, version=version_text, solvers=names)
 
 
 def _take_rules(loaded: Plugins, name: str, module: Any, solvers: tuple[str, ...]) -> str:
-    """Keep the rules that a plugin's package ships; what is wrong with them in words, which costs only the rules."""
+    """Store the rules that a plugin's package ships; return their fault as text, in which case they are not used."""
     file = _shipped(module, FILE_NAME)
     if file is None:
         return ""
@@ -391,7 +393,7 @@ def _take_rules(loaded: Plugins, name: str, module: Any, solvers: tuple[str, ...
 
 
 def _take_errata(loaded: Plugins, name: str, module: Any) -> str:
-    """Keep the errata that a plugin's package ships; return as text what is wrong with them, which costs only these."""
+    """Store the errata that a plugin's package ships; return their fault as text, in which case they are not used."""
     file = _shipped(module, errata.FILE_NAME)
     try:
         loaded.errata[name] = errata.read(str(file)) if file else ()
@@ -409,24 +411,24 @@ def _shipped(module: Any, name: str) -> Path | None:
 
 
 def _load_layers(loaded: Plugins) -> None:
-    wanted = settings.LAYERS.value()
-    if not wanted:
+    layer_names = settings.LAYERS.value()
+    if not layer_names:
         return
-    available = {found.name: found for found in _entry_points(LAYER_GROUP)}
-    for name in wanted:
-        found = available.get(name)
-        if found is None:
+    available = {candidate.name: candidate for candidate in _entry_points(LAYER_GROUP)}
+    for name in layer_names:
+        candidate = available.get(name)
+        if candidate is None:
             reason = f"no layer is named {name!r}; there are {', '.join(sorted(available)) or 'none'}"
             loaded.report.append(Loaded(name, "CONVDISPATCH_LAYERS", "failed", reason, "correct CONVDISPATCH_LAYERS"))
             continue
         try:
-            module = found.load()
-            problem = register(loaded.manager, module, f"layer {name}")
+            module = candidate.load()
+            mistake = register(loaded.manager, module, f"layer {name}")
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            problem = f"import raised {words(error)}"
-        if problem is None:
+            mistake = f"import raised {words(error)}"
+        if mistake is None:
             loaded.layers.append(name)
-        status = "loaded" if problem is None else "failed"
-        loaded.report.append(Loaded(f"layer {name}", found.source, status, problem or "", "", found.version))
+        status = "loaded" if mistake is None else "failed"
+        loaded.report.append(Loaded(f"layer {name}", candidate.source, status, mistake or "", "", candidate.version))

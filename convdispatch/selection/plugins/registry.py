@@ -1,8 +1,8 @@
 """registry.yaml to rules: which solvers are preferred where, and which plugins are blocked.
 
-Looked up in ``$CONVDISPATCH_REGISTRY``, then the user's configuration folder, then the packaged file. The first of them
-replaces the others, unless it says ``include: packaged``. An unknown key or a value that can match nothing is an
-InvalidPolicy that names file and line.
+The file is ``$CONVDISPATCH_REGISTRY``, else the one in the user's configuration folder, else the packaged one. The
+first of them replaces the others, unless it contains ``include: packaged``. An unknown key or a value that can match
+nothing is an InvalidPolicy that names file and line.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from ...device import plainfile
 from .conditions import KEYS, Condition, mistake
 
 FILE_NAME = "registry.yaml"
-MOST_BYTES = 256 << 10
-DEPTH = 16
+MAX_FILE_BYTES = 256 << 10
+"""The largest size of a file of rules or errata, in bytes."""
+MAX_NESTING = 16
 """The deepest nesting of lists and mappings in a registry file; a valid file has 6 levels."""
-MOST_ENTRIES = 100_000
+MAX_ENTRIES = 100_000
 """The most entries of a registry file, after YAML aliases are expanded."""
-_LONGEST = 200
+_MAX_LENGTH = 200
 """The most characters of a value in a rule's condition."""
 KEYS_OF_A_FILE = frozenset({"version", "include", "families", "rules", "block"})
 
@@ -72,7 +73,7 @@ class Registry:
     """The solvers or globs that the file itself names, each with file and line."""
 
     def over(self, packaged: Registry) -> Registry:
-        """This file's rules before the packaged ones; what either blocks is blocked."""
+        """This file's rules before the packaged ones; the plugins that either file blocks are blocked."""
         return Registry(
             self.source,
             self.rules + packaged.rules,
@@ -82,7 +83,7 @@ class Registry:
         )
 
     def unmatched(self, solvers: Iterable[str]) -> list[str]:
-        """A sentence for each name or glob of the file itself that means none of ``solvers``."""
+        """A sentence for each name or glob of the file itself that matches none of ``solvers``."""
         return unmatched(self.named, solvers)
 
     def preference(self, problem: ConvProblem, device: DeviceInfo) -> tuple[tuple[str, ...], str | None]:
@@ -96,7 +97,7 @@ class Registry:
 
 
 def unmatched(named: Iterable[tuple[str, str]], solvers: Iterable[str]) -> list[str]:
-    """A sentence for each name or glob, with its file and line, that means none of ``solvers``."""
+    """A sentence for each name or glob, with its file and line, that matches none of ``solvers``."""
     names = list(solvers)
     return [
         f"{where}: {glob!r} names no loaded solver (convdispatch info lists them)"
@@ -106,7 +107,7 @@ def unmatched(named: Iterable[tuple[str, str]], solvers: Iterable[str]) -> list[
     ]
 
 
-_HOMES = ("XDG_CONFIG_HOME", "HOME", "APPDATA", "LOCALAPPDATA", "USERPROFILE")
+_HOME_VARIABLES = ("XDG_CONFIG_HOME", "HOME", "APPDATA", "LOCALAPPDATA", "USERPROFILE")
 
 
 def registry_path() -> Path | None:
@@ -118,24 +119,24 @@ def registry_path() -> Path | None:
 
 
 def own_path(name: str) -> Path:
-    """The place of a file of rules in the user's configuration folder."""
-    return _own_path(name, *(os.environ.get(home) for home in _HOMES))
+    """The path of a file of rules in the user's configuration folder."""
+    return _own_path(name, *(os.environ.get(variable) for variable in _HOME_VARIABLES))
 
 
 @functools.lru_cache(maxsize=8)
 def _own_path(name: str, *homes: str | None) -> Path:
-    """The user's file, where these variables, of which the folder's place follows, have these values."""
+    """The path of the user's file; ``homes`` are the variables that determine it, as a key for the cache."""
     return Path(platformdirs.user_config_dir("convdispatch")) / name
 
 
 @functools.cache
 def packaged_path(name: str = FILE_NAME) -> Path | None:
-    """A packaged file: the checkout's or the installed one."""
-    beside = Path(__file__).resolve().parents[3]
+    """The path of a packaged file, in the checkout or the installation."""
+    root = Path(__file__).resolve().parents[3]
     for candidate in (
-        beside / name,  # In a checkout the file is at the root, because editable installs skip data files.
+        root / name,  # In a checkout the file is at the root, because editable installs skip data files.
         Path(sys.prefix) / "etc" / "convdispatch" / name,
-        beside / "etc" / "convdispatch" / name,  # This is the folder that ``pip install --target`` writes.
+        root / "etc" / "convdispatch" / name,  # This is the folder that ``pip install --target`` writes.
     ):
         if candidate.is_file():
             return candidate
@@ -144,20 +145,20 @@ def packaged_path(name: str = FILE_NAME) -> Path | None:
 
 @functools.lru_cache(maxsize=8)
 def _read(path: str | None, packaged: str | None) -> Registry:
-    """One file; with the packaged one behind it where it is that, or includes it."""
+    """The registry of one file, followed by the packaged rules if it includes them or is the packaged file."""
     if path is None:
         return Registry("no registry.yaml", own=0)
     text = read_text(path)
     if path == packaged:
         return Registry(path).over(parse(text, path))
-    found = parse(text, path)
-    return found if found.own is None else found.over(_read(packaged, packaged))
+    file_registry = parse(text, path)
+    return file_registry if file_registry.own is None else file_registry.over(_read(packaged, packaged))
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file of rules or errata. Raises InvalidPolicy, which names the line of what is no UTF-8."""
+    """The text of a file of rules or errata. Raises InvalidPolicy, which names the line of bytes that are no UTF-8."""
     try:
-        data = plainfile.read_bytes(path, MOST_BYTES)
+        data = plainfile.read_bytes(path, MAX_FILE_BYTES)
     except (OSError, ValueError) as error:  # A path that contains a NUL character raises ValueError.
         raise InvalidPolicy(f"the file {path} cannot be read: {getattr(error, 'strerror', error)}") from error
     try:
@@ -174,7 +175,7 @@ def registry() -> Registry:
 
 
 def parse(text: str, source: str = FILE_NAME, keys: Set[str] = KEYS_OF_A_FILE) -> Registry:
-    """Parse one registry's text, which may have ``keys``; ``own`` is set where it includes the packaged one.
+    """Parse one registry's text, which may have ``keys``; ``own`` is set if it includes the packaged one.
 
     Raises InvalidPolicy naming ``source`` and the line.
     """
@@ -185,7 +186,7 @@ def parse(text: str, source: str = FILE_NAME, keys: Set[str] = KEYS_OF_A_FILE) -
 def compose(text: str, source: str) -> yaml.Node | None:
     """The nodes of a YAML text; None of an empty one. Raises InvalidPolicy naming ``source`` and the line."""
     try:
-        root = yaml.compose(text, Loader=_Shallow)
+        root = yaml.compose(text, Loader=_BoundedLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise InvalidPolicy(f"{source}:{line}: {error.problem or 'not YAML'}") from error
@@ -200,27 +201,27 @@ def compose(text: str, source: str) -> yaml.Node | None:
     return root
 
 
-class _Shallow(yaml.SafeLoader):
-    """Ends where a registry's form ends: what stands deeper takes the reader time in the square of its depth."""
+class _BoundedLoader(yaml.SafeLoader):
+    """A YAML loader that refuses nesting deeper than MAX_NESTING, because time grows with the square of depth."""
 
     def fetch_flow_collection_start(self, kind: Any) -> None:
-        if self.flow_level >= DEPTH:
+        if self.flow_level >= MAX_NESTING:
             self._too_deep()
         super().fetch_flow_collection_start(kind)
 
     def add_indent(self, column: int) -> bool:
-        if len(self.indents) >= DEPTH:
+        if len(self.indents) >= MAX_NESTING:
             self._too_deep()
         return bool(super().add_indent(column))
 
     def _too_deep(self) -> NoReturn:
         raise yaml.scanner.ScannerError(
-            None, None, f"lists or mappings stand more than {DEPTH} deep in each other", self.get_mark()
+            None, None, f"lists or mappings stand more than {MAX_NESTING} deep in each other", self.get_mark()
         )
 
 
 class Parser:
-    """Walks YAML nodes, which know their lines."""
+    """Turns YAML nodes, which hold their line numbers, into rules."""
 
     def __init__(self, source: str) -> None:
         self.source, self.entries = source, 0
@@ -255,10 +256,10 @@ class Parser:
         return node.value
 
     def count(self, node: yaml.Node) -> None:
-        """Aliases make a list of lists of a few letters; its form allows no more than so many words in all."""
+        """Bound the number of entries of the whole file, because a few YAML aliases can expand to very many."""
         self.entries += len(node.value)
-        if self.entries > MOST_ENTRIES:
-            raise self.fail(node, f"the file comes to more than {MOST_ENTRIES} entries")
+        if self.entries > MAX_ENTRIES:
+            raise self.fail(node, f"the file comes to more than {MAX_ENTRIES} entries")
 
     def texts(self, node: yaml.Node | None, what: str) -> tuple[str, ...]:
         for item in self.sequence(node, what):
@@ -294,13 +295,13 @@ class Parser:
             raise self.fail(node, f"version must be 1, got {node.value}")
 
     def families(self, node: yaml.Node | None) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Lists of solvers or globs, each under a name by which rules of this file mean all of them."""
+        """The families of a file: named lists of solvers or globs, which its rules may use."""
         if node is None:
             return ()
         keys = [key for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
         names = {key.value for key in keys if isinstance(key, yaml.ScalarNode)}
-        found = self.mapping(node, "families", names)
-        return tuple((name, self.texts(each, f"the family {name}")) for name, each in found.items())
+        lists = self.mapping(node, "families", names)
+        return tuple((name, self.texts(list_node, f"the family {name}")) for name, list_node in lists.items())
 
     def rule(self, node: yaml.Node, families: tuple[tuple[str, tuple[str, ...]], ...] = ()) -> Rule:
         items = self.mapping(node, "a rule", {"when", "prefer"})
@@ -322,8 +323,9 @@ class Parser:
         for item in nodes:
             if not isinstance(item, yaml.ScalarNode):
                 raise self.fail(item, f"{key} takes a value, a list of values or a comparison such as '>=32'")
-            if len(item.value) > _LONGEST:  # PyYAML reads base-60 numbers in a time that is quadratic in their length.
-                raise self.fail(item, f"{key}: a value of {len(item.value)} characters, at most {_LONGEST} are read")
+            # PyYAML reads base-60 numbers in a time that is quadratic in their length.
+            if len(item.value) > _MAX_LENGTH:
+                raise self.fail(item, f"{key}: a value of {len(item.value)} characters, at most {_MAX_LENGTH} are read")
             try:
                 value = self.construct(item)
                 wrong = mistake(key, value)

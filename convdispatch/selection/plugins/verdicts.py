@@ -1,8 +1,8 @@
 """The faults and successes of plugins on this machine, stored across processes in one file in the folder of records.
 
-Which plugins end the process that imports them; which solvers ``find`` saw compute wrong results, crash or hang; which
-plugins ``verify`` passed. All of it by the plugin's version and text: another version begins anew. What cannot be
-written lasts for the process.
+Stored are the plugins that end the process that imports them; the solvers that ``find`` saw compute wrong results,
+crash or hang; and the plugins that ``verify`` passed. Everything is keyed by the plugin's version and source hash, so a
+new version starts without entries. Entries that cannot be written last for the process.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from ..records.record_files import publish
 
 IMPORT_S = 60.0
 """Seconds that a plugin may take to import in a child, on a busy machine."""
-_KINDS = {"imports": dict, "trusted": dict, "solvers": dict, "answers": dict}
-_TEXTS = {".py", ".cl", ".mako", ".so", ".dll", ".pyd"}
+_TABLE_TYPES = {"imports": dict, "trusted": dict, "solvers": dict, "answers": dict}
+_HASHED_SUFFIXES = {".py", ".cl", ".mako", ".so", ".dll", ".pyd"}
 _CHILD = "import sys; from convdispatch.selection.plugins.loader import load_alone; load_alone(sys.argv[1])"
-_MOST_SURVIVED = 2000
+_MAX_SURVIVED = 2000
 """The number of survived problems that are stored for each plugin, the latest ones."""
-_TOGETHER = 64
+_BATCH_SIZE = 64
 """Survived problems are written to the file in batches of this size, because repeating a lost trial costs little."""
 _lock = threading.RLock()
-_known: dict[Path, dict[str, Any]] = {}
-_fresh: dict[tuple[Path, str, str], list[str]] = {}
+_tables_of_file: dict[Path, dict[str, Any]] = {}
+_unwritten: dict[tuple[Path, str, str], list[str]] = {}
 """Survived problems that are not written to the file yet, by file, plugin and version."""
 
 
@@ -48,13 +48,13 @@ def _file() -> Path:
     return user_folder() / "verdicts.json"
 
 
-def _held() -> dict[str, Any]:
+def _tables() -> dict[str, Any]:
     """The file's content, which is read once a process and again after ``refresh``."""
     file = _file()
     with _lock:
-        if file not in _known:
-            _known[file] = _read(file)
-        return _known[file]
+        if file not in _tables_of_file:
+            _tables_of_file[file] = _read(file)
+        return _tables_of_file[file]
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -67,21 +67,23 @@ def _read(file: Path) -> dict[str, Any]:
     except ValueError as error:  # A damaged file is renamed and its content is lost, but no call fails.
         _set_aside(file, str(error))
         values = {}
-    found = {kind: values[kind] if isinstance(values.get(kind), like) else like() for kind, like in _KINDS.items()}
-    found["solvers"] = {place: held for place, held in found["solvers"].items() if _sound(place, held)}
-    return found
+    tables = {
+        kind: values[kind] if isinstance(values.get(kind), type_) else type_() for kind, type_ in _TABLE_TYPES.items()
+    }
+    tables["solvers"] = {key: entry for key, entry in tables["solvers"].items() if _is_valid(key, entry)}
+    return tables
 
 
-def _sound(place: str, held: Any) -> bool:
-    """Whether an entry about a solver is of the problem that was asked: it says which, and that one reads back as it.
+def _is_valid(key: str, entry: Any) -> bool:
+    """Whether an entry about a solver states its problem, and that is the problem of its key.
 
-    Earlier versions noted no such thing, and under a problem that a plugin had changed they blamed innocent solvers.
+    Earlier versions did not state it, and blamed innocent solvers under a problem that a plugin had changed.
     """
-    queried = held.get("asked") if isinstance(held, dict) else None
-    if not isinstance(queried, str) or not place.startswith(queried + " "):
+    asked = entry.get("asked") if isinstance(entry, dict) else None
+    if not isinstance(asked, str) or not key.startswith(asked + " "):
         return False
     try:
-        return str(ConvProblem.parse(queried)) == queried
+        return str(ConvProblem.parse(asked)) == asked
     except ConvDispatchError:
         return False
 
@@ -97,45 +99,45 @@ def _set_aside(file: Path, reason: str) -> None:
     warnings.warn(words, ConvDispatchWarning, stacklevel=2)
 
 
-def _change(kind: str, key: str, value: Any) -> None:
-    """Set one entry, or remove it for None; other processes' entries stay."""
+def _set_entry(kind: str, key: str, value: Any) -> None:
+    """Set one entry, or remove it if ``value`` is None; other processes' entries stay."""
     with _lock:
         values = _read(_file())
-        for each in _KINDS:  # Entries that could not be written to the file remain known in this process.
-            values[each] = {**_held()[each], **values[each]}
+        for table in _TABLE_TYPES:  # Entries that could not be written to the file remain known in this process.
+            values[table] = {**_tables()[table], **values[table]}
         values[kind].pop(key, None)
         if value is not None:
             values[kind][key] = value
-        _known[_file()] = values
+        _tables_of_file[_file()] = values
         with contextlib.suppress(OSError):
             publish(_file(), json.dumps(values, sort_keys=True, indent=1) + "\n")
 
 
 def refresh() -> None:
-    """Have the file read again at the next look-up."""
+    """Drop the cached content, so that the next look-up reads the file again."""
     with _lock:
-        _known.clear()
+        _tables_of_file.clear()
 
 
 def lift(problem: ConvProblem | None = None) -> None:
-    """Forget what was seen of solvers at a problem; without one, of all solvers, and of imports too."""
+    """Remove the faults of solvers at a problem; without one, the faults of all solvers and imports."""
     with _lock:
         values = _read(_file())
         if problem is None:
             values["imports"] = values["solvers"] = values["answers"] = {}
-            _fresh.clear()
+            _unwritten.clear()
         else:
             values["solvers"] = {k: v for k, v in values["solvers"].items() if k.split(" ")[0] != str(problem)}
-        _known[_file()] = values
+        _tables_of_file[_file()] = values
         with contextlib.suppress(OSError):
             publish(_file(), json.dumps(values, sort_keys=True, indent=1) + "\n")
 
 
 def fingerprint(version: str, places: Iterable[Path]) -> str:
-    """A plugin's version and the hash of its text: Python, kernels and libraries below its files and folders."""
+    """A plugin's version and source hash: of the Python files, kernels and libraries in its files and folders."""
     digest = hashlib.sha256()
-    for place in places:
-        paths = sorted(p for p in place.rglob("*") if p.suffix in _TEXTS) if place.is_dir() else [place]
+    for root in places:
+        paths = sorted(p for p in root.rglob("*") if p.suffix in _HASHED_SUFFIXES) if root.is_dir() else [root]
         for path in paths:
             with contextlib.suppress(OSError):
                 digest.update(path.name.encode() + b"\0" + plainfile.read_bytes(path))
@@ -148,23 +150,23 @@ def fingerprint(version: str, places: Iterable[Path]) -> str:
 def import_fault(plugin: str, version: str, *, untried: bool = False) -> str | None:
     """Return as text how this version of a plugin ended a process that imported it; None if it did not.
 
-    A process that ended in the middle of an import left a note of it: then the import is tried in a child first. With
-    ``untried`` it is tried there before the first import anyway.
+    A process that ended during an import left a marker file; then the import is first tried in a child process. With
+    ``untried`` it is always tried there before the first import.
     """
-    held = _held()["imports"].get(plugin)
-    known = isinstance(held, dict) and held.get("version") == version
-    if known and held.get("how"):
-        return str(held["how"])
-    notes = _left(plugin, version)
-    fault = try_import(plugin, version) if notes or (untried and not known) else None
-    for note in notes:
+    entry = _tables()["imports"].get(plugin)
+    is_tried = isinstance(entry, dict) and entry.get("version") == version
+    if is_tried and entry.get("how"):
+        return str(entry["how"])
+    markers = _left_markers(plugin, version)
+    fault = try_import(plugin, version) if markers or (untried and not is_tried) else None
+    for marker in markers:
         with contextlib.suppress(OSError):
-            note.unlink()
+            marker.unlink()
     return fault
 
 
 def try_import(plugin: str, version: str) -> str | None:
-    """Import a plugin in a child; how that ended the child, or None, which is remembered either way."""
+    """Import a plugin in a child process; return how that ended the child, or None. The result is stored."""
     paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(Path(__file__).parents[3])]
     try:
         child = subprocess.run(
@@ -185,18 +187,18 @@ def try_import(plugin: str, version: str) -> str | None:
             how = f"it crashes as it is imported ({signal.Signals(-child.returncode).name})"
         else:
             how = f"it ends the process as it is imported (exit {child.returncode})"
-    if _held()["imports"].get(plugin) != (entry := {"version": version, "how": how}):
-        _change("imports", plugin, entry)
+    if _tables()["imports"].get(plugin) != (entry := {"version": version, "how": how}):
+        _set_entry("imports", plugin, entry)
     return how or None
 
 
 @contextlib.contextmanager
 def importing(plugin: str, version: str) -> Iterator[None]:
     """Inside the block a marker file exists beside the records; it stays behind if the import ends the process."""
-    note = _file().parent / f"importing-{_tag(plugin, version)}-{os.getpid()}"
+    marker = _file().parent / f"importing-{_tag(plugin, version)}-{os.getpid()}"
     with contextlib.suppress(OSError):
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.touch()
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
     try:
         yield
     # The user may have interrupted the import because it hung, so the marker file stays.
@@ -204,25 +206,25 @@ def importing(plugin: str, version: str) -> Iterator[None]:
         raise
     except BaseException:
         with contextlib.suppress(OSError):
-            note.unlink()
+            marker.unlink()
         raise
     with contextlib.suppress(OSError):
-        note.unlink()
+        marker.unlink()
 
 
 def _tag(plugin: str, version: str) -> str:
     return hashlib.sha256(f"{plugin}\0{version}".encode()).hexdigest()[:12]
 
 
-def _left(plugin: str, version: str) -> list[Path]:
-    """The marker files of processes that have ended, and of this one."""
-    found = []
+def _left_markers(plugin: str, version: str) -> list[Path]:
+    """The marker files of this process and of processes that have ended."""
+    markers = []
     # A file whose name holds no process id is no marker file.
     with contextlib.suppress(OSError, ValueError, OverflowError):
-        for note in _file().parent.glob(f"importing-{_tag(plugin, version)}-*"):
-            if not _alive(int(note.name.rpartition("-")[2])):
-                found.append(note)
-    return found
+        for marker in _file().parent.glob(f"importing-{_tag(plugin, version)}-*"):
+            if not _alive(int(marker.name.rpartition("-")[2])):
+                markers.append(marker)
+    return markers
 
 
 def _alive(process: int) -> bool:
@@ -241,76 +243,76 @@ def _alive(process: int) -> bool:
 
 
 def note(problem: ConvProblem, device: DeviceInfo, solver: str, version: str, what: str) -> None:
-    """Store that a solver was seen wrong, crashing or hanging at a problem on a device with its present driver."""
-    held = {"version": version, "what": what, "asked": str(problem)}
-    _change("solvers", _place(problem, device, solver), held)
+    """Store that a solver was wrong, crashed or hung at a problem on a device with its present driver."""
+    entry = {"version": version, "what": what, "asked": str(problem)}
+    _set_entry("solvers", _entry_key(problem, device, solver), entry)
 
 
 def against(problem: ConvProblem, device: DeviceInfo, solver: str, version: str) -> str | None:
-    """Return as text what is stored against this version of a solver's plugin, or None."""
-    held = _held()["solvers"]
-    if not held:
+    """The stored fault of a solver at a problem on a device, as text, or None."""
+    entries = _tables()["solvers"]
+    if not entries:
         return None
-    found = held.get(_place(problem, device, solver))
-    if not isinstance(found, dict) or found.get("version") != version:
+    entry = entries.get(_entry_key(problem, device, solver))
+    if not isinstance(entry, dict) or entry.get("version") != version:
         return None
-    return f"{found.get('what')}, seen earlier on this machine (convdispatch find --again tries it anew)"
+    return f"{entry.get('what')}, seen earlier on this machine (convdispatch find --again tries it anew)"
 
 
 def seen(device: DeviceInfo) -> Iterator[tuple[ConvProblem, str, str, str]]:
-    """Problem, solver, plugin's version and what was seen, of each solver that failed on a device with its driver."""
-    for place, held in _held()["solvers"].items():
-        problem, solver = ConvProblem.parse(held["asked"]), place.rpartition(" ")[2]
-        if place == _place(problem, device, solver):
-            yield problem, solver, str(held.get("version")), str(held.get("what"))
+    """Problem, solver, plugin's version and fault, of each solver that failed on a device with its present driver."""
+    for key, entry in _tables()["solvers"].items():
+        problem, solver = ConvProblem.parse(entry["asked"]), key.rpartition(" ")[2]
+        if key == _entry_key(problem, device, solver):
+            yield problem, solver, str(entry.get("version")), str(entry.get("what"))
 
 
-def _place(problem: ConvProblem, device: DeviceInfo, solver: str) -> str:
+def _entry_key(problem: ConvProblem, device: DeviceInfo, solver: str) -> str:
     return f"{problem} {device_key(device)} {device.driver} {solver}"
 
 
 def answers(plugin: str, version: str) -> dict[str, str]:
-    """Return how querying this version of a plugin ended a process, by solver."""
+    """How querying this version of a plugin ended a child process, by solver."""
     faults = _answers(plugin, version).get("faults")
     return {str(solver): str(how) for solver, how in faults.items()} if isinstance(faults, dict) else {}
 
 
 def survived(plugin: str, version: str, problem: ConvProblem, device: DeviceInfo) -> bool:
-    """Whether a child process in which this version of a plugin was asked about a problem came back, but for faults."""
+    """Whether this version of a plugin was queried about a problem in a child process before."""
     mark = _mark(problem, device)
-    return mark in _fresh.get((_file(), plugin, version), ()) or mark in _survived(plugin, version)
+    return mark in _unwritten.get((_file(), plugin, version), ()) or mark in _survived(plugin, version)
 
 
 def note_answers(plugin: str, version: str, faults: dict[str, str]) -> None:
-    """Store how asking this version of a plugin ended."""
-    fresh = _fresh.pop((_file(), plugin, version), [])
-    marks = [*_survived(plugin, version), *fresh][-_MOST_SURVIVED:]
-    _change("answers", plugin, {"version": version, "faults": faults, "survived": marks})
+    """Store how querying this version of a plugin ended child processes, by solver."""
+    fresh = _unwritten.pop((_file(), plugin, version), [])
+    marks = [*_survived(plugin, version), *fresh][-_MAX_SURVIVED:]
+    _set_entry("answers", plugin, {"version": version, "faults": faults, "survived": marks})
 
 
 def note_survived(plugin: str, version: str, problem: ConvProblem, device: DeviceInfo) -> None:
-    """Store that this version of a plugin was asked about a problem: the first at once, later ones several together."""
-    fresh = _fresh.setdefault((_file(), plugin, version), [])
+    """Store that this version of a plugin was queried about a problem; written in batches, except the first one."""
+    fresh = _unwritten.setdefault((_file(), plugin, version), [])
     fresh.append(_mark(problem, device))
-    if len(fresh) >= _TOGETHER or not _answers(plugin, version):
+    if len(fresh) >= _BATCH_SIZE or not _answers(plugin, version):
         note_answers(plugin, version, answers(plugin, version))
 
 
 @atexit.register
 def _write_fresh() -> None:
-    for file, plugin, version in list(_fresh):
+    for file, plugin, version in list(_unwritten):
         if file == _file():
             note_answers(plugin, version, answers(plugin, version))
 
 
 def _answers(plugin: str, version: str) -> dict[str, Any]:
-    held = _held()["answers"].get(plugin)
-    return held if isinstance(held, dict) and held.get("version") == version else {}
+    entry = _tables()["answers"].get(plugin)
+    return entry if isinstance(entry, dict) and entry.get("version") == version else {}
 
 
 def _survived(plugin: str, version: str) -> list[str]:
-    held = _answers(plugin, version).get("survived")
-    return [str(mark) for mark in held] if isinstance(held, list) else []
+    marks = _answers(plugin, version).get("survived")
+    return [str(mark) for mark in marks] if isinstance(marks, list) else []
 
 
 def _mark(problem: ConvProblem, device: DeviceInfo) -> str:
@@ -322,9 +324,9 @@ def _mark(problem: ConvProblem, device: DeviceInfo) -> str:
 
 def trust(plugin: str, version: str) -> None:
     """Store that this version of a plugin was verified on this machine."""
-    _change("trusted", plugin, version)
+    _set_entry("trusted", plugin, version)
 
 
 def trusted(plugin: str, version: str) -> bool:
     """Whether this version of a plugin was verified on this machine."""
-    return _held()["trusted"].get(plugin) == version
+    return _tables()["trusted"].get(plugin) == version

@@ -1,4 +1,4 @@
-"""Moves records between databases: packs (many records in one file), differences, and what can be thrown away."""
+"""Packs (many records in one file), differences of two databases, and deleting records that are not needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ABANDONED = 3600.0
 
 
 def export_pack(db: PerfDB, path: Path | str, device: str | None = None) -> int:
-    """Write what a database knows, of one device's key or of all, into one file; returns how many records.
+    """Write all records of a database, or those of one device's key, into one file; returns their number.
 
     Raises InvalidArgument where the file cannot be written.
     """
@@ -34,16 +34,16 @@ def export_pack(db: PerfDB, path: Path | str, device: str | None = None) -> int:
 
 
 def import_pack(db: PerfDB, path: Path | str) -> int:
-    """Store a pack's records among the user's; returns how many were not there.
+    """Store a pack's records among the user's; returns the number of new ones.
 
-    Raises InvalidArgument for a pack that holds anything but sound records, and where they cannot be stored.
+    Raises InvalidArgument for a pack with an invalid record, and if the records cannot be stored.
     """
     try:
         records, faults = read_records("", plainfile.read_text(path))
     except (OSError, ValueError) as error:  # ``read_records`` raises Damaged and NewerSchema, which are ValueErrors.
         raise InvalidArgument(f"cannot import {path}: {error}") from error
     bad = {problem: fault for problem in {record.problem for record in records} if (fault := _no_problem(problem))}
-    faults += [f"record {place}: {bad[each.problem]}" for place, each in enumerate(records, 1) if each.problem in bad]
+    faults += [f"record {number}: {bad[each.problem]}" for number, each in enumerate(records, 1) if each.problem in bad]
     if faults:
         raise InvalidArgument(f"cannot import {path}: {faults[0]} ({len(faults)} such)")
     count = 0
@@ -60,7 +60,7 @@ def import_pack(db: PerfDB, path: Path | str) -> int:
 
 
 def _no_problem(problem: str) -> str | None:
-    """Why a record's problem is none, or None."""
+    """Why a record's text of a problem is invalid, or None."""
     try:
         ConvProblem.parse(problem)
     except ConvDispatchError as error:
@@ -70,7 +70,7 @@ def _no_problem(problem: str) -> str | None:
 
 @dataclass(frozen=True)
 class Change:
-    """The best of one problem on one device in two databases. Times in milliseconds."""
+    """The best records of one problem on one device in two databases."""
 
     problem: str
     device: str
@@ -94,8 +94,8 @@ def diff(old: PerfDB, new: PerfDB, ratio: float = 1.05) -> list[Change]:
     for device in sorted(set(old.devices()) & set(new.devices())):
         before, after = _best(old.all(device)), _best(new.all(device))
         changes += [Change(p, device, before[p], after[p]) for p in before.keys() & after.keys()]
-    far = [change for change in changes if change.ratio >= ratio or change.ratio <= 1 / ratio]
-    return sorted(far, key=lambda change: (-change.ratio, change.device, change.problem))
+    large_changes = [change for change in changes if change.ratio >= ratio or change.ratio <= 1 / ratio]
+    return sorted(large_changes, key=lambda change: (-change.ratio, change.device, change.problem))
 
 
 def _best(records: Iterable[Record]) -> dict[str, Record]:
@@ -107,9 +107,9 @@ def _best(records: Iterable[Record]) -> dict[str, Record]:
 
 
 def prune(db: PerfDB, device: str | None = None) -> int:
-    """Delete what nobody needs from the user's folder; returns how many files.
+    """Delete files that are not needed from the user's folder; returns their number.
 
-    These are files of records that newer ones of the same choice all replace, files that a killed process left half
+    These are files whose records are all replaced by newer ones of the same choice, files that a process left half
     written more than an hour ago, and damaged files that were set aside.
     """
     removed = 0
@@ -121,12 +121,12 @@ def prune(db: PerfDB, device: str | None = None) -> int:
         newest: dict[tuple[str, str, str], str] = {}
         for record in (record for records in files.values() for record in records):
             newest[record.choice] = max(newest.get(record.choice, ""), record.created)
-        doomed = [
+        unneeded = [
             path for path, records in files.items() if records and all(r.created < newest[r.choice] for r in records)
         ]
-        doomed += [path for path in folder.glob(".*.tmp") if time.time() - path.stat().st_mtime > _ABANDONED]
-        doomed += sorted((folder / "damaged").glob("*.json"))
-        for path in doomed:
+        unneeded += [path for path in folder.glob(".*.tmp") if time.time() - path.stat().st_mtime > _ABANDONED]
+        unneeded += sorted((folder / "damaged").glob("*.json"))
+        for path in unneeded:
             with contextlib.suppress(OSError):  # The file may be deleted already, or belong to another user.
                 path.unlink()
                 removed += 1

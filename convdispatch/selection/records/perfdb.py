@@ -1,9 +1,9 @@
-"""Stores measured records in folders that many processes share, and looks up what is known of a problem.
+"""Stores measured records in folders that many processes share, and looks up the records of a problem.
 
-One file a search, named by the hash of its content, written aside, synced and renamed into place: no reader sees half
-a file, no writer waits for another, and no lock is held over a network file system. Nothing is ever changed; a newer
-record of the same choice is preferred when the folders are read and merged. A device's folders are read once; from
-then on a lookup is a dictionary hit.
+Each search writes one file, named by the hash of its content, under a temporary name, syncs it and renames it: no
+reader sees half a file, no writer waits for another, and no lock is held over a network file system. Files never
+change; a newer record of the same choice is preferred when the folders are read and merged. A device's folders are read
+once; after that a lookup is a dictionary look-up.
 """
 
 from __future__ import annotations
@@ -50,31 +50,31 @@ def user_folder() -> Path:
 
 @functools.lru_cache(maxsize=4)
 def _default_folder(*_: str | None) -> Path:
-    """The user's, for the variables that it follows from: it is asked for with each solver of each problem."""
+    """The user's default folder; the arguments are the variables that determine it, as a key for the cache."""
     return Path(platformdirs.user_data_dir("convdispatch")) / "perfdb"
 
 
 def record_packs() -> dict[str, Path]:
-    """The installed tuning packs: entry-point name to folder. A pack's code is never run."""
-    found = {}
+    """The folders of the installed tuning packs, by the name of the entry point. A pack's code is never run."""
+    pack_folders = {}
     for entry in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
         try:
-            top, *below = entry.module.split(".")
+            package, *subfolders = entry.module.split(".")
             # Only the top-level package is looked up, because ``find_spec`` of a submodule would import its package.
-            spec = importlib.util.find_spec(top)
-            places = spec.submodule_search_locations if spec else None
-            folder = Path(next(iter(places or ())), *below, "records")
+            spec = importlib.util.find_spec(package)
+            locations = spec.submodule_search_locations if spec else None
+            folder = Path(next(iter(locations or ())), *subfolders, "records")
             if not folder.is_dir():
                 raise FileNotFoundError(f"{folder} is no folder")
         except Exception as error:  # An error of one tuning pack must not keep the others from being used.
             warnings.warn(f"tuning pack {entry.name} is set aside: {error!r}", ConvDispatchWarning, stacklevel=2)
         else:
-            found[entry.name] = folder
-    return found
+            pack_folders[entry.name] = folder
+    return pack_folders
 
 
 def default_folders() -> dict[str, Path]:
-    """Source to folder, in order of precedence: the user's, the installed packs', the shipped."""
+    """The folders by source, in order of precedence: the user's, those of installed packs, the shipped one."""
     return {"user": user_folder(), **record_packs(), "shipped": Path(__file__).parent / "shipped"}
 
 
@@ -85,15 +85,15 @@ def perfdb() -> PerfDB:
 
 
 def scope_of(policy: Policy) -> Policy | None:
-    """The scope that searches and lookups under a policy have: None, which is everybody's, for the default one."""
+    """The scope of searches and look-ups under a policy; None, the common scope, for the default policy."""
     policy = replace(policy.selection, tier=policy.tier)
     return None if policy == Policy() else policy
 
 
 class PerfDB:
-    """Records of several folders, merged. ``folders`` maps source to folder, or lists folders; the first is written.
+    """The merged records of several folders. ``folders`` maps source to folder, or lists folders; the first is written.
 
-    Safe from several threads and, as to the files, from any number of processes.
+    It may be used by several threads, and its files by any number of processes.
     """
 
     def __init__(self, folders: dict[str, Path] | Sequence[Path | str]) -> None:
@@ -105,8 +105,8 @@ class PerfDB:
             raise InvalidArgument("PerfDB needs a folder at least, the first of which is written")
         self._lock = threading.RLock()
         # The records that are known, by device key and then by the problem's text.
-        self._known: dict[str, dict[str, list[Record]]] = {}
-        self._said: set[Path] = set()
+        self._cached: dict[str, dict[str, list[Record]]] = {}
+        self._warned: set[Path] = set()
         self._scoped: dict[tuple[Hashable, str], list[Record]] = {}
         self._in_memory: set[str] = set()
         """The keys of devices that have records only in memory, because their files could not be written."""
@@ -133,11 +133,11 @@ class PerfDB:
         Of one solver and configuration only the record that counts: the first source's, and there the newest.
         ``scope`` adds, before all others, what was recorded for that scope only.
         """
-        known = self._load(device).get(str(problem), [])
-        extra = self._scoped.get((scope, _key(device))) if scope is not None else None
-        if extra:
-            known = self._merge([*(record for record in extra if record.problem == str(problem)), *known])
-        return list(known)
+        records = self._load(device).get(str(problem), [])
+        scoped = self._scoped.get((scope, _key(device))) if scope is not None else None
+        if scoped:
+            records = self._merge([*(record for record in scoped if record.problem == str(problem)), *records])
+        return list(records)
 
     def all(self, device: DeviceInfo | str) -> list[Record]:
         """Every record of a device that ``lookup`` would return without a scope, by problem."""
@@ -145,17 +145,17 @@ class PerfDB:
 
     def devices(self) -> list[str]:
         """The keys of the devices that have a folder in any source."""
-        found = set()
+        keys = set()
         for folder in self.folders.values():
             with contextlib.suppress(OSError):
-                found |= {entry.name for entry in folder.iterdir() if is_device_key(entry.name) and entry.is_dir()}
-        return sorted(found)
+                keys |= {entry.name for entry in folder.iterdir() if is_device_key(entry.name) and entry.is_dir()}
+        return sorted(keys)
 
     def refresh(self, device: DeviceInfo | str | None = None) -> None:
-        """Forget what was read, of one device or all, so that the next lookup sees other processes' records."""
+        """Drop the cached records of one device or all, so that the next lookup reads other processes' records too."""
         with self._lock:
-            for key in [_key(device)] if device is not None else list(self._known):
-                self._known.pop(key, None)
+            for key in [_key(device)] if device is not None else list(self._cached):
+                self._cached.pop(key, None)
             self.generation += 1
 
     def is_partly_in_memory(self, device: DeviceInfo | str, scope: Hashable = None) -> bool:
@@ -165,11 +165,11 @@ class PerfDB:
     # --- writing records ---------------------------------------------------------------------------------------------
 
     def record(self, *records: Record, scope: Hashable = None) -> Path | None:
-        """Store records of one device in one file, and know them from now on.
+        """Store records of one device in one file, and in the cache of this process.
 
-        Returns the file, or None where they could only be kept in memory: a folder that cannot be written is said
-        once, by a warning. With a ``scope`` (a policy) nothing is stored: only lookups with this scope see them, for
-        a search under a policy would mislead everybody else.
+        Returns the file, or None if they are only in memory; a folder that cannot be written is reported once, by a
+        warning. With a ``scope`` (a policy) no file is written and only look-ups with this scope return the records,
+        because a search under a policy says nothing about other policies.
         """
         (key,) = {record.device for record in records}
         if scope is not None:
@@ -180,44 +180,45 @@ class PerfDB:
         try:
             return self.store(*records)
         except OSError as error:
-            self._say(self.folder, f"{self.folder} cannot be written ({error}): results last for this process only")
-            self._know(key, records)
+            message = f"{self.folder} cannot be written ({error}): results last for this process only"
+            self._warn_once(self.folder, message)
+            self._add_to_cache(key, records)
             self._in_memory.add(key)
             return None
 
     def store(self, *records: Record) -> Path:
-        """Write records of one device to a file, which is returned, and know them. Raises OSError."""
+        """Write records of one device to a file, cache them, and return the file. Raises OSError."""
         (key,) = {record.device for record in records}
         text = file_text(records)
         path = self.folder_of(key) / text_name(text)
         publish(path, text)
-        self._know(key, records)
+        self._add_to_cache(key, records)
         return path
 
-    def _know(self, key: str, records: Sequence[Record]) -> None:
+    def _add_to_cache(self, key: str, records: Sequence[Record]) -> None:
         with self._lock:
             problems = self._load(key)
-            new: dict[str, list[Record]] = {}
+            by_problem: dict[str, list[Record]] = {}
             for record in records:
-                new.setdefault(record.problem, []).append(replace(record, source="user"))
+                by_problem.setdefault(record.problem, []).append(replace(record, source="user"))
             # Of equal records the last counts, as if the records had been stored one by one.
-            for problem, mine in new.items():
-                problems[problem] = self._merge([*reversed(mine), *problems.get(problem, [])])
+            for problem, new_records in by_problem.items():
+                problems[problem] = self._merge([*reversed(new_records), *problems.get(problem, [])])
             self.generation += 1
 
     # --- reading record files ----------------------------------------------------------------------------------------
 
     def _load(self, device: DeviceInfo | str) -> dict[str, list[Record]]:
         key = _key(device)
-        known = self._known.get(key)
-        if known is None:
+        problems = self._cached.get(key)
+        if problems is None:
             forbid_when_frozen("read the performance database")
             with self._lock:
-                if key not in self._known:
-                    self._known[key] = self._read(key)
+                if key not in self._cached:
+                    self._cached[key] = self._read(key)
                     self.generation += 1
-                known = self._known[key]
-        return known
+                problems = self._cached[key]
+        return problems
 
     def _read(self, key: str) -> dict[str, list[Record]]:
         problems: dict[str, list[Record]] = {}
@@ -246,10 +247,10 @@ class PerfDB:
         try:
             records, faults = read_records(path.name, text, source)
             if faults:
-                self._say(path, f"{len(faults)} records of {path} are passed over: {faults[0]}")
+                self._warn_once(path, f"{len(faults)} records of {path} are passed over: {faults[0]}")
             return records
         except NewerSchema as error:
-            self._say(path, f"{path} is left alone: {error}")
+            self._warn_once(path, f"{path} is left alone: {error}")
         except Damaged as error:
             self._set_aside(path, str(error))
         return []
@@ -260,23 +261,23 @@ class PerfDB:
         try:
             target.parent.mkdir(exist_ok=True)
             path.replace(target)
-            self._say(path, f"a damaged record is moved to {target}: {reason}")
+            self._warn_once(path, f"a damaged record is moved to {target}: {reason}")
         except FileNotFoundError:  # Another process has moved the damaged file, and given the warning.
             return
         except OSError:  # The folder of the damaged record cannot be written.
-            self._say(path, f"the damaged record {path} is passed over: {reason}")
+            self._warn_once(path, f"the damaged record {path} is passed over: {reason}")
 
-    def _say(self, path: Path, message: str) -> None:
-        if path not in self._said:
-            self._said.add(path)
+    def _warn_once(self, path: Path, message: str) -> None:
+        if path not in self._warned:
+            self._warned.add(path)
             warnings.warn(f"performance database: {message}", ConvDispatchWarning, stacklevel=4)
 
     def _merge(self, records: Iterable[Record]) -> list[Record]:
-        rank = {source: place for place, source in enumerate(("scope", *self.folders))}
+        rank = {source: index for index, source in enumerate(("scope", *self.folders))}
         chosen: dict[tuple[str, str, str], Record] = {}
         for record in records:
             held = chosen.get(record.choice)
-            if held is None or _replaces(record, held, rank):
+            if held is None or _is_preferred(record, held, rank):
                 chosen[record.choice] = record
         ranked = sorted(
             chosen.values(),
@@ -286,9 +287,9 @@ class PerfDB:
 
 
 def _winner_first(ranked: list[Record]) -> list[Record]:
-    """The first source's winner to the front: of those that cannot be told apart from the fastest, the one to prefer.
+    """Move the first source's winner to the front: the preferred one of those that tie with the fastest.
 
-    Only benchmarking decides: screening of a few samples may have a lucky median.
+    Only benchmarked records take part, because the median of a few screening samples may be too low by chance.
     """
     benchmarked = {choice_text(r.solver, r.config): r for r in ranked if r.source == ranked[0].source and r.sure}
     if not benchmarked or ranked[0].inconclusive:
@@ -302,24 +303,24 @@ def _winner_first(ranked: list[Record]) -> list[Record]:
     return [winner, *(record for record in ranked if record is not winner)]
 
 
-def _replaces(record: Record, held: Record, rank: dict[str, int]) -> bool:
-    """Of one choice: the first source's, and there the newest; but no screening of a kernel replaces benchmarking, and
-    what decides nothing replaces nothing that does."""
-    if bool(record.inconclusive) != bool(held.inconclusive):
+def _is_preferred(record: Record, earlier: Record, rank: dict[str, int]) -> bool:
+    """Whether ``record`` replaces an ``earlier`` one of the same choice: the first source's does, and there the newest;
+    but screening does not replace benchmarking of the same kernel, and inconclusive records replace no others."""
+    if bool(record.inconclusive) != bool(earlier.inconclusive):
         return not record.inconclusive
-    order, other = -rank.get(record.source, 0), -rank.get(held.source, 0)
-    if order == other and record.sure != held.sure and _same_kernel(record.provenance, held.provenance):
+    rank_new, rank_old = -rank.get(record.source, 0), -rank.get(earlier.source, 0)
+    if rank_new == rank_old and record.sure != earlier.sure and _same_kernel(record.provenance, earlier.provenance):
         return record.sure
-    return (order, record.created) > (other, held.created)
+    return (rank_new, record.created) > (rank_old, earlier.created)
 
 
-def _same_kernel(one: Provenance, other: Provenance) -> bool:
-    pairs = (one.kernel_hash, other.kernel_hash), (one.driver, other.driver)
+def _same_kernel(left: Provenance, right: Provenance) -> bool:
+    pairs = (left.kernel_hash, right.kernel_hash), (left.driver, right.driver)
     return all(a == b or not a or not b for a, b in pairs)
 
 
 def _key(device: DeviceInfo | str) -> str:
-    """The name of a device's folder. Raises InvalidArgument for a text that may name another place."""
+    """The name of a device's folder. Raises InvalidArgument for a text that is no device's key."""
     if not isinstance(device, str):
         return _cached_key(device)
     if not is_device_key(device):

@@ -17,9 +17,9 @@ from ...api.device import DeviceInfo
 
 LEAST_SAMPLES = 6
 """The least number of samples that gives a confidence interval of 95 %."""
-_LONGEST_KEY = 120
+_MAX_KEY_LENGTH = 120
 """The most characters of a device's key, which names a folder."""
-_LONGEST_TEXT = 10_000
+_MAX_TEXT_LENGTH = 10_000
 """The most characters of a record's text."""
 SCHEMA = 1
 """The version of the record format. It is raised when an older convdispatch could misread a record; newer ones read
@@ -27,7 +27,7 @@ older records."""
 
 
 class Damaged(ValueError):
-    """The text is no record: truncated, altered or of impossible content."""
+    """The text is no valid record, because it is truncated, was altered or has impossible content."""
 
 
 class NewerSchema(ValueError):
@@ -50,15 +50,15 @@ class Provenance:
 def device_key(device: DeviceInfo) -> str:
     """The name of a device's folder: vendor, architecture, name, compute units and processor, without the driver.
 
-    Two devices of one key run one choice alike. The driver stands in each record instead: an upgrade must not make
-    the database forget, only doubt.
+    Two devices of one key run one choice alike. The driver is a field of each record instead, so that an upgrade makes
+    records doubtful but does not hide them.
     """
     words = f"{device.vendor}-{device.arch}-{device.name}-{device.compute_units}cu".lower()
-    name = re.sub(r"[^a-z0-9]+", "-", words).strip("-")[:_LONGEST_KEY]
+    name = re.sub(r"[^a-z0-9]+", "-", words).strip("-")[:_MAX_KEY_LENGTH]
     if not device.processor:
         return name
-    own = re.sub(r"[^a-z0-9]+", "-", device.processor.lower()).strip("-")
-    return f"{name[: _LONGEST_KEY - len(own) - 1]}-{own}"
+    processor = re.sub(r"[^a-z0-9]+", "-", device.processor.lower()).strip("-")
+    return f"{name[: _MAX_KEY_LENGTH - len(processor) - 1]}-{processor}"
 
 
 def now() -> str:
@@ -67,18 +67,18 @@ def now() -> str:
 
 
 def choice_text(solver: str, config: Mapping[str, Any]) -> str:
-    """One text for a solver with a configuration."""
+    """A text that identifies a solver with a configuration."""
     return f"{solver} {json.dumps(dict(config), sort_keys=True)}"
 
 
 @dataclass(frozen=True)
 class Record:
-    """One solver's configuration, measured and verified for one problem on one device. Times in milliseconds."""
+    """One solver's configuration, measured and verified for one problem on one device. Times are in milliseconds."""
 
     problem: str
     """The problem as text, ``str(ConvProblem)``: geometry, direction, dtype, layout, math, epilogue."""
     device: str
-    """The device's key, see ``device_key``."""
+    """The device's key (``device_key``)."""
     solver: str
     config: Mapping[str, Any]
     median_ms: float
@@ -95,18 +95,18 @@ class Record:
     default: bool = False
     """Whether the configuration is the one that the solver runs where nothing is measured."""
     error: float | None = None
-    """Measured relative error (norm, against float64) on sampled outputs."""
+    """The measured relative error (norm, against float64) on sampled outputs."""
     workspace: int = 0
     """Bytes of the plan's workspace."""
     deterministic: bool | None = None
-    """Whether repeated runs gave the same bits; None when that was not tried."""
+    """Whether repeated runs gave the same bits; None if that was not tested."""
     device_name: str = ""
     provenance: Provenance = Provenance()
     budget_ms: float | None = None
     optimal: bool = True
-    """False when memory or budget kept candidates from benchmarking: worth another search under better conditions."""
+    """False if memory or budget kept candidates from benchmarking, so that another search may find a better one."""
     conditions: str = ""
-    """What kept the search from being complete, in words."""
+    """The reason why the search was not complete, as text."""
     created: str = ""
     """Time of the measurement: UTC, ISO 8601."""
     version: str = ""
@@ -121,17 +121,17 @@ class Record:
     inconclusive: str = ""
     """The reason why the times decide nothing: the device had other work, or the solver in use was not measured."""
     source: str = field(default="", compare=False)
-    """Where this copy was read from: ``user``, ``shipped`` or a pack's name. Not stored."""
+    """The source of this copy: ``user``, ``shipped`` or a pack's name. It is not stored."""
 
     @property
     def sure(self) -> bool:
-        """Whether the times come from benchmarking, of samples enough for an interval; screening may be lucky."""
+        """Whether the times come from benchmarking, with enough samples for a confidence interval."""
         return self.benchmarked is not False and self.count >= LEAST_SAMPLES
 
     @property
     def choice(self) -> tuple[str, str, str]:
-        """Return the subject of the record: problem, solver and configuration. A newer record of one choice
-        replaces."""
+        """The problem, solver and configuration of the record, as a key; a newer record with the same key replaces
+        it."""
         return self.problem, self.solver, json.dumps(dict(self.config), sort_keys=True)
 
     @property
@@ -158,42 +158,42 @@ class Record:
         if values["schema"] > SCHEMA:
             raise NewerSchema(f"schema {values['schema']}, this version reads up to {SCHEMA}")
         try:
-            given = {key: value for key, value in values.items() if key in _STORED}
-            given["provenance"] = Provenance(**given.get("provenance", {}))
-            given["ci_ms"] = tuple(given["ci_ms"])
-            record = cls(**given, source=source)
+            fields = {key: value for key, value in values.items() if key in _STORED}
+            fields["provenance"] = Provenance(**fields.get("provenance", {}))
+            fields["ci_ms"] = tuple(fields["ci_ms"])
+            record = cls(**fields, source=source)
         except (TypeError, KeyError) as error:
             raise Damaged(f"not a record: {error}") from error
         record._check()
         return record
 
     def _check(self) -> None:
-        """Raise Damaged for a field that ``find`` cannot have written. A device's key names a folder."""
+        """Raise Damaged for a field with a value that ``find`` cannot have written."""
         times = (self.median_ms, *self.ci_ms, self.p20_ms, self.p80_ms)
-        if len(times) != 5 or not all(_number(t) and t > 0 for t in times):
-            raise Damaged(f"times must be positive numbers of milliseconds, got {_short(times)}")
+        if len(times) != 5 or not all(_is_number(t) and t > 0 for t in times):
+            raise Damaged(f"times must be positive numbers of milliseconds, got {_shortened(times)}")
         if self.ci_ms[0] > self.ci_ms[1]:
-            raise Damaged(f"an interval's lower end comes first, got {_short(self.ci_ms)}")
-        if not all(_word(text) and text for text in (self.problem, self.device, self.solver)):
+            raise Damaged(f"an interval's lower end comes first, got {_shortened(self.ci_ms)}")
+        if not all(_is_text(text) and text for text in (self.problem, self.device, self.solver)):
             raise Damaged("problem, device and solver must be texts")
         if not is_device_key(self.device):
-            raise Damaged(f"a device's key is of small letters, digits and hyphens, got {_short(self.device)}")
-        if not isinstance(self.config, Mapping) or not _whole(self.count) or self.count < 1:
-            raise Damaged(f"config must be a mapping and count at least 1, got {_short((self.config, self.count))}")
-        if not _finite(self.config):
-            raise Damaged(f"config's numbers must be finite, got {_short(self.config)}")
-        then = self.provenance
+            raise Damaged(f"a device's key is of small letters, digits and hyphens, got {_shortened(self.device)}")
+        if not isinstance(self.config, Mapping) or not _is_count(self.count) or self.count < 1:
+            raise Damaged(f"config must be a mapping and count at least 1, got {_shortened((self.config, self.count))}")
+        if not _all_finite(self.config):
+            raise Damaged(f"config's numbers must be finite, got {_shortened(self.config)}")
+        origin = self.provenance
         texts = (self.device_name, self.conditions, self.created, self.version, self.worker)
         texts += (self.contest, self.doubt, self.inconclusive)
-        texts += (then.plugin, then.plugin_version, then.kernel_hash, then.driver)
-        if not all(_word(text) for text in texts):
+        texts += (origin.plugin, origin.plugin_version, origin.kernel_hash, origin.driver)
+        if not all(_is_text(text) for text in texts):
             raise Damaged("names, conditions, dates and versions must be texts of one line")
         if not all(
-            value is None or (_number(value) and value >= 0)
+            value is None or (_is_number(value) and value >= 0)
             for value in (self.screening_ms, self.budget_ms, self.error)
         ):
             raise Damaged("error, budget and screening must be numbers of 0 or more, or null")
-        if not _whole(self.workspace) or not (then.workspace_limit is None or _whole(then.workspace_limit)):
+        if not _is_count(self.workspace) or not (origin.workspace_limit is None or _is_count(origin.workspace_limit)):
             raise Damaged("workspace and its limit must be whole numbers of bytes")
         flags = (self.default, self.optimal, self.benchmarked or False, self.deterministic or False)
         if not all(isinstance(flag, bool) for flag in flags):
@@ -205,51 +205,51 @@ _STORED = tuple(each.name for each in fields(Record) if each.name != "source")
 
 def is_device_key(text: str) -> bool:
     """Whether a text can be a device's key, and so the name of a folder in a database."""
-    return re.fullmatch(r"[a-z0-9]+(?:-[a-z0-9]+)*-?", text) is not None and len(text) <= _LONGEST_KEY
+    return re.fullmatch(r"[a-z0-9]+(?:-[a-z0-9]+)*-?", text) is not None and len(text) <= _MAX_KEY_LENGTH
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _finite(value: Any) -> bool:
-    """Whether every number of a JSON value is finite: the others cannot be stored again."""
+def _all_finite(value: Any) -> bool:
+    """Whether every number of a JSON value is finite, because other numbers cannot be stored as JSON."""
     if isinstance(value, Mapping):
-        return all(map(_finite, value.values()))
+        return all(map(_all_finite, value.values()))
     if isinstance(value, list):
-        return all(map(_finite, value))
+        return all(map(_all_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def _whole(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _word(value: Any) -> bool:
-    return isinstance(value, str) and value.isprintable() and len(value) <= _LONGEST_TEXT
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable() and len(value) <= _MAX_TEXT_LENGTH
 
 
-def _short(value: Any) -> str:
-    said = repr(value)
-    return said if len(said) <= 80 else said[:77] + "..."
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def stale(record: Record, current: Provenance) -> str | None:
-    """Why a record should be measured again before it is trusted, or None. An empty field on either side is unknown."""
+    """Why a record should be measured again before it is trusted, or None. Empty fields are unknown and match."""
     if record.doubt:
         return f"measured, but {record.doubt}"
-    then = record.provenance
+    measured_with = record.provenance
     for name, words in (
         ("plugin", "plugin"),
-        ("plugin_version", f"version of {then.plugin or 'the plugin'}"),
+        ("plugin_version", f"version of {measured_with.plugin or 'the plugin'}"),
         ("kernel_hash", "kernel text"),
         ("driver", "driver"),
     ):
-        before, today = getattr(then, name), getattr(current, name)
-        if before and today and before != today:
-            return f"measured with another {words}: {before}, now {today}"
-    if not record.optimal and then.workspace_limit is not None:
-        more = current.workspace_limit
-        if more is None or more > then.workspace_limit:
-            return f"measured under a workspace limit of {then.workspace_limit} bytes, which is now wider"
+        old_value, new_value = getattr(measured_with, name), getattr(current, name)
+        if old_value and new_value and old_value != new_value:
+            return f"measured with another {words}: {old_value}, now {new_value}"
+    if not record.optimal and measured_with.workspace_limit is not None:
+        limit_now = current.workspace_limit
+        if limit_now is None or limit_now > measured_with.workspace_limit:
+            return f"measured under a workspace limit of {measured_with.workspace_limit} bytes, which is now wider"
     return None

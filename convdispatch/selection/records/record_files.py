@@ -1,4 +1,4 @@
-"""Files of records: their text, their names, and how they are written so that they are whole or not there."""
+"""Files of records: their text, their names, and writing them atomically."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _HASHED = re.compile(r"[0-9a-f]{32}\.json")
 
 
 def file_text(records: Iterable[Record]) -> str:
-    """The text of a file of records: one a line, so that a pack under version control shows its changes."""
+    """The text of a file of records, one record on each line, so that version control shows changes of a pack."""
     lines = ",\n".join(record.text() for record in records)
     return f'{{"schema":{SCHEMA},"records":[\n{lines}\n]}}\n'
 
 
 def text_name(text: str) -> str:
-    """The name that fits a file's text and no other: its hash."""
+    """The name of a file with this text, which is the text's hash."""
     return hashlib.sha256(text.encode()).hexdigest()[:32] + ".json"
 
 
 def read_records(name: str, text: str, source: str = "") -> tuple[list[Record], list[str]]:
-    """The records of a file's text, and what was wrong with those left out. Raises Damaged or NewerSchema.
+    """The valid records of a file's text, and a sentence for each invalid one. Raises Damaged or NewerSchema.
 
-    A name of 32 hexadecimal digits must be the text's hash. Other names are packs that people may edit.
+    A name of 32 hexadecimal digits must be the text's hash. Files with other names are packs, which people may edit.
     """
     if _HASHED.fullmatch(name) and text_name(text) != name:
         raise Damaged("its content does not fit its name: truncated or altered")
@@ -42,27 +42,27 @@ def read_records(name: str, text: str, source: str = "") -> tuple[list[Record], 
     if not isinstance(values.get("schema"), int) or values["schema"] > SCHEMA:
         raise NewerSchema(f"schema {values.get('schema')!r}, this version reads up to {SCHEMA}")
     records, faults = [], []
-    for place, each in enumerate(values["records"], 1):
+    for number, values_of_record in enumerate(values["records"], 1):
         try:
-            records.append(Record.from_json(each, source))
+            records.append(Record.from_json(values_of_record, source))
         except (Damaged, NewerSchema) as error:
-            faults.append(f"record {place}: {error}")
+            faults.append(f"record {number}: {error}")
     return records, faults
 
 
 def publish(path: Path, text: str) -> None:
     """Make ``text`` the content of ``path``, whole or not at all, and durably. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.parent / f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
+    temporary_path = path.parent / f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
     try:
-        with aside.open("x", encoding="utf-8") as file:
+        with temporary_path.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(path)
+        temporary_path.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
+            temporary_path.unlink(missing_ok=True)
         raise
     # Not every file system supports fsync of a folder.
     with contextlib.suppress(OSError):

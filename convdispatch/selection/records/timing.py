@@ -1,7 +1,7 @@
 """Turns samples of one candidate into a median with a confidence interval, and those of several into a verdict.
 
-Times are milliseconds. The reducer is a median, never a running sum: a sum that is corrected afterwards can go to zero
-or below for a slow kernel, which then wins. A time of zero or less is no time.
+Times are in milliseconds. Samples are reduced by their median, not by a corrected running sum, which can become zero or
+negative for a slow kernel. A time of zero or less is an error.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 from ...api.errors import ConvDispatchError
 
 CONFIDENCE = 0.95
-WILD = 10.0
-"""A sample this many times above or below its candidate's own median is set aside: a context switch, not a kernel."""
-WILD_SHARE = 0.25
-"""The fraction of wild samples beyond which the median cannot be trusted."""
+OUTLIER_FACTOR = 10.0
+"""A sample this many times above or below its candidate's median is discarded as a context switch."""
+MAX_OUTLIER_SHARE = 0.25
+"""The fraction of discarded samples beyond which the median cannot be trusted."""
 TOLERANCE = 0.02
 """Two medians that differ by less than this fraction, and whose intervals overlap, are a tie."""
 
@@ -45,22 +45,22 @@ class Timing:
 
 @functools.lru_cache(maxsize=4096)
 def order_interval(count: int, confidence: float = CONFIDENCE) -> tuple[int, int] | None:
-    """Positions (from 0, both included) of the sorted samples between which the median lies with ``confidence``.
+    """Indices (from 0, both included) of the sorted samples between which the median is with ``confidence``.
 
     Holds for any distribution: the number of samples below the true median is binomial with probability one half. None
     when ``count`` samples are too few for the confidence (below six for 95 %).
     """
-    tail, chosen = 0.0, None
-    for below in range(count // 2):
-        tail += math.comb(count, below) * 0.5**count
+    tail, positions = 0.0, None
+    for samples_below in range(count // 2):
+        tail += math.comb(count, samples_below) * 0.5**count
         if 1 - 2 * tail < confidence:
             break
-        chosen = (below, count - 1 - below)
-    return chosen
+        positions = (samples_below, count - 1 - samples_below)
+    return positions
 
 
 def check_time(value: float) -> float:
-    """The value, if work can have taken that long. Raises BadTiming."""
+    """The value, if it is a possible duration. Raises BadTiming."""
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise BadTiming(f"a time must be a finite number of milliseconds, got {value!r}")
     if value < 0:
@@ -73,17 +73,17 @@ def check_time(value: float) -> float:
 def summarise(samples: Iterable[float]) -> Timing:
     """Reduce samples in milliseconds to a Timing.
 
-    Raises BadTiming for a sample that is zero, negative or no number, for none at all, and when more than a quarter of
-    them are ten times off their own median.
+    Raises BadTiming for a sample that is zero, negative or no number, if there is no sample, and if more than a quarter
+    of the samples are ten times off their median.
     """
     times = sorted(check_time(sample) for sample in samples)
     if not times:
         raise BadTiming("no sample was taken")
-    middle = float(np.median(times))
-    inliers = [sample for sample in times if middle / WILD <= sample <= middle * WILD]
-    if len(times) - len(inliers) > WILD_SHARE * len(times):
-        wild = len(times) - len(inliers)
-        raise BadTiming(f"{wild} of {len(times)} samples are {WILD:g} times off the median {middle:g} ms")
+    median_ms = float(np.median(times))
+    inliers = [sample for sample in times if median_ms / OUTLIER_FACTOR <= sample <= median_ms * OUTLIER_FACTOR]
+    count, outliers = len(times), len(times) - len(inliers)
+    if outliers > MAX_OUTLIER_SHARE * count:
+        raise BadTiming(f"{outliers} of {count} samples are {OUTLIER_FACTOR:g} times off the median {median_ms:g} ms")
     low, high = order_interval(len(inliers)) or (0, len(inliers) - 1)
     return Timing(
         median=float(np.median(inliers)),
@@ -91,7 +91,7 @@ def summarise(samples: Iterable[float]) -> Timing:
         p20=_rank(inliers, 0.2),
         p80=_rank(inliers, 0.8),
         count=len(inliers),
-        wild=len(times) - len(inliers),
+        wild=outliers,
     )
 
 
@@ -117,15 +117,15 @@ def verdict(
     workspace: Mapping[str, int] | None = None,
     tolerance: float = TOLERANCE,
 ) -> Verdict:
-    """The winner by median, or of a tie: deterministic before not, then less workspace (bytes), then name.
+    """The winner by median; in a tie a deterministic candidate, then the one with less workspace (bytes), then by name.
 
-    A tie needs both: intervals that overlap, and medians within ``tolerance``. So a wide interval, which is noise,
-    never lets a candidate win that is slower than the tolerance; and a real difference counts however small it is.
+    Candidates tie if their intervals overlap and their medians are within ``tolerance``. So noise, which widens an
+    interval, never lets a candidate win that is slower by more, and a certain difference counts however small it is.
     """
     if not timings:
         return Verdict(None, (), "no candidate has a time")
     best = min(timings, key=lambda name: (timings[name].median, name))
-    tied = [name for name in timings if _alike(timings[best], timings[name], tolerance)]
+    tied = [name for name in timings if _is_tie(timings[best], timings[name], tolerance)]
     if len(tied) == 1:
         return Verdict(best, (), f"fastest, {timings[best].median:.4g} ms")
     deterministic, workspace = deterministic or {}, workspace or {}
@@ -141,5 +141,5 @@ def verdict(
     return Verdict(winner, tuple(sorted(tied)), f"tie of {len(tied)} within {tolerance:.0%}; {why}")
 
 
-def _alike(best: Timing, other: Timing, tolerance: float) -> bool:
-    return other.ci[0] <= best.ci[1] and other.median <= best.median * (1 + tolerance)
+def _is_tie(best: Timing, candidate: Timing, tolerance: float) -> bool:
+    return candidate.ci[0] <= best.ci[1] and candidate.median <= best.median * (1 + tolerance)

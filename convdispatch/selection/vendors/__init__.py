@@ -1,6 +1,6 @@
-"""Vendors' shared libraries: a library behind ``convdispatch_plugin.h`` becomes a plugin whose solvers are as Python's.
+"""Vendors' shared libraries: a library that implements ``convdispatch_plugin.h`` becomes a plugin with Python solvers.
 
-A field of the header is added to ``abi``; what a new function does goes into ``solver`` or ``plan``.
+A field of the header is added to ``abi``; the call of a new function goes into ``solver`` or ``plan``.
 
 - ``discovery``: finds ``.icd`` files and the libraries that they name.
 - ``library``: loads a library and checks its table.

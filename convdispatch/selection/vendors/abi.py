@@ -1,4 +1,4 @@
-"""``convdispatch_plugin.h`` in ctypes: structures and codes are read from the header, which is their one copy."""
+"""``convdispatch_plugin.h`` in ctypes: structures and codes are parsed from the header itself."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _KINDS |= {"double": c_double, "size_t": c_size_t, "void": None}
 
 
 def _kind(text: str) -> Any:
-    """The ctypes type of a declaration."""
+    """The ctypes type of a C declaration."""
     if "*" in text:
         return c_char_p if "const char" in text else c_void_p
     return _KINDS[text.split()[0]]
@@ -51,9 +51,9 @@ def _structure(name: str) -> type[Any]:
             fields.append((function[2], ctypes.CFUNCTYPE(_kind(function[1]), *arguments)))
             continue
         kind = re.match(r" ?(const )?\w+ ", declaration)[0]  # type: ignore[index]
-        for each in declaration[len(kind) :].split(","):
-            word, length = re.search(r"(\w+)(?:\[(\d)\])?$", each).groups()  # type: ignore[union-attr]
-            fields.append((word, _kind(kind + each) * int(length) if length else _kind(kind + each)))
+        for declarator in declaration[len(kind) :].split(","):
+            field_name, length = re.search(r"(\w+)(?:\[(\d)\])?$", declarator).groups()  # type: ignore[union-attr]
+            fields.append((field_name, _kind(kind + declarator) * int(length) if length else _kind(kind + declarator)))
     return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
@@ -70,14 +70,14 @@ class Text:
         self.address = ctypes.addressof(self._bytes)
 
     def read(self) -> str:
-        """The text as one line; cut where the library wrote no end. Raises PluginError where it wrote beyond it."""
+        """The text as one line, cut at its size. Raises PluginError if the library wrote beyond the memory."""
         if self._bytes.raw[self.size :] != _GUARD:
             raise PluginError(f"it wrote beyond the {self.size} bytes of its text")
         return plain(self._bytes.raw[: self.size].split(b"\0")[0].decode("utf-8", "replace"), self.size)
 
 
 def check(what: str, status: int, text: Text | None = None) -> None:
-    """Raises the exception for a status that is not 0, with the library's words."""
+    """Raise the exception for a status that is not 0, with the library's own text."""
     said = text.read() if text is not None else ""
     if status != CODES["ok"]:
         code = next((name for name in _STATUS if CODES[name] == status), "no code of the header")
@@ -85,17 +85,17 @@ def check(what: str, status: int, text: Text | None = None) -> None:
         raise _ERRORS.get(code, PluginError)(message)
 
 
-def _filled(kind: Any, values: Mapping[str, Any]) -> Any:
-    """A structure with those of the values that it has a field for."""
-    made = kind(struct_size=ctypes.sizeof(kind))
+def _structure_from(kind: Any, values: Mapping[str, Any]) -> Any:
+    """A structure, filled with those of the values for which it has a field."""
+    structure = kind(struct_size=ctypes.sizeof(kind))
     for name in (field[0] for field in kind._fields_ if field[0] in values):
-        setattr(made, name, values[name].encode() if isinstance(values[name], str) else values[name])
-    return made
+        setattr(structure, name, values[name].encode() if isinstance(values[name], str) else values[name])
+    return structure
 
 
 @functools.lru_cache(maxsize=256)
 def problem_of(problem: ConvProblem) -> Any:
-    """A problem as the header has it."""
+    """A problem as the header's structure."""
     name, numbers = parse_activation(problem.activation) if problem.activation else (None, ())
     parts = ("bias", "residual", "activation", "accumulate")
     codes = {
@@ -108,11 +108,11 @@ def problem_of(problem: ConvProblem) -> Any:
         "activation": name,
         "activation_parameters": (c_double * 2)(*numbers),
     }
-    return _filled(Problem, vars(problem) | codes)
+    return _structure_from(Problem, vars(problem) | codes)
 
 
 def device_of(info: DeviceInfo, place: int, context: Any = None) -> Any:
-    """A device as the header has it; with the handles of a ``context``'s device, for a plan."""
+    """A device as the header's structure; for a plan with the handles of the ``context``."""
     capability = info.arch.removeprefix("sm_") if info.vendor == "nvidia" else ""
     values = vars(info) | vars(rates(info)) | {"place": place, "cuda_ordinal": -1}
     values["type"] = CODES.get(info.type, CODES["accelerator"])
@@ -122,7 +122,7 @@ def device_of(info: DeviceInfo, place: int, context: Any = None) -> Any:
         device, number = context.devices[0], number_of(context.devices[0])
         values |= {"cl_context": context.int_ptr, "cl_device_id": device.int_ptr, "opencl_function": _opencl_function()}
         values["cuda_ordinal"] = -1 if number is None else number
-    return _filled(Device, values)
+    return _structure_from(Device, values)
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,7 +1,7 @@
 """Finds vendors' libraries as the OpenCL ICD loader does: by files ``NAME.icd`` of one line, a library's path.
 
-Read in this order, each folder's files by name: ``/etc/convdispatch/vendors``, then ``vendors`` in the user's
-configuration folder; or only what ``CONVDISPATCH_VENDORS`` lists: folders, ``.icd`` files and libraries.
+The folders are ``/etc/convdispatch/vendors`` and then ``vendors`` in the user's configuration folder, each sorted by
+name; ``CONVDISPATCH_VENDORS`` replaces them by a list of folders, ``.icd`` files and libraries.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SYSTEM_FOLDER = Path("/etc/convdispatch/vendors")
 
 
 def sources() -> list[Path]:
-    """The folders, files and libraries that are looked at, in order."""
-    user = Path(platformdirs.user_config_dir("convdispatch")) / "vendors"
-    return list(settings.VENDORS.value()) or [SYSTEM_FOLDER, user]
+    """The folders, files and libraries that are searched, in order."""
+    user_folder = Path(platformdirs.user_config_dir("convdispatch")) / "vendors"
+    return list(settings.VENDORS.value()) or [SYSTEM_FOLDER, user_folder]
 
 
 def vendor_files() -> Iterator[Path]:
@@ -36,12 +36,12 @@ def vendor_files() -> Iterator[Path]:
 
 
 def name_of(file: Path) -> str:
-    """The plugin's name: that of the file, of a library without ``lib`` in front."""
+    """The plugin's name, which is the file's; for a library without the prefix ``lib``."""
     return file.stem if file.suffix == ".icd" else file.name.partition(".")[0].removeprefix("lib")
 
 
 def library_of(file: Path) -> str:
-    """The library that a file names, or that it is. Raises PluginError where an ``.icd`` file cannot be read."""
+    """The library that an ``.icd`` file names, or the library itself. Raises PluginError for an unreadable file."""
     if file.suffix != ".icd":
         return str(file)
     try:

@@ -1,4 +1,4 @@
-"""Loads a vendor's library and checks its table; what is wrong with it is a PluginError, before a solver is asked."""
+"""Loads a vendor's library and checks its table of solvers; any fault is a PluginError before a solver is queried."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .solver import VendorSolver
 
 VERSION = abi.CODES["plugin_version"]
 MAX_SOLVERS = 1000
-"""A table that counts more solvers is taken for a damaged one."""
+"""The most solvers of a library; a table with more is considered damaged."""
 _BITS = {"places": ("host", "opencl", "cuda"), "promises": abi.PROMISES, "fuses": EPILOGUE}
-"""The bits that the header names, by the field of a solver."""
+"""The names of the bits in each bit field of a solver."""
 
 
 class Library:
-    """A loaded library as a plugin: it has what a plugin's Python module has."""
+    """A loaded library as a plugin, with the functions that a plugin's Python module has."""
 
     def __init__(self, file: Path) -> None:
         path = library_of(file)
@@ -31,11 +31,11 @@ class Library:
             handle = ctypes.CDLL(path)
         except OSError as error:
             raise PluginError(f"the library does not load: {error}") from None
-        get = getattr(handle, "convdispatch_get_plugin", None)
-        if get is None:
+        get_plugin = getattr(handle, "convdispatch_get_plugin", None)
+        if get_plugin is None:
             raise PluginError(f"{path} exports no function convdispatch_get_plugin, which {HEADER.name} declares")
-        get.restype, get.argtypes = ctypes.c_void_p, (ctypes.c_uint32,)
-        address = get(VERSION)
+        get_plugin.restype, get_plugin.argtypes = ctypes.c_void_p, (ctypes.c_uint32,)
+        address = get_plugin(VERSION)
         self._version = abi.Plugin.from_address(address).version if address else 0
         if not 1 <= self._version <= VERSION:
             got = f"a table of version {self._version}" if address else "no table"
@@ -60,15 +60,15 @@ class Library:
         if not re.fullmatch(rf"{self.name}\.[A-Za-z0-9_.-]{{1,64}}", name):
             raise PluginError(f"the name of its {which} must be {self.name}.VARIANT, got {name[:100]!r}")
         missing = [
-            each for each in ("places", "dtypes", "rejects", "plan", "enqueue", "free") if not getattr(table, each)
+            name_ for name_ in ("places", "dtypes", "rejects", "plan", "enqueue", "free") if not getattr(table, name_)
         ]
         if missing:
             raise PluginError(f"{name}: {', '.join(missing)} must not be 0")
         for field, names in _BITS.items():
-            known = sum(abi.CODES[each] for each in names)
-            if getattr(table, field) & ~known:
-                raise PluginError(f"{name}: {field} must be bits of {known:#x}, got {getattr(table, field):#x}")
-        packing = [bool(each) for each in (table.packed, table.pack)] if self._version > 1 else [False]
+            known_bits = sum(abi.CODES[name_] for name_ in names)
+            if getattr(table, field) & ~known_bits:
+                raise PluginError(f"{name}: {field} must be bits of {known_bits:#x}, got {getattr(table, field):#x}")
+        packing = [bool(name_) for name_ in (table.packed, table.pack)] if self._version > 1 else [False]
         if len(set(packing)) > 1:
             raise PluginError(f"{name}: packed and pack must both be 0, or neither")
         return VendorSolver(table, name, packing[0])
@@ -79,7 +79,7 @@ class Library:
         return self._solvers
 
     def unavailable(self) -> str | None:
-        """What the library says that this machine lacks; None where nothing."""
+        """What the library lacks on this machine, as text; None if it lacks nothing."""
         text = abi.Text()
         if not self._unavailable or self._unavailable(text.address, text.size) == abi.CODES["ok"]:
             return None

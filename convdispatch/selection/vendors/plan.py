@@ -1,7 +1,7 @@
-"""A plan of a vendor's library on the memory and in the order of a queue, wherever the library computes.
+"""A plan of a vendor's library, which computes on the host, on an OpenCL queue or on a CUDA stream, in queue order.
 
-On the host a thread of the call's own waits for the commands before it, maps the buffers and computes, and a user event
-holds what follows on the queue back: ``enqueue`` returns at once, and Python's lock is free while the library works.
+On the host a new thread waits for the earlier commands, maps the buffers and computes, while a user event holds back
+the later commands of the queue: ``enqueue`` returns immediately, and Python's lock is free while the library works.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class VendorPlan:
         self._read = {*names[:-1]} - (set() if problem.accumulate else {problem.written})
         self.streams = self._place == abi.CODES["cuda"]
         self._failure: str | None = None
-        """How a run on the host ended, of which a warning told, and its event where the runtime passes that on."""
+        """The failure of a run on the host, which was also reported by a warning; None without a failure."""
         if self._place == abi.CODES["host"]:
             import pyopencl as cl
 
-            # The caller's queue may be blocked behind this very run, so buffers are mapped on a queue of the plan's.
+            # The caller's queue may wait for this very run, so buffers are mapped on a queue of the plan.
             self._mapping = cl.CommandQueue(context)
         elif self.streams:
             Bridge.prepare(context, context.devices[0])
@@ -63,10 +63,10 @@ class VendorPlan:
     def enqueue(
         self, queue: Any, x: Any, w: Any, y: Any, workspace: Any, wait_for: Any = None, **parts: Any
     ) -> cl.Event:
-        """Enqueue the library's work; see Plan. Raises as ``finished``."""
+        """Enqueue the library's work (see Plan). Raises PluginError if an earlier run on the host failed."""
         self.finished()
         memory = {"x": x, "w": w, "y": y, "workspace": workspace, **parts}
-        memory = {name: each for name, each in memory.items() if each is not None}
+        memory = {name: buffer for name, buffer in memory.items() if buffer is not None}
         if self.streams:
             return self._on_cuda(queue, memory, wait_for)
         on_host = self._place == abi.CODES["host"]
@@ -80,7 +80,7 @@ class VendorPlan:
         return packing.enqueue(queue, None, w, packed, None, wait_for)
 
     def finished(self) -> None:
-        """Raises PluginError if a run on the host failed that has ended; see Executable."""
+        """Raise PluginError if a run on the host has failed; see Executable."""
         if self._failure:
             raise PluginError(self._failure)
 
@@ -94,56 +94,56 @@ class VendorPlan:
         abi.check(self._function, function(self._handle.value, byref(call), text.address, text.size), text)
 
     def _on_queue(self, queue: cl.CommandQueue, memory: Mapping[str, Any], wait_for: Any) -> cl.Event:
-        """On the queue, or where that keeps no order, on a queue of the call's own between two events."""
+        """Run on the queue; for an out-of-order queue, on a new in-order queue between two events."""
         import pyopencl as cl
 
-        own = cl.CommandQueue(queue.context, queue.device) if out_of_order(queue) else queue
-        if own is not queue:
+        own_queue = cl.CommandQueue(queue.context, queue.device) if out_of_order(queue) else queue
+        if own_queue is not queue:
             wait_for = [cl.enqueue_marker(queue, wait_for=wait_for or None)]
             queue.flush()
         if wait_for:
-            cl.enqueue_barrier(own, wait_for=wait_for)
-        self._run(own.int_ptr, {name: _whole(each) for name, each in memory.items()})
-        done = cl.enqueue_marker(own)
-        if own is queue:
+            cl.enqueue_barrier(own_queue, wait_for=wait_for)
+        self._run(own_queue.int_ptr, {name: _parent_and_offset(buffer) for name, buffer in memory.items()})
+        done = cl.enqueue_marker(own_queue)
+        if own_queue is queue:
             return done
-        own.flush()
+        own_queue.flush()
         return cl.enqueue_marker(queue, wait_for=[done])
 
     def _on_cuda(self, queue: Any, memory: Mapping[str, Any], wait_for: Any) -> Any:
-        """On a CUDA stream, or on the one beside an OpenCL queue."""
+        """Run on a CUDA stream, or on the CUDA stream that is paired with an OpenCL queue."""
         if isinstance(queue, Stream):
             with queue.current():
-                self._run(queue.handle, {name: (queue.address_of(each), 0) for name, each in memory.items()})
+                self._run(queue.handle, {name: (queue.address_of(buffer), 0) for name, buffer in memory.items()})
             return queue
-        across = bridge_of(queue)
-        if across is None:
+        bridge = bridge_of(queue)
+        if bridge is None:
             raise PluginError("the queue's device shares no memory with CUDA")
 
         def work(addresses: Mapping[str, int]) -> None:
-            with across.cuda.current():
-                self._run(across.stream.value, {name: (address, 0) for name, address in addresses.items()})
+            with bridge.cuda.current():
+                self._run(bridge.stream.value, {name: (address, 0) for name, address in addresses.items()})
 
         operands = {
-            name: Operand(each, self._sizes[name], name in self._read, name == self._written)
-            for name, each in memory.items()
+            name: Operand(buffer, self._sizes[name], name in self._read, name == self._written)
+            for name, buffer in memory.items()
         }
-        return enqueue_across(across, work, operands, wait_for)
+        return enqueue_across(bridge, work, operands, wait_for)
 
     def _on_host(self, queue: cl.CommandQueue, memory: Mapping[str, Any], wait_for: Any) -> cl.Event:
-        """In a thread, between a marker and a user event."""
+        """Run in a thread, between a marker and a user event on the queue."""
         import pyopencl as cl
 
-        before, done = cl.enqueue_marker(queue, wait_for=wait_for or None), cl.UserEvent(queue.context)
+        commands_before, done = cl.enqueue_marker(queue, wait_for=wait_for or None), cl.UserEvent(queue.context)
         queue.flush()
-        # The thread starts first: a queue that computes in the calling thread waits for the event as it is given.
-        threading.Thread(target=self._compute, args=(before, done, memory), name=self.name).start()
-        after = (cl.enqueue_marker if out_of_order(queue) else cl.enqueue_barrier)(queue, wait_for=[done])
+        # The thread starts first, because a queue that computes in the calling thread waits for the event immediately.
+        threading.Thread(target=self._compute, args=(commands_before, done, memory), name=self.name).start()
+        event_after = (cl.enqueue_marker if out_of_order(queue) else cl.enqueue_barrier)(queue, wait_for=[done])
         queue.flush()
-        return after
+        return event_after
 
     def _compute(self, before: cl.Event, done: cl.UserEvent, memory: Mapping[str, Any]) -> None:
-        """One run, when the commands ``before`` it are done; ``done`` ends as the run does."""
+        """Compute once the event ``before`` is complete; set the status of ``done`` to the outcome."""
         import pyopencl as cl
 
         status, views = _FAILED, {}
@@ -158,9 +158,10 @@ class VendorPlan:
         except BaseException as error:
             self._failure = f"a run failed: {words(error)}"
             if self._written in views:
-                views[self._written][...] = 255  # NaN, which nobody takes for a result
+                views[self._written][...] = 255  # These bytes are NaN, so that nobody mistakes them for a result.
             message = f"{self.name} failed, and what the result holds is undefined: {words(error)}"
-            with contextlib.suppress(ConvDispatchWarning):  # where warnings are errors; the event fails all the same
+            # If warnings are errors this one is ignored, because the event reports the failure too.
+            with contextlib.suppress(ConvDispatchWarning):
                 warnings.warn(message, ConvDispatchWarning, stacklevel=2)
         finally:
             for view in views.values():
@@ -179,8 +180,8 @@ class _Handle:
         self._table.free(self.value)
 
 
-def _whole(buffer: cl.MemoryObject) -> tuple[int, int]:
-    """The handle of a buffer or of a sub-buffer's parent, and the bytes from the parent's beginning."""
+def _parent_and_offset(buffer: cl.MemoryObject) -> tuple[int, int]:
+    """The handle of a buffer, or of a sub-buffer's parent, and the offset in the parent in bytes."""
     import pyopencl as cl
 
     parent = buffer.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)

@@ -1,4 +1,4 @@
-"""A solver of a vendor's library as a Solver: each question is a call of the library's function, and a check of it."""
+"""A solver of a vendor's library as a Solver: each query calls a function of the library and checks its result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CODES = abi.CODES
 
 
 class VendorSolver(Solver):
-    """The solver of a ``table`` in a library that stays loaded. A configuration is the library's text."""
+    """The solver of a ``table`` in a loaded library. A configuration is a text of the library."""
 
     def __init__(self, table: Any, name: str, packs: bool = False) -> None:
         self.name, self._table, self._packs = name, table, packs
@@ -39,23 +39,24 @@ class VendorSolver(Solver):
         self.predicts = bool(table.cost)
 
     def place(self, device: DeviceInfo) -> int:
-        """Where plans run on a device: with CUDA, else on a CPU's host memory, else with OpenCL; 0 for nowhere."""
-        offered = self._table.places
-        if offered & _CODES["cuda"] and device.vendor == "nvidia" and cuda_driver.unavailable() is None:
+        """The code of the place where plans run on a device: CUDA, else a CPU's host memory, else OpenCL; 0 for
+        none."""
+        offered_places = self._table.places
+        if offered_places & _CODES["cuda"] and device.vendor == "nvidia" and cuda_driver.unavailable() is None:
             return _CODES["cuda"]
-        on_host = offered & _CODES["host"] and device.type == "cpu"
-        return _CODES["host"] if on_host else offered & _CODES["opencl"]
+        on_host = offered_places & _CODES["host"] and device.type == "cpu"
+        return _CODES["host"] if on_host else offered_places & _CODES["opencl"]
 
     def serves(self, device: DeviceInfo) -> str | None:
-        """Why none of the solver's places is on the device, or None."""
+        """Why the solver cannot run on the device, or None."""
         if self.place(device):
             return None
         places = {"host": "a CPU's host memory", "cuda": "CUDA"}
-        offered = " or ".join(words for name, words in places.items() if self._table.places & _CODES[name])
-        return f"{offered} only, got {device.type} of {device.vendor}"
+        place_names = " or ".join(words for name, words in places.items() if self._table.places & _CODES[name])
+        return f"{place_names} only, got {device.type} of {device.vendor}"
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """The reason of the places, or of the library."""
+        """Why the device or the library refuses the problem, or None."""
         if reason := self.serves(device):
             return reason
         text = abi.Text()
@@ -66,7 +67,7 @@ class VendorSolver(Solver):
         return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:
-        """The library's texts, until it says that there are no more."""
+        """The library's configurations, each a text."""
         return self._texts(problem, device) if self._table.config else [{}]
 
     def _texts(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
@@ -83,7 +84,7 @@ class VendorSolver(Solver):
         return self._number("cost", problem, device, config, ctypes.c_double()) if self._table.cost else None
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
-        """The library's bytes of workspace; none where it has no function for it."""
+        """The library's workspace in bytes; 0 if the library has no function for it."""
         return self._number("workspace", problem, device, config, ctypes.c_uint64()) if self._table.workspace else 0
 
     def _number(self, name: str, problem: ConvProblem, device: DeviceInfo, config: Any, number: Any) -> Any:
@@ -98,17 +99,17 @@ class VendorSolver(Solver):
         info, handle, text = device_info(context.devices[0]), ctypes.c_void_p(), abi.Text()
         size = self.workspace(problem, info, config)
         device = abi.device_of(info, self.place(info), context)
-        asked = byref(self._table), byref(abi.problem_of(problem)), byref(device), _text(config)
-        abi.check("plan", self._table.plan(*asked, byref(handle), text.address, text.size), text)
+        arguments = byref(self._table), byref(abi.problem_of(problem)), byref(device), _text(config)
+        abi.check("plan", self._table.plan(*arguments, byref(handle), text.address, text.size), text)
         if not handle.value or size is None:
             raise PluginError("its plan is NULL, or its workspace not known, and no error was returned")
         packs = self._packs and problem.constant_weights
         packed = self._number("packed", problem, info, config, ctypes.c_uint64()) if packs else 0
         return VendorPlan(self._table, handle.value, (device.place, size, packed or 0), context, problem)
 
-    def _ask(self, name: str, problem: ConvProblem, device: DeviceInfo, *more: Any) -> int:
-        asked = abi.problem_of(problem), abi.device_of(device, self.place(device))
-        return getattr(self._table, name)(byref(self._table), *map(byref, asked), *more)
+    def _ask(self, name: str, problem: ConvProblem, device: DeviceInfo, *extra_arguments: Any) -> int:
+        structures = abi.problem_of(problem), abi.device_of(device, self.place(device))
+        return getattr(self._table, name)(byref(self._table), *map(byref, structures), *extra_arguments)
 
 
 def _text(config: Mapping[str, Any]) -> bytes:

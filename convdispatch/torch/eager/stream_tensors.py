@@ -47,6 +47,8 @@ class StreamTensors:
         self._library, self.shape, self._form = library, shape, form
         self._dtype, self._device, self._number = like.dtype, like.device, like.get_device()
         self.strides = torch.empty(shape, device="meta", memory_format=form).stride()
+        self._forms = (form, form, form, torch.contiguous_format, form)
+        """The memory formats of x, w, y, bias and residual."""
         self.is_current = library.is_current
 
     def stream(self, tensor: torch.Tensor) -> Stream:
@@ -56,24 +58,12 @@ class StreamTensors:
         return torch.empty_strided(self.shape, self.strides, dtype=self._dtype, device=self._device)
 
     def addresses(self, operands: Sequence[torch.Tensor], bias: Any, residual: Any, stream: Stream) -> list[int] | None:
-        form = self._form
-        for tensor in operands:
-            if not tensor.is_contiguous(memory_format=form):
+        found = []
+        for tensor, form in zip((*operands, bias, residual), self._forms, strict=True):
+            if tensor is not None and not tensor.is_contiguous(memory_format=form):
                 return None
-        operand_addresses = [tensor.data_ptr() for tensor in operands]
-        if bias is None:
-            operand_addresses.append(0)
-        elif bias.is_contiguous():
-            operand_addresses.append(bias.data_ptr())
-        else:
-            return None
-        if residual is None:
-            operand_addresses.append(0)
-        elif residual.is_contiguous(memory_format=form):
-            operand_addresses.append(residual.data_ptr())
-        else:
-            return None
-        return operand_addresses
+            found.append(0 if tensor is None else tensor.data_ptr())
+        return found
 
     def memory(
         self, tensor: torch.Tensor, stream: Stream, size: int, out: bool = False, of_bias: bool = False

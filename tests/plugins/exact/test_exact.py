@@ -9,7 +9,7 @@ import numpy as np
 import pyopencl as cl
 import pytest
 from click.testing import CliRunner
-from convdispatch_exact import order, passes, probe
+from convdispatch_exact import order, probe
 from convdispatch_exact.registers import RegisterKernel
 from paths import ROOT
 
@@ -146,7 +146,7 @@ def configs(solver, problem: ConvProblem, queue, number: int | None) -> list:
     split = problem.direction == "bwd_weights" and problem.mb > 1
     if solver is REGISTERS:
         offered = next(iter(solver.configs(problem, runtime.device_info(queue.device))))
-        every = [offered, {"lanes": 4, "nv": 1, "pr": 1, "pc": 2}]
+        every = [offered, {"lanes": 4, "nv": 1, "pc": 2}]
     else:
         every = [{**SMALLEST, "split": split}, {"side": 8, "tm": 8, "tn": 4, "bk": 8, "split": split}]
     return every if number is None else [every[0] if number % 3 else every[1]]
@@ -204,17 +204,16 @@ def test_the_gradient_of_a_batch_is_that_of_its_images_one_after_the_other():
 
 
 @pytest.mark.parametrize(("units", "mb"), [(1, 1), (2, 3), (16, 40), (64, 2)])
-@pytest.mark.parametrize("text", [FORWARD[3], WEIGHTS[2], DATA[2]])
-def test_bands_and_jobs_cover_everything_once(text, units, mb):
+@pytest.mark.parametrize("text", [FORWARD[3], WEIGHTS[2], DATA[2], FORWARD[8]])
+def test_panels_and_parts_cover_everything_once(text, units, mb):
     problem = ConvProblem.parse(text).replace(mb=mb)
-    for numbers in passes.passes(problem):
-        n = RegisterKernel(problem, numbers, {"lanes": 8, "nv": 2, "pr": 2, "pc": 3}, units).n
-        if problem.direction == "bwd_weights":
-            assert n["PARTS"] * n["BLOCKS"] >= n["NB"] > (n["PARTS"] - 1) * n["BLOCKS"]
-            assert n["NC"] * n["CP"] >= n["C"] > (n["NC"] - 1) * n["CP"]
-        else:
-            assert n["BANDS"] * n["R"] >= n["YH"] > (n["BANDS"] - 1) * n["R"]
-            assert n["NI"] * n["IB"] >= mb > (n["NI"] - 1) * n["IB"]
+    for numbers in order.passes(problem):
+        n = RegisterKernel(problem, numbers, {"lanes": 8, "nv": 2, "pc": 3}, units).n
+        assert n["PANELS"] * n["PN"] >= n["COLUMNS"] > (n["PANELS"] - 1) * n["PN"]
+        assert n["PN"] % 3 == 0
+        assert 1 <= n["PARTS"] <= n["MB"]
+        assert n["SUMS"] * n["PARTS"] >= n["MB"] * n["BM"] * n["PN"]
+        assert n["ITEMS"] <= n["JOBS"] == n["G"] * n["PARTS"] * n["PANELS"]
 
 
 def test_layouts_have_equal_bits():

@@ -7,6 +7,7 @@ import itertools
 import checking
 import numpy as np
 import pytest
+import shape_tables
 from convdispatch_fft.cpu.choice import predicted
 from convdispatch_fft.cpu.geometry import Geometry
 
@@ -14,7 +15,7 @@ import convdispatch
 from convdispatch import NoSolver
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
-from convdispatch.measurement import reference, shapes
+from convdispatch.measurement import reference
 from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("cpu")
@@ -25,7 +26,7 @@ LIMIT = 1e-6
 """Allowed relative error: ten times below the contract's."""
 _TABLE = {
     entry.name: entry.problem
-    for entry in [*shapes.load("near_miss"), *shapes.load("basic")]
+    for entry in [*shape_tables.load("near_miss"), *shape_tables.load("basic")]
     if {entry.problem.sd, entry.problem.sh, entry.problem.sw} == {1}
     and max(entry.problem.kd, entry.problem.kh, entry.problem.kw) > 1
     and not entry.problem.ic == entry.problem.oc == entry.problem.g

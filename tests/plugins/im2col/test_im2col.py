@@ -8,12 +8,12 @@ from collections import Counter
 import numpy as np
 import pyopencl as cl
 import pytest
+import shape_tables
 from checking import GUARD, Guarded, check, compare, make_operands, numpy_dtype
 
 from convdispatch import policy
 from convdispatch.api import ConvProblem, DeviceInfo
 from convdispatch.device import runtime
-from convdispatch.measurement import shapes
 from convdispatch.measurement.search.trial import Harness
 from convdispatch.selection import dispatch
 from convdispatch.selection.plugins.loader import plugins
@@ -29,7 +29,7 @@ GPU = DeviceInfo(
 
 def cases() -> list[ConvProblem]:
     """Every shape in turn meets another direction, layout and dtype; all of them with ``--full``."""
-    entries = [entry for table in ("near_miss", "basic") for entry in shapes.load(table)]
+    entries = [entry for table in ("near_miss", "basic") for entry in shape_tables.load(table)]
     variants = list(
         itertools.product(
             ("fwd", "bwd_data", "bwd_weights"), ("nchw", "nhwc"), ("float32", "float64", "float16", "bfloat16")

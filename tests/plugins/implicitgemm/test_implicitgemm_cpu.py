@@ -9,21 +9,22 @@ from dataclasses import replace
 import checking
 import numpy as np
 import pytest
+import shape_tables
 from processors import device_of
 
 import convdispatch
 from convdispatch import NoSolver
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
-from convdispatch.measurement import reference, shapes
+from convdispatch.measurement import reference
 from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("cpu")
 SOLVERS = ("direct", "depthwise", "pointwise", "weights")
 LAYOUTS = ("nchw", "nhwc")
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weights")
-_TABLE = {entry.name: entry.problem for entry in shapes.load("near_miss")}
-_BASIC = {entry.name: entry.problem for entry in shapes.load("basic")}
+_TABLE = {entry.name: entry.problem for entry in shape_tables.load("near_miss")}
+_BASIC = {entry.name: entry.problem for entry in shape_tables.load("basic")}
 # Compiling takes most of a test's time: each shape runs in one direction and layout, neighbours in others.
 _TURNS = list(itertools.product(LAYOUTS, DIRECTIONS))
 

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 
 import pytest
+import shape_tables
 from as_cuda import assembles_without_spills, needs_nvcc
 from convdispatch_nvidia.instructions import Instructions, Wgmma, for_hopper
 from convdispatch_nvidia.packed.plan import NvidiaPlan
@@ -27,7 +28,6 @@ from convdispatch.device import runtime
 from convdispatch.device.matrix_tiles.formats import formats
 from convdispatch.device.matrix_tiles.geometry import product_geometry, window
 from convdispatch.device.matrix_tiles.product.plan import Layout
-from convdispatch.measurement import shapes
 from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
@@ -240,7 +240,7 @@ def test_rejects():
 def test_choices(full, engine, direction):
     """Every offered tile fits its problem, its workspace is what its plan lays out, and all formats are offered."""
     solver = solver_of(engine)
-    ways = itertools.product([*shapes.load("near_miss"), *shapes.load("resnet50")], LAYOUTS)
+    ways = itertools.product([*shape_tables.load("near_miss"), *shape_tables.load("resnet50")], LAYOUTS)
     for entry, layout in ways if full else itertools.islice(ways, DIRECTIONS.index(direction), None, 5):
         problem = entry.problem.replace(direction=direction, layout=layout)
         if not problem.mb or solver.limits(problem, HOPPER):

@@ -11,6 +11,7 @@ import itertools
 
 import numpy as np
 import pytest
+import shape_tables
 from as_cuda import assembles_without_spills, needs_nvcc
 from checking import make_operands
 from convdispatch_nvidia.direct.choice import FORMATS_OF_MATH
@@ -24,7 +25,7 @@ from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 from convdispatch.device import runtime
 from convdispatch.device.programs.kernels import rendering
-from convdispatch.measurement import reference, shapes
+from convdispatch.measurement import reference
 from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
@@ -201,7 +202,7 @@ def test_rejects():
 def test_choices(full, direction):
     """Every offered tile fits, its workspace is what its plan asks for, and all formats are offered."""
     solver, seen = SOLVER, 0
-    entries = [*shapes.load("near_miss"), *shapes.load("resnet50"), *shapes.load("googlenet")]
+    entries = [*shape_tables.load("near_miss"), *shape_tables.load("resnet50"), *shape_tables.load("googlenet")]
     ways = itertools.product(entries, LAYOUTS, ("float32", "ieee", "tf32"))
     for entry, layout, math in ways if full else itertools.islice(ways, DIRECTIONS.index(direction), None, 5):
         problem = entry.problem.replace(direction=direction, layout=layout, math=math)

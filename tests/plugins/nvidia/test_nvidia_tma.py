@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import shape_tables
 from as_cuda import assembles_without_spills, needs_nvcc
 from convdispatch_nvidia.tma.plan import TmaPlan
 from convdispatch_nvidia.tma.rewriting import folded, folds
@@ -14,7 +15,6 @@ from plans import check_on_device, check_plan
 from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS
-from convdispatch.measurement import shapes
 from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = [pytest.mark.usefixtures("item_by_item"), pytest.mark.computes]
@@ -124,7 +124,7 @@ def test_pixels_that_may_be_folded(text):
 def test_configurations_fit(direction):
     """Every configuration that is offered for real layers can be built and states its workspace."""
     solver, seen = SOLVER, 0
-    for entry in [*shapes.load("near_miss"), *shapes.load("resnet50"), *shapes.load("googlenet")]:
+    for entry in [*shape_tables.load("near_miss"), *shape_tables.load("resnet50"), *shape_tables.load("googlenet")]:
         problem = entry.problem.replace(direction=direction, layout="nhwc", dtype="float16")
         if not problem.mb or solver.limits(problem, HOPPER):
             continue

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import shape_tables
 from convdispatch_nvidia.winograd.plan import WinogradPlan
 from convdispatch_nvidia.winograd.tiling import Points, PointsTile, margin
 from plans import check_on_device, check_plan
@@ -15,7 +16,7 @@ from convdispatch.api.declared import outside_declaration
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
-from convdispatch.measurement import reference, shapes
+from convdispatch.measurement import reference
 from convdispatch.selection.plugins.loader import plugins
 from convdispatch.tensor import Tensor
 
@@ -96,7 +97,7 @@ def test_margins():
 def test_configurations_fit(direction):
     """Every configuration that is offered for real layers can be built and states its workspace; costs are times."""
     solver, seen = SOLVER, 0
-    for entry in [*shapes.load("near_miss"), *shapes.load("vgg_a"), *shapes.load("googlenet")]:
+    for entry in [*shape_tables.load("near_miss"), *shape_tables.load("vgg_a"), *shape_tables.load("googlenet")]:
         problem = entry.problem.replace(direction=direction)
         if not problem.mb or solver.limits(problem, HOPPER):
             continue

@@ -7,13 +7,13 @@ import threading
 
 import numpy as np
 import pytest
+import shape_tables
 from checking import check, make_operands
 
 import convdispatch
 from convdispatch.api import ConvProblem
 from convdispatch.api.activations import ACTIVATIONS, apply_activation
 from convdispatch.device import runtime
-from convdispatch.measurement import shapes
 from convdispatch.selection import dispatch
 from convdispatch.selection.plugins.loader import plugins
 from convdispatch.selection.visible_problem import visible_problem
@@ -88,7 +88,7 @@ def test_shape(text, direction, layout, data, device):
 
 @pytest.mark.parametrize("table", ["basic", "near_miss"])
 def test_tables(table, device, full):
-    entries = shapes.load(table)
+    entries = shape_tables.load(table)
     for entry, direction, layout in itertools.islice(
         itertools.product(entries, ("fwd", "bwd_data", "bwd_weights"), ("nchw", "nhwc")), 0, None, 1 if full else 7
     ):
