@@ -1,15 +1,21 @@
-"""int8: a GPU's layers beside float16's.
+"""int8: a GPU's layers in 8 bits beside 16.
 
-python -m bench int8 gpu     # one NVIDIA GPU, PyTorch: ResNet-50's layers by ``conv``, in CUDA graphs
+python -m bench int8 gpu       # one NVIDIA GPU, PyTorch: ResNet-50's layers by ``conv``, in CUDA graphs
+python -m bench int8 float8    # the same of drawn layers of 256 channels and more: float8 beside bfloat16 and integers
 """
 
 from __future__ import annotations
 
 import math
+import random
 import time
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
+
+if TYPE_CHECKING:
+    from bench.timer import Side
 
 
 @click.group(help=__doc__)
@@ -26,7 +32,7 @@ def gpu(batch: int, seconds: float, budget: float) -> None:
     import torch
 
     import convdispatch as cd
-    from bench.timer import graph_side, medians, sets_of
+    from bench.timer import medians
     from convdispatch.measurement import shapes
 
     begun, ratios = time.monotonic(), []
@@ -41,25 +47,7 @@ def gpu(batch: int, seconds: float, budget: float) -> None:
         quantization = cd.Quantization(
             x_scale=0.02, x_zero_point=3, w_scale=np.full(p.oc, 0.01, np.float32), y_scale=0.7, dtype="uint8"
         )
-        options = {"stride": (p.sh, p.sw), "padding": (p.ph, p.pw), "layout": "nhwc"}
-        many = sets_of(math.prod(p.x_shape) + math.prod(p.y_shape))
-
-        def made(shape, kind):
-            values = torch.randint(-100, 100, shape, device="cuda")
-            return (values / 100 if kind == torch.float16 else values).to(kind)
-
-        def side(kind, w_kind, many=many, p=p, options=options, **more):
-            w = cd.constant(made(p.w_shape, w_kind))
-            pairs = [(made(p.x_shape, kind), made(p.y_shape, kind)) for _ in range(many)]
-
-            def work(number: int) -> None:
-                x, y = pairs[number % many]
-                cd.conv(x, w, out=y, **options, **more)
-
-            return graph_side(work)
-
-        sides = {"int8": side(torch.uint8, torch.int8, quantization=quantization)}
-        sides["float16"] = side(torch.float16, torch.float16)
+        sides = {"int8": _side(p, "uint8", "int8", quantization), "float16": _side(p, "float16", "float16")}
         found = {name: 1e3 * ms for name, ms in medians(sides, seconds).items()}
         ratios.append(found["float16"] / found["int8"])
         rate = p.flops / found["int8"] / 1e6
@@ -67,6 +55,80 @@ def gpu(batch: int, seconds: float, budget: float) -> None:
               f"{found['float16'] / found['int8']:.2f}", flush=True)  # fmt: skip
     mean = math.exp(float(np.mean(np.log(ratios))))
     print(f"{torch.cuda.get_device_name()}, batch {batch}: geometric mean {mean:.2f}, least {min(ratios):.2f}")
+
+
+@main.command()
+@click.option("--layers", default=12, show_default=True)
+@click.option("--seconds", default=0.01, show_default=True, help="of a sample")
+@click.option("--search", default=0.0, show_default=True, help="Seconds of a search before each side's times.")
+def float8(layers: int, seconds: float, search: float) -> None:
+    """float8 (e4m3), int8 (the same engine, whose sums stay in the tensor cores) and bfloat16; results of x's dtype."""
+    import torch
+
+    import convdispatch as cd
+    from bench.timer import medians
+
+    logarithms: dict[str, list[float]] = {"float8": [], "int8": []}
+    for p in drawn(layers):
+        narrow = cd.Quantization(w_scale=1 / 16, y_scale=1 / 64, dtype="float8_e4m3")
+        whole = cd.Quantization(w_scale=0.01, y_scale=0.7, dtype="int8")
+        if search:
+            for dtype in ("float8_e4m3", "int8", "bfloat16"):
+                out = None if dtype == "bfloat16" else dtype
+                cd.find(p.replace(dtype=dtype, out_dtype=out, constant_weights=True), "gpu", budget_ms=1e3 * search)
+        sides = {
+            "float8": _side(p, "float8_e4m3fn", "float8_e4m3fn", narrow),
+            "int8": _side(p, "int8", "int8", whole),
+            "bfloat16": _side(p, "bfloat16", "bfloat16"),
+        }
+        found = {name: 1e3 * ms for name, ms in medians(sides, seconds).items()}
+        for name, of in logarithms.items():
+            of.append(math.log(found["bfloat16"] / found[name]))
+        rates = {name: f"{us:.1f} us ({p.flops / us / 1e6:.0f} T/s)" for name, us in found.items()}
+        print(f"{p}: {rates}, float8 {math.exp(logarithms['float8'][-1]):.2f} of bfloat16", flush=True)
+    means = {name: f"{math.exp(float(np.mean(of))):.2f}" for name, of in logarithms.items()}
+    print(f"{torch.cuda.get_device_name()}: geometric means over bfloat16 {means}")
+
+
+def drawn(count: int) -> list[Any]:
+    """Problems of 256 channels and more, of 20 to 400 GFLOP."""
+    import convdispatch as cd
+
+    draw, channels, problems = random.Random(55), (256, 384, 512, 768, 1024), []
+    while len(problems) < count:
+        mb, ic, oc = draw.choice((8, 16, 32, 64)), draw.choice(channels), draw.choice(channels)
+        size, k, step = draw.choice((7, 14, 28, 56)), draw.choice((1, 3, 3)), draw.choice((1, 1, 1, 2))
+        sizes = {"mb": mb, "ic": ic, "ih": size, "iw": size, "oc": oc}
+        kernel = {"kh": k, "kw": k, "sh": step, "sw": step, "ph": k // 2, "pw": k // 2}
+        problem = cd.ConvProblem(**sizes, **kernel, layout="nhwc", dtype="bfloat16")
+        if 2e10 <= problem.flops <= 4e11:
+            problems.append(problem)
+    return problems
+
+
+def _side(p: Any, dtype: str, w_dtype: str, quantization: Any = None) -> Side:
+    """The problem by ``conv`` on drawn data as a CUDA graph, for ``medians``."""
+    import torch
+
+    import convdispatch as cd
+    from bench.timer import graph_side, sets_of
+
+    many = sets_of(math.prod(p.x_shape) + math.prod(p.y_shape))
+    options = {"stride": (p.sh, p.sw), "padding": (p.ph, p.pw), "layout": "nhwc"}
+    options |= {"quantization": quantization} if quantization else {}
+
+    def made(shape: tuple[int, ...], name: str) -> torch.Tensor:
+        values = torch.randint(-100, 100, shape, device="cuda")
+        return (values / 100 if "float" in name else values).to(getattr(torch, name))
+
+    w = cd.constant(made(p.w_shape, w_dtype))
+    pairs = [(made(p.x_shape, dtype), made(p.y_shape, dtype)) for _ in range(many)]
+
+    def work(number: int) -> None:
+        x, y = pairs[number % many]
+        cd.conv(x, w, out=y, **options)
+
+    return graph_side(work)
 
 
 if __name__ == "__main__":

@@ -204,14 +204,14 @@ def test_a_call_has_its_device_seen(sight, device, queue):
 
     x, w = np.ones((1, 3, 7, 5), np.float32), np.ones((2, 3, 3, 2), np.float32)
     conv(x, w, queue=queue)
-    assert queue.device in sight._seen
+    assert queue.device in sight._checked
 
 
 def test_a_framework_s_problem_has_its_device_seen(sight, device):
     if runtime.device_info(device).type != "cpu":
         pytest.skip("CPUs only: this door serves frameworks' problems on the host")
     HostCall(ConvProblem.parse("mb1ic3ih7iw5oc2kh3"), runtime.context(device))
-    assert device in sight._seen
+    assert device in sight._checked
 
 
 def test_on_a_busy_device_nothing_is_kept(device, monkeypatch, folder):

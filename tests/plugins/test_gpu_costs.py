@@ -52,6 +52,13 @@ def _estimates(monkeypatch):
      {"vector": 1, "rows": 8, "columns": 2, "turns": 4}, 0.782),
     ("implicitgemm.tiled_narrow", "bwd_data_f32_g144mb64ic144ih110iw110oc144kh3kw3sh2sw2", {"rows": 8}, 0.287),
     ("implicitgemm.tiled_narrow", "fwd_f32_g88mb128ic88ih78iw78oc88kh3kw3sh2sw2", {"rows": 8}, 0.1136),
+    # 16-bit numbers, channels last, each read alone.
+    ("implicitgemm.tiled_depthwise_sums", "bwd_weights_f16_nhwc_g448mb32ic448ih23iw23oc448kh5kw5ph2pw2",
+     {"vector": 1, "rows": 8, "columns": 8, "turns": 1, "parts": 37}, 0.0478),
+    ("implicitgemm.tiled_depthwise_sums", "bwd_weights_f16_nhwc_g80mb64ic80ih35iw35oc80kh7kw7",
+     {"vector": 1, "rows": 4, "columns": 8, "turns": 1, "parts": 176}, 0.0553),
+    ("implicitgemm.tiled_depthwise", "bwd_data_f16_nhwc_g544mb1ic544ih43iw43oc544kh3kw3",
+     {"vector": 1, "rows": 4, "columns": 4, "turns": 1}, 0.0047),
     # Launches, little else.
     ("fft.gpu", "bwd_data_f16_nhwc_mb4ic63ih7iw7oc8kh9kw9ph4pw4", {**_FFT, "bm": 64, "bn": 16, "th": 12, "tw": 12},
      0.00564),

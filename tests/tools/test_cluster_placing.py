@@ -216,7 +216,7 @@ def test_an_answer_that_died_with_its_worker_is_asked_for_elsewhere(four, monkey
         submit(self)
         self._flying_before = {
             **getattr(self, "_flying_before", {}),
-            **{k: f.worker for k, f in self._flying.items()},
+            **{k: f.worker for k, f in self._in_flight.items()},
         }
 
     monkeypatch.setattr(Run, "_fetched", late)

@@ -187,8 +187,9 @@ class Stem(KernelSolver):
                 break
             for mr in range(1, min(p.n, 16) + 1):
                 # Sums, source vectors and the weights of a tap share the registers: tiles of 6 channels by 4 vectors, 8
-                # by 3 and 10 by 2 took 1.1 to 1.25 times as long as 5 by 4, 7 by 3 and 8 by 2.
-                if mr * nv <= room * 3 // 4 and mr + 2 * nv <= 13:
+                # by 3 and 10 by 2 took 1.1 to 1.25 times as long as 5 by 4, 7 by 3 and 8 by 2. With 16 registers, 3
+                # channels by 4 vectors took 1.4 times as long as 4 by 3.
+                if mr * nv <= room * 3 // 4 and mr + 2 * nv <= 13 and mr * nv + nv + 1 <= room:
                     choices.append((StemKernel.cycles(problem, mr, nv, lanes), nv, mr))
         row = p.c * p.taps[0] * (p.places[2] * p.step[2] + p.taps[2] * p.spread[2]) * size
         rows = max(1, (SLOT_BYTES // row - (p.taps[1] - 1) * p.spread[1] - 1) // p.step[1] + 1)

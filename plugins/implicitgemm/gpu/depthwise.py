@@ -23,6 +23,8 @@ SECTOR_BYTES = 32
 # The constants of the cost model were fitted to 669 timings on an H200, with an rms error of the logarithm of 0.17.
 REACHED_SHARE = 0.83  # share of the device's instruction rate that a busy device reaches
 LOAD_INSTRUCTIONS = 5.0  # instructions of a work item per vector that it reads
+# Additional instructions per 16-bit number that is read alone, not in a vector: 3 timings on an H200
+LONE_HALF_INSTRUCTIONS = 12.0
 PLACE_INSTRUCTIONS = 7.7  # instructions of a work item per result
 TILE_INSTRUCTIONS = 28  # instructions of a work item per tile
 FILL_INSTRUCTIONS = 88  # instructions of a work item per weight that it copies to local memory
@@ -49,7 +51,8 @@ class ForwardTile(DepthwiseTile):
         problem, known = self.problem, rates(device)
         loads, weight_reads, _ = self.counts
         widened = self.vector if problem.itemsize == 2 else 0
-        item = self.steps * self.vector + loads * LOAD_INSTRUCTIONS + weight_reads * len(self.parts)
+        load = LOAD_INSTRUCTIONS + (LONE_HALF_INSTRUCTIONS if problem.itemsize == 2 and self.vector == 1 else 0)
+        item = self.steps * self.vector + loads * load + weight_reads * len(self.parts)
         item += len(self.places) * (PLACE_INSTRUCTIONS + (widened or 1)) + TILE_INSTRUCTIONS
         item += FILL_INSTRUCTIONS * self.geometry.volume * self.vector / self.deep / self.turns
         items = self.tiles * self.slabs * self.lanes

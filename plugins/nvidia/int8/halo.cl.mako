@@ -94,24 +94,7 @@ ${staying.numbers(f"warps_meet({t.items})")}\
         barrier_wait(source - 8, turn / ${sources} % 2);
         for (int step_of = 0; step_of < ${steps}; ++step_of) {
           barrier_wait(bar, parity);
-          WGMMA_BEGIN();
-${multiply(0)}\
-          WGMMA_COMMIT();
-% if tiling.float8:
-% for group in range(tiling.column_groups):
-% if group:
-          WGMMA_BEGIN();
-${multiply(group)}\
-          WGMMA_COMMIT();
-% endif
-          wgmma_finish(sum);
-% if group + 1 == tiling.column_groups:
-          if (lane == 0) barrier_release(bar + 8);
-          if (step_of == ${steps - 1} & lane == 0) barrier_release(source);
-% endif
-${results.promoted(group)}\
-% endfor
-% else:
+${staying.products(multiply)}\
           if (add) {
             WGMMA_WAIT(1);
             if (lane == 0) barrier_release(last);
@@ -119,16 +102,13 @@ ${results.promoted(group)}\
           }
           add = 1;
           last = bar + 8;
-% endif
 ${next_taps()}\
 ${staying.advance(tiling.stage_bytes, t.stages, sources)}\
         }
       }
-% if not tiling.float8:
       wgmma_finish(sum);
       if (lane == 0) barrier_release(last);
       if (lane == 0) barrier_release(source);
-% endif
 ${results.leave()}\
     }
   }
@@ -147,10 +127,7 @@ ${copy_source(tiling.sources_at, 0)}\
       for (int step_of = 0; step_of < ${steps}; ++step_of) {
 ${copy_weights()}\
         barrier(CLK_LOCAL_MEM_FENCE);
-% for group in range(tiling.column_groups):
-${multiply(group)}\
-${results.promoted(group)}\
-% endfor
+${staying.products(multiply)}\
         add = 1;
 ${next_taps()}\
         barrier(CLK_LOCAL_MEM_FENCE);

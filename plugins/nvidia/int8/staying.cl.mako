@@ -73,6 +73,18 @@ void product(global const uchar *restrict x, global const uchar *restrict w, lon
     for (int i = 0; i < ${t.frag_n * 4 // tiling.column_groups}; ++i) sum[i] = 0;
 ${results.words()}\
 </%def>\
+## A slice's products, which are complete, and added to the others, if they are float8's.
+<%def name="products(multiply)">\
+% for group in range(tiling.column_groups):
+        WGMMA_BEGIN();
+${multiply(group)}\
+        WGMMA_COMMIT();
+% if tiling.float8:
+        wgmma_finish(sum);
+${results.promoted(group)}\
+% endif
+% endfor
+</%def>\
 ## The work group's channels are most often those of its tile before.
 <%def name="numbers(meet)">\
       if (held != tile % ${tiling.n_tiles} + group * ${tiling.n_tiles}) {

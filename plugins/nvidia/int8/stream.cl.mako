@@ -58,36 +58,17 @@ ${staying.numbers(f"warps_meet({t.items})")}\
       int add = 0;
       for (int slice = 0; slice < ${tiling.slices}; ++slice) {
         barrier_wait(bar, parity);
-        WGMMA_BEGIN();
-${multiply(0)}\
-        WGMMA_COMMIT();
-% if tiling.float8:
-% for group in range(tiling.column_groups):
-% if group:
-        WGMMA_BEGIN();
-${multiply(group)}\
-        WGMMA_COMMIT();
-% endif
-        wgmma_finish(sum);
-% if group + 1 == tiling.column_groups:
-        if (lane == 0) barrier_release(bar + 8);
-% endif
-${results.promoted(group)}\
-% endfor
-% else:
+${staying.products(multiply)}\
         if (add) {
           WGMMA_WAIT(1);
           if (lane == 0) barrier_release(last);
         }
         add = 1;
         last = bar + 8;
-% endif
 ${staying.advance(stage_bytes, t.stages, 0)}\
       }
-% if not tiling.float8:
       wgmma_finish(sum);
       if (lane == 0) barrier_release(last);
-% endif
 ${results.leave()}\
     }
   }
@@ -103,10 +84,7 @@ ${staying.numbers("barrier(CLK_LOCAL_MEM_FENCE)")}\
       const int add = slice > 0;
 ${copies()}\
       barrier(CLK_LOCAL_MEM_FENCE);
-% for group in range(tiling.column_groups):
-${multiply(group)}\
-${results.promoted(group)}\
-% endfor
+${staying.products(multiply)}\
       barrier(CLK_LOCAL_MEM_FENCE);
     }
 ${results.leave()}\
