@@ -207,7 +207,7 @@ def on_cuda(prepared: Any, torch: Any, tensors: Sequence[Any]) -> dict[str, tupl
     with stream.current():
         launches = loaded_launches(prepared, stream)
     assert launches is not None
-    ((function, arguments, places),) = launches.given
+    ((function, arguments, places),) = launches.loaded
     ready, addresses = function.ready(arguments, places), [tensor.data_ptr() for tensor in tensors]
     x, w, y = tensors
     return {

@@ -1,4 +1,4 @@
-"""The header: all that a caller or a plugin may import. Names load when first used.
+"""The header: everything that a caller or a plugin may import. Names load when first used.
 
 Callers: ``conv`` and its relatives, ``constant``, ``policy``, ``frozen``, ``explain``, ``ConvProblem``, the errors.
 Plugins: ``Solver``, ``Declared``, ``Plan``, ``DeviceInfo``, ``hookimpl``, ``KernelPlan``, ``StepPlan``, and the shared
@@ -6,24 +6,24 @@ kernel text (the ``.cl`` files here) and matrix product that plans are made of. 
 goes into ``__init__.pyi``, a new word of a problem into ``problem``, a new variable into ``settings``.
 
 - ``problem``: ConvProblem, one convolution's geometry, validated, as a value.
-- ``literals``: the words that options take, as types.
+- ``literals``: the values of options, as types.
 - ``matrix``: the part for plugins over matrix cores.
 - ``dtypes``: the element types and how OpenCL C stores and sums them.
 - ``activations``: the table of activations, and their words in each language.
 - ``quantization``: scales and zero points of a quantized convolution, and the table that its kernels read.
-- ``quantized``: what of a problem quantized convolutions have.
+- ``quantized``: the rules of quantized problems.
 - ``geometry``: every direction as one gather of taps, in phases.
 - ``device``: DeviceInfo, what a solver may ask about a device.
-- ``rates``: how fast a device multiplies, moves and launches.
-- ``cpu``: what kernels for CPUs ask of a device.
+- ``rates``: DeviceRates, how fast a device multiplies, moves and launches.
+- ``cpu``: properties of a device that kernels for CPUs need.
 - ``cuda``: the header's part for plugins over CUDA's libraries.
 - ``hookspecs``: the two hooks.
 - ``solver``: Solver and Plan, the two things that a plugin writes.
 - ``declared``: solvers that are imported when a device that they serve is first seen.
 - ``policy``: ``policy(...)`` and ``frozen()``.
-- ``results``: what a search found.
-- ``errors``: the exceptions that a caller meets, and the one warning.
-- ``fault_text``: somebody else's exceptions and texts, in words that fit a sentence.
+- ``results``: the results of a search.
+- ``errors``: the exceptions that a caller may get, and the warning.
+- ``fault_text``: other code's exceptions and texts, shortened for a sentence.
 - ``settings``: the environment variables.
 - ``lazy``: names of a package that load when first used.
 """
@@ -40,9 +40,9 @@ _load, __all__ = lazy_names(globals())
 
 
 class _Header(types.ModuleType):
-    """A package whose names load on first use, also those that a submodule shares (``conv``, ``policy``).
+    """A package whose names load on first use, even names that a submodule shares (``conv``, ``policy``).
 
-    Importing ``convdispatch.calls.conv`` would bind the submodule over the function; that assignment is dropped.
+    Importing ``convdispatch.calls.conv`` would bind the submodule over the function; that assignment is ignored.
     """
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-// float32 to bfloat16, its upper half, and back: rounded to nearest even, beyond the largest to infinity; a NaN stays one.
+// Converts float32 to bfloat16, its upper half, and back: to nearest even, infinity beyond the largest, NaN to NaN.
 //
 // convert_bfloat16_as_ushort(v), convert_as_bfloat16_float(h)  for one number, and with 2, 4, 8, 16 for vectors
 #ifndef BFLOAT16_CONVERSIONS

@@ -1,4 +1,4 @@
-"""What plugins' kernels for CPUs ask of a device: vector width, registers, instructions, the pages of its memory."""
+"""Properties of a CPU device that plugins' kernels need: vector width, registers, instructions, sizes of pages."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ from .dtypes import DTYPES
 from .rates import DeviceRates
 
 PAGE = 4096
-"""Bytes between the areas of a workspace: streams that begin on a page do not share one."""
+"""Bytes of a page, to which areas of a workspace are aligned, so that they do not share pages."""
 LINE = 64
 """Bytes of a cache line."""
 # On Linux a process must request the state of the AMX tile registers, 8 KB per thread, by
 # arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA): https://docs.kernel.org/arch/x86/xstate.html.
-_ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18
+_ARCH_PRCTL = 158  # the number of the system call on x86-64
+_REQUEST = 0x1023  # Linux's constant ARCH_REQ_XCOMP_PERM
+_TILE_DATA = 18  # Linux's constant XTILEDATA
 _FITTED = DeviceRates(340e9, 28e9, 8.5e-6)
 """Rates of the two cores with AVX-512 on which the cost models of CPU solvers were fitted."""
 
 
 class Balance(NamedTuple):
-    """The cost of a launch and of a byte of memory in operations at a CPU's peak, relative to the same cost on two
-    cores."""
+    """The cost of a launch and of a byte of memory, in operations at a CPU's peak, relative to the two cores on which
+    costs were fitted."""
 
     launch: float = 1.0
     memory: float = 1.0
 
     @classmethod
     def of(cls, known: DeviceRates) -> Balance:
-        """The balance at a CPU's rates. More cores multiply faster; launches and memory do not gain from them."""
+        """The balance at a CPU's rates: more cores multiply faster, but do not speed up launches and memory."""
         return cls(
             known.launch * known.flops / (_FITTED.launch * _FITTED.flops),
             known.flops / known.bandwidth / (_FITTED.flops / _FITTED.bandwidth),
@@ -80,8 +82,8 @@ def registers(device: DeviceInfo) -> int:
 
 @functools.cache
 def lacking(*needed: str) -> str | None:
-    """Why this machine's processor has not all of these instructions, by Linux' names, or this process no leave to use
-    its matrix registers, for which the system is asked once; None where nothing is lacking."""
+    """The reason why this process cannot use these instructions (by Linux' names): the processor lacks some, or the
+    system grants no AMX registers; None if it can."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return f"x86-64 under Linux only, got {platform.machine()} under {platform.system()}"
     absent = [flag for flag in needed if flag not in flags()]
@@ -91,8 +93,7 @@ def lacking(*needed: str) -> str | None:
 
 
 def flags() -> frozenset[str]:
-    """The instructions of this machine's processor, as Linux names them; empty where the system does not provide
-    them."""
+    """The instructions of this machine's processor, by Linux' names; empty on other systems."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""Solvers that are declared by name and imported when a device that they serve is first asked about."""
+"""Solvers that are declared by name, and imported at the first query about a device that they serve."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def cpus_only(device: DeviceInfo) -> str | None:
-    """Why a CPU's solver does not serve a device, or None."""
+    """The reason why a solver for CPUs does not serve a device, or None."""
     return None if device.type == "cpu" else f"cpu only, got {device.type}"
 
 
 def gpus_only(device: DeviceInfo) -> str | None:
-    """Why a GPU's solver does not serve a device, or None."""
+    """The reason why a solver for GPUs does not serve a device, or None."""
     return "GPUs and accelerators only, got a CPU" if device.type == "cpu" else None
 
 
 def declared_dtypes(solver: Solver, direction: str) -> frozenset[str]:
-    """The dtypes that a solver declares for a direction. One that says ``quantized = True`` instead, as solvers did
-    before they had ``dtypes``, computes integers of 8 bits."""
+    """The dtypes that a solver declares for a direction. A solver with ``quantized = True``, which older ones have
+    instead of ``dtypes``, computes integers of 8 bits."""
     dtypes = solver.dtypes
     if dtypes is FLOATS and not isinstance(solver, Declared) and getattr(solver, "quantized", False):
         return frozenset({"int8", "uint8"})
@@ -36,18 +36,18 @@ def declared_dtypes(solver: Solver, direction: str) -> frozenset[str]:
 
 
 def outside_declaration(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> str | None:
-    """Why a solver is not asked about a problem: it declares other dtypes, no bits for ``math="reproducible"``, or the
-    device cannot store the dtype."""
+    """The reason why a solver is not queried about a problem: it declares other dtypes, not ``reproducible``, or the
+    device cannot store the dtype; None if it is."""
     if problem.math == "reproducible" and not getattr(solver, "reproducible", False):
         return "other math than 'reproducible' only: its bits are not defined"
     dtypes = declared_dtypes(solver, problem.direction)
     if problem.dtype in dtypes:
         return device.supports(problem.dtype)
-    known = ", ".join(name for name in ALL_DTYPES if name in dtypes)
-    return f"{known} only, got {problem.dtype}" if known else f"other directions only, got {problem.direction}"
+    names = ", ".join(name for name in ALL_DTYPES if name in dtypes)
+    return f"{names} only, got {problem.dtype}" if names else f"other directions only, got {problem.direction}"
 
 
-_SAID = (
+_DECLARED_ATTRIBUTES = (
     "name", "fuses", "deterministic", "batch_invariant", "exact", "spreads_nonfinite", "predicts", "dtypes",
     "reproducible",
 )  # fmt: skip
@@ -55,10 +55,10 @@ _SAID = (
 
 
 class Declared(Solver):
-    """The solver ``make`` of module ``where``, known by what is said here until more is asked; its class need not.
+    """The solver that ``make(*arguments)`` of module ``where`` returns, with its attributes declared here.
 
-    ``serves(device)`` is the solver's own first answer: a reason that holds for every problem there, or None. On a
-    device that it does not serve, the module is never imported.
+    ``serves(device)`` returns a reason to refuse every problem on a device, or None. The module is imported only when
+    more than the declaration is needed, and never for a device that it does not serve.
     """
 
     def __init__(
@@ -87,14 +87,14 @@ class Declared(Solver):
 
     @property
     def solver(self) -> Solver:
-        """The solver itself, imported now or before. Raises what its import raises."""
+        """The solver itself, imported at the first access. Raises the errors of its import."""
         if self._made is None:
             with self._lock:
                 if self._made is None:
-                    made: Solver = getattr(importlib.import_module(self._where), self._make)(*self._arguments)
-                    for each in _SAID:
-                        setattr(made, each, getattr(self, each))
-                    self._made = made
+                    imported: Solver = getattr(importlib.import_module(self._where), self._make)(*self._arguments)
+                    for attribute in _DECLARED_ATTRIBUTES:
+                        setattr(imported, attribute, getattr(self, attribute))
+                    self._made = imported
         return self._made
 
     def __getattr__(self, name: str) -> Any:
@@ -103,7 +103,7 @@ class Declared(Solver):
         return getattr(self.solver, name)
 
     def serves(self, device: DeviceInfo) -> str | None:
-        """Why the solver does not serve a device, by its declaration; None where it does."""
+        """The declared reason why the solver does not serve a device; None if it does."""
         return None if self._serves is None else self._serves(device)
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:

@@ -1,4 +1,4 @@
-"""DeviceInfo: what a solver may ask about a device, in one spelling for every vendor."""
+"""DeviceInfo: the properties of a device that a solver may use, in one spelling for every vendor."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class DeviceInfo:
     fp64: bool = False
     extensions: frozenset[str] = frozenset()
     processor: str = ""
-    """The family and model, instructions and caches of a CPU, in words; empty where they are not known."""
+    """The family and model, instructions and caches of a CPU as text; empty if unknown."""
 
     def __str__(self) -> str:
         return f"{self.platform}: {self.name}" if self.platform else self.name
 
     def supports(self, dtype: str) -> str | None:
-        """Why the device cannot store and sum ``dtype``; None when it can."""
+        """The reason why the device cannot store and sum ``dtype``; None if it can."""
         needed = DTYPES[dtype].extension if dtype in DTYPES else ""
         has = self.fp64 if needed == "cl_khr_fp64" else not needed or needed in self.extensions
         return None if has else f"{dtype} needs {needed}, which {self.name} lacks"

@@ -22,8 +22,8 @@ class DType(NamedTuple):
     epsilon: float
     """Relative rounding error of one stored element; all integers up to its reciprocal are exact."""
     max_error: float
-    """Largest relative error (norm, against float64, standard normal data) of a right result; of float32, the problem's
-    ``math`` decides."""
+    """The largest relative error (norm, against float64, standard normal data) of a correct result; for float32, the
+    problem's ``math`` decides."""
     array_name: str
     """The dtype's name in NumPy (with ml_dtypes), PyTorch and JAX."""
     extension: str = ""
@@ -57,8 +57,8 @@ FLOAT8: dict[str, DType] = {
     "float8_e4m3": DType("f8_e4m3", 1, "uchar", "float", 2.0**-4, 1e-2, "float8_e4m3fn"),
     "float8_e5m2": DType("f8_e5m2", 1, "uchar", "float", 2.0**-3, 1e-2, "float8_e5m2"),
 }
-"""Floats of 8 bits: the dtypes of x and w in a quantized convolution whose sums are float32. Errors are held against
-the rounded result."""
+"""Floats of 8 bits: the dtypes of x and w in a quantized convolution whose sums are float32. Errors are relative to the
+rounded result."""
 QUANTIZED_INPUTS = INTEGERS | FLOAT8
 """The dtypes of x in a quantized convolution."""
 _INT32 = DType("s32", 4, "int", "int", 0.0, 0.0, "int32")
@@ -71,7 +71,7 @@ ALL_DTYPES = DTYPES | INTEGERS | {"int32": _INT32} | FLOAT8
 """The dtypes of x, w and y in any convolution."""
 _NAMES = {row.array_name: name for name, row in ALL_DTYPES.items()}
 HEADER = 16
-"""Words of a quantized convolution's table before the channels' (``quantization.py``)."""
+"""The number of words in a quantized convolution's table before those of the channels (``quantization.py``)."""
 
 # Without cl_khr_fp16, OpenCL C can only load and store half values, by vload_half and vstore_half. With it, casts
 # convert between half and float with the same rounding: Intel's compiler vectorizes casts, but calls a function for
@@ -136,13 +136,13 @@ def storage_macros(dtype: str, out_dtype: str | None = None) -> str:
 
 @functools.lru_cache(maxsize=256)  # NumPy composes the name anew each time, in 7 us
 def dtype_name(dtype: np.dtype) -> str:
-    """This table's name of NumPy's dtype, or NumPy's own."""
+    """The name of a NumPy dtype in ALL_DTYPES, else NumPy's own name."""
     return _NAMES.get(dtype.name, dtype.name)
 
 
 @functools.cache
 def numpy_dtype(dtype: Any) -> np.dtype:
-    """NumPy's dtype, from one or its name, this table's or NumPy's own. Raises TypeError.
+    """NumPy's dtype, from a dtype or a name, of ALL_DTYPES or NumPy's own. Raises TypeError.
 
     NumPy knows the names of bfloat16 and of the smaller floats once ml_dtypes is imported.
     """

@@ -1,6 +1,6 @@
-// v = activation(v + bias + residual) + old: what follows a sum, as far as the problem has it.
+// The epilogue of a sum: v = activation(v + bias + residual) + old, with the parts that the problem has.
 //
-// BIAS, RESIDUAL, ACCUMULATE  1: there is this part; the argument of another is not read, nor need it compile
+// BIAS, RESIDUAL, ACCUMULATE  1: the problem has this part; the argument of a missing part is not compiled
 // T                           type of v: ACC, or a vector of it
 #ifndef EPILOGUE
 #if BIAS

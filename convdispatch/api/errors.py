@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_HEAD, _TAIL = 3500, 1200
-"""A longer message is cut to so many characters of its beginning and of its end."""
+_HEAD_CHARACTERS, _TAIL_CHARACTERS = 3500, 1200
+"""The numbers of characters of its beginning and of its end to which a longer message is cut."""
 
 
 class ConvDispatchError(Exception):
@@ -28,10 +28,10 @@ class ConvDispatchError(Exception):
 
     def __str__(self) -> str:
         text = super().__str__()
-        left_out = len(text) - _HEAD - _TAIL
+        left_out = len(text) - _HEAD_CHARACTERS - _TAIL_CHARACTERS
         if left_out <= 100:
             return text
-        return f"{text[:_HEAD]} [{left_out} characters are left out here] {text[-_TAIL:]}"
+        return f"{text[:_HEAD_CHARACTERS]} [{left_out} characters are left out here] {text[-_TAIL_CHARACTERS:]}"
 
 
 class InvalidProblem(ConvDispatchError, ValueError):
@@ -60,15 +60,15 @@ class NoSolver(ConvDispatchError):
         self.problem = problem
         self.device = device
         self.reasons = dict(reasons)
-        lines = "".join(f"\n  {one}" for one in grouped(self.reasons))
+        lines = "".join(f"\n  {line}" for line in grouped(self.reasons))
         nothing = "no plugin is loaded; see `convdispatch doctor`"
         what = f"{len(self.reasons)} refused:{lines}" if self.reasons else nothing
         super().__init__(f"no solver for {problem} on {device!r}; {what}")
 
 
 def grouped(reasons: Mapping[str, str | None]) -> list[str]:
-    """Lines of who refuses and why, solvers with one reason in one line. The smallest group is first: what one solver
-    alone says is about the problem, what thirty say is about the device or the policy."""
+    """A line for each reason with the solvers that have it. The smallest group is first: the reason of one solver is
+    about the problem, that of thirty is about the device or the policy."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         names.setdefault(str(reason), []).append(name)

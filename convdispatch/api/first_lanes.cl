@@ -1,4 +1,4 @@
-// out[at], out[at + 1], ...: the first n of a row's neighbours that vectors hold, finished; b: their bias.
+// Stores the first n lanes of vectors, with the epilogue, to out[at], out[at + 1], ...; b is their bias.
 #ifndef PUT_PART_
 #include <convdispatch/output_lanes.cl>
 typedef WITH_LANES(ACC, 2, ) __attribute__((aligned(sizeof(ACC)))) first2;
@@ -9,7 +9,7 @@ typedef WITH_LANES(ACC, 8, ) __attribute__((aligned(sizeof(ACC)))) first8;
     *(global first##size *)(out + at + from) = *(first##size *)(u.s + from); \
     from += size; \
   }
-// The first n of LANES.
+// Stores the first n of a vector's LANES lanes.
 inline void put_first(OUT_PARAMS, long at, V v, int n, ACC b) {
   union { V v; ACC s[LANES]; } u;
 #if FLOAT32 || FLOAT64
@@ -35,7 +35,7 @@ inline void put_first(OUT_PARAMS, long at, V v, int n, ACC b) {
   u.v = v;
   ONCE for (int j = 0; j < n; ++j) put_one(OUT_ARGS, at + j, u.s[j], b);
 }
-// The first n of 2 LANES neighbours, the vectors' lanes in turns.
+// Stores the first n of 2 LANES elements, which alternate between the lanes of two vectors.
 inline void put_pairs(OUT_PARAMS, long at, V even, V odd, int n, ACC b) {
   V low, high;
   low.even = even.lo, low.odd = odd.lo;

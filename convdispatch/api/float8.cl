@@ -1,8 +1,8 @@
-// Floats of 8 bits and float32: a sign, an exponent with a bias, M bits of mantissa; decoded exactly.
+// Converts floats of 8 bits (a sign, a biased exponent, M bits of mantissa) exactly to float32, and rounds back.
 //
-// convert_as_float8_e4m3_float(b)  the number; e4m3 has no infinities, its NaN is 0x7f or 0xff
-// convert_float8_e4m3_as_uchar(v)  the nearest, ties to even; beyond the largest, and of infinity, the largest; a NaN
-//                                  stays one. The same of e5m2, whose infinities are read but not written.
+// convert_as_float8_e4m3_float(b)  to float32; e4m3 has no infinities, its NaN is 0x7f or 0xff
+// convert_float8_e4m3_as_uchar(v)  to the nearest, ties to even; larger numbers and infinity to the largest, NaN to NaN
+// The same functions exist for e5m2, whose infinities are read but not written.
 #define FLOAT8_CONVERSIONS(name, M, BIAS, LARGEST, IS_NAN, IS_INFINITE)                            \
   inline float convert_as_##name##_float(uchar b) {                                                 \
     const uint low = b & 0x7fu;                                                                     \

@@ -1,9 +1,9 @@
-"""A convolution as dense sums: which elements of a source every place of a target reads, and where they lie in memory.
+"""A convolution as dense sums: the elements of a source that each pixel (place) of a target reads, and their strides.
 
 Along each axis a place reads its source at ``place * step + origin + tap * spread``. Forward, and for the weights'
 gradient, that is one phase over x. The data gradient of stride s has s phases an axis: the pixels ``f, f + s, ...``
-of x are a dense convolution over dy with every s-th tap (fewer when the dilation shares a factor with the stride), so
-that no product meets a zero that the stride put there:
+of x are a dense convolution over dy with every s-th tap (fewer if the dilation shares a factor with the stride), so
+that there are no products with zeros that the stride inserts:
 
     x[f + s q] = sum over t of w[k0 + t s'] dy[q + origin - t d'],   s' = s / gcd(s, d), d' = d / gcd(s, d)
 
@@ -22,8 +22,8 @@ from .problem import ConvProblem
 
 Triple = tuple[int, int, int]
 MOST_PHASES = 1024
-"""Phases at most of problems that solvers take which compute each phase by itself: as many as a stride of 32 by 32 has.
-Strides far beyond have millions, most of them without a tap."""
+"""The most phases of a problem for solvers that compute each phase separately: those of a stride of 32 by 32. Much
+larger strides have millions of phases, most of them without a tap."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class TensorLayout:
 
 @dataclass(frozen=True)
 class Phase:
-    """One dense convolution: its places are written to ``first + place * out_step`` of the target."""
+    """One dense convolution: output place ``p`` is pixel ``first + p * out_step`` of the target."""
 
     first: Triple
     count: Triple
@@ -98,8 +98,8 @@ class Phase:
         if not self.volume:
             return range(0)
         reach = (self.taps[axis] - 1) * spread
-        first = self.origin[axis] + min(0, reach)
-        return range(first, self.origin[axis] + max(0, reach) + (self.count[axis] - 1) * step + 1)
+        lowest = self.origin[axis] + min(0, reach)
+        return range(lowest, self.origin[axis] + max(0, reach) + (self.count[axis] - 1) * step + 1)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Geometry:
     groups: int
     source: TensorLayout
     target: TensorLayout
-    """The tensor over the places: written, or for the weights' gradient dy, which is read too."""
+    """The tensor whose pixels are the places: the output, or dy, which the weights' gradient reads."""
     step: Triple
     spread: Triple
     out_step: Triple
@@ -121,12 +121,12 @@ class Geometry:
 
     @property
     def c(self) -> int:
-        """Source channels per group."""
+        """The number of source channels per group."""
         return self.source.channels // self.groups
 
     @property
     def m(self) -> int:
-        """Target channels per group."""
+        """The number of target channels per group."""
         return self.target.channels // self.groups
 
     @property
@@ -136,14 +136,14 @@ class Geometry:
 
     @property
     def most_places(self) -> int:
-        """Places of all images in the largest phase."""
+        """The number of places of all images in the largest phase."""
         return self.images * max(phase.places for phase in self.phases)
 
     def inside(self, axis: int) -> bool:
         """Whether no phase reads outside the source along ``axis`` (0: d, 1: h, 2: w)."""
         step, spread, size = self.step[axis], self.spread[axis], self.source.size[axis]
         reads = [phase.reads(axis, step, spread) for phase in self.phases]
-        return all(each.start >= 0 and each.stop <= size for each in reads)
+        return all(read.start >= 0 and read.stop <= size for read in reads)
 
     @property
     def pointwise(self) -> bool:
@@ -169,16 +169,16 @@ def geometry_of(problem: ConvProblem) -> Geometry:
     """The geometry of ``problem``'s direction; together its phases write every place of the target once."""
     x, y = TensorLayout.of(problem, "x"), TensorLayout.of(problem, "y")
     stride, dilation, pad, kernel = (_along(problem, letter) for letter in "sdpk")
-    one = (1, 1, 1)
+    ones = (1, 1, 1)
     if problem.direction != "bwd_data":
         phase = Phase((0, 0, 0), _along(problem, "o"), kernel, (0, 0, 0), (-pad[0], -pad[1], -pad[2]))
-        return Geometry(problem.mb, problem.g, x, y, stride, dilation, one, one, kernel, (phase,))
+        return Geometry(problem.mb, problem.g, x, y, stride, dilation, ones, ones, kernel, (phase,))
     shared = [math.gcd(s, d) for s, d in zip(stride, dilation, strict=True)]
     tap_step = _triple(s // h for s, h in zip(stride, shared, strict=True))
     spread = _triple(-d // h for d, h in zip(dilation, shared, strict=True))
     axes = [_phases(*of_axis) for of_axis in zip(x.size, stride, dilation, pad, kernel, tap_step, strict=True)]
-    phases = tuple(Phase(*map(_triple, zip(*each, strict=True))) for each in itertools.product(*axes))
-    return Geometry(problem.mb, problem.g, y, x, one, spread, stride, tap_step, kernel, phases)
+    phases = tuple(Phase(*map(_triple, zip(*axes_of_phase, strict=True))) for axes_of_phase in itertools.product(*axes))
+    return Geometry(problem.mb, problem.g, y, x, ones, spread, stride, tap_step, kernel, phases)
 
 
 def _phases(size: int, s: int, d: int, p: int, k: int, tap_step: int) -> list[tuple[int, int, int, int, int]]:

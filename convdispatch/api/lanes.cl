@@ -1,10 +1,10 @@
-// A vector V of LANES neighbouring elements as sums are held, at the address of any element.
+// Loads and stores vectors V of LANES neighbouring elements, in the type of sums, at the address of any element.
 //
 // LANES      4, 8 or 16; V  type of as many ACC
 //
-// LOADV(p) reads one from REALs, STOREV(p, v) rounds and writes one; LOADW and STOREW the same of ACCs, LOADL and STOREL
-// of ACCs in local memory; STREAMW writes ACCs past the caches to an address that is a multiple of a vector's size: for
-// what is larger than caches, which else read each line before it is written
+// LOADV(p) reads REALs, STOREV(p, v) rounds to REALs and writes; LOADW and STOREW read and write ACCs, LOADL and STOREL
+// ACCs in local memory. STREAMW writes ACCs past the caches, to an address that is a multiple of a vector's size: for
+// outputs larger than caches, which otherwise read each line before it is written.
 #ifndef LOADV
 typedef V __attribute__((aligned(sizeof(ACC)))) vec;
 #define LOADW(p) (*(global const vec *)(p))
@@ -33,6 +33,6 @@ typedef WITH_LANES(ushort, LANES, ) __attribute__((aligned(2))) vec_real;
 #define STREAMW(p, v) __builtin_nontemporal_store(v, (global V *)(p))
 #endif
 #endif
-// Before a loop: compilers unroll what they can count and spill what they unrolled.
+// To be placed before a loop that must not be unrolled, because the unrolled loop would spill registers.
 #define ONCE __attribute__((opencl_unroll_hint(1)))
 #endif

@@ -1,7 +1,7 @@
 """Packages whose names load when first used: their stub (``__init__.pyi``) is the list of names and of their homes.
 
-A stub has lines ``from ..calls.conv import conv as conv``; type checkers read it in place of the package, which reads
-it here, so that a name stands once.
+A stub has lines ``from ..calls.conv import conv as conv``. Both type checkers and this module read it, so that a name
+is listed only once.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ _LINE = re.compile(r"^from (\.[\w.]*) import (\w+) as (\w+)$", re.MULTILINE)
 
 
 def homes(file: str) -> dict[str, tuple[str, str]]:
-    """For the ``__file__`` of a module: each name of its stub, with the module that has it and its name there."""
+    """For the ``__file__`` of a module: each name of its stub, with its module and its name in that module."""
     stub = Path(file).with_suffix(".pyi").read_text(encoding="utf-8")
-    return {name: (module, there) for module, there, name in _LINE.findall(stub)}
+    return {name: (module, name_in_module) for module, name_in_module, name in _LINE.findall(stub)}
 
 
 def lazy_names(namespace: dict[str, Any]) -> tuple[Callable[[str], Any], list[str]]:
-    """``__getattr__`` and ``__all__`` of a module by its ``globals()``. A name is stored there once it was used.
+    """Returns ``__getattr__`` and ``__all__`` for a module's ``globals()``, in which a name is stored once it was used.
 
     ``from . import nn as nn`` is the module itself. An unknown name raises AttributeError.
     """
-    found, package = homes(namespace["__file__"]), namespace["__package__"]
+    stub_names, package = homes(namespace["__file__"]), namespace["__package__"]
 
     def load(name: str) -> Any:
-        if name not in found:
+        if name not in stub_names:
             raise AttributeError(f"module {namespace['__name__']!r} has no attribute {name!r}")
-        module, there = found[name]
+        module, name_there = stub_names[name]
         if module.strip("."):
-            value = getattr(importlib.import_module(module, package), there)
+            value = getattr(importlib.import_module(module, package), name_there)
         else:
-            value = importlib.import_module(module + there, package)
+            value = importlib.import_module(module + name_there, package)
         namespace[name] = value
         return value
 
-    return load, sorted(found)
+    return load, sorted(stub_names)

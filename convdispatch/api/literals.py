@@ -1,4 +1,4 @@
-"""The words that options take, as types: a type checker refuses a misspelt layout, and an editor offers them."""
+"""The values of options as types: a type checker refuses a misspelt layout, and an editor completes it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, TypeVar
 
 Array = TypeVar("Array")
-"""The kind of array that a call takes and returns: NumPy's, PyTorch's, pyopencl's, any that convdispatch knows."""
+"""The type of array that a call takes and returns: NumPy's, PyTorch's, pyopencl's or another supported library's."""
 
 Direction = Literal["fwd", "bwd_data", "bwd_weights"]
 Layout = Literal["nchw", "nhwc"]
@@ -16,11 +16,11 @@ Activation = (
             "mish", "softplus"]
     | str
 )  # fmt: skip
-"""A name of the table of activations, with its numbers in parentheses where they are not its defaults: clip(-1,2)."""
+"""A name of the table of activations, with its numbers in parentheses unless they are the defaults: clip(-1,2)."""
 Tier = Literal["full", "ready"]
 
 Steps = int | Sequence[int]
-"""One step for all axes of space, or one for each."""
+"""One number for all spatial axes, or one for each."""
 Pads = int | Sequence[int | tuple[int, int]]
 """One pad for all sides, one for each axis, or a pair (near, far) for each axis."""
 Padding = Pads | Literal["same", "valid"]

@@ -1,4 +1,4 @@
-"""The header's part for plugins over matrix cores: one product for all of them, and what describes an instruction.
+"""The header's part for plugins over matrix cores: the common matrix product, and descriptions of instructions.
 
 Names load when first used, as the header's do.
 """

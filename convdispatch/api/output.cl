@@ -1,12 +1,12 @@
-// out[at] = activation(v + bias[row] + residual[at]) [+ out[at]]: what follows a sum v of channel row.
+// Stores a sum v of channel row with its epilogue: out[at] = activation(v + bias[row] + residual[at]) [+ out[at]].
 //
-// OUT_PARAMS  parameters of a kernel or function: the output, then bias and residual where the problem has them
-// OUT_ARGS    their names, to hand them on
-// finished    the element's value; put stores it
+// OUT_PARAMS  parameters of a kernel or function: the output, then bias and residual if the problem has them
+// OUT_ARGS    the parameters' names, to pass them to a function
+// finished    returns the element's value; put stores it
 //
 // OUT_INDEX   type of element offsets; long unless defined
-// PARTIAL     1: put leaves the sum in the workspace as it is, for a kernel that adds the parts of sums
-// PARTIAL_AT  elements of the workspace before out[0]
+// PARTIAL     1: put stores the sum in the workspace without an epilogue, for a kernel that adds the parts of sums
+// PARTIAL_AT  offset in elements of out[0] in the workspace
 #include <convdispatch/epilogue.cl>
 #ifndef OUT_PARAMS
 #ifndef OUT_INDEX

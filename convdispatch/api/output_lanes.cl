@@ -1,5 +1,5 @@
-// out[at] = activation(v + b + residual[at]) [+ out[at]] for one element and for LANES neighbours; b: the bias of v's
-// channels, or anything where the problem has none.
+// Stores out[at] = activation(v + b + residual[at]) [+ out[at]] for one element and for LANES neighbours; b is the bias
+// of v's channels, which is ignored if the problem has none.
 #include <convdispatch/lanes.cl>
 #include <convdispatch/output.cl>
 inline void put_one(OUT_PARAMS, long at, ACC v, ACC b) {

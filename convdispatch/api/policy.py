@@ -1,4 +1,4 @@
-"""policy(...) and frozen(): choices that hold inside a ``with`` block, per thread and task."""
+"""policy(...) and frozen(): settings for the calls inside a ``with`` block, per thread and task."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["Policy", "current_policy", "forbid_when_frozen", "frozen", "policy"]
 
 CHOICE_BATCH = 32
-"""Images of the batch for which ``batch_invariant`` chooses: a usual batch of servers, and enough to fill a device."""
+"""The batch size for which ``batch_invariant`` chooses a solver: typical of servers, and enough to fill a device."""
 CHOICE_PIXELS = 256
-"""Output pixels of that batch at least: features of one pixel are rows of a matrix product, of which there are many."""
+"""The fewest output pixels of that batch, because images of one pixel are rows of a matrix product, which has many."""
 CHOICE_BYTES = 16 << 20
-"""Bytes of input and output beyond which that batch is halved: a few large images are work enough for a device, and
-nets on CPUs compute them in slices of as many bytes."""
+"""If input and output have more bytes, that batch is halved: a few large images fill a device, and nets on CPUs compute
+batches in slices of as many bytes."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ class Policy:
     @property
     def selection(self) -> Policy:
         """This policy reduced to the fields that affect which plan is chosen."""
-        invariant = _in_fewest_words(self.batch_invariant, settings.BATCH_INVARIANT.value())
-        strict = _in_fewest_words(self.strict_nan, settings.STRICT_NAN.value())
-        same = self.batch_invariant is invariant and self.strict_nan is strict
-        if self.fallback and not self.frozen and self.tier is None and same:
+        invariant = _simplest(self.batch_invariant, settings.BATCH_INVARIANT.value())
+        strict = _simplest(self.strict_nan, settings.STRICT_NAN.value())
+        unchanged = self.batch_invariant is invariant and self.strict_nan is strict
+        if self.fallback and not self.frozen and self.tier is None and unchanged:
             return self
         return replace(self, frozen=False, fallback=True, tier=None, batch_invariant=invariant, strict_nan=strict)
 
@@ -124,22 +124,22 @@ class Policy:
         return self._hash  # type: ignore[attr-defined]
 
 
-def _in_fewest_words(chosen: bool | None, environment: bool) -> bool | None:
-    """A field that the environment decides where the policy says None: equal promises become equal policies."""
+def _simplest(chosen: bool | None, environment: bool) -> bool | None:
+    """The simplest value of a field whose None means the environment's value, so that equivalent policies are equal."""
     if chosen is None:
         return environment or None
     return chosen if chosen or environment else None
 
 
 DEFAULT = Policy()
-"""The policy in force where none was set."""
+"""The policy outside of all ``policy`` blocks."""
 _current: ContextVar[Policy] = ContextVar("convdispatch_policy", default=DEFAULT)
 ask_policy: Callable[[], Policy] = _current.get
-"""``current_policy`` as one call of a C function, for native code."""
+"""``current_policy`` as a C function, which native code calls."""
 
 
 def current_policy() -> Policy:
-    """The policy in force here."""
+    """The policy of the current thread and task."""
     return _current.get()
 
 
@@ -149,7 +149,7 @@ class _Unchanged:
 
 
 _UNCHANGED: Any = _Unchanged()
-"""The default of each argument of ``policy``: the value in force outside the block stays."""
+"""The default of each argument of ``policy``: the value outside the block stays."""
 
 
 @contextlib.contextmanager
@@ -176,18 +176,18 @@ def policy(
     try:
         yield chosen
     finally:
-        # ContextVar.reset raises ValueError where the block ends in another context than it began in: the policy was
-        # never in force there.
+        # ContextVar.reset raises ValueError if the block ends in another context than it began in, where the policy
+        # was never set.
         with contextlib.suppress(ValueError):
             _current.reset(token)
 
 
 PROMISES = ("batch_invariant", "strict_nan")
-"""The fields of a policy that back ends, sessions and ``enable`` take as options of their own."""
+"""The fields of a policy that back ends, sessions and ``enable`` also take as options."""
 
 
 def promising(options: Mapping[str, bool | None]) -> contextlib.AbstractContextManager[Policy]:
-    """``policy`` with those of PROMISES that a door was given; None leaves the value in force. Raises InvalidPolicy."""
+    """``policy`` with the fields of PROMISES in ``options``; None leaves a value unchanged. Raises InvalidPolicy."""
     chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     return policy(**chosen)
 

@@ -28,7 +28,7 @@ _AXES = "dhw"
 
 @dataclass(frozen=True)
 class ConvProblem:
-    """A convolution: what is asked, never how it is done. Hashable; equal problems share plans and records.
+    """A convolution: what is computed, never how. Hashable; equal problems share plans and records.
 
     ``ndim`` counts spatial axes (1: w; 2: h, w; 3: d, h, w); unused axes have size, kernel and stride 1. ``x`` is
     ``[mb, ic, (id, ih,) iw]``, ``w`` ``[oc, ic/g, (kd, kh,) kw]``, ``y`` ``[mb, oc, (od, oh,) ow]``; with layout
@@ -107,10 +107,10 @@ class ConvProblem:
 
     def _check_words(self) -> None:
         words = ("direction", DIRECTIONS), ("dtype", (*DTYPES, *QUANTIZED_INPUTS)), ("layout", LAYOUTS), ("math", MATHS)
-        for name, known in words:
+        for name, allowed in words:
             value = getattr(self, name)
-            if not isinstance(value, str) or value not in known:
-                raise InvalidProblem(f"{name} must be one of {', '.join(known)}, got {value!r}")
+            if not isinstance(value, str) or value not in allowed:
+                raise InvalidProblem(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
         if self.dtype in QUANTIZED_INPUTS:
             object.__setattr__(self, "out_dtype", check_quantized(self))
             object.__setattr__(self, "bias", True)
@@ -161,7 +161,7 @@ class ConvProblem:
 
     @functools.cached_property
     def _hash(self) -> int:
-        # A ConvProblem is part of the key of every warm call, and hashing thirty fields costs more than the rest of it.
+        # A ConvProblem is part of every warm call's key, and hashing its thirty fields costs more than all the rest.
         return hash(tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.init))
 
     # --- numbers derived from the fields ---------------------------------------------------------------------------
@@ -336,7 +336,7 @@ def _macros(problem: ConvProblem) -> str:
 
 
 def epilogue_macros(problem: ConvProblem) -> str:
-    """OpenCL text of what follows a sum: ``BIAS``, ``RESIDUAL``, ``ACCUMULATE``, each 1 or 0, ``ACTIVATION(T, v)``."""
+    """OpenCL text of the epilogue: ``BIAS``, ``RESIDUAL``, ``ACCUMULATE``, each 1 or 0, and ``ACTIVATION(T, v)``."""
     parts = ("bias", "residual", "accumulate")
     text = "".join(f"#define {part.upper()} {int(getattr(problem, part))}\n" for part in parts)
     return text + activation_macro(problem.activation)
@@ -344,7 +344,7 @@ def epilogue_macros(problem: ConvProblem) -> str:
 
 _LARGEST = 2**63 - 1
 _LETTER = re.compile(r"([a-z]+(?:_r)?)([0-9]+)")
-_LONGEST = 1000  # most characters of a problem's text that is parsed; one with every letter has some 200
+_LONGEST = 1000  # the most characters of a problem's text; a text with every letter has some 200
 
 
 def _parse(cls: type[ConvProblem], text: str) -> ConvProblem:
@@ -353,17 +353,17 @@ def _parse(cls: type[ConvProblem], text: str) -> ConvProblem:
         raise InvalidProblem(f"a problem's text has at most {_LONGEST} characters, got {len(text)}: {text[:40]!r}...")
     body, *flags = text.split("+")
     values: dict[str, Any] = {}
-    short: dict[str, Any] = {dtype.short: {"dtype": name} for name, dtype in DTYPES.items()}
-    short |= {text: {"dtype": x, "out_dtype": y} for text, (x, y) in QUANTIZED_TEXTS.items()}
+    dtype_fields: dict[str, Any] = {dtype.short: {"dtype": name} for name, dtype in DTYPES.items()}
+    dtype_fields |= {text: {"dtype": x, "out_dtype": y} for text, (x, y) in QUANTIZED_TEXTS.items()}
     words = [(word, {"direction": word}) for word in DIRECTIONS] + [(word, {"layout": word}) for word in LAYOUTS]
-    words += [*short.items(), *((word, {"math": word}) for word in MATHS)]
-    found = True
-    while found:
-        found = False
+    words += [*dtype_fields.items(), *((word, {"math": word}) for word in MATHS)]
+    matched = True
+    while matched:
+        matched = False
         for word, meaning in words:
             if body.startswith(word + "_"):
                 values |= meaning
-                body, found = body[len(word) + 1 :], True
+                body, matched = body[len(word) + 1 :], True
                 break
     position = 0
     while position < len(body):
@@ -407,7 +407,7 @@ def promote_square(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _spread(values: dict[str, Any], names: list[str]) -> None:
-    given = {values[name] for name in names if name in values}
-    if len(given) == 1:
+    values_given = {values[name] for name in names if name in values}
+    if len(values_given) == 1:
         for name in names:
-            values.setdefault(name, *given)
+            values.setdefault(name, *values_given)

@@ -32,7 +32,7 @@ _LARGEST = 2**31 - 1
 
 @dataclass(frozen=True, eq=False)
 class Quantization:
-    """How integers stand for numbers: ``number = scale * (integer - zero_point)``. w's zero point is 0.
+    """The scales and zero points of a convolution: ``number = scale * (integer - zero_point)``. w's zero point is 0.
 
     ``w_scale`` is one number, or one an output channel. ``dtype`` is y's: ``"int8"`` and ``"uint8"`` are requantized,
     ``"int32"`` is the sum as it is, ``"float32"`` and ``"float16"`` are ``x_scale * w_scale * sum``; these have no
@@ -93,7 +93,7 @@ class Quantization:
     def multipliers(self, channels: int, *, residual: bool = False) -> np.ndarray:
         """The factors by which the sums are multiplied: float32, one per output channel. Raises InvalidArgument.
 
-        With a residual what is not rounded by itself becomes numbers first: they are added, and divided by y_scale.
+        With a residual, sums without ``sum_scale`` become numbers first, which are added and then divided by y_scale.
         """
         w_scale = np.asarray(self.w_scale, np.float32).reshape(-1)
         if w_scale.size not in (1, channels):
@@ -101,12 +101,12 @@ class Quantization:
         if self.dtype == "int32":
             return np.ones(channels, np.float32)
         target = self.sum_scale if self.sum_scale is not None else None if residual else self.y_scale
-        found = np.float32(self.x_scale) * w_scale
-        found = found if target is None else found / np.float32(target)
-        return np.ascontiguousarray(np.broadcast_to(found, (channels,)))
+        factors = np.float32(self.x_scale) * w_scale
+        factors = factors if target is None else factors / np.float32(target)
+        return np.ascontiguousarray(np.broadcast_to(factors, (channels,)))
 
     def bounds(self, activation: str | None) -> tuple[float, float]:
-        """The least and the largest y, before its zero point. Raises InvalidArgument for other activations."""
+        """The least and the largest y without its zero point. Raises InvalidArgument for unsupported activations."""
         low, high = -math.inf, math.inf
         if activation is not None:
             name, numbers = parse_activation(activation)
@@ -124,13 +124,13 @@ class Quantization:
             return low, high
         scale, limits = np.float32(self.y_scale or 1.0), np.iinfo(self.dtype)
         if activation is not None:
-            low, high = (float(np.rint(np.float32(each) / scale)) for each in (low, high))
+            low, high = (float(np.rint(np.float32(limit) / scale)) for limit in (low, high))
         return max(low, limits.min - self.y_zero_point), min(high, limits.max - self.y_zero_point)
 
     def float8_table(
         self, channels: int, bias: Any = None, *, activation: str | None = None, residual: bool = False
     ) -> np.ndarray:
-        """``table`` for x and w of float8: the bias is of numbers, float32. Raises InvalidArgument."""
+        """``table`` for x and w of float8, with a float32 bias. Raises InvalidArgument."""
         if self.x_zero_point:
             raise InvalidArgument(f"x of float8 has no x_zero_point, got {self.x_zero_point}")
         words = np.zeros(HEADER + 2 * channels, np.int32)
@@ -171,9 +171,9 @@ class Quantization:
         if bias is not None:
             words[HEADER : HEADER + channels] = _checked_bias(bias, np.int32, channels)
         floats[HEADER + channels :] = self.multipliers(channels, residual=residual and self.dtype in INTEGERS)
-        magnitudes = [floats[each] for each in (Table.sum_scale, Table.residual_scale, Table.y_scale)]
+        magnitudes = [floats[value] for value in (Table.sum_scale, Table.residual_scale, Table.y_scale)]
         magnitudes += [floats[HEADER + channels :].min(initial=1), floats[HEADER + channels :].max(initial=1)]
-        words[Table.usual] = all(2.0**-40 < each < 2.0**40 for each in magnitudes)
+        words[Table.usual] = all(2.0**-40 < value < 2.0**40 for value in magnitudes)
         if self.dtype in INTEGERS and (low, high) == self.bounds(None):
             largest = floats[HEADER + channels :].max(initial=0)
             if residual:  # with a residual, y is the sum of two numbers that were each rounded to 8 bits
@@ -185,22 +185,22 @@ class Quantization:
 
 def _checked_bias(bias: Any, dtype: type, channels: int) -> np.ndarray:
     """``bias`` as an array. Raises InvalidArgument."""
-    given = np.asarray(bias)
-    if given.dtype == dtype and given.shape == (channels,):
-        return given
-    unit, fix = ", in units of x_scale * w_scale", ": np.rint(bias / (x_scale * w_scale)).astype(np.int32)"
-    unit, fix = (unit, fix) if dtype is np.int32 else ("", "")
+    array = np.asarray(bias)
+    if array.dtype == dtype and array.shape == (channels,):
+        return array
+    unit, remedy = ", in units of x_scale * w_scale", ": np.rint(bias / (x_scale * w_scale)).astype(np.int32)"
+    unit, remedy = (unit, remedy) if dtype is np.int32 else ("", "")
     raise InvalidArgument(
         f"a quantized convolution's bias is {np.dtype(dtype)} of shape ({channels},){unit}, "
-        f"got {given.dtype} of shape {given.shape}{fix}"
+        f"got {array.dtype} of shape {array.shape}{remedy}"
     )
 
 
 class Table:
-    """Words of the table, int32 or float32; then come ``bias[channels]`` and ``multiplier[channels]`` (float32).
+    """The indices of the table's words, int32 or float32; ``bias[channels]`` and ``multiplier[channels]`` follow.
 
-    ``usual`` is 1 where no scale is so large or small that a quotient by one needs care; ``saturates`` where all
-    numbers over y's scale are int32's and y's bounds those of its dtype.
+    ``usual`` is 1 if no scale is so large or small that a division by it needs care; ``saturates`` is 1 if all numbers
+    divided by y's scale fit in int32, and y's bounds are those of its dtype.
     """
 
     x_zero, y_zero, residual_zero, rounds, residual_scale, sum_scale, low, high = range(8)

@@ -1,14 +1,14 @@
-// y[at] = saturate(round(multiplier[n] * (sum + bias[n]) [+ residual]) + y_zero): what follows a quantized sum.
+// The epilogue of a quantized sum: y[at] = saturate(round(multiplier[n] * (sum + bias[n]) [+ residual]) + y_zero).
 //
 // FLOAT8             1: y[at] = saturate(round((multiplier[n] * sum + bias[n] [+ residual]) / y_scale)), in float32
 // OUT, OUT_INT8 ...  y's type, and its name
 // RESIDUAL           1: a residual of y's type is added
 // OC                 channels
-// TABLE_PARAMS       parameters of a kernel or function: the table that stands in the place of a bias, the residual
-// TABLE_ARGS         their names, to hand them on
+// TABLE_PARAMS       parameters of a kernel or function: the table, which replaces the bias, and the residual
+// TABLE_ARGS         the parameters' names, to pass them to a function
 //
-// The product, the sum and the quotient are rounded one after the other, on every device. NVIDIA's compiler divides
-// otherwise unless told so, and may fuse: it is given the instructions.
+// The product, the sum and the quotient are rounded one after the other, on every device. NVIDIA's compiler may divide
+// less exactly and fuse operations, so the PTX instructions are written out for it.
 #pragma OPENCL FP_CONTRACT OFF
 #ifdef __NV_CL_C_VERSION
 inline float mul_rn(float a, float b) { float v; asm("mul.rn.f32 %0, %1, %2;" : "=f"(v) : "f"(a), "f"(b)); return v; }
@@ -56,21 +56,20 @@ inline float div_rn(float a, float b) { float v; asm("div.rn.f32 %0, %1, %2;" : 
 #endif
 
 #if FLOAT8
-// y[at] from the sum of output channel n, a number, as its bias is.
+// Stores y[at] from the sum of output channel n, where the sum and its bias are floats.
 inline void put_sum(global OUT *y, TABLE_PARAMS, float sum, long at, int n) {
   float v = add_rn(mul_rn(sum, MULTIPLIERS(table)[n]), WORD(16 + n));
 #if RESIDUAL
   v = add_rn(v, mul_rn(LOAD_OUT(residual, at), WORD(4)));
 #endif
-  v = v < WORD(6) ? WORD(6) : v > WORD(7) ? WORD(7) : v;  // a NaN stays one
+  v = v < WORD(6) ? WORD(6) : v > WORD(7) ? WORD(7) : v;  // comparisons keep NaN
 #if OUT_FLOAT8
   v = div_rn(v, WORD(12));
 #endif
   STORE_OUT(y, at, v);
 }
 #else
-// What of a float type F becomes of a sum v that is multiplied, and of a residual r: numbers are added, and divided by
-// the scale of y where y is of bytes.
+// Adds a multiplied sum v and a residual r in the float type F, and divides by y's scale if y has 8 bits.
 #if OUT_BYTES
 #define OVER_SCALE(F, v) v = div_rn(v, (F)(WORD(12)));
 #else
@@ -83,7 +82,7 @@ inline void put_sum(global OUT *y, TABLE_PARAMS, float sum, long at, int n) {
   OVER_SCALE(F, v)
 #define FINISHED(F, v) v = clamp(v, (F)(WORD(6)), (F)(WORD(7)));
 
-// What becomes of a sum with its bias, an integer of y's range or a number; r is the residual's element.
+// Converts a sum with its bias to y's integer range or to a float; r is the residual's element.
 #if OUT_INT32 || OUT_BYTES
 #define FINISHED_TYPE int
 #else
@@ -113,7 +112,7 @@ inline FINISHED_TYPE finish_sum(global const int *table, int whole, float multip
 }
 #endif
 
-// y[at] from the sum of output channel n, whose bias is not added yet.
+// Stores y[at] from the sum of output channel n, to which the bias is not added yet.
 inline void put_sum(global OUT *y, TABLE_PARAMS, int sum, long at, int n) {
   const int whole = (int)((uint)sum + (uint)BIASES(table)[n]);
 #if RESIDUAL

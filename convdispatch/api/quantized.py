@@ -1,4 +1,4 @@
-"""What of a problem quantized convolutions have, and how texts name their dtypes."""
+"""The rules of quantized problems, and the names of their dtypes in problems' texts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ QUANTIZED_TEXTS = {
     for name, x in QUANTIZED_INPUTS.items()
     for out, y in OUTPUTS[name].items()
 }
-"""``u8s8s32`` to the dtypes of x and y; w is int8, or of x's dtype where that is a float."""
+"""The dtypes of x and y by their text, such as ``u8s8s32``; w is int8, or of x's dtype if that is a float."""
 
 
 def check_quantized(problem: Any) -> str:
-    """The dtype of y. Raises InvalidProblem for what a quantized convolution has not."""
+    """The dtype of y. Raises InvalidProblem for options that a quantized convolution does not have."""
     if problem.direction != "fwd":
         raise InvalidProblem(
             f"quantized convolutions are forward only, got {problem.direction} of {problem.dtype}: train in a "
@@ -35,7 +35,7 @@ def check_quantized(problem: Any) -> str:
             "conv(..., activation=, quantization=) sets them; other activations follow as an operation of their own"
         )
     outputs = OUTPUTS[problem.dtype]
-    out: str = problem.out_dtype or ("int32" if "int32" in outputs else "float32")
-    if out not in outputs:
-        raise InvalidProblem(f"out_dtype must be one of {', '.join(outputs)} for {problem.dtype}, got {out!r}")
-    return out
+    dtype: str = problem.out_dtype or ("int32" if "int32" in outputs else "float32")
+    if dtype not in outputs:
+        raise InvalidProblem(f"out_dtype must be one of {', '.join(outputs)} for {problem.dtype}, got {dtype!r}")
+    return dtype

@@ -1,4 +1,4 @@
-"""DeviceRates: how fast a device multiplies, moves and launches, in which solvers tell their costs."""
+"""DeviceRates: how fast a device multiplies, moves and launches, from which solvers predict their costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search found: one result a solver and configuration, and the list of them, the winner first."""
+"""The results of a search: one for each solver and configuration, and the list of them, the winner first."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Result:
     solver: str
     config: Mapping[str, Any] = field(default_factory=dict)
     default: bool = False
-    """Whether the solver runs this configuration where nothing is measured."""
+    """Whether the solver uses this configuration without measurements."""
     status: str = "not tried"
-    """``measured``; ``cut``, being certain to lose; ``wrong``; ``failed``; ``refused``; ``not tried``."""
+    """``measured``; ``cut`` because it was certain to lose; ``wrong``; ``failed``; ``refused``; ``not tried``."""
     reason: str = ""
     """The reason why the candidate was not measured."""
     median_ms: float | None = None
@@ -46,12 +46,12 @@ class Result:
 
 
 class Results(list[Result]):
-    """The winner first, then by time, then those without a time; and what is true of the search as a whole."""
+    """A search's results: the winner first, then by time, then those without a time; and facts about the search."""
 
     problem: ConvProblem
     device: DeviceInfo
     verdict: str = ""
-    """Why the first is first: the fastest, or how a tie was broken."""
+    """The reason why the first result won: it is the fastest, or how a tie was broken."""
     tie: tuple[Result, ...] = ()
     """Results that cannot be told apart from the fastest; empty when there is no tie."""
     spent_ms: float = 0.0
@@ -59,27 +59,27 @@ class Results(list[Result]):
     peak_bytes: int = 0
     """The most device memory that the search held at once: operands, workspace, packed weights."""
     conditions: str = ""
-    """Why the search is not complete, in words; empty when it is."""
+    """The reason why the search is not complete; empty if it is."""
 
     inconclusive: str = ""
-    """Why the times decide nothing, in words: what ran until then was not measured, or the device had other work."""
+    """The reason why the times decide nothing: the present choice was not measured, or the device had other work."""
     runs: str = ""
-    """What a call under the same policy and limits runs now, and why, where that is not the winner; else empty."""
+    """The solver that a call under the same policy and limits runs, and why, if it is not the winner; else empty."""
     lost: str = ""
-    """The solver that left a device on which nothing runs in this process any more; empty when none did."""
+    """The solver after which nothing runs on the device in this process any more; empty if there was none."""
 
     worker: str = ""
-    """The device that measured, where a cluster's worker did: its machine and its address there."""
+    """The machine and the device's address, if a cluster's worker measured; else empty."""
 
     def __init__(self, results: Iterable[Result] = ()) -> None:
         super().__init__(results)
 
     def __repr__(self) -> str:
         times = sum(result.median_ms is not None for result in self)
-        first = self.winner
-        won = f"{first.solver} is the fastest, {first.median_ms:.3g} ms" if first else "nothing could be measured"
-        what = getattr(self, "problem", "no problem")
-        return f"<Results of {what}: {won}; {times} of {len(self)} candidates have times>"
+        winner = self.winner
+        won = f"{winner.solver} is the fastest, {winner.median_ms:.3g} ms" if winner else "nothing could be measured"
+        problem = getattr(self, "problem", "no problem")
+        return f"<Results of {problem}: {won}; {times} of {len(self)} candidates have times>"
 
     @property
     def winner(self) -> Result | None:

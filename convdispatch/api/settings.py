@@ -1,8 +1,8 @@
-"""The environment variables of this package: one table of names, types, defaults and meanings, and how each is read.
+"""The environment variables of this package: one table of names, types, defaults and meanings, and their parsers.
 
 A variable is read and checked when its value is needed, never at import: ``settings.TIER.value()``. A text that cannot
-be read is an InvalidArgument that says what was expected. A new variable is a ``Setting`` below: ``doctor`` and the
-table of ``docs/use/environment.md`` follow from it.
+be parsed raises InvalidArgument with what was expected. A new variable is a ``Setting`` below, from which ``doctor``
+and the table of ``docs/use/environment.md`` are generated.
 """
 
 from __future__ import annotations
@@ -349,28 +349,28 @@ SETTINGS = {setting.name: setting for setting in list(globals().values()) if isi
 
 def texts() -> dict[str, str]:
     """The variables that are set, as written: those of the table, and others whose names begin with CONVDISPATCH_."""
-    found = {name: text for name, text in os.environ.items() if name in SETTINGS or name.startswith("CONVDISPATCH_")}
-    return dict(sorted(found.items()))
+    by_name = {name: text for name, text in os.environ.items() if name in SETTINGS or name.startswith("CONVDISPATCH_")}
+    return dict(sorted(by_name.items()))
 
 
 def faults() -> dict[str, str]:
-    """A sentence for each variable that is set and cannot be read, or whose name the table does not have, by name."""
-    found = {}
+    """A message by name for each variable that is set and cannot be parsed, or whose name is not in the table."""
+    messages = {}
     for name in texts():
         setting = SETTINGS.get(name)
         if setting is None:
             near = _alike(name, SETTINGS)
-            found[name] = f"no environment variable is named {name}" + (f"; did you mean {near[0]}?" if near else "")
+            messages[name] = f"no environment variable is named {name}" + (f"; did you mean {near[0]}?" if near else "")
             continue
         try:
             setting.value()
         except InvalidArgument as error:
-            found[name] = str(error)
-    return found
+            messages[name] = str(error)
+    return messages
 
 
 def check() -> None:
-    """Raise InvalidArgument where a variable of the table is set to what cannot be read."""
+    """Raise InvalidArgument if a variable of the table is set to a text that cannot be parsed."""
     for setting in SETTINGS.values():
         setting.value()
 
@@ -378,12 +378,12 @@ def check() -> None:
 @contextlib.contextmanager
 def changed(values: dict[str, str | None]) -> Iterator[None]:
     """Inside the block these environment variables have these texts, or are unset (None), for child processes too."""
-    before = {name: os.environ.get(name) for name in values}
+    outer_values = {name: os.environ.get(name) for name in values}
     _write(values)
     try:
         yield
     finally:
-        _write(before)
+        _write(outer_values)
 
 
 def _write(values: dict[str, str | None]) -> None:

@@ -1,7 +1,7 @@
 """Solver and Plan: the two things a plugin writes.
 
-A solver is stateless: it answers whether and how it can compute a problem. A plan is one compiled answer, ready to be
-enqueued any number of times, on any queue of its context, from any thread.
+A solver is stateless: it returns whether and how it can compute a problem. A plan is one compiled convolution, which
+can be enqueued any number of times, on any queue of its context, from any thread.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-// One, two or four neighbouring elements as sums are held, at an address that is a multiple of as many elements.
+// Loads and stores one, two or four neighbouring elements, in the type of sums, at a multiple of as many elements.
 //
-// ACC1, ACC2, ACC4  vectors of ACC; LOADn(p) reads one, STOREn(p, v) rounds and writes one
+// ACC1, ACC2, ACC4  vectors of ACC; LOADn(p) reads a vector, STOREn(p, v) rounds and writes it
 #ifndef ACC1
 #define ACC_OF_(T, n) T##n
 #define ACC_OF(T, n) ACC_OF_(T, n)

@@ -1,8 +1,8 @@
-// Vectors of neighbouring numbers as they lie in memory, in one read or write; addresses are multiples of their size.
+// Reads and writes vectors of neighbouring stored numbers at once; addresses are multiples of the vectors' size.
 //
 // VECTOR     numbers of a vector: 1, 2, 4 or 8
-// Raw        what is read at once; RAW(p) reads it, RAW_NONE is zeros
-// Part       4 sums or fewer; PARTS of them are a vector. PART(raw, i) are a vector's, WRITE(p, parts...) rounds them
+// Raw        the type of a vector in memory; RAW(p) reads it, RAW_NONE is zeros
+// Part       4 sums or fewer; PARTS of them are a vector. PART(raw, i) converts to one, WRITE(p, parts...) rounds them
 #include <convdispatch/vectors.cl>
 #if VECTOR >= 4
 #define Part ACC4
@@ -22,7 +22,7 @@
 #define WRITE(p, a) STORE(p, 0, a)
 #elif FLOAT16 || BFLOAT16
 #if FLOAT16 && defined(cl_nv_pragma_unroll)
-// NVIDIA's compiler may read halves that are part of a vector one by one.
+// Halves are read as integers, because NVIDIA's compiler may read the halves of a vector one by one.
 inline float widen1(ushort h) {
   float v;
   asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(h));

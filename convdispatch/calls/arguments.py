@@ -1,6 +1,6 @@
-"""A caller's arguments to a ConvProblem: ints become tuples, ``"same"`` becomes numbers, shapes are compared.
+"""Converts a caller's arguments to a ConvProblem: ints become tuples, ``"same"`` becomes numbers, shapes are compared.
 
-Every refusal is an InvalidArgument or InvalidProblem in the caller's terms: what was expected, what came.
+Every refusal is an InvalidArgument or InvalidProblem in the caller's terms: what was expected, and what was passed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from ..selection.prepared import Constant
 from .arrays.accepted import shape_of
 
 PLACES = {"fwd": (0, 1, 2), "bwd_data": (2, 1, 0), "bwd_weights": (0, 2, 1)}
-"""For each direction, the two operands that are read and the result, as indices into (x, w, y)."""
+"""For each direction, the indices into (x, w, y) of the two operands that are read (``input1`` and ``input2`` in the
+code of calls) and of the result."""
 
 
 class Request(NamedTuple):
@@ -52,27 +53,27 @@ class Request(NamedTuple):
         return roles
 
     def key(self, devices: Any) -> tuple[Any, ...]:
-        """All that decides the call; ``devices`` are those of a library's arrays, None for others.
+        """The cache key of the call; ``devices`` are those of a library's arrays, None for NumPy's and OpenCL's.
 
-        Raises AttributeError for what is no array.
+        Raises AttributeError for an operand that is no array.
         """
         direction, operands, options, bias, residual, queue, shape, _, quantization = self
         first, second, written = PLACES[direction]
-        lead, other = operands[first], operands[second]
-        dtype, beside, kind = lead.dtype, other.dtype, type(lead)
+        input1, input2 = operands[first], operands[second]
+        dtype, dtype2, kind = input1.dtype, input2.dtype, type(input1)
         return (
             direction,
-            lead.shape,
-            other.shape,
+            input1.shape,
+            input2.shape,
             shape,
             dtype,
-            # True stands for an equal dtype; None could not, because NumPy's float64 dtype == None
-            beside is dtype or beside,
+            # True means an equal dtype; None cannot, because NumPy's float64 dtype == None.
+            dtype2 is dtype or dtype2,
             options,
             kind,
-            (Constant, type(other.array)) if type(other) is Constant else type(other),
+            (Constant, type(input2.array)) if type(input2) is Constant else type(input2),
             type(operands[written]),
-            queue if queue is not None or kind is np.ndarray else getattr(lead, "queue", None),
+            queue if queue is not None or kind is np.ndarray else getattr(input1, "queue", None),
             None if bias is None else (bias.shape, bias.dtype, type(bias)),
             None if residual is None else (residual.shape, residual.dtype, type(residual)),
             devices,
@@ -100,7 +101,7 @@ def describe(
     names: Sequence[str] = ("x", "w", "y"),
     **epilogue: Any,
 ) -> ConvProblem:
-    """The problem that shapes and options describe; ``y_shape`` is compared when given, ``names`` are for errors.
+    """The problem of shapes and options; ``y_shape`` is compared if it is not None, ``names`` are for error messages.
 
     Shapes are in ``layout``. Raises InvalidArgument, InvalidProblem.
     """
@@ -213,7 +214,7 @@ def _padding(
 
 
 def check_bias(bias: Any, channels: int) -> None:
-    """Raise InvalidArgument for a bias, if there is one, that has not one element a channel of the result."""
+    """Raise InvalidArgument for a bias that does not have one element for each channel of the result."""
     if bias is not None and tuple(bias.shape) != (channels,):
         raise InvalidArgument(f"bias must have shape ({channels},), got {tuple(bias.shape)}")
 
@@ -229,13 +230,12 @@ def transposed_shape(
     groups: int,
     layout: str,
 ) -> tuple[tuple[int, ...], list[tuple[int, int]], list[int]]:
-    """Returns three things of a transposed convolution: the shape of its result, the padding of the convolution whose
-    data gradient it is, and the zeros to append to x along each axis.
+    """Returns (shape of a transposed convolution's result, padding of the convolution whose data gradient it is, zeros
+    to append to x along each axis).
 
     Along an axis the size is ``(size - 1) * stride - near - far + dilation * (kernel - 1) + output_padding + 1``. An
-    ``output_padding`` of the stride or more (PyTorch bounds it by stride and dilation) is more than the convolution's
-    rounding down absorbs: it shortens the far pad, and where that is used up, x has to be longer for the convolution
-    to reach so far. Raises InvalidArgument.
+    ``output_padding`` of the stride or more (PyTorch limits it by stride and dilation) exceeds the convolution's
+    rounding down: it shortens the far pad, and beyond that zeros are appended to x. Raises InvalidArgument.
     """
     if layout not in LAYOUTS:
         raise InvalidArgument(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
@@ -251,7 +251,7 @@ def transposed_shape(
     strides, dilations = per_axis("stride", stride, ndim, 1), per_axis("dilation", dilation, ndim, 1)
     extra = per_axis("output_padding", output_padding, ndim, 0)
     pads = _padding(padding, ndim, kernel, strides, dilations)
-    sizes, rows = [], [0] * ndim
+    sizes, zeros = [], [0] * ndim
     for axis in range(ndim):
         near, far = pads[axis]
         if extra[axis] >= max(strides[axis], dilations[axis]):
@@ -265,11 +265,11 @@ def transposed_shape(
             raise InvalidArgument(f"the output would have size {size} along axis {axis}: padding {padding} is too much")
         if extra[axis] >= strides[axis]:
             pads[axis] = (near, max(0, far - extra[axis]))
-            rows[axis] = max(0, extra[axis] - far) // strides[axis]
+            zeros[axis] = max(0, extra[axis] - far) // strides[axis]
         sizes.append(size)
     oc = ocg * whole("groups", groups, 1)
     shape = (mb, oc, *sizes) if layout == "nchw" else (mb, *sizes, oc)
-    return shape, pads, rows
+    return shape, pads, zeros
 
 
 def described_problem(request: Request, dtype: str) -> ConvProblem:
@@ -307,7 +307,7 @@ def described_problem(request: Request, dtype: str) -> ConvProblem:
 
 
 def sizes_of(name: str, shape: Any) -> tuple[int, ...]:
-    """An argument's sizes as a tuple of integers. Raises InvalidArgument for what is no tuple of integers."""
+    """An argument's sizes as a tuple of integers. Raises InvalidArgument for anything else."""
     try:
         return tuple(size.__index__() for size in shape)
     except (TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""A call: a problem, its plan's executable and the kind of its arrays, decided once and run on each call's arrays."""
+"""The base of calls: a problem, its plan's executable and the kind of its arrays, decided once and run many times."""
 
 from __future__ import annotations
 
@@ -22,33 +22,34 @@ if TYPE_CHECKING:
 class Call:
     """The common part of calls on every kind of memory.
 
-    ``call(x, w, y, bias, constant, residual, queue)`` runs it and returns the result. None stands for an operand that
-    there is not, and for a result that is to be allocated; ``constant`` is the promise behind ``w``, if there is one.
+    ``call(x, w, y, bias, constant, residual, queue)`` runs it and returns the result. None is a missing operand, or a
+    result that is to be allocated; ``constant`` is the Constant of which ``w`` is the array, if any. ``first``,
+    ``second`` and ``written`` are the indices into (x, w, y) of the two inputs and of the result.
     """
 
     fast_path: Any = None
-    """``path(lead, other, out, queue, bias, constant, residual)`` makes the call on arrays that kernels use in place:
-    the result, or None before anything is done. None itself where there is nothing quicker than ``generally``."""
+    """``path(input1, input2, out, queue, bias, constant, residual)`` makes the call on arrays that kernels use in place
+    and returns the result, or None if it has done nothing. None itself if nothing is quicker than ``generally``."""
     host = False
     """Whether operands are in host memory."""
     ask: Callable[[], Any]
     """A function that returns the calling thread's queue, for calls on host memory that name none."""
     launches: Any = None
-    """The executable, bound to where it is launched (``device/places``); None while there is nothing to launch."""
+    """The executable, bound to a place where it is launched (``device/places``); None if there is nothing to launch."""
     prepared: Any = None
-    """The prepared plan; None before ``prepare``, and where there is nothing to compute."""
+    """The prepared plan; None before ``prepare``, and if there is nothing to compute."""
     solver = "none: nothing to compute"
     """The name of the solver that computes the call."""
     packed_key: Any = None
-    """The key under which constant weights hold the address of the form packed for this call."""
-    again: Any = None
-    """The fast path that repeats a call that was made twice in a row; see ``guarded_replay``."""
+    """The key under which a Constant stores the address of the weights that were packed for this call."""
+    repeat: Any = None
+    """The fast path that repeats the call, set once it was made twice in a row; see ``guarded_replay``."""
     form: Any = None
     """The memory format of all operands, for PyTorch's operators."""
     shape: Any = None
     """The result's shape in PyTorch's order of axes."""
     native: Any = None
-    """The launches for the native call path, once it has asked for them; False where it cannot make the call."""
+    """The launches for the native call path, once ``program`` was called; False if it cannot make the call."""
     backward_ready = True
 
     def __init__(self, problem: ConvProblem, device: cl.Device, count: Callable[[str], Any] | None = None) -> None:
@@ -58,7 +59,7 @@ class Call:
             raise InvalidArgument(unsupported)
         first_sight.seen(device)
         self.problem, self.device, self.count = problem, device, count
-        self.places = self.lead, self.other, self.written = PLACES[problem.direction]
+        self.places = self.first, self.second, self.written = PLACES[problem.direction]
         self.sizes = operand_sizes(problem)
         self.out_shape = problem.out_shape
         self.empty = math.prod(self.out_shape) == 0 or problem.mb == 0
@@ -73,31 +74,31 @@ class Call:
         residual: Any = None,
         queue: Any = None,
     ) -> Any:
-        """Run the call; returns the array that is written, on host memory once its values are there."""
+        """Run the call; returns the array that is written, for host memory with its values computed."""
         if type(w) is Constant:
             constant, w = w, w.array
-        operands, done = (x, w, y), None
+        operands, result = (x, w, y), None
         if queue is None and self.host:
             queue = self.ask()
         try:
             if self.fast_path is not None:
-                lead, other, out = operands[self.lead], operands[self.other], operands[self.written]
-                done = self.fast_path(lead, other, out, queue, bias, constant, residual)
-            if done is None:
-                done = self.generally([x, w, y], bias, constant, residual, queue)
+                input1, input2, out = operands[self.first], operands[self.second], operands[self.written]
+                result = self.fast_path(input1, input2, out, queue, bias, constant, residual)
+            if result is None:
+                result = self.generally([x, w, y], bias, constant, residual, queue)
         except MemoryError as error:
             raise_no_room(self.out_shape, error)
         if self.count is not None:
             self.count(self.solver)
-        return done
+        return result
 
     def generally(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, queue: Any) -> Any:
-        """The call on any arrays: operands that kernels cannot read in place are copied before, and a result that they
-        cannot write in place is copied after."""
+        """Make the call on any arrays: operands that kernels cannot read in place are copied before, and the result is
+        copied to an array that they cannot write in place."""
         raise NotImplementedError
 
     def prepare(self, context: cl.Context) -> None:
-        """Choose the plan, or find it in the cache. Raises as ``dispatch.prepare``."""
+        """Choose the plan, or take it from the cache. Raises as ``dispatch.prepare``."""
         self.prepared = dispatch.prepare(self.problem, context)
         self.solver = str(self.prepared.solver.name)
 
@@ -108,21 +109,20 @@ class Call:
 
     @property
     def zeroes(self) -> bool:
-        """Whether a result of no images is to be filled: the gradient of no images is zero."""
+        """Whether the result of a batch of no images is filled with zeros: the weights' gradient is."""
         return self.problem.direction == "bwd_weights" and not self.problem.accumulate
 
     def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
         """A function that repeats the call that was just made twice with ``given`` (x, w, y, bias, residual and queue);
-        None where nothing is quicker than to look the call up. ``library`` is that of its arrays, None for NumPy's and
-        OpenCL's."""
+        None if there is no such fast path. ``library`` is that of its arrays, None for NumPy's and OpenCL's."""
         return None
 
     def program(self, launcher: Any) -> Any:
-        """The launches in the form that the native call path takes, made once; None where it cannot make the call."""
+        """The launches in the form of the native call path, converted once; None if it cannot make the call."""
         raise NotImplementedError
 
     def check_out(self, shape: tuple[int, ...], dtype: str, expected: str) -> None:
-        """Raises InvalidArgument for an ``out`` that is not like the result."""
+        """Raises InvalidArgument for an ``out`` without the result's shape or dtype."""
         if shape != self.out_shape:
             raise InvalidArgument(f"out must have shape {self.out_shape}, got {shape}")
         if dtype != expected:
@@ -130,7 +130,7 @@ class Call:
 
 
 def refuse_shared(name: str) -> NoReturn:
-    """Raises InvalidArgument for an ``out`` over an operand that is still read."""
+    """Raises InvalidArgument for an ``out`` that overlaps with an operand."""
     raise InvalidArgument(f"out shares memory with {name}, which would change while it is read: pass an out of its own")
 
 

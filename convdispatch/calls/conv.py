@@ -1,10 +1,10 @@
-"""conv, conv_backward_data, conv_backward_weights, conv_transpose: the calls that a framework makes.
+"""The public functions conv, conv_backward_data, conv_backward_weights and conv_transpose.
 
 Arrays are NumPy's, ``pyopencl.array.Array``, ``convdispatch.Tensor``, or another library's on the host or a CUDA device
-(see ``libraries``); what comes in decides what goes out. Calls on host memory return when the result is there; the
-others enqueue on their queue, or their library's current stream, and return at once.
+(see ``arrays``); the result is of the inputs' kind. Calls on host memory return when the result is computed; the others
+enqueue on their queue, or their library's current stream, and return at once.
 
-A warm call is one look-up: everything that shapes, dtypes and options decide was decided when they were first seen.
+A warm call is one look-up: everything that depends on shapes, dtypes and options was decided by the first call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..api.quantization import Quantization
 from ..device import runtime
 from ..selection.prepared import constant as constant
 from .arguments import PLACES, Request, sizes_of, transposed_shape
-from .arrays.accepted import brought, shape_of
+from .arrays.accepted import shape_of, with_kind_of
 from .arrays.known_libraries import BARE, library_of
 from .call import Call
 from .call_cache import CALLS, LAST, cached_call
@@ -68,13 +68,13 @@ def conv(
     options = (stride, padding, dilation, groups, activation, layout, math, accumulate)
     last = _LAST_FORWARD.get(id(w))
     # These lines repeat the body of _call, because calling it would add a tenth to the time of a warm call.
-    if last is not None and quantization is None and (again := last[1].again) is not None:
+    if last is not None and quantization is None and (repeat := last[1].repeat) is not None:
         if bias is residual is queue is None:
-            done = again("fwd", operands, options, None)
+            result = repeat("fwd", operands, options, None)
         else:
-            done = again("fwd", operands, options, None, bias, residual, queue) if last[1].host else None
-        if done is not None:
-            return done
+            result = repeat("fwd", operands, options, None, bias, residual, queue) if last[1].host else None
+        if result is not None:
+            return result
     return _looked_up(Request("fwd", operands, options, bias, residual, queue, quantization=quantization))
 
 
@@ -148,8 +148,8 @@ def conv_transpose(
     w ``[ic, kh, kw, oc/groups]``. ``output_padding`` is below stride or dilation. Raises as ``conv`` does.
     """
     if not (hasattr(x, "shape") and hasattr(w, "shape")):
-        x, w = brought((x, w), x, 2) or (x, w)
-    shape, pads, rows = transposed_shape(
+        x, w = with_kind_of((x, w), x, 2) or (x, w)
+    shape, pads, zeros = transposed_shape(
         shape_of(x, "x"),
         shape_of(w, "w"),
         stride=stride,
@@ -159,7 +159,7 @@ def conv_transpose(
         groups=groups,
         layout=layout,
     )
-    x = extended(x, rows, layout, queue) if any(rows) else x
+    x = extended(x, zeros, layout, queue) if any(zeros) else x
     options = (stride, tuple(pads), dilation, groups, activation, layout, math, False)
     return _call(Request("bwd_data", (out, w, x), options, bias, residual, queue, shape, ("out", "w", "x")))
 
@@ -167,42 +167,42 @@ def conv_transpose(
 def _call(request: Request) -> Any:
     direction, operands, options, bias, residual, queue, shape, _, _ = request
     last = LAST[direction].get(id(operands[PLACES[direction][1]]))
-    if last is not None and (again := last[1].again) is not None:
+    if last is not None and (repeat := last[1].repeat) is not None:
         if bias is residual is queue is None:
-            done = again(direction, operands, options, shape)
+            result = repeat(direction, operands, options, shape)
         else:
-            done = again(direction, operands, options, shape, bias, residual, queue) if last[1].host else None
-        if done is not None:
-            return done
+            result = repeat(direction, operands, options, shape, bias, residual, queue) if last[1].host else None
+        if result is not None:
+            return result
     return _looked_up(request)
 
 
 def _looked_up(request: Request) -> Any:
-    """Makes a call as ``_call`` does, found by the key of all that decides it."""
+    """Makes a call as ``_call`` does, but looks it up in the cache by its key."""
     direction, operands, options, bias, residual, queue, shape, _, quantization = request
     first, second, written = PLACES[direction]
-    lead, other = operands[first], operands[second]
+    input1, input2 = operands[first], operands[second]
     key: Any = None
     last: Any = None
     call: Any = None
     runtime.refuse_forked()
-    library = library_of(type(lead))
+    library = library_of(type(input1))
     library = None if library is BARE else library
     devices = None if library is None else library.places(request.arrays)
     try:
         key = request.key(devices)
-        last = LAST[direction].get(id(other), (None, None))[1]
-        call = cached_call(direction, key, other)
-    except TypeError:  # a list among the options cannot be hashed, or an operand is not an array
+        last = LAST[direction].get(id(input2), (None, None))[1]
+        call = cached_call(direction, key, input2)
+    except TypeError:  # the options contain a list, which cannot be hashed, or an operand is not an array
         changed, key = tuple(map(_hashable, options)), None
         if changed != options:
             return _looked_up(request._replace(options=changed))
     except AttributeError:
         key = None
     if call is None:
-        alike = brought(request.arrays, lead, written)
-        if alike is not None:  # some operands were of another kind than the leading operand, and have been converted
-            x, w, y, bias, residual = alike
+        converted = with_kind_of(request.arrays, input1, written)
+        if converted is not None:  # some operands were of another kind than the first input, and have been converted
+            x, w, y, bias, residual = converted
             result = _looked_up(request._replace(operands=(x, w, y), bias=bias, residual=residual))
             return result if operands[written] is None else operands[written]
 
@@ -212,12 +212,12 @@ def _looked_up(request: Request) -> Any:
         call = describe() if key is None else CALLS.make(key, describe)
     if quantization is not None:
         bias = table_for(quantization, call.problem, bias, options[4], library)
-    elif last is call and call.again is None:
-        call.again = call.replay(library, (*operands, bias, residual, queue), options, shape)
+    elif last is call and call.repeat is None:
+        call.repeat = call.replay(library, (*operands, bias, residual, queue), options, shape)
     x, w, y = operands
     return call(x, w, y, bias, None, residual, queue)
 
 
 def _hashable(option: Any) -> Any:
-    """Returns an option with its lists turned into tuples, so that the key of a call with lists can be hashed."""
+    """Returns an option with its lists converted to tuples, so that the key of a call with lists can be hashed."""
     return tuple(map(_hashable, option)) if type(option) in (list, tuple) else option

@@ -1,4 +1,4 @@
-"""A caller's arguments to the call that computes them: checks of the arrays, the problem, and the kind of memory."""
+"""Builds the call for a caller's arguments: checks the arrays, and chooses the kind of call by their memory."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from .queue_call import QueueCall, checked_queue
 
 
 def described_call(request: Request, library: Library | None, devices: Sequence[Any] | None) -> Call:
-    """The call for arrays like a request's. ``library`` is that of the leading operand, None for NumPy's and OpenCL's
+    """The call for arrays like a request's. ``library`` is that of the first input, None for NumPy's and OpenCL's
     arrays; ``devices`` has the CUDA devices of all operands, None for host memory. Raises InvalidArgument."""
-    lead = request.operands[PLACES[request.direction][0]]
+    input1 = request.operands[PLACES[request.direction][0]]
     if request.quantization is not None:
         _check_kinds(request)
     if library is None:
-        return _own_call(request, lead)
+        return _own_call(request, input1)
     assert devices is not None
     device = devices[PLACES[request.direction][0]]
     return (
-        _stream_call(request, library, lead, device, devices)
+        _stream_call(request, library, input1, device, devices)
         if device is not None
-        else _library_call(request, library, lead, devices)
+        else _library_call(request, library, input1, devices)
     )
 
 
-def _stream_call(request: Request, library: Library, lead: Any, device: Any, devices: Sequence[Any]) -> Call:
+def _stream_call(request: Request, library: Library, input1: Any, device: Any, devices: Sequence[Any]) -> Call:
     """The call for another library's arrays on a device with streams."""
     from .arrays.stream_arrays import StreamArrays
     from .stream_call import StreamCall, refuse_capture
@@ -58,7 +58,7 @@ def _stream_call(request: Request, library: Library, lead: Any, device: Any, dev
         problem = _problem(request, dtype)
         if dtype not in DTYPES:
             raise InvalidArgument(f"arrays must be of {', '.join(DTYPES)}, got {dtype}")
-    stream = library.stream(lead, device)
+    stream = library.stream(input1, device)
     if problem.mb:
         refuse_capture(problem, stream)
     arrays = StreamArrays(library, device, problem)
@@ -66,54 +66,54 @@ def _stream_call(request: Request, library: Library, lead: Any, device: Any, dev
     return StreamCall(problem, stream, arrays, names=request.roles, through_host=through_host)
 
 
-def _library_call(request: Request, library: Library, lead: Any, devices: Sequence[Any]) -> Call:
+def _library_call(request: Request, library: Library, input1: Any, devices: Sequence[Any]) -> Call:
     """The call for another library's arrays in host memory, which are used as NumPy views."""
-    kinds = {type(each) for each in request.arrays if each is not None}
+    kinds = {type(array) for array in request.arrays if array is not None}
     if request.quantization is not None:
         if any(device is not None for device in devices[:5]):
             raise InvalidArgument("x is in host memory, and another operand on a device: bring them to one place")
-    elif kinds != {type(lead)} or any(device is not None for device in devices[:5]):
+    elif kinds != {type(input1)} or any(device is not None for device in devices[:5]):
         _one_library(request, library, devices)
-    *operands, bias, residual = (view_of(library, each) for each in request.arrays)
+    *operands, bias, residual = (view_of(library, array) for array in request.arrays)
     viewed = request._replace(operands=tuple(operands), bias=bias, residual=residual)
-    return _own_call(viewed, operands[PLACES[request.direction][0]], functools.partial(LibraryArrays, library, lead))
+    return _own_call(viewed, operands[PLACES[request.direction][0]], functools.partial(LibraryArrays, library, input1))
 
 
-def _own_call(request: Request, lead: Any, arrays: Any = NumPyArrays) -> Call:
+def _own_call(request: Request, input1: Any, arrays: Any = NumPyArrays) -> Call:
     """The call for NumPy's arrays, and for arrays of OpenCL queues."""
     direction, operands = request.direction, request.operands
     written = PLACES[direction][2]
     if request.quantization is None:
-        for place, (array, name) in enumerate(zip(operands, request.roles, strict=True)):
-            if place != written:
+        for index, (array, name) in enumerate(zip(operands, request.roles, strict=True)):
+            if index != written:
                 shape_of(array, name)
-        _check_places(request, lead)
-    problem = _problem(request, dtype_name(lead.dtype))
+        _check_places(request, input1)
+    problem = _problem(request, dtype_name(input1.dtype))
     if not problem.quantized:
         check_bias(request.bias, problem.channels_out)
     out = operands[written]
-    dtype = numpy_dtype(problem.written_dtype) if problem.quantized else lead.dtype.newbyteorder("=")
+    dtype = numpy_dtype(problem.written_dtype) if problem.quantized else input1.dtype.newbyteorder("=")
     if request.quantization is not None:
-        _check_quantized(request, problem, lead)
-    if isinstance(lead, np.ndarray):
+        _check_quantized(request, problem, input1)
+    if isinstance(input1, np.ndarray):
         queue = runtime.queue() if request.queue is None else checked_queue(request.queue)
-        size, given = operand_sizes(problem)[written], [*operands, request.bias, request.residual]
-        swapped = any(
-            not each.dtype.isnative for place, each in enumerate(given) if each is not None and place != written
+        size, arrays_given = operand_sizes(problem)[written], [*operands, request.bias, request.residual]
+        foreign_order = any(
+            not each.dtype.isnative for index, each in enumerate(arrays_given) if each is not None and index != written
         )
-        call = HostCall(problem, queue.context, arrays(problem, queue.device, dtype, size, swapped))
+        call = HostCall(problem, queue.context, arrays(problem, queue.device, dtype, size, foreign_order))
         if out is not None:
             call.check_out(tuple(out.shape), out.dtype.newbyteorder("=").name, dtype.name)
             check_written(out)
         return call
     present = [each for each in request.arrays if each is not None and type(each) is not Constant]
-    carries = {hasattr(each, "events") for each in present}
-    queue = checked_queue(getattr(lead, "queue", None) if request.queue is None else request.queue)
-    events = carries.pop() if len(carries) == 1 else None
-    made = QueueCall(problem, queue, type(lead), request.roles, events=events)
+    has_events = {hasattr(each, "events") for each in present}
+    queue = checked_queue(getattr(input1, "queue", None) if request.queue is None else request.queue)
+    events = has_events.pop() if len(has_events) == 1 else None
+    queue_call = QueueCall(problem, queue, type(input1), request.roles, events=events)
     if out is not None:
-        made.check_out(tuple(out.shape), out.dtype.name, dtype.name)
-    return made
+        queue_call.check_out(tuple(out.shape), out.dtype.name, dtype.name)
+    return queue_call
 
 
 def _problem(request: Request, dtype: str) -> ConvProblem:
@@ -122,7 +122,7 @@ def _problem(request: Request, dtype: str) -> ConvProblem:
     return described_problem(request, dtype)
 
 
-def _check_places(request: Request, lead: Any) -> None:
+def _check_places(request: Request, input1: Any) -> None:
     """Raises InvalidArgument unless NumPy's or OpenCL's arrays are of one dtype, and all in host memory or none."""
     roles = request.roles
     named = dict(zip((*roles, "bias", "residual"), request.arrays, strict=True))
@@ -133,50 +133,50 @@ def _check_places(request: Request, lead: Any) -> None:
             raise InvalidArgument(
                 f"{name} must be a NumPy array, a pyopencl.array.Array or a Tensor, got {type(array).__name__}"
             )
-    first = roles[PLACES[request.direction][0]]
-    dtype, host = lead.dtype.name, isinstance(lead, np.ndarray)
+    first_name = roles[PLACES[request.direction][0]]
+    dtype, host = input1.dtype.name, isinstance(input1, np.ndarray)
     if dtype not in DTYPES:
-        more = ""
+        hint = ""
         if dtype in QUANTIZED_INPUTS:
             forward = "; numbers of 8 bits take conv(..., quantization=Quantization(...))"
-            more = forward if request.direction == "fwd" else "; of quantized convolutions there are no gradients"
-        raise InvalidArgument(f"{first} must be of {', '.join(DTYPES)}, got {dtype}{more}")
+            hint = forward if request.direction == "fwd" else "; of quantized convolutions there are no gradients"
+        raise InvalidArgument(f"{first_name} must be of {', '.join(DTYPES)}, got {dtype}{hint}")
     for name, array in present.items():
         if array.dtype.name != dtype:
-            raise InvalidArgument(f"{name} must be {dtype} as {first} is, got {array.dtype.name}")
-        inner = array.array if isinstance(array, Constant) else array
-        on_host = isinstance(inner, np.ndarray)
+            raise InvalidArgument(f"{name} must be {dtype} as {first_name} is, got {array.dtype.name}")
+        plain = array.array if isinstance(array, Constant) else array
+        on_host = isinstance(plain, np.ndarray)
         if on_host != host and not (on_host and isinstance(array, Constant)):
-            places = {True: "NumPy", False: "on a device"}
+            wording = {True: "NumPy", False: "on a device"}
             raise InvalidArgument(
-                f"{name} must be where {first} is: {first} is {places[host]}, {name} is {places[on_host]}"
+                f"{name} must be where {first_name} is: {first_name} is {wording[host]}, {name} is {wording[on_host]}"
             )
 
 
 def _one_library(request: Request, library: Library, devices: Sequence[Any]) -> str:
     """The common dtype of all operands. Raises InvalidArgument unless they are of one library, device and dtype."""
-    read, roles = PLACES[request.direction][0], request.roles
-    lead, dtype = roles[read], library.dtype(request.operands[read])
-    for name, array, place in zip((*roles, "bias", "residual"), request.arrays, devices, strict=False):
-        inner = array.array if type(array) is Constant else array
+    index, roles = PLACES[request.direction][0], request.roles
+    role, dtype = roles[index], library.dtype(request.operands[index])
+    for name, array, device in zip((*roles, "bias", "residual"), request.arrays, devices, strict=False):
+        plain = array.array if type(array) is Constant else array
         if array is None:
             continue
-        if isinstance(inner, np.ndarray) and type(array) is Constant:
-            found = inner.dtype.name
-        elif library_of(type(inner)) is not library:
-            raise InvalidArgument(f"{name} must be a {library.name} as {lead} is, got {type(inner).__name__}")
-        elif place != devices[read]:
-            here, there = ("on the host" if n is None else f"on {library.title(n)}" for n in (devices[read], place))
-            raise InvalidArgument(f"{name} must be where {lead} is: {lead} is {here}, {name} is {there}")
+        if isinstance(plain, np.ndarray) and type(array) is Constant:
+            found_dtype = plain.dtype.name
+        elif library_of(type(plain)) is not library:
+            raise InvalidArgument(f"{name} must be a {library.name} as {role} is, got {type(plain).__name__}")
+        elif device != devices[index]:
+            place, found = ("on the host" if n is None else f"on {library.title(n)}" for n in (devices[index], device))
+            raise InvalidArgument(f"{name} must be where {role} is: {role} is {place}, {name} is {found}")
         else:
-            found = library.dtype(inner)
-        if found != dtype:
-            raise InvalidArgument(f"{name} must be {dtype} as {lead} is, got {found}")
+            found_dtype = library.dtype(plain)
+        if found_dtype != dtype:
+            raise InvalidArgument(f"{name} must be {dtype} as {role} is, got {found_dtype}")
     return dtype
 
 
 def _check_kinds(request: Request) -> None:
-    """Raises InvalidArgument for what is none of the things that a quantized convolution takes."""
+    """Raises InvalidArgument for arguments of types that a quantized convolution does not take."""
     if not isinstance(request.quantization, Quantization):
         raise InvalidArgument(f"quantization must be a Quantization, got {request.quantization!r}")
     for name, array in zip(("x", "w", "out", "bias", "residual"), request.arrays, strict=True):
@@ -185,10 +185,10 @@ def _check_kinds(request: Request) -> None:
         refuse_mask(name, getattr(array, "array", array))
 
 
-def _check_quantized(request: Request, problem: ConvProblem, lead: Any) -> None:
-    """Raises InvalidArgument for operands of a quantized call that do not go together."""
+def _check_quantized(request: Request, problem: ConvProblem, input1: Any) -> None:
+    """Raises InvalidArgument for operands of a quantized call whose dtypes, shapes or memory do not match."""
     _, w, out = request.operands
-    dtype, shape, on_host = numpy_dtype(problem.written_dtype), problem.y_shape, isinstance(lead, np.ndarray)
+    dtype, shape, on_host = numpy_dtype(problem.written_dtype), problem.y_shape, isinstance(input1, np.ndarray)
     for name, array in (("residual", request.residual), ("out", out)):
         if array is not None and (tuple(array.shape) != shape or array.dtype != dtype):
             raise InvalidArgument(
@@ -198,25 +198,25 @@ def _check_quantized(request: Request, problem: ConvProblem, lead: Any) -> None:
         if array is not None and not isinstance(array, Constant) and isinstance(array, np.ndarray) != on_host:
             raise InvalidArgument(f"{name} must be where x is, NumPy's or on a device")
     assert request.quantization is not None
-    # Only a check: table_of raises for numbers that the table of a quantized convolution cannot hold.
+    # This is only a check: table_of raises for numbers that the table of a quantized convolution cannot hold.
     table_of(request.quantization, problem, request.bias, request.options[4])
 
 
 def _quantized_on_stream(request: Request, library: Library, device: Any) -> ConvProblem:
     x, w, out = request.operands
-    inner = w.array if isinstance(w, Constant) else w
-    w_kind = dtype_name(inner.dtype) if isinstance(inner, np.ndarray) else library.dtype(inner)
+    plain = w.array if isinstance(w, Constant) else w
+    w_kind = dtype_name(plain.dtype) if isinstance(plain, np.ndarray) else library.dtype(plain)
     problem = checked_problem(request, library.dtype(x), w_kind)
     for name, array in (("w", w), ("residual", request.residual), ("out", out)):
-        inner = array.array if isinstance(array, Constant) else array
-        if inner is None or (isinstance(inner, np.ndarray) and isinstance(array, Constant)):
+        plain = array.array if isinstance(array, Constant) else array
+        if plain is None or (isinstance(plain, np.ndarray) and isinstance(array, Constant)):
             continue
-        if library_of(type(inner)) is not library or library.place(inner) != device:
+        if library_of(type(plain)) is not library or library.place(plain) != device:
             raise InvalidArgument(f"{name} must be a {library.name} on {library.title(device)}, as x is")
-        found = library.dtype(inner), tuple(inner.shape)
-        if name != "w" and found != (problem.out_dtype, problem.y_shape):
+        kind = library.dtype(plain), tuple(plain.shape)
+        if name != "w" and kind != (problem.out_dtype, problem.y_shape):
             raise InvalidArgument(
-                f"{name} must be {problem.out_dtype} of shape {problem.y_shape}, as y is, got {found[0]} of {found[1]}"
+                f"{name} must be {problem.out_dtype} of shape {problem.y_shape}, as y is, got {kind[0]} of {kind[1]}"
             )
     return problem
 
@@ -231,11 +231,11 @@ def view_of(library: Library, array: Any) -> Any:
 
 
 def _through_host(
-    library: Library, device: Any, problem: ConvProblem, names: Sequence[str], operands: Sequence[Any], *beside: Any
+    library: Library, device: Any, problem: ConvProblem, names: Sequence[str], operands: Sequence[Any], *extra: Any
 ) -> Any:
     """The result of a call on CUDA arrays, computed on copies on the host by OpenCL's queue; waits."""
     x, w, y, bias, residual = (
-        each if each is None or isinstance(each, np.ndarray) else library.fetch(each) for each in (*operands, *beside)
+        each if each is None or isinstance(each, np.ndarray) else library.fetch(each) for each in (*operands, *extra)
     )
     problem = problem.replace(constant_weights=False)
     size = operand_sizes(problem)["xwy".index(problem.written)]

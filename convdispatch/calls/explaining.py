@@ -1,4 +1,4 @@
-"""explain for callers: of a problem, or of a call of ``conv`` with its own arguments."""
+"""The public ``explain``: of a problem, or of a call of ``conv`` with the same arguments."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ def explain(
             )
     dtype = str(problem.dtype).rpartition(".")[2]  # PyTorch's dtypes print as torch.float32
     options = (stride, padding, dilation, groups, activation, layout, math, False)
-    seen = described_problem(Request("fwd", (problem, w, None), options, bias, residual), dtype)
+    described = described_problem(Request("fwd", (problem, w, None), options, bias, residual), dtype)
     queue = getattr(problem, "queue", None)
-    return explanation.explain(seen, device if device is not None else getattr(queue, "device", None))
+    return explanation.explain(described, device if device is not None else getattr(queue, "device", None))

@@ -1,8 +1,8 @@
 """The fast path of a repeated call: its arguments are compared one by one, with no key to build or look up. On CUDA the
 native path does this.
 
-What a warm call costs is asking its arrays what they are; here each is asked once. Where anything is not as it was the
-last time the answer is None, and the call is looked up by all that decides it.
+Most of a warm call's time goes to reading the attributes of its arrays; here each is read once. If anything differs
+from the last call, the replay returns None, and the call is looked up by its key.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from .call import raise_no_room
 
 
 def replay_on_queue(call: Any, operands: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Callable[..., Any]:
-    """``again(direction, operands, options, shape)`` for the call that was just made with these; the result, or None.
-
-    ``options`` and ``shape`` are the call's other arguments; it had no bias, residual and queue.
+    """A function ``repeat(direction, operands, options, shape)`` that repeats ``call``, which was just made with these
+    operands, ``options`` and ``shape``, and no bias, residual or queue. It returns the result, or None.
     """
     direction, (first, second, written), fast_path = call.problem.direction, call.places, call.fast_path
-    lead, other = operands[first], operands[second]
-    lead_kind, other_kind, out_kind = type(lead), type(other), type(operands[written])
-    dtype, beside, lead_shape, other_shape = lead.dtype, other.dtype, lead.shape, other.shape
+    input1, input2 = operands[first], operands[second]
+    first_kind, second_kind, out_kind = type(input1), type(input2), type(operands[written])
+    dtype, dtype2, first_shape, second_shape = input1.dtype, input2.dtype, input1.shape, input2.shape
     known, launches, policies = call.known, call.queue_launches, (current_policy(),)
-    at_once = launches is not None and hasattr(lead, "events") and out_kind is lead_kind
+    compares_tuples = launches is not None and hasattr(input1, "events") and out_kind is first_kind
     strides = [call.strides[place] for place in call.places]
-    facts = (dtype, beside, dtype, lead_shape, other_shape, call.out_shape, *strides, known, known, known, 0, 0, 0)
+    expected = (dtype, dtype2, dtype, first_shape, second_shape, call.out_shape, *strides, known, known, known, 0, 0, 0)
 
     def replay(given_direction: str, given: Sequence[Any], given_options: tuple[Any, ...], sizes: Any) -> Any:
         x, w, out = given[first], given[second], given[written]
@@ -41,12 +40,12 @@ def replay_on_queue(call: Any, operands: Sequence[Any], options: tuple[Any, ...]
                 return None
         except ValueError:  # options that contain an array cannot be compared
             return None
-        if type(x) is not lead_kind or type(w) is not other_kind or type(out) is not out_kind:
+        if type(x) is not first_kind or type(w) is not second_kind or type(out) is not out_kind:
             return None
         if current_policy() not in policies:  # `in` compares by identity before it compares by value
             return None
-        # All checks of the fast path as one comparison of tuples, which tests identity before equality.
-        if at_once and facts == (
+        # This does all checks of the fast path as one comparison of tuples, which tests identity before equality.
+        if compares_tuples and expected == (
             x.dtype, w.dtype, out.dtype, x.shape, w.shape, out.shape, x.strides, w.strides, out.strides,
             x.queue, w.queue, out.queue, x.offset, w.offset, out.offset,
         ):  # fmt: skip
@@ -58,14 +57,14 @@ def replay_on_queue(call: Any, operands: Sequence[Any], options: tuple[Any, ...]
                 wait_for = x.events + w.events + before if x.events or w.events else before
                 try:
                     event = launches.run(known, memory, wait_for or None)
-                except Exception:  # the fast path meets the same error, and handles it
+                except Exception:  # the fast path gets the same error, and handles it
                     return fast_path(x, w, out, None)
                 if len(before) == 1:  # replacing one element takes a third of the time that assigning a slice takes
                     before[0] = event
                 else:
                     before[:] = (event,)
                 return out
-        if x.dtype is not dtype or w.dtype is not beside or x.shape != lead_shape or w.shape != other_shape:
+        if x.dtype is not dtype or w.dtype is not dtype2 or x.shape != first_shape or w.shape != second_shape:
             return None
         return fast_path(x, w, out, None)
 
@@ -73,15 +72,15 @@ def replay_on_queue(call: Any, operands: Sequence[Any], options: tuple[Any, ...]
 
 
 def replay_on_host(call: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Callable[..., Any]:
-    """The same for arrays in host memory; ``given`` are x, w, y, bias, residual and queue, of which it takes the others
-    too. Holds no call."""
+    """As ``replay_on_queue`` for arrays in host memory, with bias, residual and queue; ``given`` are x, w, y, bias,
+    residual and queue. The function does not keep the call alive."""
     direction, (first, second, written), ask = call.problem.direction, call.places, call.ask
     fast_path = call.fast_path
-    lead, other, bias, residual, queue = given[first], given[second], given[3], given[4], given[5]
-    lead_kind, other_kind, promised = type(lead), type(other), type(other) is Constant
-    dtype, beside, lead_shape, other_shape = lead.dtype, other.dtype, lead.shape, other.shape
+    input1, input2, bias, residual, queue = given[first], given[second], given[3], given[4], given[5]
+    first_kind, second_kind, is_constant = type(input1), type(input2), type(input2) is Constant
+    dtype, dtype2, first_shape, second_shape = input1.dtype, input2.dtype, input1.shape, input2.shape
     of_bias, of_residual, policies, out_shape = _facts(bias), _facts(residual), (current_policy(),), call.out_shape
-    tensors, owner = not issubclass(lead_kind, np.ndarray), weakref.ref(call)
+    are_tensors, call_reference = not issubclass(first_kind, np.ndarray), weakref.ref(call)
 
     def replay(
         given_direction: str,
@@ -99,13 +98,13 @@ def replay_on_host(call: Any, given: Sequence[Any], options: tuple[Any, ...], sh
         except ValueError:  # options that contain an array cannot be compared
             return None
         if (
-            type(x) is not lead_kind
-            or type(w) is not other_kind
-            or (out is not None and type(out) is not lead_kind)
-            or x.shape != lead_shape
-            or w.shape != other_shape
+            type(x) is not first_kind
+            or type(w) is not second_kind
+            or (out is not None and type(out) is not first_kind)
+            or x.shape != first_shape
+            or w.shape != second_shape
             or x.dtype is not dtype
-            or w.dtype is not beside
+            or w.dtype is not dtype2
             or given_queue is not queue
             or current_policy() not in policies  # `in` compares by identity before it compares by value
             or runtime.forked
@@ -115,14 +114,14 @@ def replay_on_host(call: Any, given: Sequence[Any], options: tuple[Any, ...], sh
             return None
         if (residual is not None or of_residual) and _facts(residual) != of_residual:
             return None
-        if tensors and not all(_plain(each) for each in (x, w, out, bias, residual)):
+        if are_tensors and not all(_plain(each) for each in (x, w, out, bias, residual)):
             return None
         promise = None
-        if promised:
+        if is_constant:
             promise, w = w, w.array
         try:
             done = fast_path(x, w, out, queue or ask(), bias, promise, residual)
-            if done is None and (held := owner()) is not None:
+            if done is None and (held := call_reference()) is not None:
                 operands = list(given)
                 operands[second] = w
                 return held.generally(operands, bias, promise, residual, queue or ask())
@@ -134,7 +133,7 @@ def replay_on_host(call: Any, given: Sequence[Any], options: tuple[Any, ...], sh
 
 
 def _facts(array: Any) -> Any:
-    """The attributes in which a bias or a residual must equal the one of the call before; an object that is no array
+    """The attributes in which a bias or a residual must equal that of the recorded call; an object that is no array
     never does."""
     if array is None:
         return None

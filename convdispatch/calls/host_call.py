@@ -1,7 +1,7 @@
-"""Calls on host memory: kernels take the arrays' own memory where the device can, and the result is there on return.
+"""Calls on host memory: kernels use the arrays' own memory if the device can, and a call returns a finished result.
 
-Arrays of every library, PyTorch's tensors and XLA's buffers go this way. A device without fine-grained system SVM gets
-copies (``device/places/copies``).
+Arrays of every library, PyTorch's tensors and XLA's buffers are computed so. A device without fine-grained system SVM
+gets copies (``device/places/copies``).
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class HostCall(Call):
         pointers = has_system_svm(self.device)
         if not self.empty:
             self.prepare(context)
-        alone = pointers and self.prepared is not None and prefers_one_thread(self.prepared)
-        self.ask = host_queue(self.device, alone)
+        one_thread = pointers and self.prepared is not None and prefers_one_thread(self.prepared)
+        self.ask = host_queue(self.device, one_thread)
         self.launch: Any = None
         """``launch(addresses, queue, constant)`` runs the call on addresses of x, w, y, bias and residual, 0 for a
-        missing one; returns False, before anything is done, where an operand has no address or overlaps with the
+        missing operand; returns False, and launches nothing, if an operand has no address or overlaps with the
         result."""
         if self.prepared is None:
             return
@@ -79,42 +79,42 @@ class HostCall(Call):
             self.fast_path = _fast_path(self, run, recover)
 
     def generally(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, queue: Any) -> Any:
-        arrays, out, held = self.arrays, operands[self.written], []
+        arrays, out, copies = self.arrays, operands[self.written], []
         if out is not None:
             self._check_out(out)
         if self.empty:
-            made = arrays.allocate()[0] if out is None else out
+            result = arrays.allocate()[0] if out is None else out
             if self.zeroes:
-                arrays.view(made)[...] = 0
-            return arrays.finished(made, operands[self.lead]) if out is None else out
+                arrays.view(result)[...] = 0
+            return arrays.finished(result, operands[self.first]) if out is None else out
 
         def readable(array: Any, address: Callable[[Any], int] = arrays.input_address) -> int:
-            at = 0 if array is None else address(array)
-            if not at and array is not None:
-                copy, at = arrays.compact(array)
-                held.append(copy)
-            return at
+            array_address = 0 if array is None else address(array)
+            if not array_address and array is not None:
+                copy, array_address = arrays.compact(array)
+                copies.append(copy)
+            return array_address
 
         addresses = [0] * 5
-        given = list(operands)
+        inputs = list(operands)
         weights = None if constant is None else constant.array
-        if constant is not None and weights is not None and not arrays.input_address(given[W]):
+        if constant is not None and weights is not None and not arrays.input_address(inputs[W]):
             constant = constant.seen_as("native", lambda: native(arrays.view(weights)))
-            given[W] = constant.array
-        addresses[self.lead], addresses[self.other] = readable(given[self.lead]), readable(given[self.other])
+            inputs[W] = constant.array
+        addresses[self.first], addresses[self.second] = readable(inputs[self.first]), readable(inputs[self.second])
         addresses[BIAS], addresses[RESIDUAL] = readable(bias, arrays.bias_address), readable(residual)
         addresses[self.written] = 0 if out is None else arrays.output_address(out)
         if addresses[self.written] and not self.overlaps(addresses):
-            made = out
+            result = out
         else:
-            made, addresses[self.written] = arrays.allocate()
+            result, addresses[self.written] = arrays.allocate()
             if self.problem.accumulate:
-                arrays.view(made)[...] = arrays.view(out)
-        done = self.launch(addresses, queue, constant)
-        assert done, "kernels take copies"
-        if out is not None and made is not out:
-            arrays.view(out)[...] = arrays.view(made)
-        return arrays.finished(made, operands[self.lead]) if out is None else out
+                arrays.view(result)[...] = arrays.view(out)
+        launched = self.launch(addresses, queue, constant)
+        assert launched, "kernels take copies"
+        if out is not None and result is not out:
+            arrays.view(out)[...] = arrays.view(result)
+        return arrays.finished(result, operands[self.first]) if out is None else out
 
     def _check_out(self, out: Any) -> None:
         view = self.arrays.view(out)
@@ -123,22 +123,22 @@ class HostCall(Call):
 
     def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
         """See Call; among other libraries only PyTorch's arrays can be checked so quickly."""
-        alike = library is None or (library.records_gradients and type(given[self.other]) is not Constant)
-        return replay_on_host(self, given, options, shape) if self.fast_path is not None and alike else None
+        can_check = library is None or (library.records_gradients and type(given[self.second]) is not Constant)
+        return replay_on_host(self, given, options, shape) if self.fast_path is not None and can_check else None
 
     def program(self, launcher: Any) -> Any:
         if self.native is None:
-            laid = self.arrays.shape, self.arrays.strides
-            made = None if self.arrays.strides is None else self.launches.program(launcher, self.solver, *laid)
-            self.native = made or False
+            layout = self.arrays.shape, self.arrays.strides
+            converted = None if self.arrays.strides is None else self.launches.program(launcher, self.solver, *layout)
+            self.native = converted or False
         if self.native:
             intraop.lend_queues(self.device)
         return self.native or None
 
 
 def _run_and_recover(call: HostCall, place: HostPlace | CopyPlace) -> tuple[Callable[..., Any], Callable[..., bool]]:
-    """``run(queue, addresses, constant)``, which returns what ``launch`` does, and ``recover(error, addresses, queue,
-    constant)`` for what it raised: another solver's plan. They hold no call: one that nobody holds is gone at once."""
+    """Returns ``run(queue, addresses, constant)``, which launches, and ``recover(error, addresses, queue, constant)``,
+    which runs another solver's plan after an error. They do not keep the call alive."""
     prepared, launched, key = call.prepared, call.launches.run, call.packed_key
     sizes = [size if number < BIAS else size or None for number, size in enumerate(call.sizes)]
     written = call.written
@@ -155,17 +155,17 @@ def _run_and_recover(call: HostCall, place: HostPlace | CopyPlace) -> tuple[Call
         return promise.addresses[key]
 
     def run_packed(queue: Any, addresses: list[int], constant: Constant) -> Any:
-        packed = constant.addresses.get(key)  # this reference keeps the packed weights, which another thread may drop
+        packed = constant.addresses.get(key)  # the reference keeps the weights alive if another thread drops them
         if packed is None:
             if not addresses[W]:
                 return False
             packed = pack(constant, queue, addresses[W])
-        given = [*addresses]
-        given[W] = place.operand(packed)
+        operands = [*addresses]
+        operands[W] = place.operand(packed)
         if not prepared.layered:
-            return launched(queue, given)
+            return launched(queue, operands)
         with unpacked_weights(place.memory(queue, addresses[W], sizes[W]) if addresses[W] else None):
-            return launched(queue, given)
+            return launched(queue, operands)
 
     def recover(error: BaseException, addresses: list[int], queue: Any, constant: Constant | None) -> bool:
         try:
@@ -178,30 +178,30 @@ def _run_and_recover(call: HostCall, place: HostPlace | CopyPlace) -> tuple[Call
             place.enqueue(again, queue, addresses, sizes, (written,))
             return True
         except BaseException:
-            queue.finish()  # after this no command uses the caller's host memory any longer
+            queue.finish()  # no command may still use the caller's host memory after this
             raise
 
     return run_packed if call.packs else lambda queue, addresses, constant: launched(queue, addresses), recover
 
 
 def _fast_path(call: HostCall, run: Callable[..., Any], recover: Callable[..., bool]) -> Callable[..., Any]:
-    """Returns the function ``path(lead, other, out, queue, bias, constant, residual)``, the call's fast path; it does
-    not reference the call."""
+    """Returns ``path(input1, input2, out, queue, bias, constant, residual)``, the call's fast path. It does not keep
+    the call alive."""
     arrays: HostArrays = call.arrays
     address, of_bias = arrays.input_address, arrays.bias_address
     output, allocate = arrays.output_address, arrays.allocate
-    packs, launched, (lead_place, other_place, out_place) = call.packs, call.launches.run, call.places
+    packs, launched, (first_place, second_place, out_place) = call.packs, call.launches.run, call.places
 
     def fast_path(
-        lead: Any, other: Any, out: Any, queue: Any, bias: Any = None, constant: Any = None, residual: Any = None
+        input1: Any, input2: Any, out: Any, queue: Any, bias: Any = None, constant: Any = None, residual: Any = None
     ) -> Any:
         addresses = [0, 0, 0, 0, 0]
         if out is None:
             out, addresses[out_place] = allocate()
         else:
             addresses[out_place] = output(out)
-        addresses[lead_place] = address(lead)
-        addresses[other_place] = address(other)
+        addresses[first_place] = address(input1)
+        addresses[second_place] = address(input2)
         if bias is not None:
             addresses[3] = of_bias(bias)
         if residual is not None:
@@ -218,14 +218,14 @@ def _fast_path(call: HostCall, run: Callable[..., Any], recover: Callable[..., b
 
 def host_queue(device: Any, alone: bool = False) -> Callable[[], Any]:
     """A function that returns the calling thread's queue for host memory; with ``alone``, the queue whose commands the
-    thread computes itself, where there is one."""
-    own = threading.local()
+    thread computes itself, if the device has one."""
+    thread_state = threading.local()
 
     def ask() -> Any:
         try:
-            return own.queue
+            return thread_state.queue
         except AttributeError:
-            own.queue = (alone and runtime.serial_queue(device)) or runtime.queue(device)
-            return own.queue
+            thread_state.queue = (alone and runtime.serial_queue(device)) or runtime.queue(device)
+            return thread_state.queue
 
     return ask

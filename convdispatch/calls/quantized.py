@@ -1,7 +1,7 @@
-"""``conv`` on numbers of 8 bits: arrays and a Quantization become a problem, its table and a plan that runs.
+"""``conv`` on numbers of 8 bits: arrays and a Quantization become a problem and its table.
 
 Arrays are NumPy's, ``pyopencl.array.Array``, ``Tensor``, or another library's in host memory (torch's int8, uint8
-and float8 tensors). What comes in decides what goes out, as in ``conv``; y is of the quantization's dtype.
+and float8 tensors). The result is of the inputs' kind, as in ``conv``, and of the quantization's dtype.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .arguments import Request, describe
 from .arrays.array_library import Library
 
 _tables: weakref.WeakKeyDictionary[Any, dict[Any, tuple[Constant, Any]]] = weakref.WeakKeyDictionary()
-"""Tables of quantized convolutions by quantization, and by bias where it is constant."""
+"""Tables of quantized convolutions, by quantization, problem and constant bias."""
 
 
 def quantized_problem(
     x_shape: tuple[int, ...], w_shape: tuple[int, ...], dtype: str, quantization: Quantization, **options: Any
 ) -> ConvProblem:
-    """The problem of shapes, x's dtype and options as ``conv`` has them, but for the activation, which is in the table.
+    """The problem of shapes, x's dtype and ``conv``'s options, except the activation, which is in the table.
 
     Raises InvalidArgument, InvalidProblem.
     """
@@ -44,8 +44,8 @@ def quantized_problem(
 def _described(
     x_shape: tuple[int, ...], w_shape: tuple[int, ...], dtype: str, out_dtype: str, **options: Any
 ) -> ConvProblem:
-    given: dict[str, Any] = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "layout": "nchw"}
-    return describe("fwd", x_shape, w_shape, None, dtype, **given | options, out_dtype=out_dtype)
+    defaults: dict[str, Any] = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "layout": "nchw"}
+    return describe("fwd", x_shape, w_shape, None, dtype, **defaults | options, out_dtype=out_dtype)
 
 
 def _tuples(option: Any) -> Any:
@@ -55,7 +55,7 @@ def _tuples(option: Any) -> Any:
 def table_of(
     quantization: Quantization, problem: ConvProblem, bias: Any = None, activation: str | None = None
 ) -> Constant:
-    """The table that the problem's kernels read, made once where the bias is constant or there is none.
+    """The table that the problem's kernels read, cached if there is no bias or it is constant.
 
     Raises InvalidArgument.
     """
@@ -65,18 +65,18 @@ def table_of(
             f"x_zero_point must lie within {problem.dtype}, {limits.min} to {limits.max}, "
             f"got {quantization.x_zero_point}"
         )
-    known = _tables.setdefault(quantization, {})
+    tables = _tables.setdefault(quantization, {})
     key = problem.oc, id(bias), activation, problem.residual
-    found = known.get(key)
-    if found is not None:
-        return found[0]
+    cached = tables.get(key)
+    if cached is not None:
+        return cached[0]
     values = bias.array if isinstance(bias, Constant) else bias
     values = values.numpy() if hasattr(values, "numpy") else values.get() if hasattr(values, "get") else values
     table = quantization.float8_table if problem.dtype in FLOAT8 else quantization.table
-    made = Constant(table(problem.oc, values, activation=activation, residual=problem.residual))
+    result = Constant(table(problem.oc, values, activation=activation, residual=problem.residual))
     if bias is None or isinstance(bias, Constant):
-        known[key] = made, bias  # the entry keeps the bias alive, so that no other object gets its id
-    return made
+        tables[key] = result, bias  # the entry keeps the bias alive, so that no other object gets its id
+    return result
 
 
 def checked_problem(request: Request, kind: str, w_kind: str) -> ConvProblem:
@@ -104,11 +104,11 @@ def checked_problem(request: Request, kind: str, w_kind: str) -> ConvProblem:
 def table_for(
     quantization: Quantization, problem: ConvProblem, bias: Any, activation: str | None, library: Library | None
 ) -> Constant:
-    """``table_of`` a call's bias, which another library may have put on a CUDA device: bringing it waits."""
+    """``table_of`` a call's bias; a bias on a CUDA device is first copied to the host, which waits."""
     if library is not None and bias is not None and library.place(bias) is not None:
         if isinstance(bias, Constant):
-            held = bias.array
-            bias = bias.seen_as("host", lambda: library.fetch(held))
+            device_bias = bias.array
+            bias = bias.seen_as("host", lambda: library.fetch(device_bias))
         else:
             bias = library.fetch(bias)
     return table_of(quantization, problem, bias, activation)

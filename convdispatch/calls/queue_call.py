@@ -1,7 +1,7 @@
-"""Calls on arrays of OpenCL queues: commands are given to the arrays' queue, and the call returns at once.
+"""Calls on arrays of OpenCL queues: commands are enqueued on the arrays' queue, and the call returns at once.
 
-The fast path takes arrays that begin with their buffers, are contiguous and on the queue of the calls before. Others,
-and calls inside a capture, go by ``arrays/operands``: parts of buffers, events, other queues.
+The fast path takes arrays that start at their buffers' first byte, are contiguous, and are on the queue of earlier
+calls. The slow path for all others, and for calls inside a capture, uses ``arrays/operands``.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ class QueueCall(Call):
         events: bool | None = False,
         count: Callable[[str], Any] | None = None,
     ) -> None:
-        """``kind`` is the class of its results; ``names`` are those of x, w, y for errors; ``events``: whether arrays
-        carry events, None where some do and some do not."""
+        """``kind`` is the class of the results; ``names`` are those of x, w, y for error messages; ``events``: whether
+        arrays carry events, None if only some of them do."""
         super().__init__(problem, queue.device, count)
         self.context, self._names, self._carries = queue.context, names, events
         self.dtype = numpy_dtype(problem.written_dtype)
-        shapes, units = (problem.x_shape, problem.w_shape, problem.y_shape), [problem.itemsize] * 3
-        units[self.written] = problem.out_itemsize
-        self.strides = tuple(map(contiguous_strides, shapes, units))
+        shapes, itemsizes = (problem.x_shape, problem.w_shape, problem.y_shape), [problem.itemsize] * 3
+        itemsizes[self.written] = problem.out_itemsize
+        self.strides = tuple(map(contiguous_strides, shapes, itemsizes))
         self._out_strides, self._out_bytes = self.strides[self.written], self.sizes[self.written]
         self._bias_strides = (4 if problem.quantized else problem.itemsize,)
         self.make = maker_of(kind, self.out_shape, self._out_strides, self.dtype)
         if not self.empty:
             self.prepare(self.context)
         self.known: Any = None
-        """The last queue that belongs to the context, and that the plan uses as it is."""
+        """The last queue of the call's context that the plan can use directly."""
         self._note_queue(queue)
         self.queue_launches: Any = None
-        """The launches of the fast path, where their only operands are x, w and y."""
+        """The launches of the fast path, if their only operands are x, w and y; else None."""
         self.fast_path = self._make_fast_path()
 
     def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
@@ -70,17 +70,17 @@ class QueueCall(Call):
     def generally(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, queue: Any) -> Any:
         """See Call; enqueued on a queue of the context."""
         if queue is None:
-            queue = operands[self.lead].queue
+            queue = operands[self.first].queue
         if queue is not self.known:
             checked_queue(queue)
             self._note_queue(queue)
         out = operands[self.written]
         if out is None:
             forbid_when_frozen("allocate the result (pass out=)")
-            out = operands[self.written] = self.make(queue, operands[self.lead])
+            out = operands[self.written] = self.make(queue, operands[self.first])
         else:
             self.check_out(tuple(out.shape), out.dtype.name, self.dtype.name)
-            read = {self._names[place]: operands[place] for place in (self.lead, self.other)} | {"bias": bias}
+            read = {self._names[place]: operands[place] for place in (self.first, self.second)} | {"bias": bias}
             for name, array in read.items():
                 if array is not None and overlaps(out, array):
                     refuse_shared(name)
@@ -90,7 +90,7 @@ class QueueCall(Call):
         return out
 
     def _note_queue(self, queue: Any) -> None:
-        """Remember a queue that the plan takes as it is. Raises InvalidArgument for one of another context."""
+        """Remember a queue that the plan can use directly. Raises InvalidArgument for a queue of another context."""
         if queue.context != self.context:
             raise InvalidArgument("queue belongs to another context than the arrays")
         if not isinstance(queue, Commands) or (self.prepared is not None and self.prepared.recordable):
@@ -98,56 +98,55 @@ class QueueCall(Call):
 
     def _enqueue(self, operands: Sequence[Any], bias: Any, constant: Constant | None, residual: Any, queue: Any) -> Any:
         """Enqueue the call; returns the event of its last command."""
-        brought, out = Operands(queue, self.context), operands[self.written]
-        given: list[Any] = [None, None, None]
-        for place in (self.lead, self.other):
+        reader, out = Operands(queue, self.context), operands[self.written]
+        memory: list[Any] = [None, None, None]
+        for place in (self.first, self.second):
             array = constant if place == W and constant is not None else operands[place]
-            given[place] = brought.read(array, self.strides[place])
+            memory[place] = reader.read(array, self.strides[place])
         if bias is not None:
-            bias = brought.read(bias, self._bias_strides)
+            bias = reader.read(bias, self._bias_strides)
         if residual is not None:
             # A residual that shares memory with the result is overwritten before it is read, unless the kernel reads
             # each element of the residual at the address at which it writes that element of the result.
             in_place = self.prepared.fuses_residual and residual.offset == out.offset
-            shared = overlaps(out, residual) and not in_place
-            residual = brought.read(residual, self._out_strides)
-            if shared:
-                residual = brought.copied(residual, out.nbytes)
-        given[self.written] = brought.write(out, self._out_strides, keep=self.problem.accumulate)
-        given += [bias, residual]
-        return brought.finish(dispatch.run(self.prepared, queue, given, brought.events or None, constant))
+            is_overwritten = overlaps(out, residual) and not in_place
+            residual = reader.read(residual, self._out_strides)
+            if is_overwritten:
+                residual = reader.copied(residual, out.nbytes)
+        memory[self.written] = reader.write(out, self._out_strides, keep=self.problem.accumulate)
+        memory += [bias, residual]
+        return reader.finish(dispatch.run(self.prepared, queue, memory, reader.events or None, constant))
 
     def _zero(self, out: Any, queue: Any) -> Any:
-        """Fill the result with zeros where it is the gradient of no images; any other empty result has nothing to
-        write."""
+        """Fill the weights' gradient of no images with zeros; any other empty result has no elements to write."""
         if not self.zeroes:
             return None
-        brought = Operands(queue, self.context)
-        memory = brought.write(out, self._out_strides)
-        return brought.finish(runtime.fill(queue, memory, np.zeros(1, np.uint8), 0, out.nbytes, brought.events))
+        writer = Operands(queue, self.context)
+        memory = writer.write(out, self._out_strides)
+        return writer.finish(runtime.fill(queue, memory, np.zeros(1, np.uint8), 0, out.nbytes, writer.events))
 
     def _make_fast_path(self) -> Callable[..., Any] | None:
-        """The fast path, where all operands carry events or none does, and of the weights nothing is promised."""
+        """The fast path; None if only some operands carry events, or if weights are constant."""
         problem, prepared, carries = self.problem, self.prepared, self._carries
         if prepared is None or prepared.layered or problem.constant_weights or carries is None:
             return None
         make = None if current_policy().frozen else self.make
         first, second, written = self.places
-        lead_strides, other_strides, out_strides = (self.strides[place] for place in self.places)
+        first_strides, second_strides, out_strides = (self.strides[place] for place in self.places)
         bias_strides = self._bias_strides
         shape, dtype, fuses_residual = self.out_shape, self.dtype, prepared.fuses_residual
         executable = prepared.executable(runtime.queue(self.device))
-        # The fast path holds `known` and not the call, so that no reference cycle delays the end of an unused call.
+        # The fast path references `known` and not the call, so that no reference cycle keeps an unused call alive.
         known = self.known
         on_buffers = not isinstance(known, Commands)
         launches: Any = executable.bind(QueuePlace(self.context)) if on_buffers else QueueEnqueue(executable)
-        # Callers of queue_launches skip the checks below: x, w and y are given, and a failed launch may be repeated.
+        # Callers of queue_launches skip the checks below: they pass x, w and y, and repeat a failed launch themselves.
         self.queue_launches = None if problem.bias or problem.residual or problem.accumulate else launches
         run = launches.run
 
         def beside(array: Any, strides: tuple[int, ...], queue: Any, before: Any) -> Any:
-            """The memory of a bias or a residual; None where it is on another queue, has an offset or is not
-            contiguous."""
+            """The memory of a bias or a residual; None if it is not contiguous, has an offset or is on another
+            queue."""
             if type(array) is Constant:  # the bias of a quantized convolution is its table, a Constant
                 return array.on_device(queue)
             if array.queue is not queue or array.offset or array.strides != strides:
@@ -157,36 +156,36 @@ class QueueCall(Call):
             return array.base_data
 
         def fast_path(
-            lead: Any, other: Any, out: Any, queue: Any, bias: Any = None, constant: Any = None, residual: Any = None
+            input1: Any, input2: Any, out: Any, queue: Any, bias: Any = None, constant: Any = None, residual: Any = None
         ) -> Any:
             if queue is None:
-                queue = lead.queue
+                queue = input1.queue
             if (
                 queue is not known
-                or lead.queue is not queue
-                or other.queue is not queue
-                or lead.offset
-                or other.offset
-                or lead.strides != lead_strides
-                or other.strides != other_strides
+                or input1.queue is not queue
+                or input2.queue is not queue
+                or input1.offset
+                or input2.offset
+                or input1.strides != first_strides
+                or input2.strides != second_strides
                 or thread.capturing is not None
             ):
                 return None
             operands: list[Any] = [None, None, None, None, None]
-            a, b = operands[first], operands[second] = lead.base_data, other.base_data
-            before = lead.events + other.events if carries else None
+            a, b = operands[first], operands[second] = input1.base_data, input2.base_data
+            events = input1.events + input2.events if carries else None
             if bias is not None:
-                operands[3] = beside(bias, bias_strides, queue, before)
+                operands[3] = beside(bias, bias_strides, queue, events)
                 if operands[3] is None:
                     return None
             if residual is not None:
-                operands[4] = beside(residual, out_strides, queue, before)
+                operands[4] = beside(residual, out_strides, queue, events)
                 if operands[4] is None:
                     return None
             if out is None:
                 if make is None:
                     return None
-                out = make(queue, lead)
+                out = make(queue, input1)
                 operands[written] = out.base_data
             else:
                 if out.queue is not queue or out.offset or out.strides != out_strides:
@@ -201,13 +200,13 @@ class QueueCall(Call):
                 if residual is not None and not fuses_residual and c.int_ptr == operands[4].int_ptr:
                     return None
                 if carries:
-                    before += out.events
+                    events += out.events
             try:
-                event = run(queue, operands, before or None)
+                event = run(queue, operands, events or None)
             except BaseException as error:
-                wrong = isinstance(error, AttributeError | TypeError) and isinstance(queue, Commands)
-                failed = prepared.misused(queue, error) if wrong else error
-                event = dispatch.run(prepared, queue, operands, before or None, failed=failed)
+                misused = isinstance(error, AttributeError | TypeError) and isinstance(queue, Commands)
+                failed = prepared.misused(queue, error) if misused else error
+                event = dispatch.run(prepared, queue, operands, events or None, failed=failed)
             if carries:
                 out.events[:] = (event,)
             return out
@@ -216,7 +215,7 @@ class QueueCall(Call):
 
 
 def checked_queue(queue: Any) -> Any:
-    """A queue that commands can be given to. Raises InvalidArgument."""
+    """``queue``, if commands can be enqueued on it. Raises InvalidArgument."""
     if hasattr(queue, "context"):
         return queue
     if queue is not None:

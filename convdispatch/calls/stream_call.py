@@ -1,9 +1,9 @@
 """Calls on the memory of a device with streams: programs that OpenCL compiled, launched on the caller's stream by the
 device's own driver (CUDA), without copy or wait.
 
-Arrays of every library on such a device, PyTorch's operators and XLA's buffers go this way. Where a program cannot be
-launched so, a call on a library's arrays goes through the host, with one warning that says why; a framework's call is
-the framework's.
+Arrays of every library on such a device, PyTorch's operators and XLA's buffers are computed so. If the driver cannot
+launch a program, a call on a library's arrays goes through the host, with one warning that says why, and a framework's
+call is left to the framework's own kernel.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class StreamCall(Call):
     ) -> None:
         """Plan, and load every program. ``arrays`` is a StreamArrays; without one ``launch`` is called with addresses
         alone. ``names`` are those of x, w, y for errors. ``through_host(problem, names, operands, bias, residual)``
-        computes a call whose programs cannot be launched so; without it such a call is the framework's.
+        computes a call whose programs the driver cannot launch; without it Fallback is raised.
 
         Raises Fallback, or ConvDispatchError for a quantized call.
         """
         super().__init__(problem, stream.device, count)
         self.arrays, self.place, self._names, self._through_host = arrays, stream.place, names, through_host
-        self.why_host: str | None = None
-        """The reason why the call goes through the host; None where it does not."""
+        self.host_reason: str | None = None
+        """The reason why the call goes through the host; None if it does not."""
         self._read = [(place, self.sizes[place]) for place in self.places[:2]]
         if self.empty:
             return
@@ -65,19 +65,19 @@ class StreamCall(Call):
             try:
                 self.launches = loaded_launches(self.prepared, stream)
             except Unlaunchable as error:
-                self._give_up(error)
+                self._use_host(error)
 
     def launch(self, stream: Stream, addresses: Sequence[int], constant: Constant | None = None) -> None:
-        """Launch on ``addresses`` of x, w, y, bias and residual, 0 for those that there are not.
+        """Launch on ``addresses`` of x, w, y, bias and residual, 0 for missing operands.
 
-        Who calls keeps their memory until this returns. Raises Unlaunchable where weights cannot be packed, before
-        anything else ran, and as ``dispatch.run``.
+        The caller keeps their memory alive until this returns. Raises as ``dispatch.run``, and Unlaunchable if weights
+        cannot be packed, before anything else has run.
         """
         stream.place.recent.append(self.solver)
-        given = [*addresses]
+        operand_addresses = [*addresses]
         if constant is not None and self.packs and self.launches is not None:
-            given[W] = self.packed(constant, stream, given[W])
-        if self.launches is None or not self.launches.run(stream, given):
+            operand_addresses[W] = self.packed(constant, stream, operand_addresses[W])
+        if self.launches is None or not self.launches.run(stream, operand_addresses):
             operands: list[Any] = [
                 StreamMemory(address, size) if address else None
                 for address, size in zip(addresses, self.sizes, strict=True)
@@ -86,13 +86,13 @@ class StreamCall(Call):
         stream.check()
 
     def packed(self, constant: Constant, stream: Stream, address: int) -> int:
-        """The address of the packed form of weights at an address, made once. Raises Unlaunchable."""
-        found = constant.addresses.get(self.packed_key)
-        if found is None:
+        """The address of the packed form, cached by ``constant``, of weights at an address. Raises Unlaunchable."""
+        address_of_packed = constant.addresses.get(self.packed_key)
+        if address_of_packed is None:
             weights: Any = StreamMemory(address, self.sizes[W])
-            made: Any = constant.packed(self.prepared, stream, weights)[0]  # type: ignore[arg-type]
-            found = constant.addresses[self.packed_key] = made.address
-        return int(found)
+            packed_memory: Any = constant.packed(self.prepared, stream, weights)[0]  # type: ignore[arg-type]
+            address_of_packed = constant.addresses[self.packed_key] = packed_memory.address
+        return int(address_of_packed)
 
     def pack(self, w: Any, constant: Constant) -> None:
         """Pack constant weights before a call needs the packed form. Raises as a call does."""
@@ -102,7 +102,7 @@ class StreamCall(Call):
                 self.packed(constant, stream, self.arrays.memory(w, stream, self.sizes[W]).address)
 
     def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
-        """See Call; PyTorch tensors use the native call path, where it is built and can make such a call."""
+        """See Call; PyTorch tensors use the native call path, if it is built and can make such a call."""
         plain = not self.problem.constant_weights and all(each is None for each in given[3:])
         if self.place.blocking or not (plain and library.records_gradients):
             return None
@@ -114,31 +114,31 @@ class StreamCall(Call):
         like = tuple(None if place == self.written else each for place, each in enumerate(given[:3]))
         try:
             return launcher.replay(program, self.problem.direction, options, shape, policy, policy.frozen, kind, like)
-        except RuntimeError:  # PyTorch's objects are not as the native call path expects them
+        except RuntimeError:  # PyTorch's objects do not have the layout that the native call path expects
             return None
 
     def program(self, launcher: Any) -> Any:
         if self.native is None:
-            made = self.launches.program(launcher, self.solver, self.arrays.shape, self.arrays.strides)
-            self.native = made or False
+            converted = self.launches.program(launcher, self.solver, self.arrays.shape, self.arrays.strides)
+            self.native = converted or False
         return self.native or None
 
     def fast_path(
-        self, lead: Any, other: Any, out: Any, queue: Any, bias: Any, constant: Constant | None, residual: Any
+        self, input1: Any, input2: Any, out: Any, queue: Any, bias: Any, constant: Constant | None, residual: Any
     ) -> Any:
         """See Call."""
-        arrays, written, new = self.arrays, self.written, out is None
-        if self.launches is None or arrays.copies or not (new or arrays.is_result(out)):
+        arrays, written, is_new = self.arrays, self.written, out is None
+        if self.launches is None or arrays.copies or not (is_new or arrays.is_result(out)):
             return None
-        if constant is not None and isinstance(lead if self.lead == W else other, np.ndarray):
+        if constant is not None and isinstance(input1 if self.first == W else input2, np.ndarray):
             return None
-        stream = arrays.stream(lead)
+        stream = arrays.stream(input1)
         if not arrays.is_current(stream):
             return None
-        if new:
-            out = arrays.allocate(lead, stream)
+        if is_new:
+            out = arrays.allocate(input1, stream)
         operands: list[Any] = [out, out, out]
-        operands[self.lead], operands[self.other] = lead, other
+        operands[self.first], operands[self.second] = input1, input2
         addresses = arrays.addresses(operands, bias, residual, stream)
         if addresses is None:
             return None
@@ -148,8 +148,8 @@ class StreamCall(Call):
         first, second, third, fourth, fifth = addresses
         if (first | second | third | fourth | fifth) % ALIGNMENT:
             return None
-        if not new:
-            self._apart(addresses, bias)
+        if not is_new:
+            self._refuse_overlap(addresses, bias)
             if residual is not None and self._overlapped(addresses[written], fifth, self.sizes[RESIDUAL]):
                 return None
         stream.place.recent.append(self.solver)
@@ -161,11 +161,11 @@ class StreamCall(Call):
 
     def generally(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, queue: Any) -> Any:
         """See Call; nothing waits."""
-        arrays, written, given = self.arrays, self.written, tuple(operands)
-        lead, new = operands[self.lead], operands[self.written] is None
-        stream = arrays.stream(lead)
-        if new:
-            operands[written] = arrays.allocate(lead, stream)
+        arrays, written, caller_operands = self.arrays, self.written, tuple(operands)
+        input1, is_new = operands[self.first], operands[self.written] is None
+        stream = arrays.stream(input1)
+        if is_new:
+            operands[written] = arrays.allocate(input1, stream)
         else:
             arrays.check_result(operands[written], self.check_out)
         out, size = operands[written], self.sizes[written]
@@ -174,63 +174,63 @@ class StreamCall(Call):
                 if self.zeroes:
                     stream.fill(arrays.memory(out, stream, size, True), np.uint8(0), 0, size)
             else:
-                if self.why_host is None:
+                if self.host_reason is None:
                     try:
                         self._run(operands, bias, constant, residual, stream)
                     except Unlaunchable as error:  # packing of constant weights failed, before any other kernel ran
-                        self._give_up(error)
-                if self.why_host is not None:
+                        self._use_host(error)
+                if self.host_reason is not None:
                     assert self._through_host is not None, "a framework's call is its own"
                     result = self._through_host(self.problem, self._names, operands, bias, residual)
                     arrays.library.put(out, result)
-            if new:
+            if is_new:
                 out = arrays.finished(out, stream)
-            arrays.keep(stream, (*given, bias, residual, out))
+            arrays.keep(stream, (*caller_operands, bias, residual, out))
         return out
 
     def _run(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, stream: Stream) -> None:
         arrays, written = self.arrays, self.written
-        given: list[Any] = [
+        regions: list[Any] = [
             constant.on_device(stream)  # type: ignore[arg-type]
             if place == W and constant is not None and isinstance(array, np.ndarray)
             else arrays.memory(array, stream, self.sizes[place], place == written)
             for place, array in enumerate(operands)
         ]
-        size, out = self.sizes[written], given[written]
+        size, out = self.sizes[written], regions[written]
         if type(bias) is Constant:  # the bias of a quantized convolution is its table, a Constant
             bias = bias.on_device(stream)  # type: ignore[arg-type]
         elif bias is not None:
             bias = arrays.memory(bias, stream, self.sizes[BIAS], of_bias=True)
-        self._apart([memory.address for memory in given] + [0 if bias is None else bias.address], bias)
+        self._refuse_overlap([memory.address for memory in regions] + [0 if bias is None else bias.address], bias)
         if residual is not None:
             residual = arrays.memory(residual, stream, size)
             in_place = residual.address == out.address and self.prepared.fuses_residual
             if not in_place and self._overlapped(out.address, residual.address, size):
-                same, residual = residual, stream.allocate(size)
-                stream.copy(residual, same, size)
+                original, residual = residual, stream.allocate(size)
+                stream.copy(residual, original, size)
         if out.address % ALIGNMENT:
-            given[written] = stream.allocate(size)
+            regions[written] = stream.allocate(size)
             if self.problem.accumulate:
-                stream.copy(given[written], out, size)
-        self.launch(stream, [0 if m is None else m.address for m in (*given, bias, residual)], constant)
+                stream.copy(regions[written], out, size)
+        self.launch(stream, [0 if m is None else m.address for m in (*regions, bias, residual)], constant)
         if out.address % ALIGNMENT:
-            stream.copy(out, given[written], size)
+            stream.copy(out, regions[written], size)
             stream.check()
 
-    def _apart(self, addresses: Sequence[int], bias: Any) -> None:
-        """Raises InvalidArgument where the result overlaps with an operand that is still read."""
+    def _refuse_overlap(self, addresses: Sequence[int], bias: Any) -> None:
+        """Raises InvalidArgument if the result overlaps with an operand that is read."""
         for place, size in self._read:
             if self._overlapped(addresses[self.written], addresses[place], size):
                 refuse_shared(self._names[place])
         if bias is not None and self._overlapped(addresses[self.written], addresses[BIAS], self.sizes[BIAS]):
             refuse_shared("bias")
 
-    def _overlapped(self, out: int, at: int, size: int) -> bool:
-        """Whether the result at ``out`` shares bytes with ``size`` bytes at ``at``."""
-        return at < out + self.sizes[self.written] and out < at + size
+    def _overlapped(self, out: int, address: int, size: int) -> bool:
+        """Whether the result at ``out`` shares bytes with ``size`` bytes at ``address``."""
+        return address < out + self.sizes[self.written] and out < address + size
 
-    def _give_up(self, error: Unlaunchable) -> None:
-        """Make the call go through the host from now on. Raises Fallback where it is a framework's call."""
+    def _use_host(self, error: Unlaunchable) -> None:
+        """Make the call go through the host from now on. Raises Fallback for a framework's call."""
         what = f"cannot run on a {self.place.kind.upper()} stream"
         if self.problem.quantized:
             raise ConvDispatchError(
@@ -238,20 +238,20 @@ class StreamCall(Call):
             ) from error
         if self._through_host is None:
             raise Fallback(f"{self.solver} {what}: {error}") from None
-        why = self.why_host = str(error)
-        if (self.solver, why) not in _warned:
-            _warned.add((self.solver, why))
+        reason = self.host_reason = str(error)
+        if (self.solver, reason) not in _warned:
+            _warned.add((self.solver, reason))
             warnings.warn(
                 f"{self.solver} {what}, its problems ({self.problem}) go through the host and OpenCL's queue, with "
-                f"copies and waits: {why}",
+                f"copies and waits: {reason}",
                 ConvDispatchWarning,
                 stacklevel=4,
             )
 
 
 def loaded_launches(prepared: Prepared, stream: Stream) -> Any:
-    """Load every program of a plan for a stream's device, before any of its kernels runs; returns its launches, where
-    it has no other commands.
+    """Load every program of a plan for a stream's device, before any of its kernels runs; returns its launches, or
+    None if it has other commands.
 
     Raises Unlaunchable.
     """

@@ -34,14 +34,14 @@ def start(work: Callable[[], Any], name: str) -> threading.Thread:
         try:
             work()
         finally:
-            _leave(thread)
+            _end_work(thread)
 
     thread = threading.Thread(target=run, name=name, daemon=True)
     _enter(thread)
     try:
         thread.start()
     except BaseException:
-        _leave(thread)
+        _end_work(thread)
         raise
     return thread
 
@@ -99,7 +99,7 @@ class Threads:
             except BaseException as error:
                 future.set_exception(error)
             finally:
-                _leave(token)
+                _end_work(token)
                 del future, work  # a waiting thread must not keep the memory of its last work
 
 
@@ -113,7 +113,7 @@ def at_work() -> Iterator[None]:
     try:
         yield
     finally:
-        _leave(token)
+        _end_work(token)
 
 
 def ended() -> bool:
@@ -135,7 +135,7 @@ def _enter(token: object) -> bool:
     return True
 
 
-def _leave(token: object) -> None:
+def _end_work(token: object) -> None:
     with _changed:
         _under_way.discard(token)
         _changed.notify_all()

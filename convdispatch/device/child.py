@@ -239,8 +239,7 @@ def answer(values: Mapping[str, Any], content: bytes = b"") -> None:
 
 
 def ends_with_parent() -> bool:
-    """Ask the system to kill this process, even a halted one, when the thread that started it ends; returns whether it
-    will."""
+    """Ask the system to kill this process when the thread that started it ends; returns whether it will."""
     if not sys.platform.startswith("linux"):
         return False
     return ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0) == 0

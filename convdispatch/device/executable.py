@@ -98,8 +98,7 @@ class Executable:
         outputs: Sequence[int],
         enqueue: Callable[..., Any] | None = None,
     ) -> Executable:
-        """The executable of a recording; opaque if it has commands other than launches, or arguments that differ at
-        each call."""
+        """The executable of a recording; opaque if it has more than launches, or arguments that differ at each call."""
         if any(command.kernel is None or command.late for command in recording.commands):
             return cls(None, operands, outputs, enqueue)
         launches = [(command.kernel, command.arguments) for command in recording.commands if command.kernel]
@@ -154,8 +153,7 @@ def note_launched(error: BaseException) -> None:
 
 
 class Place(Protocol[T_co]):
-    """A place where executables run: one kind of memory and driver. Places of the same memory and driver compare
-    equal."""
+    """A place where executables run: one kind of memory and driver. Places with the same of both compare equal."""
 
     def bind(self, executable: Executable) -> T_co:
         """Returns the object that runs an executable in this place."""

@@ -55,8 +55,7 @@ _CPU_LAUNCH = 8.5e-6  # seconds of a kernel launch
 
 @functools.lru_cache(maxsize=64)
 def rates(device: DeviceInfo) -> DeviceRates:
-    """The measured rates of a device, or else the estimate. A file that cannot be read counts as none, with a
-    warning."""
+    """The measured rates of a device, or else the estimate, with a warning if a file cannot be read."""
     if switched_off():
         return estimate(device)
     path = place(device)

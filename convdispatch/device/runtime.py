@@ -202,7 +202,8 @@ def refuse_forked() -> None:
 
 def _after_fork() -> None:
     global forked, _lock
-    context_in_progress = not _lock.acquire(blocking=False)  # a thread of the parent was creating a context
+    # If the lock is taken, another thread of the parent process was creating a context at the fork.
+    context_in_progress = not _lock.acquire(blocking=False)
     _lock = threading.RLock()
     if context_in_progress or _context.cache_info().currsize:
         forked = True
@@ -257,8 +258,7 @@ def new_serial_queue(device: cl.Device) -> cl.CommandQueue | None:
 
 
 def is_synchronous(queue: cl.CommandQueue) -> bool:
-    """Whether commands are complete when the call that enqueues them returns, as on Intel's serial queue of this
-    thread."""
+    """Whether commands are complete when the enqueuing call returns, as on Intel's serial queue of this thread."""
     return any(queue is each for each in _threads.__dict__.get("serial", {}).values())
 
 

@@ -53,7 +53,7 @@ def call_for(platform: str, text: bytes, number: int = 0) -> Any:
     call = _calls.get(key)
     if call is None:
         problem, _, changed = text.decode().partition(" ")
-        # A compiled XLA program keeps its call, so it must not get a general kernel for the time being.
+        # A compiled XLA program keeps its call for good, so the call must never run the general kernel.
         with policy(**asdict(Policy(**json.loads(changed or "{}")))):
             call = _calls.make(key, lambda: _build_call(platform, ConvProblem.parse(problem), number))
     return call

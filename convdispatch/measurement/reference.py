@@ -120,18 +120,18 @@ def _span(problem: ConvProblem, axis: str, k: int) -> tuple[slice, slice] | None
 def _forward(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
     y = np.zeros((problem.mb, problem.g, problem.oc // problem.g, problem.od, problem.oh, problem.ow))
     for tap in _taps(problem):
-        piece = x[(..., *tap.x)]
-        product = w[(..., *tap.kernel)] @ _matrix(piece)
-        y[(..., *tap.y)] += product.reshape(*product.shape[:3], *piece.shape[3:])
+        inputs = x[(..., *tap.x)]
+        product = w[(..., *tap.kernel)] @ _matrix(inputs)
+        y[(..., *tap.y)] += product.reshape(*product.shape[:3], *inputs.shape[3:])
     return y
 
 
 def _backward_data(problem: ConvProblem, w: np.ndarray, y: np.ndarray) -> np.ndarray:
     x = np.zeros((problem.mb, problem.g, problem.ic // problem.g, problem.id, problem.ih, problem.iw))
     for tap in _taps(problem):
-        piece = y[(..., *tap.y)]
-        product = w[(..., *tap.kernel)].swapaxes(-1, -2) @ _matrix(piece)
-        x[(..., *tap.x)] += product.reshape(*product.shape[:3], *piece.shape[3:])
+        outputs = y[(..., *tap.y)]
+        product = w[(..., *tap.kernel)].swapaxes(-1, -2) @ _matrix(outputs)
+        x[(..., *tap.x)] += product.reshape(*product.shape[:3], *outputs.shape[3:])
     return x
 
 
@@ -143,8 +143,8 @@ def _backward_weights(problem: ConvProblem, x: np.ndarray, y: np.ndarray) -> np.
     return w
 
 
-def _matrix(piece: np.ndarray) -> np.ndarray:
-    return piece.reshape(*piece.shape[:3], math.prod(piece.shape[3:]))
+def _matrix(array: np.ndarray) -> np.ndarray:
+    return array.reshape(*array.shape[:3], math.prod(array.shape[3:]))
 
 
 def _table(problem: ConvProblem, bias: np.ndarray | None) -> np.ndarray:

@@ -197,8 +197,8 @@ def _picture(file: Any, probabilities: np.ndarray, top: int) -> Picture:
 
 def _probabilities(result: Any, model: Any) -> np.ndarray:
     """Probabilities of ImageNet's classes from a net's result. Raises InvalidArgument for another number of classes."""
-    first = result[0] if isinstance(result, tuple) else result
-    values = np.ravel(first[:1]).astype(np.float64)
+    output = result[0] if isinstance(result, tuple) else result
+    values = np.ravel(output[:1]).astype(np.float64)
     if values.size not in (CLASSES, CLASSES + 1):
         raise InvalidArgument(f"{model} answers {values.size} numbers a picture, expected ImageNet's {CLASSES} classes")
     # The network returned logits, which are converted to probabilities here.
@@ -213,8 +213,8 @@ def _time_form(built: InferenceNet, runs: int) -> tuple[float, tuple[LayerTime, 
     (net_ms,) = _medians([built.run], built.queue, runs)
     timed = [(layer, ms) for layer, ms in zip(built.layers, built.layer_ms(runs), strict=True) if layer.problem]
     return net_ms, tuple(
-        LayerTime(f"conv{place}", layer.problem, layer.solver, layer.source, ms)
-        for place, (layer, ms) in enumerate(timed, 1)
+        LayerTime(f"conv{number}", layer.problem, layer.solver, layer.source, ms)
+        for number, (layer, ms) in enumerate(timed, 1)
     )
 
 

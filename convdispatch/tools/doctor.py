@@ -62,7 +62,7 @@ class Report:
 
     @property
     def healthy(self) -> bool:
-        """A device works, registry, errata and variables can be read, and each plugin loaded or is blocked."""
+        """Whether a device works, registry, errata and variables can be read, and each plugin loaded or is blocked."""
         broken = [entry for entry in self.plugins if entry["status"] not in ("loaded", "blocked")]
         unreadable = self.registry_problem or self.errata_problem or self.unreadable
         return self.default_device is not None and not (unreadable or broken)
@@ -85,10 +85,10 @@ def examine(*, probe: bool = True, again: bool = False) -> Report:
     return report
 
 
-def _examined(probe: bool, again: bool) -> Report:
-    if again:
+def _examined(probe: bool, forget_trials: bool) -> Report:
+    if forget_trials:
         vendor_trial.forget()
-    if try_each(again):
+    if try_each(forget_trials):
         plugins.cache_clear()  # Clearing the cache makes ``_plugins`` load the plugins again, without warnings.
     vendors = [asdict(vendor) for vendor in icd.vendors()]
     devices = [_device(number, device, probe) for number, device in enumerate(runtime.devices())]
@@ -126,7 +126,7 @@ def _cache_limit() -> str:
 
 
 def _native() -> str:
-    """Whether calls on PyTorch's CUDA tensors go by the compiled call path, or why not."""
+    """A sentence: whether calls on PyTorch's CUDA tensors take the compiled call path, or why they do not."""
     missing = cuda_driver.unavailable()
     if missing is None and importlib.util.find_spec("torch") is None:
         missing = "PyTorch is not installed"
@@ -161,7 +161,7 @@ def _device(number: int, device: Any, probe: bool) -> dict[str, Any]:
 
 
 def _rates(info: Any) -> str:
-    """What solvers predict by, and whether it was measured."""
+    """The rates by which solvers predict their times, as text, and whether they were measured."""
     known = rates(info)
     how = "measured" if known.measured else "estimated, CONVDISPATCH_RATES=off" if switched_off() else "estimated"
     numbers = f"{known.flops * 1e-9:,.0f} GFLOP/s, {known.bandwidth * 1e-9:,.0f} GB/s"
@@ -179,8 +179,8 @@ def _probe(number: int) -> str | None:
     except subprocess.TimeoutExpired:
         return f"a trivial kernel did not finish in {_PROBE_SECONDS} s"
     if child.returncode:
-        last = child.stderr.strip().splitlines()[-1:] or ["no message"]
-        return f"a trivial kernel ended the process (exit {child.returncode}): {last[0]}"
+        last_line = child.stderr.strip().splitlines()[-1:] or ["no message"]
+        return f"a trivial kernel ended the process (exit {child.returncode}): {last_line[0]}"
     return child.stdout.strip() or None
 
 
@@ -200,7 +200,7 @@ def _default() -> tuple[str | None, str | None]:
 
 
 def _registry() -> tuple[str | None, str | None, str]:
-    """The file in force, what is wrong with it, and what is worth knowing of it."""
+    """The registry file in force, what is wrong with it, and a note that is worth knowing."""
     path: Path | None = registry_path()
     try:
         rules = registry()
@@ -214,13 +214,13 @@ def _errata() -> tuple[list[dict[str, str]], str | None]:
     """The errata of all files and of this machine, and what is wrong with the files."""
     devices = [runtime.device_info(device) for device in runtime.devices()]
     try:
-        entries = [(one, devices) for one in listed_errata()]
+        entries = [(erratum, devices) for erratum in listed_errata()]
     except ConvDispatchError as error:
         entries, problem = [], str(error)
     else:
         problem = None
-    entries += [(one, [device]) for device in devices for one in seen_errata(device)]
-    return [_erratum(one, its_devices) for one, its_devices in entries], problem
+    entries += [(erratum, [device]) for device in devices for erratum in seen_errata(device)]
+    return [_erratum(erratum, its_devices) for erratum, its_devices in entries], problem
 
 
 def _erratum(erratum: Erratum, devices: list[Any]) -> dict[str, str]:

@@ -34,20 +34,20 @@ class Folder:
     @property
     def size(self) -> int:
         """Bytes of the folder's files; 0 where there is no folder."""
-        found = 0
-        for file in self._meant():
+        total = 0
+        for file in self._files():
             with contextlib.suppress(FileNotFoundError):  # another process deleted the file after it was listed
-                found += file.stat().st_size
-        return found
+                total += file.stat().st_size
+        return total
 
-    def _meant(self) -> list[Path]:
+    def _files(self) -> list[Path]:
         return [file for file in self.path.rglob(self.files) if file.is_file() and not file.is_symlink()]
 
     def clear(self) -> int:
         """Delete the folder; returns the bytes that it held."""
         size = self.size
         if self.files != "*":
-            for file in self._meant():
+            for file in self._files():
                 file.unlink(missing_ok=True)
         elif self.path.is_dir() and not self.path.is_symlink():
             shutil.rmtree(self.path)
@@ -55,10 +55,10 @@ class Folder:
 
 
 def folders() -> list[Folder]:
-    """All of them, caches first."""
+    """The folders that convdispatch writes or reads, caches first."""
     cache = Path(platformdirs.user_cache_dir("convdispatch"))
     kernels = binary_cache.folder()
-    found = [
+    listed = [
         Folder("kernels", kernels, "compiled kernels", "CONVDISPATCH_KERNEL_CACHE", True) if kernels else None,
         Folder("decisions", kernels, "what this machine decided", "CONVDISPATCH_KERNEL_CACHE", True, f"*{SUFFIX}")
         if kernels
@@ -74,4 +74,4 @@ def folders() -> list[Folder]:
         Folder("plugins", dropin_folder(), "your drop-in plugins; nothing is written there", "CONVDISPATCH_PLUGIN_DIR",
                False),
     ]  # fmt: skip
-    return [folder for folder in found if folder is not None]
+    return [folder for folder in listed if folder is not None]

@@ -44,7 +44,7 @@ class Row:
 
     @property
     def ms(self) -> tuple[float, float]:
-        """Milliseconds of this package, and of the other library."""
+        """The sums of the milliseconds of this package's steps, and of the other library's."""
         return sum(step.ms for step in self.ours), sum(step.ms for step in self.theirs)
 
 
@@ -60,14 +60,14 @@ def onnxruntime_steps(path: Path | str, graph: Any, feeds: Mapping[str, Any], th
         for _ in range(max(1, runs)):
             session.run(None, dict(feeds))
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-    least: dict[str, tuple[str, float]] = {}
+    least_ms: dict[str, tuple[str, float]] = {}
     for event in events:
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
             name, ms = event["name"].removesuffix("_kernel_time"), event["dur"] * 1e-3
-            before = least.get(name)
-            least[name] = (event["args"]["op_name"], ms if before is None else min(ms, before[1]))
-    nodes = covered(graph, {name: what for name, (what, _) in least.items()})
-    return [Step(what, ms, nodes[name]) for name, (what, ms) in least.items()]
+            earlier = least_ms.get(name)
+            least_ms[name] = (event["args"]["op_name"], ms if earlier is None else min(ms, earlier[1]))
+    nodes = covered(graph, {name: operator for name, (operator, _) in least_ms.items()})
+    return [Step(operator, ms, nodes[name]) for name, (operator, ms) in least_ms.items()]
 
 
 def covered(graph: Any, steps: Mapping[str, str]) -> dict[str, frozenset[str]]:
@@ -75,13 +75,13 @@ def covered(graph: Any, steps: Mapping[str, str]) -> dict[str, frozenset[str]]:
     after, and what is fused into it back to the node that has its operator."""
     makers = {name: node for node in graph.node for name in node.output if name}
     named = {node.name: node.output[0] for node in graph.node if node.name}
-    named |= {f"{node.op_type}_{place}": node.output[0] for place, node in enumerate(graph.node) if not node.name}
+    named |= {f"{node.op_type}_{index}": node.output[0] for index, node in enumerate(graph.node) if not node.name}
     ends = {name: _named_result(name, makers, named) for name in steps}
-    taken = {end for end in ends.values() if end is not None}
+    step_ends = {end for end in ends.values() if end is not None}
     nodes = {}
-    for name, what in steps.items():
+    for name, operator in steps.items():
         end = ends[name]
-        path = None if end is None else _nodes_back_to(end, what.removeprefix("Fused"), makers, taken - {end})
+        path = None if end is None else _nodes_back_to(end, operator.removeprefix("Fused"), makers, step_ends - {end})
         nodes[name] = frozenset(() if end is None else path or (end,))
     return nodes
 
@@ -98,15 +98,15 @@ def _named_result(name: str, makers: Mapping[str, Any], named: Mapping[str, str]
         name = shorter
 
 
-def _nodes_back_to(end: str, what: str, makers: Mapping[str, Any], others: set[str]) -> list[str] | None:
+def _nodes_back_to(end: str, operator: str, makers: Mapping[str, Any], ends: set[str]) -> list[str] | None:
     """Results from ``end`` back to a node with the operator ``what``, none of them another step's end; the shortest."""
     paths = [[end]]
     for _ in range(8):
         for path in paths:
-            if makers[path[-1]].op_type == what:
+            if makers[path[-1]].op_type == operator:
                 return path
         paths = [
-            [*path, name] for path in paths for name in makers[path[-1]].input if name in makers and name not in others
+            [*path, name] for path in paths for name in makers[path[-1]].input if name in makers and name not in ends
         ]
     return None
 
@@ -117,33 +117,32 @@ def rows(graph: Any, ours: Iterable[Step], theirs: Iterable[Step]) -> list[Row]:
     for node in graph.node:
         for name in node.input:
             readers.setdefault(name, []).extend(output for output in node.output if output)
-    found: list[Row] = []
+    rows_so_far: list[Row] = []
     owner: dict[str, Row] = {}
     alone: dict[str, Row] = {}
     for step in ours:
-        _row_of_step(found, owner, [owner[name] for name in step.nodes if name in owner], step).ours.append(step)
+        _row_of_step(rows_so_far, owner, [owner[name] for name in step.nodes if name in owner], step).ours.append(step)
     for step in theirs:
-        met = [owner[name] for name in step.nodes if name in owner] or _rows_of_readers(step.nodes, readers, owner)
-        if not met:
-            met = [alone[step.what]] if step.what in alone else []
-            alone[step.what] = _row_of_step(found, owner, met, step)
+        shared = [owner[name] for name in step.nodes if name in owner] or _rows_of_readers(step.nodes, readers, owner)
+        if not shared:
+            shared = [alone[step.what]] if step.what in alone else []
+            alone[step.what] = _row_of_step(rows_so_far, owner, shared, step)
             alone[step.what].theirs.append(step)
         else:
-            _row_of_step(found, owner, met, step).theirs.append(step)
-    return found
+            _row_of_step(rows_so_far, owner, shared, step).theirs.append(step)
+    return rows_so_far
 
 
-def _row_of_step(found: list[Row], owner: dict[str, Row], met: Sequence[Row], step: Step) -> Row:
-    """Return the row of a step: the first row with which it shares nodes, merged with the other such rows, or a new
-    row."""
-    places = sorted({next(i for i, row in enumerate(found) if row is one) for one in met})
-    if not places:
-        found.append(Row())
-    row = found[places[0] if places else -1]
-    for place in reversed(places[1:]):
-        other = found.pop(place)
-        row.ours, row.theirs = row.ours + other.ours, row.theirs + other.theirs
-        row.nodes += [name for name in other.nodes if name not in row.nodes]
+def _row_of_step(rows_so_far: list[Row], owner: dict[str, Row], shared_rows: Sequence[Row], step: Step) -> Row:
+    """The row of a step: the first row with which it shares nodes, merged with the other such rows, or a new row."""
+    indices = sorted({next(i for i, row in enumerate(rows_so_far) if row is shared) for shared in shared_rows})
+    if not indices:
+        rows_so_far.append(Row())
+    row = rows_so_far[indices[0] if indices else -1]
+    for index in reversed(indices[1:]):
+        merged = rows_so_far.pop(index)
+        row.ours, row.theirs = row.ours + merged.ours, row.theirs + merged.theirs
+        row.nodes += [name for name in merged.nodes if name not in row.nodes]
     row.nodes += [name for name in sorted(step.nodes) if name not in row.nodes]
     owner.update(dict.fromkeys(row.nodes, row))
     return row
@@ -163,7 +162,7 @@ def _rows_of_readers(nodes: Iterable[str], readers: Mapping[str, list[str]], own
 def table(graph: Any, found: Sequence[Row], peer: str) -> Iterator[Any]:
     """The rows as a table, with their sum; nodes are the file's operators and the last one's result."""
     makers = {name: node for node in graph.node for name in node.output if name}
-    order = {name: place for place, node in enumerate(graph.node) for name in node.output}
+    order = {name: index for index, node in enumerate(graph.node) for name in node.output}
     shown = Table(
         Column("layer", "name"),
         Column("result", "name", rank=2),
@@ -176,17 +175,17 @@ def table(graph: Any, found: Sequence[Row], peer: str) -> Iterator[Any]:
     )
     for row in found:
         nodes = sorted(row.nodes, key=lambda name: order.get(name, 0))
-        mine, other = row.ms
+        our_ms, their_ms = row.ms
         flops = sum(step.flops for step in row.ours)
         shown.add_row(
-            _counted(makers[name].op_type for name in nodes if name in makers),
+            _names_with_counts(makers[name].op_type for name in nodes if name in makers),
             nodes[-1] if nodes else "",
-            _counted(step.what for step in row.ours),
-            f"{mine * 1e3:.0f}" if row.ours else "",
-            f"{flops / mine * 1e-6:.0f}" if flops and mine > 0 else "",
-            _counted(step.what for step in row.theirs),
-            f"{other * 1e3:.0f}" if row.theirs else "",
-            f"{other / mine:.2f}" if row.ours and row.theirs and mine > 0 else "",
+            _names_with_counts(step.what for step in row.ours),
+            f"{our_ms * 1e3:.0f}" if row.ours else "",
+            f"{flops / our_ms * 1e-6:.0f}" if flops and our_ms > 0 else "",
+            _names_with_counts(step.what for step in row.theirs),
+            f"{their_ms * 1e3:.0f}" if row.theirs else "",
+            f"{their_ms / our_ms:.2f}" if row.ours and row.theirs and our_ms > 0 else "",
         )
     sums = [math.fsum(ms for row in found if not math.isnan(ms := row.ms[side])) for side in (0, 1)]
     shown.add_row("sum", "", "", f"{sums[0] * 1e3:.0f}", "", "", f"{sums[1] * 1e3:.0f}", f"{sums[1] / sums[0]:.2f}")
@@ -194,7 +193,7 @@ def table(graph: Any, found: Sequence[Row], peer: str) -> Iterator[Any]:
     yield shown
 
 
-def _counted(names: Iterable[str]) -> str:
+def _names_with_counts(names: Iterable[str]) -> str:
     count: dict[str, int] = {}
     for name in names:
         count[name] = count.get(name, 0) + 1

@@ -11,7 +11,7 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..measurement.shapes import Entry
 
-SIDE = 224
+PICTURE_SIDE = 224
 """The height and width of a picture if the model file leaves them open."""
 IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 """The mean and standard deviation of red, green and blue (0 to 255) that most nets are trained with."""
@@ -40,7 +40,7 @@ def input_shapes(net: Any, batch: int | None, given: Mapping[str, Any] | None = 
             elif isinstance(size, int):
                 shape.append(size)
             else:
-                shape.append(SIDE if len(port.shape) == 4 and axis > 0 else 1)
+                shape.append(PICTURE_SIDE if len(port.shape) == 4 and axis > 0 else 1)
         shapes.append(tuple(shape))
     return shapes
 
@@ -62,11 +62,11 @@ def entries_of_model(
 
 
 def counted(problems: Iterable[Any]) -> list[Entry]:
-    """Problems named by their place, equal ones counted."""
+    """An entry per distinct problem, named by the number of its first layer, with how many layers have it."""
     counts: dict[Any, Entry] = {}
-    for place, problem in enumerate(problems, 1):
+    for number, problem in enumerate(problems, 1):
         equal = counts.get(problem)
-        counts[problem] = Entry(f"conv{place}", problem, 1) if equal is None else equal._replace(count=equal.count + 1)
+        counts[problem] = Entry(f"conv{number}", problem, 1) if equal is None else equal._replace(count=equal.count + 1)
     return list(counts.values())
 
 
@@ -84,19 +84,19 @@ def scaled_picture(
     from ..models.imagenet import MAX_PIXELS, read_picture
 
     shape = port.shape or ()
-    first = len(shape) == 4 and shape[1] == 3
+    channels_first = len(shape) == 4 and shape[1] == 3
     if len(shape) != 4 or 3 not in (shape[1], shape[3]):
         raise InvalidArgument(
             f"a picture needs an input [batch, 3, height, width] or [batch, height, width, 3], got {port}"
         )
-    sides = [size if isinstance(size, int) else SIDE for size in (shape[2:] if first else shape[1:3])]
+    sides = [size if isinstance(size, int) else PICTURE_SIDE for size in (shape[2:] if channels_first else shape[1:3])]
     if sides[0] != sides[1]:
         raise InvalidArgument(
             f"pictures are cut square, the input is {port}: give an array by --input {port.name}=x.npy"
         )
     picture = read_picture(path, sides[0], most_pixels=most_pixels or MAX_PIXELS)
     picture = (picture - np.float32(mean)) / np.float32(scale)
-    return np.ascontiguousarray(picture.transpose(2, 0, 1) if first else picture)[None].astype(port.dtype)
+    return np.ascontiguousarray(picture.transpose(2, 0, 1) if channels_first else picture)[None].astype(port.dtype)
 
 
 def read_inputs(
@@ -110,8 +110,8 @@ def read_inputs(
     ports = {port.name: port for port in net.inputs}
     arrays: dict[str, np.ndarray] = {}
     for text in texts:
-        name, sign, rest = text.partition("=")
-        file = Path(rest if sign else text)
+        name, sign, file_name = text.partition("=")
+        file = Path(file_name if sign else text)
         if not sign and file.suffix != ".npz":
             if len(ports) != 1:
                 raise InvalidArgument(f"the net has inputs {', '.join(ports)}: name one, --input NAME={text}")

@@ -13,17 +13,17 @@ from .ready import make_ready
 
 
 class _Forms:
-    """The forms that were chosen, for the second build."""
+    """The inference forms that the first build chose, as a store of artifacts for the second build."""
 
     def __init__(self, gathered: artifact_store.Gathered) -> None:
         self.name, self.identity, self._forms = "the first making", gathered.identity, gathered.tables["forms"]
 
     def get(self, table: str, key: str) -> Any:
-        """A form."""
+        """The form of a key, or None."""
         return self._forms.get(key) if table == "forms" else None
 
     def holds(self, table: str) -> bool:
-        """Forms."""
+        """Whether the store has artifacts of a sort: it has forms only."""
         return table == "forms"
 
 
@@ -36,9 +36,9 @@ def make_pack(
     Packed weights go in where they take longer to make than to read, or all of them. ``options`` are ``make_ready``'s.
     """
     chosen = find_device(device)
-    with artifact_store.gathering(chosen) as first:
+    with artifact_store.gathering(chosen) as first_artifacts:
         make_ready(what, device, **options)
-    forms = _Forms(first)
+    forms = _Forms(first_artifacts)
     artifact_store.put_in_force(forms)
     try:
         _forget()

@@ -35,9 +35,9 @@ class PeerProcess:
         np.savez(arrays, allow_pickle=False, **dict(feeds))
         self._child = Child(__name__, {"path": str(path), "arrays": str(arrays), "threads": threads})
         try:
-            self._heard()
-            with np.load(arrays.parent / _RESULTS, allow_pickle=False) as held:
-                self.outputs = [held[f"arr_{place}"] for place in range(len(held.files))]
+            self._answer_of_child()
+            with np.load(arrays.parent / _RESULTS, allow_pickle=False) as results:
+                self.outputs = [results[f"arr_{number}"] for number in range(len(results.files))]
                 """The results in the file's order."""
         except BaseException:
             self.close()
@@ -46,9 +46,9 @@ class PeerProcess:
     def times(self, runs: int) -> list[float]:
         """Milliseconds of each of ``runs`` runs, after one that is not timed; this process waits meanwhile."""
         self._child.say({"runs": runs})
-        return self._heard()["ms"]  # type: ignore[no-any-return]
+        return self._answer_of_child()["ms"]  # type: ignore[no-any-return]
 
-    def _heard(self) -> Answer:
+    def _answer_of_child(self) -> Answer:
         reply = self._child.hear()
         if reply is None:
             raise InvalidArgument(f"onnxruntime's process was lost: {self._child.how_it_ended()}")
@@ -57,7 +57,7 @@ class PeerProcess:
         return reply
 
     def close(self) -> None:
-        """End the process."""
+        """End the child process."""
         self._child.close()
         self._folder.cleanup()
 
@@ -69,8 +69,8 @@ class PeerProcess:
 
 
 def _serve() -> None:
-    asked = questions()
-    setup = next(asked)
+    requests = questions()
+    setup = next(requests)
     path, arrays, threads = setup["path"], setup["arrays"], setup["threads"]
     try:
         import onnxruntime
@@ -79,8 +79,8 @@ def _serve() -> None:
         return
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 3, threads
-    with np.load(arrays, allow_pickle=False) as held:
-        feeds = {name: held[name] for name in held.files}
+    with np.load(arrays, allow_pickle=False) as archive:
+        feeds = {name: archive[name] for name in archive.files}
     try:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         feeds = {each.name: feeds[each.name] for each in session.get_inputs()}
@@ -89,7 +89,7 @@ def _serve() -> None:
         answer({"failed": f"onnxruntime cannot run {path} so: {str(error).splitlines()[0]}"})
         return
     answer({})
-    for request in asked:
+    for request in requests:
         session.run(None, feeds)
         times = []
         for _ in range(request["runs"]):

@@ -51,7 +51,7 @@ def _named(name: str, batch: int | None, layout: str | None) -> list[Entry]:
 
         net = catalogue.create(name)
         return counted(problems(net, (batch or 1, net.CHANNELS, net.SIZE, net.SIZE), layout=layout))
-    if _is_file(name) and (locked := _locked(Path(name))) is not None:
+    if _is_file(name) and (locked := _lock_file_problems(Path(name))) is not None:
         return locked
     return [Entry(str(problem), problem, 1) for problem in _problems(name)]
 
@@ -64,7 +64,7 @@ def _is_file(name: Path | str) -> bool:
         return False
 
 
-def _locked(file: Path) -> list[Entry] | None:
+def _lock_file_problems(file: Path) -> list[Entry] | None:
     """The problems of a lock file; None for another file."""
     from ..selection.choice import lockfile
 
@@ -75,7 +75,7 @@ def _locked(file: Path) -> list[Entry] | None:
 
 
 def _problems(name: str) -> list[ConvProblem]:
-    """What an argument that names no table states; a word that has none of a problem's letters was meant as a net."""
+    """The problems that an argument states; a word without a problem's letters is reported as an unknown net."""
     try:
         return grammar.read_all(name)
     except InvalidProblem as error:
@@ -83,6 +83,6 @@ def _problems(name: str) -> list[ConvProblem]:
             raise InvalidArgument(f"{name} is a file: name it with --from") from error
         if re.search(r"i[cdhw]\d|[\s{-]", name):
             raise
-        near = difflib.get_close_matches(name, known_nets(), 1)
-        meant = f"; did you mean {near[0]}?" if near else ""
+        similar = difflib.get_close_matches(name, known_nets(), 1)
+        meant = f"; did you mean {similar[0]}?" if similar else ""
         raise InvalidArgument(f"no net is named {name[:60]!r}; there are {', '.join(known_nets())}{meant}") from error

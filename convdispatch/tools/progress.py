@@ -41,14 +41,14 @@ class Progress:
         self._changed()
 
     def begin(self, expected_s: float | None = None, done: int = 0) -> None:
-        """The steps begin now: what went before was preparation, and ``done`` steps needed no work."""
+        """Start to measure steps: time until now was preparation, and ``done`` steps needed no work."""
         self._expected_s = self._expected_s if expected_s is None else expected_s
         self._first = self._last = self._clock()
         self.done = self._given = self.done + done
         self._changed()
 
     def resize(self, total: int) -> None:
-        """There are so many steps, which was not known at the beginning."""
+        """Set the number of steps, where it was not known at the beginning."""
         self.total = total
         self._changed()
 
@@ -64,53 +64,53 @@ class Progress:
         A step takes the mean of those that ended, among which the expectation counts as one. The one at work takes at
         least what it has taken already.
         """
-        left, ended = self.total - self.done, self.done - self._given
-        if left <= 0:
+        steps_left, ended = self.total - self.done, self.done - self._given
+        if steps_left <= 0:
             return 0.0
         spent = self._last - self._first
         if self._expected_s is not None:
-            each = (spent + self._expected_s) / (ended + 1)
+            step_s = (spent + self._expected_s) / (ended + 1)
         elif ended:
-            each = spent / ended
+            step_s = spent / ended
         else:
             return None
-        now = self._clock() - self._last
-        return max(each - now, 0.0) + max(each, now / (ended + 1)) * (left - 1)
+        current_s = self._clock() - self._last
+        return max(step_s - current_s, 0.0) + max(step_s, current_s / (ended + 1)) * (steps_left - 1)
 
     def line(self, title: str) -> str:
-        """Title, counts, times and words in one line."""
+        """The title, the counts, the times and what is done now, in one line."""
         return f"{title}: {self.done} of {self.total}, {duration(self.elapsed_s)}, {self.remains}: {self.words}"
 
     @property
     def remains(self) -> str:
         """Return the remaining time as text."""
-        left = self.remaining_s
-        if left is None:
+        remaining = self.remaining_s
+        if remaining is None:
             return "what remains is not known yet"
         # The remaining time is rounded to whole seconds: a step that ends within the second is not late.
-        overdue = self.done < self.total and round(left) == 0 and self._clock() - self._last >= 1
-        return "it takes longer than expected" if overdue else f"about {duration(left)} left"
+        overdue = self.done < self.total and round(remaining) == 0 and self._clock() - self._last >= 1
+        return "it takes longer than expected" if overdue else f"about {duration(remaining)} left"
 
 
 def duration(seconds: float) -> str:
     """``40 s``, ``3:05``, ``2:00:09``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
+    total_s = round(seconds)
+    if total_s < 60:
+        return f"{total_s} s"
+    minutes, last_seconds = divmod(total_s, 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{last_seconds:02}" if hours else f"{minutes}:{last_seconds:02}"
 
 
 @contextmanager
 def progress(console: Console | None, title: str, total: int, expected_s: float | None = None) -> Iterator[Progress]:
-    """A Progress that is shown on the console; None shows nothing."""
+    """Inside the block a Progress is shown on the console; without a console it only counts."""
     counted = Progress(total, expected_s)
     if console is None:
         yield counted
     elif console.is_terminal:
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-        with Bars(*columns, TimeElapsedColumn(), _Left(counted), console=console, transient=True) as shown:
+        with Bars(*columns, TimeElapsedColumn(), _RemainingColumn(counted), console=console, transient=True) as shown:
             task = shown.add_task(title, total=total)
 
             def change() -> None:
@@ -122,7 +122,7 @@ def progress(console: Console | None, title: str, total: int, expected_s: float 
             yield counted
     else:
         ended = threading.Event()
-        teller = threading.Thread(target=_tell, args=(console, title, counted, ended), daemon=True)
+        teller = threading.Thread(target=_print_lines, args=(console, title, counted, ended), daemon=True)
         teller.start()
         try:
             yield counted
@@ -131,19 +131,19 @@ def progress(console: Console | None, title: str, total: int, expected_s: float 
             teller.join(1.0)
 
 
-def _tell(console: Console, title: str, counted: Progress, ended: threading.Event) -> None:
+def _print_lines(console: Console, title: str, counted: Progress, ended: threading.Event) -> None:
     """Print a line every ten seconds, however long a single step takes."""
     while not ended.wait(EVERY_S):
         console.print(counted.line(title), markup=False, highlight=False, soft_wrap=True)
 
 
-class _Left(ProgressColumn):
-    """What remains, also before the second step has ended, when rich's own column knows nothing."""
+class _RemainingColumn(ProgressColumn):
+    """A column with the remaining time, which it knows before the second step has ended, unlike rich's own column."""
 
     def __init__(self, counted: Progress) -> None:
         super().__init__()
         self._counted = counted
 
     def render(self, task: Task) -> Text:
-        known = self._counted.remaining_s is not None
-        return Text(self._counted.remains.removeprefix("about ") if known else "", style="progress.remaining")
+        is_known = self._counted.remaining_s is not None
+        return Text(self._counted.remains.removeprefix("about ") if is_known else "", style="progress.remaining")

@@ -34,8 +34,8 @@ class Ready:
     def to_dict(self) -> dict[str, Any]:
         """JSON values: seconds and counts by layer and phase."""
         spent = [
-            {"layer": layer, "phase": phase, "count": one.count, "seconds": one.seconds}
-            for (layer, phase), one in self.notes.spent.items()
+            {"layer": layer, "phase": phase, "count": phase_time.count, "seconds": phase_time.seconds}
+            for (layer, phase), phase_time in self.notes.spent.items()
         ]
         return {"name": self.name, "device": self.device, "seconds": self.seconds, "spent": spent}
 
@@ -75,12 +75,12 @@ def make_ready(
         raise InvalidArgument(f"--training and --autocast are for a PyTorch script, net.py:function; got {what!r}")
     with startup_profile.noting() as notes:
         start = time.perf_counter()
-        held = torch_script.make_ready(what, training, autocast) if scripted else _held(what, chosen, batch)
+        prepared = torch_script.make_ready(what, training, autocast) if scripted else _prepared(what, chosen, batch)
         seconds = time.perf_counter() - start
-    return Ready(str(what), str(device_info(chosen)), notes, seconds, held)
+    return Ready(str(what), str(device_info(chosen)), notes, seconds, prepared)
 
 
-def _held(what: str, device: Any, batch: int | None) -> Any:
+def _prepared(what: str, device: Any, batch: int | None) -> Any:
     if is_model(what):
         from ..onnx import load
 

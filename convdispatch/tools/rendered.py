@@ -30,17 +30,17 @@ def rendered(
     ``described`` names one of DESCRIBED, for a device that is not there. Raises InvalidArgument for names that nobody
     has and where the solver refuses, NoSolver where all do.
     """
-    info, context = _place(device, described)
+    info, context = _device_and_context(device, described)
     if solver is None:
         explanation = explain(problem, info)
         if explanation.chosen is None:
             raise NoSolver(problem, str(info), {one.solver: str(one.reason) for one in explanation.verdicts})
         solver = explanation.chosen
-    known = plugins().solvers
+    solvers = plugins().solvers
     try:
-        chosen = named(solver, known)
+        chosen = named(solver, solvers)
     except KeyError:
-        raise InvalidArgument(f"no solver is called {solver!r}; there are {', '.join(sorted(known))}") from None
+        raise InvalidArgument(f"no solver is called {solver!r}; there are {', '.join(sorted(solvers))}") from None
     visible = visible_problem(chosen, problem)
     reason = chosen.rejects(visible, info)
     if reason:
@@ -52,11 +52,11 @@ def rendered(
     return solver, config, [text for text in texts if isinstance(text, str)]
 
 
-def _place(device: str | None, described: str | None) -> tuple[DeviceInfo, Any]:
+def _device_and_context(device: str | None, described: str | None) -> tuple[DeviceInfo, Any]:
     """A device's description and a stand-in for its context."""
     if described is None:
-        found = runtime.find_device(device)
-        return runtime.device_info(found), StandIn(found)
+        cl_device = runtime.find_device(device)
+        return runtime.device_info(cl_device), StandIn(cl_device)
     described = TARGETS.get(described, described)
     if described not in DESCRIBED:
         raise InvalidArgument(f"described devices are {', '.join([*DESCRIBED, *TARGETS])}, got {described!r}")

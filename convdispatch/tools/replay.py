@@ -50,20 +50,20 @@ def read_trace(path: Path) -> list[TraceLine]:
         text = plainfile.read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"cannot read {path}: {error}") from error
-    calls = [_call(found.groupdict()) for line in text.splitlines() if (found := _LINE.fullmatch(line.strip()))]
+    calls = [_call(match.groupdict()) for line in text.splitlines() if (match := _LINE.fullmatch(line.strip()))]
     if not calls:
         raise InvalidArgument(f"{path} holds no line of a trace: CONVDISPATCH_LAYERS=trace writes {TRACE}<problem>,...")
     return calls
 
 
 def _call(fields: dict[str, Any]) -> TraceLine:
-    done = None if fields["done_us"] is None else float(fields["done_us"])
+    done_us = None if fields["done_us"] is None else float(fields["done_us"])
     try:
         problem = str(ConvProblem.parse(fields["problem"]))
     except InvalidProblem as error:
         raise InvalidArgument(f"a trace names a problem that cannot be read: {error}") from error
     return TraceLine(
-        problem, fields["solver"], fields["device"], int(fields["workspace"]), float(fields["host_us"]), done
+        problem, fields["solver"], fields["device"], int(fields["workspace"]), float(fields["host_us"]), done_us
     )
 
 
@@ -85,7 +85,7 @@ def replay(
     for call in calls:
         counts[call.problem] = counts.get(call.problem, 0) + 1
     failures: dict[str, str] = {}
-    before = len(_known(target))
+    lines_before = len(_lines_of(target))
     with _traced(target):
         queue = cl.CommandQueue(runtime.context(runtime.find_device(device)))
         for text, count in counts.items():
@@ -99,10 +99,10 @@ def replay(
             except (ConvDispatchError, MemoryError, cl.Error) as error:
                 failures[text] = str(error)
             say("", 1)
-    return _known(target)[before:], failures
+    return _lines_of(target)[lines_before:], failures
 
 
-def _known(path: Path) -> list[TraceLine]:
+def _lines_of(path: Path) -> list[TraceLine]:
     return read_trace(path) if path.exists() and path.stat().st_size else []
 
 
@@ -157,15 +157,14 @@ class Side:
 
 @dataclass(frozen=True)
 class Compared:
-    """Problem to both sides, None where one has not run it."""
+    """The calls of two machines: for each problem both sides, None where one machine has not run it."""
 
     devices: tuple[str, str]
     problems: dict[str, tuple[Side | None, Side | None]]
     failures: dict[str, str] = field(default_factory=dict)
 
     def ratio(self, problem: str) -> float | None:
-        """Time there over time here until the result is there: above 1 this machine is faster; None where a trace did
-        not wait."""
+        """Time there over time here until the result is ready, so above 1 if this machine is faster, or None."""
         there, here = self.problems[problem]
         return there.done_us / here.done_us if there and here and there.done_us and here.done_us else None
 
@@ -179,23 +178,23 @@ class Compared:
         return sums[0], sums[1]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """The comparison as JSON values."""
         return asdict(self) | {"whole_us": self.whole}
 
 
 def compare(there: list[TraceLine], here: list[TraceLine], failures: dict[str, str] | None = None) -> Compared:
-    """Both sides by problem, in the order of the first."""
+    """Summarise both machines' calls by problem, in the order of the first machine's."""
     problems = dict.fromkeys(call.problem for call in [*there, *here])
-    sides = {problem: (_side(there, problem), _side(here, problem)) for problem in problems}
+    sides = {problem: (_summary(there, problem), _summary(here, problem)) for problem in problems}
     names = tuple(", ".join(dict.fromkeys(call.device for call in calls)) for calls in (there, here))
     return Compared(names, sides, failures or {})  # type: ignore[arg-type]
 
 
-def _side(calls: list[TraceLine], problem: str) -> Side | None:
-    mine = [call for call in calls if call.problem == problem]
-    if not mine:
+def _summary(calls: list[TraceLine], problem: str) -> Side | None:
+    traced = [call for call in calls if call.problem == problem]
+    if not traced:
         return None
-    done = [call.done_us for call in mine if call.done_us is not None]
-    solvers = ", ".join(dict.fromkeys(call.solver for call in mine))
-    host = statistics.median(call.host_us for call in mine)
-    return Side(len(mine), solvers, mine[-1].workspace, host, statistics.median(done) if done else None)
+    waited_us = [call.done_us for call in traced if call.done_us is not None]
+    solvers = ", ".join(dict.fromkeys(call.solver for call in traced))
+    host = statistics.median(call.host_us for call in traced)
+    return Side(len(traced), solvers, traced[-1].workspace, host, statistics.median(waited_us) if waited_us else None)

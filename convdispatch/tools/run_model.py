@@ -53,10 +53,10 @@ class RunReport:
 
     def __rich_console__(self, console: object, options: object) -> Iterator[Any]:
         table = Table(*columns("name", "", "name", "type", "shape"), *columns("number", "mean", "min", "max"))
-        for what, arrays in (("in", self.inputs), ("out", self.outputs)):
+        for direction, arrays in (("in", self.inputs), ("out", self.outputs)):
             for name, array in arrays.items():
-                note = " (random)" if what == "in" and name in self.random else ""
-                table.add_row(what, name + note, array.dtype.name, str(list(array.shape)), *_statistics(array))
+                note = " (random)" if direction == "in" and name in self.random else ""
+                table.add_row(direction, name + note, array.dtype.name, str(list(array.shape)), *_statistics(array))
         yield f"{self.model} on {self.device}"
         yield table
         yield (
@@ -110,14 +110,14 @@ def run_model(
             peer.close()
     compared, layers = None, []
     if peer is not None:
-        theirs = dict(zip(outputs, peer.outputs, strict=True))
-        errors = {name: _error(outputs[name], theirs[name]) for name in outputs}
+        their_outputs = dict(zip(outputs, peer.outputs, strict=True))
+        errors = {name: _error(outputs[name], their_outputs[name]) for name in outputs}
         compared = Compared(str(against), errors, their_ms)
         layers = _layers(path, net, feeds, runs)
     where = str(device_info(find_device(device)))
-    found = {"outputs": outputs, "load_s": load_s, "first_s": first_s, "ms": ms, "runs": runs}
-    found |= {"form": _form_of(net), "compared": compared, "layers": layers}
-    return RunReport(str(path), where, feeds, random, **found), net
+    figures = {"outputs": outputs, "load_s": load_s, "first_s": first_s, "ms": ms, "runs": runs}
+    figures |= {"form": _form_of(net), "compared": compared, "layers": layers}
+    return RunReport(str(path), where, feeds, random, **figures), net
 
 
 def _layers(path: Path | str, net: Any, feeds: Mapping[str, np.ndarray], runs: int) -> list[Any]:
@@ -128,13 +128,13 @@ def _layers(path: Path | str, net: Any, feeds: Mapping[str, np.ndarray], runs: i
     if built is None:
         return []
     graph = onnx.load(path, load_external_data=False).graph
-    ours = [
+    our_steps = [
         Step(layer.solver or layer.name, ms, frozenset(layer.sources), layer.problem.flops if layer.problem else 0.0)
         for layer, ms in zip(built.layers, built.layer_ms(runs), strict=True)
     ]
     inputs = {each.name: feeds[each.name] for each in graph.input if each.name in feeds}
-    theirs = onnxruntime_steps(path, graph, inputs, _threads(net), runs)
-    return list(table(graph, rows(graph, ours, theirs), "onnxruntime"))
+    their_steps = onnxruntime_steps(path, graph, inputs, _threads(net), runs)
+    return list(table(graph, rows(graph, our_steps, their_steps), "onnxruntime"))
 
 
 def _threads(net: Any) -> int:
@@ -153,17 +153,17 @@ def _form_of(net: Any) -> list[str]:
     ]
 
 
-def _times(ours: Callable[[], Any], peer: PeerProcess | None, runs: int) -> tuple[float, float]:
+def _times(run_ours: Callable[[], Any], peer: PeerProcess | None, runs: int) -> tuple[float, float]:
     """Median milliseconds here and by a peer, NaN without one: a few rounds in turns, one run of each unseen."""
     rounds = min(max(1, runs), _ROUNDS)
     samples: tuple[list[float], list[float]] = [], []
-    for place in range(rounds):
-        count = len(range(place, max(1, runs), rounds))
+    for round_number in range(rounds):
+        count = len(range(round_number, max(1, runs), rounds))
         time.sleep(0 if peer is None else _PAUSE_S)
-        ours()
+        run_ours()
         for _ in range(count):
             start = time.perf_counter()
-            ours()
+            run_ours()
             samples[0].append((time.perf_counter() - start) * 1e3)
         if peer is not None:
             time.sleep(_PAUSE_S)

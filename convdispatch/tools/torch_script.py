@@ -20,10 +20,10 @@ def is_script(what: str) -> bool:
     return path.endswith(".py")
 
 
-def _built(what: str) -> tuple[Any, tuple[Any, ...]]:
-    path, _, name = what.partition(":")
+def _built(script: str) -> tuple[Any, tuple[Any, ...]]:
+    path, _, name = script.partition(":")
     if not Path(path).is_file():
-        raise InvalidArgument(f"there is no file {path}: name a script as net.py:function, got {what!r}")
+        raise InvalidArgument(f"there is no file {path}: name a script as net.py:function, got {script!r}")
     # The script's folder is put on the import path, as ``python net.py`` does.
     sys.path.insert(0, str(Path(path).resolve().parent))
     function = runpy.run_path(path, run_name="convdispatch_pack").get(name or "build")

@@ -73,4 +73,5 @@ def macros(problem: ConvProblem, numbers: dict[str, int]) -> str:
         name, given = parse_activation(problem.activation)
         rounded = ",".join(repr(float(np.dtype(problem.dtype).type(number))) for number in given)
         problem = problem.replace(activation=f"{name}({rounded})" if given else name)
-    return epilogue_macros(problem) + define(**{name: value if value >= 0 else f"({value})" for name, value in numbers.items()})
+    signed = {name: value if value >= 0 else f"({value})" for name, value in numbers.items()}
+    return epilogue_macros(problem) + define(**signed)

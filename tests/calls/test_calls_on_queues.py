@@ -96,7 +96,7 @@ OPTIONS = (1, 1, 1, 1, None, "nchw", "float32", False)
 @pytest.mark.parametrize("change", CHANGES)
 def test_other_arrays_go_the_usual_way(bring, change, given):
     x, w, out, expected = warm(bring, False)
-    again, operands = LAST["fwd"][id(w)][1].again, [x, w, out]
+    again, operands = LAST["fwd"][id(w)][1].repeat, [x, w, out]
     given.clear()
     place, other = CHANGES[change]
     operands[place] = other(operands[place])

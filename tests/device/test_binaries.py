@@ -72,10 +72,10 @@ def test_damaged_files_are_compiled_anew(queue, folder, compilations, damage):
     path.write_bytes({"empty": b"", "short": content[:-1], "changed": bytes(changed), "other form": b"x" + content,
                       "no binary": b""}[damage])  # fmt: skip
     if damage == "no binary":  # whole, but nothing that the driver reads
-        binary_cache.write_file(path, binary_cache._FORM, b"not a program")
+        binary_cache.write_file(path, binary_cache._FILE_HEADER, b"not a program")
     assert answer(queue, binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
     assert len(compilations) == 2
-    assert binary_cache.read_file(path, binary_cache._FORM) not in (None, b"not a program")
+    assert binary_cache.read_file(path, binary_cache._FILE_HEADER) not in (None, b"not a program")
     assert answer(queue, binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
     assert len(compilations) == 2
 
@@ -120,12 +120,12 @@ def test_errors_keep_the_log(queue, folder):
 
 
 def test_the_oldest_go_first(folder, queue, monkeypatch):
-    monkeypatch.setattr(binary_cache, "_MOST", 350)
+    monkeypatch.setattr(binary_cache, "_MAX_CACHE_BYTES", 350)
     for age in range(5):
         path = folder / f"{age}.bin"
-        binary_cache.write_file(path, binary_cache._FORM, b"x" * 64)
+        binary_cache.write_file(path, binary_cache._FILE_HEADER, b"x" * 64)
         os.utime(path, (1000 + age, 1000 + age))  # what is written next sees to the bound, as often as it must
-    size = len(binary_cache._FORM) + 32 + 64
+    size = len(binary_cache._FILE_HEADER) + 32 + 64
     assert sorted(path.name for path in folder.iterdir()) == [f"{age}.bin" for age in range(5 - 350 // size, 5)]
 
 
@@ -199,7 +199,7 @@ def test_nvidias_driver_gets_files_though_it_keeps_kernels(monkeypatch, platform
 
 def test_writing_a_program_draws_none_of_the_callers_random_numbers(tmp_path):
     random.seed(0)
-    binary_cache.write_file(tmp_path / "program", binary_cache._FORM, b"x" * 64)
+    binary_cache.write_file(tmp_path / "program", binary_cache._FILE_HEADER, b"x" * 64)
     drawn = random.random()
     random.seed(0)
     assert drawn == random.random()

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from convdispatch import InvalidArgument
-from convdispatch.device.cache.bounded import RETURNS, Bounded, Budget, Families
+from convdispatch.device.cache.bounded import MIN_RETURNS, Bounded, Budget, Families
 from convdispatch.device.programs import kernels
 from convdispatch.device.programs.kernels import MB, Programs
 
@@ -89,10 +89,10 @@ def test_what_a_value_was_made_of_goes_with_it_and_not_before():
 
 def test_what_returns_several_times_is_not_new_any_more():
     found, made = cache(limit=100), []
-    for turn in range(RETURNS + 1):
+    for turn in range(MIN_RETURNS + 1):
         for key in range(12):
             ask(found, key, made, new=True)
-            assert turn == RETURNS or found.nbytes <= 4
+            assert turn == MIN_RETURNS or found.nbytes <= 4
         for key in range(4):
             ask(found, ("others", turn, key), made, new=True)
     del made[:]

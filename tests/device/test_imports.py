@@ -25,7 +25,7 @@ def another_process(monkeypatch, tmp_path):
     monkeypatch.delenv("CONVDISPATCH_LARGE_IMPORTS", raising=False)
 
     def begin():
-        monkeypatch.setattr(cuda_imports, "_known", {})
+        monkeypatch.setattr(cuda_imports, "_safe_by_device", {})
 
     begin()
     return begin
@@ -35,7 +35,7 @@ def another_process(monkeypatch, tmp_path):
 def outcomes(monkeypatch, another_process):
     """What the child that tries a large import ends with, one after the other."""
     made = []
-    monkeypatch.setattr(cuda_imports, "_tried", lambda device: (made.pop(0), "its last words"))
+    monkeypatch.setattr(cuda_imports, "_try_import", lambda device: (made.pop(0), "its last words"))
     return made
 
 
@@ -68,7 +68,7 @@ def test_two_threads_start_one_child(device, another_process, monkeypatch):
         time.sleep(0.05)
         return 0, ""
 
-    monkeypatch.setattr(cuda_imports, "_tried", tried)
+    monkeypatch.setattr(cuda_imports, "_try_import", tried)
     threads = [threading.Thread(target=cuda_imports.safe, args=(device, LARGE)) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -86,7 +86,7 @@ def test_the_child_says_what_went_wrong(device):
     """A real child: on a device that is not CUDA's it ends with an error and its words."""
     if runtime.cuda_devices(runtime.device_info(device)):
         pytest.skip("devices that are not CUDA's only")
-    status, said = cuda_imports._tried(device)
+    status, said = cuda_imports._try_import(device)
     assert status == 1
     assert "is not CUDA's" in said
 
@@ -94,9 +94,9 @@ def test_the_child_says_what_went_wrong(device):
 @pytest.mark.parametrize(("command", "seconds"), [("import time; time.sleep(60)", 1), ("import os; os.abort()", 60)])
 def test_a_child_that_hangs_or_crashes(device, monkeypatch, tmp_path, command, seconds):
     monkeypatch.setattr(cuda_imports, "_CHILD", ("-c", command))
-    monkeypatch.setattr(cuda_imports, "_SECONDS", seconds)
+    monkeypatch.setattr(cuda_imports, "_TRIAL_S", seconds)
     monkeypatch.chdir(tmp_path)  # for the core that some systems leave
-    status, said = cuda_imports._tried(device)
+    status, said = cuda_imports._try_import(device)
     assert (status is None and "no answer" in said) if seconds == 1 else status in cuda_imports._CRASHES
 
 

@@ -94,7 +94,7 @@ def test_queues_that_are_gone_leave_no_pool(queue, device):
     assert allocator._pools[queue] is pool
     runtime.allocate(later, 1)
     assert not places & known()
-    assert allocator._callers.keys() == allocator._pools.keys()
+    assert allocator._caller_queues.keys() == allocator._pools.keys()
 
 
 def test_memory_in_use_keeps_the_pool_of_a_queue_that_is_gone(queue):

@@ -21,7 +21,7 @@ def kept(tmp_path, monkeypatch):
 
 
 def forget() -> None:
-    proven._known.clear()
+    proven._failures.clear()
 
 
 class Check:

@@ -62,8 +62,8 @@ def shared_pool(device, monkeypatch):
 
     monkeypatch.setattr(allocator, "_arenas", {context: arena})
     monkeypatch.setattr(allocator, "_pools", {})
-    monkeypatch.setattr(allocator, "_joined", {})  # other tests' pools that are no queue's may be in use yet
-    monkeypatch.setattr(allocator, "_callers", {})
+    monkeypatch.setattr(allocator, "_queueless_pools", {})  # other tests' pools that are no queue's may be in use yet
+    monkeypatch.setattr(allocator, "_caller_queues", {})
 
     def make(out_of_order=False):
         flags = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE if out_of_order else 0

@@ -141,7 +141,7 @@ def test_damaged_text_is_rendered_anew(folder, renderings):
     for content in (b"", file.read_bytes()[:-1], b"x" + file.read_bytes()):
         file.write_bytes(content)
         assert kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK) == whole
-    binary_cache.write_file(file, template_cache._FORM, b"no zlib")
+    binary_cache.write_file(file, template_cache._FILE_HEADER, b"no zlib")
     assert kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK) == whole
     assert len(renderings) == 5
 

@@ -289,14 +289,14 @@ def test_a_family_is_one_place(monkeypatch):
     """Its solvers share a place, others do not enter it by likeness, and it is written out where it decides."""
     rule = parse(FAMILIES, "here.yaml").rule(VGG, CPU)
     first, second = (Preferred(place, name, rule) for place, name in enumerate(rule.prefer))
-    assert [name for name in ("amx.tiles", "im2col", "amd.tiles", "amd", "im2col.x", "amx") if first.means(name)] == [
+    assert [name for name in ("amx.tiles", "im2col", "amd.tiles", "amd", "im2col.x", "amx") if first.selects(name)] == [
         "amx.tiles",
         "im2col",
     ]
-    assert second.means("amd.tiles")
-    assert first.means("acme.a+rotated")
-    assert first.means_derived()
-    assert not second.means_derived()
+    assert second.selects("amd.tiles")
+    assert first.selects("acme.a+rotated")
+    assert first.may_select_derived()
+    assert not second.may_select_derived()
     assert str(first) == "here.yaml:6 prefers small (amx.*, im2col, acme.a+*) for type cpu"
     assert str(second) == "here.yaml:6 prefers amd.* for type cpu"
     assert parse(FAMILIES).unmatched(["amx.a", "im2col", "acme.a", "amd.a"]) == []

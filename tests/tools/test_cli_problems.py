@@ -45,7 +45,7 @@ def test_what_a_dialect_cannot_say_is_said():
 def quick(monkeypatch):
     peak = {"rate": 1e11, "how": "invented", "count": 1}
     roof = {"dtype": "float32", "flops": peak, "bandwidth": peak, "matrix": None}
-    monkeypatch.setattr(running._Here, "roof", lambda self, dtype: roof)
+    monkeypatch.setattr(running._LocalSession, "roof", lambda self, dtype: roof)
 
 
 @pytest.mark.parametrize("dialect", grammar.DIALECTS)
@@ -76,7 +76,7 @@ def test_a_trace_is_measured_with_its_counts(device, quick, tmp_path, monkeypatc
         loader.reload()
     peak = {"rate": 1e11, "how": "invented", "count": 1}
     roof = {"dtype": "float32", "flops": peak, "bandwidth": peak, "matrix": None}
-    monkeypatch.setattr(running._Here, "roof", lambda self, dtype: roof)
+    monkeypatch.setattr(running._LocalSession, "roof", lambda self, dtype: roof)
     done = command("bench", "--from", trace, "--no-find", "--no-isolate", "--json", tmp_path / "r.json")
     assert done.exit_code == 0, done.output
     counts = {layer.problem: layer.count for layer in load(tmp_path / "r.json").layers}

@@ -147,7 +147,7 @@ def test_a_run_watches_itself(device, monkeypatch):
         return {"dtype": dtype, "flops": peak, "bandwidth": peak, "matrix": None}
 
     waited = []
-    monkeypatch.setattr(run._Here, "roof", roof)
+    monkeypatch.setattr(run._LocalSession, "roof", roof)
     monkeypatch.setattr(run, "wait_quiet", lambda most, processors, say: waited.append(most) or 1.0)
     monkeypatch.setattr(quiet.OtherProcesses, "load", lambda self: 0.125)
     entries = [Entry(text, ConvProblem.parse(text), 1) for text in ("mb1ic4ih9oc4kh3ph1", "mb1ic4ih6oc4kh1")]

@@ -74,10 +74,10 @@ def aside_of(queue, monkeypatch, tmp_path):
     monkeypatch.setattr(autotune, "_considered", set())
     monkeypatch.setattr(autotune, "_spent", 0.0)
     monkeypatch.setattr(autotune, "_pause", autotune.QUIET_S)
-    monkeypatch.setattr(autotune, "_made", [])
+    monkeypatch.setattr(autotune, "_compiled", [])
     info = runtime.device_info(queue.device)
     prepared = dispatch.prepare(PROBLEM, queue.context)
-    wanted = autotune._Wanted(PROBLEM, queue.device, Policy(), choice_text(prepared.solver.name, prepared.config))
+    wanted = autotune._Request(PROBLEM, queue.device, Policy(), choice_text(prepared.solver.name, prepared.config))
     yield SimpleNamespace(prepared=prepared, wanted=wanted, info=info, context=queue.context)
     perfdb.cache_clear()
     dispatch.forget()
@@ -107,7 +107,7 @@ def measured(aside_of, answer):
     thread.start()
     answer(asked_of(children, 1))
     ended(thread)
-    if autotune._made:
+    if autotune._compiled:
         autotune._adopt()
     return done[0], children
 
@@ -177,7 +177,7 @@ def test_calls_are_put_together_anew_once_for_all_that_is_found(aside_of, monkey
     found.append(record(aside_of.info, rival.solver.name, rival.config, 1e-4))
     adopted, wanted, waiting = [], aside_of.wanted, queue.SimpleQueue()
     monkeypatch.setattr(dispatch, "adopt", lambda *given: adopted.append((given[0], waiting.qsize())))
-    monkeypatch.setattr(autotune, "_waiting", waiting)
+    monkeypatch.setattr(autotune, "_requests", waiting)
     monkeypatch.setattr(autotune, "_busy", 2)
     monkeypatch.setattr(StandIn, "say", lambda child, asked: child.answers.put({"records": found, "unsound": {}}))
     waiting.put(wanted)
@@ -251,8 +251,8 @@ def test_what_is_hardly_faster_is_not_recorded():
 def test_a_problem_is_given_up_after_some_tries(aside_of, monkeypatch):
     monkeypatch.setattr(autotune, "_busy", 0)
     monkeypatch.setattr(autotune, "_thread", None)
-    monkeypatch.setattr(autotune, "_waiting", queue.SimpleQueue())
-    monkeypatch.setattr(autotune, "_heard", lambda child, seconds: None)
+    monkeypatch.setattr(autotune, "_requests", queue.SimpleQueue())
+    monkeypatch.setattr(autotune, "_answer", lambda child, seconds: None)
     autotune.consider(PROBLEM, aside_of.wanted.device, Policy(), aside_of.prepared)
     assert autotune.drain(60)
     assert len(StandIn.made) == autotune.TRIES

@@ -206,7 +206,8 @@ def test_a_table_is_looked_up_once_and_writes_to_it_are_seen():
         check()
         (graph,) = backend.graphs
         packed = [graph._graph.graph.find_nodes(op="placeholder")[index].name for index in graph._packed]
-        assert len(packed) == 4 and not any("calls" in name for name in packed)  # weight, bias, table, index
+        assert len(packed) == 4  # weight, bias, table, index
+        assert not any("calls" in name for name in packed)
         assert "commands" in next(iter(graph.descriptions().values()))
         for write in (
             lambda: net.table.mul_(2),

@@ -307,7 +307,7 @@ class Terminal:
 def test_progress_is_told_on_a_terminal_where_much_lies_ahead(monkeypatch, attached, left):
     shown = Terminal(attached)
     monkeypatch.setattr("sys.stderr", shown)
-    monkeypatch.setattr(progress_line, "_EVERY_S", 0.01)
+    monkeypatch.setattr(progress_line, "_UPDATE_S", 0.01)
     with progress_line.shown("compiling", lambda: (0, left)):
         if attached and left == 100:
             until(lambda: shown.text)

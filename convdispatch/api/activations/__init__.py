@@ -1,8 +1,8 @@
-"""Activations that an epilogue can apply: one table for kernels, reference, gradients, doors and plugins.
+"""Activations that an epilogue can apply: one table for kernels, reference, gradients, frameworks and plugins.
 
 An activation is written ``name`` or ``name(number, ...)``, as in ``"relu"`` or ``"leaky_relu(0.1)"``. ``table`` is the
-only place that names them: a new one is an entry there. What has no counterpart in a door or in a plugin's library is
-refused in words.
+only module that names them: a new activation is an entry there. An activation without a counterpart in a framework or
+in a plugin's library is refused with a reason.
 """
 
 from .table import ACTIVATIONS, Activation, OneDNN, Onnx, Torch

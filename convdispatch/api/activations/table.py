@@ -1,4 +1,4 @@
-"""The table of activations: what each computes, its gradient, its range, and what others call it."""
+"""The table of activations: each one's formulas, gradient, range, and names in other libraries."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Torch:
 
 @dataclass(frozen=True)
 class Onnx:
-    """ONNX's operator. Without ``attributes`` its numbers are inputs, or it is one of several things: the operator has
-    a function of its own in ``convdispatch.onnx``."""
+    """The activation in ONNX. Without ``attributes`` the operator's numbers are inputs, or it has several meanings, and
+    ``convdispatch.onnx`` has a function for it."""
 
     operator: str
     attributes: Mapping[str, float] | None = None
@@ -30,17 +30,17 @@ class Onnx:
 
 @dataclass(frozen=True)
 class OneDNN:
-    """oneDNN's ``dnnl_eltwise_*``: its number and its name, which benchdnn has too."""
+    """The activation in oneDNN: the number and name of its ``dnnl_eltwise_*``; benchdnn uses the same name."""
 
     kind: int
     name: str
     alpha_beta: tuple[float, ...] | None = None
-    """oneDNN's alpha and beta where they are constants rather than the activation's numbers."""
+    """oneDNN's alpha and beta, if they are constants and not the activation's numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Activation:
-    """One activation. Comparisons, not ``max``: NaN must come out as NaN, as in PyTorch.
+    """One activation. Formulas use comparisons, not ``max``, so that the result of NaN is NaN, as in PyTorch.
 
     In formulas (``convdispatch.elementwise``) and OpenCL C ``{0}`` and ``{1}`` are the activation's numbers.
     """
@@ -54,19 +54,19 @@ class Activation:
     formula: str
     """The activation as a formula of ``x``."""
     gradient: str
-    """Formula of ``dy`` and ``x``: the result's gradient times the slope. 0 at corners, as in PyTorch."""
+    """Formula of ``dy`` and ``x``: the result's gradient times the slope, which is 0 at corners, as in PyTorch."""
     from_result: str | None = None
-    """The gradient as a formula of ``dy`` and the result ``y``, all that a fused epilogue leaves; None where y does not
-    determine it."""
+    """The gradient as a formula of ``dy`` and the result ``y``, for a fused epilogue, which stores no ``x``; None if y
+    does not determine it."""
     least: float | None = None
-    """The least first number of the activation with which the result determines the slope, as ``from_result`` needs."""
+    """The least value of the activation's first number for which ``from_result`` is valid; None for every value."""
     exact: bool = False
     """Whether the activation maps integers to integers."""
     saturates: bool = False
     """Whether the result of large sums is a constant, so that errors come from the sums near zero."""
     shrinks: float = 0.0
-    """The norm of the activation's result is smaller than that of its input: relative errors grow by this factor times
-    the fourth root of a sum's length, on standard normal data."""
+    """How much relative errors grow because the result's norm is smaller than the input's: by this factor times the
+    fourth root of a sum's length, on standard normal data."""
     torch: Torch | None = None
     onnx: Onnx | None = None
     onednn: OneDNN | None = None

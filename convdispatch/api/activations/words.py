@@ -1,4 +1,4 @@
-"""An activation's words, ``"leaky_relu(0.1)"``, as name and numbers, and what they stand for in each language."""
+"""Parses an activation's text, ``"leaky_relu(0.1)"``, and translates it to OpenCL C, NumPy, formulas and oneDNN."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def _parse(text: str) -> tuple[str, tuple[float, ...]]:
     if match is None or match[1] not in ACTIVATIONS:
         raise InvalidProblem(f"activation must be None or one of {', '.join(ACTIVATIONS)}, got {text[:80]!r}")
     defaults = ACTIVATIONS[match[1]].parameters
-    given = [part for part in (match[2] or "").split(",") if part]
+    parts = [part for part in (match[2] or "").split(",") if part]
     try:
         if not text.isascii():  # float() would accept the digits of any script
             raise ValueError
-        numbers = tuple(float(part) for part in given)
+        numbers = tuple(float(part) for part in parts)
     except ValueError:
         raise InvalidProblem(f"activation {match[1]} takes numbers in parentheses, got {text[:80]!r}") from None
     if any(math.isnan(number) for number in numbers):
@@ -80,7 +80,7 @@ def gradient_of_input(text: str) -> str:
 
 
 def gradient_of_result(text: str) -> str | None:
-    """Formula of ``dy`` and the result ``y`` for that gradient; None where y does not determine the slope."""
+    """Formula of ``dy`` and the result ``y`` for the gradient through an activation; None if y does not suffice."""
     name, numbers = parse_activation(text)
     entry = ACTIVATIONS[name]
     if entry.from_result is None or (entry.least is not None and numbers[0] < entry.least):
@@ -89,9 +89,9 @@ def gradient_of_result(text: str) -> str | None:
 
 
 def onednn_eltwise(text: str) -> tuple[int, str, tuple[float, ...]] | None:
-    """oneDNN's number and name of an activation, and its alpha and beta; None where it has none."""
+    """oneDNN's number and name of an activation, and its alpha and beta; None if oneDNN lacks it."""
     name, numbers = parse_activation(text)
-    known = ACTIVATIONS[name].onednn
-    if known is None:
+    entry = ACTIVATIONS[name].onednn
+    if entry is None:
         return None
-    return known.kind, known.name, numbers if known.alpha_beta is None else known.alpha_beta
+    return entry.kind, entry.name, numbers if entry.alpha_beta is None else entry.alpha_beta

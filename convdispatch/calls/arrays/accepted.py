@@ -1,7 +1,7 @@
-"""What a call takes for an array; objects with nothing but DLPack, and NumPy's beside immutable ones, brought in.
+"""Checks for the arrays that a call takes, and conversions of operands to the first input's kind.
 
-An object with ``__dlpack__`` and no array namespace has no words to make another one with, so on the host it counts as
-NumPy's view of its memory, and the result is NumPy's; beside another library's array it becomes one of that library's.
+An object with ``__dlpack__`` alone cannot create others of its kind. So on the host it is used as a NumPy view of its
+memory, and the result is NumPy's; together with another library's array it becomes an array of that library.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def is_array(value: Any) -> bool:
 
 
 def shape_of(array: Any, name: str) -> tuple[int, ...]:
-    """An operand's shape. Raises InvalidArgument for what is no array."""
+    """An operand's shape. Raises InvalidArgument for an object that is no array."""
     if not is_array(array):
         raise InvalidArgument(
             f"{name} must be a NumPy array, a pyopencl.array.Array, a Tensor, or another library's array with "
@@ -37,26 +37,26 @@ def shape_of(array: Any, name: str) -> tuple[int, ...]:
 
 
 def refuse_mask(name: str, array: Any) -> None:
-    """Raises InvalidArgument for a masked array: what its mask hides has values too, which would be computed with."""
+    """Raises InvalidArgument for a masked array, because the values that its mask hides would be used too."""
     masked = sys.modules.get("numpy.ma")  # numpy.ma is imported when the first masked array is made
     if masked is not None and isinstance(array, masked.MaskedArray):
         raise InvalidArgument(f"{name} must be an array without a mask, got a masked array: pass its .filled(0)")
 
 
-def brought(given: Sequence[Any], lead: Any, written: int) -> tuple[Any, ...] | None:
-    """The operands as arrays of ``lead``'s kind, without a copy on the host; None where nothing is to be brought.
+def with_kind_of(given: Sequence[Any], input1: Any, written: int) -> tuple[Any, ...] | None:
+    """The operands as arrays of ``input1``'s kind, without a copy on the host; None if none needs a conversion.
 
-    Raises InvalidArgument for a bare object that lies on a device, or is weights promised to be constant.
+    Raises InvalidArgument for an object with ``__dlpack__`` alone that is on a device, or is constant weights.
     """
-    library = library_of(type(lead))
-    found = tuple(
-        array if array is None else _brought(array, library, lead, place == written)
-        for place, array in enumerate(given)
+    library = library_of(type(input1))
+    converted = tuple(
+        array if array is None else _converted(array, library, input1, index == written)
+        for index, array in enumerate(given)
     )
-    return None if all(new is array for new, array in zip(found, given, strict=True)) else found
+    return None if all(operand is array for operand, array in zip(converted, given, strict=True)) else converted
 
 
-def _brought(array: Any, library: Library | None, lead: Any, out: bool) -> Any:
+def _converted(array: Any, library: Library | None, input1: Any, out: bool) -> Any:
     if type(array) is Constant:
         if library_of(type(array.array)) is BARE:
             kind = type(array.array).__name__
@@ -65,14 +65,14 @@ def _brought(array: Any, library: Library | None, lead: Any, out: bool) -> Any:
     if library_of(type(array)) is BARE:
         if library is None or library is BARE:
             return _host_view(array)
-        return library.adopted(array, lead)
+        return library.adopted(array, input1)
     if library is not None and library.immutable and isinstance(array, np.ndarray) and not out:
-        return library.adopted(array, lead) if array.dtype.name == library.dtype(lead) else array
+        return library.adopted(array, input1) if array.dtype.name == library.dtype(input1) else array
     return array
 
 
 def _host_view(array: Any) -> np.ndarray:
-    """NumPy's view of a bare object's memory, which lives as long as the view."""
+    """NumPy's view of the memory of an object with ``__dlpack__`` alone; the view keeps the memory alive."""
     from . import interchange
 
     kind, number = array.__dlpack_device__()

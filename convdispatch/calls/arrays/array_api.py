@@ -1,7 +1,7 @@
-"""Arrays of any library by DLPack and the array API's names, such as JAX's: in and out without a copy.
+"""Arrays of any library with DLPack and the array API, such as JAX's, without a copy of operands or results.
 
-Such arrays name no stream: the work goes to one of this thread's own, which the library's own protocol orders after
-what makes the operands and before what reads the result.
+Such arrays name no stream: the work goes to a stream of this thread, which DLPack's protocol orders after the commands
+that write the operands and before those that read the result.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def own_stream(place: StreamPlace) -> Stream:
 
 
 class Exported:
-    """Memory on a stream as something with ``__dlpack__``: the consumer's stream waits for the work so far."""
+    """Memory on a stream as an object with ``__dlpack__``: the consumer's stream waits for the work so far."""
 
     def __init__(self, memory: StreamMemory, shape: tuple[int, ...], dtype: np.dtype, stream: Stream) -> None:
         self._memory, self.shape, self.dtype, self._stream = memory, shape, dtype, stream
@@ -42,9 +42,9 @@ class Exported:
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
         if stream != -1:
             self._stream.before(0 if stream in (None, _LEGACY) else int(stream))
-        where = (*self.__dlpack_device__(), self._memory.address)
+        location = (*self.__dlpack_device__(), self._memory.address)
         strides = contiguous_strides(self.shape, self.dtype.itemsize)
-        return interchange.capsule(where, self.shape, strides, self.dtype, self._memory)
+        return interchange.capsule(location, self.shape, strides, self.dtype, self._memory)
 
 
 class Exchange(Library):
@@ -91,14 +91,14 @@ class Exchange(Library):
         return names.empty(shape, dtype=getattr(names, dtype) if dtype else like.dtype, device=like.device)
 
     def finished(self, array: Any, stream: Stream) -> Any:
-        """A new array over the memory of the one that was written, whose readers wait for the stream."""
+        """A new array over the memory of the written array, whose readers wait for the stream."""
         address, held = self.address(array, stream)
         shape, dtype = tuple(array.shape), np.dtype(array.dtype)
         memory = StreamMemory(address, array.nbytes, held)
         return array.__array_namespace__().from_dlpack(Exported(memory, shape, dtype, stream))
 
     def keep(self, stream: Stream, held: Any) -> None:
-        """Hold operands until the stream's work so far is done: their library would use the memory again."""
+        """Keep operands alive until the stream's work so far is done, because their library would reuse the memory."""
         stream.keep(held)
 
     def from_host(self, array: np.ndarray, like: Any) -> Any:

@@ -16,15 +16,13 @@ from ...device.places.stream import Stream, stream_kind
 
 
 class Library:
-    """Operations on one library's arrays; the methods here are for ``__cuda_array_interface__``, as Numba's arrays have
-    it."""
+    """Operations on one library's arrays; the methods here use ``__cuda_array_interface__``, as Numba's arrays do."""
 
     name = "an array with __cuda_array_interface__"
     immutable = False
-    """Whether the library's arrays are immutable, so that none can be ``out``."""
+    """Whether the library's arrays are immutable, so that they cannot be ``out``."""
     records_gradients = False
-    """Whether the library's arrays are PyTorch tensors, which can be checked quickly for changes since the last
-    call."""
+    """Whether the library's arrays are PyTorch tensors, whose changes since the last call are quick to detect."""
 
     stream_kind = "cuda"
     """The kind of the streams of the library's devices, a name in ``KINDS`` of ``device/places/stream``."""
@@ -50,7 +48,7 @@ class Library:
                 return None
 
     copies = False
-    """Whether asking for an address may make a copy, so that it is asked once a call."""
+    """Whether reading an array's address may make a copy, so that it is read only once a call."""
 
     def places(self, given: Sequence[Any]) -> tuple[Any, ...]:
         """The ``place`` of each operand, and whatever else distinguishes such operands from others."""
@@ -61,7 +59,7 @@ class Library:
         return self.address(array, stream) if self.contiguous(array) else (0, None)
 
     def pointers(self, arrays: Sequence[Any], stream: Stream) -> list[int]:
-        """The addresses of arrays that live until the work is launched; 0 for one that is not contiguous."""
+        """The addresses of arrays that live until the work is launched; 0 for an array that is not contiguous."""
         return [self.pointer(array, stream)[0] for array in arrays]
 
     def dtype(self, array: Any) -> str:
@@ -90,12 +88,11 @@ class Library:
         raise NotImplementedError
 
     def empty(self, shape: tuple[int, ...], like: Any, stream: Stream, dtype: str | None = None) -> Any:
-        """A new array on the same device, of the same dtype or another, values undefined."""
+        """A new array with undefined values on the device of ``like``, of its dtype or another."""
         raise NotImplementedError
 
     def finished(self, array: Any, stream: Stream) -> Any:
-        """Returns what the caller gets for a result, its own array or one that ``empty`` made, once the call is
-        launched."""
+        """The array that the caller gets for a result, its own or one from ``empty``, once the call is launched."""
         return array
 
     def keep(self, stream: Stream, held: Any) -> None:
@@ -115,7 +112,7 @@ class Library:
         return array
 
     def adopted(self, array: Any, like: Any) -> Any:
-        """An array of this library over what an object with ``__dlpack__`` holds, or itself where there is no way."""
+        """An array of this library over the memory of an object with ``__dlpack__``, or the object if there is none."""
         return array
 
     def fetch(self, array: Any) -> np.ndarray:
@@ -123,7 +120,7 @@ class Library:
         raise NotImplementedError
 
     def put(self, array: Any, values: np.ndarray) -> None:
-        """Copy from the host into an array of a device; waits."""
+        """Copy NumPy's values into an array on a device; waits."""
         raise NotImplementedError
 
 

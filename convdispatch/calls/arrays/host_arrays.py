@@ -1,7 +1,7 @@
 """Arrays in host memory, as operands and results of a call: addresses of operands, and new results.
 
-NumPy's arrays and those of other libraries are here; PyTorch's operators, whose tensors have memory formats, have
-theirs in ``torch/eager/host``.
+NumPy's arrays and those of other libraries are here; those of PyTorch's operators, whose tensors have memory formats,
+are in ``torch/eager/host``.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class HostArrays(Protocol):
         """The address of element 0; 0 if kernels cannot read the array in place."""
 
     def bias_address(self, array: Any) -> int:
-        """The same for a bias, or for the table of a quantized call."""
+        """The address of a bias, or of the table of a quantized call; 0 as for ``input_address``."""
 
     def output_address(self, array: Any) -> int:
-        """The same for a result; 0 if kernels cannot write it in place."""
+        """The address of a result's element 0; 0 if kernels cannot write it in place."""
 
     def allocate(self) -> tuple[Any, int]:
         """Returns a new result array, and its address."""
@@ -37,20 +37,20 @@ class HostArrays(Protocol):
         """Returns a copy of an array that kernels can read in place, and the copy's address."""
 
     def view(self, array: Any) -> np.ndarray:
-        """NumPy's view of an array, through which a result is copied."""
+        """NumPy's view of an array, for copies on the host."""
 
-    def finished(self, made: Any, lead: Any) -> Any:
-        """Returns what the caller gets on the slow path for a result of ``allocate``; ``lead`` is the first operand."""
+    def finished(self, made: Any, input1: Any) -> Any:
+        """The array that the caller gets on the slow path for a result of ``allocate``; ``input1`` is like it."""
 
 
 class NumPyArrays:
-    """NumPy's arrays. ``swapped``: some operand is of the other byte order, so that all are copied."""
+    """NumPy's arrays. ``swapped``: some operand is not in native byte order, so that all are copied."""
 
     def __init__(self, problem: ConvProblem, device: cl.Device, dtype: np.dtype, size: int, swapped: bool) -> None:
-        """``dtype`` and ``size`` in bytes are the result's."""
+        """``dtype`` and ``size`` (in bytes) are those of the result."""
         self.shape, self.dtype, self.strides = problem.out_shape, dtype, None
         shape = problem.out_shape
-        self.input_address: Any = _nowhere if swapped else address
+        self.input_address: Any = _no_address if swapped else address
         self.bias_address: Any = _table_address if problem.quantized else self.input_address
         empty = host_memory.empty
 
@@ -59,8 +59,8 @@ class NumPyArrays:
             return address(array) if fits else 0
 
         def allocate() -> tuple[Any, int]:
-            made = empty(device, shape, dtype, size)
-            return made, address(made)
+            result = empty(device, shape, dtype, size)
+            return result, address(result)
 
         # output_address and allocate are closures, because reading a method's attributes is too slow for a warm call.
         self.output_address: Any = output_address
@@ -73,7 +73,7 @@ class NumPyArrays:
     def view(self, array: Any) -> np.ndarray:
         return array
 
-    def finished(self, made: Any, lead: Any) -> Any:
+    def finished(self, made: Any, input1: Any) -> Any:
         return made
 
 
@@ -85,38 +85,38 @@ class LibraryArrays(NumPyArrays):
         self._their_dtype = None if self.bias_address is _table_address else like.dtype
         self._library, self._by_views = library, library.host_address(like) is None
         if self._by_views:
-            self.input_address = _nowhere
-        elif self.input_address is not _nowhere:
+            self.input_address = _no_address
+        elif self.input_address is not _no_address:
             self.input_address = library.host_address
         if self.bias_address is not _table_address:
             self.bias_address = self.input_address
-        shape, name, their_dtype, at = self.shape, self.dtype.name, self._their_dtype, self.input_address
+        shape, name, their_dtype, array_address = self.shape, self.dtype.name, self._their_dtype, self.input_address
 
         def output_address(array: Any) -> int:
-            if their_dtype is None:  # a quantized call: the dtype of its result is not that of its operands
+            if their_dtype is None:  # the dtype of a quantized call's result is not that of its operands
                 fits = library.dtype(array) == name
             else:
                 fits = array.dtype == their_dtype
-            return at(array) if fits and array.shape == shape else 0
+            return array_address(array) if fits and array.shape == shape else 0
 
         self.output_address = output_address
         if not self._by_views:
-            own, like = self.allocate, like[:0]
+            allocate_numpy, like = self.allocate, like[:0]
 
             def allocate() -> tuple[Any, int]:
-                made, begin = own()
-                return library.from_host(made, like), begin
+                result, address_of_result = allocate_numpy()
+                return library.from_host(result, like), address_of_result
 
             self.allocate = allocate
 
     def view(self, array: Any) -> np.ndarray:
         return array if isinstance(array, np.ndarray) else self._library.host(array)
 
-    def finished(self, made: Any, lead: Any) -> Any:
-        return self._library.from_host(made, lead) if self._by_views else made
+    def finished(self, made: Any, input1: Any) -> Any:
+        return self._library.from_host(made, input1) if self._by_views else made
 
 
-def _nowhere(array: Any) -> int:
+def _no_address(array: Any) -> int:
     return 0
 
 

@@ -1,9 +1,9 @@
 """Other libraries' views of a tensor's memory, and tensors over theirs: DLPack, CUDA's and NumPy's array interfaces.
 
-No copy anywhere. On a CPU device memory is the host's; on an NVIDIA device with CUDA's driver, memory from the pool is
-CUDA's too. What another library made with CUDA alone OpenCL cannot see: a tensor over it has a CUDA stream for its
-queue, and commands for it go there.
-Each export waits until the queue has computed the values; what is written through a view later, the host orders
+Nothing is copied. On a CPU device memory is the host's; on an NVIDIA device with CUDA's driver, memory from the pool is
+CUDA's too. OpenCL cannot see memory that another library made with CUDA alone: a tensor over it has a CUDA stream for
+its queue, and commands for it go there.
+Each export waits until the queue has computed the values; later writes through a view are ordered by the host
 (``queue.finish()`` or the other library's own synchronisation).
 
 DLPack: https://dmlc.github.io/dlpack, version 0.8 of the structures, in capsules named ``dltensor``.
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 CPU, CUDA = 1, 2
-_NAME, _USED = b"dltensor", b"used_dltensor"
+_UNUSED_NAME, _USED_NAME = b"dltensor", b"used_dltensor"
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
-_BFLOAT = 4
+_BFLOAT_CODE = 4
 
 
 class Strided(Protocol):
@@ -108,8 +108,7 @@ def _span(tensor: Strided) -> int:
 
 
 def _address(tensor: Strided, stream: Any = None) -> tuple[int, int, int]:
-    """Returns (DLPack device type, device number, address of the first element), with the values ready for
-    ``stream``."""
+    """The DLPack device type, device number and address of the first element, with values ready for ``stream``."""
     if isinstance(tensor.queue, Stream):
         if stream != -1:  # DLPack's streams None and 1 are the default stream; -1 asks for no synchronization
             tensor.queue.before(0 if stream in (None, 1) else int(stream))
@@ -127,7 +126,7 @@ def _address(tensor: Strided, stream: Any = None) -> tuple[int, int, int]:
 
 
 def array_interface(tensor: Strided) -> dict[str, Any]:
-    """``__array_interface__``. Raises AttributeError off the CPU, so that NumPy looks no further."""
+    """The value of ``__array_interface__``. Raises AttributeError off the CPU, so that NumPy looks no further."""
     kind, _, address = _address(tensor)
     if kind != CPU:
         raise AttributeError("the memory is not the host's: take .numpy() for a copy")
@@ -135,7 +134,7 @@ def array_interface(tensor: Strided) -> dict[str, Any]:
 
 
 def cuda_array_interface(tensor: Strided) -> dict[str, Any]:
-    """``__cuda_array_interface__``, version 3. Raises AttributeError where CUDA does not see the memory."""
+    """The value of ``__cuda_array_interface__``, version 3. Raises AttributeError where CUDA cannot see the memory."""
     kind, _, address = _address(tensor)
     if kind != CUDA:
         raise AttributeError("the memory is not CUDA's")
@@ -144,8 +143,8 @@ def cuda_array_interface(tensor: Strided) -> dict[str, Any]:
 
 def _interface(tensor: Strided, address: int) -> dict[str, Any]:
     strides = None if tensor.contiguous else tensor.strides
-    place = (address if tensor.size else 0, False)
-    return {"shape": tensor.shape, "typestr": tensor.dtype.str, "data": place, "strides": strides, "version": 3}
+    data = (address if tensor.size else 0, False)
+    return {"shape": tensor.shape, "typestr": tensor.dtype.str, "data": data, "strides": strides, "version": 3}
 
 
 def dlpack_device(tensor: Strided) -> tuple[int, int]:
@@ -163,15 +162,15 @@ def dlpack_device(tensor: Strided) -> tuple[int, int]:
 def dlpack(tensor: Strided, stream: Any = None) -> Any:
     """A capsule over the tensor's memory, which lives as long as its consumer wants. Raises BufferError.
 
-    The values are there for whoever takes it; of a tensor on a CUDA stream, for work on ``stream`` (DLPack's word).
+    The values are ready for any consumer, or, for a tensor on a CUDA stream, for work on ``stream``, DLPack's argument.
     """
     if any(step % tensor.dtype.itemsize for step in tensor.strides):
         raise BufferError(f"DLPack counts strides in elements, got {tensor.strides} bytes of {tensor.dtype}")
     try:
-        where = _address(tensor, stream)
+        location = _address(tensor, stream)
     except AttributeError as error:
         raise BufferError(str(error)) from None
-    return capsule(where, tensor.shape, tensor.strides, tensor.dtype, tensor)
+    return capsule(location, tensor.shape, tensor.strides, tensor.dtype, tensor)
 
 
 def capsule(
@@ -185,15 +184,15 @@ def capsule(
     managed = _Managed()
     managed.view = _View(address, _Device(kind, number), len(shape), _dtype(dtype), sizes, steps, 0)
     managed.deleter = ctypes.cast(_delete, c_void_p)
-    place = ctypes.addressof(managed)
+    address_of_managed = ctypes.addressof(managed)
     with _lock:
-        _exports[place] = (managed, sizes, steps, owner)
-    return _new_capsule(place, _NAME, ctypes.cast(_forget, c_void_p))
+        _exports[address_of_managed] = (managed, sizes, steps, owner)
+    return _new_capsule(address_of_managed, _UNUSED_NAME, ctypes.cast(_forget, c_void_p))
 
 
 def _dtype(dtype: np.dtype) -> _Dtype:
     if dtype.name == "bfloat16":
-        return _Dtype(_BFLOAT, 16, 1)
+        return _Dtype(_BFLOAT_CODE, 16, 1)
     if dtype.kind not in _CODES:
         raise BufferError(f"DLPack has no {dtype}")
     return _Dtype(_CODES[dtype.kind], 8 * dtype.itemsize, 1)
@@ -202,8 +201,8 @@ def _dtype(dtype: np.dtype) -> _Dtype:
 def from_dlpack(kind: type, source: Any, queue: cl.CommandQueue | None = None) -> Any:
     """A tensor of class ``kind`` over the memory of ``source`` (``__dlpack__``), for work on ``queue``; no copy.
 
-    On a CPU device any host memory serves. On an NVIDIA device only memory that came from here does. The source's own
-    work must be done, or ordered by its ``__dlpack__``. Raises InvalidArgument.
+    On a CPU device any host memory can be used; on an NVIDIA device only memory that this package allocated. The
+    source's own work must be done, or ordered by its ``__dlpack__``. Raises InvalidArgument.
     """
     kind_of_device, number = source.__dlpack_device__() if hasattr(source, "__dlpack_device__") else (CPU, 0)
     streams = dlpack_kind(int(kind_of_device)) if queue is None else None
@@ -222,12 +221,12 @@ def from_dlpack(kind: type, source: Any, queue: cl.CommandQueue | None = None) -
     if where[0] == CPU:
         buffer, offset = _over_host(queue, address, span(shape, strides, dtype)), 0
     else:
-        found = memory.shared_block(address)
-        if found is None:
+        block_and_offset = memory.shared_block(address)
+        if block_and_offset is None:
             raise InvalidArgument(
                 "OpenCL cannot see what CUDA alone made: make the tensor here and hand it over (from_dlpack there)"
             )
-        buffer, offset = found
+        buffer, offset = block_and_offset
     buffer._owner = owner()
     return kind(buffer, shape, dtype, queue, strides, offset)
 
@@ -270,9 +269,9 @@ def imported(capsule: Any, use: bool = True) -> tuple[Imported, Any]:
     """Returns (contents of a DLPack capsule, an owner that tells the source when the memory is no longer used). Raises
     InvalidArgument.
 
-    With ``use=False`` the owner is a function that takes the capsule over: until then it is as it was.
+    With ``use=False`` a function that takes the capsule over and returns the owner is returned in the owner's place.
     """
-    managed = ctypes.cast(_capsule_pointer(capsule, _NAME), POINTER(_Managed)).contents
+    managed = ctypes.cast(_capsule_pointer(capsule, _UNUSED_NAME), POINTER(_Managed)).contents
     view = managed.view
     dtype, shape = _numpy_dtype(view.dtype), tuple(view.shape[: view.ndim])
     strides = None
@@ -281,18 +280,17 @@ def imported(capsule: Any, use: bool = True) -> tuple[Imported, Any]:
         if any(step < 0 for step in strides):
             raise InvalidArgument(f"a tensor over foreign memory needs strides of 0 or more, got {strides} (bytes)")
     device = (view.device.kind, view.device.number)
-    found = Imported((view.data or 0) + view.offset, shape, strides, dtype, device)
+    contents = Imported((view.data or 0) + view.offset, shape, strides, dtype, device)
 
-    def take() -> _Owner:
-        _rename_capsule(capsule, _USED)
+    def take_over() -> _Owner:
+        _rename_capsule(capsule, _USED_NAME)
         return _Owner(managed)
 
-    return found, take() if use else take
+    return contents, take_over() if use else take_over
 
 
 def dlpack_device_of(queue: cl.CommandQueue) -> tuple[int, int]:
-    """Returns DLPack's (device type, device number) of a queue; (0, 0), which is no DLPack device, for OpenCL-only
-    memory."""
+    """The DLPack (device type, device number) of a queue; (0, 0), which DLPack does not use, for OpenCL-only memory."""
     if runtime.device_info(queue.device).type == "cpu":
         return CPU, 0
     cuda = cuda_of(queue.device)
@@ -311,12 +309,12 @@ def _over_host(queue: cl.CommandQueue, address: int, size: int) -> cl.Buffer:
 
     if not size:
         return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 1)
-    place = np.frombuffer((c_uint8 * size).from_address(address), np.uint8)
-    return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=place)
+    host_bytes = np.frombuffer((c_uint8 * size).from_address(address), np.uint8)
+    return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=host_bytes)
 
 
 def _numpy_dtype(dtype: _Dtype) -> np.dtype:
-    if dtype.lanes == 1 and dtype.code == _BFLOAT and dtype.bits == 16:
+    if dtype.lanes == 1 and dtype.code == _BFLOAT_CODE and dtype.bits == 16:
         return numpy_dtype("bfloat16")
     letters = {code: letter for letter, code in _CODES.items()}
     if dtype.lanes != 1 or dtype.bits % 8 or dtype.code not in letters:
@@ -337,18 +335,18 @@ class _Owner:
 
 
 @_Deleter
-def _delete(place: int) -> None:
+def _delete(address: int) -> None:
     """Called by the consumer when it is done with an exported tensor."""
     with _lock:
-        held = _exports.pop(place, None)
-    del held  # released outside of the lock, because this may give memory back to a pool
+        export = _exports.pop(address, None)
+    del export  # released outside of the lock, because this may give memory back to a pool
 
 
 @_Deleter
 def _forget(capsule: int) -> None:
     """The capsule's destructor: if no consumer took the exported tensor, it is released."""
-    if _python_valid(capsule, _NAME):
-        _delete(_python_pointer(capsule, _NAME))
+    if _python_valid(capsule, _UNUSED_NAME):
+        _delete(_python_pointer(capsule, _UNUSED_NAME))
 
 
 # Function prototypes of this module's own: those of ctypes.pythonapi's attributes are shared by the whole process.

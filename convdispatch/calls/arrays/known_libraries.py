@@ -1,8 +1,8 @@
-"""Arrays of other libraries: their device, address and stream, and new arrays of the same library. Nothing is copied
+"""The libraries whose arrays calls take: PyTorch, CuPy, Numba, and any library with ``__dlpack__``. Nothing is copied
 here.
 
-PyTorch, CuPy and JAX by their own words; anything else with ``__cuda_array_interface__`` (Numba) or ``__dlpack__`` by
-that. A library is asked for by the array's class, once a class; none is imported that the caller has not imported.
+PyTorch and CuPy are used by their own functions, other arrays by ``__cuda_array_interface__`` (Numba) or
+``__dlpack__``. The library of an array's class is cached; no library is imported that the caller has not imported.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from .array_library import Library
 
 _known: dict[type, Library | None] = {}
 BARE = Library()
-"""The library of objects that have ``__dlpack__`` and nothing else; what they hold is brought to a call by
-``capsules``."""
+"""The library of objects that have ``__dlpack__`` and nothing else, which ``accepted`` converts."""
 BARE.name = "an object with __dlpack__"
 
 
 _FROM_ML_DTYPES = ("bfloat", "float8")
-"""How the dtypes begin that NumPy has from the package ml_dtypes alone."""
-_LOST = (
+"""Beginnings of the names of dtypes that NumPy only has from the package ml_dtypes."""
+_GRADIENT_LOST = (
     "conv() records no gradients, and a tensor that it was given requires one: call convdispatch.torch.conv2d (conv1d "
     "to conv_transpose3d), which do, or pass tensor.detach(), or call inside torch.no_grad()"
 )
@@ -45,7 +44,7 @@ class Torch(Library):
         self.torch = torch
         self._names = {getattr(torch, row.array_name): name for name, row in ALL_DTYPES.items()}
         self.streams: dict[tuple[int, int], Stream] = {}
-        """Stream by the device's number and the stream's handle."""
+        """The streams by the device's number and the stream's handle."""
         self.stream_kind = next((kind for kind in KINDS if stream_kind(kind).serves(torch)), "cuda")
         kind = stream_kind(self.stream_kind)
         self.device_type, (self.raw, self.current) = kind.torch_type, kind.torch_functions(torch)
@@ -54,7 +53,7 @@ class Torch(Library):
     def device(self, array: Any) -> int | None:
         """See Library. Raises InvalidArgument for a tensor whose gradient would be lost."""
         if array.requires_grad and self.torch.is_grad_enabled():
-            raise InvalidArgument(_LOST)
+            raise InvalidArgument(_GRADIENT_LOST)
         if array.is_cpu:
             return None
         if array.device.type != self.device_type:
@@ -63,7 +62,7 @@ class Torch(Library):
         return array.get_device()
 
     def places(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        """See Library; only tensors have what is asked first."""
+        """See Library; tensors are checked first by attributes that only tensors have."""
         try:
             for array in given:
                 if array is not None and (array.requires_grad or not array.is_cpu):
@@ -72,10 +71,10 @@ class Torch(Library):
                 return (None,) * len(given)
             if any(array is not None and array.requires_grad for array in given):
                 return super().places(given)
-            found = tuple([None if array is None else array.get_device() for array in given])
+            devices = tuple([None if array is None else array.get_device() for array in given])
         except AttributeError:
             return super().places(given)
-        return super().places(given) if -1 in found else found
+        return super().places(given) if -1 in devices else devices
 
     def pointer(self, array: Any, stream: Stream) -> tuple[int, Any]:
         return (array.data_ptr(), array) if array.is_contiguous() else (0, None)
@@ -88,15 +87,15 @@ class Torch(Library):
 
     def stream(self, array: Any, number: int) -> Stream:
         raw = self.raw(number)
-        found = self.streams.get((number, raw))
-        if found is None:
+        stream = self.streams.get((number, raw))
+        if stream is None:
             allocate = functools.partial(self._allocate, self.torch.device(self.device_type, number))
             place = stream_kind(self.stream_kind).numbered(number)
-            found = self.streams[number, raw] = place.stream(raw, allocate)
-        return found
+            stream = self.streams[number, raw] = place.stream(raw, allocate)
+        return stream
 
     def is_current(self, stream: Stream) -> bool:
-        """See Library. By PyTorch's word: a thread whose context it has not made yet learns so from the launch."""
+        """See Library. Only PyTorch's device number is compared; without a CUDA context the launch itself fails."""
         return bool(self.current() == stream.place.number)
 
     def _allocate(self, device: Any, size: int) -> tuple[int, Any]:
@@ -203,7 +202,7 @@ class CuPy(Library):
 
 
 class Numba(Library):
-    """Numba's device arrays, on the default stream: they name none."""
+    """Numba's device arrays, on the stream of the array or else the default stream."""
 
     name = "numba.cuda.DeviceNDArray"
 
@@ -231,12 +230,12 @@ class Numba(Library):
 
 
 def library_of(kind: type) -> Library | None:
-    """The library of arrays of a class; None for NumPy's, OpenCL's, tensors of this package, and what is no array."""
+    """The library of arrays of a class; None for NumPy's, OpenCL's, this package's tensors, and all other objects."""
     try:
         return _known[kind]
     except KeyError:
-        found = _known[kind] = _find(kind)
-        return found
+        library = _known[kind] = _find(kind)
+        return library
 
 
 def _find(kind: type) -> Library | None:
@@ -246,7 +245,7 @@ def _find(kind: type) -> Library | None:
         or kind.__module__.startswith("pyopencl")
     ):
         return None
-    names = {each.__module__.partition(".")[0] for each in kind.__mro__}
+    names = {base.__module__.partition(".")[0] for base in kind.__mro__}
     if "torch" in names and issubclass(kind, sys.modules["torch"].Tensor):
         return _torch()
     if "cupy" in names and hasattr(kind, "__cuda_array_interface__"):

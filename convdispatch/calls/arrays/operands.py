@@ -1,8 +1,8 @@
 """A call's operands as memory that commands on one queue may use, and the events that those commands wait for.
 
-``read`` and ``write`` turn an array on a device into memory; what must happen first (events that the array carries,
-work on its own queue where that is another, copies made here) is in ``events``. ``finish`` takes the event of the
-call's last command, copies results to where the caller looks, and lets other queues go on. Nothing waits.
+``read`` and ``write`` convert an array on a device to memory. The events that the call must wait for (the array's own,
+work on the array's other queue, copies made here) are in ``events``. ``finish`` takes the event of the call's last
+command, copies results to the caller's arrays, and makes other queues wait for it. The host never waits.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 class Operands:
     """The operands of one call on ``queue``; for in-order and out-of-order queues."""
 
-    __slots__ = ("_after", "_others", "context", "events", "queue")
+    __slots__ = ("_later_steps", "_other_queues", "context", "events", "queue")
 
     def __init__(self, queue: cl.CommandQueue, context: cl.Context) -> None:
         self.queue, self.context = queue, context
         self.events: list[Any] = []
-        self._after: list[Any] = []
+        self._later_steps: list[Any] = []
         """Functions ``step(event) -> event``, called in order once the call's work is enqueued."""
-        self._others: list[Any] = []
+        self._other_queues: list[Any] = []
         """Queues of operands other than the call's queue: their next work waits for the call."""
 
     def read(self, array: Any, strides: Sequence[int]) -> cl.MemoryObject:
-        """Memory that holds the array's values, C-contiguous from its first byte on, once ``events`` are complete.
+        """Memory with the array's values, C-contiguous from its first byte on, once ``events`` are complete.
 
         ``strides`` are those of a contiguous array of its shape. Raises InvalidArgument for a device array of another
         context or with gaps.
@@ -59,7 +59,7 @@ class Operands:
         return self._from_byte(array.base_data, array.offset, array.nbytes, before)
 
     def write(self, array: Any, strides: Sequence[int], keep: bool = False) -> cl.MemoryObject:
-        """Memory for what the call writes to ``array``; ``keep`` brings the present values along."""
+        """Memory for the values that the call writes to ``array``; with ``keep`` it starts with the present values."""
         before = self._before(array, "out")
         if array.strides != strides and not _contiguous(array):
             raise InvalidArgument(
@@ -73,7 +73,7 @@ class Operands:
         else:
             part = runtime.allocate(self.queue, size)
         target, queue = array.base_data, self.queue
-        self._after.append(
+        self._later_steps.append(
             lambda event: runtime.copy(queue, target, part, size, target_offset=offset, wait_for=[event])
         )
         return part
@@ -85,35 +85,35 @@ class Operands:
         return part
 
     def finish(self, event: Any) -> Any:
-        """Enqueue what must follow the call's last command; the event of the last command of all."""
-        for step in self._after:
+        """Enqueue the commands that follow the call's last command; returns the event of the last of all."""
+        for step in self._later_steps:
             event = step(event)
-        if self._others:
+        if self._other_queues:
             self.queue.flush()
-            for other in self._others:
-                runtime.hold(other, event)
+            for queue in self._other_queues:
+                runtime.hold(queue, event)
         return event
 
     def _before(self, array: Any, what: str) -> list[Any]:
-        """The events before which the array's memory must not be touched; they are among ``events`` then."""
+        """The events before which the array's memory must not be used; they are added to ``events``."""
         if array.context is not self.context and array.context != self.context:
             raise InvalidArgument(f"all arrays must be on one context, but {what} is on another than the first")
-        own = array.queue
+        array_queue = array.queue
         before = list(getattr(array, "events", ()))
-        if own is not self.queue and own is not None and own != self.queue:
+        if array_queue is not self.queue and array_queue is not None and array_queue != self.queue:
             if commands_of(self.queue).replayed:
-                own.finish()  # a recording that is replayed cannot wait for events of other queues
+                array_queue.finish()  # a recording that is replayed cannot wait for events of other queues
             else:
                 if isinstance(self.queue, Stream):
-                    runtime.hold(self.queue, own)
+                    runtime.hold(self.queue, array_queue)
                 else:
-                    before.append(runtime.pending(own))
-                self._others.append(own)
+                    before.append(runtime.pending(array_queue))
+                self._other_queues.append(array_queue)
         self.events += before
         return before
 
     def _from_byte(self, memory: cl.MemoryObject, offset: int, size: int, before: list[Any]) -> cl.MemoryObject:
-        """A buffer that begins ``offset`` bytes into ``memory``: a part of it where aligned, else a copy."""
+        """A buffer that begins ``offset`` bytes into ``memory``: a part of it if that is aligned, else a copy."""
         if offset == 0:
             return memory
         if offset % runtime.device_info(self.queue.device).buffer_alignment == 0:
@@ -149,8 +149,7 @@ def host_memory(array: np.ndarray) -> HostMemory:
 
 
 def address(array: Any) -> int:
-    """The address of a NumPy array that kernels can read in place; 0 for one that they cannot, and for other
-    objects."""
+    """The address of a NumPy array that kernels can read in place; 0 for other arrays and objects."""
     try:
         flags = array.flags
         if flags.carray:
@@ -165,21 +164,21 @@ def address(array: Any) -> int:
 
 
 def elements_overlap(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
-    """Whether two elements of one array share a byte, as those of a broadcast view do; strides are in bytes."""
+    """Whether two elements of one array share a byte, as in a broadcast view; strides are in bytes."""
     axes = sorted((abs(step), size) for size, step in zip(shape, strides, strict=True) if size > 1)
     count = math.prod(shape)
-    reach, apart = itemsize, True
+    extent, separate = itemsize, True
     for step, size in axes:
-        apart = apart and step >= reach
-        reach += step * (size - 1)
-    if apart or not count:
+        separate = separate and step >= extent
+        extent += step * (size - 1)
+    if separate or not count:
         return False
-    if reach < count * itemsize:
+    if extent < count * itemsize:
         return True
-    places = np.zeros(1, np.int64)
+    offsets = np.zeros(1, np.int64)
     for step, size in axes:
-        places = np.add.outer(places, np.arange(size) * step).ravel()
-    return bool((np.diff(np.sort(places)) < itemsize).any())
+        offsets = np.add.outer(offsets, np.arange(size) * step).ravel()
+    return bool((np.diff(np.sort(offsets)) < itemsize).any())
 
 
 def check_written(array: np.ndarray, name: str = "out") -> None:
@@ -199,8 +198,8 @@ def overlaps(out: Any, array: Any) -> bool:
         array = array.array
     if isinstance(array, np.ndarray):
         return False
-    one, other = out.base_data, array.base_data
-    if one is not other and getattr(one, "int_ptr", 1) != getattr(other, "int_ptr", 2):
+    written, read = out.base_data, array.base_data
+    if written is not read and getattr(written, "int_ptr", 1) != getattr(read, "int_ptr", 2):
         return False
     return out.offset < array.offset + array.nbytes and array.offset < out.offset + out.nbytes
 

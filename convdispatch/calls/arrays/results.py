@@ -1,4 +1,4 @@
-"""New arrays for results on a device, of the caller's class; what is the same for all of a call is worked out once."""
+"""Creates arrays for results on a device, of the caller's class; what all results of a call share is computed once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...device.memory import allocator as memory
 
 
 def maker_of(kind: type, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> Any:
-    """``make(queue, like)``: an uninitialised C-contiguous array of class ``kind``; sizes are worked out once."""
+    """Returns ``make(queue, like)``, which creates an uninitialised C-contiguous array of class ``kind``."""
     count = math.prod(shape)
     new = object.__new__
     if hasattr(kind, "empty"):  # `kind` is Tensor or a subclass such as Parameter; a result is a plain Tensor
@@ -23,12 +23,12 @@ def maker_of(kind: type, shape: tuple[int, ...], strides: tuple[int, ...], dtype
 
         def tensor(queue: Any, like: Any) -> Any:
             nonlocal last
-            known, give = last
-            if known is not queue or thread.capturing is not None:
+            last_queue, allocate = last
+            if last_queue is not queue or thread.capturing is not None:
                 if isinstance(queue, Commands) or thread.capturing is not None:
                     return base(runtime.allocate(queue, nbytes), shape, dtype, queue, strides)
-                _, give = last = queue, memory.taker(queue, nbytes)
-            return base(give(), shape, dtype, queue, strides)
+                _, allocate = last = queue, memory.taker(queue, nbytes)
+            return base(allocate(), shape, dtype, queue, strides)
 
         return tensor
     size = max(1, count * dtype.itemsize)
@@ -38,28 +38,28 @@ def maker_of(kind: type, shape: tuple[int, ...], strides: tuple[int, ...], dtype
     def make(queue: Any, like: Any) -> Any:
         nonlocal state
         allocator = like.allocator
-        known, same, give, fields = state
-        if known is queue and same is allocator:
-            # Copying the first result's fields is quicker: the array's constructor takes as long as the whole call.
-            made = new(kind)
+        last_queue, last_allocator, allocate, fields = state
+        if last_queue is queue and last_allocator is allocator:
+            # Copying the first result's fields is faster: the array's constructor takes as long as the whole call.
+            array = new(kind)
             fields = fields.copy()
-            fields["base_data"], fields["events"] = give(), []
-            made.__dict__ = fields
-            return made
-        # Without an allocator of the caller's, the queue's pool gives memory: the driver's costs a page fault per 4 KB.
-        give = memory.taker(queue, size)
+            fields["base_data"], fields["events"] = allocate(), []
+            array.__dict__ = fields
+            return array
+        # Without the caller's allocator, memory is from the queue's pool: the driver's costs a page fault per 4 KB.
+        allocate = memory.taker(queue, size)
         if allocator:
-            give = functools.partial(memory.with_room, queue.device, functools.partial(allocator, size))
-        block = give()
-        given = {"allocator": allocator, "data": block, "strides": strides}
+            allocate = functools.partial(memory.with_room, queue.device, functools.partial(allocator, size))
+        block = allocate()
+        arguments = {"allocator": allocator, "data": block, "strides": strides}
         try:  # _fast=True skips the constructor's checks, which take six times as long
-            made = kind(queue, shape, dtype, **given, _fast=True, _size=count, _context=like.context, _queue=queue)
+            array = kind(queue, shape, dtype, **arguments, _fast=True, _size=count, _context=like.context, _queue=queue)
         except TypeError:  # a pyopencl whose constructor has no _fast, or a subclass that does not take it
-            return kind(queue, shape, dtype, **given)
-        found = dict(vars(made))
-        mutable = {name for name, value in found.items() if isinstance(value, list | dict | set)}
-        if kind.__module__ == "pyopencl.array" and found.pop("base_data", None) is block and mutable == {"events"}:
-            state = queue, allocator, give, found
-        return made
+            return kind(queue, shape, dtype, **arguments)
+        values = dict(vars(array))
+        mutable = {name for name, value in values.items() if isinstance(value, list | dict | set)}
+        if kind.__module__ == "pyopencl.array" and values.pop("base_data", None) is block and mutable == {"events"}:
+            state = queue, allocator, allocate, values
+        return array
 
     return make

@@ -1,6 +1,6 @@
-"""Arrays on a device with streams as a call sees them: addresses, new results, the caller's stream.
+"""Arrays on a device with streams, as operands and results of a call: addresses, new results, the caller's stream.
 
-A library's arrays are here; PyTorch's operators, whose tensors have memory formats, have theirs in
+A library's arrays are here; those of PyTorch's operators, whose tensors have memory formats, are in
 ``torch/eager/stream_tensors``.
 """
 
@@ -33,17 +33,17 @@ class StreamArrays:
         self.is_current, self.copies = library.is_current, library.copies
         self.finished, self.keep = library.finished, library.keep
 
-    def stream(self, lead: Any) -> Stream:
+    def stream(self, input1: Any) -> Stream:
         """The caller's current stream."""
-        return self.library.stream(lead, self.device)
+        return self.library.stream(input1, self.device)
 
-    def allocate(self, lead: Any, stream: Stream) -> Any:
-        """A new result on the device of ``lead``."""
+    def allocate(self, input1: Any, stream: Stream) -> Any:
+        """A new result on the device of ``input1``."""
         forbid_when_frozen("allocate the result (pass out=)")
-        return self.library.empty(self.shape, lead, stream, self._other_dtype)
+        return self.library.empty(self.shape, input1, stream, self._other_dtype)
 
     def is_result(self, out: Any) -> bool:
-        """Whether an array is one that a call may write."""
+        """Whether a call may write its result to an array."""
         library = self.library
         return out.shape == self.shape and not library.immutable and library.dtype(out) == self._dtype
 
@@ -54,29 +54,29 @@ class StreamArrays:
         check(tuple(out.shape), self.library.dtype(out), self._dtype)
 
     def addresses(self, operands: Sequence[Any], bias: Any, residual: Any, stream: Stream) -> list[int] | None:
-        """The addresses of x, w, y, bias and residual, 0 for a missing one; None where kernels cannot read one in
+        """The addresses of x, w, y, bias and residual, 0 for a missing one; None if kernels cannot read x, w or y in
         place."""
-        found = self.library.pointers(operands, stream)
+        pointers = self.library.pointers(operands, stream)
         for each in (bias, residual):
             if each is None:
-                found.append(0)
+                pointers.append(0)
             elif type(each) is Constant:  # the bias of a quantized convolution is its table, a Constant
-                found.append(each.on_device(stream).address)  # type: ignore[arg-type, attr-defined]
+                pointers.append(each.on_device(stream).address)  # type: ignore[arg-type, attr-defined]
             else:
-                found.append(self.library.pointer(each, stream)[0] or 1)
-        return found if found[0] and found[1] and found[2] else None
+                pointers.append(self.library.pointer(each, stream)[0] or 1)
+        return pointers if pointers[0] and pointers[1] and pointers[2] else None
 
     def memory(self, array: Any, stream: Stream, size: int, out: bool = False, of_bias: bool = False) -> StreamMemory:
-        """An array's memory, or that of a copy in the stream's order: contiguous, and aligned as vector loads ask."""
+        """The memory of an array, or of its copy in the stream's order: contiguous, and aligned for vector loads."""
         library = self.library
         address, held = library.pointer(array, stream)
         if not address:
             if out and not library.contiguous(array):
                 raise InvalidArgument(f"out must be contiguous, got one of shape {tuple(array.shape)} with gaps")
             address, held = library.address(array if library.contiguous(array) else library.compact(array), stream)
-        found = StreamMemory(address, size, held)
+        region = StreamMemory(address, size, held)
         if out or address % ALIGNMENT == 0:
-            return found
+            return region
         aligned = stream.allocate(size)
-        stream.copy(aligned, found, size)
+        stream.copy(aligned, region, size)
         return aligned

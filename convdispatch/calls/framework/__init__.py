@@ -1,10 +1,10 @@
-"""What any framework's door needs. Nothing here knows a framework: a door (``convdispatch/torch``,
-``convdispatch/jax``) has its registration, its streams and its gradients.
+"""The common part of the integrations into frameworks (``convdispatch/torch``, ``convdispatch/jax``), which themselves
+have the registration, streams and gradients. Nothing here depends on a framework.
 
 - ``autotune``: measures candidates in the background.
-- ``enabled``: what a door's ``enable`` returns.
-- ``fallback``: the reason why a call is the framework's own kernel's.
+- ``enabled``: the object that an integration's ``enable`` returns.
+- ``fallback``: the reason why the framework's own kernel computes a call.
 - ``host``: the OpenCL device that is a framework's CPU.
-- ``sizes``: which calls on a CPU wait for their kernel.
-- ``tiers``: the framework's kernel runs until ours is compiled.
+- ``sizes``: decides which calls on a CPU wait for their kernel.
+- ``tiers``: runs the framework's kernel until ours is compiled.
 """

@@ -1,11 +1,10 @@
-"""What could compute a problem is measured in the background, as ``torch.backends.cudnn.benchmark`` asks for.
+"""Measures a problem's candidates in the background, as ``torch.backends.cudnn.benchmark`` requests.
 
-A child process measures, one problem at a time, each within ``PROBLEM_MS`` and all within
-``CONVDISPATCH_TORCH_FIND_MS`` a process, and only while no calls come: it begins after ``QUIET_S`` without any, and
-is ended by the next one, after which it waits for twice as long a pause: in a loop with short ones it soon waits for
-good. A problem that calls have kept from being measured ``TRIES`` times keeps its choice. What runs now is measured
-first and in turns with its rivals; one that is clearly faster is compiled here and taken by calls, with what is found
-beside it. Captures see nothing of all this.
+A child process measures one problem at a time, each within ``PROBLEM_MS`` and all within
+``CONVDISPATCH_TORCH_FIND_MS`` a process, and only while no calls come: a search begins after ``QUIET_S`` without calls,
+and the next call ends it, after which the next search waits for twice the pause. A problem whose search was ended
+``TRIES`` times keeps its choice. The present solver is measured first, and in turns with the others; a candidate that
+is clearly faster is compiled in this process, and later calls use it. Nothing changes while a stream is captured.
 """
 
 from __future__ import annotations
@@ -35,23 +34,27 @@ from ...selection.records.perfdb import perfdb, scope_of
 from ...selection.records.record import Record, choice_text
 
 PROBLEM_MS = 1000.0
+"""The most milliseconds of one problem's search."""
 QUIET_S = 0.1
 """Seconds without a call after which measuring begins."""
 MOST_QUIET_S = 2.0
-"""The longest pause that is waited for: most searches end in so long a one."""
+"""The longest pause without calls that a search waits for; most searches end within a pause of this length."""
 POLL_S = 0.002
 """The most seconds for which a search and a new call share the device, before the search is ended."""
 TRIES = 3
+"""The most searches of one problem, if calls end them."""
 ADOPT_S = 30.0
 """The most seconds that a finished plan waits for others, so that calls adopt them together."""
 IDLE_S = 10.0
-"""Seconds without a problem after which the child ends: on a GPU it holds a context."""
-START_S, LEAST_S = 180.0, 120.0
-"""The most seconds that a child process may take to start, and that a search may take beyond its budget."""
+"""Seconds without a problem after which the child ends, because it holds a context on a GPU."""
+START_S = 180.0
+"""The most seconds that a child process may take to start."""
+LEAST_S = 120.0
+"""The most seconds that a search may take beyond its budget."""
 
 
 @dataclass
-class _Wanted:
+class _Request:
     problem: ConvProblem
     device: Any
     policy: Policy
@@ -60,10 +63,10 @@ class _Wanted:
 
 
 _considered: set[Any] = set()
-_waiting: queue.SimpleQueue[_Wanted] = queue.SimpleQueue()
+_requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
 _lock = threading.Lock()
 _switching = threading.Lock()
-"""This lock is held while a plan is made in this process; a capture begins only when it is free."""
+"""This lock is held while this process compiles a plan; a capture begins only when it is free."""
 _capturing = 0
 _spent = 0.0
 _busy = 0
@@ -72,18 +75,18 @@ _pause = QUIET_S
 _last = 0.0
 """The time of the last call, by ``time.monotonic``."""
 _count: Callable[[], Any] = int
-_counted: Any = None
+_last_count: Any = None
 _thread: threading.Thread | None = None
-_made: list[tuple[float, ConvProblem, Any, Policy, Prepared]] = []
-"""Plans that calls are to use, and when each was made; used by the background thread alone."""
+_compiled: list[tuple[float, ConvProblem, Any, Policy, Prepared]] = []
+"""The plans that calls will use, and the time of each; only the background thread uses the list."""
 
 
 def consider(
     problem: ConvProblem, device: Any, chosen: Policy, prepared: Prepared, unless: Callable[[], bool] = bool
 ) -> None:
-    """A call was made: nothing is measured now, but this problem some time, if it was not asked for before.
+    """Note a call: no search runs now, and its problem will be measured if it is new.
 
-    ``unless()`` keeps a new problem from it: what one rank of several measures, others would not run.
+    A problem is never measured if ``unless()`` is true, for example for one rank of several, which must agree.
     """
     global _thread, _busy, _last
     _last = time.monotonic()
@@ -97,19 +100,19 @@ def consider(
         if unless():
             return
         _busy += 1
-        _waiting.put(_Wanted(problem, device, chosen, choice_text(prepared.solver.name, prepared.config)))
+        _requests.put(_Request(problem, device, chosen, choice_text(prepared.solver.name, prepared.config)))
         if _thread is None:
             _thread = threading.Thread(target=_work, name="convdispatch-find", daemon=True)
             _thread.start()
 
 
 def pending() -> int:
-    """Problems that wait to be measured, or are."""
+    """The number of problems that wait to be measured or are being measured."""
     return _busy
 
 
 def drain(timeout: float) -> bool:
-    """Wait until everything that was asked for is measured; False after ``timeout`` seconds."""
+    """Wait until all requested problems are measured; returns False after ``timeout`` seconds."""
     end = time.monotonic() + timeout
     while _busy and time.monotonic() < end:
         time.sleep(0.02)
@@ -117,9 +120,9 @@ def drain(timeout: float) -> bool:
 
 
 def capture_begins() -> None:
-    """The commands of a stream are being captured: nothing is measured, and no plan is made, until all captures end.
+    """Note that a stream's commands are captured: until all captures end, nothing is measured and no plan compiled.
 
-    Waits for a plan that is being made.
+    Waits for a plan that is being compiled.
     """
     global _capturing
     with _switching:
@@ -127,7 +130,7 @@ def capture_begins() -> None:
 
 
 def capture_ends() -> None:
-    """Ends what ``capture_begins`` began: measuring and planning go on when no capture is left."""
+    """Note the end of a capture: measuring and compiling go on when no capture is left."""
     global _capturing
     _capturing = max(0, _capturing - 1)
 
@@ -146,22 +149,22 @@ def _work() -> None:
     children: dict[str, Child] = {}
     while True:
         try:
-            wanted = _waiting.get(timeout=IDLE_S if children else None)
+            request = _requests.get(timeout=IDLE_S if children else None)
         except queue.Empty:
             _end(children)
             continue
-        again = False
+        retries = False
         try:
             with background.at_work():
-                again = not _measured(wanted, children) and wanted.tries < TRIES
-                if _made and ((_waiting.empty() and not again) or time.monotonic() - _made[0][0] > ADOPT_S):
+                retries = not _measured(request, children) and request.tries < TRIES
+                if _compiled and ((_requests.empty() and not retries) or time.monotonic() - _compiled[0][0] > ADOPT_S):
                     _adopt()
         except (ConvDispatchError, OSError) as error:
-            message = f"{wanted.problem} was not measured in the background: {error}"
+            message = f"{request.problem} was not measured in the background: {error}"
             warnings.warn(message, ConvDispatchWarning, stacklevel=1)
         finally:
-            if again:
-                _waiting.put(wanted)
+            if retries:
+                _requests.put(request)
             else:
                 with _lock:
                     _busy -= 1
@@ -173,8 +176,9 @@ def _end(children: dict[str, Child], only_halted: bool = False) -> None:
             children.pop(address).close()
 
 
-def _give_way(children: dict[str, Child]) -> None:
-    """A call came: children stop now, and end in the next pause; what would outlast this process ends now."""
+def _halt_children(children: dict[str, Child]) -> None:
+    """Halt the children because a call came, to be ended in the next pause; kill those that would outlive this
+    process."""
     for child in children.values():
         if child.may_halt:
             child.halt()
@@ -183,42 +187,41 @@ def _give_way(children: dict[str, Child]) -> None:
             child.halted = True
 
 
-def _measured(wanted: _Wanted, children: dict[str, Child]) -> bool:
-    """Whether that is done: measured, or known, or beyond the time; False where a call came in between."""
+def _measured(request: _Request, children: dict[str, Child]) -> bool:
+    """Whether a request is finished: measured, not needed, or beyond the budget; False if a call ended the search."""
     global _spent, _pause
-    chosen = Policy(**wanted.policy.promises).selection
+    chosen = Policy(**request.policy.promises).selection
     _until_quiet(_pause)
     _end(children, only_halted=True)
-    info, left = runtime.device_info(wanted.device), settings.TORCH_FIND_MS.value() - _spent
-    if left <= 0 or why_find(wanted.problem, info, chosen, budget_ms=None) is None:
+    info, budget_ms = runtime.device_info(request.device), settings.TORCH_FIND_MS.value() - _spent
+    if budget_ms <= 0 or why_find(request.problem, info, chosen, budget_ms=None) is None:
         return True
-    begin, wanted.tries = time.monotonic(), wanted.tries + 1
+    begin, request.tries = time.monotonic(), request.tries + 1
     try:
-        said = _searched(wanted, children, min(PROBLEM_MS, left))
+        answer = _searched(request, children, min(PROBLEM_MS, budget_ms))
     finally:
         _spent += 1e3 * (time.monotonic() - begin)
-    if said is None:
-        _give_way(children)
+    if answer is None:
+        _halt_children(children)
         _pause = min(2 * _pause, MOST_QUIET_S)
         return False
-    _take(wanted, info, chosen, said)
+    _record_and_compile(request, info, chosen, answer)
     return True
 
 
-def _searched(wanted: _Wanted, children: dict[str, Child], budget_ms: float) -> dict[str, Any] | None:
-    """The child process's measurements of a problem; None where a call came first, also while the child was
-    starting."""
-    address = runtime.address(wanted.device)
+def _searched(request: _Request, children: dict[str, Child], budget_ms: float) -> dict[str, Any] | None:
+    """The child process's measurements of a problem; None if a call came first, or while the child was starting."""
+    address = runtime.address(request.device)
     try:
         if address not in children:
             children[address] = Child(aside.MODULE, {"device": address}, background=True)
-            ready = _heard(children[address], START_S)
+            ready = _answer(children[address], START_S)
             if ready is None:
                 return None
             children[address].may_halt = ready.get("may_halt", False)
-        question = {"problem": str(wanted.problem), "incumbent": wanted.incumbent, "budget_ms": budget_ms}
-        children[address].say(question | {"promises": wanted.policy.promises})
-        return _heard(children[address], LEAST_S + 3e-3 * budget_ms)
+        question = {"problem": str(request.problem), "incumbent": request.incumbent, "budget_ms": budget_ms}
+        children[address].say(question | {"promises": request.policy.promises})
+        return _answer(children[address], LEAST_S + 3e-3 * budget_ms)
     except ConvDispatchError:
         children.pop(address).close()
         raise
@@ -236,11 +239,11 @@ def _out_of_captures() -> Iterator[None]:
 
 
 def _last_call() -> float:
-    """The time of the last call; calls of the native path are noticed by their count only."""
-    global _last, _counted
-    found = _count()
-    if found != _counted:
-        _counted, _last = found, max(_last, time.monotonic())
+    """The time of the last call; calls of the native path are noticed when their count changes."""
+    global _last, _last_count
+    count = _count()
+    if count != _last_count:
+        _last_count, _last = count, max(_last, time.monotonic())
     return _last
 
 
@@ -249,42 +252,42 @@ def _until_quiet(pause: float = QUIET_S) -> None:
         time.sleep(QUIET_S / 4)
 
 
-def _heard(child: Child, seconds: float) -> dict[str, Any] | None:
-    """The child process's answer; None where a call came first. Raises ConvDispatchError for one that ended or is
-    silent."""
+def _answer(child: Child, seconds: float) -> dict[str, Any] | None:
+    """The child process's answer; None if a call came first. Raises ConvDispatchError for a child that has ended or
+    does not answer."""
     begin = time.monotonic()
     while time.monotonic() - begin < seconds:
         try:
-            said = child.hear(POLL_S)
+            answer = child.hear(POLL_S)
         except Silent:
             if _last_call() > begin or _capturing:
                 return None
             continue
-        if said is None:
+        if answer is None:
             raise ConvDispatchError(f"the process that measures was lost: {child.how_it_ended()}")
-        return said
+        return answer
     raise ConvDispatchError(f"the process that measures said nothing for {seconds:g} s")
 
 
-def _take(wanted: _Wanted, info: Any, chosen: Policy, said: dict[str, Any]) -> None:
-    """Record what a child measured; where something else is to run now, make its plan before calls look for it."""
-    for solver, (fingerprint, what) in said["unsound"].items():
-        verdicts.note(wanted.problem, info, solver, fingerprint, what)
-    if said["records"]:
-        perfdb().record(*map(Record.from_json, said["records"]), scope=scope_of(chosen))
+def _record_and_compile(request: _Request, info: Any, chosen: Policy, answer: dict[str, Any]) -> None:
+    """Record a child's measurements; if they change the choice, compile the new plan before calls need it."""
+    for solver, (fingerprint, what) in answer["unsound"].items():
+        verdicts.note(request.problem, info, solver, fingerprint, what)
+    if answer["records"]:
+        perfdb().record(*map(Record.from_json, answer["records"]), scope=scope_of(chosen))
     with policy(**chosen.promises):
-        first = ranking.rank(wanted.problem, info, chosen)[0]
-        if choice_text(first.solver.name, first.config) == wanted.incumbent:
+        best = ranking.rank(request.problem, info, chosen)[0]
+        if choice_text(best.solver.name, best.config) == request.incumbent:
             return
-        context = runtime.context(wanted.device)
+        context = runtime.context(request.device)
         with _out_of_captures():
-            made = dispatch.make(first.solver, first.config, wanted.problem, context, chosen, first)
-            _made.append((time.monotonic(), wanted.problem, context, wanted.policy, made))
+            prepared = dispatch.make(best.solver, best.config, request.problem, context, chosen, best)
+            _compiled.append((time.monotonic(), request.problem, context, request.policy, prepared))
 
 
 def _adopt() -> None:
-    """Put all plans that were made into use together: the next calls are built anew, those of other layers too."""
+    """Put all compiled plans into use together, because each change rebuilds the next calls of all layers."""
     with _out_of_captures():
-        for _, problem, context, chosen, made in _made:
-            dispatch.adopt(problem, context, chosen, made)
-    _made.clear()
+        for _, problem, context, chosen, prepared in _compiled:
+            dispatch.adopt(problem, context, chosen, prepared)
+    _compiled.clear()

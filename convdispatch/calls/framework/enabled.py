@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 
 class Enabled:
-    """The object that ``enable`` returns: already in force; used as a context manager, it ends with the block."""
+    """The object that ``enable`` returns. The integration is enabled already; as a context manager, it is disabled at
+    the end of the block."""
 
     def __init__(self, restore: Callable[[], None]) -> None:
-        """``restore()`` puts in force what was before."""
+        """``restore()`` restores the state before ``enable``."""
         self._restore = restore
 
     def __enter__(self) -> Enabled:

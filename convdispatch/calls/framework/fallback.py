@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 
 class Fallback(Exception):
-    """Leaves the call to the framework's own kernel; the text says why. ``lasting`` where each such call will be.
+    """Leaves the call to the framework's own kernel; the message is the reason. ``lasting``: all such calls are left.
 
-    ``again(operator)``, where it is given, is asked before each further call like it: whether that is the framework's
-    too, and then it is counted.
+    ``again(operator)`` is called before each further call like it: it returns whether that call is left to the
+    framework too, and then counts it.
     """
 
     def __init__(self, reason: str, lasting: bool = True, again: Callable[[str], bool] | None = None) -> None:

@@ -15,21 +15,21 @@ from .fallback import Fallback
 
 @functools.lru_cache(maxsize=2)
 def cpu_device(pointers: bool = False) -> cl.Device:
-    """The OpenCL device that is the CPU, and takes ``pointers``: the default one if it does, else one that shares
-    memory with the host.
+    """The OpenCL device that is the CPU, and with ``pointers`` takes host pointers: preferably the default device, then
+    one that shares memory with the host.
 
     Raises Fallback, with what to install.
     """
     shares = host_memory.has_system_svm
     try:
-        default, found = runtime.default_device(), []
-        for each in runtime.devices():
-            info = runtime.device_info(each)
-            if info.type == "cpu" and (each == default or info.vendor != "oclgrind"):
-                found.append(each)
-        for each in sorted(found, key=lambda d: (d != default, not shares(d))):
-            if (shares(each) or not pointers) and runtime.probe(each) is None:
-                return each
+        default, cpus = runtime.default_device(), []
+        for device in runtime.devices():
+            info = runtime.device_info(device)
+            if info.type == "cpu" and (device == default or info.vendor != "oclgrind"):
+                cpus.append(device)
+        for device in sorted(cpus, key=lambda d: (d != default, not shares(d))):
+            if (shares(device) or not pointers) and runtime.probe(device) is None:
+                return device
     except NoDevice as error:
         raise Fallback(f"no OpenCL device: {str(error).splitlines()[0]}") from None
     what = "is the CPU and takes pointers" if pointers else "is the CPU"

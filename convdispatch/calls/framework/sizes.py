@@ -1,8 +1,9 @@
-"""Which calls wait for their kernel on a CPU: a layer's first sizes do, further ones are the framework's at first.
+"""Decides which calls on a CPU wait for their kernel: those of a layer's first sizes; further ones start with the
+framework's kernel.
 
-A net whose inputs have one size gets its kernels at once. Where sizes vary, as in speech, text and detection, most of
-them come once or twice, and compiling for each would take longer than all of its calls: there a size is compiled, in
-the background, when it was met ``MEETINGS`` times.
+A net whose inputs have one size gets its kernels at once. If sizes vary, as in speech, text and detection, most of them
+come once or twice, and compiling for each would take longer than all of its calls: then a size is compiled in the
+background when it has come ``MEETINGS`` times.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ MEETINGS = 3
 """The number of calls of a further size after which its kernel is compiled, because the size will probably return."""
 FIRST_SIZES = 16
 """The most sizes of similar layers whose calls wait for their kernel: a net has such layers at several resolutions,
-each with weights of its own. Weights that are computed anew for each call, as weight norm's, are told from these by
-this number alone."""
+each with its own weights. Weights that each call computes anew, as weight norm does, also look like new layers; this
+limit stops their calls from waiting."""
 REMEMBERED = 4096
-"""The number of layers, and of sizes, that are remembered."""
+"""The most layers, and the most sizes, that are remembered."""
 
 
 class _Layer:
-    """Layers alike: hashes of the sizes that waited, and by id of weights whether these are there still."""
+    """Similar layers: the hashes of the sizes that waited, and by the id of weights whether they are still alive."""
 
     def __init__(self) -> None:
         self.first: set[int] = set()
         self.weights: dict[int, Callable[[], bool]] = {}
         self.prepared = False
-        """Whether some sizes were compiled before their first call, so that a caller must not count sizes by itself."""
+        """Whether some sizes were compiled before their first call, so that a caller must ask here about each size."""
 
 
 class Sizes:
-    """The layers and sizes that were encountered so far. Safe from several threads."""
+    """The layers and sizes that have come so far. Safe from several threads."""
 
     def __init__(self) -> None:
         self._layers: OrderedDict[Hashable, _Layer] = OrderedDict()
@@ -40,22 +41,22 @@ class Sizes:
         self._lock = threading.Lock()
 
     def is_first(self, layer: Hashable, size: Hashable, weights: int, alive: Callable[[], bool]) -> bool:
-        """Whether a call waits for its kernel: the first size of these weights, or one that waited before.
+        """Whether a call waits for its kernel: for the first size of these weights, or a size that waited before.
 
-        ``layer`` is what layers alike have in common, ``weights`` an id, which ``alive()`` says is still theirs.
+        ``layer`` is a key that similar layers share, ``weights`` the id of the weights, ``alive()`` whether they live.
         """
         with self._lock:
-            known, number = self._layers.setdefault(layer, _Layer()), hash(size)
+            similar, number = self._layers.setdefault(layer, _Layer()), hash(size)
             self._layers.move_to_end(layer)
             if len(self._layers) > REMEMBERED:
                 self._layers.popitem(last=False)
-            seen = known.weights.get(weights)
-            first = number in known.first or (len(known.first) < FIRST_SIZES and (seen is None or not seen()))
+            living = similar.weights.get(weights)
+            first = number in similar.first or (len(similar.first) < FIRST_SIZES and (living is None or not living()))
             if first:
-                known.first.add(number)
-                if len(known.weights) >= REMEMBERED:
-                    known.weights = {key: each for key, each in known.weights.items() if each()}
-                known.weights[weights] = alive
+                similar.first.add(number)
+                if len(similar.weights) >= REMEMBERED:
+                    similar.weights = {key: each for key, each in similar.weights.items() if each()}
+                similar.weights[weights] = alive
             return first
 
     def prepare(self, layer: Hashable) -> None:
@@ -65,11 +66,11 @@ class Sizes:
 
     def is_prepared(self, layer: Hashable) -> bool:
         """Whether ``prepare`` was called for this layer."""
-        found = self._layers.get(layer)
-        return found is not None and found.prepared
+        similar = self._layers.get(layer)
+        return similar is not None and similar.prepared
 
     def met(self, size: Hashable) -> int:
-        """How often a further size was encountered, this call included."""
+        """Count a call of a further size; returns how often that size has come."""
         with self._lock:
             number = hash(size)
             count = self._met[number] = self._met.pop(number, 0) + 1

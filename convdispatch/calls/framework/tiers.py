@@ -1,12 +1,12 @@
-"""Tiers: a framework's own kernel answers a problem's first calls; ours takes over once it is compiled.
+"""Tiers: a framework's own kernel computes a problem's first calls; ours takes over once it is compiled.
 
-A compiler with tiers answers at once and gets faster as it goes; so does ``enable()``. On CUDA a new problem is planned
-within its call while that is short in all: a burst of new problems may take ``BURST_S``. Further ones go to child
-processes, and their calls to the framework's kernel, counted as ``compiling``. Once a child has planned a problem, a
-later call loads the plan and keeps it. A capture waits for everything before it begins; nothing changes tier inside.
+On CUDA a new problem is planned within its call, as long as a burst of new problems takes at most ``BURST_S``. Further
+problems go to child processes, and their calls to the framework's kernel, counted as ``compiling``. Once a child has
+planned a problem, a later call loads the plan. A capture waits for everything before it begins; no call changes its
+tier inside.
 
-On a CPU a layer's first sizes wait (``sizes``). A further one that was met often enough is planned aside, a few at a
-time and at the lowest priority: the processors that compile are those that compute.
+On a CPU a layer's first sizes wait (``sizes``). A further size that has come often enough is planned in the background,
+a few at a time and at the lowest priority, because the processors that compile are those that compute.
 """
 
 from __future__ import annotations
@@ -37,40 +37,40 @@ BURST_S = 0.3
 LULL_S = 0.25
 """Seconds without a new problem, after which the next one begins a burst."""
 LOAD_SHARE = 0.5
-"""Most of the wall time that loading of plans takes from calls while problems are pending."""
+"""The largest share of the wall time that calls spend on loading plans while problems are pending."""
 HOST_LOAD_SHARE = 0.1
-"""The same on a CPU, where calls are short and loading a plan takes some milliseconds."""
+"""As LOAD_SHARE, on a CPU, where calls are short and loading a plan takes some milliseconds."""
 HOST_LOAD_S = 0.05
 """Seconds of loading that a CPU's calls may save up."""
-MOST_ASIDE = 8
+MAX_WAITING = 8
 """The most problems of a CPU that wait for a child process; a further one is requested when its size returns."""
 MOST_PENDING = 64
-"""The most problems of a CPU that child processes planned and that are not loaded, as their sizes have not returned."""
-_FLOPS, _BYTES = 20e12, 2e12
+"""The most problems of a CPU that are planned but not loaded, because their sizes have not come again."""
+_GPU_FLOPS, _GPU_BANDWIDTH = 20e12, 2e12
 """Rough operations and bytes per second of a GPU: only their ratio affects the order in which problems are planned."""
 
 
 @dataclass
 class Framework:
-    """The functions of a framework that tiers call."""
+    """The functions of a framework that this module calls."""
 
     capturing: Callable[[], bool]
     """Whether a stream's commands are being captured, during which no call changes its tier."""
     several: Callable[[], bool]
-    """Whether this process is one of several that take the same decisions: calls wait, so that all run the same."""
+    """Whether this process is one of several that must choose alike: then calls wait, so that all run the same."""
     count: Callable[[], None]
     """Counts a call that the framework's own kernel computes while ours is being compiled."""
 
 
 class Compiling(Fallback):
-    """The call is the framework's own kernel's, until the specialised one is there."""
+    """The framework's own kernel computes the call, because the specialised one is not compiled yet."""
 
     def __init__(self, again: Callable[[str], bool] | None = None) -> None:
         super().__init__("its kernels are being compiled in the background", lasting=False, again=again)
 
 
 class _Allowance:
-    """Seconds that bursts of new problems, and loading of plans, have taken within calls. Used under ``_lock``."""
+    """The seconds that bursts of new problems and loading of plans have taken within calls. Callers hold ``_lock``."""
 
     def __init__(self) -> None:
         self.burst, self.last, self.loaded, self.since = 0.0, 0.0, 0.0, 0.0
@@ -88,12 +88,12 @@ class _Allowance:
         return self.loaded < LOAD_SHARE * (now - self.since) + 0.05
 
     def note_load(self, seconds: float) -> None:
-        """A call loaded a plan."""
+        """Note that a call spent this time on loading a plan."""
         self.loaded += seconds
 
 
 class _HostAllowance:
-    """On a CPU, loading of plans may take a fixed share of the calls' time. Used under ``_lock``."""
+    """On a CPU, loading plans may take a fixed share of the calls' time. Callers hold ``_lock``."""
 
     def __init__(self) -> None:
         self.saved, self.last = HOST_LOAD_S, 0.0
@@ -121,7 +121,7 @@ def waits(policy: Policy, on_cuda: bool, framework: Framework) -> bool:
 
 
 def by_size(policy: Policy, framework: Framework) -> bool:
-    """Whether a first call on a CPU waits depending on its size: the caller asked for no tier, solver or promise."""
+    """Whether ``sizes`` decides if a first call on a CPU waits: the caller has set no tier, solver or promise."""
     return _tier() is None and policy.solver is None and not _promised(policy, framework)
 
 
@@ -135,9 +135,9 @@ def _promised(policy: Policy, framework: Framework) -> bool:
 
 
 class Pending:
-    """A problem whose plan is made in a child process: ``resolved()`` returns the call once the plan is there.
+    """A problem that a child process plans: ``resolved()`` returns its call once the plan is ready.
 
-    Weights that a call promised meanwhile are remembered weakly, so that a capture finds them packed.
+    Constant weights of meanwhile calls are remembered weakly, so that ``pack`` can pack them before a capture.
     """
 
     prepared = None
@@ -160,26 +160,25 @@ class Pending:
         self._promised: dict[int, tuple[Any, Any]] = {}
         self._allowance: Any = _allowance
         self.answer: Future[None] = Future()
-        fixed = fixed_by_pack(problem, pool.device, runtime.device_info(pool.device), policy) is not None
-        # A plan pack holds all that the call needs, so no child process plans it.
-        if fixed and (not on_cuda or machine_code.carried()):
+        in_pack = fixed_by_pack(problem, pool.device, runtime.device_info(pool.device), policy) is not None
+        # A plan pack contains everything that the call needs, so no child process plans it.
+        if in_pack and (not on_cuda or machine_code.carried()):
             self.answer.set_result(None)
         else:
             self.answer = pool.ask(problem, policy, _seconds(problem))
 
     def resolved(self, wait: bool = False) -> Any:
-        """The call, loaded now if its plan is ready; None while it is not, or if loading has used up its share of the
-        time.
+        """The call, loaded now if its plan is ready; None if it is not, or if loading has used up its share of time.
 
-        Raises what loading it raises.
+        Raises the errors of loading.
         """
         if self.call is not None:
             return self.call
         if not (wait or self.answer.done()) or self._framework.capturing():
             return None
-        failed = self.answer.exception()
-        if failed is not None and not isinstance(failed, NoHelp):
-            raise failed
+        error = self.answer.exception()
+        if error is not None and not isinstance(error, NoHelp):
+            raise error
         with _lock:
             begin = time.perf_counter()
             if self.call is not None or not (wait or self._allowance.may_load(begin)):
@@ -193,9 +192,9 @@ class Pending:
         return self.call
 
     def pack(self) -> None:
-        """Pack the weights that calls promised meanwhile."""
-        promised, self._promised = self._promised, {}
-        for constant, w in promised.values():
+        """Pack the constant weights of calls that came before the plan was ready."""
+        weights_to_pack, self._promised = self._promised, {}
+        for constant, w in weights_to_pack.values():
             weights = w()
             if weights is not None and constant() is not None and hasattr(self.call, "pack"):
                 self.call.pack(weights, constant())
@@ -207,7 +206,7 @@ class Pending:
         raise Compiling(self._again)
 
     def _again(self, _: str) -> bool:
-        """Whether ``resolved()`` would still return None; if so, the call, which the framework computes, is counted."""
+        """Whether ``resolved()`` would still return None; if so, counts the call, which the framework computes."""
         if self.call is not None:
             return False
         if self.answer.done() and self._allowance.may_load(time.perf_counter()) and not self._framework.capturing():
@@ -236,8 +235,8 @@ def timed(find: Callable[[], Any]) -> Any:
 def first(
     device: Any, problem: ConvProblem, policy: Policy, build: Callable[[], Any], framework: Framework, on_cuda: bool
 ) -> Any:
-    """Returns ``build()`` if it is made now, else the ``Pending`` that becomes the call later. Raises what ``build``
-    does."""
+    """Returns ``build()`` if the call is planned now, else a ``Pending``, which becomes the call later. Raises the
+    errors of ``build``."""
     if problem.mb == 0 or framework.capturing() or dispatch.planned(problem, runtime.context(device), policy):
         return build()
     if waits(policy, on_cuda, framework):
@@ -245,9 +244,9 @@ def first(
     from_environment()
     key = (device, problem, policy.selection)
     with _lock:
-        found = _pending.get(key)
-        if found is not None:
-            return found
+        pending_problem = _pending.get(key)
+        if pending_problem is not None:
+            return pending_problem
         now = time.perf_counter()
         pool = pool_of(device)
         if _allowance.may_plan(now):
@@ -258,46 +257,46 @@ def first(
                 _allowance.burst += _allowance.last - now
         if not pending():
             _allowance.since, _allowance.loaded = now, 0.0
-        made = _pending[key] = Pending(key, pool, problem, policy.selection, build, framework, on_cuda)
-        return made
+        created = _pending[key] = Pending(key, pool, problem, policy.selection, build, framework, on_cuda)
+        return created
 
 
 @collection_put_off()
 def aside(device: Any, problem: ConvProblem, policy: Policy, build: Callable[[], Any], framework: Framework) -> Any:
-    """What ``first`` returns, for a further size of a layer on a CPU. Raises Compiling where enough waits already, and
-    what ``build`` does."""
+    """Returns as ``first``, for a further size of a layer on a CPU. Raises Compiling if enough problems wait already,
+    and the errors of ``build``."""
     if framework.capturing() or dispatch.planned(problem, runtime.context(device), policy):
         return build()
     from_environment()
     key = (device, problem, policy.selection)
     with _lock:
-        found = _pending.get(key)
-        if found is not None:
-            return found
+        pending_problem = _pending.get(key)
+        if pending_problem is not None:
+            return pending_problem
         pool = pool_of(device)
-        if pool.left >= MOST_ASIDE:
+        if pool.left >= MAX_WAITING:
             raise Compiling()
-        idle = [each for each in _pending.values() if each.answer.done() and each.pool is pool]
-        for each in idle[: max(0, len(idle) - MOST_PENDING)]:
-            _pending.pop(each.key, None)
-        made = _pending[key] = Pending(key, pool, problem, policy.selection, build, framework)
-        made._allowance = _host_allowance
-        return made
+        idle = [planned for planned in _pending.values() if planned.answer.done() and planned.pool is pool]
+        for planned in idle[: max(0, len(idle) - MOST_PENDING)]:
+            _pending.pop(planned.key, None)
+        created = _pending[key] = Pending(key, pool, problem, policy.selection, build, framework)
+        created._allowance = _host_allowance
+        return created
 
 
 def pending() -> int:
     """The number of problems that are being planned in child processes."""
-    return sum(not each.answer.done() for each in list(_pending.values()))
+    return sum(not problem.answer.done() for problem in list(_pending.values()))
 
 
 def drain() -> None:
-    """Wait until every pending problem is planned, load them, and pack the weights that they promised."""
-    for each in list(_pending.values()):
-        with contextlib.suppress(Exception):  # what loading raises here, the next call of the problem raises too
-            each.resolved(wait=True)
-            each.pack()
+    """Wait until every pending problem is planned, load the plans, and pack their constant weights."""
+    for problem in list(_pending.values()):
+        with contextlib.suppress(Exception):  # the next call of the problem raises the same error
+            problem.resolved(wait=True)
+            problem.pack()
 
 
 def _seconds(problem: ConvProblem) -> float:
     """Roughly the seconds that a GPU takes for a problem; the longest is planned first."""
-    return max(problem.flops / _FLOPS, problem.bytes / _BYTES)
+    return max(problem.flops / _GPU_FLOPS, problem.bytes / _GPU_BANDWIDTH)

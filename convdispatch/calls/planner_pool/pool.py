@@ -1,9 +1,9 @@
-"""The children that plan problems for one device, and what they answered.
+"""The child processes that plan problems for one device, and the artifacts that they built.
 
-A problem is asked for once and answered by a ``Future``; the one on which most time waits goes first. Children start
-where problems wait, one a processor at most (as ``compile_pool.compilers`` counts them), and end when nothing has been
-asked for a while: on a GPU each holds a context. A child that dies gives its problem back; one that cannot be started,
-or whose plugins are not this process's, is no help, and then the caller plans by itself.
+A request is answered by a ``Future``; the problem of the longest run time goes first. Children start while problems
+wait, at most one a processor (as ``compile_pool.compilers`` counts them), and end when nothing has been requested for a
+while, because on a GPU each holds a context. If a child dies, another one takes its problem; if children cannot be
+started, or have other plugins than this process, the caller plans by itself.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 IDLE_S = 20.0
 """Seconds without a problem after which a child process ends."""
 MADE_BYTES = 16 << 20
-"""Bytes of texts and binaries that children made and this process holds; older ones are read from disk."""
+"""The most bytes of children's texts and binaries that this process holds; older ones are read from disk."""
 _TRIES = 2
 """The number of child processes that may die while planning one problem."""
 
 
 class NoHelp(Exception):
-    """No child planned the problem; the text says why. The caller plans it, and meets what is wrong itself."""
+    """No child planned the problem, for the reason in the message. The caller plans it, and gets the same errors."""
 
 
 @dataclass(order=True)
@@ -57,13 +57,13 @@ class PlannerPool:
     def __init__(self, device: cl.Device) -> None:
         self.device = device
         self.made = artifact_store.Gathered(artifact_store.identity(device))
-        """The artifacts that child processes made, until they end; ``lent`` puts them in force."""
+        """The artifacts that child processes built, until they end; ``lent`` puts them in force."""
         self.made.name = ""
         self._info = runtime.device_info(device)
         self._for_cuda = self._info.vendor == "nvidia"
-        self._most = max(1, compilers(device) - 1)
+        self._max_workers = max(1, compilers(device) - 1)
         self._tasks: list[_Task] = []
-        self._places = itertools.count()
+        self._order = itertools.count()
         self._changed = threading.Condition()
         self._workers = 0
         self._waiting = 0
@@ -75,13 +75,13 @@ class PlannerPool:
         dispatch.on_forget(self._forget)
 
     def ask(self, problem: ConvProblem, policy: Policy, seconds: float) -> Future[None]:
-        """Have a problem planned under a policy; done when its decision is stored and ``lent`` holds its texts and
-        binaries.
+        """Request a problem's plan under a policy. The Future is done when its decision is stored and ``lent`` provides
+        its texts and binaries; it raises NoHelp if no child planned it.
 
-        ``seconds``: about the time that waits on it. The Future raises NoHelp where no child planned it.
+        ``seconds`` is the problem's estimated run time; the longest is planned first.
         """
-        task = _Task((-seconds, next(self._places)), problem, policy)
-        # Where the decision is stored, so are the program texts and binaries.
+        task = _Task((-seconds, next(self._order)), problem, policy)
+        # If the decision is stored on disk, the program texts and binaries are too.
         if decision_store.remembers(problem, self._info, policy):
             task.answer.set_result(None)
             return task.answer
@@ -90,33 +90,33 @@ class PlannerPool:
                 task.answer.set_exception(NoHelp(self._closed))
                 return task.answer
             heapq.heappush(self._tasks, task)
-            self._tell()
-            if self._waiting < len(self._tasks) and self._workers < self._most:
+            self._show_progress()
+            if self._waiting < len(self._tasks) and self._workers < self._max_workers:
                 self._workers += 1
                 threading.Thread(target=self._work, name="convdispatch-planner", daemon=True).start()
             self._changed.notify()
         return task.answer
 
-    def _tell(self) -> None:
-        """Show a progress line on the terminal while much is left. The caller holds the lock."""
+    def _show_progress(self) -> None:
+        """Show a progress line on the terminal while many problems are left. The caller holds the lock."""
         if self._progress is None or self._progress.is_set():
-            first = self._finished
+            finished_before = self._finished
 
             def counts() -> tuple[int, int]:
                 if not self.left and self._progress is not None:
                     self._progress.set()
-                return self._finished - first, self.left
+                return self._finished - finished_before, self.left
 
-            self._progress = progress_line.start("compiling kernels in the background", counts, self._most)
+            self._progress = progress_line.start("compiling kernels in the background", counts, self._max_workers)
 
     @property
     def left(self) -> int:
-        """Problems that are asked for and not answered yet."""
+        """The number of problems that are requested and not answered yet."""
         return len(self._tasks) + self._under_way
 
     @property
     def finished(self) -> int:
-        """Problems answered so far."""
+        """The number of problems answered so far."""
         return self._finished
 
     @contextlib.contextmanager
@@ -129,7 +129,7 @@ class PlannerPool:
             artifact_store.take_out_of_force(self.made)
 
     def close(self, why: str = "planning aside has ended") -> None:
-        """Answer nothing more; children end with the problems that they plan now."""
+        """Refuse all requests; children end after the problems that they plan now."""
         with self._changed:
             self._closed = why
             tasks, self._tasks = self._tasks, []
@@ -157,7 +157,7 @@ class PlannerPool:
                     self._plan(child, task)
                 except (OSError, EOFError, ValueError, KeyError) as error:
                     # The child process has ended, or its answer is malformed.
-                    self._give_back(task, error)
+                    self._retry(task, error)
                     return
         finally:
             if child is not None:
@@ -184,45 +184,45 @@ class PlannerPool:
 
     def _plan(self, child: _Child, task: _Task) -> None:
         epoch = self._epoch
-        said = child.plan(task.problem, task.policy, epoch, self._for_cuda)
-        why = said.get("failed")
-        if why is None and epoch != self._epoch:  # records, rules or plugins changed while the child was planning
+        reply = child.plan(task.problem, task.policy, epoch, self._for_cuda)
+        failure = reply.get("failed")
+        if failure is None and epoch != self._epoch:  # records, rules or plugins changed while the child was planning
             with self._changed:
                 self._under_way -= 1
                 heapq.heappush(self._tasks, task)
                 self._changed.notify()
             return
-        if why is None:
+        if failure is None:
             tables, begin = self.made.tables, 0
-            for key, size in said["programs"]:
-                tables["programs"][key] = said.content[begin : begin + size]
+            for key, size in reply["programs"]:
+                tables["programs"][key] = reply.content[begin : begin + size]
                 begin += size
-            tables["texts"].update(said["texts"])
+            tables["texts"].update(reply["texts"])
             _shorten(tables, MADE_BYTES)
-            decision = said["solver"], said["config"], said["source"], said["math"]
+            decision = reply["solver"], reply["config"], reply["source"], reply["math"]
             decision_store.remember(task.problem, self._info, task.policy, decision)
         with self._changed:
             self._under_way -= 1
             self._finished += 1
-        if why is None:
+        if failure is None:
             task.answer.set_result(None)
         else:
-            task.answer.set_exception(NoHelp(why))
+            task.answer.set_exception(NoHelp(failure))
 
-    def _give_back(self, task: _Task, error: Exception) -> None:
+    def _retry(self, task: _Task, error: Exception) -> None:
         task.tries += 1
         with self._changed:
             self._under_way -= 1
-            again = task.tries < _TRIES and self._closed is None
-            if again:
+            retries = task.tries < _TRIES and self._closed is None
+            if retries:
                 heapq.heappush(self._tasks, task)
                 self._workers += 1
                 threading.Thread(target=self._work, name="convdispatch-planner", daemon=True).start()
-        if not again:
+        if not retries:
             task.answer.set_exception(NoHelp(f"a child that planned {task.problem} ended: {error}"))
 
     def _lost(self, why: str) -> None:
-        """No child process can be started: every waiting request gets an exception."""
+        """Fail every waiting request, because no child process can be started."""
         with self._changed:
             if self._workers > 1:
                 return
@@ -230,7 +230,7 @@ class PlannerPool:
 
 
 def _shorten(tables: dict[str, Any], most: int) -> None:
-    """Drop the oldest texts and binaries, beyond so many bytes."""
+    """Drop the oldest texts and binaries beyond ``most`` bytes."""
     for name in ("texts", "programs"):
         table = tables[name]
         size = sum(map(len, list(table.values())))
@@ -269,7 +269,7 @@ _pools: dict[Any, PlannerPool] = {}
 def pool_of(device: cl.Device) -> PlannerPool:
     """The PlannerPool of a device, created once."""
     with _lock:
-        found = _pools.get(device)
-        if found is None:
-            found = _pools[device] = PlannerPool(device)
-        return found
+        pool = _pools.get(device)
+        if pool is None:
+            pool = _pools[device] = PlannerPool(device)
+        return pool

@@ -1,6 +1,6 @@
-"""One line on a terminal while kernels compile: how many are done, and how long it may take yet.
+"""A progress line on a terminal while kernels compile: how many are done, and the seconds left.
 
-Shown where standard error is a terminal and more than ``LEAST_S`` lie ahead; nothing is printed otherwise.
+It is shown if standard error is a terminal and more than ``LEAST_S`` seconds are left; otherwise nothing is printed.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 LEAST_S = 3.0
-"""With fewer seconds of work ahead than this, no line is shown."""
-_EACH_S = 0.3
-"""Seconds that one problem is assumed to take, until some have ended."""
-_EVERY_S = 0.5
+"""The fewest seconds of work left for which a line is shown."""
+_ASSUMED_S = 0.3
+"""Seconds that one problem is assumed to take, until some are done."""
+_UPDATE_S = 0.5
 
 
 def _line(what: str, done: int, total: int, left_s: float) -> str:
@@ -24,19 +24,19 @@ def _line(what: str, done: int, total: int, left_s: float) -> str:
 
 
 def _watch(stream: Any, what: str, counts: Callable[[], tuple[int, int]], at_once: int, ended: threading.Event) -> None:
-    """``counts()`` returns how many problems are done and left; ``at_once`` are assumed to run side by side until some
-    have ended."""
+    """Write the line until ``ended`` is set. ``counts()`` returns how many problems are done and left; ``at_once`` of
+    them are assumed to run in parallel until some are done."""
     begin, width = time.monotonic(), 0
-    first, _ = counts()
-    while not ended.wait(_EVERY_S):
+    done_before, _ = counts()
+    while not ended.wait(_UPDATE_S):
         done, left = counts()
         if not left:
             break
-        finished = done - first
-        each = (time.monotonic() - begin) / finished if finished else _EACH_S / at_once
-        if not width and each * left < LEAST_S:
+        finished = done - done_before
+        seconds_each = (time.monotonic() - begin) / finished if finished else _ASSUMED_S / at_once
+        if not width and seconds_each * left < LEAST_S:
             continue
-        text = _line(what, done, done + left, each * left)
+        text = _line(what, done, done + left, seconds_each * left)
         with contextlib.suppress(OSError, ValueError):
             stream.write("\r" + text.ljust(width))
             stream.flush()
@@ -48,7 +48,7 @@ def _watch(stream: Any, what: str, counts: Callable[[], tuple[int, int]], at_onc
 
 
 def start(what: str, counts: Callable[[], tuple[int, int]], at_once: int = 1) -> threading.Event | None:
-    """Show the line until nothing is left or the answer is set; None where there is no terminal."""
+    """Show the line until nothing is left, or the returned event is set; returns None without a terminal."""
     try:
         if not sys.stderr.isatty():
             return None

@@ -1,7 +1,7 @@
-"""A child that plans problems for a device, as ``pool`` starts it.
+"""The child process, started by ``pool``, that plans problems for a device.
 
 It chooses, renders and compiles as a first call would, at a lower priority than its parent, and answers with the
-decision and with what was made for it.
+decision, texts and binaries.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from ...device.child import answer, questions
 
 __all__: list[str] = []
 
-_PRIORITY, _PRIORITY_ON_CPU = 10, 19
-"""Added to the niceness: the parent's own work comes first, above all where it computes on the same processors."""
+_NICENESS = 10
+"""Added to the child's niceness, because the parent's own work comes first."""
+_NICENESS_ON_CPU = 19
+"""The same for a CPU device, where the parent computes on the same processors."""
 
 
 def _serve() -> None:
-    _step_back(_PRIORITY)
-    asked = questions()
-    platform, number = map(int, next(asked)["device"].split(":"))
+    _lower_priority(_NICENESS)
+    requests = questions()
+    platform, number = map(int, next(requests)["device"].split(":"))
     warnings.simplefilter("ignore")  # the parent process gives the warnings that concern it
 
     from ...api.policy import policy
@@ -35,30 +37,30 @@ def _serve() -> None:
 
     device = platforms()[platform].get_devices()[number]
     if device_info(device).type == "cpu":
-        _step_back(_PRIORITY_ON_CPU - _PRIORITY)
-    rehearse = _rehearsal(device)
+        _lower_priority(_NICENESS_ON_CPU - _NICENESS)
+    plan = _planner(device)
     answer({"solvers": sorted(plugins().solvers)})
     epoch = None
-    for request in asked:
+    for request in requests:
         if request["epoch"] != epoch:  # records, rules or plugins have changed since the last request
             dispatch.forget()
             epoch = request["epoch"]
         try:
-            with artifact_store.gathering(device) as made, policy(**request["policy"]):
-                prepared = rehearse(ConvProblem.parse(request["problem"]), request["for_cuda"])
+            with artifact_store.gathering(device) as gathered, policy(**request["policy"]):
+                prepared = plan(ConvProblem.parse(request["problem"]), request["for_cuda"])
         except Exception as error:
             answer({"failed": f"{type(error).__name__}: {error}"})
             continue
-        _answer(prepared, made)
+        _answer(prepared, gathered)
 
 
-def _step_back(steps: int) -> None:
+def _lower_priority(steps: int) -> None:
     with contextlib.suppress(OSError):
         os.nice(steps)
 
 
-def _rehearsal(device: Any) -> Any:
-    """``plan(problem, for_cuda)``: its plan, every program loaded once, so that drivers keep what they make of it."""
+def _planner(device: Any) -> Any:
+    """Returns ``plan(problem, for_cuda)``, which loads every program of the plan once, so that drivers cache it."""
     from ...device import runtime
     from ...device.places.stream import place_of_device
     from ...device.programs.ptx_program import for_streams
@@ -72,7 +74,7 @@ def _rehearsal(device: Any) -> Any:
         with for_streams() if place is not None else contextlib.nullcontext():
             prepared = dispatch.prepare(problem, context)
         if place is not None:
-            # The parent process meets the same error when it loads the plan, and reports it.
+            # The parent process gets the same error when it loads the plan, and reports it.
             with contextlib.suppress(Exception):
                 stream = place.stream(0)
                 with stream.current():
@@ -82,22 +84,22 @@ def _rehearsal(device: Any) -> Any:
     return plan
 
 
-def _answer(prepared: Any, made: Any) -> None:
-    programs = made.tables["programs"]
-    said = {
+def _answer(prepared: Any, gathered: Any) -> None:
+    programs = gathered.tables["programs"]
+    reply = {
         "solver": prepared.solver.name,
         "config": dict(prepared.config),
         "source": prepared.source,
         "math": prepared.math,
-        "texts": made.tables["texts"],
+        "texts": gathered.tables["texts"],
         "programs": [[key, len(binary)] for key, binary in programs.items()],
     }
     try:
-        json.dumps(said)
+        json.dumps(reply)
     except (TypeError, ValueError) as error:
         answer({"failed": f"a configuration is none that JSON holds: {error}"})
         return
-    answer(said, b"".join(programs.values()))
+    answer(reply, b"".join(programs.values()))
 
 
 if __name__ == "__main__":

@@ -133,8 +133,7 @@ def all_weights() -> bool:
 
 
 def find(table: str, key: str, device: cl.Device | None = None) -> tuple[Any, str] | None:
-    """Returns a value and the name of the collection that holds it; None where no collection in force for the device
-    does."""
+    """A value and the name of the collection that holds it; None if no collection in force for the device does."""
     for collection in _in_force:
         if device is None or _is_for(collection, device):
             value = collection.get(table, key)

@@ -21,13 +21,12 @@ from typing import Any
 from ..planning_lock import unlocked
 
 KB, MB = 1 << 10, 1 << 20
-RETURNS = 4
+MIN_RETURNS = 4
 """An entry that was evicted and rebuilt this many times no longer counts as new."""
 REMEMBERED = 8192
 """The number of evicted keys that are remembered, to count how often each returns."""
 LOW_WATER = 0.9
-"""Once a limit is exceeded, entries are evicted down to this share of it, because evicting one at a time takes too
-long."""
+"""Once a limit is exceeded, entries are evicted down to this share of it: evicting one at a time takes too long."""
 
 
 class _Entry:
@@ -74,7 +73,7 @@ class Budget:
         entry.parts = [part for part in entry.parts if part.alive]
         for part in entry.parts:
             part.parents += 1
-        entry.new = new and self._returns.get(_key_hash(entry), 0) < RETURNS
+        entry.new = new and self._returns.get(_key_hash(entry), 0) < MIN_RETURNS
         self._entries.add(entry)
         self.nbytes += entry.nbytes
         if entry.new:
@@ -84,8 +83,7 @@ class Budget:
         return self._shrink(entry)
 
     def hold(self, entry: _Entry, parts: list[_Entry] | None) -> None:
-        """Add an entry to the parts of the value that is being built, so that it is not evicted before the value is
-        cached."""
+        """Add an entry to the parts of the value that is being built, so that it is not evicted before the value is."""
         if parts is not None and entry not in parts:
             with self.lock:
                 entry.parents += 1

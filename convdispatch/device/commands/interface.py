@@ -68,8 +68,7 @@ class Kernel:
         return kernel
 
     def plain(self) -> cl.Kernel:
-        """A pyopencl kernel whose arguments are set one by one, numbers as NumPy scalars; quicker to create than by
-        ``make``."""
+        """A pyopencl kernel whose arguments are set one by one, quicker to create than by ``make``."""
         import pyopencl as cl
 
         return cl.Kernel(getattr(self.program, "opencl", self.program), self.name)
@@ -153,8 +152,7 @@ class Commands:
         return None
 
     def bind(self, kernel: Kernel, arguments: Sequence[Any]) -> Callable[..., Any]:
-        """Returns ``run(commands, wait_for=None)``, a launch with its arguments set, for many replays on this kind of
-        commands."""
+        """Returns ``run(commands, wait_for=None)``, a launch with its arguments set, for replays on such commands."""
         if not any(type(a) is Late for a in arguments):
             return lambda commands, wait_for=None: commands.launch(kernel, arguments, wait_for)
 

@@ -236,8 +236,7 @@ def _make_postponed_calls() -> None:
 
 @atexit.register
 def _make_all_calls() -> None:
-    """Make every postponed host call now: no thread makes them once the interpreter ends, and drivers may wait for
-    them."""
+    """Make every postponed host call now: no thread makes them after the interpreter's end, and drivers may wait."""
     with _watched_changed:
         bridges = list(_watched)
     for bridge in bridges:
@@ -297,7 +296,7 @@ def enqueue_across(
             for name, operand in operands.items():
                 address, has_values = cuda_address(operand.buffer), operand.read or operand.written
                 if address is None and (has_values or across.shares(operand.size)):
-                    stand_ins.append(across.allocate(operand.size))  # kept, so that no other operand gets the block
+                    stand_ins.append(across.allocate(operand.size))  # the list keeps the block from other operands
                     address = cuda_address(stand_ins[-1])
                     if operand.written:
                         copies_back.append((operand.buffer, stand_ins[-1], operand.size))

@@ -1,6 +1,6 @@
 """CUDA graphs: commands captured once and launched together; a kernel's launch then takes under 1 us of the device.
 
-Numbers that are asked for anew at each replay are no part of a graph: the kernels that take one stand between graphs.
+Kernels with a number that is computed at each replay cannot be part of a graph: they are launched between graphs.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ class CudaGraph:
 class GraphReplay:
     """A recording as CUDA graphs, on the memory that OpenCL's replay has; called with a stream of ``place``.
 
-    Raises Unlaunchable where a program or a plan cannot run on a CUDA stream, ConvDispatchError where its memory is
-    OpenCL's alone, CudaError where the driver captures no graph of it.
+    Raises Unlaunchable if a program or a plan cannot run on a CUDA stream, ConvDispatchError if only OpenCL can see its
+    memory, CudaError if the driver cannot capture a graph of it.
     """
 
     def __init__(
         self, commands: Sequence[Command], schedule: Schedule, memory: Callable[[Any], Any], place: Any
     ) -> None:
         self._streams = [place.new_stream() for _ in range(schedule.queues)]
-        first = self._streams[0]
+        first_stream = self._streams[0]
         with place.cuda.current():
-            runs = [command.make(memory, first) for command in commands]
+            runs = [command.make(memory, first_stream) for command in commands]
             if schedule.queues > 1:
                 graph = CudaGraph(self._streams, lambda: self._branches(schedule, runs))
                 self.parts: list[Callable[[Any], Any]] = [graph.launch]
@@ -71,17 +71,17 @@ class GraphReplay:
 
     def _in_order(self, commands: Sequence[Command], runs: Sequence[Callable[..., Any]]) -> Any:
         """CUDA graphs of all commands, and between the graphs the commands with late numbers."""
-        first, waiting = self._streams[0], []
+        stream, waiting = self._streams[0], []
         for command, run in zip(commands, runs, strict=True):
             if not command.late:
                 waiting.append(run)
                 continue
             if waiting:
-                yield self._graph(first, waiting).launch
+                yield self._graph(stream, waiting).launch
                 waiting = []
             yield run
         if waiting:
-            yield self._graph(first, waiting).launch
+            yield self._graph(stream, waiting).launch
 
     @staticmethod
     def _graph(stream: Any, runs: Sequence[Callable[..., Any]]) -> CudaGraph:
@@ -90,22 +90,22 @@ class GraphReplay:
     def _branches(self, schedule: Schedule, runs: Sequence[Callable[..., Any]]) -> None:
         """Every step on its stream, after the steps of other streams that it needs."""
         streams, events = self._streams, []
-        start, done = streams[0].mark(), dict[int, Any]()
+        start, event_of_step = streams[0].mark(), dict[int, Any]()
         events.append(start)
         for step in schedule.steps:
             stream = streams[step.queue]
-            for event in [done[other] for other in step.after] or ([start] if step.starts else []):
+            for event in [event_of_step[earlier] for earlier in step.after] or ([start] if step.starts else []):
                 stream.wait_for(event)
-            for place in step.commands:
-                runs[place](stream)
+            for index in step.commands:
+                runs[index](stream)
             if step.awaited:
-                done[step.key] = stream.mark()
-                events.append(done[step.key])
+                event_of_step[step.key] = stream.mark()
+                events.append(event_of_step[step.key])
         for event in events:
             streams[0].place.cuda("cuEventDestroy_v2", event)
 
     def __call__(self, stream: Any) -> None:
-        """Give everything to a stream; never waits."""
+        """Enqueue all commands on a stream, without a wait."""
         with stream.current():
             for part in self.parts:
                 part(stream)

@@ -15,27 +15,26 @@ from .modules import function_of
 class CudaLaunches:
     """The launches of an executable on CUDA's addresses. Safe from several threads.
 
-    Making it loads the kernels' programs. Raises Unlaunchable.
+    The constructor loads the kernels' programs. Raises Unlaunchable.
     """
 
-    __slots__ = ("__weakref__", "_context", "_launches", "_lock", "_offsets", "_size", "given")
+    __slots__ = ("__weakref__", "_context", "_launches", "_lock", "_offsets", "_size", "loaded")
 
     def __init__(self, executable: Executable, cuda: Cuda) -> None:
         self._lock, self._context = threading.Lock(), cuda.context.value
-        self.given = []
-        """Tuples of a function, its arguments, and (argument, operand, offset) for each argument that is memory of a
-        call."""
+        self.loaded = []
+        """The launches: a function, its arguments, and (argument, operand, offset) of each that is a call's memory."""
         for kernel, arguments, memory in executable.launches:
-            places = {index for index, _, _ in memory}
-            numbers = [0 if index in places or each is None else each for index, each in enumerate(arguments)]
-            self.given.append((function_of(cuda, kernel), numbers, list(memory)))
-        self._launches = [(function.ready(numbers, memory), function.name) for function, numbers, memory in self.given]
+            memory_indices = {index for index, _, _ in memory}
+            numbers = [0 if index in memory_indices or each is None else each for index, each in enumerate(arguments)]
+            self.loaded.append((function_of(cuda, kernel), numbers, list(memory)))
+        self._launches = [(function.ready(numbers, memory), function.name) for function, numbers, memory in self.loaded]
         self._offsets, self._size = executable.offsets, executable.scratch_size
 
     def program(self, launcher: Any, name: str, sizes: Sequence[int], strides: Sequence[int]) -> Any:
-        """The same for the native call path, writing a tensor of these sizes; None for what that does not take."""
+        """The launches for the native call path, which allocates an output of these sizes; None if it refuses them."""
         launches = []
-        for function, numbers, memory in self.given:
+        for function, numbers, memory in self.loaded:
             packed = function.pack.pack(*function.numbers(list(numbers)))
             addresses = [(function.offsets[index], operand, offset) for index, operand, offset in memory]
             extents = (*function.groups, *function.items, function.shared)
@@ -46,8 +45,8 @@ class CudaLaunches:
             return None
 
     def run(self, stream: Any, addresses: list[int]) -> bool:
-        """Launch everything on ``addresses`` of the operands; scratch memory comes from the stream. False where memory
-        or the thread's context was lacking, before any launch."""
+        """Launch everything on ``addresses`` of the operands; scratch memory comes from the stream. Returns False,
+        without a launch, if memory or the thread's context is missing."""
         try:
             if self._size:
                 begin, _owner = stream.scratch(self._size)  # keeps the scratch memory until all kernels are launched

@@ -30,8 +30,7 @@ MOST_STATIC_SHARED = 48 << 10
 """The most bytes of statically sized shared memory of a kernel that the driver's linker accepts."""
 
 _MAX_CACHED_TEXTS = 16
-"""The number of parsed texts that are cached: a text is parsed when it is built, and again when CUDA's driver loads
-it."""
+"""The number of parsed texts that are cached: a text is parsed when it is built, and when CUDA's driver loads it."""
 
 
 class Parameter(NamedTuple):

@@ -3,9 +3,9 @@
 It turns a specification and a configuration into a compiled product. A new option is a field of ``GemmSpec`` or a key
 of the configuration, which the kernels' templates read.
 
-- ``spec``: what is multiplied: sizes, strides and epilogue.
-- ``configs``: how a product may be computed on a device, the default first.
-- ``cost``: what a product costs a CPU.
+- ``spec``: the specification of a product: sizes, strides and epilogue.
+- ``configs``: the configurations of a product for a device, the default first.
+- ``cost``: predicts the time of a product on a CPU.
 - ``layout``: the packed form of an operand, and which operands are prefetched.
 - ``source``: the kernels' text.
 - ``plan``: the compiled product.

@@ -1,7 +1,7 @@
 """Predicts the time of a matrix product on a CPU, in operations at the device's peak multiply-add rate.
 
-The constants are least squares of logarithms over 700 products of 45 layers (1x1, all directions, weights constant and
-not, one image and four) on two cores with AVX-512, each with up to sixteen of its choices.
+The constants were fitted by least squares of logarithms on 700 products of 45 layers (1x1, all directions, weights
+constant and not, one image and four) on two cores with AVX-512, each product with up to sixteen configurations.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ L1_BYTES = 32 * 1024  # bytes of the first-level data cache
 L1_WAYS = 12  # ways (cache lines per set) of the first-level data cache
 L1_LINES = 10  # cache lines of one set of the first-level cache that stay cached between two uses
 TLB_PAGES = 64  # pages whose addresses the first-level TLB caches
-PAGE_BYTES, LINE_BYTES = 4096, 64
+PAGE_BYTES = 4096  # bytes of a page of memory
+LINE_BYTES = 64  # bytes of a cache line
 
 
 @functools.lru_cache(maxsize=256)
@@ -71,7 +72,7 @@ def _swapped(spec: GemmSpec, swap: bool) -> GemmSpec:
 
 @functools.lru_cache(maxsize=4096)
 def _operations(m: int, n: int, k: int, mr: int, nv: int, lanes: int) -> float:
-    """Multiply-adds, two each, that a core could do while it computes all tiles of a batch, the edges' among them."""
+    """Operations (two per multiply-add) that a core could do while it computes all tiles of a batch, edges included."""
     total, unrolled = 0.0, max(1, min(4, 8 // (min(mr, m) * nv)))
     (tall, rest_m), (wide, rest_n) = divmod(m, mr), divmod(n, nv * lanes)
     for rows, count_m in ((mr, tall), (rest_m, 1)):
@@ -95,12 +96,12 @@ def _packed(spec: GemmSpec) -> float:
 
 def _overflows(step: int, count: int, lines: int) -> bool:
     """Whether ``count`` runs of ``lines`` cache lines, ``step`` bytes apart, exceed the first-level cache."""
-    places = min(PAGE_BYTES // LINE_BYTES, PAGE_BYTES // max(LINE_BYTES, math.gcd(step, PAGE_BYTES)) * lines)
-    return count * lines > L1_LINES * places
+    sets = min(PAGE_BYTES // LINE_BYTES, PAGE_BYTES // max(LINE_BYTES, math.gcd(step, PAGE_BYTES)) * lines)
+    return count * lines > L1_LINES * sets
 
 
 def _read_again(spec: GemmSpec, gemm: Mapping[str, Any], depth: int) -> tuple[float, float]:
-    """Return operations per element of A for each further panel of B, and per element of B for each further row."""
+    """Operations per element of A that another panel of B reads again, and per element of B that another row reads."""
     size, nv = spec.accumulator_size, gemm["nv"]
     a = b = 0.0
     if not (gemm["pack_a"] or spec.a_packed):
@@ -109,22 +110,22 @@ def _read_again(spec: GemmSpec, gemm: Mapping[str, Any], depth: int) -> tuple[fl
         if spec.a.row.stride == 1 and LINE_BYTES <= step < PAGE_BYTES and _overflows(step, depth, 1):
             a += CROWDED_A_OPS
     if gemm["pack_b"] or spec.b_packed:
-        beyond = depth * nv * gemm["lanes"] * size > L1_BYTES
+        exceeds_l1 = depth * nv * gemm["lanes"] * size > L1_BYTES
     else:
         step = spec.b.row.stride * size
-        beyond = _overflows(step, depth, nv + 1)
+        exceeds_l1 = _overflows(step, depth, nv + 1)
         b = CROWDED_OPS * (step % PAGE_BYTES == 0) + UNALIGNED_OPS
-    return a, b + REREAD_B_OPS * beyond
+    return a, b + REREAD_B_OPS * exceeds_l1
 
 
 def product_cost(spec: GemmSpec, gemm: Mapping[str, Any], balance: Balance = FITTED) -> float:
     """Return the predicted time of a product under one configuration, in operations at the CPU's peak rate."""
-    launch, away = LAUNCH * balance.launch, MEMORY_OPS * balance.memory
+    launch, memory_ops = LAUNCH * balance.launch, MEMORY_OPS * balance.memory
     spec = _swapped(spec, gemm["swap"])
     mr, nv, lanes, split = gemm["mr"], gemm["nv"], gemm["lanes"], gemm["split"]
     # Batches that share an operand pack it once, but each batch reads it.
     a, b = (count * spec.k * distinct(x.batch, spec.batch)[0] for count, x in ((spec.m, spec.a), (spec.n, spec.b)))
-    every_a, every_b, c = (count * spec.batch for count in (spec.m * spec.k, spec.k * spec.n, spec.m * spec.n))
+    batched_a, batched_b, c = (count * spec.batch for count in (spec.m * spec.k, spec.k * spec.n, spec.m * spec.n))
     size, wide = spec.accumulator_size, nv * lanes
     rows, panels = cdiv(spec.m, mr), cdiv(spec.n, wide)
     passes, sweeps = cdiv(cdiv(spec.k, split), gemm["kc"]), cdiv(rows, gemm["mt"])
@@ -134,28 +135,28 @@ def product_cost(spec: GemmSpec, gemm: Mapping[str, Any], balance: Balance = FIT
     cost += READ_OPS * (a + b) + WRITTEN_OPS * c * split * passes + launch
     if split > 1:
         cost += PARTIAL_OPS * c * split + launch
-    again_a, again_b = _read_again(spec, gemm, min(gemm["kc"], spec.k))
-    cost += again_a * every_a * panels + again_b * every_b * rows
+    reread_a, reread_b = _read_again(spec, gemm, min(gemm["kc"], spec.k))
+    cost += reread_a * batched_a * panels + reread_b * batched_b * rows
     if spec.m * spec.k * size > CACHED_BYTES:
         in_place = not (gemm["pack_a"] or spec.a_packed)
         lines = in_place and spec.a.row.stride == 1 and spec.a.col.stride * size >= LINE_BYTES
         once = FAR_OPS * (max(1.0, LINE_BYTES / (mr * size)) if lines else 1.0)
         each = PREFETCHED_OPS if far_rows(spec, not in_place, nv) else once
         # A work item reads its rows of A once, if they stay in the second-level cache from one panel of B to the next.
-        near = gemm["mt"] * mr * min(gemm["kc"], spec.k) * size <= CACHED_BYTES // 2
-        cost += each * (every_a * (cdiv(panels, gemm["np"]) if near else panels) - a)
+        a_cached = gemm["mt"] * mr * min(gemm["kc"], spec.k) * size <= CACHED_BYTES // 2
+        cost += each * (batched_a * (cdiv(panels, gemm["np"]) if a_cached else panels) - a)
     if spec.k * (wide if split == 1 else spec.n) * size > CACHED_BYTES:
-        cost += FAR_OPS * (every_b * sweeps - b)
+        cost += FAR_OPS * (batched_b * sweeps - b)
     if spec.c.col.stride == 1 and c * size > CACHED_BYTES:
         # Cache lines of C that two panels share are read and written twice.
         cost += FAR_OPS * c * (LINE_BYTES - math.gcd(wide * size, LINE_BYTES)) / (wide * size)
     if spec.c.col.stride > 1:
         # With strided columns, each element of a tile's row of C is in another cache line, and the lines share few
         # cache sets if columns are pages apart.
-        apart = wide * math.gcd(spec.c.col.stride * size, PAGE_BYTES) > L1_WAYS * PAGE_BYTES
-        cost += (CROWDED_C_OPS if apart else SCATTERED_OPS) * c * (passes if split == 1 else 1)
+        few_sets = wide * math.gcd(spec.c.col.stride * size, PAGE_BYTES) > L1_WAYS * PAGE_BYTES
+        cost += (CROWDED_C_OPS if few_sets else SCATTERED_OPS) * c * (passes if split == 1 else 1)
     if gemm["pack_a"] == "local" and not spec.a_packed:
-        cost += WIDENED_OPS * every_a * panels
+        cost += WIDENED_OPS * batched_a * panels
     elif gemm["pack_a"] and not spec.a_packed:
         cost += _packed(spec) * a + launch
         packed += a
@@ -163,9 +164,9 @@ def product_cost(spec: GemmSpec, gemm: Mapping[str, Any], balance: Balance = FIT
         across, run = spec.b.col.stride > 1, spec.b.col.inner
         each = BROKEN_OPS * min(1, (wide - math.gcd(run, wide)) / run) if run and not across else 0
         if gemm["pack_b"] == "local":  # Every work item of a panel's rows packs the panel of B again.
-            cost += (LOCAL_OPS[across] + each) * every_b * sweeps
+            cost += (LOCAL_OPS[across] + each) * batched_b * sweeps
         else:
-            cost += (PANEL_OPS[across] + each) * b + launch + (away * b if b * size > HELD_BYTES else 0.0)
+            cost += (PANEL_OPS[across] + each) * b + launch + (memory_ops * b if b * size > HELD_BYTES else 0.0)
     if packed * size > HELD_BYTES:
-        cost += away * packed
+        cost += memory_ops * packed
     return cost

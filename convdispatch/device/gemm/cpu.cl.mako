@@ -1,21 +1,21 @@
 ## C[m, n] = sum over k of A[m, k] B[k, n] in registers: a work item walks register tiles of MR rows by NV vectors.
 //
 // LANES  elements of a vector V: 16 floats for AVX-512, 8 for AVX2, half as many doubles
-// MR     rows of a register tile; A's panels are as wide
-// NV     vectors of a register tile; B's panels are NV * LANES wide
+// MR     rows of a register tile and of a panel of A
+// NV     vectors of a register tile; B's panels are NV * LANES columns wide
 // KU     independent sums over k in a tile, so that few accumulators still hide the latency of an addition
-// KC     k's in one pass over the rows: KC * NV * LANES elements of B stay in the second-level cache
-// KS     k's of one part when the sum is split (a multiple of KC unless SPLIT is 1)
+// KC     length along k of one pass over the rows: KC * NV * LANES elements of B stay in the second-level cache
+// KS     length along k of one part when the sum is split (a multiple of KC unless SPLIT is 1)
 // MT     register tiles of one column panel that a work item computes
 // NP     column panels of a work item
 // BT     batches of a work item
 // a_local  A's elements are narrower than sums: a tile widens its rows into local memory, in their order
-// far_rows rows of A, read in place, come from beyond the second-level cache: a tile prefetches the next tile's lines
-// far_steps    columns of A are lines apart, its rows contiguous: a tile prefetches them 32 steps ahead
-// far_columns  the same of rows of B: each tile prefetches a line of every row of the next panel
-// far_a, far_b  the packed operand is larger than a second-level cache: its lines are prefetched
-// fetched  lines of B's next panel that each step of k prefetches from memory while this panel is multiplied
-// b_local  the work item itself packs KC rows of a panel of B into local memory, which is its own: groups hold one item
+// far_rows     A is larger than the second-level cache and its rows are contiguous: a tile prefetches the next tile's rows
+// far_steps    A is larger than the second-level cache and its columns are cache lines apart: prefetched 32 steps ahead
+// far_columns  B is larger than the second-level cache: a tile prefetches a cache line of every row of the next panel
+// far_a, far_b  the packed operand is larger than the second-level cache: its cache lines are prefetched
+// fetched  cache lines of B's next panel that each step of k prefetches from memory while this panel is multiplied
+// b_local  the work item packs KC rows of a panel of B into local memory itself; work groups have one work item
 <%
 nr = nv * lanes
 tail_m, tail_n = m % mr, n % nr
@@ -69,7 +69,7 @@ steps = range(ku)
       int k = 0;
 % if far_rows:
       while (k < kb) {
-        const int stop = min(k + ${far_rows}, kb);  // a line of each row
+        const int stop = min(k + ${far_rows}, kb);  // the end of a cache line of each row
 % for i in range(rows):
         AHEAD(pa${i} + A_ROW(MR));
 % endfor
@@ -138,7 +138,7 @@ steps = range(ku)
 </%def>
 <%def name="scalars(columns)">\
 % if b_k_unit:
-          for (int k = 0; k < kb; k += LANES)  // short runs along k, so that the scattered writes stay in the cache
+          for (int k = 0; k < kb; k += LANES)  // runs along k are short, so that the scattered writes stay in the cache
             for (int lane = 0; lane < ${columns}; ++lane) {
               global const REAL *from = b + B_COL(panel * ${nr} + lane) + B_ROW(k0 + k);
               if (k + LANES <= kb) {
@@ -155,7 +155,7 @@ steps = range(ku)
 % endif
 </%def>
 <%def name="fill(columns)"><% whole, rest = columns // lanes, columns % lanes %>\
-        // block[k, lane] = B[k0 + k, panel's column lane]
+        // Computes block[k, lane] = B[k0 + k, column lane of the panel].
 % if rest:
         for (int k = 0; k < kb; ++k)
           STOREL(block + k * ${nr} + ${whole * lanes}, (V)(0));
@@ -202,7 +202,7 @@ ${tile(tail_m, columns)}\
 % endif
 </%def>
 % if far_a or far_b or far_rows or far_columns or far_steps:
-// OpenCL's own prefetch is a function of Intel's library, with which products took three times as long.
+// OpenCL's prefetch() is not used, because in Intel's runtime it is a library call, and products took three times as long.
 #define AHEAD(p) __builtin_prefetch((const void *)(size_t)(p))
 #define NEXT(p) __builtin_prefetch((const void *)(size_t)(p), 0, 2)
 % endif
@@ -228,7 +228,7 @@ void gemm(global const ${'REAL' if a_local else 'ACC'} *restrict a_, long a_off,
       for (int panel = panel0; panel < panel1; ++panel) {
         int tile = tile0;
 % if far_columns:
-        // The item's next panel, another item's first, or the first one of the next k's.
+        // The next panel: this work item's, another work item's first one, or the first one of the next pass over k.
         const int last = panel + 1 == panel1 && KC < KS;
         global const ACC *next = b + B_COL((last ? panel0 : panel + 1) * ${nr}) + B_ROW(last ? k0 + KC : k0);
 % endif

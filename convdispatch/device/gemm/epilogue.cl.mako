@@ -1,9 +1,9 @@
 ## C = activation(sum + bias + residual [+ C]), for LANES neighbouring columns of one row, or for some of them.
 //
-// V, LANES     vector type of LANES sums (ACC); CREAL is what C stores: REAL, or ACC while it holds partial sums
+// V, LANES     vector type of LANES sums (ACC); CREAL is C's element type: REAL, or ACC for partial sums
 // aligned      C and residual are float32 or float64, and their vectors are aligned to their size
 // C_ROW, C_COL element offset of a row or column of C, residual likewise
-// ADD, LAST    flags of a call: add what C holds; this is the last part of the sum, so bias and activation follow
+// ADD, LAST    flags of a call: add C's old values; this is the last part of the sum, so add bias and apply activation
 #define ADD 1
 #define LAST 2
 #include <convdispatch/lanes.cl>
@@ -58,8 +58,8 @@ inline void put_one(OUT_PARAMS, ACC v, int m, int n, int flags) {
   CSTORE(c, p, v);
 }
 
-// Lanes first to end - 1 of v, which holds columns n to n + LANES - 1. On a CPU it is not inlined: a tile calls
-// it dozens of times, and compilers take minutes over so many copies of its loop.
+// Writes lanes first to end - 1 of v, whose lanes are columns n to n + LANES - 1. On a CPU the function is not inlined,
+// because a tile calls it dozens of times, and compilers take minutes over so many copies of its loop.
 % if unroll:
 inline
 % else:
@@ -78,7 +78,7 @@ void put_lanes(OUT_PARAMS, V v, int m, int n, int first, int end, int flags) {
 % endif
 }
 
-// The whole of v; all its columns exist.
+// Writes all lanes of v; all their columns exist.
 % if unroll or (unit and c_col.plain and dtype in ("float32", "float64")):
 inline
 % else:
@@ -89,7 +89,7 @@ void put_vector(OUT_PARAMS, V v, int m, int n, int flags) {
   put_lanes(OUT_ARGS, v, m, n, 0, LANES, flags);
 % else:
 % if not c_col.plain:
-  if (n % ${c_col.inner} + LANES > ${c_col.inner}) {  // the columns straddle two runs
+  if (n % ${c_col.inner} + LANES > ${c_col.inner}) {  // the columns are in two contiguous runs
     put_lanes(OUT_ARGS, v, m, n, 0, LANES, flags);
     return;
   }
@@ -104,7 +104,7 @@ void put_vector(OUT_PARAMS, V v, int m, int n, int flags) {
 }
 % if tail:
 
-// Lanes ${tail[0]} to ${tail[1] - 1} of v, the columns that a row of C ends with, by vectors of falling powers of two.
+// Writes lanes ${tail[0]} to ${tail[1] - 1} of v, the last columns of a row of C, by vectors of falling powers of two.
 inline void put_tail(OUT_PARAMS, V v, int m, int n, int flags) {
   const long p = C_ROW(m) + C_COL(n);
 % for at, width in pieces(*tail):

@@ -2,10 +2,10 @@
 //
 // BM, BN, BK  tile of a work group, and the depth of its slices of A and B
 // TM, TN      tile of a work item, in quads of 4 that are 4 * BM / TM rows and 4 * BN / TN columns apart, so that
-//             neighbours read neighbouring 16 bytes of local memory
+//             neighbouring work items read neighbouring 16 bytes of local memory
 // LN          work items of a warp (32) along n; 32 / LN along m
-// STAGES      2: the next slice goes into local memory while this one is multiplied; 1: half the local memory
-// KS          k's of one part when the sum is split
+// STAGES      2: the next slice is copied to local memory while this one is multiplied; 1: no overlap, half the memory
+// KS          length along k of one part when the sum is split
 <%
 rows, columns = bm // tm, bn // tn
 items = rows * columns
@@ -20,7 +20,7 @@ pitch = {"a": bm + pad["a"], "b": bn + pad["b"]}
 #define LOAD4 LOADV
 % endif
 <%def name="position(x)"><% o = x.letter %>\
-  // This item's first place in a slice of ${o.upper()}; its other slots are literal offsets from it.
+  // The work item's first vector in a slice of ${o.upper()}; its other vectors are at literal offsets from it.
   const int ${o}_fast = tid % ${x.run} * ${x.vec}, ${o}_slow = tid / ${x.run};
   const int ${o}_k = ${o}_${"fast" if x.k_unit else "slow"}, ${o}_i = ${o}_${"slow" if x.k_unit else "fast"};
 % if x.packed:

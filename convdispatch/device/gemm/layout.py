@@ -1,4 +1,4 @@
-"""The packed panel form of an operand: public, so that other kernels can write it themselves.
+"""The packed panel form of an operand, which is public so that other kernels can write packed operands themselves.
 
 An operand is a matrix ``X[i, k]``: A's rows i by k, or B's columns i by k. Packed, it is cut into panels of ``width``
 neighbouring i; a panel holds all k, and for each k its ``width`` elements side by side, in the accumulation type:
@@ -24,11 +24,12 @@ L2_BYTES = 1 << 20
 """Bytes that a second-level cache holds."""
 SHORT_ROW_BYTES = 256
 """Bytes of a row of A below which a tile of one vector does not prefetch the row."""
-FAR_ELEMENTS, PANEL_ELEMENTS = 1 << 16, 1 << 13
-"""Elements of a batch's packed operand from which on its lines are prefetched, and of B's panel, which a first-level
-cache holds if it is smaller. 1x1 layers of as many weights took 0.81 to 0.98 of the time, smaller ones 0.96 to 1.04; a
-matrix times one vector, which reads nothing twice, 1.08. Where several tiles read a panel they also prefetch the next
-one: 49 rows by 512x2048, 1024x2048 and 2048x512, weights in memory, took 0.88, 0.86 and 0.95 of the time."""
+FAR_ELEMENTS = 1 << 16
+"""A packed operand with more elements in a batch is prefetched. 1x1 layers of as many weights took 0.81 to 0.98 of the
+time, smaller ones 0.96 to 1.04; a matrix times one vector, which reads nothing twice, took 1.08."""
+PANEL_ELEMENTS = 1 << 13
+"""Packed B is prefetched if its panel has more elements, because a first-level cache holds a smaller panel. Several
+tiles that read a panel also prefetch the next: 49 rows by 512x2048, 1024x2048 and 2048x512 took 0.88, 0.86, 0.95."""
 
 
 @dataclass(frozen=True)
@@ -93,20 +94,20 @@ def distinct(axis: Axis, batch: int) -> tuple[int, Axis]:
     """Return the number of distinct operand matrices along a batch axis, and the map from batch index to matrix."""
     if axis.plain:
         return (batch, Axis(1)) if axis.stride else (1, Axis(0))
-    outer = -(-batch // axis.inner)
+    outer_count = -(-batch // axis.inner)
     if axis.stride and axis.outer:
         return batch, Axis(1)
     if axis.stride:
         return axis.inner, Axis(1, inner=axis.inner, outer=0)
-    return (outer, Axis(0, inner=axis.inner, outer=1)) if axis.outer else (1, Axis(0))
+    return (outer_count, Axis(0, inner=axis.inner, outer=1)) if axis.outer else (1, Axis(0))
 
 
 # --- prefetching: an operand larger than the second-level cache arrives late if the processor detects no stream -----
 
 
 def far_rows(spec: GemmSpec, packed: bool, vectors: int) -> bool:
-    """Whether a tile prefetches the next tile's rows of A, which are read in place. A tile of one vector loads as often
-    as it multiplies and prefetches no short rows."""
+    """Whether a tile prefetches the next tile's rows of A, which are read in place. A tile of one vector prefetches no
+    short rows, because it loads as often as it multiplies."""
     row = spec.k * spec.accumulator_size
     in_place = not packed and direct(spec, "a", 1) and spec.a.col.stride == 1
     return in_place and spec.m * row > L2_BYTES and (vectors > 1 or row > SHORT_ROW_BYTES)

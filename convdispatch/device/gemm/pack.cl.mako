@@ -1,14 +1,14 @@
 ## packed[((z * PANELS + i / W) * K + k) * W + i % W] = X[z, i, k]: an operand's panels (see layout.py).
 //
 // I, K        sizes of the operand
-// SIZES       where sizes are arguments, their declarations: one program packs operands of all sizes
+// SIZES       declarations of the sizes if they are kernel arguments, so that one program packs operands of all sizes
 // W           panel width; PANELS = ceil(I / W)
-// KCHUNK      k's that a work item packs, of GROUP panels (CPU form)
+// KCHUNK      length along k that a work item packs, of GROUP panels (CPU form)
 // X_BATCH(z), X_I(i), X_K(k)  element offsets in the source
 // PACKED_BATCH: z counts distinct operands; Z(z) is the first batch that uses it
 % if elementwise:
 kernel void pack(global const REAL *restrict x, long x_off, global ACC *restrict packed, long packed_off) {
-  // One work item an element; neighbours write neighbours.
+  // Each work item packs one element, and neighbouring work items write neighbouring elements.
   const int lane = get_global_id(0), k = get_global_id(1), panel = get_global_id(2) % PANELS;
   const int z = get_global_id(2) / PANELS, i = panel * W + lane;
   x += x_off + X_BATCH(Z(z));
@@ -18,7 +18,7 @@ kernel void pack(global const REAL *restrict x, long x_off, global ACC *restrict
 #include <convdispatch/lanes.cl>
 #define BLOCK ${lanes}
 % if narrow:
-// Panels narrower than vectors, of neighbours i: what a vector writes beyond its panel's k is the next one's, written next.
+// Packs panels that are narrower than a vector: what a vector writes beyond its own k is overwritten by the next k.
 typedef WITH_LANES(ACC, ${narrow}, ) __attribute__((aligned(sizeof(ACC)))) wide;
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void pack(global const REAL *restrict x, long x_off, global ACC *restrict packed, long packed_off SIZES) {
@@ -47,7 +47,7 @@ void pack(global const REAL *restrict x, long x_off, global ACC *restrict packed
     for (int k = k0; k < k1; ++k)
       for (int lane = count; lane < W; ++lane) packed[(long)k * W + lane] = 0;
 % if vectors:
-  if (count == W${f" && i0 % {run} + W <= {run}" if run else ""}) {  // whole panels of neighbours: vector copies
+  if (count == W${f" && i0 % {run} + W <= {run}" if run else ""}) {  // the panel is complete and its rows are contiguous, so vectors are copied
     global const REAL *p = x + X_I(i0);
     for (int k = k0; k < k1; ++k) {
       const long row = X_K(k);
@@ -68,20 +68,20 @@ void pack(global const REAL *restrict x, long x_off, global ACC *restrict packed
   }
 % else:
 % if k_unit:
-  // Neighbours along k: short runs of k, so that the scattered writes stay in the first cache.
+  // Rows are contiguous along k: runs along k are short, so that the scattered writes stay in the first-level cache.
   for (int k = k0, end; k < k1; k = end) {
     end = min(k1, k + BLOCK);
 % if k_run:
-    end = min(end, k - k % ${k_run} + ${k_run});  // a run's end
+    end = min(end, k - k % ${k_run} + ${k_run});  // the end of a contiguous run
 % endif
     const long col = X_K(k);
 % if width % lanes == 0:
-    if (end - k == BLOCK && count == W) {  // blocks turned in registers
+    if (end - k == BLOCK && count == W) {  // blocks are transposed in registers
       __attribute__((opencl_unroll_hint(1)))
       for (int lane = 0; lane < W; lane += BLOCK) {
         global const REAL *from = x + col;
         global ACC *to = packed + (long)k * W + lane;
-        // Processors prefetch nothing by themselves from so many rows that are far apart.
+        // Processors do not prefetch by themselves from so many rows that are far apart.
 % for i in range(lanes):
         __builtin_prefetch((const void *)(size_t)(from + X_I(i0 + lane + ${i}) + 64));
         const V t0_${i} = LOADV(from + X_I(i0 + lane + ${i}));

@@ -25,8 +25,8 @@ _ALIGN = 128  # bytes to which the start of each area of the workspace is aligne
 class GemmPlan:
     """One matrix product, compiled for a context; ``config`` is one of ``configs(spec, device)``.
 
-    ``workspace_size`` is the scratch memory of ``enqueue``; ``packed_a_size`` and ``packed_b_size`` are those of the
-    packed operands (all in bytes). Safe to use from several threads.
+    ``workspace_size`` is the size of the scratch memory of ``enqueue``, ``packed_a_size`` and ``packed_b_size`` those
+    of the packed operands (all in bytes). Safe to use from several threads.
     """
 
     workspace_size: int
@@ -45,19 +45,20 @@ class GemmPlan:
         self._packers: dict[str, _Kernel] = {}
         self._inner, self._pack_lock = inner, threading.Lock()
         self._areas, self.workspace_size = _workspace_areas(spec, config)
-        for ours in "ab":
-            if ours in self._areas:
-                self._packer(ours)
+        for letter in "ab":
+            if letter in self._areas:
+                self._packer(letter)
         split = config["split"]
-        read = _replace(inner, {theirs: ours in self._areas for theirs, ours in zip("ab", self._order, strict=True)})
-        outs = 1 + (spec.epilogue.bias is not None) + spec.epilogue.residual
-        program = build(context, gemm_text(read, config))
-        self._gemm = _Kernel(program, "gemm", *_gemm_sizes(read, config), 3 if split > 1 else 2 + outs)
+        packed = {letter: caller in self._areas for letter, caller in zip("ab", self._order, strict=True)}
+        kernel_spec = _with_packed(inner, packed)
+        out_count = 1 + (spec.epilogue.bias is not None) + spec.epilogue.residual
+        program = build(context, gemm_text(kernel_spec, config))
+        self._gemm = _Kernel(program, "gemm", *_gemm_sizes(kernel_spec, config), 3 if split > 1 else 2 + out_count)
         self._reduce = None
         if split > 1:
             lanes = config.get("lanes", 4)
             sizes = (-(-inner.n // lanes), inner.m, inner.batch)
-            self._reduce = _Kernel(build(context, reduce_text(inner, config)), "reduce", sizes, None, 1 + outs)
+            self._reduce = _Kernel(build(context, reduce_text(inner, config)), "reduce", sizes, None, 1 + out_count)
 
     def pack_a(
         self,
@@ -68,7 +69,7 @@ class GemmPlan:
         a_offset: int = 0,
         packed_offset: int = 0,
     ) -> cl.Event:
-        """Write A's packed form; offsets in elements of each buffer."""
+        """Write A's packed form to ``packed``; offsets are in elements of each buffer."""
         return self._packer("a")(queue, (a, a_offset, packed, packed_offset), wait_for)
 
     def pack_b(
@@ -80,7 +81,7 @@ class GemmPlan:
         b_offset: int = 0,
         packed_offset: int = 0,
     ) -> cl.Event:
-        """Write B's packed form; offsets in elements of each buffer."""
+        """Write B's packed form to ``packed``; offsets are in elements of each buffer."""
         return self._packer("b")(queue, (b, b_offset, packed, packed_offset), wait_for)
 
     def enqueue(
@@ -117,24 +118,24 @@ class GemmPlan:
             out += (bias, bias_offset)
         if spec.epilogue.residual:
             out += (residual, residual_offset)
-        given = {"a": (a, a_offset), "b": (b, b_offset)}
+        operands = {"a": (a, a_offset), "b": (b, b_offset)}
         if self._areas:
             unit = spec.accumulator_size
             for letter in "ab":
                 if letter in self._areas:
                     area = (workspace, (workspace_offset + self._areas[letter]) // unit)
-                    wait_for = [self._packers[letter](queue, given[letter] + area, wait_for)]
-                    given[letter] = area
+                    wait_for = [self._packers[letter](queue, operands[letter] + area, wait_for)]
+                    operands[letter] = area
             if self._reduce is not None:
                 partial = (workspace, (workspace_offset + self._areas["partial"]) // unit)
                 first, second = self._order
-                event = self._gemm(queue, given[first] + given[second] + partial, wait_for)
+                event = self._gemm(queue, operands[first] + operands[second] + partial, wait_for)
                 return self._reduce(queue, partial + out, [event])
         first, second = self._order
-        return self._gemm(queue, given[first] + given[second] + out, wait_for)
+        return self._gemm(queue, operands[first] + operands[second] + out, wait_for)
 
     def packing(self, packed_offset: int = 0) -> Callable[..., cl.Event]:
-        """``pack_a`` as a step that packs w into the workspace, or the packed buffer in its place; compiled here."""
+        """``pack_a`` as a step of a plan, which packs w into the workspace or the packed buffer; compiled here."""
         self._packer("a")
         return lambda queue, operands, wait_for=None: self.pack_a(
             queue, operands[1], operands[3], wait_for, 0, packed_offset
@@ -143,8 +144,8 @@ class GemmPlan:
     def _packer(self, letter: str) -> _Kernel:
         with self._pack_lock:
             if letter not in self._packers:
-                theirs = "ab"[self._order.index(letter)]
-                text, sizes, local, numbers = packing(self._inner, self.config, theirs)
+                kernel_letter = "ab"[self._order.index(letter)]
+                text, sizes, local, numbers = packing(self._inner, self.config, kernel_letter)
                 self._packers[letter] = _Kernel(build(self._context, text), "pack", sizes, local, 2, numbers)
             return self._packers[letter]
 
@@ -155,18 +156,18 @@ def workspace_size(spec: GemmSpec, config: Mapping[str, Any]) -> int:
 
 
 def _workspace_areas(spec: GemmSpec, config: Mapping[str, Any]) -> tuple[dict[str, int], int]:
-    """Byte offsets of the caller's operands to pack (``a``, ``b``) and of ``partial`` sums, and the size of all."""
+    """The workspace's areas, byte offsets of operands to pack (``a``, ``b``) and of ``partial`` sums, and its size."""
     inner = (spec.swapped if config.get("swap") else spec).simplified
     packs = {"a": False, "b": False}
     if config["kind"] == "cpu":
         packs = {x: config["pack_" + x] or not direct(inner, x, config["lanes"]) for x in "ab"}
         packs = {x: packs[x] and config["pack_" + x] != "local" for x in "ab"}
     areas, size = {}, 0
-    # The letter ``theirs`` names an operand in the kernel's order, ``ours`` the same operand in the caller's order.
-    for theirs, ours in zip("ab", "ba" if config.get("swap") else "ab", strict=True):
-        if packs[theirs] and not getattr(inner, theirs + "_packed"):
-            areas[ours] = size
-            size += -(-packed_layout(spec, config, ours).size // _ALIGN) * _ALIGN
+    # ``letter`` names an operand in the kernel's order, ``caller_letter`` the same operand in the caller's order.
+    for letter, caller_letter in zip("ab", "ba" if config.get("swap") else "ab", strict=True):
+        if packs[letter] and not getattr(inner, letter + "_packed"):
+            areas[caller_letter] = size
+            size += -(-packed_layout(spec, config, caller_letter).size // _ALIGN) * _ALIGN
     if config["split"] > 1:
         areas["partial"] = size
         size += config["split"] * spec.batch * spec.m * spec.n * spec.accumulator_size
@@ -193,7 +194,7 @@ class _Kernel:
         return commands_of(queue).launch(self._kernel, arguments + self._numbers, wait_for)
 
 
-def _replace(spec: GemmSpec, packed: Mapping[str, bool]) -> GemmSpec:
+def _with_packed(spec: GemmSpec, packed: Mapping[str, bool]) -> GemmSpec:
     import dataclasses
 
     return dataclasses.replace(spec, a_packed=spec.a_packed or packed["a"], b_packed=spec.b_packed or packed["b"])

@@ -1,7 +1,7 @@
 ## C[z, m, n] = epilogue(sum over s of partial[s, z, m, n]), the parts added in the order of s: deterministic.
 //
 // SPLIT   parts of the sum over k
-// LANES   neighbouring columns a work item
+// LANES   neighbouring columns of a work item
 kernel void reduce(global const ACC *restrict partial, long partial_off, OUT_KERNEL_PARAMS) {
   const int n = get_global_id(0) * LANES, m = get_global_id(1), z = get_global_id(2);
   OUT_POINTERS(z, 0)

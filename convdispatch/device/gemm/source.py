@@ -15,9 +15,9 @@ from .layout import far_columns, far_packed, far_rows, far_steps, packed_layout
 from .spec import Axis, GemmSpec
 
 ITEM_ELEMENTS = 1 << 14
-"""Least elements that one work item of a packing kernel should pack, so that it is worth starting."""
+"""The fewest elements that a work item of a packing kernel should pack, because starting it takes time."""
 GROUP_ELEMENTS = 64
-"""Neighbouring elements of a row that one work item packs if panels are narrow: shared cache lines are read once."""
+"""Neighbouring elements of a row that a work item packs if panels are narrow, so that it reads a cache line once."""
 
 
 def _split_k(spec: GemmSpec, config: Mapping[str, Any]) -> tuple[int, int]:
@@ -33,8 +33,8 @@ def _types(spec: GemmSpec, lanes: int) -> str:
 def _epilogue(
     spec: GemmSpec, config: Mapping[str, Any], lanes: int, partial: bool, tail: tuple[int, int] | None = None
 ) -> str:
-    """Macros and functions that write C, or partial sums of it into dense ``[part, batch, m, n]``; of the vector that
-    ends a row the lanes from ``tail[0]`` to before ``tail[1]``."""
+    """Macros and functions that write C, or with ``partial`` its partial sums as dense ``[part, batch, m, n]``. Of a
+    row's last vector they write the lanes from ``tail[0]`` to before ``tail[1]``."""
     split, ks = _split_k(spec, config)
     text = _types(spec, lanes) + activation_macro(spec.epilogue.activation)
     # The macro ACCUMULATE is 0 here: the kernel argument FLAGS (ADD) says whether C's old values are added.
@@ -52,7 +52,7 @@ def _epilogue(
 
 
 def _pieces(first: int, end: int) -> Iterator[tuple[int, int]]:
-    """(Lane, lanes) of vectors of a power of two, each at a multiple of its size, that make up a range of lanes."""
+    """Cut a range of lanes into vectors of a power of two, each at a multiple of its size: yields (lane, lanes)."""
     while first < end:
         width = 1 << ((end - first).bit_length() - 1)
         while first % width:
@@ -62,13 +62,13 @@ def _pieces(first: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _tail(spec: GemmSpec, lanes: int, padded: bool, partial: bool) -> tuple[int, int] | None:
-    """The lanes of the last vector of a row of C that hold columns: the first ones, or where B is read in place without
-    padding the last. None where C's rows have whole vectors, or are not written as vectors."""
-    rest = spec.n % lanes
+    """The lanes of the last vector of a row of C that hold columns: the first lanes, or if B is read in place without
+    padding the last lanes. None if C's rows have whole vectors, or are not written as vectors."""
+    remainder = spec.n % lanes
     unit = partial or (spec.c.col.stride == 1 and spec.c.col.plain and not DTYPES[spec.dtype].widened)
-    if not rest or not unit:
+    if not remainder or not unit:
         return None
-    return (0, rest) if padded else (lanes - rest, lanes)
+    return (0, remainder) if padded else (lanes - remainder, lanes)
 
 
 def _wide_c(spec: GemmSpec, lanes: int, partial: bool) -> bool:
@@ -82,7 +82,7 @@ def _wide_c(spec: GemmSpec, lanes: int, partial: bool) -> bool:
 def gemm_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
     """The product's program; ``spec`` is simplified, and swapped where the configuration says so.
 
-    Its ``a_packed`` and ``b_packed`` say what the kernel reads, whoever packed it.
+    ``a_packed`` and ``b_packed`` of ``spec`` say whether the kernel reads packed operands, whoever packed them.
     """
     return (_cpu_text if config["kind"] == "cpu" else _gpu_text)(spec, config)
 
@@ -130,7 +130,7 @@ def _cpu_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
 
 
 class _Operand:
-    """How a GPU work group loads K-slices of one operand: the values that the kernel's template reads."""
+    """Values for the kernel's template that describe how a GPU work group loads K-slices of one operand."""
 
     def __init__(self, spec: GemmSpec, config: Mapping[str, Any], letter: str) -> None:
         matrix = getattr(spec, letter)
@@ -151,7 +151,7 @@ class _Operand:
         self.vec = 4 if spec.alignment % 4 == 0 and self._quads(spec, config, matrix, i, k) else 1
         self.stored = "ACC" if self.packed else "REAL"
         items = (config["bm"] // config["tm"]) * (config["bn"] // config["tn"])
-        # Vector loads along the contiguous axis of a K-slice
+        # The number of vector loads along the contiguous axis of a K-slice.
         self.run = (config["bk"] if self.k_unit else self.tile) // self.vec
         self.total = self.tile * config["bk"] // self.vec  # vector loads of the whole K-slice
         self.slots = -(-self.total // items)  # vector loads of the K-slice that one work item makes
@@ -178,9 +178,9 @@ class _Operand:
         fast, slow = (k, i) if self.k_unit else (i, k)
         length = spec.k if self.k_unit else self.size
         split, ks = _split_k(spec, config)
-        others = [slow.stride, slow.outer, fast.outer, matrix.batch.stride, matrix.batch.outer, length]
-        others += [fast.inner or 0, ks if self.k_unit and split > 1 else 0]
-        return fast.stride == 1 and not any(number % 4 for number in others)
+        multiples = [slow.stride, slow.outer, fast.outer, matrix.batch.stride, matrix.batch.outer, length]
+        multiples += [fast.inner or 0, ks if self.k_unit and split > 1 else 0]
+        return fast.stride == 1 and not any(number % 4 for number in multiples)
 
 
 def _gpu_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
@@ -201,8 +201,7 @@ class Packing(NamedTuple):
     """Work items of the packing kernel's launch along each axis."""
     local: tuple[int, int, int] | None
     numbers: tuple[Any, ...]
-    """Sizes that are passed as kernel arguments where that costs nothing, so that a network's many operands share one
-    program."""
+    """Sizes that are passed as kernel arguments where that costs nothing, so that many operands share one program."""
 
 
 def packing(spec: GemmSpec, config: Mapping[str, Any], letter: str) -> Packing:
@@ -212,12 +211,12 @@ def packing(spec: GemmSpec, config: Mapping[str, Any], letter: str) -> Packing:
     i, k = (matrix.row, matrix.col) if letter == "a" else (matrix.col, matrix.row)
     lanes = config.get("lanes", 4)
     axis = layout.batch  # The macro Z maps the index z of a distinct operand to the first batch that uses it.
-    first = f"((z) * {axis.inner})" if not axis.plain and axis.outer else "(z)"
-    narrow = 0 if config["kind"] == "gpu" else _narrow(spec, i, layout.width, lanes)
-    group = max(1, GROUP_ELEMENTS // layout.width) if narrow else 1
+    first_batch = f"((z) * {axis.inner})" if not axis.plain and axis.outer else "(z)"
+    narrow_lanes = 0 if config["kind"] == "gpu" else _narrow(spec, i, layout.width, lanes)
+    group = max(1, GROUP_ELEMENTS // layout.width) if narrow_lanes else 1
     depth = max(16, ITEM_ELEMENTS // (layout.width * group) // 16 * 16)
     text = _types(spec, lanes) + define(W=layout.width, KCHUNK=depth, GROUP=group)
-    text += f"#define X_BATCH(z) {matrix.batch.text('z')}\n#define X_K(k) {k.text('k')}\n#define Z(z) {first}\n"
+    text += f"#define X_BATCH(z) {matrix.batch.text('z')}\n#define X_K(k) {k.text('k')}\n#define Z(z) {first_batch}\n"
     size, numbers = spec.m if letter == "a" else spec.n, ()
     k_unit = k.stride == 1 and i.stride != 1
     # Reads run along k, so no loop depends on I_STEP, and the sizes can be kernel arguments.
@@ -226,7 +225,7 @@ def packing(spec: GemmSpec, config: Mapping[str, Any], letter: str) -> Packing:
         numbers = (np.int32(size), np.int32(spec.k), np.int32(layout.panels), np.int64(i.stride))
     else:
         text += define(I=size, K=spec.k, PANELS=layout.panels, SIZES="") + f"#define X_I(i) {i.text('i')}\n"
-    values = {"elementwise": config["kind"] == "gpu", "lanes": lanes, "narrow": narrow, "width": layout.width}
+    values = {"elementwise": config["kind"] == "gpu", "lanes": lanes, "narrow": narrow_lanes, "width": layout.width}
     values |= {"accsize": spec.accumulator_size, "k_unit": k_unit, "k_run": 0 if k.plain else k.inner}
     values |= {"vectors": i.stride == 1 and layout.width % lanes == 0, "run": 0 if i.plain else i.inner}
     text += kernel_text(__package__, "pack.cl.mako", transposed=transposed, **values)
@@ -237,7 +236,7 @@ def packing(spec: GemmSpec, config: Mapping[str, Any], letter: str) -> Packing:
 
 
 def _narrow(spec: GemmSpec, axis: Axis, width: int, lanes: int) -> int:
-    """Elements of the vectors that pack panels of fewer neighbours, each reaching no further than the next k; or 0."""
+    """The vector size for packing narrow panels, of which no vector reaches further than the next k; 0 for others."""
     fits = [n for n in (2, 4, 8, 16) if width <= n <= lanes]
     if DTYPES[spec.dtype].widened or not axis.plain or axis.stride != 1 or width < 2:
         return 0

@@ -95,7 +95,7 @@ class Epilogue:
 
     @classmethod
     def of(cls, problem: ConvProblem, bias_batch: Axis) -> Epilogue:
-        """A convolution's, with a bias for each row of C; ``bias_batch`` is the batch axis of the bias."""
+        """A convolution's epilogue, with a bias for each row of C; ``bias_batch`` is the batch axis of the bias."""
         bias = "m" if problem.bias else None
         return cls(bias, bias_batch, problem.residual, problem.activation, problem.accumulate)
 
@@ -112,11 +112,11 @@ class GemmSpec:
 
     ``dtype`` is how a, b, c, bias and residual are stored; sums are float32 or wider. ``a_packed`` (``b_packed``):
     that operand comes in panels of the accumulation type, as ``packed_layout`` describes; of its Matrix only the batch
-    axis counts then (a batch stride of 0 means one shared operand). ``alignment`` is the caller's promise that every
-    offset it passes for a, b, c and residual is a multiple of so many elements, and every buffer's own start is aligned
-    to as many; 4 lets a GPU move vectors.
+    axis counts then (a batch stride of 0 means one shared operand). ``alignment`` is a number of elements: the caller
+    promises that the offsets of a, b, c and residual are multiples of it, and that the buffers' addresses are aligned
+    to it; 4 lets a GPU move vectors.
 
-    Raises InvalidArgument when a number does not fit.
+    Raises InvalidArgument when a number is out of range.
     """
 
     m: int

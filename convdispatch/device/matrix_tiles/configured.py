@@ -12,11 +12,11 @@ import numpy as np
 from .instruction import TileInstruction
 
 MAX_BYTES = 1 << 48
-"""Most bytes of a problem's tensors: sizes are int64 in arrays of tiles."""
+"""The most bytes of a problem's tensors, because arrays of tiles have int64 sizes."""
 
 
 class Configured:
-    """A dataclass that a configuration makes; only what differs from the defaults is written."""
+    """A dataclass that is created from a configuration; ``config`` has only the fields that differ from defaults."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
@@ -25,12 +25,12 @@ class Configured:
 
     def config(self) -> dict[str, Any]:
         """The tile as a configuration: the fields that differ from their defaults."""
-        found = ((name, getattr(self, name), default) for name, default in _defaults(type(self)))
-        return {name: value for name, value, default in found if value != default}
+        fields = ((name, getattr(self, name), default) for name, default in _defaults(type(self)))
+        return {name: value for name, value, default in fields if value != default}
 
 
 class WarpTile(Configured):
-    """A tile bm by bn that warps, or groups of warps that multiply together, cut into wm by wn."""
+    """A tile of bm by bn, cut into wm by wn parts for warps, or for groups of warps that multiply together."""
 
     @property
     def instruction(self) -> TileInstruction:
@@ -60,32 +60,32 @@ def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
 
 def first_fault(tiling: Any, faults: Iterable[tuple[Any, str]]) -> str | None:
     """The message of the first violated constraint, with ``{tiling...}`` filled in; None if none is violated."""
-    return next((words.format(tiling=tiling) for wrong, words in faults if wrong), None)
+    return next((message.format(tiling=tiling) for is_violated, message in faults if is_violated), None)
 
 
-def largest(one: Any, other: Any) -> Any:
+def largest(a: Any, b: Any) -> Any:
     """The larger of two numbers; of arrays, element by element."""
-    return np.maximum(one, other) if isinstance(one, np.ndarray) or isinstance(other, np.ndarray) else max(one, other)
+    return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
 
 
 def many(tile: Any, names: Sequence[str], rows: np.ndarray) -> Any:
-    """Tiles that differ in the named fields alone, a row each, as one tile whose fields are arrays."""
+    """Many tiles, which differ in the named fields only, as one tile whose fields are arrays; each row is a tile."""
     return dataclasses.replace(tile, **dict(zip(names, rows.T, strict=True)))
 
 
 def fitting(tiling: Any, count: int) -> np.ndarray:
     """Whether each of ``count`` tiles can run the tiling's problem: an array of bool."""
-    wrong = np.zeros(count, bool)
+    violated = np.zeros(count, bool)
     for fault, _ in tiling.faults():
-        wrong = wrong | fault
-        if wrong.all():
+        violated = violated | fault
+        if violated.all():
             break
-    return ~wrong
+    return ~violated
 
 
 def part_counts(room: int, groups: int, most: int) -> list[int]:
-    """Parts of a sum that are worth trying: those that fill a device of ``room`` work groups once, twice and three
-    times, and, where it is not full, a few small ones."""
+    """The numbers of parts of a sum that are worth trying: those that fill a device of ``room`` work groups once, twice
+    and three times, and a few small numbers if the device is not full."""
     filling = {times * room // groups for times in (1, 2, 3)}
     small = (2, 3, 4, 6, 8, 12, 16) if groups < 2 * room else ()
     return sorted(parts for parts in filling.union(small) if 1 < parts <= min(most, 512))
@@ -94,7 +94,7 @@ def part_counts(room: int, groups: int, most: int) -> list[int]:
 def in_waves(tiling: Any, units: int, resident: Any, together: Callable[[Any], Any]) -> Any:
     """Cycles of all work groups on ``units`` multiprocessors, ``resident`` on each at a time.
 
-    ``together`` returns the cycles of so many work groups on one multiprocessor at once.
+    ``together(count)`` returns the cycles of ``count`` work groups that run on one multiprocessor at once.
     """
-    whole, rest = np.divmod(tiling.work_groups, units * resident)
-    return whole * together(resident) + np.where(rest > 0, together(-(-rest // units)), 0)
+    full_waves, rest_groups = np.divmod(tiling.work_groups, units * resident)
+    return full_waves * together(resident) + np.where(rest_groups > 0, together(-(-rest_groups // units)), 0)

@@ -1,7 +1,7 @@
-// n / d for divisors that are arguments: a multiplication and a shift, as a compiler makes of a literal divisor.
+// n / d for divisors that are kernel arguments: a multiplication and a shift, as compilers do for a literal divisor.
 //
-// WIDE           1: n may be 2^31 and more, and is divided as it is
-// DIVISOR(d)     a kernel's parameters of a divisor; ``divisors.divided_by`` makes their arguments
+// WIDE           1: n may be 2^31 or more, so the division operator is used
+// DIVISOR(d)     a kernel's parameters of a divisor; ``reduction.divided_by`` returns their arguments
 // DIVIDED(n, d)  n / d, for n >= 0
 #define DIVISOR(d) const uint d, const uint d##_by, const uint d##_shift
 #if WIDE

@@ -1,9 +1,9 @@
-// What follows the sum, for one element (the header's ``put``) and for two, four or eight neighbouring channels.
+// The epilogue of the sum, for one element (the header's ``put``) and for two, four or eight neighbouring channels.
 //
 // PAIRS      1: two neighbouring columns are neighbouring channels in memory (channels last)
-// OCTETS     1: so are eight, and they begin at a multiple of eight
+// OCTETS     1: eight neighbouring columns are too, and they begin at a multiple of eight
 //
-// Four float32 numbers, or eight of 16 bits, are 16 bytes: what a work item writes at once.
+// A work item writes 16 bytes at once: four float32 numbers, or eight of 16 bits.
 #include <convdispatch/output.cl>
 #include <convdispatch/vectors.cl>
 #if PARTIAL
@@ -29,7 +29,7 @@ inline void put2(OUT_PARAMS, float v0, float v1, OUT_INDEX at, int row) {
   STORE2(out + at, v);
 }
 #if OCTETS
-// Eight neighbours as they are in memory, and as numbers. ``narrow`` comes before this text: its type is the output's.
+// Eight neighbouring channels as stored, and as floats. ``narrow``, which precedes this text, has the output's type.
 #if FLOAT32
 #define RAW8 float8
 #define NO_RAW8 ((float8)(0))
@@ -60,7 +60,7 @@ inline float8 wide8(uint4 u) {
 }
 #define WIDE8(v) wide8(v)
 #endif
-// ``addend`` is the residual's: read before, for many rows at once, it is not waited for row after row.
+// ``addend`` is the residual, read before for many rows at once, so that each row does not wait for its own read.
 inline void put8_addend(OUT_PARAMS, const float *v, RAW8 addend, OUT_INDEX at, int row) {
   float8 f = (float8)(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]);
   EPILOGUE(float8, f, WIDE8(raw8(bias + row)), WIDE8(addend), WIDE8(raw8(out + at)))

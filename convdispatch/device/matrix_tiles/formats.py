@@ -1,4 +1,4 @@
-"""How a float32 becomes 16-bit numbers that tensor cores multiply: formats, their planes and products.
+"""Formats that split a float32 into planes of 16-bit numbers, which tensor cores multiply.
 
 A value is the sum of its planes. Two planes and three products (Markidis et al. 2018; Ootomo and Yokota 2022) keep the
 leading parts of the product; the product of the two small planes is left out.
@@ -11,9 +11,9 @@ leading parts of the product; the product of the two small planes is left out.
 | ``bfloat2`` | bfloat16 + bfloat16 | 16 | 3 | float32's |
 | ``bfloat3`` | three bfloat16 | 24 | 6 | float32's |
 
-``half*`` planes hold the value times powers of two, one a row, one a column and one a summed index (``scales.py``),
-that bring a row's (column's) largest finite magnitude to 2^14. What is smaller than that by s bits keeps its bits up
-to s = 17 and loses one a bit below.
+``half*`` planes hold the value times powers of two of its row, its column and its summed index (``scales.py``), which
+bring a row's (column's) largest finite magnitude to 2^14. A value that is smaller by s bits keeps all its bits up to
+s = 17, and loses one more bit for each further bit of s.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ class Format:
 
     @property
     def type(self) -> str:
-        """PTX name."""
+        """PTX's name of the type of the planes."""
         return "tf32" if self.tf32 else "bf16" if self.bfloat else "f16"
 
 
-_ONE, _TWO = ((0, 0),), ((1, 0), (0, 1), (0, 0))
+_ONE_PLANE = ((0, 0),)  # the product of single planes
+_TWO_PLANES = ((1, 0), (0, 1), (0, 0))  # the products of two planes, without that of the two small planes
 FORMATS = {
-    "float16": Format("native", False, _ONE, 1, float32_accurate=False),
-    "bfloat16": Format("native", True, _ONE, 1, float32_accurate=False),
-    "tf32": Format("native", False, _ONE, 1, float32_accurate=False, tf32=True),
-    "half1": Format("half1", False, _ONE, 1, scaled=True, float32_accurate=False),
-    "half2": Format("half2", False, _TWO, 2, scaled=True),
-    "bfloat2": Format("bfloat2", True, _TWO, 2),
+    "float16": Format("native", False, _ONE_PLANE, 1, float32_accurate=False),
+    "bfloat16": Format("native", True, _ONE_PLANE, 1, float32_accurate=False),
+    "tf32": Format("native", False, _ONE_PLANE, 1, float32_accurate=False, tf32=True),
+    "half1": Format("half1", False, _ONE_PLANE, 1, scaled=True, float32_accurate=False),
+    "half2": Format("half2", False, _TWO_PLANES, 2, scaled=True),
+    "bfloat2": Format("bfloat2", True, _TWO_PLANES, 2),
     "bfloat3": Format("bfloat3", True, ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0)), 3),
 }
 _FOR_MATH = {
@@ -63,9 +64,9 @@ _FOR_MATH = {
 
 
 def formats(problem: ConvProblem) -> tuple[str, ...]:
-    """Names of the formats that reach what the problem's ``math`` asks, the one to use first.
+    """Names of the formats that reach the accuracy of the problem's ``math``, the default first.
 
-    For ``"float32"`` that is ``bfloat2``, whose range is float32's, so that nothing looks for scales.
+    For ``"float32"`` the default is ``bfloat2``, whose range is float32's, so that it needs no scales.
     """
     if problem.dtype == "float32":
         return _FOR_MATH.get(problem.math, ())

@@ -1,12 +1,12 @@
-"""From a problem to a geometry over channels-last planes: the header's, or one of two that suit few channels better.
+"""Converts a problem to a geometry over channels-last planes: the header's, or one of two that suit few channels.
 
-A *stacked* geometry is the data gradient in one phase whose channels are every phase's: first layers have few
-channels, and wide products are what tensor cores are good at. Weights of taps that a phase does not have are zeros.
+A *stacked* geometry is the data gradient in one phase, whose channels are the channels of all phases: first layers have
+few channels, and tensor cores are fast at wide products. Weights of taps that a phase lacks are zeros.
 
-A *folded* geometry reads a source whose taps along w were laid out as channels when it was packed: first layers have
-few channels, and the tensor cores multiply eight at a time.
+A *folded* geometry reads a source whose taps along w became channels when it was packed: first layers have few
+channels, and tensor cores multiply eight at a time.
 
-Triples are along (d, h, w).
+Triples of numbers are along (d, h, w).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Phase", "ProductGeometry", "SourceWindow", "along", "chunks", "produ
 
 Triple = tuple[int, int, int]
 MIN_UNFOLDED_CHANNELS = 8
-"""Channels of a group below which taps along w become channels."""
+"""If a group has fewer channels than this, the taps along w become channels."""
 
 
 def along(problem: ConvProblem, letter: str) -> Triple:
@@ -39,7 +39,10 @@ def chunks(channels: int) -> int:
 
 @dataclass(frozen=True)
 class ProductGeometry:
-    """The source is x for the forward product and the weights' gradient, and dy for the data gradient."""
+    """A convolution over channels-last planes: its source is x, or dy for the data gradient; its target is written.
+
+    In the weights' gradient, which reads x and dy, the target is dy.
+    """
 
     images: int
     groups: int
@@ -78,7 +81,7 @@ class ProductGeometry:
 
     def _inside(self, axis: int) -> bool:
         reads = [phase.reads(axis, self.step[axis], self.spread[axis]) for phase in self.phases]
-        return all(each.start >= 0 and each.stop <= self.source[axis] for each in reads)
+        return all(read.start >= 0 and read.stop <= self.source[axis] for read in reads)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -93,20 +96,20 @@ def product_geometry(problem: ConvProblem, stacked: bool = False) -> ProductGeom
     return _fold(result) if plain.kernel[2] > 1 and plain.c < MIN_UNFOLDED_CHANNELS else result
 
 
-def _stack(problem: ConvProblem, many: ProductGeometry) -> ProductGeometry:
+def _stack(problem: ConvProblem, phased: ProductGeometry) -> ProductGeometry:
     """The data gradient in one phase."""
-    stride, one = many.out_step, (1, 1, 1)
-    parts = tuple(map(min, many.target, stride))
-    reach = [_offsets(*of_axis) for of_axis in zip(parts, stride, *(along(problem, letter) for letter in "dpk"))]
-    first, taps = zip(*((low, high - low + 1) for low, high in reach))
-    count = tuple(-(-size // s) for size, s in zip(many.target, stride))
-    phase = Phase((0, 0, 0), count, taps, (0, 0, 0), first)
-    m = many.m * math.prod(parts)
-    return dataclasses.replace(many, m=m, spread=one, tap_step=one, phases=(phase,), stacked=parts)
+    stride, ones = phased.out_step, (1, 1, 1)
+    parts = tuple(map(min, phased.target, stride))
+    ranges = [_offsets(*of_axis) for of_axis in zip(parts, stride, *(along(problem, letter) for letter in "dpk"))]
+    lowest, taps = zip(*((low, high - low + 1) for low, high in ranges))
+    count = tuple(-(-size // s) for size, s in zip(phased.target, stride))
+    phase = Phase((0, 0, 0), count, taps, (0, 0, 0), lowest)
+    m = phased.m * math.prod(parts)
+    return dataclasses.replace(phased, m=m, spread=ones, tap_step=ones, phases=(phase,), stacked=parts)
 
 
 def _fold(geo: ProductGeometry) -> ProductGeometry:
-    """Taps along w as channels: the packed source's pixels along w are the places."""
+    """The geometry with taps along w as channels: the packed source's pixels along w are the output's."""
     (phase,) = geo.phases
     kernel = (*geo.kernel[:2], 1)
     return dataclasses.replace(
@@ -123,7 +126,7 @@ def _fold(geo: ProductGeometry) -> ProductGeometry:
 
 @dataclass(frozen=True)
 class SourceWindow:
-    """Positions of the padded source in a row, so that a tap is a shift: with stride 1, place p reads p + shift.
+    """The padded source as one row of positions, so that a tap is a shift: with stride 1, output p reads p + shift.
 
     The zeros at the end of a row are those before the next one, so a row is the source's plus the larger pad, and never
     shorter than the target's.
@@ -155,19 +158,19 @@ def window(geo: ProductGeometry) -> SourceWindow | None:
     if geo.out_step != (1, 1, 1) and not geo.stacked:
         return None
     phase = geo.phases[0]
-    near, size, offsets = [], [], []
+    pads, size, offsets = [], [], []
     for origin, spread, taps, count, pixels in zip(phase.origin, geo.spread, phase.taps, phase.count, geo.source):
         reads = [origin + tap * spread for tap in range(taps)]
-        before = max(0, -min(reads))
-        near.append(before)
-        size.append(max(pixels + max(before, max(reads) + count - pixels), count))
-        offsets.append([read + before for read in reads])
+        pad = max(0, -min(reads))
+        pads.append(pad)
+        size.append(max(pixels + max(pad, max(reads) + count - pixels), count))
+        offsets.append([read + pad for read in reads])
     strides = (size[1] * size[2], size[2], 1)
-    shifts = [sum(o * s for o, s in zip(each, strides)) for each in itertools.product(*offsets)]
-    return SourceWindow(geo.images, tuple(near), tuple(size), tuple(shifts))
+    shifts = [sum(o * s for o, s in zip(tap_offsets, strides)) for tap_offsets in itertools.product(*offsets)]
+    return SourceWindow(geo.images, tuple(pads), tuple(size), tuple(shifts))
 
 
 def _offsets(parts: int, s: int, d: int, p: int, k: int) -> tuple[int, int]:
-    """The least and the greatest offset, in positions, that any pixel of a position reads along one axis."""
+    """The least and the greatest offset, in positions, that any pixel (phase) of a position reads along one axis."""
     reads = [(f + p - t * d) // s for f in range(parts) for t in range(k) if (f + p - t * d) % s == 0]
     return (min(reads), max(reads)) if reads else (0, 0)

@@ -1,7 +1,8 @@
 """Describes a tile instruction: c (m x n, float32) += a (m x k) b (k x n) of 16-bit numbers, spread over lanes.
 
-The description is all that the product's kernel knows of a vendor's matrix cores: its shape, how many lanes execute it
-together, and which element of a, b and c each lane holds where. ``line`` is a row of a or a column of b.
+The description is all that the product's kernel knows of a vendor's matrix cores: the instruction's shape, the number
+of lanes that execute it together, and the elements of a, b and c that each lane holds. ``line`` is a row of a or a
+column of b.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Fragment:
-    """What a lane holds of a or b, in runs of neighbours along k: (line, k) of a run's first number, for each run.
+    """The numbers of a or b that a lane holds, in runs of neighbours along k.
 
-    A lane's numbers begin at (``line``, ``k``), OpenCL expressions of ``lane``; ``runs`` are constant offsets from it.
+    A lane's numbers begin at (``line``, ``k``), OpenCL expressions of ``lane``; ``runs`` are the (line, k) offsets of
+    each run's first number from there.
     """
 
     line: str
     k: str
     runs: tuple[tuple[int, int], ...]
     run: int
-    """Numbers of a run: 1, 2, 4 or 8. Both k and the offsets along k are multiples of it."""
+    """The length of a run: 1, 2, 4 or 8 numbers. Both k and the offsets along k are multiples of it."""
 
     @property
     def numbers(self) -> int:
@@ -31,7 +33,7 @@ class Fragment:
 
 @dataclass(frozen=True)
 class TileInstruction:
-    """The shape of an instruction, its lanes, and what each lane holds."""
+    """The shape of an instruction, its lanes, and the elements that each lane holds."""
 
     m: int
     n: int
@@ -42,17 +44,17 @@ class TileInstruction:
     """OpenCL expression of ``lane``: the row of c at which a lane's sums begin."""
     column: str
     rows: tuple[int, ...]
-    """A lane's rows of c, as offsets from ``row``; of each it holds ``width`` neighbouring columns, in this order."""
+    """A lane's rows of c, as offsets from ``row``, in order; the lane holds ``width`` neighbouring columns of each."""
     width: int = 1
     warps: int = 1
     """Warps that execute the instruction together."""
     a: Fragment | None = None
-    """None: the product loads this instruction's operands by other instructions (``ldmatrix``, or none)."""
+    """The lanes' part of a; None if the product's text loads the operands itself (by ``ldmatrix``, or not at all)."""
     b: Fragment | None = None
     loaded_columns: int = 0
-    """Columns of b that are loaded at once, where these are more than n."""
+    """Columns of b that are loaded at once, if these are more than n; otherwise 0."""
     max_sums: int = 200
-    """Most sums, float32 registers, that a work item may hold."""
+    """The most sums, each a float32 register, that a work item may hold."""
     local_limit: int = 65536
     """Bytes of local memory that a work group can have."""
     attributes: str = ""
@@ -70,7 +72,7 @@ class TileInstruction:
 
 
 class InstructionText(Protocol):
-    """OpenCL C of a vendor's instruction and of what surrounds it, for operands of one type."""
+    """The OpenCL C functions around a vendor's instruction, for operands of one type."""
 
     def text(self, emulate: bool = False) -> str:
         """The functions that kernels call; with ``emulate`` their stand-ins in plain C."""

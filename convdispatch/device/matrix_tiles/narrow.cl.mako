@@ -1,4 +1,4 @@
-## float32 to and from the format's 16-bit type; rounded to nearest even, infinity beyond its range.
+## Converts float32 to and from the format's 16-bit type: rounds to nearest even, and to infinity beyond its range.
 % if tiling.format.bfloat:
 #include <convdispatch/bfloat16.cl>
 inline float widen(ushort h) { return convert_as_bfloat16_float(h); }

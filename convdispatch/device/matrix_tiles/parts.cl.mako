@@ -1,15 +1,15 @@
-## Parts of a tile's sums, which work groups of one launch add themselves, always in the parts' order.
+## The work groups of one launch add the parts of a tile's sums themselves, always in the parts' order.
 ##
-## A tile has a word of state: how many parts are there, and how many blocks of the tile are taken. Each work group leaves
-## its part in the workspace and counts it (``arrive``); whoever finds all of them takes one block after another, adds the
-## block's parts and writes the results (``take``). Work groups wait for each other ``POLLS`` times at most, and only where
-## all run at once; the last finds every part and never waits, so no order in which they run leaves a block behind.
-## The state begins as anything that the workspace held: what lacks ``magic``, 48 bits made from the problem and the
-## tile, counts as 0. Whoever takes the last block leaves 0.
+## A tile has a word of state: the number of finished parts, and the number of taken blocks. Each work group writes its
+## part to the workspace and counts it (``arrive``); a work group that sees all parts takes one block after another, adds
+## the block's parts and writes the results (``take``). Work groups poll for each other at most ``POLLS`` times, and only
+## if all run at once; the last sees every part and never waits, so every block is taken in any order of execution.
+## The state starts as whatever the workspace contains: a value without ``magic``, 48 bits of a hash of the problem and
+## the tile, counts as 0. The work group that takes the last block resets the state to 0.
 ##
 ## magic, split, blocks
 #define POLLS 64
-// A part is there.
+// Counts a part that is complete in the workspace.
 inline void arrive(global ulong *state) {
   for (ulong now = word_load(state);;) {
     const ulong old = word_exchange(state, now, (now >> 16 == ${magic}UL ? now : ${magic}UL << 16) + 1);
@@ -17,7 +17,7 @@ inline void arrive(global ulong *state) {
     now = old;
   }
 }
-// The block to add next, or -1: all are taken, or parts are missing still. Without polls, block 0 stands for all.
+// Returns the block to add next, or -1 if all are taken or parts are missing. Without polls, block 0 means all blocks.
 inline int take(global ulong *state, int polls) {
   for (;;) {
     const ulong now = word_load(state);

@@ -1,9 +1,9 @@
-// out = epilogue(sum of the parts, in an order that only their number decides).
+// out = epilogue(sum of the parts), in an order that depends only on the number of parts.
 //
-// size   elements of a part, whose layout is as the output does
-// PARTS  how many there are: by an argument the loop took up to a quarter of the kernel's time more
+// size   elements of a part, which has the output's layout
+// PARTS  the number of parts; as a kernel argument it made the kernel up to a quarter slower
 // LANES  work items of an element: lane i adds parts i, i + LANES, ...; then the lanes' sums are added in order
-// inner, channels  elements from channel to channel, and how many channels
+// inner, channels  elements from channel to channel, and the number of channels
 #include <convdispatch/output.cl>
 #define WIDTH (256 / LANES)
 kernel __attribute__((reqd_work_group_size(256, 1, 1)))

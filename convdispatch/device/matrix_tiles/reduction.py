@@ -1,9 +1,9 @@
-"""Parts of a sum: a launch that adds them, one program for all sizes (``reduce.cl``), or the text by which work groups
-of the product add them (``parts.cl.mako``).
+"""Adds the parts of a sum: by a launch of one program for all sizes (``reduce.cl``), or by work groups of the product
+(the text ``parts.cl.mako``).
 
 Sizes that a program divides by are arguments (``divide.cl``). A division by a literal is a multiplication by its
-reciprocal and a shift (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994); here both
-come with the launch.
+reciprocal and a shift (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994); here the
+launch passes both as arguments.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ...api.problem import ConvProblem, epilogue_macros
 from ..programs.kernels import OPERANDS, Launch, build, define, kernel_text
 
 MAX_DIVIDEND = 2**31 - 1
-"""Largest number that ``DIVIDED`` divides."""
+"""The largest number that the macro ``DIVIDED`` divides correctly."""
 MAX_PARTS = 255
-"""Parts that a tile's state counts, at most."""
+"""The most parts that a tile's state can count."""
 STATE_BYTES = 8
-"""Bytes of a tile's state."""
+"""Bytes of a tile's state, by which its work groups count finished parts."""
 
 
 def divided_by(*sizes: int) -> list[np.uint32]:
@@ -81,6 +81,6 @@ def offset_type(index: str) -> Any:
 
 
 def parts_text(tiling: Any, split: int, blocks: int) -> str:
-    """Text of ``parts.cl.mako`` for tiles of ``blocks`` blocks; states of other kernels differ by the tiling's repr."""
+    """Text of ``parts.cl.mako`` for tiles of ``blocks`` blocks. A hash of ``tiling`` marks this kernel's states."""
     magic = int.from_bytes(hashlib.blake2b(repr(tiling).encode(), digest_size=6).digest(), "big")
     return kernel_text(__package__, "parts.cl.mako", magic=magic, split=split, blocks=blocks)

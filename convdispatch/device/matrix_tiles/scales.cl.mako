@@ -1,13 +1,13 @@
-## The powers of two of ``scales.py``, in three launches: the exponent of every plane's largest finite magnitude
+## Computes the powers of two of ``scales.py`` in three launches: the exponent of every plane's largest finite magnitude
 ## (``exponents``), one for each summed index (``norms``), one for each row of A and column of B (``marks``).
 ##
-## planes  (Planes, its table in bytes) of the tensors that ``exponents`` looks through
-## norms   the second operand's (Planes, its table in bytes, its norms in ints), or None
-## marks   (Planes, its table in bytes, its norms and marks in ints, +1 for A and -1 for B)
+## planes  (Planes, offset of its table in bytes) of each tensor that ``exponents`` searches
+## norms   B's (Planes, offset of its table in bytes, offset of its norms in ints), or None
+## marks   (Planes, offset of its table in bytes, offsets of norms and marks in ints, +1 for A and -1 for B) of each
 %if planes:
 inline float finite(float v) { return fabs(v) <= 3.4028235e38f ? fabs(v) : 0; }
-// The exponent of a plane's largest finite magnitude, biased as float32's; 0 where all are zero, infinite or NaN. A work
-// group looks through SIDE planes of neighbouring channels, LANES items each.
+// The exponent of a plane's largest finite magnitude, biased as float32's; 0 if all values are zero, infinite or NaN. A
+// work group searches SIDE planes of neighbouring channels, with LANES work items each.
 <% args = ", ".join(f"global const float *restrict from{i}, global uchar *restrict to{i}" for i in range(len(planes))) %>\
 kernel __attribute__((reqd_work_group_size(256, 1, 1)))
 void exponents(${args}) {
@@ -58,7 +58,7 @@ void exponents(${args}) {
 %endif
 %if norms:
 <% p, table, at = norms %>\
-// The mean exponent of a summed index, or what is ${reach} below the largest, whichever is larger.
+// The norm of a summed index: its mean exponent, or the largest exponent less ${reach}, whichever is larger.
 kernel __attribute__((reqd_work_group_size(256, 1, 1)))
 void norms(global uchar *restrict marks) {
   local int total[256], count[256], most[256];
@@ -87,7 +87,7 @@ void norms(global uchar *restrict marks) {
 }
 %endif
 %if marks:
-// The largest exponent of a row of A, or column of B, after its summed indices' norms; 0 where the row holds nothing.
+// The largest exponent of a row of A, or column of B, after its summed indices' norms; 0 if all its values are zero.
 <% args = ", ".join(f"global uchar *restrict table{i}, global const int *restrict norms{i}" for i in range(len(marks))) %>\
 kernel __attribute__((reqd_work_group_size(256, 1, 1)))
 void marks(${args}) {

@@ -9,14 +9,15 @@
 | data gradient | dy: image, output channel | w: input channel, output channel |
 | weights' gradient | dy: output channel, image | x: input channel, image |
 
-so multiplying an image, a channel of what is written, or a summed index (with its partner divided) by powers of two
-changes exponents only. ``e_k`` is the mean exponent of B's planes at k, a plane's exponent being that of its largest
-finite magnitude: what scales rows or columns moves all means alike, and one outlier none. It is never more than 10
-below the largest, or a column whose other planes are next to nothing would lose its own. ``a_r`` and ``b_q`` are the
-largest exponents that remain, so nothing overflows. B alone decides ``e_k``, so constant weights are packed once.
+so multiplying an image, an output channel, or a summed index (and dividing its partner) by powers of two changes
+exponents only. ``e_k`` is the mean exponent of B's planes at k, where a plane's exponent is that of its largest finite
+magnitude: scaling rows or columns moves all means alike, and one outlier hardly moves a mean. ``e_k`` is at most 10
+below the largest exponent at k, or a column whose other planes are tiny would lose its own bits. ``a_r`` and ``b_q``
+are the largest exponents that remain, so nothing overflows. B alone decides ``e_k``, so constant weights are packed
+once.
 
-Exponents are integers and their largest and means have no order: results are the same bits every time, and the host
-waits for nothing. Infinities and NaN do not count.
+Exponents are integers, and maxima and means do not depend on the order: results are the same bits every time, and the
+host waits for nothing. Infinities and NaN do not count.
 """
 
 from __future__ import annotations
@@ -32,34 +33,35 @@ from ..programs.kernels import OPERANDS, Launch, build, kernel_text
 from . import MATRIX_TILES
 
 TOP = 14
-"""Exponent to which scaling brings the largest magnitude of a row."""
+"""The exponent to which scaling brings the largest magnitude of a row."""
 LEAST_EXPONENT = 127 - 112
-"""Least biased exponent of a float32 that the scales distinguish: smaller exponents count as this one."""
+"""The least biased float32 exponent that the scales distinguish; smaller exponents count as this one."""
 NO_EXPONENT = -400
 """The norm (exponent) of a summed index at which all of B is zero: values of A there become zero."""
 MEAN_REACH = 10
-"""Most bits by which the norm of a summed index may be below its largest exponent."""
+"""The most bits by which the norm of a summed index may be below its largest exponent."""
 ITEMS = 256
-"""Work items of a work group."""
+"""Work items of a work group in the kernels that compute scales."""
 WANTED_GROUPS = 512
-"""Work groups that should search a tensor for its exponents: few planes are cut into parts to reach it."""
+"""Work groups that should search a tensor for its exponents; few planes are cut into parts to reach the number."""
 WANTED_READS = 16
-"""Reads that a work item of the search for exponents should have, at least."""
+"""The fewest reads that a work item of the search for exponents should do."""
 
 
 @dataclass(unsafe_hash=True)
 class Planes:
-    """A tensor as planes: [group][outer][channel], each of some pixels (taps). Rows and summed indices are the two."""
+    """A tensor as planes [group][outer][channel], each of some pixels (taps). Of ``outer`` and ``channel``, one is the
+    row and the other the summed index."""
 
     name: str
     groups: int
     outer: int
-    """Images, or output channels of a group."""
+    """The number of images, or for weights of output channels of a group."""
     channels: int
     """Channels of a group."""
     pixels: int
     steps: tuple[int, int, int, int]
-    """Elements from group to group, outer to outer, channel to channel, pixel to pixel."""
+    """Strides in elements: from group to group, outer to outer, channel to channel, pixel to pixel."""
     summed: str
     """``outer`` or ``channels``: which of the two is k."""
 
@@ -71,15 +73,15 @@ class Planes:
         self.width = 4 if self.steps[3] == 1 and self.pixels % 4 == 0 else 1  # number of pixels of one vector load
         self.reads = self.pixels // self.width
         # side, lanes: planes (neighbouring channels) that a work group searches, and work items per plane.
-        most = 32 if self.near and self.pixels >= 8 else max(1, ITEMS // _power(-(-self.reads // WANTED_READS)))
-        self.side = min(_power(self.channels), most)
+        max_side = 32 if self.near and self.pixels >= 8 else max(1, ITEMS // _power(-(-self.reads // WANTED_READS)))
+        self.side = min(_power(self.channels), max_side)
         self.lanes = ITEMS // self.side
         self.blocks = -(-self.channels // self.side)  # number of work groups along the channels of a tensor
-        whole = self.groups * self.outer * self.blocks
-        # Parts that a plane is cut into.
-        self.parts = max(1, min(WANTED_GROUPS // whole, self.reads // (8 * self.lanes)))
-        self.work_groups = whole * self.parts
-        # Bytes of the table of exponents: one per plane and part.
+        groups = self.groups * self.outer * self.blocks
+        # parts: the number of parts that a plane is cut into.
+        self.parts = max(1, min(WANTED_GROUPS // groups, self.reads // (8 * self.lanes)))
+        self.work_groups = groups * self.parts
+        # table_bytes: bytes of the table of exponents, one for each plane and part.
         self.table_bytes = self.groups * self.rows * self.parts * self.k
 
     def cell(self, group: str, outer: str, channel: str, part: str) -> str:
@@ -100,20 +102,20 @@ def planes(problem: ConvProblem, name: str) -> Planes:
         outer, channels = problem.oc // g, problem.ic // g
         pixels = problem.kd * problem.kh * problem.kw
         steps = (outer * channels * pixels, channels * pixels)
-        whole, summed = channels, "channels" if problem.direction == "fwd" else "outer"
+        all_channels, summed = channels, "channels" if problem.direction == "fwd" else "outer"
     else:
         size = [getattr(problem, ("i" if name == "x" else "o") + axis) for axis in "dhw"]
-        whole, pixels, outer = problem.ic if name == "x" else problem.oc, math.prod(size), problem.mb
-        channels = whole // g
-        steps = (channels * (1 if nhwc else pixels), whole * pixels)
+        all_channels, pixels, outer = problem.ic if name == "x" else problem.oc, math.prod(size), problem.mb
+        channels = all_channels // g
+        steps = (channels * (1 if nhwc else pixels), all_channels * pixels)
         summed = "outer" if problem.direction == "bwd_weights" else "channels"
-    return Planes(name, g, outer, channels, pixels, (*steps, *((1, whole) if nhwc else (pixels, 1))), summed)
+    return Planes(name, g, outer, channels, pixels, (*steps, *((1, all_channels) if nhwc else (pixels, 1))), summed)
 
 
 class Scales:
-    """A problem's scales: their offsets, the launches that find them, and the exponents that kernels add.
+    """A problem's scales: their offsets, the launches that compute them, and the exponents that kernels add.
 
-    ``areas`` are the workspace's, ``b_areas`` those of B's buffer: another one where weights are constant.
+    ``areas`` are the workspace's; ``b_areas`` are those of B's buffer, which is another one for constant weights.
     """
 
     def __init__(self, problem: ConvProblem, areas: Areas, b_areas: Areas) -> None:
@@ -121,9 +123,9 @@ class Scales:
         self.a, self.b = planes(problem, names[0]), planes(problem, names[1])
         self.constant = b_areas is not areas
         self._table, self._marks = {}, {}
-        for each, area in ((self.a, areas), (self.b, b_areas)):
-            self._table[each.name] = area.add(each.table_bytes)
-            self._marks[each.name] = area.add(each.groups * each.rows * 4) // 4
+        for operand, area in ((self.a, areas), (self.b, b_areas)):
+            self._table[operand.name] = area.add(operand.table_bytes)
+            self._marks[operand.name] = area.add(operand.groups * operand.rows * 4) // 4
         self.norms_at = b_areas.add(self.b.groups * self.b.k * 4) // 4
         """Offset, in ints, of the norms of the summed indices, in B's buffer."""
 
@@ -139,19 +141,19 @@ class Scales:
         """OpenCL expression: the exponent by which an operand's element is scaled. ``norms`` and ``marks`` point to the
         two buffers as ints, ``at`` is (group, row, k) of the element; ``margin``: bits by which it may grow later."""
         group, row, k = at
-        each, sign = (self.a, "") if name == self.a.name else (self.b, "-")
-        norm = f"{norms}[{self.norms_at} + {group} * {each.k} + {k}]"
-        mark = f"{marks}[{self._marks[name]} + {group} * {each.rows} + {row}]"
+        operand, sign = (self.a, "") if name == self.a.name else (self.b, "-")
+        norm = f"{norms}[{self.norms_at} + {group} * {operand.k} + {k}]"
+        mark = f"{marks}[{self._marks[name]} + {group} * {operand.rows} + {row}]"
         return f"{sign}{norm} - {mark} + {TOP - margin}"
 
     def launches(self, context: Any, names: Sequence[str]) -> list[Launch]:
         """Launches that compute the scales of the operands ``names``; B's norms come first, if B is among them."""
-        wanted = [each for each in (self.a, self.b) if each.name in names]
-        has_b = self.b in wanted
-        tables = [(each, self._table[each.name]) for each in wanted]
+        scaled = [operand for operand in (self.a, self.b) if operand.name in names]
+        has_b = self.b in scaled
+        tables = [(operand, self._table[operand.name]) for operand in scaled]
         norms = (self.b, self._table[self.b.name], self.norms_at) if has_b else None
-        marks = [(each, table, self.norms_at, self._marks[each.name], 1 if each is self.a else -1)
-                 for each, table in tables]  # fmt: skip
+        marks = [(operand, table, self.norms_at, self._marks[operand.name], 1 if operand is self.a else -1)
+                 for operand, table in tables]  # fmt: skip
         text = kernel_text(MATRIX_TILES, "scales.cl.mako", planes=tables, norms=norms, marks=marks,
                            least=LEAST_EXPONENT, reach=MEAN_REACH, nothing=NO_EXPONENT)  # fmt: skip
         program = build(context, text)
@@ -159,11 +161,11 @@ class Scales:
         def launch(kernel: str, groups: int, operands: list[str]) -> Launch:
             return Launch(program, kernel, (groups * ITEMS,), (ITEMS,), operands, names=OPERANDS)
 
-        both = [name for each in wanted for name in (each.name, "workspace")]
-        found = [launch("exponents", sum(each.work_groups for each in wanted), both)]
+        arguments = [name for operand in scaled for name in (operand.name, "workspace")]
+        steps = [launch("exponents", sum(operand.work_groups for operand in scaled), arguments)]
         if has_b:
-            found.append(launch("norms", self.b.groups * -(-self.b.k // 16), ["workspace"]))
-        rows = sum(each.groups * each.rows for each in wanted)
+            steps.append(launch("norms", self.b.groups * -(-self.b.k // 16), ["workspace"]))
+        rows = sum(operand.groups * operand.rows for operand in scaled)
         norms_of = "workspace" if has_b or not self.constant else "w"
-        found.append(launch("marks", -(-rows // 8), ["workspace", norms_of] * len(wanted)))
-        return found
+        steps.append(launch("marks", -(-rows // 8), ["workspace", norms_of] * len(scaled)))
+        return steps

@@ -1,7 +1,7 @@
-"""The solver of a vendor whose plugin describes instructions alone: what it refuses, offers and predicts.
+"""A solver for vendors whose plugin only describes instructions: its refusals, configurations and costs.
 
-Tiles are rated by a roof: products at the matrix cores' rate, bytes at the memory's, and a launch each. Nothing of it
-was measured on the vendor's devices, so it orders tiles and solvers roughly; ``convdispatch find`` measures.
+Costs follow a roofline model: products at the matrix cores' rate, bytes at the memory's rate, and the launches. It was
+not fitted on the vendor's devices, so it orders tiles and solvers roughly; ``convdispatch find`` measures.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .product.plan import Layout, ProductPlan
 from .product.tiling import ProductTile, ProductTiling
 
 EMULATION = "emulated_tiles"
-"""The test package whose plain OpenCL C replaces the instructions of a plan that is made with ``emulate``."""
+"""The test package whose plain OpenCL C replaces the instructions of a plan that is built with ``emulate``."""
 ROOF_SHARE = 0.3
-"""Share of the matrix cores' peak that a product is predicted to reach: a guess, a third of what vendors' own reach."""
+"""The share of the matrix cores' peak that a product is predicted to reach; a guess, a third of vendors' libraries'."""
 MIN_CHANNELS = 4
-"""Fewest channels per group of a grouped convolution: fewer leave matrix cores idle."""
+"""The fewest channels per group of a grouped convolution; fewer leave matrix cores idle."""
 MAX_CHOICES = 24
-"""Most tiles that are offered to a search."""
+"""The most tiles that are offered as configurations."""
 SHAPES = ((128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 32), (32, 16))
 """Rows and columns of the tiles that are tried."""
 WARPS = ((2, 2), (4, 1), (2, 1), (1, 2), (1, 1), (4, 2), (4, 4), (8, 4))
@@ -58,13 +58,13 @@ def group_limits(problem: ConvProblem) -> str | None:
 
 @dataclass(frozen=True)
 class PortableText:
-    """OpenCL C around an instruction that a compiler offers as a function, and that a plugin's text calls."""
+    """The OpenCL C text for an instruction that the compiler provides as a function, which a plugin's text calls."""
 
     package: str
     engine: str
     type: str
     multiplies: bool = True
-    """Whether the kernel calls the instruction, not its conversions alone."""
+    """Whether the kernel calls the instruction, and not only the conversions."""
 
     def text(self, emulate: bool = False) -> str:
         text = kernel_text(MATRIX_TILES, "portable.cl")
@@ -83,7 +83,7 @@ class VendorTile(ProductTile):
     PACKAGE: ClassVar[str]
     """The plugin's package, whose ``instruction.cl.mako`` calls the instructions."""
     INSTRUCTIONS: ClassVar[Mapping[str, TileInstruction]]
-    """By the names that ``engine`` takes."""
+    """Instructions by their names, which are the values of ``engine``."""
 
     @property
     def instruction(self) -> TileInstruction:
@@ -106,7 +106,7 @@ class VendorTiling(ProductTiling):
 
 
 class VendorPlan(ProductPlan):
-    """A Plan whose tiles are of class ``kind``; ``emulate=True`` builds plain C (tests)."""
+    """A Plan whose tiles are of class ``kind``; tests build plain C with ``emulate=True``."""
 
     def __init__(
         self, kind: type[VendorTile], context: Any, problem: ConvProblem, config: Mapping[str, Any], **emulate: bool
@@ -135,7 +135,7 @@ class MatrixSolver(Solver):
         raise NotImplementedError
 
     def withheld(self, name: str, device: DeviceInfo) -> str | None:
-        """Why a format's numbers would not be multiplied as they are on the device, or None."""
+        """The reason why the device does not multiply a format's numbers exactly, or None."""
         return None
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
@@ -171,7 +171,7 @@ def _choices(
 ) -> tuple[VendorTile, ...]:
     """The tiles of the first format that fit, the fastest by prediction first, then a few of the other formats."""
     names, engines, peak = offered
-    chosen: list[VendorTile] = []
+    tiles: list[VendorTile] = []
     for name in names:
         rated = []
         for engine, shape, warps in itertools.product(engines, SHAPES, WARPS):
@@ -181,14 +181,14 @@ def _choices(
             fits = tile.items <= device.max_work_group_size and tiling.local_bytes <= device.local_mem_size
             if not fits or tiling.misfit:
                 continue
-            most = max(tiling.slices) // 4
-            for split in (1, *part_counts(device.compute_units, tiling.work_groups, most)):
-                cut = VendorTiling(problem, dataclasses.replace(tile, split=split))
-                if not cut.misfit:
-                    rated.append((_seconds(cut, device, peak), cut.tile))
+            max_split = max(tiling.slices) // 4
+            for split in (1, *part_counts(device.compute_units, tiling.work_groups, max_split)):
+                split_tiling = VendorTiling(problem, dataclasses.replace(tile, split=split))
+                if not split_tiling.misfit:
+                    rated.append((_seconds(split_tiling, device, peak), split_tiling.tile))
         rated.sort(key=lambda each: each[0])
-        chosen += [tile for _, tile in rated[: 4 if chosen else MAX_CHOICES]]
-    return tuple(chosen)
+        tiles += [tile for _, tile in rated[: 4 if tiles else MAX_CHOICES]]
+    return tuple(tiles)
 
 
 def _seconds(tiling: VendorTiling, device: DeviceInfo, peak: float) -> float:

@@ -2,7 +2,7 @@
 
 - ``allocator``: a pool a queue, counted and limited by device.
 - ``cuda_imports``: OpenCL's imports of CUDA's memory.
-- ``host_pool``: host memory that is used again.
+- ``host_pool``: a pool of host memory, whose blocks are reused.
 - ``huge_pages``: large pages for large buffers.
 - ``shared_pool``: memory that OpenCL and CUDA both see.
 """

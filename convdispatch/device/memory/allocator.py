@@ -1,9 +1,9 @@
 """Device memory: a pool for each queue, counted and limited per device, and shared by OpenCL and CUDA where possible.
 
-Work on one in-order queue may use a block again as soon as the host has let go of it, work on another queue may not:
-so each queue has a pool. On an NVIDIA device with CUDA's driver the blocks are memory that CUDA sees too (see
-``cuda``; on some hosts not the largest, see ``imports``), so that its libraries work on the buffers that kernels use.
-Elsewhere pyopencl's pool does the work.
+Work on one in-order queue may reuse a block as soon as the host has released it, work on another queue may not: so each
+queue has a pool. On an NVIDIA device with CUDA's driver, CUDA sees the blocks too (see ``shared_pool``; on some hosts
+not the largest, see ``cuda_imports``), so that its libraries work on the buffers that kernels use. On other devices the
+pool is pyopencl's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..cuda_driver import CudaError, cuda_of, no_wait
 from ..opencl.platforms import device_info
 from ..size_limits import must_fit
 from . import huge_pages
-from .shared_pool import OWN, SMALLEST, Arena, SharedPool, cuda_address, out_of_order, shared_block
+from .shared_pool import MIN_SEPARATE, SMALLEST, Arena, SharedPool, cuda_address, out_of_order, shared_block
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -49,14 +49,14 @@ __all__ = [
     "with_room",
 ]
 
-_LARGE = 1 << 27
-"""Bytes from which a block is compared with what the device allocates at most: few are, for asking takes time."""
+_CHECKED_BYTES = 1 << 27
+"""Larger blocks are compared with the device's largest allocation; smaller ones are not, because that takes time."""
 _lock = threading.RLock()
 _pools: dict[Any, Any] = {}
-"""The pool of each queue; the keys are references that this module made."""
-_joined: dict[Any, Any] = {}
-"""Pools that are no queue's, such as that of the host's memory; the keys have a device."""
-_callers: dict[Any, Any] = {}
+"""The pool of each queue; the keys are this module's own references to the queues."""
+_queueless_pools: dict[Any, Any] = {}
+"""Pools that belong to no queue, such as the pool of host memory; the keys have a ``device``."""
+_caller_queues: dict[Any, Any] = {}
 """The caller's object for a queue, by the same keys: its reference count shows whether the queue is still in use."""
 _arenas: dict[Any, Arena | None] = {}
 """The arena of each context; None where memory is OpenCL's alone."""
@@ -68,10 +68,10 @@ class MemoryStatistics:
     """The memory that all pools of one device's queues hold, in bytes and blocks."""
 
     held_bytes: int
-    """Bytes taken from the device, in use or kept for the next call."""
+    """Bytes taken from the device, in use or free for later calls."""
     active_bytes: int
     held_blocks: int
-    """Blocks that are kept for the next call."""
+    """Blocks that are free for later calls."""
     active_blocks: int
     limit: int | None
     shared_with_cuda: bool
@@ -80,10 +80,10 @@ class MemoryStatistics:
 def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
     """Device memory of at least ``size`` bytes for work on ``queue``, from the queue's pool.
 
-    Let go, it may serve the queue's next work: what other queues do with it must be done by then, or the queue wait for
-    it (a barrier).
+    Once released, the block may serve the queue's next work: other queues must have finished their work with it by
+    then, or the queue must wait for them (a barrier).
 
-    Raises MemoryLimit where the device's limit would be passed, Frozen where ``frozen()`` forbids new memory.
+    Raises MemoryLimit where the device's limit would be exceeded, Frozen where ``frozen()`` forbids new memory.
     """
     pool = _pools.get(queue)
     if pool is None:
@@ -92,16 +92,16 @@ def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
 
 
 def taker(queue: cl.CommandQueue, size: int) -> Callable[[], cl.MemoryObject]:
-    """``allocate(queue, size)``, for many times: the queue's pool is looked up once."""
+    """A function for repeated ``allocate(queue, size)``, which looks the queue's pool up only once."""
     pool = _pools.get(queue) or _make_pool(queue)
-    # A reference to the queue's owner keeps the queue's pool.
-    size, give, owner = size or 1, pool.allocate, _callers.get(queue)
+    # The reference to the queue's Python object keeps _forget_queues from dropping the pool.
+    size, allocate_block, owner = size or 1, pool.allocate, _caller_queues.get(queue)
 
     def take(_held: Any = owner) -> cl.MemoryObject:
-        if size > _LARGE or _limits or current_policy().frozen:
+        if size > _CHECKED_BYTES or _limits or current_policy().frozen:
             return allocate(queue, size)
         try:
-            return give(size)
+            return allocate_block(size)
         except Exception as error:
             if not (out_of_memory(error) or type(error) is MemoryError):
                 raise
@@ -111,9 +111,9 @@ def taker(queue: cl.CommandQueue, size: int) -> Callable[[], cl.MemoryObject]:
 
 
 def take(pool: Any, place: Any, size: int, **options: Any) -> Any:
-    """A block of a pool, within the limit of ``place``'s device and what the policy allows; options are the pool's."""
+    """A block of a pool, within the memory limit of ``place``'s device and the policy; ``options`` are the pool's."""
     if not _limits and not current_policy().frozen:
-        if size <= _LARGE:
+        if size <= _CHECKED_BYTES:
             try:
                 return pool.allocate(size or 1, **options)
             except Exception as error:
@@ -124,31 +124,31 @@ def take(pool: Any, place: Any, size: int, **options: Any) -> Any:
 
 
 def join(place: Any, pool: Any) -> Any:
-    """Count a pool that is no queue's among those of ``place.device``; the pool that is counted there."""
+    """Count a pool that belongs to no queue among those of ``place.device``; returns the counted pool."""
     with _lock:
-        return _joined.setdefault(place, pool)
+        return _queueless_pools.setdefault(place, pool)
 
 
-def _all() -> list[tuple[Any, Any]]:
-    """Every pool, with its queue or other key, which has a ``device``."""
-    return [*_pools.items(), *_joined.items()]
+def _all_pools() -> list[tuple[Any, Any]]:
+    """Every pool with its key: a queue, or another object that has a ``device``."""
+    return [*_pools.items(), *_queueless_pools.items()]
 
 
 def _take(pool: Any, queue: cl.CommandQueue, size: int, **options: Any) -> cl.MemoryObject:
-    """A block from a pool; where the device is full, unused blocks of all pools are given back first."""
+    """A block from a pool; if the device is full, unused blocks of all pools are freed first."""
     _must_fit(queue, size)
     return with_room(queue.device, lambda: pool.allocate(size, **options))
 
 
 def _must_fit(queue: cl.CommandQueue, size: int) -> None:
-    if size > _LARGE:
+    if size > _CHECKED_BYTES:
         must_fit(device_info(queue.device), 1, {"a block": (size,)})
 
 
 def with_room(device: cl.Device, allocate: Callable[[], Any]) -> Any:
-    """``allocate()``; where the device is full, once more after all pools gave back what waits for its next use.
+    """The result of ``allocate()``; if the device is full, it is called again after all pools freed unused blocks.
 
-    Raises MemoryLimit where that does not help, and at once what ``allocate`` raises where nothing can be given back.
+    Raises MemoryLimit if that does not help, and the error of ``allocate`` if no blocks can be freed.
     """
     try:
         return allocate()
@@ -157,9 +157,9 @@ def with_room(device: cl.Device, allocate: Callable[[], Any]) -> Any:
             raise
         try:
             return allocate()
-        except Exception as again:
-            if out_of_memory(again) or type(again) is MemoryError:
-                raise full(device, again) from again
+        except Exception as second_error:
+            if out_of_memory(second_error) or type(second_error) is MemoryError:
+                raise full(device, second_error) from second_error
             raise
 
 
@@ -179,11 +179,10 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def make_room(device: cl.Device) -> bool:
-    """Give unused blocks back to the device; returns False in ``no_wait``, where a thread must not wait, and when
-    frozen."""
+    """Free unused blocks of the device's pools; returns False in ``no_wait``, where no wait is allowed, or frozen."""
     if no_wait.depth or current_policy().frozen:
         return False
-    # If nothing could be given back, the allocation that follows fails and says so.
+    # If no block could be freed, the allocation that follows fails and reports it.
     with contextlib.suppress(Exception):
         release_memory(device)
     return True
@@ -191,9 +190,9 @@ def make_room(device: cl.Device) -> bool:
 
 def full(device: cl.Device, error: BaseException) -> MemoryLimit:
     """The MemoryLimit error for a device whose memory is used up."""
-    found = memory_statistics(device)
+    usage = memory_statistics(device)
     return MemoryLimit(
-        f"{device.name.strip()} has no memory left ({error}); {found.active_bytes} bytes of this process' pools are in "
+        f"{device.name.strip()} has no memory left ({error}); {usage.active_bytes} bytes of this process' pools are in "
         "use: let arrays go, take smaller batches, or bound workspaces with policy(workspace_limit=)"
     )
 
@@ -206,80 +205,80 @@ def _make_pool(queue: cl.CommandQueue) -> Any:
         pool = _pools.get(queue)
         if pool is None:
             _forget_queues()
-            own = cl.CommandQueue.from_int_ptr(queue.int_ptr, retain=True)
+            own_queue = cl.CommandQueue.from_int_ptr(queue.int_ptr, retain=True)
             arena = _arena(queue.context, queue.device)
             if arena is not None:
-                pool = SharedPool(own, arena)
+                pool = SharedPool(own_queue, arena)
             elif out_of_order(queue):
-                pool = _NoPool(own)
+                pool = _Unpooled(own_queue)
             else:
-                pool = MemoryPool(ImmediateAllocator(own))
-            _callers[own], _pools[own] = queue, pool
+                pool = MemoryPool(ImmediateAllocator(own_queue))
+            _caller_queues[own_queue], _pools[own_queue] = queue, pool
     return pool
 
 
 def _forget_queues() -> None:
-    """Let the pools of queues go that nobody else holds: no work can come that would use their memory again.
+    """Drop the pools of queues that nobody else references, because no further work will use their memory.
 
-    Only pyopencl's pools: OpenCL keeps a buffer until the commands that use it are done, on any queue. What CUDA sees
-    too has no such guard, so its pools stay (``release_memory`` empties them); and Intel's CPU runtime hangs when an
-    out-of-order queue with work is released, so those stay too, which hold nothing.
+    Only pyopencl's pools are dropped: OpenCL keeps a buffer until the commands that use it are done, on any queue.
+    Memory that CUDA sees too has no such guard, so its pools stay (``release_memory`` empties them). Out-of-order
+    queues stay too, because Intel's CPU runtime hangs when one with work is released; they have no pool's memory.
 
-    A queue's Python object takes no weak reference, and drivers hold queues themselves (PoCL by the last event): so
-    Python's references are counted, when another queue's pool is made. A queue that comes back gets a new pool.
+    pyopencl's queues allow no weak references, and drivers hold queues themselves (PoCL by the last event): so Python's
+    references are counted when another queue's pool is created. A queue that comes back gets a new pool.
     """
     from pyopencl.tools import MemoryPool
 
-    ((_, alone),) = _counted({None: object()})
-    for own, references in _counted(_callers):
-        pool = _pools[own]
-        if references == alone and not pool.active_blocks and type(pool) is MemoryPool:
-            del _pools[own], _callers[own]
+    ((_, unshared_count),) = _reference_counts({None: object()})
+    for own_queue, references in _reference_counts(_caller_queues):
+        pool = _pools[own_queue]
+        if references == unshared_count and not pool.active_blocks and type(pool) is MemoryPool:
+            del _pools[own_queue], _caller_queues[own_queue]
 
 
-def _counted(callers: dict[Any, Any]) -> list[tuple[Any, int]]:
-    return [(own, sys.getrefcount(caller)) for own, caller in list(callers.items())]
+def _reference_counts(callers: dict[Any, Any]) -> list[tuple[Any, int]]:
+    return [(own_queue, sys.getrefcount(caller)) for own_queue, caller in list(callers.items())]
 
 
 def _allocate_within(pool: Any, queue: cl.CommandQueue, size: int, **options: Any) -> cl.MemoryObject:
-    """Allocate, and give the memory back at once if the policy or the limit does not allow it."""
+    """Allocate, and free the memory at once if the policy or the limit does not allow it."""
     # Loading from a plan pack allocates memory, which frozen() allows, because nothing is compiled.
     frozen, limit = current_policy().frozen and not artifact_store.in_force(queue.device), _limits.get(queue.device)
-    if frozen and type(pool) is _NoPool:
+    if frozen and type(pool) is _Unpooled:
         forbid_when_frozen(f"allocate {size} bytes: an out-of-order queue has no pool")
-    held = pool.managed_bytes
+    held_bytes = pool.managed_bytes
     memory = _take(pool, queue, size, **options)
-    if pool.managed_bytes <= held:
+    if pool.managed_bytes <= held_bytes:
         return memory
     # An out-of-order queue may wait for a call that a bridge in use has postponed until after this allocation, so
     # waiting for that queue here would never end.
-    stuck = pool if no_wait.depth and out_of_order(queue) else None
+    blocked_pool = pool if no_wait.depth and out_of_order(queue) else None
     if frozen:
         del memory
-        if pool is not stuck:
+        if pool is not blocked_pool:
             pool.free_held()
         forbid_when_frozen(f"allocate {size} bytes")
     if limit is None or memory_statistics(queue.device).held_bytes <= limit:
         return memory
-    for other in [other for where, other in _all() if where.device == queue.device]:
-        if other is not stuck:
-            other.free_held()  # free_held() cannot free the new block, which is in use
-    found = memory_statistics(queue.device)
-    if found.held_bytes <= limit:
+    for device_pool in [device_pool for place, device_pool in _all_pools() if place.device == queue.device]:
+        if device_pool is not blocked_pool:
+            device_pool.free_held()  # free_held() cannot free the new block, which is in use
+    totals = memory_statistics(queue.device)
+    if totals.held_bytes <= limit:
         return memory
     del memory
-    if pool is not stuck:
+    if pool is not blocked_pool:
         pool.free_held()
     raise MemoryLimit(
-        f"{size} bytes more would make {found.held_bytes} bytes of memory in use on {queue.device.name.strip()}, the "
+        f"{size} bytes more would make {totals.held_bytes} bytes of memory in use on {queue.device.name.strip()}, the "
         f"limit is {limit}: free some, or set_memory_limit()"
     )
 
 
 def set_memory_limit(device: cl.Device, limit: int | None) -> None:
-    """From now on at most ``limit`` bytes of a device's memory are held; None lifts the limit.
+    """Limit the memory that a device's pools hold to ``limit`` bytes; None removes the limit.
 
-    Blocks that wait for their next use are given back before an allocation fails.
+    Unused blocks are freed before an allocation fails.
     """
     with _lock:
         if limit is None:
@@ -290,7 +289,7 @@ def set_memory_limit(device: cl.Device, limit: int | None) -> None:
 
 def memory_statistics(device: cl.Device) -> MemoryStatistics:
     """The memory that a device's pools hold now."""
-    pools = [pool for place, pool in _all() if place.device == device]
+    pools = [pool for place, pool in _all_pools() if place.device == device]
     return MemoryStatistics(
         held_bytes=sum(pool.managed_bytes for pool in pools),
         active_bytes=sum(pool.active_bytes for pool in pools),
@@ -302,28 +301,28 @@ def memory_statistics(device: cl.Device) -> MemoryStatistics:
 
 
 def release_memory(device: cl.Device | None = None) -> None:
-    """Give the device (all devices) back every block that is not in use."""
-    for place, pool in _all():
+    """Free every unused block of the device, or of all devices for None."""
+    for place, pool in _all_pools():
         if device is None or place.device == device:
             pool.free_held()
 
 
 def sub_region(memory: cl.MemoryObject, offset: int, size: int) -> cl.MemoryObject:
-    """``size`` bytes from ``offset`` on, which must be aligned as the device asks; holds the block while it lives."""
+    """``size`` bytes from ``offset`` on, which must have the device's alignment; keeps the whole block alive."""
     import pyopencl as cl
 
     if not isinstance(memory, cl.MemoryObjectHolder):
         return memory.get_sub_region(offset, size)
-    whole = memory.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
-    # OpenCL has no sub-buffers of sub-buffers, so the offset counts from the whole buffer
-    start = offset if whole is None else offset + memory.get_info(cl.mem_info.OFFSET)
-    part = cl.Buffer.from_int_ptr((whole or memory).int_ptr).get_sub_region(start, size)
-    part._held = memory  # keeps the block in use, or the pool would give it to the next caller
-    return part
+    parent = memory.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
+    # OpenCL has no sub-buffers of sub-buffers, so the offset counts from the start of the whole buffer.
+    start = offset if parent is None else offset + memory.get_info(cl.mem_info.OFFSET)
+    region = cl.Buffer.from_int_ptr((parent or memory).int_ptr).get_sub_region(start, size)
+    region._held = memory  # keeps the block in use, or the pool would give it to the next caller
+    return region
 
 
 def same_memory(one: Any, other: Any) -> bool:
-    """Whether two buffers are, or are parts of, one buffer; True where it is not known."""
+    """Whether two buffers are, or are parts of, the same buffer; True where that is not known."""
     import pyopencl as cl
 
     if one is None or other is None:
@@ -339,9 +338,10 @@ def same_memory(one: Any, other: Any) -> bool:
 
 
 def fresh(queue: cl.CommandQueue, size: int, content: Any = None) -> cl.MemoryObject:
-    """A buffer of its own, never a part of another; like the pool's visible to CUDA, where that is possible.
+    """A new buffer that is never a part of another, and that CUDA sees too if it sees the pool's blocks.
 
-    For what lives long, or is cut into parts. ``content`` is a contiguous array, copied before this returns.
+    It is for long-lived memory, and for memory that is cut into parts. ``content`` is a contiguous array, which is
+    copied before this returns.
     """
     import pyopencl as cl
 
@@ -353,14 +353,14 @@ def fresh(queue: cl.CommandQueue, size: int, content: Any = None) -> cl.MemoryOb
         if huge_pages.suit(queue.device, bytes_ := size or content.nbytes):
             return with_room(queue.device, lambda: huge_pages.buffer(queue.context, queue.device, bytes_, content))
         return with_room(queue.device, lambda: cl.Buffer(queue.context, flags, size, hostbuf=content))
-    memory = _take(pool, queue, max(size, OWN), pooled=False)
+    memory = _take(pool, queue, max(size, MIN_SEPARATE), pooled=False)
     if content is not None:
         cl.enqueue_copy(queue, memory, content, is_blocking=True)
     return memory
 
 
-class _NoPool:
-    """For out-of-order queues: when a block may be used again is not to be seen, so each allocation is new."""
+class _Unpooled:
+    """The pool of an out-of-order queue: it cannot know when a block may be reused, so each allocation is new."""
 
     managed_bytes = active_bytes = held_blocks = active_blocks = 0
 
@@ -380,23 +380,23 @@ class _NoPool:
 def _arena(context: cl.Context, device: cl.Device) -> Arena | None:
     with _lock:
         if context not in _arenas:
-            cuda, found = cuda_of(device), None
+            cuda, arena = cuda_of(device), None
             if cuda is not None:
                 try:
-                    found = Arena(context, cuda)
-                    found.block(SMALLEST)
-                except CudaError:  # a driver or a container that exports no memory: OpenCL's own memory is used
-                    found = None
-            _arenas[context] = found
+                    arena = Arena(context, cuda)
+                    arena.block(SMALLEST)
+                except CudaError:  # the driver or the container exports no memory, so OpenCL's own memory is used
+                    arena = None
+            _arenas[context] = arena
         return _arenas[context]
 
 
 def shared_with_cuda(context: cl.Context, device: cl.Device, size: int = 1) -> bool:
-    """Whether blocks of ``size`` bytes of a context's pools are CUDA's too; tried once, with a small block."""
+    """Whether CUDA sees blocks of ``size`` bytes of a context's pools too; tried once, with a small block."""
     arena = _arena(context, device)
     return arena is not None and arena.shares(size)
 
 
 def persistent(context: cl.Context, device: cl.Device, size: int) -> cl.MemoryObject:
-    """Memory that CUDA sees too and no command has used, for as long as the process lives; see ``shared_with_cuda``."""
+    """New memory that CUDA sees too, for the life of the process; see ``shared_with_cuda``."""
     return _arena(context, device).block(1 << (size - 1).bit_length()).memory

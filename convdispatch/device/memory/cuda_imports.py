@@ -1,9 +1,9 @@
-"""OpenCL's imports of memory that CUDA made, and whether large ones are safe on this machine.
+"""OpenCL's imports of memory that CUDA allocated, and whether large imports are safe on this machine.
 
 NVIDIA's OpenCL (driver 580.159) ends the process when it imports 512 MiB or more on a host with two H200, whichever of
-them ``CUDA_VISIBLE_DEVICES`` shows; on a host with one it does not. Nothing tells the two apart beforehand. So a child
-process tries it when large memory is first wanted, and what came of it is kept in the user's cache until the host
-starts again. ``CONVDISPATCH_LARGE_IMPORTS``, 0 or 1, answers instead.
+them ``CUDA_VISIBLE_DEVICES`` shows; on a host with one it does not. Nothing distinguishes such hosts beforehand. So a
+child process tries an import when large memory is first needed, and the result is cached in the user's cache until the
+host reboots. ``CONVDISPATCH_LARGE_IMPORTS``, 0 or 1, decides without a trial.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 USUAL = 384 << 20
-"""Bytes of the largest import that ended no process anywhere."""
+"""Bytes of the largest import that has ended no process on any host."""
 _EXTERNAL_FD = 0x2060
 """OpenCL's constant CL_EXTERNAL_MEMORY_HANDLE_OPAQUE_FD_KHR."""
-_SECONDS = 60
+_TRIAL_S = 60  # the most seconds that the child's trial may take
 _CHILD = ("-m", "convdispatch.device.cuda.import_trial")
-REFUSED, NO_MEMORY = 3, 4
-"""The child's exit statuses where OpenCL answers with an error, and where there is no memory to try it with."""
+REFUSED = 3  # the child's exit status if OpenCL returns an error
+NO_MEMORY = 4  # the child's exit status if there is no memory for the trial
 _CRASHES = tuple(-getattr(signal, name) for name in ("SIGSEGV", "SIGABRT", "SIGBUS") if hasattr(signal, name))
-_ANSWERS = {0: "safe", REFUSED: "refused", **dict.fromkeys(_CRASHES, "crashes")}
-"""The cached answer by the child's exit status; any other status says nothing about the driver."""
+_RESULTS = {0: "safe", REFUSED: "refused", **dict.fromkeys(_CRASHES, "crashes")}
+"""The cached result by the child's exit status; any other status says nothing about the driver."""
 _lock = threading.Lock()
-_known: dict[cl.Device, bool] = {}
+_safe_by_device: dict[cl.Device, bool] = {}
 
 
 def import_shared(context: cl.Context, cuda: Cuda, size: int) -> tuple[Shared, cl.Buffer]:
-    """New memory of CUDA's, and OpenCL's buffer over it. Raises CudaError."""
+    """Newly allocated CUDA memory, and OpenCL's buffer of the same memory. Raises CudaError."""
     shared = cuda.shared(size)
     try:
         return shared, opencl_buffer(context, shared)
@@ -57,7 +57,7 @@ def import_shared(context: cl.Context, cuda: Cuda, size: int) -> tuple[Shared, c
 
 
 def opencl_buffer(context: cl.Context, shared: Shared) -> cl.Buffer:
-    """OpenCL's buffer of memory that CUDA made. Raises CudaError."""
+    """OpenCL's buffer of memory that CUDA allocated. Raises CudaError."""
     import pyopencl as cl
 
     # Pyopencl does not wrap clCreateBufferWithProperties.
@@ -77,26 +77,26 @@ def safe(device: cl.Device, size: int) -> bool:
     if size <= USUAL:
         return True
     with _lock:
-        if device not in _known:
-            _known[device] = _large_are_safe(device)
-        return _known[device]
+        if device not in _safe_by_device:
+            _safe_by_device[device] = _large_are_safe(device)
+        return _safe_by_device[device]
 
 
 def _large_are_safe(device: cl.Device) -> bool:
-    chosen = settings.LARGE_IMPORTS.value()
-    if chosen is not None:
-        return bool(chosen)
+    setting = settings.LARGE_IMPORTS.value()
+    if setting is not None:
+        return bool(setting)
     cached = _folder() / _key(device)
     try:
         answer = cached.read_text()
-        if answer in _ANSWERS.values():
+        if answer in _RESULTS.values():
             return answer == "safe"
     except (OSError, UnicodeDecodeError):
         pass
-    status, said = _tried(device)
-    if status not in _ANSWERS:
+    status, error = _try_import(device)
+    if status not in _RESULTS:
         warnings.warn(
-            f"whether OpenCL may import large memory of CUDA's on {device.name.strip()} could not be tried ({said}): "
+            f"whether OpenCL may import large memory of CUDA's on {device.name.strip()} could not be tried ({error}): "
             f"for now blocks of more than {USUAL >> 20} MiB are OpenCL's alone; "
             "CONVDISPATCH_LARGE_IMPORTS=1 or 0 says it",
             ConvDispatchWarning,
@@ -106,14 +106,14 @@ def _large_are_safe(device: cl.Device) -> bool:
     draft = cached.with_suffix(f".{os.getpid()}")
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(_ANSWERS[status])
+        draft.write_text(_RESULTS[status])
         draft.replace(cached)
     except OSError:  # the cache folder cannot be written, so the next process tries the import again
         pass
     return status == 0
 
 
-def _tried(device: cl.Device) -> tuple[int | None, str]:
+def _try_import(device: cl.Device) -> tuple[int | None, str]:
     """The exit status of a child process that imports a large block, and the last line of its errors."""
     home = str(Path(__file__).parents[3])
     paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), home]
@@ -130,17 +130,17 @@ def _tried(device: cl.Device) -> tuple[int | None, str]:
         except OSError as error:
             return None, str(error)
         try:
-            status = child.wait(_SECONDS)
+            status = child.wait(_TRIAL_S)
         except subprocess.TimeoutExpired:
-            child.kill()  # a child process that hangs in the driver does not end, and is left behind
-            return None, f"no answer within {_SECONDS} s"
+            child.kill()  # not waited for, because a child process that hangs in the driver does not end
+            return None, f"no answer within {_TRIAL_S} s"
         errors.seek(0)
         lines = errors.read().decode(errors="replace").strip().splitlines()
     return status, lines[-1] if lines else f"exit status {status}"
 
 
 def _key(device: cl.Device) -> str:
-    """The key of the cached answer: the device, its driver, and the host's boot."""
+    """The key of the cached result: a hash of the device, its driver, and the host's boot."""
     try:
         host = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,8 +1,8 @@
-"""Host memory that is used again: page-aligned blocks, so that a result costs no page faults after the first.
+"""A pool of host memory: page-aligned blocks are reused, so that only their first use costs page faults.
 
-NumPy's own memory of a large array comes from the system and goes back to it, and a fault for every 4 KB comes with it.
-A block here is one anonymous mapping; a lease on it is a ctypes array, whose end (with the last array over it) gives
-the block back. What lies unused beyond ``KEEP`` bytes, or for long, goes back to the system, and all of it when memory
+NumPy allocates a large array from the system and frees it there, which costs a page fault for every 4 KB. A block here
+is an anonymous mapping; a lease on it is a ctypes array, whose destructor (with the last array over it) returns the
+block. Unused blocks beyond ``KEEP`` bytes, or unused for long, return to the system, and all unused blocks when memory
 is released.
 """
 
@@ -19,10 +19,10 @@ from typing import Any
 KEEP = 1 << 29
 """The most bytes of unused blocks; those that have been unused longest are freed first."""
 KEEP_IDLE = 1 << 23
-"""Bytes of unused blocks that stay however long they are unused."""
+"""Up to this many bytes of unused blocks stay, however long they are unused."""
 IDLE_TURNS = 32
-"""Beyond KEEP_IDLE a block is freed once so many others were returned after it: within a net, blocks of most sizes are
-used again after a few layers, and where input sizes vary, blocks of earlier sizes fit few later ones."""
+"""Beyond KEEP_IDLE a block is freed once this many others were returned after it: within a net, blocks of most sizes
+are reused after a few layers, and where input sizes vary, blocks of earlier sizes fit few later ones."""
 _STEPS = 8
 """The number of block sizes between two powers of two: at most an eighth of a block is unused."""
 
@@ -33,40 +33,40 @@ def _capacity(size: int) -> int:
 
 
 class HostPool:
-    """Blocks of one device's host memory; safe from several threads. Has what ``memory`` counts of every pool."""
+    """The pool of one device's host memory, with the counters that ``allocator`` reads; safe from several threads."""
 
     def __init__(self) -> None:
-        # The lock is reentrant, because a garbage collection inside a locked block may end a lease.
+        # The lock is reentrant, because a garbage collection while it is locked may return a lease's block.
         self._lock = threading.RLock()
         self._free: OrderedDict[int, mmap.mmap] = OrderedDict()
-        """Unused blocks, in the order in which they came back."""
+        """Unused blocks, in the order of their return."""
         self._by_size: dict[int, list[int]] = {}
         self._turn = 0
         self.free_bytes = self.active_bytes = self.active_blocks = 0
 
     @property
     def managed_bytes(self) -> int:
-        """Bytes that the pool holds, in use or not."""
+        """Bytes of all blocks, in use or not."""
         return self.free_bytes + self.active_bytes
 
     @property
     def held_blocks(self) -> int:
-        """Blocks that wait for their next use."""
+        """The number of unused blocks."""
         return len(self._free)
 
     def has(self, size: int) -> bool:
-        """Whether an unused block for ``size`` bytes is there."""
+        """Whether the pool has an unused block for ``size`` bytes."""
         return bool(self._by_size.get(_capacity(max(size, 1))))
 
     def allocate(self, size: int) -> Any:
-        """A lease of ``size`` bytes, undefined values: a ctypes array, at the beginning of a page."""
+        """A lease of ``size`` bytes of undefined values: a ctypes array that starts at a page."""
         size = max(size, 1)
         capacity = _capacity(size)
         with self._lock:
-            waiting = self._by_size.get(capacity)
+            unused = self._by_size.get(capacity)
             block = None
-            if waiting:
-                block = self._free.pop(waiting.pop())
+            if unused:
+                block = self._free.pop(unused.pop())
                 self.free_bytes -= capacity
             self.active_bytes += capacity
             self.active_blocks += 1
@@ -98,7 +98,7 @@ class HostPool:
                 self._drop_oldest()
 
     def free_held(self) -> None:
-        """Give the system back what is not in use."""
+        """Return all unused blocks to the system."""
         with self._lock:
             while self._free:
                 self._drop_oldest()
@@ -110,7 +110,7 @@ class HostPool:
 
 
 class _Lease:
-    """The base of the ctypes array types of all sizes; the array keeps its mapping as long as it lives."""
+    """The base of the ctypes array types of all sizes; the array keeps its mapping alive."""
 
     pool: HostPool
     block: mmap.mmap
@@ -120,6 +120,6 @@ class _Lease:
             self.pool.take_back(self.block)
 
 
-@functools.lru_cache(maxsize=256)  # 6 KB each type
+@functools.lru_cache(maxsize=256)  # bounded, because each ctypes type takes 6 KB
 def _lease(size: int) -> type:
     return type("Lease", (_Lease, ctypes.c_ubyte * size), {})

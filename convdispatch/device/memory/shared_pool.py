@@ -1,8 +1,8 @@
-"""Pools of memory that OpenCL and CUDA both see: blocks, what holds them in use, and where they come from.
+"""Pools of memory that OpenCL and CUDA both see: blocks, their leases, and the arena that allocates them.
 
-A block of up to a megabyte is cut from a slab, as a part of one OpenCL buffer; a larger one is an allocation of its
-own, which only OpenCL sees where it cannot import so much (``imports.py``). Blocks of an in-order queue are used again
-as soon as the host lets go of them; those of an out-of-order queue when all commands of that moment are done.
+A block of up to a megabyte is cut from a slab, as a part of one OpenCL buffer; a larger block is a separate allocation,
+which only OpenCL sees if it cannot import that much (``cuda_imports``). Blocks of an in-order queue are reused as soon
+as the host releases them; those of an out-of-order queue once all commands enqueued before the release are done.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 SMALLEST = 512
-"""Bytes of the smallest block: a multiple of what OpenCL devices ask of a sub-buffer's origin."""
+"""Bytes of the smallest block: a multiple of the alignment that OpenCL devices require of a sub-buffer."""
 _SLAB = 2 << 20
-"""Blocks of up to half of this are cut from slabs of this size."""
-OWN = _SLAB // 2 + 1
-"""A block of so many bytes or more is an allocation of its own."""
+"""Bytes of a slab; blocks of up to half of it are cut from slabs."""
+MIN_SEPARATE = _SLAB // 2 + 1
+"""A block of at least this many bytes is a separate allocation."""
 _lock = threading.RLock()
 _addresses: dict[int, int] = {}
-"""CUDA address by ``int_ptr`` of an OpenCL buffer."""
+"""CUDA addresses of OpenCL buffers, by their ``int_ptr``."""
 _blocks: dict[int, _Block] = {}
 """Blocks of shared memory by their CUDA address."""
 
@@ -39,15 +39,15 @@ def out_of_order(queue: cl.CommandQueue) -> bool:
     """Whether a queue is out of order, so that only events order its commands."""
     import pyopencl as cl
 
-    real = getattr(queue, "queue", queue)  # `queue` may be an object that wraps OpenCL's queue
-    return bool(real.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
+    opencl_queue = getattr(queue, "queue", queue)  # `queue` may be an object that wraps OpenCL's queue
+    return bool(opencl_queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
 
 
 def cuda_address(memory: cl.MemoryObject) -> int | None:
-    """A buffer's CUDA address, or None when it has none: memory that is not from ``allocate``, or not NVIDIA's."""
-    found = _addresses.get(memory.int_ptr)
-    if found is not None or not _addresses:
-        return found
+    """A buffer's CUDA address, or None for memory that is not from ``allocate``, or not on an NVIDIA device."""
+    address = _addresses.get(memory.int_ptr)
+    if address is not None or not _addresses:
+        return address
     import pyopencl as cl
 
     parent = memory.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
@@ -56,8 +56,7 @@ def cuda_address(memory: cl.MemoryObject) -> int | None:
 
 
 def shared_block(address: int) -> tuple[cl.MemoryObject, int] | None:
-    """Returns (buffer, byte offset) of the pool memory at a CUDA ``address``, and keeps it in use; None for other
-    memory."""
+    """The (buffer, byte offset) of the pool memory at a CUDA ``address``, kept in use; None for other memory."""
     for start, block in list(_blocks.items()):
         if start <= address < start + block.size and (lease := block.lease()) is not None:
             import pyopencl as cl
@@ -70,28 +69,28 @@ def shared_block(address: int) -> tuple[cl.MemoryObject, int] | None:
 
 @dataclass(eq=False)
 class _Block:
-    """``size`` bytes from ``offset`` on of an allocation, ``parent``; ``memory`` is their buffer."""
+    """A block: ``size`` bytes from ``offset`` on of the allocation ``parent``; ``memory`` is the block's buffer."""
 
     memory: Any
     parent: Any
     offset: int
     size: int
     shared: Shared | None
-    """CUDA's allocation, where the block is the whole of it."""
+    """CUDA's allocation, if the block is all of it."""
     whole: bool = True
     """Whether the block is all of an allocation."""
 
     def __post_init__(self) -> None:
         self.handle, self.after = self.memory.int_ptr, None
         self.lease: Callable[[], _Lease | None] = lambda: None
-        """Returns the lease that holds the block in use."""
+        """Returns the lease of a block in use, else None."""
         start = _addresses.get(self.handle)
         if start is not None:
             _blocks[start] = self
 
 
 class _Lease:
-    """A block in use: gives the block back when the last buffer over it is released."""
+    """A block in use; its destructor, after the last buffer over the block is released, calls ``give_back``."""
 
     __slots__ = ("__weakref__", "block", "give_back")
 
@@ -111,10 +110,10 @@ class Arena:
         self._context, self._cuda = context, cuda
         self._slab: Any = None
         self._used = 0
-        self._late: list[_Block] = []
+        self._to_free: list[_Block] = []
 
     def block(self, size: int) -> _Block:
-        """A block of one of the sizes that ``rounded`` gives. Raises CudaError, or pyopencl's MemoryError."""
+        """A new block of a size that ``rounded`` returns. Raises CudaError, or pyopencl's MemoryError."""
         if not self.shares(size):
             import pyopencl as cl
 
@@ -129,29 +128,29 @@ class Arena:
             shared, parent = self._slab
             start, self._used = self._used, self._used + size
             memory = parent.get_sub_region(start, size)
-            # Stored before the _Block is made, which looks the address up.
+            # The address is stored before the _Block is created, which looks it up.
             _addresses[memory.int_ptr] = shared.address + start
             return _Block(memory, parent, start, size, None, whole=False)
 
     def shares(self, size: int) -> bool:
-        """Whether a block of ``size`` bytes is CUDA's too."""
+        """Whether CUDA sees a block of ``size`` bytes too."""
         return safe(self._context.devices[0], rounded(size))
 
     def free(self, blocks: list[_Block], later: bool = False) -> None:
-        """Give allocations back, or ``later``, with the next ones; blocks cut from slabs are kept.
+        """Free allocations, or with ``later`` together with the next ones; blocks cut from slabs are not freed.
 
-        Waits for CUDA's work, but holds up nobody else meanwhile who wants a block.
+        Waits for CUDA's work, without the lock, so that other threads can allocate meanwhile.
         """
         with _lock:
-            self._late += [block for block in blocks if block.whole]
+            self._to_free += [block for block in blocks if block.whole]
             if later:
                 return
-            blocks, self._late = self._late, []
+            blocks, self._to_free = self._to_free, []
         try:
             self._cuda("cuCtxSynchronize")
         except CudaError:
             with _lock:
-                self._late += blocks
+                self._to_free += blocks
             raise
         for block in blocks:
             _blocks.pop(_addresses.pop(block.handle, 0), None)
@@ -167,8 +166,7 @@ class Arena:
 
 @functools.lru_cache(maxsize=1024)
 def rounded(size: int) -> int:
-    """The size of the block that serves ``size`` bytes: powers of two in slabs; beyond, sizes are an eighth of a power
-    of two apart."""
+    """The size of the block for ``size`` bytes: powers of two in slabs, beyond them eighths of a power of two."""
     if size <= _SLAB // 2:
         return max(SMALLEST, 1 << (size - 1).bit_length())
     step = max(_SLAB, 1 << ((size - 1).bit_length() - 4))
@@ -184,18 +182,18 @@ class SharedPool:
         self._queue, self._arena, self._marker = queue, arena, cl.enqueue_marker
         self._buffer = cl.Buffer.from_int_ptr
         self._free: dict[int, list[_Block]] = defaultdict(list)
-        self._disorderly = out_of_order(queue)
-        self._lock = threading.RLock()  # reentrant, because a garbage collection inside a locked block may end a lease
+        self._out_of_order = out_of_order(queue)
+        self._lock = threading.RLock()  # reentrant, because a garbage collection while it is locked may end a lease
         self.managed_bytes = self._blocks = 0
 
     @property
     def held_blocks(self) -> int:
-        """Blocks that wait for their next use."""
+        """The number of unused blocks."""
         return sum(map(len, list(self._free.values())))
 
     @property
     def active_blocks(self) -> int:
-        """Blocks in use."""
+        """The number of blocks in use."""
         return self._blocks - self.held_blocks
 
     @property
@@ -204,15 +202,15 @@ class SharedPool:
         return self.managed_bytes - sum(size * len(blocks) for size, blocks in list(self._free.items()))
 
     def allocate(self, size: int, pooled: bool = True) -> cl.Buffer:
-        """A block of ``size`` bytes or more; once released, it returns to the pool (to the device, if not
+        """A block of at least ``size`` bytes; once released, it returns to the pool (to the device, if not
         ``pooled``)."""
         size = rounded(size)
-        waiting, block = self._free.get(size), None
-        if waiting:
-            if self._disorderly:
-                block = self._reused(waiting)
+        unused, block = self._free.get(size), None
+        if unused:
+            if self._out_of_order:
+                block = self._reused(unused)
             else:
-                block = _popped(waiting)
+                block = _popped(unused)
         if block is None:
             self._arena.shares(size)  # outside of the lock, because the first call may wait for a child process
             with self._lock:
@@ -224,38 +222,38 @@ class SharedPool:
         return memory
 
     def give_up(self, block: _Block) -> None:
-        """The host has let go of a block that other queues may have used too: give the device its memory back.
+        """Free a released block that other queues may have used too.
 
-        OpenCL holds it until its commands are done; CUDA's work is waited for, unless the host lets go of it where the
-        thread must not wait: then it goes with the next.
+        OpenCL keeps the memory until its commands are done; CUDA's work is waited for. In a thread that must not wait,
+        the block is freed together with the next one.
         """
         with self._lock:
             self.managed_bytes -= block.size
             self._blocks -= 1
         self._arena.free([block], later=no_wait.depth > 0)
 
-    def _reused(self, waiting: list[_Block]) -> _Block | None:
+    def _reused(self, unused: list[_Block]) -> _Block | None:
         import pyopencl as cl
 
         with self._lock:
-            # A status below COMPLETE says that the command failed, but is done.
-            if waiting and waiting[0].after.command_execution_status <= cl.command_execution_status.COMPLETE:
-                return waiting.pop(0)
+            # A status below COMPLETE says that the command has failed, so it is done too.
+            if unused and unused[0].after.command_execution_status <= cl.command_execution_status.COMPLETE:
+                return unused.pop(0)
         return None
 
     def take_back(self, block: _Block) -> None:
         """Take back a block that the host has released."""
-        if self._disorderly:
-            # An event of all commands so far: on an out-of-order queue any of them may still use the block.
+        if self._out_of_order:
+            # The marker waits for all commands so far: on an out-of-order queue any of them may still use the block.
             block.after = self._marker(self._queue)
         self._free[block.size].append(block)
 
     def free_held(self) -> None:
-        """Give blocks that are not in use back to the device; waits for the queue."""
+        """Return unused blocks to the device; waits for the queue."""
         blocks = []
         with self._lock:
-            for size, waiting in list(self._free.items()):
-                while size > _SLAB // 2 and (block := _popped(waiting)) is not None:
+            for size, unused in list(self._free.items()):
+                while size > _SLAB // 2 and (block := _popped(unused)) is not None:
                     blocks.append(block)
             self.managed_bytes -= sum(block.size for block in blocks)
             self._blocks -= len(blocks)
@@ -264,9 +262,9 @@ class SharedPool:
         self._arena.free(blocks)
 
 
-def _popped(waiting: list[_Block]) -> _Block | None:
-    """The last waiting block, unless another thread took it; without a lock, which would take as long."""
+def _popped(unused: list[_Block]) -> _Block | None:
+    """The last unused block, or None if another thread took it; no lock is taken, because that would be slower."""
     try:
-        return waiting.pop()
+        return unused.pop()
     except IndexError:
         return None

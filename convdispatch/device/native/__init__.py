@@ -1,6 +1,6 @@
-"""The native call path: a small compiled module that launches what Python decided once; optional. It holds launches and
-no policy.
+"""The native call path: a small, optional compiled module that launches what Python has decided. It contains launches
+and no policy.
 
 - ``build``: builds the module.
-- ``loading``: loads it, or says why not.
+- ``loading``: loads it, or returns the reason why not.
 """

@@ -1,5 +1,5 @@
-// What the launcher takes of PyTorch and of CUDA's driver: PyTorch's C interfaces by its own headers, the driver by name,
-// so that one build serves every PyTorch from 2.11 on, and machines without CUDA load it too.
+// The launcher's interface to PyTorch and CUDA's driver. It uses PyTorch's stable C interfaces and looks the driver's
+// functions up by name, so that one build serves every PyTorch from 2.11 on, and machines without CUDA load it too.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -26,9 +26,9 @@
 #include <utility>
 #include <vector>
 
-// How PyTorch is told of an exception that Python holds: its bindings catch what is called so, and raise what it answers
-// with its words. That is a class in Python (`raised`), which gives the exception itself for them. Were it not caught as
-// such, it would be a RuntimeError of the same words.
+// Passes a Python exception through PyTorch: its bindings catch an exception class of this name, and raise
+// python_type() with the message of what(). Ours returns `raised`, which replaces itself by the exception that the
+// message names. If PyTorch did not catch it, the caller would get a RuntimeError with that message.
 namespace torch {
 struct __attribute__((visibility("default"))) PyTorchError : public std::exception {
   virtual PyObject *python_type() = 0;
@@ -52,11 +52,11 @@ struct Driver {
   int (*current_context)(void **) = nullptr;
   int (*launch)(const Config *, void *, void **, void **) = nullptr;
   AOTITorchError (*current_stream)(int32_t, void **) = nullptr;
-  // PyTorch's own kernels, as its compiled models call them: below the dispatcher, where ours stand.
+  // PyTorch's own kernels, called as its compiled models call them, without the dispatcher, which would call ours.
   decltype(&aoti_torch_cuda_convolution) forward = nullptr;
   decltype(&aoti_torch_cuda_convolution_backward) backward = nullptr;
 
-  // Why it cannot be used; empty where it can. `library` is CUDA's driver, or what stands for it in tests.
+  // Returns the reason why CUDA cannot be used, or an empty text. `library` is CUDA's driver, or a stub in tests.
   std::string open(const char *library) {
     const auto find = [](auto &function, void *library, const char *name) {
       function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
@@ -67,7 +67,7 @@ struct Driver {
     find(current_context, driver, "cuCtxGetCurrent");
     find(launch, driver, "cuLaunchKernelEx");
     for (const char *name : {library, "libtorch_cuda.so", "libtorch_cpu.so"}) {
-      void *each = current_stream ? nullptr : dlopen(name, RTLD_NOW | RTLD_NOLOAD);  // where it is already
+      void *each = current_stream ? nullptr : dlopen(name, RTLD_NOW | RTLD_NOLOAD);  // only if it is loaded already
       if (!each) continue;
       find(current_stream, each, "aoti_torch_get_current_cuda_stream");
       find(forward, each, "aoti_torch_cuda_convolution");
@@ -80,7 +80,7 @@ struct Driver {
 
 // --- PyTorch's values ------------------------------------------------------------------------------------------------
 
-// An operator's arguments as its boxed kernel gets them: ours to give back.
+// The arguments of an operator's boxed kernel, which must release them.
 class Arguments {
  public:
   Arguments(StableIValue *stack, const char *kinds) : stack_(stack), kinds_(kinds) {}
@@ -98,11 +98,11 @@ class Arguments {
 
   const char *kinds() const { return kinds_; }
   bool has(size_t at) const {
-    bool defined = true;  // a tensor that is there may be none
+    bool defined = true;  // an optional tensor may be present, but undefined
     if (kinds_[at] == 'T' && optional(at)) aoti_torch_is_defined(tensor(at), &defined);
     return kinds_[at] >= 'a' || (optional(at) && defined);
   }
-  // Of an optional argument too, where it is there.
+  // The tensor of a required argument, or of an optional one that has() a value.
   AtenTensorHandle tensor(size_t at) const { return reinterpret_cast<AtenTensorHandle>(value(at)); }
   StableListHandle list(size_t at) const { return reinterpret_cast<StableListHandle>(value(at)); }
   int64_t integer(size_t at) const { return static_cast<int64_t>(stack_[at]); }
@@ -133,7 +133,7 @@ class Arguments {
   }
   static void discard(StableIValue *made) {
     static auto remove = reinterpret_cast<AOTITorchError (*)(StableIValue *)>(
-        dlsym(RTLD_DEFAULT, "torch_delete_stable_ivalue"));  // from 2.13 on; before, both sides used new and delete
+        dlsym(RTLD_DEFAULT, "torch_delete_stable_ivalue"));  // PyTorch 2.13 and later have it; before, both sides used new and delete
     remove ? static_cast<void>(remove(made)) : delete made;
   }
 
@@ -142,10 +142,10 @@ class Arguments {
   StableIValue value(size_t at) const { return kinds_[at] >= 'a' ? stack_[at] : *optional(at); }
 
   StableIValue *stack_;
-  const char *kinds_;  // a letter each: tensor, list, list of bool (m), bool (f), int; capitals are optional ones
+  const char *kinds_;  // one letter per argument: t tensor, l list, m list of bool, f bool, i int; capital letters are optional arguments
 };
 
-// What a kernel must know of a tensor; `ok` is false for one that is not dense.
+// The properties of a tensor that a launch needs; `ok` is false if the tensor is not dense.
 struct Seen {
   int64_t *sizes = nullptr, *strides = nullptr, dims = 0;
   int32_t dtype = 0, kind = 0, index = 0, layout = -1;
@@ -174,12 +174,12 @@ struct Seen {
 
 struct Delete {
   void operator()(AtenTensorOpaque *tensor) const { aoti_torch_delete_tensor_object(tensor); }
-  void operator()(PyObject *object) const { Py_DECREF(object); }  // with Python's lock
+  void operator()(PyObject *object) const { Py_DECREF(object); }  // the caller must hold Python's lock
 };
 using Owned = std::unique_ptr<AtenTensorOpaque, Delete>;
 using Ref = std::unique_ptr<PyObject, Delete>;
 
-// Whether PyTorch's `function` made a tensor, its last argument, which is `out` then.
+// Calls PyTorch's `function`, whose last argument returns a new tensor in `out`; returns whether it succeeded.
 template <typename Function, typename... Given>
 bool made(Owned &out, Function function, Given... given) {
   AtenTensorHandle handle = nullptr;
@@ -190,7 +190,7 @@ bool made(Owned &out, Function function, Given... given) {
 
 inline Ref held(PyObject *borrowed) { return Py_XINCREF(borrowed), Ref(borrowed); }
 
-// --- Python's --------------------------------------------------------------------------------------------------------
+// --- Python's lock and exceptions ------------------------------------------------------------------------------------
 
 struct Gil {
   PyGILState_STATE state = PyGILState_Ensure();
@@ -199,11 +199,11 @@ struct Gil {
   ~Gil() { PyGILState_Release(state); }
 };
 
-inline PyObject *raised = nullptr;  // raised.keep(exception) -> words by which raised(words) is that exception
+inline PyObject *raised = nullptr;  // raised.keep(exception) returns a message, with which raised(message) is the exception
 
 class Raised : public torch::PyTorchError {
  public:
-  Raised() : words_("an error in Python") {  // with Python's lock, and an exception that is set
+  Raised() : words_("an error in Python") {  // the caller holds Python's lock, and an exception is set
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyErr_NormalizeException(&type, &value, &trace);

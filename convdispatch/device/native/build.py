@@ -20,28 +20,28 @@ _HEADER = Path("include/torch/csrc/stable/c/shim.h")
 
 
 class Unbuildable(Exception):
-    """Why there can be no native call path here."""
+    """The native call path cannot be built here; the message is the reason."""
 
 
 def _torch() -> Path:
-    """PyTorch's folder, also from a build that pip isolates, where it cannot be imported. Raises Unbuildable."""
+    """PyTorch's folder, found even in pip's isolated builds, where it cannot be imported. Raises Unbuildable."""
     spec = importlib.util.find_spec("torch")
-    places = [Path(spec.origin).parent] if spec is not None and spec.origin else []
-    places += [Path(sysconfig.get_path(kind)) / "torch" for kind in ("platlib", "purelib")]
-    for place in places:
-        if (place / _HEADER).is_file():
-            return place
-    raise Unbuildable(f"no PyTorch with {_HEADER} (2.11 or later) in {', '.join(map(str, places))}")
+    folders = [Path(spec.origin).parent] if spec is not None and spec.origin else []
+    folders += [Path(sysconfig.get_path(kind)) / "torch" for kind in ("platlib", "purelib")]
+    for folder in folders:
+        if (folder / _HEADER).is_file():
+            return folder
+    raise Unbuildable(f"no PyTorch with {_HEADER} (2.11 or later) in {', '.join(map(str, folders))}")
 
 
 def sources() -> str:
-    """A digest of the module's sources. The module has it as its docstring, so that one built from other sources is
-    noticed."""
-    found = hashlib.sha256()
-    for each in sorted(_HERE.iterdir()):
-        if each.suffix in (".h", ".cpp"):
-            found.update(each.read_bytes())
-    return found.hexdigest()
+    """A digest of the module's sources. The built module has it as its docstring, so that a module built from other
+    sources is noticed."""
+    digest = hashlib.sha256()
+    for file in sorted(_HERE.iterdir()):
+        if file.suffix in (".h", ".cpp"):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def command(target: Path) -> list[str]:
@@ -66,11 +66,11 @@ def command(target: Path) -> list[str]:
 def build(folder: Path = _HERE) -> Path:
     """Compile the module into a folder; returns its path. Raises Unbuildable with the compiler's message."""
     target = folder / NAME
-    aside = target.with_suffix(f".{os.getpid()}")
-    done = subprocess.run(command(aside), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise Unbuildable(f"the compiler failed:\n{done.stderr}")
-    aside.replace(target)  # an atomic rename, because another process may be loading the module
+    draft = target.with_suffix(f".{os.getpid()}")
+    result = subprocess.run(command(draft), capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise Unbuildable(f"the compiler failed:\n{result.stderr}")
+    draft.replace(target)  # an atomic rename, because another process may be loading the module
     return target
 
 
@@ -78,8 +78,8 @@ def main() -> int:
     """Build the module; returns exit status 1 where it cannot be built."""
     try:
         print(build(Path(sys.argv[1]) if len(sys.argv) > 1 else _HERE))
-    except Unbuildable as why:
-        print(f"no native call path: {why}", file=sys.stderr)
+    except Unbuildable as error:
+        print(f"no native call path: {error}", file=sys.stderr)
         return 1
     return 0
 

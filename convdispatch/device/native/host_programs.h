@@ -1,5 +1,5 @@
-// Programs on a CPU: kernels of their own in PyTorch's intra-op threads, for one call at a time. A call that finds them at
-// work, or no queues, is Python's.
+// Programs on a CPU, whose kernels run in PyTorch's intra-op threads, for one call at a time. A call that finds them
+// busy, or no idle queues, is passed to Python.
 #pragma once
 
 #include "work_groups.h"
@@ -8,20 +8,20 @@
 
 namespace launcher {
 
-struct Queues {  // one for each of PyTorch's threads
+struct Queues {  // a queue for each of PyTorch's threads
   void *context;
   std::vector<void *> each;
 };
 
-inline auto &idle = *new std::vector<Queues>;  // never destroyed: threads may end after Python
+inline auto &idle = *new std::vector<Queues>;  // never destroyed, because threads may end after Python
 inline std::mutex idle_lock;
 
-inline std::vector<Queues>::iterator idle_for(void *context, size_t threads) {  // under the lock
+inline std::vector<Queues>::iterator idle_for(void *context, size_t threads) {  // the caller holds idle_lock
   return std::find_if(idle.begin(), idle.end(),
                       [&](const Queues &one) { return one.context == context && one.each.size() >= threads; });
 }
 
-class Lent {  // queues that are nobody else's as long as this lives
+class Lent {  // takes idle queues for one call, and returns them in its destructor
  public:
   Lent(void *context, size_t threads) {
     const std::lock_guard<std::mutex> lock(idle_lock);
@@ -44,7 +44,7 @@ class Lent {  // queues that are nobody else's as long as this lives
 
 class HostLaunches : public Host {
  public:
-  // `kept` holds the launches and what they use.
+  // `kept` is a Python object that keeps the launches and their memory alive.
   HostLaunches(Launches *launches, void *context, PyObject *kept)
       : launches_(launches), context_(context), kept_(held(kept).release()) {}
   ~HostLaunches() override {
@@ -74,8 +74,8 @@ class HostLaunches : public Host {
   std::mutex busy_;
 };
 
-// host_program(name, groups, context, areas, scratch, sizes, strides, kept) -> a capsule as program()'s, of launches from
-// groups(), whose memory may be any; `kept` is what they use.
+// host_program(name, groups, context, areas, scratch, sizes, strides, kept) returns a program like program(), for the
+// launches that groups() returned; `kept` keeps alive what they use.
 inline PyObject *make_host_program(PyObject *, PyObject *given) {
   const char *name;
   unsigned long long context, scratch;
@@ -93,7 +93,8 @@ inline PyObject *make_host_program(PyObject *, PyObject *given) {
   return PyCapsule_New(new Shared(std::move(made)), kProgram, [](PyObject *capsule) { delete program_of(capsule); });
 }
 
-// lend(context, queues): they are for programs of the context from now on, and live for good; bytes, an address a thread.
+// lend(context, queues) adds idle queues for programs of the context, which must never be destroyed; `queues` are bytes
+// with the address of a queue for each thread.
 inline PyObject *lend(PyObject *, PyObject *given) {
   unsigned long long context;
   const char *bytes;
@@ -106,7 +107,7 @@ inline PyObject *lend(PyObject *, PyObject *given) {
   Py_RETURN_NONE;
 }
 
-// has_idle(context, threads) -> whether a call of so many threads would find queues.
+// has_idle(context, threads) returns whether a call with this number of threads would find idle queues.
 inline PyObject *has_idle(PyObject *, PyObject *given) {
   unsigned long long context, threads;
   if (!PyArg_ParseTuple(given, "KK", &context, &threads)) return nullptr;

@@ -1,7 +1,7 @@
-// convdispatch.device.native._launcher: the warm way of a convolution on PyTorch's tensors, below Python, on CUDA and
+// convdispatch.device.native._launcher: the fast path of a convolution on PyTorch's tensors, below Python, on CUDA and
 // in PyTorch's threads on a CPU.
 //
-// Python decides what a problem runs, once; this looks the decision up and launches it. See docs/design/adr/0021.
+// Python decides once how a problem is computed; this looks the decision up and launches it. See docs/design/adr/0021.
 
 #include "host_programs.h"
 #include "replay.h"
@@ -10,23 +10,24 @@
 namespace launcher {
 namespace {
 
-TorchLibraryHandle installed[2] = {}, fused_installed[2] = {};  // on CUDA and on a CPU
+TorchLibraryHandle installed[2] = {}, fused_installed[2] = {};  // the registrations for CUDA and for a CPU
 
 PyObject *fail(const char *words) { return PyErr_Format(PyExc_RuntimeError, "%s", words); }
 
-// open(library, policy, object, handle): take CUDA's driver, if one is named, and Python's functions. Raises RuntimeError.
+// open(library, policy, object, handle) loads CUDA's driver, if one is named, and stores Python's functions. Raises
+// RuntimeError.
 PyObject *open(PyObject *, PyObject *given) {
   const char *library;
   Python next = python;
   if (!PyArg_ParseTuple(given, "sOOO", &library, &next.policy, &next.object, &next.handle)) return nullptr;
   const std::string why = *library ? driver.open(library) : "";
   if (!why.empty()) return fail(why.c_str());
-  Py_INCREF(given);  // and with it all of them, for good: calls may be under way
+  Py_INCREF(given);  // never released, because running calls may use these functions
   python = next;
   Py_RETURN_NONE;
 }
 
-// ask(plain, switches on CUDA, those on a CPU, operators, raised, tensor): what the operators ask of Python.
+// ask(plain, switches on CUDA, switches on a CPU, operators, raised, tensor) stores the Python objects of the operators.
 PyObject *ask(PyObject *, PyObject *given) {
   Python next = python;
   PyObject *tuples = reinterpret_cast<PyObject *>(&PyTuple_Type), **switches = next.switches;
@@ -39,8 +40,8 @@ PyObject *ask(PyObject *, PyObject *given) {
   Py_RETURN_NONE;
 }
 
-// install(key, host): the operators of aten on a dispatch key are these from now on, for a CPU or for CUDA; uninstall()
-// ends it. Raises RuntimeError.
+// install(key, host) registers the kernels of aten's convolutions for a dispatch key, of a CPU or of CUDA, until
+// uninstall(). Raises RuntimeError.
 PyObject *install(PyObject *, PyObject *given) {
   const char *key;
   int host;
@@ -58,7 +59,7 @@ PyObject *install(PyObject *, PyObject *given) {
   Py_RETURN_NONE;
 }
 
-// install_fused(key, host): the operator of fused layers has a kernel on a dispatch key. Raises RuntimeError.
+// install_fused(key, host) registers a kernel of the fused layers' operator for a dispatch key. Raises RuntimeError.
 PyObject *install_fused(PyObject *, PyObject *given) {
   const char *key;
   int host;
@@ -77,17 +78,17 @@ PyObject *ended(TorchLibraryHandle *each, PyObject *host) {
   Py_RETURN_NONE;
 }
 
-// uninstall(host), uninstall_fused(host): end what install() and install_fused() did for a CPU, or for CUDA.
+// uninstall(host) and uninstall_fused(host) undo install() and install_fused() for a CPU, or for CUDA.
 PyObject *uninstall(PyObject *, PyObject *host) { return ended(installed, host); }
 PyObject *uninstall_fused(PyObject *, PyObject *host) { return ended(fused_installed, host); }
 
-// pause(on): all calls are Python's while it is on.
+// pause(on) passes all calls to Python while it is on.
 PyObject *pause(PyObject *, PyObject *on) {
   python.paused = PyObject_IsTrue(on) == 1;
   Py_RETURN_NONE;
 }
 
-// under(number): decisions are asked for and found under this number from now on; those under others stay.
+// under(number) makes decisions be stored and looked up under this number of settings; others stay stored.
 PyObject *under(PyObject *, PyObject *number) {
   const long long settings = PyLong_AsLongLong(number);
   if (settings == -1 && PyErr_Occurred()) return nullptr;
@@ -95,32 +96,33 @@ PyObject *under(PyObject *, PyObject *number) {
   Py_RETURN_NONE;
 }
 
-// further(meetings): calls of a further size of a known layer are PyTorch's until the size was met so often.
+// further(meetings) lets PyTorch compute a further size of a known layer until it has come this many times.
 PyObject *further_from(PyObject *, PyObject *count) {
   python.meetings = static_cast<uint32_t>(PyLong_AsLong(count));
   return PyErr_Occurred() ? nullptr : held(Py_None).release();
 }
 
-// met() -> how often the size of the call that Python is asked for just now was met, 0 where nobody counted.
+// met() returns how often the size of the call that Python handles now has come; 0 if it is not counted.
 PyObject *met(PyObject *, PyObject *) {
   const auto found = meetings.find(std::hash<std::string_view>{}(missed.key));
   return PyLong_FromUnsignedLong(missed.open && found != meetings.end() ? found->second : 0);
 }
 
-// know(holds): further sizes of the layer of the call that Python is asked for just now are PyTorch's at first, while
-// `holds()` says that its weights are still those.
+// know(holds) lets PyTorch compute further sizes of the present call's layer at first, as long as `holds()` returns that
+// its weights are unchanged.
 PyObject *know(PyObject *, PyObject *holds) {
   if (missed.open) {
     if (layers.size() >= kMost) layers.clear();
     layers[missed.layer].holds = held(holds);
-    meetings[std::hash<std::string_view>{}(missed.key)] = python.meetings;  // this one is no further size
+    meetings[std::hash<std::string_view>{}(missed.key)] = python.meetings;  // the present size is no further size
   }
   Py_RETURN_NONE;
 }
 
-// offer(steps, laid, holds, packed, sums) -> whether it was taken: what Python decided for the call that it is asked for
-// just now, a list of (program, sources, result, packs); `laid` has (source, strides) of what is copied first. `holds` is
-// None, or answers for each call whether this still holds, as `packed` weights do. No steps: the call is PyTorch's own kernel's while `holds` says so, and Python's without it.
+// offer(steps, laid, holds, packed, sums) stores Python's decision for the call that it handles now, and returns whether
+// it was stored. Steps are (program, sources, result, packs); `laid` are the (source, strides) of tensors to copy first.
+// `holds` is None, or returns at each call whether the decision, with `packed` weights, is still valid. Without steps,
+// PyTorch's own kernel computes the call while `holds` returns true; None for `holds` is then refused.
 PyObject *offer(PyObject *, PyObject *given) {
   PyObject *steps, *laid, *holds;
   unsigned long long packed;
@@ -157,7 +159,7 @@ PyObject *offer(PyObject *, PyObject *given) {
   if (!copies) return nullptr;
   const bool theirs = made->steps.empty(), holding = holds != Py_None;
   const bool known = missed.operation == kHostForward || missed.operation == kHostBackward ||
-                     (missed.operation <= kBackward && driver.forward && driver.backward);  // PyTorch's own kernels
+                     (missed.operation <= kBackward && driver.forward && driver.backward);  // PyTorch has kernels to call
   const bool cannot = !holding || !known;
   if (theirs ? cannot : holding && !missed.by_weights) Py_RETURN_FALSE;
   if (entries.size() >= kMost) std::exchange(entries, {}), packed_weights.clear();
@@ -175,7 +177,7 @@ PyObject *forget(PyObject *, PyObject *) {
   Py_RETURN_NONE;
 }
 
-// drop(program): no decision holds it any more; calls under way keep it until they are over.
+// drop(program) removes the decisions that run it; running calls keep it alive until they end.
 PyObject *drop(PyObject *, PyObject *capsule) {
   Shared *program = program_of(capsule);
   if (!program) return nullptr;
@@ -183,8 +185,8 @@ PyObject *drop(PyObject *, PyObject *capsule) {
   Py_RETURN_NONE;
 }
 
-// counts() -> (forward calls, backward calls, calls by solver, calls of further sizes that were PyTorch's), since it was
-// asked last.
+// counts() returns (forward calls, backward calls, calls by solver, calls of further sizes that PyTorch computed) since
+// the last counts().
 PyObject *counts(PyObject *, PyObject *) {
   Ref by(PyDict_New());
   for (auto &each : solved) {
@@ -199,7 +201,7 @@ PyObject *counts(PyObject *, PyObject *) {
   return answer;
 }
 
-// launches() -> the solvers of the last few calls, the latest first.
+// launches() returns the solvers of the last few calls, the latest first.
 PyObject *launches(PyObject *, PyObject *) {
   Ref list(PyList_New(0));
   for (unsigned back = 1; back <= 8 && back <= latest; ++back)

@@ -1,8 +1,8 @@
-"""The compiled module of the native call path, or the sentence that says why there is none.
+"""The compiled module of the native call path, or the reason why there is none.
 
-``pip install`` builds it where a C++ compiler and PyTorch's headers are; ``python -m convdispatch.device.native.build``
-builds it in place. It is written against PyTorch's stable C interface and Python's limited one, so that one build
-serves PyTorch from 2.11 on. Without it everything works, and a call costs some microseconds more.
+``pip install`` builds it if a C++ compiler and PyTorch's headers are there; ``python -m
+convdispatch.device.native.build`` builds it in place. It uses PyTorch's stable C interface and Python's limited one, so
+that one build serves PyTorch from 2.11 on. Without it everything works, and a call costs some microseconds more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...api import settings
 from ...api.policy import ask_policy
 
 DRIVER = "libcuda.so.1"
-_LEAST = (2, 11)
+_MIN_TORCH = (2, 11)
 
 
 @functools.lru_cache(maxsize=1)
@@ -27,15 +27,15 @@ def _loaded() -> tuple[Any, str | None]:
     if not settings.NATIVE.value():
         return None, "CONVDISPATCH_NATIVE=0 turns it off"
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if version < _LEAST:
-        return None, f"needs PyTorch {'.'.join(map(str, _LEAST))} or later, got {torch.__version__}"
+    if version < _MIN_TORCH:
+        return None, f"needs PyTorch {'.'.join(map(str, _MIN_TORCH))} or later, got {torch.__version__}"
     try:
         module = importlib.import_module(f"{__package__}._launcher")
     except ImportError as error:
         if error.name == f"{__package__}._launcher" or "No module named" in str(error):
             return None, "it is not built: python -m convdispatch.device.native.build says why, or builds it"
         return None, f"it does not load: {str(error).splitlines()[0]}"
-    from .build import sources  # a late import costs little: PyTorch has imported the modules that it needs
+    from .build import sources  # imported only here; PyTorch has already imported the modules that it needs
 
     if module.__doc__ != sources():  # the module was built from other sources, as in a checkout that was updated since
         return None, "it is built from other sources: python -m convdispatch.device.native.build builds it anew"
@@ -43,22 +43,22 @@ def _loaded() -> tuple[Any, str | None]:
 
 
 def module() -> Any:
-    """The module, also where there is no CUDA; None where there is none."""
+    """The compiled module, with or without CUDA; None if there is none."""
     return _loaded()[0]
 
 
 def launcher() -> Any:
-    """The module with CUDA's driver open; None where there is none, with the reason in ``unavailable``."""
+    """The compiled module with CUDA's driver open; None if there is none: ``unavailable`` returns the reason."""
     return None if unavailable() else _loaded()[0]
 
 
 def host_launcher() -> Any:
-    """The module without CUDA, for a CPU; None where there is none."""
+    """The compiled module for a CPU, without CUDA; None if there is none."""
     return None if _opened("") else _loaded()[0]
 
 
 def unavailable() -> str | None:
-    """The reason why calls go through Python; None where the native path runs."""
+    """The reason why calls on CUDA go through Python; None if the native path runs."""
     return _opened(DRIVER)
 
 
@@ -69,9 +69,9 @@ def last() -> list[str]:
 
 @functools.lru_cache(maxsize=4)
 def _opened(driver: str) -> str | None:
-    module, why = _loaded()
+    module, reason = _loaded()
     if module is None:
-        return why
+        return reason
     try:
         module.open(driver, ask_policy, *_handles(sys.modules["torch"]))
     except (AttributeError, RuntimeError) as error:
@@ -84,10 +84,10 @@ def _handles(torch: Any) -> tuple[Any, Any]:
     RuntimeError."""
     handles, probe = torch._C._aoti, torch.empty(0)
     capsule = handles.unsafe_alloc_void_ptr_from_tensor(probe)
-    held = probe._use_count()
+    use_count = probe._use_count()
     handles.alloc_tensor_by_stealing_from_void_ptr(capsule)
-    # `stealing` in the function's name says that it takes over the handle, which a later PyTorch may do
-    if probe._use_count() != held:
+    # `stealing` in the function's name says that it takes the handle over, which a later PyTorch may really do.
+    if probe._use_count() != use_count:
         raise RuntimeError("this PyTorch takes handles over where it left them before")
     handles.alloc_tensors_by_stealing_from_void_ptrs([capsule])
     return handles.alloc_tensor_by_stealing_from_void_ptr, handles.unsafe_alloc_void_ptr_from_tensor

@@ -1,25 +1,25 @@
-// aten::convolution and its backward where Python has decided them before: found by a packed key, then launched. All
-// else is asked of Python, which may put what it decided under the key that was missed.
+// Kernels of aten::convolution and its backward: a call's decision is looked up by a packed key, then launched. Calls
+// without a decision go to Python, which may store its decision under the key that was not found.
 #pragma once
 
 #include "programs.h"
 
 namespace launcher {
 
-// What is asked of Python.
+// The Python objects and settings that the operators use.
 struct Python {
-  PyObject *policy = nullptr, *plain = nullptr;   // answers the policy in force; the only one that is served
-  PyObject *object = nullptr, *handle = nullptr;  // a handle's tensor, and a new handle of a tensor
-  PyObject *switches[2] = {};  // functions whose answers are part of a key, on CUDA, on a CPU: first tracing, then inference mode
-  PyObject *operators = nullptr;  // by operation, a tuple
-  PyObject *tensor = nullptr;     // the class of tensors that are no parameters
+  PyObject *policy = nullptr, *plain = nullptr;   // a function that returns the current policy; the only policy served here
+  PyObject *object = nullptr, *handle = nullptr;  // functions from a handle to its tensor, and from a tensor to a new handle
+  PyObject *switches[2] = {};  // for CUDA and for CPUs, bool functions that are part of a key: tracing, inference mode, ...
+  PyObject *operators = nullptr;  // a tuple of Python's operators, by Operation
+  PyObject *tensor = nullptr;     // the class torch.Tensor, whose instances are no parameters
   bool paused = false;
-  uint32_t meetings = 0;  // at which a further size of a layer is asked for in Python
-  int64_t settings = 0;  // the number of what enable() was given
+  uint32_t meetings = 0;  // the number of calls after which a further size of a layer is passed to Python
+  int64_t settings = 0;  // the number of the settings with which enable() was called
 };
 inline Python python;
 
-// The fused ones with what follows: a sum, an activation.
+// The fused operations include the addition of a residual and the activation.
 enum Operation : int { kForward, kBackward, kFused, kHostForward, kHostBackward, kHostFused, kOperations };
 inline bool on_host(int operation) { return operation >= kHostForward; }
 inline bool is_backward(int operation) { return operation == kBackward || operation == kHostBackward; }
@@ -27,9 +27,9 @@ enum Source : int { kX, kW, kGrad, kBias, kResidual, kOut, kNone };
 
 struct Step {
   Shared program;
-  std::vector<int> sources;  // of each operand
-  int result = 0;            // which of the operator's results it writes
-  bool packs = false;        // reads packed weights where weights are
+  std::vector<int> sources;  // the Source of each operand
+  int result = 0;            // the index of the operator's result that the program writes
+  bool packs = false;        // whether the program reads packed weights instead of the weights
 };
 
 struct Laid {  // a tensor that kernels read as a copy with other strides
@@ -37,62 +37,62 @@ struct Laid {  // a tensor that kernels read as a copy with other strides
   std::vector<int64_t> strides;
 };
 
-struct Decision {  // free of Python's objects: let go without its lock
-  std::vector<Step> steps;  // none where the call is PyTorch's own kernel's
+struct Decision {  // has no Python objects, because it is destroyed without Python's lock
+  std::vector<Step> steps;  // empty if PyTorch's own kernel computes the call
   std::vector<Laid> laid;
-  bool sums = false;  // the third result is PyTorch's sum of the gradient over all axes but the channels'
+  bool sums = false;  // the third result is PyTorch's sum of the gradient over all axes except the channels
 };
 using Decided = std::shared_ptr<const Decision>;
 
 struct Known {
   Decided decided;
-  Ref holds;  // answers whether it still holds: packed weights, or that a call is PyTorch's
+  Ref holds;  // a function that returns whether the decision is still valid, for packed weights or PyTorch's own kernel
   uint64_t packed = 0;
-  int left = 256;  // calls until Python is asked again whether weights became constant
+  int left = 256;  // calls until Python checks again whether the weights have become constant
 };
 
 struct Entry {
   Known known;
-  std::unordered_map<uint64_t, Known> weights;  // in inference mode, where it depends on them: by address
+  std::unordered_map<uint64_t, Known> weights;  // decisions that depend on constant weights, by the weights' address
 };
 
-// A layer of which a size was decided: calls of further sizes are PyTorch's until such a size was met often enough.
+// A layer with a decision for some size: PyTorch computes calls of another size until that size has come often enough.
 struct Layer {
-  Ref holds;  // answers whether the weights are still those
+  Ref holds;  // a function that returns whether the weights are still those of the layer
 };
 
-inline auto &layers = *new std::unordered_map<std::string, Layer>;  // by what a key holds but sizes, and weights' address
-inline std::unordered_map<size_t, uint32_t> meetings;               // by the hash of a key: calls of a further size
-inline int64_t compiling = 0;                                       // such calls since Python asked last
+inline auto &layers = *new std::unordered_map<std::string, Layer>;  // by the key without sizes, with the weights' address
+inline std::unordered_map<size_t, uint32_t> meetings;               // calls of a further size, by the hash of their key
+inline int64_t compiling = 0;                                       // such calls since Python last called counts()
 constexpr size_t kMostMeetings = 1 << 16;
 
-inline auto &entries = *new std::unordered_map<std::string, Entry>;  // never destroyed: Python ends before that
-inline std::unordered_map<uint64_t, int> packed_weights;  // addresses of those that some entry has packed forms of
-inline uint64_t calls[2];                                 // of each operator since Python asked last
+inline auto &entries = *new std::unordered_map<std::string, Entry>;  // never destroyed, because Python ends before
+inline std::unordered_map<uint64_t, int> packed_weights;  // addresses of weights of which some entry has a packed form
+inline uint64_t calls[2];                                 // forward and backward calls since Python last called counts()
 constexpr size_t kMost = 4096;
 
-struct Missed {  // the key that this thread's call did not find, and its layer's
+struct Missed {  // the key of this thread's call that has no decision, and the key of its layer
   std::string key, layer;
   uint64_t weights = 0;
-  // Whether weights may be promised to stay: in inference mode, of fused layers, on a CPU where they do not learn.
+  // Whether weights may be constant: in inference mode, in fused layers, and on a CPU without gradients.
   bool by_weights = false, open = false;
   int operation = kForward;
 };
 inline thread_local Missed missed;
 
 inline void forget_all() {
-  std::exchange(entries, {});  // what ends with them may come here again
+  std::exchange(entries, {});  // destroyed after the exchange, because their destructors may call this again
   std::exchange(layers, {});
   packed_weights.clear();
 }
 
-// Forget what was decided to be run by a program.
+// Forgets the decisions that run a program.
 inline void forget_some(const Program *program) {
   const auto runs = [program](const Known &known) {
     return known.decided && std::any_of(known.decided->steps.begin(), known.decided->steps.end(),
                                         [program](const Step &step) { return step.program.get() == program; });
   };
-  std::vector<Known> gone;  // what ends with them may come here again
+  std::vector<Known> gone;  // destroyed at the end, because their destructors may call this again
   for (auto at = entries.begin(); at != entries.end();) {
     Entry &entry = at->second;
     for (auto one = entry.weights.begin(); one != entry.weights.end();) {
@@ -104,20 +104,20 @@ inline void forget_some(const Program *program) {
   }
 }
 
-// Whether what a function answers is true, and that.
+// Calls a function; returns whether its result is true, or -1 for an exception. The result itself goes to `kept`.
 inline int truth(PyObject *function, Ref *kept = nullptr) {
   Ref answer(PyObject_CallObject(function, nullptr));
   const int found = answer ? PyObject_IsTrue(answer.get()) : -1;
   if (found < 0) {
     const bool interrupted = PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
     PyErr_Clear();
-    if (interrupted) PyErr_SetInterrupt();  // it comes again where Python hears it
+    if (interrupted) PyErr_SetInterrupt();  // Python raises it again at its next check for signals
   }
   if (kept) *kept = std::move(answer);
   return found;
 }
 
-// The bits of a key that are no tensor's, read as Python itself reads them; -1 where the call is Python's in any case.
+// The bits of a key for PyTorch's modes and the settings; -1 if Python must handle the call in any case.
 inline int64_t circumstances(bool host) {
   Ref policy(python.paused ? nullptr : PyObject_CallObject(python.policy, nullptr));
   if (policy.get() != python.plain) return PyErr_Clear(), -1;
@@ -134,8 +134,8 @@ inline int64_t circumstances(bool host) {
 struct Key {
   static constexpr size_t kRoom = 128;
   int64_t words[kRoom];
-  size_t count = 0;  // more than there is room for where a call has more to it than any convolution
-  std::pair<size_t, size_t> sizes[4];  // where those of tensors that are no weights stand: first, and behind the last
+  size_t count = 0;  // exceeds kRoom for a call with more arguments than any convolution has
+  std::pair<size_t, size_t> sizes[4];  // ranges of words with the sizes of tensors other than weights: first, one past last
   size_t sized = 0;
 
   bool fits() const { return count <= kRoom; }
@@ -154,7 +154,7 @@ struct Key {
     add(seen);
     sizes[sized++] = {first, count};
   }
-  // All but those sizes, and the weights' address.
+  // The key of the layer: all words except those sizes, and the weights' address.
   void layer(uint64_t weights, std::string &found) const {
     found.assign(reinterpret_cast<const char *>(&weights), sizeof weights);
     size_t at = 0;
@@ -164,7 +164,7 @@ struct Key {
       at = behind;
     }
   }
-  void add(const Arguments &given, size_t at) {  // a list
+  void add(const Arguments &given, size_t at) {  // adds the elements of a list
     const size_t length = given.length(at);
     add(static_cast<int64_t>(length));
     for (size_t place = 0; place < length; ++place) add(given.item(at, place));
@@ -176,7 +176,7 @@ struct Incoming {
   int operation;
   const Arguments &given;
   std::optional<Seen> seen[4];
-  const Seen *of[kNone + 1] = {};  // by Source
+  const Seen *of[kNone + 1] = {};  // the tensors, by Source
   uint64_t addresses[kNone + 1] = {};
   Key key;
   bool ok = true;
@@ -198,7 +198,7 @@ struct Incoming {
     }
     for (; given.kinds()[at]; ++at) switch (given.kinds()[at]) {
         case 'l': case 'm': key.add(given, at); break;
-        case 'L': key.add(given.has(at)); break;  // sizes of the bias, which follow from the others
+        case 'L': key.add(given.has(at)); break;  // the bias's sizes, which follow from the weights
         case 'f': key.add(given.flag(at)); break;
         case 'i': key.add(given.integer(at)); break;
       }
@@ -206,13 +206,13 @@ struct Incoming {
   }
 };
 
-// A tensor's object; the handle stays the caller's.
+// The Python object of a tensor; the caller still owns the handle.
 inline PyObject *tensor_of(AtenTensorHandle tensor) {
   Ref capsule(PyCapsule_New(tensor, nullptr, nullptr));
   return capsule ? PyObject_CallFunctionObjArgs(python.object, capsule.get(), nullptr) : nullptr;
 }
 
-// Whether weights may be a parameter without gradients, which on a CPU is promised to stay.
+// Whether weights may be a parameter without gradients, which counts as constant on a CPU.
 inline bool frozen(const Incoming &call) {
   static PyObject *const name = PyUnicode_InternFromString("requires_grad");
   Ref tensor(tensor_of(call.of[kW]->tensor));
@@ -223,9 +223,9 @@ inline bool frozen(const Incoming &call) {
   return records.get() == Py_False;
 }
 
-inline const Decided &pytorchs = *new Decided(std::make_shared<Decision>());  // of a further size of a layer
+inline const Decided &pytorchs = *new Decided(std::make_shared<Decision>());  // the decision for a layer's further sizes
 
-// Whether a call that was not decided is of a further size of a layer that was not met often enough.
+// Whether a call without a decision has a further size of a known layer, which has not come often enough.
 inline bool further(const Incoming &call) {
   if (layers.empty() || (call.operation != kHostForward && call.operation != kHostBackward)) return false;
   static thread_local std::string key;
@@ -238,8 +238,8 @@ inline bool further(const Incoming &call) {
   return ++meetings[std::hash<std::string_view>{}(call.key.text())] < python.meetings;
 }
 
-// What was decided for a call, its packed weights' address where it has some, and what keeps them; none where Python is to
-// be asked, which may put what it decides under `asked`.
+// The decision for a call, with the address of its packed weights if any, and the object that keeps them alive; null if
+// Python must handle the call, whose decision is then stored under `asked`.
 inline Decided found(Incoming &call, uint64_t &packed, Ref &kept, Missed &asked) {
   const bool host = on_host(call.operation);
   const int64_t bits = circumstances(host);
@@ -249,11 +249,11 @@ inline Decided found(Incoming &call, uint64_t &packed, Ref &kept, Missed &asked)
   const bool may_stay = (bits & 2) || call.operation == kFused || (host && frozen(call));
   call.key.add(may_stay);
   if (!call.key.fits()) return nullptr;
-  static thread_local std::string key;  // its memory is kept from call to call
+  static thread_local std::string key;  // static, so that its memory is reused by later calls
   key = call.key.text();
   asked.weights = weights, asked.by_weights = may_stay, asked.open = true, asked.operation = call.operation;
   if (!may_stay && !packed_weights.empty() && packed_weights.erase(weights)) {
-    for (auto &each : entries) each.second.weights.erase(weights);  // an optimizer may be about to write
+    for (auto &each : entries) each.second.weights.erase(weights);  // an optimizer may write them
     return nullptr;
   }
   auto at = entries.find(key);
@@ -268,17 +268,17 @@ inline Decided found(Incoming &call, uint64_t &packed, Ref &kept, Missed &asked)
   Decided decided = known->decided;
   packed = known->packed;
   if (!known->holds) return by_weights && --known->left < 0 ? nullptr : decided;
-  Ref holds = held(known->holds.get());  // what it runs may change all of this
+  Ref holds = held(known->holds.get());  // a reference, because the call may change or delete this entry
   return truth(holds.get(), host ? &kept : nullptr) == 1 ? decided : nullptr;
 }
 
 inline void count(int operation, const Decision &decided, int by) {
   if (!decided.steps.empty()) calls[is_backward(operation)] += by;
   if (&decided == pytorchs.get()) compiling += by;
-  for (const Step &step : decided.steps) step.program->count(step.result < 2 ? by : 0);  // sums are no solver's
+  for (const Step &step : decided.steps) step.program->count(step.result < 2 ? by : 0);  // no solver computes the sums
 }
 
-// PyTorch's sum of a gradient over all axes but the channels'.
+// Computes PyTorch's sum of a gradient over all axes except the channels.
 inline bool summed(AtenTensorHandle grad, int64_t dims, Owned &sums) {
   AtenTensorHandle self = nullptr;
   StableListHandle axes = nullptr;
@@ -293,7 +293,7 @@ inline bool summed(AtenTensorHandle grad, int64_t dims, Owned &sums) {
   return true;
 }
 
-// A tensor's copy with other strides.
+// Copies a tensor to a new one with other strides.
 inline bool copied(const Seen &from, const std::vector<int64_t> &strides, Owned &out, uint64_t &address) {
   void *data = nullptr;
   const bool fine = made(out, aoti_torch_empty_strided, from.dims, from.sizes, strides.data(), from.dtype, from.kind,
@@ -303,13 +303,13 @@ inline bool copied(const Seen &from, const std::vector<int64_t> &strides, Owned 
   return true;
 }
 
-// Run what was decided; false, with nothing in `results`, where Python has to.
+// Launches a decision; returns false, without results, if Python must handle the call.
 inline bool launched(const Decision &decided, const Incoming &call, uint64_t packed, Owned *results) {
   const Seen &lead = *call.seen[0];
   void *stream = nullptr;
   if (!on_host(call.operation) && driver.current_stream(lead.index < 0 ? 0 : lead.index, &stream)) return false;
   Owned made[3];
-  std::vector<Owned> copies(decided.laid.size());  // live until the launches are given
+  std::vector<Owned> copies(decided.laid.size());  // kept alive until everything is launched
   uint64_t addresses[kNone + 1];
   std::copy(std::begin(call.addresses), std::end(call.addresses), addresses);
   for (size_t at = 0; at < copies.size(); ++at) {
@@ -317,7 +317,7 @@ inline bool launched(const Decision &decided, const Incoming &call, uint64_t pac
     const Seen *from = call.of[each.source];
     if (!from || !copied(*from, each.strides, copies[at], addresses[each.source])) return false;
   }
-  static thread_local std::vector<uint64_t> room;  // memory that is kept from call to call
+  static thread_local std::vector<uint64_t> room;  // static, so that its memory is reused by later calls
   std::vector<uint64_t> operands = std::exchange(room, {});
   for (const Step &step : decided.steps) {
     const Program &program = *step.program;
@@ -343,7 +343,7 @@ inline bool launched(const Decision &decided, const Incoming &call, uint64_t pac
   return true;
 }
 
-// PyTorch's own kernel; false where it fails, which Python then says in python.
+// Calls PyTorch's own kernel; returns false if it fails, so that Python repeats the call and raises the error.
 inline bool by_pytorch(int operation, const Arguments &given, Owned *results) {
   std::vector<int64_t> lists[11];
   for (size_t at = 3; given.kinds()[at]; ++at)
@@ -385,7 +385,7 @@ inline bool handle_of(PyObject *tensor, Owned &found) {
   return true;
 }
 
-// The operator in Python. Throws what it raises.
+// Calls the operator in Python. Throws its exception as Raised.
 inline void by_python(int operation, const Arguments &given, Owned *results, Missed &asked) {
   size_t count = std::strlen(given.kinds());
   Ref arguments(PyTuple_New(static_cast<Py_ssize_t>(count)));
@@ -401,7 +401,7 @@ inline void by_python(int operation, const Arguments &given, Owned *results, Mis
     if (!one) throw Raised();
     PyTuple_SetItem(arguments.get(), static_cast<Py_ssize_t>(at), one);
   }
-  std::swap(missed, asked);  // a call inside this one has a key of its own
+  std::swap(missed, asked);  // swapped, because a nested call has a key of its own
   Ref answer(PyObject_CallObject(PyTuple_GetItem(python.operators, operation), arguments.get()));
   std::swap(missed, asked);
   if (!answer) throw Raised();
@@ -418,7 +418,7 @@ inline void compute(int operation, StableIValue *stack, const char *kinds, std::
     Missed asked;
     uint64_t packed = 0;
     std::optional<Gil> gil(std::in_place);
-    Ref kept;  // what keeps packed weights, whatever other threads do meanwhile
+    Ref kept;  // keeps the packed weights alive, even if other threads drop them meanwhile
     const Decided decided = call.ok ? found(call, packed, kept, asked) : nullptr;
     bool done = false;
     if (decided) {
@@ -439,19 +439,20 @@ inline void compute(int operation, StableIValue *stack, const char *kinds, std::
   }
 }
 
-// input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+// Arguments: input, weight, bias, stride, padding, dilation, transposed, output_padding, groups.
 template <int Operation>
 void convolution(StableIValue *stack, uint64_t, uint64_t) {
   compute(Operation, stack, "ttTlllfli", {kX, kW, kBias});
 }
 
-// grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
+// Arguments: grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
+// output_mask.
 template <int Operation>
 void convolution_backward(StableIValue *stack, uint64_t, uint64_t) {
   compute(Operation, stack, "tttLlllflim", {kGrad, kX, kW});
 }
 
-// input, weight, bias, residual, a number of Python's for activation, stride, padding, dilation and groups
+// Arguments: input, weight, bias, residual, and Python's number for activation, stride, padding, dilation and groups.
 template <int Operation>
 void fused(StableIValue *stack, uint64_t, uint64_t) {
   compute(Operation, stack, "ttTTi", {kX, kW, kBias, kResidual});

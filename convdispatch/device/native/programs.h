@@ -1,21 +1,21 @@
-// Programs: a problem's launches as Python decided them once. A call puts addresses in and launches; no policy is here.
+// Programs: a problem's launches, which Python has decided. A call inserts addresses and launches; no policy is here.
 #pragma once
 
 #include "abi.h"
 
 namespace launcher {
 
-constexpr size_t kRoom = 1024;  // bytes of a kernel's arguments, at most
-constexpr uint64_t kAlignment = 16;  // bytes that kernels load and copy at once, at most
+constexpr size_t kRoom = 1024;  // the most bytes of a kernel's arguments
+constexpr uint64_t kAlignment = 16;  // the alignment in bytes of operands, because kernels load up to 16 bytes at once
 
 inline Driver driver;
-inline std::unordered_map<std::string, uint64_t> solved;  // by solver: calls since Python asked last
-inline const std::string *recent[8];  // whose launches came last, a ring
+inline std::unordered_map<std::string, uint64_t> solved;  // calls by solver since Python last called counts()
+inline const std::string *recent[8];  // a ring of the solvers of the last launches
 inline unsigned latest = 0;
-inline uint64_t uses = 0;  // launches of all programs
+inline uint64_t uses = 0;  // the number of launches of all programs
 
 struct Place {
-  uint32_t at, operand;  // bytes into the arguments; an operand's number, or that of an area of scratch memory
+  uint32_t at, operand;  // byte offset in the arguments; number of an operand or of an area of scratch memory
   uint64_t offset;
 };
 
@@ -26,21 +26,21 @@ struct Launch {
   std::vector<Place> places;
 };
 
-struct Host {  // launches on a CPU, see host_programs.h
+struct Host {  // the interface of launches on a CPU, see host_programs.h
   virtual ~Host() = default;
-  // False where nothing ran, or not all of it.
+  // Returns false if nothing ran, or not everything.
   virtual bool run(const std::vector<uint64_t> &operands) = 0;
 };
 
 struct Program {
   std::vector<Launch> launches;
-  std::unique_ptr<Host> host;  // in their place, on a CPU
-  std::vector<uint64_t> areas;  // of scratch memory: where each begins
+  std::unique_ptr<Host> host;  // replaces `launches` on a CPU
+  std::vector<uint64_t> areas;  // byte offsets of the areas of scratch memory
   uint64_t scratch = 0;
-  std::vector<int64_t> sizes, strides;  // of the tensor that it writes
+  std::vector<int64_t> sizes, strides;  // the shape of the output tensor
   void *context = nullptr;
   std::pair<const std::string, uint64_t> *tally = nullptr;
-  mutable uint64_t used = 0;  // by which launch of all, if since Python asked last
+  mutable uint64_t used = 0;  // the number of its last launch among all; 0 if there was none since the last used()
 
   void count(int by) const {
     used = ++uses;
@@ -48,12 +48,12 @@ struct Program {
     recent[latest++ % 8] = &tally->first;
   }
 
-  // Launch on the operands; false where nothing ran, or not all of it.
+  // Launches on the operands; returns false if nothing ran, or not everything.
   bool run(void *stream, std::vector<uint64_t> &operands, int32_t kind, int32_t index) const {
     static const int32_t bytes = aoti_torch_dtype_uint8();
     static Attribute early{6, 0, {1}};  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    static thread_local const void *known = &early;  // the stream to which a kernel was given last: none yet
-    Owned memory;  // lives until the launches are given: PyTorch's allocator keeps the stream's order
+    static thread_local const void *known = &early;  // the stream of this thread's last kernel; at first none
+    Owned memory;  // kept until everything is launched, then PyTorch's allocator reuses it in the stream's order
     if (scratch) {
       const int64_t size = static_cast<int64_t>(scratch), step = 1;
       void *begin = nullptr;
@@ -87,7 +87,7 @@ struct Program {
     return host || !driver.current_context(&found) && found == context;
   }
 
-  // The address of the result's memory; 0 where there is none.
+  // Allocates the output; returns its address, or 0 if that fails.
   uint64_t allocate(Owned &out, const Seen &like) const {
     void *data = nullptr;
     const bool fine = made(out, aoti_torch_empty_strided, static_cast<int64_t>(sizes.size()), sizes.data(),
@@ -103,13 +103,14 @@ inline Shared *program_of(PyObject *capsule) {
   return static_cast<Shared *>(PyCapsule_GetPointer(capsule, kProgram));
 }
 
-// used(program) -> the number of its last launch among all, 0 where it was not launched since this was asked last.
+// used(program) returns the number of its last launch among all programs' launches; 0 if it was not launched since the
+// last call of used().
 inline PyObject *program_used(PyObject *, PyObject *capsule) {
   Shared *program = program_of(capsule);
   return program ? PyLong_FromUnsignedLongLong(std::exchange((*program)->used, 0)) : nullptr;
 }
 
-// Whether `take` took each item of a sequence.
+// Calls `take` for each item of a sequence, until one returns false; returns whether all returned true.
 template <typename Take>
 bool each_of(PyObject *sequence, Take take) {
   const Py_ssize_t count = PySequence_Size(sequence);
@@ -126,8 +127,9 @@ bool integers(PyObject *sequence, std::vector<Integer> &found) {
   });
 }
 
-// program(name, context, launches, areas, scratch, sizes, strides) -> a capsule; launches are (function, groups, items and
-// shared memory, overlaps, arguments, [(byte, operand, offset)]). Raises ValueError for more arguments than there is room.
+// program(name, context, launches, areas, scratch, sizes, strides) returns a program in a capsule; launches are
+// (function, (groups, items, shared memory), overlaps, arguments, [(byte, operand, offset)]). Raises ValueError for
+// arguments of more than kRoom bytes.
 inline PyObject *make_program(PyObject *, PyObject *given) {
   const char *name;
   unsigned long long context, scratch;

@@ -1,13 +1,13 @@
-// conv() on PyTorch's CUDA tensors once more: the same call as before, checked piece by piece, launched without Python's
-// part. Anything that is not as it was is answered with None, and the call goes the usual way.
+// Repeats a conv() on PyTorch's CUDA tensors: the arguments are compared with those of the recorded call, and the
+// program is launched without Python's part. If anything differs, the replay returns None, and the slow path is taken.
 #pragma once
 
 #include "operators.h"
 
 namespace launcher {
 
-// A tensor's handle for as long as its object is held: PyTorch tells the address of its implementation (`_cdata`), and a
-// handle points to such an address. `make_replay` holds that beside what PyTorch says before anything rests on it.
+// A tensor's handle, valid as long as its Python object: PyTorch returns the address of its implementation (`_cdata`),
+// and a handle points to such an address. `make_replay` checks this assumption by comparing data pointers.
 class Borrowed {
  public:
   explicit Borrowed(PyObject *tensor) {
@@ -40,7 +40,7 @@ struct Replay {
 
 inline const char *const kReplay = "convdispatch.device.native.replay";
 
-// Whether an object is a tensor as it was, without a gradient to record; then `seen` has it.
+// Whether an object is a tensor like that of the recorded call, without a gradient to record; then `seen` describes it.
 inline bool as_before(const Replay &call, const Operand &was, PyObject *object, Seen &seen) {
   static PyObject *const name = PyUnicode_InternFromString("requires_grad");
   Borrowed tensor(object);
@@ -57,11 +57,11 @@ inline bool as_before(const Replay &call, const Operand &was, PyObject *object, 
 inline bool equal(PyObject *one, PyObject *other) {
   if (one == other) return true;
   const int same = PyObject_RichCompareBool(one, other, Py_EQ);
-  if (same < 0) PyErr_Clear();  // an array among the options
+  if (same < 0) PyErr_Clear();  // an array among the options cannot be compared
   return same == 1;
 }
 
-// (direction, operands, options, shape) -> the result, or None
+// again(direction, operands, options, shape) returns the result, or None for a call that differs.
 inline PyObject *again(PyObject *capsule, PyObject *const *given, Py_ssize_t count) {
   auto *call = static_cast<Replay *>(PyCapsule_GetPointer(capsule, kReplay));
   if (!call) return nullptr;
@@ -96,16 +96,16 @@ inline PyObject *again(PyObject *capsule, PyObject *const *given, Py_ssize_t cou
   const uint64_t begin = addresses[call->written], end = begin + call->operands[call->written].bytes;
   for (int place = 0; place < 3; ++place)
     if (place != call->written && begin < addresses[place] + call->operands[place].bytes && addresses[place] < end)
-      Py_RETURN_NONE;  // which the usual way says in words
+      Py_RETURN_NONE;  // the slow path raises the error
   if (all % kAlignment) Py_RETURN_NONE;
   program.count(0);
   if (!program.run(stream, addresses, call->kind, call->index)) Py_RETURN_NONE;
   return out ? held(out).release() : tensor_of(made.get());
 }
 
-// replay(program, direction, options, shape, policy, frozen, kind, (x, w, y)): `again` for calls like this one, where None
-// stands in the place of the result, of class `kind`. Raises RuntimeError where PyTorch's objects are not what they are
-// taken for.
+// replay(program, direction, options, shape, policy, frozen, kind, (x, w, y)) returns the function `again` for calls like
+// this one; None among the operands is the result, which is of class `kind`. Raises RuntimeError if PyTorch's objects do
+// not have the assumed layout.
 inline PyObject *make_replay(PyObject *, PyObject *given) {
   static PyMethodDef method = {"again", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(again)),
                                METH_FASTCALL, nullptr};
@@ -142,7 +142,7 @@ inline PyObject *make_replay(PyObject *, PyObject *given) {
   made->operands[made->written].kind = reinterpret_cast<PyTypeObject *>(kind);
   made->operands[made->written].sizes = (*shared)->sizes;
   for (Operand &operand : made->operands) {
-    Py_INCREF(reinterpret_cast<PyObject *>(operand.kind));  // for good: classes of tensors stay
+    Py_INCREF(reinterpret_cast<PyObject *>(operand.kind));  // never released, because classes of tensors live as long as the process
     operand.bytes = aoti_torch_dtype_element_size(made->dtype);
     for (int64_t size : operand.sizes) operand.bytes *= static_cast<uint64_t>(size);
   }

@@ -1,4 +1,4 @@
-// Whether pieces of memory still hold what they held: all are asked of memory at once, where Python waits for each.
+// Compares pieces of memory with their earlier content; prefetches overlap the reads, where Python would wait for each.
 #pragma once
 
 #include "abi.h"
@@ -7,7 +7,7 @@
 
 namespace launcher {
 
-constexpr size_t kAhead = 24;  // pieces that memory is asked for before they are compared
+constexpr size_t kAhead = 24;  // the number of pieces that are prefetched before they are compared
 
 struct Pieces {
   std::vector<const char *> places;
@@ -29,8 +29,8 @@ inline const char *const kPieces = "convdispatch.device.native.pieces";
 
 inline Pieces *pieces_of(PyObject *capsule) { return static_cast<Pieces *>(PyCapsule_GetPointer(capsule, kPieces)); }
 
-// pieces(addresses, sizes, held) -> a capsule; 8 bytes an address, 4 a size, and what is there, one after the other.
-// Raises ValueError.
+// pieces(addresses, sizes, held) returns a capsule. All three are bytes: addresses of 8 bytes, sizes of 4 bytes, and the
+// content of all pieces in a row. Raises ValueError.
 inline PyObject *make_pieces(PyObject *, PyObject *given) {
   const char *addresses, *sizes, *held;
   Py_ssize_t places, bytes, length;
@@ -48,7 +48,7 @@ inline PyObject *make_pieces(PyObject *, PyObject *given) {
   return PyCapsule_New(made.release(), kPieces, [](PyObject *capsule) { delete pieces_of(capsule); });
 }
 
-// hold(pieces) -> whether they hold what they held.
+// hold(pieces) returns whether all pieces of memory still have their earlier content.
 inline PyObject *pieces_hold(PyObject *, PyObject *capsule) {
   const Pieces *pieces = pieces_of(capsule);
   return pieces ? PyBool_FromLong(pieces->hold()) : nullptr;

@@ -1,7 +1,7 @@
-// OpenCL kernels on a CPU in the threads of PyTorch's own operators, so that one pool of threads serves both.
+// Runs OpenCL kernels on a CPU in the threads of PyTorch's own operators, so that one pool of threads serves both.
 //
-// Each thread gives a part of a kernel's work groups to a queue of its own, whose commands the giving thread computes
-// itself (Intel's cl_intel_exec_by_local_thread). Python says along which axes work groups may be given apart.
+// Each thread enqueues a part of a kernel's work groups on its own queue, whose commands the enqueuing thread computes
+// itself (Intel's cl_intel_exec_by_local_thread). Python determines the axes along which a kernel may be divided.
 #pragma once
 
 #include "programs.h"
@@ -16,38 +16,38 @@
 
 namespace launcher {
 
-constexpr int64_t kLeastPart = 2000;  // nanoseconds of a part, at least: giving one to a queue takes 1,000
-constexpr int64_t kLong = 100000;  // nanoseconds a thread from which on threads take several parts each, whoever is free
-constexpr int64_t kShares = 4;
-constexpr int64_t kManyRows = 8;  // rows a part from which on no row is cut: the longest part is an eighth longer at most
-constexpr int64_t kShortRow = 4000;  // nanoseconds up to which no row is cut: giving both its ends takes half of that
-constexpr int kSpins = 5000;  // looks at other threads' parts, some 100 microseconds, before a thread sleeps: twice what waking it takes
+constexpr int64_t kLeastPart = 2000;  // the shortest part in nanoseconds, because enqueuing one takes 1,000
+constexpr int64_t kLong = 100000;  // nanoseconds of work a thread beyond which there are kShares parts a thread
+constexpr int64_t kShares = 4;  // parts a thread of a long launch, which free threads take one by one
+constexpr int64_t kManyRows = 8;  // with as many rows a part, rows are not cut: the longest part is an eighth longer
+constexpr int64_t kShortRow = 4000;  // nanoseconds of a row that is not cut, because enqueuing both ends takes half of it
+constexpr int kSpins = 5000;  // checks of other threads' parts, some 100 microseconds, before a thread sleeps; waking it takes half
 
-// clEnqueueNDRangeKernel.
+// The type of clEnqueueNDRangeKernel.
 using Enqueue = int32_t (*)(void *, void *, uint32_t, const size_t *, const size_t *, const size_t *, uint32_t, void *, void *);
 
-// clSetKernelArgSVMPointer.
+// The type of clSetKernelArgSVMPointer.
 using SetPointer = int32_t (*)(void *, uint32_t, const void *);
 
-struct Argument {  // one that is memory
+struct Argument {  // a kernel argument that is memory
   uint32_t index, operand;
-  uint64_t offset, set = 0;  // bytes into the operand; what it was set to last
+  uint64_t offset, set = 0;  // byte offset into the operand; the address that was set last
 };
 
-struct Groups {  // of one kernel
+struct Groups {  // the work groups of one kernel's launch
   void *kernel;
-  std::vector<Argument> arguments;  // the others are set
-  uint32_t axes, row, column;  // how many; those along which they are given apart, the same where there is but one
+  std::vector<Argument> arguments;  // the arguments that are memory; all others are set already
+  uint32_t axes, row, column;  // number of axes; the axes along which the launch is divided, equal if there is only one
   size_t global[3] = {1, 1, 1}, local[3] = {1, 1, 1};
-  bool sized;  // whether `local` is the caller's
-  int64_t took = INT64_MAX;  // nanoseconds of all parts of the last call together; not known yet
+  bool sized;  // whether the caller specified `local`
+  int64_t took = INT64_MAX;  // total nanoseconds of all parts of the last call; INT64_MAX before the first call
 
   int64_t along(uint32_t axis) const { return static_cast<int64_t>(global[axis] / local[axis]); }
   int64_t rows() const { return along(row); }
   int64_t columns() const { return column == row ? 1 : along(column); }
   int64_t count() const { return rows() * columns(); }
 
-  // Into how many parts a call on so many threads divides them: none so short that giving it takes longer.
+  // The number of parts of a call on this number of threads; no part is so short that enqueuing it would take longer.
   int64_t parts(int64_t threads) const {
     const int64_t shares = took != INT64_MAX && took / threads > kLong ? kShares : 1;
     return std::max<int64_t>(1, std::min({count(), threads * shares, took / kLeastPart}));
@@ -62,17 +62,17 @@ inline void breathe() {
 #endif
 }
 
-struct alignas(64) Progress {  // of one launch in a call
+struct alignas(64) Progress {  // the progress of one launch in a call
   int64_t parts = 0;
-  std::atomic<int64_t> next{0}, took{0};          // the part to be taken next, nanoseconds
-  std::atomic<int32_t> left{0}, sleepers{0};      // parts that are not over, threads that sleep until none is left
+  std::atomic<int64_t> next{0}, took{0};          // the part to be taken next; nanoseconds of the finished parts
+  std::atomic<int32_t> left{0}, sleepers{0};      // unfinished parts; threads that sleep until none is left
 
   void end_part() {
     if (left.fetch_sub(1) == 1 && sleepers.load()) futex(FUTEX_WAKE_PRIVATE, INT32_MAX);
   }
 
-  // Wait until all parts are over. A part that takes long has been interrupted by the system: then the thread sleeps, which
-  // brings it back at once when the part ends; one that offers its core again and again loses it for a slice each time.
+  // Waits until all parts are done. If a part takes long, the system has interrupted it; then this thread sleeps on a
+  // futex, which wakes it at once when the part ends. Yielding the core instead would lose a time slice each time.
   void wait() {
     for (int spins = 0; spins < kSpins; ++spins) {
       if (!left.load(std::memory_order_acquire)) return;
@@ -94,7 +94,7 @@ struct Launches {
   Enqueue enqueue;
   SetPointer set;
   std::vector<Groups> each;
-  std::unique_ptr<Progress[]> progress;  // of each; of one call at a time
+  std::unique_ptr<Progress[]> progress;  // the progress of each launch, for one call at a time
 };
 inline const char *const kLaunches = "convdispatch.device.native.launches";
 
@@ -102,14 +102,14 @@ inline Launches *launches_of(PyObject *capsule) {
   return static_cast<Launches *>(PyCapsule_GetPointer(capsule, kLaunches));
 }
 
-// One call of launches in order, by as many threads as come. A thread takes parts of a launch while there are some, and
-// then waits for parts that other threads took, never for a thread: one that comes late, or not at all, holds up nobody.
+// One call of launches in order, by any number of threads. A thread takes parts of a launch while there are any, and
+// then waits for the parts that other threads took. It never waits for a thread, so a late or missing one delays nobody.
 struct Run {
   const Launches &launches;
   void *const *queues;
   std::atomic<int32_t> status{0};
 
-  // Work groups of some rows and columns; an OpenCL status.
+  // Enqueues the work groups of a range of rows and columns; returns an OpenCL status.
   int32_t give(const Groups &groups, std::pair<int64_t, int64_t> rows, std::pair<int64_t, int64_t> columns,
                void *queue) const {
     size_t offset[3] = {}, size[3] = {groups.global[0], groups.global[1], groups.global[2]};
@@ -124,7 +124,7 @@ struct Run {
                             nullptr, nullptr);
   }
 
-  // A part of a launch: whole rows, before and after them what it has of a row.
+  // Enqueues a part of a launch: the end of a row, whole rows, and the beginning of a row.
   int32_t part(const Groups &groups, int64_t part, int64_t parts, void *queue) const {
     const int64_t rows = groups.rows(), columns = groups.columns(), count = rows * columns;
     const int64_t begin = count * part / parts, end = count * (part + 1) / parts;
@@ -141,7 +141,7 @@ struct Run {
     return status ? status : give(groups, {to, to + 1}, {0, end % columns}, queue);
   }
 
-  // A thread's work; `thread` is no other's that works now.
+  // Does one thread's work; `thread` is an index that no other running thread has.
   void work(int64_t thread) {
     using Clock = std::chrono::steady_clock;
     for (size_t at = 0; at < launches.each.size(); ++at) {
@@ -158,7 +158,7 @@ struct Run {
   }
 };
 
-// Run all launches; an OpenCL status.
+// Runs all launches; returns an OpenCL status.
 inline int32_t run_all(Launches &launches, void *const *queues, int64_t threads) {
   int64_t most = 1;
   for (size_t at = 0; at < launches.each.size(); ++at) {
@@ -178,7 +178,7 @@ inline int32_t run_all(Launches &launches, void *const *queues, int64_t threads)
   return run.status;
 }
 
-// Let the kernel's argument be memory at an address; an OpenCL status.
+// Sets a kernel's argument to the memory at an address; returns an OpenCL status.
 inline int32_t set_address(const Launches &launches, const Groups &groups, Argument &argument, uint64_t address) {
   if (address == argument.set) return 0;
   argument.set = 0;
@@ -187,8 +187,8 @@ inline int32_t set_address(const Launches &launches, const Groups &groups, Argum
   return status;
 }
 
-// groups(enqueue, set, [(kernel, (axis, another or the same), global sizes, local sizes or (), [(argument, operand, offset)])])
-// -> a capsule, one thread's. Raises ValueError.
+// groups(enqueue, set, [(kernel, (row axis, column axis), global sizes, local sizes or (), [(argument, operand, offset)])])
+// returns a capsule for one thread. Raises ValueError.
 inline PyObject *make_groups(PyObject *, PyObject *given) {
   unsigned long long enqueue, set;
   PyObject *launches;
@@ -227,8 +227,9 @@ inline PyObject *make_groups(PyObject *, PyObject *given) {
   return PyCapsule_New(made.release(), kLaunches, [](PyObject *capsule) { delete launches_of(capsule); });
 }
 
-// run_groups(capsule, queues, operands): all launches in order on operands at these addresses, over when this returns;
-// `queues` are bytes, an address a thread. Raises ValueError for an operand too few, RuntimeError with OpenCL's status.
+// run_groups(capsule, queues, operands) runs all launches in order on operands at these addresses, and waits; `queues`
+// are bytes with the address of a queue for each thread. Raises ValueError for a missing operand, RuntimeError with
+// OpenCL's status.
 inline PyObject *run_groups(PyObject *, PyObject *given) {
   PyObject *capsule, *operands;
   const char *bytes;

@@ -1,4 +1,4 @@
-"""OpenCL contexts, made without Python's lock: NVIDIA's driver takes 0.13 s for one, in which others work."""
+"""Creates OpenCL contexts without Python's lock, so that others work in the 0.13 s that NVIDIA's driver takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def made_context(device: cl.Device) -> cl.Context:
-    """A context of one device. Raises what pyopencl raises."""
+    """A new context of one device. Raises pyopencl's errors."""
     import pyopencl as cl
 
     create: Any
@@ -21,5 +21,5 @@ def made_context(device: cl.Device) -> cl.Context:
         return cl.Context([device])
     create.restype = c_void_p
     create.argtypes = (c_void_p, c_uint, POINTER(c_void_p), c_void_p, c_void_p, POINTER(c_int))
-    made = create(None, 1, (c_void_p * 1)(device.int_ptr), None, None, byref(c_int()))
-    return cl.Context.from_int_ptr(made, False) if made else cl.Context([device])
+    handle = create(None, 1, (c_void_p * 1)(device.int_ptr), None, None, byref(c_int()))
+    return cl.Context.from_int_ptr(handle, False) if handle else cl.Context([device])

@@ -1,9 +1,9 @@
-"""Finds OpenCL vendors' libraries, also those that pip installed, and tells the ICD loader where they are.
+"""Finds OpenCL vendors' libraries, including those that pip installed, and points the ICD loader at them.
 
 pyopencl's wheel bundles the ocl-icd loader, which reads ``/etc/OpenCL/vendors`` or the folder that
 ``OCL_ICD_VENDORS`` names, once, before the first platform query. A runtime that pip put into a virtual environment is
-in neither. So this module writes a folder that lists the system's vendors and pip's, and names it, unless the user
-has chosen a folder.
+in neither. So this module writes a folder that lists the system's vendors and pip's, and sets ``OCL_ICD_VENDORS`` to
+it, unless the user has chosen a folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NVIDIA = "libnvidia-opencl.so.1"
 
 @dataclass(frozen=True)
 class Vendor:
-    """One vendor library: what names it, its path or soname, and the loader's complaint if it does not load."""
+    """A vendor's library: what lists it, its path or soname, the problem if it does not load, and the remedy."""
 
     source: str
     library: str
@@ -44,51 +44,51 @@ class Vendor:
 
 def vendors(*, load: bool = True) -> list[Vendor]:
     """Every vendor library that can be found, sorted by source; ``load`` tries each one with the dynamic linker."""
-    found = _all()
+    listed = _all_listed()
     chosen = settings.OCL_ICD_VENDORS.value()
-    if chosen and not _ours(chosen):
-        found = list(_listed_in(Path(chosen)))
-    result = []
-    for source, library in [*found, *sorted(_bundled())]:
-        result.append(_examined(source, library) if load else Vendor(source, library, None))
-    return result
+    if chosen and not _is_our_folder(chosen):
+        listed = list(_listed_in(Path(chosen)))
+    examined = []
+    for source, library in [*listed, *sorted(_bundled())]:
+        examined.append(_examined(source, library) if load else Vendor(source, library, None))
+    return examined
 
 
 def _examined(source: str, library: str) -> Vendor:
-    """The vendor, with what is wrong with its library. It is loaded in this process only if a child survived that."""
-    ended = how_it_ends(library)
-    if ended:
-        return Vendor(source, library, ended, _block(source))
+    """The vendor, with its library's problem. The library is loaded in this process only if a child survived that."""
+    crash = how_it_ends(library)
+    if crash:
+        return Vendor(source, library, crash, _advice(source))
     problem = _load_problem(library)
     if problem and "undefined symbol" in problem and "tbb" in problem:
-        words = f"an older TBB than it needs was loaded before it, as OpenVINO brings one ({problem})"
+        problem_text = f"an older TBB than it needs was loaded before it, as OpenVINO brings one ({problem})"
         mend = "import convdispatch first, and call convdispatch.runtime.devices() before `import openvino`"
-        return Vendor(source, library, words, mend)
-    return Vendor(source, library, problem, _mend(library, problem))
+        return Vendor(source, library, problem_text, mend)
+    return Vendor(source, library, problem, _remedy(library, problem))
 
 
-def _block(source: str) -> str:
-    """The way to shut a library out that ends every process."""
-    where = f"remove {source}" if source.endswith(".icd") else f"uninstall it ({source})"
-    return f"it is left out; {where} or update the driver; OCL_ICD_VENDORS may name a folder without it"
+def _advice(source: str) -> str:
+    """Advice on how to exclude a library that ends every process that loads it."""
+    action = f"remove {source}" if source.endswith(".icd") else f"uninstall it ({source})"
+    return f"it is left out; {action} or update the driver; OCL_ICD_VENDORS may name a folder without it"
 
 
 def announce() -> str | None:
-    """Point the ICD loader at all vendors; returns the folder, or None when the user's own choice stands.
+    """Point the ICD loader at all vendors; returns the folder, or None when the loader's own search is enough.
 
-    A library that ends the process that loads it is left out, of the user's choice too, with a warning.
-    Takes effect only before the process first asks for platforms.
+    A library that ends the process that loads it is left out, even if the user chose it, with a warning.
+    Takes effect only before the process first queries the platforms.
     """
     if sys.platform != "linux":
         return None
     chosen = settings.OCL_ICD_VENDORS.value()
-    listed = _listed_in(Path(chosen)) if chosen else _all()
-    found = [(source, library) for source, library in listed if not _ends(source, library)]
-    if len(found) == len(listed) and (chosen or not found):
+    listed = _listed_in(Path(chosen)) if chosen else _all_listed()
+    usable = [(source, library) for source, library in listed if not _ends_process(source, library)]
+    if len(usable) == len(listed) and (chosen or not usable):
         return None
-    text = "\n".join(library for _, library in found)
+    text = "\n".join(library for _, library in usable)
     folder = _folder(hashlib.sha256(text.encode()).hexdigest()[:16])
-    for number, (_, library) in enumerate(found):
+    for number, (_, library) in enumerate(usable):
         target = folder / f"{number:02d}-{Path(library).name.split('.')[0]}.icd"
         # Written under another name and renamed, because another process may be reading the folder.
         if not target.exists():
@@ -99,30 +99,30 @@ def announce() -> str | None:
     return str(folder)
 
 
-def _ends(source: str, library: str) -> bool:
-    ended = how_it_ends(library)
-    if ended:
-        warnings.warn(f"OpenCL vendor library {library}: {ended}; {_block(source)}", ConvDispatchWarning, stacklevel=3)
-    return bool(ended)
+def _ends_process(source: str, library: str) -> bool:
+    crash = how_it_ends(library)
+    if crash:
+        warnings.warn(f"OpenCL vendor library {library}: {crash}; {_advice(source)}", ConvDispatchWarning, stacklevel=3)
+    return bool(crash)
 
 
-def _all() -> list[tuple[str, str]]:
+def _all_listed() -> list[tuple[str, str]]:
     listed = [*_listed_by_variable(), *_listed_by_system(), *_installed_by_pip()]
-    first: dict[str, tuple[str, str]] = {}
+    by_name: dict[str, tuple[str, str]] = {}
     # One library may be listed under several versions, as libpocl.so.2 and libpocl.so.2.12.0.
     for source, library in listed:
-        first.setdefault(Path(library).name.split(".so")[0], (source, library))
-    found = list(first.values())
-    return found if any(_NVIDIA in library for _, library in found) else [*found, *_unlisted_nvidia()]
+        by_name.setdefault(Path(library).name.split(".so")[0], (source, library))
+    unique = list(by_name.values())
+    return unique if any(_NVIDIA in library for _, library in unique) else [*unique, *_unlisted_nvidia()]
 
 
 def _listed_by_variable() -> list[tuple[str, str]]:
-    # Khronos' OpenCL loader reads OCL_ICD_FILENAMES itself; the loader in pyopencl's wheel does not.
+    # Khronos' OpenCL loader reads OCL_ICD_FILENAMES itself, but the loader in pyopencl's wheel does not.
     names = os.environ.get("OCL_ICD_FILENAMES", "").split(os.pathsep)
     return [("OCL_ICD_FILENAMES", name) for name in names if name]
 
 
-def _ours(folder: str) -> bool:
+def _is_our_folder(folder: str) -> bool:
     return Path(folder).name.startswith("convdispatch-icd-")
 
 
@@ -204,7 +204,7 @@ def _load_problem(library: str) -> str | None:
     return None
 
 
-def _mend(library: str, problem: str | None) -> str | None:
+def _remedy(library: str, problem: str | None) -> str | None:
     if problem is None:
         return None
     if "libintelocl" in library:

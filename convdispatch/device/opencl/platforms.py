@@ -1,4 +1,4 @@
-"""OpenCL's platforms and devices, and what a device is in this project's words. Nothing happens at import."""
+"""OpenCL's platforms and devices, and their descriptions as DeviceInfo. Nothing happens at import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 _VENDORS = (
-    # (word in the vendor's name, normalised name); the platform's vendor is read first, as PoCL's devices name Intel
+    # Each row is (word in the vendor's name, normalised name). The platform's name is searched before the device's,
+    # because PoCL's devices name Intel.
     ("portable computing", "pocl"),
     ("oclgrind", "oclgrind"),
     ("nvidia", "nvidia"),
@@ -28,8 +29,8 @@ _VENDORS = (
 )
 
 
-_TARGETS = {"corei7": 4, "corei7-avx": 8, "core-avx2": 8}
-"""Floats of a vector of those targets of Intel's compiler that are narrower than AVX-512."""
+_TARGET_LANES = {"corei7": 4, "corei7-avx": 8, "core-avx2": 8}
+"""Float32 lanes of the targets of Intel's compiler that are narrower than AVX-512."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -50,13 +51,13 @@ def devices() -> list[cl.Device]:
     """Every device of every platform, in the platforms' order."""
     import pyopencl as cl
 
-    found = []
+    listed = []
     for platform in platforms():
         try:
-            found += platform.get_devices()
+            listed += platform.get_devices()
         except cl.Error:  # a platform without devices raises an error
             continue
-    return found
+    return listed
 
 
 class DescribedDevice:
@@ -70,7 +71,7 @@ class DescribedDevice:
 
 @functools.lru_cache(maxsize=64)
 def device_info(device: cl.Device) -> DeviceInfo:
-    """The device's DeviceInfo; that of a ``DescribedDevice`` is the description."""
+    """The DeviceInfo of a device, or the one that a ``DescribedDevice`` was created from."""
     import pyopencl as cl
 
     if isinstance(device, DescribedDevice):
@@ -103,9 +104,9 @@ def device_info(device: cl.Device) -> DeviceInfo:
 
 
 def _simd_width(device: cl.Device, vendor: str, kind: str) -> int:
-    """Floats of a vector: ``CONVDISPATCH_SIMD_WIDTH`` for CPUs, else the device's own, or its compiler's target's.
+    """Float32 lanes of a vector: ``CONVDISPATCH_SIMD_WIDTH`` for CPUs, else the device's, or its compiler target's.
 
-    Intel's runtime names the processor's width even where it was told to compile for an older one.
+    Intel's runtime reports the processor's width even if it is configured to compile for an older processor.
     """
     native = max(1, device.native_vector_width_float)
     if kind != "cpu":
@@ -113,7 +114,7 @@ def _simd_width(device: cl.Device, vendor: str, kind: str) -> int:
     if chosen := settings.SIMD_WIDTH.value():
         return int(chosen)
     target = os.environ.get("CL_CONFIG_CPU_TARGET_ARCH", "") if vendor == "intel" else ""
-    return min(native, _TARGETS.get(target, native))
+    return min(native, _TARGET_LANES.get(target, native))
 
 
 def _vendor(platform: str, vendor: str) -> str:
@@ -133,5 +134,5 @@ def _arch(device: cl.Device, vendor: str, kind: str, simd: int, extensions: froz
 
 
 def address(device: cl.Device) -> str:
-    """``platform:device`` by numbers, by which ``find_device`` finds it in another process."""
+    """The text ``platform:device`` with both numbers, by which ``find_device`` finds the device in another process."""
     return f"{platforms().index(device.platform)}:{device.platform.get_devices().index(device)}"

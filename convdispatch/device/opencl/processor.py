@@ -1,6 +1,7 @@
-"""Which processor a CPU device is: its family and model, the widest instructions, the sizes of its caches.
+"""Describes a CPU device's processor: its family and model, its widest instructions, the sizes of its caches.
 
-A cloud gives one name to several generations, whose choices differ. Linux tells; elsewhere nothing is known.
+Clouds give one device name to several generations, whose best solvers differ. The description is read from Linux's
+files; on other systems it is empty.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ from pathlib import Path
 _FEATURES = ("amx_tile", "avx512_bf16", "avx512_vnni", "avx512f", "avx_vnni", "avx2")
 _CPUINFO, _CACHES = Path("/proc/cpuinfo"), Path("/sys/devices/system/cpu/cpu0/cache")
 _GROUPS = Path("/sys/fs/cgroup")
-"""Control groups: cpu.max of version 2, cpu.cfs_quota_us and cpu.cfs_period_us of version 1."""
+"""The folder of control groups: with cpu.max in version 2, cpu.cfs_quota_us and cpu.cfs_period_us in version 1."""
 
 
 @functools.lru_cache(maxsize=1)
 def here() -> str:
-    """This machine's processor, and the target for which its compiler was configured; empty where they are not
-    known."""
+    """This machine's processor, and the target for which its OpenCL compiler was configured; empty if unknown."""
     try:
         text = _CPUINFO.read_text(encoding="utf-8")
     except OSError:
@@ -35,7 +35,7 @@ def here() -> str:
 
 
 def described(cpuinfo: str, caches: list[str], target: str = "") -> str:
-    """A few words from the text of ``/proc/cpuinfo`` and the caches' sizes, as ``f6m207 amx_tile 2048k 266240k``."""
+    """The description from the text of ``/proc/cpuinfo`` and the caches' sizes: ``f6m207 amx_tile 2048k 266240k``."""
     values = {}
     for line in cpuinfo.split("\n\n", 1)[0].splitlines():
         name, _, value = line.partition(":")
@@ -49,34 +49,34 @@ def described(cpuinfo: str, caches: list[str], target: str = "") -> str:
 
 
 def quota(groups: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) -> float | None:
-    """Processors' time a second that this process's control group, and those around it, may use; None: all of it."""
+    """The number of processors that this process's control group and its parents may use; None without a limit."""
     try:
         lines = [line.split(":", 2) for line in own.read_text(encoding="utf-8").splitlines()]
     except OSError:
         return None
-    found = []
+    limits = []
     for _, names, path in (line for line in lines if len(line) == 3):
         root = groups if not names else groups / names
         if names and "cpu" not in names.split(","):
             continue
-        inner = root / path.strip("/")
+        own_group = root / path.strip("/")
         # A container may not see the path of its process's own control group, only those above.
-        for folder in (inner, *inner.parents):
+        for folder in (own_group, *own_group.parents):
             if folder == root.parent:
                 break
             limit = _limit(folder)
             if limit is not None:
-                found.append(limit)
-    return min(found, default=None)
+                limits.append(limit)
+    return min(limits, default=None)
 
 
 def _limit(group: Path) -> float | None:
     """The quota of one control group alone, in processors."""
     for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         try:
-            given, period = " ".join((group / name).read_text(encoding="utf-8") for name in names).split()
-            if given.isdigit() and int(given) and int(period):
-                return int(given) / int(period)
+            time, period = " ".join((group / name).read_text(encoding="utf-8") for name in names).split()
+            if time.isdigit() and int(time) and int(period):
+                return int(time) / int(period)
         except (OSError, ValueError):
             continue
     return None

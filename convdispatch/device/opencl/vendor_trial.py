@@ -1,6 +1,6 @@
-"""Loads a vendor's OpenCL library in a child process first: one that crashes, exits or hangs ends only the child.
+"""Loads a vendor's OpenCL library in a child process first: if it crashes, exits or hangs, only the child ends.
 
-Asked once for each library as it lies on the disk; the answer is kept in the user's cache.
+Each library is tried once for each version of its file; the result is cached in the user's cache.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .. import jsontext, plainfile
 from ..cache_home import temporary
 
 LOAD_S = 60.0
-"""Seconds that a library may take to load and to name its platforms, on a busy machine."""
-_LINKER = Path("/etc/ld.so.cache")
+"""The most seconds that a library may take to load and to list its platforms, on a busy machine."""
+_LINKER_CACHE = Path("/etc/ld.so.cache")
 _CHILD = """
 import ctypes, os, sys
 try:
@@ -42,16 +42,16 @@ os._exit(0)
 
 @functools.lru_cache(maxsize=64)
 def how_it_ends(library: str) -> str | None:
-    """How a library ends the process that loads it, in words; None where it does not, whether it loads or not."""
-    key, known = _key(library), _read()
-    if key not in known:
-        known = {**_read(), key: _try(library)}
-        _write(dict(list(known.items())[-64:]))
-    return known[key] or None
+    """A text on how a library ends the process that loads it; None if it does not, whether it loads or not."""
+    key, results = _key(library), _read()
+    if key not in results:
+        results = {**_read(), key: _try(library)}
+        _write(dict(list(results.items())[-64:]))
+    return results[key] or None
 
 
 def forget() -> None:
-    """Try every library anew."""
+    """Delete all cached results, so that every library is tried anew."""
     how_it_ends.cache_clear()
     for file in _files():
         with contextlib.suppress(OSError):
@@ -72,11 +72,11 @@ def _try(library: str) -> str:
 
 
 def _key(library: str) -> str:
-    """A key of the library's file as it is on the disk; for a bare name, what the linker knows of it."""
-    for path in (Path(library), _LINKER):
+    """A key with the time and size of the library's file, or for a bare name with those of the linker's cache."""
+    for path in (Path(library), _LINKER_CACHE):
         with contextlib.suppress(OSError):
-            stated = path.stat()
-            return f"{library} {stated.st_mtime_ns} {stated.st_size}"
+            status = path.stat()
+            return f"{library} {status.st_mtime_ns} {status.st_size}"
     return library
 
 
@@ -91,17 +91,17 @@ def _files() -> list[Path]:
 def _read() -> dict[str, str]:
     for file in _files():
         with contextlib.suppress(OSError, ValueError):
-            known = jsontext.loads(plainfile.read_text(file))
-            if isinstance(known, dict) and all(isinstance(value, str) for value in known.values()):
-                return known
+            results = jsontext.loads(plainfile.read_text(file))
+            if isinstance(results, dict) and all(isinstance(value, str) for value in results.values()):
+                return results
     return {}
 
 
-def _write(known: dict[str, str]) -> None:
+def _write(results: dict[str, str]) -> None:
     for file in _files():
         draft = file.with_name(f".{file.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_text(json.dumps(known), encoding="utf-8")
+            draft.write_text(json.dumps(results), encoding="utf-8")
             draft.replace(file)
             return

@@ -1,9 +1,9 @@
-"""Where an executable is launched: ``bind`` makes its launches ready for one kind of memory. A new place is a module
-here.
+"""Places where an executable is launched: ``bind`` prepares its launches for one kind of memory. A new place is a
+module here.
 
 - ``copies``: host memory on devices that take no pointers: copies in, and one out.
 - ``host``: host memory on a CPU device with system SVM.
-- ``intraop``: the same in PyTorch's threads.
+- ``intraop``: host memory, in PyTorch's threads.
 - ``queue``: an OpenCL queue's buffers.
 - ``stream``: streams of devices whose memory is addresses, one module a kind.
 """

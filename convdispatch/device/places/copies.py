@@ -1,6 +1,6 @@
-"""An executable on host memory of a device that takes no pointers of the host's: copies in, and one out.
+"""Runs an executable on host memory for a device that takes no host pointers: operands are copied in, the result out.
 
-A CPU device (PoCL) gets buffers over the host's own memory, any other device buffers of its pool. Everything is over
+A CPU device (PoCL) gets buffers over the host's own memory, any other device buffers of its pool. All commands are done
 when a run returns.
 """
 
@@ -20,7 +20,7 @@ from .queue import QueuePlace
 
 
 class CopyPlace(NamedTuple):
-    """Host memory of a context whose device works on copies; ``keeps``: kernels read the result's previous values."""
+    """Host memory of a context whose device works on copies; ``keeps``: kernels read the output's previous values."""
 
     context: cl.Context
     keeps: bool = False
@@ -31,7 +31,7 @@ class CopyPlace(NamedTuple):
 
     @staticmethod
     def operand(packed: cl.MemoryObject) -> Any:
-        """What stands for packed weights among a call's addresses: the buffer itself."""
+        """The buffer of packed weights, which takes the place of their address in a call."""
         return packed
 
     def memory(self, queue: cl.CommandQueue, address: int, size: int | None) -> cl.MemoryObject:
@@ -49,21 +49,21 @@ class CopyPlace(NamedTuple):
         sizes: Sequence[int | None],
         outputs: Sequence[int] = (),
     ) -> None:
-        """``work(queue, *memory)`` on copies of the operands, then those of ``outputs`` are copied back; waits."""
+        """Call ``work(queue, *memory)`` on copies of the operands, copy ``outputs`` back, and wait."""
         # Commands on host memory cannot be captured, so they run at once.
         capturing, thread.capturing = thread.capturing, None
         try:
-            copies, given = _Copies(queue), []
+            copies, buffers = _Copies(queue), []
             for number, (address, size) in enumerate(zip(addresses, sizes, strict=True)):
                 if size is None or type(address) is not int:
-                    given.append(None if size is None else address)
+                    buffers.append(None if size is None else address)
                 elif number in outputs:
-                    given.append(copies.write(_bytes_at(address, size), self.keeps))
+                    buffers.append(copies.write(_bytes_at(address, size), self.keeps))
                 else:
-                    given.append(copies.read(_bytes_at(address, size)))
+                    buffers.append(copies.read(_bytes_at(address, size)))
             if copies.events:
                 cl.wait_for_events(copies.events)
-            copies.finish(work(queue, *given))
+            copies.finish(work(queue, *buffers))
         finally:
             thread.capturing = capturing
 
@@ -78,14 +78,14 @@ class CopyLaunches:
         self._executable, self._place, self._run = executable, place, executable.bind(QueuePlace(place.context)).run
 
     def run(self, queue: cl.CommandQueue, addresses: Sequence[Any]) -> bool:
-        """Run everything on copies of the operands, and wait; False as ``HostLaunches.run``."""
+        """Run everything on copies of the operands, and wait; returns as ``HostLaunches.run``."""
         executable = self._executable
         sizes = executable.operands
         # Packed weights are not host memory: their address is a negative number, which overlaps with no operand.
-        apart = [
+        host_addresses = [
             address if type(address) is int else -(size or 1) for address, size in zip(addresses, sizes, strict=True)
         ]
-        if executable.overlaps(apart):
+        if executable.overlaps(host_addresses):
             return False
         run = self._run
         self._place.enqueue(lambda queue, *memory: run(queue, memory), queue, addresses, sizes, executable.outputs)
@@ -97,7 +97,7 @@ class CopyLaunches:
 
 
 class _Copies:
-    """Buffers of one call, and the events after which they hold their values."""
+    """The buffers of one call, and the events of the copies into them."""
 
     def __init__(self, queue: cl.CommandQueue) -> None:
         self.queue, self.events = queue, list[Any]()
@@ -114,14 +114,14 @@ class _Copies:
         return memory
 
     def write(self, array: Any, keep: bool) -> cl.MemoryObject:
-        """A buffer whose values ``finish`` copies to bytes of the host's; with ``keep`` it holds their present ones."""
+        """A buffer whose values ``finish`` copies to an array of host bytes; with ``keep`` it starts with a copy."""
         queue = self.queue
         if self._on_host:
             flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
             memory = cl.Buffer(queue.context, flags, hostbuf=array)
 
             def mapped(event: Any) -> None:
-                # Mapping is what makes a USE_HOST_PTR buffer's values visible to the host.
+                # Only mapping makes a USE_HOST_PTR buffer's values visible to the host.
                 view, _ = cl.enqueue_map_buffer(
                     queue, memory, cl.map_flags.READ, 0, (len(array),), np.uint8, wait_for=[event]
                 )
@@ -129,14 +129,14 @@ class _Copies:
 
             self._after.append(mapped)
             return memory
-        memory, whole = runtime.allocate(queue, len(array)), np.frombuffer(array, np.uint8)
+        memory, host_bytes = runtime.allocate(queue, len(array)), np.frombuffer(array, np.uint8)
         if keep:
-            self.events.append(cl.enqueue_copy(queue, memory, whole, is_blocking=False))
-        self._after.append(lambda event: cl.enqueue_copy(queue, whole, memory, wait_for=[event]))
+            self.events.append(cl.enqueue_copy(queue, memory, host_bytes, is_blocking=False))
+        self._after.append(lambda event: cl.enqueue_copy(queue, host_bytes, memory, wait_for=[event]))
         return memory
 
     def finish(self, event: Any) -> None:
-        """Wait for the call's last command, and bring its result to the host."""
+        """Wait for the call's last command, and copy its results to the host."""
         for step in self._after:
             step(event)
         if event is not None and not self._after:

@@ -1,6 +1,6 @@
-"""An executable on host memory: a CPU device's queues, or PyTorch's threads. Only what changed is set before a launch.
+"""Runs an executable on host memory, on a CPU device's queues or in PyTorch's threads.
 
-Each thread has kernels of its own, which keep their arguments from call to call.
+Each thread has its own kernels, which store their arguments from call to call, so that only changed arguments are set.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _byte, _enqueue = ctypes.c_ubyte, cl.enqueue_nd_range_kernel
 
 
 class HostPlace(NamedTuple):
-    """Pointers of the host's on a CPU device's queues; ``in_pytorch``: in PyTorch's threads, if these can.
+    """Host pointers on a CPU device's queues; ``in_pytorch``: in PyTorch's threads, if they can compute the kernels.
 
-    ``keeps_scratch``: each thread keeps its scratch memory from call to call, as a net does, whose launches then have
-    it among the arguments that never change.
+    ``keeps_scratch``: each thread keeps its scratch memory from call to call, so that its addresses are among the
+    arguments that never change. Nets do so.
     """
 
     device: cl.Device
@@ -39,7 +39,7 @@ class HostPlace(NamedTuple):
 
     @staticmethod
     def operand(packed: host_memory.HostMemory) -> int:
-        """The address that stands for packed weights among a call's addresses."""
+        """The address of packed weights, to be passed among a call's addresses."""
         return packed.svm_ptr  # type: ignore[no-any-return]
 
     @staticmethod
@@ -55,7 +55,7 @@ class HostPlace(NamedTuple):
         sizes: Sequence[int | None],
         outputs: Sequence[int] = (),
     ) -> None:
-        """``work(commands, *memory)`` on the operands; waits."""
+        """Call ``work(commands, *memory)`` on the operands, and wait."""
         commands = host_memory.HostQueue(queue)
         operands = [
             None if size is None else host_memory.HostMemory.at(address, size)
@@ -76,7 +76,7 @@ class HostEnqueue:
         self._executable = executable
 
     def run(self, queue: cl.CommandQueue, addresses: list[int]) -> bool:
-        """Enqueue everything on the operands, and wait; False as ``HostLaunches.run``."""
+        """Enqueue everything on the operands, and wait; returns as ``HostLaunches.run``."""
         executable = self._executable
         if executable.overlaps(addresses):
             return False
@@ -94,10 +94,10 @@ class HostEnqueue:
         """Returns None, because the native call path makes kernel launches only."""
 
 
-class _Own:
+class _ThreadKernels:
     """A thread's kernels with their sizes, the addresses that their arguments were set to, and its last queue."""
 
-    __slots__ = ("addresses", "at_once", "in_order", "intraop", "kernels", "memory", "queue", "scratch")
+    __slots__ = ("addresses", "in_order", "intraop", "kernels", "memory", "queue", "scratch", "synchronous")
 
     def __init__(
         self,
@@ -110,14 +110,14 @@ class _Own:
         """Each entry of ``memory`` is (kernel, argument's index, operand's number, bytes into the operand)."""
         self.addresses: list[Any] = []
         self.queue: Any = None
-        self.in_order = self.at_once = False
-        """Whether the queue keeps the commands' order, and whether they are over when they are given."""
+        self.in_order = self.synchronous = False
+        """Whether the queue keeps the commands' order, and whether commands are done when enqueuing them returns."""
 
 
 class HostLaunches:
     """The launches of an executable on host memory. Safe from several threads.
 
-    ``intraop``: they run in PyTorch's threads, whatever queue is given.
+    ``intraop``: they run in PyTorch's threads, and ``run`` ignores its queue.
     """
 
     __slots__ = ("__weakref__", "_device", "_executable", "_keeps_scratch", "_scratch_size", "_threads", "intraop")
@@ -130,39 +130,39 @@ class HostLaunches:
         self.intraop = place.in_pytorch and not intraop.refusal(place.device, kernels)
 
     def run(self, queue: cl.CommandQueue, addresses: list[int]) -> bool:
-        """Launch everything on the operands, and wait; False, before anything is done, for operands that have no
-        address or lie over the output."""
+        """Launch everything on the operands, and wait; returns False, without a launch, if an operand has no address
+        or overlaps the output."""
         executable, size, scratch = self._executable, self._scratch_size, None
         if size:
-            if self.intraop and size <= intraop.KEPT:
+            if self.intraop and size <= intraop.MAX_KEPT_SCRATCH:
                 begin = intraop.scratch(self._device, size)
             else:
                 scratch = host_memory.lease(self._device, size)
                 begin = ctypes.addressof(scratch)
             addresses = [*addresses, *map(begin.__add__, executable.offsets)]
         try:
-            own = self._threads.own
+            own_kernels = self._threads.own
         except AttributeError:
-            own = self._threads.own = self._made()
-        if own.addresses != addresses:
+            own_kernels = self._threads.own = self._create_kernels()
+        if own_kernels.addresses != addresses:
             if executable.overlaps(addresses):
                 return False
-            if own.intraop is None:  # IntraOpLaunches sets the kernels' arguments itself
-                self._point(own, addresses)
-            own.addresses = addresses
-        if own.queue is not queue:
-            own.queue, own.at_once = queue, runtime.is_synchronous(queue)
-            own.in_order = not queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+            if own_kernels.intraop is None:  # IntraOpLaunches sets the kernels' arguments itself
+                self._set_addresses(own_kernels, addresses)
+            own_kernels.addresses = addresses
+        if own_kernels.queue is not queue:
+            own_kernels.queue, own_kernels.synchronous = queue, runtime.is_synchronous(queue)
+            own_kernels.in_order = not queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
         event = None
         try:
-            if own.intraop is not None:
+            if own_kernels.intraop is not None:
                 event = True
-                own.intraop.run(addresses)
+                own_kernels.intraop.run(addresses)
                 return True
-            for kernel, global_size, local_size in own.kernels:
-                wait_for = None if event is None or own.in_order else [event]
+            for kernel, global_size, local_size in own_kernels.kernels:
+                wait_for = None if event is None or own_kernels.in_order else [event]
                 event = _enqueue(queue, kernel, global_size, local_size, None, wait_for)
-            if not own.at_once:
+            if not own_kernels.synchronous:
                 event.wait()
         except BaseException as error:
             if event:
@@ -171,47 +171,47 @@ class HostLaunches:
         return True
 
     def program(self, launcher: Any, name: str, sizes: Sequence[int], strides: Sequence[int]) -> Any:
-        """The same for the native call path, writing a tensor of these sizes; None where PyTorch's threads run none."""
+        """The launches for the native call path, which allocates an output of these sizes; None without ``intraop``."""
         if not self.intraop:
             return None
-        own, executable = self._made(), self._executable
-        groups, context = own.intraop.groups, int(runtime.context(self._device).int_ptr)  # type: ignore[union-attr]
+        kernels, executable = self._create_kernels(), self._executable
+        groups, context = kernels.intraop.groups, int(runtime.context(self._device).int_ptr)  # type: ignore[union-attr]
         scratch = executable.offsets, executable.scratch_size
-        return launcher.host_program(name, groups, context, *scratch, sizes, strides, (executable, own))
+        return launcher.host_program(name, groups, context, *scratch, sizes, strides, (executable, kernels))
 
-    def _made(self) -> _Own:
+    def _create_kernels(self) -> _ThreadKernels:
         """Create the kernels of the calling thread."""
         executable, scratch = self._executable, None
         launches, operands = executable.launches, len(executable.operands)
-        made = [with_numbers(kernel, arguments) for kernel, arguments, _ in launches]
+        clones = [with_numbers(kernel, arguments) for kernel, arguments, _ in launches]
         memory = [list(launch.memory) for launch in launches]
         if self._keeps_scratch and executable.scratch_size:
             scratch = host_memory.lease(self._device, executable.scratch_size)
             begin = ctypes.addressof(scratch)
-            for own, parts in zip(made, memory, strict=True):
+            for bound, parts in zip(clones, memory, strict=True):
                 for index, number, offset in parts:
                     if number >= operands:
-                        own.set_arg(index, _at(begin + executable.offsets[number - operands] + offset))
+                        bound.set_arg(index, _svm(begin + executable.offsets[number - operands] + offset))
                 parts[:] = [part for part in parts if part[1] < operands]
         kernels = [
-            (own, launch.kernel.global_size, launch.kernel.local_size)
-            for own, launch in zip(made, launches, strict=True)
+            (bound, launch.kernel.global_size, launch.kernel.local_size)
+            for bound, launch in zip(clones, launches, strict=True)
         ]
-        places = [(own, *part) for own, parts in zip(made, memory, strict=True) for part in parts]
+        memory_arguments = [(bound, *part) for bound, parts in zip(clones, memory, strict=True) for part in parts]
         if not self.intraop:
-            return _Own(kernels, places, None, scratch)
-        given = [(launch.kernel, own, parts) for own, launch, parts in zip(made, launches, memory, strict=True)]
-        return _Own(kernels, places, intraop.IntraOpLaunches(self._device, given), scratch)
+            return _ThreadKernels(kernels, memory_arguments, None, scratch)
+        grouped = [(launch.kernel, bound, parts) for bound, launch, parts in zip(clones, launches, memory, strict=True)]
+        return _ThreadKernels(kernels, memory_arguments, intraop.IntraOpLaunches(self._device, grouped), scratch)
 
-    def _point(self, own: _Own, addresses: list[int]) -> None:
+    def _set_addresses(self, own_kernels: _ThreadKernels, addresses: list[int]) -> None:
         """Set the arguments that differ from those of this thread's last call."""
-        before = own.addresses or [None] * len(addresses)
-        own.addresses = []  # no addresses count as set until all arguments are
-        for kernel, index, operand, offset in own.memory:
-            if addresses[operand] != before[operand]:
-                kernel.set_arg(index, _at(addresses[operand] + offset))
+        previous = own_kernels.addresses or [None] * len(addresses)
+        own_kernels.addresses = []  # no addresses count as set until all arguments are
+        for kernel, index, operand, offset in own_kernels.memory:
+            if addresses[operand] != previous[operand]:
+                kernel.set_arg(index, _svm(addresses[operand] + offset))
 
 
-def _at(address: int) -> cl.SVM:
+def _svm(address: int) -> cl.SVM:
     """A host address as a kernel's argument."""
     return cl.SVM(_byte.from_address(address))

@@ -1,4 +1,4 @@
-"""An executable on OpenCL queues: a call only sets its buffers as kernel arguments and enqueues."""
+"""Runs an executable on OpenCL queues: a call only sets its buffers as kernel arguments and enqueues."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class QueuePlace(NamedTuple):
     context: cl.Context
 
     def bind(self, executable: Executable) -> QueueLaunches | QueueEnqueue:
-        """Bind the executable; its plan enqueues anew where a kernel takes a part of an operand or of scratch
-        memory."""
+        """Bind the executable; if a kernel takes a part of an operand or of scratch memory, the plan itself enqueues at
+        each call."""
         parts = any(offset for launch in executable.launches for _, _, offset in launch.memory)
         return QueueEnqueue(executable) if executable.opaque or parts else QueueLaunches(executable)
 
@@ -54,7 +54,7 @@ class QueueLaunches:
 
     def __init__(self, executable: Executable) -> None:
         self._scratch, self._absent = executable.scratch_sizes, (None,) * len(executable.operands)
-        self._held = executable  # keeps alive the memory that the plan gives its kernels, which a cl.Kernel does not
+        self._held = executable  # keeps alive the memory of kernel arguments, which a cl.Kernel does not
         # A cl.Kernel stores its arguments: setting them and launching must not interleave.
         self._lock = threading.Lock()
         self._launches = [
@@ -68,7 +68,7 @@ class QueueLaunches:
         ]
 
     def run(self, queue: cl.CommandQueue, operands: Sequence[Any], wait_for: Any = None) -> cl.Event:
-        """Enqueue everything on the operands' buffers, each launch after the one before; the last one's event."""
+        """Enqueue everything on the operands' buffers, each launch after the preceding one; returns the last event."""
         if self._scratch:
             scratch = [allocator.allocate(queue, size) for size in self._scratch]
             operands = [*operands, *self._absent[len(operands) :], *scratch]

@@ -1,8 +1,8 @@
-"""Streams of devices whose memory is addresses: CUDA's, and those of PyTorch's other builds.
+"""Streams of devices on which kernels get addresses of memory: CUDA's, and those of PyTorch's other builds.
 
 A kind of stream is one module: a subclass of ``StreamPlace`` (one device of the kind, where executables are bound) and
-a subclass of ``Stream`` (its commands), and a line of ``KINDS``. Calls, nets, array libraries and the frameworks' doors
-see these two classes alone.
+a subclass of ``Stream`` (its commands), and a line of ``KINDS``. Calls, nets, array libraries and the frameworks'
+integrations use these two classes alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KINDS: dict[str, str] = {"cuda": "convdispatch.device.cuda.stream:CudaPlace"}
 
 
 class Unlaunchable(ConvDispatchError):
-    """A program, or its launch, that a stream's driver cannot run; the text says why."""
+    """A program that a stream's driver cannot load or launch; the message says why."""
 
 
 class StreamMemory:
@@ -52,12 +52,12 @@ class StreamMemory:
 
 
 class StreamPlace:
-    """One device of a kind of streams, and the OpenCL device that it is: the streams launch what OpenCL compiled."""
+    """One device of a kind of streams, and the same device in OpenCL, which compiles what the streams launch."""
 
     kind: ClassVar[str]
     """The name in ``KINDS``."""
     title: ClassVar[str]
-    """What errors call a device of the kind; its number follows."""
+    """The name of a device of the kind in errors; the device's number follows it."""
     dlpack: ClassVar[int]
     """DLPack's number for the kind's devices."""
     xla: ClassVar[str] = ""
@@ -79,17 +79,17 @@ class StreamPlace:
 
     @classmethod
     def numbered(cls, number: int) -> StreamPlace:
-        """The device of a number. Raises NoDevice where OpenCL has no such device."""
+        """The place of the device with this number. Raises NoDevice if OpenCL has no such device."""
         raise NotImplementedError
 
     @classmethod
     def of_device(cls, device: cl.Device) -> StreamPlace | None:
-        """The place that an OpenCL device is; None for a device that is none of this kind."""
+        """The place of an OpenCL device; None for a device of another kind."""
         raise NotImplementedError
 
     @classmethod
     def serves(cls, torch: Any) -> bool:
-        """Whether a build of PyTorch has devices of the kind: it has those of one kind."""
+        """Whether a build of PyTorch has devices of the kind; a build has devices of one kind."""
         raise NotImplementedError
 
     @classmethod
@@ -114,9 +114,9 @@ class StreamPlace:
     def replay(
         self, commands: Sequence[Command], schedule: Schedule, memory: Callable[[Any], Any]
     ) -> Callable[[Stream], Any]:
-        """``give(stream)``, which gives all recorded commands to a stream and never waits; here one by one, in order.
+        """Returns ``give(stream)``, which enqueues all recorded commands without a wait; here one by one, in order.
 
-        Raises Unlaunchable where a program or a plan cannot run on a stream.
+        Raises Unlaunchable if a program or a plan cannot run on a stream.
         """
         with self.current():
             first = self.new_stream()
@@ -130,11 +130,11 @@ class StreamPlace:
         return give
 
     def current(self) -> Any:
-        """A context manager: the device is this thread's meanwhile."""
+        """A context manager that makes the device the thread's current one."""
         raise NotImplementedError
 
     def is_current(self) -> bool:
-        """Whether the device is this thread's."""
+        """Whether the device is the thread's current one."""
         raise NotImplementedError
 
 
@@ -221,7 +221,7 @@ class Stream(Commands):
         return True
 
     def current(self) -> Any:
-        """A context manager: the stream's device is this thread's meanwhile."""
+        """A context manager that makes the stream's device the thread's current one."""
         return self.place.current()
 
     def address_of(self, region: Any) -> int:
@@ -246,7 +246,7 @@ class Stream(Commands):
         raise NotImplementedError
 
     def keep(self, held: Any) -> None:
-        """Hold objects until the commands given so far have ended."""
+        """Keep objects alive until the commands so far have ended."""
         raise NotImplementedError
 
     def check(self) -> None:
@@ -273,5 +273,5 @@ def dlpack_kind(number: int) -> type[StreamPlace] | None:
 
 
 def place_of_device(device: cl.Device) -> StreamPlace | None:
-    """The place of streams that an OpenCL device is; None where it is none."""
+    """The place of an OpenCL device; None if none of the kinds has it."""
     return next(filter(None, (stream_kind(name).of_device(device) for name in KINDS)), None)

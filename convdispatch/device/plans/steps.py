@@ -1,7 +1,7 @@
-"""Plans made of steps: launches and matrix products in a row, chained by events.
+"""Plans made of steps: launches and matrix products in order, chained by events.
 
-What a solver of several passes needs (transform, product, inverse transform): areas of one workspace, a matrix product
-that reads and writes them, and a plan that runs the passes in order.
+For solvers of several passes (transform, product, inverse transform): areas of one workspace, a matrix product that
+reads and writes them, and a plan that runs the passes in order.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Step = Callable[[Any, Sequence[Any], Any], Any]
 
 
 class Areas:
-    """Lays areas of a workspace one after the other: ``add`` returns the offset of each, ``size`` is their sum.
+    """Lays areas of a workspace one after the other: ``add`` returns an area's offset, ``size`` is the sum of sizes.
 
-    ``align`` is the distance in bytes to which each area is rounded; the default is enough for every vector load.
+    Sizes are rounded up to multiples of ``align`` bytes; the default is enough for every vector load.
     """
 
     def __init__(self, align: int = 128) -> None:
@@ -38,7 +38,7 @@ class Areas:
 
 @dataclass(frozen=True)
 class Product:
-    """One matrix product as a step: which operands (names among OPERANDS), from which element on."""
+    """One matrix product as a step: the names of its operands among OPERANDS, and the offsets in elements."""
 
     plan: GemmPlan
     a: str
@@ -80,9 +80,9 @@ class Product:
 class StepPlan:
     """A Plan that runs ``steps`` in order.
 
-    ``packers`` are steps that write the packed form of constant weights: they find ``w`` in its place and the packed
-    form's buffer in the place of ``workspace``. The steps of ``enqueue`` then find the packed form in the place of
-    ``w``. Where weights are not constant, a solver lists its packers among the steps.
+    ``packers`` are steps that write the packed form of constant weights from ``w`` to the buffer that is passed as
+    ``workspace``. The steps of ``enqueue`` then get the packed form as ``w``. If weights are not constant, a solver
+    lists its packers among the steps.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class StepPlan:
         self._steps, self._packers = tuple(steps), tuple(packers)
 
     def pack(self, queue: cl.CommandQueue, w: Any, packed: Any, wait_for: Any = None) -> cl.Event:
-        """Write the weights' packed form, which ``enqueue`` then takes in the place of ``w``."""
+        """Write the weights' packed form, which ``enqueue`` then takes as ``w``."""
         return _run(self._packers, queue, (None, w, None, packed, None, None), wait_for)
 
     def enqueue(

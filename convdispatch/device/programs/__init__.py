@@ -2,10 +2,10 @@
 
 - ``binary_cache``: compiled programs on disk.
 - ``compile_pool``: compiles in several processes.
-- ``kernels``: text and macros become programs, launches become plans.
-- ``proven``: checks that a device passed once.
-- ``ptx_program``: a program known by its PTX.
+- ``kernels``: turns text and macros into programs, and launches into plans.
+- ``proven``: remembers the checks that a device has passed.
+- ``ptx_program``: a program of PTX, which OpenCL assembles only if it launches it.
 - ``strided_copy``: copies a strided view into contiguous memory.
 - ``template_cache``: rendered templates on disk.
-- ``work_groups``: along which axes a launch may be divided.
+- ``work_groups``: the axes along which a launch may be divided.
 """

@@ -1,13 +1,13 @@
 """Compiled kernels on disk: a file for each text, device and driver.
 
-PoCL, which keeps kernels itself, is left to it. NVIDIA's driver does so too, but does not say whether it has a text; a
-file says it, and what only loads needs no compilers at hand. It holds PTX, and the driver keeps what it makes of that.
+PoCL caches its kernels itself. NVIDIA's driver does too, but does not report whether it has a text; with a file it is
+known that loading is enough, and no compilers are started. The file holds PTX, whose machine code the driver caches.
 
-Files are written beside their place and renamed into it, and none is ever locked: processes that compile at once do
-not wait for each other, and one that is killed leaves nothing that the next would wait for (pyopencl's cache locks a
-folder, and a lock left behind costs every later build a minute). A file that is damaged is compiled anew.
+Files are written under another name and then renamed, and never locked: concurrent processes do not wait for each
+other, and a killed process leaves no lock (pyopencl's cache locks a folder, and an abandoned lock costs every later
+build a minute). The text of a damaged file is compiled again.
 
-``CONVDISPATCH_KERNEL_CACHE`` names another folder; ``off`` keeps nothing.
+``CONVDISPATCH_KERNEL_CACHE`` names another folder; ``off`` caches nothing.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ from .ptx_program import PtxProgram, ptx_program
 if TYPE_CHECKING:
     import pyopencl as cl
 
-_FORM = b"convdispatch kernel 1\n"
-_MOST = 1 << 30
-"""The most bytes of all cached files; beyond, the least recently used ones are removed."""
-_SLOW = 0.05
-"""Seconds after which a build is worth a thread of its own, also of a binary, which a driver may compile further."""
-_at_once = threading.BoundedSemaphore(8)
-"""Limits concurrent builds in this process to 8: one with fourteen ended without a message (NVIDIA's driver 580.159,
-seen once)."""
+_FILE_HEADER = b"convdispatch kernel 1\n"
+_MAX_CACHE_BYTES = 1 << 30
+"""The most bytes of all cached files; beyond, the least recently used files are removed."""
+_SLOW_BUILD_S = 0.05
+"""Seconds of a slow build, which justifies parallel builds; of a binary too, which a driver may compile further."""
+_concurrent_builds = threading.BoundedSemaphore(8)
+"""Limits concurrent builds in this process to 8: a process with fourteen ended without a message (NVIDIA's driver
+580.159, seen once)."""
 _intel_compiler = background.Threads(1, "convdispatch-intel-compiler", stay=True)
 """Runs the compiler of Intel's runtime for CPUs, which holds 33 MB for each thread that ever compiled (version
 2026.22). Several threads compile hardly sooner: a cold build of ResNet-50 takes 5.4 s with one, two or any number."""
-_PATIENCE = 5.0
-"""Seconds after which a thread compiles itself, because a very long compilation is in its way."""
+_COMPILER_WAIT_S = 5.0
+"""Seconds that a thread waits for Intel's compiler thread, which may be busy, before it compiles itself."""
 _sweep_draws = random.Random()
-"""Draws when a write sweeps, apart from Python's own random numbers, which are the user's program's."""
+"""Decides which writes sweep; separate from Python's global random numbers, which belong to the user's program."""
 _SWEEPS = 64
-"""The number of sweeps over all files while as many bytes are written as may be cached."""
+"""The mean number of sweeps over all files while ``_MAX_CACHE_BYTES`` bytes are written."""
 
 
 def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> cl.Program | PtxProgram:
     """The program of a text, from a plan pack, from its cache file or newly compiled; or the program of a binary.
 
-    Raises BuildFailed with the compiler's log, and Frozen inside ``frozen()`` for what is not carried.
+    Raises BuildFailed with the compiler's log, and Frozen inside ``frozen()`` unless a plan pack has the program.
     """
     import pyopencl as cl
 
@@ -75,10 +75,10 @@ def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> 
         forbid_when_frozen("compile a kernel")
         return _compiled(context, text, options)
     device, key = context.devices[0], artifact_store.key_of(text, *options)
-    found = artifact_store.find("programs", key, device)
-    if found is not None:
+    stored = artifact_store.find("programs", key, device)
+    if stored is not None:
         with contextlib.suppress(BuildFailed, cl.Error), phase("load"):
-            return _stored(context, found[0], options)
+            return _stored(context, stored[0], options)
     forbid_when_frozen("compile a kernel")
     program = _compiled(context, text, options)
     with contextlib.suppress(cl.Error):
@@ -87,7 +87,7 @@ def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> 
 
 
 def _loaded(context: cl.Context, binary: bytes, options: Sequence[str]) -> cl.Program:
-    """A binary that a solver made, loaded by the driver. Raises BuildFailed."""
+    """The program of a binary that a solver assembled, loaded by the driver. Raises BuildFailed."""
     import pyopencl as cl
 
     assembled_in_child(context, binary, options)
@@ -99,7 +99,7 @@ def _loaded(context: cl.Context, binary: bytes, options: Sequence[str]) -> cl.Pr
 
 
 def _stored(context: cl.Context, binary: bytes, options: Sequence[str]) -> cl.Program | PtxProgram:
-    """A program from a cached binary, loaded now, or when OpenCL first launches it."""
+    """The program of a cached binary, loaded now, or when OpenCL first launches it."""
 
     def build() -> cl.Program:
         return built(context, options, context.devices, [binary])
@@ -111,22 +111,22 @@ def _compiled(context: cl.Context, text: str, options: Sequence[str]) -> cl.Prog
     """The program from its file, or newly compiled."""
     import pyopencl as cl
 
-    place = folder()
-    if place is None or len(context.devices) != 1 or _keeps_kernels(context.devices[0]):
+    cache_folder = folder()
+    if cache_folder is None or len(context.devices) != 1 or _keeps_kernels(context.devices[0]):
         return _from_text(context, text, options)
-    path = place / _name(context.devices[0], text, options)
-    binary = read_file(path, _FORM)
+    path = cache_folder / _name(context.devices[0], text, options)
+    binary = read_file(path, _FILE_HEADER)
     if binary is not None:
         with contextlib.suppress(BuildFailed, cl.Error), phase("load"):
             return _stored(context, binary, options)
     program = _from_text(context, text, options)
     with contextlib.suppress(cl.Error):
-        write_file(path, _FORM, program.get_info(cl.program_info.BINARIES)[0])
+        write_file(path, _FILE_HEADER, program.get_info(cl.program_info.BINARIES)[0])
     return program
 
 
 def _keeps_kernels(device: cl.Device) -> bool:
-    """Whether the driver's own cache is enough; it is not on NVIDIA, whose driver does not tell what it has cached."""
+    """Whether the driver's own cache is enough; NVIDIA's is not, because it does not report what it has cached."""
     from pyopencl.characterize import has_src_build_cache
 
     return not device.platform.name.startswith("NVIDIA") and bool(has_src_build_cache(device))
@@ -143,8 +143,8 @@ def _from_text(context: cl.Context, text: str, options: Sequence[str]) -> cl.Pro
 
 
 def _without_compiler(context: cl.Context, program: cl.Program, options: Sequence[str]) -> cl.Program:
-    """A program of Intel's runtime for CPUs, loaded from its binary: it then takes half of the memory, 0.8 MB for 2,
-    and loading takes 2 ms."""
+    """A program of Intel's runtime for CPUs is reloaded from its binary: it then takes 0.8 MB of memory, not 2, and
+    loading takes 2 ms."""
     import pyopencl as cl
 
     if len(context.devices) != 1 or not context.devices[0].platform.name.startswith("Intel"):
@@ -158,26 +158,26 @@ def _without_compiler(context: cl.Context, program: cl.Program, options: Sequenc
 def built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Program:
     """The program built from a text, or from devices and binaries, without warnings.
 
-    pyopencl's own ``build`` warns of all that a compiler says; to silence it would take the process' warning filters,
-    which belong to the caller. What its ``build`` calls says nothing.
+    pyopencl's own ``build`` warns about everything that a compiler prints; silencing it would change the process's
+    warning filters, which belong to the caller. The function that its ``build`` calls does not warn.
     """
     import pyopencl as cl
 
-    made = cl._cl._Program(context, *source)
-    program = cl.Program(made)
-    raw, _ = program._process_build_options(context, list(options))
+    raw_program = cl._cl._Program(context, *source)
+    program = cl.Program(raw_program)
+    raw_options, _ = program._process_build_options(context, list(options))
     start = time.perf_counter()
-    build = functools.partial(made._build, options=raw, devices=None)
+    build = functools.partial(raw_program._build, options=raw_options, devices=None)
     try:
         with unlocked():
             if isinstance(source[0], str) and context.devices[0].platform.name.startswith("Intel"):
                 from concurrent.futures import wait
 
                 compiling = _intel_compiler.submit(build)
-                wait([compiling], _PATIENCE)
+                wait([compiling], _COMPILER_WAIT_S)
                 build() if compiling.cancel() else compiling.result()
             else:
-                with _at_once:
+                with _concurrent_builds:
                     start = time.perf_counter()
                     build()
     except cl.MemoryError:
@@ -185,10 +185,10 @@ def built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Progr
     except cl.Error as error:
         logs = [program.get_build_info(device, cl.program_build_info.LOG) or "" for device in context.devices]
         log = "\n".join([str(error), *logs])
-        first = next((line for line in log.splitlines() if "error" in line.lower()), str(error))
+        error_line = next((line for line in log.splitlines() if "error" in line.lower()), str(error))
         devices = ", ".join(device.name.strip() for device in context.devices)
-        raise BuildFailed(f"a kernel did not compile for {devices}: {first.strip()}", log) from error
-    thread.slow += time.perf_counter() - start > _SLOW
+        raise BuildFailed(f"a kernel did not compile for {devices}: {error_line.strip()}", log) from error
+    thread.slow += time.perf_counter() - start > _SLOW_BUILD_S
     return program
 
 
@@ -202,8 +202,7 @@ def folder() -> Path | None:
 
 @functools.lru_cache(maxsize=4)
 def _default_folder(*_: str | None) -> Path:
-    """The user's cache folder for these environment variables, cached because computing it takes as long as reading a
-    small file."""
+    """The user's cache folder for these environment variables, cached because that is as slow as reading a file."""
     return Path(platformdirs.user_cache_dir("convdispatch")) / "kernels"
 
 
@@ -212,46 +211,46 @@ def _name(device: cl.Device, text: str, options: Sequence[str]) -> str:
 
 
 def read_file(path: Path, form: bytes) -> bytes | None:
-    """The content of a file that ``write_file`` wrote; None where there is none, or none of this form that is whole."""
+    """The content of a file that ``write_file`` wrote; None if it is missing, damaged or of another form."""
     try:
         content = plainfile.read_bytes(path)
     except OSError:
         return None
     head = len(form)
-    found = content[head + 32 :]
-    if content[:head] != form or hashlib.sha256(found).digest() != content[head : head + 32]:
+    body = content[head + 32 :]
+    if content[:head] != form or hashlib.sha256(body).digest() != content[head : head + 32]:
         return None
     with contextlib.suppress(OSError):
-        os.utime(path)  # the file's time is that of its last use, by which _sweep chooses
-    return found
+        os.utime(path)  # the file's time is that of its last use, by which _sweep removes files
+    return body
 
 
 def write_file(path: Path, form: bytes, content: bytes) -> None:
-    """Write a cache file; where the folder cannot be written or the disk is full, the next process compiles again."""
+    """Write a cache file; does nothing if the folder cannot be written or the disk is full."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        number, beside = tempfile.mkstemp(suffix=".part", dir=path.parent)
+        number, draft = tempfile.mkstemp(suffix=".part", dir=path.parent)
         try:
             with os.fdopen(number, "wb") as file:
                 file.write(form + hashlib.sha256(content).digest() + content)
-            Path(beside).replace(path)
+            Path(draft).replace(path)
         except BaseException:
-            Path(beside).unlink()
+            Path(draft).unlink()
             raise
-        if _sweep_draws.random() * _MOST < len(content) * _SWEEPS:
+        if _sweep_draws.random() * _MAX_CACHE_BYTES < len(content) * _SWEEPS:
             _sweep(path.parent)
 
 
-def _sweep(where: Path) -> None:
+def _sweep(folder: Path) -> None:
     files = []
-    with os.scandir(where) as entries:  # Path objects of tens of thousands of files would take most of the time
+    with os.scandir(folder) as entries:  # Path objects of tens of thousands of files would take most of the time
         for entry in entries:
             with contextlib.suppress(OSError):
-                found = entry.stat()
-                files.append((found.st_mtime, found.st_size, entry.path))
+                status = entry.stat()
+                files.append((status.st_mtime, status.st_size, entry.path))
     total = sum(size for _, size, _ in files)
     for _, size, path in sorted(files):
-        if total <= _MOST:
+        if total <= _MAX_CACHE_BYTES:
             return
         with contextlib.suppress(OSError):
             Path(path).unlink()

@@ -1,8 +1,8 @@
-"""Compiles side by side: one compiler in this process, the others in children, the longest texts first.
+"""Compiles in parallel, the longest texts first: one compiler in this process, the others in child processes.
 
-Compilers hold locks of their own: two threads of one process gain a fifth on Intel's runtime, two processes nearly all.
-Inside ``side_by_side`` the threads that ``run`` starts hand their texts to a queue, from which the compilers take them.
-A child that dies or cannot be started costs nothing but its help.
+Compilers hold locks of their own: on Intel's runtime two threads of a process are a fifth faster than one, two
+processes nearly twice as fast. Inside ``side_by_side`` the threads that ``run`` starts put their texts into a queue,
+from which the compilers take them. If a child dies or cannot be started, the other compilers do its work.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ from ..startup_profile import current_layer, layer, phase
 if TYPE_CHECKING:
     import pyopencl as cl
 
-MOST = 16
+MAX_COMPILERS = 16
 """The most compilers that run in parallel: more hardly speed up a net of a hundred programs, each of which compiles
 faster than a child process starts."""
-_HOST_BYTES, _DEVICE_BYTES = 1 << 30, 4 << 30
-"""Memory of the host that is free, and of a GPU, for each compiler: a driver and its context, of which a GPU holds half
-a gigabyte, and the net comes after them."""
+_HOST_BYTES = 1 << 30
+"""Bytes of free host memory that each compiler requires."""
+_DEVICE_BYTES = 4 << 30
+"""Bytes of a GPU's memory per compiler: its context takes half a gigabyte, and the net needs the rest later."""
 
 
-class _Local(threading.local):
+class _ThreadState(threading.local):
     pool: _Pool | None = None
 
 
-_local = _Local()
+_thread_state = _ThreadState()
 _active: contextvars.ContextVar[_Pool | None] = contextvars.ContextVar("convdispatch_compilers", default=None)
 
 
 def processors() -> int:
-    """Processors that this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -54,14 +55,14 @@ def compilers(device: cl.Device) -> int:
     """The number of compilers for a device: one per processor, as far as memory allows; this process is one of them."""
     from ..opencl.platforms import device_info
 
-    info, counts = device_info(device), [MOST, processors(), _available() // _HOST_BYTES]
+    info, counts = device_info(device), [MAX_COMPILERS, processors(), _available() // _HOST_BYTES]
     if info.type == "gpu" and info.global_mem_size:
         counts.append(info.global_mem_size // _DEVICE_BYTES)
     return max(1, min(counts))
 
 
 def _available() -> int:
-    """Bytes of the host's memory that are free or can be freed; no limit where the system does not say it."""
+    """Bytes of host memory that are free or can be freed; 2**60 if the system does not report them."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -75,9 +76,9 @@ def side_by_side(
 ) -> Iterator[None]:
     """Inside the block ``run`` compiles on several processors; children live until its end.
 
-    They start when there is something to compile, or ``at_once`` where that is known already. ``for_cuda``, they also
-    assemble programs for CUDA's streams: its driver keeps what it assembled on disk, and this process finds it there.
-    ``beside_calls`` leaves one processor of several to the caller's other threads.
+    They start with the first text to compile, or ``at_once``. With ``for_cuda`` they also assemble programs for CUDA's
+    streams: CUDA's driver caches machine code on disk, where this process finds it. ``beside_calls`` leaves one
+    processor of several to the caller's other threads.
     """
     count = 1 if _active.get() is not None else compilers(device)
     beside_calls = beside_calls and count > 1
@@ -97,28 +98,28 @@ def side_by_side(
 
 
 def run(tasks: Sequence[Callable[[], Any]]) -> None:
-    """Run ``tasks`` inside ``side_by_side``; elsewhere nothing is done. What they raise is passed over.
+    """Run ``tasks`` inside ``side_by_side``; elsewhere nothing is done. Their exceptions are ignored.
 
-    One after the other until one compiles or loads slowly, then in threads, which take turns: what only loads is done
-    sooner without.
+    Tasks run one after the other until one compiles or loads slowly, then in threads, which take turns: tasks that only
+    load are faster without threads.
     """
     pool = _active.get()
     if pool is None or len(tasks) < 2:
         return
-    left, lock, turn = iter(tasks), threading.Lock(), threading.Lock()
-    before = thread.compiled, thread.slow
-    while not pool.started and (thread.compiled, thread.slow) == before:
-        task = next(left, None)
+    remaining, lock, turn = iter(tasks), threading.Lock(), threading.Lock()
+    counts_before = thread.compiled, thread.slow
+    while not pool.started and (thread.compiled, thread.slow) == counts_before:
+        task = next(remaining, None)
         if task is None:
             return
         with contextlib.suppress(Exception):
             task()
 
     def work() -> None:
-        _local.pool = pool
+        _thread_state.pool = pool
         while True:
             with lock:
-                task = next(left, None)
+                task = next(remaining, None)
             # After an interrupt the block ends before its tasks are done.
             if task is None or pool.ended or background.ended():
                 return
@@ -126,9 +127,9 @@ def run(tasks: Sequence[Callable[[], Any]]) -> None:
                 task()
 
     contexts = [contextvars.copy_context() for _ in range(min(len(tasks), 4 * pool.count))]
-    threads = [background.start(functools.partial(each.run, work), "convdispatch-build") for each in contexts]
-    for each in threads:
-        each.join()
+    threads = [background.start(functools.partial(copied.run, work), "convdispatch-build") for copied in contexts]
+    for copied in threads:
+        copied.join()
 
 
 def compiled_in_child(
@@ -138,29 +139,29 @@ def compiled_in_child(
     build: Callable[..., cl.Program],
     load: Callable[[bytes], Any],
 ) -> Any:
-    """A program by the compilers at work; None where this thread has none. Raises BuildFailed.
+    """A program from the pool's compilers; None in a thread without a pool. Raises BuildFailed.
 
-    ``build(context, options, text)`` compiles here, ``load(binary)`` takes what a child compiled.
+    ``build(context, options, text)`` compiles in this process, ``load(binary)`` loads what a child compiled.
     """
-    pool = _local.pool
+    pool = _thread_state.pool
     if pool is None or context.devices != [pool.device]:
         return None
     request = _Request(text, tuple(options), lambda: build(context, options, text))
     with phase("waiting"):
         with unlocked():
             pool.put(request)
-            found = request.answer.result()
-        return load(found) if isinstance(found, bytes) else found
+            compiled = request.answer.result()
+        return load(compiled) if isinstance(compiled, bytes) else compiled
 
 
 def assembled_in_child(context: cl.Context, binary: bytes, options: Sequence[str]) -> None:
-    """Let a child load a binary first, where that leaves something for this process to find.
+    """Let a child load a binary first, if its driver then caches the machine code on disk for this process.
 
-    NVIDIA's driver makes machine code of PTX, one at a time in a process, and keeps it on disk. Where nothing was
-    compiled the driver most likely has it already, and no child starts for that. Whatever goes wrong with a child is
-    passed over: this process loads the binary anyway.
+    NVIDIA's driver assembles machine code from PTX, one program at a time in a process, and caches it on disk. If
+    nothing was compiled, the driver most likely has it already, and no child is started. A child's errors are ignored,
+    because this process loads the binary anyway.
     """
-    pool = _local.pool
+    pool = _thread_state.pool
     if pool is None or not pool.started or context.devices != [pool.device] or not _keeps_machine_code(pool.device):
         return
     request = _Request(binary, tuple(options), lambda: None)
@@ -192,7 +193,7 @@ class _Pool:
         self._started, self._lock, self.ended = 0, threading.Lock(), False
 
     def put(self, request: _Request) -> None:
-        """Queue a text; a further compiler starts where texts wait."""
+        """Queue a text, and start one more compiler if fewer than ``count`` run."""
         with self._lock:
             if self.ended:
                 raise RuntimeError("the compilers have ended")
@@ -212,11 +213,11 @@ class _Pool:
 
     @property
     def started(self) -> bool:
-        """Whether compilers have been started, at work or waiting for it."""
+        """Whether any compiler has been started."""
         return self._started > 0
 
     def end(self) -> None:
-        """End the compilers that wait, and leave texts that none has taken."""
+        """End the compilers; texts that no compiler has taken fail."""
         with self._lock:
             self.ended = True
             with contextlib.suppress(queue.Empty):
@@ -238,10 +239,10 @@ class _Pool:
                 return
             try:
                 with layer(request.layer), phase("compile" if isinstance(request.text, str) else "assemble"):
-                    made = (
+                    result = (
                         request.here() if child is None else child.compile(request.text, request.options, self.for_cuda)
                     )
-                request.answer.set_result(made)
+                request.answer.set_result(result)
             except BuildFailed as error:
                 request.answer.set_exception(error)
             except Exception as error:
@@ -275,10 +276,11 @@ class _Child(Child):
         super().__init__("convdispatch.device.compiler", {"device": address(device)}, environment=FEW_THREADS)
 
     def compile(self, text: str | bytes, options: Sequence[str], for_cuda: bool = False) -> bytes:
-        """The binary of a text; of a binary nothing, it is loaded there. Raises BuildFailed, and as ``ask``."""
+        """The binary of a text; a binary is only loaded by the child, and returns nothing. Raises as ``ask``, and
+        BuildFailed."""
         is_text = isinstance(text, str)
         request = {"options": list(options), "for_cuda": for_cuda, "is_text": is_text}
-        said = self.ask(request, text.encode() if is_text else text)  # type: ignore[arg-type,union-attr]
-        if said.get("failed"):
-            raise BuildFailed(said["failed"], said.get("log", ""))
-        return said.content
+        reply = self.ask(request, text.encode() if is_text else text)  # type: ignore[arg-type,union-attr]
+        if reply.get("failed"):
+            raise BuildFailed(reply["failed"], reply.get("log", ""))
+        return reply.content

@@ -1,7 +1,7 @@
 """Turns kernel text (.cl, .cl.mako) and geometry macros into programs, and launches into plans.
 
-``binaries`` keeps compiled kernels on disk; this module keeps programs in memory, one a (context, text), and turns a
-compiler's refusal into BuildFailed with the log.
+``binary_cache`` caches compiled kernels on disk; this module caches programs in memory, by context and text. A text
+that does not compile raises BuildFailed with the compiler's log.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?[fFhHuUlL]{0,3}")
 _INCLUDE = re.compile(r"^#include <convdispatch/([\w.]+)>$", re.MULTILINE)
 NEW_SHARE = 48 * MB
-"""Bytes of the cache limit for new entries: further sizes of a layer, until they have returned several times."""
+"""Bytes of the cache limit for new entries, such as further sizes of a layer; see ``cache.bounded``."""
 PROGRAM_BYTES = 300 * KB
-"""Bytes of memory of a program beyond the part in proportion to its binary. Measured on Intel's runtime for CPUs, like
+"""Bytes of memory of a program, without the part that grows with its binary. Measured on Intel's runtime for CPUs, like
 BYTES_PER_BINARY_BYTE."""
 BYTES_PER_BINARY_BYTE = 17
 """Bytes of memory of a program per byte of the binary from which it was loaded; a program compiled from text takes
 twice as many."""
 CALL_BYTES = 48 * KB
-"""Bytes of Python's objects of a plan or a call, measured over 1,000 sizes of a layer."""
+"""Bytes of the Python objects of a plan or a call, measured over 1,000 sizes of a layer."""
 FIRST_OF_A_KIND = 32
 """The number of entries whose keys differ only in numbers, beyond which further ones count as new."""
 
@@ -55,8 +55,8 @@ FIRST_FORMS = 8
 
 
 def cache_limit() -> int:
-    """Bytes of host memory that all programs, and what holds programs, may take. A net of 160 different convolutions
-    asks for 480 plans in a training step, some 400 MB on a CPU: below that, each step would plan hundreds anew."""
+    """Bytes of host memory that all programs, plans and calls may take. A net of 160 different convolutions uses 480
+    plans in a training step, some 400 MB on a CPU: with a lower limit, each step would plan hundreds anew."""
     return settings.CACHE_LIMIT.value()
 
 
@@ -65,9 +65,9 @@ BUDGET = Budget(cache_limit, lambda: min(NEW_SHARE, cache_limit()))
 
 
 def _trim(_: list[Any]) -> None:
-    """Return to the system what evicted programs have left in malloc's heaps, whose holes it otherwise keeps; what is
-    evicted now is freed after this, and returned with the next."""
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # only glibc has it
+    """Return the memory of evicted programs from malloc's heaps to the system. Programs that are evicted now are freed
+    after this call, and returned by the next one."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # only glibc has malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -87,7 +87,7 @@ def _template(package: str, file: str) -> Any:
     from mako.template import Template
 
     class Beside(TemplateCollection):  # type: ignore[misc]
-        """Looks up the files that a template includes: they belong to its own package."""
+        """Looks up the files that a template includes in the template's own package."""
 
         def get_template(self, uri: str, relativeto: str | None = None) -> Any:
             return _template(package, uri)
@@ -101,27 +101,26 @@ def _template(package: str, file: str) -> Any:
 def _rendered(package: str, file: str, values: Mapping[str, Any]) -> str:
     template = _read(package, file)
     subject = template_cache.Subject(package, template, values)
-    carries = subject.artifact_key() if artifact_store.wants_texts() else None
-    found = None if carries is None else artifact_store.find("texts", carries)
-    if found is not None:
-        return found[0]
+    pack_key = subject.artifact_key() if artifact_store.wants_texts() else None
+    stored = None if pack_key is None else artifact_store.find("texts", pack_key)
+    if stored is not None:
+        return stored[0]
     key = subject.text_key()
     text = None if key is None else template_cache.load(key)
     if text is None:
         text = _template(package, file).render(**values)
         if key is not None:
             template_cache.store(key, text)
-    if carries is not None:
-        artifact_store.note("texts", carries, lambda: text)
+    if pack_key is not None:
+        artifact_store.note("texts", pack_key, lambda: text)
     return text
 
 
 def kernel_text(package: str, file: str, **values: Any) -> str:
     """The text of a kernel file beside ``package``'s modules; ``.cl.mako`` is rendered with ``values``.
 
-    ``#include <convdispatch/NAME>`` becomes the header's file of that name (``output.cl``, ``lanes.cl``), and what that
-    includes in turn; raises
-    FileNotFoundError where it has none. ``#line`` directives make the compiler's messages name the file.
+    ``#include <convdispatch/NAME>`` becomes the header's file of that name (``output.cl``, ``lanes.cl``) with its own
+    includes; raises FileNotFoundError if there is none. ``#line`` makes the compiler's messages name the file.
     """
     if file.endswith(".mako"):
         with phase("template"):
@@ -134,9 +133,9 @@ def kernel_text(package: str, file: str, **values: Any) -> str:
 def _included(text: str, name: str) -> str:
     """The text with its header files included, and the files that these include."""
 
-    def header(found: re.Match[str]) -> str:
-        after = text.count("\n", 0, found.start()) + 2
-        return f'{_included(_read(_HEADER, found[1]), f"convdispatch/{found[1]}")}#line {after} "{name}"'
+    def header(include: re.Match[str]) -> str:
+        next_line = text.count("\n", 0, include.start()) + 2
+        return f'{_included(_read(_HEADER, include[1]), f"convdispatch/{include[1]}")}#line {next_line} "{name}"'
 
     # Most texts have no such #include, and searching the start of each line is slow.
     if "#include <convdispatch/" in text:
@@ -154,7 +153,7 @@ def config_macros(config: Mapping[str, Any]) -> str:
 
 
 def define(**values: object) -> str:
-    """OpenCL text: one ``#define`` a keyword, of this code's own values; a configuration has ``config_macros``."""
+    """OpenCL text with one ``#define`` per keyword. Values are not checked: a configuration needs ``config_macros``."""
     return "".join(f"#define {name} {value}\n" for name, value in values.items())
 
 
@@ -183,12 +182,12 @@ def build(context: cl.Context, text: str | bytes, options: Sequence[str] = ()) -
     if thread.texts is not None:
         return _Rendered(text)  # type: ignore[return-value]
     key = (context, text, tuple(options))
-    found = _programs.part(key)
-    return _programs.make(key, lambda: _compile(context, text, options), new=True) if found is None else found
+    program = _programs.part(key)
+    return _programs.make(key, lambda: _compile(context, text, options), new=True) if program is None else program
 
 
 class _Rendered:
-    """Takes the place of a program whose text is only rendered: it knows its kernels' names, and has no binaries."""
+    """Takes the place of a program whose text is only rendered: it has the kernels' names, and no binaries."""
 
     def __init__(self, text: str | bytes) -> None:
         self._text = text
@@ -205,12 +204,12 @@ class _Rendered:
 
 @contextlib.contextmanager
 def rendering() -> Iterator[list[str | bytes]]:
-    """Collects the texts that this thread would compile, in order; inside the block nothing is compiled or proven."""
-    before, thread.texts = thread.texts, []
+    """Collects the texts that this thread would compile, in order; inside the block nothing is compiled or checked."""
+    outer_texts, thread.texts = thread.texts, []
     try:
         yield thread.texts
     finally:
-        thread.texts = before
+        thread.texts = outer_texts
 
 
 _holders: weakref.WeakSet[Programs] = weakref.WeakSet()
@@ -226,10 +225,10 @@ def forget() -> None:
 def _compile(context: cl.Context, text: str | bytes, options: Sequence[str]) -> tuple[cl.Program, int]:
     import pyopencl as cl
 
-    # compiled() caches binaries itself: pyopencl's cache waits for locks that dead processes left
+    # compiled() caches binaries itself, because pyopencl's cache waits for locks that dead processes left.
     from .binary_cache import compiled
 
-    # Oclgrind's compiler defines cl_khr_fp16; its device does not list the extension, and computes with it wrongly.
+    # Oclgrind's compiler defines cl_khr_fp16, although its device lacks the extension and computes float16 wrongly.
     simulated = [device for device in context.devices if device_info(device).vendor == "oclgrind"]
     on_cpu = isinstance(text, str) and all(device_info(device).type == "cpu" for device in context.devices)
     options = (*options, "-Ucl_khr_fp16") if simulated else options
@@ -240,11 +239,11 @@ def _compile(context: cl.Context, text: str | bytes, options: Sequence[str]) -> 
 
 
 class Programs(Bounded):
-    """Holds what holds programs, such as plans, within the budget of programs themselves; ``evicted`` and ``used`` as
-    there.
+    """A cache of objects that hold programs, such as plans, within the budget of programs; ``evicted`` and ``used`` are
+    those of ``Bounded``.
 
-    ``family(key)``: keys of a family differ in sizes alone, and a value of which ``first`` came before is new. Without
-    it what a value is made of says whether it is new, as a call's plan does.
+    ``family(key)``: keys of a family differ only in sizes, and all but the first ``first`` keys of a family are new.
+    Without ``family``, a value is new if one of its parts is, such as a call's plan.
     """
 
     def __init__(
@@ -260,10 +259,10 @@ class Programs(Bounded):
 
     @classmethod
     def of(cls, owner: Any) -> Programs:
-        """The forms of a net, which go with it. The first few sizes are its own; memory of further ones counts too."""
-        made = cls(family=lambda key: None, first=FIRST_FORMS)
-        weakref.finalize(owner, made.drop).atexit = False
-        return made
+        """A cache of a net's forms, dropped with the net. Forms of all but its first few input sizes count as new."""
+        forms = cls(family=lambda key: None, first=FIRST_FORMS)
+        weakref.finalize(owner, forms.drop).atexit = False
+        return forms
 
     def make(
         self,
@@ -272,8 +271,8 @@ class Programs(Bounded):
         new: bool | None = None,
         nbytes: Callable[[Any], int] = lambda value: 0,
     ) -> Any:
-        """The cached value of a key, or else the result of ``make()``. ``nbytes(value)`` is memory of its own, as an
-        arena: it counts where the value is new."""
+        """The cached value of a key, or else the result of ``make()``. ``nbytes(value)`` is further memory of a value,
+        such as an arena; it counts only if the value is new."""
         if new is None and self._family is not None:
             new = self._families.further(self._family(key), key)
 
@@ -292,15 +291,15 @@ def without_numbers(key: Any) -> Any:
 
 
 def keeps_programs(make: Callable[..., Any]) -> Callable[..., Any]:
-    """As ``functools.lru_cache``, ``cache_clear`` included, for functions that build programs."""
-    known = Programs(family=without_numbers)
+    """A decorator like ``functools.lru_cache``, with ``cache_clear``, for functions that build programs."""
+    cache = Programs(family=without_numbers)
 
     @functools.wraps(make)
     def ask(*arguments: Any) -> Any:
-        found = known.part(arguments)
-        return known.make(arguments, lambda: make(*arguments)) if found is None else found
+        value = cache.part(arguments)
+        return cache.make(arguments, lambda: make(*arguments)) if value is None else value
 
-    ask.cache_clear = known.drop  # type: ignore[attr-defined]
+    ask.cache_clear = cache.drop  # type: ignore[attr-defined]
     return ask
 
 
@@ -309,7 +308,7 @@ OPERANDS = ("x", "w", "y", "workspace", "bias", "residual")
 
 
 class KernelPlan:
-    """The usual Plan: one program, some launches in order.
+    """The usual Plan: one program and its launches in order.
 
     ``launches`` holds ``(kernel, global_size, local_size, arguments)``; ``arguments`` is a string of names among
     ``x w y bias residual workspace``, or a sequence that mixes these names with NumPy scalars. The program's text is
@@ -357,7 +356,7 @@ class Launch:
     """One kernel with its sizes and its arguments; safe to enqueue from several threads.
 
     ``arguments`` mixes names with NumPy scalars; a call passes the operands that ``names`` lists, in that order.
-    ``dtypes`` are the arguments' types where named ones are scalars: None for memory, else NumPy's type.
+    ``dtypes`` are the arguments' types, needed if named arguments are scalars: None for memory, else NumPy's dtype.
     """
 
     def __init__(
@@ -371,11 +370,11 @@ class Launch:
         names: Sequence[str],
         dtypes: Sequence[Any] | None = None,
     ) -> None:
-        given = arguments.split() if isinstance(arguments, str) else list(arguments)
-        self._scalars = [None if isinstance(argument, str) else argument for argument in given]
-        self._places = [names.index(argument) if isinstance(argument, str) else None for argument in given]
-        self._named = operator.itemgetter(*self._places) if len(given) > 1 and None not in self._places else None
-        types = dtypes or [None if isinstance(a, str) else np.asarray(a).dtype for a in given]
+        values = arguments.split() if isinstance(arguments, str) else list(arguments)
+        self._scalars = [None if isinstance(argument, str) else argument for argument in values]
+        self._places = [names.index(argument) if isinstance(argument, str) else None for argument in values]
+        self._named = operator.itemgetter(*self._places) if len(values) > 1 and None not in self._places else None
+        types = dtypes or [None if isinstance(a, str) else np.asarray(a).dtype for a in values]
         self.kernel = Kernel(program, kernel, global_size, local_size, types)
 
     def __call__(
@@ -389,7 +388,7 @@ class Launch:
                 scalar if place is None else operands[place]
                 for place, scalar in zip(self._places, self._scalars, strict=True)
             ]
-        # `queue` is an OpenCL queue: launch as OpenCLQueue.launch does
+        # On an OpenCL queue, launch as OpenCLQueue.launch does.
         if thread.capturing is None and not isinstance(queue, Commands):
             kernel = self.kernel
             bound = kernel._bound or kernel.bound

@@ -1,8 +1,8 @@
-"""What a device has proved: a check that computes something on it, passed once, is not computed again.
+"""Remembers the checks that a device has passed, so that each is computed on the device only once.
 
-A pass is kept beside the rendered texts, and in plan packs, under what it follows from: the device, its driver and how
-that is told to compile, and the sources of the plugin, of the header and of this package. What fails is tried anew by
-every process.
+A passed check is cached beside the rendered texts, and in plan packs. Its key is a digest of the device, its driver and
+the driver's compiler variables, and of the sources of the plugin, the header and this package. A failed check is
+repeated by every process.
 """
 
 from __future__ import annotations
@@ -23,34 +23,33 @@ if TYPE_CHECKING:
 _PASSED = "passed"
 _lock = threading.Lock()
 _locks: dict[tuple[str, str, cl.Device], threading.RLock] = {}
-_known: dict[tuple[str, str, cl.Device], str | None] = {}
+_failures: dict[tuple[str, str, cl.Device], str | None] = {}
 
 
 def proven(package: str, what: str, device: cl.Device, prove: Callable[[], str | None]) -> str | None:
-    """Why ``prove()`` finds that ``device`` fails at ``what``, or None; asked once a process, in one thread.
-
-    ``package`` is the plugin's, whose sources decide. What ``prove`` raises is passed on, and it is asked again then.
+    """The reason that ``prove()`` returns why ``device`` fails at ``what``, or None; called once a process, in one
+    thread. ``package`` is the plugin's. If ``prove`` raises, nothing is cached.
     """
-    if thread.texts is not None:  # program texts are only being rendered, perhaps for a device that is not there
+    if thread.texts is not None:  # program texts are only being rendered, perhaps for a device that is not present
         return None
-    place = package, what, device
-    if place not in _known or artifact_store.gathers():
+    check = package, what, device
+    if check not in _failures or artifact_store.gathers():
         with _lock:
-            lock = _locks.setdefault(place, threading.RLock())
+            lock = _locks.setdefault(check, threading.RLock())
         with unlocked():
             lock.acquire()
         try:
-            if place not in _known:
-                _known[place] = _stored_answer(package, what, device, prove)
-            elif _known[place] is None:
+            if check not in _failures:
+                _failures[check] = _stored_answer(package, what, device, prove)
+            elif _failures[check] is None:
                 _note(_artifact_key(package, what, device))
         finally:
             lock.release()
-    return _known[place]
+    return _failures[check]
 
 
 def _subject(package: str, what: str, device: cl.Device) -> template_cache.Subject:
-    """The Subject of a proof: what it depends on besides the plugin's sources, such as those of the header."""
+    """The Subject of a check: everything that its result depends on."""
     values = {"device": artifact_store.identity(device), "header": ConvProblem}
     return template_cache.Subject(package, f"proof of {what}", values)
 
@@ -61,8 +60,8 @@ def _artifact_key(package: str, what: str, device: cl.Device) -> str | None:
 
 
 def _stored_answer(package: str, what: str, device: cl.Device, prove: Callable[[], str | None]) -> str | None:
-    carries = _artifact_key(package, what, device) if artifact_store.wants_texts() else None
-    if carries is not None and artifact_store.find("texts", carries) is not None:
+    pack_key = _artifact_key(package, what, device) if artifact_store.wants_texts() else None
+    if pack_key is not None and artifact_store.find("texts", pack_key) is not None:
         return None
     key = _subject(package, what, device).text_key()
     if key is None or template_cache.load(key) != _PASSED:
@@ -71,7 +70,7 @@ def _stored_answer(package: str, what: str, device: cl.Device, prove: Callable[[
             return failure
         if key is not None:
             template_cache.store(key, _PASSED)
-    _note(carries)
+    _note(pack_key)
     return None
 
 

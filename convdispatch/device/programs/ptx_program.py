@@ -1,7 +1,7 @@
-"""A program known by its PTX, which OpenCL's driver assembles only where a queue of OpenCL's launches it.
+"""A program of PTX, which OpenCL's driver assembles only if an OpenCL queue launches it.
 
-NVIDIA's OpenCL makes machine code of every binary that it builds, 50 to 400 ms each where its own cache is empty. A
-program for CUDA's streams needs nothing of that: CUDA's driver takes the text, or machine code that is kept.
+NVIDIA's OpenCL assembles machine code of every binary that it builds, in 50 to 400 ms if its own cache is empty. A
+program for CUDA's streams does not need that: CUDA's driver takes the text, or cached machine code.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _thread = _Thread()
 @contextlib.contextmanager
 def for_streams() -> Iterator[None]:
     """Inside the block this thread builds programs that are expected to be launched on CUDA streams only."""
-    before, _thread.for_streams = _thread.for_streams, True
+    outer_value, _thread.for_streams = _thread.for_streams, True
     try:
         yield
     finally:
-        _thread.for_streams = before
+        _thread.for_streams = outer_value
 
 
 class PtxProgram:
-    """Takes the place of a ``cl.Program``: it answers the same queries, and becomes one when an OpenCL kernel is
-    made."""
+    """Takes the place of a ``cl.Program``: it answers the same queries, and builds the ``cl.Program`` when an OpenCL
+    kernel is created."""
 
     def __init__(self, binary: bytes, names: list[str], build: Callable[[], cl.Program]) -> None:
         self._binary, self._names, self._build = binary, names, build
@@ -44,7 +44,7 @@ class PtxProgram:
         self._program: cl.Program | None = None
 
     def get_info(self, what: int) -> Any:
-        """Its kernels' names, its binary or that one's size, as ``cl.Program`` answers them."""
+        """The kernels' names, the binary or its size, in the form that ``cl.Program`` returns."""
         import pyopencl as cl
 
         if what == cl.program_info.KERNEL_NAMES:
@@ -57,7 +57,7 @@ class PtxProgram:
 
     @property
     def opencl(self) -> cl.Program:
-        """OpenCL's program, built when first asked for. Raises BuildFailed."""
+        """OpenCL's program, built at the first access. Raises BuildFailed."""
         with self._lock:
             if self._program is None:
                 self._program = self._build()
@@ -65,9 +65,9 @@ class PtxProgram:
 
 
 def ptx_program(device: cl.Device, binary: bytes, build: Callable[[], cl.Program]) -> PtxProgram | None:
-    """The binary as such a program, inside ``for_streams``; None elsewhere, and for what is no PTX that CUDA launches.
+    """The PtxProgram of a binary inside ``for_streams``; None elsewhere, and for a binary that CUDA does not launch.
 
-    ``build()`` makes OpenCL's program of it.
+    ``build()`` builds OpenCL's program.
     """
     if not _thread.for_streams or not device.platform.name.startswith("NVIDIA"):
         return None

@@ -1,11 +1,11 @@
 // y[begin + i] = x[offset + sum over axes a of index_a(i) * s_a], i row-major: a strided view made contiguous.
 //
-// Values the host defines:
+// Macros that the host defines:
 //   BITS          unsigned type of an element's size: uchar, ushort, uint, ulong or ulong2
-//   RUN           elements that a work item copies one after the other; 1 where neighbours are work items
-// Eight axes always: those that the view lacks have size 1. Sizes n1..n7 (n0 is not needed) and strides s0..s7 are
-// arguments, counted in elements, so that one program serves every view. They are scalars because PoCL 3 loses a
-// kernel with vector arguments when it reads it back from its cache.
+//   RUN           elements that a work item copies one after the other; 1 on a GPU
+// There are always eight axes, of size 1 beyond the view's own. Sizes n1..n7 (n0 is not needed) and strides s0..s7 are
+// arguments, counted in elements, so that one program serves every view. They are scalars, because PoCL 3 cannot load a
+// kernel with vector arguments from its cache.
 
 #if RUN > 1
 __attribute__((reqd_work_group_size(1, 1, 1)))
@@ -24,7 +24,7 @@ kernel void strided(global const BITS *x, const long offset, const long size, co
   AXIS(n1, s1);   \
   from += rest * s0
 #if RUN > 1
-  // A division for an axis once a row, or a part of one.
+  // An axis takes one division for each row, or for each part of a row.
   const long end = min(((long)get_global_id(0) + 1) * RUN, size);
   for (long i = (long)get_global_id(0) * RUN, count; i < end; i += count) {
     long rest = i / n7, from = offset;

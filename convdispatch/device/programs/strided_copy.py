@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 _AXES = 8
-_RUN = 4096
-"""Elements that a CPU's work item copies: starting one costs as much as some hundred of them."""
-_BITS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "ulong2"}
+_CPU_ITEM_ELEMENTS = 4096
+"""Elements that a CPU's work item copies, because starting it costs as much as copying some hundred elements."""
+_TYPES = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "ulong2"}
 
 
 def copy_strided(
@@ -30,14 +30,14 @@ def copy_strided(
     itemsize: int,
     target: cl.MemoryObject,
 ) -> cl.Event:
-    """Enqueue the copy of the view of ``source`` that ``offset``, ``strides`` (bytes) and ``shape`` say, row-major.
+    """Enqueue a row-major copy of the view of ``source`` with this ``offset`` and ``strides`` (bytes) and ``shape``.
 
     ``offset`` and ``strides`` are multiples of ``itemsize`` (1, 2, 4, 8 or 16 bytes), and the view has at least one
     element. Raises InvalidArgument for more than eight axes or another size.
     """
-    if len(shape) > _AXES or itemsize not in _BITS:
+    if len(shape) > _AXES or itemsize not in _TYPES:
         raise InvalidArgument(
-            f"a strided copy takes up to {_AXES} axes of elements of {', '.join(map(str, _BITS))} bytes, "
+            f"a strided copy takes up to {_AXES} axes of elements of {', '.join(map(str, _TYPES))} bytes, "
             f"got {len(shape)} axes of {itemsize} bytes"
         )
     axes, size = _merged(shape, strides), math.prod(shape)
@@ -54,7 +54,7 @@ def copy_bytes(
     source_offset: int = 0,
     target_offset: int = 0,
 ) -> cl.Event:
-    """Copies bytes as ``runtime.copy`` does, by a kernel."""
+    """Enqueue a copy of bytes as ``runtime.copy`` does, but by a kernel."""
     itemsize = math.gcd(16, size, source_offset, target_offset)
     count = size // itemsize
     scalars = (source_offset // itemsize, count, *[1] * (_AXES - 2), count, *[0] * (_AXES - 1), 1)
@@ -63,20 +63,20 @@ def copy_bytes(
 
 
 def _merged(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
-    """Sizes and strides of fewer axes for the same elements: those that continue each other are one."""
-    found: list[tuple[int, int]] = []
+    """Sizes and strides of the same elements with fewer axes: contiguous neighbouring axes are merged into one."""
+    merged: list[tuple[int, int]] = []
     for size, stride in zip(shape, strides, strict=True):
-        if found and found[-1][1] == size * stride:
-            found[-1] = found[-1][0] * size, stride
+        if merged and merged[-1][1] == size * stride:
+            merged[-1] = merged[-1][0] * size, stride
         elif size > 1:
-            found.append((size, stride))
-    return found
+            merged.append((size, stride))
+    return merged
 
 
 @keeps_programs
 def _launch(context: cl.Context, itemsize: int, size: int) -> Launch:
-    run = _RUN if device_info(context.devices[0]).type == "cpu" else 1
-    text = config_macros({"bits": _BITS[itemsize], "run": run}) + kernel_text(__package__, "strided_copy.cl")
+    run = _CPU_ITEM_ELEMENTS if device_info(context.devices[0]).type == "cpu" else 1
+    text = config_macros({"bits": _TYPES[itemsize], "run": run}) + kernel_text(__package__, "strided_copy.cl")
     names = ("x", "offset", "size", *(f"n{a}" for a in range(1, _AXES)), *(f"s{a}" for a in range(_AXES)), "y", "begin")
     sizes, local = ((size,), None) if run == 1 else ((-(-size // run), 1, 1), (1, 1, 1))
     return Launch(build(context, text), "strided", sizes, local, " ".join(names), names=names)

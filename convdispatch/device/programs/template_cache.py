@@ -1,8 +1,8 @@
-"""Rendered templates on disk, so that a second process renders none and imports no template engine.
+"""Caches rendered templates on disk, so that a second process renders none and imports no template engine.
 
-A file is named by what the text follows from: the template, the values it is given, and the sources of the packages
-whose functions and classes are among these values. Values that cannot be pickled are rendered each time. The files lie
-beside the compiled kernels (``binaries``) and are bounded with them.
+A file's name is a digest of what the text depends on: the template, its values, and the sources of the packages whose
+functions and classes are among these values. Templates whose values cannot be pickled are rendered each time. The files
+are in the folder of the compiled kernels (``binary_cache``), and share its size limit.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from typing import Any
 
 from . import binary_cache
 
-_FORM = b"convdispatch text 1\n"
+_FILE_HEADER = b"convdispatch text 1\n"
 _SOURCES = (".py", ".mako", ".cl")
 _SETS = (set, frozenset)
 _VERSIONED = ("numpy", "ml_dtypes")
-"""Packages of many files, whose version stands for their content."""
+"""Packages of many files, whose sources are identified by their version."""
 
 
 class _Pickler(pickle.Pickler):
-    """Notes the modules that values refer to. Of dataclasses it takes the fields: what else such an object holds it has
-    worked out from them, and a hash, for one, is another in each process."""
+    """Notes the modules that values refer to. Of dataclasses it pickles only the fields, because other attributes are
+    computed from them and may differ between processes, as a hash does."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
-        self.fast = True  # pickle without a memo: equal values give equal bytes, whichever objects they share
+        self.fast = True  # pickle without a memo, so that equal values give equal bytes, whichever objects they share
         self.modules: set[str] = set()
 
     def reducer_override(self, value: Any) -> Any:
@@ -43,25 +43,25 @@ class _Pickler(pickle.Pickler):
         self.modules.update((kind.__module__, getattr(value, "__module__", None) or kind.__module__))
         if kind is value or not dataclasses.is_dataclass(value):
             return NotImplemented
-        if not _lasting(value):
-            return _stand_in, (kind, _fields(value))
-        found = _pickled.get(id(value))  # the texts of one plan are rendered with the same objects
-        if found is None or found[0] is not value:
+        if not _is_immutable(value):
+            return _constructor, (kind, _fields(value))
+        cached = _pickled.get(id(value))  # cached, because the texts of one plan are rendered with the same objects
+        if cached is None or cached[0] is not value:
             content, modules = _pickle(_fields(value))
-            if len(_pickled) >= _MOST:
+            if len(_pickled) >= _MAX_PICKLED:
                 _pickled.clear()
-            found = _pickled[id(value)] = value, content, modules
-        self.modules |= found[2]
-        return _stand_in, (kind, found[1])
+            cached = _pickled[id(value)] = value, content, modules
+        self.modules |= cached[2]
+        return _constructor, (kind, cached[1])
 
 
-_MOST = 64
+_MAX_PICKLED = 64
 _pickled: dict[int, tuple[Any, bytes, set[str]]] = {}
 """Frozen dataclasses by their id, with the pickle of their fields and the modules that the fields refer to."""
 
 
-def _lasting(value: Any) -> bool:
-    """Whether a dataclass and what it holds stay as they are."""
+def _is_immutable(value: Any) -> bool:
+    """Whether a dataclass and its fields are immutable."""
     try:
         return bool(value.__dataclass_params__.frozen) and hash(value) is not None
     except TypeError:
@@ -77,8 +77,8 @@ def _pickle(value: Any) -> tuple[bytes, set[str]]:
 
 def _fields(value: Any) -> list[tuple[str, Any]]:
     """A dataclass's fields, in the same order in each process."""
-    found = [(name, getattr(value, name)) for name in _names(type(value))]
-    return [(n, sorted(each, key=repr) if isinstance(each, _SETS) else each) for n, each in found]
+    fields = [(name, getattr(value, name)) for name in _names(type(value))]
+    return [(n, sorted(each, key=repr) if isinstance(each, _SETS) else each) for n, each in fields]
 
 
 @functools.lru_cache(maxsize=256)
@@ -86,27 +86,27 @@ def _names(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
-def _stand_in(*_: Any) -> None:
+def _constructor(*_: Any) -> None:
     """Replaces the constructor of a dataclass in a pickle that is never loaded."""
 
 
 class Subject:
-    """What a rendered text follows from: the template, its values, and the sources of what these are made of."""
+    """What a rendered text depends on: the template, its values, and the sources of the functions among these."""
 
     def __init__(self, package: str, template: str, values: Mapping[str, Any]) -> None:
         self._content: bytes | None = None
-        # A local function, a device's object or a cycle cannot be pickled: such a text has no key.
+        # A local function, a device's object or a cycle cannot be pickled, so a text with such values has no key.
         with contextlib.suppress(Exception):
             content, modules = _pickle(dict(values))
             self._content = f"{len(template)}:{template}".encode() + content
-            self._homes = sorted({_home(module) for module in {package, __name__, *modules}})
+            self._homes = sorted({_source_package(module) for module in {package, __name__, *modules}})
 
     def text_key(self) -> str | None:
         """The key under which this machine caches the text; None where the values cannot be pickled."""
         return self._key(stamp)
 
     def artifact_key(self) -> str | None:
-        """The same key for other machines: sources count by their content, not by when they were written."""
+        """The key in plan packs for other machines: it uses the sources' content, not their modification times."""
         return self._key(_content)
 
     def _key(self, stamp: Callable[[str], str]) -> str | None:
@@ -118,24 +118,24 @@ class Subject:
         return digest.hexdigest()[:40]
 
 
-def _home(module: str) -> str:
-    """The package whose sources decide what a module's functions do; inside this package, the subpackage."""
+def _source_package(module: str) -> str:
+    """The package of a module's sources; for a module of convdispatch, its subpackage."""
     parts = module.split(".")
     return ".".join(parts[:2] if parts[0] == __name__.partition(".")[0] else parts[:1])
 
 
 @functools.lru_cache(maxsize=64)
 def stamp(home: str) -> str:
-    """A digest of a package's sources, by the times and sizes of its files."""
-    # os.stat, because Path.stat is slow for the hundreds of files of a package.
-    known = ((name, os.stat(path)) for name, path in _sources(home))  # noqa: PTH116
-    text = ";".join(f"{name} {one.st_mtime_ns} {one.st_size}" for name, one in known)
+    """A digest of the modification times and sizes of a package's source files."""
+    # os.stat is used, because Path.stat is slow for the hundreds of files of a package.
+    statistics = ((name, os.stat(path)) for name, path in _sources(home))  # noqa: PTH116
+    text = ";".join(f"{name} {status.st_mtime_ns} {status.st_size}" for name, status in statistics)
     return f"{home} {_version(home)} {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 @functools.lru_cache(maxsize=64)
 def _content(home: str) -> str:
-    """The sources of a package, as they read."""
+    """A digest of the content of a package's source files."""
     digest = hashlib.sha256()
     for name, path in _sources(home):
         digest.update(f"{name} {hashlib.sha256(Path(path).read_bytes()).hexdigest()};".encode())
@@ -153,18 +153,18 @@ def _sources(home: str) -> list[tuple[str, str]]:
     module = sys.modules.get(home)
     file = getattr(module, "__file__", None)
     folders = list(getattr(module, "__path__", ())) or ([str(Path(file).parent)] if file else [])
-    found = []
+    names = []
     for folder in folders:
         for place, _, files in os.walk(folder):
             relative = os.path.relpath(place, folder)
-            found += [(f"{relative}/{n}", os.path.join(place, n)) for n in files if n.endswith(_SOURCES)]  # noqa:PTH118
-    return sorted(found)
+            names += [(f"{relative}/{n}", os.path.join(place, n)) for n in files if n.endswith(_SOURCES)]  # noqa:PTH118
+    return sorted(names)
 
 
 def load(key: str) -> str | None:
     """The text cached under a key; None where there is none, or a damaged one."""
     folder = binary_cache.folder()
-    content = None if folder is None else binary_cache.read_file(folder / f"{key}.txt", _FORM)
+    content = None if folder is None else binary_cache.read_file(folder / f"{key}.txt", _FILE_HEADER)
     try:
         return None if content is None else zlib.decompress(content).decode()
     except (zlib.error, UnicodeDecodeError):
@@ -175,4 +175,4 @@ def store(key: str, text: str) -> None:
     """Cache a text; does nothing where the folder cannot be written."""
     folder = binary_cache.folder()
     if folder is not None:
-        binary_cache.write_file(folder / f"{key}.txt", _FORM, zlib.compress(text.encode(), 1))
+        binary_cache.write_file(folder / f"{key}.txt", _FILE_HEADER, zlib.compress(text.encode(), 1))

@@ -1,6 +1,6 @@
 """Recordings that are replayed: memory laid out once, commands on queues or on a stream.
 
-- ``arena``: one block for all memory of a recording.
-- ``program``: a recording made ready to run.
+- ``arena``: one block of memory for all slots of a recording.
+- ``program``: a recording prepared to run on queues.
 - ``schedule``: which command runs on which queue.
 """

@@ -1,7 +1,7 @@
 """One arena for all memory of a recorded program: slots that are never in use together share bytes.
 
 The first-fit rule by falling size, as in Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net
-Inference" (2020), "greedy by size": each slot takes the lowest place where it meets no slot whose use overlaps its own.
+Inference" (2020), "greedy by size": each slot takes the lowest offset where no slot in use at the same time is.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Lifetime:
     last: int
 
     def meets(self, other: Lifetime) -> bool:
-        """Both are in use at some command."""
+        """Whether both slots are in use at some command."""
         return self.first <= other.last and other.first <= self.last
 
 
 @dataclass(frozen=True)
 class Arena:
-    """Where each root slot begins, the arena's size, and what the slots would take one by one; all in bytes."""
+    """The offset of each root slot, the arena's size, and the size without sharing, all in bytes."""
 
     offsets: dict[Slot, int]
     size: int
@@ -35,18 +35,18 @@ class Arena:
 
 
 def lifetimes(commands: Sequence[Command], regions: Sequence[tuple[int, int]] = ()) -> list[Lifetime]:
-    """When each root slot that is not kept is in use.
+    """The lifetime of each root slot that is not persistent.
 
     ``regions`` are ranges of commands (first, last) that may run in any order: a slot used inside one is in use
     throughout it.
     """
     first: dict[Slot, int] = {}
     last: dict[Slot, int] = {}
-    for place, command in enumerate(commands):
+    for index, command in enumerate(commands):
         for slot in command.slots:
-            first.setdefault(slot.root, place)
-            last[slot.root] = place
-    found = []
+            first.setdefault(slot.root, index)
+            last[slot.root] = index
+    lives = []
     for slot in first:
         if slot.persistent:
             continue
@@ -54,8 +54,8 @@ def lifetimes(commands: Sequence[Command], regions: Sequence[tuple[int, int]] = 
         for low, high in regions:
             if begin <= high and low <= end:
                 begin, end = (low if low <= begin else begin), (high if end <= high else end)
-        found.append(Lifetime(slot, begin, end))
-    return found
+        lives.append(Lifetime(slot, begin, end))
+    return lives
 
 
 def lay_out(used: Sequence[Lifetime], align: int) -> Arena:

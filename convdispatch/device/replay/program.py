@@ -1,7 +1,7 @@
-"""Program: a recording made ready to run on OpenCL's queues: one arena, kernels bound, one enqueue a command.
+"""Program: a recording prepared to run on OpenCL's queues: one arena, bound kernels, one enqueue per command.
 
-Memory is taken and kernels are bound at the first run. Commands of one queue keep their order without events. A program
-on several queues waits by events where a step needs what another queue computes, and nowhere else.
+Memory is allocated and kernels are bound at the first run. Commands of one queue keep their order without events. A
+program on several queues waits for an event only where a step depends on a step of another queue.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Program:
         self._parts: dict[Any, Any] = {}
         self._replay: Callable[[Stream], Any] | None = None
         self.on_graph = False
-        """Whether ``run`` launches a CUDA graph beside the queue, instead of enqueuing."""
+        """Whether ``run`` launches a CUDA graph on the bridge's stream instead of enqueuing on the queue."""
         self.no_graph: str | None = None
         """The reason why the program has no CUDA graph, once one was requested."""
 
@@ -59,12 +59,12 @@ class Program:
 
     @functools.cached_property
     def _queues(self) -> list[OpenCLQueue]:
-        more = range(self.schedule.queues - 1)
-        return [OpenCLQueue(queue) for queue in (self.queue, *(type(self.queue)(self.queue.context) for _ in more))]
+        others = range(self.schedule.queues - 1)
+        return [OpenCLQueue(queue) for queue in (self.queue, *(type(self.queue)(self.queue.context) for _ in others))]
 
     @functools.cached_property
     def _runs(self) -> list[Callable[..., Any]]:
-        """The commands, bound to their memory."""
+        """The functions that enqueue the commands, bound to their memory."""
         return [command.make(self.memory, self._queues[0]) for command in self._recording.commands]
 
     def memory(self, slot: Slot) -> cl.MemoryObject:
@@ -73,20 +73,20 @@ class Program:
         with self.lock:
             if root.persistent and root not in self._own:
                 self._own[root] = runtime.fresh(self.queue, root.size)
-            whole = self._own[root] if root.persistent else self._memory
+            buffer = self._own[root] if root.persistent else self._memory
             if root.persistent and start == 0:
-                return whole
+                return buffer
             start += 0 if root.persistent else self.arena.offsets[root]
             key = (root if root.persistent else None, start, slot.size)
             if key not in self._parts:  # cached here, because a cl.Kernel does not keep its arguments' memory alive
-                self._parts[key] = sub_region(whole, start, slot.size)
+                self._parts[key] = sub_region(buffer, start, slot.size)
             return self._parts[key]
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that a run takes: the arena, inputs and results."""
-        kept = {slot.root for command in self._recording.commands for slot in command.slots if slot.root.persistent}
-        return self.arena.size + sum(root.size for root in kept | self._own.keys())
+        roots = {slot.root for command in self._recording.commands for slot in command.slots if slot.root.persistent}
+        return self.arena.size + sum(root.size for root in roots | self._own.keys())
 
     def run(self) -> cl.Event | None:
         """Enqueue all commands; returns the event of the last one. Never waits."""
@@ -94,36 +94,36 @@ class Program:
             self._draw()
             if self.on_graph:
                 return self._run_beside()
-            return self._run_plain() if self.schedule.queues == 1 else self._run_on_several()
+            return self._run_on_one() if self.schedule.queues == 1 else self._run_on_several()
 
     def _draw(self) -> None:
         for late in self._recording.lates:
             late.draw()
 
     def spans(self, runs: int) -> list[list[tuple[float, float]]]:
-        """Start and end of each command, in milliseconds of the device's clock, in each of ``runs`` runs on one queue;
-        NaN where the device does not say."""
+        """The start and end of each command in each of ``runs`` runs on one queue, in milliseconds of the device's
+        clock; NaN if the device does not report them."""
         import pyopencl as cl
 
         profiling = type(self.queue)(
             self.queue.context, self.queue.device, cl.command_queue_properties.PROFILING_ENABLE
         )
-        commands, found = OpenCLQueue(profiling), []
+        commands, times = OpenCLQueue(profiling), []
         with self.lock:
             self.queue.finish()
             for _ in range(max(1, runs)):
                 self._draw()
                 events = [run(commands) for run in self._runs]
                 profiling.finish()
-                found.append([(float("nan"), float("nan"))] * len(events))
-                for place, event in enumerate(events):
+                times.append([(float("nan"), float("nan"))] * len(events))
+                for index, event in enumerate(events):
                     with contextlib.suppress(cl.Error, AttributeError):
-                        found[-1][place] = event.profile.start * 1e-6, event.profile.end * 1e-6
-        return found
+                        times[-1][index] = event.profile.start * 1e-6, event.profile.end * 1e-6
+        return times
 
     def timed(self, runs: int) -> list[float]:
         """The least milliseconds of each command on the device in ``runs`` runs on one queue; NaN where unknown."""
-        lengths = [[end - start for start, end in each] for each in self.spans(runs)]
+        lengths = [[end - start for start, end in run] for run in self.spans(runs)]
         return [min((ms for ms in column if ms == ms), default=float("nan")) for column in zip(*lengths, strict=True)]
 
     @functools.cached_property
@@ -132,8 +132,8 @@ class Program:
 
     @property
     def replay(self) -> Callable[[Stream], Any] | None:
-        """``give(stream)``, which gives the program to a stream of the device, made once; None where there is none,
-        which ``no_graph`` explains."""
+        """``give(stream)``, which gives the program to a stream of the device, cached; None if there is none, for the
+        reason ``no_graph``."""
         if self._replay is None and self.no_graph is None:
             if self._place is None:
                 self.no_graph = "the device has no streams beside OpenCL's queues"
@@ -166,27 +166,27 @@ class Program:
             self._replay(self._place.stream(across.stream.value or 0))  # type: ignore[union-attr, misc]
             return across.leave()
 
-    def _run_plain(self) -> Any:
+    def _run_on_one(self) -> Any:
         commands, event = self._queues[0], None
         for run in self._runs:
             event = run(commands)
         return event
 
     def _run_on_several(self) -> Any:
-        last: list[Any] = [None] * len(self._queues)
-        done: dict[int, Any] = {}
+        last_events: list[Any] = [None] * len(self._queues)
+        done_events: dict[int, Any] = {}
         steps = self.schedule.steps
         start = [self._mark()] if any(step.starts for step in steps) else None
         for step in steps:
             commands = self._queues[step.queue]
-            wait = [done[other] for other in step.after] or (start if step.starts else None)
-            for place in step.commands:
-                last[step.queue] = self._runs[place](commands, wait)
+            wait = [done_events[key] for key in step.after] or (start if step.starts else None)
+            for index in step.commands:
+                last_events[step.queue] = self._runs[index](commands, wait)
                 wait = None
             if step.awaited:
-                done[step.key] = last[step.queue]
+                done_events[step.key] = last_events[step.queue]
                 commands.queue.flush()
-        return last[0]
+        return last_events[0]
 
     def _mark(self) -> Any:
         """An event after all earlier commands of the first queue."""

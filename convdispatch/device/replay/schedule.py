@@ -1,7 +1,7 @@
-"""Which steps of a program run on which queue, and what each must wait for.
+"""Assigns the steps of a program to queues, and determines the steps that each must wait for.
 
-Branches that do not depend on each other may overlap; on many devices only where they stand on queues of their own. A
-step stays on the queue of one it depends on wherever that one was the queue's last, so that chains need no events.
+Branches that do not depend on each other may overlap; on many devices only if they are on different queues. A step goes
+to the queue of a step it depends on if that is the queue's last one, so that chains need no events.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ class Step:
     queue: int
     commands: tuple[int, ...]
     after: tuple[int, ...] = ()
-    """Keys of steps on other queues that must have ended before."""
+    """Keys of the steps on other queues for which the step waits."""
     awaited: bool = False
     """Whether a step on another queue waits for this one."""
     starts: bool = False
-    """Whether the step depends on no other and is not on the first queue, so that it must wait for that queue's earlier
-    commands."""
+    """Whether the step depends on no other and is on another queue than the first, for whose commands it must wait."""
 
 
 @dataclass(frozen=True)
@@ -43,27 +42,27 @@ class Schedule:
 
     @classmethod
     def branches(cls, commands: Sequence[Command], needs: Mapping[int, Sequence[int]], queues: int) -> Schedule:
-        """At most ``queues`` queues for steps whose dependences are ``needs`` (step to steps, all earlier ones).
+        """A schedule on at most ``queues`` queues; ``needs`` are the earlier steps that each step depends on.
 
-        Commands name their step; steps without commands (views) hand on what they depend on. The last step stands on
-        the first queue and waits for everything, so that its event is the program's.
+        Commands name their step; steps without commands (views) pass their dependences on. The last step is on the
+        first queue and waits for everything, so that its event is the program's.
         """
         members: dict[int, list[int]] = {}
-        for place, command in enumerate(commands):
-            members.setdefault(command.step, []).append(place)
+        for index, command in enumerate(commands):
+            members.setdefault(command.step, []).append(index)
         direct = _direct(sorted(members), needs)
         queue_of, last_on = _assign(direct, queues)
         if not queue_of or len(set(queue_of.values())) == 1:
             return cls.single(commands)
         final = max(queue_of)
-        if queue_of[final] != 0:  # the numbers of queues are arbitrary: the last step's queue becomes number 0
+        if queue_of[final] != 0:  # renumber the queues, so that the last step's queue has the number 0
             swap = {0: queue_of[final], queue_of[final]: 0}
             queue_of = {key: swap.get(queue, queue) for key, queue in queue_of.items()}
             last_on = {swap.get(queue, queue): key for queue, key in last_on.items()}
         after = {key: tuple(n for n in direct[key] if queue_of[n] != queue_of[key]) for key in direct}
-        loose = tuple(key for queue, key in last_on.items() if queue != 0 and key not in after[final])
-        after[final] = (*after[final], *loose)
-        awaited = {other for others in after.values() for other in others}
+        unawaited = tuple(key for queue, key in last_on.items() if queue != 0 and key not in after[final])
+        after[final] = (*after[final], *unawaited)
+        awaited = {needed for keys in after.values() for needed in keys}
         steps = tuple(
             Step(key, queue, tuple(members[key]), after[key], key in awaited, starts=queue > 0 and not direct[key])
             for key, queue in queue_of.items()
@@ -72,18 +71,18 @@ class Schedule:
 
 
 def _direct(present: Sequence[int], needs: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, ...]]:
-    """Each step with commands and the nearest steps with commands that it depends on."""
-    here = set(present)
+    """For each step with commands, the nearest steps with commands that it depends on."""
+    with_commands = set(present)
 
     def nearest(key: int, seen: set[int]) -> set[int]:
-        found = set()
-        for other in needs.get(key, ()):
-            if other in here:
-                found.add(other)
-            elif other not in seen:
-                seen.add(other)
-                found |= nearest(other, seen)
-        return found
+        dependences = set()
+        for needed in needs.get(key, ()):
+            if needed in with_commands:
+                dependences.add(needed)
+            elif needed not in seen:
+                seen.add(needed)
+                dependences |= nearest(needed, seen)
+        return dependences
 
     return {key: tuple(sorted(nearest(key, set()))) for key in present}
 
@@ -102,32 +101,32 @@ def _assign(direct: Mapping[int, Sequence[int]], queues: int) -> tuple[dict[int,
 
 def _done(step: int, key: int, direct: Mapping[int, Sequence[int]]) -> bool:
     """Whether ``key`` depends on ``step``, directly or indirectly, so that the queue of ``step`` is free by then."""
-    todo, seen = list(direct[key]), set()
-    while todo:
-        other = todo.pop()
-        if other == step:
+    unvisited, seen = list(direct[key]), set()
+    while unvisited:
+        ancestor = unvisited.pop()
+        if ancestor == step:
             return True
-        if other not in seen and other > step:
-            seen.add(other)
-            todo += direct[other]
+        if ancestor not in seen and ancestor > step:
+            seen.add(ancestor)
+            unvisited += direct[ancestor]
     return False
 
 
 def _regions(direct: Mapping[int, Sequence[int]], members: Mapping[int, Sequence[int]]) -> tuple[tuple[int, int], ...]:
-    """Ranges of commands between steps that everything else comes before or after."""
+    """Ranges of commands that may overlap: those between steps that are ordered with respect to all other steps."""
     order = list(direct)
-    above: dict[int, set[int]] = {}
+    ancestors: dict[int, set[int]] = {}
     for key in order:
-        above[key] = set(direct[key]).union(*(above[n] for n in direct[key]))
-    below = {key: sum(key in above[other] for other in order) for key in order}
-    cuts = [len(above[key]) + below[key] == len(order) - 1 for key in order]
-    regions, run = [], []
+        ancestors[key] = set(direct[key]).union(*(ancestors[n] for n in direct[key]))
+    descendants = {key: sum(key in ancestors[later] for later in order) for key in order}
+    cuts = [len(ancestors[key]) + descendants[key] == len(order) - 1 for key in order]
+    regions, overlapping = [], []
     for key, cut in [*zip(order, cuts, strict=True), (None, True)]:
         if cut:
-            if run:
-                places = [place for k in run for place in members[k]]
-                regions.append((min(places), max(places)))
-            run = []
+            if overlapping:
+                indices = [place for k in overlapping for place in members[k]]
+                regions.append((min(indices), max(indices)))
+            overlapping = []
         else:
-            run.append(key)
+            overlapping.append(key)
     return tuple(regions)

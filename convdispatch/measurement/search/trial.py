@@ -135,7 +135,7 @@ class Harness:
         import pyopencl as cl
 
         output = _Guarded(self, self.output_bytes)
-        # With its epilogue the plan takes a workspace of its own, as in a call.
+        # A plan that runs with the generic epilogue allocates its own workspace, as in a call.
         scratch = _Guarded(self, prepared.workspace_size) if prepared.workspace_size and not whole else None
         packed = self._packed(prepared)
         weights = {"w": packed.memory} if packed else {}

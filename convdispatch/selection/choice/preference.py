@@ -34,7 +34,7 @@ class Preferred:
         name_text = self.glob if globs == (self.glob,) else f"{self.glob} ({', '.join(globs)})"
         return f"{where} prefers {name_text} for {when or 'everything'}"
 
-    def means(self, solver: str) -> bool:
+    def selects(self, solver: str) -> bool:
         """Return whether the rule selects ``solver``; a derived solver only if the glob includes it, because rewriting
         has a cost."""
         if self.plugin is not None and plugins().provider(solver) != self.plugin:
@@ -44,7 +44,7 @@ class Preferred:
             for glob in self.rule.globs(self.glob)
         )
 
-    def means_derived(self) -> bool:
+    def may_select_derived(self) -> bool:
         """Whether the glob may select derived solvers."""
         return any("+" in glob for glob in self.rule.globs(self.glob))
 

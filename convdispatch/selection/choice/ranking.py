@@ -136,7 +136,7 @@ def _first_cheaply(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> 
     least_place = min(place for _, place in placed)
     order = preferred(problem, device)
     # A rule for derived solvers may name one that is derived from a solver that was not queried.
-    if any(one.means_derived() for one in order if one.place <= least_place[0]):
+    if any(one.may_select_derived() for one in order if one.place <= least_place[0]):
         return None
     names = [name for plugin in silent for name in by_plugin[plugin]]
     return first if all(_sort_key(order, name, None)[0] > least_place for name in names) else None
@@ -157,7 +157,7 @@ def _may_derived_be_first(
     """
     order = preferred(problem, device)
     (_, first_place), places = placed[0], [place for _, place in placed]
-    if any(rule.means_derived() for rule in order) or any("+" in name for name in (*recorded, *nearby)):
+    if any(rule.may_select_derived() for rule in order) or any("+" in name for name in (*recorded, *nearby)):
         return True
     behind_rules = [place for (candidate, place) in placed if candidate.solver.name in recorded] or [min(places)]
     if all(place[0] < len(order) for place in (first_place, *behind_rules)):
@@ -178,7 +178,7 @@ def _plugins_solvers() -> dict[str, dict[str, Solver]]:
 
 def _sort_key(order: list[Preferred], name: str, cost: float | None) -> tuple[tuple[Any, ...], Preferred | None]:
     """The sort key of an unmeasured solver, and the rule that prefers it."""
-    rule = next((rule for rule in order if rule.means(name)), None)
+    rule = next((rule for rule in order if rule.selects(name)), None)
     return (rule.place if rule else len(order), cost is None, cost or 0.0, name), rule
 
 

@@ -158,14 +158,14 @@ def files() -> list[Path]:
 def listed(shipped: Iterable[tuple[Erratum, ...]], may_raise: bool = True) -> tuple[Erratum, ...]:
     """Every entry: the user's, the packaged ones, and those that plugins ship. For a file that cannot be read it raises
     InvalidPolicy, or with ``may_raise=False`` leaves out the entries."""
-    parts = list(shipped)
+    sources = list(shipped)
     for path in files():
         try:
-            parts.append(read(str(path)))
+            sources.append(read(str(path)))
         except InvalidPolicy:
             if may_raise:
                 raise
-    return tuple(erratum for part in parts for erratum in part)
+    return tuple(erratum for entries in sources for erratum in entries)
 
 
 @functools.lru_cache(maxsize=64)

@@ -30,13 +30,13 @@ LOOK_S = 0.3
 
 
 def load_now(stat: Path = STAT, sleep: Callable[[float], None] = time.sleep) -> float | None:
-    """Processors that are busy now; None where the system does not tell.
+    """The number of processors that are busy now; None where the system does not tell.
 
     The load average would still count, a minute later, processes that have ended.
     """
-    others = OtherProcesses(stat, lambda: 0.0)
+    other_processes = OtherProcesses(stat, lambda: 0.0)
     sleep(LOOK_S)
-    return others.load()
+    return other_processes.load()
 
 
 class OtherProcesses:
@@ -52,22 +52,22 @@ class OtherProcesses:
     def load(self) -> float | None:
         """Return the number of processors that other processes kept busy since then; None if that is unknown or no time
         has passed."""
-        last = _ticks(self._stat)
-        if self._first is None or last is None:
+        ticks_now = _ticks(self._stat)
+        if self._first is None or ticks_now is None:
             return None
-        busy, whole = (after - before for before, after in zip(self._first, last))
-        if whole <= 0:
+        busy, passed = (seconds_now - seconds_then for seconds_then, seconds_now in zip(self._first, ticks_now))
+        if passed <= 0:
             return None
         processors = os.cpu_count() or 1
-        seconds = whole / processors
-        return round(max(0.0, (busy - (self._own() - self._own_first)) / seconds), 2)
+        elapsed_s = passed / processors
+        return round(max(0.0, (busy - (self._own() - self._own_first)) / elapsed_s), 2)
 
 
 def _ticks(stat: Path) -> tuple[float, float] | None:
     """Seconds that all processors were busy, and all seconds of theirs: user, nice, system, idle, waiting and more."""
     if not stat.exists():
         return None
-    ticks = [int(word) for word in stat.read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]]
+    ticks = [int(number) for number in stat.read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]]
     rate = os.sysconf("SC_CLK_TCK")
     return (sum(ticks) - ticks[3] - ticks[4]) / rate, sum(ticks) / rate
 
@@ -117,24 +117,24 @@ def _signs(report: Report, device: Mapping[str, Any]) -> Iterator[str]:
     if loaded(start, device):
         yield f"a load of {start:g} on {units} processors at the start"
     measured = list(report.measured.values())
-    during = [found.load for found in measured if loaded(found.load, device)]
+    during = [measurements.load for measurements in measured if loaded(measurements.load, device)]
     if len(during) > SHARE * len(measured):
         yield f"a load of {statistics.median(during):g} by others on {units} processors during the run"
-    for dtype, again in report.again.items():
-        for name, rate in again.items():
-            first = report.roofs[dtype][name]["rate"]
-            if abs(rate / first - 1) >= CEILING:
-                words = {"flops": "multiply-adds", "bandwidth": "a copy"}.get(name, name)
-                yield f"the ceiling of {words} ({dtype}) was {rate / first:.2f} of the first one at the end"
+    for dtype, ceilings_at_end in report.again.items():
+        for name, rate in ceilings_at_end.items():
+            first_rate = report.roofs[dtype][name]["rate"]
+            if abs(rate / first_rate - 1) >= CEILING:
+                ceiling = {"flops": "multiply-adds", "bandwidth": "a copy"}.get(name, name)
+                yield f"the ceiling of {ceiling} ({dtype}) was {rate / first_rate:.2f} of the first one at the end"
     beyond = [line for line in lines(report) if (line.fraction or 0.0) > 1 + CEILING and _bound(line)]
     if beyond:
-        most = max(line.fraction for line in beyond)
-        yield f"{len(beyond)} layers of 1x1 reach up to {most:.0%} of the ceiling, so that was measured too low"
-    wide = [s for found in measured if (s := _widest(found)) is not None]
+        highest = max(line.fraction for line in beyond)
+        yield f"{len(beyond)} layers of 1x1 reach up to {highest:.0%} of the ceiling, so that was measured too low"
+    wide = [s for measurements in measured if (s := _widest(measurements)) is not None]
     scattered = [s for s in wide if s >= SCATTER]
     if len(scattered) > SHARE * len(wide):
-        middle = statistics.median(scattered)
-        yield f"repeats of {len(scattered)} of {len(wide)} problems scatter by {middle:.0%} of their median"
+        median_spread = statistics.median(scattered)
+        yield f"repeats of {len(scattered)} of {len(wide)} problems scatter by {median_spread:.0%} of their median"
 
 
 def _bound(line: Line) -> bool:
@@ -144,12 +144,12 @@ def _bound(line: Line) -> bool:
 
 
 def _widest(measured: Measured) -> float | None:
-    known = (spread(timed) for timed in (measured.best, measured.chosen, *measured.peers))
-    return max((each for each in known if each is not None), default=None)
+    spreads = (spread(timed) for timed in (measured.best, measured.chosen, *measured.peers))
+    return max((each for each in spreads if each is not None), default=None)
 
 
 def busy(disturbances: Sequence[str]) -> str:
-    """The signs as a warning; empty without any."""
+    """A warning that lists the signs; empty if there are none."""
     if not disturbances:
         return ""
     return (

@@ -101,17 +101,16 @@ class Measured:
     """The number of processors that other processes kept busy during the measurement."""
     peak_bytes: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
-    """The settings that must be equal for a resumed run to reuse this measurement: plugins' sources, solver, peers,
-    search."""
+    """The settings that must be equal for a resumed run to reuse this: plugins' sources, solver, peers, search."""
 
     @property
     def parsed(self) -> ConvProblem:
-        """The problem."""
+        """The problem, parsed from its text."""
         return ConvProblem.parse(self.problem)
 
     @property
     def best_ms(self) -> float | None:
-        """The fastest solver's median."""
+        """The median milliseconds of the fastest solver."""
         return self.best.median_ms if self.best else None
 
     @property
@@ -188,7 +187,7 @@ class Report:
         return [(layer, self.measured[layer.problem]) for layer in self.layers if layer.problem in self.measured]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values, schema included."""
+        """The report as JSON values, with the schema's number."""
         return asdict(self)
 
     @classmethod
@@ -197,7 +196,7 @@ class Report:
         if not isinstance(values, Mapping) or values.get("schema") != SCHEMA:
             raise InvalidArgument(f"no benchmark report of schema {SCHEMA}: {str(values)[:60]!r}")
         try:
-            measured = {text: Measured.from_json(found) for text, found in values["measured"].items()}
+            measured = {text: Measured.from_json(row_values) for text, row_values in values["measured"].items()}
             report = declared.made(cls, {**values, "measured": {}})
             return replace(report, measured=measured)
         except (KeyError, TypeError, AttributeError, ValueError) as error:

@@ -26,7 +26,7 @@ class Line:
 
     @property
     def ms(self) -> float | None:
-        """The fastest solver's time."""
+        """The fastest solver's milliseconds."""
         return self.measured.best_ms
 
     @property
@@ -58,20 +58,20 @@ class Line:
 
     @property
     def coverage(self) -> str:
-        """Candidates measured, of those that accept."""
+        """The text of how many of the accepting candidates were measured."""
         measured, offered = self.measured.coverage
         return f"{measured} of {offered}"
 
     @property
     def kind(self) -> str:
-        """One of TYPES."""
+        """The layer's type, one of TYPES."""
         return layer_type(self.problem)
 
     def ratio(self, peer: str) -> float | None:
         """The peer's time over ours: above 1 we are faster. None where too few candidates were measured; where nothing
         was searched it is what the immediate choice takes."""
-        theirs = self.measured.peer_ms(peer) if self.measured.sure or not self.measured.rows else None
-        return theirs / self.ms if theirs and self.ms else None
+        peer_ms = self.measured.peer_ms(peer) if self.measured.sure or not self.measured.rows else None
+        return peer_ms / self.ms if peer_ms and self.ms else None
 
 
 def layer_type(problem: ConvProblem) -> str:
@@ -102,14 +102,14 @@ def known(every: Sequence[Line]) -> tuple[int, int]:
 
 
 def geomean(values: Iterable[float | None]) -> float | None:
-    """Geometric mean of those that are known; None of none."""
-    known = [value for value in values if value]
-    return math.exp(math.fsum(map(math.log, known)) / len(known)) if known else None
+    """Geometric mean of the values that are not None; None if there are none."""
+    numbers = [value for value in values if value]
+    return math.exp(math.fsum(map(math.log, numbers)) / len(numbers)) if numbers else None
 
 
 def lines(report: Report) -> list[Line]:
     """A line for each measured layer, in the run's order."""
-    return [Line(layer, found, found.parsed, *_roof(report, found)) for layer, found in report.rows()]
+    return [Line(layer, measured, measured.parsed, *_roof(report, measured)) for layer, measured in report.rows()]
 
 
 def _roof(report: Report, measured: Measured) -> tuple[float | None, str]:
@@ -139,8 +139,7 @@ class Net:
     chosen_ms: float | None = 0.0
     roof_ms: float | None = 0.0
     peers: dict[str, tuple[float, float, int]] = field(default_factory=dict)
-    """For each peer, the sum of its times, the sum of our times over the same layers, and the number of these
-    layers."""
+    """For each peer, the sum of its times, the sum of our times over the same layers, and how many layers these are."""
     ratios: dict[str, float | None] = field(default_factory=dict)
     """For each peer, the geometric mean of its time over ours."""
     batch: tuple[int, ...] = ()
@@ -148,7 +147,7 @@ class Net:
 
     @property
     def gflops(self) -> float | None:
-        """The net's speed."""
+        """The net's thousand millions of operations a second."""
         return self.gflop / self.best_ms * 1e3 if self.best_ms else None
 
 
@@ -173,10 +172,10 @@ def _net(name: str, direction: str, group: list[Line], peers: Sequence[str]) -> 
         net.chosen_ms = None if chosen is None or net.chosen_ms is None else net.chosen_ms + count * chosen
         net.roof_ms = None if line.roof_ms is None or net.roof_ms is None else net.roof_ms + count * line.roof_ms
         for peer in peers:
-            theirs = line.measured.peer_ms(peer)
-            if theirs and line.ratio(peer):
-                total, ours, layers = net.peers.get(peer, (0.0, 0.0, 0))
-                net.peers[peer] = total + count * theirs, ours + count * line.ms, layers + count
+            their_ms = line.measured.peer_ms(peer)
+            if their_ms and line.ratio(peer):
+                their_sum, our_ms, layers = net.peers.get(peer, (0.0, 0.0, 0))
+                net.peers[peer] = their_sum + count * their_ms, our_ms + count * line.ms, layers + count
     net.ratios = {peer: geomean(line.ratio(peer) for line in group) for peer in peers}
     return net
 

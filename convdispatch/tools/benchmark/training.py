@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 CONVOLUTIONS = frozenset({"convolution", "linear", "transposed_convolution"})
-WARM, STEPS, PROFILED = 2, 8, 3
+WARM_STEPS = 2  # steps that run before the timed ones
+STEPS = 8  # steps that are timed as a whole
+PROFILED_STEPS = 3  # steps with a marker around each operation
 
 
 @dataclass
@@ -45,7 +47,7 @@ class Kind:
 
     @property
     def ms(self) -> float:
-        """Milliseconds forward and backward."""
+        """The sum of the forward and the backward milliseconds."""
         return self.forward_ms + self.backward_ms
 
 
@@ -107,10 +109,10 @@ def profile_training(
     found = runtime.find_device(device)
     queue = cl.CommandQueue(runtime.context(found), properties=cl.command_queue_properties.PROFILING_ENABLE)
     say(f"{net}: making the net, compiling", 0)
-    others = OtherProcesses()
+    other_processes = OtherProcesses()
     step, loss = _stepper(net, mb, layout, queue)
-    before = loss()
-    for _ in range(WARM):
+    first_loss = loss()
+    for _ in range(WARM_STEPS):
         step()
         queue.finish()
         say("", 1)
@@ -125,19 +127,19 @@ def profile_training(
         say("", 1)
     say(f"{net}: operations", 0)
     profile = _Profile(queue)
-    for _ in range(PROFILED):
+    for _ in range(PROFILED_STEPS):
         step(profile)
         say("", 1)
-    kinds = profile.kinds(PROFILED)
-    info, load = runtime.device_info(found), others.load()
+    kinds = profile.kinds(PROFILED_STEPS)
+    info, load = runtime.device_info(found), other_processes.load()
     run = {"net": net, "device": str(info), "mb": mb, "layout": layout, "math": "float32"}
-    found = {"step_ms": statistics.median(samples), "kinds": kinds, "peak_bytes": peak, "loss": (before, loss())}
+    found = {"step_ms": statistics.median(samples), "kinds": kinds, "peak_bytes": peak, "loss": (first_loss, loss())}
     return TrainingReport(**run, **found, busy=disturbances(samples, load, info))
 
 
 def turns(steps: int = STEPS) -> int:
     """Return the number of steps of all kinds that ``profile_training`` reports as progress."""
-    return WARM + steps + PROFILED
+    return WARM_STEPS + steps + PROFILED_STEPS
 
 
 def disturbances(samples: Sequence[float], load: float | None, info: DeviceInfo) -> list[str]:
@@ -186,7 +188,7 @@ def _stepper(
 
 
 class _Profile:
-    """Pairs of markers around operations, read when all is done."""
+    """Pairs of markers on the queue around operations, whose times are read when all have run."""
 
     def __init__(self, queue: cl.CommandQueue) -> None:
         self._queue = queue
@@ -201,20 +203,20 @@ class _Profile:
 
     @contextlib.contextmanager
     def timed(self, name: str, part: str) -> Iterator[None]:
-        """Markers before and after the block."""
+        """Put a marker on the queue before the block and one after it."""
         import pyopencl as cl
 
-        first = cl.enqueue_marker(self._queue)
+        start_marker = cl.enqueue_marker(self._queue)
         yield
-        self._pairs.append((name, part, first, cl.enqueue_marker(self._queue)))
+        self._pairs.append((name, part, start_marker, cl.enqueue_marker(self._queue)))
 
     def kinds(self, steps: int) -> list[Kind]:
         """Milliseconds of one step by kind."""
         self._queue.finish()
         by_name: dict[str, Kind] = {}
-        for name, part, first, last in self._pairs:
+        for name, part, start, end in self._pairs:
             kind = by_name.setdefault(name, Kind(name))
-            setattr(kind, part, getattr(kind, part) + (last.profile.end - first.profile.end) * 1e-6 / steps)
+            setattr(kind, part, getattr(kind, part) + (end.profile.end - start.profile.end) * 1e-6 / steps)
             kind.calls += part == "forward_ms" or name == "optimiser"
         for kind in by_name.values():
             kind.calls //= steps
@@ -239,7 +241,7 @@ class _ProfiledTape(Tape):
 
 
 def show_training(report: TrainingReport, console: Console) -> None:
-    """Print where the time went."""
+    """Print a table of the kinds of operation and their times."""
     if report.busy:
         console.print(busy(report.busy), style="red", highlight=False)
     doubt = " (busy machine: not to be trusted)" if report.busy else ""

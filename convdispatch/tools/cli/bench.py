@@ -93,8 +93,8 @@ def bench(
     if options["within_s"] is not None and not options["isolate"]:
         raise click.UsageError("--within ends a child process: it cannot be kept with --no-isolate")
     if not (names or files or render or compare):
-        known = ", ".join(known_nets())
-        raise click.UsageError(f"name a net, a problem, a model or a file (--from); nets are {known}")
+        net_names = ", ".join(known_nets())
+        raise click.UsageError(f"name a net, a problem, a model or a file (--from); nets are {net_names}")
     solvers_are_named(options["solver"])
     if options["record"]:
         records_are_writable()
@@ -113,15 +113,15 @@ def bench(
         options["against"] = [peer.strip() for peer in options["against"].split(",") if peer.strip()]
         layers = _nets(names, files, changes)
         if cluster is None:
-            _write([_here(layers, device, outputs["json"], options)], **outputs)
-        elif reports := _there(layers, cluster, device, security, options):
+            _write([_report_here(layers, device, outputs["json"], options)], **outputs)
+        elif reports := _cluster_reports(layers, cluster, device, security, options):
             _write(reports, **outputs)
         else:
             sys.exit(1)
 
 
-def _here(layers: dict[str, Any], device: str | None, json_path: Path | None, options: dict[str, Any]) -> Any:
-    """The report of one device of this machine; the JSON file is written after each problem."""
+def _report_here(layers: dict[str, Any], device: str | None, json_path: Path | None, options: dict[str, Any]) -> Any:
+    """Measure on one device of this machine and return its report; the JSON file is written after each problem."""
     from ...device import runtime
     from ..benchmark.measuring.run import run
     from ..benchmark.report import write_json
@@ -134,8 +134,10 @@ def _here(layers: dict[str, Any], device: str | None, json_path: Path | None, op
     return run(layers, device, console=stderr(), keep=keep, **options)
 
 
-def _there(layers: dict[str, Any], cluster: str, device: str | None, security: Any, options: dict[str, Any]) -> Any:
-    """A report of each kind of device that a cluster's workers offer."""
+def _cluster_reports(
+    layers: dict[str, Any], cluster: str, device: str | None, security: Any, options: dict[str, Any]
+) -> Any:
+    """Measure by a cluster's workers and return a report of each kind of device that they offer."""
     from ...cluster.running import cluster_run
     from ..benchmark.measuring.cluster_run import benchmark_by_workers
 
@@ -156,7 +158,7 @@ def _there(layers: dict[str, Any], cluster: str, device: str | None, security: A
 
 
 def _write(reports: list[Any], json: Path | None, csv: Path | None, html: Path | None) -> None:
-    """Show the reports, one a kind of device, and write the files that were asked for: a page a kind, one else."""
+    """Show the reports and write the requested files: a page for each report, one JSON and one CSV file for all."""
     from ..benchmark.pages.export import write_csv
     from ..benchmark.pages.page import write_html
     from ..benchmark.pages.terminal import show
@@ -205,7 +207,7 @@ def _compare(files: tuple[Path, Path]) -> None:
 
 
 def _nets(names: tuple[str, ...], files: tuple[Path, ...], changes: dict[str, Any]) -> dict[str, Any]:
-    """Net to its layers: a table's name, a file's, or ``problems`` for those named one by one."""
+    """The layers of each net, by the name of its table or file; ``problems`` is the net of those named one by one."""
     nets: dict[str, Any] = {}
     for name in names:
         entries = configure(

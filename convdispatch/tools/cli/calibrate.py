@@ -1,4 +1,4 @@
-"""convdispatch calibrate: measures the rates in which solvers predict their costs."""
+"""``calibrate``: measures the rates by which solvers predict their times."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def calibrate(anyway: bool, device: str | None) -> None:
 
     chosen = runtime.find_device(device)
     info = runtime.device_info(chosen)
-    before = rates(info)
+    earlier_rates = rates(info)
     try:
         load = load_now()
         if not anyway and loaded(load, {"type": info.type, "compute_units": info.compute_units}):
@@ -33,9 +33,9 @@ def calibrate(anyway: bool, device: str | None) -> None:
         measured = measure(chosen, steady=not anyway)
     except Unsteady as error:
         raise click.ClickException(f"{error}; nothing is kept: wait until it ends, or --anyway") from None
-    kind = "measured" if before.measured else "estimated"
+    kind = "measured" if earlier_rates.measured else "estimated"
     console = stdout()
     console.print(f"{info}", markup=False, highlight=False)
-    for what, unit, scale in (("flops", "GFLOP/s", 1e-9), ("bandwidth", "GB/s", 1e-9), ("launch", "us", 1e6)):
-        now, then = getattr(measured, what) * scale, getattr(before, what) * scale
-        console.print(f"  {what:<10}{now:>12,.1f} {unit:<8} {kind} before: {then:,.1f}", markup=False, highlight=False)
+    for rate, unit, scale in (("flops", "GFLOP/s", 1e-9), ("bandwidth", "GB/s", 1e-9), ("launch", "us", 1e6)):
+        now, then = getattr(measured, rate) * scale, getattr(earlier_rates, rate) * scale
+        console.print(f"  {rate:<10}{now:>12,.1f} {unit:<8} {kind} before: {then:,.1f}", markup=False, highlight=False)

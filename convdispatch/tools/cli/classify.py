@@ -1,4 +1,4 @@
-"""``classify``: the main job."""
+"""``classify``: names what pictures show, and times each layer of the net that says so."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def classify(paths: tuple[Path, ...], mean: str | None, scale: str | None, **opt
 
 
 def _colours(name: str, text: str) -> tuple[float, ...]:
-    """Three numbers, or one for all three colours."""
+    """The option's value as three numbers, one a colour; a single number holds for all three colours."""
     try:
         numbers = tuple(float(part) for part in text.split(","))
     except ValueError:

@@ -59,17 +59,17 @@ def _show_decisions(as_json: bool) -> None:
     """What this machine decided, a line a decision, under the circumstances of each file."""
     from ...selection.decision_store import DecisionStore, decision_files
 
-    found = {str(path): DecisionStore(path).tables for path in decision_files()}
+    tables_by_file = {str(path): DecisionStore(path).tables for path in decision_files()}
     if as_json:
-        echo(json.dumps(found, indent=2))
+        echo(json.dumps(tables_by_file, indent=2))
         return
     table = Table(Column("table", "name"), Column("of", "name"), Column("decision", "sentence"),
                   Column("why", "sentence", rank=1), Column("file", "name", rank=2))  # fmt: skip
-    for path, tables in found.items():
+    for path, tables in tables_by_file.items():
         for name, values in tables.items():
             for key, value in values.items():
-                words = dict(value)
-                why, solver = str(words.pop("source", "")), str(words.pop("solver", ""))
-                shown = json.dumps(words.pop("config", words), sort_keys=True)
+                fields = dict(value)
+                why, solver = str(fields.pop("source", "")), str(fields.pop("solver", ""))
+                shown = json.dumps(fields.pop("config", fields), sort_keys=True)
                 table.add_row(name, key, f"{solver} {shown}".strip(), why, path)
     stdout().print(table)

@@ -47,12 +47,12 @@ def list_records(key: str | None, as_json: bool) -> None:
     for r in records:
         screened = r.screening_ms if r.sure else r.median_ms
         times = [f"{r.median_ms:.4g}", f"{r.ci_ms[0]:.4g} to {r.ci_ms[1]:.4g}"] if r.sure else ["not benchmarked", ""]
-        more = [
+        figures = [
             "" if screened is None else f"{screened:.4g}",
             "" if r.error is None else f"{r.error:.1e}",
             str(r.workspace),
         ]
-        table.add_row(r.device, r.problem, r.solver, settings(r.config), *times, *more, r.source, r.created[:10])
+        table.add_row(r.device, r.problem, r.solver, settings(r.config), *times, *figures, r.source, r.created[:10])
     stdout().print(table)
     echo(f"{len(records)} records in {', '.join(str(folder) for folder in database.folders.values())}")
 
@@ -71,12 +71,12 @@ def diff(old: Path, new: Path | None, ratio: float, as_json: bool) -> None:
     from ...selection.records.perfdb import PerfDB, perfdb
 
     with tempfile.TemporaryDirectory() as folder:
-        before, after = PerfDB([Path(folder) / "old"]), perfdb()
-        import_pack(before, old)
+        old_database, new_database = PerfDB([Path(folder) / "old"]), perfdb()
+        import_pack(old_database, old)
         if new is not None:
-            after = PerfDB([Path(folder) / "new"])
-            import_pack(after, new)
-        changes = compare(before, after, ratio)
+            new_database = PerfDB([Path(folder) / "new"])
+            import_pack(new_database, new)
+        changes = compare(old_database, new_database, ratio)
     if as_json:
         rows = [
             {"problem": c.problem, "device": c.device, "old_ms": c.old.median_ms, "new_ms": c.new.median_ms,

@@ -36,7 +36,7 @@ from .output import echo
 
 BUDGET_MS = 5000.0
 """The default of --budget: the milliseconds that the search for a problem may take."""
-BEST = 5
+PRINTED = 5
 """The number of measured candidates that are printed without -v."""
 
 
@@ -93,7 +93,7 @@ def find(
         raise click.UsageError("--lock writes one device's decisions: run it there, where the records are known")
     else:
         limits = {name: value for name, value in options.items() if name not in ("jobs", "isolate")}
-        every_search = _search_there(
+        every_search = _search_by_workers(
             problems, cluster, as_json, devices=device, agree=agree, security=security, **limits
         )
     if as_json:
@@ -143,12 +143,12 @@ def _search(
     if again:
         for problem in problems:
             verdicts.lift(problem)
-    budget_s, known = limits["budget_ms"] / 1e3, 0
+    budget_s, skipped = limits["budget_ms"] / 1e3, 0
     shown = progress(None if quiet else console, "find", len(problems), budget_s)
     with shown as step, answer_trial.reporting(lambda words: step(words, 0)):
         try:
             new = [problem for problem in problems if again or why_find(problem, info, **known_limits)]
-            known = len(problems) - len(new)
+            skipped = len(problems) - len(new)
             step.resize(len(new))
             if new and not rates(info).measured and not switched_off() and info.vendor != "oclgrind":
                 step("calibrating", 0)
@@ -168,12 +168,12 @@ def _search(
                     )
         except KeyboardInterrupt:
             console.print(f"interrupted: {len(every_search)} problems are measured and recorded; run again to go on")
-    if known and not quiet:
-        console.print(f"{known} problems are measured already and not in doubt (--again measures them)")
+    if skipped and not quiet:
+        console.print(f"{skipped} problems are measured already and not in doubt (--again measures them)")
     return every_search
 
 
-def _search_there(problems: list[ConvProblem], client: str, quiet: bool, **options: Any) -> list[Any]:
+def _search_by_workers(problems: list[ConvProblem], client: str, quiet: bool, **options: Any) -> list[Any]:
     """Search by a cluster's workers; returns what was measured until an interrupt."""
     from ...cluster.finding import find_many
 
@@ -217,7 +217,7 @@ def _show(results: Any, verbose: bool) -> None:
         Column("why", "sentence", rank=5),
     )
     bad, refused = results.having("wrong", "failed"), results.having("refused")
-    shown = [r for r in results if r not in (*bad, *refused)] if verbose else results.having("measured")[:BEST]
+    shown = [r for r in results if r not in (*bad, *refused)] if verbose else results.having("measured")[:PRINTED]
     for r in shown:
         benchmarked = (
             [f"{r.median_ms:.4g}", f"{r.ci[0]:.4g} to {r.ci[1]:.4g}"] if r.benchmarked else ["not benchmarked", ""]
@@ -240,9 +240,9 @@ def _show(results: Any, verbose: bool) -> None:
         console.print(f"refused: {line}")
     if results.runs:
         console.print(results.runs)
-    rest = len(results) - len(shown) - len(bad) - len(refused)
-    if rest:
-        console.print(f"{rest} candidates more were cut or not tried (-v lists them)")
+    untried = len(results) - len(shown) - len(bad) - len(refused)
+    if untried:
+        console.print(f"{untried} candidates more were cut or not tried (-v lists them)")
     if results.conditions:
         console.print(f"incomplete: {results.conditions}")
 
@@ -270,8 +270,8 @@ def _decisions(problems: list[ConvProblem], device: str | None) -> dict[str, Any
     from ...selection.choice.ranking import rank
 
     info = runtime.device_info(runtime.find_device(device))
-    first = {str(problem): rank(problem, info)[0] for problem in problems}
-    return {text: Decision(candidate.solver.name, dict(candidate.config)) for text, candidate in first.items()}
+    candidates = {str(problem): rank(problem, info)[0] for problem in problems}
+    return {text: Decision(candidate.solver.name, dict(candidate.config)) for text, candidate in candidates.items()}
 
 
 def _check(problems: list[ConvProblem], device: str | None, lock: Path | None) -> None:

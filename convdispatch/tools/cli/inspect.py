@@ -75,22 +75,22 @@ def _self_test(seconds: float, chosen: str | None, as_json: bool) -> bool:
         if problem is not None:
             echo(f"{title}: not tested, it does not work: {problem}", err=as_json)
             continue
-        outcomes, left = [], 0
+        outcomes, unasked = [], 0
         with progress(stderr(), title, len(names)) as step:
-            for place, name in enumerate(names):
+            for index, name in enumerate(names):
                 now = time.monotonic()
-                share = now + max(0.0, until - now) / (len(names) - place)
+                share = now + max(0.0, until - now) / (len(names) - index)
                 report = kit.verify(name, "core", device, jobs=1, until=share)
                 outcomes += report.outcomes
-                left += len(report.unasked)
+                unasked += len(report.unasked)
                 step(name, 1)
         wrong = [f"{o.solver} {o.case}: {o.reason}" for o in outcomes if o.status == "failed"]
         computed = sum(o.status == "passed" for o in outcomes) + len(wrong)
-        results[title] = {"computed": computed, "wrong": wrong, "left": left}
+        results[title] = {"computed": computed, "wrong": wrong, "left": unasked}
         verdict = (
             f"{len(wrong)} wrong: {wrong[0]}" if wrong else "everything right" if computed else "nothing was computed"
         )
-        echo(f"{title}: {verdict} ({computed} computed, {left} cases not asked)", err=as_json)
+        echo(f"{title}: {verdict} ({computed} computed, {unasked} cases not asked)", err=as_json)
         for sentence in wrong[1:10]:
             echo(f"  {sentence}", err=as_json)
     if as_json:
@@ -159,7 +159,7 @@ def explain(names: tuple[str, ...], verbose: bool, device: str | None, as_json: 
     by_ceiling = changes.pop("workspace")
     entries = configure(read_entries(names, (), changes.get("batch"), changes.get("layout")), **changes)
     if by_ceiling:
-        _by_workspace([entry.problem for entry in entries], device, as_json)
+        _show_by_workspace([entry.problem for entry in entries], device, as_json)
         return
     every = [(entry.name, explain_problem(entry.problem, device)) for entry in entries]
     if as_json:
@@ -175,8 +175,8 @@ def explain(names: tuple[str, ...], verbose: bool, device: str | None, as_json: 
             stdout().print(f"{title}: {explanation.why}", highlight=False)
 
 
-def _by_workspace(problems: list[Any], device: str | None, as_json: bool) -> None:
-    """Show what runs under each ceiling of the workspace, for each problem."""
+def _show_by_workspace(problems: list[Any], device: str | None, as_json: bool) -> None:
+    """Show which solver runs under each ceiling of the workspace, for each problem."""
     from dataclasses import asdict
 
     from ...device import runtime

@@ -31,7 +31,7 @@ _heard: list[threading.Event] = []
 
 
 def interrupted() -> bool:
-    """Whether a signal came while the command ran, also where the command showed what it had until then."""
+    """Whether a signal came while the command ran, even if the command went on to show its results."""
     return bool(_heard) and _heard[-1].is_set()
 
 
@@ -39,28 +39,28 @@ def interrupted() -> bool:
 def ended_by_signals() -> Iterator[None]:
     """Inside the block SIGTERM, by which a time limit ends a process, does as Ctrl-C does: KeyboardInterrupt is raised.
 
-    Where that is not heard, the process ends with a line on standard error and the status 128 + signal. In other
-    threads than the main one no signal arrives, and nothing is done.
+    If the main thread does not notice the signal, the process ends with a line on standard error and the status
+    128 + signal. In other threads than the main one no signal arrives, and nothing is done.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard, left = threading.Event(), threading.Event()
+    heard, block_ended = threading.Event(), threading.Event()
     _heard.append(heard)
 
     def hear(number: int, frame: object) -> None:
         heard.set()
         raise KeyboardInterrupt
 
-    before = {number: signal.getsignal(number) for number in _ENDING}
+    handlers = {number: signal.getsignal(number) for number in _ENDING}
     for number in _ENDING:
         # A signal that is ignored, as under nohup or in a background job, stays ignored.
-        if before[number] is not signal.SIG_IGN:
+        if handlers[number] is not signal.SIG_IGN:
             signal.signal(number, hear)
     read, write = os.pipe()
     os.set_blocking(write, False)
-    outer = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    threading.Thread(target=_watch, args=(read, heard, left), name="convdispatch-signals", daemon=True).start()
+    outer_wakeup_fd = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    threading.Thread(target=_watch, args=(read, heard, block_ended), name="convdispatch-signals", daemon=True).start()
     try:
         yield
         if heard.is_set():
@@ -71,23 +71,23 @@ def ended_by_signals() -> Iterator[None]:
         raise
     finally:
         _heard.remove(heard)
-        left.set()
-        signal.set_wakeup_fd(outer)
+        block_ended.set()
+        signal.set_wakeup_fd(outer_wakeup_fd)
         for number in _ENDING:
-            if before[number] is not None:
-                signal.signal(number, before[number])
+            if handlers[number] is not None:
+                signal.signal(number, handlers[number])
         os.close(write)  # Closing the pipe ends the thread that reads it.
 
 
-def _watch(read: int, heard: threading.Event, left: threading.Event) -> None:
+def _watch(read: int, heard: threading.Event, block_ended: threading.Event) -> None:
     """End the process when a signal arrives and the main thread does not end in time."""
     while number := os.read(read, 1):
         if number[0] not in _ENDING:
             continue
         blocked = not heard.wait(DEAF_S)
-        if not left.wait(0 if blocked else ENDING_S):
-            what = "a driver held the command" if blocked else "the command did not end in time"
-            sys.stderr.write(f"interrupted: {what}, so its process was ended; what was recorded before is kept\n")
+        if not block_ended.wait(0 if blocked else ENDING_S):
+            reason = "a driver held the command" if blocked else "the command did not end in time"
+            sys.stderr.write(f"interrupted: {reason}, so its process was ended; what was recorded before is kept\n")
             leave(128 + number[0])
     os.close(read)
 
@@ -102,7 +102,7 @@ def leave(status: int) -> None:
 
 
 def run(command: click.Command) -> None:
-    """The command, as a process of its own: its exit status, also where a compilation is still in flight."""
+    """Run the command as the process's work and exit with its status, even while a compilation is in flight."""
     try:
         command()
         status: object = 0

@@ -42,8 +42,8 @@ def kernel(problem: str, solver: str | None, config: str | None, device: str | N
     name, used, texts = rendered(read(problem), solver, device=device, described=described, config=configuration)
     count = f"{len(texts)} program{'s' * (len(texts) != 1)}" if texts else "no program of its own: a library's"
     echo(f"// {name} {json.dumps(dict(used))}: {count}")
-    for place, text in enumerate(texts, 1):
-        echo(f"\n// --- program {place} of {len(texts)} ---")
+    for number, text in enumerate(texts, 1):
+        echo(f"\n// --- program {number} of {len(texts)} ---")
         echo(text)
 
 
@@ -90,7 +90,7 @@ def compile_for(chosen: Chosen, most: int = MOST, as_markdown: bool = False, jso
     unknown = [name for name in chosen.names if name not in TARGETS]
     if unknown:
         raise InvalidArgument(f"targets are {', '.join(TARGETS)}, got {', '.join(unknown)}")
-    console, known = stderr(), plugins()
+    console, loaded = stderr(), plugins()
     reasons = {name: missing(name) for name in chosen.names or TARGETS}
     for name, reason in reasons.items():
         if reason:
@@ -98,7 +98,7 @@ def compile_for(chosen: Chosen, most: int = MOST, as_markdown: bool = False, jso
     names = [name for name, reason in reasons.items() if not reason]
     if not names:
         raise InvalidArgument("this machine has no compiler for a target that was named")
-    solvers = [known.solvers[name] for name in sorted(known.solvers) if chosen.takes(name, known.provider(name))]
+    solvers = [loaded.solvers[name] for name in sorted(loaded.solvers) if chosen.takes(name, loaded.provider(name))]
     rows, status = [], 0
     with progress(console, "targets", len(names) * len(solvers) * most) as step:
         try:
@@ -107,14 +107,14 @@ def compile_for(chosen: Chosen, most: int = MOST, as_markdown: bool = False, jso
         except KeyboardInterrupt:
             status = INTERRUPTED
             console.print("interrupted: what was compiled is cached; the same command continues there")
-    shown = table(rows)
+    listed = table(rows)
     if as_markdown:
-        echo(markdown(shown))
+        echo(markdown(listed))
     else:
-        stdout().print(shown)
+        stdout().print(listed)
     for row in rows:
-        for problem, words in row.errors.items():
-            console.print(f"{row.target} {row.solver} {problem}: {words}", soft_wrap=True)
+        for problem, message in row.errors.items():
+            console.print(f"{row.target} {row.solver} {problem}: {message}", soft_wrap=True)
     for name in names:
         console.print(f"{name}: {identity(name)}", soft_wrap=True)
     if json_path is not None:

@@ -29,7 +29,7 @@ def new_plugin(name: str, folder: Path | None) -> None:
     folder = folder or Path(f"convdispatch-{name}")
     if folder.exists():
         raise InvalidArgument(f"{folder} exists: name another --folder, or remove it")
-    template = next(place for place in PLACES if place.is_dir())
+    template = next(candidate for candidate in PLACES if candidate.is_dir())
     for source in sorted(template.rglob("*")):
         if source.is_file() and source.suffix in (".py", ".cl", ".toml", ".yaml", ".md"):
             target = folder / str(source.relative_to(template)).replace(TEMPLATE, name)

@@ -96,19 +96,19 @@ def stdout() -> Console:
 
 
 def stderr() -> Console:
-    """Standard error: progress, and what must not mix with the result."""
+    """Standard error, for progress and messages that must not mix with the result."""
     return Console(stderr=True, markup=False, emoji=False)
 
 
 def settings(config: Mapping[str, Any]) -> str:
-    """A configuration in words."""
+    """The settings of a configuration as text."""
     return " ".join(f"{name}={value}" for name, value in config.items())
 
 
 def command_line() -> str:
     """The command that runs, to be run again, without the folders of this machine."""
-    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
-    return "convdispatch " + " ".join(shlex.quote(word) for word in words)
+    arguments = [Path(argument).name if "/" in argument else argument for argument in sys.argv[1:]]
+    return "convdispatch " + " ".join(shlex.quote(argument) for argument in arguments)
 
 
 def processes(jobs: int | None, device: DeviceInfo) -> int:
@@ -124,8 +124,8 @@ def solvers_are_named(pattern: str | None) -> None:
         return
     names = sorted(plugins().solvers)
     if not any(fnmatchcase(name, pattern) for name in names):
-        near = difflib.get_close_matches(pattern, names, 1)
-        meant = f"; did you mean {near[0]}?" if near else ""
+        similar = difflib.get_close_matches(pattern, names, 1)
+        meant = f"; did you mean {similar[0]}?" if similar else ""
         raise click.UsageError(f"no solver's name matches {pattern!r}; `convdispatch info` lists them{meant}")
 
 
@@ -150,10 +150,10 @@ def configure(entries: Iterable[Entry], direction: str | None = None, **changes:
     fields_changed = {fields.get(name, name): value for name, value in changes.items() if value is not None}
     merged: dict[ConvProblem, Entry] = {}
     for entry in entries:
-        ways = [entry.problem.direction] if direction is None else direction.split(",")
-        for way in DIRECTIONS if direction == "all" else ways:
-            epilogue = {"bias": False, "residual": False, "activation": None} if way == "bwd_weights" else {}
-            problem = entry.problem.replace(**fields_changed, **epilogue, direction=way.strip())
+        directions = [entry.problem.direction] if direction is None else direction.split(",")
+        for direction_name in DIRECTIONS if direction == "all" else directions:
+            epilogue = {"bias": False, "residual": False, "activation": None} if direction_name == "bwd_weights" else {}
+            problem = entry.problem.replace(**fields_changed, **epilogue, direction=direction_name.strip())
             equal = merged.get(problem)
             merged[problem] = Entry(entry.name, problem, entry.count + (equal.count if equal else 0))
     return list(merged.values())

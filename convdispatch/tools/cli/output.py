@@ -28,8 +28,8 @@ class Group(click.Group):
         try:
             return super().resolve_command(context, args)
         except click.UsageError as error:
-            if near := difflib.get_close_matches(args[0], self.list_commands(context), 1):
-                error.message += f" Did you mean {near[0]}?"
+            if similar := difflib.get_close_matches(args[0], self.list_commands(context), 1):
+                error.message += f" Did you mean {similar[0]}?"
             raise
 
 
@@ -44,16 +44,16 @@ def echo(message: Any = None, *, err: bool = False, nl: bool = True) -> None:
 
 
 def reserving(command: click.Command) -> click.Command:
-    """The command, whose callback, or those of its subcommands, have standard output for themselves."""
+    """Wrap the callback of the command, or those of its subcommands, so that standard output is theirs alone."""
     if isinstance(command, click.Group):
-        for one in command.commands.values():
-            reserving(one)
+        for subcommand in command.commands.values():
+            reserving(subcommand)
     elif command.callback is not None and not hasattr(command.callback, "reserves_output"):
-        command.callback = _within(command.callback)
+        command.callback = _with_reserved_output(command.callback)
     return command
 
 
-def _within(callback: Callable[..., Any]) -> Callable[..., Any]:
+def _with_reserved_output(callback: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(callback)
     def call(*arguments: Any, **options: Any) -> Any:
         with reserved():
@@ -70,7 +70,7 @@ def _within(callback: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def give_up() -> None:
-    """The command has ended: what is printed as its process ends goes to standard error too."""
+    """Send to standard error what is printed from now on, while the process of an ended command ends."""
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stdout = sys.stderr
@@ -79,7 +79,7 @@ def give_up() -> None:
 
 @contextlib.contextmanager
 def shown(file: Any) -> Iterator[None]:
-    """Inside the block what stands in ``file``, a report from anywhere, is shown: what cannot be is an InvalidArgument.
+    """Inside the block a report of ``file``, from any machine, is shown; one that cannot be is an InvalidArgument.
     None is a report of this process."""
     try:
         yield
@@ -92,27 +92,27 @@ def shown(file: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def reserved() -> Iterator[None]:
     """Inside the block ``ours()`` is standard output, and ``sys.stdout`` and descriptor 1 are standard error."""
-    before = sys.stdout
-    stream, real = before, None
+    original = sys.stdout
+    stream, descriptor = original, None
     # Where standard output is closed or no file (as in tests), only what Python prints is redirected.
     with contextlib.suppress(Exception):
-        if before.fileno() == 1 and sys.stderr.fileno() == 2:
-            before.flush()
-            real = os.dup(1)
+        if original.fileno() == 1 and sys.stderr.fileno() == 2:
+            original.flush()
+            descriptor = os.dup(1)
             os.dup2(2, 1)
-            line = before.isatty()
-            stream = os.fdopen(real, "w", 1 if line else -1, encoding=before.encoding, errors=before.errors)
+            line = original.isatty()
+            stream = os.fdopen(descriptor, "w", 1 if line else -1, encoding=original.encoding, errors=original.errors)
     _streams.append(stream)
     sys.stdout = sys.stderr
     try:
         yield
     finally:
-        sys.stdout = before
+        sys.stdout = original
         _streams.remove(stream)
-        if real is not None:
+        if descriptor is not None:
             try:
                 stream.flush()
             finally:
-                os.dup2(real, 1)
+                os.dup2(descriptor, 1)
                 with contextlib.suppress(OSError):
                     stream.close()

@@ -34,20 +34,20 @@ def replay(trace: Path, target: Path | None, other: Path | None, most: int, devi
     from ..replay import compare, read_trace
     from ..replay import replay as run
 
-    there = read_trace(trace)
+    calls_there = read_trace(trace)
     if other is not None:
-        compared, warning = compare(there, read_trace(other)), ""
+        compared, warning = compare(calls_there, read_trace(other)), ""
     else:
         from ...device import runtime
 
-        info, others = runtime.device_info(runtime.find_device(device)), OtherProcesses()
-        distinct = len({call.problem for call in there})
+        info, other_processes = runtime.device_info(runtime.find_device(device)), OtherProcesses()
+        distinct = len({call.problem for call in calls_there})
         with tempfile.TemporaryDirectory() as folder, progress(stderr(), "replay", distinct) as step:
-            here, failures = run(there, target or Path(folder, "here.csv"), device, most=most, say=step)
-        compared, load = compare(there, here, failures), others.load()
-        seen = {"type": info.type, "compute_units": info.compute_units}
+            calls_here, failures = run(calls_there, target or Path(folder, "here.csv"), device, most=most, say=step)
+        compared, load = compare(calls_there, calls_here, failures), other_processes.load()
+        device_values = {"type": info.type, "compute_units": info.compute_units}
         warning = busy(
-            [f"a load of {load:g} by others on {info.compute_units} processors"] if loaded(load, seen) else []
+            [f"a load of {load:g} by others on {info.compute_units} processors"] if loaded(load, device_values) else []
         )
     if as_json:
         echo(json.dumps(compared.to_dict() | {"busy": warning}, indent=1))
@@ -69,14 +69,14 @@ def _show(compared: Any, warning: str) -> None:
         *columns("number", "done there", "done here", "there / here"),
         title="Medians in microseconds: in enqueue, and until the result is there",
     )
-    for problem, (there, here) in compared.problems.items():
-        sides = [(_us(side and side.host_us), _us(side and side.done_us)) for side in (there, here)]
+    for problem, (side_there, side_here) in compared.problems.items():
+        sides = [(_us(side and side.host_us), _us(side and side.done_us)) for side in (side_there, side_here)]
         ratio = compared.ratio(problem)
         table.add_row(
             problem,
-            str(there.calls if there else 0),
-            there.solver if there else "-",
-            here.solver if here else "-",
+            str(side_there.calls if side_there else 0),
+            side_there.solver if side_there else "-",
+            side_here.solver if side_here else "-",
             *(sides[0][0], sides[1][0], sides[0][1], sides[1][1]),
             "-" if ratio is None else f"{ratio:.3g}",
         )

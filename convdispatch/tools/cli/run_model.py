@@ -58,12 +58,12 @@ def _profile(
     from ..benchmark.pages.terminal import show
 
     entries: dict[Any, Entry] = {}
-    for place, layer in enumerate(net.latest.layers if net.latest else (), 1):
+    for number, layer in enumerate(net.latest.layers if net.latest else (), 1):
         if layer.problem is not None:
             equal = entries.get(layer.problem)
             count = 1 if equal is None else equal.count + 1
             entries[layer.problem] = Entry(
-                f"{place} {layer.name}" if equal is None else equal.name, layer.problem, count
+                f"{number} {layer.name}" if equal is None else equal.name, layer.problem, count
             )
     if not entries:
         raise click.ClickException("the net has no convolutions to profile")

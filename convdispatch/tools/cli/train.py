@@ -51,7 +51,7 @@ def train(curve: Path | None, as_json: bool, device: str | None, every: int, **o
     from ...train.data import load
 
     checkpoint, resume, most_pixels = (options.pop(name) for name in ("checkpoint", "resume", "most_pixels"))
-    more = {} if most_pixels is None else {"data": load(options["data"], most_pixels=most_pixels)}
+    data = {} if most_pixels is None else {"data": load(options["data"], most_pixels=most_pixels)}
     if options["lr"] is None:
         options["lr"] = 0.05 if options["optimizer"] == "sgd" else 0.001
     settings = Settings(**options)
@@ -69,7 +69,7 @@ def train(curve: Path | None, as_json: bool, device: str | None, every: int, **o
         bar.update(task, completed=done, total=total, loss=loss)
 
     try:
-        report = run(settings, device=device, checkpoint=checkpoint, resume=resume, every=every, progress=tell, **more)
+        report = run(settings, device=device, checkpoint=checkpoint, resume=resume, every=every, progress=tell, **data)
     except KeyboardInterrupt:
         bar.stop()
         advice = f"{checkpoint} holds it: go on with --resume" if checkpoint else "no --checkpoint was named to keep it"

@@ -76,9 +76,9 @@ def verify(
     from ...measurement.conformance.outcome import load_all
 
     if listing:
-        for one in cases(level):
-            echo(f"{one.level:8} {one.name}{'!' if one.long else ''}  {one.problem}")
-        for line in describe({one.name for one in cases(level)}):
+        for case in cases(level):
+            echo(f"{case.level:8} {case.name}{'!' if case.long else ''}  {case.problem}")
+        for line in describe({case.name for case in cases(level)}):
             echo(line)
         echo(f"version {VERSION}, {digest()}")
         return
@@ -104,39 +104,39 @@ def verify(
 
         # A plugin whose import ends the process is reported by name, and the other plugins are verified.
         try_each(strangers=True)
-    began, verdicts, good = time.monotonic(), [], True
+    began, verdicts, all_passed = time.monotonic(), [], True
     options["until"] = None if within_s is None else began + within_s
     options["jobs"] = min(2, os.cpu_count() or 1) if options["jobs"] is None else options["jobs"]
     for plugin in plugins if render is None else ("",):
-        sound = True
+        run_worked = True
         if render is not None:
             reports = load_all(render)
         elif cluster is not None:
-            reports, sound = _run_there(plugin, level, cluster, security, **options)
+            reports, run_worked = _run_by_workers(plugin, level, cluster, security, **options)
         else:
             reports = [_run(plugin, level, **options)]
         with shown(render):
             own = path and (path if len(plugins) < 2 else path.with_stem(f"{path.stem}-{plugin}"))
             _present(reports, own, alone=len(reports) == 1 and cluster is None)
         verdicts.append(", ".join(report.verdict() for report in reports) or "nothing ran")
-        good = good and sound and bool(reports) and all(report.passed for report in reports)
+        all_passed = all_passed and run_worked and bool(reports) and all(report.passed for report in reports)
         trusted = render is None and cluster is None and verdicts[-1] == "passed"
         if trusted and not (reports[0].selected or reports[0].unasked):
             _trust(plugin)
     if len(plugins) > 1:
-        said = ", ".join(f"{plugin} {verdict}" for plugin, verdict in zip(plugins, verdicts))
-        echo(f"{said}; {time.monotonic() - began:.0f} s in all")
-    sys.exit(0 if good else 1)
+        verdict_texts = ", ".join(f"{plugin} {verdict}" for plugin, verdict in zip(plugins, verdicts))
+        echo(f"{verdict_texts}; {time.monotonic() - began:.0f} s in all")
+    sys.exit(0 if all_passed else 1)
 
 
 def _run(plugin: str, level: str, **options: Any) -> Any:
     from ...measurement.conformance.verify import verify as examine
 
-    with _shown(plugin, level, options) as told:
-        return examine(plugin, level, options.pop("device"), command=command_line(), **told, **options)
+    with _progress_shown(plugin, level, options) as callbacks:
+        return examine(plugin, level, options.pop("device"), command=command_line(), **callbacks, **options)
 
 
-def _run_there(plugin: str, level: str, cluster: str, security: Any, **options: Any) -> tuple[list[Any], bool]:
+def _run_by_workers(plugin: str, level: str, cluster: str, security: Any, **options: Any) -> tuple[list[Any], bool]:
     """Verify by a cluster's workers: a report a kind of device, and whether no part of the run failed."""
     from ...cluster.running import cluster_run
     from ...cluster.verifying import verify_many
@@ -149,28 +149,31 @@ def _run_there(plugin: str, level: str, cluster: str, security: Any, **options: 
 
     del options["first"], options["until"]
     device = options.pop("device")
-    with _shown(plugin, level, options) as told, cluster_run(cluster, device, security=security, tell=tell) as run:
-        return verify_many(run, plugin, level, command=command_line(), **told, **options), not faults
+    with (
+        _progress_shown(plugin, level, options) as callbacks,
+        cluster_run(cluster, device, security=security, tell=tell) as run,
+    ):
+        return verify_many(run, plugin, level, command=command_line(), **callbacks, **options), not faults
 
 
 @contextlib.contextmanager
-def _shown(plugin: str, level: str, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Inside the block a bar counts cases as they end; the further problems, and the function that is told of each.
+def _progress_shown(plugin: str, level: str, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Inside the block a bar counts cases as they end. Yields arguments for the kit: further problems and a callback.
 
-    With -v it says what became of each case; failures are told at the end.
+    With -v the callback prints the outcomes of each case; failures are printed at the end anyway.
     """
     files, verbose = options.pop("files"), options.pop("verbose")
-    own, console = read_entries((), files) if files else [], stderr()
-    with progress(console, f"verify {plugin}", len(cases(level)) + len(own)) as step:
+    own_problems, console = read_entries((), files) if files else [], stderr()
+    with progress(console, f"verify {plugin}", len(cases(level)) + len(own_problems)) as step:
 
-        def heard(done: Any, outcomes: list[Any], total: int) -> None:
+        def report_case(done: Any, outcomes: list[Any], total: int) -> None:
             step.resize(total)
             step(done.name, 1)
             for outcome in outcomes if verbose else ():
-                words = f"{outcome.check}: {outcome.reason}" if outcome.check else outcome.reason
-                console.print(f"{outcome.status} {outcome.solver} {done.name}: {words}")
+                reason = f"{outcome.check}: {outcome.reason}" if outcome.check else outcome.reason
+                console.print(f"{outcome.status} {outcome.solver} {done.name}: {reason}")
 
-        yield {"own": own, "report": heard}
+        yield {"own": own_problems, "report": report_case}
 
 
 def _present(reports: list[Any], json_path: Path | None, alone: bool) -> None:
@@ -207,9 +210,9 @@ def _show(report: Any) -> None:
 
     for solver in report.solvers:
         counts = [len(report.of(solver=solver, status=status)) for status in ("passed", "refused", "failed")]
-        words = reasons(report.of(solver=solver))
+        refusals = reasons(report.of(solver=solver))
         errors = errors_by_dtype(report.of(solver=solver))
-        table.add_row(solver, *map(str, counts), errors, words[0][0] if words else "")
+        table.add_row(solver, *map(str, counts), errors, refusals[0][0] if refusals else "")
     console.print(table)
     for solver in report.solvers:
         if families := errors_by_family(report.of(solver=solver, level="accuracy")):
@@ -244,24 +247,24 @@ def _show(report: Any) -> None:
 
 
 def _try_errata(device: str | None, json_path: Path | None) -> bool:
-    """Show what became of each erratum that was tried again; whether none is over."""
+    """Try each erratum again and show whether its fault is still there; returns whether none is over."""
     import json
 
     from ...measurement.conformance.errata import tries
 
     trials = list(tries(device))
-    for one in trials:
-        echo(f"{one.state:8} {one.erratum.solver} {' '.join(one.erratum.kernel)}".rstrip() + f": {one.erratum}")
-        echo(f"         {one.reason}")
-    over = [one.erratum.where for one in trials if one.state == "over"]
+    for trial in trials:
+        echo(f"{trial.state:8} {trial.erratum.solver} {' '.join(trial.erratum.kernel)}".rstrip() + f": {trial.erratum}")
+        echo(f"         {trial.reason}")
+    over = [trial.erratum.where for trial in trials if trial.state == "over"]
     echo(f"{len(trials)} errata, " + (f"{len(over)} over: {', '.join(over)}" if over else "none over"))
     if json_path is not None:
-        json_path.write_text(json.dumps([one.to_json() for one in trials], indent=1) + "\n", encoding="utf-8")
+        json_path.write_text(json.dumps([trial.to_json() for trial in trials], indent=1) + "\n", encoding="utf-8")
     return not over
 
 
 def _trust(plugin: str) -> None:
-    """From now on ``find`` runs this version of the plugin in its own process."""
+    """Note that the plugin passed, so that ``find`` runs this version of it in its own process from now on."""
     from ...selection.plugins import verdicts
     from ...selection.plugins.loader import plugins
 

@@ -21,7 +21,7 @@ from typing import Any
 from ...api.errors import BuildFailed, InvalidArgument
 from ...device.cuda.ptx import dynamic_shared
 
-LIMIT_S = 120.0
+TIMEOUT_S = 120.0
 """Seconds after which a compiler is ended."""
 UNKNOWN_ITEMS = 256
 """Work items of a work group, for the occupancy of a kernel that does not fix them."""
@@ -29,7 +29,7 @@ UNKNOWN_ITEMS = 256
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a compiled kernel uses."""
+    """The resources that one work item or work group of a compiled kernel uses."""
 
     name: str
     registers: int
@@ -54,7 +54,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class _Unit:
-    """What work groups share on a compute unit."""
+    """The resources of a compute unit, which work groups share."""
 
     threads: int
     """Warps or hardware threads that are resident at most."""
@@ -135,12 +135,12 @@ def identity(target: str) -> str:
             _run(["ocloc", "query", "OCL_DRIVER_VERSION"], Path(folder))
             return f"Intel's driver {(Path(folder) / 'OCL_DRIVER_VERSION').read_text().strip()}"
     tools = ([] if target in _AMD_WAVES else ["ptxas"]) + [_clang() or ""]
-    words = [_run([tool, "--version"], Path.cwd()) for tool in tools]
-    return "; ".join(next(line for line in text.splitlines() if re.search(r"version|release", line)) for text in words)
+    texts = [_run([tool, "--version"], Path.cwd()) for tool in tools]
+    return "; ".join(next(line for line in text.splitlines() if re.search(r"version|release", line)) for text in texts)
 
 
 def _clang() -> str | None:
-    return next((found for found in map(shutil.which, _CLANGS) if found), None)
+    return next((path for path in map(shutil.which, _CLANGS) if path), None)
 
 
 def _bitcode() -> Path | None:
@@ -152,14 +152,14 @@ def _run(command: Sequence[str | Path], folder: Path) -> str:
 
     The compiler does not hear of Ctrl-C: it would end with an error that is none of the text's.
     """
-    done = subprocess.run(
-        list(map(str, command)), cwd=folder, capture_output=True, text=True, errors="replace", timeout=LIMIT_S,
+    process = subprocess.run(
+        list(map(str, command)), cwd=folder, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S,
         start_new_session=True,
     )  # fmt: skip
-    output = done.stdout + done.stderr
-    if done.returncode < 0:
-        raise BuildFailed(f"{Path(command[0]).name} ended by {signal.Signals(-done.returncode).name}", output)
-    if done.returncode:
+    output = process.stdout + process.stderr
+    if process.returncode < 0:
+        raise BuildFailed(f"{Path(command[0]).name} ended by {signal.Signals(-process.returncode).name}", output)
+    if process.returncode:
         lines = [line for line in output.splitlines() if re.search(r"\berror\b|fatal", line, re.IGNORECASE)]
         raise BuildFailed(f"{Path(command[0]).name}: {(lines or [output or 'no message'])[0].strip()[:200]}", output)
     return output
@@ -181,18 +181,18 @@ def _amd(target: str, text: str, folder: Path) -> list[Kernel]:
     isa = target.removeprefix("gfx")
     if not (bitcode / f"oclc_isa_version_{isa}.bc").exists():
         isa = _AMD_ISA[target]
-    wide = "on" if target.startswith("gfx9") else "off"
-    choices = ("correctly_rounded_sqrt_off", "daz_opt_off", "finite_only_off", "unsafe_math_off", "abi_version_500",
-               f"wavefrontsize64_{wide}", f"isa_version_{isa}")  # fmt: skip
+    wave64 = "on" if target.startswith("gfx9") else "off"
+    settings = ("correctly_rounded_sqrt_off", "daz_opt_off", "finite_only_off", "unsafe_math_off", "abi_version_500",
+               f"wavefrontsize64_{wave64}", f"isa_version_{isa}")  # fmt: skip
     libraries = [bitcode / f"{name}.bc" for name in ("opencl", "ocml", "ockl")]
-    libraries += [bitcode / f"oclc_{name}.bc" for name in choices]
+    libraries += [bitcode / f"oclc_{name}.bc" for name in settings]
     (folder / "kernel.cl").write_text(text)
     _run(_frontend("--target=amdgcn-amd-amdhsa", f"-mcpu={target}", *_linked(*libraries)), folder)
     assembly = (folder / "kernel.s").read_text()
     waves = [
-        int(found[1])
+        int(match[1])
         for part in assembly.split("; Kernel info:")[1:]
-        if (found := re.search(r"^; Occupancy: (\d+)", part, re.MULTILINE))
+        if (match := re.search(r"^; Occupancy: (\d+)", part, re.MULTILINE))
     ]
     kernels = _yaml(assembly.partition(".amdgpu_metadata")[2].partition(".end_amdgpu_metadata")[0])["amdhsa.kernels"]
     if len(waves) != len(kernels):
@@ -219,21 +219,21 @@ def _intel(target: str, text: str, folder: Path) -> list[Kernel]:
     if begin < 0:
         raise BuildFailed("ocloc's binary does not say what its kernels use", "")
     described = _yaml(binary[begin : binary.index(b"\n...", begin)].decode())
-    unit, kernels = _UNITS[target], []
+    limits, kernels = _UNITS[target], []
     for kernel in described["kernels"]:
-        seen, buffers = kernel["execution_env"], kernel.get("per_thread_memory_buffers", [])
-        lanes = seen["simd_size"]
+        values, buffers = kernel["execution_env"], kernel.get("per_thread_memory_buffers", [])
+        lanes = values["simd_size"]
         # Private memory is sized by work item, scratch memory by hardware thread.
         scratch = sum(each["size"] if each.get("is_simt_thread") else each["size"] // lanes for each in buffers)
-        items, local = math.prod(seen.get("required_work_group_size", [0])), seen.get("slm_size", 0)
-        threads = unit.threads if seen["grf_count"] <= 128 else unit.threads // 2
-        occupancy = _Unit(threads, unit.local, unit.group_local, lanes).occupancy(items, local) * threads
-        kernels.append(Kernel(kernel["name"], seen["grf_count"], scratch, local, items, occupancy / unit.threads))
+        items, local = math.prod(values.get("required_work_group_size", [0])), values.get("slm_size", 0)
+        threads = limits.threads if values["grf_count"] <= 128 else limits.threads // 2
+        occupancy = _Unit(threads, limits.local, limits.group_local, lanes).occupancy(items, local) * threads
+        kernels.append(Kernel(kernel["name"], values["grf_count"], scratch, local, items, occupancy / limits.threads))
     return kernels
 
 
 def _nvidia(target: str, text: str, folder: Path) -> list[Kernel]:
-    # Clang 19 knows no architecture beyond sm_90, whose PTX later ones take.
+    # Clang 19 knows no architecture beyond sm_90; later architectures run the PTX of sm_90.
     old = "sm_90" if int(target.removeprefix("sm_")) > 90 else target
     options = ["--target=nvptx64-nvidia-nvcl", f"-march={old}"]
     # NVIDIA's compiler knows asm, inlines every such function, and has no half arithmetic.
@@ -271,17 +271,17 @@ def _nvidia(target: str, text: str, folder: Path) -> list[Kernel]:
 
 
 def _metadata(code: str, number: str) -> str:
-    """A node of metadata of LLVM's text."""
-    found = re.search(rf"^!{number} = (.*)$", code, re.MULTILINE)
-    return found[1] if found else ""
+    """The text of the metadata node with this number in LLVM's assembly, or an empty text."""
+    match = re.search(rf"^!{number} = (.*)$", code, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def excess(target: str, kernel: Kernel, most_items: int, local: int) -> str | None:
     """What a kernel uses beyond the device's limits, in words: work items of a group, or bytes of local memory."""
-    most = _UNITS[target].group_local if target in _UNITS else local
+    limit = _UNITS[target].group_local if target in _UNITS else local
     if kernel.items > most_items:
         return f"{kernel.name} has {kernel.items} work items a group, at most {most_items}"
-    return f"{kernel.name} has {kernel.local} bytes of local memory, at most {most}" if kernel.local > most else None
+    return f"{kernel.name} has {kernel.local} bytes of local memory, at most {limit}" if kernel.local > limit else None
 
 
 def _yaml(text: str) -> Any:

@@ -106,12 +106,12 @@ def compile_all(
 
 
 def _texts(
-    row: Row, solver: Solver, problems: Sequence[ConvProblem], most: int, step: Callable[[str, int], None]
+    row: Row, solver: Solver, problems: Sequence[ConvProblem], most_problems: int, step: Callable[[str, int], None]
 ) -> Iterator[tuple[ConvProblem, str]]:
     """The texts of the problems that the solver takes, with its first configuration."""
     info = target_device(row.target)
     for problem in problems:
-        if row.problems == most:
+        if row.problems == most_problems:
             break
         answers = query(solver, problem, info)
         if not answers.accepts:
@@ -127,14 +127,14 @@ def _texts(
             row.errors[str(problem)] = f"planning: {words(error)}"
         for text in texts:
             yield problem, text if isinstance(text, str) else text.decode()
-    step("", most - row.problems)
+    step("", most_problems - row.problems)
 
 
 def _collect(row: Row, waiting: dict[Future[Compiled], ConvProblem], until: str) -> None:
     ended, _ = wait(waiting, return_when=until)
     info = target_device(row.target)
-    for each in ended:
-        problem, compiled = str(waiting.pop(each)), each.result()
+    for future in ended:
+        problem, compiled = str(waiting.pop(future)), future.result()
         row.kernels += compiled.kernels
         beyond = [excess(row.target, one, info.max_work_group_size, info.local_mem_size) for one in compiled.kernels]
         for sentence in filter(None, [compiled.error, *beyond]):
@@ -142,7 +142,7 @@ def _collect(row: Row, waiting: dict[Future[Compiled], ConvProblem], until: str)
 
 
 def _compiled(run: Callable[[str, Path], Compiled], target: str, text: str) -> Compiled:
-    """What the compiler made of a text, now or before."""
+    """The compiler's result for a text, from the cache where it was compiled before."""
     folder = Path(platformdirs.user_cache_dir("convdispatch")) / "targets"
     path = folder / f"{key_of(target, identity(target), text)[:40]}.json"
     cached = read_file(path, _FORM)

@@ -74,7 +74,7 @@ class HostTensors:
         """A NumPy view of a tensor, see HostArrays; of the same bytes as int16 for bfloat16, which NumPy lacks."""
         return tensor.detach().view(torch.int16 if tensor.dtype is torch.bfloat16 else tensor.dtype).numpy()
 
-    def finished(self, made: torch.Tensor, lead: torch.Tensor) -> torch.Tensor:
+    def finished(self, made: torch.Tensor, input1: torch.Tensor) -> torch.Tensor:
         return made
 
 

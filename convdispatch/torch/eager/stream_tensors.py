@@ -54,7 +54,7 @@ class StreamTensors:
     def stream(self, tensor: torch.Tensor) -> Stream:
         return self._library.stream(tensor, self._number)  # type: ignore[no-any-return]
 
-    def allocate(self, lead: torch.Tensor, stream: Stream) -> torch.Tensor:
+    def allocate(self, input1: torch.Tensor, stream: Stream) -> torch.Tensor:
         return torch.empty_strided(self.shape, self.strides, dtype=self._dtype, device=self._device)
 
     def addresses(self, operands: Sequence[torch.Tensor], bias: Any, residual: Any, stream: Stream) -> list[int] | None:

@@ -1,8 +1,8 @@
 ## Asynchronous copies of a slice to local memory, a part of ``product.cl.mako``.
 ##
-## slice   which slice: an expression; for a window, the block of channels
-## stage   where in local memory: an expression, bytes
-## number  which rows of a window, or None for a slice's own copies
+## slice   expression of the slice's number; for a window, of the block of channels
+## stage   expression of the byte offset in local memory
+## number  the number of a window's block of rows, or None to copy a slice
 <%def name="fetch_packed(slice, stage)">\
       {
         global const ushort *from = b + (long)${slice} * ${tiling.n_tiles * tiling.weight_slice};

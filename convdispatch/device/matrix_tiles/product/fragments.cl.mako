@@ -1,5 +1,5 @@
-## Where the warp's, or the group of warps', fragments are: of the slices in local memory, and of the tile of sums. A part of
-## ``product.cl.mako``.
+## Positions of a warp's (or a group of warps') fragments in the slices in local memory and in the tile of sums. A part
+## of ``product.cl.mako``.
 % if wgmma:
   const int wg = warp / 4, wg_m = wg % ${t.wm}, wg_n = wg / ${t.wm};
   const int row0 = wg_m * 64 + ${core.row}, column0 = wg_n * ${t.bn // t.wn} + ${core.column};
@@ -12,7 +12,7 @@
   const int w_m = warp % ${t.wm}, w_n = warp / ${t.wm};
   const int row0 = w_m * ${t.bm // t.wm} + ${core.row}, column0 = w_n * ${t.bn // t.wn} + ${core.column};
 % if core.a:
-  // Where this lane's numbers of A and B begin: its line, and along k.
+  // The line and the k at which this lane's numbers of A and B begin.
   const int a_line = w_m * ${t.bm // t.wm} + ${core.a.line}, a_k = ${core.a.k};
   const int b_line = w_n * ${t.bn // t.wn} + ${core.b.line}, b_k = ${core.b.k};
 % elif data:

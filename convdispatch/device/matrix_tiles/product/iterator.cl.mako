@@ -1,12 +1,12 @@
-## Where the work item's copies begin: its chunk of 16 bytes, its rows, where these read, and which taps are inside. A part
-## of ``product.cl.mako``.
+## The start of a work item's copies: its chunk of 16 bytes, its rows, their source pixels, and the taps inside the
+## source. A part of ``product.cl.mako``.
 % if data:
-  // This item's chunk of a row, and its rows: where they read, and which taps are inside.
+  // The work item's chunk of a row, and its rows: their source pixels, and the taps that are inside the source.
   const int chunk = tid % ${cr}, row = tid / ${cr};
   const uint to = row * ${rowb} + ((chunk ^ ${swizzled("row")}) << 4);
   a += (long)group * ${src.group};
 % if tiling.transposed_weights:
-  // This item's chunk of a block of 64 columns, and its rows of k.
+  // The work item's chunk of a block of 64 columns, and its rows along k.
   const int b_chunk = tid % 8, b_row = tid / 8;
   const uint b_to = b_row * 128 + ((b_chunk ^ b_row % 8) << 4);
   b += (long)group * ${geo.c} * ${tiling.weight_strides[0]} + n0 + b_chunk * 8;
@@ -33,7 +33,7 @@
   }
 % endfor
 % else:
-  // This item's chunk of a block of 64 channels, and its rows of places.
+  // The work item's chunk of a block of 64 channels, and its rows, which are output pixels.
   const int chunk = tid % 8, row = tid / 8;
   const uint to = row * 128 + ((chunk ^ row % 8) << 4);
   const int a_c = m0 + chunk * 8;

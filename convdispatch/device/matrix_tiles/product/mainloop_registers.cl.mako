@@ -1,5 +1,5 @@
-## A slice in local memory, multiplied by warps: fragments are read into registers, with ``ldmatrix`` where the instruction's
-## description leaves that to it, and multiplied from there. A part of ``product.cl.mako``.
+## Warps multiply a slice in local memory: they read fragments into registers (with ``ldmatrix`` if the instruction's
+## description has no fragments) and multiply them there. A part of ``product.cl.mako``.
 <%def name="load_matrices(p, k)">\
 % for i in range(frag_m):
 % if data:
@@ -16,8 +16,8 @@
 % endif
 % endfor
 </%def>
-## The numbers of a lane as its description says: runs along k are side by side in a row of the slice; of a transposed slice
-## each number has a row of its own.
+## Loads a lane's numbers by the instruction's description: runs along k are contiguous in a row of the slice; in a
+## transposed slice each number is in another row.
 <%def name="load_runs(to, fragment, at, line, k)">\
 % for which, (far, deep) in enumerate(fragment.runs):
 % if data:

@@ -1,10 +1,10 @@
-## A slice in local memory, multiplied by groups of four warps (``wgmma``), which read it themselves while others are
-## copied. A part of ``product.cl.mako``.
+## Groups of four warps multiply a slice, which ``wgmma`` reads from local memory while other slices are copied. A part
+## of ``product.cl.mako``.
 ##
 ## steps  steps of 16 numbers along k that one batch of instructions multiplies
 <%def name="multiply(steps)">\
     WGMMA_BEGIN();
-## Small products of all steps of 16 first: they meet sums as small as they are, and a large sum is cut once in 16 of k.
+## The small products of all steps come first, to be added to sums that are small too; the large sum is rounded only once.
 % for pa, pb in f.products:
 % for k in steps:
 <%
@@ -17,7 +17,7 @@ add = "1" if (k, (pa, pb)) != (steps[0], f.products[0]) or compensated else "0" 
 % endfor
     WGMMA_COMMIT();
 </%def>
-## Where float32 registers hold the sums, the tensor cores' own are moved there.
+## If sums are kept in float32 registers, the tensor cores' sums are added to them.
 <%def name="move_sums()">\
       wgmma_finish(fresh);
 #pragma unroll

@@ -1,11 +1,11 @@
-## Tensors as planes of 16-bit numbers: sources channels last, [image][pixel][plane][group][chunks of 8 channels], and
-## weights in the slices that a work group of ``product`` copies as they are in its local memory.
+## Packs tensors as planes of 16-bit numbers: sources channels last, [image][pixel][plane][group][chunks of 8 channels],
+## and weights in the slices that a work group of ``product`` copies unchanged to local memory.
 ##
 ## One launch packs several tensors (pieces): each has a range of work groups of 256 items.
-## Scaled formats multiply by the powers of two that ``scales.py`` has found.
+## Scaled formats multiply by the powers of two that the launches of ``scales.py`` compute.
 ##
-## pieces  (name, kind, work groups, its offset in 16-bit numbers)
-## scales  Scales, or None
+## pieces  (name, kind, work groups, offset in 16-bit numbers) of each tensor
+## scales  the problem's Scales, or None
 <%
 t, geo, f = tiling.tile, tiling.geometry, tiling.format
 problem = tiling.problem
@@ -22,7 +22,7 @@ w_oc, w_ic, w_tap, w_group = tiling.weight_strides
 %>\
 #define VALUE_TYPE ${"ushort" if native else "float"}
 #define FETCH(p, i) ${"((p)[i])" if native else "LOAD(p, i)"}
-// Eight values as 16-byte chunks, one a plane.
+// Writes eight values as one chunk of 16 bytes for each plane.
 inline void split8(uint4 *chunk, const VALUE_TYPE *v) {
 % if native:
   chunk[0] = (uint4)(v[0] | (uint)v[1] << 16, v[2] | (uint)v[3] << 16, v[4] | (uint)v[5] << 16, v[6] | (uint)v[7] << 16);
@@ -39,7 +39,7 @@ inline void split8(uint4 *chunk, const VALUE_TYPE *v) {
       if (finite && (part & 0x7fff) == 0x7f80) part = (ushort)(as_uint(rest) >> 16);  // rounding up would overflow
 % endif
       h[p][e] = part;
-      rest = finite ? rest - widen(part) : 0;  // an infinity has no rest
+      rest = finite ? rest - widen(part) : 0;  // infinity has no remainder
     }
   }
 #pragma unroll
@@ -55,8 +55,8 @@ inline void put8(global ushort *out, const VALUE_TYPE *v, long plane) {
 }
 % for name, kind, groups, at in pieces:
 % if kind == "weights":
-// An item packs eight k's of one row in every tap (where weights are few, in every ${tiling.tap_parts}th). Neighbours take what
-// is nearer: chunks of a row, or (data gradient) rows, whose weights are neighbours where taps or channels are last.
+// A work item packs eight k of one row in every tap, or in every ${tiling.tap_parts}th tap. Neighbouring work items
+// read neighbouring weights: chunks of a row, or rows in the data gradient, where these are contiguous.
 inline void pack_${name}(global const ${type} *w, global ushort *packed, uint id, global const int *norms, global const int *marks, local uint4 *turn) {
 <% rows = tiling.n_tiles * t.bn; by_row = problem.direction == "bwd_data" and not geo.stacked %>\
   const int q = ${f"id / {rows} % {c8}" if by_row else f"id % {c8}"}, row = ${f"id % {rows}" if by_row else f"id / {c8} % {rows}"}, group = id / ${c8 * rows} % ${geo.groups}, part = id / ${c8 * rows * geo.groups};
@@ -77,7 +77,7 @@ numbers = [(f"row / {icg * parts[1] * parts[2]}", problem.pd, problem.sd, proble
            (f"row / {icg * parts[2]} % {parts[1]}", problem.ph, problem.sh, problem.dh, problem.kh, "y", place[1]),
            (f"row / {icg} % {parts[2]}", problem.pw, problem.sw, problem.dw, problem.kw, "x", place[2])]
 %>\
-    // The kernel's tap with which this row's phase reads here, if there is one.
+    // The kernel's tap with which this row's phase reads the source here, if there is one.
 % for phase, pad, stride, dilation, kernel, letter, origin in numbers:
     const int n${letter} = ${phase} + ${pad} - (${letter} + (${origin})) * ${stride}, k${letter} = n${letter} / ${dilation};
 % endfor
@@ -124,7 +124,7 @@ pixels_own = own[0] * own[1] * own[2]
 image_own = channels * pixels_own
 step_c, step_p = (1, channels) if nhwc else (pixels_own, 1)
 %>\
-// Eight channels at one pixel.
+// A work item packs eight channels of one pixel.
 inline void read8_${name}(VALUE_TYPE *v, global const ${type} *x, int place, int group, int q, global const int *norms, global const int *marks) {
   const int image = place / ${src.pixels}, pixel = place % ${src.pixels};
   x += (long)image * ${image_own} + (long)group * ${channels // src.groups * step_c};
@@ -156,7 +156,7 @@ inline void pack_${name}(global const ${type} *x, global ushort *packed, uint id
   put8(packed + (long)place * ${src.pixel} + group * ${src.c8 * 8} + q * 8, v, ${src.plane});
 }
 % else:
-// Channels first: neighbours read neighbouring pixels, change places in local memory, and write neighbouring chunks.
+// For NCHW: work items read neighbouring pixels, exchange them in local memory, and write neighbouring chunks.
 <% wide = src.turn; blocks = -(-src.c8 // wide); places = 256 // wide %>\
 #define TURN_${name} 1
 inline void pack_${name}(global const ${type} *x, global ushort *packed, uint id, global const int *norms, global const int *marks, local uint4 *turn) {
@@ -190,7 +190,8 @@ void pack(${args}${", global const int *restrict norms" if f.scaled else ""}) {
   const int tid = get_local_id(0);
   const int group = get_group_id(0);
   local uint4 turn[${256 * f.planes}];
-  // A group's piece is the last whose range begins before it. No group returns before the barrier: PoCL 3 loses guards.
+  // A work group's piece is the last whose range begins before it. No work item returns before the barrier, because
+  // PoCL 3 miscompiles such guards.
 <% begin = 0 %>\
 % for name, kind, groups, at in pieces:
   if (group >= ${begin} && group < ${begin + groups})

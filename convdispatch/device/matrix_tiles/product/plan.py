@@ -1,7 +1,7 @@
 """The plan over packed planes: scales, packing, the product and the sum of its parts, as launches.
 
-Layout says where each of them is in the workspace; ``product_text`` renders the product; ProductLaunch launches it,
-for nvidia.winograd too.
+Layout assigns their offsets in the workspace; ``product_text`` renders the product; ProductLaunch launches it, for
+nvidia.winograd too.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ def common_macros(tiling: ProductTiling) -> str:
 _AXES = "zyx"
 
 
-# Functions that render text are module functions, not closures, so that rendered texts can be cached: all that they
-# depend on is among a template's values.
+# Functions that render text are module functions, not closures, so that rendered texts can be cached: the template's
+# values contain everything that a text depends on.
 
 
 def _phase(tiling: ProductTiling, field: str, axis: int) -> str:
-    """A number of the work group's phase, as text: a literal where there is one phase."""
+    """A number of the work group's phase, as OpenCL text: a literal if there is only one phase."""
     phases = tiling.geometry.phases
     return f"{field}_{_AXES[axis]}" if len(phases) > 1 else str(getattr(phases[0], field)[axis])
 
@@ -69,29 +69,29 @@ def _swizzled(tiling: ProductTiling, row: str) -> str:
     return f"({row}) % 8" if tiling.row_bytes == 128 else f"({row}) / 2 % 4"
 
 
-def _part(tiling: ProductTiling, file: str, **more: Any) -> str:
-    """A part of the text, rendered with the same values."""
-    return kernel_text(__package__, file, **_values(tiling), **{"number": None, **more})
+def _part(tiling: ProductTiling, file: str, **extra_values: Any) -> str:
+    """A part of the product's text, rendered with the values of the whole."""
+    return kernel_text(__package__, file, **_values(tiling), **{"number": None, **extra_values})
 
 
 def _values(tiling: ProductTiling) -> dict[str, Any]:
     """The values that the kernel templates use, by name."""
     t, geo, f = tiling.tile, tiling.geometry, tiling.format
-    wgmma, many = t.engine == "wgmma", len(geo.phases) > 1
+    wgmma, several_phases = t.engine == "wgmma", len(geo.phases) > 1
     items, planes, rowb, cr = t.items, f.planes, tiling.row_bytes, t.bk // 8
     core, distance, steps = t.instruction, tiling.under_way, t.bk // t.instruction.k
     phase = functools.partial(_phase, tiling)
     values: dict[str, Any] = {
         "tiling": tiling, "t": t, "geo": geo, "f": f, "src": tiling.source,
         "dst": tiling.target if tiling.data else None,
-        "data": tiling.data, "wgmma": wgmma, "many": many, "axes": range(3), "names": _AXES, "items": items,
+        "data": tiling.data, "wgmma": wgmma, "many": several_phases, "axes": range(3), "names": _AXES, "items": items,
         "planes": planes, "rowb": rowb, "cr": cr, "c8": geo.c8, "distance": distance,
         "separate": wgmma and f.float32_accurate,
         "frag_m": t.frag_m, "frag_n": t.frag_n, "sums": t.frag_m * t.frag_n * core.sums,
         "core": core, "steps": steps, "a_bytes": tiling.a_bytes,
         "b_bytes": tiling.b_bytes, "stage_bytes": tiling.stage_bytes, "phase": phase,
         "swizzled": functools.partial(_swizzled, tiling), "count": [phase("count", axis) for axis in range(3)],
-        "per": "places" if many else str(geo.phases[0].places),
+        "per": "places" if several_phases else str(geo.phases[0].places),
         "win": None, "wplane": 0, "wbytes": 0, "volume": 0, "span": 0, "rows_w": 0, "step_w": 0,
         "rows_a": t.bm * cr // items, "step_a": items // cr, "rows_k": t.bk * 8 // items, "step_k": items // 8,
         "compensated": f.float32_accurate and t.compensated, "drained": tiling.drained,
@@ -107,7 +107,7 @@ def _values(tiling: ProductTiling) -> dict[str, Any]:
 
 
 def product_text(tiling: ProductTiling) -> str:
-    """The kernel ``product`` for a tiling; what it calls comes before it (``plan.py``)."""
+    """The kernel ``product`` for a tiling; the functions that it calls precede it in the program."""
     return kernel_text(__package__, "product.cl.mako", **_values(tiling), part=functools.partial(_part, tiling))
 
 
@@ -124,8 +124,8 @@ class ProductLaunch:
         operands = (tiling.source.name, "w") if tiling.data else ("y", "x")
         text = common_macros(tiling)
         text += define(PARTIAL=int(tiling.partial), PARTIAL_AT=f"{layout.partial // 4}L")
-        last = tiling.problem.layout == "nhwc" and not tiling.tile.stacked
-        text += define(PAIRS=int(last and tiling.geometry.m % 2 == 0), OCTETS=int(last and tiling.geometry.m % 8 == 0))
+        nhwc = tiling.problem.layout == "nhwc" and not tiling.tile.stacked
+        text += define(PAIRS=int(nhwc and tiling.geometry.m % 2 == 0), OCTETS=int(nhwc and tiling.geometry.m % 8 == 0))
         for letter, name in zip("AB", operands, strict=True):
             text += f"#define {letter}_AT {layout.at.get(name, 0) // 2}L\n"
             if layout.scales:
@@ -147,7 +147,7 @@ class ProductLaunch:
 
 
 class ProductPlan(StepPlan):
-    """A Plan; see ``product.cl.mako`` for what the launches compute. ``emulate`` builds plain C (tests)."""
+    """A Plan whose launches ``product.cl.mako`` describes. Tests build plain C with ``emulate``."""
 
     vendor: str
     """The plugin's name, which is part of the key of packed weights."""
@@ -162,10 +162,10 @@ class ProductPlan(StepPlan):
         layout = self._layout = Layout(tiling)
         self._common = common_macros(tiling)
         self._emulate = emulate
-        pieces = [(source.name, source) for source in tiling.sources]
+        sources = [(source.name, source) for source in tiling.sources]
         weights = [("w", None)] if tiling.data and not tiling.direct_weights else []
         packers = self._pack(context, weights) if layout.constant else []
-        steps = self._pack(context, pieces if layout.constant else pieces + weights)
+        steps = self._pack(context, sources if layout.constant else sources + weights)
         steps.append(self._product(context))
         if tiling.partial:
             steps.append(self._reduce(context))
@@ -228,17 +228,17 @@ class ProductPlan(StepPlan):
 
     def _reduce(self, context: Any) -> Launch:
         tiling, problem, geo = self.tiling, self.tiling.problem, self.tiling.geometry
-        size, number = math.prod(problem.out_shape), offset_type(tiling.out_index)
-        last, icg = problem.layout == "nhwc", problem.ic // problem.g
+        size, offset_dtype = math.prod(problem.out_shape), offset_type(tiling.out_index)
+        nhwc, icg = problem.layout == "nhwc", problem.ic // problem.g
         if tiling.data:
-            axes = 1 if last else math.prod(problem.out_shape[2:]), problem.channels_out
+            axes = 1 if nhwc else math.prod(problem.out_shape[2:]), problem.channels_out
         else:
             taps = problem.kd * problem.kh * problem.kw
-            axes = (icg, taps) if last else (taps, icg)
+            axes = (icg, taps) if nhwc else (taps, icg)
         text = reduction_macros(problem, tiling.out_index)
-        text += define(PARTS=tiling.tile.split, WEIGHTS=0 if tiling.data else 1 + last, FOLD=int(geo.fold))
+        text += define(PARTS=tiling.tile.split, WEIGHTS=0 if tiling.data else 1 + nhwc, FOLD=int(geo.fold))
         text += kernel_text(__package__, "reduce.cl")
-        sizes = [np.int64(self._layout.partial // 4), number(size), number(tiling.partial_elements)]
+        sizes = [np.int64(self._layout.partial // 4), offset_dtype(size), offset_dtype(tiling.partial_elements)]
         sizes += divided_by(*axes)
         sizes += [np.int32(0 if tiling.data else tiling.n), np.int32(geo.c8 * 8), *divided_by(problem.kw)]
         operands = ["workspace", *written(problem), *sizes]

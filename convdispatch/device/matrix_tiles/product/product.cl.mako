@@ -1,34 +1,34 @@
 ## C[m, n] = sum over k of A[m, k] B[k, n] on tensor cores, from 16-bit planes that ``pack`` wrote channels last.
 ##
 ## Data (forward, data gradient): m = (image, place), n = target channel, k = chunks of 8 channels of tap after tap.
-##   A's rows are gathered from the source, 16 bytes a copy; B comes packed in slices as they are in local memory.
+##   A's rows are gathered from the source, 16 bytes a copy; B is packed in slices with the layout of local memory.
 ## Weights: m = target channel, n = chunks of 8 channels of tap after tap, k = (image, place).
 ##   Both operands are gathered with k along rows; the tensor cores read them transposed.
 ##
 ## Local memory holds STAGES slices of BK along k. Rows are BK numbers long (data) or 64 (weights, blocks of 64
-## channels); 16-byte chunks of a row are exchanged (swizzled) so that eight rows of a column are in different banks.
+## channels); 16-byte chunks of a row are swizzled, so that eight rows of a column are in different banks.
 ##
 ## bm, bn, bk  tile of a work group, and the depth of a slice
-## window      1: the source's pixels that a tile's taps read are in local memory once for a block of BK channels, and
-##             each tap multiplies them from another row on. Places are then positions of the padded source in a row,
-##             and those that are no places of the output are not written.
+## window      1: local memory holds the source pixels that a tile's taps read once for each block of BK channels, and
+##             each tap starts at another row of them. Rows of A are then positions of the padded source, and positions
+##             that are no output pixels are not written.
 ## wm, wn      warps (mma) or groups of four warps (wgmma) along m and n
-## stages      slices in local memory. The copies of all but one are in flight where a slice's sums are moved at once
-##             (ProductTiling.drained): nobody reads the slice before any more once all are at this slice's barrier. Else tensor
-##             cores may still read it, and the copies of all but two are.
-## split       parts of the sum over k, which end in the workspace
+## stages      slices in local memory. If a slice's sums are drained at once (ProductTiling.drained), nobody reads the
+##             previous slice after this slice's barrier, and the copies of all slices but one are in flight. Otherwise
+##             tensor cores may still read the previous slice, and the copies of all but two are.
+## split       parts of the sum over k, which are written to the workspace
 ## flush_every     exact formats, wgmma: slices between additions of its sums to float32 registers; 0: after every 16 of k
-## compensated       exact formats: what such an addition rounds away begins the next sums
+## compensated       exact formats: the rounding error of such an addition is the start of the next sums
 ##
-## Parts: ``iterator`` (places of copies), ``copies`` (the pipeline: a slice's copies), ``window``, ``fragments``,
-## ``mainloop_registers`` and ``mainloop_wgmma`` (a slice's products and sums), ``results`` (the epilogue: the sums' way out).
-## Values come from ``product.py``.
+## Parts: ``iterator`` (addresses of copies), ``copies`` (the pipeline: a slice's copies), ``window``, ``fragments``,
+## ``mainloop_registers`` and ``mainloop_wgmma`` (a slice's products and sums), ``results`` (the epilogue and the stores).
+## The template's values come from ``plan.py``.
 <%namespace name="window" file="window.cl.mako"/>\
 <%namespace name="register_loop" file="mainloop_registers.cl.mako"/>\
 <%namespace name="wgmma_loop" file="mainloop_wgmma.cl.mako"/>\
 #define INDEX ${tiling.index}
 % if many:
-// first, count, taps, origin along d, h, w; slices of the phases before, and its own.
+// A row for each phase: first, count, taps and origin along d, h, w; slices of the phases before it, and its own.
 constant int PHASES[${len(geo.phases)}][14] = {
 % for number, p in enumerate(geo.phases):
   {${", ".join(map(str, (*p.first, *p.count, *p.taps, *p.origin, tiling.before[number], tiling.slices[number])))}},
@@ -40,7 +40,7 @@ constant int PHASES[${len(geo.phases)}][14] = {
 
 
 % if core.a:
-// Bytes from a slice's begin to number k of a line: of a row that is long along k, and of a transposed slice.
+// Byte offset in a slice of the number k of a line: for rows along k, and for a transposed slice.
 inline uint row_place(int row, int k) { return row * ${rowb} + ((k / 8 ^ (${swizzled("row")})) << 4) + k % 8 * 2; }
 inline uint column_place(int line, int k) { return line / 64 * ${t.bk * 128} + k * 128 + ((line % 64 / 8 ^ k % 8) << 4) + line % 8 * 2; }
 % else:

@@ -1,11 +1,11 @@
-// The sum of the parts, in their order, and what follows it. Weights go from [group][m][tap][8 c8] to their own order.
+// Adds the parts in their order and applies the epilogue. Weights are reordered from [group][m][tap][8 c8].
 //
-// size, part_stride   elements of the output, and from part to part, from ``at`` on
-// PARTS         how many there are: by an argument the loop took up to a quarter of the kernel's time more
+// size, part_stride   elements of the output, and from one part to the next; the first part starts at ``at``
+// PARTS         the number of parts; as a kernel argument it made the kernel up to a quarter slower
 // WEIGHTS       0: parts have the output's layout; 1: taps follow channels; 2: channels follow taps (channels last)
-// first, second sizes of the output's last axis and of the one before it; of data, elements of a channel, and channels
-// columns, step elements of a row [tap][8 c8] of a part, and of a tap of it
-// FOLD          1: a tap is a row of the window; window: its taps
+// first, second sizes of the output's last axis and of the axis before it; for data, elements of a channel and channels
+// columns, step elements of a part's row [tap][8 c8], and of a tap in it
+// FOLD          1: a tap is a row of the kernel, with ``window`` taps as channels
 #include <convdispatch/output.cl>
 kernel void reduce(global const float *restrict partial, OUT_PARAMS, const long at, const OUT_INDEX size, const OUT_INDEX part_stride, DIVISOR(first), DIVISOR(second), const int columns, const int step, DIVISOR(window)) {
   const OUT_INDEX i = get_global_id(0);
@@ -29,7 +29,7 @@ kernel void reduce(global const float *restrict partial, OUT_PARAMS, const long 
 #endif
   float v = partial[0];
 #if PARTS > 1
-  // Many loads in flight at once: small outputs have too few work items to wait for one after the other.
+  // Many loads are in flight at once, because small outputs have too few work items to hide the latency of each load.
 #pragma unroll 16
   for (int part = 1; part < PARTS; ++part) v += partial[(OUT_INDEX)part * part_stride];
 #endif

@@ -1,4 +1,4 @@
-## The sums' way out, a part of ``product.cl.mako``: scaled back, through local memory, to the output or its parts.
+## Stores the sums, scaled back, through local memory to the output or its parts. A part of ``product.cl.mako``.
 <% runs = len(core.rows) %>\
 <%def name="place_of(m)">\
 <% channels = geo.m // (geo.stacked[0] * geo.stacked[1] * geo.stacked[2]) if geo.stacked else geo.m %>\
@@ -43,7 +43,7 @@
 % endif
 % if tiling.staged:
 <% lines, pitch = tiling.staging %>\
-  // Through local memory: then neighbours write neighbours.
+  // Results pass through local memory, so that neighbouring work items write neighbouring elements.
   barrier(CLK_LOCAL_MEM_FENCE);
   {
     local float *staging = (local float *)area;
@@ -66,7 +66,7 @@
 % endfor
 % endfor
 % if dst.nhwc and not geo.stacked:
-    // The offset of a row in the output, or -1: found once, not once for each of its channels.
+    // The offset of a row in the output, or -1; computed once for a row, not once for each of its channels.
     local OUT_INDEX *place_of_row = (local OUT_INDEX *)(staging + ${lines * pitch});
     for (int r = tid; r < ${t.bm}; r += ${items}) {
       const int m = m0 + r;
@@ -80,7 +80,7 @@ ${place_of("m")}\
 parts = geo.stacked
 icg = geo.m // (parts[0] * parts[1] * parts[2])
 %>\
-    // Columns are (phase, channel): neighbours take neighbouring phases along w, which are side by side.
+    // Columns are (phase, channel): neighbouring work items take neighbouring phases along w, which are contiguous.
     for (int i = tid; i < ${t.bm * parts[2]}; i += ${items}) {
       const int r = i / ${parts[2]}, fx = i % ${parts[2]}, m = m0 + r;
 ${place_of("m")}\
@@ -98,7 +98,7 @@ ${place_of("m")}\
     }
 % elif dst.nhwc:
 #if OCTETS && RESIDUAL && !PARTIAL
-    // Residuals of four octets are read before one of them is written: else each would wait for the one before.
+    // Residuals of four octets are read before any is written, so that a read does not wait for the preceding write.
     for (int first = tid; first < ${octets}; first += ${4 * items}) {
       RAW8 addend[4];
 #pragma unroll

@@ -1,8 +1,8 @@
-"""A problem and a tile, and every number that the kernels' texts need of the two.
+"""Computes every number that the kernels' texts need from a problem and a tile.
 
-Numbers follow one another in the order in which they depend on each other. What costs and limits need is arithmetic
-that also takes arrays: then ``tile`` stands for many tiles of one format, engine, window and stacking, whose other
-fields are arrays, and so are the numbers.
+Numbers are computed in the order in which they depend on each other. The arithmetic of costs and limits also takes
+arrays: then ``tile`` is many tiles of one format, engine, window and stacking, whose other fields are arrays, and the
+numbers are arrays too.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ..instruction import InstructionText
 from ..scales import TOP
 
 PACKING_ITEMS = 2**16
-"""Work items that the packing of weights should have at least: several share the taps of a chunk to reach it."""
+"""The fewest work items that the packing of weights should have; several share a chunk's taps to reach it."""
 
 
 @dataclass(frozen=True)
 class ProductTile(WarpTile):
-    """Shape of a work group's tile, and how the product is divided; see the head of ``product.cl.mako``."""
+    """The shape of a work group's tile, and the division of the product; see the head of ``product.cl.mako``."""
 
     bm: int
     bn: int
@@ -38,7 +38,7 @@ class ProductTile(WarpTile):
     format: str
     """A key of ``formats.FORMATS``."""
     engine: str = "mma"
-    """A vendor's name of the instruction. ``wgmma`` multiplies out of local memory, all others registers."""
+    """A vendor's name of the instruction. ``wgmma`` reads operands from local memory, all others from registers."""
     bk: int = 64
     stages: int = 3
     split: int = 1
@@ -56,11 +56,11 @@ class ProductTile(WarpTile):
 class Source:
     """A tensor that the product reads as planes of 16-bit channels: [image][pixel][plane][group][8 c8].
 
-    ``points``: transformed tiles instead, [group][pixel][plane][8 c8], where a group is a point of the tiles.
+    With ``points`` the tensor is transformed tiles, [group][pixel][plane][8 c8], and a group is a point of the tiles.
     """
 
     name: str
-    """Operand: x or y."""
+    """The operand's name: x or y."""
     images: int
     groups: int
     c: int
@@ -68,7 +68,7 @@ class Source:
     planes: int
     fold: bool = False
     direct: bool = False
-    """Whether the tensor itself has this form, so that nothing is packed."""
+    """Whether the caller's tensor itself has this layout, so that it is not packed."""
     points: bool = False
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class ProductTiling:
     unshift = 2 * TOP
     """Sum of the exponents that scaling adds to both operands, which the epilogue subtracts."""
     always_partial = False
-    """Whether sums go to the workspace even where nothing is split."""
+    """Whether sums go to the workspace even if the sum is not split."""
     maps_bytes = 0
     """Bytes of tensor maps that the kernel writes for itself."""
 
@@ -127,7 +127,7 @@ class ProductTiling:
         # --- Local memory of a work group: pipeline stages of K-slices, and two windows of the source.
         # drained: whether a K-slice's sums are in float32 registers before the next slice's products begin.
         self.drained = (t.engine != "wgmma") | (self.format.float32_accurate & (t.flush_every <= 1))
-        # under_way: K-slices in flight while one is multiplied; if not drained, the slice before is still read.
+        # under_way: K-slices being copied while one is multiplied; one less if the last slice's buffer is still read.
         self.under_way = t.stages - 2 + self.drained
         self.row_bytes = t.bk * 2 if data else 128  # bytes of a row of A in local memory: a swizzle's width
         self.a_bytes, self.b_bytes = t.bm * t.bk * 2, t.bn * t.bk * 2  # bytes of A and of B per plane and stage
@@ -144,20 +144,20 @@ class ProductTiling:
         # --- Layout of the weights.
         native = self.format.name == "native" and nhwc and data and not p.constant_weights
         plain = native and not geo.fold and not geo.stacked and geo.c % 8 == 0
-        # turns: whether ``wgmma`` can read B with k down its rows: these must be whole swizzles.
-        turns = (t.engine == "wgmma") & (t.bk == 64) & (t.bn // t.wn % 64 == 0)
-        turns = turns & (geo.m % 8 == 0 and len(phases) == 1)
+        # transposable: whether ``wgmma`` can read B with k down its rows, which must be whole swizzles.
+        transposable = (t.engine == "wgmma") & (t.bk == 64) & (t.bn // t.wn % 64 == 0)
+        transposable = transposable & (geo.m % 8 == 0 and len(phases) == 1)
         # direct_weights: whether the product reads the weights in place (16 bits, NHWC).
-        self.direct_weights = (p.direction == "fwd" or turns) if plain else False
+        self.direct_weights = (p.direction == "fwd" or transposable) if plain else False
         self.transposed_weights = self.direct_weights if p.direction == "bwd_data" else False
         self.weight_slice = t.bn * t.bk * planes  # elements of a K-slice of packed weights, all planes
-        # Chunks of eight source channels per tap.
+        # weight_chunks: the number of chunks of eight source channels per tap.
         self.weight_chunks = -(-geo.c // t.bk) * t.bk // 8 if t.window else geo.c8
-        packed = (self.direct_weights ^ True) * geo.groups * sum(self.slices)
-        self.weights_bytes = packed * self.n_tiles * self.weight_slice * 2 if data else 0
+        packed_slices = (self.direct_weights ^ True) * geo.groups * sum(self.slices)
+        self.weights_bytes = packed_slices * self.n_tiles * self.weight_slice * 2 if data else 0
         icg, taps = p.ic // p.g, math.prod(along(p, "k"))
         inner, tap = (1, icg) if nhwc else (taps, 1)
-        # Strides of the weights in elements: along oc, ic, taps and groups; and along kd, kh and kw in NHWC.
+        # Strides of the weights in elements, along oc, ic, taps and groups, and for NHWC along kd, kh and kw.
         self.weight_strides = icg * taps, inner, tap, p.oc // p.g * icg * taps
         self.kernel_axes = p.kh * p.kw * icg, p.kw * icg, icg
         # --- Partial sums: whether the product writes float32 sums that the kernel ``reduce`` adds.
@@ -166,8 +166,8 @@ class ProductTiling:
         self.partial_bytes = self.partial_elements * t.split * 4 * self.partial
         # tap_bits: along each axis, bits that mark the taps inside the source; 0 if no tap is ever outside.
         self.guarded = geo.guarded
-        most = [max(phase.taps[axis] for phase in phases) for axis in range(3)]
-        self.tap_bits = tuple(most[axis] if self.guarded[axis] else 0 for axis in range(3))
+        max_taps = [max(phase.taps[axis] for phase in phases) for axis in range(3)]
+        self.tap_bits = tuple(max_taps[axis] if self.guarded[axis] else 0 for axis in range(3))
 
     def _source(self, name: str, c: int, size: tuple[int, int, int], fold: bool) -> Source:
         problem = self.problem
@@ -188,8 +188,8 @@ class ProductTiling:
     @property
     def sources(self) -> tuple[Source, ...]:
         """Tensors that are packed before the product."""
-        both = (self.source,) if self.data else (self.source, self.places)
-        return tuple(source for source in both if not source.direct)
+        tensors = (self.source,) if self.data else (self.source, self.places)
+        return tuple(source for source in tensors if not source.direct)
 
     @property
     def target(self) -> TensorLayout:
@@ -197,7 +197,7 @@ class ProductTiling:
         return TensorLayout(self.problem.channels_out, self.geometry.target, self.problem.layout == "nhwc")
 
     def depth(self, phase: Phase) -> int:
-        """Chunks of eight along k in a phase."""
+        """The number of chunks of eight channels along k in a phase."""
         return phase.volume * self.geometry.c8
 
     @property
@@ -207,7 +207,7 @@ class ProductTiling:
 
     @functools.cached_property
     def tap_parts(self) -> int:
-        """Work items that share a chunk's taps while weights are packed: few chunks would wait for tap after tap."""
+        """Work items that share a chunk's taps while weights are packed, because few chunks leave the device idle."""
         items = self.geometry.groups * self.n_tiles * self.tile.bn * self.weight_chunks
         return max(1, min(max(phase.volume for phase in self.geometry.phases), PACKING_ITEMS // items))
 
@@ -224,8 +224,8 @@ class ProductTiling:
     @property
     def index(self) -> str:
         """OpenCL type of offsets in the packed tensors."""
-        both = (self.source,) if self.data else (self.source, self.places)
-        return "int" if max(s.images * s.image for s in both) < 2**31 else "long"
+        tensors = (self.source,) if self.data else (self.source, self.places)
+        return "int" if max(s.images * s.image for s in tensors) < 2**31 else "long"
 
     @property
     def out_index(self) -> str:
@@ -233,14 +233,14 @@ class ProductTiling:
         return "int" if self.partial_elements * self.tile.split < 2**31 else "long"
 
     def row_mark(self, m: str, per: str) -> str:
-        """OpenCL expression: which of A's exponents a row has; ``per`` are the output pixels of an image."""
+        """OpenCL expression: the index of a row's exponent among A's; ``per`` is the output pixels of an image."""
         if not self.data:
             return f"group * {self.geometry.m} + {m}"
         image = f"min({m} / {self.window.image}, {self.problem.mb - 1})" if self.tile.window else f"{m} / {per}"
         return f"group * {self.problem.mb} + {image}"
 
     def column_mark(self, n: str) -> str:
-        """OpenCL expression: which of B's exponents a column has."""
+        """OpenCL expression: the index of a column's exponent among B's."""
         channels = (self.problem.channels_out if self.data else self.problem.ic) // self.problem.g
         if not self.data:
             n = f"min({n} % {self.geometry.c8 * 8}, {self.geometry.c - 1})"
@@ -252,7 +252,7 @@ class ProductTiling:
         return first_fault(self, self.faults())
 
     def faults(self) -> Iterator[tuple[Any, str]]:
-        """(whether a constraint is violated, which); what follows a violated one may be meaningless."""
+        """Yields (whether a constraint is violated, its message); those after a violated one may be meaningless."""
         t = self.tile
         wgmma, core = t.engine == "wgmma", t.instruction
         undivided = (t.bm % (t.wm * core.m) > 0) | (t.bn % (t.wn * core.step_n) > 0) | ((t.bk != 32) & (t.bk != 64))
@@ -266,7 +266,7 @@ class ProductTiling:
             narrow = wgmma & (t.bn // t.wn % 64 > 0)
             unfit = (t.bm % 64 > 0) | (t.bn % 64 > 0) | (t.bk * 8 % t.items > 0) | narrow
             yield unfit, "blocks of 64 channels do not fit the tile"
-        # A work item keeps its chunk of a swizzled row: rows of its next copies are whole groups of eight further.
+        # A work item copies the same chunk of every swizzled row, so its next rows must be a multiple of eight further.
         yield (t.items // (t.bk // 8 if self.data else 8)) % 8 > 0, "the work items do not cover whole swizzles"
         if t.stacked:
             outside = True if self.problem.direction != "bwd_data" else self.staged ^ True
@@ -278,7 +278,7 @@ class ProductTiling:
             yield sum(self.tap_bits) > 32, "more than 32 taps along the axes"
         yield self.local_bytes > core.local_limit, "{tiling.local_bytes} bytes of local memory"
         yield self.under_way < 1, "no slice is in flight"
-        more = functools.reduce(operator.and_, (t.split > each for each in (1, *self.slices)))
-        yield more, "more parts than slices"
-        moved = self.format.float32_accurate & (wgmma | t.compensated)
-        yield t.frag_m * t.frag_n * core.sums * (1 + moved) > core.max_sums, "more sums than registers"
+        too_many_parts = functools.reduce(operator.and_, (t.split > slices for slices in (1, *self.slices)))
+        yield too_many_parts, "more parts than slices"
+        compensated_sums = self.format.float32_accurate & (wgmma | t.compensated)
+        yield t.frag_m * t.frag_n * core.sums * (1 + compensated_sums) > core.max_sums, "more sums than registers"

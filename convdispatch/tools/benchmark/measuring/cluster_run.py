@@ -12,7 +12,7 @@ from ....measurement.shapes import Entry
 from ....measurement.shapes import parse as parse_entries
 from ..report import Report
 
-PART = 8
+PROBLEMS_PER_TASK = 8
 """The number of problems per task, which also measures the device's ceilings; a worker's death loses one task."""
 START_S = 240.0
 """Seconds, in addition to those of the problems, for a process to start and to measure the ceilings."""
@@ -45,18 +45,18 @@ def benchmark_by_workers(
     interrupted, and so after an interrupt from the keyboard.
     """
     problems = list(dict.fromkeys(e.problem for entries in nets.values() for e in entries if e.problem.mb))
-    parts = [set(problems[at : at + PART]) for at in range(0, len(problems), PART)]
-    silent_s = START_S + PART * (RACE_S + 3e-3 * options.get("budget_ms", 3000.0))
+    parts = [set(problems[start : start + PROBLEMS_PER_TASK]) for start in range(0, len(problems), PROBLEMS_PER_TASK)]
+    silent_s = START_S + PROBLEMS_PER_TASK * (RACE_S + 3e-3 * options.get("budget_ms", 3000.0))
     waiting = dict.fromkeys(sorted(cluster.kinds), len(parts))
     reports: dict[str, Report] = {}
     tasks = []
     for part in parts:
-        mine = {
+        part_nets = {
             net: [[e.name, str(e.problem), e.count] for e in entries if e.problem in part]
             for net, entries in nets.items()
         }
-        mine = {net: entries for net, entries in mine.items() if entries}
-        request = (f"{__name__}:measure", {"nets": mine, **options}, silent_s)
+        part_nets = {net: entries for net, entries in part_nets.items() if entries}
+        request = (f"{__name__}:measure", {"nets": part_nets, **options}, silent_s)
         tasks += [Task(f"{len(part)} problems", key, call, request) for key in waiting]
 
     def hear(task: Task, answer: Any) -> None:
@@ -66,25 +66,25 @@ def benchmark_by_workers(
 
     cluster.called(tasks, hear)
     order = [(net, e.name, str(e.problem)) for net, entries in nets.items() for e in entries]
-    place = {layer: number for number, layer in enumerate(order)}
+    order_of_layers = {layer: number for number, layer in enumerate(order)}
     for key, report in reports.items():
         report.interrupted = report.interrupted or waiting[key] > 0
-        report.layers.sort(key=lambda layer: place[layer.net, layer.name, layer.problem])
+        report.layers.sort(key=lambda layer: order_of_layers[layer.net, layer.name, layer.problem])
     return [reports[key] for key in sorted(reports)]
 
 
 def _merge(reports: dict[str, Report], kind: str, part: Report) -> None:
     """Add a part to its kind's report; a ceiling that was measured more than once is the highest."""
-    whole = reports.setdefault(kind, part)
-    if whole is part:
+    merged = reports.setdefault(kind, part)
+    if merged is part:
         return
-    whole.layers += part.layers
-    whole.measured |= part.measured
-    whole.interrupted = whole.interrupted or part.interrupted
+    merged.layers += part.layers
+    merged.measured |= part.measured
+    merged.interrupted = merged.interrupted or part.interrupted
     # The end of one part of a run must not be compared with the beginning of another part.
-    whole.again.clear()
+    merged.again.clear()
     for dtype, roof in part.roofs.items():
-        ceilings = whole.roofs.setdefault(dtype, roof)
+        ceilings = merged.roofs.setdefault(dtype, roof)
         for name, peak in roof.items():
             if isinstance(peak, dict) and peak["rate"] > (ceilings.get(name) or {"rate": 0})["rate"]:
                 ceilings[name] = peak

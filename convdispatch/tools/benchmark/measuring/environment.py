@@ -14,11 +14,11 @@ PACKAGES = ("convdispatch", "pyopencl", "numpy", "torch", "onnxruntime", "intel-
 
 
 def environment(device: DeviceInfo) -> dict[str, Any]:
-    """JSON values."""
+    """The environment as JSON values."""
     return {**run_reports.environment(device, PACKAGES), "load": load_now(), "plugins": plugin_texts(device)}
 
 
 def plugin_texts(device: DeviceInfo) -> dict[str, str]:
     """Plugin to ``version hash``, for each that has a solver; a changed kernel changes the hash."""
-    made = (current(name, device) for name in plugins().solvers)
-    return dict(sorted((p.plugin, f"{p.plugin_version} {p.kernel_hash}".strip()) for p in made))
+    solvers = (current(name, device) for name in plugins().solvers)
+    return dict(sorted((p.plugin, f"{p.plugin_version} {p.kernel_hash}".strip()) for p in solvers))

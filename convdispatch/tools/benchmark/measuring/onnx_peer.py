@@ -16,7 +16,7 @@ _TYPES = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE, "float16"
 
 
 class Peer:
-    """A session a problem, with as many threads as the device has units, or on CUDA."""
+    """onnxruntime with one session per problem, on the CPU with a thread per compute unit or on CUDA."""
 
     name = "onnxruntime"
 
@@ -69,9 +69,9 @@ def _model(problem: ConvProblem, host: Mapping[str, np.ndarray]) -> tuple[dict[s
     fixed = {"w", "bias"} & set(arrays) if problem.constant_weights else set()
     pads = [getattr(problem, "p" + axis + side) for side in ("", "_r") for axis in problem.axes]
     strides, dilations = ([getattr(problem, letter + axis) for axis in problem.axes] for letter in "sd")
-    made = "z" if problem.activation else "y"
+    conv_output = "z" if problem.activation else "y"
     geometry = {"strides": strides, "dilations": dilations, "pads": pads, "group": problem.g}
-    nodes = [helper.make_node("Conv", list(arrays), [made], **geometry)]
+    nodes = [helper.make_node("Conv", list(arrays), [conv_output], **geometry)]
     nodes += [helper.make_node("Relu", ["z"], ["y"])] if problem.activation else []
     kind = _TYPES[problem.dtype]
     graph = helper.make_graph(

@@ -63,7 +63,7 @@ class Options:
 
     @property
     def session(self) -> dict[str, Any]:
-        """What a Session takes."""
+        """The options that are arguments of a Session."""
         return {name: getattr(self, name) for name in ("solver", "search", "budget_ms", "every_solver", "record")}
 
 
@@ -104,11 +104,11 @@ class _Run:
         each_s = RACE_S + (options.budget_ms / 1e3 if options.search else 0.0)
         with progress(console, "bench", len(self._names), each_s) as step:
             self._wait_quiet(step, info.compute_units)
-            where = environment(info)
+            environment_values = environment(info)
             step("starting", 0)
             session = self._session()
             settings = {**session.settings, "command": options.command, "missing_peers": session.missing}
-            report = Report(self._layers, where, settings)
+            report = Report(self._layers, environment_values, settings)
             try:
                 for dtype in sorted({problem.dtype for problem in self._problems.values()}):
                     step(f"ceilings of the device, {dtype}", 0)
@@ -139,14 +139,14 @@ class _Run:
     def _session(self) -> Any:
         options = self._options
         if not options.isolate:
-            return _Here(self._device, options)
+            return _LocalSession(self._device, options)
         silent_s = SILENT_S + 3e-3 * options.budget_ms if options.timeout_s is None else options.timeout_s
         setup = {"device": runtime.address(self._device), "peers": list(options.against), **options.session}
         try:
             return Worker(setup, silent_s, self._until)
         except OutOfTime:
-            words = f"nothing could be started within {options.within_s:g} s: give more time"
-            raise InvalidArgument(words) from None
+            message = f"nothing could be started within {options.within_s:g} s: give more time"
+            raise InvalidArgument(message) from None
 
     def _compile_ahead(self, problems: list[ConvProblem], step: Progress) -> None:
         options = self._options
@@ -158,24 +158,24 @@ class _Run:
 
     def _wait_quiet(self, step: Progress, processors: int) -> None:
         """Wait until other work has ended, while seconds are left."""
-        left = self._options.wait_quiet_s - self._waited_s
-        if left > 0:
-            self._waited_s += wait_quiet(left, processors, say=lambda words: step(words, 0))
+        remaining_s = self._options.wait_quiet_s - self._waited_s
+        if remaining_s > 0:
+            self._waited_s += wait_quiet(remaining_s, processors, say=lambda words: step(words, 0))
 
 
 def _measure_again(session: Any, report: Report, step: Callable[[str, int], None]) -> None:
-    """Measure the ceilings once more: on a machine that peer_modules use they differ from those at the beginning."""
+    """Measure the ceilings once more: on a machine that others use they differ from those at the beginning."""
     for dtype, roof in report.roofs.items():
         step(f"ceilings of the device once more, {dtype}", 0)
         # If the second measurement of the ceilings fails, the first one holds.
         with contextlib.suppress(ConvDispatchError, OutOfTime):
-            again = session.roof(dtype)
-            rates = {name: (peak, again.get(name)) for name, peak in roof.items()}
+            ceilings_at_end = session.roof(dtype)
+            rates = {name: (peak, ceilings_at_end.get(name)) for name, peak in roof.items()}
             both = {name: pair for name, pair in rates.items() if all(isinstance(peak, dict) for peak in pair)}
-            report.again[dtype] = {name: last["rate"] for name, (_, last) in both.items()}
+            report.again[dtype] = {name: last_peak["rate"] for name, (_, last_peak) in both.items()}
 
 
-class _Here:
+class _LocalSession:
     """A Session in this process, with the methods of a Worker."""
 
     def __init__(self, device: Any, options: Options) -> None:
@@ -198,9 +198,9 @@ def _resumed(path: Path | None, report: Report, settings: Mapping[str, Any]) -> 
     if path is None or not path.exists():
         return {}
     earlier = load(path)
-    seen, today = earlier.environment.get("device"), report.environment["device"]["key"]
-    then = seen.get("key") if isinstance(seen, dict) else None
-    if then != today:
-        raise InvalidArgument(f"{path} was measured on {then}, this device is {today}: name another file")
-    wanted = {layer.problem for layer in report.layers}
-    return {text: found for text, found in earlier.measured.items() if text in wanted and found.settings == settings}
+    earlier_device, device_key = earlier.environment.get("device"), report.environment["device"]["key"]
+    earlier_key = earlier_device.get("key") if isinstance(earlier_device, dict) else None
+    if earlier_key != device_key:
+        raise InvalidArgument(f"{path} was measured on {earlier_key}, this device is {device_key}: name another file")
+    problems = {layer.problem for layer in report.layers}
+    return {text: found for text, found in earlier.measured.items() if text in problems and found.settings == settings}

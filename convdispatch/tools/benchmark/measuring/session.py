@@ -78,13 +78,13 @@ class Session:
         """
         self._without = dict(without or {})
         measured = Measured(str(problem), problem.flops, problem.bytes, settings=self.settings)
-        others = OtherProcesses()
+        other_processes = OtherProcesses()
         try:
             with policy(solver=self._limits["solver"]):
                 self._measure(problem, measured)
         except (ConvDispatchError, MemoryError) as error:
             measured.failure = str(error)
-        measured.load = others.load()
+        measured.load = other_processes.load()
         return measured
 
     def _measure(self, problem: ConvProblem, measured: Measured) -> None:
@@ -116,8 +116,8 @@ class Session:
         self._interleave(problem, measured)
 
     def _interleave(self, problem: ConvProblem, measured: Measured) -> None:
-        ours = [c for c in (measured.best, measured.chosen) if c is not None]
-        if measured.best and measured.best.median_ms and len({_key(c) for c in ours}) < 2 and not self._peers:
+        choices = [c for c in (measured.best, measured.chosen) if c is not None]
+        if measured.best and measured.best.median_ms and len({_key(c) for c in choices}) < 2 and not self._peers:
             measured.chosen = replace(measured.best, source=measured.chosen.source)
             return
         import pyopencl as cl
@@ -125,7 +125,7 @@ class Session:
         queue = cl.CommandQueue(runtime.context(self.device))
         harness = Harness(problem, queue)
         rivals: dict[str, Candidate] = {}
-        for choice in ours:
+        for choice in choices:
             if _key(choice) not in rivals and _key(choice) not in self._without:
                 self._watch(_key(choice))
                 # A choice that fails has no time; its row in the report has the reason.
@@ -140,10 +140,10 @@ class Session:
                 measured.peers += _add_peer(peer, problem, harness, copies, rivals, self.info.type == "cpu")
         self._watch("")
         settle = SETTLE_MS if self.info.type == "cpu" else 0.0
-        whole = sum(settle + (rival.expected_ms or 0.0) for rival in rivals.values())
-        rounds = max(ROUNDS[0], min(ROUNDS[1], int(self._limits["budget_ms"] / max(whole, 1e-3))))
+        round_ms = sum(settle + (rival.expected_ms or 0.0) for rival in rivals.values())
+        rounds = max(ROUNDS[0], min(ROUNDS[1], int(self._limits["budget_ms"] / max(round_ms, 1e-3))))
         outcomes = interleaved(list(rivals.values()), rounds=rounds)
-        for choice in ours:
+        for choice in choices:
             _store_timing(choice, outcomes.get(_key(choice)))
         for entered in measured.peers:
             if not entered.reason:
@@ -175,23 +175,23 @@ class Session:
 def _add_peer(
     peer: Peer, problem: ConvProblem, harness: Harness, copies: int, rivals: dict[str, Candidate], settle: bool
 ) -> Iterator[PeerTime]:
-    """Add a peer's variants to the rivals, each with its error; one that cannot run says why."""
+    """Add a peer's variants to the rivals and yield a PeerTime of each: its error, or why it cannot run."""
     try:
         variants = list(peer.variants(problem, harness.host, copies))
     except Unable as error:
         yield PeerTime(peer.name, "", reason=str(error))
         return
-    at = reference.positions(problem)
-    expected = reference.sample(problem, at, **operands_of(problem, harness.host))
+    positions = reference.positions(problem)
+    expected = reference.sample(problem, positions, **operands_of(problem, harness.host))
     scaled = _errors_on_scaled_data(peer, problem, harness.scaled)
     for variant in variants:
         entered = PeerTime(peer.name, variant.name)
         try:
-            entered.error = reference.relative_error(variant.result().reshape(-1)[at], expected)
+            entered.error = reference.relative_error(variant.result().reshape(-1)[positions], expected)
             entered.error_scaled = scaled.get(variant.name)
-            once = _timed(variant, 1)
-            once()
-            expected_ms = once()
+            run_once = _timed(variant, 1)
+            run_once()
+            expected_ms = run_once()
         except Exception as error:  # The peer's own failure is reported as the reason in its row.
             entered.reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         else:
@@ -205,10 +205,10 @@ def _add_peer(
 
 def _errors_on_scaled_data(peer: Peer, problem: ConvProblem, scaled: Scaled) -> dict[str, float]:
     """A peer's errors on data of differing scales, by variant; none where it fails, as its run on normal data says."""
-    at = scaled.at.ravel()
+    positions = scaled.at.ravel()
     try:
         variants = peer.variants(problem, scaled.host, 1)
-        return {variant.name: scaled.error(problem, variant.result().reshape(-1)[at]) for variant in variants}
+        return {variant.name: scaled.error(problem, variant.result().reshape(-1)[positions]) for variant in variants}
     except Exception:
         return {}
 
@@ -254,7 +254,7 @@ def _row(result: Result) -> Row:
 
 
 def _figures(result: Result) -> dict[str, Any]:
-    """What a Row and a Choice have in common."""
+    """The fields that a Row and a Choice have in common."""
     figures = {"solver": result.solver, "config": dict(result.config), "workspace": result.workspace}
     figures |= {"median_ms": result.median_ms, "p20_ms": result.p20, "p80_ms": result.p80, "count": result.count}
     errors = {"error": result.errors.get("normal", result.error), "error_scaled": result.errors.get("scaled")}

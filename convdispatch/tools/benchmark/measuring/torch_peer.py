@@ -71,49 +71,49 @@ def _tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def _work(problem: ConvProblem, sets: list[dict[str, torch.Tensor]], place: torch.device) -> tuple[Any, Any]:
+def _work(problem: ConvProblem, sets: list[dict[str, torch.Tensor]], torch_device: torch.device) -> tuple[Any, Any]:
     near = [getattr(problem, "p" + axis) for axis in problem.axes]
-    far = [getattr(problem, f"p{axis}_r") for axis in problem.axes]
-    if near != far and problem.direction != "fwd":
+    pads_after = [getattr(problem, f"p{axis}_r") for axis in problem.axes]
+    if near != pads_after and problem.direction != "fwd":
         raise Unable("torch has no gradient of a padding of one side")
     stride, spread = ([getattr(problem, letter + axis) for axis in problem.axes] for letter in "sd")
-    wanted = [problem.direction == "bwd_data", problem.direction == "bwd_weights", False]
-    outside = [size for pair in zip(reversed(near), reversed(far)) for size in pair]
-    none = [0] * problem.ndim
+    output_mask = [problem.direction == "bwd_data", problem.direction == "bwd_weights", False]
+    pad_sizes = [size for pair in zip(reversed(near), reversed(pads_after)) for size in pair]
+    no_padding = [0] * problem.ndim
     tf32 = problem.math in ("tf32", "fast")
-    turn = -1
+    set_index = -1
 
-    def once(t: dict[str, torch.Tensor]) -> torch.Tensor:
+    def computed(t: dict[str, torch.Tensor]) -> torch.Tensor:
         if problem.direction != "fwd":
             grads = torch.ops.aten.convolution_backward(
-                t["y"], t["x"], t["w"], None, stride, near, spread, False, none, problem.g, wanted
+                t["y"], t["x"], t["w"], None, stride, near, spread, False, no_padding, problem.g, output_mask
             )
-            return grads[wanted.index(True)]
-        x, pad = (t["x"], near) if near == far else (torch.nn.functional.pad(t["x"], outside), none)
-        y = torch.convolution(x, t["w"], t.get("bias"), stride, pad, spread, False, none, problem.g)
+            return grads[output_mask.index(True)]
+        x, pad = (t["x"], near) if near == pads_after else (torch.nn.functional.pad(t["x"], pad_sizes), no_padding)
+        y = torch.convolution(x, t["w"], t.get("bias"), stride, pad, spread, False, no_padding, problem.g)
         return torch.relu_(y) if problem.activation else y
 
     def run(count: int) -> None:
-        nonlocal turn
+        nonlocal set_index
         with torch.no_grad():
-            _allow_tf32(place, tf32)
+            _allow_tf32(torch_device, tf32)
             for _ in range(count):
-                turn = (turn + 1) % len(sets)
-                once(sets[turn])
-            if place.type == "cuda":
+                set_index = (set_index + 1) % len(sets)
+                computed(sets[set_index])
+            if torch_device.type == "cuda":
                 torch.cuda.synchronize()
 
     def result() -> np.ndarray:
         with torch.no_grad():
-            _allow_tf32(place, tf32)
-            output = once(sets[0]).cpu()
+            _allow_tf32(torch_device, tf32)
+            output = computed(sets[0]).cpu()
         output = output.movedim(1, -1) if problem.layout == "nhwc" else output
         return output.contiguous().to(torch.float64).numpy()
 
     return run, result
 
 
-def _allow_tf32(place: torch.device, allowed: bool) -> None:
+def _allow_tf32(torch_device: torch.device, allowed: bool) -> None:
     # The flag is set for CUDA only, because torch's test helpers forbid setting it in their process.
-    if place.type == "cuda":
+    if torch_device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = allowed

@@ -90,8 +90,8 @@ def _serve() -> None:
     setup = next(lines)
     try:
         device = runtime.find_device(setup.pop("device"))
-        found, missing = peer_modules.load(setup.pop("peers"), runtime.device_info(device))
-        session = Session(device, peers=found, watch=lambda name: answer({"at": name}), **setup)
+        peers, missing = peer_modules.load(setup.pop("peers"), runtime.device_info(device))
+        session = Session(device, peers=peers, watch=lambda name: answer({"at": name}), **setup)
     except Exception as error:
         answer({"error": str(error)})
         return
@@ -100,16 +100,16 @@ def _serve() -> None:
         try:
             match request["ask"]:
                 case "roof":
-                    made: Any = asdict(measure_roof(device, request["dtype"]))
+                    result: Any = asdict(measure_roof(device, request["dtype"]))
                 case "measure":
-                    made = asdict(session.measure(ConvProblem.parse(request["problem"]), request["without"]))
+                    result = asdict(session.measure(ConvProblem.parse(request["problem"]), request["without"]))
         except Exception as error:
-            made, failure = None, f"{type(error).__name__}: {error}"
+            result, failure = None, f"{type(error).__name__}: {error}"
         lost = runtime.probe.__wrapped__(device)
         if lost:
             answer({"lost": lost})
             return
-        answer({"error": failure} if made is None else {"answer": made})
+        answer({"error": failure} if result is None else {"answer": result})
 
 
 if __name__ == "__main__":

@@ -30,12 +30,11 @@ def answers(report: Report) -> list[tuple[str, str]]:
         ("How sure?", _certainty(report, timed)),
         ("How far from the limit?", _distance_from_limit(timed)),
     ]
-    last, device = worst(timed), report.environment["device"]
-    return (
-        pairs
-        if last is None
-        else [*pairs, ("What about the worst layer?", " ".join(advice_for(last, disturbed(last.measured, device))))]
-    )
+    worst_line = worst(timed)
+    if worst_line is not None:
+        doubtful = disturbed(worst_line.measured, report.environment["device"])
+        pairs.append(("What about the worst layer?", " ".join(advice_for(worst_line, doubtful))))
+    return pairs
 
 
 def worst(every: list[Line]) -> Line | None:
@@ -45,17 +44,17 @@ def worst(every: list[Line]) -> Line | None:
 
 
 def _shares_of_engines(timed: list[Line]) -> str:
-    count: dict[str, int] = {}
-    time: dict[str, float] = {}
-    whole = sum(line.layer.count * line.ms for line in timed)
+    layers: dict[str, int] = {}
+    ms: dict[str, float] = {}
+    total_ms = sum(line.layer.count * line.ms for line in timed)
     for line in timed:
-        count[line.winner] = count.get(line.winner, 0) + line.layer.count
-        time[line.winner] = time.get(line.winner, 0.0) + line.layer.count * line.ms
-    first = sorted(filter(None, time), key=lambda solver: -time[solver])
-    shares = [f"{name} is fastest in {count[name]} ({time[name] / whole:.0%} of the time)" for name in first[:4]]
-    shares += [f"{len(first) - 4} others in the rest"] if len(first) > 4 else []
-    shares += [f"too little was measured to know it in {count['']} ({time['']:.3g} ms)"] if "" in count else []
-    return f"Of {sum(count.values())} layers {', '.join(shares)}."
+        layers[line.winner] = layers.get(line.winner, 0) + line.layer.count
+        ms[line.winner] = ms.get(line.winner, 0.0) + line.layer.count * line.ms
+    solvers = sorted(filter(None, ms), key=lambda solver: -ms[solver])
+    shares = [f"{name} is fastest in {layers[name]} ({ms[name] / total_ms:.0%} of the time)" for name in solvers[:4]]
+    shares += [f"{len(solvers) - 4} others in the rest"] if len(solvers) > 4 else []
+    shares += [f"too little was measured to know it in {layers['']} ({ms['']:.3g} ms)"] if "" in layers else []
+    return f"Of {sum(layers.values())} layers {', '.join(shares)}."
 
 
 def _reason(timed: list[Line]) -> str:
@@ -83,39 +82,39 @@ def _distance_from_limit(timed: list[Line]) -> str:
     mean = geomean(line.fraction for line in timed)
     if mean is None:
         return "Unknown: no ceilings were measured."
-    low = len(gaps(timed))
-    whole = sum(line.layer.count * line.ms for line in timed)
-    least = sum(line.layer.count * (line.roof_ms or 0.0) for line in timed)
+    slow_problems = len(gaps(timed))
+    measured_ms = sum(line.layer.count * line.ms for line in timed)
+    roofline_ms = sum(line.layer.count * (line.roof_ms or 0.0) for line in timed)
     return (
-        f"{mean:.0%} of the measured roofline as a geometric mean; the ceilings would allow {least:.4g} ms where "
-        f"{whole:.4g} ms are taken; {low} problems are below half of it."
+        f"{mean:.0%} of the measured roofline as a geometric mean; the ceilings would allow {roofline_ms:.4g} ms where "
+        f"{measured_ms:.4g} ms are taken; {slow_problems} problems are below half of it."
     )
 
 
 def advice_for(line: Line, doubtful: bool = False) -> Iterator[str]:
     """Sentences: the layer, then what helps, the cheapest first; no peer of a layer that other work disturbed."""
-    found = line.measured
-    lost = line.layer.count * (line.ms - line.roof_ms)
+    result = line.measured
+    lost_ms = line.layer.count * (line.ms - line.roof_ms)
     yield (
-        f"{line.layer.name} ({found.problem}) loses most: {lost:.3g} ms, at {line.fraction:.0%} of its roofline, "
+        f"{line.layer.name} ({result.problem}) loses most: {lost_ms:.3g} ms, at {line.fraction:.0%} of its roofline, "
         f"bound by {line.bound}."
     )
-    command = f"convdispatch find {shlex.quote(found.problem)}"
-    measured, offered = found.coverage
-    if found.regret and found.regret >= REGRET and found.chosen:
-        yield f"Without a record {found.chosen.solver} runs and takes {found.regret:.2f} times as long: {command}"
+    command = f"convdispatch find {shlex.quote(result.problem)}"
+    measured, offered = result.coverage
+    if result.regret and result.regret >= REGRET and result.chosen:
+        yield f"Without a record {result.chosen.solver} runs and takes {result.regret:.2f} times as long: {command}"
         yield "records the faster one."
     if measured < offered:
         yield f"{offered - measured} candidates have no time yet: {command} --budget 60000 measures more of them."
     if doubtful:
         yield "Other work disturbed it: measure it again on a quiet machine first."
-    for peer in () if doubtful else sorted({time.peer for time in found.peers}):
+    for peer in () if doubtful else sorted({time.peer for time in result.peers}):
         ratio = line.ratio(peer)
         if ratio and ratio < 1 / REGRET:
             yield f"{peer} needs {ratio:.2f} of the time, so there is a faster way."
-    refused = [row for row in found.rows if row.status == "refused" and row.reason and not ELSEWHERE.search(row.reason)]
-    if refused:
-        reasons = dict.fromkeys(f"{row.solver}: {row.reason}" for row in refused)
+    refused = [row for row in result.rows if row.status == "refused" and row.reason]
+    reasons = dict.fromkeys(f"{row.solver}: {row.reason}" for row in refused if not ELSEWHERE.search(row.reason))
+    if reasons:
         yield f"Refused: {'; '.join(list(reasons)[:REFUSALS])}{'; and more' if len(reasons) > REFUSALS else ''}."
     if (line.fraction or 0.0) < 0.5:
         yield "A plugin for this geometry would fill the gap (docs/plugins/writing-a-plugin.md)."

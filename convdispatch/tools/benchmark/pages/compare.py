@@ -87,15 +87,15 @@ class Comparison:
 
 def compare(old: Report, new: Report) -> Comparison:
     """Pair the problems of two runs."""
-    first, second = ({line.measured.problem: line for line in reversed(lines(run)) if line.ms} for run in (old, new))
+    olds, news = ({line.measured.problem: line for line in reversed(lines(run)) if line.ms} for run in (old, new))
     pairs = []
-    for problem in [problem for problem in first if problem in second]:
-        both = (old, first[problem]), (new, second[problem])
+    for problem in [problem for problem in olds if problem in news]:
+        both = (old, olds[problem]), (new, news[problem])
         doubtful = any(disturbed(line.measured, run.environment["device"]) for run, line in both)
-        pairs.append(Pair(first[problem], second[problem], doubtful))
+        pairs.append(Pair(olds[problem], news[problem], doubtful))
     pairs.sort(key=lambda pair: pair.old.ms - pair.new.ms)
-    alone = [[p for p in one if p not in other] for one, other in ((first, second), (second, first))]
-    return Comparison(old, new, pairs, *alone)
+    only_old, only_new = [p for p in olds if p not in news], [p for p in news if p not in olds]
+    return Comparison(old, new, pairs, only_old, only_new)
 
 
 def heading(compared: Comparison) -> str:
@@ -120,6 +120,6 @@ def show_comparison(compared: Comparison, console: Console) -> None:
     if compared.pairs:
         console.print(table)
     console.print(heading(compared), highlight=False)
-    for words, problems in (("only in the old run", compared.only_old), ("only in the new run", compared.only_new)):
+    for label, problems in (("only in the old run", compared.only_old), ("only in the new run", compared.only_new)):
         if problems:
-            console.print(f"{words}: {', '.join(problems)}", highlight=False)
+            console.print(f"{label}: {', '.join(problems)}", highlight=False)

@@ -45,15 +45,15 @@ def _rows(line: Line) -> Iterator[dict[str, Any]]:
         figures |= {"error": thing.error, "error_scaled": thing.error_scaled}
         return {**common, "what": what, "name": name, **figures, **more}
 
-    for what, choice in (("best", measured.best), ("chosen", measured.chosen)):
+    for kind_of_time, choice in (("best", measured.best), ("chosen", measured.chosen)):
         if choice:
-            more = {"config": json.dumps(choice.config), "reason": choice.source, "timed_in": "benchmarking"}
-            yield timed(what, choice.solver, choice, **more)
+            extra = {"config": json.dumps(choice.config), "reason": choice.source, "timed_in": "benchmarking"}
+            yield timed(kind_of_time, choice.solver, choice, **extra)
     for row in measured.rows:
-        more = {"config": json.dumps(row.config), "status": row.status, "reason": row.reason}
+        extra = {"config": json.dumps(row.config), "status": row.status, "reason": row.reason}
         if row.median_ms is not None:
-            more |= {"timed_in": "screening" if row.benchmarked is False else "search"}
-        yield timed("candidate", row.solver, row, workspace_bytes=row.workspace, compile_ms=row.compile_ms, **more)
+            extra |= {"timed_in": "screening" if row.benchmarked is False else "search"}
+        yield timed("candidate", row.solver, row, workspace_bytes=row.workspace, compile_ms=row.compile_ms, **extra)
     for peer in measured.peers:
         name = f"{peer.peer} {peer.variant}".strip()
         yield timed("peer", name, peer, reason=peer.reason, timed_in="benchmarking")

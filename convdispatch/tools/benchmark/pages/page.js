@@ -1,5 +1,5 @@
 "use strict";
-// Sorts tables by a click on a heading, filters layers, turns light to dark. Without it the page is whole, only still.
+// Sorts tables by a click on a heading, filters layers, and switches light and dark. The page is complete without it.
 (() => {
   const value = (cell) => {
     const text = (cell.dataset.v ?? cell.textContent).trim().replace(/,/g, "");
@@ -7,7 +7,7 @@
     return Number.isNaN(number) || !/^[-+]?[\d.]/.test(text) ? text.toLowerCase() : number;
   };
   const compare = (a, b) => {
-    // What has no number stands last, whichever way the numbers go.
+    // Rows without a number stand last in both sort orders.
     if (typeof a !== typeof b) return typeof a === "number" ? -Infinity : Infinity;
     return typeof a === "number" ? a - b : a.localeCompare(b);
   };

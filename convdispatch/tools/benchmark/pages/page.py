@@ -15,12 +15,12 @@ from .terminal import errors, evidence, interval, number, share
 
 
 def write_html(report: Report, path: Path) -> None:
-    """Write the page."""
+    """Write a report's page to a file."""
     path.write_text(render(report), encoding="utf-8")
 
 
 def render(report: Report) -> str:
-    """The page's text."""
+    """The HTML text of a report's page."""
     from mako.template import Template
 
     template = Template(packaged("page.html.mako"), strict_undefined=True, default_filters=["h"])

@@ -21,7 +21,8 @@ FAMILIES = ("im2col", "winograd", "fft", "nvidia", "implicitgemm", "onednn", "am
 pages."""
 OTHERS = 3
 """The number of further colours, one of which each other plugin gets by its name."""
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 960, 460, 76, 52, 16, 30
+WIDTH, HEIGHT = 960, 460  # pixels of a plot
+LEFT, BOTTOM, TOP, RIGHT = 76, 52, 16, 30  # pixels of a plot's margins
 UNKNOWN = "var(--ink)"
 """The colour of a solver whose algorithm is unknown."""
 
@@ -65,12 +66,12 @@ def plot(marks: Sequence[Mark], x: Axis, y: Axis, lines: Mapping[str, Sequence[t
     label = escape(f"{y.title} against {x.title}")
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">']
     low, high = HEIGHT - BOTTOM, TOP
-    for value, at in xs.ticks():
-        parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{high}" y2="{low}"/>')
-        parts.append(f'<text x="{at:.1f}" y="{low + 18}" text-anchor="middle">{x.write(value)}</text>')
-    for value, at in ys.ticks():
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{y.write(value)}</text>')
+    for value, position in xs.ticks():
+        parts.append(f'<line class="grid" x1="{position:.1f}" x2="{position:.1f}" y1="{high}" y2="{low}"/>')
+        parts.append(f'<text x="{position:.1f}" y="{low + 18}" text-anchor="middle">{x.write(value)}</text>')
+    for value, position in ys.ticks():
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{position:.1f}" y2="{position:.1f}"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{position + 4:.1f}" text-anchor="end">{y.write(value)}</text>')
     parts.append(
         f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x.title)}</text>'
     )
@@ -81,17 +82,17 @@ def plot(marks: Sequence[Mark], x: Axis, y: Axis, lines: Mapping[str, Sequence[t
         parts.append(f'<polyline class="ceiling" points="{points}"><title>{escape(name)}</title></polyline>')
         px, py = line[-1]
         parts.append(f'<text x="{xs.at(px):.1f}" y="{ys.at(py) - 6:.1f}" text-anchor="end">{escape(name)}</text>')
-    taken: dict[tuple[int, int], int] = {}
+    marks_in_cell: dict[tuple[int, int], int] = {}
     for mark in marks:
         px, py = xs.at(mark.x), ys.at(mark.y)
-        place = (round(px / 12), round(py / 12))
-        shift = taken[place] = taken.get(place, -1) + 1
+        cell = (round(px / 12), round(py / 12))
+        shift = marks_in_cell[cell] = marks_in_cell.get(cell, -1) + 1
         parts.append(_drawn(mark, px + 5 * shift, py))
     return "".join([*parts, "</svg>"])
 
 
 class _Scale:
-    """From values to places, logarithmic; whole powers of the base at both ends."""
+    """A logarithmic scale from values to pixels, with whole powers of the base at both ends."""
 
     def __init__(self, values: Iterable[float], axis: Axis, first: float, last: float) -> None:
         self._low, self._high = _decades(values, axis.base)
@@ -109,7 +110,7 @@ class _Scale:
 
 
 def _decades(values: Iterable[float], base: int = 10) -> tuple[int, int]:
-    """The whole powers between which all values lie."""
+    """The exponents of the whole powers of the base between which all values lie."""
     powers = [math.log(value, base) for value in values]
     return math.floor(min(powers) - 0.01), math.ceil(max(powers) + 0.01)
 
@@ -133,13 +134,13 @@ def roofline(report: Report, every: Sequence[Line], colour: Mapping[str, str]) -
     ]
     lines = {}
     for dtype, roof in report.roofs.items() if marks else ():
-        for kind, words in (("flops", "multiply-add"), ("matrix", "matrix units")):
+        for kind, name_of_ceiling in (("flops", "multiply-add"), ("matrix", "matrix units")):
             if roof.get(kind):
                 rate, bandwidth = roof[kind]["rate"] / 1e9, roof["bandwidth"]["rate"] / 1e9
                 low, high = (10.0**limit for limit in _decades([mark.x for mark in marks]))
                 bend = min(max(rate / bandwidth, low), high)
-                name = f"{words}, {dtype}: {rate:,.0f} GFLOP/s"
-                lines[name] = [(at, min(rate, at * bandwidth)) for at in (low, bend, high)]
+                name = f"{name_of_ceiling}, {dtype}: {rate:,.0f} GFLOP/s"
+                lines[name] = [(intensity, min(rate, intensity * bandwidth)) for intensity in (low, bend, high)]
     return plot(marks, Axis("operations a byte that must move"), Axis("GFLOP/s of the direct sum"), lines)
 
 
@@ -161,7 +162,7 @@ def ceilings(every: Sequence[Line]) -> str:
         steps = [(size, total / steps[-1][1]) for size, total in steps]
         for size, ratio in steps:
             marks.append(Mark(size, ratio, f"{name}: {ratio:.3g} times, from {size:.3g} MiB on", UNKNOWN))
-        corners = [(after, ratio) for (_, ratio), (after, _) in itertools.pairwise(steps)]
+        corners = [(next_size, ratio) for (_, ratio), (next_size, _) in itertools.pairwise(steps)]
         if steps:
             lines[name] = sorted([*steps, *corners], key=lambda point: (point[0], -point[1]))
     x = Axis("ceiling of the workspace, MiB (1 KiB and less at the left)")

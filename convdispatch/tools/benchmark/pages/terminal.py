@@ -28,8 +28,7 @@ FIGURES = {
     "workspace": 8,
     "regret": 7,
 }
-"""The columns of a layer's figures and their ranks; columns of the highest rank are left out first on a narrow
-terminal."""
+"""The columns of a layer's figures and their ranks; the highest ranks are left out first on a narrow terminal."""
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -45,7 +44,7 @@ def interval(timed: Any) -> str:
 
 
 def share(value: float | None) -> str:
-    """Per cent; a dash for None."""
+    """A fraction in per cent; a dash for None."""
     return "-" if value is None else f"{value:.0%}"
 
 
@@ -65,8 +64,8 @@ def show(report: Report, console: Console) -> None:
     if every:
         console.print(_layers(every, peers, report.environment["device"]))
         console.print(_nets(every, peers, withheld=bool(disturbances)))
-        for words in evidence(every, bool(report.settings.get("search", True))):
-            console.print(words + doubt, highlight=False)
+        for sentence in evidence(every, bool(report.settings.get("search", True))):
+            console.print(sentence + doubt, highlight=False)
     low = gaps(every)
     if low:
         console.print(f"{len(low)} problems below half of the roofline, most lost time first:", highlight=False)
@@ -77,15 +76,15 @@ def show(report: Report, console: Console) -> None:
         if ratios:
             mean = WITHHELD if disturbances else f"{geomean(ratios):.3f}"
             console.print(f"{peer}: its time over ours, geometric mean of {len(ratios)} layers: {mean}")
-    for question, words in answers(report):
-        console.print(f"{question} {words}", highlight=False)
+    for question, sentence in answers(report):
+        console.print(f"{question} {sentence}", highlight=False)
     for peer, reason in report.settings.get("missing_peers", {}).items():
         console.print(f"{peer} is not measured: {reason}", markup=False)
     for line in every:
         rows = [row for row in line.measured.rows if row.status in ("wrong", "failed")]
         bad = [f"{row.solver} {row.status}: {row.reason}" for row in rows]
-        for words in [*([line.measured.failure] if line.measured.failure else []), *bad]:
-            console.print(f"{line.layer.name} {line.problem.direction}: {words}", style="red", markup=False)
+        for sentence in [*([line.measured.failure] if line.measured.failure else []), *bad]:
+            console.print(f"{line.layer.name} {line.problem.direction}: {sentence}", style="red", markup=False)
     if report.interrupted:
         missing = len({layer.problem for layer in report.layers} - set(report.measured))
         why = "time limit reached" if report.time_limit else "interrupted"
@@ -94,7 +93,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def evidence(every: list[Line], searched: bool) -> list[str]:
-    """What regret and winners rest on, in sentences."""
+    """Sentences that say on how many measurements regret and winners rest."""
     if not searched:
         return ["nothing was searched: times and ratios are the immediate choice's, winners and regret are unknown"]
     sure, count = known(every)
@@ -113,23 +112,23 @@ def _heading(report: Report, console: Console, warning: str) -> None:
         console.print(f"waited {report.environment['waited_s']:g} s for quiet", highlight=False)
     for dtype, roof in report.roofs.items():
         rates = {name: peak["rate"] / 1e9 for name, peak in roof.items() if isinstance(peak, dict)}
-        words = [f"{rates['flops']:,.0f} GFLOP/s multiply-add", f"{rates['bandwidth']:,.1f} GB/s copy"]
-        words += [f"{rates['matrix']:,.0f} GFLOP/s matrix units"] if "matrix" in rates else []
-        console.print(f"ceilings measured in this run, {dtype}: {', '.join(words)}", highlight=False)
+        rate_texts = [f"{rates['flops']:,.0f} GFLOP/s multiply-add", f"{rates['bandwidth']:,.1f} GB/s copy"]
+        rate_texts += [f"{rates['matrix']:,.0f} GFLOP/s matrix units"] if "matrix" in rates else []
+        console.print(f"ceilings measured in this run, {dtype}: {', '.join(rate_texts)}", highlight=False)
 
 
 def _layers(every: list[Line], peers: list[str], device: Mapping[str, Any]) -> Table:
     title = "Layers; errors on normal data, and on data of differing scales"
     if any(disturbed(line.measured, device) for line in every):
         title += "; ? stands where other work disturbed the layer"
-    theirs = [title for peer in peers for title in (f"{peer} ms", "ratio", "error")]
+    peer_titles = [title for peer in peers for title in (f"{peer} ms", "ratio", "error")]
     ranks = {f"{peer} ms": 3 for peer in peers}
     table = Table(
         Column("net", "name", rank=1),
         Column("layer", "name"),
         Column("direction", "name", rank=2),
         Column("fastest solver", "name"),
-        *(Column(title, rank=FIGURES.get(title, ranks.get(title, 0))) for title in (*FIGURES, *theirs)),
+        *(Column(title, rank=FIGURES.get(title, ranks.get(title, 0))) for title in (*FIGURES, *peer_titles)),
         title=title,
     )
     for line in every:
@@ -162,9 +161,9 @@ def _nets(every: list[Line], peers: list[str], withheld: bool) -> Table:
         cells = [number(net.gflop), number(net.best_ms, 4), number(net.chosen_ms, 4), number(net.roof_ms, 4)]
         cells += [number(net.gflops)]
         for peer in peers:
-            theirs, ours, layers = net.peers.get(peer, (None, None, 0))
+            their_ms, our_ms, layers = net.peers.get(peer, (None, None, 0))
             some = "" if layers == net.layers else f" ({layers} layers)"
-            ratios = [number(theirs / ours if ours else None), number(net.ratios[peer])]
-            cells += [number(theirs, 4) + some, *(["withheld"] * 2 if withheld and ours else ratios)]
+            ratios = [number(their_ms / our_ms if our_ms else None), number(net.ratios[peer])]
+            cells += [number(their_ms, 4) + some, *(["withheld"] * 2 if withheld and our_ms else ratios)]
         table.add_row(net.name, net.direction, str(net.layers), *cells)
     return table

@@ -11,7 +11,7 @@ from typing import Any
 def write_trace(net: Any, name: str, device: str, path: Path) -> None:
     """Write a warm run of an inference form as it was measured, gaps included, one event a layer's command."""
     names = {"process_name": f"{name}, one run", "thread_name": "device"}
-    events = [{"ph": "M", "name": what, "pid": 1, "tid": 1, "args": {"name": text}} for what, text in names.items()]
+    events = [{"ph": "M", "name": key, "pid": 1, "tid": 1, "args": {"name": text}} for key, text in names.items()]
     layers = net.layers
     for step, start_ms, ms in net.timeline():
         layer = layers[step]
@@ -19,5 +19,5 @@ def write_trace(net: Any, name: str, device: str, path: Path) -> None:
         event |= {"ts": round(start_ms * 1e3, 3), "dur": round(ms * 1e3, 3)}
         events.append(event | {"args": {} if layer.problem is None else {"problem": str(layer.problem)}})
     about = {"device": device, "times": "the device's clock, one warm run on one queue"}
-    whole = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
-    path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+    path.write_text(json.dumps(trace, indent=1) + "\n", encoding="utf-8")
