@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib.util
 import os
 import shutil
 import sys
@@ -56,6 +57,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if name := config.getoption("--processor"):
         become(name)
+    if importlib.util.find_spec("hypothesis") is not None:
+        from hypothesis import settings
+
+        settings.register_profile("no deadline", deadline=None)  # beside other work any example may take long
+        settings.load_profile("no deadline")
     on_a_cpu()
     import as_gpu
 
