@@ -323,7 +323,8 @@ class _Lowering:
             if source.base_data is part.base_data and source.offset == part.offset:
                 continue
             if _is_contiguous(node):
-                self.recording.copy(part.base_data, source.base_data, source.nbytes, source.offset, part.offset)
+                offsets = source.offset, part.offset
+                self.recording.copy(part.base_data, source.base_data, source.nbytes, offsets)
             else:
                 compute("x", {"x": source}, out=part)
         return True
