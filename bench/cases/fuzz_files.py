@@ -110,10 +110,10 @@ def _verify_report() -> bytes:
     return _json({**dataclasses.asdict(whole), "outcomes": OUTCOMES})
 
 
-def _rendered(command: click.Command, path: Path, form: str) -> None:
+def _rendered(command: click.Command, path: Path) -> None:
     """As the command line shows it, and its page; a sentence of the command line is as good as one of the package."""
     with contextlib.suppress(click.ClickException, SystemExit), contextlib.redirect_stdout(io.StringIO()):
-        command.main(["--render", str(path), f"--{form}", str(path.parent / f"p.{form}")], standalone_mode=False)
+        command.main(["--render", str(path), "--html", str(path.parent / "p.html")], standalone_mode=False)
 
 
 def _verdicts(path: Path) -> None:
@@ -232,8 +232,8 @@ READERS: dict[str, tuple[Callable[[], bytes], Callable[[Path], object]]] = {
         lambda path: list(grammar.read_file(path)),
     ),
     "trace": (lambda: f"convdispatch,1,{PROBLEM},im2col,Some CPU,0,12.5,80.1\n".encode() * 3, replay.read_trace),
-    "bench": (_bench_report, lambda path: _rendered(bench.bench, path, "html")),
-    "verify": (_verify_report, lambda path: _rendered(verify.verify, path, "json")),
+    "bench": (_bench_report, lambda path: _rendered(bench.bench, path)),
+    "verify": (_verify_report, lambda path: _rendered(verify.verify, path)),
     "onnx": (_model, _onnx),
     "decisions": (_decision_lines, _decisions),
     "vendors": (lambda: _json({"/lib/a.so 1 2": "", "b": "it hangs"}), _vendors),

@@ -23,6 +23,7 @@ from convdispatch.measurement.conformance import levels
 from convdispatch.measurement.conformance.checks import CHECKS, LONG
 from convdispatch.measurement.conformance.data import data_for
 from convdispatch.measurement.conformance.outcome import Outcome, Report, load
+from convdispatch.measurement.conformance.page import render
 from convdispatch.measurement.conformance.session import Kit
 from convdispatch.measurement.conformance.verify import verify
 from convdispatch.measurement.search.trialdata import operands_of
@@ -184,10 +185,10 @@ def test_a_vendor_s_own_problems_are_cases(drop_in, device, tmp_path):
 
 
 def test_the_command_reports(drop_in, device, full, tmp_path):
-    json_path = tmp_path / "report.json"
+    json_path, page = tmp_path / "report.json", tmp_path / "report.html"
     arguments = ["verify", "shoddy", "--level", "core", "--solver", "shoddy.ignores_group", "--jobs", "0"]
     arguments += [] if full else ["--case", "3x3*"]
-    done = CliRunner().invoke(main, [*arguments, "--json", str(json_path)])
+    done = CliRunner().invoke(main, [*arguments, "--json", str(json_path), "--html", str(page)])
     assert done.exit_code == 1
     assert "3x3_grouped" in done.output
     values = json.loads(json_path.read_text())
@@ -195,7 +196,12 @@ def test_the_command_reports(drop_in, device, full, tmp_path):
     assert values["version"] == levels.VERSION
     report = load(json_path)
     assert report.to_json() == values
-    assert report.environment["device"]["name"] == device_info(device).name
+    assert render(report) == page.read_text()
+    text = page.read_text()
+    for word in ("Does shoddy compute", "3x3_grouped", device_info(device).name, "<h2>Failures"):
+        assert word in text
+    assert "src=" not in text
+    assert "http" not in text.replace("http-equiv", "")
     again = CliRunner().invoke(main, ["verify", "--render", str(json_path)])
     assert again.exit_code == 1
     assert "ignores_group" in again.output

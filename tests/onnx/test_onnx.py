@@ -135,7 +135,7 @@ def test_symbolic_sizes_have_a_form_each_and_the_oldest_goes(monkeypatch):
         close(net(x), expected(residual(), x)[0])
         if size == 4:
             monkeypatch.setattr(kernels, "NEW_SHARE", 1)
-    keys = [(((1, 3, size, size),), (False, False)) for size in range(4, 9)]
+    keys = [(((1, 3, size, size),), (False, False, False)) for size in range(4, 9)]
     assert [net._forms.get(key) is not None for key in keys] == [True, *[False] * 3, True]
 
 

@@ -32,6 +32,7 @@ def invoke(*words):
         ("run", "model.onnx", "--trace"),
         ("bench", PROBLEM, "--resume"),
         ("verify", "im2col", "--json"),
+        ("verify", "im2col", "--html"),
         ("find", PROBLEM, "--lock"),
         ("pack", PROBLEM, "-o"),
         ("train", "digits", "--checkpoint"),

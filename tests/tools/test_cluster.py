@@ -210,9 +210,9 @@ def test_a_task_costs_little_beside_its_work_and_failures_are_said(farm):
 
 
 def test_plugins_are_verified_and_layers_timed_on_every_kind_of_device(farm, tmp_path):
-    report = tmp_path / "kit.json"
+    page, report = tmp_path / "kit.html", tmp_path / "kit.json"
     options = ["--level", "core", "--case", "1x1_s*", "--cluster", farm.address]
-    done = CliRunner().invoke(main, ["verify", "paced", *options, "--json", str(report)])
+    done = CliRunner().invoke(main, ["verify", "paced", *options, "--html", str(page), "--json", str(report)])
     assert done.exit_code == 0, done.output
     assert "paced" in done.output
     assert "passed" in done.output
@@ -220,6 +220,7 @@ def test_plugins_are_verified_and_layers_timed_on_every_kind_of_device(farm, tmp
     assert made["verdict"].startswith("passed")
     assert len(made["outcomes"]) == len({outcome["case"] for outcome in made["outcomes"]}) >= 1
     assert made["environment"]["device"]["vendor"] == "intel"
+    assert made["environment"]["device"]["name"] in page.read_text()
     told = tmp_path / "bench.json"
     done = CliRunner().invoke(
         main, ["bench", *PROBLEMS[:2], "--no-find", "--cluster", farm.address, "--json", str(told)]

@@ -1,9 +1,11 @@
-"""Several kinds of device: one JSON and one CSV file of all, a page a kind; the kit says where they differ."""
+"""Several kinds of device: one JSON and one CSV file of all, a page a kind; the kit's page has them side by side."""
 
 from __future__ import annotations
 
 import csv
 import json
+import re
+from html import unescape
 
 import pytest
 from click.testing import CliRunner
@@ -11,7 +13,7 @@ from reports import DEVICE, ENVIRONMENT, ROOFS
 
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.api.problem import ConvProblem
-from convdispatch.measurement.conformance import grouping, outcome
+from convdispatch.measurement.conformance import outcome, page
 from convdispatch.tools.benchmark import report
 from convdispatch.tools.benchmark.pages.page import render
 from convdispatch.tools.benchmark.report import Choice, Layer, Measured, Report, Row
@@ -71,6 +73,16 @@ def test_the_files_of_several_kinds_are_one_each_and_are_read_again(two, tmp_pat
         report.load(told)
 
 
+def table(page, heading):
+    """The words of the cells of the table after a heading, row by row."""
+    text = page.partition(f"<h2>{heading}</h2>")[2].partition("</table>")[0]
+    rows = [
+        re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL)
+        for row in re.findall(r"<tr>(.*?)</tr>", text, re.DOTALL)
+    ]
+    return [[unescape(re.sub("<[^>]+>", "", words)) for words in row] for row in rows]
+
+
 def verified(name, wide, *more):
     """The kit's report of a device of this name; ``wide`` is what became of one case."""
     said = {"fwd": "passed", "wide": wide, "tall": "refused"}
@@ -83,14 +95,20 @@ def verified(name, wide, *more):
 def test_a_plugin_on_several_kinds_says_where_they_differ(tmp_path):
     new = outcome.Outcome("a.x", "new", SECOND, "core", "passed")
     reports = [verified("One", "passed"), verified("Two", "failed", new)]
-    assert grouping.differences(reports) == [
+    assert page.differences(reports) == [
         ("wide", SECOND, "a.x", ["passed", "failed"]),
         ("new", SECOND, "a.x", ["not asked", "passed"]),
     ]
-    told = tmp_path / "v.json"
+    told, shown = tmp_path / "v.json", tmp_path / "v.html"
     told.write_text(json.dumps([each.to_json() for each in reports]))
-    done = CliRunner().invoke(main, ["verify", "--render", str(told), "--json", str(told)])
+    done = CliRunner().invoke(main, ["verify", "--render", str(told), "--html", str(shown), "--json", str(told)])
     assert done.exit_code == 1, done.output
-    assert "Where the kinds of device differ" in done.output
+    found = table(shown.read_text(), "Where the kinds differ")
+    assert found == [
+        ["case", "problem", "solver", "One", "Two"],
+        ["wide", SECOND, "a.x", "computed", "failed"],
+        ["new", SECOND, "a.x", "not asked", "computed"],
+    ]
     assert outcome.load_all(told) == reports
-    assert grouping.differences(reports[:1] * 2) == []
+    assert "Nowhere: every solver computed" in page.render(reports[0], reports[0])
+    assert "Where the kinds differ" not in page.render(reports[0])

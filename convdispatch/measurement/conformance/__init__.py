@@ -19,6 +19,7 @@ the same checks. A new check goes to ``checks``, a new case to the lists of ``le
 - ``errata``: tries errata again.
 - ``outcome``: the outcome of a case, and the report as JSON.
 - ``grouping``: failures grouped by what their cases have in common.
+- ``page``: a report as one HTML page.
 - ``test_plugin``: the kit as a pytest module.
 - ``pytest_options``: pytest's options for it.
 """

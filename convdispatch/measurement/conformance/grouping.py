@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from ...api.dtypes import ALL_DTYPES
 from ...api.errors import InvalidProblem
 from ...api.problem import ConvProblem
-from ..search.families import FAMILIES
 from .outcome import Outcome, Report
 
 FEATURES: dict[str, Callable[[ConvProblem], bool]] = {
@@ -99,23 +98,3 @@ def errors_by_dtype(outcomes: Iterable[Outcome]) -> str:
             for problem in _problems([outcome]):
                 worst[problem.dtype] = max(error, worst.get(problem.dtype, 0.0))
     return ", ".join(f"{dtype} {error:.0e}" for dtype, error in worst.items())
-
-
-def errors_by_family(outcomes: Iterable[Outcome]) -> str:
-    """The worst relative error on each family of data: ``normal 2e-07, summed_tens 5e-05``; empty if none was run."""
-    worst: dict[str, float] = {}
-    for outcome in outcomes:
-        for family in set(FAMILIES) & set(outcome.errors):
-            worst[family] = max(outcome.errors[family], worst.get(family, 0.0))
-    return ", ".join(f"{family} {worst[family]:.2g}" for family in FAMILIES if family in worst)
-
-
-def differences(reports: Sequence[Report]) -> list[tuple[str, str, str, list[str]]]:
-    """Case, problem, solver and each report's status or ``not asked``, where these are not all the same: of one
-    plugin on several kinds of device."""
-    found: dict[tuple[str, str, str], dict[int, str]] = {}
-    for number, report in enumerate(reports):
-        for outcome in report.outcomes:
-            found.setdefault((outcome.case, outcome.problem, outcome.solver), {})[number] = outcome.status
-    every = [(*key, [said.get(number, "not asked") for number in range(len(reports))]) for key, said in found.items()]
-    return [row for row in every if len(set(row[-1])) > 1]
