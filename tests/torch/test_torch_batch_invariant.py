@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-import convdispatch.torch as ct
-from convdispatch.api.errors import InvalidArgument, InvalidPolicy
-from convdispatch.api.policy import Policy, policy
-from convdispatch.torch import settings
-from convdispatch.torch.compile.backend import Backend
+torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
+
+import convdispatch.torch as ct  # noqa: E402
+from convdispatch.api.errors import InvalidArgument, InvalidPolicy  # noqa: E402
+from convdispatch.api.policy import Policy, policy  # noqa: E402
+from convdispatch.torch import settings  # noqa: E402
+from convdispatch.torch.compile.backend import Backend  # noqa: E402
 
 pytestmark = pytest.mark.computes
 
