@@ -50,6 +50,11 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def round_up(size: int, unit: int) -> int:
+    """The least multiple of ``unit`` that is not below ``size``."""
+    return cdiv(size, unit) * unit
+
+
 def lanes(device: DeviceInfo, dtype: str = "float32") -> int:
     """The number of elements in one vector of sums."""
     return max(4, min(16, device.simd_width)) * 4 // DTYPES[dtype].accumulator_size

@@ -25,7 +25,7 @@ from convdispatch.api import (
     epilogue_macros,
     kernel_text,
 )
-from convdispatch.api.cpu import Balance
+from convdispatch.api.cpu import Balance, round_up
 
 from .window import PatchWindow
 
@@ -182,8 +182,3 @@ class Depthwise:
         low = max(0, -(zero // step))
         last_column = (width - 1 - zero - max(self.reach[2])) // step
         return low, max(low, min(self.window.positions[2], math.floor(last_column) + 1))
-
-
-def round_up(value: int, unit: int) -> int:
-    """Round ``value`` up to a multiple of ``unit``."""
-    return -(-value // unit) * unit

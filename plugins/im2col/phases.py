@@ -23,9 +23,9 @@ from convdispatch.api import (
     phase_count,
     storage_macros,
 )
-from convdispatch.api.cpu import Balance
+from convdispatch.api.cpu import Balance, round_up
 
-from .depthwise import MAX_PLANE_BYTES, MAX_TAPS, round_up
+from .depthwise import MAX_PLANE_BYTES, MAX_TAPS
 
 PAIR_OPS, SINGLE_OPS = 3.0, 35.0
 """Operations at peak rate per element of x that is written: in pairs (stride 2), and one by one."""

@@ -14,12 +14,9 @@ from __future__ import annotations
 import functools
 
 from convdispatch.api import ConvProblem
+from convdispatch.api.cpu import round_up
 
 __all__ = ["Band"]
-
-
-def _round_up(n: int, unit: int) -> int:
-    return -(-n // unit) * unit
 
 
 class Band:
@@ -30,11 +27,11 @@ class Band:
         self.rows, self.unit = rows, unit
         self.channels = p.ic // p.g
         # In NHWC channels may be copied unpadded: a tap then reads into the next pixel, where its weights are zeros.
-        self.pixel = self.channels if unit == 4 and p.layout == "nhwc" else _round_up(self.channels, 4)
+        self.pixel = self.channels if unit == 4 and p.layout == "nhwc" else round_up(self.channels, 4)
         # Stride of output pixels along w and h: ``step`` in the slot's pixels, ``skip`` between the slot's pixels in x.
         self.step_w, self.skip_w = (1, p.sw) if p.kw == 1 else (p.sw, 1)
         self.step_h, self.skip_h = (1, p.sh) if p.kh == 1 else (p.sh, 1)
-        self.columns = _round_up((p.ow - 1) * self.step_w + (p.kw - 1) * p.dw + 1, self.step_w)
+        self.columns = round_up((p.ow - 1) * self.step_w + (p.kw - 1) * p.dw + 1, self.step_w)
         self.row_positions = self.columns // self.step_w
         """Positions from one row of y to the next in the slot."""
         self.band_rows = (rows - 1) * self.step_h + (p.kh - 1) * p.dh + 1

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convdispatch.api import ConvProblem, DeviceInfo, StepPlan, define
-from convdispatch.api.cpu import Balance, cdiv, uneven
+from convdispatch.api.cpu import Balance, cdiv, round_up, uneven
 from convdispatch.api.cpu import lanes as lanes_of
 
 from ..solving import KernelSolver
@@ -43,11 +43,11 @@ class TransposedKernel(Kernel):
         self.items = min(planes * self.bands, config["items"])
         self.pitch = p.ow * p.sw
         tap_row = p.sw + BLOCK_VECTORS * lanes
-        self.table = _round_up(sources * p.od * p.oh * self.pitch + lanes, lanes)
-        self.mask = self.table + _round_up(sources * p.kd * p.kh * cdiv(p.kw, p.sw) * tap_row, lanes)
-        self.sums = self.mask + _round_up(tap_row, lanes)
-        self.length = _round_up(max(p.pw + p.iw, (p.ow + cdiv(p.kw, p.sw)) * p.sw), lanes)
-        self.front = _round_up(p.kw, lanes)
+        self.table = round_up(sources * p.od * p.oh * self.pitch + lanes, lanes)
+        self.mask = self.table + round_up(sources * p.kd * p.kh * cdiv(p.kw, p.sw) * tap_row, lanes)
+        self.sums = self.mask + round_up(tap_row, lanes)
+        self.length = round_up(max(p.pw + p.iw, (p.ow + cdiv(p.kw, p.sw)) * p.sw), lanes)
+        self.front = round_up(p.kw, lanes)
         self.slot = self.front + self.sums + self.length + lanes
         self.workspace_size = self.items * self.slot * self.size
 
@@ -106,7 +106,3 @@ class DepthwiseTransposed(KernelSolver):
         """Yield configurations with 4 and with 16 work items per compute unit."""
         for items_per_unit in (4, 16):
             yield {"lanes": lanes_of(device, problem.dtype), "items": items_per_unit * device.compute_units}
-
-
-def _round_up(size: int, unit: int) -> int:
-    return cdiv(size, unit) * unit
