@@ -333,28 +333,30 @@ class Examination:
             return
         if ask(solver, "sums_by_batch", problem, info, self.config):
             return
-        operands = random_operands(problem.replace(mb=batches[0], constant_weights=False), 3)
-        shared = {"w", "bias"}
-        first: np.ndarray | None = None
-        for number, images in enumerate(batches):
-            part_problem = problem.replace(mb=images)
-            if ask(solver, "rejects", part_problem, info) is not None:
-                continue
-            start = min(5 * number, batches[0] - images)
+        accepted = [n for n in batches if ask(solver, "rejects", problem.replace(mb=n), info) is None]
+        if len(accepted) < 2:
+            return
+        largest = max(accepted)
+        operands = random_operands(problem.replace(mb=largest, constant_weights=False), 3)
+
+        def images_from(start: int, count: int) -> np.ndarray:
+            shared = {"w", "bias"}
             part = {
-                name: array if name in shared else np.ascontiguousarray(array[start : start + images])
+                name: array if name in shared else np.ascontiguousarray(array[start : start + count])
                 for name, array in operands.items()
             }
-            got = Examination(solver, part_problem, self.config, None, self.queue).compute(part)
-            if first is None:
-                first, first_start = got, start
-                continue
-            expected = first[start - first_start : start - first_start + images]
+            return Examination(solver, problem.replace(mb=count), self.config, None, self.queue).compute(part)
+
+        # Each batch is a part of the largest that the solver takes, so each of its images has a counterpart there.
+        whole = images_from(0, largest)
+        for number, images in enumerate(accepted):
+            start = min(5 * number, largest - images)
+            got, expected = images_from(start, images), whole[start : start + images]
             wrong = [i for i in range(images) if got[i].tobytes() != expected[i].tobytes()]
             if wrong:
                 raise Fault(
                     "batch",
-                    f"{len(wrong)} of {images} images have other bits than in a batch of {first.shape[0]}, the first "
+                    f"{len(wrong)} of {images} images have other bits than in a batch of {largest}, the first "
                     f"at position {wrong[0]}: sums_by_batch says so of a configuration, batch_invariant of a solver",
                 )
 

@@ -63,6 +63,7 @@ KERNEL_FAULTS = {
     ),
 }
 """What the kernel is made to say instead."""
+KERNEL_FAULTS["sums_by_the_batch_of_few"] = KERNEL_FAULTS["sums_by_the_batch"]
 
 
 class Plan:
@@ -136,6 +137,10 @@ class Plan:
             return cl.enqueue_nd_range_kernel(queue, kernel, (size,), None, wait_for=wait_for)
 
 
+FEW = 5
+"""Most images of the solvers that refuse larger batches: fewer than the kit's largest batch."""
+
+
 class Direct(Solver):
     """2-D forward, float32, NCHW; with one fault."""
 
@@ -165,6 +170,8 @@ class Direct(Solver):
             return f"nchw only, got {problem.layout}"
         if problem.dtype != "float32" and self.fault != "forgets_dtype":
             return f"float32 only, got {problem.dtype}"
+        if problem.mb > FEW and self.fault in ("few_images", "sums_by_the_batch_of_few"):
+            return f"{FEW} images at most, got {problem.mb}"
         return None
 
     def workspace(self, problem, device, config):
@@ -196,6 +203,7 @@ FAULTS = {
     "spreads_to_a_neighbour": "nonfinite", "cuts_an_infinity": "nonfinite",
     "hurries": "order", "does_not_chain": "order", "not_for_threads": "threads", "raises_at_the_third": "plan",
     "does_not_plan": "plan", "returns_no_event": "plan", "one_key_for_all": "keys", "sums_by_the_batch": "batch",
+    "sums_by_the_batch_of_few": "batch",
     # what a solver answers
     "refuses_without_words": "words", "refuses_with_true": "words", "changes_its_mind": "words",
     "raises_when_asked": "words", "offers_nothing": "configurations", "offers_no_json": "configurations",
@@ -205,4 +213,4 @@ FAULTS = {
 
 @hookimpl
 def convdispatch_solvers():
-    return [Direct("sound"), *(Direct(fault) for fault in FAULTS)]
+    return [Direct("sound"), Direct("few_images"), *(Direct(fault) for fault in FAULTS)]
