@@ -14,9 +14,10 @@ import functools
 import math
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..calls.arrays import interchange
@@ -25,9 +26,6 @@ from ..device.commands.queues import commands_of
 from ..device.commands.recording import Slot
 from ..device.programs.strided_copy import copy_strided
 from .taping import current_tape
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 
 @functools.lru_cache(maxsize=4096)

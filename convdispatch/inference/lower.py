@@ -6,9 +6,10 @@ import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
@@ -27,9 +28,6 @@ from ..selection.prepared import Prepared
 from .graph import Graph, Node, Ref, Value, is_planned, map_operands, operands
 from .passes.incremental_concat import incremental_concats
 from .weights import Weights
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 
 @dataclass(frozen=True)

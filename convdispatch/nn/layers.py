@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
@@ -21,9 +22,6 @@ from ..elementwise.tensor import Parameter, Tensor
 from . import functional
 from .convolution import picture_of
 from .modules import Module, tell
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 
 class _Weighted(Module):

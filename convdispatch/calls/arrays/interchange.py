@@ -15,9 +15,10 @@ import ctypes
 import math
 import threading
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p, py_object
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import pyopencl as cl
 
 from ...api.dtypes import numpy_dtype
 from ...api.errors import InvalidArgument
@@ -25,9 +26,6 @@ from ...device import runtime
 from ...device.cuda_driver import cuda_of
 from ...device.memory import allocator as memory
 from ...device.places.stream import Stream, StreamMemory, dlpack_kind
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 CPU, CUDA = 1, 2
 _UNUSED_NAME, _USED_NAME = b"dltensor", b"used_dltensor"
@@ -88,8 +86,6 @@ _lock = threading.Lock()
 
 def host_address(queue: cl.CommandQueue, buffer: cl.MemoryObject, size: int) -> int | None:
     """The host address of a CPU device's buffer; None on another device. Waits for the queue."""
-    import pyopencl as cl
-
     if runtime.device_info(queue.device).type != "cpu":
         return None
     flags = cl.map_flags.READ | cl.map_flags.WRITE
@@ -305,8 +301,6 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtyp
 
 
 def _over_host(queue: cl.CommandQueue, address: int, size: int) -> cl.Buffer:
-    import pyopencl as cl
-
     if not size:
         return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 1)
     host_bytes = np.frombuffer((c_uint8 * size).from_address(address), np.uint8)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 from pyopencl import SVM
 
 from ...api.errors import InvalidArgument
@@ -20,9 +21,6 @@ from ...device.commands.host_memory import HostMemory
 from ...device.commands.queues import commands_of
 from ...device.places.stream import Stream
 from ...selection.prepared import Constant
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 
 class Operands:

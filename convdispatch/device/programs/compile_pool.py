@@ -16,7 +16,9 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ...api.errors import BuildFailed
 from .. import background
@@ -25,9 +27,6 @@ from ..commands.interface import thread
 from ..opencl.platforms import address
 from ..planning_lock import locked, unlocked
 from ..startup_profile import current_layer, layer, phase
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 MAX_COMPILERS = 16
 """The most compilers that run in parallel: more hardly speed up a net of a hundred programs, each of which compiles
