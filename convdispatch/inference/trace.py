@@ -53,7 +53,6 @@ class _Tracer:
         return Tensor(slot, value.shape, value.dtype, self.recording)
 
     def ref(self, tensor: Any) -> Any:
-        """A traced tensor as a Ref, a parameter as itself."""
         if not isinstance(tensor.base_data, Slot):
             return tensor
         slot = tensor.base_data

@@ -54,7 +54,6 @@ class _Planned(_Weighted):
     _w: Any = None
 
     def problem(self, x_shape: Sequence[int], residual: bool = False) -> ConvProblem:
-        """Return the ConvProblem of a call of this layer with an x of that shape."""
         w, options = self._shaped(), {"stride": 1, "padding": 0, "dilation": 1, "groups": 1} | self.options
         options |= {"bias": self.bias is not None, "residual": residual, "constant_weights": self._w is not None}
         x_shape = picture_of(x_shape, options["layout"]) if len(x_shape) == 2 else x_shape

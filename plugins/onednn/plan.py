@@ -49,7 +49,6 @@ class _Work:
         self._primitives.append((primitive, pairs))
 
     def reorder(self, source: Descriptor, origin: c_void_p, target: Descriptor, destination: c_void_p) -> None:
-        """Append a reorder from one layout to another."""
         engine = self._lib.engine
         descriptor = self._lib.make("reorder_primitive_desc_create", source.handle, engine, target.handle, engine, None)
         primitive = self._lib.make("primitive_create", descriptor)

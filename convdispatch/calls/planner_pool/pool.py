@@ -240,8 +240,6 @@ def _shorten(tables: dict[str, Any], most: int) -> None:
 
 
 class _Child(Child):
-    """A child process that plans problems for one device."""
-
     def __init__(self, device: cl.Device) -> None:
         super().__init__(f"{__package__}.worker", {"device": runtime.address(device)}, environment=FEW_THREADS)
         try:

@@ -93,7 +93,6 @@ class OpenCLQueue(Commands):
 
 
 def _unchanged(memory: Any) -> Any:
-    """Returns memory unchanged, as a kernel's argument."""
     return memory
 
 

@@ -358,7 +358,6 @@ class _Unpooled:
         self._context = queue.context
 
     def allocate(self, size: int) -> cl.Buffer:
-        """A new buffer."""
         return cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size)
 
     def free_held(self) -> None:

@@ -200,7 +200,6 @@ class _Pool:
             self._start_one()
 
     def start(self) -> None:
-        """Start all compilers."""
         with self._lock:
             for _ in range(self.count):
                 self._start_one()
@@ -212,7 +211,6 @@ class _Pool:
 
     @property
     def started(self) -> bool:
-        """Whether any compiler has been started."""
         return self._started > 0
 
     def end(self) -> None:
@@ -269,8 +267,6 @@ class _Pool:
 
 
 class _Child(Child):
-    """A child process that compiles for one device."""
-
     def __init__(self, device: cl.Device) -> None:
         super().__init__("convdispatch.device.compiler", {"device": address(device)}, environment=FEW_THREADS)
 

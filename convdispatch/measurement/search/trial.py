@@ -354,7 +354,6 @@ class _Scratch:
 
 
 def _with_guards(size: int) -> int:
-    """Bytes of a buffer of ``size`` bytes between two guard zones."""
     return -(-max(size, 1) // GUARD) * GUARD + 2 * GUARD
 
 
