@@ -117,7 +117,6 @@ class _Relayout:
         self._weights: dict[int, Tensor] = {}
 
     def run(self) -> Graph:
-        """The whole graph."""
         for node in self.old.nodes:
             turns = self._turns(node)
             of_turned = self._broadcast_operand if node.name == "apply" else self._other_operand

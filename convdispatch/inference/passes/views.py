@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 
+from ...calls.arrays.operands import contiguous_strides, is_contiguous
 from ..graph import Ref, Value
 
 Axis = tuple[int, int, int]
@@ -21,14 +21,12 @@ def permuted(ref: Ref, order: Sequence[int]) -> Ref:
 def view(value: Value, shape: Iterable[int], strides: Iterable[int], offset: int) -> Ref:
     """A view whose strides are None where it is contiguous."""
     shape, strides = tuple(shape), tuple(strides)
-    expected = _contiguous(shape, value.dtype.itemsize)
-    alike = all(size == 1 or stride == step for size, stride, step in zip(shape, strides, expected, strict=True))
-    return Ref(value, shape, None if alike else strides, offset)
+    return Ref(value, shape, None if is_contiguous(shape, strides, value.dtype.itemsize) else strides, offset)
 
 
 def strides_of(ref: Ref) -> tuple[int, ...]:
     """The strides of a view in bytes."""
-    return _contiguous(ref.shape, ref.value.dtype.itemsize) if ref.strides is None else ref.strides
+    return contiguous_strides(ref.shape, ref.value.dtype.itemsize) if ref.strides is None else ref.strides
 
 
 def in_layout(ref: Ref, picture: Value, layout: str) -> Ref | None:
@@ -44,7 +42,7 @@ def in_layout(ref: Ref, picture: Value, layout: str) -> Ref | None:
 def of_original(ref: Ref, original: Ref) -> Ref | None:
     """A view of a contiguous copy as a view of what was copied; None where one stride passes several of its axes."""
     axes: list[Axis] = []
-    own = _contiguous(original.shape, original.value.dtype.itemsize)
+    own = contiguous_strides(original.shape, original.value.dtype.itemsize)
     for size, stride, source in zip(original.shape, own, strides_of(original), strict=True):
         if size == 1:
             continue
@@ -77,8 +75,3 @@ def _in_memory(ref: Ref, axes: Sequence[Axis], value: Value, start: int) -> Ref 
         else:
             return None
     return view(value, ref.shape, strides, offset)
-
-
-def _contiguous(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    steps = itertools.accumulate(shape[:0:-1], lambda step, size: step * size, initial=itemsize)
-    return tuple(steps)[::-1] if shape else ()
