@@ -45,6 +45,10 @@ Key: TypeAlias = "tuple[DeviceInfo, str]"
 """The device, and the key of the choice in the device's decision store."""
 
 
+FORMS = "forms 2"
+"""Changes whenever graphs become other commands than before, so that choices among earlier forms are timed again."""
+
+
 def choice_key(graph: Graph, queue: cl.CommandQueue, purpose: str) -> Key | None:
     """Return the key under which a choice for this graph is stored; None if it must not be stored."""
     if replace(current_policy(), tier=None) != Policy():
@@ -54,7 +58,7 @@ def choice_key(graph: Graph, queue: cl.CommandQueue, purpose: str) -> Key | None
 
 def described(graph: Graph) -> list[str]:
     """Return a text for each operation that a net computes."""
-    descriptions = []
+    descriptions = [FORMS]
     for node in graph.nodes:
         shapes = [ref.shape for ref in operands(node.result) if isinstance(ref, Ref)]
         descriptions.append(str(problem_of(node)) if is_planned(node) else f"{node.name}{shapes}")

@@ -21,6 +21,7 @@ from ...nn.convolution import picture_of
 from ..graph import Graph, Node, Ref, Value
 from .incremental_concat import nest_concats
 from .integer_formulas import merge_integers
+from .padding import take_in_zeros
 from .pointwise import merge
 from .quantization import to_integers
 
@@ -37,6 +38,7 @@ def fuse(graph: Graph) -> Graph:
         if node.name == LINEAR:
             _linear_to_convolution(node)
     to_integers(graph)
+    take_in_zeros(graph)
     uses = graph.uses()
     while sum([_fuse_one(graph, node, uses) for node in list(graph.nodes)]):
         pass
