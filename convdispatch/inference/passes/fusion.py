@@ -24,6 +24,7 @@ from .integer_formulas import merge_integers
 from .padding import take_in_zeros
 from .pointwise import merge
 from .quantization import to_integers
+from .views import activate_whole_values
 
 CONVOLUTION, TRANSPOSED, LINEAR, BATCH_NORM = "convolution", "transposed_convolution", "linear", "batch_norm"
 
@@ -38,7 +39,7 @@ def fuse(graph: Graph) -> Graph:
         if node.name == LINEAR:
             _linear_to_convolution(node)
     to_integers(graph)
-    take_in_zeros(graph)
+    take_in_zeros(activate_whole_values(graph))
     uses = graph.uses()
     while sum([_fuse_one(graph, node, uses) for node in list(graph.nodes)]):
         pass
