@@ -1,10 +1,11 @@
-"""Reads files that others may have written: regular files only, up to a limit of bytes.
+"""Files that others write or read too: regular ones are read up to a limit of bytes, and written whole or not at all.
 
 Reading a pipe or a device instead of a regular file could hang or never end. Whatever is wrong raises OSError.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -41,3 +42,28 @@ def _check(status: os.stat_result, most: int) -> None:
         raise OSError(errno.EINVAL, "it is no regular file")
     if status.st_size > most:
         raise OSError(errno.EFBIG, f"it has {status.st_size} bytes, at most {most} are read")
+
+
+def publish(path: Path, content: str | bytes, durable: bool = True) -> None:
+    """Make ``content`` that of a file, whole or not at all; ``durable``: through a power cut too. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary_path = path.parent / f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
+    try:
+        with temporary_path.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary_path.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary_path.unlink(missing_ok=True)
+        raise
+    # Not every file system supports fsync of a folder.
+    with contextlib.suppress(OSError):
+        handle = os.open(path.parent, os.O_RDONLY) if durable else None
+        if handle is not None:
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)

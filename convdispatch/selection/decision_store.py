@@ -29,6 +29,7 @@ from ..api.policy import Policy, current_policy
 from ..api.problem import ConvProblem
 from ..device import rates
 from ..device.cache import artifact_store
+from ..device.plainfile import publish
 from ..device.programs import template_cache
 from ..device.programs.binary_cache import folder
 from .choice import lockfile
@@ -39,7 +40,6 @@ from .plugins import errata
 from .plugins.loader import plugins
 from .plugins.registry import packaged_path, registry_path
 from .records.perfdb import perfdb, scope_of, user_folder
-from .records.record_files import publish
 from .solver_query import admits, query, serves
 
 SUFFIX = ".decisions"

@@ -99,9 +99,6 @@ def _read() -> dict[str, str]:
 
 def _write(results: dict[str, str]) -> None:
     for file in _files():
-        draft = file.with_name(f".{file.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_text(json.dumps(results), encoding="utf-8")
-            draft.replace(file)
+            plainfile.publish(file, json.dumps(results), durable=False)
             return

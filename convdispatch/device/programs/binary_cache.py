@@ -17,7 +17,6 @@ import functools
 import hashlib
 import os
 import random
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -216,15 +215,7 @@ def read_file(path: Path, form: bytes) -> bytes | None:
 def write_file(path: Path, form: bytes, content: bytes) -> None:
     """Write a cache file; does nothing if the folder cannot be written or the disk is full."""
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        number, draft = tempfile.mkstemp(suffix=".part", dir=path.parent)
-        try:
-            with os.fdopen(number, "wb") as file:
-                file.write(form + hashlib.sha256(content).digest() + content)
-            Path(draft).replace(path)
-        except BaseException:
-            Path(draft).unlink()
-            raise
+        plainfile.publish(path, form + hashlib.sha256(content).digest() + content, durable=False)
         if _sweep_draws.random() * _MAX_CACHE_BYTES < len(content) * _SWEEPS:
             _sweep(path.parent)
 

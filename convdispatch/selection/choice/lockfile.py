@@ -18,7 +18,7 @@ from ...api.errors import ConvDispatchError, InvalidArgument, InvalidPolicy
 from ...api.policy import forbid_when_frozen
 from ...api.problem import ConvProblem
 from ...device import jsontext, plainfile
-from ..records.record_files import publish
+from ...device.plainfile import publish
 
 SCHEMA = 1
 

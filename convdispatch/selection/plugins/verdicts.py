@@ -25,9 +25,9 @@ from ...api.device import DeviceInfo
 from ...api.errors import ConvDispatchError, ConvDispatchWarning
 from ...api.problem import ConvProblem
 from ...device import jsontext, plainfile
+from ...device.plainfile import publish
 from ..records.perfdb import user_folder
 from ..records.record import device_key
-from ..records.record_files import publish
 
 IMPORT_S = 60.0
 """Seconds that a plugin may take to import in a child, on a busy machine."""

@@ -27,6 +27,7 @@ from ...api.errors import ConvDispatchWarning, InvalidArgument
 from ...api.policy import Policy, forbid_when_frozen
 from ...api.problem import ConvProblem
 from ...device import plainfile
+from ...device.plainfile import publish
 from .record import (
     Damaged,
     NewerSchema,
@@ -36,7 +37,7 @@ from .record import (
     device_key,
     is_device_key,
 )
-from .record_files import file_text, publish, read_records, text_name
+from .record_files import file_text, read_records, text_name
 from .timing import Timing, verdict
 
 ENTRY_POINTS = "convdispatch.records"
