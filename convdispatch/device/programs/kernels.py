@@ -24,6 +24,7 @@ from ...api.errors import PluginError
 from ...api.problem import ConvProblem
 from ..cache import artifact_store
 from ..cache.bounded import KB, MB, Bounded, Budget, Families
+from ..cache.store import TEXTS
 from ..commands.interface import Commands, Kernel, thread
 from ..commands.queues import commands_of
 from ..opencl.platforms import device_info
@@ -102,18 +103,9 @@ def _rendered(package: str, file: str, values: Mapping[str, Any]) -> str:
     template = _read(package, file)
     subject = template_cache.Subject(package, template, values)
     pack_key = subject.artifact_key() if artifact_store.wants_texts() else None
-    stored = None if pack_key is None else artifact_store.find("texts", pack_key)
-    if stored is not None:
-        return stored[0]
-    key = subject.text_key()
-    text = None if key is None else template_cache.load(key)
-    if text is None:
-        text = _template(package, file).render(**values)
-        if key is not None:
-            template_cache.store(key, text)
-    if pack_key is not None:
-        artifact_store.note("texts", pack_key, lambda: text)
-    return text
+    return TEXTS.cached(
+        subject.text_key(), pack_key, lambda: _template(package, file).render(**values), f"{package}/{file}"
+    )
 
 
 def kernel_text(package: str, file: str, **values: Any) -> str:

@@ -17,6 +17,7 @@ A new subcommand is a function in a module here, named in ``COMMANDS``; options 
 - ``translate``: ``translate``.
 - ``kernel``: ``kernel``, ``targets``.
 - ``database``: ``db``.
+- ``cache``: ``cache list``, ``cache show``, ``cache clear``.
 - ``config``: ``config``.
 - ``calibrate``: ``calibrate``.
 - ``fit``: ``fit-cost``.
@@ -41,6 +42,7 @@ __all__ = ["main", "run"]
 
 COMMANDS = {
     "bench": ".bench",
+    "cache": ".cache",
     "calibrate": ".calibrate",
     "classify": ".classify",
     "cluster": ".cluster",
