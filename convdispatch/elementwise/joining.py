@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..device import runtime
@@ -16,9 +17,6 @@ from ..device.tracing import operation
 from .apply import compute
 from .taping import current_tape, paused
 from .tensor import Tensor
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 MAX_PARTS = 8
 """The most tensors that one kernel joins."""

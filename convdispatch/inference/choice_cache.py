@@ -13,7 +13,9 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ..api.policy import Policy, current_policy
 from ..device.cache.keys import key_of
@@ -24,9 +26,6 @@ from .form_benchmark import Verdict
 from .graph import Graph, Ref, is_planned, operands
 from .lower import problem_of
 from .passes.layout import LAYOUTS, MIXED
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 ENOUGH = 2
 """The number of consecutive measurements that must name the same form before the choice is final."""

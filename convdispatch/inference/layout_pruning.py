@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+import pyopencl as cl
+
 from ..api.device import DeviceInfo
 from ..api.errors import ConvDispatchError
 from ..api.policy import CHOICE_BATCH, current_policy
@@ -26,8 +28,6 @@ from .lower import problem_of
 from .passes.layout import LAYOUTS, relayout, reorder, traced_layout
 
 if TYPE_CHECKING:
-    import pyopencl as cl
-
     from ..api.problem import ConvProblem
 
 Ranked: TypeAlias = "dict[ConvProblem, Choices]"

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+import pyopencl as cl
 
 from ...api.problem import ConvProblem
 from ..cache import artifact_store
@@ -18,9 +19,6 @@ from ..cache.store import TEXTS
 from ..commands.interface import thread
 from ..planning_lock import unlocked
 from .template_cache import Subject
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _PASSED = "passed"
 _lock = threading.Lock()

@@ -84,7 +84,6 @@ class _Relayout:
         self._weights: dict[int, Tensor] = {}
 
     def run(self) -> Graph:
-        """The whole graph."""
         for node in self.old.nodes:
             turns = self._turns(node)
             change = self._other_operand if turns else self._plain_operand
@@ -171,5 +170,4 @@ class _Relayout:
 
 
 def _is_vector(ref: Ref) -> bool:
-    """Return whether an operand is a flat view as images of one pixel."""
     return ref.is_flat and sorted(ref.shape)[:2] == [1, 1] and (ref.shape[1:3] == (1, 1) or ref.shape[2:] == (1, 1))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyopencl as cl
 
 from ...api.dtypes import storage_macros
 from ...api.policy import current_policy
@@ -14,9 +14,6 @@ from ...device.programs.kernels import Launch, build, config_macros, keeps_progr
 from ...elementwise.tensor import Tensor
 from ..convolution import dense
 from ..tape import current_tape
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _ITEMS = 64
 _FEW = 1 << 13
