@@ -17,8 +17,7 @@ A new subcommand is a function in a module here, named in ``COMMANDS``; options 
 - ``translate``: ``translate``.
 - ``kernel``: ``kernel``, ``targets``.
 - ``database``: ``db``.
-- ``cache``: ``cache list``, ``cache show``, ``cache clear``.
-- ``config``: ``config``.
+- ``cache``: ``cache list``, ``cache show``, ``cache clear``; ``config``.
 - ``calibrate``: ``calibrate``.
 - ``fit``: ``fit-cost``.
 - ``new_plugin``: ``new-plugin``.
@@ -46,7 +45,7 @@ COMMANDS = {
     "calibrate": ".calibrate",
     "classify": ".classify",
     "cluster": ".cluster",
-    "config": ".config",
+    "config": ".cache",
     "db": ".database",
     "doctor": ".inspect",
     "explain": ".inspect",

@@ -1,4 +1,4 @@
-"""``cache``: what this machine decided, made and measured: list it, look into it, and clear it."""
+"""``cache``: what this machine decided, made and measured: list it, look into it, and clear it; and ``config``."""
 
 from __future__ import annotations
 
@@ -73,3 +73,13 @@ def _places() -> dict[str, tuple[Any, Any, str, str]]:
     """Tables and folders by name: what has size() and clear(), its folder, what it holds, and its variable."""
     tables = {name: (table, table.folder() or "off", table.what, KERNEL_CACHE.name) for name, table in TABLES.items()}
     return tables | {folder.name: (folder, folder.path, folder.what, folder.variable) for folder in folders()}
+
+
+@click.command(no_args_is_help=True)
+@click.option("--include", is_flag=True, help="Print the folder of convdispatch_plugin.h, for a C compiler.")
+def config(include: bool) -> None:
+    """Print where this installation's files for C compilers are."""
+    from ...selection.vendors.discovery import HEADER
+
+    if include:
+        echo(str(HEADER.parent))
