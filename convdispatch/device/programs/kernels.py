@@ -22,7 +22,6 @@ import pyopencl as cl
 
 from ...api import settings
 from ...api.errors import PluginError
-from ...api.problem import ConvProblem
 from ..cache import artifact_store
 from ..cache.bounded import KB, MB, Bounded, Budget, Families
 from ..cache.store import TEXTS
@@ -291,51 +290,6 @@ def keeps_programs(make: Callable[..., Any]) -> Callable[..., Any]:
 
 OPERANDS = ("x", "w", "y", "workspace", "bias", "residual")
 """The operands that an enqueue passes to every launch, in this order."""
-
-
-class KernelPlan:
-    """The usual Plan: one program and its launches in order.
-
-    ``launches`` holds ``(kernel, global_size, local_size, arguments)``; ``arguments`` is a string of names among
-    ``x w y bias residual workspace``, or a sequence that mixes these names with NumPy scalars. The program's text is
-    the problem's macros, the configuration's, then ``file``.
-    """
-
-    def __init__(
-        self,
-        context: cl.Context,
-        package: str,
-        file: str,
-        problem: ConvProblem,
-        config: Mapping[str, Any],
-        launches: Sequence[tuple[str, tuple[int, ...], tuple[int, ...] | None, str | Sequence[Any]]],
-        *,
-        workspace_size: int = 0,
-        options: Sequence[str] = (),
-    ) -> None:
-        text = problem.macros() + config_macros(config) + kernel_text(package, file, problem=problem, config=config)
-        self.program = build(context, text, options)
-        self.workspace_size = workspace_size
-        self._launches = [Launch(self.program, *launch, names=OPERANDS) for launch in launches]
-
-    def enqueue(
-        self,
-        queue: cl.CommandQueue,
-        x: cl.MemoryObject,
-        w: cl.MemoryObject,
-        y: cl.MemoryObject,
-        workspace: cl.MemoryObject | None,
-        wait_for: Sequence[cl.Event] | None = None,
-        *,
-        bias: cl.MemoryObject | None = None,
-        residual: cl.MemoryObject | None = None,
-    ) -> cl.Event:
-        """Enqueue the launches, chained by events so that an out-of-order queue keeps their order."""
-        operands = (x, w, y, workspace, bias, residual)
-        event = None
-        for launch in self._launches:
-            event = launch(queue, operands, wait_for if event is None else (event,))
-        return event
 
 
 class Launch:
