@@ -30,6 +30,7 @@ from ..commands.queues import commands_of
 from ..opencl.platforms import device_info
 from ..startup_profile import phase
 from . import template_cache, work_groups
+from .binary_cache import compiled
 
 _HEADER = "convdispatch.api"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -210,9 +211,6 @@ def forget() -> None:
 
 
 def _compile(context: cl.Context, text: str | bytes, options: Sequence[str]) -> tuple[cl.Program, int]:
-    # compiled() caches binaries itself, because pyopencl's cache waits for locks that dead processes left.
-    from .binary_cache import compiled
-
     # Oclgrind's compiler defines cl_khr_fp16, although its device lacks the extension and computes float16 wrongly.
     simulated = [device for device in context.devices if device_info(device).vendor == "oclgrind"]
     on_cpu = isinstance(text, str) and all(device_info(device).type == "cpu" for device in context.devices)
