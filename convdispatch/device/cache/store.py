@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import platformdirs
 
 from ...api import settings
-from .. import jsontext, plainfile
+from .. import plainfile
 from . import artifact_store
 
 if TYPE_CHECKING:
@@ -64,7 +64,10 @@ def _text(data: bytes) -> str:
 
 
 def _mapping(data: bytes) -> dict[str, Any]:
-    value = jsontext.loads(data)
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise ValueError("lists or objects stand too deep in each other") from None
     if not isinstance(value, dict):
         raise ValueError("it is no mapping")
     return value
