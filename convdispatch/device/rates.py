@@ -96,7 +96,7 @@ def keep(device: DeviceInfo, found: DeviceRates) -> Path:
     if switched_off():
         raise OSError("CONVDISPATCH_RATES=off keeps no rates")
     path = place(device)
-    plainfile.publish(path, json.dumps({name: getattr(found, name) for name in _FIELDS}) + "\n", durable=False)
+    plainfile.publish(path, json.dumps({name: getattr(found, name) for name in _FIELDS}) + "\n")
     rates.cache_clear()
     return path
 

@@ -2,30 +2,28 @@
 
 NVIDIA's OpenCL (driver 580.159) ends the process when it imports 512 MiB or more on a host with two H200, whichever of
 them ``CUDA_VISIBLE_DEVICES`` shows; on a host with one it does not. Nothing distinguishes such hosts beforehand. So a
-child process tries an import when large memory is first needed, and the result is cached in the user's cache until the
-host reboots. ``CONVDISPATCH_LARGE_IMPORTS``, 0 or 1, decides without a trial.
+child process tries an import when large memory is first needed, and the store keeps the result until the host
+reboots. ``CONVDISPATCH_LARGE_IMPORTS``, 0 or 1, decides without a trial.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import hashlib
 import platform
 import signal
 import threading
 import warnings
 from pathlib import Path
 
-import platformdirs
 import pyopencl as cl
 
 from ...api import settings
 from ...api.errors import ConvDispatchWarning
+from ..cache.keys import key_of
+from ..cache.store import TRIALS
 from ..child import Child, Silent
 from ..cuda_driver import Cuda, CudaError, Shared
 from ..opencl.platforms import address
-from ..plainfile import publish
 
 USUAL = 384 << 20
 """Bytes of the largest import that has ended no process on any host."""
@@ -80,13 +78,10 @@ def _large_are_safe(device: cl.Device) -> bool:
     setting = settings.LARGE_IMPORTS.value()
     if setting is not None:
         return bool(setting)
-    cached = _folder() / _key(device)
-    try:
-        answer = cached.read_text()
-        if answer in _RESULTS.values():
-            return answer == "safe"
-    except (OSError, UnicodeDecodeError):
-        pass
+    key = _key(device)
+    outcome = (TRIALS.get(key) or {}).get("outcome")
+    if outcome in _RESULTS.values():
+        return bool(outcome == "safe")
     status, error = _try_import(device)
     if status not in _RESULTS:
         warnings.warn(
@@ -97,8 +92,7 @@ def _large_are_safe(device: cl.Device) -> bool:
             stacklevel=2,
         )
         return False
-    with contextlib.suppress(OSError):  # where the cache folder cannot be written, the next process tries again
-        publish(cached, _RESULTS[status], durable=False)
+    TRIALS.put(key, {"outcome": _RESULTS[status]}, f"importing large memory of CUDA's on {device.name.strip()}")
     return status == 0
 
 
@@ -123,8 +117,4 @@ def _key(device: cl.Device) -> str:
         host = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         host = platform.node()
-    return hashlib.sha256(repr((device.name, device.driver_version, host)).encode()).hexdigest()[:16]
-
-
-def _folder() -> Path:
-    return Path(platformdirs.user_cache_dir("convdispatch")) / "imports"
+    return key_of("large import", device.name, device.driver_version, host)

@@ -91,7 +91,7 @@ def announce() -> str | None:
     for number, (_, library) in enumerate(usable):
         target = folder / f"{number:02d}-{Path(library).name.split('.')[0]}.icd"
         if not target.exists():
-            plainfile.publish(target, library + "\n", durable=False)
+            plainfile.publish(target, library + "\n")
     os.environ["OCL_ICD_VENDORS"] = str(folder)
     return str(folder)
 

@@ -25,7 +25,6 @@ from ...api.device import DeviceInfo
 from ...api.errors import ConvDispatchError, ConvDispatchWarning
 from ...api.problem import ConvProblem
 from ...device import jsontext, plainfile
-from ...device.plainfile import publish
 from ..records.perfdb import user_folder
 from ..records.record import device_key
 
@@ -110,7 +109,7 @@ def _set_entry(kind: str, key: str, value: Any) -> None:
             values[kind][key] = value
         _tables_of_file[_file()] = values
         with contextlib.suppress(OSError):
-            publish(_file(), json.dumps(values, sort_keys=True, indent=1) + "\n")
+            plainfile.publish(_file(), json.dumps(values, sort_keys=True, indent=1) + "\n", durable=True)
 
 
 def refresh() -> None:
@@ -130,7 +129,7 @@ def lift(problem: ConvProblem | None = None) -> None:
             values["solvers"] = {k: v for k, v in values["solvers"].items() if k.split(" ")[0] != str(problem)}
         _tables_of_file[_file()] = values
         with contextlib.suppress(OSError):
-            publish(_file(), json.dumps(values, sort_keys=True, indent=1) + "\n")
+            plainfile.publish(_file(), json.dumps(values, sort_keys=True, indent=1) + "\n", durable=True)
 
 
 def fingerprint(version: str, places: Iterable[Path]) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 from ...api.errors import ConvDispatchError, InvalidArgument
 from ...api.problem import ConvProblem
 from ...device import plainfile
-from ...device.plainfile import publish
 from .perfdb import PerfDB
 from .record import Record
 from .record_files import file_text, read_records
@@ -28,7 +27,7 @@ def export_pack(db: PerfDB, path: Path | str, device: str | None = None) -> int:
     keys = db.devices() if device is None else [device]
     records = sorted((r for key in keys for r in db.all(key)), key=lambda r: (r.device, r.choice))
     try:
-        publish(Path(path), file_text(records))
+        plainfile.publish(path, file_text(records), durable=True)
     except (OSError, ValueError) as error:  # A path that contains a NUL character raises ValueError.
         raise InvalidArgument(f"cannot write {path}: {error}") from None
     return len(records)

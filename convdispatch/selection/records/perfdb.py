@@ -27,7 +27,6 @@ from ...api.errors import ConvDispatchWarning, InvalidArgument
 from ...api.policy import Policy, forbid_when_frozen
 from ...api.problem import ConvProblem
 from ...device import plainfile
-from ...device.plainfile import publish
 from .record import (
     Damaged,
     NewerSchema,
@@ -192,7 +191,7 @@ class PerfDB:
         (key,) = {record.device for record in records}
         text = file_text(records)
         path = self.folder_of(key) / text_name(text)
-        publish(path, text)
+        plainfile.publish(path, text, durable=True)
         self._add_to_cache(key, records)
         return path
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from ...api.errors import InvalidArgument
 from ...api.problem import ConvProblem
-from ...device import declared
-from ...device.plainfile import publish
+from ...device import declared, plainfile
 from ...measurement.run_reports import only, read_reports
 
 SCHEMA = 1
@@ -222,4 +221,4 @@ def load_all(path: Path) -> list[Report]:
 def write_json(report: Report | Sequence[Report], path: Path) -> None:
     """Write the report, or a list of several, for ``load_all``. The file is replaced when the new one is complete."""
     values = report.to_json() if isinstance(report, Report) else [each.to_json() for each in report]
-    publish(path, json.dumps(values, indent=1) + "\n", durable=False)
+    plainfile.publish(path, json.dumps(values, indent=1) + "\n")

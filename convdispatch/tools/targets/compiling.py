@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import statistics
 import subprocess
 import tempfile
@@ -16,14 +15,12 @@ from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoo
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import platformdirs
-
 from ...api.errors import InvalidProblem
 from ...api.fault_text import words
 from ...api.problem import DIRECTIONS, ConvProblem
 from ...api.solver import Solver
-from ...device.cache.artifact_store import key_of
-from ...device.programs.binary_cache import read_file, write_file
+from ...device.cache.keys import key_of
+from ...device.cache.store import TARGETS
 from ...device.programs.kernels import rendering
 from ...measurement import shapes
 from ...measurement.conformance.levels import cases
@@ -32,7 +29,6 @@ from ...selection.text_table import Table, columns
 from .compilers import Compiled, Kernel, compiler, excess, identity
 from .described import described_context, target_device
 
-_FORM = b"convdispatch compiled for a target 2\n"
 _VARIATIONS = [
     {"direction": direction, "dtype": dtype, "layout": layout}
     for direction in DIRECTIONS
@@ -143,18 +139,16 @@ def _collect(row: Row, waiting: dict[Future[Compiled], ConvProblem], until: str)
 
 def _compiled(run: Callable[[str, Path], Compiled], target: str, text: str) -> Compiled:
     """The compiler's result for a text, from the cache where it was compiled before."""
-    folder = Path(platformdirs.user_cache_dir("convdispatch")) / "targets"
-    path = folder / f"{key_of(target, identity(target), text)[:40]}.json"
-    cached = read_file(path, _FORM)
-    if cached is not None:
-        values = json.loads(cached)
+    key = key_of(target, identity(target), text)
+    values = TARGETS.get(key)
+    if values is not None:
         return Compiled(values["error"], [Kernel(**kernel) for kernel in values["kernels"]])
     with tempfile.TemporaryDirectory(prefix="convdispatch-target-") as scratch:
         try:
             compiled = run(text, Path(scratch))
         except subprocess.TimeoutExpired as late:  # On a machine that is less busy it may end in time.
             return Compiled(f"{Path(late.cmd[0]).name} did not end in {late.timeout:.0f} s")
-    write_file(path, _FORM, json.dumps(asdict(compiled)).encode())
+    TARGETS.put(key, asdict(compiled), target)
     return compiled
 
 
