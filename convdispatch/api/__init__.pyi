@@ -18,6 +18,8 @@ from ..device.plans.steps import Areas as Areas
 from ..device.plans.steps import Product as Product
 from ..device.plans.steps import Step as Step
 from ..device.plans.steps import StepPlan as StepPlan
+from ..device.programs.geometry_arguments import numbers_as_arguments as numbers_as_arguments
+from ..device.programs.geometry_arguments import numbers_as_literals as numbers_as_literals
 from ..device.programs.kernels import OPERANDS as OPERANDS
 from ..device.programs.kernels import KernelPlan as KernelPlan
 from ..device.programs.kernels import Launch as Launch
