@@ -11,6 +11,7 @@ import pytest
 
 from convdispatch.api.errors import ConvDispatchWarning
 from convdispatch.device import runtime
+from convdispatch.device.cache import store
 from convdispatch.device.memory import allocator, cuda_imports
 
 pytestmark = pytest.mark.usefixtures("clean_memory")
@@ -21,11 +22,12 @@ LARGE = cuda_imports.USUAL + 1
 @pytest.fixture
 def another_process(monkeypatch, tmp_path):
     """``begin()``: as in a new process. What is kept lies in a new folder."""
-    monkeypatch.setattr(cuda_imports, "_folder", lambda: tmp_path / "imports")
+    monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(tmp_path / "store"))
     monkeypatch.delenv("CONVDISPATCH_LARGE_IMPORTS", raising=False)
 
     def begin():
         monkeypatch.setattr(cuda_imports, "_safe_by_device", {})
+        store.TRIALS.forget()
 
     begin()
     return begin

@@ -2,14 +2,13 @@
 
 NVIDIA's OpenCL (driver 580.159) ends the process when it imports 512 MiB or more on a host with two H200, whichever of
 them ``CUDA_VISIBLE_DEVICES`` shows; on a host with one it does not. Nothing distinguishes such hosts beforehand. So a
-child process tries an import when large memory is first needed, and the result is cached in the user's cache until the
-host reboots. ``CONVDISPATCH_LARGE_IMPORTS``, 0 or 1, decides without a trial.
+child process tries an import when large memory is first needed, and the store keeps the result until the host
+reboots. ``CONVDISPATCH_LARGE_IMPORTS``, 0 or 1, decides without a trial.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import platform
 import signal
@@ -19,17 +18,15 @@ import tempfile
 import threading
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import platformdirs
+import pyopencl as cl
 
 from ...api import settings
 from ...api.errors import ConvDispatchWarning
+from ..cache.keys import key_of
+from ..cache.store import TRIALS
 from ..cuda_driver import Cuda, CudaError, Shared
 from ..opencl.platforms import address
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 USUAL = 384 << 20
 """Bytes of the largest import that has ended no process on any host."""
@@ -58,8 +55,6 @@ def import_shared(context: cl.Context, cuda: Cuda, size: int) -> tuple[Shared, c
 
 def opencl_buffer(context: cl.Context, shared: Shared) -> cl.Buffer:
     """OpenCL's buffer of memory that CUDA allocated. Raises CudaError."""
-    import pyopencl as cl
-
     # Pyopencl does not wrap clCreateBufferWithProperties.
     create = ctypes.CDLL(cl._cl.__file__).clCreateBufferWithProperties
     create.restype, error = ctypes.c_void_p, ctypes.c_int()
@@ -86,13 +81,10 @@ def _large_are_safe(device: cl.Device) -> bool:
     setting = settings.LARGE_IMPORTS.value()
     if setting is not None:
         return bool(setting)
-    cached = _folder() / _key(device)
-    try:
-        answer = cached.read_text()
-        if answer in _RESULTS.values():
-            return answer == "safe"
-    except (OSError, UnicodeDecodeError):
-        pass
+    key = _key(device)
+    outcome = (TRIALS.get(key) or {}).get("outcome")
+    if outcome in _RESULTS.values():
+        return bool(outcome == "safe")
     status, error = _try_import(device)
     if status not in _RESULTS:
         warnings.warn(
@@ -103,13 +95,7 @@ def _large_are_safe(device: cl.Device) -> bool:
             stacklevel=2,
         )
         return False
-    draft = cached.with_suffix(f".{os.getpid()}")
-    try:
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(_RESULTS[status])
-        draft.replace(cached)
-    except OSError:  # the cache folder cannot be written, so the next process tries the import again
-        pass
+    TRIALS.put(key, {"outcome": _RESULTS[status]}, f"importing large memory of CUDA's on {device.name.strip()}")
     return status == 0
 
 
@@ -145,8 +131,4 @@ def _key(device: cl.Device) -> str:
         host = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         host = platform.node()
-    return hashlib.sha256(repr((device.name, device.driver_version, host)).encode()).hexdigest()[:16]
-
-
-def _folder() -> Path:
-    return Path(platformdirs.user_cache_dir("convdispatch")) / "imports"
+    return key_of("large import", device.name, device.driver_version, host)

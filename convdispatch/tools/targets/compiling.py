@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import random
 import statistics
 import subprocess
@@ -22,14 +21,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-import platformdirs
-
 from ...api.errors import InvalidProblem
 from ...api.fault_text import words
 from ...api.problem import DIRECTIONS, ConvProblem
 from ...api.solver import Solver
-from ...device.cache.artifact_store import key_of
-from ...device.programs.binary_cache import read_file, write_file
+from ...device.cache.keys import key_of
+from ...device.cache.store import TARGETS
 from ...device.programs.kernels import rendering
 from ...measurement import shapes
 from ...measurement.conformance.levels import cases
@@ -40,7 +37,6 @@ from .described import described_context, target_device
 
 MAX_VARIANTS = 40
 """Variants of a problem that a solver takes, of which fewer were drawn than are wanted."""
-_FORM = b"convdispatch compiled for a target 2\n"
 _VARIATIONS = [
     {"direction": direction, "dtype": dtype, "layout": layout}
     for direction in DIRECTIONS
@@ -167,7 +163,7 @@ def _texts(row: Row, solver: Solver, answers: SolverAnswers) -> Iterator[bytes]:
     """The texts of a problem's kernels in the solver's first configuration."""
     try:
         with rendering() as texts:
-            config = answers.configs[0]
+            config = answers.default
             solver.plan(described_context(target_device(row.target)), answers.shown(config), config)
     except Exception as error:
         row.errors[str(answers.problem)] = f"planning: {words(error)}"
@@ -222,18 +218,16 @@ def _badness(problem: str, kernel: Kernel) -> tuple[int, float, int, str, str]:
 def _compiled(run: Callable[[str, Path], Compiled], target: str, packed: bytes) -> Compiled:
     """The compiler's result for a compressed text, from the cache where it was compiled before."""
     text = zlib.decompress(packed).decode()
-    folder = Path(platformdirs.user_cache_dir("convdispatch")) / "targets"
-    path = folder / f"{key_of(target, identity(target), text)[:40]}.json"
-    cached = read_file(path, _FORM)
-    if cached is not None:
-        values = json.loads(cached)
+    key = key_of(target, identity(target), text)
+    values = TARGETS.get(key)
+    if values is not None:
         return Compiled(values["error"], [Kernel(**kernel) for kernel in values["kernels"]])
     with tempfile.TemporaryDirectory(prefix="convdispatch-target-") as scratch:
         try:
             compiled = run(text, Path(scratch))
         except subprocess.TimeoutExpired as late:  # On a machine that is less busy it may end in time.
             return Compiled(f"{Path(late.cmd[0]).name} did not end in {late.timeout:.0f} s")
-    write_file(path, _FORM, json.dumps(asdict(compiled)).encode())
+    TARGETS.put(key, asdict(compiled), target)
     return compiled
 
 
