@@ -33,12 +33,13 @@ from typing import Any
 import click
 import yaml
 
+from convdispatch.api import settings
 from convdispatch.api.errors import ConvDispatchError
 from convdispatch.api.policy import Policy
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import rates, runtime
+from convdispatch.device.cache import keys, store
 from convdispatch.device.opencl import icd, vendor_trial
-from convdispatch.device.programs import binary_cache
 from convdispatch.inference import choice_cache
 from convdispatch.measurement import grammar
 from convdispatch.measurement.conformance import outcome
@@ -54,6 +55,11 @@ from convdispatch.tools.benchmark.measuring.environment import environment
 from convdispatch.tools.cli import bench, verify
 
 SLOW_S = 30.0
+DECISION = {
+    "solver": "im2col", "config": {"tile": 8}, "source": "predicted", "math": "float32",
+    "layout": None, "queues": 1, "votes": 2, "noise": 0.5, "recalls": 0, "ms": 1.0,
+}  # fmt: skip
+"""A decision about a problem, and about a net."""
 PROBLEM = "fwd_f32_mb1ic3ih8iw8oc4kh3kw3"
 REGISTRY = b"""version: 1
 include: packaged
@@ -141,30 +147,45 @@ def _rates(path: Path) -> None:
     rates.rates(info)
 
 
-def _decision_lines() -> bytes:
-    form = {"layout": None, "queues": 1, "votes": 2, "noise": 0.5, "recalls": 0, "ms": 1.0}
-    decision = {"solver": "im2col", "config": {"tile": 8}, "source": "predicted", "math": "float32"}
-    return b"\n".join(map(_json, (["forms", "ab", form], ["decisions", PROBLEM, decision])))
+def _put(path: Path, table: store.Table, *names: str) -> None:
+    """The file's bytes become values of a table, as somebody who may write the folder could make them."""
+    os.environ["CONVDISPATCH_KERNEL_CACHE"] = str(path.parent)
+    data = path.read_bytes()
+    decision_store.forget()
+    store.TRIALS.forget()
+    for name in names:
+        store.Table(table.name, "", store.BYTES).put(name, data)
 
 
 def _decisions(path: Path) -> None:
     """Whatever a store holds, a problem is ranked where that means nothing, and forms are timed."""
-    os.environ["CONVDISPATCH_KERNEL_CACHE"] = str(path.parent)
     info, problem = runtime.device_info(runtime.default_device()), ConvProblem.parse(PROBLEM)
-    decision_store.forget()
-    place = decision_store.decision_store(info).path
-    path.rename(place)
-    decision_store.forget()
+    os.environ["CONVDISPATCH_KERNEL_CACHE"] = str(path.parent)
+    places = [decision_store.key(info, name) for name in (PROBLEM, "ab")]
+    _put(path, store.DECISIONS, *places)
+    _put(path, store.FORMS, *places)
     decision_store.choices(problem, info, Policy())
-    choice_cache.load((info, "ab"))
+    choice_cache.load(places[1])
 
 
-def _vendors(path: Path) -> None:
-    os.environ["XDG_CACHE_HOME"] = str(path.parent)
-    place = vendor_trial._files()[0]
-    place.parent.mkdir(parents=True)
-    path.rename(place)
-    vendor_trial._read()
+def _trials(path: Path) -> None:
+    key = keys.key_of("vendor library", vendor_trial._file_state("libfuzz.so"))
+    _put(path, store.TRIALS, key)
+    vendor_trial.how_it_ends.__wrapped__("libfuzz.so")
+    assert isinstance(store.TRIALS.get(key)["fault"], str)
+
+
+def _stored(path: Path) -> None:
+    os.environ["CONVDISPATCH_KERNEL_CACHE"] = str(path.parent)
+    path.rename(path.parent / "ab.programs")
+    store.PROGRAMS.get("ab")
+    list(store.PROGRAMS.entries())
+
+
+def _store_file() -> bytes:
+    with tempfile.TemporaryDirectory() as folder, settings.changed({"CONVDISPATCH_KERNEL_CACHE": folder}):
+        store.PROGRAMS.put("ab", b"code", "a kernel")
+        return (Path(folder) / "ab.programs").read_bytes()
 
 
 def _plan_pack() -> bytes:
@@ -235,10 +256,10 @@ READERS: dict[str, tuple[Callable[[], bytes], Callable[[Path], object]]] = {
     "bench": (_bench_report, lambda path: _rendered(bench.bench, path)),
     "verify": (_verify_report, lambda path: _rendered(verify.verify, path)),
     "onnx": (_model, _onnx),
-    "decisions": (_decision_lines, _decisions),
-    "vendors": (lambda: _json({"/lib/a.so 1 2": "", "b": "it hangs"}), _vendors),
+    "decisions": (lambda: _json(DECISION), _decisions),
+    "trials": (lambda: _json({"fault": "it hangs"}), _trials),
     "icd": (lambda: b"/usr/lib/libacme.so\n", icd._library),
-    "binary": (lambda: b"a 1\n" + bytes(32) + b"code", lambda path: binary_cache.read_file(path, b"a 1\n")),
+    "store": (_store_file, _stored),
 }
 
 

@@ -6,15 +6,16 @@ reads and writes them, and a plan that runs the passes in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..programs.kernels import OPERANDS
+import pyopencl as cl
+
+from ...api.problem import ConvProblem
+from ..programs.kernels import OPERANDS, Launch, build, config_macros, kernel_text
 
 if TYPE_CHECKING:
-    import pyopencl as cl
-
     from ..gemm import GemmPlan
 
 Step = Callable[[Any, Sequence[Any], Any], Any]
@@ -114,6 +115,31 @@ class StepPlan:
     ) -> cl.Event:
         """Enqueue the steps, each after the preceding one; returns the event of the last step."""
         return _run(self._steps, queue, (x, w, y, workspace, bias, residual), wait_for)
+
+
+class KernelPlan(StepPlan):
+    """The usual Plan: one program and its launches in order.
+
+    ``launches`` holds ``(kernel, global_size, local_size, arguments)``; ``arguments`` is a string of names among
+    ``x w y bias residual workspace``, or a sequence that mixes these names with NumPy scalars. The program's text is
+    the problem's macros, the configuration's, then ``file``.
+    """
+
+    def __init__(
+        self,
+        context: cl.Context,
+        package: str,
+        file: str,
+        problem: ConvProblem,
+        config: Mapping[str, Any],
+        launches: Sequence[tuple[str, tuple[int, ...], tuple[int, ...] | None, str | Sequence[Any]]],
+        *,
+        workspace_size: int = 0,
+        options: Sequence[str] = (),
+    ) -> None:
+        text = problem.macros() + config_macros(config) + kernel_text(package, file, problem=problem, config=config)
+        self.program = build(context, text, options)
+        super().__init__(workspace_size, [Launch(self.program, *launch, names=OPERANDS) for launch in launches])
 
 
 def _run(steps: Sequence[Step], queue: cl.CommandQueue, operands: Sequence[Any], wait_for: Any) -> cl.Event:

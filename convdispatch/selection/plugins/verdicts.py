@@ -27,7 +27,6 @@ from ...api.problem import ConvProblem
 from ...device import jsontext, plainfile
 from ..records.perfdb import user_folder
 from ..records.record import device_key
-from ..records.record_files import publish
 
 IMPORT_S = 60.0
 """Seconds that a plugin may take to import in a child, on a busy machine."""
@@ -110,7 +109,7 @@ def _set_entry(kind: str, key: str, value: Any) -> None:
             values[kind][key] = value
         _tables_of_file[_file()] = values
         with contextlib.suppress(OSError):
-            publish(_file(), json.dumps(values, sort_keys=True, indent=1) + "\n")
+            plainfile.publish(_file(), json.dumps(values, sort_keys=True, indent=1) + "\n", durable=True)
 
 
 def refresh() -> None:
@@ -130,7 +129,7 @@ def lift(problem: ConvProblem | None = None) -> None:
             values["solvers"] = {k: v for k, v in values["solvers"].items() if k.split(" ")[0] != str(problem)}
         _tables_of_file[_file()] = values
         with contextlib.suppress(OSError):
-            publish(_file(), json.dumps(values, sort_keys=True, indent=1) + "\n")
+            plainfile.publish(_file(), json.dumps(values, sort_keys=True, indent=1) + "\n", durable=True)
 
 
 def fingerprint(version: str, places: Iterable[Path]) -> str:
