@@ -95,7 +95,9 @@ def test_the_child_says_what_went_wrong(device):
 
 @pytest.mark.parametrize(("command", "seconds"), [("import time; time.sleep(60)", 1), ("import os; os.abort()", 60)])
 def test_a_child_that_hangs_or_crashes(device, monkeypatch, tmp_path, command, seconds):
-    monkeypatch.setattr(cuda_imports, "_CHILD", ("-c", command))
+    (tmp_path / "trial_of_imports.py").write_text(command)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(cuda_imports, "_CHILD", "trial_of_imports")
     monkeypatch.setattr(cuda_imports, "_TRIAL_S", seconds)
     monkeypatch.chdir(tmp_path)  # for the core that some systems leave
     status, said = cuda_imports._try_import(device)

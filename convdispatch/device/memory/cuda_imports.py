@@ -9,12 +9,8 @@ reboots. ``CONVDISPATCH_LARGE_IMPORTS``, 0 or 1, decides without a trial.
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import warnings
 from pathlib import Path
@@ -25,6 +21,7 @@ from ...api import settings
 from ...api.errors import ConvDispatchWarning
 from ..cache.keys import key_of
 from ..cache.store import TRIALS
+from ..child import Child, Silent
 from ..cuda_driver import Cuda, CudaError, Shared
 from ..opencl.platforms import address
 
@@ -33,7 +30,7 @@ USUAL = 384 << 20
 _EXTERNAL_FD = 0x2060
 """OpenCL's constant CL_EXTERNAL_MEMORY_HANDLE_OPAQUE_FD_KHR."""
 _TRIAL_S = 60  # the most seconds that the child's trial may take
-_CHILD = ("-m", "convdispatch.device.cuda.import_trial")
+_CHILD = "convdispatch.device.cuda.import_trial"
 REFUSED = 3  # the child's exit status if OpenCL returns an error
 NO_MEMORY = 4  # the child's exit status if there is no memory for the trial
 _CRASHES = tuple(-getattr(signal, name) for name in ("SIGSEGV", "SIGABRT", "SIGBUS") if hasattr(signal, name))
@@ -100,29 +97,18 @@ def _large_are_safe(device: cl.Device) -> bool:
 
 
 def _try_import(device: cl.Device) -> tuple[int | None, str]:
-    """The exit status of a child process that imports a large block, and the last line of its errors."""
-    home = str(Path(__file__).parents[3])
-    paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), home]
-    command = [sys.executable or "python3", "-W", "ignore", *_CHILD, address(device)]
-    with tempfile.TemporaryFile() as errors:
-        try:
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            )
-        except OSError as error:
-            return None, str(error)
-        try:
-            status = child.wait(_TRIAL_S)
-        except subprocess.TimeoutExpired:
-            child.kill()  # not waited for, because a child process that hangs in the driver does not end
-            return None, f"no answer within {_TRIAL_S} s"
-        errors.seek(0)
-        lines = errors.read().decode(errors="replace").strip().splitlines()
-    return status, lines[-1] if lines else f"exit status {status}"
+    """The exit status of a child process that imports a large block, and how it ended."""
+    try:
+        child = Child(_CHILD, {"device": address(device)})
+    except OSError as error:
+        return None, str(error)
+    try:
+        child.hear(_TRIAL_S)
+        return child.exit_code(), child.how_it_ended()
+    except Silent as silent:
+        return None, str(silent)
+    finally:
+        child.close()
 
 
 def _key(device: cl.Device) -> str:
