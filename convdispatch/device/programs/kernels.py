@@ -24,11 +24,13 @@ from ...api import settings
 from ...api.errors import PluginError
 from ..cache import artifact_store
 from ..cache.bounded import KB, MB, Bounded, Budget, Families
+from ..cache.store import TEXTS
 from ..commands.interface import Commands, Kernel, thread
 from ..commands.queues import commands_of
 from ..opencl.platforms import device_info
 from ..startup_profile import phase
 from . import template_cache, work_groups
+from .binary_cache import compiled
 
 _HEADER = "convdispatch.api"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -99,18 +101,9 @@ def _rendered(package: str, file: str, values: Mapping[str, Any]) -> str:
     template = _read(package, file)
     subject = template_cache.Subject(package, template, values)
     pack_key = subject.artifact_key() if artifact_store.wants_texts() else None
-    stored = None if pack_key is None else artifact_store.find("texts", pack_key)
-    if stored is not None:
-        return stored[0]
-    key = subject.text_key()
-    text = None if key is None else template_cache.load(key)
-    if text is None:
-        text = _template(package, file).render(**values)
-        if key is not None:
-            template_cache.store(key, text)
-    if pack_key is not None:
-        artifact_store.note("texts", pack_key, lambda: text)
-    return text
+    return TEXTS.cached(
+        subject.text_key(), pack_key, lambda: _template(package, file).render(**values), f"{package}/{file}"
+    )
 
 
 def kernel_text(package: str, file: str, **values: Any) -> str:
@@ -218,9 +211,6 @@ def forget() -> None:
 
 
 def _compile(context: cl.Context, text: str | bytes, options: Sequence[str]) -> tuple[cl.Program, int]:
-    # compiled() caches binaries itself, because pyopencl's cache waits for locks that dead processes left.
-    from .binary_cache import compiled
-
     # Oclgrind's compiler defines cl_khr_fp16, although its device lacks the extension and computes float16 wrongly.
     simulated = [device for device in context.devices if device_info(device).vendor == "oclgrind"]
     on_cpu = isinstance(text, str) and all(device_info(device).type == "cpu" for device in context.devices)
