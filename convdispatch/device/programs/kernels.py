@@ -21,7 +21,7 @@ import numpy as np
 
 from ...api import settings
 from ...api.errors import PluginError
-from ...api.problem import ConvProblem
+from ...api.problem import EXTRAS, ConvProblem
 from ..cache import artifact_store
 from ..cache.bounded import KB, MB, Bounded, Budget, Families
 from ..commands.interface import Commands, Kernel, thread
@@ -303,7 +303,7 @@ def keeps_programs(make: Callable[..., Any]) -> Callable[..., Any]:
     return ask
 
 
-OPERANDS = ("x", "w", "y", "workspace", "bias", "residual")
+OPERANDS = ("x", "w", "y", "workspace", *EXTRAS)
 """The operands that an enqueue passes to every launch, in this order."""
 
 
@@ -311,7 +311,7 @@ class KernelPlan:
     """The usual Plan: one program and its launches in order.
 
     ``launches`` holds ``(kernel, global_size, local_size, arguments)``; ``arguments`` is a string of names among
-    ``x w y bias residual workspace``, or a sequence that mixes these names with NumPy scalars. The program's text is
+    OPERANDS, or a sequence that mixes these names with NumPy scalars. The program's text is
     the problem's macros, the configuration's, then ``file``.
     """
 
@@ -343,9 +343,12 @@ class KernelPlan:
         *,
         bias: cl.MemoryObject | None = None,
         residual: cl.MemoryObject | None = None,
+        norm: cl.MemoryObject | None = None,
+        saved: cl.MemoryObject | None = None,
+        sums: cl.MemoryObject | None = None,
     ) -> cl.Event:
         """Enqueue the launches, chained by events so that an out-of-order queue keeps their order."""
-        operands = (x, w, y, workspace, bias, residual)
+        operands = (x, w, y, workspace, bias, residual, norm, saved, sums)
         event = None
         for launch in self._launches:
             event = launch(queue, operands, wait_for if event is None else (event,))

@@ -36,6 +36,9 @@ elif checks: guards.append(f"ok{x}")
 if p.c_ragged: guards.append(f"channel + b_k + {k * b.k_step} < {geo.c}")
 offset = p.slot_offset(k) if p.taps_in_slice else k * b.k_step * src.channel
 value = f"LOAD4(from{x} + {offset})" if b.vec else f"LOAD(from{x}, {offset})"
+if p.norm:
+    inner = "" if p.taps_in_slice else f" + b_k + {k * b.k_step}"
+    value = f"{'normed4_channels' if b.vk == 4 else 'normed4' if b.vec else 'normed'}(norm, {value}, group * {geo.c} + channel{inner})"
 %>\
         b_next${x}_${k} = ${f"({' && '.join(guards)}) ? {value} : ({b.type})(0)" if guards else value};
 % endfor
@@ -88,6 +91,9 @@ else:
     offset = x * o.x_step * tensor.channel
     if guarded: guards.append(f"{l}_c + {x * o.x_step} < {guarded}")
 value = f"LOAD4(from + {offset})" if o.vec else f"LOAD(from, {offset})"
+if p.norm and source:
+    place = f"b_channel{x}" if p.flat else f"b_c + {x * o.x_step}"
+    value = f"{'normed4_channels' if o.vx == 4 else 'normed4' if o.vec else 'normed'}(norm, {value}, group * {geo.c} + {place})"
 %>\
         ${l}_next${x}_${k} = ${f"({' && '.join(guards)}) ? {value} : ({o.type})(0)" if guards else value};
 % endfor

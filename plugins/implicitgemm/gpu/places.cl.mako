@@ -67,6 +67,9 @@ div_tap, div_c = (f"b_n{x} % {geo.volume}", f"b_n{x} / {geo.volume}") if not src
 kz, ky, kx = geo.kernel
 %>\
   const int b_z${x} = (${div_tap}) / ${ky * kx} * ${geo.spread[0]}, b_y${x} = (${div_tap}) / ${kx} % ${ky} * ${geo.spread[1]}, b_x${x} = (${div_tap}) % ${kx} * ${geo.spread[2]};
+% if p.norm:
+  const int b_channel${x} = ${div_c};
+% endif
   const INDEX b_at${x} = (INDEX)(${div_c}) * ${src.channel} + (INDEX)b_z${x} * ${strides[0]} + (INDEX)b_y${x} * ${strides[1]} + (INDEX)b_x${x} * ${strides[2]};
 % endfor
 % else:

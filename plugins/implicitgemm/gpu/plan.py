@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from convdispatch.api import ConvProblem, Launch, StepPlan, define, kernel_text
+from convdispatch.api import ConvProblem, Launch, StepPlan, define, kernel_text, merging, summing
 
 from ..solving import launch
 from .product import Product
@@ -29,14 +29,20 @@ class TiledPlan(StepPlan):
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         product = self._product = Product(problem, Tile.of(config))
         self._context, self._pack_bytes = context, packed_bytes(product)
-        self._extras = [name for name in ("bias", "residual") if getattr(problem, name)]
+        self._extras = list(problem.epilogue_operands)
         partial_at = f"{self._pack_bytes // product.accsize}L"
+        sums_at = self._pack_bytes + product.partial_size
         self._macros = problem.macros() + define(OUT_INDEX=product.out_index, PARTIAL_AT=partial_at)
+        self._macros += define(SUMS_AT=f"{sums_at // product.accsize}L") if product.sums else ""
         packers = [self._pack_launch()] if product.packed_size else []
         steps = [*([] if problem.constant_weights else packers), self._product_launch()]
         steps += [self._reduce_launch()] if product.partial else []
+        if product.sums:
+            steps += merging(context, problem, product.sums_parts, sums_at)
+        elif problem.sums:
+            steps += summing(context, problem, sums_at)
         packed_size = product.packed_size if problem.constant_weights else 0
-        super().__init__(self._pack_bytes + product.partial_size, steps, packed_size, packers, self._pack_key())
+        super().__init__(sums_at + product.sums_size, steps, packed_size, packers, self._pack_key())
 
     def _pack_key(self) -> str:
         product, tile = self._product, self._product.tile
@@ -67,6 +73,7 @@ class TiledPlan(StepPlan):
         else:
             operands = ["y", "x", "workspace"]
         operands += [] if product.partial else self._extras
+        operands += (["norm"] if product.norm else []) + (["workspace"] if product.sums else [])
         items = product.tile.items
         return self._launch(text, "product", (product.work_groups * items,), (items,), operands)
 

@@ -25,9 +25,15 @@ constant int PHASES[${len(geo.phases)}][14] = {
 };
 % endif
 kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
-void product(global const ${"ACC" if p.data else "REAL"} *restrict a, global const REAL *restrict b, OUT_PARAMS) {
+void product(global const ${"ACC" if p.data else "REAL"} *restrict a, global const REAL *restrict b, OUT_PARAMS${", global const ACC *norm" if p.norm else ""}${", global ACC *parts" if p.sums else ""}) {
+% if p.sums:
+  // After the last slice the same memory holds the sums of the work items' columns.
+  local ACC shared[${p.local_size // p.accsize}] __attribute__((aligned(${4 * p.accsize})));
+  local ACC *sa = shared, *sb = shared + ${t.stages * bk * p.a_pitch};
+% else:
   local ACC sa[${t.stages * bk * p.a_pitch}] __attribute__((aligned(${4 * p.accsize})));
   local ACC sb[${t.stages * bk * b.pitch}] __attribute__((aligned(${4 * p.accsize})));
+% endif
   const int tid = get_local_id(0), warp = tid / ${warp_m * warp_n}, lane = tid % ${warp_m * warp_n};
   const int tx = warp % ${columns // warp_n} * ${warp_n} + lane % ${warp_n}, ty = warp / ${columns // warp_n} * ${warp_m} + lane / ${warp_n};
   int rest = get_group_id(0);
@@ -120,5 +126,8 @@ ${part("keep.cl.mako", at=("0", "0"))}\
 % endif
   }
 ${part("results.cl.mako")}\
+% if p.sums:
+${part("sums.cl.mako")}\
+% endif
 }
 <%! from itertools import product as pairs %>
