@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..api.policy import current_policy
@@ -34,8 +35,6 @@ from .passes.slicing import sliced
 from .weights import Background, Weights
 
 if TYPE_CHECKING:
-    import pyopencl as cl
-
     from ..api.problem import ConvProblem
     from .multi_device import InferenceNets
 

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import pyopencl as cl
+
 from ..api.policy import Policy, current_policy
 from ..device.cache.artifact_store import key_of
 from ..device.runtime import device_info
@@ -25,8 +27,6 @@ from .lower import problem_of
 from .passes.layout import LAYOUTS, MIXED
 
 if TYPE_CHECKING:
-    import pyopencl as cl
-
     from ..api.device import DeviceInfo
 
 ENOUGH = 2

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.dtypes import storage_macros
 from ..api.errors import InvalidArgument
@@ -16,9 +17,6 @@ from ..elementwise import apply, reduce
 from ..elementwise.tensor import Tensor
 from .convolution import dense
 from .tape import Ones, current_tape, paused
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _ROW_WORK_ITEMS = 64
 """The number of work items that compute a row of logits, except for long rows on a GPU."""

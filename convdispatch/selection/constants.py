@@ -7,9 +7,10 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..device.cache import artifact_store
@@ -19,9 +20,6 @@ from ..device.commands.interface import Commands
 from ..device.commands.queues import commands_of
 from ..device.places.stream import KINDS as STREAMS
 from ..device.startup_profile import layer, phase
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 
 class Constant:

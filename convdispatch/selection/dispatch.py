@@ -10,7 +10,9 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ..api.device import DeviceInfo
 from ..api.errors import BuildFailed, ConvDispatchError, Frozen, MemoryLimit, NoSolver, PlanFailed, PluginError
@@ -40,9 +42,6 @@ from .plugins.loader import plugins
 from .prepared import Constant, Prepared, let_go, no_event
 from .solver_query import checked_plan, guarded, planned_as, query
 from .visible_problem import SIZES_OF_A_LAYER, layer_of, visible_problem
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 __all__ = [
     "adopt",

@@ -60,7 +60,6 @@ class _Innermost:
         bias: Any,
         residual: Any,
     ) -> Any:
-        """Run the plan."""
         # The plan gets the problem it was made for, whatever a layer did to its copy of the problem.
         planned_problem = getattr(plan, "_made_for", problem)
         extras = {"bias": bias} if planned_problem.bias else {}
@@ -85,7 +84,6 @@ class _WatchedPlan:
         return getattr(self._plan, name)
 
     def enqueue(self, queue: Any, x: Any, w: Any, y: Any, workspace: Any, wait_for: Any = None, **extras: Any) -> Any:
-        """Enqueue the plan."""
         try:
             self.outcome = self._plan.enqueue(queue, x, w, y, workspace, wait_for, **extras, **self._hidden)
         except BaseException as error:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import reprlib
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ..api.errors import PluginError
 from ..api.problem import EXTRAS, ConvProblem
@@ -26,9 +28,6 @@ from .layer_chain import enqueue_plan, run_layered
 from .plugins.loader import plugins
 from .unfused import Unfused
 from .visible_problem import operand_sizes
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 __all__ = ["Constant", "Prepared", "constant", "enqueue_plan", "no_event"]
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ..api.dtypes import storage_macros
 from ..api.problem import EXTRAS, ConvProblem, norm_macros
@@ -16,9 +18,6 @@ from ..device import runtime
 from ..device.plans.channel_sums import summing, summing_bytes
 from ..device.programs.kernels import OPERANDS as LAUNCH_OPERANDS
 from ..device.programs.kernels import Launch, build, define, kernel_text
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _CHUNK = 1024
 """Elements of one work item of a CPU; a GPU's takes one."""

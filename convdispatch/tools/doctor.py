@@ -120,7 +120,6 @@ def _examined(probe: bool, forget_trials: bool) -> Report:
 
 
 def _cache_limit() -> str:
-    """Return the limit of the caches of programs as text."""
     limit = cache_limit()
     return f"{limit >> 20} MiB, of which further sizes of layers take {min(limit, NEW_SHARE) >> 20}"
 

@@ -19,7 +19,6 @@ class _Forms:
         self.name, self.identity, self._forms = "the first making", gathered.identity, gathered.tables["forms"]
 
     def get(self, table: str, key: str) -> Any:
-        """The form of a key, or None."""
         return self._forms.get(key) if table == "forms" else None
 
     def holds(self, table: str) -> bool:

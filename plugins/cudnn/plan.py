@@ -8,16 +8,15 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes import byref, c_ulonglong, c_void_p
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from convdispatch.api import ConvDispatchError, ConvProblem
 from convdispatch.api.cuda import Bridge, CudaStream, Operand, bridge_of, cuda_of, enqueue_across, stream_address
 
 from .graph import execution_plan, variant_pack
 from .library import Descriptor, library
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 MAX_PACKS = 64
 """Most variant packs (cuDNN's lists of operand addresses) that a plan caches."""

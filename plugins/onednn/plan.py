@@ -6,16 +6,15 @@ import ctypes
 import threading
 from collections.abc import Mapping, Sequence
 from ctypes import c_int, c_void_p
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from convdispatch.api import Areas, ConvDispatchError, ConvProblem, kernel_erratum
 
 from .library import library
 from .native import Invocation, Script, mixes_buffers, parent_buffers, split_by_buffer
 from .primitive import Convolution, Descriptor, described, shared
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _ARGUMENT_NUMBERS = {"x": 1, "w": 33, "y": 17, "bias": 41, "scratch": 80, "dx": 129, "dy": 145, "dw": 161}
 _REORDER_SOURCE, _REORDER_TARGET = 1, 17
@@ -50,7 +49,6 @@ class _Work:
         self._primitives.append((primitive, pairs))
 
     def reorder(self, source: Descriptor, origin: c_void_p, target: Descriptor, destination: c_void_p) -> None:
-        """Append a reorder from one layout to another."""
         engine = self._lib.engine
         descriptor = self._lib.make("reorder_primitive_desc_create", source.handle, engine, target.handle, engine, None)
         primitive = self._lib.make("primitive_create", descriptor)
@@ -115,8 +113,6 @@ class _Runner:
 
 
 def _out_of_order(queue: cl.CommandQueue) -> bool:
-    import pyopencl as cl
-
     return bool(queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
 
 
@@ -204,7 +200,6 @@ class OneDNNPlan:
         buffers = {"x": x, "w": w, "y": y, "workspace": workspace, "bias": bias, "residual": residual}
         if self._zeroed_scratch:
             import numpy as np
-            import pyopencl as cl
 
             offset, size = self._zeroed_scratch
             wait_for = [cl.enqueue_fill_buffer(queue, workspace, np.uint8(0), offset, size, wait_for=wait_for or None)]

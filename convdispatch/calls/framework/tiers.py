@@ -76,7 +76,6 @@ class _Allowance:
         self.burst, self.last, self.loaded, self.since = 0.0, 0.0, 0.0, 0.0
 
     def may_plan(self, now: float) -> bool:
-        """Whether a new problem may be planned within its call."""
         if pending():
             return False
         if now - self.last > LULL_S:
@@ -84,11 +83,9 @@ class _Allowance:
         return self.burst < BURST_S
 
     def may_load(self, now: float) -> bool:
-        """Whether a call may spend time on loading now."""
         return self.loaded < LOAD_SHARE * (now - self.since) + 0.05
 
     def note_load(self, seconds: float) -> None:
-        """Note that a call spent this time on loading a plan."""
         self.loaded += seconds
 
 
@@ -99,12 +96,10 @@ class _HostAllowance:
         self.saved, self.last = HOST_LOAD_S, 0.0
 
     def may_load(self, now: float) -> bool:
-        """See ``_Allowance.may_load``."""
         self.saved, self.last = min(HOST_LOAD_S, self.saved + HOST_LOAD_SHARE * (now - self.last)), now
         return self.saved > 0
 
     def note_load(self, seconds: float) -> None:
-        """See ``_Allowance.note_load``."""
         self.saved -= seconds
 
 

@@ -15,7 +15,9 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ...api.policy import Policy
 from ...api.problem import ConvProblem
@@ -26,9 +28,6 @@ from ...device.programs.compile_pool import compilers
 from ...selection import decision_store, dispatch
 from ...selection.plugins.loader import plugins
 from . import progress_line
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 IDLE_S = 20.0
 """Seconds without a problem after which a child process ends."""
@@ -241,8 +240,6 @@ def _shorten(tables: dict[str, Any], most: int) -> None:
 
 
 class _Child(Child):
-    """A child process that plans problems for one device."""
-
     def __init__(self, device: cl.Device) -> None:
         super().__init__(f"{__package__}.worker", {"device": runtime.address(device)}, environment=FEW_THREADS)
         try:

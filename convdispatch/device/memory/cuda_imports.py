@@ -19,17 +19,14 @@ import tempfile
 import threading
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import platformdirs
+import pyopencl as cl
 
 from ...api import settings
 from ...api.errors import ConvDispatchWarning
 from ..cuda_driver import Cuda, CudaError, Shared
 from ..opencl.platforms import address
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 USUAL = 384 << 20
 """Bytes of the largest import that has ended no process on any host."""
@@ -58,8 +55,6 @@ def import_shared(context: cl.Context, cuda: Cuda, size: int) -> tuple[Shared, c
 
 def opencl_buffer(context: cl.Context, shared: Shared) -> cl.Buffer:
     """OpenCL's buffer of memory that CUDA allocated. Raises CudaError."""
-    import pyopencl as cl
-
     # Pyopencl does not wrap clCreateBufferWithProperties.
     create = ctypes.CDLL(cl._cl.__file__).clCreateBufferWithProperties
     create.restype, error = ctypes.c_void_p, ctypes.c_int()

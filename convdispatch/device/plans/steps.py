@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pyopencl as cl
+
 from ..programs.kernels import OPERANDS
 
 if TYPE_CHECKING:
-    import pyopencl as cl
-
     from ..gemm import GemmPlan
 
 Step = Callable[[Any, Sequence[Any], Any], Any]

@@ -22,9 +22,10 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import platformdirs
+import pyopencl as cl
 
 from ...api import settings
 from ...api.errors import BuildFailed
@@ -36,9 +37,6 @@ from ..planning_lock import unlocked
 from ..startup_profile import phase
 from .compile_pool import assembled_in_child, compiled_in_child
 from .ptx_program import PtxProgram, ptx_program
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _FILE_HEADER = b"convdispatch kernel 1\n"
 _MAX_CACHE_BYTES = 1 << 30
@@ -64,8 +62,6 @@ def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> 
 
     Raises BuildFailed with the compiler's log, and Frozen inside ``frozen()`` unless a plan pack has the program.
     """
-    import pyopencl as cl
-
     if isinstance(text, bytes):
         artifact_store.forbid_unstored("load a kernel", context.devices[0])
         return ptx_program(context.devices[0], text, lambda: _loaded(context, text, options)) or _loaded(
@@ -88,8 +84,6 @@ def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> 
 
 def _loaded(context: cl.Context, binary: bytes, options: Sequence[str]) -> cl.Program:
     """The program of a binary that a solver assembled, loaded by the driver. Raises BuildFailed."""
-    import pyopencl as cl
-
     assembled_in_child(context, binary, options)
     try:
         with phase("load"):
@@ -109,8 +103,6 @@ def _stored(context: cl.Context, binary: bytes, options: Sequence[str]) -> cl.Pr
 
 def _compiled(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program | PtxProgram:
     """The program from its file, or newly compiled."""
-    import pyopencl as cl
-
     cache_folder = folder()
     if cache_folder is None or len(context.devices) != 1 or _keeps_kernels(context.devices[0]):
         return _from_text(context, text, options)
@@ -145,8 +137,6 @@ def _from_text(context: cl.Context, text: str, options: Sequence[str]) -> cl.Pro
 def _without_compiler(context: cl.Context, program: cl.Program, options: Sequence[str]) -> cl.Program:
     """A program of Intel's runtime for CPUs is reloaded from its binary: it then takes 0.8 MB of memory, not 2, and
     loading takes 2 ms."""
-    import pyopencl as cl
-
     if len(context.devices) != 1 or not context.devices[0].platform.name.startswith("Intel"):
         return program
     try:
@@ -161,8 +151,6 @@ def built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Progr
     pyopencl's own ``build`` warns about everything that a compiler prints; silencing it would change the process's
     warning filters, which belong to the caller. The function that its ``build`` calls does not warn.
     """
-    import pyopencl as cl
-
     raw_program = cl._cl._Program(context, *source)
     program = cl.Program(raw_program)
     raw_options, _ = program._process_build_options(context, list(options))

@@ -15,9 +15,10 @@ import operator
 import re
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ...api import settings
 from ...api.errors import PluginError
@@ -29,9 +30,6 @@ from ..commands.queues import commands_of
 from ..opencl.platforms import device_info
 from ..startup_profile import phase
 from . import template_cache, work_groups
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _HEADER = "convdispatch.api"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -195,8 +193,6 @@ class _Rendered:
             thread.texts.append(text)
 
     def get_info(self, what: int) -> Any:
-        import pyopencl as cl
-
         if what == cl.program_info.KERNEL_NAMES and isinstance(self._text, str):
             return ";".join(re.findall(r"\bvoid\s+(\w+)\s*\(", self._text))
         return []
@@ -223,8 +219,6 @@ def forget() -> None:
 
 
 def _compile(context: cl.Context, text: str | bytes, options: Sequence[str]) -> tuple[cl.Program, int]:
-    import pyopencl as cl
-
     # compiled() caches binaries itself, because pyopencl's cache waits for locks that dead processes left.
     from .binary_cache import compiled
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+import pyopencl as cl
 
 from ...api.problem import ConvProblem
 from ..cache import artifact_store
 from ..commands.interface import thread
 from ..planning_lock import unlocked
 from . import template_cache
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _PASSED = "passed"
 _lock = threading.Lock()

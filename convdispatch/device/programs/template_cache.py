@@ -61,7 +61,6 @@ _pickled: dict[int, tuple[Any, bytes, set[str]]] = {}
 
 
 def _is_immutable(value: Any) -> bool:
-    """Whether a dataclass and its fields are immutable."""
     try:
         return bool(value.__dataclass_params__.frozen) and hash(value) is not None
     except TypeError:

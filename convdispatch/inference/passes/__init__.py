@@ -11,4 +11,5 @@
 - ``precision``: the graph in another dtype.
 - ``quantization``: nothing leaves the integers between two quantizations.
 - ``slicing``: images a few at a time through the first layers.
+- ``views``: a view as a view of other memory with the same elements.
 """

@@ -19,6 +19,7 @@ from ...elementwise.tensor import Tensor
 from ...nn import functional
 from ...nn.convolution import picture_of
 from ..graph import Graph, Node, Ref, Value
+from .incremental_concat import nest_concats
 from .integer_formulas import merge_integers
 from .pointwise import merge
 from .quantization import to_integers
@@ -39,7 +40,7 @@ def fuse(graph: Graph) -> Graph:
     uses = graph.uses()
     while sum([_fuse_one(graph, node, uses) for node in list(graph.nodes)]):
         pass
-    return merge_integers(merge(graph))
+    return nest_concats(merge_integers(merge(graph)))
 
 
 def _name_arguments(node: Node) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ...api.fault_text import words
 from ...api.problem import ConvProblem
@@ -19,9 +20,6 @@ from . import digests
 from .data import Data, allowed, data_for
 from .memory import FINITE, NAN, ZERO, Fault, LateTray, Tray, holds
 from .packing import disagreement, packing_plans
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 CHECKS = {
     "words": "refused in words: one line, the same each time, in little time; a proper name and epilogue",
@@ -240,8 +238,6 @@ class Examination:
 
     def _order(self, data: Data) -> None:
         """Enqueue after copies that wait for a user event: the call must return immediately, and the work must wait."""
-        import pyopencl as cl
-
         out_of_order = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
         modes = [0, out_of_order] if self.queue.device.queue_on_host_properties & out_of_order else [0]
         for mode in modes:
@@ -262,8 +258,6 @@ class Examination:
 
     def _enqueue_behind(self, gate: Any, enqueue: Callable[[], Any]) -> None:
         """Call ``enqueue`` in a thread while ``gate`` is shut, then open it. Raises Fault if it did not return."""
-        import pyopencl as cl
-
         outcome: list[Any] = []
 
         def call() -> None:
@@ -286,8 +280,6 @@ class Examination:
 
     def _queues(self, *sets: Data) -> None:
         """Run two plans, each on two queues with different data, which start only when all are enqueued."""
-        import pyopencl as cl
-
         second_plan = self._plan()
         if second_plan.workspace_size != self.size:
             raise Fault(
@@ -314,8 +306,6 @@ class Examination:
 
     def _threads(self, *sets: Data) -> None:
         """Run the plan from two threads, each with its own queue, data and memory."""
-        import pyopencl as cl
-
         barrier = threading.Barrier(len(sets))
         work = [[self._tray(data) for _ in range(RUNS_PER_THREAD)] for data in sets]
         faults: list[Exception] = []

@@ -13,7 +13,9 @@ import functools
 import json
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ...api.device import DeviceInfo
 from ...api.errors import ConvDispatchWarning
@@ -29,9 +31,6 @@ from ..derivation import named
 from ..plugins.loader import plugins
 from ..prepared import Prepared
 from ..solver_query import admits, query, serves
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 SOURCE_PACKAGES = ("api", "device", "selection", "measurement")
 """The subpackages of convdispatch whose source code affects a choice."""

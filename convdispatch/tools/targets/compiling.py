@@ -121,7 +121,7 @@ def _texts(
         step(f"{row.target} {row.solver}", 1)
         try:
             with rendering() as texts:
-                config = answers.configs[0]
+                config = answers.default
                 solver.plan(described_context(info), answers.shown(config), config)
         except Exception as error:
             row.errors[str(problem)] = f"planning: {words(error)}"
