@@ -14,7 +14,7 @@ typedef struct { ACC count, mean, squares; } moments;
 
 inline moments merged(moments a, moments b) {
   const ACC count = a.count + b.count, share = count > 0 ? b.count / count : 0, delta = b.mean - a.mean;
-  return (moments){count, a.mean + delta * share, a.squares + b.squares + delta * delta * a.count * share};
+  return (moments){count, a.mean + delta * share, a.squares + b.squares + delta * (delta * (a.count * share))};
 }
 
 #ifdef INNER

@@ -54,7 +54,7 @@ cells = list(pairs(range(quads_n), range(4)))
         const ACC added = ${" + ".join(f"clamp(n_end - first - {n * (bn // quads_n)}, 0, 4)" for n in range(quads_n))};
         if (added > 0) {
           const ACC total = count + added, delta = from[0] - sum;
-          squares += from[1] + delta * delta * count * added / total;
+          squares += from[1] + delta * (delta * (count * added / total));
           sum += delta * added / total;
           count = total;
         }

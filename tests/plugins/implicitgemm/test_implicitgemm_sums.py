@@ -21,23 +21,23 @@ def examine(queue, problem: ConvProblem, config) -> None:
     Examination(TILED, problem, config, stated, queue).run(False)
 
 
-FORWARD = [
-    "mb3ic20ih7oc70kh3ph1+bias+sums",
+PROBLEMS = [
     "mb3ic20ih8oc70kh3ph1+norm(relu)+bias+residual+relu+sums",
     "nhwc_mb3ic20ih7oc72kh3ph1sh2+norm(relu)+sums",
+    "f16_mb2ic3ih15oc20kh5sh2ph2+norm(relu)+sums",
+    "bwd_data_mb2ic20ih9oc18kh3sh2ph1+residual+norm(leaky_relu(0.5))+sums",
+    "bwd_data_nhwc_g3mb2ic9ih7oc6kh3ph1+residual+norm(relu)+sums",
+    "bwd_weights_mb2ic20ih8oc34kh3ph1+norm(relu)",
+]
+FURTHER_PROBLEMS = [
+    "mb3ic20ih7oc70kh3ph1+bias+sums",
     "nhwc_mb3ic19ih7oc70kh1+norm(leaky_relu(0.5))+sums",
     "mb2ic16ih8oc20kh1+norm(relu)+sums",
-    "f16_mb2ic3ih15oc20kh5sh2ph2+norm(relu)+sums",
     "bf16_nhwc_g2mb2ic8ih6oc12kh3ph1+norm(relu)+bias+sums",
     "f64_mb1ic4id4oc6kd3pd1+sums",
-]
-BACKWARD = [
     "bwd_data_mb3ic20ih7oc18kh3ph1+norm(relu)+sums",
-    "bwd_data_mb2ic20ih9oc18kh3sh2ph1+residual+norm(leaky_relu(0.5))+sums",
     "bwd_data_nhwc_mb2ic20ih8oc16kh1+norm(relu)",
-    "bwd_data_nhwc_g3mb2ic9ih7oc6kh3ph1+residual+norm(relu)+sums",
     "bwd_data_f16_mb2ic8ih8oc12kh1+norm(identity)+sums",
-    "bwd_weights_mb2ic20ih8oc34kh3ph1+norm(relu)",
     "bwd_weights_nhwc_mb2ic20ih8oc36kh3ph1+norm(relu)+accumulate",
     "bwd_weights_g2mb2ic6ih8oc8kh1+norm(relu)",
     "bwd_weights_f16_nhwc_mb2ic6ih7oc8kh3sh2+norm(identity)",
@@ -53,11 +53,16 @@ def first_of_each_kind(problem: ConvProblem) -> list[dict]:
     return list(kinds.values())
 
 
-@pytest.mark.parametrize("text", FORWARD + BACKWARD)
-def test_norms_and_sums(queue, text, full):
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_norms_and_sums(queue, text):
     problem = ConvProblem.parse(text)
-    for config in first_of_each_kind(problem):
-        examine(queue, problem, config)
+    examine(queue, problem, first_of_each_kind(problem)[0])
+
+
+def test_every_way_of_reading(queue, full):
+    for problem in map(ConvProblem.parse, [*PROBLEMS, *FURTHER_PROBLEMS] if full else []):
+        for config in first_of_each_kind(problem):
+            examine(queue, problem, config)
 
 
 def test_sums_leave_with_the_tiles_or_after_the_parts(queue):
