@@ -1,11 +1,11 @@
 // The norm of x: activation((v - mean) scale + shift); norm holds rows of means, scales and shifts, one number a channel.
 //
-// NORM           1: the problem has a norm; NORM_CHANNELS channels of x, NORM_ACTIVATION(T, v)
-// MASK           1: a data gradient, which MASKED multiplies by the activation's slope at the norm of saved[at]
+// NORM        1: the problem has a norm; NORM_CHANNELS channels of x, NORM_ACTIVATION(T, v)
+// NORM_SLOPE  1: a data gradient, which TIMES_SLOPE multiplies by the activation's slope at the norm of saved[at]
 //
 // The multiply-add is one operation, so that all kernels have the same bits.
-// normed(norm, v, c)        one element of channel c
-// normed4(norm, v, c)       four elements of channel c; normed4_channels: of channels c to c + 3
+// normed(norm, v, c)   one element of channel c
+// normed4(norm, v, c)  four elements of channel c; normed4_channels: of channels c to c + 3
 #if NORM && !defined(NORMED)
 #define NORMED 1
 inline ACC affine(global const ACC *norm, ACC v, int c) {
@@ -27,8 +27,8 @@ inline ACC4 normed4_channels(global const ACC *norm, ACC4 v, int c) {
 }
 #endif
 #endif
-#if MASK
-#define MASKED(v, at, c) v = norm_gradient(v, affine(norm, LOAD(saved, at), c));
+#if NORM_SLOPE
+#define TIMES_SLOPE(v, at, c) v = norm_gradient(v, affine(norm, LOAD(saved, at), c));
 #else
-#define MASKED(v, at, c)
+#define TIMES_SLOPE(v, at, c)
 #endif

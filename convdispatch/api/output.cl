@@ -33,18 +33,18 @@ inline void put(OUT_PARAMS, ACC v, OUT_INDEX at, int row) { (out + PARTIAL_AT)[a
 #define RESIDUAL_PARAM_
 #define RESIDUAL_ARG_
 #endif
-#if MASK
-#define MASK_PARAMS_ , global const ACC *norm, global const REAL *saved
-#define MASK_ARGS_ , norm, saved
+#if NORM_SLOPE
+#define SLOPE_PARAMS_ , global const ACC *norm, global const REAL *saved
+#define SLOPE_ARGS_ , norm, saved
 #else
-#define MASK_PARAMS_
-#define MASK_ARGS_
+#define SLOPE_PARAMS_
+#define SLOPE_ARGS_
 #endif
-#define OUT_PARAMS global REAL *out BIAS_PARAM_ RESIDUAL_PARAM_ MASK_PARAMS_
-#define OUT_ARGS out BIAS_ARG_ RESIDUAL_ARG_ MASK_ARGS_
+#define OUT_PARAMS global REAL *out BIAS_PARAM_ RESIDUAL_PARAM_ SLOPE_PARAMS_
+#define OUT_ARGS out BIAS_ARG_ RESIDUAL_ARG_ SLOPE_ARGS_
 inline ACC finished(OUT_PARAMS, ACC v, OUT_INDEX at, int row) {
   EPILOGUE(ACC, v, LOAD(bias, row), LOAD(residual, at), LOAD(out, at))
-  MASKED(v, at, row)
+  TIMES_SLOPE(v, at, row)
   return v;
 }
 inline void put(OUT_PARAMS, ACC v, OUT_INDEX at, int row) { STORE(out, at, finished(OUT_ARGS, v, at, row)); }

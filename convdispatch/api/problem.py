@@ -399,7 +399,7 @@ def _macros(problem: ConvProblem) -> str:
 def norm_macros(problem: ConvProblem) -> str:
     """OpenCL text of ``norm`` for ``convdispatch/norm.cl``, after that of the storage."""
     activation = problem.norm_activation
-    text = f"#define NORM 1\n#define MASK {int(problem.masked)}\n#define NORM_CHANNELS {problem.ic}\n"
+    text = f"#define NORM 1\n#define NORM_SLOPE {int(problem.masked)}\n#define NORM_CHANNELS {problem.ic}\n"
     text += activation_macro(activation, "NORM_ACTIVATION")
     return text + (gradient_function(activation, "norm_gradient") if problem.masked else "")
 

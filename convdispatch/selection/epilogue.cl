@@ -5,7 +5,7 @@
 //   INNER     elements between two channels: pixels of an image for channels first, 1 for channels last
 //   CHANNELS  length of bias
 //   CHUNK     neighbouring elements of one work item: many for a CPU's core, one for a GPU's lane
-//   MASK      1: a norm's gradient follows, from the saved x and the table norm
+//   NORM_SLOPE  1: a norm's gradient follows, from the saved x and the table norm
 #include <convdispatch/epilogue.cl>
 #include <convdispatch/norm.cl>
 kernel void epilogue(global REAL *out, global const REAL *fresh, global const REAL *bias, global const REAL *residual,
@@ -15,7 +15,7 @@ kernel void epilogue(global REAL *out, global const REAL *fresh, global const RE
   for (long i = first; i < last; ++i) {
     ACC v = LOAD(fresh, i);
     EPILOGUE(ACC, v, LOAD(bias, (i / INNER) % CHANNELS), LOAD(residual, i), LOAD(out, i))
-    MASKED(v, i, (i / INNER) % CHANNELS)
+    TIMES_SLOPE(v, i, (i / INNER) % CHANNELS)
     STORE(out, i, v);
   }
 }

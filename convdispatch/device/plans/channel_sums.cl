@@ -1,6 +1,6 @@
 // Sums of the channels of a tensor as it is stored, in an order that only its shape decides.
 //
-//   sums   part p of channel c: count, mean, sum of squared distances (MASK: sum of dx, sum of dx (saved - mean))
+//   sums   part p of channel c: count, mean, sum of squared distances (NORM_SLOPE: sum of dx, sum of dx (saved - mean))
 //   merge  the same of GROUP neighbouring parts each, by the formula of Chan, Golub and LeVeque (1979)
 //
 // CHANNELS       of the tensor; INNER elements between two channels: pixels (channels first) or 1 (channels last)
@@ -20,7 +20,7 @@ inline moments merged(moments a, moments b) {
 #ifdef INNER
 inline long offset(long i, int c) { return (i / INNER * CHANNELS + c) * INNER + i % INNER; }
 
-#if MASK
+#if NORM_SLOPE
 kernel void sums(global const REAL *out, global ACC *parts, global const REAL *saved, global const ACC *norm) {
   const int c = get_global_id(CHANNEL_AXIS), part = get_global_id(1 - CHANNEL_AXIS);
   const long first = STEP == 1 ? (long)part * LENGTH : part;
@@ -68,7 +68,7 @@ kernel void merge(global const ACC *from, global ACC *to, long from_at, long to_
   const int c = get_global_id(0), group = get_global_id(1), last = min(parts, (group + 1) * GROUP);
   from += from_at + c;
   to += to_at + (long)group * ROWS * CHANNELS + c;
-#if MASK
+#if NORM_SLOPE
   ACC sum = 0, product = 0;
   for (int part = group * GROUP; part < last; ++part) {
     sum += from[(long)part * ROWS * CHANNELS];

@@ -10,12 +10,16 @@ inline void put4(OUT_PARAMS, ACC4 v, OUT_INDEX at, int row) {
 #else
   EPILOGUE(ACC4, v, LOAD(bias, row), LOAD4(residual + at), LOAD4(out + at))
 #endif
-#if MASK
+#if NORM_SLOPE
 #if NHWC
-  MASKED(v.s0, at, row) MASKED(v.s1, at + 1, row + 1) MASKED(v.s2, at + 2, row + 2) MASKED(v.s3, at + 3, row + 3)
+#define NEXT_ROW 1
 #else
-  MASKED(v.s0, at, row) MASKED(v.s1, at + 1, row) MASKED(v.s2, at + 2, row) MASKED(v.s3, at + 3, row)
+#define NEXT_ROW 0
 #endif
+  TIMES_SLOPE(v.s0, at, row)
+  TIMES_SLOPE(v.s1, at + 1, row + NEXT_ROW)
+  TIMES_SLOPE(v.s2, at + 2, row + 2 * NEXT_ROW)
+  TIMES_SLOPE(v.s3, at + 3, row + 3 * NEXT_ROW)
 #endif
   STORE4(out + at, v);
 }

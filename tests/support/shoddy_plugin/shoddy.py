@@ -232,7 +232,7 @@ kernel void conv(global const float *y, global const float *w, global float *x, 
         const float value = y[((n * OC + channel) * OH + p / SH) * OW + q / SW];
         sum = fma(w[((channel * ICG + c % ICG) * KH + a) * KW + b], value, sum);
       }
-  MASKED(sum, at, c)
+  TIMES_SLOPE(sum, at, c)
   x[at] = sum;
 }
 kernel void sums(global const float *x, global float *sums, global const float *saved NORM_PARAM) {
@@ -257,7 +257,7 @@ FUSED_FAULTS = {
                               "  squares -= count * mean * mean;"),
     "sums_lose_an_image": ("n < MB; ++n)\n    for (int i = 0; i < OH",
                            "n < max(1, MB - 1); ++n)\n    for (int i = 0; i < OH"),
-    "mask_of_the_result": ("MASKED(sum, at, c)", "sum = sum > 0 ? sum : 0;"),
+    "mask_of_the_result": ("TIMES_SLOPE(sum, at, c)", "sum = sum > 0 ? sum : 0;"),
     "products_without_the_mean": ("(saved[at] - norm[c])", "saved[at]"),
 }  # fmt: skip
 
