@@ -19,11 +19,13 @@ from ..device.plans.channel_sums import merging as merging
 from ..device.plans.channel_sums import summing as summing
 from ..device.plans.channel_sums import summing_bytes as summing_bytes
 from ..device.plans.steps import Areas as Areas
+from ..device.plans.steps import KernelPlan as KernelPlan
 from ..device.plans.steps import Product as Product
 from ..device.plans.steps import Step as Step
 from ..device.plans.steps import StepPlan as StepPlan
+from ..device.programs.geometry_arguments import numbers_as_arguments as numbers_as_arguments
+from ..device.programs.geometry_arguments import numbers_as_literals as numbers_as_literals
 from ..device.programs.kernels import OPERANDS as OPERANDS
-from ..device.programs.kernels import KernelPlan as KernelPlan
 from ..device.programs.kernels import Launch as Launch
 from ..device.programs.kernels import build as build
 from ..device.programs.kernels import config_macros as config_macros
@@ -72,6 +74,7 @@ from .policy import frozen as frozen
 from .policy import policy as policy
 from .problem import ConvProblem as ConvProblem
 from .problem import epilogue_macros as epilogue_macros
+from .problem import norm_macros as norm_macros
 from .quantization import Quantization as Quantization
 from .rates import DeviceRates as DeviceRates
 from .results import Result as Result

@@ -20,7 +20,6 @@ from ..device.executable import OUTPUTS, SUMS, Executable, W
 from ..device.memory.allocator import out_of_memory, same_memory
 from ..device.places.stream import Unlaunchable
 from ..device.plans.steps import StepPlan
-from ..device.programs.kernels import KernelPlan
 from .choice.ranking import Candidate
 from .choice.set_aside import NoWorkspace
 from .constants import Constant, constant
@@ -83,7 +82,7 @@ class Prepared:
         enqueues by other means than the header's launches.
         """
         reads_result = self._seen.accumulate or (self._seen.residual and same_memory(residual, y))
-        counted = type(self.plan).enqueue in (KernelPlan.enqueue, StepPlan.enqueue)
+        counted = type(self.plan).enqueue is StepPlan.enqueue
         counted = counted or (self._executable is not None and not self._executable.opaque)
         return reads_result and (commands > 0 or not counted)
 

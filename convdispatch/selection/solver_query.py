@@ -172,6 +172,8 @@ class SolverAnswers:
             text = canonical(config)
         except (TypeError, ValueError, RecursionError):  # The configuration holds values that JSON does not have.
             return False
+        if self.accepts and text == canonical(self.default):
+            return True
         if self._texts is None:
             self._texts = frozenset(map(canonical, self.configs))
         return text in self._texts
@@ -186,16 +188,8 @@ class SolverAnswers:
 
     def refuses_batches(self, sizes: Iterable[int]) -> str | None:
         """Why the solver refuses the problem for one of these numbers of images, or None."""
-        for images in sizes:
-            try:
-                reason = _checked_reason(ask(self.solver, "rejects", self.problem.replace(mb=images), self.device))
-            except (KeyboardInterrupt, Frozen):
-                raise
-            except BaseException as error:
-                reason = f"its rejects() raised {words(error)}"
-            if reason is not None:
-                return reason
-        return None
+        of_sizes = (query(self.solver, self.problem.replace(mb=images), self.device) for images in sizes)
+        return next((answers.refused or answers.fault for answers in of_sizes if not answers.accepts), None)
 
     def is_invariant(self, config: Mapping[str, Any]) -> bool:
         """Whether an offered configuration sums each image in an order independent of the batch; weight gradients,

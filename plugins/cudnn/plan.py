@@ -138,15 +138,7 @@ class CudnnPlan:
             load(cuda_of(device), handle, _loading_streams[device], self._plan, sizes)
         self._packs: OrderedDict[tuple[int, ...], Descriptor] = OrderedDict()
 
-    def enqueue(
-        self,
-        queue: cl.CommandQueue,
-        x: cl.MemoryObject,
-        w: cl.MemoryObject,
-        y: cl.MemoryObject,
-        workspace: cl.MemoryObject | None,
-        wait_for: Sequence[cl.Event] | None = None,
-    ) -> cl.Event:
+    def enqueue(self, queue: Any, x: Any, w: Any, y: Any, workspace: Any, wait_for: Any = None) -> cl.Event:
         """Enqueue on the CUDA stream that is paired with ``queue``, in its order, or on a CUDA stream; never waits."""
         if isinstance(queue, CudaStream):
             return self._on_stream(queue, {"x": x, "w": w, "y": y}, workspace)

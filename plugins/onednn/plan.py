@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from ctypes import c_int, c_void_p
 from typing import Any
 
@@ -185,19 +185,9 @@ class OneDNNPlan:
             self._zeroed_scratch = (offsets["scratch"], convolution.scratch.size)
         self._runner = _Runner(work)
 
-    def enqueue(
-        self,
-        queue: cl.CommandQueue,
-        x: cl.MemoryObject,
-        w: cl.MemoryObject,
-        y: cl.MemoryObject,
-        workspace: cl.MemoryObject | None,
-        wait_for: Sequence[cl.Event] | None = None,
-        bias: cl.MemoryObject | None = None,
-        residual: cl.MemoryObject | None = None,
-    ) -> cl.Event:
+    def enqueue(self, queue: Any, x: Any, w: Any, y: Any, workspace: Any, wait_for: Any = None, **parts: Any) -> Any:
         """Enqueue the reorders and the convolution as one native command; the host never waits."""
-        buffers = {"x": x, "w": w, "y": y, "workspace": workspace, "bias": bias, "residual": residual}
+        buffers = {"x": x, "w": w, "y": y, "workspace": workspace, **parts}
         if self._zeroed_scratch:
             import numpy as np
 

@@ -22,7 +22,7 @@ import pyopencl as cl
 from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...device import runtime
-from ...device.cache import artifact_store
+from ...device.cache import artifact_store, keys
 from ...device.child import FEW_THREADS, Answer, Child
 from ...device.programs.compile_pool import compilers
 from ...selection import decision_store, dispatch
@@ -55,7 +55,7 @@ class PlannerPool:
 
     def __init__(self, device: cl.Device) -> None:
         self.device = device
-        self.made = artifact_store.Gathered(artifact_store.identity(device))
+        self.made = artifact_store.Gathered(keys.identity(device))
         """The artifacts that child processes built, until they end; ``lent`` puts them in force."""
         self.made.name = ""
         self._info = runtime.device_info(device)

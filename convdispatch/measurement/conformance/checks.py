@@ -162,7 +162,6 @@ class Examination:
     def _run_once(self, data: Data, fill: int, shift: int = 0) -> np.ndarray:
         tray = self._tray(data, fill, shift)
         self._event_of(lambda: tray.enqueue(self.queue)).wait()
-        self.queue.finish()
         return tray.result(self.queue)
 
     def _event_of(self, enqueue: Callable[[], Any]) -> Any:
@@ -250,8 +249,6 @@ class Examination:
                 tray = late = LateTray(self.context, self.problem, self.plan, data.operands)
                 events = late.deliver(carrier, [gate])
             self._enqueue_behind(gate, lambda tray=tray, worker=worker, after=events: tray.enqueue(worker, after))
-            worker.finish()
-            carrier.finish()
             words = "out-of-order" if mode else "in-order"
             place = ("order", f"on an {words} queue: ")
             self._check_values(tray.result(self.queue), data, "order", lambda place=place: place)
@@ -299,8 +296,8 @@ class Examination:
                 queue.flush()
         finally:
             gate.set_status(cl.command_execution_status.COMPLETE)
-        for queue in queues:
-            queue.finish()
+        for _, _, event in flights:
+            event.wait()
         for tray, data, _ in flights:
             self._check_values(tray.result(self.queue), data, "queues")
 
@@ -314,9 +311,8 @@ class Examination:
             try:
                 queue = cl.CommandQueue(self.context, self.queue.device)
                 barrier.wait()
-                for tray in trays:
-                    tray.enqueue(queue)
-                queue.finish()
+                for event in [tray.enqueue(queue) for tray in trays]:
+                    event.wait()
             except Exception as error:
                 faults.append(error)
 

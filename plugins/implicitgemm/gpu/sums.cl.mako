@@ -2,8 +2,8 @@
 ## The sums of this work group's part of each channel, of the results as they are stored: each work item's columns, then
 ## the work items of a row in their order, by the formula of Chan, Golub and LeVeque (1979).
 <%
-mask = p.problem.masked
-vector = p.out_vector == "n"
+slope = f.slope
+vector = f.out_vector == "n"
 valid = lambda n, lane: f"n{n}_{0 if vector else lane} < n_end"
 def place(n, lane):
     return f"to{n}_0 + {lane}" if vector else f"to{n}_{lane}"
@@ -16,13 +16,13 @@ cells = list(pairs(range(quads_n), range(4)))
     {
       const int m = ty * 4 + ${q * (bm // quads_m) + r};
       ACC sum = 0, squares = 0;
-% if mask:
-      if (m0 + m < ${geo.m}) {
-        const int row = group * ${geo.m} + m0 + m;
+% if slope:
+      if (m0 + m < TARGET_CHANNELS) {
+        const int row = group * TARGET_CHANNELS + m0 + m;
 % for n, lane in cells:
         if (${valid(n, lane)}) {
           sum += c${q}_${r}_${n}.s${lane};
-          squares += c${q}_${r}_${n}.s${lane} * (LOAD(saved, ${place(n, lane)} + (OUT_INDEX)row * ${geo.target.channel}) - norm[row]);
+          squares += c${q}_${r}_${n}.s${lane} * (LOAD(saved, ${place(n, lane)} + (OUT_INDEX)row * TARGET_CHANNEL) - norm[row]);
         }
 % endfor
       }
@@ -46,7 +46,7 @@ cells = list(pairs(range(quads_n), range(4)))
       ACC count = 0, sum = 0, squares = 0;
       for (int column = 0; column < ${columns}; ++column) {
         local const ACC *from = row_sums + (m * ${columns} + column) * 2;
-% if mask:
+% if slope:
         sum += from[0];
         squares += from[1];
 % else:
@@ -60,14 +60,14 @@ cells = list(pairs(range(quads_n), range(4)))
         }
 % endif
       }
-      if (m0 + m < ${geo.m}) {
-        global ACC *to = parts + SUMS_AT + (long)(number * ${p.n_tiles} + n_tile) * ${(2 if mask else 3) * geo.target.channels} + group * ${geo.m} + m0 + m;
-% if not mask:
+      if (m0 + m < TARGET_CHANNELS) {
+        global ACC *to = parts + PARTS_AT + (long)(${"number * N_TILES + n_tile" if f.phased else "n_tile"}) * ${2 if slope else 3} * GROUPS * TARGET_CHANNELS + group * TARGET_CHANNELS + m0 + m;
+% if not slope:
         *to = count;
-        to += ${geo.target.channels};
+        to += GROUPS * TARGET_CHANNELS;
 % endif
         to[0] = sum;
-        to[${geo.target.channels}] = squares;
+        to[GROUPS * TARGET_CHANNELS] = squares;
       }
     }
   }
