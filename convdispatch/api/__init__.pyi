@@ -19,6 +19,8 @@ from ..device.plans.steps import KernelPlan as KernelPlan
 from ..device.plans.steps import Product as Product
 from ..device.plans.steps import Step as Step
 from ..device.plans.steps import StepPlan as StepPlan
+from ..device.programs.geometry_arguments import numbers_as_arguments as numbers_as_arguments
+from ..device.programs.geometry_arguments import numbers_as_literals as numbers_as_literals
 from ..device.programs.kernels import OPERANDS as OPERANDS
 from ..device.programs.kernels import Launch as Launch
 from ..device.programs.kernels import build as build
