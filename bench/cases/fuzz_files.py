@@ -74,7 +74,6 @@ RECORD = {
     "ci_ms": [0.9, 1.1], "p20_ms": 0.9, "p80_ms": 1.1, "count": 9, "provenance": {},
 }  # fmt: skip
 HELD = {"version": "1 ab", "what": "find: wrong", "asked": PROBLEM}
-ANSWERS = {"bad": {"version": "1 ab", "faults": {"bad.solver": "its cost() hangs"}, "survived": ["0123456789ab"]}}
 
 
 TIMES = {"median_ms": 1.0, "p20_ms": 0.9, "p80_ms": 1.2, "count": 9, "error": 1e-7, "ci_ms": [0.9, 1.1]}
@@ -124,12 +123,16 @@ def _rendered(command: click.Command, path: Path) -> None:
 
 def _verdicts(path: Path) -> None:
     os.environ["CONVDISPATCH_DB"] = str(path.parent)
-    path.rename(path.parent / "verdicts.json")
-    verdicts.refresh()
     problem, info = ConvProblem.parse(PROBLEM), runtime.device_info(runtime.default_device())
+    data = path.read_bytes()
+    answers = [keys.key_of(*what, "bad", "1 ab") for what in (("import",), ("answers",))]
+    for table, key in ((verdicts.VERDICTS, "ab"), *((verdicts.ANSWERS, key) for key in answers)):
+        store.Table(table.name, "", store.BYTES, table.folder).put(key, data)
+    verdicts.refresh()
     verdicts.against(problem, info, "im2col", "1 ab")
-    if not verdicts.survived("bad", "1 ab", problem, info):
-        verdicts.note_answers("bad", "1 ab", verdicts.answers("bad", "1 ab"))
+    list(verdicts.seen(info))
+    verdicts.import_fault("bad", "1 ab")
+    verdicts.note_answers("bad", "1 ab", verdicts.answers("bad", "1 ab"))
 
 
 def _records(path: Path) -> None:
@@ -243,7 +246,7 @@ READERS: dict[str, tuple[Callable[[], bytes], Callable[[Path], object]]] = {
     ),
     "records": (lambda: _json({"schema": 1, "records": [RECORD]}), _records),
     "verdicts": (
-        lambda: _json({"imports": {}, "trusted": {}, "answers": ANSWERS, "solvers": {f"{PROBLEM} a b im2col": HELD}}),
+        lambda: _json({**HELD, "of": f"{PROBLEM} a b im2col", "how": "", "faults": {"bad.solver": "its cost() hangs"}}),
         _verdicts,
     ),
     "rates": (lambda: _json({"flops": 1e11, "bandwidth": 1e10, "launch": 1e-5}), _rates),

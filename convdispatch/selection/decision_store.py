@@ -21,7 +21,7 @@ from ..api import settings
 from ..api.device import DeviceInfo
 from ..api.policy import Policy, current_policy
 from ..api.problem import ConvProblem
-from ..device import rates
+from ..device import plainfile, rates
 from ..device.cache import keys
 from ..device.cache.store import DECISIONS, FORMS
 from .choice import lockfile
@@ -31,6 +31,7 @@ from .derivation import named
 from .plugins import errata
 from .plugins.loader import plugins
 from .plugins.registry import packaged_path, registry_path
+from .plugins.verdicts import ANSWERS
 from .records.perfdb import perfdb, scope_of, user_folder
 from .solver_query import admits, query, serves
 
@@ -69,10 +70,12 @@ def _determined(device: DeviceInfo, variables: list[tuple[str, str]]) -> str:
     modules = [loaded.manager.get_plugin(name) for name in sorted(loaded.own)]
     parts += [keys.stamp(module.__name__) for module in modules if module is not None]
     files = [registry_path(), packaged_path(), *errata.files(), rates.place(device), settings.LOCK.value()]
-    # Files of records are added and removed, but never changed.
+    # Files of records and verdicts are added and removed, but never changed unless what they say changes.
     for source in sorted({*perfdb().folders.values(), user_folder()}):
         with contextlib.suppress(OSError):
-            files += sorted(Path(entry) for entry in os.scandir(source))
+            files += sorted(
+                Path(entry) for entry in os.scandir(source) if not entry.name.endswith((ANSWERS.name, plainfile.DRAFT))
+            )
     for path in files:
         with contextlib.suppress(OSError, AttributeError):
             stat = path.stat()  # type: ignore[union-attr]

@@ -111,27 +111,20 @@ class SolverAnswers:
             self._admit_more_accurate()
 
     def _admit_more_accurate(self) -> None:
-        """Offer the configurations for more accurate math too, except equal ones."""
+        """Offer the configurations for more accurate math too; their default is taken if predicted to be faster."""
         for math_ in FLOORS.get(self.problem.math, ()):
             accurate = SolverAnswers(self.solver, _with_math(self.problem, math_), self.device)
             if accurate.accepts:
                 break
         else:
             return
-        default = accurate.default
-        if self.refused is None:
-            own_cost = self._costs[canonical(self.default)] or 0.0
-            if own_cost > (accurate.cost(default) or math.inf):
-                own_texts = set(map(canonical, self.configs))
-                default = next((one for one in accurate.configs if canonical(one) not in own_texts), default)
-            if own_cost <= (accurate.cost(default) or math.inf) or self.offers(default):
-                default = self.default
+        own_cost, accurate_cost = self._costs.get(canonical(self.default)) or 0.0, accurate.cost(accurate.default)
         self._refuses_own_math, self.refused = self.refused is not None, None
-        if default is not self.default:
-            text = canonical(default)
-            self._costs[text], self._sizes[text] = accurate.cost(default), accurate.workspace(default)
-            self._shown[text], self.default = accurate.problem, default
-        self._accurate, self._configs, self._texts = accurate, None, None
+        if self._refuses_own_math or own_cost > (accurate_cost or math.inf):
+            self.default, text = accurate.default, canonical(accurate.default)
+            self._costs[text], self._sizes[text] = accurate_cost, accurate.workspace(accurate.default)
+            self._shown[text] = accurate.problem
+        self._accurate, self._configs = accurate, None
 
     @property
     def configs(self) -> tuple[Mapping[str, Any], ...]:
@@ -172,6 +165,8 @@ class SolverAnswers:
             text = canonical(config)
         except (TypeError, ValueError, RecursionError):  # The configuration holds values that JSON does not have.
             return False
+        if self.accepts and text == canonical(self.default):
+            return True
         if self._texts is None:
             self._texts = frozenset(map(canonical, self.configs))
         return text in self._texts
@@ -186,16 +181,8 @@ class SolverAnswers:
 
     def refuses_batches(self, sizes: Iterable[int]) -> str | None:
         """Why the solver refuses the problem for one of these numbers of images, or None."""
-        for images in sizes:
-            try:
-                reason = _checked_reason(ask(self.solver, "rejects", self.problem.replace(mb=images), self.device))
-            except (KeyboardInterrupt, Frozen):
-                raise
-            except BaseException as error:
-                reason = f"its rejects() raised {words(error)}"
-            if reason is not None:
-                return reason
-        return None
+        of_sizes = (query(self.solver, self.problem.replace(mb=images), self.device) for images in sizes)
+        return next((answers.refused or answers.fault for answers in of_sizes if not answers.accepts), None)
 
     def is_invariant(self, config: Mapping[str, Any]) -> bool:
         """Whether an offered configuration sums each image in an order independent of the batch; weight gradients,

@@ -280,7 +280,7 @@ def test_any_operator_is_folded_where_its_operands_are_known():
 
 
 def test_weights_that_are_shared_by_identity_need_no_reference(monkeypatch):
-    """As PyTorch's exporter shares equal ones: onnx's reference evaluator takes longer to import than a form to build."""
+    """As PyTorch's exporter shares equal ones; onnx's reference evaluator takes long to import."""
     monkeypatch.setattr(folding, "evaluate", lambda *_: pytest.fail("the reference was asked"))
     w = normal(4, 3, 1, 1)
     net = load(model([node("Identity", "w", "v"), node("Conv", "x v", "y")], {"x": [2, 3, 5, 5]}, ["y"], {"w": w}))

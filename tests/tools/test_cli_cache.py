@@ -46,7 +46,7 @@ def listed(*words):
 
 def test_tables_and_folders_are_listed_with_their_sizes(places):
     found = listed("list")
-    assert list(found) == [*store.TABLES, "pyopencl", "pytools", "records", "rates", "plugins"]
+    assert list(found) == [*store.TABLES, "verdicts", "answers", "pyopencl", "pytools", "records", "rates", "plugins"]
     for name in ("records", "rates", "plugins"):
         assert (found[name]["folder"], found[name]["bytes"]) == (str(places / name), 3 << 20)
     assert found["programs"]["folder"] == str(places / "store")

@@ -47,6 +47,23 @@ _sweep_draws = random.Random()
 _lock = threading.Lock()
 
 
+def folder() -> Path | None:
+    """The folder of the store; None where it is off."""
+    chosen = settings.KERNEL_CACHE.value()
+    return None if chosen == settings.OFF else chosen or default_folder()
+
+
+def default_folder() -> Path:
+    """The folder of the store where no variable names another."""
+    return _default_folder(os.environ.get("HOME"), os.environ.get("XDG_CACHE_HOME"))
+
+
+@functools.lru_cache(maxsize=4)
+def _default_folder(*_: str | None) -> Path:
+    """The default folder for these environment variables, cached because that is as slow as reading a file."""
+    return Path(platformdirs.user_cache_dir("convdispatch")) / "kernels"
+
+
 class Form(NamedTuple):
     """How the values of a table become bytes and are read back, which raises ValueError for bytes of another form."""
 
@@ -92,15 +109,11 @@ class Entry:
 
 
 class Table:
-    """One table of the store. ``always``: its values are stored even where the store is off."""
+    """One table, in the store's folder or in another; ``what`` says what its values are."""
 
-    def __init__(self, name: str, what: str, form: Form, *, always: bool = False) -> None:
-        self.name, self.what, self._form, self._always = name, what, form, always
+    def __init__(self, name: str, what: str, form: Form, place: Callable[[], Path | None] | None = None) -> None:
+        self.name, self.what, self._form, self.folder = name, what, form, place or folder
         self._memory: dict[str, Any] = {}
-
-    def folder(self) -> Path | None:
-        """The folder of the table's files; None where none is stored."""
-        return default_folder() if self._always and folder() is None else folder()
 
     def get(self, key: str) -> Any:
         """The value that was stored under a key; None if there is none."""
@@ -128,7 +141,7 @@ class Table:
         with contextlib.suppress(OSError):
             plainfile.publish(path, _HEADER + hashlib.sha256(words + content).digest() + words + content)
             if _sweep_draws.random() * MAX_BYTES < max(len(content), _BLOCK_BYTES) * _SWEEPS:
-                _sweep(Path(path).parent)
+                self._sweep(Path(path).parent)
 
     def cached(
         self,
@@ -170,6 +183,13 @@ class Table:
         self.forget()
         return sum(_removed(status, path) for status, path in _listed(self.folder(), self._is_own))
 
+    def remove(self, key: str) -> None:
+        """Remove the value of a key, if there is one."""
+        path = self._path(key)
+        self._memory.pop(path, None)
+        with contextlib.suppress(OSError):
+            Path(path).unlink()
+
     def forget(self) -> None:
         """Drop what is cached in memory, so that the next look-up reads the disk."""
         self._memory.clear()
@@ -178,6 +198,17 @@ class Table:
         """The path of a key's file; the key itself where nothing is stored."""
         place = self.folder()
         return key if place is None else f"{place}/{key[:40]}.{self.name}"
+
+    def _sweep(self, place: Path) -> None:
+        """Remove the least recently used files of a folder, this table's and those of the store, beyond the limit."""
+        tables = {self, *TABLES.values()}
+        files = _listed(place, lambda name: any(table._is_own(name) for table in tables))
+        total = sum(max(status.st_size, _BLOCK_BYTES) for status, _ in files)
+        for status, path in files:
+            if total <= MAX_BYTES:
+                return
+            if _removed(status, path):
+                total -= max(status.st_size, _BLOCK_BYTES)
 
     def _is_own(self, name: str) -> bool:
         return name.endswith(f".{self.name}") or (name.endswith(plainfile.DRAFT) and f".{self.name}." in name)
@@ -205,26 +236,9 @@ DECISIONS = Table("decisions", "the solver and configuration that run a problem"
 FORMS = Table("forms", "the layout, queues or engine that run a net", JSON)
 TEXTS = Table("texts", "texts of kernels, and checks that a device passed", TEXT)
 PROGRAMS = Table("programs", "compiled kernels, and machine code of CUDA's driver", BYTES)
-TRIALS = Table("trials", "what libraries and plugins did in child processes", JSON, always=True)
+TRIALS = Table("trials", "what libraries did in child processes", JSON, lambda: folder() or default_folder())
 TARGETS = Table("targets", "what kernels take on the devices of `convdispatch targets`", JSON)
 TABLES = {table.name: table for table in (DECISIONS, FORMS, TEXTS, PROGRAMS, TRIALS, TARGETS)}
-
-
-def folder() -> Path | None:
-    """The folder of the store; None where it is off."""
-    chosen = settings.KERNEL_CACHE.value()
-    return None if chosen == settings.OFF else chosen or default_folder()
-
-
-def default_folder() -> Path:
-    """The folder of the store where no variable names another."""
-    return _default_folder(os.environ.get("HOME"), os.environ.get("XDG_CACHE_HOME"))
-
-
-@functools.lru_cache(maxsize=4)
-def _default_folder(*_: str | None) -> Path:
-    """The default folder for these environment variables, cached because that is as slow as reading a file."""
-    return Path(platformdirs.user_cache_dir("convdispatch")) / "kernels"
 
 
 def _listed(place: Path | None, which: Callable[[str], bool]) -> list[tuple[os.stat_result, str]]:
@@ -244,13 +258,3 @@ def _removed(status: os.stat_result, path: str) -> int:
         Path(path).unlink()
         return status.st_size
     return 0
-
-
-def _sweep(place: Path) -> None:
-    files = _listed(place, lambda name: any(table._is_own(name) for table in TABLES.values()))
-    total = sum(max(status.st_size, _BLOCK_BYTES) for status, _ in files)
-    for status, path in files:
-        if total <= MAX_BYTES:
-            return
-        if _removed(status, path):
-            total -= max(status.st_size, _BLOCK_BYTES)

@@ -6,6 +6,7 @@ reads and writes them, and a plan that runs the passes in order.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -96,6 +97,16 @@ class StepPlan:
     ) -> None:
         self.workspace_size, self.packed_size, self.pack_key = workspace_size, packed_size, pack_key
         self._steps, self._packers = tuple(steps), tuple(packers)
+
+    @classmethod
+    def packing(
+        cls, once: bool, workspace_size: int, packers: Sequence[Step], steps: Sequence[Step], packed_size: int, key: Any
+    ) -> StepPlan:
+        """A plan whose packers run ``once``, for constant weights, or else before the steps of each call. ``key`` is a
+        JSON value, equal for plans that pack the same weights into the same bytes."""
+        if once:
+            return cls(workspace_size, steps, packed_size, packers, json.dumps(key, sort_keys=True))
+        return cls(workspace_size, [*packers, *steps])
 
     def pack(self, queue: cl.CommandQueue, w: Any, packed: Any, wait_for: Any = None) -> cl.Event:
         """Write the weights' packed form, which ``enqueue`` then takes as ``w``."""

@@ -8,13 +8,15 @@ from typing import Any
 
 import click
 
-from ...api.settings import KERNEL_CACHE
-from ...device.cache.store import TABLES
+from ...api.settings import DB, KERNEL_CACHE
+from ...device.cache import store
+from ...selection.plugins.verdicts import ANSWERS, VERDICTS
 from ...selection.text_table import Column, Table, columns
 from ..folders import folders
 from .options import AS_JSON, stdout
 from .output import Group, echo
 
+TABLES = store.TABLES | {table.name: table for table in (VERDICTS, ANSWERS)}
 CLEARABLE = ("all", *TABLES, "pyopencl", "pytools", "records", "rates")
 
 
@@ -63,7 +65,7 @@ def show(table: str, as_json: bool) -> None:
 def clear(names: tuple[str, ...]) -> None:
     """Remove the entries of tables, or what other folders hold. ``all``: what is made again by itself, which are the
     tables of the store and pyopencl's caches. Processes that run go on, and write anew what they need."""
-    made_again = {*TABLES, *(folder.name for folder in folders() if folder.cache)}
+    made_again = {*store.TABLES, *(folder.name for folder in folders() if folder.cache)}
     for name, (place, folder, _, _) in _places().items():
         if name in names or ("all" in names and name in made_again):
             echo(f"{name} in {folder}: {place.clear() / 2**20:.1f} MiB deleted")
@@ -71,7 +73,10 @@ def clear(names: tuple[str, ...]) -> None:
 
 def _places() -> dict[str, tuple[Any, Any, str, str]]:
     """Tables and folders by name: what has size() and clear(), its folder, what it holds, and its variable."""
-    tables = {name: (table, table.folder() or "off", table.what, KERNEL_CACHE.name) for name, table in TABLES.items()}
+    tables = {
+        name: (table, table.folder() or "off", table.what, KERNEL_CACHE.name) for name, table in store.TABLES.items()
+    }
+    tables |= {table.name: (table, table.folder(), table.what, DB.name) for table in (VERDICTS, ANSWERS)}
     return tables | {folder.name: (folder, folder.path, folder.what, folder.variable) for folder in folders()}
 
 

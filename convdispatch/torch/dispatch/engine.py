@@ -85,15 +85,17 @@ def _computed(
     tensors: tuple[Any, ...], geometry: tuple[Any, ...], constant: Any, settings: Settings, after: Any = PLAIN
 ) -> torch.Tensor:
     """The result of a forward call on input, weights, bias and, of a fused layer, the residual."""
-    x, w, bias, residual = (*tensors, None)[:4]
-    transposed = geometry[3]
+    x, w, bias = tensors[:3]
     call = cached_call("forward", geometry, x, w, None, bias, constant is not None, settings, after)
+    residual, transposed = tensors[3] if after[1] else None, geometry[3]
     if residual is not None and call.shape is not None:
         alike = residual.shape == call.shape and residual.dtype is x.dtype and residual.device == x.device
         if not alike:
             raise Fallback("what is added is not like the result")
-    operands = (None, w, x) if transposed else (x, w, None)
-    result = call(*operands, bias, constant, residual)
+    if transposed:
+        result = call(None, w, x, bias, constant)
+    else:
+        result = call(x, w, None, bias, constant, residual)
     if not call.backward_ready:
         call.backward_ready = _prepare_backward(geometry, x, w, bias, result, settings)
     native.learn([("forward", call, 0)], transposed, tensors, w, constant)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -80,8 +81,9 @@ def _single_element_ops(g: Geometry, source_runs: int) -> float:
     return total
 
 
-def predicted(g: Geometry, balance: Balance = FITTED) -> float:
-    """Return the predicted time of a call, in operations at peak rate: products, transforms, traffic and launches."""
+def predicted(g: Geometry, balance: Balance = FITTED, is_cached: bool = False) -> float:
+    """Return the predicted time of a call, in operations at peak rate: products, transforms, traffic and launches; with
+    ``is_cached`` as if the last-level cache held all spectra."""
     t, lane, passes = g.tiling, g.lanes, (g.tiling.sizes, g.order)
     f, rows, groups = g.frequencies, g.all_rows, t.groups
     divided, blocks_c, blocks_n = ceil(g.d, lane), ceil(g.c, lane), ceil(g.n, lane)
@@ -108,7 +110,7 @@ def predicted(g: Geometry, balance: Balance = FITTED) -> float:
         kernel_runs = row_rounds + (0 if g.constant_kernel else 1)
         transfers = [(source, source_runs + block_rounds), (kernel, kernel_runs), (result, 2)]
     live_bytes = g.areas["size"] + (g.packed_size if g.constant_kernel else 0)
-    far_share = min(1.0, max(0.0, (live_bytes - CACHE_BYTES) / CACHE_BYTES))
+    far_share = 0.0 if is_cached else min(1.0, max(0.0, (live_bytes - CACHE_BYTES) / CACHE_BYTES))
     byte_ops = CACHE_BYTE_OPS + far_share * (MEMORY_BYTE_OPS * balance.memory - CACHE_BYTE_OPS)
     traffic = sum(size * times for size, times in transfers) * byte_ops
     fills_registers = g.result_blocks > 1 or blocks_n == 1
@@ -132,14 +134,20 @@ def _sizes(problem: ConvProblem) -> tuple[int, ...]:
 
 def choices(problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
     """Configurations: the fastest by prediction first, then others, uncut or in pieces, of ever smaller workspace."""
-    cost = functools.partial(predicted, balance=Balance.of(rates(device)))
+    balance = Balance.of(rates(device))
+    cost = functools.partial(predicted, balance=balance)
     candidates = (
         _uncut(problem, t.sizes, lanes(device), device.compute_units) for t in tilings(problem, _sizes(problem))
     )
     uncut = [g for g in candidates if _fits(g, device.local_mem_size)]
     ranked = sorted(uncut, key=cost)[:MAX_TILINGS]
+    fastest = next(_pieces(ranked[0]))
+    for g in ranked:
+        # Pieces transform and launch more than the whole does: they gain at most the way of its spectra to memory.
+        if predicted(g, balance, is_cached=True) < cost(fastest):
+            fastest = min(fastest, *_pieces(g), key=cost)
+    yield fastest.config
     pieces = sorted((g for each in ranked for g in _pieces(each)), key=cost)
-    yield pieces[0].config
     offered = pieces[:6]
     # The offers go from the fastest one's workspace down to the smallest of any transform; each takes at most half of
     # the previous offer's workspace.
@@ -151,7 +159,7 @@ def choices(problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, A
         if g.areas["size"] <= least_size / 2 or (g is smallest and smallest.areas["size"] < least_size):
             offered.append(g)
             least_size = g.areas["size"]
-    configs: list[Mapping[str, Any]] = [pieces[0].config]
+    configs: list[Mapping[str, Any]] = [fastest.config]
     for g in offered:
         if g.config not in configs:
             configs.append(g.config)
@@ -180,15 +188,15 @@ def _smallest_pieces(g: Geometry) -> Geometry:
     return g.divided({**g.config, "groups": 1, "blocks": 1, "rows": ceil(g.all_rows, max(1, MAX_ROUNDS // rounds))})
 
 
-def _pieces(g: Geometry) -> list[Geometry]:
-    """Return a geometry as one piece, and divided into pieces by rows, by channels and by groups."""
-    pieces = []
-    blocks = ceil(g.d, g.lanes)
-    for groups in dict.fromkeys((g.tiling.groups, ceil(g.tiling.groups, 4), 1)):
-        for block_parts in (1, 2, 4, 8, 16):
-            for row_parts in (1, 2, 4, 8, 16, 64):
-                if (block_parts > blocks and block_parts > 1) or (row_parts > g.all_rows and row_parts > 1):
-                    continue
-                sizes = {"groups": groups, "blocks": ceil(blocks, block_parts), "rows": ceil(g.all_rows, row_parts)}
-                pieces.append(g.divided({**g.config, **sizes}))
-    return [piece for piece in pieces if piece.rounds <= MAX_ROUNDS or piece.rounds == g.tiling.groups]
+def _pieces(g: Geometry) -> Iterator[Geometry]:
+    """Yield a geometry as one piece, and divided into pieces by rows, by channels and by groups."""
+    blocks, groups_of_all = ceil(g.d, g.lanes), g.tiling.groups
+    parts = itertools.product(
+        dict.fromkeys((groups_of_all, ceil(groups_of_all, 4), 1)), (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 64)
+    )
+    for groups, block_parts, row_parts in parts:
+        if block_parts <= max(1, blocks) and row_parts <= max(1, g.all_rows):
+            sizes = {"groups": groups, "blocks": ceil(blocks, block_parts), "rows": ceil(g.all_rows, row_parts)}
+            piece = g.divided({**g.config, **sizes})
+            if piece.rounds <= MAX_ROUNDS or piece.rounds == groups_of_all:
+                yield piece
