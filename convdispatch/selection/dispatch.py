@@ -44,9 +44,12 @@ from .visible_problem import SIZES_OF_A_LAYER, layer_of, visible_problem
 if TYPE_CHECKING:
     import pyopencl as cl
 
+    from ..device.places.stream import Stream
+
 __all__ = [
     "adopt",
     "forget",
+    "loaded",
     "make",
     "no_event",
     "on_forget",
@@ -93,6 +96,12 @@ def _with_growth(key: Any, prepared: Prepared) -> Prepared:
 def planned(problem: ConvProblem, context: cl.Context, policy: Policy) -> bool:
     """Whether the plan that ``prepare`` would return is in the cache."""
     return _plans.get((context, problem, policy.selection)) is not None
+
+
+def loaded(problem: ConvProblem, stream: Stream, policy: Policy) -> bool:
+    """Whether the plan that ``prepare`` would return is in the cache, with all its programs loaded for a stream."""
+    prepared = _plans.get((stream.context, problem, policy.selection))
+    return prepared is not None and prepared.is_bound(stream.place)
 
 
 def _plan_uncached(
