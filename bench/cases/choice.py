@@ -3,6 +3,7 @@
     python -m bench choice --device intel --count 40 --seed 1                      # the CPU at hand
     python -m bench choice --device intel --target core-avx2 --count 40 --seed 1   # as on a processor with AVX2 alone
     python -m bench choice --device cuda --count 40 --kind float32 --kind tf32 --kind half --seconds 150
+    python -m bench choice --ranking --count 40 --kind float32 --kind tf32 --kind half    # what a choice itself takes
 
 ``drawn.py`` draws the problems; odd seeds are for fitting, even ones for judging. Each solver that accepts runs the
 configuration that it would run unmeasured; those that predict nothing (vendors' libraries, which are never chosen
@@ -11,6 +12,9 @@ in interleaved rounds over operands that take turns. On ``cuda`` a side is a CUD
 processes compile side by side, and one at a time measures. ``--compile`` compiles only, so that a later run measures
 alone. Rates are estimates where ``CONVDISPATCH_RATES`` names no folder. Runs go on where the last one ended, in the
 file that ``--into`` names; ``--seconds`` bounds a run.
+
+``--ranking`` runs nothing: it prints, for four devices as they are described, what choosing takes a problem, how many
+queries of solvers, and what one of them takes; with nothing cached but what is imported.
 
 Printed: chosen over best (geometric mean, 95th percentile, worst), the worst problems, and by solver how its
 predictions stood to its times beside all the others', and whom its cost put ahead or behind wrongly, at what price.
@@ -38,6 +42,8 @@ from bench.workers import Lost, farm
 NEAR = 1.6
 """Who took so many times the best at a look races no more."""
 LOOKS, ROUNDS, RACE_MS, TASK_S = 3, 15, 1500.0, 100.0
+RANKED = ("avx512", "avx2", "h200", "mi300x")
+"""The described devices for which ``--ranking`` chooses."""
 
 
 def on_device(problem: Any, device: str, compile_only: bool) -> dict[str, Any]:
@@ -186,6 +192,44 @@ def _task(text: str) -> dict[str, Any]:
     return on_cuda(problem, lock, compile_only) if device == "cuda" else on_device(problem, device, compile_only)
 
 
+def ranking(problems: dict[str, list[Any]], others: dict[str, list[Any]]) -> Iterator[str]:
+    """Lines: by device, the milliseconds of a choice, and the number and microseconds of its queries; ``others`` are
+    chosen for before, so that solvers are imported."""
+    from convdispatch.selection import solver_query
+    from convdispatch.selection.choice.ranking import Choices
+    from convdispatch.tools.targets.described import DESCRIBED
+
+    spent: dict[str, list[float]] = defaultdict(list)
+    answer = solver_query.SolverAnswers._answer
+
+    def timed(answers: Any, method: str, *given: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return answer(answers, method, *given)
+        finally:
+            spent[method].append(time.perf_counter() - start)
+
+    solver_query.SolverAnswers._answer = timed
+    for name in RANKED:
+        device = DESCRIBED[name]
+        for chosen in others[device.type]:
+            Choices(chosen, device)
+        spent.clear()
+        begun = time.perf_counter()
+        for chosen in problems[device.type]:
+            Choices(chosen, device)
+        each_ms, count = 1e3 * (time.perf_counter() - begun) / len(problems[device.type]), len(problems[device.type])
+        of_problems = [seconds for method, times in spent.items() if method != "serves" for seconds in times]
+        every = [seconds for times in spent.values() for seconds in times]
+        methods = ", ".join(f"{method} {1e6 * statistics.mean(times):.0f}" for method, times in sorted(spent.items()))
+        yield (
+            f"{name}: {count} problems, {each_ms:.1f} ms each; {len(every) / count:.0f} queries of "
+            f"{1e6 * statistics.mean(every):.0f} us, {len(of_problems) / count:.0f} without serves of "
+            f"{1e6 * statistics.mean(of_problems):.0f} us ({methods})"
+        )
+    solver_query.SolverAnswers._answer = answer
+
+
 # --- what is said ----------------------------------------------------------------------------------------------------
 
 
@@ -251,11 +295,20 @@ def mean(values: list[float]) -> float:
 @click.option("--jobs", type=int, help="Processes; on cuda 12, else 1.")
 @click.option("--into", type=click.Path(path_type=Path), help="Else beside the caller, by device, target and seed.")
 @click.option("--compile", "compile_only", is_flag=True, help="Measure nothing.")
+@click.option("--ranking", "ranks", is_flag=True, help="Time the choice itself, on described devices.")
 @click.option("--vendors", is_flag=True, help="Solvers that predict nothing are measured too.")
 def main(
     device: str, target: str | None, count: int, seed: int, kinds: tuple[str, ...], seconds: float, jobs: int | None,
-    into: Path | None, compile_only: bool, vendors: bool,
+    into: Path | None, compile_only: bool, ranks: bool, vendors: bool,
 ) -> None:  # fmt: skip
+    if ranks:
+        _begin(device, compile_only)
+        problems, others = (
+            {of: [p for kind in kinds for p in itertools.islice(drawn(of, kind, each), most)] for of in ("cpu", "gpu")}
+            for each, most in ((seed, count), (seed + 1, 4))
+        )
+        print("\n".join(ranking(problems, others)))
+        return
     begun, where = time.monotonic(), f"{device}{f'-{target}' if target else ''}"
     into = into or Path(f"regret-{where}-{seed}.jsonl")
     if target:  # whose code is no other's: caches know the device alone

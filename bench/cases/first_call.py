@@ -1,12 +1,15 @@
 """What a first call takes: each figure from processes of its own, medians and spreads.
 
-    python -m bench first_call [--device NAME] [--runs 3] [--only floor,first,net,pack,cli] [--net NAME] [--json FILE]
+    python -m bench first_call [--device NAME] [--runs 3] [--only floor,first,net,pack,onnx,cli] [--net NAME]
+                               [--json FILE]
 
 ``floor``: what OpenCL alone takes for a context, a queue, one kernel of a line and its result. ``first``: seconds of a
 process' first ``conv()`` beyond imports, with an empty and with a full kernel cache. ``net``: ``inference.build`` of a
 net with random weights, the same, and after how many seconds its calls keep half of their final speed, and 95 % of it.
-``pack``: ``load_pack`` and ``build``, no kernel cache. ``cli``: ``info`` and ``explain``, whole processes. A full cache
-is what a run before left. Python's bytecode is there in all rows, as pip leaves it.
+``pack``: ``load_pack`` and ``build``, no kernel cache. ``onnx``: ``onnx.InferenceSession`` of the net's file and its
+first ``run``, with an empty and a full cache and from a pack; PyTorch exports the file. ``cli``: ``info`` and
+``explain``, whole processes. A full cache is what a run before left. Python's bytecode is there in all rows, as pip
+leaves it.
 """
 
 from __future__ import annotations
@@ -99,6 +102,24 @@ for name, share in (("half speed", 0.5), ("full speed", 0.95)):
     keeps = (end for i, end in enumerate(ends) if sum(good[i : i + 50]) >= 0.8 * len(good[i : i + 50]))
     speeds[name] = round(next(keeps, ends[-1]), 3)
 """
+_ONNX = """
+import convdispatch.onnx as onnx
+x = np.random.default_rng(2).standard_normal((1, 3, 224, 224), np.float32)
+with phases.noting() as notes:
+    start = time.perf_counter()
+    if pack:
+        convdispatch.load_pack(pack)
+    session = onnx.InferenceSession(net)
+    session.run(None, {session.get_inputs()[0].name: x})
+    seconds = time.perf_counter() - start
+"""
+_EXPORT = """
+from bench.cases.onnx_engines import exported
+start = time.perf_counter()
+with phases.noting() as notes:
+    exported(net, 1, pack)
+    seconds = time.perf_counter() - start
+"""
 _PACK = """
 from convdispatch.tools.packing import make_pack
 with phases.noting() as notes:
@@ -145,7 +166,7 @@ class Processes:
 @results.recording
 @click.option("--device", default=None)
 @click.option("--runs", default=3, show_default=True)
-@click.option("--only", default="floor,first,net,pack,cli", show_default=True)
+@click.option("--only", default="floor,first,net,pack,onnx,cli", show_default=True)
 @click.option("--net", default="resnet50", show_default=True)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), default=None)
 def main(device: str | None, runs: int, only: str, net: str, json_path: Path | None) -> None:
@@ -165,6 +186,17 @@ def main(device: str | None, runs: int, only: str, net: str, json_path: Path | N
             "net": [(f"{net}, {cache} cache", _NET, cache, "") for cache in ("empty", "full")],
             "pack": [(f"{net} from a pack, driver's cache {cache}", _NET, kind, pack) for cache, kind in _DRIVERS],
         }
+        if "onnx" in wanted:
+            file, onnx_pack = str(Path(folder) / f"{net}.onnx"), str(Path(folder) / "onnx.cdpack")
+            children.run(_EXPORT, "full", file)
+            children.net = file
+            for name, cache in (("empty cache", "empty"), ("full cache", "full")):
+                for _ in range(2 if cache == "full" else 0):
+                    children.run(_ONNX, cache)
+                found[f"{net}.onnx, session and first run, {name}"] = [children.run(_ONNX, cache) for _ in range(runs)]
+            children.run(_PACK, "full", onnx_pack)
+            found[f"{net}.onnx from a pack"] = [children.run(_ONNX, "off", onnx_pack) for _ in range(runs)]
+            children.net = net
         for part in (each for each in wanted if each in plans):
             if part == "pack":
                 found[f"{net}, writing the pack"] = [children.run(_PACK, "full", pack)]

@@ -33,12 +33,13 @@ from typing import Any
 import click
 import yaml
 
+from convdispatch.api import settings
 from convdispatch.api.errors import ConvDispatchError
 from convdispatch.api.policy import Policy
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import rates, runtime
+from convdispatch.device.cache import keys, store
 from convdispatch.device.opencl import icd, vendor_trial
-from convdispatch.device.programs import binary_cache
 from convdispatch.inference import choice_cache
 from convdispatch.measurement import grammar
 from convdispatch.measurement.conformance import outcome
@@ -54,6 +55,11 @@ from convdispatch.tools.benchmark.measuring.environment import environment
 from convdispatch.tools.cli import bench, verify
 
 SLOW_S = 30.0
+DECISION = {
+    "solver": "im2col", "config": {"tile": 8}, "source": "predicted", "math": "float32",
+    "layout": None, "queues": 1, "votes": 2, "noise": 0.5, "recalls": 0, "ms": 1.0,
+}  # fmt: skip
+"""A decision about a problem, and about a net."""
 PROBLEM = "fwd_f32_mb1ic3ih8iw8oc4kh3kw3"
 REGISTRY = b"""version: 1
 include: packaged
@@ -68,7 +74,6 @@ RECORD = {
     "ci_ms": [0.9, 1.1], "p20_ms": 0.9, "p80_ms": 1.1, "count": 9, "provenance": {},
 }  # fmt: skip
 HELD = {"version": "1 ab", "what": "find: wrong", "asked": PROBLEM}
-ANSWERS = {"bad": {"version": "1 ab", "faults": {"bad.solver": "its cost() hangs"}, "survived": ["0123456789ab"]}}
 
 
 TIMES = {"median_ms": 1.0, "p20_ms": 0.9, "p80_ms": 1.2, "count": 9, "error": 1e-7, "ci_ms": [0.9, 1.1]}
@@ -118,12 +123,16 @@ def _rendered(command: click.Command, path: Path) -> None:
 
 def _verdicts(path: Path) -> None:
     os.environ["CONVDISPATCH_DB"] = str(path.parent)
-    path.rename(path.parent / "verdicts.json")
-    verdicts.refresh()
     problem, info = ConvProblem.parse(PROBLEM), runtime.device_info(runtime.default_device())
+    data = path.read_bytes()
+    answers = [keys.key_of(*what, "bad", "1 ab") for what in (("import",), ("answers",))]
+    for table, key in ((verdicts.VERDICTS, "ab"), *((verdicts.ANSWERS, key) for key in answers)):
+        store.Table(table.name, "", store.BYTES, table.folder).put(key, data)
+    verdicts.refresh()
     verdicts.against(problem, info, "im2col", "1 ab")
-    if not verdicts.survived("bad", "1 ab", problem, info):
-        verdicts.note_answers("bad", "1 ab", verdicts.answers("bad", "1 ab"))
+    list(verdicts.seen(info))
+    verdicts.import_fault("bad", "1 ab")
+    verdicts.note_answers("bad", "1 ab", verdicts.answers("bad", "1 ab"))
 
 
 def _records(path: Path) -> None:
@@ -141,30 +150,45 @@ def _rates(path: Path) -> None:
     rates.rates(info)
 
 
-def _decision_lines() -> bytes:
-    form = {"layout": None, "queues": 1, "votes": 2, "noise": 0.5, "recalls": 0, "ms": 1.0}
-    decision = {"solver": "im2col", "config": {"tile": 8}, "source": "predicted", "math": "float32"}
-    return b"\n".join(map(_json, (["forms", "ab", form], ["decisions", PROBLEM, decision])))
+def _put(path: Path, table: store.Table, *names: str) -> None:
+    """The file's bytes become values of a table, as somebody who may write the folder could make them."""
+    os.environ["CONVDISPATCH_KERNEL_CACHE"] = str(path.parent)
+    data = path.read_bytes()
+    decision_store.forget()
+    store.TRIALS.forget()
+    for name in names:
+        store.Table(table.name, "", store.BYTES).put(name, data)
 
 
 def _decisions(path: Path) -> None:
     """Whatever a store holds, a problem is ranked where that means nothing, and forms are timed."""
-    os.environ["CONVDISPATCH_KERNEL_CACHE"] = str(path.parent)
     info, problem = runtime.device_info(runtime.default_device()), ConvProblem.parse(PROBLEM)
-    decision_store.forget()
-    place = decision_store.decision_store(info).path
-    path.rename(place)
-    decision_store.forget()
+    os.environ["CONVDISPATCH_KERNEL_CACHE"] = str(path.parent)
+    places = [decision_store.key(info, name) for name in (PROBLEM, "ab")]
+    _put(path, store.DECISIONS, *places)
+    _put(path, store.FORMS, *places)
     decision_store.choices(problem, info, Policy())
-    choice_cache.load((info, "ab"))
+    choice_cache.load(places[1])
 
 
-def _vendors(path: Path) -> None:
-    os.environ["XDG_CACHE_HOME"] = str(path.parent)
-    place = vendor_trial._files()[0]
-    place.parent.mkdir(parents=True)
-    path.rename(place)
-    vendor_trial._read()
+def _trials(path: Path) -> None:
+    key = keys.key_of("vendor library", vendor_trial._file_state("libfuzz.so"))
+    _put(path, store.TRIALS, key)
+    vendor_trial.how_it_ends.__wrapped__("libfuzz.so")
+    assert isinstance(store.TRIALS.get(key)["fault"], str)
+
+
+def _stored(path: Path) -> None:
+    os.environ["CONVDISPATCH_KERNEL_CACHE"] = str(path.parent)
+    path.rename(path.parent / "ab.programs")
+    store.PROGRAMS.get("ab")
+    list(store.PROGRAMS.entries())
+
+
+def _store_file() -> bytes:
+    with tempfile.TemporaryDirectory() as folder, settings.changed({"CONVDISPATCH_KERNEL_CACHE": folder}):
+        store.PROGRAMS.put("ab", b"code", "a kernel")
+        return (Path(folder) / "ab.programs").read_bytes()
 
 
 def _plan_pack() -> bytes:
@@ -222,7 +246,7 @@ READERS: dict[str, tuple[Callable[[], bytes], Callable[[Path], object]]] = {
     ),
     "records": (lambda: _json({"schema": 1, "records": [RECORD]}), _records),
     "verdicts": (
-        lambda: _json({"imports": {}, "trusted": {}, "answers": ANSWERS, "solvers": {f"{PROBLEM} a b im2col": HELD}}),
+        lambda: _json({**HELD, "of": f"{PROBLEM} a b im2col", "how": "", "faults": {"bad.solver": "its cost() hangs"}}),
         _verdicts,
     ),
     "rates": (lambda: _json({"flops": 1e11, "bandwidth": 1e10, "launch": 1e-5}), _rates),
@@ -235,10 +259,10 @@ READERS: dict[str, tuple[Callable[[], bytes], Callable[[Path], object]]] = {
     "bench": (_bench_report, lambda path: _rendered(bench.bench, path)),
     "verify": (_verify_report, lambda path: _rendered(verify.verify, path)),
     "onnx": (_model, _onnx),
-    "decisions": (_decision_lines, _decisions),
-    "vendors": (lambda: _json({"/lib/a.so 1 2": "", "b": "it hangs"}), _vendors),
+    "decisions": (lambda: _json(DECISION), _decisions),
+    "trials": (lambda: _json({"fault": "it hangs"}), _trials),
     "icd": (lambda: b"/usr/lib/libacme.so\n", icd._library),
-    "binary": (lambda: b"a 1\n" + bytes(32) + b"code", lambda path: binary_cache.read_file(path, b"a 1\n")),
+    "store": (_store_file, _stored),
 }
 
 

@@ -15,11 +15,13 @@ from ..device.gemm import packed_layout as packed_layout
 from ..device.gemm import product_cost as gemm_cost
 from ..device.gemm import workspace_size as gemm_workspace
 from ..device.plans.steps import Areas as Areas
+from ..device.plans.steps import KernelPlan as KernelPlan
 from ..device.plans.steps import Product as Product
 from ..device.plans.steps import Step as Step
 from ..device.plans.steps import StepPlan as StepPlan
+from ..device.programs.geometry_arguments import numbers_as_arguments as numbers_as_arguments
+from ..device.programs.geometry_arguments import numbers_as_literals as numbers_as_literals
 from ..device.programs.kernels import OPERANDS as OPERANDS
-from ..device.programs.kernels import KernelPlan as KernelPlan
 from ..device.programs.kernels import Launch as Launch
 from ..device.programs.kernels import build as build
 from ..device.programs.kernels import config_macros as config_macros

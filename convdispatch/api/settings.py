@@ -274,16 +274,16 @@ LARGE_IMPORTS = Setting(
     TRUTH,
     None,
     "`1`: NVIDIA's OpenCL may import more than 384 MiB of CUDA's memory at once; `0`: it may not. Else a "
-    "child process tries it when it is first wanted, and the answer is kept in `imports` in the user's cache "
-    "folder ([why](../design/cudnn.md#imports-that-end-the-process))",
+    "child process tries it when it is first wanted, and the answer is stored "
+    "([why](../design/cudnn.md#imports-that-end-the-process))",
     ("0",),
 )
 KERNEL_CACHE = Setting(
     "CONVDISPATCH_KERNEL_CACHE",
     FOLDER_OR_OFF,
     None,
-    "the folder of compiled kernels, for drivers that keep none themselves; `off` keeps none; else `kernels` "
-    "in the user's cache folder, at most 1 GiB",
+    "the folder of what this machine decided and compiled ([caches](../design/caches.md)), at most 1 GiB; `off` stores "
+    "nothing; else `kernels` in the user's cache folder",
     ("/var/cache/convdispatch",),
 )
 CACHE_LIMIT = Setting(

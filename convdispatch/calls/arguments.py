@@ -82,7 +82,9 @@ class Request(NamedTuple):
         )
 
 
-_LETTERS = {1: "ncw", 2: "nchw", 3: "ncdhw"}
+def hashable(option: Any) -> Any:
+    """Returns an option with its lists converted to tuples, so that a key with it can be hashed."""
+    return tuple(map(hashable, option)) if isinstance(option, list | tuple) else option
 
 
 def describe(

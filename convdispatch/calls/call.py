@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
+
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument, MemoryLimit
 from ..api.problem import ConvProblem
@@ -14,9 +16,6 @@ from ..selection import dispatch
 from ..selection.prepared import Constant
 from ..selection.visible_problem import operand_sizes
 from .arguments import PLACES
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 
 class Call:

@@ -16,7 +16,7 @@ from ..api.literals import Activation, Array, Layout, Math, Padding, Pads, Steps
 from ..api.quantization import Quantization
 from ..device import runtime
 from ..selection.prepared import constant as constant
-from .arguments import PLACES, Request, sizes_of, transposed_shape
+from .arguments import PLACES, Request, hashable, sizes_of, transposed_shape
 from .arrays.accepted import shape_of, with_kind_of
 from .arrays.known_libraries import BARE, library_of
 from .call import Call
@@ -194,7 +194,7 @@ def _looked_up(request: Request) -> Any:
         last = LAST[direction].get(id(input2), (None, None))[1]
         call = cached_call(direction, key, input2)
     except TypeError:  # the options contain a list, which cannot be hashed, or an operand is not an array
-        changed, key = tuple(map(_hashable, options)), None
+        changed, key = tuple(map(hashable, options)), None
         if changed != options:
             return _looked_up(request._replace(options=changed))
     except AttributeError:
@@ -216,8 +216,3 @@ def _looked_up(request: Request) -> Any:
         call.repeat = call.replay(library, (*operands, bias, residual, queue), options, shape)
     x, w, y = operands
     return call(x, w, y, bias, None, residual, queue)
-
-
-def _hashable(option: Any) -> Any:
-    """Returns an option with its lists converted to tuples, so that the key of a call with lists can be hashed."""
-    return tuple(map(_hashable, option)) if type(option) in (list, tuple) else option

@@ -9,7 +9,9 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ..api.problem import ConvProblem
 from ..device import runtime
@@ -26,9 +28,6 @@ from .arrays.host_arrays import HostArrays
 from .arrays.operands import check_written, native
 from .call import Call
 from .guarded_replay import replay_on_host
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _numbers = itertools.count()
 

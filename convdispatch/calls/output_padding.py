@@ -27,7 +27,7 @@ def extended(x: Any, rows: Sequence[int], layout: str, queue: Any = None) -> Any
     result = maker_of(type(x), shape, strides, dtype)(queue, x)
     if math.prod(x.shape):
         operands = Operands(queue, queue.context)
-        source = operands.read(x, contiguous_strides(x.shape, dtype.itemsize))
+        source = operands.read(x, contiguous_strides(tuple(x.shape), dtype.itemsize))
         axes = [CopyAxis(*each) for each in zip(shape, contiguous(shape), contiguous(x.shape), x.shape, strict=True)]
         copy = Copy("x", "x", (*(CopyAxis(1, 0, 0, 1) for _ in range(6 - len(axes))), *axes))
         launch = copy.launch(queue.context, SimpleNamespace(itemsize=dtype.itemsize))  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
 from ..api.quantization import Quantization
 from ..selection.prepared import Constant
-from .arguments import Request, describe
+from .arguments import Request, describe, hashable
 from .arrays.array_library import Library
 
 _tables: weakref.WeakKeyDictionary[Any, dict[Any, tuple[Constant, Any]]] = weakref.WeakKeyDictionary()
@@ -36,7 +36,7 @@ def quantized_problem(
             f"with quantization x must be of {', '.join(QUANTIZED_INPUTS)}, got {dtype}: quantize it by "
             "np.clip(np.rint(x / x_scale) + x_zero_point, ...)"
         )
-    frozen = {name: _tuples(value) for name, value in options.items()}
+    frozen = {name: hashable(value) for name, value in options.items()}
     return _described(x_shape, w_shape, dtype, quantization.dtype, **frozen)
 
 
@@ -46,10 +46,6 @@ def _described(
 ) -> ConvProblem:
     defaults: dict[str, Any] = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "layout": "nchw"}
     return describe("fwd", x_shape, w_shape, None, dtype, **defaults | options, out_dtype=out_dtype)
-
-
-def _tuples(option: Any) -> Any:
-    return tuple(map(_tuples, option)) if isinstance(option, list | tuple) else option
 
 
 def table_of(

@@ -7,9 +7,10 @@ calls. The slow path for all others, and for calls inside a capture, uses ``arra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.dtypes import numpy_dtype
 from ..api.errors import InvalidArgument
@@ -25,9 +26,6 @@ from .arrays.operands import Operands, contiguous_strides, overlaps
 from .arrays.results import maker_of
 from .call import Call, refuse_shared
 from .guarded_replay import replay_on_queue
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 
 class QueueCall(Call):

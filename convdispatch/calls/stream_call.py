@@ -218,7 +218,6 @@ class StreamCall(Call):
             stream.check()
 
     def _refuse_overlap(self, addresses: Sequence[int], bias: Any) -> None:
-        """Raises InvalidArgument if the result overlaps with an operand that is read."""
         for place, size in self._read:
             if self._overlapped(addresses[self.written], addresses[place], size):
                 refuse_shared(self._names[place])

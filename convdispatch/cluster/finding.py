@@ -85,8 +85,6 @@ def find_many(
 
 @dataclass
 class _ClusterSearch:
-    """One call of ``find_many``."""
-
     _run: Run
     _limits: dict[str, Any]
     _again: bool

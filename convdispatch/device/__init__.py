@@ -19,7 +19,7 @@ new place for commands goes to ``places``. May import api alone.
 - ``native``: the native call path.
 - ``opencl``: vendors, platforms, devices and contexts.
 - ``places``: where an executable is launched.
-- ``plainfile``: reads files that others may have written.
+- ``plainfile``: reads files that others may have written, and writes files whole or not at all.
 - ``planning_lock``: threads that plan take turns.
 - ``plans``: plans made of steps.
 - ``programs``: kernel text becomes programs.

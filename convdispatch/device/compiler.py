@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 
+import pyopencl as cl
+
 from .child import answer, questions
 
 __all__: list[str] = []
 
 
 def _serve() -> None:
-    import pyopencl as cl
-
     from ..api.errors import BuildFailed
     from .cuda.modules import load
     from .cuda_driver import cuda_of

@@ -13,13 +13,12 @@ import platform
 import sys
 import threading
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_ushort, c_void_p
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ..api import settings
 from ..api.errors import ConvDispatchError
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 PINNED = 1  # CUDA's constant CU_MEM_ALLOCATION_TYPE_PINNED
 DEVICE_LOCATION = 1  # CUDA's constant CU_MEM_LOCATION_TYPE_DEVICE
@@ -300,8 +299,6 @@ def current_number() -> int | None:
 
 def number_of(device: cl.Device) -> int | None:
     """CUDA's number of an OpenCL device, by its PCI address; creates no context on it, which would take memory."""
-    import pyopencl as cl
-
     driver = _driver()[0] if "nvidia" in device.vendor.lower() else None
     if driver is None:
         return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
 import re
 import warnings
 from pathlib import Path
@@ -97,10 +96,7 @@ def keep(device: DeviceInfo, found: DeviceRates) -> Path:
     if switched_off():
         raise OSError("CONVDISPATCH_RATES=off keeps no rates")
     path = place(device)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(f".{os.getpid()}")
-    draft.write_text(json.dumps({name: getattr(found, name) for name in _FIELDS}) + "\n", encoding="utf-8")
-    draft.replace(path)
+    plainfile.publish(path, json.dumps({name: getattr(found, name) for name in _FIELDS}) + "\n")
     rates.cache_clear()
     return path
 

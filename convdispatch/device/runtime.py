@@ -11,7 +11,9 @@ import contextlib
 import functools
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ..api import settings
 from ..api.device import DeviceInfo
@@ -33,9 +35,6 @@ from .memory.allocator import (
 from .opencl import icd
 from .opencl.contexts import made_context
 from .opencl.platforms import address, device_info, devices, platforms
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 __all__ = [
     "address",
@@ -77,7 +76,6 @@ def probe(device: cl.Device) -> str | None:
     A device that its platform lists need not work: PoCL's wheel lists one everywhere, and needs a linker to build.
     """
     import numpy as np
-    import pyopencl as cl
 
     from ..api.errors import BuildFailed
     from .programs.kernels import build
@@ -226,8 +224,6 @@ def context(device: cl.Device | None = None) -> cl.Context:
 
 def queue(device: cl.Device | None = None) -> cl.CommandQueue:
     """This thread's in-order queue on the shared context of a device."""
-    import pyopencl as cl
-
     device = device or default_device()
     queues = _threads.__dict__.setdefault("queues", {})
     if device not in queues:
@@ -249,8 +245,6 @@ def serial_queue(device: cl.Device | None = None) -> cl.CommandQueue | None:
 
 def new_serial_queue(device: cl.Device) -> cl.CommandQueue | None:
     """A new queue whose commands the enqueuing thread computes itself; None where the device has none."""
-    import pyopencl as cl
-
     if "cl_intel_exec_by_local_thread" in device.extensions.split():
         with contextlib.suppress(cl.Error):
             return cl.CommandQueue(context(device), properties=_LOCAL_THREAD)
@@ -302,8 +296,6 @@ def pending(queue: cl.CommandQueue) -> cl.Event:
     """An event that completes after everything enqueued on ``queue`` so far, for work on another queue."""
     if isinstance(queue, Commands):
         return queue
-    import pyopencl as cl
-
     opencl_queue = getattr(queue, "queue", queue)  # `queue` may be an object that wraps OpenCL's queue
     event = cl.enqueue_marker(opencl_queue)
     opencl_queue.flush()
@@ -316,14 +308,10 @@ def hold(queue: cl.CommandQueue, event: cl.Event) -> None:
         # A CUDA stream takes the place of its commands' events, so `event` is one.
         queue.after(event)  # type: ignore[attr-defined]
         return
-    import pyopencl as cl
-
     cl.enqueue_barrier(queue, wait_for=[event])
     queue.flush()
 
 
 def complete(event: cl.Event) -> bool:
     """Whether an OpenCL command has completed."""
-    import pyopencl as cl
-
     return event.command_execution_status == cl.command_execution_status.COMPLETE

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..device import runtime
 from .apply import compute
 from .tensor import Tensor
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 
 def fill(tensor: Tensor, value: float) -> Tensor:

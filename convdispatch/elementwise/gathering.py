@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..device import runtime
@@ -18,9 +18,6 @@ from ..device.programs.kernels import Launch, build
 from ..device.tracing import operation
 from .codegen.elements import element
 from .tensor import Tensor
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _GROUP = 256
 _BITS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}

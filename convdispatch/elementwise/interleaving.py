@@ -7,16 +7,13 @@ rows of three elements take ten times as long. Numbers may become integers of 8 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyopencl as cl
 
 from ..device import runtime
 from ..device.programs.kernels import Launch, build, keeps_programs
 from .tensor import Tensor
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 LANES = 16
 """The number of elements of the kernel's vectors."""

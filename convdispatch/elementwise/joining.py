@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..device import runtime
@@ -16,9 +17,6 @@ from ..device.tracing import operation
 from .apply import compute
 from .taping import current_tape, paused
 from .tensor import Tensor
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 MAX_PARTS = 8
 """The most tensors that one kernel joins."""
@@ -83,12 +81,18 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 1) -> Tensor:
 
 
 def _copy(tensors: list[Tensor], views: list[Tensor], result: Tensor, axis: int) -> None:
-    """The tensors to where they belong, in one launch, unless they are too many, too small or not contiguous."""
+    """The tensors to where they belong, in one launch for ``MAX_PARTS``, unless they are small or not contiguous."""
     filled = [(tensor, view) for tensor, view in zip(tensors, views, strict=True) if tensor.size]
+    if len(filled) > MAX_PARTS:
+        for start in range(0, len(tensors), MAX_PARTS):
+            chunk = slice(start, start + MAX_PARTS)
+            _copy(tensors[chunk], views[chunk], result, axis)
+        return
     size, rows, unit, lengths = result.dtype.itemsize, math.prod(result.shape[:axis]), 0, [0]
-    if 2 <= len(filled) <= MAX_PARTS and size in _BITS and all(tensor.contiguous for tensor, _ in filled):
+    if len(filled) >= 2 and size in _BITS and all(tensor.contiguous for tensor, _ in filled):
         cpu = runtime.device_info(result.queue.device).type == "cpu"
         numbers = [n for tensor, view in filled for n in (view.offset, tensor.offset, tensor.nbytes // rows)]
+        numbers.append(result.nbytes // rows)
         unit = size if cpu or any(number % 16 for number in numbers) else 16
         lengths = [tensor.nbytes // rows // unit for tensor, _ in filled]
         worthwhile = size == 4 and rows >= CPU_MIN_ROWS and min(lengths) >= CPU_LANES
@@ -99,7 +103,7 @@ def _copy(tensors: list[Tensor], views: list[Tensor], result: Tensor, axis: int)
             compute("x", {"x": tensor}, out=view)
         return
     starts = tuple(view.offset // unit for _, view in filled)
-    launch = _launch(result.context, unit, rows, tuple(lengths), starts)
+    launch = _launch(result.context, unit, (rows, result.nbytes // rows // unit), tuple(lengths), starts)
     operands = [part for tensor, _ in filled for part in (tensor.base_data, np.int64(tensor.offset // unit))]
     launch(result.queue, (*operands, result.base_data))
 
@@ -115,10 +119,15 @@ values."""
 
 
 @keeps_programs
-def _launch(context: cl.Context, unit: int, rows: int, lengths: tuple[int, ...], starts: tuple[int, ...]) -> Launch:
-    """A kernel for so many tensors of any length. A GPU's work item is a place in a row of a tensor (row and tensor are
-    the same for a whole group, so that neighbours run together), a CPU's some rows of all tensors."""
-    bits, parts, head = _BITS[unit], range(len(lengths)), ""
+def _launch(
+    context: cl.Context, unit: int, shape: tuple[int, int], lengths: tuple[int, ...], starts: tuple[int, ...]
+) -> Launch:
+    """A kernel for so many tensors of any length, and a result of ``shape``, rows by elements.
+
+    A GPU's work item is a place in a row of a tensor (row and tensor are the same for a whole group, so that neighbours
+    run together), a CPU's some rows of all tensors.
+    """
+    bits, parts, head, (rows, whole) = _BITS[unit], range(len(lengths)), "", shape
     if runtime.device_info(context.devices[0]).type == "cpu":
         head, share = "__attribute__((reqd_work_group_size(1, 1, 1))) ", max(1, min(CPU_MAX_ROWS, rows // CPU_MIN_ROWS))
         work, group = (-(-rows // share), 1, 1), (1, 1, 1)
@@ -148,7 +157,7 @@ def _launch(context: cl.Context, unit: int, rows: int, lengths: tuple[int, ...],
     inner = "\n  ".join(lines)
     text = f"{_CPU_ROW if head else ''}kernel {head}void join({', '.join(arguments)}) {{\n  {inner}\n}}\n"
     given = [value for k in parts for value in (f"p{k}", f"o{k}", np.int64(lengths[k]), np.int64(starts[k]))]
-    given += [np.int64(share), np.int64(rows), np.int64(sum(lengths)), "y"]
+    given += [np.int64(share), np.int64(rows), np.int64(whole), "y"]
     names = [f"{name}{k}" for k in parts for name in "po"] + ["y"]
     dtypes = [each for _ in parts for each in (None, np.int64, np.int64, np.int64)] + [np.int64] * 3 + [None]
     return Launch(build(context, text), "join", work, group, given, names=names, dtypes=dtypes)

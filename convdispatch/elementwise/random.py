@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..device import runtime
@@ -15,9 +16,6 @@ from ..device.commands.interface import Kernel
 from ..device.commands.queues import commands_of
 from ..device.programs.kernels import build, kernel_text
 from .tensor import Tensor
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 
 class Generator:

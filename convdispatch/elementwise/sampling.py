@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..device import runtime
@@ -21,9 +22,6 @@ from ..device.tracing import operation
 from .codegen.elements import element, kind_of, prelude
 from .taping import current_tape, paused
 from .tensor import Tensor
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 Table = tuple[np.ndarray, np.ndarray | None]
 """Indices ``[out, taps]`` into an axis and their weights; without weights there is one tap, ``[out]``."""

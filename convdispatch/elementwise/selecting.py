@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..device.programs.kernels import Launch, build
@@ -16,9 +16,6 @@ from .gathering import take_along_axis
 from .joining import concatenate
 from .recorded import apply
 from .tensor import Tensor
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _MOST = 1 << 15
 """The most elements of a row that one launch ranks against each other; longer rows are ranked piece by piece."""

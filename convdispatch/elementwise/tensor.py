@@ -14,29 +14,19 @@ import functools
 import math
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..calls.arrays import interchange
+from ..calls.arrays.operands import contiguous_strides, is_contiguous
 from ..device import runtime
 from ..device.commands.queues import commands_of
 from ..device.commands.recording import Slot
 from ..device.programs.strided_copy import copy_strided
 from .taping import current_tape
-
-if TYPE_CHECKING:
-    import pyopencl as cl
-
-
-@functools.lru_cache(maxsize=4096)
-def _row_major(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    strides, step = [], itemsize
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 class Tensor:
@@ -63,7 +53,7 @@ class Tensor:
         self.shape = shape
         self.dtype = dtype
         self.queue = queue
-        self.strides = _row_major(shape, dtype.itemsize) if strides is None else strides
+        self.strides = contiguous_strides(shape, dtype.itemsize) if strides is None else strides
         self.offset = offset
         self.mark = 0  # The mark belongs to the tape of automatic differentiation (tape.py).
 
@@ -176,11 +166,8 @@ class Tensor:
 
     @property
     def contiguous(self) -> bool:
-        """The elements lie row-major without gaps (axes of size 1 have any stride)."""
-        wanted = _row_major(self.shape, self.dtype.itemsize)
-        return self.strides == wanted or all(
-            size == 1 or stride == want for size, stride, want in zip(self.shape, self.strides, wanted, strict=True)
-        )
+        """Whether the elements are contiguous in C order."""
+        return is_contiguous(self.shape, self.strides, self.dtype.itemsize)
 
     def __len__(self) -> int:
         if not self.shape:

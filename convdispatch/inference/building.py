@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..api.policy import current_policy
 from ..device import background, runtime
 from ..device.cache import artifact_store
+from ..device.cache.keys import key_of
 from ..device.commands.interface import thread
 from ..device.places import intraop
 from ..device.programs.compile_pool import side_by_side
@@ -34,8 +36,6 @@ from .passes.slicing import sliced
 from .weights import Background, Weights
 
 if TYPE_CHECKING:
-    import pyopencl as cl
-
     from ..api.problem import ConvProblem
     from .multi_device import InferenceNets
 
@@ -121,7 +121,7 @@ def build(
     all_forms_allowed, invariant = layout is None and queues is None, current_policy().is_invariant
     tiers = is_cold and recall and all_forms_allowed and purpose == "latency"
     net_key = (
-        artifact_store.key_of(packed_use, *choice_cache.described(graph))
+        key_of(packed_use, *choice_cache.described(graph))
         if all_forms_allowed and not invariant and artifact_store.wanted(queue.device)
         else ""
     )
@@ -231,7 +231,7 @@ def _forms(
 
 
 def _fastest(
-    forms: list[InferenceNet], purpose: str, key: choice_cache.Key | None, stored_choice: choice_cache.Choice | None
+    forms: list[InferenceNet], purpose: str, key: str | None, stored_choice: choice_cache.Choice | None
 ) -> InferenceNet:
     """Return the form that is fastest for the purpose; the result of the benchmark is stored under ``key``."""
     if len(forms) == 1:

@@ -1,10 +1,10 @@
 """Which layout and how many queues were fastest for a net, stored so that the next process builds one form only.
 
-A choice is an entry of the table ``forms`` of ``selection.decision_store``, under what the net computes and what it is
-for. It is final when two measurements agree that nothing disturbed. One made while the machine did other work is used
-for some time and judged anew, and so is one whose form, when it is used, is much faster than it was when it was judged:
-steady work of others leaves no other mark. It bears on time alone, never on results, so nothing that is damaged or
-missing is an error. It is not stored while a policy is in force.
+A choice is an entry of the store's table ``forms``, under what the net computes, what it is for, and the
+circumstances (``selection.decision_store``). It is final when two measurements agree that nothing disturbed. One made
+while the machine did other work is used for some time and judged anew, and so is one whose form, when it is used, is
+much faster than it was when it was judged: steady work of others leaves no other mark. It bears on time alone, never
+on results, so nothing that is damaged or missing is an error. It is not stored while a policy is in force.
 """
 
 from __future__ import annotations
@@ -13,21 +13,19 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
+
+import pyopencl as cl
 
 from ..api.policy import Policy, current_policy
-from ..device.cache.artifact_store import key_of
+from ..device.cache.keys import key_of
+from ..device.cache.store import FORMS
 from ..device.runtime import device_info
-from ..selection.decision_store import decision_store
+from ..selection import decision_store
 from .form_benchmark import Verdict
 from .graph import Graph, Ref, is_planned, operands
 from .lower import problem_of
 from .passes.layout import LAYOUTS, MIXED
-
-if TYPE_CHECKING:
-    import pyopencl as cl
-
-    from ..api.device import DeviceInfo
 
 ENOUGH = 2
 """The number of consecutive measurements that must name the same form before the choice is final."""
@@ -41,20 +39,21 @@ CONTRADICTS = 0.75
 _WATCHED = 5
 """The number of calls with NumPy arrays, each waited for, that are timed after a form was built without a
 measurement."""
-Key: TypeAlias = "tuple[DeviceInfo, str]"
-"""The device, and the key of the choice in the device's decision store."""
+
+LOWERING = "lowering 2"
+"""Changes whenever graphs become other commands than before, so that choices among earlier forms are timed again."""
 
 
-def choice_key(graph: Graph, queue: cl.CommandQueue, purpose: str) -> Key | None:
+def choice_key(graph: Graph, queue: cl.CommandQueue, purpose: str) -> str | None:
     """Return the key under which a choice for this graph is stored; None if it must not be stored."""
     if replace(current_policy(), tier=None) != Policy():
         return None
-    return device_info(queue.device), key_of(purpose, *described(graph))
+    return decision_store.key(device_info(queue.device), key_of(purpose, *described(graph)))
 
 
 def described(graph: Graph) -> list[str]:
     """Return a text for each operation that a net computes."""
-    descriptions = []
+    descriptions = [LOWERING]
     for node in graph.nodes:
         shapes = [ref.shape for ref in operands(node.result) if isinstance(ref, Ref)]
         descriptions.append(str(problem_of(node)) if is_planned(node) else f"{node.name}{shapes}")
@@ -81,10 +80,10 @@ class Choice:
         return self.votes >= ENOUGH and (self.noise <= CALM or self.recalls < NOISY_RECALLS)
 
 
-def load(key: Key, names: Sequence[str | None] = (None, *LAYOUTS, MIXED)) -> Choice | None:
+def load(key: str, names: Sequence[str | None] = (None, *LAYOUTS, MIXED)) -> Choice | None:
     """What is known of a net's forms, which are called ``names``; None for nothing. A final choice of a noisy machine
     counts its uses."""
-    stored = decision_store(key[0]).get("forms", key[1])
+    stored = FORMS.get(key)
     with contextlib.suppress(ValueError, TypeError):
         choice = Choice(**(stored or {}))
         numbers = (choice.queues, choice.votes, choice.recalls)
@@ -98,7 +97,7 @@ def load(key: Key, names: Sequence[str | None] = (None, *LAYOUTS, MIXED)) -> Cho
     return None
 
 
-def store(key: Key, layout: str | None, queues: int, verdict: Verdict, before: Choice | None) -> None:
+def store(key: str, layout: str | None, queues: int, verdict: Verdict, before: Choice | None) -> None:
     """Keep what a measurement found: its two series are two votes where they agree and nothing disturbed them, one
     where something did, none where they disagree."""
     votes = (2 if verdict.noise <= CALM else 1) if verdict.agreed else 0
@@ -111,7 +110,7 @@ class Watch:
     """Times the first calls of a form that was built unmeasured; one that contradicts its choice has forms judged anew
     when the net is built the next time."""
 
-    def __init__(self, key: Key, choice: Choice) -> None:
+    def __init__(self, key: str, choice: Choice) -> None:
         self.key, self.choice, self.left, self.least = key, choice, _WATCHED, float("inf")
 
     def call(self, net: Any, inputs: Any, change: Any) -> Any:
@@ -129,5 +128,5 @@ class Watch:
         """This form stays in any case."""
 
 
-def _write(key: Key, choice: Choice) -> None:
-    decision_store(key[0]).put("forms", key[1], asdict(choice))
+def _write(key: str, choice: Choice) -> None:
+    FORMS.put(key, asdict(choice))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api import settings
 from ..api.errors import InvalidArgument
@@ -28,8 +29,6 @@ from .graph_variants import planned_convolutions
 from .layout_pruning import Ranked, seconds
 
 if TYPE_CHECKING:
-    import pyopencl as cl
-
     from .net import Change, InferenceNet
 
 LEAST = 16

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..api.problem import MATHS, ConvProblem
@@ -16,9 +18,6 @@ from .passes.fusion import fuse
 from .passes.layout import LAYOUTS, MIXED, relayout
 from .passes.precision import dtype_of, traced_in, with_dtype, with_math
 from .trace import trace
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 
 def traced_and_fused(

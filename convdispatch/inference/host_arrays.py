@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..calls.arrays.operands import address, check_written
@@ -24,8 +25,6 @@ from ..elementwise.tensor import Tensor
 from .graph import map_operands, operands
 
 if TYPE_CHECKING:
-    import pyopencl as cl
-
     from .lower import Lowered
 
 OWN, PYTORCH = THREADS = "own", "pytorch"

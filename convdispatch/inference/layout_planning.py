@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ..device.rates import rates
 from .graph import Graph, Node, Ref, Value, is_planned, operands
 from .lower import problem_of
-from .passes.layout import LAYOUTS, can_turn, traced_layout
+from .passes.layout import LAYOUTS, can_turn, traced_layout, turned_by
 
 if TYPE_CHECKING:
     from ..api.device import DeviceInfo
@@ -78,6 +78,12 @@ def costs_of(graph: Graph, device: DeviceInfo, cost: Callable[[ConvProblem], flo
                 values[ref.value] = 0.0 if alike else reorder_seconds
         if can_turn(node):
             nodes[node] = (_seconds(node, traced, device, cost, batch), _seconds(node, turned, device, cost, batch))
+    for node in graph.nodes:
+        for ref in node.refs:
+            one = turned_by(node, ref, turned)
+            if one in nodes:  # as traced, the view is strided, and the operation copies it first
+                seconds = 2 * batch * math.prod(ref.shape) * ref.value.dtype.itemsize / speed.bandwidth + speed.launch
+                nodes[one] = nodes[one][0] + seconds, nodes[one][1]
     return Costs(nodes, values)
 
 
@@ -133,13 +139,14 @@ def cut(graph: Graph, costs: Costs) -> frozenset[Node]:
 
 
 def _readers(graph: Graph) -> dict[Value, list[Node | None]]:
-    """Return the nodes that read each value; None stands for the caller, who needs the layout as traced."""
+    """Return the nodes that read each value as it lies; None stands for the caller, who needs the layout as traced."""
     readers: dict[Value, list[Node | None]] = {}
     for node in graph.nodes:
         for ref in node.refs:
-            readers.setdefault(ref.value, []).append(node)
+            if ref.strides is None:  # strided views read either layout
+                readers.setdefault(ref.value, []).append(node)
     for ref in operands(graph.output):
-        if isinstance(ref, Ref):
+        if isinstance(ref, Ref) and ref.strides is None:
             readers.setdefault(ref.value, []).append(None)
     return readers
 

@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+import pyopencl as cl
+
 from ..api.device import DeviceInfo
 from ..api.errors import ConvDispatchError
 from ..api.policy import CHOICE_BATCH, current_policy
@@ -26,13 +28,13 @@ from .lower import problem_of
 from .passes.layout import LAYOUTS, relayout, reorder, traced_layout
 
 if TYPE_CHECKING:
-    import pyopencl as cl
-
     from ..api.problem import ConvProblem
 
 Ranked: TypeAlias = "dict[ConvProblem, Choices]"
 """The ranked candidates of each convolution, cached so that none is ranked twice."""
 
+COPYING = frozenset({"convolution", "transposed_convolution", "standardize", "grouped"})
+"""The operations that copy strided operands before they compute."""
 PRUNED_FROM = 1.4
 """A layout that is predicted to take this many times as long as another one is not built: the ratio of two predictions
 was within a ninth of the measured one for three nets, but 1.3 where nets of depthwise layers were no slower."""
@@ -81,7 +83,12 @@ def seconds(graph: Graph, device: DeviceInfo, ranked: Ranked | None = None) -> f
         if node.function is reorder:
             moved_bytes = batch * sum(2 * math.prod(ref.shape) * ref.value.dtype.itemsize for ref in node.refs)
             total += moved_bytes / rates(device).bandwidth + rates(device).launch
-        elif is_planned(node):
+            continue
+        # Convolutions and norms copy strided operands first.
+        copied = [ref for ref in node.refs if ref.strides is not None and node.name in COPYING]
+        moved_bytes = batch * sum(2 * math.prod(ref.shape) * ref.value.dtype.itemsize for ref in copied)
+        total += moved_bytes / rates(device).bandwidth + len(copied) * rates(device).launch
+        if is_planned(node):
             total += _cost(problem_of(node), device, ranked)
     return total
 

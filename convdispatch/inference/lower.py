@@ -6,14 +6,15 @@ import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
 from ..api.quantization import Table
-from ..calls.arguments import describe, transposed_shape
+from ..calls.arguments import describe, hashable, transposed_shape
 from ..calls.quantized import quantized_problem
 from ..device.commands.recording import Recording, Slot
 from ..device.tracing import tracing
@@ -27,9 +28,6 @@ from ..selection.prepared import Prepared
 from .graph import Graph, Node, Ref, Value, is_planned, map_operands, operands
 from .passes.incremental_concat import incremental_concats
 from .weights import Weights
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 
 @dataclass(frozen=True)
@@ -78,10 +76,10 @@ def problem_of(node: Node) -> ConvProblem:
     if node.name == QUANTIZED:
         return _quantized_problem(node, isinstance(arguments["w"], Tensor))
     flags = {name: arguments.get(name) is not None for name in ("bias", "residual")}
-    options = {name: _hashable(arguments[name]) for name in _OPTIONS if name in arguments}
+    options = {name: hashable(arguments[name]) for name in _OPTIONS if name in arguments}
     dtype = (x.value if isinstance(x, Ref) else x).dtype.name
     if node.name == TRANSPOSED:
-        options["output_padding"] = _hashable(arguments.get("output_padding", 0))
+        options["output_padding"] = hashable(arguments.get("output_padding", 0))
         return _described_transposed(x.shape, arguments["w"].shape, dtype, **flags, **options)
     return _described(x.shape, arguments["w"].shape, dtype, **flags, **options)
 
@@ -98,10 +96,6 @@ def _quantized_problem(node: Node, constant_weights: bool) -> ConvProblem:
 
 QUANTIZED, TRANSPOSED = "quantized_convolution", "transposed_convolution"
 _OPTIONS = ("stride", "padding", "dilation", "groups", "layout", "math", "activation")
-
-
-def _hashable(option: Any) -> Any:
-    return tuple(map(_hashable, option)) if isinstance(option, list | tuple) else option
 
 
 @functools.lru_cache(maxsize=1024)
@@ -136,7 +130,6 @@ class _Lowering:
         self._plan_concatenations()
 
     def run(self) -> Lowered:
-        """All nodes in order."""
         self._await_constants()
         inputs = [self._tensor(value, persistent=True) for value in self.graph.inputs]
         nodes = []

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..device import background, runtime
@@ -40,8 +41,6 @@ def build_on(
     build: Callable[..., Any], devices: Any, net: Callable[..., Any], *shapes: Sequence[int], **options: Any
 ) -> InferenceNets:
     """``build`` on each of ``devices``, a queue each; ``options`` are ``build``'s."""
-    import pyopencl as cl
-
     batches = {shape[0] for shape in shapes if len(shape)}
     if len(batches) != 1:
         raise InvalidArgument(f"on several devices all inputs are batches of one size, got {[*map(tuple, shapes)]}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..calls.arrays.accepted import refuse_mask
@@ -20,9 +21,6 @@ from ..elementwise.tensor import Tensor
 from .graph import map_operands
 from .host_arrays import OWN, HostNet, check_out
 from .lower import Lowered
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 Change = Callable[[np.ndarray], Any]
 """A function that converts each result array, for instance to a tensor of PyTorch."""
@@ -286,8 +284,6 @@ class InferenceNet:
             )
 
     def _bring(self, given: Any, slot_tensor: Tensor) -> None:
-        import pyopencl as cl
-
         self._check(tuple(given.shape), given.dtype.name, slot_tensor)
         queue, memory = self._program.queue, self._program.memory(slot_tensor.base_data)
         if isinstance(given, np.ndarray):

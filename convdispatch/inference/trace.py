@@ -7,9 +7,10 @@ much, and from running the operation on the recording for the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.dtypes import dtype_name, numpy_dtype
 from ..api.errors import InvalidArgument
@@ -19,9 +20,6 @@ from ..device.commands.recording import Recording, Slot
 from ..device.tracing import bound, source, tracing
 from ..elementwise.tensor import Tensor
 from .graph import Graph, Node, Ref, Value, map_operands
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 
 def trace(net: Callable[..., Any], shapes: Sequence[Sequence[int]], dtype: Any, queue: cl.CommandQueue) -> Graph:
@@ -55,7 +53,6 @@ class _Tracer:
         return Tensor(slot, value.shape, value.dtype, self.recording)
 
     def ref(self, tensor: Any) -> Any:
-        """A traced tensor as a Ref, a parameter as itself."""
         if not isinstance(tensor.base_data, Slot):
             return tensor
         slot = tensor.base_data

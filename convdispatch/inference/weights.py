@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ..device.background import Threads
 from ..elementwise.tensor import Tensor
 from ..selection.prepared import Prepared, constant
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 
 class Background:

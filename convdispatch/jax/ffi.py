@@ -19,12 +19,17 @@ _INTERNAL, _RESOURCE_EXHAUSTED = 13, 8
 """XLA's error codes INTERNAL and RESOURCE_EXHAUSTED."""
 
 
+def _structure(**fields: Any) -> Any:
+    """A structure of the API with these fields after the two that almost all begin with."""
+    names = {"size": c_size_t, "extension": c_void_p, **fields}
+    return type("Structure", (ctypes.Structure,), {"_fields_": list(names.items())})
+
+
 class _Base(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("kind", c_int32), ("next", c_void_p)]
 
 
-class _Version(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("extension", c_void_p), ("major", c_int32), ("minor", c_int32)]
+_Version = _structure(major=c_int32, minor=c_int32)
 
 
 class _Metadata(ctypes.Structure):
@@ -35,82 +40,34 @@ class _MetadataExtension(ctypes.Structure):
     _fields_ = [("base", _Base), ("metadata", POINTER(_Metadata))]
 
 
-class _Api(ctypes.Structure):
-    _fields_ = [
-        ("size", c_size_t), ("extension", c_void_p), ("version", _Version), ("internal", c_void_p),
-        ("error_create", c_void_p), ("error_message", c_void_p), ("error_destroy", c_void_p),
-        ("register", c_void_p), ("stream_get", c_void_p), ("type_register", c_void_p), ("context_get", c_void_p),
-        ("state_set", c_void_p), ("state_get", c_void_p), ("allocate", c_void_p), ("free", c_void_p),
-        ("schedule", c_void_p), ("threads", c_void_p), ("future_create", c_void_p), ("future_available", c_void_p),
-        ("future_error", c_void_p), ("run_id", c_void_p), ("device_ordinal", c_void_p),
-    ]  # fmt: skip
-
-
-class _Buffers(ctypes.Structure):
-    _fields_ = [
-        ("size", c_size_t), ("extension", c_void_p), ("count", c_int64), ("types", c_void_p),
-        ("given", POINTER(c_void_p)),
-    ]  # fmt: skip
-
-
-class _Attributes(ctypes.Structure):
-    _fields_ = [
-        ("size", c_size_t), ("extension", c_void_p), ("count", c_int64), ("types", c_void_p), ("names", c_void_p),
-        ("values", POINTER(c_void_p)),
-    ]  # fmt: skip
-
-
-class _Frame(ctypes.Structure):
-    _fields_ = [
-        ("size", c_size_t), ("extension", c_void_p), ("api", POINTER(_Api)), ("context", c_void_p), ("stage", c_int32),
-        ("operands", _Buffers), ("results", _Buffers), ("attributes", _Attributes), ("future", c_void_p),
-    ]  # fmt: skip
-
-
-class _Buffer(ctypes.Structure):
-    _fields_ = [
-        ("size", c_size_t), ("extension", c_void_p), ("dtype", c_int32), ("data", c_void_p), ("rank", c_int64),
-        ("dims", POINTER(c_int64)),
-    ]  # fmt: skip
-
-
 class _Text(ctypes.Structure):
     _fields_ = [("start", c_void_p), ("length", c_size_t)]
 
 
-class _ErrorArguments(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("extension", c_void_p), ("message", c_char_p), ("code", c_int32)]
-
-
-class _MessageArguments(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("extension", c_void_p), ("error", c_void_p), ("message", c_char_p)]
-
-
-class _DestroyArguments(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("extension", c_void_p), ("error", c_void_p)]
-
-
-class _StreamArguments(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("extension", c_void_p), ("context", c_void_p), ("stream", c_void_p)]
-
-
-class _OrdinalArguments(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("extension", c_void_p), ("context", c_void_p), ("number", c_int32)]
-
-
-class _AllocateArguments(ctypes.Structure):
-    _fields_ = [
-        ("size", c_size_t), ("extension", c_void_p), ("context", c_void_p), ("bytes", c_size_t),
-        ("alignment", c_size_t), ("data", c_void_p),
-    ]  # fmt: skip
-
-
-class _FreeArguments(ctypes.Structure):
-    _fields_ = [
-        ("size", c_size_t), ("extension", c_void_p), ("context", c_void_p), ("bytes", c_size_t), ("data", c_void_p),
-    ]  # fmt: skip
-
-
+_FUNCTIONS = (
+    "internal error_create error_message error_destroy register stream_get type_register context_get state_set "
+    "state_get allocate free schedule threads future_create future_available future_error run_id device_ordinal"
+)
+_Api = _structure(version=_Version, **dict.fromkeys(_FUNCTIONS.split(), c_void_p))
+_Buffers = _structure(count=c_int64, types=c_void_p, given=POINTER(c_void_p))
+_Attributes = _structure(count=c_int64, types=c_void_p, names=c_void_p, values=POINTER(c_void_p))
+_Frame = _structure(
+    api=POINTER(_Api),
+    context=c_void_p,
+    stage=c_int32,
+    operands=_Buffers,
+    results=_Buffers,
+    attributes=_Attributes,
+    future=c_void_p,
+)
+_Buffer = _structure(dtype=c_int32, data=c_void_p, rank=c_int64, dims=POINTER(c_int64))
+_ErrorArguments = _structure(message=c_char_p, code=c_int32)
+_MessageArguments = _structure(error=c_void_p, message=c_char_p)
+_DestroyArguments = _structure(error=c_void_p)
+_StreamArguments = _structure(context=c_void_p, stream=c_void_p)
+_OrdinalArguments = _structure(context=c_void_p, number=c_int32)
+_AllocateArguments = _structure(context=c_void_p, bytes=c_size_t, alignment=c_size_t, data=c_void_p)
+_FreeArguments = _structure(context=c_void_p, bytes=c_size_t, data=c_void_p)
 _Function = ctypes.CFUNCTYPE(c_void_p, c_void_p)
 _FRAME_BYTES = _Frame.future.offset
 """The number of bytes of a call frame that are read."""
@@ -130,38 +87,29 @@ class Frame:
     @property
     def stream(self) -> int:
         """The handle of the CUDA stream on which XLA makes the call."""
-        given = _StreamArguments(ctypes.sizeof(_StreamArguments), None, self._frame.context, None)
-        self._called("stream_get", given)
-        return given.stream or 0
+        return self._called("stream_get", _StreamArguments).stream or 0
 
     @property
     def device(self) -> int:
         """The number of the CUDA device; 0 for versions of XLA that do not pass it."""
         if self._frame.api.contents.size < _Api.device_ordinal.offset + ctypes.sizeof(c_void_p):
             return 0
-        given = _OrdinalArguments(ctypes.sizeof(_OrdinalArguments), None, self._frame.context, 0)
-        self._called("device_ordinal", given)
-        return int(given.number)
+        return int(self._called("device_ordinal", _OrdinalArguments).number)
 
-    def allocate(self, size: int) -> tuple[int, Callable[[], None]]:
+    def allocate(self, size: int) -> tuple[int, Callable[[], Any]]:
         """Allocate memory by XLA's allocator: its address on the stream's device, and a function that frees it in the
         stream's order. Raises MemoryError with XLA's message."""
-        given = _AllocateArguments(ctypes.sizeof(_AllocateArguments), None, self._frame.context, size, 1, None)
-        self._called("allocate", given)
-        address = given.data or 0
+        address = self._called("allocate", _AllocateArguments, size, 1).data or 0
+        return address, lambda: self._called("free", _FreeArguments, size, address)
 
-        def free() -> None:
-            back = _FreeArguments(ctypes.sizeof(_FreeArguments), None, self._frame.context, size, address)
-            self._called("free", back)
-
-        return address, free
-
-    def _called(self, name: str, arguments: Any) -> None:
+    def _called(self, name: str, kind: Any, *values: Any) -> Any:
+        """The arguments of this structure after a call of XLA's function. Raises MemoryError with XLA's message."""
+        arguments = kind(ctypes.sizeof(kind), None, self._frame.context, *values)
         api = self._frame.api.contents
         error = _Function(getattr(api, name))(ctypes.addressof(arguments))
         if not error:
-            return
-        request = _MessageArguments(ctypes.sizeof(_MessageArguments), None, error, None)
+            return arguments
+        request = _MessageArguments(ctypes.sizeof(_MessageArguments), None, error)
         _Function(api.error_message)(ctypes.addressof(request))
         message = (request.message or b"no reason").decode(errors="replace")
         destroyed = _DestroyArguments(ctypes.sizeof(_DestroyArguments), None, error)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+
+import pyopencl as cl
 
 from ..api.rates import DeviceRates
 from ..device import runtime
@@ -12,9 +13,6 @@ from ..device.programs.kernels import build
 from ..device.rates import STREAM_LAUNCH, keep
 from .measure import timed
 from .peaks import measure_roof
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 MAX_SPREAD = 1.5
 """The ratio of slow to quick samples from which the device counts as busy with other work."""
@@ -59,8 +57,6 @@ def calibrate(device: cl.Device, steady: bool = False) -> DeviceRates:
 
 def _launch_seconds(device: cl.Device) -> float:
     """Seconds per launch in a chain of launches on an in-order queue; the least of several chains."""
-    import pyopencl as cl
-
     queue = cl.CommandQueue(runtime.context(device))
     memory = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 64)
     kernel = cl.Kernel(build(queue.context, _EMPTY_KERNEL), "nothing")

@@ -12,15 +12,14 @@ import contextlib
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ..api.errors import ConvDispatchError
 from ..device import background, runtime
 from ..device.child import Child, Silent, answer, questions
 from ..device.rates import place, switched_off
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 AGAIN_S = 3600.0
 """Seconds after which a device that could not be calibrated is tried again."""

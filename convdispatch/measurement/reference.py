@@ -98,7 +98,6 @@ class _Tap(NamedTuple):
 
 
 def _taps(problem: ConvProblem) -> Iterator[_Tap]:
-    """Every tap that connects at least one pair of elements."""
     kernel = (problem.kd, problem.kh, problem.kw)
     for indices in itertools.product(*map(range, kernel)):
         spans = [_span(problem, axis, k) for axis, k in zip("dhw", indices, strict=True)]

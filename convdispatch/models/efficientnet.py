@@ -10,18 +10,15 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..elementwise.tensor import Tensor
 from ..nn import Conv2d, Linear, Module
 from ..nn.functional import fold_batch_norm, global_average_pool
 from .checkpoint import read_checkpoint
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 SIZE = 224
 """Pixels along each side of the input."""

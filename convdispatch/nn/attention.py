@@ -6,9 +6,10 @@ and Staats, "Self-attention does not need O(n^2) memory", 2021; Dao et al., "Fla
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..device import runtime
@@ -19,9 +20,6 @@ from ..elementwise.tensor import Tensor
 from .convolution import dense
 from .losses import softmax
 from .matrix import matmul
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _TILE = 64
 """The number of keys whose scores the attention kernel holds at a time."""

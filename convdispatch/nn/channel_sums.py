@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.dtypes import DTYPES, storage_macros
 from ..device.commands.interface import Commands
 from ..device.opencl.platforms import device_info
 from ..device.programs.kernels import Launch, build, define, kernel_text
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 FIRST_GROUP_ITEMS = 256
 """The most work items in a work group of the first launch."""

@@ -131,7 +131,6 @@ class _Note:
         self.y: Tensor | None = None
 
     def record(self, y: Tensor) -> None:
-        """Note that ``y`` is the result."""
         self.y = y if self.slope else None
         self.tape.record(y, self.inputs, self.backward)
         if self.activation == "relu":

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import pyopencl as cl
 
 from ..api.dtypes import storage_macros
 from ..api.errors import InvalidArgument
@@ -14,9 +13,6 @@ from ..elementwise import Generator
 from ..elementwise.tensor import Tensor
 from .convolution import dense
 from .tape import current_tape
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 
 @operation

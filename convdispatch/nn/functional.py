@@ -1,5 +1,6 @@
 """The operations of nets as functions of tensors: all on the tape, none waits. Layouts are ``conv()``'s."""
 
+import math
 from collections.abc import Sequence
 
 from ..device.tracing import operation
@@ -95,11 +96,4 @@ def relu(x: Tensor) -> Tensor:
 def flatten(x: Tensor, start: int = 1) -> Tensor:
     """The axes from ``start`` on as one: a view."""
     x = x if x.contiguous else x.copy()
-    return x.reshape(*x.shape[:start], -1) if x.size else x.reshape(*x.shape[:start], _product(x.shape[start:]))
-
-
-def _product(sizes: tuple[int, ...]) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
+    return x.reshape(*x.shape[:start], -1) if x.size else x.reshape(*x.shape[:start], math.prod(x.shape[start:]))

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
@@ -21,9 +22,6 @@ from ..elementwise.tensor import Parameter, Tensor
 from . import functional
 from .convolution import picture_of
 from .modules import Module, tell
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 
 class _Weighted(Module):
@@ -56,7 +54,6 @@ class _Planned(_Weighted):
     _w: Any = None
 
     def problem(self, x_shape: Sequence[int], residual: bool = False) -> ConvProblem:
-        """Return the ConvProblem of a call of this layer with an x of that shape."""
         w, options = self._shaped(), {"stride": 1, "padding": 0, "dilation": 1, "groups": 1} | self.options
         options |= {"bias": self.bias is not None, "residual": residual, "constant_weights": self._w is not None}
         x_shape = picture_of(x_shape, options["layout"]) if len(x_shape) == 2 else x_shape

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..device import runtime
@@ -131,8 +132,6 @@ def _where_finite(text: str, written: Sequence[str]) -> str:
 
 def _flat(size: int, example: Tensor) -> Tensor:
     """Zeros in memory that is no pool's: it stays as long as the parameters, and parts of it are buffers too."""
-    import pyopencl as cl
-
     memory = cl.Buffer(example.context, cl.mem_flags.READ_WRITE, size * example.dtype.itemsize)
     return fill(Tensor(memory, (size,), example.dtype, example.queue), 0.0)
 

@@ -186,6 +186,9 @@ class Interpreter:
         if lasting and key in self._memory:
             return self._memory[key][0]  # type: ignore[no-any-return]
         plain = constants.value_of(node) if node.op_type == "Constant" else None
+        # PyTorch's exporter shares equal weights by Identity, and the reference evaluator takes long to import.
+        if node.op_type == "Identity" and isinstance(operands[0], np.ndarray):
+            plain = operands[0]
         # ONNX's reference evaluator has this DequantizeLinear only from operator set 19 on.
         if node.op_type == "DequantizeLinear":
             plain = constants.dequantized(operands, call.attributes)

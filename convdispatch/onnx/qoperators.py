@@ -49,7 +49,6 @@ class _Rewriter:
         self.attributes = {each.name: each for each in node.attribute}
 
     def nodes(self, known: set[str]) -> Iterator[Any]:
-        """What computes the same."""
         kind = self.node.op_type
         if self.node.domain != _DOMAIN or kind not in known:
             yield self.node

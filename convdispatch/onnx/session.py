@@ -206,5 +206,4 @@ class InferenceSession:
 
 
 def _plain(value: Any) -> Any:
-    """The array of an OrtValue; others as they are."""
     return value.array if isinstance(value, OrtValue) else value

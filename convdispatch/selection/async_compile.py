@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import pyopencl as cl
+
 from ..api.policy import Policy
 from ..api.problem import ConvProblem
 from ..device import background, runtime
@@ -23,7 +25,6 @@ from .prepared import Prepared
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    import pyopencl as cl
 
 WAIT_S = 0.1
 """Seconds that the first call of a problem waits for its chosen plan before it runs the general one."""

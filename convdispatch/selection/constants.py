@@ -7,21 +7,19 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
-from ..device.cache import artifact_store
+from ..device.cache import artifact_store, keys
 from ..device.cache.artifact_store import forbid_unstored
 from ..device.commands.host_memory import HostQueue
 from ..device.commands.interface import Commands
 from ..device.commands.queues import commands_of
 from ..device.places.stream import KINDS as STREAMS
 from ..device.startup_profile import layer, phase
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 
 class Constant:
@@ -125,7 +123,7 @@ def _pack(prepared: Any, commands: Commands, queue: Any, w: Any, wait_for: Any) 
     """New memory for the packed form of ``w``, and the event that completes it."""
     memory = commands.fresh(prepared.packed_size)
     pack = prepared.plan.pack  # type: ignore[attr-defined]
-    form = f"{prepared.solver.name} {artifact_store.key_of(repr(prepared.pack_key[1:]))}"
+    form = f"{prepared.solver.name} {keys.key_of(repr(prepared.pack_key[1:]))}"
     if artifact_store.in_force() and artifact_store.find("weights", form, commands.device):
         stored = artifact_store.find("weights", _weights_key(form, prepared, commands, w, wait_for), commands.device)
         if stored is not None and len(stored[0]) == prepared.packed_size:

@@ -10,7 +10,9 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ..api.device import DeviceInfo
 from ..api.errors import BuildFailed, ConvDispatchError, Frozen, MemoryLimit, NoSolver, PlanFailed, PluginError
@@ -25,6 +27,7 @@ from ..device.cache.bounded import Families
 from ..device.commands.interface import thread
 from ..device.memory.allocator import full, make_room, out_of_memory, with_room
 from ..device.memory.shared_pool import out_of_order
+from ..device.places.stream import Stream
 from ..device.programs.compile_pool import run as run_side_by_side
 from ..device.programs.kernels import CALL_BYTES, Programs
 from ..device.size_limits import problem_must_fit, size_text, workspace_room
@@ -40,11 +43,6 @@ from .plugins.loader import plugins
 from .prepared import Constant, Prepared, let_go, no_event
 from .solver_query import checked_plan, guarded, planned_as, query
 from .visible_problem import SIZES_OF_A_LAYER, layer_of, visible_problem
-
-if TYPE_CHECKING:
-    import pyopencl as cl
-
-    from ..device.places.stream import Stream
 
 __all__ = [
     "adopt",

@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.activations import activation_macro
 from ..api.declared import outside_declaration
@@ -21,9 +22,6 @@ from ..api.problem import ConvProblem
 from ..api.solver import EPILOGUE, Solver
 from ..device.plans.steps import StepPlan
 from ..device.programs.kernels import OPERANDS, Launch, build, define, kernel_text
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _LETTERS = [
     *("mb", "ic", "oc", "g", "id", "ih", "iw", "od", "oh", "ow", "kd", "kh", "kw"),

@@ -61,7 +61,6 @@ class _Innermost:
         bias: Any,
         residual: Any,
     ) -> Any:
-        """Run the plan."""
         # The plan gets the problem it was made for, whatever a layer did to its copy of the problem.
         planned_problem = getattr(plan, "_made_for", problem)
         return enqueue_plan(planned_problem, plan, queue, (x, w, y, bias, residual), workspace, wait_for)
@@ -81,7 +80,6 @@ class _WatchedPlan:
         return getattr(self._plan, name)
 
     def enqueue(self, queue: Any, x: Any, w: Any, y: Any, workspace: Any, wait_for: Any = None, **extras: Any) -> Any:
-        """Enqueue the plan."""
         try:
             self.outcome = self._plan.enqueue(queue, x, w, y, workspace, wait_for, **extras)
         except BaseException as error:

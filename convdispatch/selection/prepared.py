@@ -5,9 +5,10 @@ from __future__ import annotations
 import reprlib
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import PluginError
 from ..api.problem import ConvProblem
@@ -20,16 +21,13 @@ from ..device.executable import OUTPUTS, Executable, W
 from ..device.memory.allocator import out_of_memory, same_memory
 from ..device.places.stream import Unlaunchable
 from ..device.plans.steps import StepPlan
-from ..device.programs.kernels import KernelPlan, Launch, build, kernel_text
+from ..device.programs.kernels import Launch, build, kernel_text
 from .choice.ranking import Candidate
 from .choice.set_aside import NoWorkspace
 from .constants import Constant, constant
 from .layer_chain import enqueue_plan, run_layered
 from .plugins.loader import plugins
 from .visible_problem import operand_sizes
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 __all__ = ["Constant", "Prepared", "constant", "enqueue_plan", "no_event"]
 
@@ -85,7 +83,7 @@ class Prepared:
         enqueues by other means than the header's launches.
         """
         reads_result = self._seen.accumulate or (self._seen.residual and same_memory(residual, y))
-        counted = type(self.plan).enqueue in (KernelPlan.enqueue, StepPlan.enqueue)
+        counted = type(self.plan).enqueue is StepPlan.enqueue
         counted = counted or (self._executable is not None and not self._executable.opaque)
         return reads_result and (commands > 0 or not counted)
 

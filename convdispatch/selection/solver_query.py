@@ -1,22 +1,23 @@
 """Queries solvers, guarded: whatever a solver returns or raises, the caller gets values of the right type or a reason.
 
-A solver is queried once for each problem: whether it refuses, its configurations, and the cost and workspace of the
-first of them; those of the others on demand. The problem's ``math`` is the least accuracy: for ``"tf32"`` and
-``"fast"`` a solver is also queried for the same problem in float32, and its configurations for that are offered too,
-the cheapest first. Breaking the contract is a *fault*: it is reported once, by a warning, and the solver is set aside
-for the problem. Only KeyboardInterrupt and Frozen are passed on.
+A solver is queried once for each problem: whether it refuses, and the default configuration with its cost and
+workspace. The other configurations are listed on demand, because a solver may rate hundreds to list them. The problem's
+``math`` is the least accuracy: for ``"tf32"`` and ``"fast"`` a solver is also queried for the same problem in float32,
+and its configurations for that are offered too. Breaking the contract is a *fault*: it is reported once, by a warning,
+and the solver is set aside for the problem. Only KeyboardInterrupt and Frozen are passed on.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import numbers
 import reprlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..api.declared import outside_declaration
@@ -73,8 +74,13 @@ class SolverAnswers:
         """How the solver broke its contract; it is set aside for the problem then."""
         self.elsewhere: str | None = None
         """The solver's reason to refuse every problem of this dtype on this device."""
-        self.configs: tuple[Mapping[str, Any], ...] = ()
-        """The configurations that the solver offers, first the one to use unmeasured; at least one where it accepts."""
+        self.default: Mapping[str, Any] = {}
+        """The configuration to use without measuring, where the solver accepts."""
+        self._configs: tuple[Mapping[str, Any], ...] | None = ()
+        """All offered configurations; None until they are needed."""
+        self._accurate: SolverAnswers | None = None
+        """The replies for more accurate math whose configurations are offered too."""
+        self._refuses_own_math = False
         self._texts: frozenset[str] | None = None
         self._costs: dict[str, float | None] = {}
         self._sizes: dict[str, int | None] = {}
@@ -96,35 +102,57 @@ class SolverAnswers:
                 self.refused = out_of_reach(problem)
             self.refused = self.refused or self._answer("rejects", _checked_reason)
             if self.refused is None:
-                self.configs = self._answer("configs", _checked_configs)
-                self.cost(self.configs[0])
-                self.workspace(self.configs[0])
+                self.default, self._configs = self._answer("configs", _checked_default)
+                self.cost(self.default)
+                self.workspace(self.default)
         except Fault:
-            self.configs = ()
+            self._configs = ()
         if problem.dtype == "float32" and self.fault is None and self.elsewhere is None:
             self._admit_more_accurate()
 
     def _admit_more_accurate(self) -> None:
-        """Add the configurations that the solver offers for more accurate math, except equal ones."""
+        """Offer the configurations for more accurate math too; their default is taken if predicted to be faster."""
         for math_ in FLOORS.get(self.problem.math, ()):
             accurate = SolverAnswers(self.solver, _with_math(self.problem, math_), self.device)
             if accurate.accepts:
                 break
         else:
             return
-        own, own_texts = list(self.configs), set(map(canonical, self.configs))
-        added = [config for config in accurate.configs if canonical(config) not in own_texts]
-        self._shown = {canonical(config): accurate.problem for config in added}
-        self._costs |= {text: cost for text, cost in accurate._costs.items() if text in self._shown}
-        self._sizes |= {text: size for text, size in accurate._sizes.items() if text in self._shown}
-        own_cost = self._costs[canonical(own[0])] if own and added else None
-        is_cheaper = bool(own and added) and (own_cost or 0.0) > (accurate.cost(added[0]) or math.inf)
-        self.configs = tuple([added[0], *own, *added[1:]] if is_cheaper else [*own, *added])
-        self.refused = None
+        own_cost, accurate_cost = self._costs.get(canonical(self.default)) or 0.0, accurate.cost(accurate.default)
+        self._refuses_own_math, self.refused = self.refused is not None, None
+        if self._refuses_own_math or own_cost > (accurate_cost or math.inf):
+            self.default, text = accurate.default, canonical(accurate.default)
+            self._costs[text], self._sizes[text] = accurate_cost, accurate.workspace(accurate.default)
+            self._shown[text] = accurate.problem
+        self._accurate, self._configs = accurate, None
+
+    @property
+    def configs(self) -> tuple[Mapping[str, Any], ...]:
+        """All configurations that the solver offers, the default first; at least one where it accepts."""
+        if self._configs is None:
+            self._configs = self._list_configs()
+        return self._configs
+
+    def _list_configs(self) -> tuple[Mapping[str, Any], ...]:
+        try:
+            own = () if self._refuses_own_math else self._answer("configs", _checked_configs)
+        except Fault:
+            return ()
+        if self._accurate is None:
+            return own
+        own_texts, default_text = set(map(canonical, own)), canonical(self.default)
+        added = [config for config in self._accurate.configs if canonical(config) not in own_texts]
+        self._shown |= {canonical(config): self._accurate.problem for config in added}
+        return self.default, *(config for config in (*own, *added) if canonical(config) != default_text)
 
     def shown(self, config: Mapping[str, Any]) -> ConvProblem:
         """The problem as the solver plans it with a configuration: perhaps in more accurate math."""
-        return self._shown.get(canonical(config), self.problem) if self._shown else self.problem
+        if self._accurate is None:
+            return self.problem
+        text = canonical(config)
+        if self._configs is None and text not in (*self._shown, canonical(self.default)):
+            self._configs = self._list_configs()
+        return self._shown.get(text, self.problem)
 
     @property
     def accepts(self) -> bool:
@@ -133,12 +161,15 @@ class SolverAnswers:
 
     def offers(self, config: Mapping[str, Any]) -> bool:
         """Whether a configuration, for instance one from a file, is among those that the solver offers."""
-        if self._texts is None:
-            self._texts = frozenset(map(canonical, self.configs))
         try:
-            return canonical(config) in self._texts
+            text = canonical(config)
         except (TypeError, ValueError, RecursionError):  # The configuration holds values that JSON does not have.
             return False
+        if self.accepts and text == canonical(self.default):
+            return True
+        if self._texts is None:
+            self._texts = frozenset(map(canonical, self.configs))
+        return text in self._texts
 
     def cost(self, config: Mapping[str, Any]) -> float | None:
         """The predicted cost of an offered configuration. Raises Fault."""
@@ -150,35 +181,30 @@ class SolverAnswers:
 
     def refuses_batches(self, sizes: Iterable[int]) -> str | None:
         """Why the solver refuses the problem for one of these numbers of images, or None."""
-        for images in sizes:
-            try:
-                reason = _checked_reason(ask(self.solver, "rejects", self.problem.replace(mb=images), self.device))
-            except (KeyboardInterrupt, Frozen):
-                raise
-            except BaseException as error:
-                reason = f"its rejects() raised {words(error)}"
-            if reason is not None:
-                return reason
-        return None
+        of_sizes = (query(self.solver, self.problem.replace(mb=images), self.device) for images in sizes)
+        return next((answers.refused or answers.fault for answers in of_sizes if not answers.accepts), None)
 
-    def invariant(self) -> list[Mapping[str, Any]]:
-        """The offered configurations that sum each image in an order independent of the batch; all of them for weight
-        gradients, which are sums over the batch. Raises Fault."""
-        if self.problem.direction == "bwd_weights":
-            return list(self.configs)
-        if not self.solver.batch_invariant:
-            return []
-        return [c for c in self.configs if not self._cached(self._by_batch, "sums_by_batch", c, _checked_bool)]
+    def is_invariant(self, config: Mapping[str, Any]) -> bool:
+        """Whether an offered configuration sums each image in an order independent of the batch; weight gradients,
+        which are sums over the batch, count as if they did. Raises Fault."""
+        if self.problem.direction == "bwd_weights" or not self.solver.batch_invariant:
+            return self.problem.direction == "bwd_weights"
+        return not self._cached(self._by_batch, "sums_by_batch", config, _checked_bool)
 
-    def within(self, limit: int | None) -> list[Mapping[str, Any]]:
+    def within(self, limit: int | None) -> Iterator[Mapping[str, Any]]:
         """The offered configurations whose stated workspace is at most ``limit`` bytes. Without a limit: all of them if
-        the first one fits on the device, else those that fit. Raises Fault."""
+        the default fits on the device, else those that fit. Raises Fault."""
+        default_size = self.workspace(self.default)
         if limit is None:
-            limit, first_size = workspace_room(self.problem, self.device), self.workspace(self.configs[0])
-            if limit is None or first_size is None or first_size <= limit:
-                return list(self.configs)
-        sizes = ((config, self.workspace(config)) for config in self.configs)
-        return [config for config, size in sizes if size is None or size <= limit]
+            limit = workspace_room(self.problem, self.device)
+            if limit is None or default_size is None or default_size <= limit:
+                limit = math.inf
+        if default_size is None or default_size <= limit:
+            yield self.default
+        for config in self.configs[1:]:
+            size = self.workspace(config)
+            if size is None or size <= limit:
+                yield config
 
     def _cached(
         self, known: dict[str, Any], method: str, config: Mapping[str, Any], check: Callable[[Any], Any]
@@ -198,7 +224,7 @@ class SolverAnswers:
         except (KeyboardInterrupt, Frozen):
             raise
         except ArgumentsChanged as error:  # The warning of the changed argument has named the plugin already.
-            self.fault, self.configs = str(error), ()
+            self.fault, self._configs = str(error), ()
             raise Fault(str(error)) from None
         except answer_trial.Hang as hang:
             fault_text, self._kind = f"its {method}() {hang}", "no answer"
@@ -207,14 +233,14 @@ class SolverAnswers:
             fault_text, self._kind = f"its {method}() answered {wrong}", f"{method} answered"
         except BaseException as error:
             fault_text, self._kind = f"its {method}() raised {words(error)}", f"{method} raised {type(error).__name__}"
-        self.fault, self.configs = fault_text, ()
+        self.fault, self._configs = fault_text, ()
         if self._said:
             self._warn_of_fault()
         raise Fault(fault_text)
 
     def ban(self, why: str) -> None:
         """Mark the answers as faulty, because the solver's plugin was set aside after it was asked."""
-        self.fault, self.configs = self.fault or why, ()
+        self.fault, self._configs = self.fault or why, ()
 
     _kind = ""
     _said = False
@@ -399,6 +425,14 @@ def _checked_configs(answer: Any) -> tuple[dict[str, Any], ...]:
     if not configs:
         raise _invalid_answer(answer, expected)
     return tuple(configs)
+
+
+def _checked_default(answer: Any) -> tuple[dict[str, Any], tuple[dict[str, Any], ...] | None]:
+    """The first configuration, and all of them unless they are listed only as far as they are needed."""
+    if isinstance(answer, Iterator):  # Plugins that are not trusted have returned a list (``defensive_copy.ask``).
+        return _checked_configs(list(itertools.islice(answer, 1)))[0], None
+    configs = _checked_configs(answer)
+    return configs[0], configs
 
 
 def _checked_cost(answer: Any) -> float | None:

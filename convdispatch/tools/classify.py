@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
@@ -30,9 +31,6 @@ from ..nn.functional import softmax
 from ..selection import dispatch
 from ..selection.text_table import Column, Table, columns
 from .model_file import IMAGENET, scaled_picture
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _SAMPLE_MS = 2.0
 """A short layer is repeated until one sample takes about this long, so that the clock and the waiting cost little."""

@@ -13,6 +13,7 @@ from typing import Any
 from ..api import settings
 from ..api.errors import ConvDispatchError
 from ..device import cuda_driver, runtime
+from ..device.cache import store
 from ..device.native import loading
 from ..device.opencl import icd, vendor_trial
 from ..device.programs.kernels import NEW_SHARE, cache_limit
@@ -53,7 +54,7 @@ class Report:
     vendor_sources: list[str]
     """The folders and files that name vendors' shared libraries, in order."""
     folders: dict[str, str]
-    """The folders that convdispatch writes on this machine, by name; ``convdispatch config`` shows their sizes."""
+    """The folders that convdispatch writes on this machine, by name; ``convdispatch cache list`` shows their sizes."""
     environment: dict[str, str] = field(default_factory=dict)
     """The environment variables of convdispatch that are set, with their text."""
     unreadable: list[str] = field(default_factory=list)
@@ -87,7 +88,8 @@ def examine(*, probe: bool = True, again: bool = False) -> Report:
 
 def _examined(probe: bool, forget_trials: bool) -> Report:
     if forget_trials:
-        vendor_trial.forget()
+        vendor_trial.how_it_ends.cache_clear()
+        store.TRIALS.clear()
     if try_each(forget_trials):
         plugins.cache_clear()  # Clearing the cache makes ``_plugins`` load the plugins again, without warnings.
     vendors = [asdict(vendor) for vendor in icd.vendors()]
@@ -113,14 +115,13 @@ def _examined(probe: bool, forget_trials: bool) -> Report:
         cache_limit=_cache_limit(),
         dropin_folder=str(dropin_folder()),
         vendor_sources=[str(source) for source in sources()],
-        folders={folder.name: str(folder.path) for folder in folders()},
+        folders={"store": str(store.folder() or "off"), **{folder.name: str(folder.path) for folder in folders()}},
     )
     report.advice = _advice(report)
     return report
 
 
 def _cache_limit() -> str:
-    """Return the limit of the caches of programs as text."""
     limit = cache_limit()
     return f"{limit >> 20} MiB, of which further sizes of layers take {min(limit, NEW_SHARE) >> 20}"
 

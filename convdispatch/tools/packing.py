@@ -7,7 +7,7 @@ from typing import Any
 
 from ..device.cache import artifact_store
 from ..device.programs import kernels
-from ..device.runtime import find_device
+from ..device.runtime import find_device, probe
 from ..selection import dispatch, planpack
 from .ready import make_ready
 
@@ -19,7 +19,6 @@ class _Forms:
         self.name, self.identity, self._forms = "the first making", gathered.identity, gathered.tables["forms"]
 
     def get(self, table: str, key: str) -> Any:
-        """The form of a key, or None."""
         return self._forms.get(key) if table == "forms" else None
 
     def holds(self, table: str) -> bool:
@@ -43,6 +42,7 @@ def make_pack(
     try:
         _forget()
         with artifact_store.gathering(chosen, all_weights) as gathered:
+            probe(chosen)  # A process that loads the pack finds the device without the compiler.
             ready = make_ready(what, device, **options)
     finally:
         artifact_store.take_out_of_force(forms)
@@ -58,3 +58,4 @@ def _forget() -> None:
     """Drop plans and programs, so that those that are used are built, and noted, again."""
     dispatch.forget()
     kernels.forget()
+    probe.cache_clear()

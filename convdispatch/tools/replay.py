@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyopencl as cl
+
 from ..api import settings
 from ..api.errors import ConvDispatchError, InvalidArgument, InvalidProblem
 from ..api.problem import ConvProblem
@@ -79,8 +81,6 @@ def replay(
 
     Answers the calls as they went here, and by problem why one could not run.
     """
-    import pyopencl as cl
-
     counts: dict[str, int] = {}
     for call in calls:
         counts[call.problem] = counts.get(call.problem, 0) + 1
@@ -108,8 +108,6 @@ def _lines_of(path: Path) -> list[TraceLine]:
 
 def _runner(problem: ConvProblem, queue: Any) -> Callable[[], None]:
     """A function that makes the call once and waits for its result."""
-    import pyopencl as cl
-
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
     host = random_operands(problem, 0)
     buffers = {name: cl.Buffer(queue.context, flags, hostbuf=a) for name, a in host.items() if name != "initial"}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,11 +17,18 @@ from .layer_activations import MODULES, has_hooks
 F = nn.functional
 
 
-class _Conv:
-    """``nn.ConvNd._conv_forward`` by our operator; weights, hooks and state are the layer's own.
+def _unless_scripted(original: Callable[..., Any]) -> Any:
+    """A method that calls ``_by_operator`` of its layer. TorchScript, which reads a method's text and the names in it,
+    finds those of PyTorch's ``original``."""
 
-    TorchScript, which must read all of a method, reads PyTorch's own instead.
-    """
+    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+        return self._by_operator(*arguments, **named)
+
+    return functools.wraps(original)(types.FunctionType(method.__code__, original.__globals__))
+
+
+class _Conv:
+    """``nn.ConvNd._conv_forward`` by our operator; weights, hooks and state are the layer's own."""
 
     def _by_operator(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         layer: Any = self
@@ -32,44 +42,23 @@ class _Conv:
 class Conv1d(_Conv, nn.Conv1d):
     """``nn.Conv1d`` by our operator."""
 
-    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if torch.jit.is_scripting():
-            if self.padding_mode != "zeros":
-                input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-                return F.conv1d(input, weight, bias, self.stride, 0, self.dilation, self.groups)
-            return F.conv1d(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
-        else:  # noqa: RET505  TorchScript reads the other branch alone
-            return self._by_operator(input, weight, bias)
+    _conv_forward = _unless_scripted(nn.Conv1d._conv_forward)
 
 
 class Conv2d(_Conv, nn.Conv2d):
     """``nn.Conv2d`` by our operator."""
 
-    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if torch.jit.is_scripting():
-            if self.padding_mode != "zeros":
-                input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-                return F.conv2d(input, weight, bias, self.stride, 0, self.dilation, self.groups)
-            return F.conv2d(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
-        else:  # noqa: RET505  TorchScript reads the other branch alone
-            return self._by_operator(input, weight, bias)
+    _conv_forward = _unless_scripted(nn.Conv2d._conv_forward)
 
 
 class Conv3d(_Conv, nn.Conv3d):
     """``nn.Conv3d`` by our operator."""
 
-    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if torch.jit.is_scripting():
-            if self.padding_mode != "zeros":
-                input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-                return F.conv3d(input, weight, bias, self.stride, 0, self.dilation, self.groups)
-            return F.conv3d(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
-        else:  # noqa: RET505  TorchScript reads the other branch alone
-            return self._by_operator(input, weight, bias)
+    _conv_forward = _unless_scripted(nn.Conv3d._conv_forward)
 
 
 class _ConvTranspose:
-    def _by_operator(self, input: torch.Tensor, output_size: Any) -> torch.Tensor:
+    def _by_operator(self, input: torch.Tensor, output_size: Any = None) -> torch.Tensor:
         layer: Any = self
         ndim = len(layer.kernel_size)
         sizes = (layer.stride, layer.padding, layer.kernel_size)
@@ -82,49 +71,19 @@ class _ConvTranspose:
 class ConvTranspose1d(_ConvTranspose, nn.ConvTranspose1d):
     """``nn.ConvTranspose1d`` by our operator."""
 
-    def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
-        """``forward`` with PyTorch's signature."""
-        if torch.jit.is_scripting():
-            extra = self._output_padding(
-                input, output_size, self.stride, self.padding, self.kernel_size, 1, self.dilation
-            )
-            return F.conv_transpose1d(
-                input, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation
-            )
-        else:  # noqa: RET505
-            return self._by_operator(input, output_size)
+    forward = _unless_scripted(nn.ConvTranspose1d.forward)
 
 
 class ConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
     """``nn.ConvTranspose2d`` by our operator."""
 
-    def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
-        """``forward`` with PyTorch's signature."""
-        if torch.jit.is_scripting():
-            extra = self._output_padding(
-                input, output_size, self.stride, self.padding, self.kernel_size, 2, self.dilation
-            )
-            return F.conv_transpose2d(
-                input, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation
-            )
-        else:  # noqa: RET505
-            return self._by_operator(input, output_size)
+    forward = _unless_scripted(nn.ConvTranspose2d.forward)
 
 
 class ConvTranspose3d(_ConvTranspose, nn.ConvTranspose3d):
     """``nn.ConvTranspose3d`` by our operator."""
 
-    def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
-        """``forward`` with PyTorch's signature."""
-        if torch.jit.is_scripting():
-            extra = self._output_padding(
-                input, output_size, self.stride, self.padding, self.kernel_size, 3, self.dilation
-            )
-            return F.conv_transpose3d(
-                input, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation
-            )
-        else:  # noqa: RET505
-            return self._by_operator(input, output_size)
+    forward = _unless_scripted(nn.ConvTranspose3d.forward)
 
 
 _OURS: dict[type, type] = {
@@ -147,16 +106,9 @@ class Sequential(nn.Sequential):
     Each layer stays what it is, with its own parameters and name; a pair of which somebody watches one runs one by one.
     """
 
-    def forward(self, input):  # no annotations, as in PyTorch: TorchScript then assumes a tensor
-        """``forward`` with PyTorch's signature."""
-        if torch.jit.is_scripting():
-            for layer in self:
-                input = layer(input)
-            return input
-        else:  # noqa: RET505
-            return self._in_pairs(input)
+    forward = _unless_scripted(nn.Sequential.forward)
 
-    def _in_pairs(self, input: Any) -> Any:
+    def _by_operator(self, input: Any) -> Any:
         waiting_layer = None
         for layer in self:
             if waiting_layer is not None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyopencl as cl
 
 from ..device.programs.kernels import Launch, build, config_macros, kernel_text
 from ..elementwise.tensor import Tensor
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 
 class Batches:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import pyopencl as cl
 
 from ..nn import Conv2d, Dropout, Flatten, Linear, MaxPool2d, Sequential
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 
 def small_net(

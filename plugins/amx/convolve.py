@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -190,10 +189,8 @@ class TilesKernel(BandedKernel):
         items = (self.geometry.groups * self.panels, self.blocks, 1)
         arguments = ["w", "workspace", weights_offset, taps]
         pack = Launch(build(context, packing), "pack", items, (1, 1, 1), arguments, names=OPERANDS)
-        if not problem.constant_weights:
-            return StepPlan(size, [pack, run])
-        key = json.dumps([self.name, str(problem.replace(mb=1)), self.planes])
-        return StepPlan(size, [run], packed_size, [pack], key)
+        key = [self.name, str(problem.replace(mb=1)), self.planes]
+        return StepPlan.packing(problem.constant_weights, size, [pack], [run], packed_size, key)
 
     def operations(self, device: DeviceInfo) -> float:
         geometry, flat, costs = self.geometry, self.flat, self.costs

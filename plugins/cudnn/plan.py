@@ -8,16 +8,15 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes import byref, c_ulonglong, c_void_p
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from convdispatch.api import ConvDispatchError, ConvProblem
 from convdispatch.api.cuda import Bridge, CudaStream, Operand, bridge_of, cuda_of, enqueue_across, stream_address
 
 from .graph import execution_plan, variant_pack
 from .library import Descriptor, library
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 MAX_PACKS = 64
 """Most variant packs (cuDNN's lists of operand addresses) that a plan caches."""
@@ -139,15 +138,7 @@ class CudnnPlan:
             load(cuda_of(device), handle, _loading_streams[device], self._plan, sizes)
         self._packs: OrderedDict[tuple[int, ...], Descriptor] = OrderedDict()
 
-    def enqueue(
-        self,
-        queue: cl.CommandQueue,
-        x: cl.MemoryObject,
-        w: cl.MemoryObject,
-        y: cl.MemoryObject,
-        workspace: cl.MemoryObject | None,
-        wait_for: Sequence[cl.Event] | None = None,
-    ) -> cl.Event:
+    def enqueue(self, queue: Any, x: Any, w: Any, y: Any, workspace: Any, wait_for: Any = None) -> cl.Event:
         """Enqueue on the CUDA stream that is paired with ``queue``, in its order, or on a CUDA stream; never waits."""
         if isinstance(queue, CudaStream):
             return self._on_stream(queue, {"x": x, "w": w, "y": y}, workspace)

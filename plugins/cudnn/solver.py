@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping
 from ctypes import c_void_p
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from convdispatch.api import ConvProblem, DeviceInfo, Solver
 from convdispatch.api.cuda import cuda_devices, cuda_unavailable
@@ -13,9 +15,6 @@ from convdispatch.api.cuda import cuda_devices, cuda_unavailable
 from .graph import NONDETERMINISTIC, candidates, execution_plan
 from .library import CudnnError, missing
 from .plan import CudnnPlan, planning_handle, tensor_bytes
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 MAX_CONFIGS = 24
 """Most cuDNN configurations that are offered to a search."""

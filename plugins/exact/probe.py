@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from convdispatch.api import PluginError, build, proven, storage_macros
 
@@ -49,8 +50,6 @@ def cases(dtype: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _failure(context: Any, dtype: str) -> str | None:
-    import pyopencl as cl
-
     triples, wanted = cases(dtype)
     got = np.empty_like(wanted)
     program = build(context, storage_macros(dtype) + _TEXT)

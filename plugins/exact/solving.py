@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -114,10 +113,8 @@ class ExactSolver(Solver):
         size = kernels[0].size
         steps = [each.launches(context, operand, np.int64((base + at) // size)) for each, at in zip(kernels, offsets)]
         packers, others = [each[0] for each in steps], [step for each in steps for step in each[1:]]
-        if constant:
-            key = json.dumps([self.name, str(problem), dict(config)], sort_keys=True)
-            return StepPlan(slots, others, packed, packers, key)
-        return StepPlan(slots + packed, [*packers, *others])
+        key = [self.name, str(problem), dict(config)]
+        return StepPlan.packing(constant, slots if constant else slots + packed, packers, others, packed, key)
 
 
 def _constant(problem: ConvProblem) -> bool:

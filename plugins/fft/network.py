@@ -137,7 +137,10 @@ class Network:
         real: str,
         first: Iterable[str] = (),
     ) -> list[str]:
-        """OpenCL statements: each node after its operands, each output early; leaves in ``first`` are read first."""
+        """OpenCL statements: each node after its operands, each output early; leaves in ``first`` are read first.
+
+        The program defines ``MULTIPLY_ADD(factor, a, b)``, with one rounding or two, for a product that is only added.
+        """
         lines: list[str] = []
         emitted: set[int] = set()
 
@@ -166,8 +169,14 @@ class Network:
             return read(operands[0])
         if kind == "*":
             return f"{_literal(operands[0])} * t{operands[1]}"
-        a, b = (self._expression(operand, read) if operand in self._inlined else f"t{operand}" for operand in operands)
-        return f"{a} {kind} {b}"
+        a, b = operands
+        if a in self._inlined:
+            _, factor, x = self.nodes[a]
+            return f"MULTIPLY_ADD({_literal(factor)}, t{x}, {'-' if kind == '-' else ''}t{b})"
+        if b in self._inlined:
+            _, factor, x = self.nodes[b]
+            return f"MULTIPLY_ADD({'-' if kind == '-' else ''}{_literal(factor)}, t{x}, t{a})"
+        return f"t{a} {kind} t{b}"
 
 
 def _operands(node: Node) -> list[int]:

@@ -13,9 +13,10 @@ without overlap, followed by zeros; it multiplies x by conj(dy), sums also over 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from convdispatch.api import ConvProblem
@@ -128,6 +129,7 @@ def _summands(problem: ConvProblem) -> int:
     return channels // problem.g * problem.kd * problem.kh * problem.kw
 
 
+@functools.lru_cache(maxsize=512)
 def axis_tiling(problem: ConvProblem, axis: str, n: int) -> AxisTiling:
     """Return the tiling of one axis of ``problem`` with transforms of ``n`` points."""
     inputs, outputs, taps, pad, dilation = (getattr(problem, letter + axis) for letter in "iokpd")
@@ -136,7 +138,8 @@ def axis_tiling(problem: ConvProblem, axis: str, n: int) -> AxisTiling:
     return AxisTiling(n, outputs, inputs, pad, taps, dilation, False)
 
 
-def tiling(problem: ConvProblem, sizes: Sequence[int]) -> Tiling:
+@functools.lru_cache(maxsize=2048)
+def tiling(problem: ConvProblem, sizes: tuple[int, ...]) -> Tiling:
     """The tiling of ``problem`` with transforms of ``sizes`` points along d, h, w; 1 along axes of one tap."""
     axes = [axis_tiling(problem, axis, n) for axis, n in zip(_AXES, sizes, strict=True)]
     for name, axis in zip(_AXES, axes, strict=True):

@@ -58,7 +58,8 @@ class Codelet:
 
         ``read`` turns an input's name (``"r3"``) into an expression, evaluated once; ``write`` turns (name, expression)
         into a statement. ``real`` is a scalar or vector type of floats. ``in_place`` reads every input before the first
-        output is written. Numbers in the text are float literals: a vector type widens them.
+        output is written. Numbers in the text are float literals: a vector type widens them. The program defines
+        ``MULTIPLY_ADD(factor, a, b)``.
         """
         lines = self.network.lines(read, write, real, self.reads if in_place else ())
         return "".join(f"{indent}{line}\n" for line in lines)

@@ -178,7 +178,6 @@ class Col2im:
         return text + kernel_text(__package__, "col2im.cl")
 
     def _gather(self, program: Any, image: Any, group: Any, channel: Any) -> Launch:
-        """Return the launch that sums one piece's columns into x."""
         window = self.window
         depth, height, width = window.source
         piece = group[1] * channel[1]

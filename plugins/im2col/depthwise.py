@@ -137,17 +137,18 @@ class Depthwise:
         if window.nhwc:
             size = (-(-window.positions[1] // self.config["rows"]), window.positions[0], window.images)
             arguments.append(np.int64(0))
-            if not problem.constant_weights:
-                arguments[1] = "workspace"
-                steps.append(self._packer(program))
+            arguments[1] = "w" if problem.constant_weights else "workspace"
         else:
             size = (self.config["items"], 1, 1)
             scratch.append("workspace")
         steps.append(Launch(program, "depthwise", size, (1, 1, 1), [*arguments, *outputs, *scratch], names=OPERANDS))
-        if not (self.packs and problem.constant_weights):
+        if not self.packs:
             return StepPlan(self.workspace_size, steps)
-        key = f"im2col depthwise nhwc {problem.dtype} {problem.w_shape} lanes {self.lanes}"
-        return StepPlan(self.workspace_size, steps, self.packed_size, [self._packer(program)], key)
+        once, key = (
+            problem.constant_weights,
+            f"im2col depthwise nhwc {problem.dtype} {problem.w_shape} lanes {self.lanes}",
+        )
+        return StepPlan.packing(once, self.workspace_size, [self._packer(program)], steps, self.packed_size, key)
 
     def _packer(self, program: Any) -> Launch:
         size = (round_up(self.window.channels, self.lanes), self.window.volume)

@@ -23,7 +23,7 @@ from convdispatch.api import (
 from convdispatch.api.cpu import registers, uneven
 
 from .instructions import byte_finish
-from .packed_kernel import LAUNCH_COST, ONCE, depthwise_refusal, packed_plan, run_arguments
+from .packed_kernel import LAUNCH_COST, ONCE, depthwise_refusal, run_arguments
 from .probe import require
 from .processor import serves_vectors
 from .vectors import PROBED, VectorsKernel
@@ -105,6 +105,5 @@ class Depthwise(Solver):
         run = Launch(program, "conv", items, (1, 1, 1), run_arguments(problem), names=OPERANDS)
         pack_items = (blocks, problem.kd * problem.kh * problem.kw, 16)
         pack = Launch(program, "pack", pack_items, (1, 1, 16), ["w", "workspace", np.int64(0)], names=OPERANDS)
-        size = self._packed_size(problem)
-        key = ["int8.depthwise", *problem.w_shape]
-        return packed_plan(problem, 0 if problem.constant_weights else size, run, pack, (size, key))
+        size, key, once = self._packed_size(problem), ["int8.depthwise", *problem.w_shape], problem.constant_weights
+        return StepPlan.packing(once, 0 if once else size, [pack], [run], size, key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -30,16 +29,6 @@ COPY_COST = 8.0  # operations per byte of a band that is copied
 READ_COST = 8.0  # operations per byte of weights that is read for a band
 PACK_COST = 400.0  # operations per byte of weights that is packed
 LAUNCH_COST = 3e5  # operations in the time of one kernel launch
-
-
-def packed_plan(problem: ConvProblem, size: int, run: Launch, pack: Launch, packed: tuple[int, list[Any]]) -> StepPlan:
-    """A plan that launches ``pack`` and then ``run``; constant weights are packed once.
-
-    ``size``: bytes of workspace; ``packed``: (bytes of packed weights, their cache key).
-    """
-    if not problem.constant_weights:
-        return StepPlan(size, [pack, run])
-    return StepPlan(size, [run], packed[0], [pack], json.dumps(packed[1]))
 
 
 def depthwise_refusal(problem: ConvProblem) -> str | None:
@@ -96,7 +85,7 @@ class PackedKernel:
         run = Launch(program, "conv", (self.items, 1, 1), (1, 1, 1), arguments, names=OPERANDS)
         pack_arguments = ["w", "workspace", np.int64(offset)]
         pack = Launch(program, "pack", self.packing, self.packing_group, pack_arguments, names=OPERANDS)
-        return packed_plan(problem, size, run, pack, (self.packed_size, self.pack_key))
+        return StepPlan.packing(problem.constant_weights, size, [pack], [run], self.packed_size, self.pack_key)
 
 
 class BandKernel(PackedKernel):

@@ -21,7 +21,7 @@ from convdispatch.api import (
     rates,
 )
 
-from .packed_kernel import depthwise_refusal, packed_plan, run_arguments
+from .packed_kernel import depthwise_refusal, run_arguments
 
 MAX_TAPS = (1 << 22) // (255 * 128)
 """Most taps whose sum of 8-bit products can be extracted from the bits of a float32."""
@@ -109,5 +109,5 @@ class Words(Solver):
         run = Launch(program, "conv", size, (GROUP_ITEMS,), run_arguments(problem), names=OPERANDS)
         pack = Launch(program, "pack", (problem.oc, problem.kd * problem.kh * problem.kw), None,
                       ["w", "workspace", np.int64(0)], names=OPERANDS)  # fmt: skip
-        packed = (4 * math.prod(problem.w_shape), ["int8.words", *problem.w_shape])
-        return packed_plan(problem, self.workspace(problem, None, config), run, pack, packed)
+        size, key, once = 4 * math.prod(problem.w_shape), ["int8.words", *problem.w_shape], problem.constant_weights
+        return StepPlan.packing(once, 0 if once else size, [pack], [run], size, key)

@@ -13,6 +13,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import pyopencl as cl
+
 from convdispatch.api import BuildFailed, build, kernel_text
 from convdispatch.api.matrix import TileInstruction, WarpTile
 
@@ -128,8 +130,6 @@ def build_for_hopper(context: Any, text: str) -> Any:
 
     Raises BuildFailed with the driver's log.
     """
-    import pyopencl as cl
-
     program = build(context, text)
     binaries = program.get_info(cl.program_info.BINARIES)
     if not binaries:  # no binaries: the kernel text was not compiled, only recorded

@@ -6,6 +6,8 @@ import functools
 import importlib
 from typing import Any
 
+import pyopencl as cl
+
 from convdispatch.api import ConvProblem, DeviceInfo, Frozen, PluginError, Quantization, proven
 
 PROBLEM = ConvProblem(mb=2, ic=16, ih=9, iw=8, oc=24, kh=3, kw=3, ph=1, pw=1)
@@ -56,7 +58,6 @@ def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
 def _probe_failure(context: Any, engine: str) -> str | None:
     import ml_dtypes
     import numpy as np
-    import pyopencl as cl
 
     queue = cl.CommandQueue(context)
     random = np.random.default_rng(3)
@@ -103,8 +104,6 @@ def _probe_failure(context: Any, engine: str) -> str | None:
 
 
 def _find_device(device: DeviceInfo) -> Any:
-    import pyopencl as cl
-
     for platform in cl.get_platforms():
         try:
             devices = platform.get_devices()
@@ -142,8 +141,6 @@ def refusal(device: DeviceInfo, engine: str) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _probed(device: DeviceInfo, engine: str) -> str | None:
-    import pyopencl as cl
-
     cl_device = _find_device(device)
     if cl_device is None:
         return f"the device {device.name} is no longer listed"

@@ -14,12 +14,11 @@ import functools
 import mmap
 from collections.abc import Sequence
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import pyopencl as cl
 
 from convdispatch.api import ConvDispatchError
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _RECORD_WORDS = 6
 _HEADER_WORDS = 3
@@ -82,8 +81,6 @@ def _walker() -> tuple[int, Any]:
 
 @functools.lru_cache(maxsize=1)
 def _enqueue_native() -> Any:
-    import pyopencl as cl
-
     # pyopencl does not wrap clEnqueueNativeKernel; the OpenCL loader that it is linked with exports it.
     function = ctypes.CDLL(cl._cl.__file__).clEnqueueNativeKernel
     function.restype = c_int
@@ -103,8 +100,6 @@ def mixes_buffers(device: cl.Device) -> bool:
 
 def parent_buffers(buffers: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
     """By operand: (the buffer, or the parent of a sub-buffer; the operand's byte offset in that parent)."""
-    import pyopencl as cl
-
     parents, offsets = {}, {}
     for name, buffer in buffers.items():
         parent = None if buffer is None else buffer.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
@@ -158,8 +153,6 @@ class Script:
 
         ``starts``: byte offset of each operand in its buffer. Two threads must not call this at the same time.
         """
-        import pyopencl as cl
-
         for position, offset, name in self._offsets if starts else ():
             self._words[position] = offset + starts[name]
         memory = self._buffers(*(buffers[name].int_ptr for name in self.operands))

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from ctypes import c_int, c_void_p
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from convdispatch.api import Areas, ConvDispatchError, ConvProblem, kernel_erratum
 
 from .library import library
 from .native import Invocation, Script, mixes_buffers, parent_buffers, split_by_buffer
 from .primitive import Convolution, Descriptor, described, shared
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _ARGUMENT_NUMBERS = {"x": 1, "w": 33, "y": 17, "bias": 41, "scratch": 80, "dx": 129, "dy": 145, "dw": 161}
 _REORDER_SOURCE, _REORDER_TARGET = 1, 17
@@ -50,7 +49,6 @@ class _Work:
         self._primitives.append((primitive, pairs))
 
     def reorder(self, source: Descriptor, origin: c_void_p, target: Descriptor, destination: c_void_p) -> None:
-        """Append a reorder from one layout to another."""
         engine = self._lib.engine
         descriptor = self._lib.make("reorder_primitive_desc_create", source.handle, engine, target.handle, engine, None)
         primitive = self._lib.make("primitive_create", descriptor)
@@ -115,8 +113,6 @@ class _Runner:
 
 
 def _out_of_order(queue: cl.CommandQueue) -> bool:
-    import pyopencl as cl
-
     return bool(queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
 
 
@@ -189,22 +185,11 @@ class OneDNNPlan:
             self._zeroed_scratch = (offsets["scratch"], convolution.scratch.size)
         self._runner = _Runner(work)
 
-    def enqueue(
-        self,
-        queue: cl.CommandQueue,
-        x: cl.MemoryObject,
-        w: cl.MemoryObject,
-        y: cl.MemoryObject,
-        workspace: cl.MemoryObject | None,
-        wait_for: Sequence[cl.Event] | None = None,
-        bias: cl.MemoryObject | None = None,
-        residual: cl.MemoryObject | None = None,
-    ) -> cl.Event:
+    def enqueue(self, queue: Any, x: Any, w: Any, y: Any, workspace: Any, wait_for: Any = None, **parts: Any) -> Any:
         """Enqueue the reorders and the convolution as one native command; the host never waits."""
-        buffers = {"x": x, "w": w, "y": y, "workspace": workspace, "bias": bias, "residual": residual}
+        buffers = {"x": x, "w": w, "y": y, "workspace": workspace, **parts}
         if self._zeroed_scratch:
             import numpy as np
-            import pyopencl as cl
 
             offset, size = self._zeroed_scratch
             wait_for = [cl.enqueue_fill_buffer(queue, workspace, np.uint8(0), offset, size, wait_for=wait_for or None)]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from convdispatch.api import ConvProblem, DeviceInfo, Solver
 from convdispatch.api.activations import onednn_eltwise
@@ -13,9 +15,6 @@ from convdispatch.api.activations import onednn_eltwise
 from .library import OneDNNError, missing
 from .plan import OneDNNPlan, workspace_areas
 from .primitive import Convolution, described, shared
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _BLOCKS = "blocked", "blocked8"
 

@@ -90,13 +90,14 @@ class _Writer:
         """Replace two values that are in several forms, with factors equal up to sign, by their sum and difference."""
         while True:
             names = sorted({name for form in forms for name in form})
+            columns = {name: [form.get(name, 0) for form in forms] for name in names}
+            sizes = {name: [abs(value) for value in column] for name, column in columns.items()}
             best: tuple[int, str, str] | None = None
             for i, a in enumerate(names):
                 for b in names[i + 1 :]:
-                    rows = [(form.get(a, Fraction(0)), form.get(b, Fraction(0))) for form in forms]
-                    if any(abs(x) != abs(y) for x, y in rows):
+                    if sizes[a] != sizes[b]:
                         continue
-                    signs = [x * y > 0 for x, y in rows if x]
+                    signs = [x == y for x, y in zip(columns[a], columns[b], strict=True) if x]
                     saved = len(signs) - len(set(signs))
                     if saved > 0 and (best is None or saved > best[0]):
                         best = saved, a, b

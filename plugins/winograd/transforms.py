@@ -33,9 +33,12 @@ _POSITIVE_POINTS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Transform:
-    """The exact matrices of F(m, r): ``at`` (m, alpha), ``g`` (alpha, r), ``bt`` (alpha, alpha)."""
+    """The exact matrices of F(m, r): ``at`` (m, alpha), ``g`` (alpha, r), ``bt`` (alpha, alpha).
+
+    Compared by identity, because hashing matrices of fractions takes longer than most uses of a cache's entry.
+    """
 
     m: int
     """Outputs of a tile."""
@@ -113,6 +116,7 @@ def _row_power(row: list[Fraction]) -> Fraction:
     return Fraction(2 ** math.floor(math.log2(1.25 * norm)) if norm >= 3 else 1)
 
 
+@functools.lru_cache(maxsize=256)
 def in_range(along_h: Transform, along_w: Transform) -> tuple[Transform, Transform]:
     """Both axes' transforms with a power of two moved from ``bt`` to ``at`` of the second axis.
 

@@ -1,9 +1,7 @@
-"""Compiled kernels on disk: read back, never locked, compiled anew where damaged, bounded."""
+"""Compiled kernels in the store: loaded again, and compiled anew where damaged."""
 
 from __future__ import annotations
 
-import os
-import random
 import threading
 import types
 import warnings
@@ -14,6 +12,7 @@ import pytest
 from pyopencl import characterize
 
 from convdispatch.api import BuildFailed, build
+from convdispatch.device.cache.store import PROGRAMS
 from convdispatch.device.programs import binary_cache, kernels
 
 TEXT = "kernel void k(global int *x) { x[get_global_id(0)] = NUMBER; }"
@@ -72,10 +71,10 @@ def test_damaged_files_are_compiled_anew(queue, folder, compilations, damage):
     path.write_bytes({"empty": b"", "short": content[:-1], "changed": bytes(changed), "other form": b"x" + content,
                       "no binary": b""}[damage])  # fmt: skip
     if damage == "no binary":  # whole, but nothing that the driver reads
-        binary_cache.write_file(path, binary_cache._FILE_HEADER, b"not a program")
+        PROGRAMS.put(path.stem, b"not a program")
     assert answer(queue, binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
     assert len(compilations) == 2
-    assert binary_cache.read_file(path, binary_cache._FILE_HEADER) not in (None, b"not a program")
+    assert PROGRAMS.get(path.stem) not in (None, b"not a program")
     assert answer(queue, binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
     assert len(compilations) == 2
 
@@ -109,7 +108,7 @@ def test_many_at_once(queue, folder):
     for thread in threads:
         thread.join()
     assert seen == [True] * 32
-    assert sorted(path.suffix for path in folder.iterdir()) == [".bin"] * 8
+    assert sorted(path.suffix for path in folder.iterdir()) == [".programs"] * 8
 
 
 def test_errors_keep_the_log(queue, folder):
@@ -117,16 +116,6 @@ def test_errors_keep_the_log(queue, folder):
         build(queue.context, "kernel void k() { unknown_thing; }")
     assert "unknown_thing" in error.value.log
     assert not folder.exists() or not list(folder.iterdir())
-
-
-def test_the_oldest_go_first(folder, queue, monkeypatch):
-    monkeypatch.setattr(binary_cache, "_MAX_CACHE_BYTES", 350)
-    for age in range(5):
-        path = folder / f"{age}.bin"
-        binary_cache.write_file(path, binary_cache._FILE_HEADER, b"x" * 64)
-        os.utime(path, (1000 + age, 1000 + age))  # what is written next sees to the bound, as often as it must
-    size = len(binary_cache._FILE_HEADER) + 32 + 64
-    assert sorted(path.name for path in folder.iterdir()) == [f"{age}.bin" for age in range(5 - 350 // size, 5)]
 
 
 def test_warning_filters_are_the_callers(queue, folder):
@@ -195,11 +184,3 @@ def test_nvidias_driver_gets_files_though_it_keeps_kernels(monkeypatch, platform
     monkeypatch.setattr(characterize, "has_src_build_cache", lambda device: not platform.startswith("Intel"))
     device = types.SimpleNamespace(platform=types.SimpleNamespace(name=platform))
     assert binary_cache._keeps_kernels(device) is kept
-
-
-def test_writing_a_program_draws_none_of_the_callers_random_numbers(tmp_path):
-    random.seed(0)
-    binary_cache.write_file(tmp_path / "program", binary_cache._FILE_HEADER, b"x" * 64)
-    drawn = random.random()
-    random.seed(0)
-    assert drawn == random.random()

@@ -11,6 +11,7 @@ import pytest
 
 from convdispatch.api.errors import ConvDispatchWarning
 from convdispatch.device import runtime
+from convdispatch.device.cache import store
 from convdispatch.device.memory import allocator, cuda_imports
 
 pytestmark = pytest.mark.usefixtures("clean_memory")
@@ -21,11 +22,12 @@ LARGE = cuda_imports.USUAL + 1
 @pytest.fixture
 def another_process(monkeypatch, tmp_path):
     """``begin()``: as in a new process. What is kept lies in a new folder."""
-    monkeypatch.setattr(cuda_imports, "_folder", lambda: tmp_path / "imports")
+    monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(tmp_path / "store"))
     monkeypatch.delenv("CONVDISPATCH_LARGE_IMPORTS", raising=False)
 
     def begin():
         monkeypatch.setattr(cuda_imports, "_safe_by_device", {})
+        store.TRIALS.forget()
 
     begin()
     return begin
@@ -93,7 +95,9 @@ def test_the_child_says_what_went_wrong(device):
 
 @pytest.mark.parametrize(("command", "seconds"), [("import time; time.sleep(60)", 1), ("import os; os.abort()", 60)])
 def test_a_child_that_hangs_or_crashes(device, monkeypatch, tmp_path, command, seconds):
-    monkeypatch.setattr(cuda_imports, "_CHILD", ("-c", command))
+    (tmp_path / "trial_of_imports.py").write_text(command)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(cuda_imports, "_CHILD", "trial_of_imports")
     monkeypatch.setattr(cuda_imports, "_TRIAL_S", seconds)
     monkeypatch.chdir(tmp_path)  # for the core that some systems leave
     status, said = cuda_imports._try_import(device)

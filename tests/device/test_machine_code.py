@@ -77,7 +77,7 @@ def test_another_driver_or_damage_assembles_anew(change, monkeypatch, tmp_path):
     monkeypatch.setattr(modules, "_modules", {})
     other = Driver(version=13010) if change == "driver" else Driver()
     if change == "damage":
-        (path,) = (tmp_path / "kernels").glob("*.cubin")
+        (path,) = (tmp_path / "kernels").glob("*.programs")
         content = bytearray(path.read_bytes())
         content[-3] ^= 1
         path.write_bytes(content)

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from convdispatch.device.cache import artifact_store
-from convdispatch.device.programs import proven, template_cache
+from convdispatch.device.cache import artifact_store, keys
+from convdispatch.device.programs import proven
 
 PACKAGE = "convdispatch_nvidia"
 
@@ -68,12 +68,12 @@ def test_another_driver_source_or_variable_proves_anew(queue, monkeypatch, chang
     proven.proven(PACKAGE, "wgmma", queue.device, check)
     forget()
     if change == "driver":
-        real = artifact_store.identity
-        monkeypatch.setattr(artifact_store, "identity", lambda device: {**real(device), "driver": "1.2.3"})
+        real = proven.identity
+        monkeypatch.setattr(proven, "identity", lambda device: {**real(device), "driver": "1.2.3"})
     elif change in ("sources", "header"):
-        real_stamp, edited = template_cache.stamp, PACKAGE if change == "sources" else "convdispatch.api"
+        real_stamp, edited = keys.stamp, PACKAGE if change == "sources" else "convdispatch.api"
         other = lambda home: real_stamp(home) + (" edited" if home == edited else "")  # noqa: E731
-        monkeypatch.setattr(template_cache, "stamp", other)
+        monkeypatch.setattr(keys, "stamp", other)
     elif change == "variables":
         monkeypatch.setenv("POCL_MAX_WORK_GROUP_SIZE", "64")
     elif change == "off":
@@ -120,5 +120,5 @@ def test_a_pass_travels_in_a_pack(queue, monkeypatch, when):
 def test_sources_are_kernels_too():
     import convdispatch_nvidia
 
-    assert "int8/pack.cl" in {name for name, _ in template_cache._sources(convdispatch_nvidia.__name__)}
-    assert "./output.cl" in {name for name, _ in template_cache._sources("convdispatch.api")}
+    assert "int8/pack.cl" in {name for name, _ in keys._sources(convdispatch_nvidia.__name__)}
+    assert "./output.cl" in {name for name, _ in keys._sources("convdispatch.api")}

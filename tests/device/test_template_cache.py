@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from convdispatch_implicitgemm.gpu import choice as tiled
+from convdispatch_implicitgemm.gpu.form import Form
 from convdispatch_implicitgemm.gpu.product import Product
 from convdispatch_implicitgemm.gpu.text import product_text as tiled_text
 from convdispatch_nvidia.packed import choice as packed
@@ -17,7 +18,7 @@ from convdispatch_winograd.gpu.work import Printer
 
 from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
-from convdispatch.device.cache import artifact_store
+from convdispatch.device.cache import artifact_store, keys
 from convdispatch.device.matrix_tiles.product.plan import product_text as packed_text
 from convdispatch.device.programs import kernels
 from convdispatch.device.programs.template_cache import Subject
@@ -32,7 +33,7 @@ def _packed(engine: str) -> str:
 
 
 def _tiled() -> str:
-    return tiled_text(Product(PROBLEM, tiled.choices(PROBLEM, HOPPER)[0]))
+    return tiled_text.__wrapped__(Form.of(Product(PROBLEM, tiled.choices(PROBLEM, HOPPER)[0])))  # without its own cache
 
 
 def _winograd() -> str:
@@ -50,7 +51,7 @@ def test_a_second_process_renders_nothing(what, tmp_path, monkeypatch):
     if what == "winograd":
         monkeypatch.setattr(kernels, "_read", lambda package, file: file)
     first = CASES[what]()
-    assert list(tmp_path.glob("*.txt"))
+    assert list(tmp_path.glob("*.texts"))
     monkeypatch.setattr(kernels, "_template", lambda *given: pytest.fail(f"{given} was rendered again"))
     assert CASES[what]() == first
 
@@ -91,7 +92,7 @@ for values in ({"problem": problem}, {"device": device}, {"tiling": tiling}, {"m
 def test_what_other_machines_call_a_text_is_worked_out_where_one_may_have_it(device, tmp_path, monkeypatch):
     monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(tmp_path))
     monkeypatch.setattr(Subject, "artifact_key", lambda subject: "a key")
-    holding = artifact_store.Gathered(artifact_store.identity(device))
+    holding = artifact_store.Gathered(keys.identity(device))
     holding.tables["decisions"]["a problem"] = {"solver": "a"}
     artifact_store.put_in_force(holding)
     try:

@@ -11,6 +11,7 @@ import small_net
 from convdispatch import inference, nn
 from convdispatch.api import InvalidArgument
 from convdispatch.device import runtime
+from convdispatch.elementwise import joining
 from convdispatch.inference.graph import Ref
 from convdispatch.inference.passes.fusion import fuse
 from convdispatch.inference.passes.layout import relayout, reorder
@@ -222,21 +223,25 @@ def test_a_net_in_training_is_built_as_it_is_used_and_stays_in_training():
 
 
 class Dense(nn.Module):
-    """Every layer reads all before it: joined results are joined again."""
+    """Every layer reads all before it: joined results are joined again, or all parts at each layer if ``flat``."""
 
-    def __init__(self):
+    def __init__(self, flat=False):
+        self.flat = flat
         self.layers = [nn.Conv2d(16 + 32 * i, 32, 3, padding=1) for i in range(3)]
 
     def forward(self, x):
+        parts = [x]
         for layer in self.layers:
-            x = functional.concatenate([x, layer(x)])
+            parts.append(layer(x))
+            x = functional.concatenate(parts if self.flat else [x, parts[-1]])
         return x, functional.concatenate([x, x])
 
 
+@pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("mb", [1, 2])
-def test_a_dense_block_is_one_memory(queue, mb):
+def test_a_dense_block_is_one_memory(queue, mb, flat):
     """One image with channels first: only what came from outside is copied, once. Several images lie apart."""
-    net = Dense().eval()
+    net = Dense(flat).eval()
     x = np.random.default_rng(0).standard_normal((mb, 16, 8, 8), np.float32)
     built = inference.build(net, x.shape, queue=queue, layout="nchw", queues=1)
     wanted = net(Tensor.from_numpy(x, queue))
@@ -247,15 +252,17 @@ def test_a_dense_block_is_one_memory(queue, mb):
     assert (copied == 3) if mb == 1 else (copied > 3)
 
 
-@pytest.mark.parametrize(("layout", "mb"), [("nhwc", 1), ("nchw", 2)])
-def test_a_dense_block_that_is_read_element_by_element_grows_in_place(queue, layout, mb):
+@pytest.mark.parametrize(("layout", "mb", "flat"), [("nhwc", 1, False), ("nchw", 2, True)])
+def test_a_dense_block_that_is_read_element_by_element_grows_in_place(queue, layout, mb, flat):
     """Joined results are read with gaps between their rows; each part is copied once, the whole has no gaps."""
     axis = 1 if layout == "nchw" else 3
     layers = [nn.Conv2d(8 + 4 * i, 4, 3, padding=1, layout=layout) for i in range(3)]
 
     def net(x):
+        parts = [x]
         for layer in layers:
-            x = functional.concatenate([x, layer(functional.relu(x + 0.5))], axis)
+            parts.append(layer(functional.relu(x + 0.5)))
+            x = functional.concatenate(parts if flat else [x, parts[-1]], axis)
         return functional.max_pool(x, 2, layout=layout)
 
     shape = (mb, 8, 6, 6) if layout == "nchw" else (mb, 6, 6, 8)
@@ -280,10 +287,28 @@ def test_pictures_are_reordered(queue, shape):
 def test_rows_are_joined(queue):
     """Whole vectors, ends that overlap, parts too short for them; more rows than one work item takes."""
     rng = np.random.default_rng(0)
-    for rows, widths in ((7, (16, 32)), (40, (16, 48, 17)), (1100, (31, 16)), (40, (16, 15)), (20, (64,) * 9)):
+    for rows, widths in (
+        (7, (16, 32)),
+        (40, (16, 48, 17)),
+        (1100, (31, 16)),
+        (40, (16, 15)),
+        (20, (64,) * 9),
+        (40, (17,) * 20),
+    ):
         parts = [rng.standard_normal((rows, width), np.float32) for width in widths]
         got = functional.concatenate([Tensor.from_numpy(part, queue) for part in parts], 1).numpy()
         np.testing.assert_array_equal(got, np.concatenate(parts, 1))
+
+
+def test_many_parts_are_joined_by_few_launches(queue, monkeypatch):
+    if runtime.device_info(queue.device).type != "cpu":
+        pytest.skip("how many launches a GPU takes depends on the lengths")
+    parts, launched, launch = [np.full((40, 32), number, np.float32) for number in range(20)], [], joining._launch
+    tensors = [Tensor.from_numpy(part, queue) for part in parts]
+    monkeypatch.setattr(joining, "compute", lambda *_, **__: pytest.fail("a part was copied by itself"))
+    monkeypatch.setattr(joining, "_launch", lambda *given: launched.append(1) or launch(*given))
+    np.testing.assert_array_equal(functional.concatenate(tensors, 1).numpy(), np.concatenate(parts, 1))
+    assert len(launched) == 3
 
 
 def test_large_buffers_hold_what_they_are_given(queue):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import small_net
 
 from convdispatch import inference
 from convdispatch.api import policy
-from convdispatch.device.programs import template_cache
+from convdispatch.device.cache import keys, store
 from convdispatch.device.runtime import device_info
 from convdispatch.inference import choice_cache, form_benchmark
 from convdispatch.selection import decision_store
@@ -26,9 +24,13 @@ def folder(monkeypatch, tmp_path):
     decision_store.forget()
 
 
-def files(folder):
+def replace_forms(value):
+    """Every choice becomes another value, or vanishes; the next process reads it."""
+    files = list(store.FORMS.folder().glob("*.forms"))
+    for file in files:
+        store.FORMS.put(file.stem, value)
     decision_store.forget()
-    return folder.glob(f"*{decision_store.SUFFIX}")
+    return files
 
 
 @pytest.fixture
@@ -59,14 +61,10 @@ def test_a_choice_that_is_recalled_builds_one_form(net, folder, monkeypatch):
     assert len(inference.build(net, x.shape, recall=True, for_="throughput").tried) >= 2
     with policy(deterministic=True):
         assert len(inference.build(net, x.shape, recall=True).tried) >= 2
-    for value in (
-        '{"layout": "sideways", "queues": 1, "votes": 2}',
-        '{"layout": "nhwc", "queues": 1.5, "votes": 2}',
-        "[",
-    ):
-        for file in files(folder):
-            keys = [json.loads(line)[1] for line in file.read_text().splitlines() if line.startswith('["forms"')]
-            file.write_text("".join(f'["forms", "{key}", {value}]\n' for key in keys))
+    for value in ({"layout": "sideways", "queues": 1, "votes": 2}, {"layout": "nhwc", "queues": 1.5, "votes": 2}, None):
+        for file in replace_forms(value):
+            if value is None:
+                file.write_bytes(file.read_bytes()[:-1])
         assert len(inference.build(net, x.shape, recall=True).tried) >= 2
 
 
@@ -88,8 +86,7 @@ def test_what_was_measured_under_load_does_not_stay(net, folder, monkeypatch):
     assert [built() for _ in range(2)] == [("nhwc", True)] * 2
     assert built() == ("nhwc", False)
     ms["nchw"], ms["nhwc"] = [1.0] * 3, [2.0] * 3
-    for file in files(folder):
-        file.unlink()
+    store.FORMS.clear()
     assert [built() for _ in range(20)] == [("nchw", True)] + [("nchw", False)] * 19
 
 
@@ -99,8 +96,8 @@ def test_what_was_measured_under_load_does_not_stay(net, folder, monkeypatch):
     ids=str,
 )
 def test_a_damaged_entry_is_none(queue, value):
-    key = device_info(queue.device), "key"
-    decision_store.decision_store(key[0]).put("forms", "key", value)
+    key = decision_store.key(device_info(queue.device), "key")
+    store.FORMS.put(key, value)
     assert choice_cache.load(key) is None
 
 
@@ -134,14 +131,14 @@ def test_a_choice_ends_with_the_kernels_that_it_was_made_for(net, tmp_path, monk
     monkeypatch.setattr(module, "__path__", [str(tmp_path / "im2col")])
 
     def forms():
-        template_cache.stamp.cache_clear()
+        keys.stamp.cache_clear()
         decision_store.forget()
         return len(inference.build(net, (1, 3, 13, 13), recall=True).tried)
 
     assert [forms() > 1, forms() > 1] == [True, False]
     kernel.write_text("another kernel")
     assert [forms() > 1, forms() > 1] == [True, False]
-    template_cache.stamp.cache_clear()
+    keys.stamp.cache_clear()
 
 
 @pytest.mark.parametrize(

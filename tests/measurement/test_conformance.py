@@ -109,6 +109,23 @@ def test_the_portable_plugins_on_a_few_cases(plugin, device, full):
         assert report.of(status="failed") == [], report.of(status="failed")
 
 
+def test_work_has_ended_when_its_event_has(device, monkeypatch):
+    """The kit waits for what a plan's ``enqueue`` returns, not for the queue: Mesa's clFinish may return too early."""
+    import pyopencl as cl
+
+    real = cl.CommandQueue.finish
+
+    def finish(queue):
+        caller = sys._getframe(1).f_globals["__name__"]
+        assert "conformance" not in caller, f"{caller} waits for a queue"
+        return real(queue)
+
+    monkeypatch.setattr(cl.CommandQueue, "finish", finish)
+    report = verify("im2col", "core", case="1x1")  # this case has the long checks, of several queues and threads
+    assert report.of(status="failed") == []
+    assert {"order", "queues", "threads"} <= set(report.outcomes[0].checks)
+
+
 def test_derived_solvers_go_through_the_same(drop_in, device):
     report = verify("shoddy", "training", solver="shoddy.sound*", case="3x3_s2.bwd_data", derived=True)
     assert [(o.solver, o.status) for o in report.outcomes] == [

@@ -11,7 +11,7 @@ from paths import ROOT  # noqa: E402
 
 from convdispatch.api import InvalidArgument  # noqa: E402
 from convdispatch.device.programs import kernels  # noqa: E402
-from convdispatch.onnx import load  # noqa: E402
+from convdispatch.onnx import folding, load  # noqa: E402
 from convdispatch.tensor import Tensor  # noqa: E402
 
 
@@ -277,6 +277,15 @@ def test_any_operator_is_folded_where_its_operands_are_known():
     proto = model(nodes, {"x": ["a", "b"]}, ["y"], {"b": np.array([3], np.int32)})
     x = normal(2, 4)
     close(load(proto)(x), x + 1 - 4)
+
+
+def test_weights_that_are_shared_by_identity_need_no_reference(monkeypatch):
+    """As PyTorch's exporter shares equal ones; onnx's reference evaluator takes long to import."""
+    monkeypatch.setattr(folding, "evaluate", lambda *_: pytest.fail("the reference was asked"))
+    w = normal(4, 3, 1, 1)
+    net = load(model([node("Identity", "w", "v"), node("Conv", "x v", "y")], {"x": [2, 3, 5, 5]}, ["y"], {"w": w}))
+    x = normal(2, 3, 5, 5)
+    close(net(x), np.einsum("nchw,kc->nkhw", x, w[:, :, 0, 0]))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "int64"])

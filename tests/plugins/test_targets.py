@@ -75,6 +75,19 @@ def test_kernels_are_right_under_rusticl(monkeypatch):
     assert not result.wrong, "\n".join(result.wrong)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("plugin", ["im2col", "implicitgemm", "winograd", "fft"])
+def test_kernels_for_gpus_are_right_under_rusticl(plugin):
+    """The device says that it is a GPU, so what runs is what Mesa's GPUs would run."""
+    device_of("rusticl")
+    environment = {**os.environ, "RUSTICL_DEVICE_TYPE": "gpu", "CONVDISPATCH_KERNEL_CACHE": "off"}
+    words = [sys.executable, "-m", "convdispatch", "verify", plugin, "--level", "core", "--case", "3x3*"]
+    words += ["--device", "rusticl", "--jobs", "1", "--timeout", "900"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=3600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "llvmpipe" in done.stdout
+
+
 @pytest.mark.parametrize("kernel", ["nearest_rows.cl", "half_nearest.cl"])
 @pytest.mark.parametrize("target", runnable())
 def test_kernels_by_the_rule_are_right(target, kernel):

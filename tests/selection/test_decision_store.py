@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import pytest
 
-from convdispatch.api.policy import Policy
+from convdispatch.api.policy import Policy, policy
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import rates, runtime
+from convdispatch.device.cache import keys, store
 from convdispatch.selection import decision_store, dispatch, solver_query
 from convdispatch.selection.choice import lockfile, ranking
 from convdispatch.selection.plugins import loader
@@ -33,10 +33,21 @@ def device():
     return runtime.devices()[0]
 
 
-def another_process(device):
-    """What the next process reads."""
-    decision_store.forget()
-    return decision_store.decision_store(runtime.device_info(device))
+class Process:
+    """What the next process reads and writes."""
+
+    def __init__(self, device):
+        decision_store.forget()
+        self.device = runtime.device_info(device)
+
+    def put(self, table, key, value):
+        store.TABLES[table].put(decision_store.key(self.device, key), value, key)
+
+    def get(self, table, key):
+        return store.TABLES[table].get(decision_store.key(self.device, key))
+
+
+another_process = Process
 
 
 def test_the_next_process_knows_it(device):
@@ -53,14 +64,6 @@ def test_a_later_decision_replaces_an_earlier_one(device):
     assert another_process(device).get("decisions", KEY) == other
 
 
-def test_a_file_holds_no_more_than_twice_its_decisions(device, place):
-    for count in range(300):
-        another_process(device).put("forms", KEY, {"recalls": count})
-    (path,) = place.glob(f"*{decision_store.SUFFIX}")
-    assert len(path.read_bytes().splitlines()) < 80
-    assert another_process(device).get("forms", KEY) == {"recalls": 299}
-
-
 def _record(device, monkeypatch, tmp_path):
     user_folder().mkdir(parents=True)
     (user_folder() / "a.jsonl").write_text("{}")
@@ -68,15 +71,13 @@ def _record(device, monkeypatch, tmp_path):
 
 def _record_of_a_device(device, monkeypatch, tmp_path):
     (user_folder() / "cpu-one").mkdir(parents=True)
-    decision_store.forget()
-    decision_store.decision_store(runtime.device_info(device)).put("decisions", KEY, CHOSEN)
+    another_process(device).put("decisions", KEY, CHOSEN)
     (user_folder() / "cpu-one" / "a.json").write_text("[]")
 
 
 def _lock(device, monkeypatch, tmp_path):
     monkeypatch.setenv("CONVDISPATCH_LOCK", str(tmp_path / "lock"))
-    decision_store.forget()
-    decision_store.decision_store(runtime.device_info(device)).put("decisions", KEY, CHOSEN)
+    another_process(device).put("decisions", KEY, CHOSEN)
     (tmp_path / "lock").write_text("{}")
 
 
@@ -105,9 +106,26 @@ def _compute_units(device, monkeypatch, tmp_path):
     monkeypatch.setattr(runtime, "device_info", lambda device: other)
 
 
+def _driver(device, monkeypatch, tmp_path):
+    other = dataclasses.replace(runtime.device_info(device), driver="1.2.3")
+    monkeypatch.setattr(runtime, "device_info", lambda device: other)
+
+
+def _plugin_version(device, monkeypatch, tmp_path):
+    loaded = loader.plugins()
+    monkeypatch.setattr(loaded, "fingerprints", loaded.fingerprints | {"im2col": "2.0 abc"})
+
+
+def _package(device, monkeypatch, tmp_path):
+    stamp = keys.stamp
+    monkeypatch.setattr(keys, "stamp", lambda home: stamp(home) + (" edited" if home == "convdispatch.nn" else ""))
+
+
 @pytest.mark.parametrize(
-    "change", [_record, _record_of_a_device, _lock, _rate, _registry, _variable, _compiler, _compute_units]
-)
+    "change",
+    [_record, _record_of_a_device, _lock, _rate, _registry, _variable, _compiler, _compute_units, _driver,
+     _plugin_version, _package],
+)  # fmt: skip
 def test_what_a_decision_follows_from_asks_anew(device, change, monkeypatch, tmp_path):
     another_process(device).put("decisions", KEY, CHOSEN)
     assert another_process(device).get("decisions", KEY) == CHOSEN
@@ -115,24 +133,12 @@ def test_what_a_decision_follows_from_asks_anew(device, change, monkeypatch, tmp
     assert another_process(device).get("decisions", KEY) is None
 
 
-DAMAGE = [
-    b"",
-    b"\xff\x00",
-    b"[]",
-    b"[1, 2, {}]",
-    b'["decisions", "k"]',
-    b'["decisions", "k", 3]',
-    b'{"a": 1}',
-    b"[" * 3000,
-]
-
-
-def test_damaged_lines_are_passed_over(device, place):
-    another_process(device).put("decisions", KEY, CHOSEN)
-    (path,) = place.glob(f"*{decision_store.SUFFIX}")
-    path.write_bytes(b"\n".join(DAMAGE) + b"\n" + path.read_bytes() + json.dumps(["decisions", KEY, {}]).encode()[:30])
-    assert another_process(device).get("decisions", KEY) == CHOSEN
-    assert another_process(device).get("decisions", "k") is None
+def test_another_policy_is_another_decision(device, asked):
+    planned(device, asked)
+    with policy(workspace_limit=1 << 20):
+        assert "rejects" in planned(device, asked)[1]
+        assert not planned(device, asked)[1]
+    assert not planned(device, asked)[1]
 
 
 def test_a_disk_that_refuses_keeps_nothing_and_says_nothing(device, monkeypatch, tmp_path):

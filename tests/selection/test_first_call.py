@@ -17,8 +17,9 @@ from convdispatch import inference
 from convdispatch.api import ConvProblem, Declared, Solver, kernel_text
 from convdispatch.api.cpu import transposed
 from convdispatch.device import runtime, startup_profile
+from convdispatch.device.cache import keys, store
 from convdispatch.device.garbage import collection_put_off
-from convdispatch.device.programs import binary_cache, kernels, template_cache
+from convdispatch.device.programs import kernels
 from convdispatch.device.programs.template_cache import Subject
 from convdispatch.models import catalogue
 from convdispatch.selection import dispatch
@@ -130,18 +131,20 @@ def test_text_is_rendered_once_for_its_values(folder, renderings):
 
 def test_changed_sources_render_anew(folder, renderings, monkeypatch):
     kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK)
-    monkeypatch.setattr(template_cache, "stamp", lambda home: f"{home} as edited")
+    monkeypatch.setattr(keys, "stamp", lambda home: f"{home} as edited")
     kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK)
     assert len(renderings) == 2
 
 
 def test_damaged_text_is_rendered_anew(folder, renderings):
     whole = kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK)
-    (file,) = folder.glob("*.txt")
+    (file,) = folder.glob("*.texts")
     for content in (b"", file.read_bytes()[:-1], b"x" + file.read_bytes()):
         file.write_bytes(content)
         assert kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK) == whole
-    binary_cache.write_file(file, template_cache._FILE_HEADER, b"no zlib")
+    no_text = store.Table("texts", "", store.BYTES)
+    no_text.put(file.stem, b"no zlib")
+    assert no_text.get(file.stem) == b"no zlib"
     assert kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK) == whole
     assert len(renderings) == 5
 

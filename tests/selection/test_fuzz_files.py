@@ -24,7 +24,7 @@ def fuzz():
 
 READERS = (
     "registry", "lock", "pack", "records", "verdicts", "rates", "plan_pack", "problems", "trace", "bench", "verify",
-    "onnx", "decisions", "vendors", "icd", "binary",
+    "onnx", "decisions", "trials", "icd", "store",
 )  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def test_every_reader_is_here(fuzz):
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_changed_file_is_a_value_or_a_sentence(fuzz, name, monkeypatch, tmp_path):
-    for variable in ("CONVDISPATCH_DB", "CONVDISPATCH_RATES", "XDG_CACHE_HOME"):
+    for variable in ("CONVDISPATCH_DB", "CONVDISPATCH_RATES", "XDG_CACHE_HOME", "CONVDISPATCH_KERNEL_CACHE"):
         monkeypatch.setenv(variable, str(tmp_path))
     runtime.default_device()
     if name == "onnx":

@@ -73,9 +73,9 @@ def test_records_and_verdicts_pass_over_pipes(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "db" / "cpu" / "x.json")
     assert db.all("cpu") == []
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
-    os.mkfifo(tmp_path / "db" / "verdicts.json")
+    os.mkfifo(tmp_path / "db" / "ab.verdicts")
     verdicts.refresh()
-    assert not verdicts._tables()["trusted"]
+    assert not verdicts.verdicts()
     plugin = tmp_path / "plugin"
     plugin.mkdir()
     os.mkfifo(plugin / "pipe.py")

@@ -9,7 +9,7 @@ from test_choices import PROBLEM
 import convdispatch as cd
 from convdispatch.api import ConvDispatchWarning
 from convdispatch.device import runtime
-from convdispatch.device.cache import artifact_store
+from convdispatch.device.cache import artifact_store, keys
 from convdispatch.selection import dispatch, planpack, solver_query
 from convdispatch.selection.choice.ranking import rank
 from convdispatch.selection.explanation import explain
@@ -105,7 +105,7 @@ def kept(made, queue, tmp_path):
 
     def planned(problem, decision):
         sealed = decision if "seal" in decision else decisions.sealed(str(problem), decision, device)
-        gathered = artifact_store.Gathered(artifact_store.identity(device))
+        gathered = artifact_store.Gathered(keys.identity(device))
         gathered.tables["decisions"][str(problem)] = sealed
         planpack.write(tmp_path / "a.cdpack", gathered)
         dispatch.forget()

@@ -244,7 +244,7 @@ def test_a_broken_seal_asks(queue, made, asked, tmp_path, monkeypatch):
     forget()
     decisions._sources.cache_clear()
     with monkeypatch.context() as patched:
-        patched.setattr(decisions.template_cache, "stamp", lambda home: f"{home}, written otherwise")
+        patched.setattr(decisions.keys, "stamp", lambda home: f"{home}, written otherwise")
         with load_pack(made[0]):
             bring_up(queue)
     assert asked

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import warnings
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ from sabotaging import FUSED, PLUGIN, PROBLEM, W, X, check_one_warning
 
 import convdispatch as cd
 from convdispatch.api.policy import current_policy
+from convdispatch.device.cache.keys import key_of
 from convdispatch.selection import dispatch
 from convdispatch.selection.plugins import loader, verdicts
 from convdispatch.selection.records.perfdb import perfdb
@@ -145,7 +145,7 @@ def test_find_blames_nobody_else_and_records_what_was_asked(sabotage, tmp_path):
     assert results.winner.solver.startswith("im2col")
     assert {r.status for r in results if r.solver == "bad.solver"} == {"refused"}
     assert {record.problem for record in perfdb().all(perfdb().devices()[0])} == {str(problem)}
-    assert not verdicts._tables()["solvers"]
+    assert not verdicts.verdicts()
     loader.plugins.cache_clear()
     dispatch.forget()
     assert cd.explain(problem).chosen.startswith("im2col")
@@ -173,16 +173,12 @@ def test_poisoned_verdicts_are_dropped_as_they_are_read(sabotage, tmp_path, aske
 
     info = runtime.device_info(runtime.default_device())
     verdicts.note(PROBLEM, info, "im2col", loader.plugins().fingerprint("im2col"), "find: wrong")
-    file = tmp_path / "db" / "verdicts.json"
-    values = json.loads(file.read_text())
-    (key,) = values["solvers"]
-    held = values["solvers"].pop(key)
+    ((subject, held),) = verdicts.verdicts().items()
     assert verdicts.against(PROBLEM, info, "im2col", held["version"])
-    held.pop("asked")
-    values["solvers"][key.replace(str(PROBLEM), place)] = held | ({"asked": asked} if asked else {})
-    file.write_text(json.dumps(values))
+    poisoned = held | {"of": subject.replace(str(PROBLEM), place), "asked": asked}
+    verdicts.VERDICTS.put(key_of(subject), poisoned)
     dispatch.forget()
-    assert not verdicts._tables()["solvers"]
+    assert not verdicts.verdicts()
     np.testing.assert_equal(cd.explain(PROBLEM).chosen.startswith("im2col"), True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -15,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 
 import convdispatch as cd
-from convdispatch.api.errors import ConvDispatchWarning
 from convdispatch.selection import dispatch
 from convdispatch.selection.plugins import loader, verdicts
 from convdispatch.selection.records.perfdb import perfdb
@@ -192,11 +190,37 @@ def test_a_verified_plugin_needs_no_child(put, monkeypatch):
 
 def test_a_damaged_file_costs_no_call(put, tmp_path):
     put(PLUGIN.format(fault="pass"))
-    for text in ("", "[]", "{", "[" * 100_000, "[" + "9" * 5000 + "]", '{"imports": 3, "solvers": {"a": 1}}'):
-        (tmp_path / "db").mkdir(exist_ok=True)
-        (tmp_path / "db" / "verdicts.json").write_text(text)
-        fresh()
-        says = "imports" not in text  # of the last, which is JSON, only what fits is kept
-        with pytest.warns(ConvDispatchWarning, match="is damaged") if says else contextlib.nullcontext():
-            np.testing.assert_array_equal(cd.conv(X, W), np.full(PROBLEM.y_shape, 36, np.float32))
-        assert (tmp_path / "db" / "verdicts.damaged").exists()
+    info = cd.runtime.device_info(cd.runtime.default_device())
+    verdicts.note(PROBLEM, info, "im2col", loader.plugins().fingerprint("im2col"), "find: wrong")
+    verdicts.trust("odd", "1")
+    assert "im2col" not in cd.explain(PROBLEM).chosen
+    for file in (tmp_path / "db").glob("*.verdicts"):
+        file.write_bytes(file.read_bytes()[:-1])
+    fresh()
+    assert not verdicts.verdicts()
+    np.testing.assert_array_equal(cd.conv(X, W), np.full(PROBLEM.y_shape, 36, np.float32))
+
+
+def test_two_processes_add_verdicts_at_once(put, tmp_path):
+    put(PLUGIN.format(fault="pass"))
+    program = "import sys; from convdispatch.selection.plugins import verdicts\n"
+    program += "for number in range(40): verdicts.trust(f'{sys.argv[1]}{number}', '1')"
+    both = [subprocess.Popen([sys.executable, "-c", program, name]) for name in "ab"]
+    assert [each.wait() for each in both] == [0, 0]
+    fresh()
+    assert all(verdicts.trusted(f"{name}{number}", "1") for name in "ab" for number in range(40))
+    assert not verdicts.trusted("a0", "2")
+
+
+def test_clearing_answers_or_the_store_keeps_verdicts(put, tmp_path):
+    put(PLUGIN.format(fault="pass"))
+    verdicts.trust("odd", "1")
+    verdicts.note_answers("odd", "1", {"odd.solver": "it hangs"})
+    fresh()
+    assert verdicts.answers("odd", "1") == {"odd.solver": "it hangs"}
+    CliRunner().invoke(main, ["cache", "clear", "trials", "answers"], catch_exceptions=False)
+    assert verdicts.answers("odd", "1") == {}
+    fresh()
+    assert verdicts.trusted("odd", "1")
+    verdicts.lift()
+    assert verdicts.trusted("odd", "1")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import subprocess
+import zlib
 
 import pytest
 from click.testing import CliRunner
@@ -37,6 +39,14 @@ def compiler(target: str):
     return compilers.compiler(target)
 
 
+def compiled_rows(targets, solvers, problems, most):
+    """The rows of a whole run."""
+    planned = list(compiling.plan_all(targets, solvers, problems, most))
+    compiling.compile_all(planned)
+    assert all(row.compiled == row.texts for row, _ in planned)
+    return [row for row, _ in planned]
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_compiler_says_what_a_kernel_uses(target, tmp_path):
     compiled = compiler(target)(SPILLING, tmp_path)
@@ -61,7 +71,7 @@ def test_solvers_kernels_compile(target, full):
     compiler(target)
     problem = cd.ConvProblem.parse("fwd_f32_mb8ic64ih28iw28oc64kh3kw3ph1pw1")
     names = sorted(plugins().solvers) if full else ["im2col", "winograd.fused_f2x3", "implicitgemm.tiled"]
-    rows = list(compiling.compile_all([target], [plugins().solvers[name] for name in names], [problem], 1))
+    rows = compiled_rows([target], [plugins().solvers[name] for name in names], [problem], 1)
     assert all(not row.errors for row in rows), [row.errors for row in rows]
     assert sum(bool(row.kernels) for row in rows) >= 2
 
@@ -98,17 +108,54 @@ def test_a_text_is_compiled_once(counted, tmp_path):
     assert "1048576 bytes of local memory, at most 65536" in first.output
 
 
-def test_an_interrupted_run_shows_what_it_has(counted, monkeypatch):
-    rows = iter([compiling.Row("gfx942", "im2col", 1, kernels=[Kernel("product", 70, 8, 512, 64, 0.5)])])
+TWO_TARGETS = ["targets", "gfx90a", "gfx942", "--solver", "im2col", "--from", "alexnet"]
+
+
+def test_an_interrupted_run_shows_what_it_has(counted, monkeypatch, tmp_path):
+    """Both targets' texts are compiled in turns, the report says how many, and the next run compiles the rest."""
+    command, collect = [*TWO_TARGETS, "--json", str(tmp_path / "report.json")], compiling._collect
 
     def interrupted(*arguments):
-        yield next(rows)
+        collect(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compiling, "compile_all", interrupted)
-    done = CliRunner().invoke(main, ["targets", "gfx942", "--markdown"])
+    with monkeypatch.context() as patch:
+        patch.setattr(compiling, "_collect", interrupted)
+        done = CliRunner().invoke(main, [*command, "--markdown"])
     assert done.exit_code == 130
-    assert "| gfx942 | im2col | 1 | 1 | 0 | 70 | 70 | 1 | 8 | 0.5 | 50% | 50% |" in done.output
+    rows = json.loads((tmp_path / "report.json").read_text())
+    counts = [row["compiled"] for row in rows]
+    assert [row["texts"] for row in rows] == [10, 10]
+    assert 0 < sum(counts) < 20
+    assert abs(counts[0] - counts[1]) <= 2
+    assert f"{20 - sum(counts)} texts are left" in done.stderr
+    assert f"| gfx90a | im2col | 5 | 10 | {counts[0]} | {counts[0]} |" in done.stdout
+    again = CliRunner().invoke(main, command)
+    assert "are left" not in again.stderr
+    assert [row["compiled"] for row in json.loads((tmp_path / "report.json").read_text())] == [10, 10]
+
+
+def test_a_run_ends_within_its_time_and_says_what_is_left(counted):
+    done = CliRunner().invoke(main, [*TWO_TARGETS, "--within", "0"])
+    assert done.exit_code == 0
+    assert not counted
+    assert "20 texts are left" in done.stderr
+
+
+def test_the_table_has_a_line_for_each_target_and_the_worst_kernels():
+    kernels = [Kernel("gather", 70, 0, 512, 64, 0.5), Kernel("product", 90, 48, 2048, 64, 0.25)]
+    row = compiling.Row("gfx942", "im2col", 3, 2, 2, kernels=kernels, worst=("mb1ic3ih7oc5kh3", kernels[1]))
+    spared = compiling.Row("gfx942", "fft.gpu", 4, 1, 1, kernels=kernels[:1], worst=("mb1ic4ih9oc6kh5", kernels[0]))
+    shown = compiling.table([row, compiling.Row("gfx942", "nvidia.mma"), spared])
+    assert [cells[:8] for cells in shown.rows] == [
+        ("gfx942", "im2col", "3", "2", "2", "2", "0", "80"),
+        ("gfx942", "fft.gpu", "4", "1", "1", "1", "0", "70"),
+        ("gfx942", "all", "7", "3", "3", "3", "0", "70"),
+    ]
+    assert shown.rows[2][8:] == ("90", "1", "48", "2.0", "50%", "25%")
+    assert compiling.worst([row, spared]).rows == [
+        ("gfx942", "im2col", "product", "48", "90", "2.0", "25%", "mb1ic3ih7oc5kh3")
+    ]
 
 
 def test_verify_compiles_a_plugins_kernels_only(counted):
@@ -131,6 +178,28 @@ def test_drawn_problems_are_of_every_kind():
     assert len(set(problems)) == 400
     assert {one.direction for one in problems} == {"fwd", "bwd_data", "bwd_weights"}
     assert {one.dtype for one in problems} >= {"float32", "float16", "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    "name", ["winograd.tiled_f2x7", "winograd.fused_f2x5", "implicitgemm.tiled_depthwise_weights", "int8.words"]
+)
+def test_a_solver_that_takes_few_problems_gets_variants_of_them(name):
+    """Of the tables' and the kit's problems each of these takes fewer than 200."""
+    row = compiling.Row("pvc", name)
+    taken = [answers.problem for answers in compiling._taken(row, plugins().solvers[name], compiling.drawn(), True)]
+    own = [answers.problem for answers in compiling._taken(row, plugins().solvers[name], compiling.drawn(), False)]
+    assert len(own) < 200 <= len(set(taken)) == len(taken)
+    assert taken[: len(own)] == own, "the variants come last"
+
+
+def test_variants_are_the_same_on_every_machine():
+    problem = cd.ConvProblem.parse("fwd_f32_mb8ic64ih28iw28oc64kh3kw3ph1pw1")
+    assert [str(one) for one in itertools.islice(compiling.variants([problem]), 3)] == [
+        "fwd_f32_mb8ic64ih56iw56oc64kh3kw3ph1pw1",
+        "fwd_bf16_nhwc_mb1ic64ih31iw56oc64kh3kw3ph1pw1",
+        "fwd_f32_mb2ic64ih56iw28oc64kh3kw3ph1pw1",
+    ]
+    assert all(one.ic == one.oc == 64 and one.kh == 3 for one in compiling.variants([problem]))
 
 
 def test_a_unit_holds_so_many_groups():
@@ -169,7 +238,7 @@ def test_plans_keep_within_a_small_devices_limits(monkeypatch):
     monkeypatch.setattr(compiling, "target_device", lambda target: small)
     names = ["im2col", "implicitgemm.tiled", "fft.gpu", "winograd.fused_f4x3", "winograd.tiled_f2x3"]
     solvers = [plugins().solvers[name] for name in names]
-    rows = list(compiling.compile_all(["gfx1100"], solvers, compiling.drawn(), 1))
+    rows = compiled_rows(["gfx1100"], solvers, compiling.drawn(), 1)
     assert [row.errors for row in rows] == [{}] * len(names)
     kernels = [kernel for row in rows for kernel in row.kernels]
     assert max(kernel.local for kernel in kernels) > 16 << 10, "local memory is used"
@@ -187,7 +256,8 @@ def test_a_cold_compiler_is_asked_again(counted, monkeypatch):
             raise answer
         return answer
 
-    said = [compiling._compiled(run, "pvc", "kernel void f() {}").error for _ in range(3)]
+    text = zlib.compress(b"kernel void f() {}")
+    said = [compiling._compiled(run, "pvc", text).error for _ in range(3)]
     assert said == ["ocloc did not end in 120 s", "ocloc ended by SIGSEGV", "ocloc ended by SIGSEGV"]
     assert len(counted) == 2
 

@@ -11,7 +11,7 @@ import convdispatch.torch as ct  # noqa: E402
 from convdispatch import policy  # noqa: E402
 from convdispatch.calls.planner_pool import pool as pools  # noqa: E402
 from convdispatch.device import runtime  # noqa: E402
-from convdispatch.device.cache import artifact_store  # noqa: E402
+from convdispatch.device.cache import artifact_store, keys  # noqa: E402
 from convdispatch.selection import dispatch, solver_query  # noqa: E402
 from convdispatch.selection.choice import lockfile, ranking  # noqa: E402
 from convdispatch.selection.choice.ranking import rank  # noqa: E402
@@ -133,7 +133,7 @@ def test_what_a_pack_fixes_comes_first_and_is_not_kept(planned, monkeypatch, fol
     usual = call(planned)
     device, (name, config) = usual.context.devices[0], last_choice(usual)
     dispatch.make(plugins().solvers[name], config, usual.problem, usual.context)  # no kernel is missing in the pack
-    pack = artifact_store.Gathered(artifact_store.identity(device))
+    pack = artifact_store.Gathered(keys.identity(device))
     pack.name, pack.tables["decisions"] = "one.cdpack", {str(usual.problem): {"solver": name, "config": config}}
     for prepare in (
         bool,

@@ -13,10 +13,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 import convdispatch.torch as ct  # noqa: E402
-from convdispatch import InvalidArgument, load_pack, policy  # noqa: E402
+from convdispatch import InvalidArgument, frozen, load_pack, policy  # noqa: E402
 from convdispatch.calls.framework import tiers  # noqa: E402
 from convdispatch.calls.planner_pool import pool as pools  # noqa: E402
 from convdispatch.calls.planner_pool import progress_line  # noqa: E402
+from convdispatch.device import runtime  # noqa: E402
+from convdispatch.device.programs import kernels  # noqa: E402
 from convdispatch.selection import dispatch, solver_query  # noqa: E402
 from convdispatch.tools.packing import make_pack  # noqa: E402
 from convdispatch.torch import captures, ranks  # noqa: E402
@@ -336,6 +338,9 @@ def test_a_pack_of_a_scripts_model_answers_without_children(tmp_path, monkeypatc
     script.write_text(SCRIPT)
     make_pack(f"{script}:build", target, training=True)
     dispatch.forget()
+    kernels.forget()
+    with load_pack(target), frozen():
+        assert runtime.probe.__wrapped__(runtime.default_device()) is None, "the device is found without the compiler"
     ct.reset_counters()
     monkeypatch.setattr(tiers, "BURST_S", 0.0)
     monkeypatch.setattr(pools, "_Child", None)

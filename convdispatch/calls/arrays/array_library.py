@@ -5,7 +5,6 @@ A device with streams is a number, unless a library knows several kinds of them:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from ...api.dtypes import dtype_name
 from ...device.places.stream import Stream, stream_kind
+from .operands import is_contiguous
 
 
 class Library:
@@ -81,7 +81,7 @@ class Library:
     def contiguous(self, array: Any) -> bool:
         """Whether an array's elements are contiguous in C order."""
         strides = array.__cuda_array_interface__.get("strides")
-        return strides is None or _row_major(array.shape, strides, np.dtype(array.dtype).itemsize)
+        return strides is None or is_contiguous(array.shape, strides, np.dtype(array.dtype).itemsize)
 
     def compact(self, array: Any) -> Any:
         """A contiguous copy on the device, in the order of the current stream."""
@@ -122,12 +122,3 @@ class Library:
     def put(self, array: Any, values: np.ndarray) -> None:
         """Copy NumPy's values into an array on a device; waits."""
         raise NotImplementedError
-
-
-def _row_major(shape: Sequence[int], strides: Sequence[int], unit: int) -> bool:
-    step = unit
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size != 1 and stride != step:
-            return math.prod(shape) == 0
-        step *= size
-    return True

@@ -15,9 +15,10 @@ import ctypes
 import math
 import threading
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p, py_object
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import pyopencl as cl
 
 from ...api.dtypes import numpy_dtype
 from ...api.errors import InvalidArgument
@@ -25,9 +26,7 @@ from ...device import runtime
 from ...device.cuda_driver import cuda_of
 from ...device.memory import allocator as memory
 from ...device.places.stream import Stream, StreamMemory, dlpack_kind
-
-if TYPE_CHECKING:
-    import pyopencl as cl
+from .operands import is_contiguous
 
 CPU, CUDA = 1, 2
 _UNUSED_NAME, _USED_NAME = b"dltensor", b"used_dltensor"
@@ -88,8 +87,6 @@ _lock = threading.Lock()
 
 def host_address(queue: cl.CommandQueue, buffer: cl.MemoryObject, size: int) -> int | None:
     """The host address of a CPU device's buffer; None on another device. Waits for the queue."""
-    import pyopencl as cl
-
     if runtime.device_info(queue.device).type != "cpu":
         return None
     flags = cl.map_flags.READ | cl.map_flags.WRITE
@@ -101,19 +98,17 @@ def host_address(queue: cl.CommandQueue, buffer: cl.MemoryObject, size: int) -> 
     return address
 
 
-def _span(tensor: Strided) -> int:
-    """Bytes from the first byte of the buffer to the end of the tensor's last element."""
-    reach = sum(max(0, (size - 1) * step) for size, step in zip(tensor.shape, tensor.strides, strict=True))
-    return tensor.offset + reach + tensor.dtype.itemsize
-
-
 def _address(tensor: Strided, stream: Any = None) -> tuple[int, int, int]:
     """The DLPack device type, device number and address of the first element, with values ready for ``stream``."""
     if isinstance(tensor.queue, Stream):
         if stream != -1:  # DLPack's streams None and 1 are the default stream; -1 asks for no synchronization
             tensor.queue.before(0 if stream in (None, 1) else int(stream))
         return *dlpack_device(tensor), tensor.queue.address_of(tensor.base_data) + tensor.offset
-    host = host_address(tensor.queue, tensor.base_data, min(_span(tensor), tensor.base_data.size))
+    host = host_address(
+        tensor.queue,
+        tensor.base_data,
+        min(span(tensor.shape, tensor.strides, tensor.dtype) + tensor.offset, tensor.base_data.size),
+    )
     if host is not None:
         return CPU, 0, host + tensor.offset
     cuda, address = cuda_of(tensor.queue.device), memory.cuda_address(tensor.base_data)
@@ -151,12 +146,10 @@ def dlpack_device(tensor: Strided) -> tuple[int, int]:
     """Returns (device type, device number) in DLPack's numbering."""
     if isinstance(tensor.queue, Stream):
         return tensor.queue.place.dlpack, tensor.queue.place.number
-    if runtime.device_info(tensor.queue.device).type == "cpu":
-        return CPU, 0
-    cuda = cuda_of(tensor.queue.device)
-    if cuda is None:
+    kind, number = dlpack_device_of(tensor.queue)
+    if not kind:
         raise BufferError(f"DLPack has no device for {tensor.queue.device.name.strip()} of OpenCL's alone")
-    return CUDA, cuda.number
+    return kind, number
 
 
 def dlpack(tensor: Strided, stream: Any = None) -> Any:
@@ -255,14 +248,7 @@ class Imported(NamedTuple):
     @property
     def contiguous(self) -> bool:
         """Whether the elements are contiguous in C order."""
-        if self.strides is None or 0 in self.shape:
-            return True
-        step = self.dtype.itemsize
-        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if size != 1 and stride != step:
-                return False
-            step *= size
-        return True
+        return self.strides is None or is_contiguous(self.shape, self.strides, self.dtype.itemsize)
 
 
 def imported(capsule: Any, use: bool = True) -> tuple[Imported, Any]:
@@ -305,8 +291,6 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtyp
 
 
 def _over_host(queue: cl.CommandQueue, address: int, size: int) -> cl.Buffer:
-    import pyopencl as cl
-
     if not size:
         return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 1)
     host_bytes = np.frombuffer((c_uint8 * size).from_address(address), np.uint8)

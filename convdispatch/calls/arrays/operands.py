@@ -7,11 +7,13 @@ command, copies results to the caller's arrays, and makes other queues wait for 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 from pyopencl import SVM
 
 from ...api.errors import InvalidArgument
@@ -20,9 +22,6 @@ from ...device.commands.host_memory import HostMemory
 from ...device.commands.queues import commands_of
 from ...device.places.stream import Stream
 from ...selection.prepared import Constant
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 
 class Operands:
@@ -51,7 +50,7 @@ class Operands:
         before = self._before(array, "an operand")
         if array.offset == 0 and array.strides == strides:
             return array.base_data
-        if not _contiguous(array):
+        if not is_contiguous(array.shape, array.strides, array.dtype.itemsize):
             raise InvalidArgument(
                 f"a device array must be contiguous, got shape {tuple(array.shape)} with strides {array.strides} "
                 "(bytes): copy it first"
@@ -61,7 +60,7 @@ class Operands:
     def write(self, array: Any, strides: Sequence[int], keep: bool = False) -> cl.MemoryObject:
         """Memory for the values that the call writes to ``array``; with ``keep`` it starts with the present values."""
         before = self._before(array, "out")
-        if array.strides != strides and not _contiguous(array):
+        if array.strides != strides and not is_contiguous(array.shape, array.strides, array.dtype.itemsize):
             raise InvalidArgument(
                 f"out must be contiguous, got strides {array.strides} (bytes) for shape {array.shape}"
             )
@@ -123,13 +122,24 @@ class Operands:
         return part
 
 
-def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+@functools.lru_cache(maxsize=4096)
+def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Strides in bytes of a C-contiguous array."""
     strides, step = [], itemsize
     for size in reversed(shape):
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def is_contiguous(shape: tuple[int, ...], strides: Sequence[int], itemsize: int) -> bool:
+    """Whether elements are contiguous in C order; strides of axes of size 1, and of no elements, are ignored."""
+    expected = contiguous_strides(shape, itemsize)
+    return (
+        strides == expected
+        or 0 in shape
+        or all(size == 1 or stride == wanted for size, stride, wanted in zip(shape, strides, expected, strict=True))
+    )
 
 
 def native(array: np.ndarray) -> np.ndarray:
@@ -202,11 +212,3 @@ def overlaps(out: Any, array: Any) -> bool:
     if written is not read and getattr(written, "int_ptr", 1) != getattr(read, "int_ptr", 2):
         return False
     return out.offset < array.offset + array.nbytes and array.offset < out.offset + out.nbytes
-
-
-def _contiguous(array: Any) -> bool:
-    """Whether an array's elements are contiguous in C order; strides of axes of size 1 are ignored."""
-    expected = contiguous_strides(array.shape, array.dtype.itemsize)
-    return array.size == 0 or all(
-        size == 1 or stride == wanted for size, stride, wanted in zip(array.shape, array.strides, expected, strict=True)
-    )

@@ -7,8 +7,6 @@ A library's arrays are here; those of PyTorch's operators, whose tensors have me
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
-from operator import mul
 from typing import Any
 
 from ...api.errors import InvalidArgument
@@ -17,6 +15,7 @@ from ...api.problem import ConvProblem
 from ...device.places.stream import Stream, StreamMemory
 from ...selection.prepared import Constant
 from .array_library import Library
+from .operands import contiguous_strides
 
 ALIGNMENT = 16
 """The most bytes that kernels load or copy in one instruction; addresses of operands must be multiples of it."""
@@ -28,7 +27,7 @@ class StreamArrays:
     def __init__(self, library: Library, device: Any, problem: ConvProblem) -> None:
         self.library, self.device = library, device
         self.shape, self._dtype = problem.out_shape, problem.out_dtype or problem.dtype
-        self.strides = tuple(accumulate(self.shape[:0:-1], mul, initial=1))[::-1]
+        self.strides = contiguous_strides(self.shape, 1)
         self._other_dtype = self._dtype if problem.quantized else None
         self.is_current, self.copies = library.is_current, library.copies
         self.finished, self.keep = library.finished, library.keep

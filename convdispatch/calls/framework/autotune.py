@@ -229,7 +229,6 @@ def _searched(request: _Request, children: dict[str, Child], budget_ms: float) -
 
 @contextlib.contextmanager
 def _out_of_captures() -> Iterator[None]:
-    """Inside the block no stream is being captured, and no capture begins."""
     while True:
         _until_quiet()
         with _switching:

@@ -12,6 +12,7 @@ a few at a time and at the lowest priority, because the processors that compile 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 import weakref
@@ -42,8 +43,8 @@ LOAD_SHARE = 0.5
 """The largest share of the wall time that calls spend on loading plans while problems are pending."""
 HOST_LOAD_SHARE = 0.1
 """As LOAD_SHARE, on a CPU, where calls are short and loading a plan takes some milliseconds."""
-HOST_LOAD_S = 0.05
-"""Seconds of loading that a CPU's calls may save up."""
+LOAD_S = 0.05
+"""Seconds of loading that the first calls may take, and that a CPU's calls may save up."""
 WAIT_S = 600.0
 """The most seconds that a capture waits for kernels, so that a compiler that hangs does not hang the program."""
 MAX_WAITING = 8
@@ -76,46 +77,33 @@ class Compiling(Fallback):
 
 
 class _Allowance:
-    """The seconds that bursts of new problems and loading of plans have taken within calls. Callers hold ``_lock``."""
+    """The seconds of calls that loading of plans may take: a share of the time, of which ``most`` is saved up. Callers
+    hold ``_lock``."""
 
-    def __init__(self) -> None:
-        self.burst, self.last, self.loaded, self.since = 0.0, 0.0, 0.0, 0.0
+    def __init__(self, share: float, most: float) -> None:
+        self.share, self.most, self.saved, self.since = share, most, LOAD_S, 0.0
+
+    def may_load(self, now: float) -> bool:
+        self.saved, self.since = min(self.most, self.saved + self.share * (now - self.since)), now
+        return self.saved > 0
+
+
+class _Bursts:
+    """The seconds that the present burst of new problems took within calls, and its end. Callers hold ``_lock``."""
+
+    seconds = last = 0.0
 
     def may_plan(self, now: float) -> bool:
-        """Whether a new problem may be planned within its call."""
         if pending():
             return False
         if now - self.last > LULL_S:
-            self.burst = 0.0
-        return self.burst < BURST_S
-
-    def may_load(self, now: float) -> bool:
-        """Whether a call may spend time on loading now."""
-        return self.loaded < LOAD_SHARE * (now - self.since) + 0.05
-
-    def note_load(self, seconds: float) -> None:
-        """Note that a call spent this time on loading a plan."""
-        self.loaded += seconds
-
-
-class _HostAllowance:
-    """On a CPU, loading plans may take a fixed share of the calls' time. Callers hold ``_lock``."""
-
-    def __init__(self) -> None:
-        self.saved, self.last = HOST_LOAD_S, 0.0
-
-    def may_load(self, now: float) -> bool:
-        """See ``_Allowance.may_load``."""
-        self.saved, self.last = min(HOST_LOAD_S, self.saved + HOST_LOAD_SHARE * (now - self.last)), now
-        return self.saved > 0
-
-    def note_load(self, seconds: float) -> None:
-        """See ``_Allowance.note_load``."""
-        self.saved -= seconds
+            self.seconds = 0.0
+        return self.seconds < BURST_S
 
 
 _lock = threading.RLock()
-_allowance, _host_allowance = _Allowance(), _HostAllowance()
+_bursts = _Bursts()
+_allowance, _host_allowance = _Allowance(LOAD_SHARE, math.inf), _Allowance(HOST_LOAD_SHARE, LOAD_S)
 _pending: dict[Any, Pending] = {}
 """The problems that wait for their plan, by pool, problem and policy."""
 _built = threading.Condition()
@@ -203,7 +191,7 @@ class Pending:
             finally:
                 if self.call is not None or self.error is not None:  # after an interrupt the problem stays pending
                     _pending.pop(self.key, None)
-                self._allowance.note_load(time.perf_counter() - begin)
+                self._allowance.saved -= time.perf_counter() - begin
         return self.call
 
     def pack(self) -> None:
@@ -246,11 +234,11 @@ def timed(find: Callable[[], Any]) -> Any:
     finally:
         now = time.perf_counter()
         with _lock:
-            if now - _allowance.last > LULL_S and now - begin > LULL_S:
-                _allowance.burst = 0.0
-            _allowance.burst += now - begin
+            if now - _bursts.last > LULL_S and now - begin > LULL_S:
+                _bursts.seconds = 0.0
+            _bursts.seconds += now - begin
             if now - begin > LULL_S:
-                _allowance.last = now
+                _bursts.last = now
 
 
 @collection_put_off()
@@ -265,21 +253,18 @@ def first(
     if waits(policy, on_cuda, framework):
         return build()
     from_environment()
-    key = (device, problem, policy.selection)
     with _lock:
-        pending_problem = _pending.get(key)
-        if pending_problem is not None:
-            return pending_problem
-        now = time.perf_counter()
-        pool = pool_of(device)
-        if _allowance.may_plan(now):
+        if (key := (device, problem, policy.selection)) in _pending:
+            return _pending[key]
+        now, pool = time.perf_counter(), pool_of(device)
+        if _bursts.may_plan(now):
             try:
                 return build()
             finally:
-                _allowance.last = time.perf_counter()
-                _allowance.burst += _allowance.last - now
+                _bursts.last = time.perf_counter()
+                _bursts.seconds += _bursts.last - now
         if not pending():
-            _allowance.since, _allowance.loaded = now, 0.0
+            _allowance.since, _allowance.saved = now, LOAD_S
         created = _pending[key] = Pending(key, pool, problem, policy.selection, build, framework, on_cuda)
         return created
 
@@ -292,11 +277,9 @@ def aside(device: Any, problem: ConvProblem, policy: Policy, build: Callable[[],
     if framework.capturing() or dispatch.planned(problem, runtime.context(device), policy):
         return build()
     from_environment()
-    key = (device, problem, policy.selection)
     with _lock:
-        pending_problem = _pending.get(key)
-        if pending_problem is not None:
-            return pending_problem
+        if (key := (device, problem, policy.selection)) in _pending:
+            return _pending[key]
         pool = pool_of(device)
         if pool.left >= MAX_WAITING:
             raise Compiling()

@@ -15,20 +15,19 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...device import runtime
-from ...device.cache import artifact_store
+from ...device.cache import artifact_store, keys
 from ...device.child import FEW_THREADS, Answer, Child
 from ...device.programs.compile_pool import compilers
 from ...selection import decision_store, dispatch
 from ...selection.plugins.loader import plugins
 from . import progress_line
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 IDLE_S = 20.0
 """Seconds without a problem after which a child process ends."""
@@ -56,7 +55,7 @@ class PlannerPool:
 
     def __init__(self, device: cl.Device) -> None:
         self.device = device
-        self.made = artifact_store.Gathered(artifact_store.identity(device))
+        self.made = artifact_store.Gathered(keys.identity(device))
         """The artifacts that child processes built, until they end; ``lent`` puts them in force."""
         self.made.name = ""
         self._info = runtime.device_info(device)
@@ -241,8 +240,6 @@ def _shorten(tables: dict[str, Any], most: int) -> None:
 
 
 class _Child(Child):
-    """A child process that plans problems for one device."""
-
     def __init__(self, device: cl.Device) -> None:
         super().__init__(f"{__package__}.worker", {"device": runtime.address(device)}, environment=FEW_THREADS)
         try:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...api.policy import Policy, forbid_when_frozen
-from ...api.problem import ConvProblem
+from ...api.policy import forbid_when_frozen
+from .keys import identity
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 TABLES = ("decisions", "forms", "texts", "programs", "weights")
 """Keys and values of the tables: problem to solver and configuration; net to layout and queues; a text's sources to the
 text; text to binary; weights and the key of their packed form to the packed form."""
-_COMPILERS = ("CL_CONFIG_", "POCL_", "IGC_")
-"""Prefixes of the environment variables that change how a driver compiles, or its target."""
 
 
 class Collection(Protocol):
@@ -58,46 +54,6 @@ class Gathered:
 _lock = threading.Lock()
 _gathering: list[Gathered] = []
 _in_force: list[Collection] = []
-
-
-def identity(device: cl.Device) -> dict[str, str]:
-    """What a compiled kernel depends on besides its text: the device, its driver, and the driver's environment
-    variables."""
-    return {**_device_identity(device), "compiler variables": compiler_variables()}
-
-
-def compiler_variables() -> str:
-    """The environment variables that change how drivers compile, and their values."""
-    return ";".join(f"{k}={os.environ.get(k)}" for k in sorted(k for k in os.environ if k.startswith(_COMPILERS)))
-
-
-@functools.lru_cache(maxsize=64)
-def _device_identity(device: cl.Device) -> dict[str, str]:
-    platform = device.platform
-    return {
-        "device": device.name,
-        "OpenCL version": device.version,
-        "driver": device.driver_version,
-        "platform": f"{platform.name} {platform.version}",
-        # Devices of one name may have different processors, for example where machines share a cache folder.
-        "vector width": str(device.native_vector_width_float),
-        "extensions": hashlib.sha256(device.extensions.encode()).hexdigest()[:16],
-    }
-
-
-def decision_key(problem: ConvProblem, policy: Policy) -> str:
-    """The key of a decision for a problem; files hold decisions of the default policy only."""
-    selection = policy.selection
-    return str(problem) if selection == Policy() else f"{problem} under {selection}"
-
-
-def key_of(*parts: str | bytes) -> str:
-    """A digest of ``parts``, as the key of an artifact that follows from them."""
-    digest = hashlib.sha256()
-    for part in parts:
-        content = part.encode() if isinstance(part, str) else part
-        digest.update(f"{len(content)}:".encode() + content)
-    return digest.hexdigest()
 
 
 @functools.lru_cache(maxsize=64)

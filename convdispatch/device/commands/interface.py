@@ -11,18 +11,14 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import pyopencl as cl
+import pyopencl as cl
 
 
 @functools.cache
 def _kernel_names() -> Any:
-    import pyopencl as cl
-
     return cl.program_info.KERNEL_NAMES
 
 
@@ -69,8 +65,6 @@ class Kernel:
 
     def plain(self) -> cl.Kernel:
         """A pyopencl kernel whose arguments are set one by one, quicker to create than by ``make``."""
-        import pyopencl as cl
-
         return cl.Kernel(getattr(self.program, "opencl", self.program), self.name)
 
 
@@ -143,8 +137,6 @@ class Commands:
 
     def complete(self, event: Any) -> bool:
         """Whether a command of this kind of queue has completed."""
-        import pyopencl as cl
-
         return event.command_execution_status == cl.command_execution_status.COMPLETE
 
     def flush(self) -> Any:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import pyopencl as cl
+
 from ..memory import allocator as memory
 from .interface import Commands, Kernel, Late, thread
 
 if TYPE_CHECKING:
     import numpy as np
-    import pyopencl as cl
 
 
 class OpenCLQueue(Commands):
@@ -42,8 +43,6 @@ class OpenCLQueue(Commands):
 
     def bind(self, kernel: Kernel, arguments: Sequence[Any]) -> Callable[..., cl.Event]:
         """Binds a launch to a new pyopencl kernel that stores its arguments, so that a replay is one enqueue."""
-        import pyopencl as cl
-
         launched, sizes, enqueue = kernel.plain(), (kernel.global_size, kernel.local_size), cl.enqueue_nd_range_kernel
         late_arguments = []
         for index, (argument, dtype) in enumerate(zip(arguments, kernel.dtypes, strict=True)):
@@ -62,14 +61,10 @@ class OpenCLQueue(Commands):
     def copy(
         self, target: Any, source: Any, size: int, offsets: tuple[int, int] = (0, 0), wait_for: Any = None
     ) -> cl.Event:
-        import pyopencl as cl
-
         where = {"src_offset": offsets[0], "dst_offset": offsets[1]}
         return cl.enqueue_copy(self.queue, target, source, byte_count=size, wait_for=wait_for or None, **where)
 
     def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> cl.Event:
-        import pyopencl as cl
-
         return cl.enqueue_fill_buffer(self.queue, target, number, offset, size, wait_for=wait_for or None)
 
     def allocate(self, size: int) -> cl.MemoryObject:
@@ -88,13 +83,9 @@ class OpenCLQueue(Commands):
         return memory.fresh(self.queue, array.nbytes, array)
 
     def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
-        import pyopencl as cl
-
         cl.enqueue_copy(self.queue, array, region, src_offset=offset, is_blocking=True)
 
     def write(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
-        import pyopencl as cl
-
         cl.enqueue_copy(self.queue, region, array, dst_offset=offset, is_blocking=True)
 
     def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
@@ -102,7 +93,6 @@ class OpenCLQueue(Commands):
 
 
 def _unchanged(memory: Any) -> Any:
-    """Returns memory unchanged, as a kernel's argument."""
     return memory
 
 

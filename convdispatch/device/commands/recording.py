@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pyopencl as cl
+
 from ...api.errors import InvalidArgument
 from ..memory import allocator as memory
 from .interface import Commands, Kernel, Late, thread
 
 if TYPE_CHECKING:
     import numpy as np
-    import pyopencl as cl
 
 
 class Slot:

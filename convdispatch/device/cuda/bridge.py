@@ -22,17 +22,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import byref, c_uint64, c_ulonglong, c_void_p
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyopencl as cl
 
 from ...api.errors import ConvDispatchError
 from ..cuda_driver import cuda_of, no_wait, trampoline
 from ..memory.allocator import allocate, cuda_address, shared_with_cuda
 from .stream_pool import StreamPool
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _WAIT_GEQ = 0  # CUDA's constant CU_STREAM_WAIT_VALUE_GEQ
 _FAILED = -1  # the status of an OpenCL user event whose work failed
@@ -52,8 +50,6 @@ class Bridge:
     """A CUDA stream beside one OpenCL queue. Use: ``with bridge: enter(...); CUDA work on stream; event = leave()``."""
 
     def __init__(self, queue: cl.CommandQueue, pool: StreamPool) -> None:
-        import pyopencl as cl
-
         self.queue, self.cuda = queue, pool.cuda
         self.in_order = not queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
         self._written: Any = None  # the event of the last write to the flag, on an out-of-order queue
@@ -99,8 +95,6 @@ class Bridge:
         self._follows = not self.in_order and all(event.int_ptr in self._own_events for event in wait_for or ())
         if self._follows:
             return
-        import pyopencl as cl
-
         streams, waits = self._streams, list(wait_for or ())
         streams.count = (streams.count + 1) & 0xFFFFFFFF  # cuStreamWaitValue32 compares modulo 2**32
         if self._written is not None:
@@ -118,8 +112,6 @@ class Bridge:
 
         After ``brief`` work, of some microseconds, the event may complete together with the next few pieces of work.
         """
-        import pyopencl as cl
-
         finished, call_words, pieces = self._postponed or self._new_call()
         if brief and self._follows and pieces < _MAX_SHARED_CALL and self._call_is_pending():
             self._postponed = (finished, call_words, pieces + 1)
@@ -135,8 +127,6 @@ class Bridge:
         return event
 
     def _new_call(self) -> tuple[Any, Any, int]:
-        import pyopencl as cl
-
         finished = cl.UserEvent(self.queue.context)
         # The third word, 0, is the status CL_COMPLETE that clSetUserEventStatus gets.
         return finished, (c_uint64 * 3)(self._complete, finished.int_ptr, 0), 0
@@ -150,8 +140,6 @@ class Bridge:
         self._called, self._postponed = finished, None
 
     def _call_is_pending(self) -> bool:
-        import pyopencl as cl
-
         return self._called is not None and (
             self._called.command_execution_status != cl.command_execution_status.COMPLETE
         )
@@ -183,14 +171,10 @@ class Bridge:
 
     def copy(self, target: Any, source: Any, size: int, wait_for: Any) -> cl.Event:
         """Copy between OpenCL buffers, on the queue."""
-        import pyopencl as cl
-
         return cl.enqueue_copy(self.queue, target, source, byte_count=size, wait_for=wait_for or None)
 
     def _forget(self) -> None:
         """Drop the oldest events that are complete, because their host calls have been made."""
-        import pyopencl as cl
-
         while self._own_events:
             oldest = next(iter(self._own_events))
             if self._own_events[oldest][1].command_execution_status != cl.command_execution_status.COMPLETE:

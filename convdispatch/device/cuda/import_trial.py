@@ -1,6 +1,6 @@
 """Imports one large block of CUDA's memory and ends; runs in a child process, because on some hosts the import crashes.
 
-``python -m convdispatch.device.cuda.import_trial ADDRESS``, where ``platforms.address`` returns the device's ADDRESS.
+Its setup is the ``device``, by its address; its exit status is what came of it.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
+from ..child import questions
 from ..cuda_driver import CudaError, cuda_of
 from ..memory.cuda_imports import NO_MEMORY, REFUSED, opencl_buffer
 from ..runtime import context, find_device
@@ -35,4 +36,4 @@ def attempt(address: str) -> None:
 
 
 if __name__ == "__main__":
-    attempt(sys.argv[1])
+    attempt(next(questions())["device"])

@@ -13,11 +13,12 @@ import re
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 
 from ..cache import artifact_store
+from ..cache.keys import key_of
+from ..cache.store import PROGRAMS
 from ..cuda_driver import Cuda, CudaError
 from ..startup_profile import phase
 from .ptx import MOST_STATIC_SHARED
 
-_FILE_HEADER = b"convdispatch machine code 1\n"
 _ANY = "any machine code"
 """The key in a collection's programs that says that the collection holds machine code."""
 _MISSING = "a program without machine code"
@@ -40,37 +41,23 @@ def _identity(cuda: Cuda) -> str:
     return f"driver {version.value}, compute capability {capability[0]}.{capability[1]}"
 
 
-def _key(cuda: Cuda, text: str) -> str:
-    return artifact_store.key_of("machine code", text, _identity(cuda))
-
-
 def machine_code(cuda: Cuda, text: str) -> bytes | None:
     """The machine code of a PTX text: from a plan pack, from its cache file, or assembled now and cached; None where
     nothing is cached, and where the driver does not return it."""
-    from ..programs.binary_cache import folder, read_file, write_file
-
     try:
-        key = _key(cuda, text)
+        key = key_of("machine code", text, _identity(cuda))
     except CudaError:
         return None
-    cached = artifact_store.find("programs", key)
-    if cached is not None:
-        return bytes(cached[0])
-    cache_folder = folder()
-    path = None if cache_folder is None else cache_folder / f"{key[:40]}.cubin"
-    if path is None and not artifact_store.gathers():
-        return None  # there is no cache folder, so the CUDA driver assembles and caches the code itself
-    assembled = None if path is None else read_file(path, _FILE_HEADER)
-    if assembled is None:
+    if PROGRAMS.folder() is None and not artifact_store.gathers() and not artifact_store.find("programs", key):
+        return None  # nothing would hold the code, so the CUDA driver assembles and caches it itself
+
+    def assemble() -> bytes | None:
         with phase("assemble"):
-            assembled = _assembled(cuda, text)
-        if assembled is not None and path is not None:
-            write_file(path, _FILE_HEADER, assembled)
-    if assembled is not None:
-        code = assembled
-        artifact_store.note("programs", key, lambda: code)
-    artifact_store.note("programs", _MISSING if assembled is None else _ANY, lambda: b"1")
-    return assembled
+            return _assembled(cuda, text)
+
+    code = PROGRAMS.cached(key, key, assemble, "machine code")
+    artifact_store.note("programs", _MISSING if code is None else _ANY, lambda: b"1")
+    return None if code is None else bytes(code)
 
 
 def carried() -> bool:

@@ -18,6 +18,7 @@ from ctypes import byref, c_size_t, c_uint, c_void_p
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyopencl as cl
 
 from ...api import settings
 from ..cache import artifact_store
@@ -79,8 +80,6 @@ class Module(NamedTuple):
 def _module(cuda: Cuda, program: Any, row: Row | None = None) -> Module:
     """The loaded module of a program, in which the kernel of ``row`` is launched in one row. Raises Unlaunchable, the
     same each time."""
-    import pyopencl as cl
-
     binary = program.get_info(cl.program_info.BINARIES)[0]
     key = (cuda.number, hashlib.sha256(binary).digest(), row)
     with _lock:

@@ -16,6 +16,7 @@ from ctypes import byref, c_int, c_void_p
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyopencl as cl
 
 from ...api.errors import ConvDispatchError, NoDevice
 from ..commands.interface import Kernel
@@ -29,8 +30,6 @@ from .memory_pool import CudaPool
 from .modules import Function, function_of
 
 if TYPE_CHECKING:
-    import pyopencl as cl
-
     from ..commands.recording import Command
     from ..executable import Executable
     from ..replay.schedule import Schedule

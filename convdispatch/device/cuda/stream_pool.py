@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ..cuda_driver import NO_TIMING, NON_BLOCKING, Cuda
 from ..memory.allocator import cuda_address, persistent
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _FLAGS = 1024
 """The number of flags that are allocated together."""

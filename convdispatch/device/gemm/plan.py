@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ...api.errors import InvalidArgument
 from ..commands.interface import Kernel
@@ -15,9 +16,6 @@ from ..programs.kernels import build
 from .layout import direct, packed_layout
 from .source import gemm_text, packing, reduce_text
 from .spec import GemmSpec
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _ALIGN = 128  # bytes to which the start of each area of the workspace is aligned
 

@@ -130,8 +130,6 @@ def _cpu_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
 
 
 class _Operand:
-    """Values for the kernel's template that describe how a GPU work group loads K-slices of one operand."""
-
     def __init__(self, spec: GemmSpec, config: Mapping[str, Any], letter: str) -> None:
         matrix = getattr(spec, letter)
         self.letter = letter

@@ -1,9 +1,7 @@
 """Adds the parts of a sum: by a launch of one program for all sizes (``reduce.cl``), or by work groups of the product
 (the text ``parts.cl.mako``).
 
-Sizes that a program divides by are arguments (``divide.cl``). A division by a literal is a multiplication by its
-reciprocal and a shift (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994); here the
-launch passes both as arguments.
+Sizes that a program divides by are arguments (``geometry_arguments``).
 """
 
 from __future__ import annotations
@@ -18,23 +16,13 @@ import numpy as np
 
 from ...api.dtypes import storage_macros
 from ...api.problem import ConvProblem, epilogue_macros
+from ..programs.geometry_arguments import divided_by
 from ..programs.kernels import OPERANDS, Launch, build, define, kernel_text
 
-MAX_DIVIDEND = 2**31 - 1
-"""The largest number that the macro ``DIVIDED`` divides correctly."""
 MAX_PARTS = 255
 """The most parts that a tile's state can count."""
 STATE_BYTES = 8
 """Bytes of a tile's state, by which its work groups count finished parts."""
-
-
-def divided_by(*sizes: int) -> list[np.uint32]:
-    """The arguments of ``DIVISOR`` for each size, 1 to MAX_DIVIDEND."""
-    arguments: list[np.uint32] = []
-    for size in sizes:
-        shift = (size - 1).bit_length()
-        arguments += map(np.uint32, (size, (((1 << shift) - size) << 32) // size + 1, shift))
-    return arguments
 
 
 def written(problem: ConvProblem) -> list[str]:
@@ -72,7 +60,7 @@ def reduction_macros(problem: ConvProblem, index: str) -> str:
     """Macros of a program that adds parts: types and the epilogue, no sizes."""
     text = storage_macros(problem.dtype) + epilogue_macros(problem)
     text += define(OUT_INDEX=index, PARTIAL=0, WIDE=int(index == "long"))
-    return text + kernel_text(__package__, "divide.cl")
+    return text + kernel_text("convdispatch.api", "divide.cl")
 
 
 def offset_type(index: str) -> Any:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import numpy as np
 
 from ...api.device import DeviceInfo
 from ...api.geometry import MOST_PHASES, phase_count
@@ -21,7 +22,7 @@ from ...api.solver import Solver
 from ..programs.kernels import build, kernel_text
 from ..rates import rates
 from . import MATRIX_TILES
-from .configured import MAX_BYTES, part_counts
+from .configured import MAX_BYTES, fitting, many, part_counts
 from .formats import FORMATS, formats
 from .instruction import TileInstruction
 from .product.plan import Layout, ProductPlan
@@ -39,6 +40,8 @@ SHAPES = ((128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 32), (32, 1
 """Rows and columns of the tiles that are tried."""
 WARPS = ((2, 2), (4, 1), (2, 1), (1, 2), (1, 1), (4, 2), (4, 4), (8, 4))
 """Warps along rows and columns that cut a tile."""
+NUMBERS = ("bm", "bn", "wm", "wn", "split")
+"""Fields of a tile that are arrays when many tiles are rated together."""
 
 
 def size_limits(problem: ConvProblem) -> str | None:
@@ -141,7 +144,7 @@ class MatrixSolver(Solver):
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         withheld = [self.withheld(name, device) for name in formats(problem)]
         reason = next(iter(withheld), None) if all(withheld) else size_limits(problem) or group_limits(problem)
-        return reason or (None if self._tiles(problem, device) else "no tile fits")
+        return reason or ("no tile fits" if next(self._tiles(problem, device), None) is None else None)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """The tiles as configurations, each with its instruction."""
@@ -152,54 +155,66 @@ class MatrixSolver(Solver):
         return Layout(VendorTiling(problem, self.kind.of(config))).size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        return _seconds(VendorTiling(problem, self.kind.of(config)), device, self.peak(device))
+        return float(_seconds(VendorTiling(problem, self.kind.of(config)), device, self.peak(device)))
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> VendorPlan:
         return VendorPlan(self.kind, context, problem, config)
 
-    def _tiles(self, problem: ConvProblem, device: DeviceInfo) -> Sequence[VendorTile]:
-        names = tuple(name for name in formats(problem) if not self.withheld(name, device))
-        return _choices(self.kind, problem, device, (names, self.engines(device), self.peak(device)))
+    def _tiles(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[VendorTile]:
+        """Tiles of the first format that fit, the fastest by prediction first, then a few of the other formats."""
+        most, engines, peak = MAX_CHOICES, self.engines(device), self.peak(device)
+        for name in formats(problem):
+            if not self.withheld(name, device):
+                tiles = _rated(self.kind, problem, device, (name, engines, peak))[:most]
+                yield from tiles
+                most = 4 if tiles else most
 
 
 @functools.lru_cache(maxsize=1024)
-def _choices(
-    kind: type[VendorTile],
-    problem: ConvProblem,
-    device: DeviceInfo,
-    offered: tuple[Sequence[str], Sequence[str], float],
+def _rated(
+    kind: type[VendorTile], problem: ConvProblem, device: DeviceInfo, offered: tuple[str, Sequence[str], float]
 ) -> tuple[VendorTile, ...]:
-    """The tiles of the first format that fit, the fastest by prediction first, then a few of the other formats."""
-    names, engines, peak = offered
-    tiles: list[VendorTile] = []
-    for name in names:
-        rated = []
-        for engine, shape, warps in itertools.product(engines, SHAPES, WARPS):
-            compensated = problem.math == "ieee" and FORMATS[name].float32_accurate
-            tile = kind(*shape, *warps, name, engine, 32, 2, compensated=compensated)
-            tiling = VendorTiling(problem, tile)
-            fits = tile.items <= device.max_work_group_size and tiling.local_bytes <= device.local_mem_size
-            if not fits or tiling.misfit:
-                continue
-            max_split = max(tiling.slices) // 4
-            for split in (1, *part_counts(device.compute_units, tiling.work_groups, max_split)):
-                split_tiling = VendorTiling(problem, dataclasses.replace(tile, split=split))
-                if not split_tiling.misfit:
-                    rated.append((_seconds(split_tiling, device, peak), split_tiling.tile))
-        rated.sort(key=lambda each: each[0])
-        tiles += [tile for _, tile in rated[: 4 if tiles else MAX_CHOICES]]
-    return tuple(tiles)
+    """The tiles of one format that fit, ``MAX_CHOICES`` at most, the fastest by prediction first."""
+    (name, engines, peak), rated = offered, []
+    for engine in engines:
+        compensated = problem.math == "ieee" and FORMATS[name].float32_accurate
+        base = kind(0, 0, 0, 0, name, engine, 32, 2, compensated=compensated)
+        numbers = _fitting(base, problem, device)
+        if len(numbers):
+            costs = _seconds(VendorTiling(problem, many(base, NUMBERS, numbers)), device, peak)
+            rated += [(cost, base, row) for cost, row in zip(costs.tolist(), numbers.tolist(), strict=True)]
+    rated.sort(key=lambda each: each[0])
+    return tuple(
+        dataclasses.replace(base, **dict(zip(NUMBERS, row, strict=True))) for _, base, row in rated[:MAX_CHOICES]
+    )
 
 
-def _seconds(tiling: VendorTiling, device: DeviceInfo, peak: float) -> float:
-    """Predicted seconds: the larger of products at the roof, in whole waves of work groups, and of memory traffic."""
+def _fitting(base: VendorTile, problem: ConvProblem, device: DeviceInfo) -> np.ndarray:
+    """A row of ``NUMBERS`` for each tile that fits the problem and the device."""
+    numbers = np.array([(*shape, *warps, 1) for shape, warps in itertools.product(SHAPES, WARPS)], np.int64)
+    tiling = VendorTiling(problem, many(base, NUMBERS, numbers))
+    fits = (tiling.tile.items <= device.max_work_group_size) & (tiling.local_bytes <= device.local_mem_size)
+    numbers = numbers[fits & fitting(tiling, len(numbers))]
+    if not len(numbers):
+        return numbers
+    tiling = VendorTiling(problem, many(base, NUMBERS, numbers))
+    max_split, groups = max(tiling.slices) // 4, tiling.work_groups.tolist()
+    counts = [(1, *part_counts(device.compute_units, groups_of_tile, max_split)) for groups_of_tile in groups]
+    numbers = np.repeat(numbers, list(map(len, counts)), axis=0)
+    numbers[:, NUMBERS.index("split")] = list(itertools.chain.from_iterable(counts))
+    return numbers[fitting(VendorTiling(problem, many(base, NUMBERS, numbers)), len(numbers))]
+
+
+def _seconds(tiling: VendorTiling, device: DeviceInfo, peak: float) -> Any:
+    """Predicted seconds, an array for many tiles: the larger of memory traffic and of products at the roof, in whole
+    waves of work groups."""
     t, geo, problem, rate = tiling.tile, tiling.geometry, tiling.problem, rates(device)
     depth = sum(tiling.slices) * t.bk * geo.groups * len(tiling.format.products)
     operations = 2.0 * tiling.m_tiles * t.bm * tiling.n_tiles * t.bn * depth
     units = max(1, device.compute_units)
-    waves = math.ceil(tiling.work_groups / units) * units / tiling.work_groups
+    waves = -(-tiling.work_groups // units) * units / tiling.work_groups
     packed = sum(source.bytes for source in tiling.sources) + tiling.weights_bytes
     moved = problem.bytes + 2.0 * packed + 2.0 * tiling.partial_bytes
-    launches = 1 + (packed > 0) + (2 if tiling.format.scaled else 0) + bool(tiling.partial)
+    launches = 1.0 + (packed > 0) + (2 if tiling.format.scaled else 0) + tiling.partial
     products = operations * waves / (ROOF_SHARE * peak * rate.flops)
-    return float(max(products, moved / rate.bandwidth) + launches * rate.launch)
+    return np.maximum(products, moved / rate.bandwidth) + launches * rate.launch

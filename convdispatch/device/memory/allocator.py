@@ -13,7 +13,9 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ...api.errors import ConvDispatchError, MemoryLimit
 from ...api.policy import current_policy, forbid_when_frozen
@@ -23,9 +25,6 @@ from ..opencl.platforms import device_info
 from ..size_limits import must_fit
 from . import huge_pages
 from .shared_pool import MIN_SEPARATE, SMALLEST, Arena, SharedPool, cuda_address, out_of_order, shared_block
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 __all__ = [
     "MemoryStatistics",
@@ -169,8 +168,6 @@ class NoDeviceMemory(ConvDispatchError):
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error of OpenCL, CUDA or a stream's caller says that memory is used up."""
-    import pyopencl as cl
-
     text = str(error)
     if isinstance(error, CudaError | NoDeviceMemory):
         return isinstance(error, NoDeviceMemory) or "OUT_OF_MEMORY" in text
@@ -198,7 +195,6 @@ def full(device: cl.Device, error: BaseException) -> MemoryLimit:
 
 
 def _make_pool(queue: cl.CommandQueue) -> Any:
-    import pyopencl as cl
     from pyopencl.tools import ImmediateAllocator, MemoryPool
 
     with _lock:
@@ -309,8 +305,6 @@ def release_memory(device: cl.Device | None = None) -> None:
 
 def sub_region(memory: cl.MemoryObject, offset: int, size: int) -> cl.MemoryObject:
     """``size`` bytes from ``offset`` on, which must have the device's alignment; keeps the whole block alive."""
-    import pyopencl as cl
-
     if not isinstance(memory, cl.MemoryObjectHolder):
         return memory.get_sub_region(offset, size)
     parent = memory.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
@@ -323,8 +317,6 @@ def sub_region(memory: cl.MemoryObject, offset: int, size: int) -> cl.MemoryObje
 
 def same_memory(one: Any, other: Any) -> bool:
     """Whether two buffers are, or are parts of, the same buffer; True where that is not known."""
-    import pyopencl as cl
-
     if one is None or other is None:
         return False
     if not (isinstance(one, cl.MemoryObjectHolder) and isinstance(other, cl.MemoryObjectHolder)):
@@ -343,8 +335,6 @@ def fresh(queue: cl.CommandQueue, size: int, content: Any = None) -> cl.MemoryOb
     It is for long-lived memory, and for memory that is cut into parts. ``content`` is a contiguous array, which is
     copied before this returns.
     """
-    import pyopencl as cl
-
     pool = _pools.get(queue) or _make_pool(queue)
     if type(pool) is not SharedPool:
         flags = cl.mem_flags.READ_WRITE | (0 if content is None else cl.mem_flags.COPY_HOST_PTR)
@@ -368,9 +358,6 @@ class _Unpooled:
         self._context = queue.context
 
     def allocate(self, size: int) -> cl.Buffer:
-        """A new buffer."""
-        import pyopencl as cl
-
         return cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size)
 
     def free_held(self) -> None:

@@ -11,10 +11,9 @@ import contextlib
 import ctypes
 import functools
 import mmap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import pyopencl as cl
+import pyopencl as cl
 
 MIN_BYTES = 1 << 22
 """Buffers of at least this many bytes get huge pages."""
@@ -22,8 +21,6 @@ MIN_BYTES = 1 << 22
 
 def suit(device: cl.Device, size: int) -> bool:
     """Whether a buffer of ``size`` bytes is large, the device a CPU, and the system takes requests for huge pages."""
-    import pyopencl as cl
-
     return size >= MIN_BYTES and bool(device.type & cl.device_type.CPU) and _madvise() is not None
 
 
@@ -33,7 +30,6 @@ def buffer(context: cl.Context, device: cl.Device, size: int, content: Any = Non
     It is filled through a new queue, because the caller's queue may be waiting.
     """
     import numpy as np
-    import pyopencl as cl
 
     memory = cl.Buffer(context, cl.mem_flags.READ_WRITE, size)
     queue = cl.CommandQueue(context, device)

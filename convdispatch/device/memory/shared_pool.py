@@ -14,13 +14,12 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ..cuda_driver import Cuda, CudaError, Shared, no_wait
 from .cuda_imports import import_shared, safe
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 SMALLEST = 512
 """Bytes of the smallest block: a multiple of the alignment that OpenCL devices require of a sub-buffer."""
@@ -37,8 +36,6 @@ _blocks: dict[int, _Block] = {}
 
 def out_of_order(queue: cl.CommandQueue) -> bool:
     """Whether a queue is out of order, so that only events order its commands."""
-    import pyopencl as cl
-
     opencl_queue = getattr(queue, "queue", queue)  # `queue` may be an object that wraps OpenCL's queue
     return bool(opencl_queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
 
@@ -48,8 +45,6 @@ def cuda_address(memory: cl.MemoryObject) -> int | None:
     address = _addresses.get(memory.int_ptr)
     if address is not None or not _addresses:
         return address
-    import pyopencl as cl
-
     parent = memory.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
     base = _addresses.get(parent.int_ptr) if parent is not None else None
     return None if base is None else base + memory.get_info(cl.mem_info.OFFSET)
@@ -59,8 +54,6 @@ def shared_block(address: int) -> tuple[cl.MemoryObject, int] | None:
     """The (buffer, byte offset) of the pool memory at a CUDA ``address``, kept in use; None for other memory."""
     for start, block in list(_blocks.items()):
         if start <= address < start + block.size and (lease := block.lease()) is not None:
-            import pyopencl as cl
-
             memory = cl.Buffer.from_int_ptr(block.handle, retain=True)
             memory._lease = lease
             return memory, address - start
@@ -115,8 +108,6 @@ class Arena:
     def block(self, size: int) -> _Block:
         """A new block of a size that ``rounded`` returns. Raises CudaError, or pyopencl's MemoryError."""
         if not self.shares(size):
-            import pyopencl as cl
-
             memory = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size)
             return _Block(memory, memory, 0, size, None)
         with _lock:
@@ -177,8 +168,6 @@ class SharedPool:
     """One queue's blocks of shared memory."""
 
     def __init__(self, queue: cl.CommandQueue, arena: Arena) -> None:
-        import pyopencl as cl
-
         self._queue, self._arena, self._marker = queue, arena, cl.enqueue_marker
         self._buffer = cl.Buffer.from_int_ptr
         self._free: dict[int, list[_Block]] = defaultdict(list)
@@ -233,8 +222,6 @@ class SharedPool:
         self._arena.free([block], later=no_wait.depth > 0)
 
     def _reused(self, unused: list[_Block]) -> _Block | None:
-        import pyopencl as cl
-
         with self._lock:
             # A status below COMPLETE says that the command has failed, so it is done too.
             if unused and unused[0].after.command_execution_status <= cl.command_execution_status.COMPLETE:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, byref, c_int, c_uint, c_void_p
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import pyopencl as cl
+import pyopencl as cl
 
 
 def made_context(device: cl.Device) -> cl.Context:
     """A new context of one device. Raises pyopencl's errors."""
-    import pyopencl as cl
-
     create: Any
     try:  # clCreateContext of the OpenCL loader that pyopencl's own module is linked with
         create = ctypes.CDLL(cl._cl.__file__).clCreateContext

@@ -90,11 +90,8 @@ def announce() -> str | None:
     folder = _folder(hashlib.sha256(text.encode()).hexdigest()[:16])
     for number, (_, library) in enumerate(usable):
         target = folder / f"{number:02d}-{Path(library).name.split('.')[0]}.icd"
-        # Written under another name and renamed, because another process may be reading the folder.
         if not target.exists():
-            draft = folder / f".{target.name}.{os.getpid()}"
-            draft.write_text(library + "\n")
-            draft.replace(target)
+            plainfile.publish(target, library + "\n")
     os.environ["OCL_ICD_VENDORS"] = str(folder)
     return str(folder)
 

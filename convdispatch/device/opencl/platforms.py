@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import TYPE_CHECKING
+
+import pyopencl as cl
 
 from ...api import settings
 from ...api.device import DeviceInfo
 from ..cache_home import provide_cache
 from . import icd, processor
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _VENDORS = (
     # Each row is (word in the vendor's name, normalised name). The platform's name is searched before the device's,
@@ -38,8 +36,6 @@ def platforms() -> list[cl.Platform]:
     """Every OpenCL platform the loader finds, pip-installed ones included; an empty list when there is none."""
     provide_cache()
     icd.announce()
-    import pyopencl as cl
-
     try:
         return list(cl.get_platforms())
     except cl.LogicError:  # the loader's error where there is no platform is PLATFORM_NOT_FOUND_KHR
@@ -49,8 +45,6 @@ def platforms() -> list[cl.Platform]:
 @functools.lru_cache(maxsize=1)
 def devices() -> list[cl.Device]:
     """Every device of every platform, in the platforms' order."""
-    import pyopencl as cl
-
     listed = []
     for platform in platforms():
         try:
@@ -72,8 +66,6 @@ class DescribedDevice:
 @functools.lru_cache(maxsize=64)
 def device_info(device: cl.Device) -> DeviceInfo:
     """The DeviceInfo of a device, or the one that a ``DescribedDevice`` was created from."""
-    import pyopencl as cl
-
     if isinstance(device, DescribedDevice):
         return device.info
     platform = device.platform

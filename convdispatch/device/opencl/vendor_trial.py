@@ -1,23 +1,19 @@
 """Loads a vendor's OpenCL library in a child process first: if it crashes, exits or hangs, only the child ends.
 
-Each library is tried once for each version of its file; the result is cached in the user's cache.
+Each library is tried once for each version of its file; the result is in the store's table of trials.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import platformdirs
-
-from .. import jsontext, plainfile
-from ..cache_home import temporary
+from ..cache.keys import key_of
+from ..cache.store import TRIALS
 
 LOAD_S = 60.0
 """The most seconds that a library may take to load and to list its platforms, on a busy machine."""
@@ -43,19 +39,12 @@ os._exit(0)
 @functools.lru_cache(maxsize=64)
 def how_it_ends(library: str) -> str | None:
     """A text on how a library ends the process that loads it; None if it does not, whether it loads or not."""
-    key, results = _key(library), _read()
-    if key not in results:
-        results = {**_read(), key: _try(library)}
-        _write(dict(list(results.items())[-64:]))
-    return results[key] or None
-
-
-def forget() -> None:
-    """Delete all cached results, so that every library is tried anew."""
-    how_it_ends.cache_clear()
-    for file in _files():
-        with contextlib.suppress(OSError):
-            file.unlink()
+    key = key_of("vendor library", _file_state(library))
+    fault = (TRIALS.get(key) or {}).get("fault")
+    if not isinstance(fault, str):
+        fault = _try(library)
+        TRIALS.put(key, {"fault": fault}, f"loading {library}")
+    return fault or None
 
 
 def _try(library: str) -> str:
@@ -71,37 +60,10 @@ def _try(library: str) -> str:
     return "" if b"survived" in child.stdout else f"it ends the process as it loads (exit {child.returncode})"
 
 
-def _key(library: str) -> str:
-    """A key with the time and size of the library's file, or for a bare name with those of the linker's cache."""
+def _file_state(library: str) -> str:
+    """A library's name with the time and size of its file, or for a bare name with those of the linker's cache."""
     for path in (Path(library), _LINKER_CACHE):
         with contextlib.suppress(OSError):
             status = path.stat()
             return f"{library} {status.st_mtime_ns} {status.st_size}"
     return library
-
-
-def _files() -> list[Path]:
-    name = f"vendors-{os.getuid() if hasattr(os, 'getuid') else 0}.json"
-    return [
-        Path(platformdirs.user_cache_dir("convdispatch")) / name,
-        temporary() / name,
-    ]
-
-
-def _read() -> dict[str, str]:
-    for file in _files():
-        with contextlib.suppress(OSError, ValueError):
-            results = jsontext.loads(plainfile.read_text(file))
-            if isinstance(results, dict) and all(isinstance(value, str) for value in results.values()):
-                return results
-    return {}
-
-
-def _write(results: dict[str, str]) -> None:
-    for file in _files():
-        draft = file.with_name(f".{file.name}.{os.getpid()}")
-        with contextlib.suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_text(json.dumps(results), encoding="utf-8")
-            draft.replace(file)
-            return

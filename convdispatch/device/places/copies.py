@@ -145,7 +145,6 @@ class _Copies:
 
 
 def _shares_memory(device: cl.Device) -> bool:
-    """Whether the device's buffers can use the host's memory without a copy."""
     return bool(runtime.device_info(device).type == "cpu")
 
 

@@ -180,7 +180,6 @@ class HostLaunches:
         return launcher.host_program(name, groups, context, *scratch, sizes, strides, (executable, kernels))
 
     def _create_kernels(self) -> _ThreadKernels:
-        """Create the kernels of the calling thread."""
         executable, scratch = self._executable, None
         launches, operands = executable.launches, len(executable.operands)
         clones = [with_numbers(kernel, arguments) for kernel, arguments, _ in launches]

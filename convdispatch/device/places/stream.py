@@ -14,13 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import pyopencl as cl
 
 from ...api.errors import ConvDispatchError
 from ..commands.interface import Commands
 
 if TYPE_CHECKING:
-    import pyopencl as cl
-
     from ..commands.recording import Command
     from ..executable import Executable
     from ..replay.schedule import Schedule

@@ -6,15 +6,17 @@ reads and writes them, and a plan that runs the passes in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..programs.kernels import OPERANDS
+import pyopencl as cl
+
+from ...api.problem import ConvProblem
+from ..programs.kernels import OPERANDS, Launch, build, config_macros, kernel_text
 
 if TYPE_CHECKING:
-    import pyopencl as cl
-
     from ..gemm import GemmPlan
 
 Step = Callable[[Any, Sequence[Any], Any], Any]
@@ -96,6 +98,16 @@ class StepPlan:
         self.workspace_size, self.packed_size, self.pack_key = workspace_size, packed_size, pack_key
         self._steps, self._packers = tuple(steps), tuple(packers)
 
+    @classmethod
+    def packing(
+        cls, once: bool, workspace_size: int, packers: Sequence[Step], steps: Sequence[Step], packed_size: int, key: Any
+    ) -> StepPlan:
+        """A plan whose packers run ``once``, for constant weights, or else before the steps of each call. ``key`` is a
+        JSON value, equal for plans that pack the same weights into the same bytes."""
+        if once:
+            return cls(workspace_size, steps, packed_size, packers, json.dumps(key, sort_keys=True))
+        return cls(workspace_size, [*packers, *steps])
+
     def pack(self, queue: cl.CommandQueue, w: Any, packed: Any, wait_for: Any = None) -> cl.Event:
         """Write the weights' packed form, which ``enqueue`` then takes as ``w``."""
         return _run(self._packers, queue, (None, w, None, packed, None, None), wait_for)
@@ -114,6 +126,31 @@ class StepPlan:
     ) -> cl.Event:
         """Enqueue the steps, each after the preceding one; returns the event of the last step."""
         return _run(self._steps, queue, (x, w, y, workspace, bias, residual), wait_for)
+
+
+class KernelPlan(StepPlan):
+    """The usual Plan: one program and its launches in order.
+
+    ``launches`` holds ``(kernel, global_size, local_size, arguments)``; ``arguments`` is a string of names among
+    ``x w y bias residual workspace``, or a sequence that mixes these names with NumPy scalars. The program's text is
+    the problem's macros, the configuration's, then ``file``.
+    """
+
+    def __init__(
+        self,
+        context: cl.Context,
+        package: str,
+        file: str,
+        problem: ConvProblem,
+        config: Mapping[str, Any],
+        launches: Sequence[tuple[str, tuple[int, ...], tuple[int, ...] | None, str | Sequence[Any]]],
+        *,
+        workspace_size: int = 0,
+        options: Sequence[str] = (),
+    ) -> None:
+        text = problem.macros() + config_macros(config) + kernel_text(package, file, problem=problem, config=config)
+        self.program = build(context, text, options)
+        super().__init__(workspace_size, [Launch(self.program, *launch, names=OPERANDS) for launch in launches])
 
 
 def _run(steps: Sequence[Step], queue: cl.CommandQueue, operands: Sequence[Any], wait_for: Any) -> cl.Event:

@@ -2,6 +2,7 @@
 
 - ``binary_cache``: compiled programs on disk.
 - ``compile_pool``: compiles in several processes.
+- ``geometry_arguments``: numbers that a kernel text names, as literals or as arguments.
 - ``kernels``: turns text and macros into programs, and launches into plans.
 - ``proven``: remembers the checks that a device has passed.
 - ``ptx_program``: a program of PTX, which OpenCL assembles only if it launches it.

@@ -1,48 +1,36 @@
-"""Compiled kernels on disk: a file for each text, device and driver.
+"""Compiled programs: from a plan pack, from the store, or compiled now.
 
-PoCL caches its kernels itself. NVIDIA's driver does too, but does not report whether it has a text; with a file it is
-known that loading is enough, and no compilers are started. The file holds PTX, whose machine code the driver caches.
-
-Files are written under another name and then renamed, and never locked: concurrent processes do not wait for each
-other, and a killed process leaves no lock (pyopencl's cache locks a folder, and an abandoned lock costs every later
-build a minute). The text of a damaged file is compiled again.
-
-``CONVDISPATCH_KERNEL_CACHE`` names another folder; ``off`` caches nothing.
+PoCL stores its kernels itself. NVIDIA's driver does too, but does not report whether it has a text; with a file in the
+store it is known that loading is enough, and no compilers are started. The file holds PTX, whose machine code
+``cuda.machine_code`` stores.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import os
-import random
-import tempfile
+import re
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import platformdirs
+import pyopencl as cl
 
-from ...api import settings
 from ...api.errors import BuildFailed
 from ...api.policy import forbid_when_frozen
-from .. import background, plainfile
+from .. import background
 from ..cache import artifact_store
+from ..cache.keys import identity, key_of
+from ..cache.store import PROGRAMS
 from ..commands.interface import thread
 from ..planning_lock import unlocked
 from ..startup_profile import phase
 from .compile_pool import assembled_in_child, compiled_in_child
 from .ptx_program import PtxProgram, ptx_program
 
-if TYPE_CHECKING:
-    import pyopencl as cl
-
-_FILE_HEADER = b"convdispatch kernel 1\n"
-_MAX_CACHE_BYTES = 1 << 30
-"""The most bytes of all cached files; beyond, the least recently used files are removed."""
+_KERNEL_FILE = re.compile(r'^#line 1 "([^"]+)"', re.MULTILINE)
+"""The directive by which a text names the file that its kernels are from."""
 _SLOW_BUILD_S = 0.05
 """Seconds of a slow build, which justifies parallel builds; of a binary too, which a driver may compile further."""
 _concurrent_builds = threading.BoundedSemaphore(8)
@@ -53,43 +41,51 @@ _intel_compiler = background.Threads(1, "convdispatch-intel-compiler", stay=True
 2026.22). Several threads compile hardly sooner: a cold build of ResNet-50 takes 5.4 s with one, two or any number."""
 _COMPILER_WAIT_S = 5.0
 """Seconds that a thread waits for Intel's compiler thread, which may be busy, before it compiles itself."""
-_sweep_draws = random.Random()
-"""Decides which writes sweep; separate from Python's global random numbers, which belong to the user's program."""
-_SWEEPS = 64
-"""The mean number of sweeps over all files while ``_MAX_CACHE_BYTES`` bytes are written."""
 
 
 def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> cl.Program | PtxProgram:
-    """The program of a text, from a plan pack, from its cache file or newly compiled; or the program of a binary.
+    """The program of a text, from a plan pack, from the store or newly compiled; or the program of a binary.
 
     Raises BuildFailed with the compiler's log, and Frozen inside ``frozen()`` unless a plan pack has the program.
     """
-    import pyopencl as cl
-
     if isinstance(text, bytes):
         artifact_store.forbid_unstored("load a kernel", context.devices[0])
         return ptx_program(context.devices[0], text, lambda: _loaded(context, text, options)) or _loaded(
             context, text, options
         )
-    if len(context.devices) != 1 or not artifact_store.wanted(context.devices[0]):
+    if len(context.devices) != 1:
         forbid_when_frozen("compile a kernel")
-        return _compiled(context, text, options)
-    device, key = context.devices[0], artifact_store.key_of(text, *options)
-    stored = artifact_store.find("programs", key, device)
-    if stored is not None:
-        with contextlib.suppress(BuildFailed, cl.Error), phase("load"):
-            return _stored(context, stored[0], options)
+        return _from_text(context, text, options)
+    device, pack_key = context.devices[0], key_of(text, *options)
+    packed = artifact_store.find("programs", pack_key, device)
+    program = packed and _from_binary(context, packed[0], options)
+    if program:
+        return program
     forbid_when_frozen("compile a kernel")
-    program = _compiled(context, text, options)
-    with contextlib.suppress(cl.Error):
-        artifact_store.note("programs", key, lambda: program.get_info(cl.program_info.BINARIES)[0], device)
+    key = None if _keeps_kernels(device) else key_of(pack_key, *identity(device).values())
+    binary = key and PROGRAMS.get(key)
+    program = binary and _from_binary(context, binary, options)
+    is_new = not program
+    program = program or _from_text(context, text, options)
+    if (is_new and key and PROGRAMS.folder()) or artifact_store.gathers():
+        with contextlib.suppress(cl.Error):
+            binary = program.get_info(cl.program_info.BINARIES)[0]
+            if is_new and key:
+                kernel_file = _KERNEL_FILE.search(text)
+                PROGRAMS.put(key, binary, f"{kernel_file[1] if kernel_file else 'a text'} for {device.name.strip()}")
+            artifact_store.note("programs", pack_key, lambda: binary, device)
     return program
+
+
+def _from_binary(context: cl.Context, binary: bytes, options: Sequence[str]) -> cl.Program | PtxProgram | None:
+    """The program of a cached binary; None if the driver refuses it."""
+    with contextlib.suppress(BuildFailed, cl.Error), phase("load"):
+        return _stored(context, binary, options)
+    return None
 
 
 def _loaded(context: cl.Context, binary: bytes, options: Sequence[str]) -> cl.Program:
     """The program of a binary that a solver assembled, loaded by the driver. Raises BuildFailed."""
-    import pyopencl as cl
-
     assembled_in_child(context, binary, options)
     try:
         with phase("load"):
@@ -105,24 +101,6 @@ def _stored(context: cl.Context, binary: bytes, options: Sequence[str]) -> cl.Pr
         return built(context, options, context.devices, [binary])
 
     return ptx_program(context.devices[0], binary, build) or build()
-
-
-def _compiled(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program | PtxProgram:
-    """The program from its file, or newly compiled."""
-    import pyopencl as cl
-
-    cache_folder = folder()
-    if cache_folder is None or len(context.devices) != 1 or _keeps_kernels(context.devices[0]):
-        return _from_text(context, text, options)
-    path = cache_folder / _name(context.devices[0], text, options)
-    binary = read_file(path, _FILE_HEADER)
-    if binary is not None:
-        with contextlib.suppress(BuildFailed, cl.Error), phase("load"):
-            return _stored(context, binary, options)
-    program = _from_text(context, text, options)
-    with contextlib.suppress(cl.Error):
-        write_file(path, _FILE_HEADER, program.get_info(cl.program_info.BINARIES)[0])
-    return program
 
 
 def _keeps_kernels(device: cl.Device) -> bool:
@@ -145,8 +123,6 @@ def _from_text(context: cl.Context, text: str, options: Sequence[str]) -> cl.Pro
 def _without_compiler(context: cl.Context, program: cl.Program, options: Sequence[str]) -> cl.Program:
     """A program of Intel's runtime for CPUs is reloaded from its binary: it then takes 0.8 MB of memory, not 2, and
     loading takes 2 ms."""
-    import pyopencl as cl
-
     if len(context.devices) != 1 or not context.devices[0].platform.name.startswith("Intel"):
         return program
     try:
@@ -161,8 +137,6 @@ def built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Progr
     pyopencl's own ``build`` warns about everything that a compiler prints; silencing it would change the process's
     warning filters, which belong to the caller. The function that its ``build`` calls does not warn.
     """
-    import pyopencl as cl
-
     raw_program = cl._cl._Program(context, *source)
     program = cl.Program(raw_program)
     raw_options, _ = program._process_build_options(context, list(options))
@@ -190,68 +164,3 @@ def built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Progr
         raise BuildFailed(f"a kernel did not compile for {devices}: {error_line.strip()}", log) from error
     thread.slow += time.perf_counter() - start > _SLOW_BUILD_S
     return program
-
-
-def folder() -> Path | None:
-    """The folder of the cached files; None where nothing is cached."""
-    chosen = settings.KERNEL_CACHE.value()
-    if chosen == settings.OFF:
-        return None
-    return chosen or _default_folder(os.environ.get("HOME"), os.environ.get("XDG_CACHE_HOME"))
-
-
-@functools.lru_cache(maxsize=4)
-def _default_folder(*_: str | None) -> Path:
-    """The user's cache folder for these environment variables, cached because that is as slow as reading a file."""
-    return Path(platformdirs.user_cache_dir("convdispatch")) / "kernels"
-
-
-def _name(device: cl.Device, text: str, options: Sequence[str]) -> str:
-    return artifact_store.key_of(text, *options, *artifact_store.identity(device).values())[:40] + ".bin"
-
-
-def read_file(path: Path, form: bytes) -> bytes | None:
-    """The content of a file that ``write_file`` wrote; None if it is missing, damaged or of another form."""
-    try:
-        content = plainfile.read_bytes(path)
-    except OSError:
-        return None
-    head = len(form)
-    body = content[head + 32 :]
-    if content[:head] != form or hashlib.sha256(body).digest() != content[head : head + 32]:
-        return None
-    with contextlib.suppress(OSError):
-        os.utime(path)  # the file's time is that of its last use, by which _sweep removes files
-    return body
-
-
-def write_file(path: Path, form: bytes, content: bytes) -> None:
-    """Write a cache file; does nothing if the folder cannot be written or the disk is full."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        number, draft = tempfile.mkstemp(suffix=".part", dir=path.parent)
-        try:
-            with os.fdopen(number, "wb") as file:
-                file.write(form + hashlib.sha256(content).digest() + content)
-            Path(draft).replace(path)
-        except BaseException:
-            Path(draft).unlink()
-            raise
-        if _sweep_draws.random() * _MAX_CACHE_BYTES < len(content) * _SWEEPS:
-            _sweep(path.parent)
-
-
-def _sweep(folder: Path) -> None:
-    files = []
-    with os.scandir(folder) as entries:  # Path objects of tens of thousands of files would take most of the time
-        for entry in entries:
-            with contextlib.suppress(OSError):
-                status = entry.stat()
-                files.append((status.st_mtime, status.st_size, entry.path))
-    total = sum(size for _, size, _ in files)
-    for _, size, path in sorted(files):
-        if total <= _MAX_CACHE_BYTES:
-            return
-        with contextlib.suppress(OSError):
-            Path(path).unlink()
-            total -= size

@@ -16,7 +16,9 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ...api.errors import BuildFailed
 from .. import background
@@ -25,9 +27,6 @@ from ..commands.interface import thread
 from ..opencl.platforms import address
 from ..planning_lock import locked, unlocked
 from ..startup_profile import current_layer, layer, phase
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 MAX_COMPILERS = 16
 """The most compilers that run in parallel: more hardly speed up a net of a hundred programs, each of which compiles
@@ -201,7 +200,6 @@ class _Pool:
             self._start_one()
 
     def start(self) -> None:
-        """Start all compilers."""
         with self._lock:
             for _ in range(self.count):
                 self._start_one()
@@ -213,7 +211,6 @@ class _Pool:
 
     @property
     def started(self) -> bool:
-        """Whether any compiler has been started."""
         return self._started > 0
 
     def end(self) -> None:
@@ -270,8 +267,6 @@ class _Pool:
 
 
 class _Child(Child):
-    """A child process that compiles for one device."""
-
     def __init__(self, device: cl.Device) -> None:
         super().__init__("convdispatch.device.compiler", {"device": address(device)}, environment=FEW_THREADS)
 

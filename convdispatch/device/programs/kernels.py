@@ -15,23 +15,22 @@ import operator
 import re
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ...api import settings
 from ...api.errors import PluginError
-from ...api.problem import ConvProblem
 from ..cache import artifact_store
 from ..cache.bounded import KB, MB, Bounded, Budget, Families
+from ..cache.store import TEXTS
 from ..commands.interface import Commands, Kernel, thread
 from ..commands.queues import commands_of
 from ..opencl.platforms import device_info
 from ..startup_profile import phase
 from . import template_cache, work_groups
-
-if TYPE_CHECKING:
-    import pyopencl as cl
+from .binary_cache import compiled
 
 _HEADER = "convdispatch.api"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -102,18 +101,9 @@ def _rendered(package: str, file: str, values: Mapping[str, Any]) -> str:
     template = _read(package, file)
     subject = template_cache.Subject(package, template, values)
     pack_key = subject.artifact_key() if artifact_store.wants_texts() else None
-    stored = None if pack_key is None else artifact_store.find("texts", pack_key)
-    if stored is not None:
-        return stored[0]
-    key = subject.text_key()
-    text = None if key is None else template_cache.load(key)
-    if text is None:
-        text = _template(package, file).render(**values)
-        if key is not None:
-            template_cache.store(key, text)
-    if pack_key is not None:
-        artifact_store.note("texts", pack_key, lambda: text)
-    return text
+    return TEXTS.cached(
+        subject.text_key(), pack_key, lambda: _template(package, file).render(**values), f"{package}/{file}"
+    )
 
 
 def kernel_text(package: str, file: str, **values: Any) -> str:
@@ -195,8 +185,6 @@ class _Rendered:
             thread.texts.append(text)
 
     def get_info(self, what: int) -> Any:
-        import pyopencl as cl
-
         if what == cl.program_info.KERNEL_NAMES and isinstance(self._text, str):
             return ";".join(re.findall(r"\bvoid\s+(\w+)\s*\(", self._text))
         return []
@@ -223,11 +211,6 @@ def forget() -> None:
 
 
 def _compile(context: cl.Context, text: str | bytes, options: Sequence[str]) -> tuple[cl.Program, int]:
-    import pyopencl as cl
-
-    # compiled() caches binaries itself, because pyopencl's cache waits for locks that dead processes left.
-    from .binary_cache import compiled
-
     # Oclgrind's compiler defines cl_khr_fp16, although its device lacks the extension and computes float16 wrongly.
     simulated = [device for device in context.devices if device_info(device).vendor == "oclgrind"]
     on_cpu = isinstance(text, str) and all(device_info(device).type == "cpu" for device in context.devices)
@@ -305,51 +288,6 @@ def keeps_programs(make: Callable[..., Any]) -> Callable[..., Any]:
 
 OPERANDS = ("x", "w", "y", "workspace", "bias", "residual")
 """The operands that an enqueue passes to every launch, in this order."""
-
-
-class KernelPlan:
-    """The usual Plan: one program and its launches in order.
-
-    ``launches`` holds ``(kernel, global_size, local_size, arguments)``; ``arguments`` is a string of names among
-    ``x w y bias residual workspace``, or a sequence that mixes these names with NumPy scalars. The program's text is
-    the problem's macros, the configuration's, then ``file``.
-    """
-
-    def __init__(
-        self,
-        context: cl.Context,
-        package: str,
-        file: str,
-        problem: ConvProblem,
-        config: Mapping[str, Any],
-        launches: Sequence[tuple[str, tuple[int, ...], tuple[int, ...] | None, str | Sequence[Any]]],
-        *,
-        workspace_size: int = 0,
-        options: Sequence[str] = (),
-    ) -> None:
-        text = problem.macros() + config_macros(config) + kernel_text(package, file, problem=problem, config=config)
-        self.program = build(context, text, options)
-        self.workspace_size = workspace_size
-        self._launches = [Launch(self.program, *launch, names=OPERANDS) for launch in launches]
-
-    def enqueue(
-        self,
-        queue: cl.CommandQueue,
-        x: cl.MemoryObject,
-        w: cl.MemoryObject,
-        y: cl.MemoryObject,
-        workspace: cl.MemoryObject | None,
-        wait_for: Sequence[cl.Event] | None = None,
-        *,
-        bias: cl.MemoryObject | None = None,
-        residual: cl.MemoryObject | None = None,
-    ) -> cl.Event:
-        """Enqueue the launches, chained by events so that an out-of-order queue keeps their order."""
-        operands = (x, w, y, workspace, bias, residual)
-        event = None
-        for launch in self._launches:
-            event = launch(queue, operands, wait_for if event is None else (event,))
-        return event
 
 
 class Launch:

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+import pyopencl as cl
 
 from ...api.problem import ConvProblem
 from ..cache import artifact_store
+from ..cache.keys import identity
+from ..cache.store import TEXTS
 from ..commands.interface import thread
 from ..planning_lock import unlocked
-from . import template_cache
-
-if TYPE_CHECKING:
-    import pyopencl as cl
+from .template_cache import Subject
 
 _PASSED = "passed"
 _lock = threading.Lock()
@@ -42,38 +42,22 @@ def proven(package: str, what: str, device: cl.Device, prove: Callable[[], str |
             if check not in _failures:
                 _failures[check] = _stored_answer(package, what, device, prove)
             elif _failures[check] is None:
-                _note(_artifact_key(package, what, device))
+                _stored_answer(package, what, device, lambda: None)
         finally:
             lock.release()
     return _failures[check]
 
 
-def _subject(package: str, what: str, device: cl.Device) -> template_cache.Subject:
-    """The Subject of a check: everything that its result depends on."""
-    values = {"device": artifact_store.identity(device), "header": ConvProblem}
-    return template_cache.Subject(package, f"proof of {what}", values)
-
-
-def _artifact_key(package: str, what: str, device: cl.Device) -> str | None:
-    """The key of a passed check in a plan pack."""
-    return _subject(package, what, device).artifact_key()
-
-
 def _stored_answer(package: str, what: str, device: cl.Device, prove: Callable[[], str | None]) -> str | None:
-    pack_key = _artifact_key(package, what, device) if artifact_store.wants_texts() else None
-    if pack_key is not None and artifact_store.find("texts", pack_key) is not None:
-        return None
-    key = _subject(package, what, device).text_key()
-    if key is None or template_cache.load(key) != _PASSED:
+    failure = None
+
+    def passed() -> str | None:
+        nonlocal failure
         failure = prove()
-        if failure is not None:
-            return failure
-        if key is not None:
-            template_cache.store(key, _PASSED)
-    _note(pack_key)
-    return None
+        return _PASSED if failure is None else None
 
-
-def _note(key: str | None) -> None:
-    if key is not None:
-        artifact_store.note("texts", key, lambda: _PASSED)
+    values = {"device": identity(device), "header": ConvProblem}
+    subject = Subject(package, f"proof of {what}", values)
+    pack_key = subject.artifact_key() if artifact_store.wants_texts() else None
+    TEXTS.cached(subject.text_key(), pack_key, passed, f"{package} passed {what}")
+    return failure

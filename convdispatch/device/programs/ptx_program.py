@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ..places.stream import Unlaunchable
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 
 class _Thread(threading.local):
@@ -45,8 +44,6 @@ class PtxProgram:
 
     def get_info(self, what: int) -> Any:
         """The kernels' names, the binary or its size, in the form that ``cl.Program`` returns."""
-        import pyopencl as cl
-
         if what == cl.program_info.KERNEL_NAMES:
             return ";".join(self._names)
         if what == cl.program_info.BINARIES:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyopencl as cl
 
 from ...api.errors import InvalidArgument
 from ..opencl.platforms import device_info
 from .kernels import Launch, build, config_macros, keeps_programs, kernel_text
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _AXES = 8
 _CPU_ITEM_ELEMENTS = 4096

@@ -10,7 +10,9 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ...api.errors import ConvDispatchError, InvalidArgument
 from .. import runtime
@@ -21,9 +23,6 @@ from ..memory.allocator import sub_region
 from ..places.stream import Stream, StreamPlace, place_of_device
 from .arena import Arena, lay_out, lifetimes
 from .schedule import Schedule
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 
 class Program:
@@ -103,8 +102,6 @@ class Program:
     def spans(self, runs: int) -> list[list[tuple[float, float]]]:
         """The start and end of each command in each of ``runs`` runs on one queue, in milliseconds of the device's
         clock; NaN if the device does not report them."""
-        import pyopencl as cl
-
         profiling = type(self.queue)(
             self.queue.context, self.queue.device, cl.command_queue_properties.PROFILING_ENABLE
         )
@@ -190,8 +187,6 @@ class Program:
 
     def _mark(self) -> Any:
         """An event after all earlier commands of the first queue."""
-        import pyopencl as cl
-
         event = cl.enqueue_marker(self.queue)
         self.queue.flush()
         return event

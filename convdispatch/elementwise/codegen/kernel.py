@@ -11,9 +11,10 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ...api.dtypes import numpy_dtype
 from ...device import runtime
@@ -21,9 +22,6 @@ from ...device.programs.kernels import Launch, build
 from .elements import element, kind_of, prelude
 from .expression import Formula
 from .strides import collapse
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 VECTOR = 4
 _GPU_GROUP = 256

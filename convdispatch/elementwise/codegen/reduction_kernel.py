@@ -12,9 +12,9 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyopencl as cl
 
 from ...api.dtypes import numpy_dtype
 from ...api.policy import current_policy
@@ -24,9 +24,6 @@ from .elements import element, kind_of, prelude
 from .expression import Formula
 from .kernel import SCALARS, VECTOR, Operand, _can_load_four, _line, _load
 from .strides import collapse
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 OPERATIONS = {
     # Each value is (combination of a and b, neutral element for floats, neutral element for integers).

@@ -7,7 +7,25 @@ layer's part is copied once. Convolutions read without gaps: what they read is n
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..graph import Graph, Node, Ref, Value, operands
+
+
+def nest_concats(graph: Graph) -> Graph:
+    """Let each concatenation whose first parts are all parts of an earlier one read that one's result instead; the
+    graph is changed in place and returned."""
+    results: dict[tuple[Any, ...], Ref] = {}
+    for node in graph.nodes:
+        if node.name != "concatenate" or not all(isinstance(part, Ref) for part in node.kwargs["tensors"]):
+            continue
+        parts, axis = tuple(node.kwargs["tensors"]), _axis(node)
+        for count in range(len(parts) - 1, 1, -1):
+            if (axis, parts[:count]) in results:
+                node.kwargs["tensors"] = [results[axis, parts[:count]], *parts[count:]]
+                break
+        results[axis, parts] = node.result
+    return graph
 
 
 def incremental_concats(graph: Graph) -> dict[Node, Node]:

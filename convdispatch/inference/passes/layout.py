@@ -10,14 +10,13 @@ from collections.abc import Set
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ...device.tracing import operation
 from ...elementwise import apply
 from ...elementwise.interleaving import interleaved
 from ...elementwise.tensor import Tensor
 from ...nn.quantized import quantize_pixels
 from ..graph import Graph, Node, Ref, Value, is_planned, map_operands, operands
+from .views import in_layout, of_original, permuted, strides_of, view
 
 LAYOUTS = ("nchw", "nhwc")
 MIXED = "mixed"
@@ -31,6 +30,8 @@ _AWARE = frozenset({
 })  # fmt: skip
 """The operations that have an option ``layout``."""
 _POINTWISE = frozenset({"apply", "activate", "add", "dropout", "relu", "quantize", "dequantize"})
+_OVER_AXES = frozenset({"reduce", "mean", "standardize"})
+"""The operations that have an option ``axes``, over which they compute."""
 
 
 @operation
@@ -57,14 +58,46 @@ def traced_layout(graph: Graph) -> str | None:
 def can_turn(node: Node) -> bool:
     """Return whether the operation computes the same result on tensors of the other layout."""
     pictures = _pictures(node)
-    if not pictures or not all(ref.is_whole or _is_vector(ref) for ref in pictures):
+    if not pictures or not isinstance(node.result, Ref):
         return False
-    # A pointwise operation may change layout if all operands have four axes: they broadcast along the same axes.
     if node.name in _POINTWISE:
-        return all(len(operand.shape) == 4 for operand in operands((node.args, node.kwargs)))
+        tensors = list(operands((node.args, node.kwargs)))
+        few_axes = node.name != "apply" and any(len(each.shape) < 4 for each in tensors)
+        return len(node.result.shape) == 4 and not few_axes and all(len(each.shape) <= 4 for each in tensors)
+    if node.name in _OVER_AXES:
+        return _can_turn_axes(node)
     if node.name in ("sampled", "concatenate"):
         return all(ref.is_whole for ref in pictures)
     return node.name in _AWARE
+
+
+def turned_by(node: Node, ref: Ref, layout: str) -> Node | None:
+    """The operation that makes a strided view, which ``node`` reads, contiguous if it is computed in ``layout``: the
+    one that computes the value, or ``node`` itself; None where there is none."""
+    if ref.strides is None:
+        return None
+    picture, maker, order = ref.value, ref.value.node, _ORDER[layout]
+    if maker is not None and len(picture.shape) == 4 and can_turn(maker):
+        turned = in_layout(ref, Value(tuple(picture.shape[a] for a in order), picture.dtype), layout)
+        if turned is not None and turned.strides is None:
+            return maker
+    return node if len(ref.shape) == 4 and permuted(ref, order).strides is None else None
+
+
+def _can_turn_axes(node: Node) -> bool:
+    """Whether a reduction's operands all have four axes, and those that its result keeps are in the same order in both
+    layouts: at most one beside the images, unless reduced axes stay with length 1."""
+    axes = node.kwargs.get("axes")
+    tensors = list(operands((node.args, node.kwargs)))
+    if node.args or axes is None or any(len(each.shape) != 4 for each in tensors):
+        return False
+    reduced = {axis % 4 for axis in _tuple(axes)}
+    kept = [size for axis, size in enumerate(tensors[0].shape) if axis and axis not in reduced and size > 1]
+    return len(node.result.shape) == 4 or len(kept) <= 1
+
+
+def _tuple(axes: Any) -> tuple[int, ...]:
+    return (axes,) if isinstance(axes, int) else tuple(axes)
 
 
 def _pictures(node: Node) -> list[Ref]:
@@ -84,18 +117,18 @@ class _Relayout:
         self._weights: dict[int, Tensor] = {}
 
     def run(self) -> Graph:
-        """The whole graph."""
         for node in self.old.nodes:
             turns = self._turns(node)
-            change = self._other_operand if turns else self._plain_operand
+            of_turned = self._broadcast_operand if node.name == "apply" else self._other_operand
+            change = of_turned if turns else self._plain_operand
             arguments = dict(node.kwargs)
             # Weights are transposed when the plan packs them, because they may not be computed yet.
             weights = {"w": arguments.pop("w").transpose(*self.order)} if turns and is_planned(node) else {}
             args, kwargs = map_operands(change, node.args), map_operands(change, arguments) | weights
             if turns and node.name in _AWARE:
                 kwargs["layout"] = self.layout
-            if turns and node.name == "sampled":
-                kwargs["axes"] = tuple(self.order.index(axis % 4) for axis in kwargs["axes"])
+            if turns and (node.name == "sampled" or node.name in _OVER_AXES):
+                kwargs["axes"] = tuple(self.order.index(axis % 4) for axis in _tuple(kwargs["axes"]))
             if turns and node.name == "concatenate":
                 kwargs["axis"] = self.order.index(kwargs.get("axis", 1) % 4)
             self._add(node, Node(node.function, args, kwargs, sources=node.sources), turns)
@@ -111,8 +144,27 @@ class _Relayout:
             return False
         if node.name in _AWARE:
             return node.kwargs.get("layout", "nchw") != self.layout
-        # An operation that works in either layout changes only if an operand has changed already.
-        return any(ref.value in self._other for ref in _pictures(node))
+        # An operation that works in either layout changes only if an operand lies in the other one already.
+        return any(map(self._is_turned, _pictures(node)))
+
+    def _is_turned(self, ref: Ref) -> bool:
+        """Whether a picture is contiguous in the other layout, and not in its own."""
+        views = self._views(ref)
+        is_plain = any(each.strides is None for each in views)
+        return not is_plain and any(permuted(each, self.order).strides is None for each in views)
+
+    def _views(self, ref: Ref) -> list[Ref]:
+        """The views of the new graph that hold the elements of an old graph's view, in its order of axes: first of what
+        a copy was made from, which then may be needless."""
+        views, maker = list[Ref | None](), ref.value.node
+        if maker is not None and maker.name == "contiguous" and isinstance(maker.kwargs["x"], Ref):
+            original = of_original(ref, maker.kwargs["x"])
+            views += [] if original is None else self._views(original)
+        if ref.value in self._plain:
+            views.append(replace(ref, value=self._plain[ref.value]))
+        if ref.value in self._other:
+            views.append(in_layout(ref, self._other[ref.value], self.layout))
+        return [each for each in views if each is not None]
 
     def _add(self, old: Node, new: Node, turns: bool) -> None:
         for value in old.values:
@@ -133,23 +185,35 @@ class _Relayout:
             return self._other_weights(operand) if len(operand.shape) == 4 else operand
         if len(operand.shape) != 4:
             return self._plain_operand(operand)
-        value = operand.value
-        # A vector viewed as an image of one pixel has the same bytes in both layouts.
+        views = (permuted(each, self.order) for each in self._views(operand))
+        contiguous = next((each for each in views if each.strides is None), None)
+        if contiguous is not None:
+            return contiguous
         if not operand.is_whole:
-            return replace(self._plain_operand(operand), shape=tuple(operand.shape[a] for a in self.order))
-        if value not in self._other:
-            self._other[value] = self._reordered(self._plain[value], self.order)
-        return self._other[value].whole
+            return permuted(self._plain_operand(operand), self.order)
+        self._other[operand.value] = self._reordered(self._plain[operand.value], self.order)
+        return self._other[operand.value].whole
+
+    def _broadcast_operand(self, operand: Any) -> Any:
+        """An operand of a formula, with four axes: numbers along the last axes broadcast along others when turned."""
+        missing = 4 - len(operand.shape)
+        if isinstance(operand, Tensor):
+            return self._other_weights(operand, missing)
+        if not missing:
+            return self._other_operand(operand)
+        plain = self._plain_operand(operand)
+        wide = view(plain.value, (1,) * missing + plain.shape, (0,) * missing + strides_of(plain), plain.offset)
+        return permuted(wide, self.order)
 
     def _plain_operand(self, operand: Any) -> Any:
         if isinstance(operand, Tensor):
             return operand
+        views = self._views(operand)
+        contiguous = [each for each in views if each.strides is None]
+        if contiguous or (views and operand.strides is not None):
+            return (contiguous or views)[0]
         value = operand.value
-        if value not in self._plain:
-            transposed = self._other[value]
-            if np.prod(value.shape[2:] if self.layout == "nhwc" else value.shape[1:3]) == 1:
-                return replace(operand, value=transposed)  # An image of one pixel has the same bytes in both layouts.
-            self._plain[value] = self._reordered(transposed, self.back)
+        self._plain[value] = self._reordered(self._other[value], self.back)
         return replace(operand, value=self._plain[value])
 
     def _reordered(self, value: Value, axes: tuple[int, ...]) -> Value:
@@ -164,12 +228,8 @@ class _Relayout:
         self.new.nodes.append(node)
         return reordered
 
-    def _other_weights(self, w: Tensor) -> Tensor:
+    def _other_weights(self, w: Tensor, missing: int = 0) -> Tensor:
+        """A constant tensor in the other layout, with ``missing`` axes of length 1 before its own."""
         if id(w) not in self._weights:
-            self._weights[id(w)] = w.transpose(*self.order).copy()
+            self._weights[id(w)] = w[(None,) * missing + (...,)].transpose(*self.order).copy()
         return self._weights[id(w)]
-
-
-def _is_vector(ref: Ref) -> bool:
-    """Return whether an operand is a flat view as images of one pixel."""
-    return ref.is_flat and sorted(ref.shape)[:2] == [1, 1] and (ref.shape[1:3] == (1, 1) or ref.shape[2:] == (1, 1))

@@ -113,7 +113,6 @@ class _Slices:
         self._parts: dict[Value, list[Ref]] = {value: self._cut(value) for value in graph.inputs}
 
     def run(self) -> Graph:
-        """The whole graph."""
         first_nodes = [node for node in self.old.nodes if node in self.first]
         for slice_index in range(self.count):
             for node in first_nodes:

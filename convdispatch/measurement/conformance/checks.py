@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ...api.fault_text import words
 from ...api.problem import ConvProblem
@@ -19,9 +20,6 @@ from . import digests
 from .data import Data, allowed, data_for
 from .memory import FINITE, NAN, ZERO, Fault, LateTray, Tray, holds
 from .packing import disagreement, packing_plans
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 CHECKS = {
     "words": "refused in words: one line, the same each time, in little time; a proper name and epilogue",
@@ -149,7 +147,6 @@ class Examination:
     def _run_once(self, data: Data, fill: int, shift: int = 0) -> np.ndarray:
         tray = self._tray(data, fill, shift)
         self._event_of(lambda: tray.enqueue(self.queue)).wait()
-        self.queue.finish()
         return tray.result(self.queue)
 
     def _event_of(self, enqueue: Callable[[], Any]) -> Any:
@@ -225,8 +222,6 @@ class Examination:
 
     def _order(self, data: Data) -> None:
         """Enqueue after copies that wait for a user event: the call must return immediately, and the work must wait."""
-        import pyopencl as cl
-
         out_of_order = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
         modes = [0, out_of_order] if self.queue.device.queue_on_host_properties & out_of_order else [0]
         for mode in modes:
@@ -239,16 +234,12 @@ class Examination:
                 tray = late = LateTray(self.context, self.problem, self.plan, data.operands)
                 events = late.deliver(carrier, [gate])
             self._enqueue_behind(gate, lambda tray=tray, worker=worker, after=events: tray.enqueue(worker, after))
-            worker.finish()
-            carrier.finish()
             words = "out-of-order" if mode else "in-order"
             place = ("order", f"on an {words} queue: ")
             self._check_values(tray.result(self.queue), data, "order", lambda place=place: place)
 
     def _enqueue_behind(self, gate: Any, enqueue: Callable[[], Any]) -> None:
         """Call ``enqueue`` in a thread while ``gate`` is shut, then open it. Raises Fault if it did not return."""
-        import pyopencl as cl
-
         outcome: list[Any] = []
 
         def call() -> None:
@@ -271,8 +262,6 @@ class Examination:
 
     def _queues(self, *sets: Data) -> None:
         """Run two plans, each on two queues with different data, which start only when all are enqueued."""
-        import pyopencl as cl
-
         second_plan = self._plan()
         if second_plan.workspace_size != self.size:
             raise Fault(
@@ -292,15 +281,13 @@ class Examination:
                 queue.flush()
         finally:
             gate.set_status(cl.command_execution_status.COMPLETE)
-        for queue in queues:
-            queue.finish()
+        for _, _, event in flights:
+            event.wait()
         for tray, data, _ in flights:
             self._check_values(tray.result(self.queue), data, "queues")
 
     def _threads(self, *sets: Data) -> None:
         """Run the plan from two threads, each with its own queue, data and memory."""
-        import pyopencl as cl
-
         barrier = threading.Barrier(len(sets))
         work = [[self._tray(data) for _ in range(RUNS_PER_THREAD)] for data in sets]
         faults: list[Exception] = []
@@ -309,9 +296,8 @@ class Examination:
             try:
                 queue = cl.CommandQueue(self.context, self.queue.device)
                 barrier.wait()
-                for tray in trays:
-                    tray.enqueue(queue)
-                queue.finish()
+                for event in [tray.enqueue(queue) for tray in trays]:
+                    event.wait()
             except Exception as error:
                 faults.append(error)
 

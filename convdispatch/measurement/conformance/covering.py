@@ -94,7 +94,6 @@ class _Builder:
             self._strike(todo, row.items())
 
     def fill_pairs(self) -> None:
-        """Add rows until each possible pair occurs in one."""
         while self.todo:
             pair = next(iter(self.todo))
             row = self._best(dict(pair), {})

@@ -8,16 +8,14 @@ written or are read before they are written; the number also shows additions to 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ...api.dtypes import numpy_dtype
 from ...api.problem import ConvProblem
 from ...selection.prepared import enqueue_plan
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 NAN = 0x7FC1
 """A 16-bit pattern that, repeated, is a NaN in every dtype, with bits that no arithmetic produces."""
@@ -52,8 +50,6 @@ class Guarded:
     def __init__(
         self, context: cl.Context, size: int, content: np.ndarray | None = None, fill: int = NAN, shift: int = 0
     ) -> None:
-        import pyopencl as cl
-
         self.size, self.start = size, GUARD + shift
         self._before = _pattern(fill, self.start + -(-max(size, 1) // GUARD) * GUARD + GUARD)
         if content is not None:
@@ -64,8 +60,6 @@ class Guarded:
 
     def read(self, queue: cl.CommandQueue, what: str, check: str = "guards") -> np.ndarray:
         """The bytes between the guard zones. Raises Fault if a guard byte changed."""
-        import pyopencl as cl
-
         now = np.empty_like(self._before)
         cl.enqueue_copy(queue, now, self._whole)
         end = self.start + self.size
@@ -156,8 +150,6 @@ class LateTray(Tray):
 
     def deliver(self, queue: cl.CommandQueue, after: Sequence[cl.Event]) -> list[cl.Event]:
         """Enqueue copies of the operands into the inputs that were left out; they wait for ``after``."""
-        import pyopencl as cl
-
         flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
         events = []
         for name, guarded in self.inputs.items():

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ...api.device import DeviceInfo
 from ...api.errors import InvalidProblem
 from ...api.problem import LAYOUTS, MATHS, ConvProblem
 from ...api.solver import Solver
 from ...selection.defensive_copy import ask
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 Packing = tuple[str, Any]
 """A plan, after a description of the problem it was made for."""
@@ -59,8 +57,6 @@ def disagreement(queue: cl.CommandQueue, w: np.ndarray, plans: Iterable[Packing]
 
     Plans that pack nothing or state no key are ignored.
     """
-    import pyopencl as cl
-
     flags = cl.mem_flags
     weights = cl.Buffer(queue.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=np.ascontiguousarray(w))
     seen: dict[str, tuple[str, np.ndarray]] = {}

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyopencl as cl
+
 from ...api.errors import InvalidArgument
 from ...api.fault_text import words
 from ...api.problem import ConvProblem
@@ -66,8 +68,6 @@ class Kit:
         first: int = FIRST_CASES,
         retried: str | None = None,
     ) -> None:
-        import pyopencl as cl
-
         self._retried = retried
         if retried is not None:
             set_aside.retry(retried)

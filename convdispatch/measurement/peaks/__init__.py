@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ...api.device import DeviceInfo
 from ...api.dtypes import DTYPES
@@ -20,10 +21,6 @@ from ...device import runtime
 from ...device.programs.kernels import build, define, kernel_text
 from ..measure import Candidate, interleaved, timed
 from .matrix import Variant, launcher, matrix_variants
-
-if TYPE_CHECKING:
-    import pyopencl as cl
-
 
 ROUNDS = 15
 """The number of interleaved rounds in which the kernel variants are timed."""
@@ -64,8 +61,6 @@ class Roof:
 
 def measure_roof(device: cl.Device, dtype: str, matrix: bool = True) -> Roof:
     """Measure the ceilings of a dtype, in about a second. Without ``matrix`` the matrix units are left out."""
-    import pyopencl as cl
-
     queue = cl.CommandQueue(runtime.context(device))
     info = runtime.device_info(device)
     flops = _best(_flops(queue, info, DTYPES[dtype].accumulator))
@@ -109,8 +104,6 @@ def _per_unit(variant: Variant, repeat: int) -> Callable[[], float]:
 
 def _flops(queue: cl.CommandQueue, info: DeviceInfo, acc: str) -> Iterator[Variant]:
     """Variants that measure multiply-adds (two operations each) in the accumulation type ``acc``."""
-    import pyopencl as cl
-
     cpu = info.type == "cpu"
     width = max(1, info.simd_width // (2 if acc == "double" else 1))
     steps = 20000 if cpu else 4096
@@ -128,8 +121,6 @@ def _flops(queue: cl.CommandQueue, info: DeviceInfo, acc: str) -> Iterator[Varia
 
 def _copies(queue: cl.CommandQueue, info: DeviceInfo) -> Iterator[Variant]:
     """Variants that measure a copy; bytes that are read and bytes that are written both count."""
-    import pyopencl as cl
-
     cpu = info.type == "cpu"
     cache = queue.device.global_mem_cache_size
     size = max(COPY_BYTES if cpu else 8 * COPY_BYTES, 4 * cache)

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ...api.device import DeviceInfo
 from ...device.programs.kernels import build, kernel_text
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 WARP = 32
 CHAIN_STEPS = 1024
@@ -42,7 +40,6 @@ def launcher(
     queue: cl.CommandQueue, kernel: Any, items: int, local: tuple[int, ...] | None, *memory: cl.Buffer
 ) -> Callable[[], None]:
     """A function that runs ``kernel`` over ``items`` once, waits, and keeps the buffers of ``memory`` alive."""
-    import pyopencl as cl
 
     # ``run`` holds the buffers, because an OpenCL kernel's arguments do not keep their memory alive.
     def run(_held: tuple[cl.Buffer, ...] = memory) -> None:
@@ -54,8 +51,6 @@ def launcher(
 
 def matrix_variants(queue: cl.CommandQueue, info: DeviceInfo, dtype: str) -> Iterator[Variant]:
     """Variants that sum products of ones in float32 in independent chains; none if the device cannot."""
-    import pyopencl as cl
-
     if info.type != "gpu" or dtype not in SHAPES:
         return
     kind, k, ones = SHAPES[dtype]

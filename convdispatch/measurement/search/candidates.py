@@ -95,7 +95,7 @@ def candidates(
             continue
         answers = query(solver, problem, device)
         try:
-            configs = answers.invariant() if policy.is_invariant else answers.configs
+            configs = ranking.offered(answers, policy)
             costs = [answers.cost(config) for config in configs]
         except Fault as fault:
             refused.append(Result(name, status="refused", reason=str(fault)))

@@ -69,7 +69,6 @@ class _Draw:
         self.narrow = problem.dtype == "float16"
 
     def apply(self, family: str) -> None:
-        """Change the operands into those of the family."""
         direction = self.problem.direction
         span, down = (1.5, 1.5) if self.narrow else (4, 6)
         large, small = {"float16": (10.0, 0.1), "bfloat16": (1e16, 1e-16)}.get(self.problem.dtype, (1e17, 1e-19))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ...device.programs.kernels import build, kernel_text
 from ...device.runtime import device_info
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 PATTERN = 0x7FC1
 """A 16-bit pattern that, repeated, is a NaN in every dtype, with bits that no arithmetic produces."""
@@ -21,8 +19,6 @@ class OutputScan:
     """Checks buffers with elements of ``itemsize`` bytes on one queue. Each call waits for its result."""
 
     def __init__(self, queue: cl.CommandQueue, itemsize: int) -> None:
-        import pyopencl as cl
-
         info = device_info(queue.device)
         pattern = sum(PATTERN << 16 * index for index in range(itemsize // 2))
         macros = f"#define ELEMENT {_TYPES[itemsize]}\n#define MARK ((ELEMENT)0x{pattern:x}ul)\n"
@@ -50,8 +46,6 @@ class OutputScan:
 
     def gather(self, memory: Any, at: np.ndarray) -> np.ndarray:
         """The elements at flat indices, as unsigned integers of the element's size."""
-        import pyopencl as cl
-
         flags, picked = cl.mem_flags, np.empty(len(at), self._type)
         places = cl.Buffer(
             self._queue.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=np.ascontiguousarray(at, np.int64)
@@ -62,8 +56,6 @@ class OutputScan:
         return picked
 
     def _count(self, name: str, count: int, *memory: Any) -> np.ndarray:
-        import pyopencl as cl
-
         counts = np.zeros(2, np.uint32)
         cl.enqueue_copy(self._queue, self._counts, counts)
         self._kernels[name](self._queue, (self._items,), None, *memory, np.int64(count), self._counts)

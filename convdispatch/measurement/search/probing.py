@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pyopencl as cl
+
 from ...api.fault_text import words
 from ...device.child import answer, questions
 from ..farm import Died, NotStarted, RestartingChild
@@ -66,8 +68,6 @@ def _serve() -> None:
 
 
 def _try(problem: Any, device: Any, candidate: dict[str, Any], harness: list[Any], limit: int | None) -> dict[str, str]:
-    import pyopencl as cl
-
     from ...device import runtime
     from ...selection import dispatch
     from ...selection.derivation import named

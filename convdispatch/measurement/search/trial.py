@@ -13,9 +13,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ...api.dtypes import numpy_dtype
 from ...api.errors import ConvDispatchError
@@ -28,9 +29,6 @@ from ..measure import timed
 from .output_scan import PATTERN, OutputScan
 from .scaled_data import Scaled
 from .trialdata import error_limit, operands_of, random_operands
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 GUARD = 4096
 """Bytes before and after a guarded buffer; a multiple of every device's sub-buffer alignment."""
@@ -132,8 +130,6 @@ class Harness:
         self, prepared: Prepared, problem: ConvProblem, whole: bool, has_time: Callable[[float], bool]
     ) -> Checked:
         """Verify the plan alone, or with ``whole`` the plan followed by the generic epilogue."""
-        import pyopencl as cl
-
         output = _Guarded(self, self.output_bytes)
         # A plan that runs with the generic epilogue allocates its own workspace, as in a call.
         scratch = _Guarded(self, prepared.workspace_size) if prepared.workspace_size and not whole else None
@@ -196,8 +192,6 @@ class Harness:
     @contextlib.contextmanager
     def _scaled_operands(self, host: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
         """Scaled data on the device, in new memory, or in the memory of the first set if there is too little."""
-        import pyopencl as cl
-
         names = [name for name in host if name != "initial"]
         if self._room_for_scaled and not self._scaled_set:
             owned = {name: _CountedMemory(self, host[name].nbytes, host[name]) for name in names}
@@ -226,8 +220,6 @@ class Harness:
         return error
 
     def _check_inputs(self, packed: bool) -> None:
-        import pyopencl as cl
-
         for name, checksum in self._sums.items():
             if not (packed and name == "w") and self._checksum(name) != checksum:
                 # The altered input is restored for the next candidate.
@@ -297,8 +289,6 @@ class Harness:
         return {name: buffer.memory for name, buffer in buffers.items()}
 
     def _clear(self, output: Any) -> None:
-        import pyopencl as cl
-
         # The output is cleared to zeros, so that a plan that adds to the output reads finite numbers.
         zero = np.zeros(1, np.uint8)
         cl.enqueue_fill_buffer(self.queue, output, zero, 0, max(self.output_bytes, 1))
@@ -364,7 +354,6 @@ class _Scratch:
 
 
 def _with_guards(size: int) -> int:
-    """Bytes of a buffer of ``size`` bytes between two guard zones."""
     return -(-max(size, 1) // GUARD) * GUARD + 2 * GUARD
 
 
@@ -380,8 +369,6 @@ class _Guarded:
 
     def fill(self, content: np.ndarray | None = None) -> None:
         """Fill everything with PATTERN, including the guard zones; then copy ``content``, if given, between them."""
-        import pyopencl as cl
-
         cl.enqueue_fill_buffer(self.queue, self._whole, _PATTERN, 0, self._room + 2 * GUARD)
         if content is not None:
             cl.enqueue_copy(self.queue, self._whole, content.reshape(-1).view(np.uint8), dst_offset=GUARD)
@@ -396,8 +383,6 @@ class _Guarded:
                 raise WrongResult(f"it wrote {len(changed)} bytes {name} its {what} of {self.size} bytes")
 
     def _bytes(self, start: int, stop: int) -> np.ndarray:
-        import pyopencl as cl
-
         content = np.empty(stop - start, np.uint8)
         if stop > start:
             cl.enqueue_copy(self.queue, content, self._whole, src_offset=start)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import pyopencl as cl
 
 from ...device import runtime
 from ...device.programs.kernels import Launch, build, config_macros, keeps_programs, kernel_text
 from ...elementwise.tensor import Tensor
 from ..convolution import dense
 from ..tape import Tape
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 MIN_PIXELS = 8
 """The least contiguous pixels of a channel for which the batch-norm kernel, which reads along them, is used."""

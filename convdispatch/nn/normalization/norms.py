@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyopencl as cl
 
 from ...api.dtypes import storage_macros
 from ...api.errors import InvalidArgument
@@ -17,9 +17,6 @@ from ...elementwise.tensor import Tensor
 from ..convolution import dense
 from ..tape import current_tape, paused
 from .batch_norm_kernel import normalise, takes
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 # This formula over channels gives batch norm's mean, 1 / deviation, factor of x, and running statistics from the sums
 # of x - k and of its square. k is a value of the channel, so that the difference of squares below does not cancel.

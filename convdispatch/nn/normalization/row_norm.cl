@@ -1,5 +1,5 @@
 // y[r, k] = (x[r, k] - mean_r) / sqrt(variance_r + EPSILON) * scale[c] + shift[c] with the statistics of row r, the
-// variance from the differences to the mean; c is the place of k's channel. One work group a row.
+// variance from the differences to the mean; c is the place of k's channel. One work group a row, or with VECTORS a few.
 //
 // Values the host defines:
 //   WIDTH         elements of a row
@@ -7,6 +7,7 @@
 //   GROUPS        rows after which the channels begin again
 //   ITEMS         work items of a row, a power of two
 //   VECTORS       1 where a CPU computes float32: one work item, 16 elements at a time
+//   ROWS          with VECTORS, the rows of a work group
 //   SCALED SHIFTED   whether there is a scale, a shift
 //   EPSILON       what is added to the variance
 //   REAL ACC LOAD STORE   the element type (convdispatch.api.dtypes)
@@ -26,13 +27,10 @@
 #define ARGUMENTS                                                    \
   global const REAL *x, const long x_offset, global const REAL *scale, const long scale_offset, \
   global const REAL *shift, const long shift_offset, global REAL *y
-#define PLACE                                                        \
-  const long row = get_group_id(0) * (long)WIDTH;                    \
-  const int first = (int)(get_group_id(0) % GROUPS) * CHANNELS;      \
-  x += x_offset + row;                                               \
-  y += row;                                                          \
-  scale += scale_offset;                                             \
-  shift += shift_offset;
+#define PLACE(number)                                                \
+  const int first = (int)((number) % GROUPS) * CHANNELS;             \
+  global const REAL *from = x + x_offset + (number) * (long)WIDTH;   \
+  global REAL *to = y + (number) * (long)WIDTH;
 
 #if VECTORS
 
@@ -42,41 +40,66 @@ static float sum_of(const float16 v) {
   return (b.x + b.y) + (b.z + b.w);
 }
 
+#define LAST (WIDTH % 16)  // elements after the last whole vector of a row; a row's last vector holds them in its last lanes
+#define IS_LAST ((int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15) >= 16 - LAST)
+#define WHOLE (WIDTH >= 16)
+
 kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void row_norm(ARGUMENTS) {
-  PLACE
-  float16 sums = 0, more = 0;
-  float rest = 0;
-  int k = 0;
-  for (; k + 32 <= WIDTH; k += 32) sums += vload16(0, x + k), more += vload16(0, x + k + 16);
-  for (; k < WIDTH; ++k) rest += x[k];
-  const float mean = (sum_of(sums + more) + rest) / WIDTH;
-  sums = more = 0, rest = 0;
-  for (k = 0; k + 32 <= WIDTH; k += 32) {
-    const float16 one = vload16(0, x + k) - mean, other = vload16(0, x + k + 16) - mean;
-    sums += one * one, more += other * other;
-  }
-  for (; k < WIDTH; ++k) rest += (x[k] - mean) * (x[k] - mean);
-  const float factor = rsqrt((sum_of(sums + more) + rest) / WIDTH + (float)EPSILON);
-#if EACH == 1
-  for (k = 0; k + 16 <= WIDTH; k += 16) {
-    float16 v = (vload16(0, x + k) - mean) * factor;
+  scale += scale_offset, shift += shift_offset;
+  for (long row = get_group_id(0) * (long)ROWS; row < (get_group_id(0) + 1) * (long)ROWS; ++row) {
+    PLACE(row)
+    float16 sums = 0, more = 0;
+    float rest = 0;
+    int k = 0;
+    for (; k + 32 <= WIDTH; k += 32) sums += vload16(0, from + k), more += vload16(0, from + k + 16);
+    if (k + 16 <= WIDTH) sums += vload16(0, from + k), k += 16;
+#if WHOLE
+    if (LAST) more += select((float16)0, vload16(0, from + WIDTH - 16), IS_LAST);
+#else
+    for (; k < WIDTH; ++k) rest += from[k];
+#endif
+    const float mean = (sum_of(sums + more) + rest) / WIDTH;
+    sums = more = 0, rest = 0;
+    for (k = 0; k + 32 <= WIDTH; k += 32) {
+      const float16 one = vload16(0, from + k) - mean, other = vload16(0, from + k + 16) - mean;
+      sums += one * one, more += other * other;
+    }
+    if (k + 16 <= WIDTH) {
+      const float16 one = vload16(0, from + k) - mean;
+      sums += one * one, k += 16;
+    }
+#if WHOLE
+    if (LAST) {
+      const float16 one = select((float16)0, vload16(0, from + WIDTH - 16) - mean, IS_LAST);
+      more += one * one;
+    }
+#else
+    for (; k < WIDTH; ++k) rest += (from[k] - mean) * (from[k] - mean);
+#endif
+    const float factor = rsqrt((sum_of(sums + more) + rest) / WIDTH + (float)EPSILON);
+#if EACH == 1 && WHOLE
+    for (k = 0; k < WIDTH; k += 16) {
+      const int at = min(k, WIDTH - 16);  // the last vector ends with the row, and computes some elements again
+      float16 v = (vload16(0, from + at) - mean) * factor;
 #if SCALED
-    v *= vload16(0, scale + first + k);
+      v *= vload16(0, scale + first + at);
 #endif
 #if SHIFTED
-    v += vload16(0, shift + first + k);
+      v += vload16(0, shift + first + at);
 #endif
-    vstore16(v, 0, y + k);
-  }
-  for (; k < WIDTH; ++k) y[k] = PLUS(TIMES((x[k] - mean) * factor, k), k);
+      vstore16(v, 0, to + at);
+    }
+#elif EACH == 1
+    for (k = 0; k < WIDTH; ++k) to[k] = PLUS(TIMES((from[k] - mean) * factor, k), k);
 #else
-  for (int c = 0; c < CHANNELS; ++c, x += EACH, y += EACH) {
-    const float times = TIMES(factor, c), plus = PLUS(0.0f, c);
-    for (k = 0; k + 16 <= EACH; k += 16) vstore16((vload16(0, x + k) - mean) * times + plus, 0, y + k);
-    for (; k < EACH; ++k) y[k] = (x[k] - mean) * times + plus;
-  }
+    for (int c = 0; c < CHANNELS; ++c, from += EACH, to += EACH) {
+      const float times = TIMES(factor, c), plus = PLUS(0.0f, c);
+      for (k = 0; k + 16 <= EACH; k += 16) vstore16((vload16(0, from + k) - mean) * times + plus, 0, to + k);
+      for (; k < EACH; ++k) to[k] = (from[k] - mean) * times + plus;
+    }
 #endif
+  }
 }
 
 #else
@@ -91,17 +114,18 @@ void row_norm(ARGUMENTS) {
 kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void row_norm(ARGUMENTS) {
   local ACC part[ITEMS];
-  PLACE
+  scale += scale_offset, shift += shift_offset;
+  PLACE(get_group_id(0))
   const int t = get_local_id(0);
   ACC sum = 0;
-  for (int k = t; k < WIDTH; k += ITEMS) sum += LOAD(x, k);
+  for (int k = t; k < WIDTH; k += ITEMS) sum += LOAD(from, k);
   part[t] = sum;
   REDUCE
   const ACC mean = part[0] / WIDTH;
   barrier(CLK_LOCAL_MEM_FENCE);  // before part is written again
   sum = 0;
   for (int k = t; k < WIDTH; k += ITEMS) {
-    const ACC v = LOAD(x, k) - mean;
+    const ACC v = LOAD(from, k) - mean;
     sum += v * v;
   }
   part[t] = sum;
@@ -109,8 +133,8 @@ void row_norm(ARGUMENTS) {
   const ACC factor = rsqrt(part[0] / WIDTH + (ACC)EPSILON);
   for (int k = t; k < WIDTH; k += ITEMS) {
     const int c = k / EACH;
-    const ACC v = PLUS(TIMES((LOAD(x, k) - mean) * factor, c), c);
-    STORE(y, k, v);
+    const ACC v = PLUS(TIMES((LOAD(from, k) - mean) * factor, c), c);
+    STORE(to, k, v);
   }
 }
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import pyopencl as cl
 
 from ...device.programs.kernels import Launch, build, config_macros, keeps_programs, kernel_text
 from ...device.tracing import operation
 from ...elementwise.tensor import Tensor
 from ..convolution import dense
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 BLOCK_PIXELS = 64
 """The most pixels of a block that a work item computes with channels first."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyopencl as cl
 
 from ...api.dtypes import ALL_DTYPES, INTEGERS, storage_macros
 from ...api.errors import InvalidArgument
@@ -17,9 +18,6 @@ from ...elementwise import apply, reduce
 from ...elementwise.tensor import Tensor
 from ..convolution import dense
 from ..tape import Rectified, current_tape
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _GROUP = 256
 _REALS = ("float32", "float64")

@@ -18,7 +18,6 @@ from ...api.errors import ConvDispatchError, InvalidArgument, InvalidPolicy
 from ...api.policy import forbid_when_frozen
 from ...api.problem import ConvProblem
 from ...device import jsontext, plainfile
-from ..records.record_files import publish
 
 SCHEMA = 1
 
@@ -68,7 +67,7 @@ def write(path: str | Path, decisions: Mapping[str, Decision]) -> None:
         for text, d in sorted(decisions.items())
     )
     try:
-        publish(Path(path), f'{{"schema": {SCHEMA}, "problems": {{\n{lines}\n}}}}\n')
+        plainfile.publish(path, f'{{"schema": {SCHEMA}, "problems": {{\n{lines}\n}}}}\n', durable=True)
     except (OSError, ValueError) as error:  # A path that contains a NUL character raises ValueError.
         raise InvalidArgument(f"the lock file {path} cannot be written: {error}") from None
 

@@ -141,7 +141,6 @@ class _ProblemSet:
         self._fields = np.array([[str(getattr(problem, word)) for word in COMPARED_FIELDS] for problem in problems])
 
     def distances(self, problem: ConvProblem) -> np.ndarray:
-        """The distance from each problem of the group to ``problem``."""
         words = np.array([str(getattr(problem, word)) for word in COMPARED_FIELDS])
         gaps = np.abs(self._coordinates - _coordinates(problem)).sum(axis=1)
         return gaps + PER_FIELD * (self._fields != words).sum(axis=1)

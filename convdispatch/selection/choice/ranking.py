@@ -215,25 +215,27 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
     try:
         if answers.accepts and (reason := needs_too_much(solver, problem, device)):
             return "refused", reason
-        if answers.accepts and not answers.within(policy.workspace_limit):
+        if answers.accepts and next(answers.within(policy.workspace_limit), None) is None:
             return "refused", f"no configuration needs {policy.workspace_limit} bytes of workspace or less"
         if answers.accepts and invariant:
             if reason := answers.refuses_batches((1, 8 * problem.mb)):
                 return "refused", f"policy(batch_invariant=True), and not every batch: {reason}"
-            if not admitted(answers, policy):
+            if next(admitted(answers, policy), None) is None:
                 return "refused", "policy(batch_invariant=True), and each configuration sums by the batch"
     except Fault:
         pass
     return ("quarantined", answers.fault) if answers.fault else None
 
 
-def admitted(answers: SolverAnswers, policy: Policy) -> list[Mapping[str, Any]]:
+def admitted(answers: SolverAnswers, policy: Policy) -> Iterator[Mapping[str, Any]]:
     """The configurations that a policy admits, the one to use without measuring first. Raises Fault."""
     within = answers.within(policy.workspace_limit)
-    if not policy.is_invariant:
-        return within
-    invariant = answers.invariant()
-    return [config for config in within if config in invariant]
+    return filter(answers.is_invariant, within) if policy.is_invariant else within
+
+
+def offered(answers: SolverAnswers, policy: Policy) -> list[Mapping[str, Any]]:
+    """The configurations that a policy admits, whatever workspace they need. Raises Fault."""
+    return [config for config in answers.configs if not policy.is_invariant or answers.is_invariant(config)]
 
 
 def set_aside_here(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> tuple[str, str] | None:
@@ -315,12 +317,11 @@ class _Ranking:
 
     def configs(self, solver: str) -> list[Mapping[str, Any]]:
         """Return the configurations that a solver offers for the problem, and that the policy admits."""
-        answers = query(self.accepted[solver], self.problem, self.device)
-        return answers.invariant() if self.policy.is_invariant else list(answers.configs)
+        return offered(query(self.accepted[solver], self.problem, self.device), self.policy)
 
     def _affordable(self, solver: str) -> list[Mapping[str, Any]]:
         """Return the configurations that a solver offers within the policy's workspace limit."""
-        return admitted(query(self.accepted[solver], self.problem, self.device), self.policy)
+        return list(admitted(query(self.accepted[solver], self.problem, self.device), self.policy))
 
     def _cost(self, solver: str, problem: ConvProblem, config: Mapping[str, Any]) -> float | None:
         """What a solver predicts for a problem and configuration; None if the configuration is not valid for it."""
@@ -331,7 +332,7 @@ class _Ranking:
         offers = {}
         for name, solver in self.accepted.items():
             answers = query(solver, self.problem, self.device)
-            config = admitted(answers, self.policy)[0]
+            config = next(admitted(answers, self.policy))
             offers[name] = Offer(config, answers.cost(config))
         return offers
 

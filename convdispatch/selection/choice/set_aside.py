@@ -131,7 +131,7 @@ class NoWorkspace(MemoryLimit):
 def needs_too_much(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> str | None:
     """Why the workspace that an accepting solver states fits in none of its configurations, or None. Raises Fault."""
     answers, room = query(solver, problem, device), workspace_room(problem, device)
-    if room is None or not answers.accepts or answers.within(None):
+    if room is None or not answers.accepts or next(answers.within(None), None) is not None:
         return None
     sizes = [size for config in answers.configs if (size := answers.workspace(config)) is not None]
     _note_requested_bytes(problem, device, solver.name, min(sizes))

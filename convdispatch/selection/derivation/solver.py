@@ -185,7 +185,7 @@ def _shortest(root: Solver, problem: ConvProblem, device: DeviceInfo) -> Derived
 
 def _cost(solver: Derived, problem: ConvProblem, device: DeviceInfo) -> tuple[bool, float]:
     answer = query(solver, problem, device)
-    cost = answer.cost(answer.configs[0]) if answer.accepts else None
+    cost = answer.cost(answer.default) if answer.accepts else None
     return cost is None, cost or 0.0
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from convdispatch.api import PluginError, hookimpl, sampled_fault
 from convdispatch.api.dtypes import numpy_dtype
@@ -43,8 +44,6 @@ def convdispatch_enqueue(
     weights: Any,
 ) -> Any:
     """Run the plan between guard zones; raises ValidationFailed."""
-    import pyopencl as cl
-
     operands = {"x": x, "w": w, "y": y}
     shapes = {"x": problem.x_shape, "w": problem.w_shape, "y": problem.y_shape}
     packed = getattr(plan, "packed_size", 0) if problem.constant_weights else 0
@@ -127,8 +126,6 @@ class _Guarded:
     """Memory with a guard zone on each side, all of it filled with PATTERN."""
 
     def __init__(self, queue: Any, size: int, name: str) -> None:
-        import pyopencl as cl
-
         self.size, self.name = size, name
         padded = -(-max(size, 1) // 4) * 4
         self._whole = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, padded + 2 * GUARD)
@@ -148,8 +145,6 @@ class _Guarded:
 
 
 def _snapshot(queue: Any, memory: Any) -> np.ndarray:
-    import pyopencl as cl
-
     # Memory that is no OpenCL object belongs to the host and is copied directly.
     if not isinstance(memory, cl.MemoryObject):
         return memory.bytes(0, memory.size).copy()

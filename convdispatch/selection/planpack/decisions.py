@@ -13,7 +13,9 @@ import functools
 import json
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ...api.device import DeviceInfo
 from ...api.errors import ConvDispatchWarning
@@ -21,17 +23,13 @@ from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...api.solver import Solver
 from ...device import runtime
-from ...device.cache import artifact_store
-from ...device.programs import template_cache
+from ...device.cache import artifact_store, keys
 from ..choice import lockfile
 from ..choice.ranking import Candidate, contestants, refusal, set_aside_here
 from ..derivation import named
 from ..plugins.loader import plugins
 from ..prepared import Prepared
 from ..solver_query import admits, query, serves
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 SOURCE_PACKAGES = ("api", "device", "selection", "measurement")
 """The subpackages of convdispatch whose source code affects a choice."""
@@ -44,7 +42,7 @@ def fixed_by_pack(problem: ConvProblem, device: cl.Device, info: DeviceInfo, pol
     """Return the candidate that a plan pack in force fixes; None if there is none, or a policy or a lock file takes
     precedence."""
     entry = (
-        artifact_store.find("decisions", artifact_store.decision_key(problem, policy), device)
+        artifact_store.find("decisions", keys.decision_key(problem, policy), device)
         if artifact_store.in_force()
         else None
     )
@@ -90,7 +88,7 @@ def _is_sealed(problem: ConvProblem, policy: Policy, decision: Mapping[str, Any]
     stored_seal, math = decision.get("seal"), decision.get("math")
     if not stored_seal or not (math is None or admits(problem, math)):
         return False
-    return bool(stored_seal == _seal(artifact_store.decision_key(problem, policy), decision, device))
+    return bool(stored_seal == _seal(keys.decision_key(problem, policy), decision, device))
 
 
 def _solver(name: str) -> Solver | None:
@@ -108,7 +106,7 @@ def _seal(key: str, decision: Mapping[str, Any], device: cl.Device) -> str:
     except (TypeError, ValueError):
         return ""
     sources = _sources(plugins().provider(decision["solver"]), device)
-    return artifact_store.key_of(sealed_text, sources) if sources else ""
+    return keys.key_of(sealed_text, sources) if sources else ""
 
 
 @functools.lru_cache(maxsize=64)
@@ -119,10 +117,10 @@ def _sources(plugin: str, device: cl.Device) -> str:
     if not plugin_home:
         return ""
     packages = [plugin_home, *(f"{own}.{zone}" for zone in SOURCE_PACKAGES)]
-    stamps = [template_cache.stamp(package) for package in packages]
+    stamps = [keys.stamp(package) for package in packages]
     fields = dataclasses.asdict(runtime.device_info(device))
-    identity = [{**fields, "extensions": sorted(fields["extensions"])}, artifact_store.identity(device)]
-    return artifact_store.key_of(json.dumps(identity, sort_keys=True), loaded.fingerprints.get(plugin, ""), *stamps)
+    identity = [{**fields, "extensions": sorted(fields["extensions"])}, keys.identity(device)]
+    return keys.key_of(json.dumps(identity, sort_keys=True), loaded.fingerprints.get(plugin, ""), *stamps)
 
 
 def _warn_of_misfit(pack: str, why: str) -> None:

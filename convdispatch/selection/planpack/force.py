@@ -11,7 +11,7 @@ from types import TracebackType
 from ...api import settings
 from ...api.errors import ConvDispatchWarning
 from ...device import runtime
-from ...device.cache import artifact_store
+from ...device.cache import artifact_store, keys
 from ..plugins.loader import plugins
 from .reading import PackFile, read
 
@@ -45,7 +45,7 @@ def load_pack(path: str | Path) -> LoadedPack:
     What does not fit (the device, its driver, a plugin's version) is chosen and compiled anew, with one warning that
     says what and why. Raises InvalidArgument for a file that is no pack.
     """
-    here = [artifact_store.identity(device) for device in runtime.devices()]
+    here = [keys.identity(device) for device in runtime.devices()]
     file = read(path, lambda identity: identity in here)
     misfits = _misfits(file, here)
     if misfits:

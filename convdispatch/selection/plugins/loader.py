@@ -405,7 +405,6 @@ def _take_errata(loaded: Plugins, name: str, module: Any) -> str:
 
 
 def _shipped(module: Any, name: str) -> Path | None:
-    """A file of a plugin's package, if it has one of that name."""
     files = (Path(folder) / name for folder in getattr(module, "__path__", ()))
     return next((file for file in files if file.is_file()), None)
 

@@ -13,7 +13,7 @@ from ...api.problem import ConvProblem
 from ...device import plainfile
 from .perfdb import PerfDB
 from .record import Record
-from .record_files import file_text, publish, read_records
+from .record_files import file_text, read_records
 
 _ABANDONED = 3600.0
 """Seconds after which a temporary file counts as abandoned by its writer."""
@@ -27,7 +27,7 @@ def export_pack(db: PerfDB, path: Path | str, device: str | None = None) -> int:
     keys = db.devices() if device is None else [device]
     records = sorted((r for key in keys for r in db.all(key)), key=lambda r: (r.device, r.choice))
     try:
-        publish(Path(path), file_text(records))
+        plainfile.publish(path, file_text(records), durable=True)
     except (OSError, ValueError) as error:  # A path that contains a NUL character raises ValueError.
         raise InvalidArgument(f"cannot write {path}: {error}") from None
     return len(records)

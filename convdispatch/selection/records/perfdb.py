@@ -36,7 +36,7 @@ from .record import (
     device_key,
     is_device_key,
 )
-from .record_files import file_text, publish, read_records, text_name
+from .record_files import file_text, read_records, text_name
 from .timing import Timing, verdict
 
 ENTRY_POINTS = "convdispatch.records"
@@ -191,7 +191,7 @@ class PerfDB:
         (key,) = {record.device for record in records}
         text = file_text(records)
         path = self.folder_of(key) / text_name(text)
-        publish(path, text)
+        plainfile.publish(path, text, durable=True)
         self._add_to_cache(key, records)
         return path
 

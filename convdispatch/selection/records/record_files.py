@@ -1,13 +1,10 @@
-"""Files of records: their text, their names, and writing them atomically."""
+"""Files of records: their text and their names."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
 from ...device import jsontext
 from .record import SCHEMA, Damaged, NewerSchema, Record
@@ -48,26 +45,3 @@ def read_records(name: str, text: str, source: str = "") -> tuple[list[Record], 
         except (Damaged, NewerSchema) as error:
             faults.append(f"record {number}: {error}")
     return records, faults
-
-
-def publish(path: Path, text: str) -> None:
-    """Make ``text`` the content of ``path``, whole or not at all, and durably. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary_path = path.parent / f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
-    try:
-        with temporary_path.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary_path.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary_path.unlink(missing_ok=True)
-        raise
-    # Not every file system supports fsync of a folder.
-    with contextlib.suppress(OSError):
-        handle = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

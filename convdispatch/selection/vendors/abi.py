@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from ctypes import c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any
 
+import pyopencl as cl
+
 from ...api.activations import parse_activation
 from ...api.device import DeviceInfo
 from ...api.dtypes import ALL_DTYPES
@@ -128,8 +130,6 @@ def device_of(info: DeviceInfo, place: int, context: Any = None) -> Any:
 @functools.lru_cache(maxsize=1)
 def _opencl_function() -> Any:
     """A C function that returns the address of a function, by name, of the OpenCL loader that pyopencl calls."""
-    import pyopencl as cl
-
     loader = ctypes.CDLL(cl._cl.__file__)
 
     def address(name: bytes | None) -> int | None:

@@ -13,7 +13,9 @@ import threading
 import warnings
 from collections.abc import Mapping
 from ctypes import byref
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ...api.errors import ConvDispatchWarning, PluginError
 from ...api.fault_text import words
@@ -23,9 +25,6 @@ from ...device.memory.shared_pool import out_of_order
 from ...device.places.stream import Stream
 from ..visible_problem import operand_sizes
 from . import abi
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 _FAILED = -1
 
@@ -53,8 +52,6 @@ class VendorPlan:
         self._failure: str | None = None
         """The failure of a run on the host, which was also reported by a warning; None without a failure."""
         if self._place == abi.CODES["host"]:
-            import pyopencl as cl
-
             # The caller's queue may wait for this very run, so buffers are mapped on a queue of the plan.
             self._mapping = cl.CommandQueue(context)
         elif self.streams:
@@ -95,8 +92,6 @@ class VendorPlan:
 
     def _on_queue(self, queue: cl.CommandQueue, memory: Mapping[str, Any], wait_for: Any) -> cl.Event:
         """Run on the queue; for an out-of-order queue, on a new in-order queue between two events."""
-        import pyopencl as cl
-
         own_queue = cl.CommandQueue(queue.context, queue.device) if out_of_order(queue) else queue
         if own_queue is not queue:
             wait_for = [cl.enqueue_marker(queue, wait_for=wait_for or None)]
@@ -132,8 +127,6 @@ class VendorPlan:
 
     def _on_host(self, queue: cl.CommandQueue, memory: Mapping[str, Any], wait_for: Any) -> cl.Event:
         """Run in a thread, between a marker and a user event on the queue."""
-        import pyopencl as cl
-
         commands_before, done = cl.enqueue_marker(queue, wait_for=wait_for or None), cl.UserEvent(queue.context)
         queue.flush()
         # The thread starts first, because a queue that computes in the calling thread waits for the event immediately.
@@ -144,8 +137,6 @@ class VendorPlan:
 
     def _compute(self, before: cl.Event, done: cl.UserEvent, memory: Mapping[str, Any]) -> None:
         """Compute once the event ``before`` is complete; set the status of ``done`` to the outcome."""
-        import pyopencl as cl
-
         status, views = _FAILED, {}
         try:
             before.wait()
@@ -182,7 +173,5 @@ class _Handle:
 
 def _parent_and_offset(buffer: cl.MemoryObject) -> tuple[int, int]:
     """The handle of a buffer, or of a sub-buffer's parent, and the offset in the parent in bytes."""
-    import pyopencl as cl
-
     parent = buffer.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
     return (buffer.int_ptr, 0) if parent is None else (parent.int_ptr, buffer.get_info(cl.mem_info.OFFSET))

@@ -6,7 +6,9 @@ import ctypes
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from ctypes import byref
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyopencl as cl
 
 from ...api.device import DeviceInfo
 from ...api.errors import PluginError
@@ -16,9 +18,6 @@ from ...device import cuda_driver
 from ...device.runtime import device_info
 from . import abi
 from .plan import VendorPlan
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 MAX_CONFIG_BYTES = 256
 _CODES = abi.CODES

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...api.errors import InvalidArgument
 from ...api.problem import ConvProblem
-from ...device import declared
+from ...device import declared, plainfile
 from ...measurement.run_reports import only, read_reports
 
 SCHEMA = 1
@@ -221,6 +221,4 @@ def load_all(path: Path) -> list[Report]:
 def write_json(report: Report | Sequence[Report], path: Path) -> None:
     """Write the report, or a list of several, for ``load_all``. The file is replaced when the new one is complete."""
     values = report.to_json() if isinstance(report, Report) else [each.to_json() for each in report]
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
+    plainfile.publish(path, json.dumps(values, indent=1) + "\n")

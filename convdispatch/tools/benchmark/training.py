@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyopencl as cl
 
 from ...api.device import DeviceInfo
 from ...api.errors import InvalidArgument
@@ -27,7 +28,6 @@ from ...selection.text_table import Column, Table, columns
 from .quiet import LOAD, SCATTER, OtherProcesses, busy
 
 if TYPE_CHECKING:
-    import pyopencl as cl
     from rich.console import Console
 
 CONVOLUTIONS = frozenset({"convolution", "linear", "transposed_convolution"})
@@ -104,8 +104,6 @@ def profile_training(
     """
     if mb < 1:
         raise InvalidArgument(f"a batch has at least 1 picture, got {mb}")
-    import pyopencl as cl
-
     found = runtime.find_device(device)
     queue = cl.CommandQueue(runtime.context(found), properties=cl.command_queue_properties.PROFILING_ENABLE)
     say(f"{net}: making the net, compiling", 0)
@@ -204,8 +202,6 @@ class _Profile:
     @contextlib.contextmanager
     def timed(self, name: str, part: str) -> Iterator[None]:
         """Put a marker on the queue before the block and one after it."""
-        import pyopencl as cl
-
         start_marker = cl.enqueue_marker(self._queue)
         yield
         self._pairs.append((name, part, start_marker, cl.enqueue_marker(self._queue)))

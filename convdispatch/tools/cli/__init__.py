@@ -17,7 +17,7 @@ A new subcommand is a function in a module here, named in ``COMMANDS``; options 
 - ``translate``: ``translate``.
 - ``kernel``: ``kernel``, ``targets``.
 - ``database``: ``db``.
-- ``config``: ``config``.
+- ``cache``: ``cache list``, ``cache show``, ``cache clear``; ``config``.
 - ``calibrate``: ``calibrate``.
 - ``fit``: ``fit-cost``.
 - ``new_plugin``: ``new-plugin``.
@@ -41,10 +41,11 @@ __all__ = ["main", "run"]
 
 COMMANDS = {
     "bench": ".bench",
+    "cache": ".cache",
     "calibrate": ".calibrate",
     "classify": ".classify",
     "cluster": ".cluster",
-    "config": ".config",
+    "config": ".cache",
     "db": ".database",
     "doctor": ".inspect",
     "explain": ".inspect",

@@ -124,10 +124,10 @@ def _show(report: Any) -> None:
         console.print(f"{device['name']} ({device['platform']}): {device['rates']}", markup=False)
     console.print(f"drop-in folder: {report.dropin_folder}")
     console.print(f"vendors' libraries: {', '.join(report.vendor_sources)}", markup=False)
-    for name in ("records", "rates", "kernels", "cache"):
+    for name in ("records", "rates", "store"):
         if name in report.folders:
             console.print(f"{name}: {report.folders[name]}")
-    console.print("all folders, and their sizes: convdispatch config")
+    console.print("all folders, and their sizes: convdispatch cache list")
     console.print(f"registry: {report.registry or 'none'} {report.registry_problem or ''}")
     if report.registry_note:
         console.print(f"  {report.registry_note}")

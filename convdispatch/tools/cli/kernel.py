@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +19,9 @@ from ..progress import progress
 from .interrupts import INTERRUPTED
 from .options import DEVICE, OUTPUT, solvers_are_named, stderr, stdout
 from .output import echo
+
+if TYPE_CHECKING:
+    from ..targets.compiling import Row, Text
 
 MOST = 200
 """Problems of a solver and a target, unless ``--most`` says otherwise."""
@@ -63,6 +67,7 @@ class Chosen:
 @click.option("--solver", metavar="GLOB", default=None, help="Only these solvers.")
 @click.option("--from", "files", type=click.Path(path_type=Path), multiple=True, help="Problems of a file or a net.")
 @click.option("--most", type=click.IntRange(min=1), default=MOST, show_default=True, help="Problems of each solver.")
+@click.option("--within", "within_s", type=float, default=None, help="Most seconds of compiling; what is left is said.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the table as Markdown.")
 @click.option("--json", "json_path", type=OUTPUT, default=None, help="Write every kernel and error there.")
 @click.pass_context
@@ -72,7 +77,9 @@ def targets(
     """Compile every solver's kernels for TARGETs, by their vendors' own compilers, without a device.
 
     Without a name: for all targets whose compilers are on this machine. The problems are drawn from the shape tables
-    and the conformance kit. Exit status 1 for a kernel that does not compile or exceeds a limit of the device.
+    and the conformance kit, and varied by seeds where a solver takes few of them. All are planned, then texts are
+    compiled in turns, one of each row, so that a run that ends early is fair to all. Exit status 1 for a kernel that
+    does not compile or exceeds a limit of the device.
     """
     solvers_are_named(solver)
     problems = [entry.problem for entry in read_entries((), files)] if files else None
@@ -80,11 +87,17 @@ def targets(
     context.exit(compile_for(chosen, **options))
 
 
-def compile_for(chosen: Chosen, most: int = MOST, as_markdown: bool = False, json_path: Path | None = None) -> int:
+def compile_for(
+    chosen: Chosen,
+    most: int = MOST,
+    within_s: float | None = None,
+    as_markdown: bool = False,
+    json_path: Path | None = None,
+) -> int:
     """Compile what is chosen and show what its kernels use; the exit status."""
     from ...selection.plugins.loader import plugins
     from ..targets.compilers import identity, missing
-    from ..targets.compiling import compile_all, drawn, markdown, table
+    from ..targets.compiling import compile_all, markdown, plan_all, table, worst
     from ..targets.described import TARGETS
 
     unknown = [name for name in chosen.names if name not in TARGETS]
@@ -99,24 +112,31 @@ def compile_for(chosen: Chosen, most: int = MOST, as_markdown: bool = False, jso
     if not names:
         raise InvalidArgument("this machine has no compiler for a target that was named")
     solvers = [loaded.solvers[name] for name in sorted(loaded.solvers) if chosen.takes(name, loaded.provider(name))]
-    rows, status = [], 0
-    with progress(console, "targets", len(names) * len(solvers) * most) as step:
-        try:
-            for row in compile_all(names, solvers, chosen.problems or drawn(), most, step):
-                rows.append(row)
-        except KeyboardInterrupt:
-            status = INTERRUPTED
-            console.print("interrupted: what was compiled is cached; the same command continues there")
-    listed = table(rows)
+    planned: list[tuple[Row, list[Text]]] = []
+    status = 0
+    try:
+        with progress(console, "targets", len(names) * len(solvers) * most) as step:
+            planned.extend(plan_all(names, solvers, chosen.problems, most, step))
+        until = None if within_s is None else time.monotonic() + within_s
+        with progress(console, "texts", sum(row.texts for row, _ in planned)) as step:
+            compile_all(planned, until, step)
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    rows = [row for row, _ in planned]
+    tables = [table(rows), worst(rows)]
     if as_markdown:
-        echo(markdown(listed))
+        echo("\n".join(map(markdown, tables)))
     else:
-        stdout().print(listed)
+        for each in tables:
+            stdout().print(each)
     for row in rows:
         for problem, message in row.errors.items():
             console.print(f"{row.target} {row.solver} {problem}: {message}", soft_wrap=True)
     for name in names:
         console.print(f"{name}: {identity(name)}", soft_wrap=True)
+    left = sum(row.texts - row.compiled for row in rows)
+    if status or left:
+        console.print(f"{left} texts are left: what was compiled is cached, and the same command continues there")
     if json_path is not None:
         json_path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
     return status or int(any(row.errors for row in rows))

@@ -87,7 +87,7 @@ _UNITS = {
 }
 """Streaming multiprocessors (CUDA C++ programming guide, table of compute capabilities) and Xe cores (Intel's oneAPI
 GPU optimization guide)."""
-_AMD_WAVES = {"gfx90a": 8, "gfx942": 8, "gfx1100": 16, "gfx1201": 16}
+_AMD_WAVES = {"gfx90a": 8, "gfx942": 8, "gfx1030": 16, "gfx1100": 16, "gfx1201": 16}
 """Waves that a SIMD holds at most."""
 _AMD_ISA = {"gfx942": "940", "gfx1100": "1036", "gfx1201": "1036"}
 """The device library's instruction set that stands for one that it does not know, as ROCm 5.2's does not."""

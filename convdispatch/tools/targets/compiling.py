@@ -1,38 +1,42 @@
 """Every solver's kernels for drawn problems, compiled for targets: a row for each solver and target.
 
-A text is compiled once: results are cached on disk, so that a run that was interrupted continues where it was.
+All problems are planned first. Then the rows' texts are compiled in turns, in an order that a digest decides, so that
+a run that ends early has compiled as many texts of each row. A text is compiled once: results are cached on disk, so
+that a run that was interrupted continues where it was.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import json
+import random
 import statistics
 import subprocess
 import tempfile
+import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-
-import platformdirs
+from typing import NamedTuple
 
 from ...api.errors import InvalidProblem
 from ...api.fault_text import words
 from ...api.problem import DIRECTIONS, ConvProblem
 from ...api.solver import Solver
-from ...device.cache.artifact_store import key_of
-from ...device.programs.binary_cache import read_file, write_file
+from ...device.cache.keys import key_of
+from ...device.cache.store import TARGETS
 from ...device.programs.kernels import rendering
 from ...measurement import shapes
 from ...measurement.conformance.levels import cases
-from ...selection.solver_query import query
+from ...selection.solver_query import SolverAnswers, query
 from ...selection.text_table import Table, columns
 from .compilers import Compiled, Kernel, compiler, excess, identity
 from .described import described_context, target_device
 
-_FORM = b"convdispatch compiled for a target 2\n"
+MAX_VARIANTS = 40
+"""Variants of a problem that a solver takes, of which fewer were drawn than are wanted."""
 _VARIATIONS = [
     {"direction": direction, "dtype": dtype, "layout": layout}
     for direction in DIRECTIONS
@@ -48,11 +52,25 @@ class Row:
     target: str
     solver: str
     problems: int = 0
+    texts: int = 0
+    """Distinct texts of the problems' kernels."""
+    compiled: int = 0
+    """Texts that were compiled, or failed to."""
     refused: str | None = None
     """The reason of the first refusal."""
     kernels: list[Kernel] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
     """By problem: what the compiler or the planning said, or the limit that a kernel exceeds."""
+    worst: tuple[str, Kernel] | None = None
+    """The kernel with most scratch memory and its problem; without scratch memory, the one of least occupancy."""
+
+
+class Text(NamedTuple):
+    """A kernel text that is to be compiled, compressed, because tens of thousands are planned, and its problem."""
+
+    digest: bytes
+    packed: bytes
+    problem: str
 
 
 def drawn() -> list[ConvProblem]:
@@ -74,108 +92,184 @@ def drawn() -> list[ConvProblem]:
     return list(dict.fromkeys(problem for pair in turns for problem in pair if problem is not None))
 
 
+def variants(problems: Sequence[ConvProblem]) -> Iterator[ConvProblem]:
+    """The problems with other batches, image sizes, layouts and float dtypes, by seeds that their texts give."""
+    seen = set(problems)
+    for number, problem in itertools.product(range(MAX_VARIANTS), problems):
+        source = random.Random(f"{problem} {number}")
+        floats = ("float32", "float16", "bfloat16") if problem.dtype in ("float32", "float16", "bfloat16") else ()
+        change = {
+            "mb": source.choice((1, 2, 8, problem.mb)),
+            "layout": source.choice(("nchw", "nhwc")),
+            "dtype": source.choice((*floats, problem.dtype)),
+        }
+        for axis in ("id", "ih", "iw")[3 - problem.ndim :]:
+            size = getattr(problem, axis)
+            change[axis] = source.choice((size, max(size // 2, 1), size + source.randrange(1, 8), 2 * size))
+        try:
+            variant = problem.replace(**change)
+        except InvalidProblem:
+            continue
+        if variant not in seen:
+            seen.add(variant)
+            yield variant
+
+
 def _digest(problem: ConvProblem) -> int:
     return int.from_bytes(hashlib.sha256(str(problem).encode()).digest()[:8], "big")
 
 
-def compile_all(
+def plan_all(
     targets: Sequence[str],
     solvers: Sequence[Solver],
-    problems: Sequence[ConvProblem],
+    problems: Sequence[ConvProblem] | None,
     most: int,
     step: Callable[[str, int], None] = lambda words, advance: None,
-) -> Iterator[Row]:
-    """A row for each solver and target as it ends, of the first ``most`` problems that the solver takes on the target.
+) -> Iterator[tuple[Row, list[Text]]]:
+    """A row and its distinct texts for each solver and target, of the first ``most`` problems that the solver takes.
 
-    Two texts are compiled at a time. Raises InvalidArgument for a target that this machine cannot compile for.
+    Without ``problems`` they are drawn, and those of a solver that takes fewer are varied.
     """
-    run, pool = {target: compiler(target) for target in targets}, ThreadPoolExecutor(2)
+    own = drawn() if problems is None else problems
+    for target, solver in itertools.product(targets, solvers):
+        row, texts = Row(target, solver.name), dict[bytes, Text]()
+        taken = _taken(row, solver, own, problems is None)
+        for answers in itertools.islice(taken, most):
+            row.problems += 1
+            for text in _texts(row, solver, answers):
+                digest = hashlib.sha256(text).digest()
+                texts.setdefault(digest, Text(digest, zlib.compress(text, 1), str(answers.problem)))
+            step(f"planning for {target}: {solver.name}", 1)
+        row.texts = len(texts)
+        step("", most - row.problems)
+        yield row, sorted(texts.values())
+
+
+def _taken(row: Row, solver: Solver, problems: Sequence[ConvProblem], varied: bool) -> Iterator[SolverAnswers]:
+    """The solver's answers for those of the problems, and of their variants, that it takes on the row's target."""
+    info, taken = target_device(row.target), list[ConvProblem]()
+    for problem in problems:
+        answers = query(solver, problem, info)
+        if answers.accepts:
+            taken.append(problem)
+            yield answers
+        else:
+            row.refused = row.refused or answers.refused or answers.fault
+    if varied:
+        yield from (answers for problem in variants(taken) if (answers := query(solver, problem, info)).accepts)
+
+
+def _texts(row: Row, solver: Solver, answers: SolverAnswers) -> Iterator[bytes]:
+    """The texts of a problem's kernels in the solver's first configuration."""
     try:
-        for target, solver in itertools.product(targets, solvers):
-            row, texts, waiting = Row(target, solver.name), set[str](), dict[Future[Compiled], ConvProblem]()
-            for problem, text in _texts(row, solver, problems, most, step):
-                if text not in texts:
-                    texts.add(text)
-                    waiting[pool.submit(_compiled, run[target], target, text)] = problem
-                if len(waiting) > 8:
-                    _collect(row, waiting, FIRST_COMPLETED)
-            _collect(row, waiting, ALL_COMPLETED)
-            yield row
+        with rendering() as texts:
+            config = answers.default
+            solver.plan(described_context(target_device(row.target)), answers.shown(config), config)
+    except Exception as error:
+        row.errors[str(answers.problem)] = f"planning: {words(error)}"
+    return (text.encode() if isinstance(text, str) else text for text in texts)
+
+
+def compile_all(
+    planned: Sequence[tuple[Row, list[Text]]],
+    until: float | None = None,
+    step: Callable[[str, int], None] = lambda words, advance: None,
+) -> None:
+    """Compile a text of each row in turns, two at a time, until all are or ``time.monotonic()`` is ``until``.
+
+    Raises InvalidArgument for a target that this machine cannot compile for.
+    """
+    run = {target: compiler(target) for target in dict.fromkeys(row.target for row, _ in planned)}
+    pool, waiting = ThreadPoolExecutor(2), dict[Future[Compiled], tuple[Row, str]]()
+    turns = range(max((len(texts) for _, texts in planned), default=0))
+    try:
+        for row, text in ((row, texts[turn]) for turn in turns for row, texts in planned if turn < len(texts)):
+            if until is not None and time.monotonic() >= until:
+                break
+            waiting[pool.submit(_compiled, run[row.target], row.target, text.packed)] = row, text.problem
+            if len(waiting) > 8:
+                _collect(waiting, FIRST_COMPLETED, step)
+        _collect(waiting, ALL_COMPLETED, step)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # What runs must not hold up the table of an interrupted run.
 
 
-def _texts(
-    row: Row, solver: Solver, problems: Sequence[ConvProblem], most_problems: int, step: Callable[[str, int], None]
-) -> Iterator[tuple[ConvProblem, str]]:
-    """The texts of the problems that the solver takes, with its first configuration."""
-    info = target_device(row.target)
-    for problem in problems:
-        if row.problems == most_problems:
-            break
-        answers = query(solver, problem, info)
-        if not answers.accepts:
-            row.refused = row.refused or answers.refused or answers.fault
-            continue
-        row.problems += 1
-        step(f"{row.target} {row.solver}", 1)
-        try:
-            with rendering() as texts:
-                config = answers.configs[0]
-                solver.plan(described_context(info), answers.shown(config), config)
-        except Exception as error:
-            row.errors[str(problem)] = f"planning: {words(error)}"
-        for text in texts:
-            yield problem, text if isinstance(text, str) else text.decode()
-    step("", most_problems - row.problems)
-
-
-def _collect(row: Row, waiting: dict[Future[Compiled], ConvProblem], until: str) -> None:
+def _collect(waiting: dict[Future[Compiled], tuple[Row, str]], until: str, step: Callable[[str, int], None]) -> None:
     ended, _ = wait(waiting, return_when=until)
-    info = target_device(row.target)
     for future in ended:
-        problem, compiled = str(waiting.pop(future)), future.result()
+        row, problem = waiting.pop(future)
+        info, compiled = target_device(row.target), future.result()
+        step(f"{row.target} {row.solver}", 1)
+        row.compiled += 1
         row.kernels += compiled.kernels
+        for kernel in compiled.kernels:
+            if row.worst is None or _badness(problem, kernel) > _badness(*row.worst):
+                row.worst = problem, kernel
         beyond = [excess(row.target, one, info.max_work_group_size, info.local_mem_size) for one in compiled.kernels]
         for sentence in filter(None, [compiled.error, *beyond]):
             row.errors.setdefault(problem, sentence)
 
 
-def _compiled(run: Callable[[str, Path], Compiled], target: str, text: str) -> Compiled:
-    """The compiler's result for a text, from the cache where it was compiled before."""
-    folder = Path(platformdirs.user_cache_dir("convdispatch")) / "targets"
-    path = folder / f"{key_of(target, identity(target), text)[:40]}.json"
-    cached = read_file(path, _FORM)
-    if cached is not None:
-        values = json.loads(cached)
+def _badness(problem: str, kernel: Kernel) -> tuple[int, float, int, str, str]:
+    """The order of what kernels use; names decide between equals, because texts end in any order."""
+    return kernel.scratch, -kernel.occupancy, kernel.registers, problem, kernel.name
+
+
+def _compiled(run: Callable[[str, Path], Compiled], target: str, packed: bytes) -> Compiled:
+    """The compiler's result for a compressed text, from the cache where it was compiled before."""
+    text = zlib.decompress(packed).decode()
+    key = key_of(target, identity(target), text)
+    values = TARGETS.get(key)
+    if values is not None:
         return Compiled(values["error"], [Kernel(**kernel) for kernel in values["kernels"]])
     with tempfile.TemporaryDirectory(prefix="convdispatch-target-") as scratch:
         try:
             compiled = run(text, Path(scratch))
         except subprocess.TimeoutExpired as late:  # On a machine that is less busy it may end in time.
             return Compiled(f"{Path(late.cmd[0]).name} did not end in {late.timeout:.0f} s")
-    write_file(path, _FORM, json.dumps(asdict(compiled)).encode())
+    TARGETS.put(key, asdict(compiled), target)
     return compiled
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """The rows that have problems: counts, and what their kernels use, the most and the median."""
+    """A line for each row that has problems, and one for all of a target's: counts, and what kernels use."""
     shown = Table(
         *columns("name", "target", "solver"),
-        *columns("number", "problems", "kernels", "errors", "registers", "most", "with scratch", "most bytes"),
-        *columns("number", "local KB", "occupancy", "least"),
+        *columns("number", "problems", "texts", "compiled", "kernels", "errors"),
+        *columns("number", "registers", "most", "with scratch", "most bytes", "local KB", "occupancy", "least"),
     )
-    for row in rows:
-        kernels = row.kernels
-        if row.problems:
-            used = [kernel.registers for kernel in kernels] or [0]
-            scratch = [kernel.scratch for kernel in kernels if kernel.scratch]
-            filled = [kernel.occupancy for kernel in kernels] or [0.0]
-            numbers = [row.problems, len(kernels), len(row.errors), round(statistics.median(used)), max(used)]
-            numbers += [len(scratch), max(scratch, default=0)]
-            local = max((kernel.local for kernel in kernels), default=0) / 1024
-            share = (f"{local:.1f}", f"{statistics.median(filled):.0%}", f"{min(filled):.0%}")
-            shown.add_row(row.target, row.solver, *map(str, numbers), *share)
+    for target, of_target in itertools.groupby((row for row in rows if row.problems), lambda row: row.target):
+        joined = list(of_target)
+        for row in joined:
+            shown.add_row(target, row.solver, *_numbers([row]))
+        if len(joined) > 1:
+            shown.add_row(target, "all", *_numbers(joined))
+    return shown
+
+
+def _numbers(rows: Sequence[Row]) -> list[str]:
+    kernels = [kernel for row in rows for kernel in row.kernels]
+    used = [kernel.registers for kernel in kernels] or [0]
+    scratch = [kernel.scratch for kernel in kernels if kernel.scratch]
+    filled = [kernel.occupancy for kernel in kernels] or [0.0]
+    counts = [sum(count) for count in zip(*((row.problems, row.texts, row.compiled) for row in rows))]
+    counts += [len(kernels), sum(len(row.errors) for row in rows), round(statistics.median(used)), max(used)]
+    counts += [len(scratch), max(scratch, default=0)]
+    local = max((kernel.local for kernel in kernels), default=0) / 1024
+    return [*map(str, counts), f"{local:.1f}", f"{statistics.median(filled):.0%}", f"{min(filled):.0%}"]
+
+
+def worst(rows: Sequence[Row], most: int = 20) -> Table:
+    """The rows whose kernels use most scratch memory, each with that kernel and its problem."""
+    shown = Table(
+        *columns("name", "target", "solver", "kernel"),
+        *columns("number", "scratch bytes", "registers", "local KB", "occupancy"),
+        *columns("sentence", "problem"),
+    )
+    spilling = [(row, *row.worst) for row in rows if row.worst is not None and row.worst[1].scratch]
+    for row, problem, kernel in sorted(spilling, key=lambda place: _badness(*place[1:]), reverse=True)[:most]:
+        numbers = (str(kernel.scratch), str(kernel.registers), f"{kernel.local / 1024:.1f}", f"{kernel.occupancy:.0%}")
+        shown.add_row(row.target, row.solver, kernel.name, *numbers, problem)
     return shown
 
 

@@ -37,6 +37,7 @@ DESCRIBED = {
                           **_memory(32, 8), **_NVIDIA),
     "mi210": DeviceInfo("gfx90a", "amd", "gpu", "gfx90a", compute_units=104, **_memory(64, 54), **_AMD),
     "mi300x": DeviceInfo("gfx942", "amd", "gpu", "gfx942", compute_units=304, **_memory(192, 48), **_AMD),
+    "rx6900xt": DeviceInfo("gfx1030", "amd", "gpu", "gfx1030", compute_units=40, **_memory(16, 13), **_AMD),
     "rx7900xtx": DeviceInfo("gfx1100", "amd", "gpu", "gfx1100", compute_units=48, **_memory(24, 20), **_AMD),
     "rx9070xt": DeviceInfo("gfx1201", "amd", "gpu", "gfx1201", compute_units=32, **_memory(16, 13), **_AMD),
     "arc-a770": DeviceInfo("Intel(R) Arc(TM) A770 Graphics", "intel", "gpu", "intel(r) arc(tm) a770 graphics",
@@ -55,6 +56,7 @@ DESCRIBED = {
 TARGETS = {
     "gfx90a": "mi210",
     "gfx942": "mi300x",
+    "gfx1030": "rx6900xt",
     "gfx1100": "rx7900xtx",
     "gfx1201": "rx9070xt",
     "dg2": "arc-a770",

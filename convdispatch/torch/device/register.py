@@ -29,7 +29,6 @@ class _Backend:
         return True
 
     def is_available(self) -> bool:
-        """Whether the device "opencl" was registered."""
         return True
 
     def current_device(self) -> int:
@@ -48,7 +47,6 @@ class _Backend:
         return []
 
     def synchronize(self, device: Any = None) -> None:
-        """Wait for all work on the device."""
         queue().finish()
 
 

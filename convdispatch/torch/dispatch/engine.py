@@ -62,16 +62,7 @@ def forward(
         if any(rows):
             native.decline()
             return forward(_longer(x, rows), w, bias, *Geometry.of(*geometry).without(rows), settings=settings)
-    constant = promise(w)
-    call = cached_call("forward", geometry, x, w, None, bias, constant is not None, settings)
-    result = call(None, w, x, bias, constant) if transposed else call(x, w, None, bias, constant)
-    if not call.backward_ready:
-        call.backward_ready = _prepare_backward(geometry, x, w, bias, result, settings)
-    native.learn([("forward", call, 0)], transposed, (x, w, bias), w, constant)
-    if _watchers:
-        for watcher in _watchers:
-            watcher("forward", call, (x, w, bias), Geometry.of(*geometry))
-    return result
+    return _computed((x, w, bias), geometry, promise(w), settings)
 
 
 def fused(
@@ -86,22 +77,31 @@ def fused(
     """``activation(convolution + residual)`` in one pass, of stride, padding, dilation and groups. Raises as
     ``forward`` does."""
     geometry = (*given[:3], False, (0,) * (x.ndim - 2), given[3])
-    constant = promise(w, fused=True)
     after = (activation, residual is not None)
+    return _computed((x, w, bias, residual), geometry, promise(w, fused=True), settings, after)
+
+
+def _computed(
+    tensors: tuple[Any, ...], geometry: tuple[Any, ...], constant: Any, settings: Settings, after: Any = PLAIN
+) -> torch.Tensor:
+    """The result of a forward call on input, weights, bias and, of a fused layer, the residual."""
+    x, w, bias = tensors[:3]
     call = cached_call("forward", geometry, x, w, None, bias, constant is not None, settings, after)
-    if residual is not None and call.shape is not None and not _alike(residual, x, call.shape):
-        raise Fallback("what is added is not like the result")
-    result = call(x, w, None, bias, constant, residual)
+    residual, transposed = tensors[3] if after[1] else None, geometry[3]
+    if residual is not None and call.shape is not None:
+        alike = residual.shape == call.shape and residual.dtype is x.dtype and residual.device == x.device
+        if not alike:
+            raise Fallback("what is added is not like the result")
+    if transposed:
+        result = call(None, w, x, bias, constant)
+    else:
+        result = call(x, w, None, bias, constant, residual)
     if not call.backward_ready:
         call.backward_ready = _prepare_backward(geometry, x, w, bias, result, settings)
-    native.learn([("forward", call, 0)], False, (x, w, bias, residual), w, constant)
+    native.learn([("forward", call, 0)], transposed, tensors, w, constant)
     for watcher in _watchers:
-        watcher("forward", call, (x, w, bias, residual), Geometry.of(*geometry))
+        watcher("forward", call, tensors, Geometry.of(*geometry))
     return result
-
-
-def _alike(residual: torch.Tensor, x: torch.Tensor, shape: Sequence[int]) -> bool:
-    return residual.shape == shape and residual.dtype is x.dtype and residual.device == x.device
 
 
 def backward(

@@ -79,35 +79,40 @@ class Raised(BaseException):
 def install(key: str, forward: Callable[..., Any], backward: Callable[..., Any], host: bool = False) -> bool:
     """Register the native path for aten's convolutions on a dispatch key; returns whether that succeeded. The native
     path calls ``forward`` and ``backward`` if it has no decision. ``host``: for tensors on a CPU."""
-    first = _HOST * host
-    _operators[first : first + 2] = forward, backward
-    found = _module(host)
-    try:
-        if found is None:
-            return False
-        _ask(found)
-        found.install(key, host)
-    except RuntimeError as error:  # PyTorch refused the kernel, or an interface has changed
-        warnings.warn(f"convolutions on {key} go by Python: {error}", ConvDispatchWarning, stacklevel=2)
+    if _registered("install", key, host, 0, forward, backward):
+        _installed_on.add(key)
+        return True
+    if (found := _module(host)) is not None:
         found.uninstall(host)
-        return False
-    _taken(found, key)
-    return True
+    return False
 
 
 def install_fused(key: str, compute: Callable[..., Any], host: bool) -> bool:
     """Register the native path for the operator of fused layers; it is never unregistered."""
-    _operators[_FUSED + _HOST * host] = compute
+    return _registered("install_fused", key, host, _FUSED, compute)
+
+
+def _registered(install: str, key: str, host: bool, place: int, *computes: Callable[..., Any]) -> bool:
+    """Whether the native module's ``install(key, host)`` succeeded, with these functions of Python's from a place of
+    its operators on."""
+    global _launcher
+    begin = place + _HOST * host
+    _operators[begin : begin + len(computes)] = computes
     found = _module(host)
     if found is None:
         return False
     try:
         _ask(found)
-        found.install_fused(key, host)
-    except RuntimeError as error:
-        warnings.warn(f"fused convolutions on {key} go by Python: {error}", ConvDispatchWarning, stacklevel=2)
+        getattr(found, install)(key, host)
+    except RuntimeError as error:  # PyTorch refused the kernel, or an interface has changed
+        warnings.warn(f"convolutions on {key} go by Python: {error}", ConvDispatchWarning, stacklevel=3)
         return False
-    _taken(found)
+    found.under(_numbers[_settings])
+    if _launcher is None:
+        counting.also(found.counts)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=lambda: runtime.forked and pause(True))
+    _launcher = found
     return True
 
 
@@ -130,17 +135,6 @@ def _ask(found: Any) -> None:
 
 def _rounds() -> bool:
     return _C._get_float32_matmul_precision() != "highest"  # type: ignore[no-any-return]
-
-
-def _taken(found: Any, *keys: str) -> None:
-    global _launcher
-    found.under(_numbers[_settings])
-    if _launcher is None:
-        counting.also(found.counts)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=lambda: runtime.forked and pause(True))
-    _launcher = found
-    _installed_on.update(keys)
 
 
 def uninstall() -> None:

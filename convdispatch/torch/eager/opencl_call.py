@@ -25,20 +25,12 @@ class OpenClTensors(QueueCall):
         self.shape, self._torch_dtype = shape, dtype
         self._stride = torch.empty(shape, device="meta").stride()
 
-    def __call__(
-        self,
-        x: Any,
-        w: Any,
-        y: Any,
-        bias: Any = None,
-        constant: Any = None,
-        residual: Any = None,
-        queue: Any = None,
-    ) -> torch.Tensor:
-        """Enqueue the kernels; returns the tensor that they will write."""
+    def __call__(self, *tensors: Any) -> torch.Tensor:
+        """Enqueue the kernels on x, w, y, bias, constant and residual; returns the tensor that they will write."""
         out = empty_strided(self.shape, self._stride, self._torch_dtype)
         if self.empty:
             return out.zero_()
+        x, w, y, bias, _, residual = (*tensors, None, None, None)[:6]
         operands = [None if each is None else seen(each.contiguous()) for each in (x, w, y, bias, residual)]
         operands[self.written] = seen(out)
         super().__call__(*operands[:4], None, operands[4], self.known)  # type: ignore[arg-type]

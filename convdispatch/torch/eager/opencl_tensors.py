@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyopencl as cl
 import torch
 
 from ...device import runtime
@@ -37,8 +38,6 @@ _aten = torch.ops.aten
 @functools.lru_cache(maxsize=1)
 def queue() -> Any:
     """The device's in-order queue, which all threads share."""
-    import pyopencl as cl
-
     return cl.CommandQueue(runtime.context(runtime.default_device()))
 
 

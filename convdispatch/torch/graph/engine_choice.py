@@ -15,8 +15,9 @@ import torch
 from torch import fx
 
 from ...calls.framework.host import cpu_device
-from ...device.cache.artifact_store import key_of
+from ...device.cache.keys import key_of
 from ...device.runtime import device_info
+from ...selection.decision_store import key
 
 if TYPE_CHECKING:
     from ...inference.form_benchmark import Verdict
@@ -83,8 +84,8 @@ class Race:
         from ...inference import choice_cache
 
         nodes = (f"{node.name} {node.target} {node.args} {node.kwargs} {_kinds(node)}" for node in graph.graph.nodes)
-        what = "engine", torch.__version__, str(torch.get_num_threads()), *nodes
-        self._key = device_info(cpu_device()), key_of(*what)
+        what = "engine", choice_cache.LOWERING, torch.__version__, str(torch.get_num_threads()), *nodes
+        self._key = key(device_info(cpu_device()), key_of(*what))
         self._known = choice_cache.load(self._key, ENGINES)
         self.winner = self._known.layout if self._known is not None and self._known.is_final else None
         """The engine that won an earlier race; None where engines are to be timed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -44,15 +45,16 @@ SECOND_CACHE_BYTES = 4 << 20
 LAUNCH_OPS = 2.5e6  # operations at peak rate in the time of one kernel launch
 
 
+@functools.cache
 def _operations(n: int, real: bool) -> float:
     """Return the approximate number of operations of a transform of ``n`` points."""
     complex_ops = 4 * n * math.log2(n) - 5 * n + 8 if n > 1 else 0.0
     return 0.85 * complex_ops * (0.5 if real else 1.0)
 
 
-def _transform_ops(g: Geometry, counts: tuple[int, ...]) -> float:
+@functools.lru_cache(maxsize=1024)
+def _transform_ops(sizes: tuple[int, ...], order: tuple[int, ...], counts: tuple[int, ...]) -> float:
     """Vector operations of one tile's transform, which reads or writes ``counts`` elements along d, h, w."""
-    sizes, order = g.tiling.sizes, g.order
     n0, complex_axes = sizes[order[0]], order[1:]
     total = math.prod(counts[axis] for axis in complex_axes) * (_operations(n0, True) + 2 * n0)
     if len(complex_axes) == 2:
@@ -79,20 +81,23 @@ def _single_element_ops(g: Geometry, source_runs: int) -> float:
     return total
 
 
-def predicted(g: Geometry, balance: Balance = FITTED) -> float:
-    """Return the predicted time of a call, in operations at peak rate: products, transforms, traffic and launches."""
-    t, lane = g.tiling, g.lanes
+def predicted(g: Geometry, balance: Balance = FITTED, is_cached: bool = False) -> float:
+    """Return the predicted time of a call, in operations at peak rate: products, transforms, traffic and launches; with
+    ``is_cached`` as if the last-level cache held all spectra."""
+    t, lane, passes = g.tiling, g.lanes, (g.tiling.sizes, g.order)
     f, rows, groups = g.frequencies, g.all_rows, t.groups
     divided, blocks_c, blocks_n = ceil(g.d, lane), ceil(g.c, lane), ceil(g.n, lane)
     row_rounds, block_rounds = ceil(rows, g.rows), ceil(divided, g.blocks)
     source_runs = 1 if row_rounds == 1 else block_rounds  # number of times that the source is transformed
     row_bytes = 8.0 * f * groups * lane  # bytes of one row of one channel block of a spectrum, over all frequencies
-    transforms = rows * (source_runs * blocks_c * _transform_ops(g, g.whole) + divided * _transform_ops(g, g.steps))
+    transforms = rows * (
+        source_runs * blocks_c * _transform_ops(*passes, g.whole) + divided * _transform_ops(*passes, g.steps)
+    )
     if g.weights_gradient:
         # The weights' gradient has ``results`` rows of ``blocks`` vectors.
         results, blocks = (t.ic, divided) if g.along_oc else (t.oc, blocks_n)
         m, n, k = ceil(results, 4) * 4, blocks * lane, rows
-        transforms += results * blocks * (_transform_ops(g, g.taps) + 3 * lane * math.prod(g.taps))
+        transforms += results * blocks * (_transform_ops(*passes, g.taps) + 3 * lane * math.prod(g.taps))
         source, kernel, result = rows * blocks_c * row_bytes, rows * divided * row_bytes, results * blocks * row_bytes
         transfers = [(source, source_runs + block_rounds), (kernel, 2), (result, 2 * row_rounds)]
     else:
@@ -100,12 +105,12 @@ def predicted(g: Geometry, balance: Balance = FITTED) -> float:
         m, n, k = rows, 2 * g.n if g.along_c else blocks_n * lane, g.c
         kernels = g.n * blocks_c if g.along_c else g.c * blocks_n
         if not g.constant_kernel:
-            transforms += kernels * (_transform_ops(g, g.spans) + 3 * lane * math.prod(a.taps for a in t.axes))
+            transforms += kernels * (_transform_ops(*passes, g.spans) + 3 * lane * math.prod(a.taps for a in t.axes))
         source, kernel, result = rows * blocks_c * row_bytes, kernels * row_bytes, rows * blocks_n * row_bytes
         kernel_runs = row_rounds + (0 if g.constant_kernel else 1)
         transfers = [(source, source_runs + block_rounds), (kernel, kernel_runs), (result, 2)]
     live_bytes = g.areas["size"] + (g.packed_size if g.constant_kernel else 0)
-    far_share = min(1.0, max(0.0, (live_bytes - CACHE_BYTES) / CACHE_BYTES))
+    far_share = 0.0 if is_cached else min(1.0, max(0.0, (live_bytes - CACHE_BYTES) / CACHE_BYTES))
     byte_ops = CACHE_BYTE_OPS + far_share * (MEMORY_BYTE_OPS * balance.memory - CACHE_BYTE_OPS)
     traffic = sum(size * times for size, times in transfers) * byte_ops
     fills_registers = g.result_blocks > 1 or blocks_n == 1
@@ -130,38 +135,35 @@ def _sizes(problem: ConvProblem) -> tuple[int, ...]:
 def choices(problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
     """Configurations: the fastest by prediction first, then others, uncut or in pieces, of ever smaller workspace."""
     balance = Balance.of(rates(device))
-    return iter(_choices(problem, lanes(device), device.local_mem_size, device.compute_units, balance))
-
-
-def _config(g: Geometry, **changes: int) -> dict[str, Any]:
-    return {**g.config, **changes}
-
-
-@functools.lru_cache(maxsize=256)
-def _choices(
-    problem: ConvProblem, lane: int, local: int, units: int, balance: Balance
-) -> tuple[Mapping[str, Any], ...]:
     cost = functools.partial(predicted, balance=balance)
-    candidates = tilings(problem, _sizes(problem))
-    uncut = [g for g in (_uncut(problem, t.sizes, lane, units) for t in candidates) if _fits(g, local)]
+    candidates = (
+        _uncut(problem, t.sizes, lanes(device), device.compute_units) for t in tilings(problem, _sizes(problem))
+    )
+    uncut = [g for g in candidates if _fits(g, device.local_mem_size)]
     ranked = sorted(uncut, key=cost)[:MAX_TILINGS]
+    fastest = next(_pieces(ranked[0]))
+    for g in ranked:
+        # Pieces transform and launch more than the whole does: they gain at most the way of its spectra to memory.
+        if predicted(g, balance, is_cached=True) < cost(fastest):
+            fastest = min(fastest, *_pieces(g), key=cost)
+    yield fastest.config
     pieces = sorted((g for each in ranked for g in _pieces(each)), key=cost)
     offered = pieces[:6]
     # The offers go from the fastest one's workspace down to the smallest of any transform; each takes at most half of
     # the previous offer's workspace.
     smallest = min((_smallest_pieces(g) for g in uncut), key=lambda g: (g.areas["size"], cost(g)))
-    by_workspace = [*pieces, *_pieces(_one_piece(smallest)), smallest]
+    by_workspace = [*pieces, *_pieces(smallest), smallest]
     by_workspace.sort(key=lambda g: (-g.areas["size"], cost(g)))
     least_size = min(g.areas["size"] for g in offered)
     for g in by_workspace:
         if g.areas["size"] <= least_size / 2 or (g is smallest and smallest.areas["size"] < least_size):
             offered.append(g)
             least_size = g.areas["size"]
-    configs: list[Mapping[str, Any]] = []
+    configs: list[Mapping[str, Any]] = [fastest.config]
     for g in offered:
         if g.config not in configs:
             configs.append(g.config)
-    return tuple(configs)
+            yield g.config
 
 
 def _fits(g: Geometry, local: int) -> bool:
@@ -180,25 +182,21 @@ def _uncut(problem: ConvProblem, sizes: tuple[int, ...], lane: int, units: int) 
     )  # fmt: skip
 
 
-def _one_piece(g: Geometry) -> Geometry:
-    return Geometry(g.problem, _config(g, groups=g.tiling.groups, blocks=ceil(g.d, g.lanes), rows=g.all_rows))
-
-
 def _smallest_pieces(g: Geometry) -> Geometry:
     """The geometry with one group, one block of channels and as few rows per piece as MAX_ROUNDS allows."""
     rounds = g.tiling.groups * ceil(g.d, g.lanes)
-    return Geometry(g.problem, _config(g, groups=1, blocks=1, rows=ceil(g.all_rows, max(1, MAX_ROUNDS // rounds))))
+    return g.divided({**g.config, "groups": 1, "blocks": 1, "rows": ceil(g.all_rows, max(1, MAX_ROUNDS // rounds))})
 
 
-def _pieces(g: Geometry) -> list[Geometry]:
-    """Return a geometry as one piece, and divided into pieces by rows, by channels and by groups."""
-    pieces = []
-    blocks = ceil(g.d, g.lanes)
-    for groups in dict.fromkeys((g.tiling.groups, ceil(g.tiling.groups, 4), 1)):
-        for block_parts in (1, 2, 4, 8, 16):
-            for row_parts in (1, 2, 4, 8, 16, 64):
-                if (block_parts > blocks and block_parts > 1) or (row_parts > g.all_rows and row_parts > 1):
-                    continue
-                config = _config(g, groups=groups, blocks=ceil(blocks, block_parts), rows=ceil(g.all_rows, row_parts))
-                pieces.append(Geometry(g.problem, config))
-    return [piece for piece in pieces if piece.rounds <= MAX_ROUNDS or piece.rounds == g.tiling.groups]
+def _pieces(g: Geometry) -> Iterator[Geometry]:
+    """Yield a geometry as one piece, and divided into pieces by rows, by channels and by groups."""
+    blocks, groups_of_all = ceil(g.d, g.lanes), g.tiling.groups
+    parts = itertools.product(
+        dict.fromkeys((groups_of_all, ceil(groups_of_all, 4), 1)), (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 64)
+    )
+    for groups, block_parts, row_parts in parts:
+        if block_parts <= max(1, blocks) and row_parts <= max(1, g.all_rows):
+            sizes = {"groups": groups, "blocks": ceil(blocks, block_parts), "rows": ceil(g.all_rows, row_parts)}
+            piece = g.divided({**g.config, **sizes})
+            if piece.rounds <= MAX_ROUNDS or piece.rounds == groups_of_all:
+                yield piece

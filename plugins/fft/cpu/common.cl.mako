@@ -1,7 +1,9 @@
-## Vectors, stores of them that bypass the caches, and the transposition of a square of them in registers.
+## Vectors, a multiply-add of them, stores of them that bypass the caches, and the transposition of a square of them in registers.
 //
 // LANES, V  elements of a vector, its type
 #include <convdispatch/lanes.cl>
+// The compiler fuses both where the processor can; fma would be a slow function where it cannot.
+#define MULTIPLY_ADD(factor, a, b) ((factor) * (a) + (b))
 // These stores bypass the caches: a kernel's spectrum is larger than they are and is read only after all is written.
 #define STREAM(p, v) STOREW(p, v)
 #ifdef __has_builtin

@@ -11,6 +11,7 @@ with a power of two a tile's spectrum would compete for a few sets of the caches
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import math
@@ -52,8 +53,8 @@ class Geometry:
     """
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
-        self.problem, self.config = problem, config
-        self.tiling: Tiling = tiling(problem, config["tile"])
+        self.problem = problem
+        self.tiling: Tiling = tiling(problem, tuple(config["tile"]))
         t = self.tiling
         self.lanes = config["lanes"]
         self.weights_gradient = problem.direction == "bwd_weights"
@@ -69,9 +70,6 @@ class Geometry:
         self.all_rows = t.images * t.tiles
         # With few target channels, the vectors of the kernel's spectrum run along the summed channels instead.
         self.along_c = not self.weights_gradient and self.n <= 4 and self.c % self.lanes == 0
-        self.groups = groups = min(config["groups"], t.groups)
-        self.rows = min(config["rows"], self.all_rows)
-        self.blocks = min(config["blocks"], ceil(self.d, self.lanes))
         self.constant_kernel = problem.constant_weights and not self.weights_gradient
         real_axis = t.half_axis
         self.order = (real_axis, *(axis for axis in (2, 1, 0) if axis != real_axis and t.sizes[axis] > 1))
@@ -84,9 +82,32 @@ class Geometry:
         self.frequencies = t.frequencies - len(self.edges) * (second_size - half(second_size) if self.edges else 0)
         """Complex elements of a tile's spectrum, without those that follow by symmetry."""
 
-        # The attributes below are sizes of spectra: rows, blocks of vectors, and floats from frequency to frequency.
         self.source_blocks = ceil(self.c, self.lanes)
         """Blocks of the source's channels."""
+        # The attributes below are numbers of elements along (d, h, w).
+        self.whole = t.sizes
+        """Elements of a tile of the source along (d, h, w)."""
+        self.spans = tuple(axis.extent for axis in t.axes)
+        """Elements that the dilated kernel spans along (d, h, w)."""
+        self.steps = tuple(axis.step for axis in t.axes)
+        """Elements along (d, h, w) of a tile of dy, or of a tile of the target that are written."""
+        self.taps = tuple(axis.taps for axis in t.axes)
+        """Elements of the weights' gradient along (d, h, w)."""
+        self._divide(config)
+
+    def divided(self, config: Mapping[str, Any]) -> Geometry:
+        """The geometry with pieces of another size, for a configuration that differs in nothing else."""
+        geometry = copy.copy(self)
+        geometry.__dict__.pop("areas", None)
+        geometry._divide(config)
+        return geometry
+
+    def _divide(self, config: Mapping[str, Any]) -> None:
+        """Compute the sizes of a piece's spectra: rows, blocks of vectors, and floats from frequency to frequency."""
+        t, self.config = self.tiling, config
+        self.groups = groups = min(config["groups"], t.groups)
+        self.rows = min(config["rows"], self.all_rows)
+        self.blocks = min(config["blocks"], ceil(self.d, self.lanes))
         self.kernel_groups = t.groups if self.constant_kernel else groups
         """Groups whose kernels' spectra are in memory at the same time: all if the weights are constant."""
         self.kernel_blocks = ceil(self.n, self.lanes) if self.constant_kernel else self.blocks
@@ -112,16 +133,6 @@ class Geometry:
         self.result_stride = self._stride(groups, self.result_blocks, self.result_rows)
         self.packed_size = 4 * self.frequencies * self.kernel_stride
         """Bytes of a constant kernel's spectrum."""
-
-        # The attributes below are numbers of elements along (d, h, w).
-        self.whole = t.sizes
-        """Elements of a tile of the source along (d, h, w)."""
-        self.spans = tuple(axis.extent for axis in t.axes)
-        """Elements that the dilated kernel spans along (d, h, w)."""
-        self.steps = tuple(axis.step for axis in t.axes)
-        """Elements along (d, h, w) of a tile of dy, or of a tile of the target that are written."""
-        self.taps = tuple(axis.taps for axis in t.axes)
-        """Elements of the weights' gradient along (d, h, w)."""
 
     def _stride(self, groups: int, blocks: int, rows: int) -> int:
         return (groups * blocks * rows | 1) * 2 * self.lanes

@@ -25,26 +25,22 @@ class _Launches:
         return Launch(self.program, kernel, size, (1, 1, 1), typed, names=OPERANDS)
 
     def _divided_launch(self, kernel: str, jobs: int, operands: list[str], offset: int, *rest: int) -> Launch:
-        """Return the launch of a transform kernel whose jobs are distributed among work items."""
         items = min(jobs, self.g.config["items"])
         return self._launch(kernel, (items, 1, 1), [*operands, np.int64(offset // 4), items, *rest])
 
     def kernels(self, group: int, groups: int, block: int, blocks: int, offset: int) -> Launch:
-        """Return the launch that transforms the kernels into byte ``offset`` of the workspace or the packed buffer."""
         if self.g.along_c:
             block, blocks = 0, self.g.kernel_blocks
         jobs = groups * blocks * self.g.kernel_rows
         return self._divided_launch("kernels", jobs, ["w", "workspace"], offset, group, groups, block, blocks)
 
     def forward(self, name: str, operand: str, area: str, piece: Piece, block: int, blocks: int) -> Launch:
-        """Return the launch that transforms the tiles of a tensor to spectra."""
         return self._divided_launch(
             name, piece.groups * blocks * piece.rows, [operand, "workspace"], self.areas[area],
             piece.group, piece.groups, block, blocks, piece.row, piece.rows,
         )  # fmt: skip
 
     def product(self, piece: Piece) -> Launch:
-        """Return the launch of the products of every frequency and group of a piece."""
         g, areas = self.g, self.areas
         size = (g.frequencies, piece.groups, 1)
         if g.weights_gradient:
@@ -62,7 +58,6 @@ class _Launches:
         return self._launch("product", size, [*operands, *(np.int64(o // 4) for o in offsets), *numbers])
 
     def inverse(self, piece: Piece) -> Launch:
-        """Return the launch of the inverse transforms, which write the target."""
         p = self.g.problem
         operands = [p.written, *["residual"][: p.residual], "workspace", *["bias"][: p.bias]]
         return self._divided_launch(
@@ -71,7 +66,6 @@ class _Launches:
         )  # fmt: skip
 
     def gradient(self, piece: Piece) -> Launch:
-        """Return the launch of the inverse transforms, which write dw."""
         g = self.g
         first_channel = piece.block * g.lanes
         result_part = 0, g.result_blocks, first_channel, min(piece.blocks * g.lanes, g.d - first_channel)

@@ -55,6 +55,7 @@ class TransformAxis:
     out_length: int
 
     @classmethod
+    @functools.lru_cache(maxsize=256)
     def of(cls, problem: ConvProblem, axis: str, size: int) -> TransformAxis | None:
         """Transforms of ``size`` points along ``axis``; None when they are too small."""
         length, kernel, dilation, out = (getattr(problem, letter + axis) for letter in "ikdo")
@@ -158,9 +159,11 @@ class Planes:
     row_stride: int
 
 
-def planes(problem: ConvProblem, transform: Transform) -> tuple[Planes, Planes, Planes]:
-    """The left operand, the right operand and the result of the products; the operands' rows are summed over."""
-    g, tiles = problem.g, transform.tiles
+@functools.lru_cache(maxsize=64)
+def planes(problem: ConvProblem, tiles: int) -> tuple[Planes, Planes, Planes]:
+    """The left operand, the right operand and the result of the products over ``tiles`` tiles of each image; the
+    operands' rows are summed over."""
+    g = problem.g
     icg, ocg = problem.ic // g, problem.oc // g
 
     def data(tensor: str) -> tuple[Line, Line, int, int]:

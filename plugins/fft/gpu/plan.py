@@ -80,7 +80,8 @@ class Layout:
     def changed(self, tile: Tile | None = None, parts: tuple[int, int, int] | None = None) -> Layout:
         """The layout with another tile or other parts; cached properties that do not depend on them are copied."""
         layout = Layout(self.problem, self.transform, parts or self.parts, tile or self.tile, self.local, self.wide)
-        unaffected = ("planes", "slots", "_groups", *(() if parts else ("chunks", "sizes", "areas")))
+        unaffected = ("planes", "totals", "slots", "_widths", "_groups")
+        unaffected += () if parts else ("chunks", "starts", "sizes", "areas")
         cached = self.__dict__
         layout.__dict__.update({name: cached[name] for name in unaffected if name in cached})
         return layout
@@ -102,9 +103,9 @@ class Layout:
     @functools.cached_property
     def planes(self) -> tuple[Planes, Planes, Planes]:
         """The tensors of the left operand, the right operand and the result, each as a matrix of tiles."""
-        return planes(self.problem, self.transform)
+        return planes(self.problem, self.transform.tiles)
 
-    @property
+    @functools.cached_property
     def totals(self) -> tuple[int, int, int]:
         """m, n and k of the whole product."""
         left, right, _ = self.planes
@@ -118,7 +119,7 @@ class Layout:
         sides = zip(self._widths, totals, strict=True)
         return tuple(slots_of(width, height, total, self.local) for width, total in sides)
 
-    @property
+    @functools.cached_property
     def _widths(self) -> tuple[int, int, int]:
         rows = self.transform.rows
         return -(-rows.other.given // rows.other.spread), -(-rows.data.given // rows.data.spread), len(rows.wanted)
@@ -138,7 +139,7 @@ class Layout:
         """The number of rows m of a part's product, without the padding slots if there is only one part."""
         return min(self.chunks[0], self.totals[0])
 
-    @property
+    @functools.cached_property
     def starts(self) -> tuple[range, range, range]:
         """The first indices of the parts of m, n and k."""
         return tuple(range(0, total, chunk) for total, chunk in zip(self.totals, self.chunks, strict=True))

@@ -14,10 +14,12 @@ warp_n = min(8, columns)
 warp_m = max(1, min(32 // warp_n, rows))
 unit = 4 if three else 2
 sides = [("a", bm, m, m_pitch, "m0"), ("b", bn, n, n_pitch, "n0")]
-minus, plus = ("+", "-") if conjugate else ("-", "+")
+minus, plus = ("", "-") if conjugate else ("-", "")
 n_tiles, m_tiles = -(-n // bn), -(-m // bm)
 def size(tile): return 3 * bk * tile // 4 if three else bk * tile // 2
 %>\
+// The compiler fuses no products of its own choice, which would depend on the sizes.
+#pragma OPENCL FP_CONTRACT OFF
 #define PAIR_(T) T##2
 #define PAIR_OF(T) PAIR_(T)
 #define PAIR PAIR_OF(ACC)
@@ -103,7 +105,7 @@ ${fetch()}\
         const QUAD b${p} = lb[${plane * bk * bn // 4} + k * ${bn // 4} + ${p * columns}];
 % endfor
 % for q, p in pairs(range(tm), range(tn // 4)):
-        u${plane}_${q}_${p} = a${q // 4}.s${q % 4} * b${p} + u${plane}_${q}_${p};
+        u${plane}_${q}_${p} = fma((QUAD)(a${q // 4}.s${q % 4}), b${p}, u${plane}_${q}_${p});
 % endfor
       }
 % endfor
@@ -116,11 +118,11 @@ ${fetch()}\
 % endfor
 % for q in range(tm):
 % for p in range(tn // 2):
-      u${q}_${p} = a${q // 2}.s${q % 2 * 2} * b${p} + u${q}_${p};
+      u${q}_${p} = fma((QUAD)(a${q // 2}.s${q % 2 * 2}), b${p}, u${q}_${p});
 % endfor
 % for p in range(tn // 2):
-      u${q}_${p}.s02 = u${q}_${p}.s02 ${minus} a${q // 2}.s${q % 2 * 2 + 1} * b${p}.s13;
-      u${q}_${p}.s13 = u${q}_${p}.s13 ${plus} a${q // 2}.s${q % 2 * 2 + 1} * b${p}.s02;
+      u${q}_${p}.s02 = fma((PAIR)(${minus}a${q // 2}.s${q % 2 * 2 + 1}), b${p}.s13, u${q}_${p}.s02);
+      u${q}_${p}.s13 = fma((PAIR)(${plus}a${q // 2}.s${q % 2 * 2 + 1}), b${p}.s02, u${q}_${p}.s13);
 % endfor
 % endfor
 % endif

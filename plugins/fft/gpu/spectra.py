@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from ..transforms import codelet, half
 from .geometry import Line, Planes, Span, Transform
 
-_TYPES = "#define PAIR_(T) T##2\n#define PAIR_OF(T) PAIR_(T)\n#define PAIR PAIR_OF(ACC)"
+# Every multiply-add is written, and the compiler adds none of its own: which products it fuses depends on the number of
+# tiles, and so an image's last bits would depend on its batch.
+_TYPES = """#pragma OPENCL FP_CONTRACT OFF
+#define MULTIPLY_ADD(factor, a, b) fma(factor, a, b)
+#define PAIR_(T) T##2
+#define PAIR_OF(T) PAIR_(T)
+#define PAIR PAIR_OF(ACC)"""
 
 
 @dataclass(unsafe_hash=True)

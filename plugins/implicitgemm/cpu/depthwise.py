@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -73,11 +72,9 @@ class Depthwise(PackedSolver):
         kernel = RowKernel if problem.layout == "nhwc" else PlaneKernel
         return [kernel(p, problem, config) for p in passes(problem)]
 
-    def pack_key(self, problem: ConvProblem, config: Mapping[str, Any], kernels: list[Any]) -> str:
+    def pack_key(self, problem: ConvProblem, config: Mapping[str, Any], kernels: list[Any]) -> Any:
         taps = [(kernel.p.taps, kernel.p.w_first, kernel.p.w_step) for kernel in kernels]
-        return json.dumps(
-            [self.name, problem.dtype, problem.layout, problem.direction, problem.w_shape, taps, config["lanes"]]
-        )
+        return [self.name, problem.dtype, problem.layout, problem.direction, problem.w_shape, taps, config["lanes"]]
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Return the bytes of slots, and of packed weights unless they are constant; 0 for kernels without slots."""

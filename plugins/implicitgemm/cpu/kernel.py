@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -118,9 +117,9 @@ class PackedSolver(Solver):
         """The passes' kernels; ``device`` has ``simd_width`` and ``compute_units``."""
         raise NotImplementedError
 
-    def pack_key(self, problem: ConvProblem, config: Mapping[str, Any], kernels: list[Any]) -> str:
-        """Return a key that is equal for plans whose packed weights are equal."""
-        return json.dumps([self.name, str(problem), dict(config)], sort_keys=True)
+    def pack_key(self, problem: ConvProblem, config: Mapping[str, Any], kernels: list[Any]) -> Any:
+        """Return a JSON value that is equal for plans whose packed weights are equal."""
+        return [self.name, str(problem), dict(config)]
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Return the bytes of the slots, and of the packed weights unless they are constant."""
@@ -136,9 +135,8 @@ class PackedSolver(Solver):
         starts = [(kernel, offset + base) for kernel, offset in zip(kernels, offsets, strict=True)]
         packers = [kernel.packer(context, start) for kernel, start in starts]
         steps = [kernel.convolution(context, operand, start) for kernel, start in starts]
-        if problem.constant_weights:
-            return StepPlan(slots, steps, weights, packers, self.pack_key(problem, config, kernels))
-        return StepPlan(slots + weights, [*packers, *steps])
+        once, key = problem.constant_weights, self.pack_key(problem, config, kernels)
+        return StepPlan.packing(once, slots if once else slots + weights, packers, steps, weights, key)
 
 
 def _areas(kernels: list[Any]) -> tuple[list[int], int, int]:

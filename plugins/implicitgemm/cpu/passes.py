@@ -122,7 +122,8 @@ def forward_pass(problem: ConvProblem) -> Pass:
     return passes(problem.replace(direction="fwd", accumulate=False))[0]
 
 
-def passes(problem: ConvProblem) -> list[Pass]:
+@functools.lru_cache(maxsize=256)
+def passes(problem: ConvProblem) -> tuple[Pass, ...]:
     """The passes of a forward convolution or a data gradient; together they write every element once."""
     geo, w = geometry_of(problem), TensorLayout.of(problem, "w")
     w_strides = (w.image, w.channel, w.axes[2])
@@ -146,4 +147,4 @@ def passes(problem: ConvProblem) -> list[Pass]:
                 kernel=geo.kernel, w_strides=w_strides, nhwc=problem.layout == "nhwc", dtype=problem.dtype,
             )
         )  # fmt: skip
-    return result
+    return tuple(result)

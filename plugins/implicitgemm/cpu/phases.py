@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -129,10 +128,8 @@ class PhasesKernel(Kernel):
         weights = "w" if constant else "workspace"
         arguments = [self.source, weights, weights_offset, "workspace", self.target, *self.extras]
         conv = self.launch(context, "conv", [self.items], arguments)
-        if not constant:
-            return StepPlan(self.workspace_size, [pack, conv])
-        key = json.dumps(["implicitgemm.phases", str(self.problem), dict(self.config)], sort_keys=True)
-        return StepPlan(self.workspace_size, [conv], self.packed_size, [pack], key)
+        key = ["implicitgemm.phases", str(self.problem), dict(self.config)]
+        return StepPlan.packing(constant, self.workspace_size, [pack], [conv], self.packed_size, key)
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
         """Return operations at peak rate: tiles, copied and written elements, launches, and packing."""

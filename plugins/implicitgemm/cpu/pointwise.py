@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -131,9 +130,8 @@ class Pointwise(Solver):
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile one product, whose weights are packed only once if they are constant."""
         product = GemmPlan(context, _spec(problem, config["fold"]), config["gemm"])
-        key = json.dumps(
-            [self.name, problem.dtype, problem.direction, problem.w_shape, problem.g, dict(config)], sort_keys=True
-        )
+        key = [self.name, problem.dtype, problem.direction, problem.w_shape, problem.g, dict(config)]
         operands = {"fwd": "wxy", "bwd_data": "wyx", "bwd_weights": "yxw"}[problem.direction]
-        packed, packers = (product.packed_a_size, [product.packing()]) if problem.constant_weights else (0, [])
-        return StepPlan(product.workspace_size, [Product(product, *operands)], packed, packers, key)
+        packers = [product.packing()] if problem.constant_weights else []
+        steps, once, packed = [Product(product, *operands)], problem.constant_weights, product.packed_a_size
+        return StepPlan.packing(once, product.workspace_size, packers, steps, packed, key)

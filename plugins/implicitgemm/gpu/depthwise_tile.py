@@ -133,10 +133,20 @@ def _reads(geo: Geometry, rows: int, columns: int) -> dict[tuple[int, int], dict
 
 @functools.lru_cache(maxsize=256)
 def _counts(geo: Geometry, rows: int, columns: int) -> tuple[int, int, int]:
-    """Compute ``DepthwiseTile.counts``."""
-    reads = _reads(geo, rows, columns)
-    widths = [len(DepthwiseTile.columns_of(row)) for row in reads.values()]
-    return sum(widths), sum(map(len, reads.values())), max(widths)
+    """Compute ``DepthwiseTile.counts``, without listing the reads as ``_reads`` does."""
+    first_columns: dict[tuple[int, int], set[int]] = {}
+    taps_of_rows: dict[tuple[int, int], set[tuple[int, ...]]] = {}
+    for phase in geo.phases:
+        for taps in itertools.product(*map(range, phase.taps)):
+            z, y, x = (o + t * d for o, t, d in zip(phase.origin, taps, geo.spread, strict=True))
+            kernel_tap = tuple(tap0 + t * s for tap0, t, s in zip(phase.tap0, taps, geo.tap_step, strict=True))
+            for j in range(rows):
+                row = z, y + j * geo.step[1]
+                first_columns.setdefault(row, set()).add(x)
+                taps_of_rows.setdefault(row, set()).add(kernel_tap)
+    steps = [i * geo.step[2] for i in range(columns)]
+    widths = [len({x + step for x in starts for step in steps}) for starts in first_columns.values()]
+    return sum(widths), sum(map(len, taps_of_rows.values())), max(widths)
 
 
 def busy(tile: DepthwiseTile, items: int, device: DeviceInfo, enough: int) -> float:

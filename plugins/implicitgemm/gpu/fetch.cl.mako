@@ -1,6 +1,6 @@
 ## Loads the next slices of A and B from memory to registers; elements outside the tensor are 0.
 <%def name="fetch_packed()">\
-% for s in range(p.a_slots):
+% for s in range(a_slots):
       a_next${s} = ${f"tid + {s * items} < {bk * bm // 4} ? " if (s + 1) * items > bk * bm // 4 else ""}*(global const quad *)(a_from + ${s * items * 4})${" : (ACC4)(0)" if (s + 1) * items > bk * bm // 4 else ""};
 % endfor
 </%def>
@@ -8,19 +8,18 @@
 ## Forward and data gradient: pixels are fixed, the channel and the tap change from slice to slice.
       {
 % for axis in axes:
-% if p.walked[axis]:
-        const int shift_${names[axis]} = tap_${names[axis]} * ${geo.spread[axis]};
+% if f.walked[axis]:
+        const int shift_${names[axis]} = tap_${names[axis]} * SPREAD_${capitals[axis]};
 % endif
 % endfor
-        const INDEX shift = (INDEX)channel * ${src.channel}${"".join(f" + shift_{names[axis]} * (INDEX){strides[axis]}" for axis in axes if p.walked[axis])};
+        const INDEX shift = (INDEX)channel * SOURCE_CHANNEL${"".join(f" + shift_{names[axis]} * (INDEX)SOURCE_{capitals[axis]}" for axis in axes if f.walked[axis])};
 % for x in range(b.x_slots):
 <%
 checks = []
 for axis in axes:
-    if not p.guarded[axis] or (p.taps_in_slice and not p.walked[axis]): continue
-    moved = f" + shift_{names[axis]}" if p.walked[axis] else ""
-    checks.append(f"(uint)({names[axis]}{x}{moved}) < {src.size[axis]}")
-masked = p.taps_in_slice and any(p.guarded[axis] and not p.walked[axis] for axis in axes)
+    if not f.guarded[axis] or (f.run and not f.walked[axis]): continue
+    moved = f" + shift_{names[axis]}" if f.walked[axis] else ""
+    checks.append(f"(uint)({names[axis]}{x}{moved}) < SIZE_{capitals[axis]}")
 %>\
 % if checks and not masked:
         const int ok${x} = ${" && ".join(checks)};
@@ -33,20 +32,20 @@ masked = p.taps_in_slice and any(p.guarded[axis] and not p.walked[axis] for axis
 guards = []
 if masked: guards.append(f"(ok{x} & {1 << k}u)")
 elif checks: guards.append(f"ok{x}")
-if p.c_ragged: guards.append(f"channel + b_k + {k * b.k_step} < {geo.c}")
-offset = p.slot_offset(k) if p.taps_in_slice else k * b.k_step * src.channel
+if f.c_ragged: guards.append(f"channel + b_k + {k * b.k_step} < SOURCE_CHANNELS")
+offset = slot_offset(k) if f.run else f"{k * b.k_step} * SOURCE_CHANNEL"
 value = f"LOAD4(from{x} + {offset})" if b.vec else f"LOAD(from{x}, {offset})"
 %>\
         b_next${x}_${k} = ${f"({' && '.join(guards)}) ? {value} : ({b.type})(0)" if guards else value};
 % endfor
 % endfor
       }
-<% walked = [axis for axis in (2, 1, 0) if p.walked[axis]] %>\
+<% walked = [axis for axis in (2, 1, 0) if f.walked[axis]] %>\
 % for axis in walked:
-      if (++tap_${names[axis]} == ${phase("taps", axis)}) {
+      if (++tap_${names[axis]} == ${taps[axis]}) {
         tap_${names[axis]} = 0;
 % endfor
-      channel += ${1 if p.taps_in_slice else bk};
+      channel += ${1 if f.run else bk};
       ${"}" * len(walked)}
 </%def>
 <%def name="fetch_places(o, source, tensor, guarded)"><% l = o.letter %>\
@@ -54,24 +53,19 @@ value = f"LOAD4(from{x} + {offset})" if b.vec else f"LOAD(from{x}, {offset})"
 % for k in range(o.k_slots):
       {
         const int q = slice * ${bk} + ${l}_k + ${k * o.k_step};
-<% checks = [f"q < {p.n_places}"] if p.n_places % bk else [] %>\
-        const int image = q / ${geo.target.pixels}, pixel = q % ${geo.target.pixels};
-% if not source or geo.pointwise:
-        const INDEX at = (INDEX)image * ${tensor.image} + (INDEX)pixel * ${tensor.axes[2]};
+<% checks = ["q < PLACES_ALL"] if f.q_ragged else [] %>\
+        const int image = DIVIDED(q, PLACES), pixel = q - image * PLACES;
+% if not source or f.pointwise:
+        const INDEX at = (INDEX)image * ${tensor}_IMAGE + (INDEX)pixel * ${tensor}_X;
 % else:
-<%
-size_out = geo.target.size
-div = ["0" if size_out[0] == 1 else f"pixel / {size_out[1] * size_out[2]}",
-       f"pixel / {size_out[2]}" + (f" % {size_out[1]}" if size_out[0] > 1 else ""), f"pixel % {size_out[2]}"]
-shifts = [f" + shift_{names[axis]}" if not p.flat else "" for axis in axes]
-%>\
+${grid.pixel_of("pixel", False)}\
 % for axis in axes:
-        const int i${names[axis]} = (${div[axis]}) * ${geo.step[axis]} + (${geo.phases[0].origin[axis]})${shifts[axis]};
-% if p.guarded[axis] and not p.flat:
-<% checks.append(f"(uint)i{names[axis]} < {src.size[axis]}") %>\
+        const int i${names[axis]} = pixel_${names[axis]} * STEP_${capitals[axis]} + ORIGIN_${capitals[axis]}${"" if f.flat else f" + shift_{names[axis]}"};
+% if f.guarded[axis] and not f.flat:
+<% checks.append(f"(uint)i{names[axis]} < SIZE_{capitals[axis]}") %>\
 % endif
 % endfor
-        const INDEX at = (INDEX)image * ${tensor.image}${"".join(f" + (INDEX)i{names[axis]} * {tensor.axes[axis]}" for axis in axes)};
+        const INDEX at = (INDEX)image * ${tensor}_IMAGE${"".join(f" + (INDEX)i{names[axis]} * {tensor}_{capitals[axis]}" for axis in axes)};
 % endif
 % if checks:
         const int ok = ${" && ".join(checks)};
@@ -80,13 +74,13 @@ shifts = [f" + shift_{names[axis]}" if not p.flat else "" for axis in axes]
 % for x in range(o.x_slots):
 <%
 guards = ["ok"] if checks else []
-if p.flat and source:
+if f.flat and source:
     offset = f"b_at{x}"
-    if p.n % bn: guards.append(f"b_n{x} < {p.n}")
-    guards += [f"(uint)(i{names[axis]} + b_{names[axis]}{x}) < {src.size[axis]}" for axis in axes if p.guarded[axis]]
+    if f.n_ragged: guards.append(f"b_n{x} < N_END")
+    guards += [f"(uint)(i{names[axis]} + b_{names[axis]}{x}) < SIZE_{capitals[axis]}" for axis in axes if f.guarded[axis]]
 else:
-    offset = x * o.x_step * tensor.channel
-    if guarded: guards.append(f"{l}_c + {x * o.x_step} < {guarded}")
+    offset = f"{x * o.x_step} * {tensor}_CHANNEL"
+    if guarded: guards.append(f"{l}_c + {x * o.x_step} < {tensor}_CHANNELS")
 value = f"LOAD4(from + {offset})" if o.vec else f"LOAD(from, {offset})"
 %>\
         ${l}_next${x}_${k} = ${f"({' && '.join(guards)}) ? {value} : ({o.type})(0)" if guards else value};
@@ -94,10 +88,11 @@ value = f"LOAD4(from + {offset})" if o.vec else f"LOAD(from, {offset})"
       }
 % endfor
 </%def>\
-% if p.data:
+<%namespace name="grid" file="places.cl.mako"/>\
+% if f.data:
 ${fetch_packed()}\
 ${fetch_source()}\
 % else:
-${fetch_places(p.a, False, geo.target, geo.m if geo.m % bm else 0)}\
-${fetch_places(p.b, True, src, geo.c if geo.c % bn else 0)}\
+${fetch_places(f.a, False, "TARGET", f.m_ragged)}\
+${fetch_places(b, True, "SOURCE", f.n_ragged)}\
 % endif

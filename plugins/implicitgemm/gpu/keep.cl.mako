@@ -18,13 +18,13 @@
 % endfor
 </%def>
 <%def name="keep_packed(place)">\
-% for s in range(p.a_slots):
+% for s in range(a_slots):
       ${f"if (tid + {s * items} < {bk * bm // 4}) " if (s + 1) * items > bk * bm // 4 else ""}*(local quad *)(sa + ${place} + (tid + ${s * items}) * 4) = a_next${s};
 % endfor
 </%def>\
-% if p.data:
+% if f.data:
 ${keep_packed(at[0])}\
 % else:
-${keep(p.a, at[0])}\
+${keep(f.a, at[0])}\
 % endif
-${keep(p.b, at[1])}\
+${keep(b, at[1])}\

@@ -1,78 +1,88 @@
 ## The offsets of the elements that a work item reads of A and B, and the first tap.
 <%def name="place(o)">\
-  // This item's first place in a slice of ${o.letter.upper()}; its other slots are literal offsets from it.
+  // This item's first place in a slice of ${o.letter.upper()}; its other slots are constant offsets from it.
   const int ${o.letter}_k = (tid % ${o.kf} + ${o.kf} * (tid / ${o.kf * o.xl})) * ${o.vk};
   const int ${o.letter}_x = tid / ${o.kf} % ${o.xl} * ${o.vx};
 </%def>
-% if p.data:
+% if f.data:
 ${place(b)}\
-  a += ((long)group * ${p.slices_all}${" + before" if many else ""}) * ${p.m_tiles * bk * bm} + ((long)m_tile * slices + slice) * ${bk * bm} + tid * 4;
+  a += ((long)group * SLICES_ALL${" + before" if f.phased else ""}) * PACKED_SLICE + ((long)m_tile * slices + slice) * ${bk * bm} + tid * 4;
   global const ACC *a_from = a;
-  b += (long)group * ${geo.c} * ${src.channel}L + (long)b_k * ${0 if p.taps_in_slice else src.channel};
+  b += (long)group * SOURCE_CHANNELS * SOURCE_CHANNEL${"" if f.run else " + (long)b_k * SOURCE_CHANNEL"};
 % for x in range(b.x_slots):
   INDEX at${x};
-% if any(p.guarded):
-  int ${", ".join(f"{names[axis]}{x}" for axis in axes if p.guarded[axis])};
+% if any(f.guarded):
+  int ${", ".join(f"{names[axis]}{x}" for axis in axes if f.guarded[axis])};
 % endif
   {
     // Places beyond the last are read as the last; their sums are not written.
-    const int n = min(n0 + b_x + ${x * b.x_step}, n_end - ${b.vx}), image = n / ${per}, pixel = n % ${per};
-% if geo.pointwise:
-    at${x} = (INDEX)image * ${src.image} + (INDEX)pixel * ${strides[2]};
+    const int n = min(n0 + b_x + ${x * b.x_step}, n_end - ${b.vx}), image = ${divided("n", places)}, pixel = n - image * ${places};
+% if f.pointwise:
+    at${x} = (INDEX)image * SOURCE_IMAGE + (INDEX)pixel * SOURCE_X;
 % else:
-    const int iz = pixel / (${count[1]} * ${count[2]}) * ${geo.step[0]} + (${phase("origin", 0)});
-    const int iy = pixel / ${count[2]} % ${count[1]} * ${geo.step[1]} + (${phase("origin", 1)});
-    const int ix = pixel % ${count[2]} * ${geo.step[2]} + (${phase("origin", 2)});
-    at${x} = (INDEX)image * ${src.image} + (INDEX)iz * ${strides[0]} + (INDEX)iy * ${strides[1]} + (INDEX)ix * ${strides[2]};
+${pixel_of("pixel", True)}\
+    const int iz = pixel_z * STEP_Z + ${origin[0]}, iy = pixel_y * STEP_Y + ${origin[1]}, ix = pixel_x * STEP_X + ${origin[2]};
+    at${x} = (INDEX)image * SOURCE_IMAGE + (INDEX)iz * SOURCE_Z + (INDEX)iy * SOURCE_Y + (INDEX)ix * SOURCE_X;
 % for axis in axes:
-% if p.guarded[axis]:
+% if f.guarded[axis]:
     ${names[axis]}${x} = i${names[axis]};
 % endif
 % endfor
 % endif
   }
-% if p.taps_in_slice and any(p.guarded[axis] and not p.walked[axis] for axis in axes):
+% if masked:
   uint inside${x} = 0;
 % for k in range(bk):
-<% tap = p.slot_tap(k); tests = [f"(uint)({names[axis]}{x} + {tap[axis] * geo.spread[axis]}) < {src.size[axis]}" for axis in axes if p.guarded[axis] and not p.walked[axis]] %>\
+<% tests = [f"(uint)({names[axis]}{x} + {slot_tap(k)[axis]} * SPREAD_{capitals[axis]}) < SIZE_{capitals[axis]}" for axis in axes if f.guarded[axis] and not f.walked[axis]] %>\
   if (${" && ".join(tests)}) inside${x} |= ${1 << k}u;
 % endfor
 % endif
 % endfor
-  int channel = 0${"".join(f", tap_{names[axis]} = 0" for axis in axes if p.walked[axis])};
-% if p.split > 1:
+  int channel = 0${"".join(f", tap_{names[axis]} = 0" for axis in axes if f.walked[axis])};
+% if f.partial:
   {
     int left = slice;
 % for axis in (2, 1, 0):
-% if p.walked[axis]:
-    tap_${names[axis]} = left % max(1, ${phase("taps", axis)});
-    left /= max(1, ${phase("taps", axis)});
+% if f.walked[axis]:
+    tap_${names[axis]} = left % max(1, ${taps[axis]});
+    left /= max(1, ${taps[axis]});
 % endif
 % endfor
-    channel = left * ${1 if p.taps_in_slice else bk};
+    channel = left * ${1 if f.run else bk};
   }
 % endif
 % else:
-${place(p.a)}\
+${place(f.a)}\
 ${place(b)}\
-<% chunks = -(-geo.c // bn) %>\
   const int a_c = m0 + a_x;
-  const INDEX a_at = ((INDEX)group * ${geo.m} + a_c) * ${geo.target.channel};
-% if p.flat:
-  const INDEX b_at = (INDEX)group * ${geo.c * src.channel};
+  const INDEX a_at = ((INDEX)group * TARGET_CHANNELS + a_c) * TARGET_CHANNEL;
+% if f.flat:
+  const INDEX b_at = (INDEX)group * SOURCE_CHANNELS * SOURCE_CHANNEL;
 % for x in range(b.x_slots):
   const int b_n${x} = n_tile * ${bn} + b_x + ${x * b.x_step};
-<%
-div_tap, div_c = (f"b_n{x} % {geo.volume}", f"b_n{x} / {geo.volume}") if not src.nhwc else (f"b_n{x} / {geo.c}", f"b_n{x} % {geo.c}")
-kz, ky, kx = geo.kernel
-%>\
-  const int b_z${x} = (${div_tap}) / ${ky * kx} * ${geo.spread[0]}, b_y${x} = (${div_tap}) / ${kx} % ${ky} * ${geo.spread[1]}, b_x${x} = (${div_tap}) % ${kx} * ${geo.spread[2]};
-  const INDEX b_at${x} = (INDEX)(${div_c}) * ${src.channel} + (INDEX)b_z${x} * ${strides[0]} + (INDEX)b_y${x} * ${strides[1]} + (INDEX)b_x${x} * ${strides[2]};
+% if f.source_nhwc:
+  const int b_tap${x} = DIVIDED(b_n${x}, SOURCE_CHANNELS), b_c${x} = b_n${x} - b_tap${x} * SOURCE_CHANNELS;
+% else:
+  const int b_c${x} = DIVIDED(b_n${x}, KERNEL), b_tap${x} = b_n${x} - b_c${x} * KERNEL;
+% endif
+  const int row${x} = DIVIDED(b_tap${x}, KERNEL_X), plane${x} = DIVIDED(row${x}, KERNEL_Y);
+  const int b_z${x} = plane${x} * SPREAD_Z, b_y${x} = (row${x} - plane${x} * KERNEL_Y) * SPREAD_Y, b_x${x} = (b_tap${x} - row${x} * KERNEL_X) * SPREAD_X;
+  const INDEX b_at${x} = (INDEX)b_c${x} * SOURCE_CHANNEL + (INDEX)b_z${x} * SOURCE_Z + (INDEX)b_y${x} * SOURCE_Y + (INDEX)b_x${x} * SOURCE_X;
 % endfor
 % else:
-  const int tap = n_tile / ${chunks}, n0 = n_tile % ${chunks} * ${bn}, b_c = n0 + b_x;
-<% kz, ky, kx = geo.kernel %>\
-  const int shift_z = tap / ${ky * kx} * ${geo.spread[0]}, shift_y = tap / ${kx} % ${ky} * ${geo.spread[1]}, shift_x = tap % ${kx} * ${geo.spread[2]};
-  const INDEX b_at = ((INDEX)group * ${geo.c} + b_c) * ${src.channel};
+  const int tap = DIVIDED(n_tile, CHUNKS_N), n0 = (n_tile - tap * CHUNKS_N) * ${bn}, b_c = n0 + b_x;
+  const int row_of_taps = DIVIDED(tap, KERNEL_X), plane_of_taps = DIVIDED(row_of_taps, KERNEL_Y);
+  const int shift_z = plane_of_taps * SPREAD_Z, shift_y = (row_of_taps - plane_of_taps * KERNEL_Y) * SPREAD_Y, shift_x = (tap - row_of_taps * KERNEL_X) * SPREAD_X;
+  const INDEX b_at = ((INDEX)group * SOURCE_CHANNELS + b_c) * SOURCE_CHANNEL;
 % endif
 % endif
+## Splits ``pixel`` into coordinates in the grid of output pixels; ``phased``: of the work group's phase.
+<%def name="pixel_of(pixel, of_phase)">\
+% if f.phased and of_phase:
+    const int pixel_z = ${pixel} / (count_y * count_x), rest = ${pixel} % (count_y * count_x), pixel_y = rest / count_x, pixel_x = rest % count_x;
+% elif f.planar:
+    const int pixel_z = 0, pixel_y = DIVIDED(${pixel}, COUNT_X), pixel_x = ${pixel} - pixel_y * COUNT_X;
+% else:
+    const int pixel_z = DIVIDED(${pixel}, PLANE), rest = ${pixel} - pixel_z * PLANE, pixel_y = DIVIDED(rest, COUNT_X), pixel_x = rest - pixel_y * COUNT_X;
+% endif
+</%def>

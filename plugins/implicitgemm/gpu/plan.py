@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from convdispatch.api import ConvProblem, Launch, StepPlan, define, kernel_text
+from convdispatch.api import (
+    ConvProblem,
+    Launch,
+    StepPlan,
+    define,
+    epilogue_macros,
+    kernel_text,
+    numbers_as_arguments,
+    numbers_as_literals,
+    storage_macros,
+)
 
 from ..solving import launch
+from .form import Form, numbers
 from .product import Product
-from .text import product_text
+from .text import pack_text, product_text
 from .tile import Tile
 
 PACKED_ALIGNMENT = 1024
@@ -30,8 +41,9 @@ class TiledPlan(StepPlan):
         product = self._product = Product(problem, Tile.of(config))
         self._context, self._pack_bytes = context, packed_bytes(product)
         self._extras = [name for name in ("bias", "residual") if getattr(problem, name)]
-        partial_at = f"{self._pack_bytes // product.accsize}L"
-        self._macros = problem.macros() + define(OUT_INDEX=product.out_index, PARTIAL_AT=partial_at)
+        self._form, self._numbers = Form.of(product), numbers(product, self._pack_bytes // product.accsize)
+        self._macros = storage_macros(problem.dtype) + epilogue_macros(problem)
+        self._macros += define(NHWC=int(problem.layout == "nhwc"), OUT_INDEX=product.out_index, PARTIAL_AT=0)
         packers = [self._pack_launch()] if product.packed_size else []
         steps = [*([] if problem.constant_weights else packers), self._product_launch()]
         steps += [self._reduce_launch()] if product.partial else []
@@ -48,19 +60,23 @@ class TiledPlan(StepPlan):
         return repr(("tiled", problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g, geometry,
                      tile.bm, tile.bk, tile.walk))  # fmt: skip
 
-    def _launch(self, text: str, name: str, size: tuple[int, ...], local: tuple[int, ...], names: list[str]) -> Launch:
-        return launch(self._context, self._macros + text, name, size, local, names)
+    def _launch(
+        self, texts: tuple[str, str], name: str, size: tuple[int, ...], local: tuple[int, ...], operands: list[str]
+    ) -> Launch:
+        """``texts``: macros and functions, and the kernel, whose numbers are literals or arguments."""
+        write = numbers_as_arguments if self._product.tile.general else numbers_as_literals
+        text, arguments = write(texts[1], self._numbers)
+        return launch(self._context, self._macros + texts[0] + text, name, size, local, [*operands, *arguments])
 
     def _pack_launch(self) -> Launch:
         product = self._product
         rows = product.m_tiles * product.tile.bm
         size = (-(-rows // 32) * 32, -(-product.c_padded // 4) * 4, product.geometry.groups)
-        text = kernel_text(__package__, "pack.cl.mako", p=product)
-        return self._launch(text, "pack", size, (32, 4, 1), ["w", "workspace"])
+        return self._launch(("", pack_text(self._form)), "pack", size, (32, 4, 1), ["w", "workspace"])
 
     def _product_launch(self) -> Launch:
         product, problem = self._product, self._product.problem
-        text = define(PARTIAL=int(product.partial)) + kernel_text(__package__, "output.cl") + product_text(product)
+        functions = define(PARTIAL=int(product.partial)) + kernel_text(__package__, "output.cl")
         if product.data:
             source, written = ("x", "y") if problem.direction == "fwd" else ("y", "x")
             operands = ["workspace" if self._pack_bytes else "w", source, "workspace" if product.partial else written]
@@ -68,15 +84,13 @@ class TiledPlan(StepPlan):
             operands = ["y", "x", "workspace"]
         operands += [] if product.partial else self._extras
         items = product.tile.items
-        return self._launch(text, "product", (product.work_groups * items,), (items,), operands)
+        texts = functions, product_text(self._form)
+        return self._launch(texts, "product", (product.work_groups * items,), (items,), operands)
 
     def _reduce_launch(self) -> Launch:
         product, problem = self._product, self._product.problem
-        taps, nhwc, shape = product.geometry.volume, problem.layout == "nhwc", problem.out_shape
-        inner = 1 if nhwc else product.out_size // (shape[0] * shape[1])
-        transposed = not product.data and not product.flat and not nhwc and taps > 1
-        text = define(PARTIAL=0, SIZE=product.out_size, PARTS=product.split, WEIGHTS=int(transposed), INNER=inner)
-        text += define(CHANNELS=problem.channels_out, TAPS=taps)
-        text += kernel_text(__package__, "output.cl") + kernel_text(__package__, "reduce.cl")
+        wide = int(product.out_index == "long")
+        functions = define(PARTIAL=0, WEIGHTS=int(product.reordered), WIDE=wide) + kernel_text(__package__, "output.cl")
         operands = ["workspace", problem.written, *self._extras]
-        return self._launch(text, "reduce", (-(-product.out_size // 128) * 128,), (128,), operands)
+        texts = functions, kernel_text(__package__, "reduce.cl")
+        return self._launch(texts, "reduce", (-(-product.out_size // 128) * 128,), (128,), operands)

@@ -12,48 +12,63 @@
 ## STAGES      2: the next slice goes into local memory while this one is multiplied; 1: half the local memory
 ## SPLIT       parts of the sum over k, which end in the workspace
 ##
-## Values come from ``text.py``; ``places``, ``fetch``, ``keep`` and ``results`` are parts of this text.
-typedef ACC4 __attribute__((aligned(${4 * p.accsize}))) quad;
-#define INDEX ${p.index}
-#define SPLIT ${p.split}
-% if many:
-// first, count, taps, origin along d, h, w; slices of A before this phase's, and its slices.
-constant int PHASES[${len(geo.phases)}][14] = {
-% for number, f in enumerate(geo.phases):
-  {${", ".join(map(str, (*f.first, *f.count, *f.taps, *f.origin, p.slices_before[number], p.slices[number])))}},
-% endfor
-};
+## The template sees a ``Form`` (``text.py``): a name in capitals is a number of the geometry (``numbers.py``), which is
+## a literal or an argument. ``places``, ``fetch``, ``keep`` and ``results`` are parts of this text.
+typedef ACC4 __attribute__((aligned(${4 * f.accsize}))) quad;
+#define INDEX ${f.index}
+% if f.phased:
+${phases}\
 % endif
 kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
-void product(global const ${"ACC" if p.data else "REAL"} *restrict a, global const REAL *restrict b, OUT_PARAMS) {
-  local ACC sa[${t.stages * bk * p.a_pitch}] __attribute__((aligned(${4 * p.accsize})));
-  local ACC sb[${t.stages * bk * b.pitch}] __attribute__((aligned(${4 * p.accsize})));
+void product(global const ${"ACC" if f.data else "REAL"} *restrict a, global const REAL *restrict b, OUT_PARAMS NUMBERS) {
+  local ACC sa[${t.stages * bk * a_pitch}] __attribute__((aligned(${4 * f.accsize})));
+  local ACC sb[${t.stages * bk * b.pitch}] __attribute__((aligned(${4 * f.accsize})));
   const int tid = get_local_id(0), warp = tid / ${warp_m * warp_n}, lane = tid % ${warp_m * warp_n};
   const int tx = warp % ${columns // warp_n} * ${warp_n} + lane % ${warp_n}, ty = warp / ${columns // warp_n} * ${warp_m} + lane / ${warp_n};
-  int rest = get_group_id(0);
-  const int m_tile = rest % ${p.m_tiles};
-  rest /= ${p.m_tiles};
-  const int n_tile = rest % ${p.n_tiles};
-  rest /= ${p.n_tiles};
-  const int part = rest % SPLIT;
-  rest /= SPLIT;
-  const int number = rest % ${len(geo.phases)}, group = rest / ${len(geo.phases)};
-  const int m0 = m_tile * ${bm};
-% if many:
-  constant int *row = PHASES[number];
-  const int ${", ".join(f"{field}_{names[axis]} = row[{3 * i + axis}]" for i, field in enumerate(("first", "count", "taps", "origin")) for axis in axes)};
-  const int before = row[12], slices = row[13];
-  const int places = count_z * count_y * count_x, n_end = places * ${geo.images};
-% else:
-  const int slices = ${p.slices[0]}, n_end = ${p.n};
+% if f.partial:
+  out += PARTS_AT;
 % endif
-% if p.data:
+  int rest = get_group_id(0), next = DIVIDED(rest, M_TILES);
+  const int m_tile = rest - next * M_TILES;
+  rest = next, next = DIVIDED(rest, N_TILES);
+  const int n_tile = rest - next * N_TILES;
+% if f.partial:
+  rest = next, next = DIVIDED(rest, SPLIT);
+  const int part = rest - next * SPLIT;
+% endif
+% if f.phased:
+  rest = next, next = DIVIDED(rest, PHASES);
+  const int number = rest - next * PHASES;
+% endif
+  const int group = next, m0 = m_tile * ${bm};
+% if f.phased:
+  // The number of a phase counts along w, then h, then d.
+  const int row_of_phases = DIVIDED(number, PHASES_X), plane_of_phases = DIVIDED(row_of_phases, PHASES_Y);
+  const axis_phase phase_z = PHASE_Z(plane_of_phases), phase_y = PHASE_Y(row_of_phases - plane_of_phases * PHASES_Y),
+                   phase_x = PHASE_X(number - row_of_phases * PHASES_X);
+% for field in ("first", "count", "taps", "origin"):
+  const int ${", ".join(f"{field}_{axis} = phase_{axis}.{field}" for axis in "zyx")};
+% endfor
+  const int before = CHUNKS * (taps_before(first_z, STRIDE_Z, DILATION_Z, PAD_Z, KERNEL_Z) * PHASE_TAPS_Y * PHASE_TAPS_X
+      + taps_z * (taps_before(first_y, STRIDE_Y, DILATION_Y, PAD_Y, KERNEL_Y) * PHASE_TAPS_X
+      + taps_y * taps_before(first_x, STRIDE_X, DILATION_X, PAD_X, KERNEL_X)));
+  const int slices = CHUNKS * taps_z * taps_y * taps_x, places = count_z * count_y * count_x, n_end = places * IMAGES;
+% else:
+  const int slices = SLICES, n_end = N_END;
+% endif
+% if f.data:
   const int n0 = n_tile * ${bn};
 % endif
-  // The parts share the slices evenly.
-  int slice = ${"0" if p.split == 1 else "(int)((long)slices * part / SPLIT)"};
-<% last = "slices" if p.split == 1 else "(int)((long)slices * (part + 1) / SPLIT)" %>\
-% if many:
+% if f.partial:
+  // The parts share the slices; the first of them have one more where they do not share evenly.
+  const int share = DIVIDED(slices, SPLIT), more = slices - share * SPLIT;
+  int slice = part * share + min(part, more);
+<% last = "slice + share + (part < more)" %>\
+% else:
+  int slice = 0;
+<% last = "slices" %>\
+% endif
+% if f.phased:
   // Smaller phases need fewer groups. Those left over add nothing and write nothing; they do not return, because PoCL 3
   // loses the writes' guards when a group returns before a barrier.
   const int last = n0 < n_end ? ${last} : slice;
@@ -61,13 +76,13 @@ void product(global const ${"ACC" if p.data else "REAL"} *restrict a, global con
   const int last = ${last};
 % endif
 ${part("places.cl.mako")}\
-% if p.data:
-% for s in range(p.a_slots):
+% if f.data:
+% for s in range(a_slots):
   ACC4 a_next${s};
 % endfor
 % else:
-% for x, k in pairs(range(p.a.x_slots), range(p.a.k_slots)):
-  ${p.a.type} a_next${x}_${k};
+% for x, k in pairs(range(f.a.x_slots), range(f.a.k_slots)):
+  ${f.a.type} a_next${x}_${k};
 % endfor
 % endif
 % for x, k in pairs(range(b.x_slots), range(b.k_slots)):
@@ -83,7 +98,7 @@ ${part("keep.cl.mako", at=("0", "0"))}\
   barrier(CLK_LOCAL_MEM_FENCE);
   int stage = 0;
   for (++slice; slice <= last; ++slice) {
-% if p.data:
+% if f.data:
 ## This also runs after the last slice: Intel's compiler for GPUs crashes if a branch of a loop changes the pointer.
     a_from += ${bk * bm};
 % endif
@@ -91,16 +106,16 @@ ${part("keep.cl.mako", at=("0", "0"))}\
 ${part("fetch.cl.mako")}\
     }
     {
-      local const ACC *la = sa + stage * ${bk * p.a_pitch} + ty * 4, *lb = sb + stage * ${bk * b.pitch} + tx * 4;
+      local const ACC *la = sa + stage * ${bk * a_pitch} + ty * 4, *lb = sb + stage * ${bk * b.pitch} + tx * 4;
 #pragma unroll
       for (int k = 0; k < ${bk}; ++k) {
 % for q in range(quads_m):
-        const ACC4 a${q} = *(local const quad *)(la + k * ${p.a_pitch} + ${q * (bm // quads_m)});
+        const ACC4 a${q} = *(local const quad *)(la + k * ${a_pitch} + ${q * (bm // quads_m)});
 % endfor
 % for n in range(quads_n):
         const ACC4 b${n} = *(local const quad *)(lb + k * ${b.pitch} + ${n * (bn // quads_n)});
 % endfor
-% for m, n in p.steps:
+% for m, n in t.steps:
         c${m // 4}_${m % 4}_${n // 4}.s${n % 4} = a${m // 4}.s${m % 4} * b${n // 4}.s${n % 4} + c${m // 4}_${m % 4}_${n // 4}.s${n % 4};
 % endfor
       }
@@ -108,7 +123,7 @@ ${part("fetch.cl.mako")}\
 % if t.stages == 2:
     stage ^= 1;
     if (slice < last) {
-${part("keep.cl.mako", at=(f"stage * {bk * p.a_pitch}", f"stage * {bk * b.pitch}"))}\
+${part("keep.cl.mako", at=(f"stage * {bk * a_pitch}", f"stage * {bk * b.pitch}"))}\
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 % else:

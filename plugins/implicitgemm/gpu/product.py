@@ -53,6 +53,8 @@ class Product:
         """Bytes of partial sums."""
         self.weight_strides = weight_strides(problem)
         """Element strides of the weights along m, channel and tap."""
+        self.reordered = not self.data and not self.flat and problem.layout == "nchw" and geo.volume > 1
+        """Whether the parts' order of a filter, (tap, channel), is not the weights' own."""
         self.out_plain = len(geo.phases) == 1 and geo.out_step == (1, 1, 1)
         """Whether the columns of the product are the output's pixels in order (no stride between them)."""
 
@@ -88,21 +90,6 @@ class Product:
     def slices_all(self) -> int:
         """Number of slices of all phases."""
         return sum(self.slices)
-
-    @property
-    def slices_before(self) -> tuple[int, ...]:
-        """Number of slices in all phases before each phase."""
-        return tuple(sum(self.slices[:number]) for number in range(len(self.slices)))
-
-    def slot_tap(self, k: int) -> tuple[int, int, int]:
-        """The tap at row ``k`` of a slice of taps, relative to the slice's first tap."""
-        _, rows, columns = self.run
-        return k // (rows * columns), k // columns % rows, k % columns
-
-    def slot_offset(self, k: int) -> int:
-        """Source elements from a slice's first tap to the tap at row ``k``."""
-        geo = self.geometry
-        return sum(t * d * s for t, d, s in zip(self.slot_tap(k), geo.spread, geo.source.axes, strict=True))
 
     @property
     def n_tiles(self) -> int:
@@ -147,18 +134,9 @@ class Product:
         return along("b", t.bn, t.bk, t.items, geo.pointwise and quads and not self.flat)
 
     @property
-    def a_slots(self) -> int:
-        """Vectors of packed weights that a work item copies for each slice."""
-        return -(-self.tile.bk * self.tile.bm // 4 // self.tile.items)
-
-    @property
     def a_pitch(self) -> int:
         """Elements from row to row of A's slice."""
         return self.tile.bm if self.data else self.a.pitch
-
-    def weight_group(self, group: str) -> str:
-        """Return OpenCL text of the offset of a group's first weight."""
-        return f"(long){group} * {self.geometry.m * self.geometry.c * self.geometry.volume}"
 
     @property
     def index(self) -> str:
@@ -193,15 +171,6 @@ class Product:
         return "n" if self.out_plain and target.pixels % 4 == 0 else None
 
     @property
-    def steps(self) -> list[tuple[int, int]]:
-        """(row, column) of each sum of a work item's tile, in the order of the multiply-adds."""
-        t = self.tile
-        if t.order == "rows":
-            return [(m, n) for m in range(t.tm) for n in range(t.tn)]
-        columns = [*range(0, t.tn, 2), *range(1, t.tn, 2)]
-        return [(m, n) for m in range(t.tm) for n in (columns[::-1] if m % 2 else columns)]
-
-    @property
     def misfit(self) -> str | None:
         """Why the tile cannot run this problem; None when it can."""
         t = self.tile
@@ -223,6 +192,14 @@ class Product:
         if t.split > max(1, *self.slices):
             return "more parts than slices"
         return None
+
+
+def most_columns(problem: ConvProblem) -> int:
+    """The most columns or summed places that the product has; kernels count them in the type int."""
+    geo = geometry_of(problem)
+    if problem.direction == "bwd_weights":
+        return max(geo.images * geo.target.pixels, geo.c * geo.volume)
+    return geo.most_places
 
 
 def element_index(elements: int) -> str:

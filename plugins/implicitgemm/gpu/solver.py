@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from convdispatch.api import MOST_PHASES, ConvProblem, DeviceInfo, Solver, phase
 
 from .choice import choices, fits, seconds
 from .plan import TiledPlan, packed_bytes
-from .product import Product
+from .product import MAX_INT_OFFSET, Product, most_columns
 from .tile import Tile
 
 
@@ -22,13 +23,20 @@ class Tiled(Solver):
             return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
+        if most_columns(problem) >= MAX_INT_OFFSET:
+            return f"fewer than {MAX_INT_OFFSET} columns of the matrix product, got {most_columns(problem)}"
         if not fits(problem, device):
             return f"the smallest tile needs more than {device.local_mem_size} bytes of local memory"
         return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Tiles that fit the device, the fastest by prediction first."""
-        return (tile.config() for tile in choices(problem, device))
+        """Tiles that fit the device, the fastest by prediction first. Their programs take the geometry as arguments.
+
+        The first tile is offered again with the geometry compiled in, for a search to compare."""
+        for number, tile in enumerate(choices(problem, device)):
+            yield tile.config()
+            if not number:
+                yield dataclasses.replace(tile, general=False).config()
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Return the bytes of packed weights (unless they are constant) and of partial sums."""

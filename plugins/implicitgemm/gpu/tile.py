@@ -28,10 +28,22 @@ class Tile:
     tile, or rows in alternating direction with even columns before odd ones (``parity``). Consecutive multiply-adds
     that share an operand save a read of the register file."""
 
+    general: bool = True
+    """Whether the geometry's numbers are arguments of the programs, which then serve every geometry of a ``Form``;
+    otherwise they are literals."""
+
     @property
     def items(self) -> int:
         """Work items in a work group."""
         return (self.bm // self.tm) * (self.bn // self.tn)
+
+    @property
+    def steps(self) -> list[tuple[int, int]]:
+        """(row, column) of each sum of a work item's tile, in the order of the multiply-adds."""
+        if self.order == "rows":
+            return [(m, n) for m in range(self.tm) for n in range(self.tn)]
+        columns = [*range(0, self.tn, 2), *range(1, self.tn, 2)]
+        return [(m, n) for m in range(self.tm) for n in (columns[::-1] if m % 2 else columns)]
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Tile:

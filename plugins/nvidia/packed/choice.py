@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -297,10 +297,8 @@ def fits(problem: ConvProblem, engine: str) -> bool:
     return any(len(numbers) for name in formats(problem) for _, numbers, _ in _unsplit_tiles(problem, engine, name))
 
 
-@functools.lru_cache(maxsize=1024)
-def choices(problem: ConvProblem, engine: str, units: int) -> tuple[Tile, ...]:
+def choices(problem: ConvProblem, engine: str, units: int) -> Iterator[Tile]:
     """Tiles of the first format, the fastest by prediction first, then the best few of the other formats."""
-    result: list[Tile] = []
     for index, name in enumerate(formats(problem)):
         groups = list(_tiles(problem, engine, name, units))
         costs = [seconds(Tiling(problem, many(plain, NUMBERS, numbers)), units) for plain, numbers, _ in groups]
@@ -308,21 +306,22 @@ def choices(problem: ConvProblem, engine: str, units: int) -> tuple[Tile, ...]:
             kinds = np.repeat(np.arange(len(groups)), [len(numbers) for _, numbers, _ in groups])
             numbers, ranks = (np.concatenate([group[field] for group in groups]) for field in (1, 2))
             order = np.lexsort((ranks, np.concatenate(costs)))
-            ordered = _different_first(kinds[order], numbers[order], MAX_CHOICES if index == 0 else 4)
-            result += [dataclasses.replace(groups[kind][0], **named) for kind, named in ordered]
-    return tuple(result)
+            for kind, row in _different_first(kinds[order], numbers[order], MAX_CHOICES if index == 0 else 4):
+                yield dataclasses.replace(groups[kind][0], **dict(zip(NUMBERS, row, strict=True)))
 
 
-def _different_first(kinds: np.ndarray, numbers: np.ndarray, most: int) -> list[tuple[int, dict[str, int]]]:
+def _different_first(kinds: np.ndarray, numbers: np.ndarray, most: int) -> Iterator[tuple[int, Sequence[int]]]:
     """The first ``most`` tiles in order, but tiles that differ from an earlier one only in their stages come last."""
     shapes_taken: set[tuple[int, ...]] = set()
-    distinct: list[tuple[int, dict[str, int]]] = []
-    repeated: list[tuple[int, dict[str, int]]] = []
+    repeated: list[tuple[int, Sequence[int]]] = []
+    stages = NUMBERS.index("stages")
     for kind, row in zip(kinds.tolist(), numbers.tolist(), strict=True):
-        fields = dict(zip(NUMBERS, row, strict=True))
-        shape = (kind, *(value for name, value in fields.items() if name != "stages"))
-        (repeated if shape in shapes_taken else distinct).append((kind, fields))
-        shapes_taken.add(shape)
-        if len(distinct) == most:
-            break
-    return (distinct + repeated)[:most]
+        if len(shapes_taken) == most:
+            return
+        shape = (kind, *row[:stages], *row[stages + 1 :])
+        if shape in shapes_taken:
+            repeated.append((kind, row))
+        else:
+            shapes_taken.add(shape)
+            yield kind, row
+    yield from repeated[: most - len(shapes_taken)]

@@ -16,7 +16,7 @@ from convdispatch.api import DeviceInfo, rates
 from convdispatch.api.cpu import cdiv as ceil
 
 from ..program import program
-from ..transforms import Matrix
+from ..transforms import Matrix, Transform
 from .case import Case
 from .data import DataKernel, JoinedKernel, transposition
 from .weights import WeightsKernel
@@ -78,16 +78,25 @@ class Pace:
         return cls(cores, near, far, LAUNCH_SHARES[cores > 2] * peaks.launch * cycles, peaks.launch * cycles)
 
 
-@functools.lru_cache(maxsize=256)
 def _operations(matrix: Matrix) -> int:
     names = [f"d{i}" for i in range(len(matrix[0]))], [f"o{i}" for i in range(len(matrix))]
     return program(matrix, *names).operations
 
 
-def _transform_cycles(case: Case, along_h: Matrix, along_w: Matrix, read: float) -> float:
+@functools.lru_cache(maxsize=256)
+def _transform_sizes(along_h: Transform, along_w: Transform, name: str) -> tuple[int, int, int, int, int]:
+    """Rows and columns that the matrices called ``name`` read and write, and the instructions of both passes."""
+    matrix_h, matrix_w = getattr(along_h, name), getattr(along_w, name)
+    rows_in, columns_in, rows, columns = len(matrix_h[0]), len(matrix_w[0]), len(matrix_h), len(matrix_w)
+    passes = columns_in * (_operations(matrix_h) + rows_in + rows) + rows * (
+        _operations(matrix_w) + columns_in + columns
+    )
+    return rows_in, columns_in, rows, columns, passes
+
+
+def _transform_cycles(case: Case, name: str, read: float) -> float:
     """Cycles to transform one tile of a vector of channels: both passes, the copy, and ``read`` cycles per element."""
-    rows_in, columns_in, rows, columns = len(along_h[0]), len(along_w[0]), len(along_h), len(along_w)
-    passes = columns_in * (_operations(along_h) + rows_in + rows) + rows * (_operations(along_w) + columns_in + columns)
+    rows_in, columns_in, rows, columns, passes = _transform_sizes(*case.transforms, name)
     read_elements = case.tile[0] * case.tile[1] + (rows_in * columns_in - case.tile[0] * case.tile[1]) * 0.4
     return 0.7 * passes + read * read_elements + 1.0 * rows * columns
 
@@ -116,19 +125,18 @@ def kernel(case: Case, config: Mapping[str, Any]) -> DataKernel | WeightsKernel:
 
 def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
     """Return the predicted time of a configuration, in operations at the device's peak rate."""
-    th, tw = case.transforms
     read = 2.0 if case.nhwc else 6.0
     work = kernel(case, config)
     vectors_c, vectors_n = ceil(case.c, case.lanes), ceil(case.n, case.lanes)
     groups, tiles = case.problem.g, case.strips * case.strip
     mr, nv = config["mr"], config["nv"]
     factor = FORM_FACTORS["weights" if case.weights else config["form"]]
-    forward = tiles * vectors_c * _transform_cycles(case, th.bt, tw.bt, read)
+    forward = tiles * vectors_c * _transform_cycles(case, "bt", read)
     bytes_v, bytes_m = (tiles * c * case.products * case.size for c in (case.c, work.blocks * work.nvl))
     weights = case.c * case.n * groups * math.prod(case.taps) * case.size
     bytes_u = case.products * work.blocks * case.c * work.nvl * case.size
     if isinstance(work, WeightsKernel):
-        target_cycles = tiles * vectors_n * _transform_cycles(case, th.g, tw.g, read)
+        target_cycles = tiles * vectors_n * _transform_cycles(case, "g", read)
         rows = work.chunks * work.s * case.strip
         tile_cycles = rows * _step_cycles(mr, nv) + _sum_overhead(case, rows, mr, nv)
         products = case.products * work.blocks * (work.cm // mr) * tile_cycles
@@ -145,7 +153,7 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
         target_cycles += SPREAD_CYCLES * tiles * vectors_n * case.products
         launches = 2 * work.chunks * groups
     elif isinstance(work, JoinedKernel):
-        target_cycles = tiles * vectors_n * _transform_cycles(case, th.at, tw.at, read)
+        target_cycles = tiles * vectors_n * _transform_cycles(case, "at", read)
         rows = ceil(work.s * case.strip, mr)
         tile_cycles = case.c * _step_cycles(mr, nv) + _sum_overhead(case, case.c, mr, nv, work.vt)
         products = case.products * work.blocks * work.chunks * rows * tile_cycles
@@ -162,7 +170,7 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
         launches = 2 * work.chunks * groups
         factor *= PACKED_FACTOR if case.problem.constant_weights else 1.0
     else:
-        target_cycles = tiles * vectors_n * _transform_cycles(case, th.at, tw.at, read)
+        target_cycles = tiles * vectors_n * _transform_cycles(case, "at", read)
         rows = ceil(work.s * case.strip, mr)
         tile_cycles = case.c * _step_cycles(mr, nv) + _sum_overhead(case, case.c, mr, nv)
         products = case.products * work.blocks * work.chunks * rows * tile_cycles

@@ -7,14 +7,11 @@ import math
 from dataclasses import dataclass
 
 from convdispatch.api import DTYPES, Areas, Axis, Epilogue, GemmSpec, Matrix, TensorLayout
+from convdispatch.api.cpu import round_up
 
 from ..geometry import Pair, TileGeometry
 from ..program import program
 from ..transforms import Matrix as Coefficients
-
-
-def _round_up(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
 
 
 class Printer:
@@ -143,15 +140,15 @@ class Work:
         self.m, self.k = geo.target.channels // geo.groups, geo.source.channels // geo.groups
         """Target channels per group (channels of dy in the weights' gradient), which are rows of the products, and
         source channels per group."""
-        self.mp, self.kp = _round_up(self.m, 4), _round_up(self.k, 4)
+        self.mp, self.kp = round_up(self.m, 4), round_up(self.k, 4)
         """``m`` and ``k`` rounded up to whole vectors of four."""
         self.piece = -(-geo.tiles // self.pieces)
         """Number of tiles in one piece."""
         # The rows of a piece are its tiles, rounded up to whole vectors, whole slices of a sum, or whole tiles of a
         # large product.
-        self.rows = _round_up(self.piece, 128 if self.piece > 1024 else 32 if self.piece > 128 else 4)
+        self.rows = round_up(self.piece, 128 if self.piece > 1024 else 32 if self.piece > 128 else 4)
         if geo.weights:
-            self.rows = self.parts * _round_up(-(-self.piece // self.parts), 16)
+            self.rows = self.parts * round_up(-(-self.piece // self.parts), 16)
         matrices = geo.points * geo.groups
         self.source_size = matrices * self.kp * self.rows
         """Size of the source's transformed tiles, in accumulators."""
@@ -175,7 +172,7 @@ class Work:
     def _data(self, tensor: TensorLayout, inputs: Pair, name: str, origin: Pair, channels: int, at: int) -> Data:
         geo = self.geometry
         return Data(tensor, inputs, geo.alpha, geo.matrices(name), geo.tile, origin, geo.counts, geo.tiles,
-                    self.piece, self.rows, geo.groups, channels, _round_up(channels, 4), at)  # fmt: skip
+                    self.piece, self.rows, geo.groups, channels, round_up(channels, 4), at)  # fmt: skip
 
     @property
     def source(self) -> Data:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 import pytest
 from checking import TOLERANCE
+from convdispatch_fft.gpu import plan
 from convdispatch_fft.gpu.choice import TILES, transforms
 from convdispatch_fft.gpu.geometry import Transform, TransformAxis
 from convdispatch_fft.gpu.plan import Layout
@@ -15,9 +17,11 @@ from convdispatch_fft.gpu.spectra import slot_pitch
 from plans import LARGE, SMALL, check_solver, first, table_cases
 
 from convdispatch import ConvProblem
+from convdispatch.api import build
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 from convdispatch.measurement import reference, shapes
+from convdispatch.measurement.conformance.checks import Examination
 from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
@@ -217,3 +221,25 @@ def test_what_is_left_out_is_refused(text, words):
 def test_a_cpu_is_refused_in_words():
     cpu = DeviceInfo("some", "intel", "cpu", "simd512", max_work_group_size=4096)
     assert "CPU" in plugins().solvers["fft.gpu"].rejects(ConvProblem.parse("mb1ic4ih8oc4kh3"), cpu)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+def test_no_bit_of_an_image_depends_on_its_batch(queue, monkeypatch, direction):
+    """The programs fuse what their text fuses, and the compiler nothing else."""
+    for name, value in {"name": "fft.gpu", "batch_invariant": True}.items():
+        monkeypatch.setattr(SOLVER, name, value, raising=False)
+    problem = ConvProblem.parse("mb2ic12ih17oc20kh9ph4").replace(direction=direction)
+    texts: list[str] = []
+
+    def kept(context, text, *options):
+        texts.append(text)
+        return build(context, text, *options)
+
+    monkeypatch.setattr(plan, "build", kept)
+    for config in itertools.islice(SOLVER.configs(problem, SMALL), 2):
+        Examination(SOLVER, problem, config, None, queue).same_in((6, 1, 4))
+    assert len(texts) >= 18  # three programs for each of three batches of two configurations
+    for text in texts:
+        assert "FP_CONTRACT OFF" in text
+        # A sum of the transforms or of the product has no product of its own.
+        assert not re.search(r"^ +(const ACC t|u)\d+.* = .*\* .* [+-] ", text, re.MULTILINE)

@@ -21,7 +21,7 @@ def run(code, values):
     text = code.text(lambda name: f"source['{name}']", lambda name, value: f"target['{name}'] = {value}", indent="")
     text = re.sub(r"(?m)^const V ", "", re.sub(r"(\d)f\b", r"\1", text))
     target: dict = {}
-    exec(text, {"source": values, "target": target})
+    exec(text, {"source": values, "target": target, "MULTIPLY_ADD": lambda factor, a, b: factor * a + b})
     return target
 
 

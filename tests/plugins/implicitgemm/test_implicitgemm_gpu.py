@@ -6,8 +6,12 @@ import dataclasses
 import itertools
 
 import convdispatch_implicitgemm
+import numpy as np
+import pyopencl as cl
 import pytest
+from checking import make_operands, numpy_dtype
 from convdispatch_implicitgemm.gpu.depthwise_weights import DepthwiseWeights
+from convdispatch_implicitgemm.gpu.form import Form
 from convdispatch_implicitgemm.gpu.narrow import Narrow
 from convdispatch_implicitgemm.gpu.product import Product
 from convdispatch_implicitgemm.gpu.solver import Tiled
@@ -18,6 +22,8 @@ from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 from convdispatch.device import rates
+from convdispatch.device.commands.interface import thread
+from convdispatch.device.programs.kernels import rendering
 from convdispatch.measurement import shapes
 from convdispatch.selection.plugins.loader import plugins
 
@@ -97,6 +103,80 @@ def test_splits_and_single_stage(queue, text):
                                       Tile(32, 128, 5, 8, 4, split=split, stages=stages, walk="taps"))
                     if Product(problem, tile).misfit is None)  # fmt: skip
         check(queue, problem, "implicitgemm.tiled", tile.config())
+
+
+def outputs(queue, problem: ConvProblem, config) -> bytes:
+    """The bits that a plan writes, from real data."""
+    operands, _ = make_operands(problem, "real")
+    plan, flags = Tiled().plan(queue.context, problem, config), cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    arrays = {**operands.present(), problem.written: np.zeros(problem.out_shape, numpy_dtype(problem.dtype))}
+    buffers = {name: cl.Buffer(queue.context, flags, hostbuf=arrays[name]) for name in "xwy"}
+    workspace = cl.Buffer(queue.context, flags, hostbuf=np.full(plan.workspace_size + 1, 0xFF, np.uint8))
+    plan.enqueue(queue, buffers["x"], buffers["w"], buffers["y"], workspace).wait()
+    result = np.empty_like(arrays[problem.written])
+    cl.enqueue_copy(queue, result, buffers[problem.written])
+    return result.tobytes()
+
+
+@pytest.mark.parametrize(
+    "text", [*WAYS, "fwd_g2mb2ic12id5ih6oc20kd3kh2pd1ph1", "bwd_data_nhwc_mb2ic9ih8oc14kh4sh3ph1dh2"]
+)
+def test_numbers_as_arguments_and_as_literals_give_the_same_bits(queue, text):
+    problem, tile = ConvProblem.parse(text), Tile(32, 64, 16, 4, 4, split=1 + 2 * text.startswith("bwd_w"))
+    assert Tile.of(tile.config()).general
+    literal = dataclasses.replace(tile, general=False).config()
+    assert outputs(queue, problem, tile.config()) == outputs(queue, problem, literal)
+
+
+FORMS = {
+    "fwd_mb3ic20ih7oc70kh3ph1": "fwd_mb2ic28ih11iw9oc33kh5kw7ph2",
+    "fwd_nhwc_mb2ic64ih9oc64kh1": "fwd_nhwc_mb1ic160ih12oc24kh1",
+    "bwd_data_mb2ic20ih10oc18kh5sh2ph2": "bwd_data_mb1ic33ih14iw21oc10kh5sh3ph2",
+    "bwd_weights_mb3ic20ih7oc34kh3ph1": "bwd_weights_mb5ic36ih11oc70kh5ph2",
+}
+"""Pairs of problems of one form: every number of the geometry differs, what is compiled does not."""
+
+
+@pytest.mark.parametrize("text", FORMS)
+def test_a_new_geometry_compiles_nothing(queue, text):
+    """Also where its sum has other parts; with literals, it compiles all of its programs."""
+    config = Tile(32, 64, 16, 4, 4).config()
+    known, new = ConvProblem.parse(text), ConvProblem.parse(FORMS[text])
+    Tiled().plan(queue.context, known, config)
+    with rendering() as texts:
+        Tiled().plan(queue.context, new, config)
+        Tiled().plan(queue.context, known, config)
+    assert len(texts) == len({*texts}) == 2
+    compiled = thread.compiled
+    check(queue, new, "implicitgemm.tiled", config)
+    if text.startswith("bwd_weights"):
+        check(queue, new, "implicitgemm.tiled", {**config, "split": 3})
+    assert thread.compiled == compiled
+    with rendering() as texts:
+        for problem in (known, new):
+            Tiled().plan(queue.context, problem, {**config, "general": False})
+    assert len({*texts}) == 4
+
+
+def test_what_is_compiled_decides_the_form():
+    """Near misses: a border that no tap crosses, a channel too many for whole slices, offsets beyond 31 bits."""
+    tile = Tile(32, 64, 16, 4, 4)
+    base = ConvProblem.parse("fwd_mb3ic32ih7oc70kh3ph1")
+    others = [
+        base.replace(ph=0, pw=0, ph_r=0, pw_r=0),
+        base.replace(ic=33),
+        base.replace(mb=1 << 22),
+        base.replace(kw=1, pw=0, pw_r=0),
+    ]
+    forms = [Form.of(Product(problem, tile)) for problem in (base, *others)]
+    assert len({*forms}) == len(forms)
+    assert Form.of(Product(base.replace(mb=5, ic=48, oc=96, kh=5, kw=5), tile)) == forms[0]
+
+
+def test_columns_that_no_int_counts_are_refused():
+    """65536 images of 2^15 pixels are 2^31 columns."""
+    assert "columns" in Tiled().rejects(ConvProblem.parse("mb65536ic1ih128iw256oc1kh1"), LARGE)
+    assert Tiled().rejects(ConvProblem.parse("mb32768ic1ih128iw256oc1kh1"), LARGE) is None
 
 
 @pytest.mark.parametrize("text", ["bwd_data_mb2ic3ih13oc6kh7sh2ph3", "bwd_data_nhwc_g2mb1ic4ih9iw14oc4kh5sh3ph1"])

@@ -82,7 +82,7 @@ def test_tiles_that_do_not_fit_are_told_apart_in_arrays():
 @pytest.mark.parametrize(("text", "engine"), PACKED)
 def test_the_first_choice_is_the_cheapest(text, engine):
     problem = ConvProblem.parse(text)
-    tiles = packed.choices(problem, engine, UNITS)
+    tiles = list(packed.choices(problem, engine, UNITS))
     assert len(set(tiles)) == len(tiles) > 4
     first = [tile for tile in tiles if tile.format == tiles[0].format]
     costs = [float(packed.seconds(Tiling(problem, tile), UNITS)) for tile in first]

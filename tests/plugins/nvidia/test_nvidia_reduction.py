@@ -10,8 +10,7 @@ from convdispatch_nvidia.packed.plan import NvidiaPlan
 
 from convdispatch import ConvProblem
 from convdispatch.api import define, kernel_text
-from convdispatch.api.matrix import MATRIX_TILES
-from convdispatch.device.matrix_tiles.reduction import divided_by
+from convdispatch.device.programs.geometry_arguments import divided_by
 from convdispatch.device.programs.kernels import rendering
 
 KERNEL = "kernel void divide(global const INT *n, global INT *q, DIVISOR(d)) "
@@ -21,7 +20,7 @@ LAST = 2**31 - 1
 
 @pytest.mark.parametrize("wide", [0, 1])
 def test_division_by_an_argument_is_exact(queue, wide):
-    text = define(WIDE=wide, INT="long" if wide else "int") + kernel_text(MATRIX_TILES, "divide.cl") + KERNEL
+    text = define(WIDE=wide, INT="long" if wide else "int") + kernel_text("convdispatch.api", "divide.cl") + KERNEL
     kernel = cl.Kernel(cl.Program(queue.context, text).build(), "divide")
     rng, number = np.random.default_rng(0), np.int64 if wide else np.int32
     sizes = [*range(1, 70), *(2**k + e for k in (7, 15, 16, 30) for e in (-1, 0, 1)), LAST - 1, LAST]

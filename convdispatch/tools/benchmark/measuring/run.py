@@ -84,8 +84,6 @@ def run(
 
 
 class _Run:
-    """One run on one device."""
-
     def __init__(self, nets: Mapping[str, Sequence[Entry]], device: Any, options: Options) -> None:
         self._device, self._options = device, options
         self._until = None if options.within_s is None else time.monotonic() + options.within_s
@@ -99,7 +97,6 @@ class _Run:
         self._waited_s = 0.0
 
     def measure(self, console: Console | None, keep: Callable[[Report], None]) -> Report:
-        """Measure all problems."""
         options, info = self._options, runtime.device_info(self._device)
         each_s = RACE_S + (options.budget_ms / 1e3 if options.search else 0.0)
         with progress(console, "bench", len(self._names), each_s) as step:

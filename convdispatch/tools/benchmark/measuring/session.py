@@ -11,9 +11,10 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ....api.errors import ConvDispatchError, InvalidArgument
 from ....api.policy import current_policy, policy
@@ -37,9 +38,6 @@ from ..quiet import OtherProcesses
 from ..report import Choice, Measured, PeerTime, Row, without_folders
 from .environment import plugin_texts
 from .peers import Peer, Unable, Variant
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 ROUNDS = (5, 21)
 """The least and the most rounds of benchmarking; between them, as many as fit into the search's budget."""
@@ -120,8 +118,6 @@ class Session:
         if measured.best and measured.best.median_ms and len({_key(c) for c in choices}) < 2 and not self._peers:
             measured.chosen = replace(measured.best, source=measured.chosen.source)
             return
-        import pyopencl as cl
-
         queue = cl.CommandQueue(runtime.context(self.device))
         harness = Harness(problem, queue)
         rivals: dict[str, Candidate] = {}
