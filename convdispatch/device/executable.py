@@ -115,6 +115,10 @@ class Executable:
                 bound = self._bound.setdefault(place, bound)
         return bound  # type: ignore[return-value]
 
+    def is_bound(self, place: Any) -> bool:
+        """Whether ``bind`` loads nothing for a place, because a caller holds what it returned."""
+        return self._bound.get(place) is not None
+
     def place(self, recording: Recording, operands: Sequence[Any]) -> Any:
         """Record the launches on a longer recording's memory, or on real memory; returns the last command."""
         if self.opaque:

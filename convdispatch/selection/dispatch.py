@@ -27,6 +27,7 @@ from ..device.cache.bounded import Families
 from ..device.commands.interface import thread
 from ..device.memory.allocator import full, make_room, out_of_memory, with_room
 from ..device.memory.shared_pool import out_of_order
+from ..device.places.stream import Stream
 from ..device.programs.compile_pool import run as run_side_by_side
 from ..device.programs.kernels import CALL_BYTES, Programs
 from ..device.size_limits import problem_must_fit, size_text, workspace_room
@@ -46,6 +47,7 @@ from .visible_problem import SIZES_OF_A_LAYER, layer_of, visible_problem
 __all__ = [
     "adopt",
     "forget",
+    "loaded",
     "make",
     "no_event",
     "on_forget",
@@ -92,6 +94,12 @@ def _with_growth(key: Any, prepared: Prepared) -> Prepared:
 def planned(problem: ConvProblem, context: cl.Context, policy: Policy) -> bool:
     """Whether the plan that ``prepare`` would return is in the cache."""
     return _plans.get((context, problem, policy.selection)) is not None
+
+
+def loaded(problem: ConvProblem, stream: Stream, policy: Policy) -> bool:
+    """Whether the plan that ``prepare`` would return is in the cache, with all its programs loaded for a stream."""
+    prepared = _plans.get((stream.context, problem, policy.selection))
+    return prepared is not None and prepared.is_bound(stream.place)
 
 
 def _plan_uncached(

@@ -158,6 +158,10 @@ class Prepared:
             self._executable = found
         return self._executable
 
+    def is_bound(self, place: Any) -> bool:
+        """Whether the executable's programs are loaded for a place."""
+        return self._executable is not None and self._executable.is_bound(place)
+
     def _enqueue_checked(self, queue: Any, operands: Sequence[Any], wait_for: Any = None) -> Any:
         event = self._enqueue_on(commands_of(queue), operands, wait_for)
         if not hasattr(event, "wait"):
