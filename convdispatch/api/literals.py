@@ -13,7 +13,7 @@ Layout = Literal["nchw", "nhwc"]
 Math = Literal["float32", "ieee", "tf32", "fast", "reproducible"]
 Activation = (
     Literal["relu", "relu6", "clip", "leaky_relu", "elu", "sigmoid", "silu", "tanh", "hardsigmoid", "hardswish", "gelu",
-            "mish", "softplus"]
+            "gelu_tanh", "mish", "softplus"]
     | str
 )  # fmt: skip
 """A name of the table of activations, with its numbers in parentheses unless they are the defaults: clip(-1,2)."""

@@ -40,6 +40,9 @@ _WATCHED = 5
 """The number of calls with NumPy arrays, each waited for, that are timed after a form was built without a
 measurement."""
 
+LOWERING = "lowering 2"
+"""Changes whenever graphs become other commands than before, so that choices among earlier forms are timed again."""
+
 
 def choice_key(graph: Graph, queue: cl.CommandQueue, purpose: str) -> str | None:
     """Return the key under which a choice for this graph is stored; None if it must not be stored."""
@@ -50,7 +53,7 @@ def choice_key(graph: Graph, queue: cl.CommandQueue, purpose: str) -> str | None
 
 def described(graph: Graph) -> list[str]:
     """Return a text for each operation that a net computes."""
-    descriptions = []
+    descriptions = [LOWERING]
     for node in graph.nodes:
         shapes = [ref.shape for ref in operands(node.result) if isinstance(ref, Ref)]
         descriptions.append(str(problem_of(node)) if is_planned(node) else f"{node.name}{shapes}")

@@ -16,6 +16,7 @@ from ..device.tracing import operation
 from ..elementwise import apply, reduce
 from ..elementwise.tensor import Tensor
 from .convolution import dense
+from .normalization.row_norm import rows_of_a_group
 from .tape import Ones, current_tape, paused
 
 _ROW_WORK_ITEMS = 64
@@ -142,7 +143,11 @@ def _first(x: Tensor) -> np.int64:
 def _softmax(context: cl.Context, dtype: str, width: int, rows: int) -> Launch:
     text, items = _text(context, dtype, width, slope=False)
     names = ("x", "offset", "y")
-    return Launch(build(context, text), "softmax", (rows * items,), (items,), " ".join(names), names=names)
+    vectors = dtype == "float32" and runtime.device_info(context.devices[0]).type == "cpu"
+    each = rows_of_a_group(rows, width) if vectors else 1
+    items = 1 if vectors else items
+    program = build(context, config_macros({"vectors": vectors, "rows": each}) + text)
+    return Launch(program, "softmax", (rows // each * items,), (items,), " ".join(names), names=names)
 
 
 @keeps_programs

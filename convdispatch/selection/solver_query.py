@@ -32,7 +32,7 @@ from .defensive_copy import MOST_CONFIGS, ArgumentsChanged, ask, banned, copied
 from .plugins import answer_trial, faults
 from .plugins.loader import plugins
 from .reach import out_of_reach
-from .visible_problem import visible_problem
+from .visible_problem import unfused_seconds, visible_problem
 
 __all__ = [
     "FLOORS",
@@ -111,27 +111,20 @@ class SolverAnswers:
             self._admit_more_accurate()
 
     def _admit_more_accurate(self) -> None:
-        """Offer the configurations for more accurate math too, except equal ones."""
+        """Offer the configurations for more accurate math too; their default is taken if predicted to be faster."""
         for math_ in FLOORS.get(self.problem.math, ()):
             accurate = SolverAnswers(self.solver, _with_math(self.problem, math_), self.device)
             if accurate.accepts:
                 break
         else:
             return
-        default = accurate.default
-        if self.refused is None:
-            own_cost = self._costs[canonical(self.default)] or 0.0
-            if own_cost > (accurate.cost(default) or math.inf):
-                own_texts = set(map(canonical, self.configs))
-                default = next((one for one in accurate.configs if canonical(one) not in own_texts), default)
-            if own_cost <= (accurate.cost(default) or math.inf) or self.offers(default):
-                default = self.default
+        own_cost, accurate_cost = self._costs.get(canonical(self.default)) or 0.0, accurate.cost(accurate.default)
         self._refuses_own_math, self.refused = self.refused is not None, None
-        if default is not self.default:
-            text = canonical(default)
-            self._costs[text], self._sizes[text] = accurate.cost(default), accurate.workspace(default)
-            self._shown[text], self.default = accurate.problem, default
-        self._accurate, self._configs, self._texts = accurate, None, None
+        if self._refuses_own_math or own_cost > (accurate_cost or math.inf):
+            self.default, text = accurate.default, canonical(accurate.default)
+            self._costs[text], self._sizes[text] = accurate_cost, accurate.workspace(accurate.default)
+            self._shown[text] = accurate.problem
+        self._accurate, self._configs = accurate, None
 
     @property
     def configs(self) -> tuple[Mapping[str, Any], ...]:
@@ -336,7 +329,8 @@ def predicted(
     elif visible.math in FLOORS:
         return _least_cost(solver, visible, device, config)
     try:
-        return _checked_cost(ask(solver, "cost", visible, device, config))
+        cost = _checked_cost(ask(solver, "cost", visible, device, config))
+        return None if cost is None else cost + unfused_seconds(solver, problem, device)
     except (KeyboardInterrupt, Frozen):
         raise
     except BaseException:  # The configuration is invalid for this problem, so there is no prediction.

@@ -91,7 +91,7 @@ def test_math(device, full, solver, direction, math):
 
 
 EPILOGUES = ["bias", "residual", "relu", "bias+residual+relu", "bias+clip(-3,5)", "bias+leaky_relu(0.2)",
-             "residual+relu6", "bias+silu", "sigmoid", "tanh", "elu(0.5)", "bias+hardswish", "gelu",
+             "residual+relu6", "bias+silu", "sigmoid", "tanh", "elu(0.5)", "bias+hardswish", "gelu", "bias+gelu_tanh",
              "hardsigmoid(0.3,0.4)", "mish"]  # fmt: skip
 
 

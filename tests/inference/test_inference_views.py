@@ -140,3 +140,34 @@ def test_a_norm_over_channels_speaks_for_channels_last():
     assert norm.refs[0].value.node in turned
     assert total(graph, costs, frozenset(costs.nodes)) < total(graph, costs, frozenset())
     assert permuted(norm.refs[0], (0, 3, 1, 2)).is_whole
+
+
+def test_an_activation_of_a_view_is_the_convolutions_own():
+    """As in a transformer's depthwise layer: pictures to tokens, an activation, and tokens to pictures again."""
+    first, second = nn.Conv2d(C, C, 3, padding=1, groups=C), nn.Conv2d(C, C, 1)
+
+    def net(x: Tensor) -> Tensor:
+        y = functional.activate(first(x).transpose(0, 2, 3, 1), "gelu")
+        return second(y.transpose(0, 3, 1, 2))
+
+    shape = (2, C, SIZE, SIZE)
+    graph = traced_and_fused(net, [shape], np.float32, runtime.queue(), None)
+    assert [node.name for node in graph.nodes] == ["convolution", "convolution"]
+    assert graph.nodes[1].kwargs["x"].is_whole
+    x = np.random.default_rng(7).standard_normal(shape, dtype=np.float32)
+    built = inference.build(net, shape, layout="nhwc", queues=1)
+    np.testing.assert_allclose(built(x), net(Tensor.from_numpy(x)).numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda y: y[:, :2].transpose(0, 2, 3, 1), lambda y: y[:1, :, :1].expand(2, C, SIZE, SIZE).transpose(0, 2, 3, 1)],
+)
+def test_an_activation_of_some_elements_stays(change):
+    first = nn.Conv2d(C, C, 1)
+
+    def net(x: Tensor) -> Tensor:
+        return functional.activate(change(first(x)), "relu")
+
+    graph = traced_and_fused(net, [(2, C, SIZE, SIZE)], np.float32, runtime.queue(), None)
+    assert [node.name for node in graph.nodes][-1] == "activate"

@@ -73,6 +73,20 @@ def test_softmax(queue, gpu, width):
     compare(functional.softmax(Tensor.from_numpy(x, queue)).numpy(), expected, 2e-6)
 
 
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (130, 2), (96, 15), (5, 16), (400, 17), (64, 49), (3, 1000)])
+def test_softmax_of_rows_by_themselves(queue, rows, width):
+    """The device's own kernel: rows of a group, ends of rows, masked elements, and a NaN that stays in its row."""
+    memory = 4 * normal(rows + 1, width)
+    memory[1:, width // 2] = -np.inf if width > 1 else 0
+    memory[rows, -1] = np.nan
+    got = functional.softmax(Tensor.from_numpy(memory, queue)[1:]).numpy()
+    x = memory[1:].astype(np.float64)
+    expected = np.exp(x - x.max(1, keepdims=True))
+    expected /= expected.sum(1, keepdims=True)
+    compare(got[:-1], expected[:-1], 2e-6)
+    assert np.isnan(got[-1]).all()
+
+
 def test_small_slopes_of_halves_survive_a_large_gradient(queue):
     """Losses in float16 are scaled up before they are differentiated; a mean's 1/mb must not come before that."""
     x = np.zeros((512, 1000), np.float16)

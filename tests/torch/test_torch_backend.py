@@ -219,3 +219,17 @@ def test_a_table_is_looked_up_once_and_writes_to_it_are_seen():
             for _ in range(3):
                 check()
         assert net.calls == 13
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_both_formulas_of_gelu_are_a_convolutions_own(approximate):
+    model = nn.Sequential(nn.Conv2d(16, 32, 1), nn.GELU(approximate)).eval()
+    plain, x = nn.Sequential(model[0], nn.ReLU()).eval(), torch.randn(1, 16, 8, 8)
+    commands = []
+    for each in (model, plain):
+        backend = Backend(None, {"engine": "form"})
+        with torch.inference_mode():
+            torch.testing.assert_close(torch.compile(each, backend=backend)(x), each(x), rtol=1e-5, atol=1e-5)
+        (description,) = backend.graphs[0].descriptions().values()
+        commands.append(description.split(", ")[1])
+    assert commands[0] == commands[1]

@@ -75,6 +75,9 @@ class Activation:
 _LINE = "(v) * (T)({0}) + (T)({1})"
 _HARD_SIGMOID = f"({_LINE} < (T)(0) ? (T)(0) : {_LINE} > (T)(1) ? (T)(1) : {_LINE})"
 _SOFTPLUS = "where(x > 36, x, log1p(exp(x)))"  # log1p(exp(x)) rounds to x for x above 36, in float64 too
+# Of gelu's approximation: (1 + tanh(u)) / 2 of its polynomial u, and the slope of 2 u.
+_TANH_SIGMOID = "sigmoid(x * (1.5957691216057308 + 0.07135481627260025 * x * x))"
+_TANH_SLOPE = "(1.5957691216057308 + 0.21406444881780076 * x * x)"
 
 ACTIVATIONS: dict[str, Activation] = {
     "relu": Activation(
@@ -199,6 +202,12 @@ ACTIVATIONS: dict[str, Activation] = {
         torch=Torch("gelu", "GELU", only={"approximate": "none"}),
         onnx=Onnx("Gelu"),
         onednn=OneDNN(49, "gelu_erf", ()),
+    ),
+    "gelu_tanh": Activation(
+        opencl="((v) / ((T)(1) + exp((v) * ((T)(-1.5957691216057308) - (T)(0.07135481627260025) * (v) * (v)))))",
+        numpy="0.5 * v * (1 + np.tanh(0.7978845608028654 * (v + 0.044715 * v**3)))",
+        formula=f"x * {_TANH_SIGMOID}",
+        gradient=f"dy * {_TANH_SIGMOID} * (1 + x * (1 - {_TANH_SIGMOID}) * {_TANH_SLOPE})",
     ),
     "mish": Activation(
         opencl="((v) * tanh(log1p(exp(v))))",

@@ -7,6 +7,7 @@
 - ``integer_nodes``: what passes over quantized nets share.
 - ``integer_norms``: norms over channels of bytes, by tables.
 - ``layout``: the graph with its pictures in another layout.
+- ``padding``: zeros round a picture as a convolution's own padding.
 - ``pointwise``: chains of element-wise operations as one formula.
 - ``precision``: the graph in another dtype.
 - ``quantization``: nothing leaves the integers between two quantizations.

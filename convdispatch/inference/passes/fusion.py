@@ -21,8 +21,10 @@ from ...nn.convolution import picture_of
 from ..graph import Graph, Node, Ref, Value
 from .incremental_concat import nest_concats
 from .integer_formulas import merge_integers
+from .padding import take_in_zeros
 from .pointwise import merge
 from .quantization import to_integers
+from .views import activate_whole_values
 
 CONVOLUTION, TRANSPOSED, LINEAR, BATCH_NORM = "convolution", "transposed_convolution", "linear", "batch_norm"
 
@@ -37,6 +39,7 @@ def fuse(graph: Graph) -> Graph:
         if node.name == LINEAR:
             _linear_to_convolution(node)
     to_integers(graph)
+    take_in_zeros(activate_whole_values(graph))
     uses = graph.uses()
     while sum([_fuse_one(graph, node, uses) for node in list(graph.nodes)]):
         pass

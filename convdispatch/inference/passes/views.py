@@ -1,15 +1,53 @@
-"""The same elements as a view of other memory: of a picture in the other layout, or of what a copy was made from."""
+"""The same elements as a view of other memory: of a picture in the other layout, or of what a copy was made from.
+
+An activation of a view is the same view of an activation, and so can become a convolution's own.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ...calls.arrays.operands import contiguous_strides, is_contiguous
-from ..graph import Ref, Value
+from ..graph import CONVOLUTIONS, Graph, Ref, Value, operands
 
 Axis = tuple[int, int, int]
 """An axis of a value: its length, its stride, and the stride of the same elements in the other memory, in bytes."""
+
+
+def activate_whole_values(graph: Graph) -> Graph:
+    """Let the one reader of a convolution, an activation of a view that holds each element once, read the whole result,
+    and its readers the same view of the activation; the graph is changed in place and returned."""
+    uses = graph.uses()
+    for node in graph.nodes:
+        x = node.kwargs.get("x")
+        if node.name not in ("activate", "relu") or not isinstance(x, Ref) or not _is_each_element_once(x):
+            continue
+        if x.value.node is None or x.value.node.name not in CONVOLUTIONS or uses[x.value] != 1:
+            continue
+        old, new = node.result.value, Value(x.value.shape, x.value.dtype, node)
+        original = replace(x, value=new)
+        readers = [ref for other in graph.nodes for ref in other.refs] + list(operands(graph.output))
+        views = {ref: of_original(ref, original) for ref in readers if isinstance(ref, Ref) and ref.value is old}
+        if None in views.values():
+            continue
+        node.kwargs["x"], node.result = x.value.whole, new.whole
+        graph.change(lambda operand, views=views: views.get(operand, operand) if isinstance(operand, Ref) else operand)
+    return graph
+
+
+def _is_each_element_once(ref: Ref) -> bool:
+    """Whether a strided view holds each element of its value, in another order."""
+    if ref.strides is None or math.prod(ref.shape) != math.prod(ref.value.shape) or ref.offset:
+        return False
+    axes = sorted((stride, size) for stride, size in zip(ref.strides, ref.shape, strict=True) if size > 1)
+    step = ref.value.dtype.itemsize
+    for stride, size in axes:
+        if stride != step:
+            return False
+        step *= size
+    return True
 
 
 def permuted(ref: Ref, order: Sequence[int]) -> Ref:

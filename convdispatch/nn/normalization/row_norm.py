@@ -25,6 +25,12 @@ _FEW = 1 << 13
 """The number of elements of a tensor of few rows from which several launches are faster than one work group per row."""
 
 
+def rows_of_a_group(rows: int, width: int) -> int:
+    """The rows that one work group of a CPU computes: a divisor of their number."""
+    most = max(1, min(GROUP_ELEMENTS // width, rows // MIN_GROUPS))
+    return next(count for count in range(most, 0, -1) if rows % count == 0)
+
+
 def row_norm(
     x: Tensor, width: int, each: int, scale: Tensor | None, shift: Tensor | None, epsilon: float
 ) -> Tensor | None:
@@ -68,9 +74,7 @@ def _row_norm(
 ) -> Launch:
     gpu = runtime.device_info(context.devices[0]).type != "cpu"
     vectors = not gpu and dtype == "float32"
-    group_rows = next(
-        n for n in range(max(1, min(GROUP_ELEMENTS // width, rows // MIN_GROUPS)), 0, -1) if rows % n == 0
-    )
+    group_rows = rows_of_a_group(rows, width) if vectors else 1
     items = 1 if vectors else min(256 if gpu else _ITEMS, 1 << max(5, math.ceil(math.log2(width / 4))))
     values = {
         "width": width,
@@ -85,6 +89,4 @@ def _row_norm(
     }
     program = build(context, storage_macros(dtype) + config_macros(values) + kernel_text(__package__, "row_norm.cl"))
     names = ("x", "x_offset", "scale", "scale_offset", "shift", "shift_offset", "y")
-    return Launch(
-        program, "row_norm", (rows // (group_rows if vectors else 1) * items,), (items,), " ".join(names), names=names
-    )
+    return Launch(program, "row_norm", (rows // group_rows * items,), (items,), " ".join(names), names=names)

@@ -69,9 +69,8 @@ def _parametric(call: BoundNode) -> Tensor:
 
 @operator("Gelu")
 def _gelu(call: BoundNode) -> Tensor:
-    if call.word("approximate", ("none", "tanh")) == "tanh":
-        return formula(call, "0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x ** 3)))", x=call.tensor(0))
-    return functional.activate(call.tensor(0), "gelu")
+    tanh = call.word("approximate", ("none", "tanh")) == "tanh"
+    return functional.activate(call.tensor(0), "gelu_tanh" if tanh else "gelu")
 
 
 _FORMULAS: dict[str, tuple[str, dict[str, float]]] = {

@@ -65,9 +65,7 @@ def _addcmul(net: Any, x: Any, y: Any, z: Any, value: float = 1) -> Tensor:
 
 @operator("aten.gelu.default")
 def _gelu(net: Any, x: Any, approximate: str = "none") -> Tensor:
-    if approximate == "none":
-        return functional.activate(x, "gelu")
-    return apply("0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x ** 3)))", x=x)
+    return functional.activate(x, "gelu" if approximate == "none" else "gelu_tanh")
 
 
 @operator("aten.rsub.Scalar")

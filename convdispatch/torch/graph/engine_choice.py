@@ -84,7 +84,7 @@ class Race:
         from ...inference import choice_cache
 
         nodes = (f"{node.name} {node.target} {node.args} {node.kwargs} {_kinds(node)}" for node in graph.graph.nodes)
-        what = "engine", torch.__version__, str(torch.get_num_threads()), *nodes
+        what = "engine", choice_cache.LOWERING, torch.__version__, str(torch.get_num_threads()), *nodes
         self._key = key(device_info(cpu_device()), key_of(*what))
         self._known = choice_cache.load(self._key, ENGINES)
         self.winner = self._known.layout if self._known is not None and self._known.is_final else None
