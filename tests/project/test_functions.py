@@ -21,7 +21,7 @@ REASONS = {
         nn/pooling/max_pool_indices.py:max_pool_with_places nn/pooling/pooling2d.py:max_pool
         nn/pooling/pooling2d.py:avg_pool nn/pooling/pooling2d.py:lp_pool nn/pooling/pooling2d.py:windows_of
         nn/pooling/pooling_nd.py:pool device/programs/strided_copy.py:copy_strided device/runtime.py:copy
-        device/plans/steps.py:__init__ device/programs/kernels.py:__init__
+        device/programs/kernels.py:__init__ device/plans/steps.py:__init__
     """,
     "the interface of a plan or a layer: the operands of a convolution and their events": """
         api/hookspecs.py:convdispatch_enqueue selection/layer_chain.py:convdispatch_enqueue
