@@ -19,18 +19,52 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 FEW_THREADS = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Variables for a child in which NumPy computes nothing: otherwise NumPy starts one thread for each processor."""
+SURVIVED = b"\x02survived"
+"""What a child writes to standard output at the end of its trial; libraries and plugins may print other text."""
 _MARK = b"\x02convdispatch "
 _PARENT_DEATH_SIGNAL = 1  # the option PR_SET_PDEATHSIG of prctl
 _END_S = 10.0
 """The most seconds that a killed process is waited for; a process that hangs in a driver for longer is abandoned."""
 _EXPENDABLE = 500
 """The child's oom_score_adj (-1000 to 1000): Linux kills the process with the highest score when memory runs out."""
+
+
+def _python_path() -> dict[str, str]:
+    """The variable by which a child finds this package."""
+    home = str(Path(__file__).parents[2])
+    paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), home]
+    return {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def trial(arguments: Sequence[str], doing: str, limit_s: float) -> str | None:
+    """Run Python in a child process, which writes ``SURVIVED`` at its end; returns how it ended otherwise.
+
+    The text says that the child crashes, hangs or ends ``doing`` something, and is empty if it survived. None: the
+    operating system starts no process, so nothing is learnt.
+    """
+    try:
+        child = subprocess.run(
+            [sys.executable, *arguments],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=limit_s,
+            env=os.environ | _python_path(),
+        )
+    except subprocess.TimeoutExpired:
+        return f"it hangs as it {doing}: not done within {limit_s:g} s"
+    except OSError:
+        return None
+    if SURVIVED in child.stdout:
+        return ""
+    if child.returncode < 0:
+        return f"it crashes as it {doing} ({signal.Signals(-child.returncode).name})"
+    return f"it ends the process as it {doing} (exit {child.returncode})"
 
 
 class Silent(queue.Empty):
@@ -58,8 +92,6 @@ class Child:
         background: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        home = str(Path(__file__).parents[2])
-        paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), home]
         self._owner = os.getpid()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (close() closes the file)
         try:
@@ -68,7 +100,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
-                env={**os.environ, **(environment or {}), "PYTHONPATH": os.pathsep.join(paths)},
+                env={**os.environ, **(environment or {}), **_python_path()},
                 # A group of its own: the system sends SIGHUP to an orphaned process group that has a halted member.
                 start_new_session=background,
             )

@@ -21,8 +21,9 @@ from .replay.arena import Lifetime, lay_out
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-X, W, Y, BIAS, RESIDUAL = range(5)
-"""The numbers of a convolution's operands; areas of scratch memory have the numbers from 5 on."""
+X, W, Y, BIAS, RESIDUAL, NORM, SAVED, SUMS = range(8)
+"""The numbers of a convolution's operands; areas of scratch memory have the numbers that follow. Only problems with a
+norm or sums have operands from NORM on."""
 OUTPUTS = {"fwd": Y, "bwd_data": X, "bwd_weights": W}
 """The operand that each direction writes."""
 SCRATCH_ALIGNMENT_BYTES = 256
@@ -113,6 +114,10 @@ class Executable:
             if bound is not None:
                 bound = self._bound.setdefault(place, bound)
         return bound  # type: ignore[return-value]
+
+    def is_bound(self, place: Any) -> bool:
+        """Whether ``bind`` loads nothing for a place, because a caller holds what it returned."""
+        return self._bound.get(place) is not None
 
     def place(self, recording: Recording, operands: Sequence[Any]) -> Any:
         """Record the launches on a longer recording's memory, or on real memory; returns the last command."""

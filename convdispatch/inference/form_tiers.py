@@ -142,18 +142,21 @@ _undecided: weakref.WeakSet[InferenceNet] = weakref.WeakSet()
 """Nets whose forms are being built or timed."""
 
 
-def settle(net: InferenceNet) -> bool:
-    """Wait until the fastest form of a net is known, by calls on zeros; whether that was open."""
-    if not isinstance(net.watch, Tiers):
-        return False
-    net.watch.thread.join()
-    # The inputs are read from ``_lowered``, because reading ``net.inputs`` would bind the net to its present form.
-    inputs = [np.zeros(x.shape, x.dtype) for x in net._lowered.inputs]
-    while isinstance(net.watch, Tiers):
-        net(*inputs)
-    return True
+def settle_all(end: float = math.inf) -> int:
+    """Wait until the fastest form of each net of this process is known, by calls on zeros; returns how many were open.
+    A net whose forms are not built at the time ``end`` (of ``time.monotonic``) stays open."""
+    nets = [(net, net.watch) for net in list(_undecided)]
+    for net, watch in nets:
+        if not isinstance(watch, Tiers):
+            continue
+        watch.thread.join(min(max(0.0, end - time.monotonic()), threading.TIMEOUT_MAX))
+        # The inputs are read from ``_lowered``, because reading ``net.inputs`` would bind the net to its present form.
+        inputs = [np.zeros(x.shape, x.dtype) for x in net._lowered.inputs]
+        while net.watch is watch and not watch.thread.is_alive():
+            net(*inputs)
+    return len(nets)
 
 
-def settle_all() -> int:
-    """``settle`` for all nets of this process; how many were open."""
-    return sum(map(settle, list(_undecided)))
+def pending() -> int:
+    """The number of nets whose forms are being built or timed."""
+    return len(_undecided)

@@ -27,6 +27,7 @@ from ..device.cache.bounded import Families
 from ..device.commands.interface import thread
 from ..device.memory.allocator import full, make_room, out_of_memory, with_room
 from ..device.memory.shared_pool import out_of_order
+from ..device.places.stream import Stream
 from ..device.programs.compile_pool import run as run_side_by_side
 from ..device.programs.kernels import CALL_BYTES, Programs
 from ..device.size_limits import problem_must_fit, size_text, workspace_room
@@ -46,6 +47,7 @@ from .visible_problem import SIZES_OF_A_LAYER, layer_of, visible_problem
 __all__ = [
     "adopt",
     "forget",
+    "loaded",
     "make",
     "no_event",
     "on_forget",
@@ -92,6 +94,12 @@ def _with_growth(key: Any, prepared: Prepared) -> Prepared:
 def planned(problem: ConvProblem, context: cl.Context, policy: Policy) -> bool:
     """Whether the plan that ``prepare`` would return is in the cache."""
     return _plans.get((context, problem, policy.selection)) is not None
+
+
+def loaded(problem: ConvProblem, stream: Stream, policy: Policy) -> bool:
+    """Whether the plan that ``prepare`` would return is in the cache, with all its programs loaded for a stream."""
+    prepared = _plans.get((stream.context, problem, policy.selection))
+    return prepared is not None and prepared.is_bound(stream.place)
 
 
 def _plan_uncached(
@@ -280,7 +288,7 @@ def run(
 ) -> cl.Event:
     """Enqueue a prepared convolution; if that fails, quarantine its solver and run the next candidate.
 
-    ``operands`` are the memory of x, w, y, bias and residual. ``constant`` caches the packed forms of w, if the caller
+    ``operands`` are the memory of x, w, y and of EXTRAS. ``constant`` caches the packed forms of w, if the caller
     promised that w is constant. On a full device the memory pools are emptied and the plan is tried once more, unless
     commands were enqueued and the result's memory is also read (``accumulate``). ``failed`` is the error that the
     plan's executable raised for a caller that ran it itself.
@@ -288,7 +296,8 @@ def run(
     Raises PlanFailed, MemoryLimit.
     """
     problem, room = prepared.problem, False
-    x, w, y, bias, residual = (*operands, None, None)[:5]
+    x, w, y, *extras = operands
+    residual = extras[1] if len(extras) > 1 else None
     while True:
         before: int | None = None
         try:
@@ -303,7 +312,7 @@ def run(
                 after = wait_for if packed is None else [*(wait_for or ()), packed]
             before = thread.enqueued
             with unpacked_weights(w) if prepared.layered else _NO_LAYERS:
-                event = prepared.enqueue(queue, x, weights, y, bias, residual, wait_for=after)
+                event = prepared.enqueue(queue, x, weights, y, *extras, wait_for=after)
             if not hasattr(event, "wait"):
                 raise no_event(prepared, event)
             break

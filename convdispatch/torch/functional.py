@@ -11,7 +11,7 @@ from ..device.places.stream import KINDS
 from .compile import native_layers
 from .compile.fused_operator import fused_convolution, unfused
 from .compile.operators import convolution, in_autocast
-from .compile.transforms import plain_operators
+from .compile.transforms import plain_operators, vmap_comes_first
 
 
 def _each(value: Any, ndim: int) -> list[int]:
@@ -48,9 +48,10 @@ def _operator(x: torch.Tensor) -> Any:
 
 
 def _plain(x: torch.Tensor, w: torch.Tensor, bias: Any, *geometry: Any) -> torch.Tensor:
-    """PyTorch's operator, which autocast does not know on CPUs: it knows what is above it."""
+    """PyTorch's operator, which autocast does not know on CPUs: it knows what is above it, unless vmap is nearer."""
     kind = x.device.type
-    if kind in ("cpu", *KINDS) and torch.is_autocast_enabled(kind):
+    casts = kind in KINDS or (kind == "cpu" and not vmap_comes_first((x, w, bias)))
+    if casts and torch.is_autocast_enabled(kind):
         x, w, bias = in_autocast(kind, (x, w, bias))
     return torch.ops.aten.convolution.default(x, w, bias, *geometry)
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from ..api.errors import ConvDispatchError
+from ..api.errors import ConvDispatchError, ConvDispatchWarning
 from ..api.policy import policy
 from ..calls.framework import autotune, tiers
 from ..calls.framework.fallback import Fallback
@@ -63,20 +64,25 @@ def prepare(model: torch.nn.Module, *inputs: Any, **named: Any) -> dict[str, Any
     return {"ours": len(tasks) - left_count, "left": left_count, "reasons": reasons, "seconds": took}
 
 
-def ready(timeout: float = 600.0) -> dict[str, int]:
-    """Wait for the background work of earlier calls, so that later calls run the final kernels.
+def ready(timeout: float = tiers.WAIT_S) -> dict[str, int]:
+    """Wait for the background work of earlier calls, at most ``timeout`` seconds, so that later calls run the final
+    kernels. After a second a progress line says so; an interrupt ends the wait, and the work goes on.
 
     Returns how many of each were waited for: "kernels" that were being compiled, of problems that PyTorch computes
-    meanwhile; "forms" of compiled graphs whose layouts were being built and timed; "measurements" of autotune, at most
-    ``timeout`` seconds.
+    meanwhile; "forms" of compiled graphs whose layouts were being built and timed; "measurements" of autotune. Warns of
+    what is not ready yet.
     """
-    waited_for = {"kernels": tiers.pending(), "forms": 0, "measurements": autotune.pending()}
-    tiers.drain()
+    end, measurements = time.monotonic() + timeout, autotune.pending()
+    kernels = tiers.drain(timeout)
     from ..inference import form_tiers  # a first step does without ``inference``
 
-    waited_for["forms"] = form_tiers.settle_all()
-    autotune.drain(timeout)
-    return waited_for
+    forms = form_tiers.settle_all(end)
+    autotune.drain(end - time.monotonic())
+    left = {"kernels": tiers.pending(), "forms": form_tiers.pending(), "measurements": autotune.pending()}
+    if any(left.values()):
+        words = ", ".join(f"{count} {name}" for name, count in left.items() if count)
+        warnings.warn(f"not ready after {timeout:g} s: {words}", ConvDispatchWarning, stacklevel=2)
+    return {"kernels": kernels, "forms": forms, "measurements": measurements}
 
 
 @contextlib.contextmanager

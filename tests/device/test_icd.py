@@ -105,7 +105,7 @@ ENDS = {
     "aborts": ("abort();", "it crashes as it loads (SIGABRT)"),
     "exits": ("_exit(3);", "it ends the process as it loads (exit 3)"),
     "leaves": ("_exit(0);", "it ends the process as it loads (exit 0)"),
-    "hangs": ("for (;;) sleep(1);", "it hangs as it loads: no answer within 2 s"),
+    "hangs": ("for (;;) sleep(1);", "it hangs as it loads: not done within 2 s"),
 }
 
 

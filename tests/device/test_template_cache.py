@@ -29,7 +29,7 @@ PROBLEM = ConvProblem.parse("fwd_f32_mb1ic64ih56iw56oc64kh3ph1+constant")
 
 
 def _packed(engine: str) -> str:
-    return packed_text(Tiling(PROBLEM, packed.choices(PROBLEM, engine, 132)[0]))
+    return packed_text(Tiling(PROBLEM, next(iter(packed.choices(PROBLEM, engine, 132)))))
 
 
 def _tiled() -> str:
@@ -80,7 +80,7 @@ from convdispatch_nvidia.packed import choice
 from convdispatch_nvidia.packed.tiling import Tiling
 problem = ConvProblem.parse("fwd_f32_mb1ic64ih56iw56oc64kh3ph1+bias+relu")
 device = DeviceInfo("a", "b", "gpu", "sm_90", extensions=frozenset("abcdefgh"))
-tiling = Tiling(problem, choice.choices(problem, "wgmma", 132)[0])
+tiling = Tiling(problem, next(iter(choice.choices(problem, "wgmma", 132))))
 hash(problem), tiling.slices, problem.x_shape
 more = [device, (problem, {"x": tiling})]
 for values in ({"problem": problem}, {"device": device}, {"tiling": tiling}, {"more": more}):

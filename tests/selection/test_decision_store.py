@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
+import convdispatch as cd
+from convdispatch import inference
 from convdispatch.api.policy import Policy, policy
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import rates, runtime
 from convdispatch.device.cache import keys, store
+from convdispatch.nn import Conv2d
 from convdispatch.selection import decision_store, dispatch, solver_query
 from convdispatch.selection.choice import lockfile, ranking
 from convdispatch.selection.plugins import loader
@@ -236,3 +240,68 @@ def test_a_solver_that_no_plugin_brought_is_ranked(device, asked, monkeypatch):
     loaded = loader.plugins()
     monkeypatch.setattr(loaded, "loaded_as", {})
     assert "rejects" in planned(device, asked)[1]
+
+
+# --- every door reads it, whichever decided --------------------------------------------------------------------------
+
+X, W = np.ones((1, 3, 9, 9), np.float32), np.ones((8, 3, 3, 3), np.float32)
+
+
+def _conv():
+    return cd.conv(X, W)
+
+
+def _net():
+    layer = Conv2d(3, 8, 3)
+    layer.eval()
+    return inference.build(layer, X.shape, recall=True)(X)
+
+
+def _onnx():
+    pytest.importorskip("onnx", reason="onnx is not installed (extra: onnx)")
+    from onnx_models import model, node
+
+    from convdispatch.onnx import InferenceSession
+
+    content = model([node("Conv", "x w", "y")], {"x": X.shape}, ["y"], {"w": W}).SerializeToString()
+    return InferenceSession(content).run(None, {"x": X})
+
+
+def _torch():
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
+    import convdispatch.torch as ct
+
+    with ct.enable(), torch.no_grad():
+        return torch.nn.functional.conv2d(torch.from_numpy(X), torch.from_numpy(W))
+
+
+def _jax():
+    jax = pytest.importorskip("jax", reason="jax is not installed (extra: jax)")
+    from convdispatch.jax import conv_general_dilated
+
+    return conv_general_dilated(jax.numpy.asarray(X), jax.numpy.asarray(W), (1, 1), "VALID")
+
+
+@pytest.mark.parametrize("door", [_conv, _net, _onnx, _torch, _jax])
+def test_a_second_process_ranks_nothing_by_any_door(door, device, asked):
+    dispatch.forget()
+    door()
+    assert {"rejects", "configs"} <= set(asked), "the first one ranks"
+    dispatch.forget()
+    asked.clear()
+    door()
+    assert not {"rejects", "configs"} & set(asked)
+
+
+@pytest.mark.parametrize("door", [_torch, _jax])
+def test_what_conv_decided_other_doors_read(door, device, asked):
+    door()  # whatever is tried once a process
+    _conv()
+    dispatch.forget()
+    store.DECISIONS.clear()
+    _conv()
+    dispatch.forget()
+    asked.clear()
+    door()
+    assert not {"rejects", "configs"} & set(asked)
+    assert store.DECISIONS.size()[0] == 1

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import convdispatch as cd
+from convdispatch.device import child
 from convdispatch.selection import dispatch
 from convdispatch.selection.plugins import loader, verdicts
 from convdispatch.selection.records.perfdb import perfdb
@@ -113,7 +114,7 @@ def test_doctor_names_a_plugin_that_ends_the_process(put, monkeypatch, kind):
         """What hangs is waited for briefly, the others as long as a slow machine takes."""
         return run(command, **more | ({"timeout": 1.0} if kind == "hangs" and command[-1] == "odd" else {}))
 
-    monkeypatch.setattr(verdicts.subprocess, "run", impatient)
+    monkeypatch.setattr(child.subprocess, "run", impatient)
     put(text)
     result = CliRunner().invoke(main, ["doctor", "--no-probe", "--json"], catch_exceptions=False)
     report = json.loads(result.stdout)

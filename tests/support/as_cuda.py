@@ -24,6 +24,7 @@ typedef unsigned uint; typedef unsigned char uchar; typedef unsigned long ulong;
 #define get_group_id(i) ((int)blockIdx.x)
 #define get_num_groups(i) ((int)gridDim.x)
 #define barrier(x) __syncthreads()
+#define mul_hi __umulhi
 #define as_uint __float_as_uint
 #define as_float __uint_as_float
 #define as_int __float_as_int

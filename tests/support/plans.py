@@ -97,6 +97,18 @@ def check_plan(
     return error
 
 
+def written_bits(queue: cl.CommandQueue, problem: ConvProblem, plan: Any) -> bytes:
+    """The bits that a plan writes, from real data; for plans that must agree to the last bit."""
+    operands, flags = make_operands(problem, "real")[0], cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    arrays = {**operands.present(), problem.written: np.full(problem.out_shape, np.nan, numpy_dtype(problem.dtype))}
+    buffers = {name: cl.Buffer(queue.context, flags, hostbuf=arrays[name]) for name in "xwy"}
+    workspace = cl.Buffer(queue.context, flags, hostbuf=np.full(plan.workspace_size + 1, 0xFF, np.uint8))
+    plan.enqueue(queue, buffers["x"], buffers["w"], buffers["y"], workspace).wait()
+    result = np.empty_like(arrays[problem.written])
+    cl.enqueue_copy(queue, result, buffers[problem.written])
+    return result.tobytes()
+
+
 def _region(guarded: Guarded) -> cl.Buffer:
     """The payload of a guarded array as a buffer of its own."""
     return guarded.buffer.get_sub_region(guarded.start, max(1, guarded.nbytes))

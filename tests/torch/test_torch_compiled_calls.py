@@ -429,3 +429,42 @@ def test_a_layer_by_itself():
     for wrong in (None, "word"):
         with pytest.raises(TypeError, match="conv2d"), torch.no_grad():
             ct.convert(nn.Conv2d(3, 8, 3).eval(), fuse=True)(wrong)
+
+
+def _vjp(f, x):
+    return torch.func.vjp(f, x)[0]
+
+
+_vmap, _VMAPPED, _SEVERAL = torch.func.vmap, torch.ones(3), lambda x: torch.stack([x, 2 * x])
+TRANSFORMED = {
+    "over pictures": lambda f, x, w: _vmap(lambda v: f(v, w))(_SEVERAL(x)),
+    "over weights": lambda f, x, w: _vmap(lambda v: f(x, v))(_SEVERAL(w)),
+    "over neither": lambda f, x, w: _vmap(lambda v: v * f(x, w).float())(_VMAPPED),
+    "outer": lambda f, x, w: _vmap(lambda v: _vmap(lambda _: f(v, w) * 1)(_VMAPPED))(_SEVERAL(x)),
+    "of a gradient": lambda f, x, w: _vmap(lambda v: _vjp(lambda u: f(u, w), v))(_SEVERAL(x)),
+    "within a gradient": lambda f, x, w: _vjp(lambda u: _vmap(lambda v: f(v, w))(u), _SEVERAL(x)),
+    "of weights, a gradient": lambda f, x, w: _vmap(lambda v: _vjp(lambda u: f(u, v), x))(_SEVERAL(w)),
+    "functionalize": lambda f, x, w: torch.func.functionalize(lambda v: f(v, w))(x),
+}
+
+
+@pytest.mark.parametrize("way", TRANSFORMED)
+@pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d"])
+def test_autocast_under_vmap_casts_what_pytorch_casts(name, way):
+    """On a CPU PyTorch finds vmap's rule before that of autocast, so some results stay float32."""
+    x, w = picture(), torch.randn(3, 3, 3, 3)
+    ours, theirs = (getattr(module, name) for module in (ct, nn.functional))
+    with torch.autocast("cpu", torch.bfloat16):
+        found, wanted = TRANSFORMED[way](ours, x, w), TRANSFORMED[way](theirs, x, w)
+    assert found.dtype is wanted.dtype
+    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("layer", [nn.Conv1d, nn.ConvTranspose1d, nn.Conv2d])
+def test_pytorchs_own_result_behind_an_operator_may_be_written_in_place(layer):
+    """Of one axis PyTorch's result is a view of one with two."""
+    net, x = layer(3, 4, 3), torch.randn(2, 3, *[9] * (layer(1, 1, 1).weight.ndim - 2))
+    model = nn.Sequential(ct.convert(copy.deepcopy(net)), nn.ReLU(inplace=True))
+    with ct.enable(min_flops=1e15):
+        y = model(x)
+    torch.testing.assert_close(y, torch.relu(net(x)))

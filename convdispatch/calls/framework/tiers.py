@@ -2,8 +2,8 @@
 
 On CUDA a new problem is planned within its call, as long as a burst of new problems takes at most ``BURST_S``. Further
 problems go to child processes, and their calls to the framework's kernel, counted as ``compiling``. Once a child has
-planned a problem, a later call loads the plan. A capture waits for everything before it begins; no call changes its
-tier inside.
+planned a problem, a later call loads the plan. A capture waits for everything before it begins (``drain``); no call
+changes its tier inside, and what it leaves to the framework for that reason is noted.
 
 On a CPU a layer's first sizes wait (``sizes``). A further size that has come often enough is planned in the background,
 a few at a time and at the lowest priority, because the processors that compile are those that compute.
@@ -17,6 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ from ...device.garbage import collection_put_off
 from ...selection import dispatch
 from ...selection.planpack import from_environment
 from ...selection.planpack.decisions import fixed_by_pack
+from ..planner_pool import progress_line
 from ..planner_pool.pool import NoHelp, PlannerPool, pool_of
 from .fallback import Fallback
 
@@ -43,6 +45,8 @@ HOST_LOAD_SHARE = 0.1
 """As LOAD_SHARE, on a CPU, where calls are short and loading a plan takes some milliseconds."""
 LOAD_S = 0.05
 """Seconds of loading that the first calls may take, and that a CPU's calls may save up."""
+WAIT_S = 600.0
+"""The most seconds that a capture waits for kernels, so that a compiler that hangs does not hang the program."""
 MAX_WAITING = 8
 """The most problems of a CPU that wait for a child process; a further one is requested when its size returns."""
 MOST_PENDING = 64
@@ -57,6 +61,8 @@ class Framework:
 
     capturing: Callable[[], bool]
     """Whether a stream's commands are being captured, during which no call changes its tier."""
+    note_left: Callable[[ConvProblem, str], None]
+    """Notes a problem that a capture under way leaves to the framework's own kernel, and why."""
     several: Callable[[], bool]
     """Whether this process is one of several that must choose alike: then calls wait, so that all run the same."""
     count: Callable[[], None]
@@ -100,6 +106,9 @@ _bursts = _Bursts()
 _allowance, _host_allowance = _Allowance(LOAD_SHARE, math.inf), _Allowance(HOST_LOAD_SHARE, LOAD_S)
 _pending: dict[Any, Pending] = {}
 """The problems that wait for their plan, by pool, problem and policy."""
+_built = threading.Condition()
+_builds = 0
+"""The number of calls that are being built within calls now."""
 
 
 def waits(policy: Policy, on_cuda: bool, framework: Framework) -> bool:
@@ -144,6 +153,8 @@ class Pending:
     ) -> None:
         self.key, self.pool, self.problem, self.policy, self._framework = key, pool, problem, policy, framework
         self.call: Any = None
+        self.error: Exception | None = None
+        """The error of loading the plan."""
         self._build = build
         self._promised: dict[int, tuple[Any, Any]] = {}
         self._allowance: Any = _allowance
@@ -174,8 +185,12 @@ class Pending:
             try:
                 with self.pool.lent(), collection_put_off():
                     self.call = self._build()
+            except Exception as error:
+                self.error = error
+                raise
             finally:
-                _pending.pop(self.key, None)
+                if self.call is not None or self.error is not None:  # after an interrupt the problem stays pending
+                    _pending.pop(self.key, None)
                 self._allowance.saved -= time.perf_counter() - begin
         return self.call
 
@@ -191,6 +206,7 @@ class Pending:
         """Raises Compiling."""
         if constant is not None:
             self._promised[id(constant)] = weakref.ref(constant), weakref.ref(w)
+        self._note_capture()
         raise Compiling(self._again)
 
     def _again(self, _: str) -> bool:
@@ -199,8 +215,14 @@ class Pending:
             return False
         if self.answer.done() and self._allowance.may_load(time.perf_counter()) and not self._framework.capturing():
             return False
+        self._note_capture()
         self._framework.count()
         return True
+
+    def _note_capture(self) -> None:
+        if self._framework.capturing():
+            failed = self.error is not None and f"its kernels could not be built ({str(self.error).splitlines()[0]})"
+            self._framework.note_left(self.problem, failed or "its kernels were still being compiled")
 
 
 def timed(find: Callable[[], Any]) -> Any:
@@ -225,6 +247,7 @@ def first(
 ) -> Any:
     """Returns ``build()`` if the call is planned now, else a ``Pending``, which becomes the call later. Raises the
     errors of ``build``."""
+    build = _counted(build)
     if problem.mb == 0 or framework.capturing() or dispatch.planned(problem, runtime.context(device), policy):
         return build()
     if waits(policy, on_cuda, framework):
@@ -250,6 +273,7 @@ def first(
 def aside(device: Any, problem: ConvProblem, policy: Policy, build: Callable[[], Any], framework: Framework) -> Any:
     """Returns as ``first``, for a further size of a layer on a CPU. Raises Compiling if enough problems wait already,
     and the errors of ``build``."""
+    build = _counted(build)
     if framework.capturing() or dispatch.planned(problem, runtime.context(device), policy):
         return build()
     from_environment()
@@ -272,12 +296,50 @@ def pending() -> int:
     return sum(not problem.answer.done() for problem in list(_pending.values()))
 
 
-def drain() -> None:
-    """Wait until every pending problem is planned, load the plans, and pack their constant weights."""
-    for problem in list(_pending.values()):
-        with contextlib.suppress(Exception):  # the next call of the problem raises the same error
-            problem.resolved(wait=True)
-            problem.pack()
+def drain(timeout_s: float = WAIT_S, purpose: str = "compiling kernels") -> int:
+    """Wait until all problems met so far are planned, load the plans, and pack their constant weights; returns how many
+    problems were pending.
+
+    A problem that is not planned after ``timeout_s`` seconds stays pending, and so do all that are left after an
+    interrupt. After a second a progress line says for which ``purpose`` the caller waits.
+    """
+    end, problems = time.monotonic() + timeout_s, list(_pending.values())
+
+    def counts() -> tuple[int, int]:
+        left = sum(not problem.answer.done() for problem in problems)
+        return len(problems) - left, left
+
+    with progress_line.shown(purpose, counts, progress_line.WAITED_S):
+        for problem in problems:
+            if futures.wait([problem.answer], max(0.0, end - time.monotonic())).done:
+                with contextlib.suppress(Exception):  # the next call of the problem raises the same error
+                    problem.resolved(wait=True)
+                    problem.pack()
+    return len(problems)
+
+
+def wait_for_builds() -> None:
+    """Wait until the other threads' calls that are being built are built, for at most ``WAIT_S``: a program that is
+    loaded beside a capture may end that capture."""
+    with _built:
+        _built.wait_for(lambda: not _builds, WAIT_S)
+
+
+def _counted(build: Callable[[], Any]) -> Callable[[], Any]:
+    """``build``, for whose end ``wait_for_builds`` waits."""
+
+    def counted() -> Any:
+        global _builds
+        with _built:
+            _builds += 1
+        try:
+            return build()
+        finally:
+            with _built:
+                _builds -= 1
+                _built.notify_all()
+
+    return counted
 
 
 def _seconds(problem: ConvProblem) -> float:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 from ..cache.keys import key_of
 from ..cache.store import TRIALS
+from ..child import trial
 
 LOAD_S = 60.0
 """The most seconds that a library may take to load and to list its platforms, on a busy machine."""
@@ -30,7 +28,7 @@ try:
         kind(found)(0, None, ctypes.addressof(ctypes.c_uint()))
 except (OSError, AttributeError):
     pass  # what the linker refuses, the OpenCL loader passes over
-sys.stdout.write("survived")
+sys.stdout.write("\\2survived")
 sys.stdout.flush()
 os._exit(0)
 """
@@ -43,21 +41,13 @@ def how_it_ends(library: str) -> str | None:
     fault = (TRIALS.get(key) or {}).get("fault")
     if not isinstance(fault, str):
         fault = _try(library)
-        TRIALS.put(key, {"fault": fault}, f"loading {library}")
+        if fault is not None:
+            TRIALS.put(key, {"fault": fault}, f"loading {library}")
     return fault or None
 
 
-def _try(library: str) -> str:
-    command = [sys.executable, "-I", "-S", "-c", _CHILD, library]
-    try:
-        child = subprocess.run(command, capture_output=True, timeout=LOAD_S)
-    except subprocess.TimeoutExpired:
-        return f"it hangs as it loads: no answer within {LOAD_S:g} s"
-    except OSError:  # no child process can be started, so nothing is known about the library
-        return ""
-    if child.returncode < 0:
-        return f"it crashes as it loads ({signal.Signals(-child.returncode).name})"
-    return "" if b"survived" in child.stdout else f"it ends the process as it loads (exit {child.returncode})"
+def _try(library: str) -> str | None:
+    return trial(["-I", "-S", "-c", _CHILD, library], "loads", LOAD_S)
 
 
 def _file_state(library: str) -> str:

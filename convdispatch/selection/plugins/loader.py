@@ -31,6 +31,7 @@ from ...api.errors import ConvDispatchWarning, InvalidPolicy, PluginError
 from ...api.fault_text import words
 from ...api.solver import Solver
 from ...device.background import Threads
+from ...device.child import SURVIVED
 from ...device.startup_profile import phase
 from ..vendors.discovery import content_of, name_of, vendor_files
 from . import errata, forks, verdicts
@@ -271,8 +272,7 @@ def load_alone(name: str) -> None:
                 getattr(module, "convdispatch_solvers", list)()
                 getattr(module, "unavailable", str)()
     forks.end_fork(process)
-    sys.stdout.write("\x02survived")
-    sys.stdout.flush()
+    os.write(1, SURVIVED)
     os._exit(0)
 
 

@@ -11,9 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -25,6 +22,7 @@ from ...api.problem import ConvProblem
 from ...device import plainfile
 from ...device.cache.keys import key_of
 from ...device.cache.store import JSON, Table
+from ...device.child import trial
 from ..records.perfdb import user_folder
 from ..records.record import device_key
 
@@ -120,26 +118,9 @@ def import_fault(plugin: str, version: str, *, untried: bool = False) -> str | N
 
 def try_import(plugin: str, version: str) -> str | None:
     """Import a plugin in a child process; return how that ended the child, or None. The result is stored."""
-    paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(Path(__file__).parents[3])]
-    try:
-        child = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", _CHILD, plugin],
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            timeout=IMPORT_S,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        )
-    except subprocess.TimeoutExpired:
-        how = f"it hangs as it is imported: not done within {IMPORT_S:g} s"
-    except OSError:  # The operating system starts no process, so nothing is learnt of the plugin.
+    how = trial(["-W", "ignore", "-c", _CHILD, plugin], "is imported", IMPORT_S)
+    if how is None:
         return None
-    else:
-        if b"\x02survived" in child.stdout:
-            how = ""
-        elif child.returncode < 0:
-            how = f"it crashes as it is imported ({signal.Signals(-child.returncode).name})"
-        else:
-            how = f"it ends the process as it is imported (exit {child.returncode})"
     ANSWERS.put(key_of("import", plugin, version), {"how": how}, f"importing {plugin} {version}")
     return how or None
 

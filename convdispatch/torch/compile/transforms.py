@@ -7,6 +7,7 @@ these transforms, under ``enable()``, the numbers are computed here all the same
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,15 @@ def plain_operators() -> bool:
     if _C._get_tracing_state() is not None or forward_ad._current_level >= 0:
         return True
     return _C._functorch.peek_interpreter_stack() is not None and _transformed()
+
+
+def vmap_comes_first(operands: Sequence[Any]) -> bool:
+    """Whether ``torch.vmap`` is the innermost transform, and one of these operands has an axis of its: then PyTorch
+    looks for vmap's rule before that of autocast."""
+    innermost = _C._functorch.peek_interpreter_stack()
+    if innermost is None or innermost.key() != _C._functorch.TransformType.Vmap:
+        return False
+    return any(isinstance(each, torch.Tensor) and _C._functorch.is_batchedtensor(each) for each in operands)
 
 
 def _transformed() -> bool:

@@ -143,14 +143,22 @@ def settings_in_force() -> Settings | None:
 
 
 def original(operator: str, *arguments: Any) -> Any:
-    """PyTorch's own kernel for the arguments' device."""
+    """The results of PyTorch's own kernel for the arguments' device, none of which is a view: of an empty batch and of
+    one axis they are views there, which no operation in place may change behind a custom operator."""
     kind = arguments[0].device.type
     key = kind.upper() if kind in KINDS else "CPU"
     if (operator, key) not in _originals:
         with _lock:
             if _library is None:
                 _originals[operator, key] = torch.library.get_kernel(f"aten::{operator}", key)
-    return _originals[operator, key].call_boxed(_keyset(key), *arguments)
+    results = _originals[operator, key].call_boxed(_keyset(key), *arguments)
+    return _no_view(results) if isinstance(results, torch.Tensor) else tuple(map(_no_view, results))
+
+
+def _no_view(result: torch.Tensor | None) -> torch.Tensor | None:
+    if result is None or not result._is_view():
+        return result
+    return result.clone(memory_format=torch.preserve_format)
 
 
 def _keyset(key: str) -> Any:

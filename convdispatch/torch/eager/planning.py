@@ -15,16 +15,16 @@ from ...calls.framework import tiers
 from ...calls.framework.fallback import Fallback
 from ...calls.framework.host import cpu_device
 from .. import counting, ranks
-from ..captures import capturing, device_type
+from ..captures import capturing, device_type, note_left
 from ..geometry import DTYPES, FORMATS, Geometry, format_of, problem_of
 from ..settings import Settings, math_of
 from .host import host_call
 
 PLAIN: tuple[str | None, bool] = (None, False)
 """What follows a plain convolution: no activation, and no residual."""
-TORCH = tiers.Framework(capturing, ranks.many, counting.compiling)
-"""What compilation tiers need of PyTorch: whether a capture is under way, whether there are several ranks, a
-counter."""
+TORCH = tiers.Framework(capturing, note_left, ranks.many, counting.compiling)
+"""What compilation tiers need of PyTorch: whether a capture is under way, what hears of problems that it leaves,
+whether there are several ranks, a counter."""
 
 
 class CallRequest(NamedTuple):

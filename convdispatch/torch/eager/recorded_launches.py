@@ -20,7 +20,7 @@ from ...device.commands.recording import Recording, Slot
 from ...device.executable import Executable
 from ...device.places.stream import Unlaunchable
 from .planning import LeftToPyTorch
-from .stream_tensors import CAPTURED, stream_of
+from .stream_tensors import refuse_capture, stream_of
 
 
 class Launched:
@@ -36,9 +36,8 @@ class Launched:
         """
         self.name, self.number, self.library = name, like.get_device(), library_of(torch.Tensor)
         stream = stream_of(like)
+        refuse_capture(stream, name)
         with stream.current():
-            if stream.capturing():
-                raise Fallback(CAPTURED, lasting=False)
             recording, slots = Recording(runtime.queue(stream.device)), [Slot(size, persistent=True) for size in sizes]
             try:
                 enqueue(stream.context)(recording, *slots)

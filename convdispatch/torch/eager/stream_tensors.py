@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ...api.errors import NoDevice
+from ...api.policy import current_policy
 from ...api.problem import ConvProblem
 from ...calls.arrays.known_libraries import library_of
 from ...calls.arrays.stream_arrays import ALIGNMENT
@@ -18,9 +19,9 @@ from ...calls.framework.fallback import Fallback
 from ...calls.framework.host import refuse_dtype
 from ...calls.stream_call import StreamCall
 from ...device.places.stream import Stream, StreamMemory
+from ...selection import dispatch
+from .. import captures
 from ..counting import solved
-
-CAPTURED = "new while a CUDA graph was captured: run the model once before, so that its programs are there"
 
 
 def stream_of(tensor: torch.Tensor) -> Any:
@@ -82,6 +83,16 @@ class StreamTensors:
         """PyTorch's allocator reuses memory in the stream's order."""
 
 
+def refuse_capture(stream: Stream, what: Any) -> None:
+    """Raises Fallback while programs cannot be loaded, and notes what the stream's capture leaves to PyTorch."""
+    with stream.current():
+        is_captured = stream.capturing()
+    if is_captured:
+        captures.note_left(what, "it was new inside the capture")
+    if is_captured or captures.capturing():
+        raise Fallback("new while a CUDA graph was captured: run the model once before the capture", lasting=False)
+
+
 def stream_call(problem: ConvProblem, shape: tuple[int, ...], form: Any, like: torch.Tensor) -> StreamCall:
     """Build the call of an operator that writes a tensor of a shape, of the dtype and on the device of ``like``.
 
@@ -90,10 +101,8 @@ def stream_call(problem: ConvProblem, shape: tuple[int, ...], form: Any, like: t
     stream = stream_of(like)
     refuse_dtype(problem, stream.device)
     tensors = StreamTensors(library_of(torch.Tensor), shape, form, like)
-    if problem.mb:
-        with stream.current():
-            if stream.capturing():
-                raise Fallback(CAPTURED, lasting=False)
+    if problem.mb and not dispatch.loaded(problem, stream, current_policy()):
+        refuse_capture(stream, problem)
     call = StreamCall(problem, stream, tensors, count=solved)
     call.form, call.shape = form, shape
     return call

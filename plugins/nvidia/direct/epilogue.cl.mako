@@ -13,7 +13,7 @@ inline void put_run(OUT_PARAMS, local const float *from, int kept, ${run} addend
 #if PARTIAL
   out += PARTIAL_AT;
 #else
-  EPILOGUE(${run}, v, ${f"*(global const {run} *)(bias + channel)" if tiling.nhwc else "bias[channel]"}, addend, *(global const ${run} *)(out + at))
+  EPILOGUE(${run}, v, ${f"*(global const {run} *)(bias + channel)" if f.nhwc else "bias[channel]"}, addend, *(global const ${run} *)(out + at))
 #endif
   *(global ${run} *)(out + at) = v;
 }
@@ -24,16 +24,17 @@ inline void put_run(OUT_PARAMS, local const float *from, int kept, ${run} addend
 #endif
 </%def>
 <%def name="put_pixels()">\
-% if tiling.gaps:
+% if f.gaps:
       {
         // The pixel that an output reads, and those up to the next one, which none reads.
-        const int pixel = (${"m" if tiling.nhwc else "n"}) % ${p.od * p.oh * p.ow};
-        const int z = pixel / ${p.oh * p.ow} * ${p.sd}, y = pixel / ${p.ow} % ${p.oh} * ${p.sh}, x = pixel % ${p.ow} * ${p.sw};
-        const int dz = min(${p.sd}, ${p.id} - z), dy = min(${p.sh}, ${p.ih} - y), dx = min(${p.sw}, ${p.iw} - x);
+        const int place = ${"m" if f.nhwc else "n"}, image = DIVIDED(place, OUT_PIXELS);
+        const int row = DIVIDED(place, OUT_W), plane = DIVIDED(row, OUT_H);
+        const int z = (plane - image * OUT_D) * STRIDE_D, y = (row - plane * OUT_H) * STRIDE_H, x = (place - row * OUT_W) * STRIDE_W;
+        const int dz = min(STRIDE_D, IN_D - z), dy = min(STRIDE_H, IN_H - y), dx = min(STRIDE_W, IN_W - x);
         for (int i = 0; i < dz; ++i)
           for (int j = 0; j < dy; ++j)
             for (int l = 0; l < dx; ++l) {
-              const OUT_INDEX to = at + ((OUT_INDEX)(i * ${p.ih} + j) * ${p.iw} + l) * ${p.ic if tiling.nhwc else 1};
+              const OUT_INDEX to = at + ((OUT_INDEX)(i * IN_H + j) * IN_W + l) * IN_STEP;
               put_run(OUT_ARGS, from, (i | j | l) == 0, ADDEND(to), to, channel);
             }
       }
@@ -49,14 +50,14 @@ inline void put_run(OUT_PARAMS, local const float *from, int kept, ${run} addend
       *(local float2 *)(to + ${8 * pitch_out}) = (float2)(${name}[at + 2], ${name}[at + 3]);
 </%def>
 <%def name="place_of(m)">\
-      const int m = ${m}, channel = group * ${(p.channels_out if tiling.data else p.oc) // p.g} + ${"n" if tiling.nhwc else "m"};
-      const OUT_INDEX at = at_n + ${row.at("m").replace("INDEX", "OUT_INDEX")};
+      const int m = ${m}, channel = group * GROUP_CHANNELS + ${"n" if f.nhwc else "m"};
+      const OUT_INDEX at = at_n + ${row.at("m", "OUT_INDEX")};
 </%def>
 ## ``rows`` lines of local memory, of which line r is the tile's row ``m``, to memory.
 <%def name="leave(rows, m)">\
-  for (int c = tid % ${across} * ${width}; c < ${t.bn} && n0 + c < ${tiling.n}; c += ${across * width}) {
+  for (int c = tid % ${across} * ${width}; c < ${t.bn} && n0 + c < N; c += ${across * width}) {
     const int n = n0 + c;
-    const OUT_INDEX at_n = ${f"(OUT_INDEX)part * {tiling.partial_elements} + " if t.split > 1 and not t.fixup else ""}(OUT_INDEX)group * ${tiling.target.group} + ${column.at("n").replace("INDEX", "OUT_INDEX")};
+    const OUT_INDEX at_n = ${"(OUT_INDEX)part * PARTIAL_ELEMENTS + " if t.split > 1 and not t.fixup else ""}(OUT_INDEX)group * OUT_GROUP + ${column.at("n", "OUT_INDEX")};
 % if rows_at_once > 1:
     // Residuals of ${rows_at_once} rows are read before one of them is written: else each would wait for the one before.
     for (int first = tid / ${across}; first < ${rows}; first += ${rows_at_once * down}) {
@@ -65,18 +66,18 @@ ${unroll}
       for (int u = 0; u < ${rows_at_once}; ++u) {
         const int r = min(first + u * ${down}, ${rows} - 1);
 ${place_of(m)}\
-        addend[u] = ADDEND(m < ${tiling.m} ? at : 0);
+        addend[u] = ADDEND(m < M ? at : 0);
       }
 ${unroll}
       for (int u = 0; u < ${rows_at_once}; ++u) {
         const int r = first + u * ${down};
         if (r >= ${rows}) continue;
 ${place_of(m)}\
-        if (m < ${tiling.m}) put_run(OUT_ARGS, staging + r * ${pitch_out} + c, 1, addend[u], at, channel);
+        if (m < M) put_run(OUT_ARGS, staging + r * ${pitch_out} + c, 1, addend[u], at, channel);
       }
     }
 % else:
-    for (int r = tid / ${across}; r < ${rows} && ${m} < ${tiling.m}; r += ${down}) {
+    for (int r = tid / ${across}; r < ${rows} && ${m} < M; r += ${down}) {
 ${place_of(m)}\
       local const float *from = staging + r * ${pitch_out} + c;
 ${put_pixels()}\

@@ -2,10 +2,10 @@
 ## others and share the adding, where all run together, took 0.98 to 1.11 times as long on an H200.
 <%namespace name="epilogue" file="epilogue.cl.mako"/>\
 <%def name="write()">\
-  const int whole = (group * ${tiling.m_tiles} + m_tile) * ${tiling.n_tiles} + n_tile;
+  const int whole = (group * M_TILES + m_tile) * N_TILES + n_tile;
   global float4 *parts = (global float4 *)workspace + (long)whole * ${t.split * tile_sums} + tid;
-  global ulong *state = (global ulong *)(workspace + ${tiling.states_at}L) + whole;
-  local int *shared = (local int *)(memory + ${-(-tiling.local_bytes // 16) * 16 - 16});
+  global ulong *state = (global ulong *)(workspace + STATES_AT) + whole;
+  local int *shared = (local int *)(memory + ${-(-f.local_bytes // 16) * 16 - 16});
 ${unroll}
   for (int i = 0; i < ${t.frag_m * t.frag_n}; ++i)
     parts[part * ${tile_sums} + i * ${t.items}] = (float4)(sum[i * 4], sum[i * 4 + 1], sum[i * 4 + 2], sum[i * 4 + 3]);

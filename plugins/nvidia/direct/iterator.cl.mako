@@ -3,7 +3,7 @@
 ##
 ## c  a ``Copies``
 <%def name="places(c)">\
-<% o, l = c.operand, c.letter %>\
+<% o, l, capital = c.operand, c.letter, c.letter.upper() %>\
 % if o.along_k:
   const int ${l}_k = tid % ${c.across} * ${c.width}, ${l}_row = tid / ${c.across};
   const uint ${l}_to = (${l}_row * ${c.pitch} + ${l}_k) * 4;
@@ -11,12 +11,12 @@
   const int ${l}_row = tid % ${c.across} * ${c.width}, ${l}_k = tid / ${c.across};
   const uint ${l}_to = (${l}_k * ${c.pitch} + ${l}_row) * 4;
 % endif
-  ${l} += (INDEX)group * ${o.group};
+  ${l} += (INDEX)group * ${capital}_GROUP;
 % for i in range(c.rows):
-  const int ${l}_place${i} = min(${c.origin} + ${l}_row + ${i * c.row_step}, ${o.row.size - (1 if o.along_k else c.width)});
+  const int ${l}_place${i} = min(${c.origin} + ${l}_row + ${i * c.row_step}, ${o.row.name}_SIZE - ${1 if o.along_k else c.width});
   const INDEX ${l}_at${i} = ${o.row.at(f"{l}_place{i}")};
-% if c.ragged:
-  const int ${l}_in${i} = ${c.origin} + ${l}_row + ${i * c.row_step} < ${o.row.size};
+% if o.ragged:
+  const int ${l}_in${i} = ${c.origin} + ${l}_row + ${i * c.row_step} < ${o.row.name}_SIZE;
 % endif
 % endfor
 </%def>

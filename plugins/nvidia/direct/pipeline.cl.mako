@@ -7,10 +7,10 @@
 <% o, l = c.operand, c.letter %>\
 % for j in range(c.k_steps):
       {
-        const int k = ${slice} * ${t.bk} + ${l}_k + ${j * c.k_step}, real = ${f"k < {tiling.k}" if tiling.k % t.bk else "1"};
+        const int k = ${slice} * ${t.bk} + ${l}_k + ${j * c.k_step}, real = ${"k < K" if f.k_ragged else "1"};
         const INDEX at = ${o.k.at("k")};
 % for i in range(c.rows):
-        ${c.guard(i, j)}copy${4 * c.width}(memory, base, ${stage} + ${l}_to + ${c.to(i, j)}, ${l} + (${l}_at${i} + at), real${f" && {l}_in{i}" if c.ragged else ""});
+        ${c.guard(i, j)}copy${4 * c.width}(memory, base, ${stage} + ${l}_to + ${c.to(i, j)}, ${l} + (${l}_at${i} + at), real${f" && {l}_in{i}" if o.ragged else ""});
 % endfor
       }
 % endfor

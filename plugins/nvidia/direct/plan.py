@@ -2,74 +2,86 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, define, kernel_text
+from convdispatch.api import (
+    OPERANDS,
+    ConvProblem,
+    Launch,
+    StepPlan,
+    build,
+    define,
+    epilogue_macros,
+    kernel_text,
+    numbers_as_arguments,
+    numbers_as_literals,
+    storage_macros,
+)
 from convdispatch.api.matrix import MATRIX_TILES, Parts, parts_text, reduction_launch, written
 
 from ..instructions import Instructions
+from .form import DirectForm, numbers
 from .tiling import DirectTile, DirectTiling
 
 
-@dataclass(unsafe_hash=True)
+@dataclass(frozen=True)
 class Copies:
     """How work items copy an operand's tile to local memory, for the templates."""
 
-    tiling: DirectTiling
+    form: DirectForm
     number: int
     """Index of the operand: 0 is A, 1 is B."""
 
     def __post_init__(self) -> None:
-        tile, number = self.tiling.tile, self.number
-        self.operand, self.letter = self.tiling.operands[number], "ab"[number]
+        self.__dict__.update(self._numbers())
+
+    def _numbers(self) -> dict[str, Any]:
+        tile, number, operand = self.form.tile, self.number, self.form.operands[self.number]
+        width, extent = operand.width, (tile.bm, tile.bn)[number]
         # width: float32 numbers per copy; pitch: float32 numbers from line to line in local memory.
-        self.width, self.pitch = self.operand.width, self.tiling.pitch[number]
-        self.extent, self.origin = self.tiling.extent[number], ("m0", "n0")[number]
-        # ragged: whether the last tile has rows beyond the operand's last row, which are filled with zeros. If all work
-        # groups copied the last row instead, they would wait for one cache line.
-        self.ragged = self.operand.row.size % self.extent > 0
+        values = {"operand": operand, "letter": "ab"[number], "width": width, "pitch": self.form.pitch[number],
+                  "extent": extent, "origin": ("m0", "n0")[number]}  # fmt: skip
         # How copies are divided: work items along a line, rows per work item, the stride between its rows, the stride
         # between its steps along k, and the number of these steps.
-        if self.operand.along_k:
-            self.across = tile.bk // self.width
-            self.rows, self.row_step = -(-self.extent * self.across // tile.items), tile.items // self.across
-            self.k_step, self.k_steps = 0, 1
+        if operand.along_k:
+            across = tile.bk // width
+            rows, row_step, k_step, k_steps = -(-extent * across // tile.items), tile.items // across, 0, 1
         else:
-            self.across = min(self.extent // self.width, tile.items)
-            self.rows, self.row_step = self.extent // self.width // self.across, self.across * self.width
-            self.k_step = tile.items // self.across
-            self.k_steps = -(-tile.bk // self.k_step)
+            across = min(extent // width, tile.items)
+            rows, row_step, k_step = extent // width // across, across * width, tile.items // across
+            k_steps = -(-tile.bk // k_step)
+        return values | {"across": across, "rows": rows, "row_step": row_step, "k_step": k_step, "k_steps": k_steps}
 
     def guard(self, i: int, j: int) -> str:
         """The OpenCL condition before the copy of row step i and k step j, if some work items do not copy there."""
         if self.operand.along_k and (i + 1) * self.row_step > self.extent:
             return f"if ({self.letter}_row + {i * self.row_step} < {self.extent}) "
-        if not self.operand.along_k and (j + 1) * self.k_step > self.tiling.tile.bk:
-            return f"if ({self.letter}_k + {j * self.k_step} < {self.tiling.tile.bk}) "
+        if not self.operand.along_k and (j + 1) * self.k_step > self.form.tile.bk:
+            return f"if ({self.letter}_k + {j * self.k_step} < {self.form.tile.bk}) "
         return ""
 
     def to(self, i: int, j: int) -> int:
         """Bytes from the work item's first number to that of row step i and k step j."""
         row_stride, k_stride = (self.pitch, 1) if self.operand.along_k else (1, self.pitch)
-        return 4 * (i * self.row_step * row_stride + j * self.k_step * k_stride + self.tiling.floats[0] * self.number)
+        return 4 * (i * self.row_step * row_stride + j * self.k_step * k_stride + self.form.floats[0] * self.number)
 
 
-def product_text(tiling: DirectTiling, emulate: bool) -> str:
-    """The text of the kernel ``direct`` for a tiling, without the functions that it calls."""
-    t, p, width = tiling.tile, tiling.problem, tiling.out_width
+@functools.lru_cache(maxsize=256)
+def product_text(f: DirectForm, emulate: bool) -> str:
+    """The text of the kernel ``direct`` for a form, without the functions that it calls."""
+    t, width = f.tile, f.out_width
     across = min(t.bn // width, t.items)
     values: dict[str, Any] = {
-        "tiling": tiling, "t": t, "p": p, "both": [Copies(tiling, 0), Copies(tiling, 1)],
-        "unroll": "" if emulate else "#pragma unroll",
+        "f": f, "t": t, "both": [Copies(f, 0), Copies(f, 1)], "unroll": "" if emulate else "#pragma unroll",
         "exact": t.products == 3, "separate": t.flush_every > 0, "sums": t.frag_m * t.frag_n * 4,
-        "distance": t.stages - 1, "stage_bytes": tiling.stage * 4,
-        "order": ["m_tile", "n_tile"] if tiling.data and not tiling.nhwc else ["n_tile", "m_tile"],
-        "tiles": {"m_tile": tiling.m_tiles, "n_tile": tiling.n_tiles},
+        "distance": t.stages - 1, "stage_bytes": f.stage * 4,
+        "order": ["m_tile", "n_tile"] if f.data and not f.nhwc else ["n_tile", "m_tile"],
         "width": width, "run": "float" if width == 1 else f"float{width}", "pitch_out": t.bn + 8,
-        "across": across, "down": t.items // across, "rows_at_once": 4 if p.residual and not tiling.gaps else 1,
-        "row": tiling.target.row, "column": tiling.target.k, "tile_sums": t.bm * t.bn // 4,
+        "across": across, "down": t.items // across, "rows_at_once": 4 if f.residual and not f.gaps else 1,
+        "row": f.target[0], "column": f.target[1], "tile_sums": t.bm * t.bn // 4,
     }  # fmt: skip
     return kernel_text(__package__, "product.cl.mako", **values)
 
@@ -84,18 +96,24 @@ class DirectPlan(StepPlan):
         operands = [operand.name for operand in tiling.operands]
         operands += ["workspace"] if tile.split > 1 else []
         operands += [] if self._partial else outputs
-        program, size = build(context, self.product_text()), (tiling.work_groups * tile.items,)
-        steps = [Launch(program, "direct", size, (tile.items,), operands, names=OPERANDS)]
+        text, arguments = self._program()
+        program, size = build(context, text), (tiling.work_groups * tile.items,)
+        steps = [Launch(program, "direct", size, (tile.items,), [*operands, *arguments], names=OPERANDS)]
         if self._partial:
             parts = Parts(tile.split, tiling.partial_elements, tiling.out_index)
             steps.append(reduction_launch(context, problem, parts, outputs))
         super().__init__(tiling.partial_bytes, steps)
 
     def product_text(self) -> str:
-        tiling, tile = self.tiling, self.tiling.tile
+        return self._program()[0]
+
+    def _program(self) -> tuple[str, list[Any]]:
+        """The text of the product's program, and the launch's arguments beyond the operands."""
+        tiling, tile, problem = self.tiling, self.tiling.tile, self.tiling.problem
         groups = ("copies", "mma", "parts") if tile.fixup else ("copies", "mma")
         instructions = Instructions("bf16" if tile.depth == 16 else "tf32", groups)
-        text = tiling.problem.macros() + define(OUT_INDEX=tiling.out_index, PARTIAL=int(self._partial), PARTIAL_AT="0L")
+        text = storage_macros(problem.dtype) + epilogue_macros(problem)
+        text += define(NHWC=int(tiling.nhwc), OUT_INDEX=tiling.out_index, PARTIAL=int(self._partial), PARTIAL_AT="0L")
         text += (
             kernel_text(MATRIX_TILES, "finish.cl")
             + instructions.text(self._emulate)
@@ -103,4 +121,6 @@ class DirectPlan(StepPlan):
         )
         text += parts_text(tiling, tile.split, tile.frag_m) if tile.fixup else ""
         text += kernel_text(__package__, "split.cl.mako", depth=tile.depth)
-        return text + product_text(tiling, self._emulate)
+        write = numbers_as_arguments if tiling.general else numbers_as_literals
+        product, arguments = write(product_text(DirectForm.of(tiling), self._emulate), numbers(tiling))
+        return text + product, arguments

@@ -22,7 +22,8 @@
 ## PARTIAL     1: sums go to the workspace as they are
 ##
 ## Parts: ``iterator`` (places of copies), ``pipeline`` (a slice's copies), ``mainloop`` (a slice's products),
-## ``accumulation`` (their sums), ``epilogue`` and ``fixup`` (the sums' way out). Values come from ``product.py``.
+## ``accumulation`` (their sums), ``epilogue`` and ``fixup`` (the sums' way out). The template sees a
+## ``DirectForm`` (``form.py``); a name in capitals is a number of the geometry.
 <%namespace name="iterator" file="iterator.cl.mako"/>\
 <%namespace name="pipeline" file="pipeline.cl.mako"/>\
 <%namespace name="mainloop" file="mainloop.cl.mako"/>\
@@ -34,26 +35,32 @@
 
 // Element (row, k) of a tile in local memory.
 % for number in (0, 1):
-#define ${"AB"[number]}_TILE(row, k) ${f"(row) * {tiling.pitch[number]} + (k)" if tiling.operands[number].along_k else f"(k) * {tiling.pitch[number]} + (row)"}
+#define ${"AB"[number]}_TILE(row, k) ${f"(row) * {f.pitch[number]} + (k)" if f.operands[number].along_k else f"(k) * {f.pitch[number]} + (row)"}
 % endfor
 ${epilogue.functions()}\
-#define INDEX ${tiling.index}
+#define INDEX ${f.index}
 kernel __attribute__((reqd_work_group_size(${t.items}, 1, 1)))
-void direct(global const float *restrict a, global const float *restrict b, ${"global uchar *workspace, " if t.fixup else ""}OUT_PARAMS) {
-  local float4 area[${-(-tiling.local_bytes // 16)}] __attribute__((aligned(128)));
+void direct(global const float *restrict a, global const float *restrict b, ${"global uchar *workspace, " if t.fixup else ""}OUT_PARAMS NUMBERS) {
+  local float4 area[${-(-f.local_bytes // 16)}] __attribute__((aligned(128)));
   SCRATCH(${t.items});
   local uchar *memory = (local uchar *)area;
   const uint base = LOCAL_BASE(memory);
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
   // Tiles of NCHW: their work groups share pixels.
-  int rest = get_group_id(0);
-  const int ${order[0]} = rest % ${tiles[order[0]]};
-  rest /= ${tiles[order[0]]};
-  const int ${order[1]} = rest % ${tiles[order[1]]};
-  rest /= ${tiles[order[1]]};
-  const int part = rest % ${t.split}, group = rest / ${t.split};
+  int rest = get_group_id(0), next = DIVIDED(rest, ${order[0].upper()}S);
+  const int ${order[0]} = rest - next * ${order[0].upper()}S;
+  rest = next, next = DIVIDED(rest, ${order[1].upper()}S);
+  const int ${order[1]} = rest - next * ${order[1].upper()}S;
+% if t.split > 1:
+  rest = next, next = DIVIDED(rest, SPLIT);
+  const int part = rest - next * SPLIT, group = next;
+  // The parts share the slices; the first of them have one more where they do not share evenly.
+  const int slices = SLICES, share = DIVIDED(slices, SPLIT), more = slices - share * SPLIT;
+  const int begin = part * share + min(part, more), end = begin + share + (part < more);
+% else:
+  const int group = next, begin = 0, end = SLICES;
+% endif
   const int m0 = m_tile * ${t.bm}, n0 = n_tile * ${t.bn};
-  const int begin = ${f"(int)((long){tiling.slices} * part / {t.split})" if t.split > 1 else 0}, end = ${f"(int)((long){tiling.slices} * (part + 1) / {t.split})" if t.split > 1 else tiling.slices};
 ${iterator.places(both[0])}\
 ${iterator.places(both[1])}\
   const int row0 = warp % ${t.wm} * ${t.bm // t.wm} + lane / 4, column0 = warp / ${t.wm} * ${t.bn // t.wn};
@@ -73,7 +80,7 @@ ${pipeline.fetch(f"(slice + {distance})", "next_at")}\
     }
     copies_commit();
     next_at = next_at == ${(t.stages - 1) * stage_bytes} ? 0 : next_at + ${stage_bytes};
-    local const float *a_tile = (local const float *)(memory + stage_at), *b_tile = a_tile + ${tiling.floats[0]};
+    local const float *a_tile = (local const float *)(memory + stage_at), *b_tile = a_tile + ${f.floats[0]};
 ${mainloop.multiply()}\
 ${accumulation.flush()}\
     stage_at = stage_at == ${(t.stages - 1) * stage_bytes} ? 0 : stage_at + ${stage_bytes};

@@ -54,6 +54,9 @@ class DirectTile(NvidiaTile):
     """In split formats, whether the rounding error of a move to float32 registers is added to the next sums."""
     fixup: bool = False
     """Whether work groups of the product add the partial sums, instead of a separate launch."""
+    general: bool = True
+    """Whether the geometry's numbers are arguments of the program, where ``DirectTiling.general`` allows it; otherwise
+    they are literals."""
 
     @property
     def depth(self) -> int:
@@ -97,17 +100,6 @@ class MatrixAxis:
         if self.count is None:
             return self.size
         return self.pixels if self.rows else self.count[2] if self.steps[2] == self.step else 1
-
-    def at(self, i: str) -> str:
-        """OpenCL expression: the offset, in elements, of index ``i`` along this axis."""
-        if self.count is None:
-            return f"(INDEX)({i}) * {self.step}"
-        if self.rows:
-            return f"((INDEX)(({i}) / {self.pixels}) * {self.image} + (INDEX)(({i}) % {self.pixels}) * {self.step})"
-        (_, h, w), (sz, sy, sx) = self.count, self.steps
-        depth_offset = f"(INDEX)(({i}) % {self.pixels} / {h * w}) * {sz} + " if sz else ""
-        return (f"((INDEX)(({i}) / {self.pixels}) * {self.image} + {depth_offset}"
-                f"(INDEX)(({i}) / {w} % {h}) * {sy} + (INDEX)(({i}) % {w}) * {sx})")  # fmt: skip
 
     def divides(self, width: int) -> bool:
         """Whether all strides of this axis are multiples of ``width``, so that the other axis's runs are aligned."""
@@ -210,6 +202,12 @@ class DirectTiling:
         self.partial_elements = math.prod(p.out_shape)
         self.added_bytes = self.partial_elements * t.split * 4 * (t.split > 1) * (t.fixup ^ True)
         self.states_at = self.work_groups * t.bm * t.bn * 4  # byte offset of the tiles' states in the workspace
+
+    @property
+    def general(self) -> bool:
+        """Whether the program takes the geometry as arguments. Not where work groups add parts, because they compare a
+        hash of the problem in the text, nor where there are gaps, whose code then spills registers (ptxas, sm_90)."""
+        return self.tile.general and not self.tile.fixup and not self.gaps
 
     @functools.cached_property
     def target(self) -> Operand:
