@@ -131,8 +131,9 @@ def child(mode: str, seconds: float) -> None:
         found["planned aside"] = sum(each.finished for each in pool._pools.values())
     if x.is_cuda:
         found["peak MiB"] = torch.cuda.max_memory_allocated() >> 20
-    programs = Path(os.environ["CONVDISPATCH_KERNEL_CACHE"])
-    found["programs"] = len(list(programs.glob("*.bin"))) if programs.is_dir() else 0
+    from convdispatch.device.cache.store import PROGRAMS
+
+    found["programs"] = sum(program.label != "machine code" for program in PROGRAMS.entries())
     print(json.dumps(found))
 
 

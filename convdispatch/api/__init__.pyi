@@ -14,6 +14,10 @@ from ..device.gemm import configs as gemm_configs
 from ..device.gemm import packed_layout as packed_layout
 from ..device.gemm import product_cost as gemm_cost
 from ..device.gemm import workspace_size as gemm_workspace
+from ..device.plans.channel_sums import merged_bytes as merged_bytes
+from ..device.plans.channel_sums import merging as merging
+from ..device.plans.channel_sums import summing as summing
+from ..device.plans.channel_sums import summing_bytes as summing_bytes
 from ..device.plans.steps import Areas as Areas
 from ..device.plans.steps import KernelPlan as KernelPlan
 from ..device.plans.steps import Product as Product
@@ -70,11 +74,13 @@ from .policy import frozen as frozen
 from .policy import policy as policy
 from .problem import ConvProblem as ConvProblem
 from .problem import epilogue_macros as epilogue_macros
+from .problem import norm_macros as norm_macros
 from .quantization import Quantization as Quantization
 from .rates import DeviceRates as DeviceRates
 from .results import Result as Result
 from .results import Results as Results
 from .solver import EPILOGUE as EPILOGUE
+from .solver import PARTS as PARTS
 from .solver import Plan as Plan
 from .solver import Solver as Solver
 

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from .activations import activation_macro, parse_activation
+from .activations import activation_macro, gradient_function, parse_activation
 from .dtypes import ALL_DTYPES, DTYPES, HEADER, INTEGERS, QUANTIZED_INPUTS, storage_macros
 from .errors import InvalidProblem
 from .literals import Direction, Layout, Math
@@ -24,6 +24,8 @@ DIRECTIONS: tuple[str, ...] = get_args(Direction)
 LAYOUTS: tuple[str, ...] = get_args(Layout)
 MATHS: tuple[str, ...] = get_args(Math)
 _AXES = "dhw"
+EXTRAS = ("bias", "residual", "norm", "saved", "sums")
+"""The operands that a problem may have beside x, w and y, in the order in which calls pass them."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,15 @@ class ConvProblem:
     ``residual`` and ``activation`` are applied to the written tensor in that order of addition:
     ``activation(conv + bias + residual)``; ``accumulate`` adds the result to what the output holds.
     ``constant_weights`` promises that ``w`` keeps its values, so a plan may pack it once.
+
+    ``norm`` names the activation that follows a norm of x, ``"identity"`` for none: the convolution reads
+    ``activation((x - mean) scale + shift)`` for x, with zeros for padding; the rows of the operand ``norm`` are each
+    channel's mean, scale and shift, in the type of sums. A data gradient with ``norm`` goes through the activation:
+    ``(conv + residual) activation'((saved - mean) scale + shift)``, where the operand ``saved`` is x.
+
+    ``sums`` asks for one more output in the type of sums, merged in a fixed order from the written tensor as it is
+    stored: of y the rows count, mean and sum of squared distances from the mean for each channel; of a data gradient
+    with ``norm`` the rows sum of dx and sum of dx (saved - mean), which are the gradients of shift and scale.
 
     A quantized one has x's dtype ``"int8"`` or ``"uint8"``, w in int8, sums in int32, y and residual in ``out_dtype``:
     int8, uint8, int32 (the default), float32, float16. Or x and w are float8_e4m3 or float8_e5m2, sums float32, y and
@@ -79,6 +90,8 @@ class ConvProblem:
     accumulate: bool = False
     constant_weights: bool = False
     out_dtype: str | None = None
+    norm: str | None = None
+    sums: bool = False
     od: int = field(init=False, compare=False, repr=False)
     oh: int = field(init=False, compare=False, repr=False)
     ow: int = field(init=False, compare=False, repr=False)
@@ -122,10 +135,30 @@ class ConvProblem:
                 raise InvalidProblem("accumulate adds the plain result to the output: it takes no activation")
         if self.direction == "bwd_weights" and (self.bias or self.residual or self.activation):
             raise InvalidProblem("bwd_weights writes a gradient: it takes no bias, residual or activation")
+        self._check_channel_parts()
+
+    def _check_channel_parts(self) -> None:
+        """Check ``norm`` and ``sums``, and what they cannot stand beside."""
+        if not (self.norm or self.sums):
+            return
+        if self.norm is not None and self.norm != "identity":
+            parse_activation(self.norm)
+        parts = " and ".join(name for name in ("norm", "sums") if getattr(self, name))
+        if self.dtype in QUANTIZED_INPUTS:
+            raise InvalidProblem(f"{parts} are for floating-point data, got x of {self.dtype}")
+        if self.sums and self.accumulate:
+            raise InvalidProblem("sums are of a result that is written once: it takes no accumulate")
+        if self.sums and self.direction == "bwd_weights":
+            raise InvalidProblem("sums are of a tensor with channels of pixels, bwd_weights writes weights")
+        if self.direction == "bwd_data":
+            if self.norm is None:
+                raise InvalidProblem("sums of bwd_data are gradients of a norm: they need norm")
+            if self.bias or self.activation or self.accumulate:
+                raise InvalidProblem("bwd_data with norm takes no bias, activation or accumulate")
 
     def _check_numbers(self) -> None:
-        if self.mb < 0:
-            raise InvalidProblem(f"mb must be 0 or more, got {self.mb}")
+        if self.mb < self.sums:
+            raise InvalidProblem(f"mb must be {int(self.sums)} or more{' for sums' * self.sums}, got {self.mb}")
         for name in _POSITIVE:
             if getattr(self, name) < 1:
                 raise InvalidProblem(f"{_MEANING.get(name, name)} must be 1 or more, got {name}={getattr(self, name)}")
@@ -206,6 +239,27 @@ class ConvProblem:
         return (outer, channels, *spatial) if self.layout == "nchw" else (outer, *spatial, channels)
 
     @property
+    def masked(self) -> bool:
+        """Whether a norm's gradient follows the data gradient; in other directions a norm precedes the convolution."""
+        return self.norm is not None and self.direction == "bwd_data"
+
+    @property
+    def norm_activation(self) -> str | None:
+        """The activation of ``norm``; None if it has none."""
+        return None if self.norm == "identity" else self.norm
+
+    @functools.cached_property
+    def extras(self) -> tuple[str, ...]:
+        """The names of the operands beside x, w and y, in the order of EXTRAS."""
+        present = (self.bias, self.residual, self.norm is not None, self.masked, self.sums)
+        return tuple(name for name, is_present in zip(EXTRAS, present, strict=True) if is_present)
+
+    @property
+    def epilogue_operands(self) -> tuple[str, ...]:
+        """The operands that ``output.cl`` reads behind the output, in its order."""
+        return tuple(name for name in self.extras if name != "sums" and (self.masked or name != "norm"))
+
+    @property
     def quantized(self) -> bool:
         """Whether x and w are numbers of 8 bits with scales."""
         return self.dtype in QUANTIZED_INPUTS
@@ -231,7 +285,10 @@ class ConvProblem:
         return self.out_dtype or self.dtype
 
     def form(self, operand: str) -> tuple[tuple[int, ...], str]:
-        """Shape and dtype of x, w, y, bias, residual or initial (what the output holds before)."""
+        """Shape and dtype of x, w, y, one of EXTRAS, or initial (what the output holds before)."""
+        if operand in ("norm", "sums"):
+            shape = (3, self.ic) if operand == "norm" else (2 if self.masked else 3, self.channels_out)
+            return shape, "float64" if self.dtype == "float64" else "float32"
         if operand == "bias":
             return ((HEADER + 2 * self.oc,), "int32") if self.quantized else ((self.channels_out,), self.dtype)
         shape = getattr(self, operand + "_shape") if operand in "xwy" else self.out_shape
@@ -291,6 +348,8 @@ class ConvProblem:
         flags = [name for name in parts if getattr(self, name)]
         flags += [self.activation.replace(" ", "")] if self.activation else []
         flags += ["constant"] if self.constant_weights else []
+        flags += [f"norm({self.norm.replace(' ', '')})"] if self.norm else []
+        flags += ["sums"] if self.sums else []
         return "_".join([*words, "".join(letters)]) + "".join("+" + flag for flag in flags)
 
     def _along_axes(self, letter: str, default: str | None = None) -> list[str]:
@@ -303,9 +362,10 @@ class ConvProblem:
     def parse(cls, text: str) -> ConvProblem:
         """Read this project's own text, as ``str(problem)`` writes it.
 
-        ``[direction_][dtype_][layout_][math_]letters[+bias][+residual][+accumulate][+activation][+constant]``, for
-        example ``fwd_f32_mb1ic3ih224iw224oc64kh7kw7sh2sw2ph3pw3+bias+relu``. Sizes that are missing along an axis
-        are those of the axis before it (h gives w, or w gives h), so ``mb1ic4ih8oc6kh3ph1`` is square.
+        ``[direction_][dtype_][layout_][math_]letters[+bias][+residual][+accumulate][+activation][+constant]
+        [+norm(activation)][+sums]``, for example ``fwd_f32_mb1ic3ih224iw224oc64kh7kw7sh2sw2ph3pw3+bias+relu``. Sizes
+        that are missing along an axis are those of the axis before it (h gives w, or w gives h), so
+        ``mb1ic4ih8oc6kh3ph1`` is square.
 
         Raises InvalidProblem naming what could not be read.
         """
@@ -332,7 +392,16 @@ def _macros(problem: ConvProblem) -> str:
     lines += [f"#define ICG {problem.ic // problem.g}", f"#define OCG {problem.oc // problem.g}"]
     lines += [f"#define NDIM {problem.ndim}", f"#define NHWC {int(problem.layout == 'nhwc')}"]
     lines += [f"#define {problem.direction.upper()} 1"]
-    return "\n".join(lines) + "\n" + storage_macros(problem.dtype, problem.out_dtype) + epilogue_macros(problem)
+    text = "\n".join(lines) + "\n" + storage_macros(problem.dtype, problem.out_dtype) + epilogue_macros(problem)
+    return text + norm_macros(problem) if problem.norm else text
+
+
+def norm_macros(problem: ConvProblem) -> str:
+    """OpenCL text of ``norm`` for ``convdispatch/norm.cl``, after that of the storage."""
+    activation = problem.norm_activation
+    text = f"#define NORM 1\n#define NORM_SLOPE {int(problem.masked)}\n#define NORM_CHANNELS {problem.ic}\n"
+    text += activation_macro(activation, "NORM_ACTIVATION")
+    return text + (gradient_function(activation, "norm_gradient") if problem.masked else "")
 
 
 def epilogue_macros(problem: ConvProblem) -> str:
@@ -382,6 +451,10 @@ def _parse(cls: type[ConvProblem], text: str) -> ConvProblem:
             values[flag] = True
         elif flag == "constant":
             values["constant_weights"] = True
+        elif flag == "sums":
+            values["sums"] = True
+        elif flag.startswith("norm(") and flag.endswith(")"):
+            values["norm"] = flag[len("norm(") : -1]
         else:
             values["activation"] = flag
     problem = cls(**promote_square(values))

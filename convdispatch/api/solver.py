@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 EPILOGUE = frozenset({"bias", "residual", "activation", "accumulate"})
 """The operations that may follow the convolution itself."""
+PARTS = EPILOGUE | {"norm", "sums"}
+"""All parts of a problem that a solver may fuse; a solver that says nothing fuses none, and EPILOGUE holds what most
+kernels that have an epilogue fuse."""
 
 
 @runtime_checkable
@@ -50,8 +53,9 @@ class Plan(Protocol):
     ) -> cl.Event:
         """Enqueue the work and return the event of its last command. Never waits, never allocates.
 
-        A plan whose solver fuses bias or residual also takes them, as keywords ``bias`` and ``residual``; they are
-        passed only where the problem has them. On an out-of-order queue the plan chains its own commands by events.
+        A plan whose solver fuses bias, residual, norm or sums also takes them, as keywords of these names, and
+        ``saved`` of a data gradient with ``norm``; they are passed only where the problem has them. ``sums`` is
+        written. On an out-of-order queue the plan chains its own commands by events.
         """
         ...
 
@@ -82,7 +86,7 @@ class Solver(ABC):
     """Whether ``cost`` may return seconds. A plugin none of whose solvers do is asked only where a record, a lock file,
     a rule or a pin may put it first, where no other solver is left, and by ``explain`` and ``find``."""
     fuses: frozenset[str] = frozenset()
-    """The parts of EPILOGUE that the solver's plans compute; dispatch adds what is missing in a pass of its own."""
+    """The elements of PARTS that the solver's plans compute; dispatch adds what is missing in a pass of its own."""
 
     def serves(self, device: DeviceInfo) -> str | None:
         """Why this solver computes nothing on the device, whatever the problem, or None; ``rejects`` says it first.

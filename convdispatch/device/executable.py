@@ -21,8 +21,9 @@ from .replay.arena import Lifetime, lay_out
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-X, W, Y, BIAS, RESIDUAL = range(5)
-"""The numbers of a convolution's operands; areas of scratch memory have the numbers from 5 on."""
+X, W, Y, BIAS, RESIDUAL, NORM, SAVED, SUMS = range(8)
+"""The numbers of a convolution's operands; areas of scratch memory have the numbers that follow. Only problems with a
+norm or sums have operands from NORM on."""
 OUTPUTS = {"fwd": Y, "bwd_data": X, "bwd_weights": W}
 """The operand that each direction writes."""
 SCRATCH_ALIGNMENT_BYTES = 256

@@ -11,6 +11,7 @@ import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..api.policy import current_policy
+from ..api.problem import ConvProblem
 from ..device import background, runtime
 from ..device.cache import artifact_store
 from ..device.cache.keys import key_of
@@ -36,7 +37,6 @@ from .passes.slicing import sliced
 from .weights import Background, Weights
 
 if TYPE_CHECKING:
-    from ..api.problem import ConvProblem
     from .multi_device import InferenceNets
 
 
@@ -122,7 +122,7 @@ def build(
     tiers = is_cold and recall and all_forms_allowed and purpose == "latency"
     net_key = (
         key_of(packed_use, *choice_cache.described(graph))
-        if all_forms_allowed and not invariant and artifact_store.wanted(queue.device)
+        if all_forms_allowed and not invariant and (artifact_store.gathers() or artifact_store.in_force(queue.device))
         else ""
     )
     packed_form = artifact_store.find("forms", net_key, queue.device) if net_key else None

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
-from ..api.activations import apply_activation
+from ..api.activations import apply_activation, apply_gradient
 from ..api.dtypes import HEADER
 from ..api.errors import InvalidArgument
+from ..api.problem import ConvProblem
 from . import quantized
-
-if TYPE_CHECKING:
-    from ..api.problem import ConvProblem
 
 _MAX_GATHERED = 1 << 22
 """The most elements that ``sample`` gathers in one step (32 MB in float64)."""
@@ -29,8 +27,8 @@ _MAX_GATHERED = 1 << 22
 def compute(problem: ConvProblem, **operands: np.ndarray | None) -> np.ndarray:
     """The tensor that ``problem.direction`` writes, in float64 and the problem's layout.
 
-    ``operands`` are ``x``, ``w`` and ``y`` except the written one, ``bias``, ``residual``, and for a problem that
-    accumulates ``initial``, the previous content of the output. Each has the problem's shape for it.
+    ``operands`` are ``x``, ``w`` and ``y`` except the written one, those of EXTRAS that the problem
+    reads, and if it accumulates ``initial``, the previous content of the output. Each has the problem's shape for it.
     Raises InvalidArgument for a missing operand or a wrong shape.
     """
     operands = _centred(problem, operands)
@@ -41,7 +39,10 @@ def compute(problem: ConvProblem, **operands: np.ndarray | None) -> np.ndarray:
 
 
 def _centred(problem: ConvProblem, operands: dict[str, np.ndarray | None]) -> dict[str, np.ndarray | None]:
-    """The operands; in a quantized convolution x minus its zero point."""
+    """The operands; in a quantized convolution x minus its zero point, where a norm precedes it what that returns."""
+    if problem.norm and not problem.masked:
+        x = _shaped(problem, "x", operands.get("x"), problem.x_shape)
+        return operands | {"x": apply_activation(problem.norm_activation, _affine(problem, x, operands.get("norm")))}
     if not problem.quantized:
         return operands
     table = _table(problem, operands.get("bias"))
@@ -72,7 +73,67 @@ def _finished(
     if problem.residual:
         result = result + added("residual").astype(np.float64)
     result = apply_activation(problem.activation, result)
+    if problem.masked:
+        saved = _shaped(problem, "saved", operands.get("saved"), problem.x_shape)
+        affine = _affine(problem, saved, operands.get("norm"))
+        result = apply_gradient(problem.norm_activation, result, affine if at is None else affine.reshape(-1)[at])
     return result + added("initial").astype(np.float64) if problem.accumulate else result
+
+
+def _affine(problem: ConvProblem, x: np.ndarray, norm: np.ndarray | None) -> np.ndarray:
+    """``(x - mean) scale + shift``, the norm of x before its activation."""
+    table = _required(problem, "norm", norm, problem.form("norm")[0])
+    mean, scale, shift = (_bias(problem, row) for row in table)
+    return (x.astype(np.float64) - mean) * scale + shift
+
+
+def channel_sums(problem: ConvProblem, output: np.ndarray, **operands: np.ndarray | None) -> np.ndarray:
+    """The operand ``sums`` for an output as it is stored, in float64."""
+    axes = tuple(axis for axis in range(output.ndim) if axis != (1 if problem.layout == "nchw" else output.ndim - 1))
+    values = np.asarray(output).astype(np.float64)
+    if problem.masked:
+        saved = _shaped(problem, "saved", operands.get("saved"), problem.x_shape).astype(np.float64)
+        mean = _bias(problem, _required(problem, "norm", operands.get("norm"), problem.form("norm")[0])[0])
+        return np.stack([values.sum(axes), (values * (saved - mean)).sum(axes)])
+    mean = values.mean(axes)
+    counts = np.full(mean.shape, values.size / max(1, mean.size))
+    return np.stack([counts, mean, ((values - _bias(problem, mean)) ** 2).sum(axes)])
+
+
+def sums_fault(
+    problem: ConvProblem, output: np.ndarray, sums: np.ndarray, operands: Mapping[str, np.ndarray]
+) -> str | None:
+    """Why ``sums`` are not those of the stored output within the rounding of a merge of short sums; None if they are.
+
+    Means may be off by their own rounding, and squared distances by what that does to a distance, as in Welford's
+    algorithm (1962); a variance from sums of squares, whose error grows with the square of the mean, is a fault.
+    """
+    expected, epsilon = channel_sums(problem, output, **operands), float(np.finfo(sums.dtype).eps)
+    if problem.masked:
+        terms = channel_sums(problem.replace(norm="identity"), np.abs(output), **_sizes(problem, operands))
+        limits, names = 64 * epsilon * terms, ("sum", "sum of products with the distances")
+    else:
+        count, mean, squares = expected
+        deviation = np.sqrt(squares / np.maximum(count, 1))
+        rounding = epsilon * np.abs(mean)
+        squares_limit = 1000 * epsilon * squares + count * rounding * (deviation + 16 * rounding)
+        limits = np.stack([0 * count, 16 * (rounding + epsilon * deviation), squares_limit])
+        names = ("count", "mean", "sum of squared distances")
+    differences = np.abs(sums.astype(np.float64) - expected)
+    wrong = np.argwhere(~(differences <= limits))
+    if not wrong.size:
+        return None
+    row, channel = wrong[0]
+    return (
+        f"the {names[row]} of channel {channel} is {sums[row, channel]:.7g}, expected {expected[row, channel]:.7g} "
+        f"within {limits[row, channel]:.2g}; {len(wrong)} of {sums.size} sums are wrong"
+    )
+
+
+def _sizes(problem: ConvProblem, operands: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Operands for which the products of a norm's gradient are the sizes of the terms of its sums."""
+    distance = operands["saved"].astype(np.float64) - _bias(problem, operands["norm"][0].astype(np.float64))
+    return {"saved": np.abs(distance), "norm": np.zeros_like(operands["norm"])}
 
 
 def relative_error(got: np.ndarray, expected: np.ndarray) -> float:

@@ -8,10 +8,11 @@ device and api.
 - ``choice``: the order of choice: rules, records, neighbours and lock files.
 - ``decision_store``: what this machine decided, from process to process; read before anything is ranked.
 - ``solver_query``: asks solvers, guarded, and caches what they answered.
-- ``visible_problem``: the problem as a solver sees it, without the parts of the epilogue that it does not fuse.
+- ``visible_problem``: the problem as a solver sees it, without the parts that it does not fuse.
+- ``unfused``: those parts as passes of their own: the epilogue, norms and sums of channels.
 - ``reach``: which problems no kernel is given as they are, because of padding and strides far beyond the input.
 - ``derivation``: derived solvers: a plugin's gaps filled by rewriting problems.
-- ``prepared``: a plan with its workspace, packed weights and the epilogue that its solver does not fuse.
+- ``prepared``: a plan with its workspace, packed weights and the passes for what its solver does not fuse.
 - ``constants``: constant weights and their packed forms.
 - ``layer_chain``: runs a plan through the layers that wrap it.
 - ``layers``: the layers themselves: tracing and validation.

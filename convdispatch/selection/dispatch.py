@@ -288,7 +288,7 @@ def run(
 ) -> cl.Event:
     """Enqueue a prepared convolution; if that fails, quarantine its solver and run the next candidate.
 
-    ``operands`` are the memory of x, w, y, bias and residual. ``constant`` caches the packed forms of w, if the caller
+    ``operands`` are the memory of x, w, y and of EXTRAS. ``constant`` caches the packed forms of w, if the caller
     promised that w is constant. On a full device the memory pools are emptied and the plan is tried once more, unless
     commands were enqueued and the result's memory is also read (``accumulate``). ``failed`` is the error that the
     plan's executable raised for a caller that ran it itself.
@@ -296,7 +296,8 @@ def run(
     Raises PlanFailed, MemoryLimit.
     """
     problem, room = prepared.problem, False
-    x, w, y, bias, residual = (*operands, None, None)[:5]
+    x, w, y, *extras = operands
+    residual = extras[1] if len(extras) > 1 else None
     while True:
         before: int | None = None
         try:
@@ -311,7 +312,7 @@ def run(
                 after = wait_for if packed is None else [*(wait_for or ()), packed]
             before = thread.enqueued
             with unpacked_weights(w) if prepared.layered else _NO_LAYERS:
-                event = prepared.enqueue(queue, x, weights, y, bias, residual, wait_for=after)
+                event = prepared.enqueue(queue, x, weights, y, *extras, wait_for=after)
             if not hasattr(event, "wait"):
                 raise no_event(prepared, event)
             break

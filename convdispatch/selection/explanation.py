@@ -21,9 +21,10 @@ from .explanation_text import Ceiling, Explanation, Verdict, sentence
 from .plugins.loader import plugins
 from .records.record import Record
 from .solver_query import Fault, predicted, query
-from .visible_problem import visible_problem
+from .visible_problem import unfused_seconds, visible_problem
 
 __all__ = ["Explanation", "Verdict", "explain"]
+_PARTS = ("bias", "residual", "activation", "accumulate", "norm", "sums")
 
 
 def explain(problem: ConvProblem | str, device: Any = None) -> Explanation:
@@ -129,6 +130,7 @@ def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo)
         visible, answers = visible_problem(solver, problem), query(solver, problem, device)
         record = next((record for record in records if record.solver == solver.name), None)
         cost = answers.cost(candidate.config)
+        cost = None if cost is None else cost + unfused_seconds(solver, problem, device)
         yield Verdict(
             solver.name,
             plugins().provider(solver.name),
@@ -142,7 +144,7 @@ def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo)
             benchmarked=record.sure if record else None,
             error=record.error if record else None,
             workspace=record.workspace if record else answers.workspace(candidate.config),
-            fuses=tuple(part for part in ("bias", "residual", "activation", "accumulate") if getattr(visible, part)),
+            fuses=tuple(part for part in _PARTS if getattr(visible, part)),
             rewriting=solver.words(visible) if isinstance(solver, Derived) else None,
             errata=tuple(
                 f"{one.remedy or 'set aside'}: {', '.join(one.kernel)}: {one}"

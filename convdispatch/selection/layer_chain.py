@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..api.errors import ConvDispatchWarning, Frozen, PluginError
 from ..api.fault_text import words
 from ..api.hookspecs import hookimpl
+from ..api.problem import EXTRAS
 from .defensive_copy import changed, copied
 from .plugins.loader import plugins
 
@@ -36,11 +37,9 @@ def unpacked_weights(weights: Any) -> Iterator[None]:
 def enqueue_plan(
     problem: Any, plan: Any, queue: Any, operands: Sequence[Any], workspace: Any, wait_for: Any = None
 ) -> Any:
-    """Enqueue a plan on ``operands``: x, w, y, and bias and residual if the problem that it was made for has them."""
-    x, w, y, bias, residual = operands
-    extras = {"bias": bias} if problem.bias else {}
-    if problem.residual:
-        extras["residual"] = residual
+    """Enqueue a plan on ``operands``: x, w, y, and those of EXTRAS that the problem that it was made for has."""
+    x, w, y, *further = operands
+    extras = {name: memory for name, memory in zip(EXTRAS, further) if name in problem.extras}
     return plan.enqueue(queue, x, w, y, workspace, wait_for, **extras)
 
 
@@ -63,14 +62,19 @@ class _Innermost:
     ) -> Any:
         # The plan gets the problem it was made for, whatever a layer did to its copy of the problem.
         planned_problem = getattr(plan, "_made_for", problem)
-        return enqueue_plan(planned_problem, plan, queue, (x, w, y, bias, residual), workspace, wait_for)
+        extras = {"bias": bias} if planned_problem.bias else {}
+        extras |= {"residual": residual} if planned_problem.residual else {}
+        return plan.enqueue(queue, x, w, y, workspace, wait_for, **extras)
 
 
 class _WatchedPlan:
-    """A wrapper that layers call instead of the plan, and that notes the plan's event or error."""
+    """A wrapper that layers call instead of the plan, and that notes the plan's event or error.
 
-    def __init__(self, plan: Any, problem: Any) -> None:
-        self._plan, self._made_for = plan, problem
+    It adds the operands ``hidden``, which the layers' hook does not have.
+    """
+
+    def __init__(self, plan: Any, problem: Any, hidden: Mapping[str, Any]) -> None:
+        self._plan, self._made_for, self._hidden = plan, problem, hidden
         self.outcome: Any = None
         """The event that the plan's last call returned."""
         self.operands: tuple[Any, ...] = ()
@@ -81,7 +85,7 @@ class _WatchedPlan:
 
     def enqueue(self, queue: Any, x: Any, w: Any, y: Any, workspace: Any, wait_for: Any = None, **extras: Any) -> Any:
         try:
-            self.outcome = self._plan.enqueue(queue, x, w, y, workspace, wait_for, **extras)
+            self.outcome = self._plan.enqueue(queue, x, w, y, workspace, wait_for, **extras, **self._hidden)
         except BaseException as error:
             self.error = error
             raise
@@ -90,12 +94,15 @@ class _WatchedPlan:
 
 
 def run_layered(problem: Any, solver: Any, plan: Any, queue: Any, operands: tuple[Any, ...], **rest: Any) -> Any:
-    """Run a plan through the layers, and return its event; ``operands`` are x, w, y, ``rest`` the hook's other ones."""
+    """Run a plan through the layers, and return its event; ``operands`` are x, w, y and EXTRAS, ``rest`` the other
+    arguments of the hook."""
     manager = plugins().manager
     if not manager.has_plugin(_INNERMOST):
         manager.register(_Innermost(), name=_INNERMOST)
-    watched, shown_problem, problem_fields = _WatchedPlan(plan, problem), copied(problem), vars(problem).copy()
-    x, w, y = operands
+    x, w, y, *extras = operands
+    by_name = dict(zip(EXTRAS, extras))
+    hidden = {name: by_name[name] for name in problem.extras if name not in ("bias", "residual")}
+    watched, shown_problem, problem_fields = _WatchedPlan(plan, problem, hidden), copied(problem), vars(problem).copy()
     packed = problem.constant_weights and getattr(plan, "packed_size", 0)
     try:
         event = manager.hook.convdispatch_enqueue(
@@ -107,6 +114,8 @@ def run_layered(problem: Any, solver: Any, plan: Any, queue: Any, operands: tupl
             w=w,
             y=y,
             weights=getattr(_thread_state, "weights", None) if packed else w,
+            bias=by_name["bias"],
+            residual=by_name["residual"],
             **rest,
         )
     except BaseException as error:
@@ -123,11 +132,10 @@ def run_layered(problem: Any, solver: Any, plan: Any, queue: Any, operands: tupl
             return event
         else:
             _switch_off(None, f"they answered {type(event).__name__} where the plan's event was expected")
-    is_own = watched.operands and all(a is b for a, b in zip(watched.operands, operands, strict=True))
+    is_own = watched.operands and all(a is b for a, b in zip(watched.operands, operands[:3], strict=True))
     if is_own:  # The layers ran the plan on the caller's own memory, so it need not run again.
         return watched.outcome
-    all_operands = (*operands, rest.get("bias"), rest.get("residual"))
-    return enqueue_plan(problem, plan, queue, all_operands, rest.get("workspace"), rest.get("wait_for"))
+    return enqueue_plan(problem, plan, queue, operands, rest.get("workspace"), rest.get("wait_for"))
 
 
 def _layer_of(error: BaseException) -> str | None:

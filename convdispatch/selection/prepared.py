@@ -1,4 +1,4 @@
-"""A plan made ready to run: workspace, packed constant weights, layers, and the epilogue its solver does not fuse."""
+"""A plan made ready to run: workspace, packed constant weights, layers, and what its solver does not fuse."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pyopencl as cl
 
 from ..api.errors import PluginError
-from ..api.problem import ConvProblem
+from ..api.problem import EXTRAS, ConvProblem
 from ..api.solver import Plan
 from ..device import runtime
 from ..device.commands.interface import Commands, thread
 from ..device.commands.queues import OpenCLQueue, commands_of
 from ..device.commands.recording import Recording, Slot
-from ..device.executable import OUTPUTS, Executable, W
+from ..device.executable import OUTPUTS, SUMS, Executable, W
 from ..device.memory.allocator import out_of_memory, same_memory
 from ..device.places.stream import Unlaunchable
 from ..device.plans.steps import StepPlan
-from ..device.programs.kernels import Launch, build, kernel_text
 from .choice.ranking import Candidate
 from .choice.set_aside import NoWorkspace
 from .constants import Constant, constant
 from .layer_chain import enqueue_plan, run_layered
 from .plugins.loader import plugins
+from .unfused import Unfused
 from .visible_problem import operand_sizes
 
 __all__ = ["Constant", "Prepared", "constant", "enqueue_plan", "no_event"]
@@ -43,7 +42,7 @@ class Prepared:
         candidate: Candidate,
         plan: Plan,
     ) -> None:
-        """``seen`` is the problem that the plan computes; the other parts of the epilogue are added here."""
+        """``seen`` is the problem that the plan computes; the problem's other parts are added here."""
         solver, config = candidate.solver, candidate.config
         self.context, self.problem, self.solver, self.config = context, problem, solver, config
         self.plan, self.source = plan, candidate.source
@@ -57,11 +56,11 @@ class Prepared:
         self.packed_size = getattr(plan, "packed_size", 0) if problem.constant_weights else 0
         self.pack_key = (context, solver.name, getattr(plan, "pack_key", None) or (seen, repr(sorted(config.items()))))
         self._seen = seen
-        self._epilogue = None if seen == problem else _Epilogue(context, problem, seen)
+        self._unfused = None if seen == problem else Unfused(context, problem, seen)
         self.layered = bool(plugins().layers)
         self.recordable = getattr(plan, "recordable", True) and not self.layered
         """Whether the plan enqueues all its commands through the plugin interface, so that they can be recorded."""
-        self.bare = not self.layered and self._epilogue is None and not (problem.bias or problem.residual)
+        self.bare = not self.layered and self._unfused is None and not problem.extras
         """Whether a call is nothing but ``plan.enqueue(queue, x, w, y, workspace, wait_for)``."""
 
     def packed_for(self, constant: Constant) -> None:
@@ -94,13 +93,14 @@ class Prepared:
         return self._seen.residual
 
     def enqueue(self, queue: cl.CommandQueue, *operands: Any, wait_for: Sequence[cl.Event] | None = None) -> cl.Event:
-        """Enqueue convolution and epilogue, without waiting. ``operands`` are the memory of x, w, y and, optionally,
-        bias and residual; w is the packed form if ``packed_size`` is not 0."""
+        """Enqueue the convolution with all its parts, without waiting. ``operands`` are the memory of x, w, y and those
+        of EXTRAS, which may end early; w is the packed form if ``packed_size`` is not 0."""
         if thread.capturing is None and not isinstance(queue, Commands):
             return self._enqueue(queue, operands, wait_for)
         commands = commands_of(queue)
         if type(commands) is Recording:
-            return self.executable(commands.queue).place(commands, (*operands, None, None)[:5])
+            executable = self.executable(commands.queue)
+            return executable.place(commands, _filled(operands)[: len(executable.operands)])
         return self._enqueue_on(commands, operands, wait_for)
 
     def _enqueue_on(self, commands: Commands, operands: Sequence[Any], wait_for: Any = None) -> Any:
@@ -120,14 +120,14 @@ class Prepared:
         return on_cuda and bool(getattr(self.plan, "streams", False))
 
     def _slots(self) -> list[Slot | None]:
-        """The slots of x, w, y, bias and residual in a recording; ``w`` is the packed form if there is one."""
+        """The slots of the operands in a recording; ``w`` is the packed form if there is one."""
         sizes = list(operand_sizes(self.problem))
         sizes[W] = self.packed_size or sizes[W]
         used = [True] * 3 + [size > 0 for size in sizes[3:]]
         return [Slot(max(size, 1)) if is_used else None for size, is_used in zip(sizes, used, strict=True)]
 
     def recorded(self, queue: cl.CommandQueue, slots: Sequence[Slot | None] = ()) -> Recording:
-        """Return the plan's commands, recorded on ``slots`` for x, w, y, bias and residual. Raises PluginError for a
+        """Return the plan's commands, recorded on ``slots`` for the operands. Raises PluginError for a
         plan that returns no event."""
         recording = Recording(queue)
         self._enqueue_checked(recording, slots or self._slots())
@@ -137,7 +137,8 @@ class Prepared:
         """The plan's commands, recorded once. If they cannot be recorded the executable is opaque: each call enqueues
         the plan, and reports its errors. ``queue`` is any queue of the plan's context."""
         if self._executable is None:
-            outputs, slots = [OUTPUTS[self.problem.direction]], self._slots()
+            outputs = [OUTPUTS[self.problem.direction], *([SUMS] if self.problem.sums else [])]
+            slots = self._slots()
             owner, found = weakref.ref(self), None
 
             # The executable has only a weak reference to the plan, because the plan references its executable.
@@ -184,10 +185,17 @@ class Prepared:
         scratch = self._scratch(queue) if self.workspace_size else None
         if self.bare:
             return self.plan.enqueue(queue, *operands[:3], scratch, wait_for)
-        operands = (*operands, None, None)[:5]
-        if self._epilogue is not None:
-            return self._epilogue(self, queue, operands, scratch, wait_for)
-        return self._enqueue_plan(queue, operands, scratch, wait_for)
+        operands = _filled(operands)
+        if self._unfused is None:
+            return self._enqueue_plan(queue, operands, scratch, wait_for)
+
+        def run_plan(plan_operands: Sequence[Any], after: Any) -> Any:
+            event = self._enqueue_plan(queue, plan_operands, scratch, after)
+            if not hasattr(event, "wait"):  # The plan's event is checked here, because what follows waits for it.
+                raise no_event(self, event)
+            return event
+
+        return self._unfused(run_plan, queue, operands, wait_for)
 
     def _scratch(self, queue: Any) -> Any:
         """Allocate the workspace. Raises NoWorkspace if the device has no memory."""
@@ -202,9 +210,8 @@ class Prepared:
 
     def _enqueue_plan(self, queue: Any, operands: Sequence[Any], scratch: Any, wait_for: Any) -> cl.Event:
         if self.layered:
-            *tensors, bias, residual = operands
-            hook_arguments = {"workspace": scratch, "wait_for": wait_for, "bias": bias, "residual": residual}
-            return run_layered(self._seen, self.solver, self.plan, queue, tuple(tensors), **hook_arguments)
+            hook_arguments = {"workspace": scratch, "wait_for": wait_for}
+            return run_layered(self._seen, self.solver, self.plan, queue, tuple(operands), **hook_arguments)
         return enqueue_plan(self._seen, self.plan, queue, operands, scratch, wait_for)
 
 
@@ -229,36 +236,6 @@ def no_event(prepared: Prepared, found: Any) -> PluginError:
     return PluginError(f"{prepared.solver.name}'s enqueue must return an event, got {reprlib.repr(found)}")
 
 
-class _Epilogue:
-    """One pass over the written tensor, after the convolution, for the parts of the epilogue that its solver does not
-    fuse."""
-
-    def __init__(self, context: cl.Context, problem: ConvProblem, seen: ConvProblem) -> None:
-        self.accumulates = problem.accumulate and not seen.accumulate
-        shape = problem.out_shape
-        size = int(np.prod(shape))
-        inner = 1 if problem.layout == "nhwc" else size // max(1, shape[0] * shape[1])
-        unfused = {part: getattr(problem, part) and not getattr(seen, part) for part in ("bias", "residual")}
-        activation = None if seen.activation else problem.activation
-        text = problem.replace(**unfused, accumulate=self.accumulates, activation=activation).macros()
-        text += f"#define SIZE {size}\n#define INNER {inner}\n#define CHANNELS {problem.channels_out}\n"
-        arguments = ["out", "fresh" if self.accumulates else "out"]
-        arguments += ["bias" if unfused["bias"] else "out", "residual" if unfused["residual"] else "out"]
-        chunk = 1024 if runtime.device_info(context.devices[0]).type == "cpu" else 1
-        text += f"#define CHUNK {chunk}\n"
-        program = build(context, text + kernel_text(__package__, "epilogue.cl"))
-        names = ("out", "fresh", "bias", "residual")
-        self._launch = Launch(program, "epilogue", (max(1, -(-size // chunk)),), None, arguments, names=names)
-        self._written, self._bytes = "xwy".index(problem.written), size * problem.itemsize
-
-    def __call__(
-        self, prepared: Prepared, queue: Any, operands: Sequence[Any], scratch: Any, wait_for: Any
-    ) -> cl.Event:
-        *_, bias, residual = plan_operands = list(operands)
-        out = plan_operands[self._written]
-        if self.accumulates:
-            plan_operands[self._written] = runtime.allocate(queue, self._bytes)
-        event = prepared._enqueue_plan(queue, plan_operands, scratch, wait_for)
-        if not hasattr(event, "wait"):  # The plan's event is checked here, because the epilogue waits for it.
-            raise no_event(prepared, event)
-        return self._launch(queue, (out, plan_operands[self._written], bias, residual), [event])
+def _filled(operands: Sequence[Any]) -> tuple[Any, ...]:
+    """The memory of x, w, y and of all EXTRAS, None for those that a call leaves out."""
+    return *operands, *[None] * (3 + len(EXTRAS) - len(operands))

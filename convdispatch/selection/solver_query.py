@@ -32,7 +32,7 @@ from .defensive_copy import MOST_CONFIGS, ArgumentsChanged, ask, banned, copied
 from .plugins import answer_trial, faults
 from .plugins.loader import plugins
 from .reach import out_of_reach
-from .visible_problem import visible_problem
+from .visible_problem import unfused_seconds, visible_problem
 
 __all__ = [
     "FLOORS",
@@ -329,7 +329,8 @@ def predicted(
     elif visible.math in FLOORS:
         return _least_cost(solver, visible, device, config)
     try:
-        return _checked_cost(ask(solver, "cost", visible, device, config))
+        cost = _checked_cost(ask(solver, "cost", visible, device, config))
+        return None if cost is None else cost + unfused_seconds(solver, problem, device)
     except (KeyboardInterrupt, Frozen):
         raise
     except BaseException:  # The configuration is invalid for this problem, so there is no prediction.

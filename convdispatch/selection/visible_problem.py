@@ -6,8 +6,11 @@ import math
 from dataclasses import fields
 from typing import Any
 
-from ..api.problem import ConvProblem
+from ..api.device import DeviceInfo
+from ..api.dtypes import ALL_DTYPES
+from ..api.problem import EXTRAS, ConvProblem
 from ..api.solver import Solver
+from ..device.rates import rates
 
 SIZES_OF_A_LAYER = 4
 """The number of sizes per layer that count as the net's own, because nets have equal layers at several resolutions."""
@@ -24,23 +27,47 @@ def visible_problem(solver: Solver, problem: ConvProblem) -> ConvProblem:
 
     Parts that follow an unfused one in the epilogue's order are left to the generic pass too.
     """
-    if problem.quantized or not (problem.bias or problem.residual or problem.activation or problem.accumulate):
+    if problem.quantized:
         return problem
-    if problem.accumulate and "accumulate" not in solver.fuses:
-        return problem.replace(bias=False, residual=False, activation=None, accumulate=False)
+    plain = {"bias": False, "residual": False, "activation": None, "accumulate": False}
     changes: dict[str, Any] = {}
-    for part, absent_value in (("bias", False), ("residual", False), ("activation", None)):
-        if getattr(problem, part) and (part not in solver.fuses or changes):
-            changes[part] = absent_value
-    if changes and problem.accumulate:
-        return problem.replace(bias=False, residual=False, activation=None, accumulate=False)
+    if problem.norm and not problem.masked and "norm" not in solver.fuses:
+        changes["norm"] = None
+    stages = {**plain, "norm": None, "sums": False} if problem.masked else {**plain, "sums": False}
+    unfused: dict[str, Any] = {}
+    for part, absent_value in stages.items():
+        if getattr(problem, part) and (part not in solver.fuses or unfused):
+            unfused[part] = absent_value
+    # What is added to the output's old content must be whole.
+    if unfused and problem.accumulate:
+        unfused |= plain
+    changes |= unfused
     return problem.replace(**changes) if changes else problem
 
 
+def unfused_seconds(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> float:
+    """Predicted seconds of the passes for a norm and sums that a solver does not fuse: the bytes that they move."""
+    if not (problem.norm or problem.sums):
+        return 0.0
+    seen, peaks, moved = visible_problem(solver, problem), rates(device), []
+    if problem.norm and not seen.norm:
+        moved.append(3 * operand_bytes(problem, "x") if problem.masked else 2 * operand_bytes(problem, "x"))
+    if problem.sums and not seen.sums:
+        moved.append((1 + problem.masked) * operand_bytes(problem, problem.written))
+    return sum(moved) / peaks.bandwidth + len(moved) * peaks.launch
+
+
 def operand_sizes(problem: ConvProblem) -> tuple[int, ...]:
-    """Bytes of x, w, y, bias (a quantized convolution's table) and residual; 0 for an operand that is missing."""
-    sizes = [math.prod(shape) * problem.itemsize for shape in (problem.x_shape, problem.w_shape, problem.y_shape)]
-    written_bytes = math.prod(problem.out_shape) * problem.out_itemsize
-    sizes["xwy".index(problem.written)] = written_bytes
-    channels = math.prod(problem.form("bias")[0]) if problem.bias or problem.quantized else 0
-    return *sizes, channels * (4 if problem.quantized else problem.itemsize), written_bytes if problem.residual else 0
+    """Bytes of x, w, y, bias (a quantized convolution's table) and residual; 0 for an operand that is missing.
+
+    Those of a problem with a norm or sums are followed by the sizes of the other EXTRAS.
+    """
+    sizes = [operand_bytes(problem, name) for name in "xwy"]
+    extras = EXTRAS if problem.norm or problem.sums else EXTRAS[:2]
+    return *sizes, *(operand_bytes(problem, name) if name in problem.extras else 0 for name in extras)
+
+
+def operand_bytes(problem: ConvProblem, name: str) -> int:
+    """Bytes of an operand."""
+    shape, dtype = problem.form(name)
+    return math.prod(shape) * ALL_DTYPES[dtype].itemsize

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 
-from convdispatch.api import EPILOGUE, FLOATS, Declared, Solver, cpus_only, gpus_only, hookimpl
+from convdispatch.api import EPILOGUE, FLOATS, PARTS, Declared, Solver, cpus_only, gpus_only, hookimpl
 
 __all__ = ["convdispatch_solvers"]
 
@@ -39,7 +39,7 @@ def convdispatch_solvers() -> list[Solver]:
         declare(f"{cpu}.skinny", "Skinny", name="implicitgemm.skinny", serves=cpus_only, fuses=epilogue),
         declare(f"{cpu}.stem", "Stem", name="implicitgemm.stem", serves=cpus_only, fuses=epilogue),
         declare(f"{cpu}.weights", "Weights", name="implicitgemm.weights", serves=cpus_only, fuses=adds),
-        declare(f"{gpu}.solver", "Tiled", name="implicitgemm.tiled", serves=gpus_only, fuses=epilogue),
+        declare(f"{gpu}.solver", "Tiled", name="implicitgemm.tiled", serves=gpus_only, fuses=PARTS),
         declare(f"{gpu}.narrow", "Narrow", name="implicitgemm.tiled_narrow", serves=gpus_only, fuses=epilogue),
         declare(f"{gpu}.depthwise", "Depthwise", name="implicitgemm.tiled_depthwise", serves=gpus_only, fuses=epilogue),
         declare(f"{gpu}.depthwise_sums", "DepthwiseSums", name="implicitgemm.tiled_depthwise_sums", serves=gpus_only,

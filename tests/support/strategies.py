@@ -31,6 +31,12 @@ def problems(draw, plain=False) -> ConvProblem:
             words = ["clip(-1,2.5)", "leaky_relu(0.25)", *ACTIVATIONS]
             values["activation"] = draw(st.one_of(st.none(), st.sampled_from(words)))
         values["accumulate"] = values.get("activation") is None and draw(st.booleans())
+        values["norm"] = draw(st.sampled_from([None, None, None, "identity", "relu", "leaky_relu(0.25)"]))
+        values["sums"] = draw(st.integers(0, 3)) == 0
+        if values["direction"] == "bwd_data" and values["norm"]:
+            values |= {"bias": False, "activation": None, "accumulate": False}
+        possible = {"fwd": values["mb"] and not values["accumulate"], "bwd_data": values["mb"] and values["norm"]}
+        values["sums"] = values["sums"] and bool(possible.get(values["direction"]))
         values["constant_weights"] = draw(st.integers(0, 3)) == 0
     try:
         return ConvProblem(**values)

@@ -46,13 +46,39 @@ def _parse(text: str) -> tuple[str, tuple[float, ...]]:
     return match[1], numbers + defaults[len(numbers) :]
 
 
-def activation_macro(text: str | None) -> str:
+def activation_macro(text: str | None, macro: str = "ACTIVATION") -> str:
     """OpenCL text that defines ``ACTIVATION(T, v)``; the identity for None. ``T`` may be a vector type."""
     if text is None:
-        return "#define ACTIVATION(T, v) (v)\n"
+        return f"#define {macro}(T, v) (v)\n"
     name, numbers = parse_activation(text)
     body = ACTIVATIONS[name].opencl.format(*(repr(number).replace("inf", "INFINITY") for number in numbers))
-    return f"#define ACTIVATION(T, v) {body}\n"
+    return f"#define {macro}(T, v) {body}\n"
+
+
+_NUMBER = re.compile(r"(?<![\w.])(\d[\d.]*(?:e[-+]?\d+)?)")
+_GRADIENT_FUNCTIONS = """#define where(test, yes, no) ((test) ? (yes) : (no))
+#define sigmoid(v) ((ACC)1 / ((ACC)1 + exp(-(v))))
+"""
+
+
+def gradient_function(text: str | None, name: str) -> str:
+    """OpenCL text of the function ``ACC name(ACC dy, ACC x)``: the gradient through an activation; dy for None."""
+    formula = "dy" if text is None else _NUMBER.sub(r"(ACC)\1", gradient_of_input(text))
+    body = formula.replace("inf", "INFINITY")
+    return f"{_GRADIENT_FUNCTIONS}inline ACC {name}(ACC dy, ACC x) {{ return {body}; }}\n#undef where\n#undef sigmoid\n"
+
+
+def apply_gradient(text: str | None, dy: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """The gradient ``dy`` through an activation of ``x`` in NumPy, for the reference."""
+    if text is None:
+        return dy
+    import numpy as np
+
+    names = {name: getattr(np, name) for name in ("where", "exp", "tanh", "log1p", "inf")}
+    names |= {"erf": np.vectorize(math.erf, [float]), "sigmoid": lambda v: 1 / (1 + np.exp(-v)), "dy": dy, "x": x}
+    # The evaluated text is an entry of the table ACTIVATIONS, never a caller's.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return eval(gradient_of_input(text), names)
 
 
 def apply_activation(text: str | None, v: np.ndarray) -> np.ndarray:

@@ -67,11 +67,6 @@ def in_force(device: cl.Device | None = None) -> bool:
     return any(device is None or _is_for(collection, device) for collection in _in_force)
 
 
-def wanted(device: cl.Device | None = None) -> bool:
-    """Whether artifacts are being gathered, or any collection is in force."""
-    return bool(_gathering) or (bool(_in_force) and in_force(device))
-
-
 def wants_texts() -> bool:
     """Whether texts are being gathered, or a collection in force has any; computing a text's key costs more than this
     check."""

@@ -1,1 +1,5 @@
-"""Plans made of steps."""
+"""Plans made of steps.
+
+- ``steps``: launches and products in order, as a plan.
+- ``channel_sums``: launches that sum the channels of a result.
+"""

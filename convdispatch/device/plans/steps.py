@@ -60,7 +60,7 @@ class Product:
     def __call__(self, queue: cl.CommandQueue, operands: Sequence[Any], wait_for: Any = None) -> cl.Event:
         """Enqueue the product on ``queue``, with operands in the order of OPERANDS."""
         a, b, c = self.places
-        _, _, _, workspace, bias, residual = operands
+        workspace, bias, residual = operands[3:6]
         return self.plan.enqueue(
             queue,
             operands[a],
@@ -123,9 +123,12 @@ class StepPlan:
         *,
         bias: Any = None,
         residual: Any = None,
+        norm: Any = None,
+        saved: Any = None,
+        sums: Any = None,
     ) -> cl.Event:
         """Enqueue the steps, each after the preceding one; returns the event of the last step."""
-        return _run(self._steps, queue, (x, w, y, workspace, bias, residual), wait_for)
+        return _run(self._steps, queue, (x, w, y, workspace, bias, residual, norm, saved, sums), wait_for)
 
 
 class KernelPlan(StepPlan):

@@ -22,6 +22,7 @@ import pyopencl as cl
 
 from ...api import settings
 from ...api.errors import PluginError
+from ...api.problem import EXTRAS
 from ..cache import artifact_store
 from ..cache.bounded import KB, MB, Bounded, Budget, Families
 from ..cache.store import TEXTS
@@ -286,7 +287,7 @@ def keeps_programs(make: Callable[..., Any]) -> Callable[..., Any]:
     return ask
 
 
-OPERANDS = ("x", "w", "y", "workspace", "bias", "residual")
+OPERANDS = ("x", "w", "y", "workspace", *EXTRAS)
 """The operands that an enqueue passes to every launch, in this order."""
 
 

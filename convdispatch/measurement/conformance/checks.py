@@ -30,6 +30,7 @@ CHECKS = {
     "inputs": "inputs and packed weights unchanged",
     "written": "every output written, over NaN",
     "values": "integer data: bit-exact where the solver claims exactness, else within the error allowed",
+    "sums": "where a problem has sums: those of the stored output, also where means are much larger than the spread",
     "deterministic": "the same bits from the same inputs, where the solver claims determinism",
     "stale": "the same result whatever the workspace, and the output, held before",
     "nonfinite": "NaN and infinities reach all outputs that read them (where no activation follows), and no others, "
@@ -94,12 +95,14 @@ class Examination:
         self._check_values(repeated, integer, "stale", lambda: ("stale", "with other numbers in the memory before: "))
         self._check_equal(result, repeated, "stale", "when workspace and output held something else before")
         # An activation may cut a NaN to a number, so plans with one are not checked for lost NaNs.
-        if not self.problem.quantized and self.problem.activation is None:
+        if not self.problem.quantized and self.problem.activation is None and self.problem.norm_activation is None:
             for seed in _NONFINITE_SEEDS:
                 nonfinite = self._data("nonfinite", seed)
                 self._check_nonfinite(self._run_once(nonfinite, FINITE), nonfinite)
         shifted = self._run_once(real, NAN, shift=max(128, self.queue.device.mem_base_addr_align // 8))
         self._check_values(shifted, real, "error", lambda: self._diagnose_reuse(real))
+        if self.problem.sums and self.problem.direction == "fwd":
+            self._run_once(self._far_from_zero(real), NAN)
         if self.plan.workspace_size != self.size:
             raise Fault("workspace", f"workspace_size was {self.size} and became {self.plan.workspace_size} after runs")
         has_digest = self._check_digest()
@@ -133,6 +136,18 @@ class Examination:
 
     def _data(self, kind: str, seed: int) -> Data:
         return data_for(self.problem, kind, seed)
+
+    def _far_from_zero(self, data: Data) -> Data:
+        """Data of a problem with sums whose outputs copy x, which is far from zero and hardly varies."""
+        problem, changed = self.problem, dict(data.operands)
+        changed["x"] = (1e4 + 1e-2 * data.operands["x"].astype(np.float64)).astype(data.operands["x"].dtype)
+        weights = np.zeros_like(data.operands["w"])
+        tap = [getattr(problem, "p" + axis) // getattr(problem, "d" + axis) for axis in problem.axes]
+        tap = [min(k, getattr(problem, "k" + axis) - 1) for k, axis in zip(tap, problem.axes, strict=True)]
+        weights[(slice(None), *((0, *tap) if problem.layout == "nchw" else (*tap, 0)))] = 1
+        if problem.norm:
+            changed["norm"] = np.array([[0.0], [1.0], [0.0]], data.operands["norm"].dtype).repeat(problem.ic, axis=1)
+        return Data(data.kind, {**changed, "w": weights}, np.empty(0))
 
     def _tray(self, data: Data, fill: int = NAN, shift: int = 0, plan: Any = None) -> Tray:
         tray = Tray(self.context, self.problem, plan or self.plan, data.operands, fill=fill, shift=shift)
@@ -326,7 +341,7 @@ class Examination:
         operands = random_operands(problem.replace(mb=largest, constant_weights=False), 3)
 
         def images_from(start: int, count: int) -> np.ndarray:
-            shared = {"w", "bias"}
+            shared = {"w", "bias", "norm"}
             part = {
                 name: array if name in shared else np.ascontiguousarray(array[start : start + count])
                 for name, array in operands.items()

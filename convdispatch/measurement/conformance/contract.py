@@ -13,7 +13,7 @@ from ...api.device import DeviceInfo
 from ...api.dtypes import ALL_DTYPES
 from ...api.fault_text import words
 from ...api.problem import DIRECTIONS, ConvProblem
-from ...api.solver import EPILOGUE, Solver
+from ...api.solver import PARTS, Solver
 from ...selection.defensive_copy import MOST_CONFIGS, ask
 from ...selection.derivation import Derived
 from ...selection.visible_problem import visible_problem
@@ -45,8 +45,8 @@ def answer(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> str | No
     if refusal is not None:
         _check_words(refusal)
         return refusal
-    unfused = sorted(part for part in EPILOGUE if getattr(problem, part) and not getattr(visible, part))
-    is_bare = not any(getattr(visible, part) for part in EPILOGUE)
+    unfused = sorted(part for part in PARTS if getattr(problem, part) and not getattr(visible, part))
+    is_bare = not any(getattr(visible, part) for part in PARTS)
     return f"does not fuse {', '.join(unfused)}: the host adds it" if unfused and is_bare else None
 
 
@@ -92,8 +92,8 @@ def statements(solver: Solver, problem: ConvProblem, device: DeviceInfo, config:
     name = solver.root.name if isinstance(solver, Derived) else solver.name
     if not isinstance(name, str) or not name or any(c.isspace() or c in "+*?[" for c in name):
         raise Fault("words", f"a solver's name is plugin.variant without spaces, + and wildcards, got {name!r}")
-    if not set(solver.fuses) <= EPILOGUE:
-        raise Fault("words", f"fuses holds parts of {sorted(EPILOGUE)}, got {sorted(solver.fuses)}")
+    if not set(solver.fuses) <= PARTS:
+        raise Fault("words", f"fuses holds parts of {sorted(PARTS)}, got {sorted(solver.fuses)}")
     unknown = frozenset().union(*(declared_dtypes(solver, each) for each in DIRECTIONS)) - set(ALL_DTYPES)
     if unknown:
         raise Fault("words", f"dtypes holds names among {', '.join(ALL_DTYPES)}, got {', '.join(sorted(unknown))}")

@@ -22,8 +22,8 @@ class Data:
 
     kind: str
     operands: Mapping[str, np.ndarray]
-    """The operands by name: x, w, y as the direction reads them, bias, residual, and ``initial``, the output's previous
-    content."""
+    """The operands by name: x, w, y as the direction reads them, those of EXTRAS, and ``initial``, the output's
+    previous content."""
     expected: np.ndarray
 
 
@@ -73,13 +73,16 @@ def _nonfinite(problem: ConvProblem, operands: Mapping[str, np.ndarray], seed: i
 
 def _integers(problem: ConvProblem, seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Operands whose sums are exact, with and without the epilogue, and the result."""
-    plain = problem.replace(activation=None, bias=False, residual=False, accumulate=False)
-    dtype, density = numpy_dtype(problem.dtype), 1.0
+    plain = problem.replace(activation=None, bias=False, residual=False, accumulate=False, sums=False)
+    plain = plain.replace(norm=None) if problem.masked else plain
+    density = 1.0
     random = np.random.default_rng(seed)
     shapes = operand_shapes(problem)
     while True:
         operands = {
-            name: (random.integers(-4, 5, shape) * (random.random(shape) < density)).astype(dtype)
+            name: (random.integers(-4, 5, shape) * (random.random(shape) < density)).astype(
+                numpy_dtype(problem.form(name)[1])
+            )
             for name, shape in shapes.items()
         }
         expected = _compute(problem, operands)
@@ -100,5 +103,6 @@ def allowed(problem: ConvProblem, kind: str, exact: bool) -> float:
     A solver that claims exactness must be exact on integer data. On other data, and for other solvers, the error limit
     of the dtype and the problem's ``math`` applies.
     """
-    rounds = problem.activation is not None and not ACTIVATIONS[parse_activation(problem.activation)[0]].exact
+    activations = [text for text in (problem.activation, problem.norm_activation) if text is not None]
+    rounds = not all(ACTIVATIONS[parse_activation(text)[0]].exact for text in activations)
     return 0.0 if kind == "integer" and exact and not rounds else error_limit(problem)

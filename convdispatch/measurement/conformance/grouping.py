@@ -29,6 +29,8 @@ FEATURES: dict[str, Callable[[ConvProblem], bool]] = {
     "a residual": lambda p: p.residual,
     "an activation": lambda p: p.activation is not None,
     "accumulate": lambda p: p.accumulate,
+    "a norm": lambda p: p.norm is not None,
+    "sums of channels": lambda p: p.sums,
     "constant weights": lambda p: p.constant_weights,
     "one axis": lambda p: p.ndim == 1,
     "three axes": lambda p: p.ndim == 3,

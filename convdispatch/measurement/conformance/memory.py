@@ -14,8 +14,10 @@ import numpy as np
 import pyopencl as cl
 
 from ...api.dtypes import numpy_dtype
-from ...api.problem import ConvProblem
+from ...api.problem import EXTRAS, ConvProblem
 from ...selection.prepared import enqueue_plan
+from ...selection.visible_problem import operand_bytes
+from .. import reference
 
 NAN = 0x7FC1
 """A 16-bit pattern that, repeated, is a NaN in every dtype, with bits that no arithmetic produces."""
@@ -106,6 +108,7 @@ class Tray:
         bytes_out = int(np.prod(problem.out_shape)) * problem.out_itemsize
         self._fill = fill
         self.output = Guarded(context, bytes_out, operands.get("initial"), fill, shift)
+        self.sums = Guarded(context, operand_bytes(problem, "sums"), fill=fill, shift=shift) if problem.sums else None
         size = plan.workspace_size
         self.workspace = Guarded(context, size, fill=fill, shift=shift) if size else None
         self._packed: Any = None
@@ -125,14 +128,16 @@ class Tray:
         """Enqueue the plan."""
         memory = {name: guarded.memory for name, guarded in self.inputs.items()}
         memory[self.problem.written] = self.output.memory
+        if self.sums is not None:
+            memory["sums"] = self.sums.memory
         if self._packed is not None:
             memory["w"] = self._packed.memory
         scratch = self.workspace.memory if self.workspace else None
-        operands = [memory.get(name) for name in ("x", "w", "y", "bias", "residual")]
+        operands = [memory.get(name) for name in ("x", "w", "y", *EXTRAS)]
         return enqueue_plan(self.problem, self.plan, queue, operands, scratch, wait_for)
 
     def result(self, queue: cl.CommandQueue) -> np.ndarray:
-        """The output's values. Raises Fault for a guard or an input that changed."""
+        """The output's values. Raises Fault for a guard or an input that changed, and for wrong sums of channels."""
         content = self.output.read(queue, "output")
         if self.workspace is not None:
             self.workspace.read(queue, "workspace", "workspace")
@@ -140,7 +145,16 @@ class Tray:
             guarded.unchanged(queue, name)
         if self._packed is not None:
             self._packed.unchanged(queue, "packed weights")
-        return content.view(numpy_dtype(self.problem.written_dtype)).reshape(self.problem.out_shape)
+        values = content.view(numpy_dtype(self.problem.written_dtype)).reshape(self.problem.out_shape)
+        if self.sums is not None:
+            shape, dtype = self.problem.form("sums")
+            sums = self.sums.read(queue, "sums").view(numpy_dtype(dtype)).reshape(shape)
+            fault = (
+                reference.sums_fault(self.problem, values, sums, self._operands) if np.isfinite(values).all() else None
+            )
+            if fault:
+                raise Fault("sums", fault)
+        return values
 
 
 class LateTray(Tray):

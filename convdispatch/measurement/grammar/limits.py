@@ -15,6 +15,8 @@ _FLAGS = {
     "activation": "an activation",
     "accumulate": "accumulation",
     "constant_weights": "constant weights",
+    "norm": "a norm",
+    "sums": "sums of channels",
 }
 
 

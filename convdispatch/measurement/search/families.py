@@ -161,6 +161,7 @@ def entering(problem: ConvProblem, operands: Mapping[str, np.ndarray], at: np.nd
     for those flat indices.
     """
     plain = problem.replace(activation=None, bias=False, residual=False, accumulate=False, constant_weights=False)
+    plain = plain.replace(norm=None, sums=False)
     with np.errstate(invalid="ignore", over="ignore"):
         squares = {name: _wide(array, at is None) ** 2 for name, array in operands_of(plain, operands).items()}
         return np.sqrt(reference.compute(plain, **squares) if at is None else reference.sample(plain, at, **squares))

@@ -20,10 +20,10 @@ import pyopencl as cl
 
 from ...api.dtypes import numpy_dtype
 from ...api.errors import ConvDispatchError
-from ...api.problem import ConvProblem
+from ...api.problem import EXTRAS, ConvProblem
 from ...device import runtime
 from ...selection.prepared import Prepared, enqueue_plan
-from ...selection.visible_problem import visible_problem
+from ...selection.visible_problem import operand_bytes, visible_problem
 from .. import reference
 from ..measure import timed
 from .output_scan import PATTERN, OutputScan
@@ -94,7 +94,8 @@ class Harness:
         self.memory_limit = min(memory_limit or device.global_mem_size // 2, device.global_mem_size)
         self.host = random_operands(problem, seed=0)
         self.output_bytes = math.prod(problem.out_shape) * problem.out_itemsize
-        size = sum(array.nbytes for array in self.host.values()) + self.output_bytes
+        self.sums_bytes = operand_bytes(problem, "sums") if problem.sums else 0
+        size = sum(array.nbytes for array in self.host.values()) + self.output_bytes + self.sums_bytes
         if ceiling is not None:
             self.memory_limit = min(self.memory_limit, ceiling.memory(size, self.output_bytes))
         if size > self.memory_limit:
@@ -158,6 +159,7 @@ class Harness:
                 raise WrongResult(f"{unwritten} of {count} elements were not written")
         self._check_inputs(bool(weights))
         error = max(self._error(problem, memory) for memory in (first_output, output.memory))
+        self._check_sums(problem, output)
         differing = self._scan.differ(first_output, output.memory, count)
         self._clear(first_output)
         scaled = self._verify_scaled(prepared, problem, whole, output, scratch, error)
@@ -173,7 +175,8 @@ class Harness:
         self, prepared: Prepared, problem: ConvProblem, whole: bool, output: _Guarded, scratch: Any, normal: float
     ) -> float:
         """The error on scaled data. Raises WrongResult if it exceeds the problem's limit."""
-        if problem.quantized:  # Quantized data are integers, which lose no digits at any scale.
+        # Quantized data are integers, which lose no digits at any scale, and a norm brings x to a scale of its own.
+        if problem.quantized or self.problem.norm:
             return 0.0
         data = self.scaled
         with self._scaled_operands(data.host) as operands:
@@ -218,6 +221,20 @@ class Harness:
         if not error <= error_limit(problem):
             raise WrongResult(f"relative error {error:.2g}, at most {error_limit(problem):.2g} counts as right")
         return error
+
+    def _check_sums(self, problem: ConvProblem, output: _Guarded) -> None:
+        """Compare ``sums`` with those of the output as it is stored. Raises WrongResult."""
+        import pyopencl as cl
+
+        if not problem.sums:
+            return
+        written = output.content().view(numpy_dtype(problem.written_dtype)).reshape(problem.out_shape)
+        shape, dtype = problem.form("sums")
+        sums = np.empty(shape, numpy_dtype(dtype))
+        cl.enqueue_copy(self.queue, sums, self._sets[0]["sums"])
+        fault = reference.sums_fault(problem, written, sums, self.host)
+        if fault:
+            raise WrongResult(fault)
 
     def _check_inputs(self, packed: bool) -> None:
         for name, checksum in self._sums.items():
@@ -265,8 +282,8 @@ class Harness:
     def _enqueue(
         self, prepared: Prepared, problem: ConvProblem, whole: bool, memory: Mapping[str, Any], out: Any, scratch: Any
     ) -> cl.Event:
-        buffers = {**memory, problem.written: out}
-        operands = [buffers.get(name) for name in ("x", "w", "y", "bias", "residual")]
+        buffers = {**memory, problem.written: out} | ({"sums": self._sets[0]["sums"]} if problem.sums else {})
+        operands = [buffers.get(name) for name in ("x", "w", "y", *EXTRAS)]
         if whole:
             return prepared.enqueue(self.queue, *operands)
         workspace = None if scratch is None else scratch.memory
@@ -284,6 +301,8 @@ class Harness:
         arrays = {name: array for name, array in self.host.items() if name != "initial"}
         buffers = {name: _CountedMemory(self, array.nbytes, array) for name, array in arrays.items()}
         buffers["out"] = _CountedMemory(self, self.output_bytes)
+        if self.problem.sums:
+            buffers["sums"] = _CountedMemory(self, self.sums_bytes)
         self._operands.append(buffers)
         self._clear(buffers["out"].memory)
         return {name: buffer.memory for name, buffer in buffers.items()}
@@ -372,6 +391,10 @@ class _Guarded:
         cl.enqueue_fill_buffer(self.queue, self._whole, _PATTERN, 0, self._room + 2 * GUARD)
         if content is not None:
             cl.enqueue_copy(self.queue, self._whole, content.reshape(-1).view(np.uint8), dst_offset=GUARD)
+
+    def content(self) -> np.ndarray:
+        """The bytes between the guard zones."""
+        return self._bytes(GUARD, GUARD + self.size)
 
     def check(self, what: str) -> None:
         """Raise WrongResult if a guard zone changed."""

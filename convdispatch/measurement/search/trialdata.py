@@ -54,14 +54,14 @@ def random_operands(problem: ConvProblem, seed: int) -> dict[str, np.ndarray]:
     if problem.quantized:
         return quantized.random_operands(problem, seed)
     random = np.random.default_rng(seed)
-    return {name: _normal(random, shape, numpy_dtype(problem.dtype)) for name, shape in operand_shapes(problem).items()}
+    dtypes = {name: numpy_dtype(problem.form(name)[1]) for name in operand_shapes(problem)}
+    return {name: _normal(random, shape, dtypes[name]) for name, shape in operand_shapes(problem).items()}
 
 
 def operand_shapes(problem: ConvProblem) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all operands that a problem reads, by name, without packed forms."""
     shapes = {name: getattr(problem, name + "_shape") for name in "xwy" if name != problem.written}
-    shapes |= {"bias": (problem.channels_out,)} if problem.bias else {}
-    shapes |= {"residual": problem.out_shape} if problem.residual else {}
+    shapes |= {name: problem.form(name)[0] for name in problem.extras if name != "sums"}
     return shapes | ({"initial": problem.out_shape} if problem.accumulate else {})
 
 
@@ -76,5 +76,5 @@ def _normal(random: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype
 def operands_of(problem: ConvProblem, host: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The arrays of ``host`` that the reference reads for a problem."""
     names = [name for name in "xwy" if name != problem.written]
-    names += [name for name in ("bias", "residual") if getattr(problem, name)]
+    names += [name for name in problem.extras if name != "sums"]
     return {name: host[name] for name in [*names, *(["initial"] if problem.accumulate else [])]}

@@ -52,7 +52,7 @@ WEIGHTS = {"mb": 0.5, "g": 0.5, "c": 1.0, "o": 0.7, "k": 3.0, "s": 3.0, "d": 3.0
 stride, dilation."""
 DEPTHWISE_DISTANCE = 8.0
 """The distance that is added between a depthwise problem and one with several channels per group."""
-COMPARED_FIELDS = ("math", "constant_weights", "bias", "residual", "activation", "accumulate")
+COMPARED_FIELDS = ("math", "constant_weights", "bias", "residual", "activation", "accumulate", "norm", "sums")
 PER_FIELD = 0.5
 """The distance that is added for each of COMPARED_FIELDS in which two problems differ."""
 

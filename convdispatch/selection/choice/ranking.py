@@ -28,6 +28,7 @@ from ..derivation import Derived, derived, may_beat
 from ..plugins.loader import plugins
 from ..records.perfdb import perfdb
 from ..solver_query import Fault, SolverAnswers, predicted, query
+from ..visible_problem import unfused_seconds
 from . import lockfile
 from .evidence import Evidence, admitted_records, error_reason, from_neighbours, measured
 from .neighbours import MARGIN, Offer, neighbours
@@ -333,7 +334,9 @@ class _Ranking:
         for name, solver in self.accepted.items():
             answers = query(solver, self.problem, self.device)
             config = next(admitted(answers, self.policy))
-            offers[name] = Offer(config, answers.cost(config))
+            cost = answers.cost(config)
+            unfused = unfused_seconds(solver, self.problem, self.device)
+            offers[name] = Offer(config, None if cost is None else cost + unfused)
         return offers
 
     def _locked(self) -> list[Evidence]:

@@ -10,7 +10,7 @@ from typing import Any
 from ...api.declared import declared_dtypes, outside_declaration
 from ...api.device import DeviceInfo
 from ...api.problem import DIRECTIONS, ConvProblem
-from ...api.solver import Plan, Solver
+from ...api.solver import EPILOGUE, Plan, Solver
 from ...device.rates import rates
 from ..choice.set_aside import quarantined
 from ..defensive_copy import ask
@@ -37,7 +37,7 @@ class Derived(Solver):
         self.dtypes = frozenset().union(*(declared_dtypes(root, direction) for direction in DIRECTIONS))
         self._rewrite = REWRITINGS[chain[0]]
         self.inner = Derived(root, chain[1:]) if chain[1:] else root
-        self.fuses = self.inner.fuses if chain[0] in _KEEPS_OUTPUT else frozenset()
+        self.fuses = self.inner.fuses & EPILOGUE if chain[0] in _KEEPS_OUTPUT else frozenset()
 
     def rewritten(self, problem: ConvProblem) -> Rewritten | str:
         """The problem's first rewriting, or the reason why it does not apply."""
@@ -168,7 +168,7 @@ def _gaps(problem: ConvProblem, device: DeviceInfo, own: Mapping[str, Mapping[st
 
 
 def _without_epilogue(problem: ConvProblem) -> ConvProblem:
-    return problem.replace(bias=False, residual=False, activation=None, accumulate=False)
+    return problem.replace(bias=False, residual=False, activation=None, accumulate=False, norm=None, sums=False)
 
 
 def _shortest(root: Solver, problem: ConvProblem, device: DeviceInfo) -> Derived | None:

@@ -12,7 +12,7 @@ import pluggy
 from ...api import hookspecs
 from ...api.declared import declared_dtypes
 from ...api.problem import DIRECTIONS
-from ...api.solver import EPILOGUE, Solver
+from ...api.solver import PARTS, Solver
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
@@ -82,8 +82,8 @@ def _check_attributes(solver: Solver) -> None:
     name, fuses = solver.name, solver.fuses
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise TypeError(f"a solver's name is letters, digits and . _ -, got {name!r}")
-    if not isinstance(fuses, set | frozenset) or not fuses <= set(EPILOGUE):
-        raise TypeError(f"{name}.fuses is a frozenset among {', '.join(EPILOGUE)}, got {fuses!r}")
+    if not isinstance(fuses, set | frozenset) or not fuses <= set(PARTS):
+        raise TypeError(f"{name}.fuses is a frozenset among {', '.join(PARTS)}, got {fuses!r}")
     if not _is_dtypes(solver.dtypes):
         raise TypeError(f"{name}.dtypes is a set of names such as 'float32', or one a direction, got {solver.dtypes!r}")
     for attribute in TRAITS[1:-2]:

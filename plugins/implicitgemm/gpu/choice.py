@@ -90,7 +90,8 @@ class _TileKey:
         vector_loads = (geo.pointwise, *(layout.pixels % 4 == 0 for layout in (geo.source, geo.target)))
         layouts = geo.source.nhwc, geo.target.nhwc, geo.c % 4 == 0, geo.m % 4 == 0
         walks = _taps(geo, data), _is_flat(geo, data)
-        return cls(problem, (data, problem.dtype == "float64", *walks, *vector_loads, *layouts))
+        sums = problem.sums, problem.masked
+        return cls(problem, (data, problem.dtype == "float64", *walks, *vector_loads, *layouts, *sums))
 
 
 def _taps(geo: Geometry, data: bool) -> tuple[int, int, int] | None:

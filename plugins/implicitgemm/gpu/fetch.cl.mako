@@ -35,6 +35,9 @@ elif checks: guards.append(f"ok{x}")
 if f.c_ragged: guards.append(f"channel + b_k + {k * b.k_step} < SOURCE_CHANNELS")
 offset = slot_offset(k) if f.run else f"{k * b.k_step} * SOURCE_CHANNEL"
 value = f"LOAD4(from{x} + {offset})" if b.vec else f"LOAD(from{x}, {offset})"
+if f.norm:
+    inner = "" if f.run else f" + b_k + {k * b.k_step}"
+    value = f"{'normed4_channels' if b.vk == 4 else 'normed4' if b.vec else 'normed'}(norm, {value}, group * SOURCE_CHANNELS + channel{inner})"
 %>\
         b_next${x}_${k} = ${f"({' && '.join(guards)}) ? {value} : ({b.type})(0)" if guards else value};
 % endfor
@@ -82,6 +85,9 @@ else:
     offset = f"{x * o.x_step} * {tensor}_CHANNEL"
     if guarded: guards.append(f"{l}_c + {x * o.x_step} < {tensor}_CHANNELS")
 value = f"LOAD4(from + {offset})" if o.vec else f"LOAD(from, {offset})"
+if f.norm and source:
+    place = f"b_c{x}" if f.flat else f"b_c + {x * o.x_step}"
+    value = f"{'normed4_channels' if o.vx == 4 else 'normed4' if o.vec else 'normed'}(norm, {value}, group * SOURCE_CHANNELS + {place})"
 %>\
         ${l}_next${x}_${k} = ${f"({' && '.join(guards)}) ? {value} : ({o.type})(0)" if guards else value};
 % endfor

@@ -46,6 +46,14 @@ class Form:
     a: Loader | None
     b: Loader
     index: str
+    norm: bool
+    """Whether the source is normalised as it is loaded."""
+    sums: bool
+    """Whether work groups leave the sums of their part of the channels."""
+    slope: bool
+    """Whether these are the sums of a norm's gradients."""
+    shared: int
+    """Elements of local memory, if sums follow in the slices' place."""
 
     @classmethod
     def of(cls, p: Product) -> Form:
@@ -57,12 +65,14 @@ class Form:
             bool(p.partial), len(geo.phases) > 1, geo.phases[0].count[0] == 1, geo.pointwise,
             p.out_plain, p.out_vector if data else None, p.guarded, p.walked, p.c_ragged,
             not data and geo.m % t.bm > 0, not data and columns % width > 0, not data and p.n_places % t.bk > 0,
-            not data and columns % 4 == 0, geo.source.nhwc, None if data else p.a, p.b, p.index
+            not data and columns % 4 == 0, geo.source.nhwc, None if data else p.a, p.b, p.index,
+            p.norm, p.sums, p.problem.masked, p.local_size // p.accsize if p.sums else 0,
         )  # fmt: skip
 
 
 def numbers(p: Product, parts_at: int) -> dict[str, Any]:
-    """The numbers that kernels name, of NumPy's integer types; ``parts_at``: where partial sums begin, in elements."""
+    """The numbers that kernels name, of NumPy's integer types; ``parts_at``: where partial sums begin, in elements, and
+    without them the sums of channels."""
     geo, t, problem = p.geometry, p.tile, p.problem
     phase, source, target = geo.phases[0], geo.source, geo.target
     offset, out_offset = (np.int32 if index == "int" else np.int64 for index in (p.index, p.out_index))

@@ -12,9 +12,12 @@ from convdispatch.api import (
     define,
     epilogue_macros,
     kernel_text,
+    merging,
+    norm_macros,
     numbers_as_arguments,
     numbers_as_literals,
     storage_macros,
+    summing,
 )
 
 from ..solving import launch
@@ -40,15 +43,21 @@ class TiledPlan(StepPlan):
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         product = self._product = Product(problem, Tile.of(config))
         self._context, self._pack_bytes = context, packed_bytes(product)
-        self._extras = [name for name in ("bias", "residual") if getattr(problem, name)]
+        self._extras = list(problem.epilogue_operands)
         self._form, self._numbers = Form.of(product), numbers(product, self._pack_bytes // product.accsize)
+        sums_at = self._pack_bytes + product.partial_size
         self._macros = storage_macros(problem.dtype) + epilogue_macros(problem)
+        self._macros += norm_macros(problem) if problem.norm else ""
         self._macros += define(NHWC=int(problem.layout == "nhwc"), OUT_INDEX=product.out_index, PARTIAL_AT=0)
         packers = [self._pack_launch()] if product.packed_size else []
         steps = [*([] if problem.constant_weights else packers), self._product_launch()]
         steps += [self._reduce_launch()] if product.partial else []
+        if product.sums:
+            steps += merging(context, problem, product.sums_parts, sums_at)
+        elif problem.sums:
+            steps += summing(context, problem, sums_at)
         packed_size = product.packed_size if problem.constant_weights else 0
-        super().__init__(self._pack_bytes + product.partial_size, steps, packed_size, packers, self._pack_key())
+        super().__init__(sums_at + product.sums_size, steps, packed_size, packers, self._pack_key())
 
     def _pack_key(self) -> str:
         product, tile = self._product, self._product.tile
@@ -83,6 +92,7 @@ class TiledPlan(StepPlan):
         else:
             operands = ["y", "x", "workspace"]
         operands += [] if product.partial else self._extras
+        operands += (["norm"] if product.norm else []) + (["workspace"] if product.sums else [])
         items = product.tile.items
         texts = functions, product_text(self._form)
         return self._launch(texts, "product", (product.work_groups * items,), (items,), operands)

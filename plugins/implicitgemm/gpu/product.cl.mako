@@ -20,9 +20,15 @@ typedef ACC4 __attribute__((aligned(${4 * f.accsize}))) quad;
 ${phases}\
 % endif
 kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
-void product(global const ${"ACC" if f.data else "REAL"} *restrict a, global const REAL *restrict b, OUT_PARAMS NUMBERS) {
+void product(global const ${"ACC" if f.data else "REAL"} *restrict a, global const REAL *restrict b, OUT_PARAMS${", global const ACC *norm" if f.norm else ""}${", global ACC *parts" if f.sums else ""} NUMBERS) {
+% if f.sums:
+  // After the last slice the same memory holds the sums of the work items' columns.
+  local ACC shared[${f.shared}] __attribute__((aligned(${4 * f.accsize})));
+  local ACC *sa = shared, *sb = shared + ${t.stages * bk * a_pitch};
+% else:
   local ACC sa[${t.stages * bk * a_pitch}] __attribute__((aligned(${4 * f.accsize})));
   local ACC sb[${t.stages * bk * b.pitch}] __attribute__((aligned(${4 * f.accsize})));
+% endif
   const int tid = get_local_id(0), warp = tid / ${warp_m * warp_n}, lane = tid % ${warp_m * warp_n};
   const int tx = warp % ${columns // warp_n} * ${warp_n} + lane % ${warp_n}, ty = warp / ${columns // warp_n} * ${warp_m} + lane / ${warp_n};
 % if f.partial:
@@ -135,5 +141,8 @@ ${part("keep.cl.mako", at=("0", "0"))}\
 % endif
   }
 ${part("results.cl.mako")}\
+% if f.sums:
+${part("sums.cl.mako")}\
+% endif
 }
 <%! from itertools import product as pairs %>

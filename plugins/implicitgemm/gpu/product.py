@@ -6,7 +6,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from convdispatch.api import ConvProblem, Geometry, TensorLayout, geometry_of
+from convdispatch.api import ConvProblem, Geometry, TensorLayout, geometry_of, merged_bytes, summing_bytes
 
 from .loader import Loader, across, along
 from .tile import Tile
@@ -57,6 +57,28 @@ class Product:
         """Whether the parts' order of a filter, (tap, channel), is not the weights' own."""
         self.out_plain = len(geo.phases) == 1 and geo.out_step == (1, 1, 1)
         """Whether the columns of the product are the output's pixels in order (no stride between them)."""
+
+    @property
+    def norm(self) -> bool:
+        """Whether the source is normalised as it is loaded."""
+        return self.problem.norm is not None and not self.problem.masked
+
+    @property
+    def sums(self) -> bool:
+        """Whether each work group leaves the sums of its part of the channels; where sums over k are split none can."""
+        return self.problem.sums and self.split == 1
+
+    @property
+    def sums_parts(self) -> int:
+        """Number of parts of a channel: the work groups that share it."""
+        return self.n_tiles * len(self.geometry.phases)
+
+    @property
+    def sums_size(self) -> int:
+        """Bytes of workspace of the channels' sums."""
+        if not self.problem.sums:
+            return 0
+        return merged_bytes(self.problem, self.sums_parts) if self.sums else summing_bytes(self.problem)
 
     @functools.cached_property
     def run(self) -> tuple[int, int, int] | None:
@@ -160,7 +182,9 @@ class Product:
     @property
     def local_size(self) -> int:
         """Bytes of local memory that a work group needs."""
-        return self.tile.stages * self.tile.bk * (self.a_pitch + self.b.pitch) * self.accsize
+        slices = self.tile.stages * self.tile.bk * (self.a_pitch + self.b.pitch)
+        sums = 2 * self.tile.bm * (self.tile.bn // self.tile.tn) if self.sums else 0
+        return max(slices, sums) * self.accsize
 
     @property
     def out_vector(self) -> str | None:

@@ -25,6 +25,12 @@ ${grid.pixel_of("pixel", True)}\
     if (m < TARGET_CHANNELS) {
 % for n, lane in pairs(range(quads_n), range(4)):
       if (n${n}_${lane} < n_end) put4(OUT_ARGS, (ACC4)(${", ".join(f"c{q}_{r}_{n}.s{lane}" for r in range(4))}), to${n}_${lane} + row, row);
+% if f.sums:
+      if (n${n}_${lane} < n_end) {
+        const ACC4 stored = LOAD4(out + to${n}_${lane} + row);
+        ${" ".join(f"c{q}_{r}_{n}.s{lane} = stored.s{r};" for r in range(4))}
+      }
+% endif
 % endfor
     }
   }
@@ -36,9 +42,15 @@ ${grid.pixel_of("pixel", True)}\
 % for n in range(quads_n):
 % if f.out_vector == "n":
       if (n${n}_0 < n_end) put4(OUT_ARGS, c${q}_${r}_${n}, to${n}_0 + (OUT_INDEX)row * TARGET_CHANNEL, row);
+% if f.sums:
+      if (n${n}_0 < n_end) c${q}_${r}_${n} = LOAD4(out + to${n}_0 + (OUT_INDEX)row * TARGET_CHANNEL);
+% endif
 % else:
 % for lane in range(4):
       if (n${n}_${lane} < n_end) put(OUT_ARGS, c${q}_${r}_${n}.s${lane}, to${n}_${lane} + (OUT_INDEX)row * TARGET_CHANNEL, row);
+% if f.sums:
+      if (n${n}_${lane} < n_end) c${q}_${r}_${n}.s${lane} = LOAD(out, to${n}_${lane} + (OUT_INDEX)row * TARGET_CHANNEL);
+% endif
 % endfor
 % endif
 % endfor

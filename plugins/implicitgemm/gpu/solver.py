@@ -41,7 +41,7 @@ class Tiled(Solver):
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Return the bytes of packed weights (unless they are constant) and of partial sums."""
         product = Product(problem, Tile.of(config))
-        return packed_bytes(product) + product.partial_size
+        return packed_bytes(product) + product.partial_size + product.sums_size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Return the predicted seconds: tiles in whole waves of work groups, at the share of the peak they reach."""

@@ -15,7 +15,7 @@ import time
 import numpy as np
 import pyopencl as cl
 
-from convdispatch.api import Solver, build, hookimpl
+from convdispatch.api import OPERANDS, Launch, Solver, StepPlan, build, hookimpl, kernel_text
 
 SOURCE = """
 kernel void zero(global float *scratch) { scratch[get_global_id(0)] = 0.0f; }
@@ -187,6 +187,113 @@ class Direct(Solver):
         return Plan(self.fault, context, problem)
 
 
+FUSED_SOURCE = """
+#if NORM
+#define NORM_PARAM , global const float *norm
+#define READ(i, c) normed(norm, x[i], c)
+#else
+#define NORM_PARAM
+#define READ(i, c) x[i]
+#endif
+#if FWD
+kernel void conv(global const float *x, global const float *w, global float *y NORM_PARAM) {
+  const int at = get_global_id(0), q = at % OW, p = at / OW % OH, o = at / OW / OH % OC, n = at / OW / OH / OC;
+  float sum = 0.0f;
+  for (int c = 0; c < ICG; ++c)
+    for (int a = 0; a < KH; ++a)
+      for (int b = 0; b < KW; ++b) {
+        const int h = p * SH - PH + a * DH, v = q * SW - PW + b * DW, channel = o / OCG * ICG + c;
+        const bool inside = h >= 0 && h < IH && v >= 0 && v < IW;
+        const float value = inside ? READ(((n * IC + channel) * IH + h) * IW + v, channel) : 0.0f;
+        sum = fma(w[((o * ICG + c) * KH + a) * KW + b], value, sum);
+      }
+  y[at] = sum;
+}
+kernel void sums(global const float *y, global float *sums) {
+  const int c = get_global_id(0);
+  float count = 0.0f, mean = 0.0f, squares = 0.0f;
+  for (int n = 0; n < MB; ++n)
+    for (int i = 0; i < OH * OW; ++i) {
+      const float v = y[(n * OC + c) * OH * OW + i], distance = v - mean;
+      mean += distance / (count += 1.0f);
+      squares += distance * (v - mean);
+    }
+  sums[c] = count, sums[OC + c] = mean, sums[2 * OC + c] = squares;
+}
+#else
+kernel void conv(global const float *y, global const float *w, global float *x, global const float *saved NORM_PARAM) {
+  const int at = get_global_id(0), v = at % IW, h = at / IW % IH, c = at / IW / IH % IC, n = at / IW / IH / IC;
+  float sum = 0.0f;
+  for (int o = 0; o < OCG; ++o)
+    for (int a = 0; a < KH; ++a)
+      for (int b = 0; b < KW; ++b) {
+        const int p = h + PH - a * DH, q = v + PW - b * DW, channel = c / ICG * OCG + o;
+        if (p < 0 || q < 0 || p % SH || q % SW || p / SH >= OH || q / SW >= OW) continue;
+        const float value = y[((n * OC + channel) * OH + p / SH) * OW + q / SW];
+        sum = fma(w[((channel * ICG + c % ICG) * KH + a) * KW + b], value, sum);
+      }
+  TIMES_SLOPE(sum, at, c)
+  x[at] = sum;
+}
+kernel void sums(global const float *x, global float *sums, global const float *saved NORM_PARAM) {
+  const int c = get_global_id(0);
+  float sum = 0.0f, products = 0.0f;
+  for (int n = 0; n < MB; ++n)
+    for (int i = 0; i < IH * IW; ++i) {
+      const int at = (n * IC + c) * IH * IW + i;
+      sum += x[at];
+      products += x[at] * (saved[at] - norm[c]);
+    }
+  sums[c] = sum, sums[IC + c] = products;
+}
+#endif
+"""
+"""A convolution that fuses a norm and sums: each output by a work item, and each channel's sums by one."""
+FUSED_FAULTS = {
+    "normed_padding": ("inside ? READ(((n * IC + channel) * IH + h) * IW + v, channel) : 0.0f",
+                       "READ(((n * IC + channel) * IH + clamp(h, 0, IH - 1)) * IW + clamp(v, 0, IW - 1), channel)"),
+    "norm_of_another_channel": ("IW + v, channel) : 0.0f", "IW + v, c) : 0.0f"),
+    "variance_from_squares": ("squares += distance * (v - mean);\n    }", "squares += v * v;\n    }\n"
+                              "  squares -= count * mean * mean;"),
+    "sums_lose_an_image": ("n < MB; ++n)\n    for (int i = 0; i < OH",
+                           "n < max(1, MB - 1); ++n)\n    for (int i = 0; i < OH"),
+    "mask_of_the_result": ("TIMES_SLOPE(sum, at, c)", "sum = sum > 0 ? sum : 0;"),
+    "products_without_the_mean": ("(saved[at] - norm[c])", "saved[at]"),
+}  # fmt: skip
+
+
+class Fused(Solver):
+    """2-D forward and data gradients with a norm and sums, float32, NCHW; with one fault."""
+
+    exact = batch_invariant = True
+    fuses = frozenset({"norm", "sums"})
+
+    def __init__(self, fault):
+        self.fault, self.name = fault, f"shoddy.{fault}"
+
+    def rejects(self, problem, device):
+        if problem.direction == "bwd_weights" or not (problem.norm or problem.sums):
+            return f"norms and sums of forward convolutions and data gradients only, got {problem.direction}"
+        form = problem.ndim, problem.layout, problem.dtype, problem.residual
+        if form != (2, "nchw", "float32", False) or problem.mb < 1:
+            return f"2-D, nchw, float32 and no residual only, got {problem}"
+        return None
+
+    def plan(self, context, problem, config):
+        old, new = FUSED_FAULTS.get(self.fault, ("", ""))
+        assert old in FUSED_SOURCE
+        text = problem.macros() + kernel_text("convdispatch.api", "norm.cl") + FUSED_SOURCE.replace(old, new)
+        program = build(context, text)
+        operands = ["x", "w", "y"] if problem.direction == "fwd" else ["y", "w", "x", "saved"]
+        norm = ["norm"] if problem.norm else []
+        size = (math.prod(problem.out_shape),)
+        steps = [Launch(program, "conv", size, None, [*operands, *norm], names=OPERANDS)]
+        if problem.sums:
+            names = ["y", "sums"] if problem.direction == "fwd" else ["x", "sums", "saved", "norm"]
+            steps.append(Launch(program, "sums", (problem.channels_out,), None, names, names=OPERANDS))
+        return StepPlan(0, steps)
+
+
 FAULTS = {
     # the five that any kit must catch
     "forgets_stride": "values", "far_pad_for_near": "values", "ignores_group": "values",
@@ -207,10 +314,14 @@ FAULTS = {
     # what a solver answers
     "refuses_without_words": "words", "refuses_with_true": "words", "changes_its_mind": "words",
     "raises_when_asked": "words", "offers_nothing": "configurations", "offers_no_json": "configurations",
+    # norms and sums
+    "normed_padding": "values", "norm_of_another_channel": "values", "variance_from_squares": "sums",
+    "sums_lose_an_image": "sums", "mask_of_the_result": "values", "products_without_the_mean": "sums",
 }  # fmt: skip
 """Fault to the check that must name it; None where it depends on the case which one sees it first."""
 
 
 @hookimpl
 def convdispatch_solvers():
-    return [Direct("sound"), Direct("few_images"), *(Direct(fault) for fault in FAULTS)]
+    plain = [Direct(fault) for fault in FAULTS if fault not in FUSED_FAULTS]
+    return [Direct("sound"), Direct("few_images"), Fused("sound_fused"), *plain, *map(Fused, FUSED_FAULTS)]

@@ -1,0 +1,62 @@
+"""Sums of channels: many parts, means that are much larger than the spread, and the same bits each time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyopencl as cl
+import pytest
+
+from convdispatch import ConvProblem
+from convdispatch.device import runtime
+from convdispatch.device.plans.channel_sums import MERGED_PARTS, _rounds, summing, summing_bytes
+from convdispatch.measurement import reference
+
+
+def sums_of(queue, problem: ConvProblem, y: np.ndarray) -> np.ndarray:
+    """``sums`` of a result, from workspace that holds NaN."""
+    workspace = np.full(summing_bytes(problem) // 4, np.nan, np.float32)
+    sums = np.zeros(problem.form("sums")[0], np.float32)
+    memory = [runtime.fresh(queue, array.nbytes, array) for array in (y, workspace, sums)]
+    operands = (None, None, memory[0], memory[1], None, None, None, None, memory[2])
+    for launch in summing(queue.context, problem):
+        launch(queue, operands).wait()
+    cl.enqueue_copy(queue, sums, memory[2])
+    return sums
+
+
+def welford(values: np.ndarray) -> np.float32:
+    """The variance by Welford's recurrence in float32."""
+    mean = squares = np.float32(0)
+    for count, value in enumerate(values, 1):
+        distance = value - mean
+        mean += distance / np.float32(count)
+        squares += distance * (value - mean)
+    return squares / np.float32(len(values))
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_variances_where_the_mean_is_far_from_zero(queue, layout):
+    """1e4 with a deviation of 1e-2: the error is that of Welford's recurrence, not of sums of squares."""
+    problem = ConvProblem.parse("mb7ic4ih61oc5kh1+sums").replace(layout=layout)
+    random = np.random.default_rng(1)
+    y = (1e4 + 1e-2 * random.standard_normal(problem.y_shape)).astype(np.float32)
+    sums = sums_of(queue, problem, y)
+    assert reference.sums_fault(problem, y, sums, {}) is None
+    channels = np.moveaxis(y, 1 if layout == "nchw" else -1, 0).reshape(5, -1)
+    exact = channels.astype(np.float64).var(axis=1)
+    assert _rounds(summing_bytes(problem) // (15 * 4))[0] > MERGED_PARTS
+    own = np.abs(sums[2] / sums[0] - exact)
+    recurrence = np.array([abs(welford(channel) - variance) for channel, variance in zip(channels, exact, strict=True)])
+    assert own.max() <= 2 * recurrence.max()
+    squares = (channels * channels).mean(axis=1) - channels.mean(axis=1) ** 2
+    assert np.abs(squares - exact).min() > 100 * own.max()  # what sums of squares would have given
+    assert sums.tobytes() == sums_of(queue, problem, y).tobytes()
+
+
+def test_one_element_and_constant_channels(queue):
+    problem = ConvProblem.parse("mb1ic4ih1oc3kh1+sums")
+    y = np.array([1.5, -2.0, 3e38], np.float32).reshape(problem.y_shape)
+    assert sums_of(queue, problem, y).tolist() == [[1, 1, 1], [1.5, -2.0, np.float32(3e38)], [0, 0, 0]]
+    problem = ConvProblem.parse("mb3ic4ih40oc2kh1+sums")
+    y = np.broadcast_to(np.float32([0.1, 1e30]).reshape(1, 2, 1, 1), problem.y_shape).copy()
+    assert sums_of(queue, problem, y).tolist() == [[4800, 4800], [np.float32(0.1), np.float32(1e30)], [0, 0]]
