@@ -13,6 +13,7 @@ import os
 import threading
 from typing import Any
 
+import numpy as np
 import pyopencl as cl
 
 from ..api import settings
@@ -75,8 +76,6 @@ def probe(device: cl.Device) -> str | None:
 
     A device that its platform lists need not work: PoCL's wheel lists one everywhere, and needs a linker to build.
     """
-    import numpy as np
-
     from ..api.errors import BuildFailed
     from .programs.kernels import build
 

@@ -11,6 +11,7 @@ import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..api.policy import current_policy
+from ..api.problem import ConvProblem
 from ..device import background, runtime
 from ..device.cache import artifact_store
 from ..device.cache.keys import key_of
@@ -36,7 +37,6 @@ from .passes.slicing import sliced
 from .weights import Background, Weights
 
 if TYPE_CHECKING:
-    from ..api.problem import ConvProblem
     from .multi_device import InferenceNets
 
 

@@ -12,16 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from ..api.device import DeviceInfo
+from ..api.problem import ConvProblem
 from ..device.rates import rates
 from .graph import Graph, Node, Ref, Value, is_planned, operands
 from .lower import problem_of
 from .passes.layout import LAYOUTS, can_turn, traced_layout, turned_by
-
-if TYPE_CHECKING:
-    from ..api.device import DeviceInfo
-    from ..api.problem import ConvProblem
 
 GAIN = 0.97
 """The largest fraction of the best uniform layout's time at which a mix of layouts is worth building."""

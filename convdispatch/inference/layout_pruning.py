@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import pyopencl as cl
 
 from ..api.device import DeviceInfo
 from ..api.errors import ConvDispatchError
 from ..api.policy import CHOICE_BATCH, current_policy
+from ..api.problem import ConvProblem
 from ..device.rates import rates
 from ..device.runtime import device_info
 from ..device.startup_profile import phase
@@ -26,9 +27,6 @@ from .graph import Graph, is_planned
 from .layout_planning import plan
 from .lower import problem_of
 from .passes.layout import LAYOUTS, relayout, reorder, traced_layout
-
-if TYPE_CHECKING:
-    from ..api.problem import ConvProblem
 
 Ranked: TypeAlias = "dict[ConvProblem, Choices]"
 """The ranked candidates of each convolution, cached so that none is ranked twice."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..api.device import DeviceInfo
 from ..api.errors import InvalidArgument
 from ..api.policy import Policy, current_policy, forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..api.results import Results
-
-if TYPE_CHECKING:
-    from ..selection.records.record import Record
+from ..selection.records.record import Record
 
 
 def find(

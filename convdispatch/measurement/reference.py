@@ -10,17 +10,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ..api.activations import apply_activation, apply_gradient
 from ..api.dtypes import HEADER
 from ..api.errors import InvalidArgument
+from ..api.problem import ConvProblem
 from . import quantized
-
-if TYPE_CHECKING:
-    from ..api.problem import ConvProblem
 
 _MAX_GATHERED = 1 << 22
 """The most elements that ``sample`` gathers in one step (32 MB in float64)."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from .. import inference, runtime
 from ..api.dtypes import numpy_dtype
 from ..api.errors import InvalidArgument
 from ..api.policy import promising
+from ..api.problem import ConvProblem
 from ..device.programs.kernels import Programs
 from ..elementwise.tensor import Tensor
 from . import operators  # noqa: F401 (importing the module registers the operators)
@@ -23,9 +24,6 @@ from .interpreter import Interpreter, Scope, check_operators, standard
 from .qoperators import in_onnxs_words
 from .reading import dense, onnx_package, read, to_array, without_initializers
 from .types import dtype_of, supported
-
-if TYPE_CHECKING:
-    from ..api.problem import ConvProblem
 
 _MOST_VALUES = 4096
 """The most elements of an input whose values a form may depend on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pyopencl as cl
 
 from convdispatch.api import ConvProblem, Frozen, PluginError, proven
@@ -33,7 +34,6 @@ def require(context: Any, problem: ConvProblem = _PROBLEM, tiles: Any = None) ->
 
 def _probe_failure(context: Any, problem: ConvProblem, tiles: Any) -> str | None:
     import ml_dtypes  # noqa: F401 importing ml_dtypes makes "bfloat16" a dtype of NumPy
-    import numpy as np
 
     random, taps, pad = np.random.default_rng(3), range(problem.kh), problem.ph
     x = random.integers(-3, 4, problem.x_shape)

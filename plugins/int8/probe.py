@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pyopencl as cl
 
 from convdispatch.api import ConvProblem, Frozen, PluginError, Quantization, proven
@@ -27,8 +28,6 @@ def require(context: Any, name: str, kernel: Any, config: Mapping[str, Any]) -> 
 
 
 def _probe_failure(context: Any, kernel: Any, config: Mapping[str, Any]) -> str | None:
-    import numpy as np
-
     problem, random = _PROBLEM, np.random.default_rng(3)
     x = random.integers(0, 256, problem.x_shape).astype(np.uint8)
     w = random.integers(-128, 128, problem.w_shape).astype(np.int8)

@@ -6,6 +6,7 @@ import functools
 import importlib
 from typing import Any
 
+import numpy as np
 import pyopencl as cl
 
 from convdispatch.api import ConvProblem, DeviceInfo, Frozen, PluginError, Quantization, proven
@@ -57,7 +58,6 @@ def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
 
 def _probe_failure(context: Any, engine: str) -> str | None:
     import ml_dtypes
-    import numpy as np
 
     queue = cl.CommandQueue(context)
     random = np.random.default_rng(3)

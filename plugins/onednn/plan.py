@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from ctypes import c_int, c_void_p
 from typing import Any
 
+import numpy as np
 import pyopencl as cl
 
 from convdispatch.api import Areas, ConvDispatchError, ConvProblem, kernel_erratum
@@ -189,8 +190,6 @@ class OneDNNPlan:
         """Enqueue the reorders and the convolution as one native command; the host never waits."""
         buffers = {"x": x, "w": w, "y": y, "workspace": workspace, **parts}
         if self._zeroed_scratch:
-            import numpy as np
-
             offset, size = self._zeroed_scratch
             wait_for = [cl.enqueue_fill_buffer(queue, workspace, np.uint8(0), offset, size, wait_for=wait_for or None)]
         return self._runner.enqueue(queue, buffers, wait_for)

@@ -21,17 +21,17 @@ REASONS = {
         nn/pooling/max_pool_indices.py:max_pool_with_places nn/pooling/pooling2d.py:max_pool
         nn/pooling/pooling2d.py:avg_pool nn/pooling/pooling2d.py:lp_pool nn/pooling/pooling2d.py:windows_of
         nn/pooling/pooling_nd.py:pool device/programs/strided_copy.py:copy_strided device/runtime.py:copy
-        device/programs/kernels.py:__init__
+        device/programs/kernels.py:__init__ device/plans/steps.py:__init__
     """,
     "the interface of a plan or a layer: the operands of a convolution and their events": """
         api/hookspecs.py:convdispatch_enqueue selection/layer_chain.py:convdispatch_enqueue
         selection/layers/validation.py:convdispatch_enqueue device/gemm/plan.py:enqueue device/plans/steps.py:enqueue
-        device/programs/kernels.py:enqueue selection/derivation/plan.py:enqueue plugins/onednn/plan.py:enqueue
+        selection/derivation/plan.py:enqueue
     """,
     "the fast path of a warm call: an object for its operands would cost more than the call": """
         calls/guarded_replay.py:replay calls/call.py:__call__ calls/host_call.py:fast_path
         calls/queue_call.py:fast_path calls/stream_call.py:fast_path torch/dispatch/engine.py:cached_call
-        torch/dispatch/engine.py:facts_of torch/eager/opencl_call.py:__call__ torch/geometry.py:problem_of
+        torch/dispatch/engine.py:facts_of torch/geometry.py:problem_of
     """,
     "the signature of an operator of PyTorch, which calls it so": """
         torch/functional.py:_conv torch/functional.py:fused torch/functional.py:_conv_transpose

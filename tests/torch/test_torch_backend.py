@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-import time
+import itertools
 
 import pytest
 
@@ -104,20 +104,34 @@ def test_inductor_compiles_what_lies_between_and_convolutions_stay_ours():
     assert "with gradients" in next(iter(backend.graphs[0].descriptions().values()))
 
 
-def test_a_race_keeps_the_faster_engine():
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that pass only in ``engine`` of ``test_a_race_``."""
+    seconds = [0.0]
+    monkeypatch.setattr(engine_choice.time, "perf_counter", lambda: seconds[0])
+    return seconds
+
+
+@pytest.mark.parametrize(
+    ("after_the_other", "in_a_row", "best"), [(0.01, 0.01, 1), (0.001, 0.001, 0), (0.01, 0.001, 0)]
+)
+def test_a_race_keeps_the_engine_that_is_faster_in_a_row(clock, after_the_other, in_a_row, best):
+    """The other engine takes 3 ms. Samples are taken in turns, each over 20 ms of calls."""
     calls = []
 
-    def engine(name, seconds):
+    def engine(name, first, others):
         def run(inputs):
+            clock[0] += others if calls[-1:] == [name] else first
             calls.append(name)
-            time.sleep(seconds)
 
         return run
 
     faster = inspect.unwrap(engine_choice.faster)  # what stands there in tests lets the first win
-    assert faster([engine("slow", 0.01), engine("fast", 0.001)], []).best == 1
-    assert faster([engine("fast", 0.001), engine("slow", 0.01)], []).best == 0
-    assert calls[:4] == ["slow", "fast", "slow", "fast"]  # in turns
+    engines = [engine("one", after_the_other, in_a_row), engine("other", 0.003, 0.003)]
+    assert faster(engines, []).best == best
+    turns = [name for name, _ in itertools.groupby(calls)]
+    assert turns == ["one", "other"] * (len(turns) // 2)
+    assert len(turns) == 2 + 4 * engine_choice.RUNS
 
 
 def test_an_unknown_engine_is_refused_in_words():

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import pyopencl as cl
 
 from ..memory import allocator as memory
 from .interface import Commands, Kernel, Late, thread
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 class OpenCLQueue(Commands):

@@ -10,16 +10,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import pyopencl as cl
 
 from ...api.errors import InvalidArgument
 from ..memory import allocator as memory
 from .interface import Commands, Kernel, Late, thread
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 class Slot:

@@ -15,21 +15,19 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes import byref, c_size_t, c_uint, c_void_p
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyopencl as cl
 
 from ...api import settings
 from ..cache import artifact_store
+from ..commands.interface import Kernel
 from ..cuda_driver import Cuda, CudaError, cuda_call
 from ..places.stream import Unlaunchable
 from ..startup_profile import phase
 from .machine_code import machine_code, note
 from .ptx import Parameter, dynamic_shared, entries, for_cuda, in_one_row, overlapping
-
-if TYPE_CHECKING:
-    from ..commands.interface import Kernel
 
 _BUFFER_POINTER = 1  # CUDA's constant CU_LAUNCH_PARAM_BUFFER_POINTER
 _BUFFER_SIZE = 2  # CUDA's constant CU_LAUNCH_PARAM_BUFFER_SIZE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -193,8 +194,6 @@ class _Kernel:
 
 
 def _with_packed(spec: GemmSpec, packed: Mapping[str, bool]) -> GemmSpec:
-    import dataclasses
-
     return dataclasses.replace(spec, a_packed=spec.a_packed or packed["a"], b_packed=spec.b_packed or packed["b"])
 
 

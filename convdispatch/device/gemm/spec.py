@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ...api.activations import parse_activation
 from ...api.dtypes import DTYPES
 from ...api.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from ...api.problem import ConvProblem
+from ...api.problem import ConvProblem
 
 
 @dataclass(frozen=True)

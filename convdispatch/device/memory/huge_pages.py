@@ -13,6 +13,7 @@ import functools
 import mmap
 from typing import Any
 
+import numpy as np
 import pyopencl as cl
 
 MIN_BYTES = 1 << 22
@@ -29,8 +30,6 @@ def buffer(context: cl.Context, device: cl.Device, size: int, content: Any = Non
 
     It is filled through a new queue, because the caller's queue may be waiting.
     """
-    import numpy as np
-
     memory = cl.Buffer(context, cl.mem_flags.READ_WRITE, size)
     queue = cl.CommandQueue(context, device)
     mapped, _ = cl.enqueue_map_buffer(queue, memory, cl.map_flags.WRITE_INVALIDATE_REGION, 0, (size,), np.uint8)

@@ -7,10 +7,9 @@ import re
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ..commands.interface import Kernel
+from ..commands.interface import Kernel
 
 _AXES = frozenset(range(3))
 # The patterns begin with letters, not with \b, so that Python searches for the letters first, in a tenth of the time.

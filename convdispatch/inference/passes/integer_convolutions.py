@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...api.device import DeviceInfo
 from ...api.errors import ConvDispatchError
 from ...api.policy import current_policy
+from ...api.problem import ConvProblem
 from ...device.rates import rates
 from ...device.runtime import device_info
 from ...elementwise import apply
@@ -22,10 +23,6 @@ from ..graph import Graph, Node, Value, is_planned
 from ..lower import problem_of
 from .integer_nodes import CONVOLUTION, give, insert
 from .layout import LAYOUTS
-
-if TYPE_CHECKING:
-    from ...api.device import DeviceInfo
-    from ...api.problem import ConvProblem
 
 
 def slow_to_numbers(graph: Graph) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -176,8 +177,6 @@ def _write(reports: list[Any], json: Path | None, csv: Path | None, html: Path |
 
 
 def _train(nets: tuple[str, ...], device: str | None, options: dict[str, Any], json_path: Path | None) -> None:
-    import json
-
     from ...device import runtime
     from ..benchmark.quiet import wait_quiet
     from ..benchmark.training import profile_training, show_training, turns

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -248,8 +249,6 @@ def _show(results: Any, verbose: bool) -> None:
 
 
 def _to_dict(results: Any) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return {
         "problem": str(results.problem),
         "device": str(results.device),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -177,8 +178,6 @@ def explain(names: tuple[str, ...], verbose: bool, device: str | None, as_json: 
 
 def _show_by_workspace(problems: list[Any], device: str | None, as_json: bool) -> None:
     """Show which solver runs under each ceiling of the workspace, for each problem."""
-    from dataclasses import asdict
-
     from ...device import runtime
     from ...selection.explanation import by_workspace
     from ...selection.explanation_text import ceilings_text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import time
@@ -180,8 +181,6 @@ def _progress_shown(plugin: str, level: str, options: dict[str, Any]) -> Iterato
 def _present(reports: list[Any], json_path: Path | None, html_path: Path | None, alone: bool) -> None:
     """Show the reports of one plugin, one a kind of device, and write each file that was asked for, one of all; JSON is
     a list of them unless one is ``alone``."""
-    import json
-
     for report in reports:
         _show(report)
     if json_path is not None:
@@ -242,8 +241,6 @@ def _show(report: Any) -> None:
 
 def _try_errata(device: str | None, json_path: Path | None) -> bool:
     """Try each erratum again and show whether its fault is still there; returns whether none is over."""
-    import json
-
     from ...measurement.conformance.errata import tries
 
     trials = list(tries(device))

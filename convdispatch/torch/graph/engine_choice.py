@@ -27,7 +27,7 @@ MIN_CONVOLUTION_SHARE = 0.97
 shares, and a form's speed in multiples of inductor's: TinyNet-A 1.00 and 2.0, Visformer-T 0.95 and 0.65, MambaOut-F
 0.16 and 1.2, XCiT-N 0.10 and 1.26, FocalNet-T 0.03 and 0.68."""
 RUNS = 4
-"""The number of timed calls of each engine in each of a race's two series; the shortest time counts."""
+"""The number of timed samples of each engine in each of a race's two series; the shortest time counts."""
 ENGINES = ("form", "inductor")
 
 
@@ -57,24 +57,34 @@ def convolution_share(graph: fx.GraphModule) -> float:
 
 
 def faster(candidates: Sequence[Callable[[Sequence[torch.Tensor]], Any]], inputs: Sequence[torch.Tensor]) -> Verdict:
-    """The verdict of two series of timed calls, after one untimed call of each candidate; the first candidate wins
+    """The verdict of two series of timed calls, after two untimed calls of each candidate; the first candidate wins
     ties."""
-    from ...inference.form_benchmark import verdict_of  # all of ``inference``: a race's first need of it
+    from ...inference.form_benchmark import SAMPLE_S, verdict_of  # all of ``inference``: a race's first need of it
 
+    calls = []
     for run in candidates:
         run(inputs)
-    return verdict_of([_series(candidates, inputs) for _ in range(2)], favourite=0)
+        calls.append(max(1, round(SAMPLE_S / max(_seconds(run, inputs, 1), 1e-5))))
+    return verdict_of([_series(candidates, inputs, calls) for _ in range(2)], favourite=0)
 
 
-def _series(candidates: Sequence[Callable[..., Any]], inputs: Sequence[torch.Tensor]) -> list[list[float]]:
-    """The seconds of each candidate's calls, which alternate."""
+def _series(
+    candidates: Sequence[Callable[..., Any]], inputs: Sequence[torch.Tensor], calls: Sequence[int]
+) -> list[list[float]]:
+    """The seconds of a call of each candidate, measured in turns over some calls that follow each other: the first
+    finds the other candidate's data in the caches."""
     samples: list[list[float]] = [[] for _ in candidates]
     for _ in range(RUNS):
-        for run, times in zip(candidates, samples, strict=True):
-            begin = time.perf_counter()
-            run(inputs)
-            times.append(time.perf_counter() - begin)
+        for run, times, count in zip(candidates, samples, calls, strict=True):
+            times.append(_seconds(run, inputs, count))
     return samples
+
+
+def _seconds(run: Callable[..., Any], inputs: Sequence[torch.Tensor], count: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(count):
+        run(inputs)
+    return (time.perf_counter() - begin) / count
 
 
 class Race:

@@ -54,9 +54,9 @@ class DirectTile(NvidiaTile):
     """In split formats, whether the rounding error of a move to float32 registers is added to the next sums."""
     fixup: bool = False
     """Whether work groups of the product add the partial sums, instead of a separate launch."""
-    general: bool = True
+    general: bool = False
     """Whether the geometry's numbers are arguments of the program, where ``DirectTiling.general`` allows it; otherwise
-    they are literals."""
+    they are literals, until a GPU has shown what arguments cost."""
 
     @property
     def depth(self) -> int:

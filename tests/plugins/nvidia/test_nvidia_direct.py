@@ -284,7 +284,7 @@ def test_geometries_share_a_program_and_its_bits(queue, text, twin):
 @pytest.mark.parametrize("change", [{"sh": 2}, {"fixup": True, "split": 2}])
 def test_what_stays_compiled_in(change):
     """Gaps of a strided data gradient, and parts that work groups add: a new geometry is a new program."""
-    config = {**SMALL, "bk": 16, **{name: value for name, value in change.items() if name != "sh"}}
+    config = {**SMALL, "bk": 16, "general": True, **{name: value for name, value in change.items() if name != "sh"}}
     texts = set()
     for size in (9, 11):
         problem = ConvProblem.parse(f"bwd_data_f32_mb1ic12ih{size}oc40kh1sh{change.get('sh', 1)}")
