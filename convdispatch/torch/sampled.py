@@ -35,6 +35,11 @@ _FLOATS = {torch.float32: np.float32, torch.float64: np.float64, torch.float16: 
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """PyTorch's version counter of a tensor; 0 for one that was made in ``torch.inference_mode``, which has none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 class Sample:
     """A sample of a tensor's memory and its values; valid only while the tensor has that memory."""
 

@@ -123,6 +123,8 @@ def compile_for(
     except KeyboardInterrupt:
         status = INTERRUPTED
     rows = [row for row, _ in planned]
+    if json_path is not None:  # Before the tables: an interrupted command is given seconds to end.
+        json_path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
     tables = [table(rows), worst(rows)]
     if as_markdown:
         echo("\n".join(map(markdown, tables)))
@@ -137,6 +139,4 @@ def compile_for(
     left = sum(row.texts - row.compiled for row in rows)
     if status or left:
         console.print(f"{left} texts are left: what was compiled is cached, and the same command continues there")
-    if json_path is not None:
-        json_path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
     return status or int(any(row.errors for row in rows))

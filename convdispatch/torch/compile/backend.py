@@ -7,6 +7,7 @@ inductor compile the graph with its weights frozen. Where there is no compiler, 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..captures import watch_captures
 from ..dynamo_frames import skip_our_frames
 from ..graph import channels_last, inductor
 from ..graph.forms import ENGINES, GraphForms
+from ..graph.report import BACKEND
 from ..graph.specialised import let_go_of_capture
 from ..graph.upsampling import whole_upsampling
 
@@ -131,8 +133,18 @@ class Compiled:
 def convdispatch(
     graph: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """The back end that ``torch.compile`` finds by name; ``mode`` and ``options`` are ``torch.compile``'s."""
-    return Backend(mode, options)(graph, inputs)
+    """The back end that ``torch.compile`` finds by name; ``mode`` and ``options`` are ``torch.compile``'s.
+
+    All graphs of one call of ``torch.compile`` share a Backend. It is an attribute of the caller, which that call made
+    and to which the compiled module leads, so that ``fusion`` finds it there.
+    """
+    caller = sys._getframe(1).f_locals.get("self")
+    backend = getattr(caller, BACKEND, None)
+    if backend is None:
+        backend = Backend(mode, options)
+        if isinstance(caller, getattr(torch, "_TorchCompileWrapper", ())):
+            setattr(caller, BACKEND, backend)
+    return backend(graph, inputs)  # type: ignore[no-any-return]
 
 
 def keep_assertions(graph: fx.GraphModule) -> None:

@@ -14,14 +14,14 @@ import operator
 import sys
 import weakref
 from collections import Counter, OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from .. import data_reads
-from ..sampled import Sample, together
+from ..sampled import Sample, together, version_of
 
 _WEIGHT_OPERANDS: dict[str, tuple[int, ...]] = {
     "aten.convolution.default": (1, 2),
@@ -40,7 +40,6 @@ _WEIGHT_OPERANDS: dict[str, tuple[int, ...]] = {
 """The indices of operands that a form packs or folds, by operator."""
 MAX_SETS = 4
 """The number of weight sets for which one graph caches forms; the least recently used set is freed for a fifth."""
-_version = operator.attrgetter("_version")
 
 
 def packed_inputs(graph: fx.GraphModule, static: Sequence[int]) -> list[int]:
@@ -105,15 +104,20 @@ class Constants:
         self.forget_reads()
         samples = [Sample.of(each) for each in tensors]
         self._same_samples = together([sample for sample in samples if sample is not None])
+        inference = any(each.is_inference() for each in tensors)
+        self._version: Callable[[torch.Tensor], int] = version_of if inference else operator.attrgetter("_version")
         self._memory = self._versions_and_addresses()
 
     @staticmethod
     def can_watch(tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether writes to the tensors can be detected: inference tensors do not count them."""
-        return not any(each.is_inference() or each.layout is not torch.strided for each in tensors)
+        """Whether writes to the tensors can be detected: inference tensors do not count them, so only by a sample."""
+        return all(
+            each.layout is torch.strided and (not each.is_inference() or Sample.of(each) is not None)
+            for each in tensors
+        )
 
     def _versions_and_addresses(self) -> list[int]:
-        return [*map(_version, self.tensors), *map(torch.Tensor.data_ptr, self.tensors)]
+        return [*map(self._version, self.tensors), *map(torch.Tensor.data_ptr, self.tensors)]
 
     def are(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether these are the same tensor objects."""
@@ -130,7 +134,8 @@ class Constants:
         return self._same_samples()
 
     def forget_reads(self) -> None:
-        """Treat no earlier read of ``.data`` as a write: PyTorch reads it when it traces a graph of these tensors."""
+        """Treat no earlier read of ``.data`` as a write: PyTorch reads it when it traces a graph of these tensors, and
+        of the operators that the first call of a graph runs."""
         self._reads = [data_reads.Reads(each) for each in self.tensors if isinstance(each, torch.nn.Parameter)]
         self._reads_seen = -1
 
@@ -167,7 +172,7 @@ class WeightSets:
         _let_go_of_forgotten()
         if not Constants.can_watch(tensors):
             return None
-        identity = [(id(each), each._version) for each in tensors]
+        identity = [(id(each), version_of(each)) for each in tensors]
         if self._missed and identity not in self._missed:
             self._missed.append(identity)
             return None

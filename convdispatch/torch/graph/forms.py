@@ -35,9 +35,9 @@ from .quantized import QUANTIZING
 from .specialised import forget_originals, specialised, without_fakes
 from .tuning import is_tuned, tune
 
-MAX_FORMS = 8
-"""The number of forms that one graph caches; the least recently used one is freed for a ninth."""
-"""Environment variable: "1" compares each form's first result with the graph's own, computed by PyTorch."""
+MAX_FORMS = 12
+"""The number of forms that one graph caches; the least recently used one is freed for a further one. Ten sizes in turn
+must not evict each other."""
 MAX_DIFFERENCE = 1e-3
 """Largest relative difference (norm) between a form's first result and PyTorch's, under ``CONVDISPATCH_CHECK=1``."""
 MAX_INTEGER_DIFFERENCE = 2e-2
@@ -165,6 +165,7 @@ class GraphForms:
 
             with compile_lock:  # other threads' tracers patch PyTorch's classes
                 form = forms[key] = self._build(inputs, dynamic, key, dtype)
+            self._constants.forget_reads()
             while len(forms) > MAX_FORMS:
                 forms.popitem(last=False)
         forms.move_to_end(key)
@@ -202,10 +203,7 @@ class GraphForms:
 
     def _specialised(self, inputs: Sequence[Any]) -> fx.GraphModule:
         """The graph specialised for the sizes and weights of a call."""
-        graph = specialised(self._graph, self._is_static, inputs, self._packed)
-        if self._constants is not None:
-            self._constants.forget_reads()
-        return graph
+        return specialised(self._graph, self._is_static, inputs, self._packed)
 
     def _race(self, inputs: Sequence[Any], key: Any) -> Race | None:
         """The timed choice between a form and inductor; None if there is no choice: inductor is unavailable, results

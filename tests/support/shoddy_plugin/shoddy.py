@@ -324,4 +324,4 @@ FAULTS = {
 @hookimpl
 def convdispatch_solvers():
     plain = [Direct(fault) for fault in FAULTS if fault not in FUSED_FAULTS]
-    return [Direct("sound"), Direct("few_images"), Fused("sound_fused"), *plain, *map(Fused, FUSED_FAULTS)]
+    return [Direct("sound"), Direct("few_images"), Fused("fused_and_sound"), *plain, *map(Fused, FUSED_FAULTS)]
