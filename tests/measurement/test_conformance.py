@@ -20,7 +20,7 @@ from convdispatch.api.activations import apply_activation
 from convdispatch.device.runtime import device_info
 from convdispatch.measurement import reference
 from convdispatch.measurement.conformance import levels
-from convdispatch.measurement.conformance.checks import CHECKS, LONG
+from convdispatch.measurement.conformance.checks import CHECKS, LONG, RUNS_PER_THREAD
 from convdispatch.measurement.conformance.data import data_for
 from convdispatch.measurement.conformance.outcome import Outcome, Report, load
 from convdispatch.measurement.conformance.page import render
@@ -119,20 +119,29 @@ def test_the_portable_plugins_on_a_few_cases(plugin, device, full):
 
 
 def test_work_has_ended_when_its_event_has(device, monkeypatch):
-    """The kit waits for what a plan's ``enqueue`` returns, not for the queue: Mesa's clFinish may return too early."""
+    """The kit waits for what a plan's ``enqueue`` returns, not for queues alone: Mesa's clFinish may be early."""
     import pyopencl as cl
 
-    real = cl.CommandQueue.finish
+    real_finish, real_wait, waits = cl.CommandQueue.finish, cl.Event.wait, []
 
     def finish(queue):
-        caller = sys._getframe(1).f_globals["__name__"]
-        assert "conformance" not in caller, f"{caller} waits for a queue"
-        return real(queue)
+        if "conformance" not in sys._getframe(1).f_globals["__name__"]:
+            real_finish(queue)
+
+    def wait(event):
+        waits.append(sys._getframe(1).f_code.co_name)
+        real_wait(event)
 
     monkeypatch.setattr(cl.CommandQueue, "finish", finish)
+    monkeypatch.setattr(cl.Event, "wait", wait)
     report = verify("im2col", "core", case="1x1")  # this case has the long checks, of several queues and threads
     assert report.of(status="failed") == []
     assert {"order", "queues", "threads"} <= set(report.outcomes[0].checks)
+    # Each of these functions enqueues; ``_enqueue_behind`` runs once more where a device has out-of-order queues.
+    assert waits.count("_queues") == 4
+    assert waits.count("turn") == 2 * RUNS_PER_THREAD
+    assert waits.count("_enqueue_behind") >= 1
+    assert waits.count("_run_once") >= 4
 
 
 def test_derived_solvers_go_through_the_same(drop_in, device):
