@@ -7,8 +7,8 @@ import importlib.util
 import pytest
 from paths import SUPPORT
 
-from convdispatch.api.declared import outside_declaration
 from convdispatch.measurement.conformance import levels
+from convdispatch.measurement.conformance.contract import answer
 from convdispatch.measurement.conformance.session import Kit
 
 DROP_IN = SUPPORT / "mutant_plugin"
@@ -19,8 +19,7 @@ _spec.loader.exec_module(_module)
 
 def accepted(kit: Kit, name: str) -> list[levels.Case]:
     solver = kit.solvers[name]
-    computed = [case for case in levels.cases() if outside_declaration(solver, case.problem, kit.info) is None]
-    return [case for case in computed if solver.rejects(case.problem, kit.info) is None]
+    return [case for case in levels.cases() if answer(solver, case.problem, kit.info) is None]
 
 
 UNSEEN = [pytest.param(name, marks=pytest.mark.full) for name in _module.UNSEEN]

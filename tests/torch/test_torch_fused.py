@@ -135,7 +135,7 @@ BODIES = {
         lambda m, x: F.mish(m.bn2(m.other(F.gelu(m.conv(x))))),
         ["convolution + gelu", "convolution + mish"],
     ),
-    "numbers of gelu": (lambda m, x: F.gelu(m.conv(x), approximate="tanh"), [ALONE, "apply"]),
+    "numbers of gelu": (lambda m, x: F.gelu(m.conv(x), approximate="tanh"), ["convolution + gelu_tanh"]),
     "none of conv's": (lambda m, x: F.softshrink(m.bn(m.conv(x))), "aten.gt.Scalar has no counterpart here"),
     "the result": (lambda m, x: m.conv(x), [ALONE]),
 }

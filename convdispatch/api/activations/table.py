@@ -208,6 +208,7 @@ ACTIVATIONS: dict[str, Activation] = {
         numpy="0.5 * v * (1 + np.tanh(0.7978845608028654 * (v + 0.044715 * v**3)))",
         formula=f"x * {_TANH_SIGMOID}",
         gradient=f"dy * {_TANH_SIGMOID} * (1 + x * (1 - {_TANH_SIGMOID}) * {_TANH_SLOPE})",
+        onednn=OneDNN(43, "gelu_tanh", ()),
     ),
     "mish": Activation(
         opencl="((v) * tanh(log1p(exp(v))))",
