@@ -15,6 +15,7 @@ from convdispatch.device.executable import Executable
 from convdispatch.device.tracing import operation
 from convdispatch.inference.host_arrays import HostNet
 from convdispatch.nn import functional
+from convdispatch.selection import dispatch
 from convdispatch.selection.prepared import Prepared
 
 SHAPE = (2, 3, 13, 13)
@@ -226,6 +227,7 @@ def test_a_command_that_is_no_kernel_runs_on_the_queue(queue, calls):
 
 def test_layers_alike_are_recorded_once(queue, monkeypatch):
     """A net is a list of executables: the plan that three layers share enqueues once, whatever each of them reads."""
+    dispatch.forget()  # Another test's layer may be the same problem, which is recorded then.
     options = {"padding": 1, "activation": "relu", "queue": queue}
     layers = [nn.Conv2d(8, 8, 3, rng=np.random.default_rng(i), **options) for i in range(3)]
     recorded, own = [], Prepared.recorded
