@@ -28,3 +28,15 @@ def threads(request):
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def group(tmp_path):
+    """A process group of this process alone, on gloo."""
+    distributed = pytest.importorskip("torch.distributed")
+    if not distributed.is_available() or not distributed.is_gloo_available():
+        pytest.skip("PyTorch has no gloo here")
+    store = distributed.FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield distributed
+    distributed.destroy_process_group()

@@ -172,18 +172,6 @@ def test_checkpointing(where, reentrant):
     assert ct.counters()["convolution_backward"] >= 4
 
 
-@pytest.fixture
-def group(tmp_path):
-    """A process group of this process alone, on gloo."""
-    distributed = pytest.importorskip("torch.distributed")
-    if not distributed.is_available() or not distributed.is_gloo_available():
-        pytest.skip("PyTorch has no gloo here")
-    store = distributed.FileStore(str(tmp_path / "store"), 1)
-    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield distributed
-    distributed.destroy_process_group()
-
-
 def _ddp_of_compiled(net):
     return nn.parallel.DistributedDataParallel(compiled(net))
 

@@ -185,18 +185,6 @@ def test_conv_in_a_forked_child_says_why_it_computes_nothing():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@pytest.fixture
-def group(tmp_path):
-    """A process group of this process alone, on gloo."""
-    distributed = pytest.importorskip("torch.distributed")
-    if not distributed.is_available() or not distributed.is_gloo_available():
-        pytest.skip("PyTorch has no gloo here")
-    store = distributed.FileStore(str(tmp_path / "store"), 1)
-    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield distributed
-    distributed.destroy_process_group()
-
-
 def _ddp(net, distributed):
     return nn.parallel.DistributedDataParallel(net)
 
