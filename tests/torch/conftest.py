@@ -1,4 +1,4 @@
-"""Fixtures of tests whose kernels run in PyTorch's threads."""
+"""Fixtures that files of this room share: kernels in PyTorch's threads, a process group."""
 
 from __future__ import annotations
 
