@@ -39,6 +39,21 @@ def test_near_misses(queue, problem):
             check(queue, problem, name)
 
 
+@pytest.mark.parametrize("text", [
+    "bwd_weights_g3mb2ic3ih7oc6kh3ph1",
+    "bwd_weights_nhwc_g5mb2ic5ih8iw9oc15kh2kw3sh2pw1",
+    "bwd_weights_f16_g33mb3ic33ih6oc66kh3ph1+accumulate",
+    "bwd_weights_f16_nhwc_g33mb3ic33ih6oc66kh1kw3+accumulate",
+    "bwd_weights_bf16_g2mb1ic2id4ih5iw6oc8kd2kh2kw1",
+])  # fmt: skip
+def test_several_filters_a_channel(queue, text):
+    """Their weights' gradient is a solver's own: sums by chunks of pixels, then the chunks are added."""
+    problem = ConvProblem.parse(text)
+    solver = SOLVERS["implicitgemm.tiled_depthwise_weights"]
+    for config in solver.configs(problem, SMALL):
+        check(queue, problem, solver.name, config)
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_dtypes(queue, dtype, direction):
