@@ -34,8 +34,9 @@ columns = t.bn // 32
 addend = tiling.problem.residual and not tiling.partial and not many
 lines = -(-t.bn * tiling.itemsize // 128)
 run = tiling.run
-slope, summed, stored = tiling.problem.masked, tiling.summed, bool(tiling.returning)
+slope, summed, stored = tiling.problem.masked, tiling.summed, tiling.returning
 before = slope and stored and not many
+in_place = t.norm_in_place
 read_ahead = ([("addend", "residual")] if addend else []) + ([("before", "saved")] if before else [])
 letters = [f".s{e}" for e in range(8)] if run == 8 else [".x", ".y", ".z", ".w"]
 nothing = "NO_RAW8" if run == 8 else "(float4)(0)"
@@ -110,6 +111,50 @@ ${start_of("(slice * 64)")}\
       }
 % endif
 </%def>
+<%
+# A work item rewrites the same 16-byte chunk of every few rows: rows are swizzled, and its rows have the same swizzle.
+chunks = unit // 16
+chunk_numbers, rows_apart = 16 // tiling.itemsize, 128 // chunks
+guarded = [axis for axis in (1, 2) if geo.guarded[axis]]
+%>\
+<%def name="rows_of_norm()">\
+% if in_place and guarded:
+      // The source pixel of tap 0 of each row that this work item normalises.
+% for i in range(64 // rows_apart):
+      const int norm_m${i} = m0 + wg * 64 + tid % 128 / ${chunks} + ${i * rows_apart}, norm_pixel${i} = norm_m${i} % ${count_h * count_w};
+      const int norm_h${i} = norm_pixel${i} / ${count_w} * ${geo.step[1]} + (${low_h} + (${of("offset", 0)})), norm_w${i} = norm_pixel${i} % ${count_w} * ${geo.step[2]} + (${low_w} + (${of("offset", 1)}));
+% endfor
+% endif
+</%def>\
+<%def name="table_of_norm()">\
+% if in_place:
+        const int norm_row = tid % 128 / ${chunks}, norm_chunk = tid % ${chunks};
+        const int norm_c = slice % ${tiling.blocks} * ${t.bk} + (norm_chunk ^ ${"norm_row % 8" if unit == 128 else "norm_row / 2 % 4"}) * ${chunk_numbers};
+% if guarded:
+        const int norm_tap = slice / ${tiling.blocks}, norm_y = norm_tap / ${of("taps_w")} * ${geo.spread[1]}, norm_x = norm_tap % ${of("taps_w")} * ${geo.spread[2]};
+% endif
+        float4 norm_table[3][${chunk_numbers // 4}];
+#pragma unroll
+        for (int i = 0; i < 3; ++i)
+#pragma unroll
+          for (int j = 0; j < ${chunk_numbers // 4}; ++j)
+            norm_table[i][j] = ((global const float4 *)(norm + i * ${geo.c * geo.groups} + group * ${geo.c} + min(norm_c, ${geo.c - chunk_numbers})))[j];
+% endif
+</%def>\
+<%def name="normalise(at)">\
+% if in_place:
+        // Zeros outside of the source stay zeros.
+        if (norm_c < ${geo.c}) {
+% for i in range(64 // rows_apart):
+<% inside = " & ".join(f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < {geo.source[axis]}u" for axis in guarded) %>\
+          ${f"if ({inside}) " if guarded else ""}{
+            local uint4 *numbers = (local uint4 *)(memory + ${at} + a_from + (norm_row + ${i * rows_apart}) * ${unit} + norm_chunk * 16);
+            *numbers = normed_chunk(*numbers, norm_table[0], norm_table[1], norm_table[2]);
+          }
+% endfor
+        }
+% endif
+</%def>\
 <%def name="multiply(at)">\
 % for k in range(unit // 32 if data else t.bk // 16):
       WGMMA(sum, ${at} + a_from + ${k * k_a}, ${at} + ${a_bytes + k * k_b}, ${"add" if k == 0 else 1});
@@ -344,7 +389,7 @@ ${leave_sums(0, t.bn)}\
 % if not emulate:
 constant ulong MAPS[32] = {${", ".join(f"{word:#x}UL" for one in encoded for word in one)}};
 kernel __attribute__((reqd_work_group_size(${warps * 32 + 32}, 1, 1)))
-void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}) {
+void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""}) {
   local uint4 area[${(tiling.local_bytes + 15) // 16}] __attribute__((aligned(1024)));
   local uchar *memory = (local uchar *)area;
   const uint base = LOCAL_BASE(memory), bars = base + ${stage_bytes * stages};
@@ -411,8 +456,15 @@ ${prefetch_addend()}\
 #pragma unroll
       for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
 % endif
+${rows_of_norm()}\
       for (int slice = begin; slice < end; ++slice) {
+${table_of_norm()}\
         barrier_wait(bar, parity);
+${normalise("at")}\
+% if in_place:
+        VISIBLE_TO_WGMMA();
+        group_meets(wg);
+% endif
         WGMMA_BEGIN();
 ${multiply("at")}\
         WGMMA_COMMIT();
@@ -438,7 +490,7 @@ ${write_sums()}\
 }
 % else:
 kernel __attribute__((reqd_work_group_size(${warps * 32}, 1, 1)))
-void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}) {
+void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""}) {
   local uint4 area[${stage_bytes // 16}] __attribute__((aligned(1024)));
   local float quads[${warps * 32 * 8}];
 % if summed:
@@ -453,13 +505,19 @@ ${begin_sums()}\
   float sum[${sums}];
   for (int tile = get_group_id(0); tile < ${tiling.tiles}; tile += get_num_groups(0)) {
 ${tile_of()}\
+${rows_of_norm()}\
     for (int slice = begin; slice < end; ++slice) {
+${table_of_norm()}\
       const int add = slice > begin;
 % if data:
 ${start_of("m0")}\
 % endif
 ${copies()}\
       barrier(CLK_LOCAL_MEM_FENCE);
+% if in_place:
+${normalise("at")}\
+      barrier(CLK_LOCAL_MEM_FENCE);
+% endif
 ${multiply("at")}\
       barrier(CLK_LOCAL_MEM_FENCE);
     }
