@@ -2,10 +2,11 @@
 
 ``python -m bench train_bytes [NET ...] [--batch 64] [--size 224] [--dtype bfloat16] [--device cpu]``
 
-A NET is one of ``torch_zoo``'s or torchvision's. Forward and backward graph are compiled by inductor up to its scheduler, under
-autocast and channels last, three times: inductor alone, our back end without batch norms in convolutions, and with all that can be
-there. Each kernel counts the bytes of the buffers that it reads and writes, convolutions apart from all
-others; what both gradients of a convolution read counts twice. What inductor fuses depends on the device, so a GPU's count is that of ``--device cuda``.
+A NET is one of ``torch_zoo``'s or torchvision's. Inductor compiles the forward and the backward graph up to its
+scheduler, under autocast and channels last, for three sides: inductor alone, our back end without batch norms in
+convolutions, and with all that can be there. Each kernel counts the bytes of the buffers that it reads and writes,
+convolutions apart from all others; what both gradients of a convolution read counts twice. What inductor fuses depends
+on the device, so a GPU's count is that of ``--device cuda``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""``torch.ops.convdispatch.normed_convolution``: a convolution that reads ``activation(norm(input))`` and may return the
-sums of its result's channels, with its backward; and batch norm by these two.
+"""Convolutions with a batch norm before them and the statistics of their results behind them, and batch norm by these.
 
-A norm is a table of three numbers a channel, mean, scale and shift: ``(input - mean) * scale + shift``. Neither the
-normalised input nor a pass for the statistics is needed; autograd saves the input alone. Where the engine declines,
-PyTorch's operators compute the same, with the reason counted.
+``convolve`` reads ``activation((input - mean) * scale + shift)`` and may return the mean and the sum of squared
+distances of each channel of its result. Neither the normalised input nor a pass for the statistics is needed; autograd
+saves the input alone. Below it are two operators; where the engine declines, PyTorch's operators compute the same, with
+the reason counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..dispatch import normed
 from ..dispatch.normed import sums_type
 from ..dispatch.routing import original, routed, settings_in_force
 from .fused_operator import activate, slope_times
-from .operators import autocasts, gradients, without_tangents
+from .operators import gradients, in_autocast, without_tangents
 
 _aten = torch.ops.aten
 _GEOMETRY = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
@@ -27,63 +27,68 @@ _library.define(
     "-> (Tensor, Tensor)"
 )
 _library.define(
-    f"normed_convolution_backward(Tensor grad_output, Tensor input, Tensor weight, Tensor table, str norm, {_GEOMETRY}, "
-    "bool[2] output_mask) -> (Tensor, Tensor, Tensor)"
+    "normed_convolution_backward(Tensor grad_output, Tensor input, Tensor weight, Tensor table, str norm, "
+    f"{_GEOMETRY}, bool[2] output_mask) -> (Tensor, Tensor, Tensor)"
 )
 normed_convolution = torch.ops.convdispatch.normed_convolution.default
 normed_convolution_backward = torch.ops.convdispatch.normed_convolution_backward.default
 
 
-# Batch norm by tables and sums, in PyTorch's operators.
+# Batch norm in PyTorch's operators. Its numbers are tensors of one number a channel, mean, scale and shift, because a
+# compiler fuses what reads these; ``table`` has them as rows for kernels.
 
 
-def statistics(x: torch.Tensor) -> torch.Tensor:
-    """The sums of a tensor's channels, as ``normed_convolution`` returns those of its result: the rows are count, mean
-    and sum of squared distances from the mean."""
+def statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean and the sum of squared distances from it, of each channel of a tensor."""
     axes = [0, *range(2, x.ndim)]
     variance, mean = torch.var_mean(x.to(sums_type(x.dtype)), axes, correction=0)
-    count = x.numel() // x.shape[1]
-    return torch.stack([torch.full_like(mean, count), mean, variance * count])
+    return mean, variance * (x.numel() // x.shape[1])
 
 
-def training_table(
-    sums: torch.Tensor, count: int, affine: Sequence[Any], running: Sequence[Any], momentum: Any, epsilon: float
-) -> torch.Tensor:
-    """The table of a batch norm by the batch's statistics, from the sums of ``count`` elements a channel.
-
-    ``affine`` is weight and bias, ``running`` the buffers of running mean and variance, which are updated; each may be
-    None.
-    """
-    mean, variance = sums[1], sums[2] / count
-    with torch.no_grad():
-        for buffer, value in zip(running, (mean, variance * (count / max(1, count - 1))), strict=True):
-            if buffer is not None:
-                buffer.copy_((1 - momentum) * buffer.to(value.dtype) + momentum * value)
-    return _table(mean, variance, *affine, epsilon)
-
-
-def frozen_table(affine: Sequence[Any], running: Sequence[Any], dtype: torch.dtype, epsilon: float) -> torch.Tensor:
-    """The table of a batch norm by its running statistics, for an input of a dtype; arguments as in
-    ``training_table``."""
-    mean, variance = (each.to(sums_type(dtype)) for each in running)
-    return _table(mean, variance, *affine, epsilon)
-
-
-def _table(mean: torch.Tensor, variance: torch.Tensor, weight: Any, bias: Any, epsilon: float) -> torch.Tensor:
+def affine(mean: torch.Tensor, variance: torch.Tensor, weight: Any, bias: Any, epsilon: float) -> tuple[Any, Any, Any]:
+    """Mean, scale and shift of a batch norm by a mean and a variance."""
     scale = torch.rsqrt(variance + epsilon)
     scale = scale if weight is None else scale * weight.to(scale.dtype)
-    shift = torch.zeros_like(mean) if bias is None else bias.to(mean.dtype)
-    return torch.stack([mean, scale, shift])
+    return mean, scale, torch.zeros_like(mean) if bias is None else bias.to(mean.dtype)
 
 
-def normalised(x: torch.Tensor, table: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """``(x - mean) * scale + shift``, computed in the table's dtype, returned in x's or another one."""
-    mean, scale, shift = (_over_channels(row, x.ndim) for row in table)
-    return ((x.to(table.dtype) - mean) * scale + shift).to(dtype or x.dtype)
+def learning_norm(mean: torch.Tensor, squares: torch.Tensor, count: int, *rest: Any) -> tuple[Any, Any, Any]:
+    """``affine`` by the batch's statistics of ``count`` elements a channel; ``rest`` is weight, bias and epsilon."""
+    return affine(mean, squares / count, *rest)
 
 
-def _over_channels(row: torch.Tensor, ndim: int) -> torch.Tensor:
-    return row.reshape(1, -1, *[1] * (ndim - 2))
+def frozen_norm(mean: torch.Tensor, variance: torch.Tensor, dtype: torch.dtype, *rest: Any) -> tuple[Any, Any, Any]:
+    """``affine`` by running statistics, for an input of a dtype; ``rest`` is weight, bias and epsilon."""
+    return affine(mean.to(sums_type(dtype)), variance.to(sums_type(dtype)), *rest)
+
+
+def update_running(buffers: Sequence[torch.Tensor], values: Sequence[Any], momentum: Any) -> None:
+    """Move running statistics towards a batch's, as PyTorch does: each of ``values`` is a tensor and the number by
+    which it is divided. All at once, so that a compiler makes one kernel of them."""
+    with torch.no_grad():
+        old = torch._foreach_mul([buffer.to(value.dtype) for buffer, (value, _) in zip(buffers, values, strict=True)],
+                                 1 - momentum)  # fmt: skip
+        new = torch._foreach_mul([value / divisor for value, divisor in values], momentum)
+        torch._foreach_copy_(buffers, torch._foreach_add(old, new))
+
+
+def table(mean: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """The three as rows, for ``convolve``; no gradient flows through it. ``torch.stack`` would be a kernel a row."""
+    with torch.no_grad():
+        row = torch.arange(3, device=mean.device).unsqueeze(1)
+        return torch.where(row == 0, mean, torch.where(row == 1, scale, shift))
+
+
+def normalised(
+    x: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """``(x - mean) * scale + shift``, computed in the dtype of these, returned in x's or another one."""
+    mean, scale, shift = (_over_channels(each, x.ndim) for each in (mean, scale, shift))
+    return ((x.to(mean.dtype) - mean) * scale + shift).to(dtype or x.dtype)
+
+
+def _over_channels(numbers: torch.Tensor, ndim: int) -> torch.Tensor:
+    return numbers.reshape(1, -1, *[1] * (ndim - 2))
 
 
 # The operators, below autograd.
@@ -101,7 +106,7 @@ def _input(x: torch.Tensor, table: Any, norm: str | None) -> torch.Tensor:
     """What the convolution reads, in PyTorch's operators."""
     if table is None:
         return x
-    return activate(normalised(x, table, table.dtype), _activation(norm)).to(x.dtype)
+    return activate(normalised(x, *table, table.dtype), _activation(norm)).to(x.dtype)
 
 
 def _forward(x: torch.Tensor, w: torch.Tensor, bias: Any, table: Any, norm: Any, sums: bool, *geometry: Any) -> Any:
@@ -109,7 +114,10 @@ def _forward(x: torch.Tensor, w: torch.Tensor, bias: Any, table: Any, norm: Any,
 
     def theirs() -> tuple[torch.Tensor, torch.Tensor]:
         y = original("convolution", _input(x, table, norm), w, bias, *_whole(*geometry))
-        return y, statistics(y) if sums else x.new_empty(0, dtype=sums_type(x.dtype))
+        if not sums:
+            return y, x.new_empty(0, dtype=sums_type(x.dtype))
+        mean, squares = statistics(y)
+        return y, torch.stack([torch.full_like(mean, y.numel() // y.shape[1]), mean, squares])
 
     arguments = (x, w, bias, table, norm, sums, *geometry)
     return routed("convolution", normed.forward, theirs, arguments, settings_in_force())
@@ -123,8 +131,8 @@ def _backward(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, table: torch
         data, weights, _ = original("convolution_backward", *arguments)
         sums = None
         if mask[0]:
-            affine, data = normalised(x, table, table.dtype), data.to(table.dtype)
-            data = data if norm == "identity" else slope_times(data, norm, x=affine)
+            normed_input, data = normalised(x, *table, table.dtype), data.to(table.dtype)
+            data = data if norm == "identity" else slope_times(data, norm, x=normed_input)
             data, axes = data.to(x.dtype), [0, *range(2, x.ndim)]
             stored = data.to(table.dtype)
             sums = torch.stack([stored.sum(axes), (stored * (x - _over_channels(table[0], x.ndim))).sum(axes)])
@@ -158,40 +166,54 @@ def _(grad: Any, x: Any, w: Any, table: Any, norm: Any, *rest: Any) -> Any:
 # Autograd.
 
 
-def _keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-    x, w, bias, table, norm, has_sums, *geometry = inputs
-    y, sums = output if has_sums else (None, None)
-    ctx.save_for_backward(x, w, table, y, sums)
-    ctx.norm, ctx.geometry, ctx.bias_sizes = norm, geometry, None if bias is None else [bias.shape[0]]
+def convolve(operands: Sequence[Any], norm: Any, rows: Any, activation: str | None, sums: bool, *geometry: Any) -> Any:
+    """The convolution of ``activation(norm(input))``, with gradients; with ``sums`` also mean and sum of squared
+    distances of each channel of the result.
+
+    ``operands`` are input, weight and bias; ``norm`` is mean, scale and shift, and ``rows`` their table, both None if
+    the input is read as it is. The activation is a problem's ``norm``.
+    """
+    kind = operands[0].device.type
+    if torch.is_autocast_enabled(kind):
+        operands = in_autocast(kind, operands)
+    norm = (None, None, None) if norm is None else norm
+    return _NormedConvolution.apply(*operands, *norm, rows, activation, sums, geometry)
 
 
-def _gradients(ctx: Any, grad: torch.Tensor, grad_of_sums: torch.Tensor) -> tuple[Any, ...]:
-    """Gradients of input, weights, bias and table."""
-    x, w, table, y, sums = ctx.saved_tensors
-    if sums is not None:
-        grad = grad.to(sums.dtype) + _through_sums(grad_of_sums, y, sums)
-        grad = grad.to(y.dtype)
-    if table is None:
-        return *gradients(ctx, grad, x, w, ctx.bias_sizes, _whole(*ctx.geometry)), *[None] * 7
-    needs_x, needs_w, needs_bias, needs_table = ctx.needs_input_grad[:4]
-    by_x = by_table = by_bias = weights = None
-    if needs_x or needs_table or needs_w:
-        mask = [needs_x or needs_table, needs_w]
-        data, grad_sums, weights = normed_convolution_backward(grad, x, w, table, ctx.norm, *ctx.geometry, mask)
-        if needs_x:
-            by_x = (data.to(table.dtype) * _over_channels(table[1], x.ndim)).to(x.dtype)
-        if needs_table:
-            by_table = torch.stack([-table[1] * grad_sums[0], grad_sums[1], grad_sums[0]])
-    if needs_bias:
-        by_bias = grad.sum((0, *range(2, grad.ndim)))
-    return by_x, weights if needs_w else None, by_bias, by_table, *[None] * 6
+class _NormedConvolution(torch.autograd.Function):
+    """``convolve``. The gradients of mean, scale and shift are tensors of their own, not rows of one, so that a
+    compiler fuses what reads them."""
 
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Any:
+        x, w, bias, _, scale, _, rows, activation, has_sums, geometry = given
+        y, sums = normed_convolution(x, w, bias, rows, activation, has_sums, *geometry)
+        mean = sums[1] if has_sums else None
+        ctx.save_for_backward(x, w, rows, scale, y if has_sums else None, mean)
+        ctx.activation, ctx.geometry, ctx.bias_sizes = activation, geometry, None if bias is None else [bias.shape[0]]
+        return (y, mean, sums[2]) if has_sums else y
 
-def _through_sums(grad: torch.Tensor, y: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
-    """The gradient of y through its channels' means and sums of squared distances."""
-    by_mean, by_squares, mean = (_over_channels(row, y.ndim) for row in (grad[1], grad[2], sums[1]))
-    return by_mean / (y.numel() // y.shape[1]) + 2 * by_squares * (y.to(sums.dtype) - mean)
-
-
-torch.library.register_autograd("convdispatch::normed_convolution", _gradients, setup_context=_keep, lib=_library)
-autocasts(_library, "normed_convolution", normed_convolution, 3)
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, by_mean: Any = None, by_squares: Any = None) -> tuple[Any, ...]:  # type: ignore[override]
+        x, w, rows, scale, y, mean = ctx.saved_tensors
+        if y is not None:  # the gradient of y through its statistics
+            by_mean, by_squares, mean = (_over_channels(each, y.ndim) for each in (by_mean, by_squares, mean))
+            distance = y.to(mean.dtype) - mean
+            grad = grad.to(mean.dtype) + by_mean / (y.numel() // y.shape[1]) + 2 * by_squares * distance
+            grad = grad.to(y.dtype)
+        if rows is None:
+            return *gradients(ctx, grad, x, w, ctx.bias_sizes, _whole(*ctx.geometry)), *[None] * 7
+        needs_x, needs_w, needs_bias, *needs_norm = ctx.needs_input_grad[:6]
+        by_x = by_bias = weights = None
+        by_norm: tuple[Any, Any, Any] = (None, None, None)
+        mask = [needs_x or any(needs_norm), needs_w]
+        if any(mask):
+            results = normed_convolution_backward(grad, x, w, rows, ctx.activation, *ctx.geometry, mask)
+            data, sums, weights = results[0], results[1], results[2] if needs_w else None
+            if mask[0]:
+                by_norm = -scale * sums[0], sums[1], sums[0]
+            if needs_x:
+                by_x = (data.to(scale.dtype) * _over_channels(scale, x.ndim)).to(x.dtype)
+        if needs_bias:
+            by_bias = grad.sum((0, *range(2, grad.ndim)))
+        return by_x, weights, by_bias, *by_norm, None, None, None, None

@@ -104,7 +104,8 @@ def _launch(call: Any, tensors: dict[str, torch.Tensor | None]) -> None:
         if readable.is_neg() or readable.data_ptr() % ALIGNMENT:
             readable = readable.resolve_neg().clone(memory_format=torch.preserve_format)
         in_place[name] = readable
-    addresses = [in_place[name].data_ptr() if name in in_place else 0 for name in _OPERANDS]
+    names = _OPERANDS[: len(call.sizes)]
+    addresses = [in_place[name].data_ptr() if name in in_place else 0 for name in names]
     if call.host:
         launched = call.launch(addresses, call.ask())
         assert launched, "all operands have addresses of their own"

@@ -20,6 +20,7 @@ its kind.
 - ``quantized``: graphs that PT2E has quantized.
 - ``report``: ``fusion``.
 - ``specialised``: a graph for the sizes and weights of one call.
+- ``training_norms``: batch norms of graphs that learn, as parts of convolutions.
 - ``tuning``: ``mode="max-autotune"``.
 - ``upsampling``: upsampling kept whole.
 """

@@ -54,7 +54,8 @@ class Convolution:
     """The norm of what it reads."""
     sums: bool = False
     """Whether it returns the statistics of its result."""
-    statistics: fx.Node | None = None
+    statistics: list[fx.Node] = field(default_factory=list)
+    """Mean and sum of squared distances, once they are written."""
 
     def problem(self, part: str, **changes: Any) -> ConvProblem:
         """The problem of one part (forward, data, weights), without norm and sums except for ``changes``."""
@@ -94,6 +95,9 @@ class Norm:
     """The activation as a problem's ``norm``."""
     consumers: list[Convolution] = field(default_factory=list)
     """The convolutions that normalise what they read. If there are none, the normalised tensor is computed."""
+    statistics: list[fx.Node] = field(default_factory=list)
+    numbers: list[fx.Node] = field(default_factory=list)
+    """Mean, scale and shift, once they are written."""
     table: fx.Node | None = None
 
     @property
@@ -170,6 +174,7 @@ def fuse_training_norms(graph: fx.GraphModule, forced: bool | None = None) -> in
         if part is not None:
             with graph.graph.inserting_before(node):
                 _write_norm(part) if isinstance(part, Norm) else _write_convolution(part)
+    _write_updates(norms)
     for node in reversed(nodes):
         if node in obsolete:
             graph.graph.erase_node(node)
@@ -243,7 +248,7 @@ def _norm(
         return None
     norm = Norm(node)
     given, value = norm.arguments, _value(norm.arguments["input"])
-    if not _is_static(value) or value.ndim < 2 or value.numel() <= value.shape[1] or value.dtype not in DTYPES:
+    if not _is_static(value) or value.ndim < 2 or _count(value) < 2 or value.dtype not in DTYPES:
         return None
     if value.device.type not in ("cpu", "cuda") or type(given["training"]) is not bool:
         return None
@@ -308,39 +313,71 @@ def _consumers(norm: Norm, convolutions: dict[fx.Node, Convolution]) -> list[Con
 
 
 def _write_convolution(part: Convolution) -> None:
-    graph, (x, w, bias) = part.node.graph, part.operands
-    table = text = None
-    if part.norm is not None:
+    graph, (x, w, bias), norm = part.node.graph, part.operands, part.norm
+    arguments: tuple[Any, ...] = (None, None, None)
+    if norm is not None:
         layout = x.kwargs if _is_layout(x) else None
-        x, table, text = part.norm.arguments["input"], part.norm.table, part.norm.text
+        x = norm.arguments["input"]
         x = x if layout is None else graph.call_method("contiguous", (x,), dict(layout))
-    arguments = (x, w, bias, table, text, part.sums, *map(_as_list, part.geometry))
-    results = graph.call_function(normed_operators.normed_convolution, arguments)
-    y = graph.call_function(operator.getitem, (results, 0))
-    y.meta = dict(part.node.meta)
+        arguments = (norm.numbers, norm.table, norm.text)
+    geometry = (list(each) if isinstance(each, tuple) else each for each in part.geometry)
+    y = graph.call_function(normed_operators.convolve, ((x, w, bias), *arguments, part.sums, *geometry))
     if part.sums:
-        part.statistics = graph.call_function(operator.getitem, (results, 1))
+        y, *part.statistics = (graph.call_function(operator.getitem, (y, number)) for number in range(3))
+    y.meta = dict(part.node.meta)
     part.node.replace_all_uses_with(y)
-
-
-def _as_list(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _write_norm(norm: Norm) -> None:
     graph, given = norm.node.graph, norm.arguments
     x, value = given["input"], _value(given["input"])
-    affine, running = [given["weight"], given["bias"]], [given["running_mean"], given["running_var"]]
+    running, rest = (given["running_mean"], given["running_var"]), (given["weight"], given["bias"], given["eps"])
     if given["training"]:
-        sums = norm.producer.statistics if norm.producer is not None else None
-        sums = sums or graph.call_function(normed_operators.statistics, (x,))
-        count = value.numel() // value.shape[1]
-        arguments = (sums, count, affine, running, given["momentum"], given["eps"])
-        norm.table = graph.call_function(normed_operators.training_table, arguments)
+        if norm.producer is not None:
+            norm.statistics = norm.producer.statistics
+        else:
+            both = graph.call_function(normed_operators.statistics, (x,))
+            norm.statistics = [graph.call_function(operator.getitem, (both, number)) for number in range(2)]
+        numbers = graph.call_function(normed_operators.learning_norm, (*norm.statistics, _count(value), *rest))
     else:
-        arguments = (affine, running, value.dtype, given["eps"])
-        norm.table = graph.call_function(normed_operators.frozen_table, arguments)
-    if not norm.consumers:
-        result = graph.call_function(normed_operators.normalised, (x, norm.table))
+        numbers = graph.call_function(normed_operators.frozen_norm, (*running, value.dtype, *rest))
+    norm.numbers = [graph.call_function(operator.getitem, (numbers, number)) for number in range(3)]
+    if norm.consumers:
+        norm.table = graph.call_function(normed_operators.table, tuple(norm.numbers))
+    else:
+        result = graph.call_function(normed_operators.normalised, (x, *norm.numbers))
         result.meta = dict(norm.node.meta)
         norm.node.replace_all_uses_with(result)
+
+
+def _write_updates(norms: Sequence[Norm]) -> None:
+    """Update running statistics, all of one momentum at once. Those of a module that the graph calls again, or whose
+    buffers something else reads, are updated where the norm is."""
+    at_end: dict[Any, list[Norm]] = {}
+    for norm in norms:
+        given = norm.arguments
+        if not given["training"] or given["running_mean"] is None:
+            continue
+        alone = all(len(given[name].users) == 1 for name in ("running_mean", "running_var"))
+        if alone:
+            at_end.setdefault(given["momentum"], []).append(norm)
+        else:
+            _write_update(norm.node, [norm])
+    for group in at_end.values():
+        _write_update(group[-1].node, group)
+
+
+def _write_update(before: fx.Node, norms: Sequence[Norm]) -> None:
+    buffers, values = [], []
+    for norm in norms:
+        given = norm.arguments
+        count = _count(_value(given["input"]))
+        buffers += [given["running_mean"], given["running_var"]]
+        values += [(norm.statistics[0], 1), (norm.statistics[1], count - 1)]
+    with before.graph.inserting_before(before):
+        before.graph.call_function(normed_operators.update_running, (buffers, values, norms[0].arguments["momentum"]))
+
+
+def _count(value: torch.Tensor) -> int:
+    """Elements of a channel."""
+    return value.numel() // value.shape[1]
