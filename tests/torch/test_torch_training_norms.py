@@ -22,8 +22,9 @@ from convdispatch.torch.compile.normed_operators import (  # noqa: E402
     statistics,
     table,
 )
-from convdispatch.torch.graph import inductor, training_norms  # noqa: E402
-from convdispatch.torch.graph.training_norms import FusionJudge, fuse_training_norms  # noqa: E402
+from convdispatch.torch.graph import inductor  # noqa: E402
+from convdispatch.torch.graph.learning import training_norms  # noqa: E402
+from convdispatch.torch.graph.learning.training_norms import FusionJudge, fuse_training_norms  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 GEOMETRY = ([1, 1], [1, 1], [1, 1], 1)

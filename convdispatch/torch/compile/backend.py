@@ -18,11 +18,12 @@ from ...api.errors import InvalidArgument
 from ...api.policy import PROMISES, promising
 from ..captures import watch_captures
 from ..dynamo_frames import skip_our_frames
-from ..graph import channels_last, inductor
+from ..graph import inductor
 from ..graph.forms import ENGINES, GraphForms
+from ..graph.learning import channels_last
+from ..graph.learning.training_norms import fuse_training_norms
 from ..graph.report import BACKEND
 from ..graph.specialised import let_go_of_capture
-from ..graph.training_norms import fuse_training_norms
 from ..graph.upsampling import whole_upsampling
 
 _NO_MESSAGE = "Expected Tensor with single nonzero value, but got zero"

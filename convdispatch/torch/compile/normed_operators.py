@@ -79,12 +79,32 @@ def table(mean: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch
         return torch.where(row == 0, mean, torch.where(row == 1, scale, shift))
 
 
-def normalised(
-    x: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    """``(x - mean) * scale + shift``, computed in the dtype of these, returned in x's or another one."""
-    mean, scale, shift = (_over_channels(each, x.ndim) for each in (mean, scale, shift))
-    return ((x.to(mean.dtype) - mean) * scale + shift).to(dtype or x.dtype)
+def normalised(x: torch.Tensor, *norm: torch.Tensor) -> torch.Tensor:
+    """``(x - mean) * scale + shift`` of mean, scale and shift, computed in their dtype, returned in x's."""
+    return _Normalised.apply(x, *norm)  # type: ignore[no-any-return]
+
+
+def _normalised(x: torch.Tensor, norm: Sequence[torch.Tensor]) -> torch.Tensor:
+    mean, scale, shift = (_over_channels(each, x.ndim) for each in norm)
+    return (x.to(mean.dtype) - mean) * scale + shift
+
+
+class _Normalised(torch.autograd.Function):
+    """``normalised``. The backward sums the gradient itself, not its product with the scale, so that a compiler stores
+    no gradient in the dtype of sums."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, *norm: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, *norm[:2])
+        return _normalised(x, norm).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        x, mean, scale = ctx.saved_tensors
+        wide, distance = grad.to(mean.dtype), x.to(mean.dtype) - _over_channels(mean, x.ndim)
+        axes = [0, *range(2, x.ndim)]
+        by_shift, by_scale = wide.sum(axes), (wide * distance).sum(axes)
+        return (wide * _over_channels(scale, x.ndim)).to(x.dtype), -scale * by_shift, by_scale, by_shift
 
 
 def _over_channels(numbers: torch.Tensor, ndim: int) -> torch.Tensor:
@@ -106,7 +126,7 @@ def _input(x: torch.Tensor, table: Any, norm: str | None) -> torch.Tensor:
     """What the convolution reads, in PyTorch's operators."""
     if table is None:
         return x
-    return activate(normalised(x, *table, table.dtype), _activation(norm)).to(x.dtype)
+    return activate(_normalised(x, table), _activation(norm)).to(x.dtype)
 
 
 def _forward(x: torch.Tensor, w: torch.Tensor, bias: Any, table: Any, norm: Any, sums: bool, *geometry: Any) -> Any:
@@ -131,7 +151,7 @@ def _backward(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, table: torch
         data, weights, _ = original("convolution_backward", *arguments)
         sums = None
         if mask[0]:
-            normed_input, data = normalised(x, *table, table.dtype), data.to(table.dtype)
+            normed_input, data = _normalised(x, table), data.to(table.dtype)
             data = data if norm == "identity" else slope_times(data, norm, x=normed_input)
             data, axes = data.to(x.dtype), [0, *range(2, x.ndim)]
             stored = data.to(table.dtype)

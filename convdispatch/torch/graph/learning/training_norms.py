@@ -18,21 +18,21 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...api.errors import ConvDispatchError
-from ...api.problem import ConvProblem
-from ...calls.framework.fallback import Fallback
-from ...calls.framework.host import cpu_device
-from ...device import runtime
-from ...device.rates import rates
-from ...selection import decision_store
-from ...selection.plugins.loader import plugins
-from ...selection.solver_query import predicted, serves
-from ...selection.visible_problem import operand_bytes, visible_problem
-from ..compile import normed_operators
-from ..dispatch.routing import settings_in_force
-from ..geometry import DTYPES, FORMATS, Geometry, problem_of
-from ..settings import DEFAULT, math_of, policy_of, switches
-from .epilogues import activation_text
+from ....api.errors import ConvDispatchError
+from ....api.problem import ConvProblem
+from ....calls.framework.fallback import Fallback
+from ....calls.framework.host import cpu_device
+from ....device import runtime
+from ....device.rates import rates
+from ....selection import decision_store
+from ....selection.plugins.loader import plugins
+from ....selection.solver_query import predicted, serves
+from ....selection.visible_problem import operand_bytes, visible_problem
+from ...compile import normed_operators
+from ...dispatch.routing import settings_in_force
+from ...geometry import DTYPES, FORMATS, Geometry, problem_of
+from ...settings import DEFAULT, math_of, policy_of, switches
+from ..epilogues import activation_text
 
 _CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 """Convolutions in Dynamo's graphs, with their numbers of spatial axes."""
@@ -118,7 +118,7 @@ class FusionJudge:
         if device.type == "cpu":
             info = runtime.device_info(cpu_device())
         else:
-            from ..eager.stream_tensors import device as opencl_device
+            from ...eager.stream_tensors import device as opencl_device
 
             try:
                 info = runtime.device_info(opencl_device(torch.empty(0, device=device)))
