@@ -16,7 +16,7 @@ from torch import fx
 
 from ...api.errors import InvalidArgument
 from ...api.policy import PROMISES, promising
-from ..captures import watch_captures
+from ..captures import device_type, watch_captures
 from ..dynamo_frames import skip_our_frames
 from ..graph import channels_last, inductor
 from ..graph.forms import ENGINES, GraphForms
@@ -72,13 +72,14 @@ class Backend:
         self._note_break(graph)
         tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
         device = next((each.device.type for each in tensors), "cpu")
-        if device == "cuda":
+        on_stream = device == device_type()
+        if on_stream:
             watch_captures()
         learns = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
         symbols = len(tensors) < len(inputs)
-        if (learns or (symbols and device == "cuda")) and self.engine != "operators" and inductor.available(device):
+        if (learns or (symbols and on_stream)) and self.engine != "operators" and inductor.available(device):
             self.graphs.append(Compiled(tensors, learns))
-            if device == "cuda" and learns and channels_last.pays():
+            if on_stream and learns and channels_last.pays(device):
                 channels_last.lay_channels_last(graph)
             return let_go_of_capture(inductor.compiled(graph, inputs, self), graph)
         by_operator = inductor.operator_by_operator_compiler
