@@ -16,7 +16,7 @@ from torch import fx
 
 from ...api.errors import InvalidArgument
 from ...api.policy import PROMISES, promising
-from ..captures import watch_captures
+from ..captures import device_type, watch_captures
 from ..dynamo_frames import skip_our_frames
 from ..graph import inductor
 from ..graph.forms import ENGINES, GraphForms
@@ -78,13 +78,14 @@ class Backend:
         self._note_break(graph)
         tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
         device = next((each.device.type for each in tensors), "cpu")
-        if device == "cuda":
+        on_stream = device == device_type()
+        if on_stream:
             watch_captures()
         learns = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
         symbols = len(tensors) < len(inputs)
-        by_inductor = learns or (symbols and device == "cuda")
+        by_inductor = learns or (symbols and on_stream)
         by_inductor = by_inductor and self.engine != "operators" and inductor.available(device)
-        if learns and by_inductor and device == "cuda" and channels_last.pays():
+        if learns and by_inductor and on_stream and channels_last.pays(device):
             channels_last.lay_channels_last(graph)
         if learns:
             fuse_training_norms(graph, self.fuse_norms)

@@ -23,6 +23,7 @@ from ....api.problem import ConvProblem
 from ....calls.framework.fallback import Fallback
 from ....calls.framework.host import cpu_device
 from ....device import runtime
+from ....device.places.stream import KINDS
 from ....device.rates import rates
 from ....selection import decision_store
 from ....selection.plugins.loader import plugins
@@ -36,6 +37,7 @@ from ..epilogues import activation_text
 
 _CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 """Convolutions in Dynamo's graphs, with their numbers of spatial axes."""
+_DEVICES = ("cpu", *KINDS)
 _BATCH_NORM = torch.nn.functional.batch_norm
 _BATCH_NORM_SIGNATURE = inspect.signature(_BATCH_NORM)
 _READERS = {_BATCH_NORM, *_CONVOLUTIONS, torch.cat, torch.add, operator.add}
@@ -225,7 +227,7 @@ def _convolution(node: fx.Node) -> Convolution | None:
     given = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **dict(zip(names, node.args)), **node.kwargs}
     result = _value(node)
     tensors = result, _value(given["input"]), _value(given["weight"])
-    if not all(map(_is_static, tensors)) or result.dtype not in DTYPES or result.device.type not in ("cpu", "cuda"):
+    if not all(map(_is_static, tensors)) or result.dtype not in DTYPES or result.device.type not in _DEVICES:
         return None
     geometry: list[Any] = []
     for name in ("stride", "padding", "dilation"):
@@ -250,7 +252,7 @@ def _norm(
     given, value = norm.arguments, _value(norm.arguments["input"])
     if not _is_static(value) or value.ndim < 2 or _count(value) < 2 or value.dtype not in DTYPES:
         return None
-    if value.device.type not in ("cpu", "cuda") or type(given["training"]) is not bool:
+    if value.device.type not in _DEVICES or type(given["training"]) is not bool:
         return None
 
     def pays(plain: list[ConvProblem], fused: list[ConvProblem], bytes_saved: int) -> bool:
