@@ -79,9 +79,15 @@ void tiles(global const ACC *restrict x, global const ACC *restrict packed, long
       const int c = g * C + cb + (k0) % COUNT; ${"\\"}
       global const ACC *from = x + (NHWC ? (((image * (long)XD + z) * XH + y) * XW + u) * (C * G) + c ${"\\"}
                                          : (((image * (long)(C * G) + c) * XD + z) * XH + y) * XW + u); ${"\\"}
+% if aligned:
+% for i in range(0, b_loads, 4):
+      { const ACC4 four = inside ? *(global const ACC4 *)(from + K_(${i})) : (ACC4)(0); nb${i} = four.x; nb${i + 1} = four.y; nb${i + 2} = four.z; nb${i + 3} = four.w; } ${"\\"}
+% endfor
+% else:
 % for i in range(b_loads):
       nb${i} = inside ? from[(K_(${i})) * (NHWC ? 1 : (long)XD * XH * XW)] : (ACC)0; ${"\\"}
 % endfor
+% endif
 % else:
 % for i in range(b_loads):
       { const int k = (k0) + K_(${i}); nb${i} = (within && k < k1) ? B_AT(k) : (ACC)0; } ${"\\"}
