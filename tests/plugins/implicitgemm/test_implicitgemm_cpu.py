@@ -10,6 +10,7 @@ import checking
 import numpy as np
 import pytest
 import shape_tables
+from plans import check_config
 from processors import device_of
 
 import convdispatch
@@ -27,12 +28,6 @@ _TABLE = {entry.name: entry.problem for entry in shape_tables.load("near_miss")}
 _BASIC = {entry.name: entry.problem for entry in shape_tables.load("basic")}
 # Compiling takes most of a test's time: each shape runs in one direction and layout, neighbours in others.
 _TURNS = list(itertools.product(LAYOUTS, DIRECTIONS))
-
-
-@pytest.fixture
-def cpu(device):
-    if runtime.device_info(device).type != "cpu":
-        pytest.skip("the kernels are for CPUs")
 
 
 def run(text: str | ConvProblem, device, solver: str = "*", **changes) -> None:
@@ -194,24 +189,13 @@ def test_weights_gradients_with_vectors_of_places_are_exact(device, text):
 
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_every_tile_and_band_of_a_stem_gives_the_same_integers(device, step):
-    import pyopencl as cl
-
     problem = ConvProblem.parse(f"mb2ic3ih13iw77oc11kh3ph1sh{step}")
     solver, queue = plugins().solvers["implicitgemm.stem"], runtime.queue(device)
-    operands, expected = checking.make_operands(problem)
-    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-    x, w = (cl.Buffer(queue.context, flags, hostbuf=operands.present()[name]) for name in "xw")
     base = next(iter(solver.configs(problem, runtime.device_info(device))))
     tiles = [(11, 1, 1, 1), (4, 2, 5, 3), (3, 1, 13, 32)]
     for (mr, nv, rows, items), staged in itertools.product(tiles, (True, False)):
         config = {**base, "mr": mr, "nv": nv, "rows": rows, "items": items, "staged": staged}
-        plan = solver.plan(queue.context, problem, config)
-        out = np.full(problem.out_shape, np.nan, np.float32)
-        y = cl.Buffer(queue.context, flags, hostbuf=out)
-        scratch = cl.Buffer(queue.context, flags, hostbuf=np.full(plan.workspace_size + 1, 0xFF, np.uint8))
-        plan.enqueue(queue, x, w, y, scratch)
-        cl.enqueue_copy(queue, out, y)
-        np.testing.assert_array_equal(out, expected, err_msg=str(config))
+        check_config(queue, problem, solver, config)
 
 
 @pytest.mark.parametrize("text", ["mb3ic35ih5iw7oc70kh1", "g2mb2ic70ih4iw8oc66kh1", "f16_mb2ic33ih6iw6oc40kh1"])
@@ -280,29 +264,15 @@ def test_dtypes(device, full, number, solver, text, direction, dtype):
 def test_configurations(device, full, solver, text, direction):
     """Every configuration gives the reference's very integers, and states its workspace; unless ``full`` every second
     and the last."""
-    import pyopencl as cl
-
     for layout in LAYOUTS if full else ("nchw",):
         problem = ConvProblem.parse(text).replace(direction=direction, layout=layout)
         chosen, info = plugins().solvers[f"implicitgemm.{solver}"], runtime.device_info(device)
         if (refusal := chosen.rejects(problem, info)) is not None:
             assert layout == "nhwc", refusal
             continue
-        operands, expected = checking.make_operands(problem)
-        queue = runtime.queue(device)
         configs = list(chosen.configs(problem, info))
         for config in configs if full else [*configs[:-1:2], configs[-1]]:
-            plan = chosen.plan(queue.context, problem, config)
-            assert plan.workspace_size == chosen.workspace(problem, info, config)
-            out = np.full(problem.out_shape, np.nan, np.float32)
-            arrays = {name: np.ascontiguousarray(array) for name, array in operands.present().items()}
-            arrays[problem.written] = out
-            flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-            memory = {name: cl.Buffer(queue.context, flags, hostbuf=array) for name, array in arrays.items()}
-            scratch = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, max(1, plan.workspace_size))
-            plan.enqueue(queue, memory["x"], memory["w"], memory["y"], scratch)
-            cl.enqueue_copy(queue, out, memory[problem.written])
-            assert np.array_equal(out, expected), config
+            check_config(runtime.queue(device), problem, chosen, config)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

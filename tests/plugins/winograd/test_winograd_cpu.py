@@ -9,6 +9,7 @@ import checking
 import numpy as np
 import pytest
 from convdispatch_winograd.cpu.error import TILES, expected_error, plain_error, shrunk
+from plans import check_config
 
 import convdispatch
 from convdispatch import NoSolver
@@ -23,62 +24,17 @@ DIRECTIONS = ("fwd", "bwd_data", "bwd_weights")
 _TURNS = list(itertools.product(LAYOUTS, DIRECTIONS))
 
 
-@pytest.fixture
-def cpu(device):
-    if runtime.device_info(device).type != "cpu":
-        pytest.skip("the kernels are for CPUs")
-
-
 def solver_of(tile: tuple[int, int]):
     return plugins().solvers[f"winograd.f{tile[0]}x{tile[1]}"]
 
 
 def run(problem: ConvProblem, device, tile: tuple[int, int], number: int = 0, data: str = "real") -> float:
     """Run one configuration between guard zones, outputs NaN before; the relative error."""
-    import pyopencl as cl
-
-    solver, info, queue = solver_of(tile), runtime.device_info(device), runtime.queue(device)
+    solver, info = solver_of(tile), runtime.device_info(device)
     assert solver.rejects(problem, info) is None
     choices = list(solver.configs(problem, info))
     config = choices[min(number, len(choices) - 1)]
-    operands, expected = checking.make_operands(problem, data)
-    plan = solver.plan(queue.context, problem, config)
-    weights = getattr(plan, "packed_size", 0)
-    assert plan.workspace_size == solver.workspace(problem, info, config)
-    arrays = operands.present()
-    out = np.full(problem.out_shape, np.nan, checking.numpy_dtype(problem.dtype))
-    if problem.accumulate:
-        out[...] = arrays.pop("initial")
-    arrays[problem.written] = out
-    guarded = {name: checking.Guarded(array, queue) for name, array in arrays.items()}
-    scratch = checking.Guarded(np.full(max(1, plan.workspace_size), 0xFF, np.uint8), queue)
-    size = checking.GUARD
-
-    def part(held: checking.Guarded) -> cl.Buffer:
-        return held.buffer.get_sub_region(size, max(4, held.nbytes))
-
-    memory = {name: part(held) for name, held in guarded.items()}
-    w = memory["w"]
-    if weights:
-        w = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, weights)
-        plan.pack(queue, memory["w"], w)
-    extra = {name: memory[name] for name in ("bias", "residual") if name in memory}
-    plan.enqueue(queue, memory["x"], w, memory["y"], part(scratch), **extra)
-    queue.finish()
-    for name, held in guarded.items():
-        now = np.empty_like(held.before)
-        cl.enqueue_copy(queue, now, held.buffer)
-        kept = (now == held.before) | (np.arange(now.size) >= size) & (np.arange(now.size) < size + held.nbytes)
-        assert kept.all(), f"wrote outside of {name}"
-        if name == problem.written:
-            out = now[size : size + held.nbytes].view(out.dtype).reshape(out.shape)
-        else:
-            assert np.array_equal(now, held.before), f"altered {name}"
-    now = np.empty_like(scratch.before)
-    cl.enqueue_copy(queue, now, scratch.buffer)
-    ends = slice(0, size), slice(size + scratch.nbytes, None)
-    assert all(np.array_equal(now[end], scratch.before[end]) for end in ends), "wrote outside of its workspace"
-    return reference.relative_error(out.astype(np.float64), expected)
+    return check_config(runtime.queue(device), problem, solver, config, data=data, limit=np.inf)
 
 
 # Shapes on whose edges the tiles, strips, blocks and vectors lie.
