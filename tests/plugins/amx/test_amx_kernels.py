@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from checking import call, check, make_operands
 from convdispatch_amx import convolve, instructions, probe
 from paths import SUPPORT
 from plans import check_changes, check_not_finite, computed, table_cases
+from threads import together
 
 import convdispatch
 from convdispatch.api import ConvProblem, Solver
@@ -300,5 +300,4 @@ def test_threads(instructions):
                 operands, expected = cases[(number + turn) % 4]
                 assert np.array_equal(call(problem, operands.present(), queue=queue), expected), (number, turn)
 
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
+    together(work, 4)

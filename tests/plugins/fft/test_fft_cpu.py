@@ -42,9 +42,8 @@ def check(device, problem, config, limit=LIMIT, **options):
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(_TABLE)), ids=list(_TABLE))
-def test_tables(device, full, number, name):
-    if not full and number % 12:
-        pytest.skip("thinned out; --full runs it")
+def test_tables(device, full, thinned, number, name):
+    thinned(number % 12)
     for layout, direction in TURNS if full else [TURNS[number // 12 % len(TURNS)]]:
         problem = _TABLE[name].replace(layout=layout, direction=direction)
         checking.check(problem, device, solver="fft.tiled", data="real", tolerance=LIMIT)
@@ -71,11 +70,10 @@ EDGES = {
 
 @pytest.mark.parametrize(("layout", "direction"), TURNS)
 @pytest.mark.parametrize("name", EDGES)
-def test_edges_in_whole_and_in_least_pieces(device, full, name, layout, direction):
+def test_edges_in_whole_and_in_least_pieces(device, full, thinned, name, layout, direction):
     """Workspace between guards; the same with a group, a block and a few rows at a time."""
     number = list(EDGES).index(name)
-    if not full and (number + TURNS.index((layout, direction))) % len(TURNS):
-        pytest.skip("thinned out; --full runs it")
+    thinned((number + TURNS.index((layout, direction))) % len(TURNS))
     text, sizes = EDGES[name]
     problem = ConvProblem.parse(text).replace(layout=layout, direction=direction)
     base = {**configs(problem, device)[0], "tile": list(sizes), "groups": 64, "blocks": 64, "rows": 10**6}
@@ -94,19 +92,17 @@ EPILOGUES = ({"bias": True, "activation": "relu6"}, {"bias": True, "residual": T
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
 @pytest.mark.parametrize("epilogue", [*EPILOGUES, {"accumulate": True}], ids=["bias", "residual", "add"])
-def test_epilogues(device, full, epilogue, direction, layout):
-    if not full and (len(epilogue) + TURNS.index((layout, direction))) % 2:
-        pytest.skip("thinned out; --full runs it")
+def test_epilogues(device, thinned, epilogue, direction, layout):
+    thinned((len(epilogue) + TURNS.index((layout, direction))) % 2)
     problem = ConvProblem.parse("mb2ic5ih9iw21oc19kh4ph1").replace(layout=layout, direction=direction, **epilogue)
     checking.check(problem, device, solver="fft.tiled", data="real", tolerance=LIMIT)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("layout", "direction"), TURNS)
-def test_sixteen_bits_are_transformed_in_float32(device, full, dtype, layout, direction):
+def test_sixteen_bits_are_transformed_in_float32(device, thinned, dtype, layout, direction):
     """Vectors that would reach beyond a tensor of 16-bit elements, and every part of the epilogue, among them."""
-    if not full and (len(dtype) + TURNS.index((layout, direction))) % 2:
-        pytest.skip("thinned out; --full runs it")
+    thinned((len(dtype) + TURNS.index((layout, direction))) % 2)
     rest = (
         {"accumulate": True} if direction == "bwd_weights" else {"bias": True, "residual": True, "activation": "relu"}
     )
@@ -124,9 +120,8 @@ def test_gradient_accumulates(device, rows):
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
 @pytest.mark.parametrize("rest", [{}, {"blocks": 1, "groups": 1, "rows": 2}], ids=["whole", "pieces"])
-def test_constant_weights(device, full, direction, rest):
-    if not full and (direction == "fwd") ^ bool(rest):
-        pytest.skip("thinned out; --full runs it")
+def test_constant_weights(device, thinned, direction, rest):
+    thinned((direction == "fwd") ^ bool(rest))
     problem = ConvProblem.parse(f"{direction}_g2mb2ic38ih9oc34kh5ph2+constant")
     config = {**configs(problem, device)[0], **rest}
     check(device, problem, config)
@@ -136,9 +131,8 @@ def test_constant_weights(device, full, direction, rest):
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
-def test_spectra_of_large_kernels_are_written_past_the_caches(device, full, direction):
-    if not full and direction == "bwd_data":
-        pytest.skip("thinned out; --full runs it")
+def test_spectra_of_large_kernels_are_written_past_the_caches(device, thinned, direction):
+    thinned(direction == "bwd_data")
     problem = ConvProblem.parse(f"{direction}_mb1ic80ih28oc96kh9")
     config = {**configs(problem, device)[0], "tile": [1, 36, 36], "blocks": 64}
     assert 4 * (g := Geometry(problem, config)).frequencies * g.kernel_stride > 24e6
@@ -228,10 +222,9 @@ SIZES = ((8, 8), (16, 16), (24, 24), (36, 36), (60, 60))
 
 @pytest.mark.parametrize("sizes", SIZES, ids=[f"{h}x{w}" for h, w in SIZES])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_error_by_size(device, full, sizes, direction):
+def test_error_by_size(device, thinned, sizes, direction):
     """The figures of docs/results/accuracy.md: random normal data, 32 channels, 5x5 kernels."""
-    if not full and sizes != ((36, 36) if direction == "fwd" else (16, 16)):
-        pytest.skip("thinned out; --full runs it")
+    thinned(sizes != ((36, 36) if direction == "fwd" else (16, 16)))
     problem = ConvProblem.parse(f"{direction}_mb1ic32ih60oc32kh5")
     check(device, problem, {**configs(problem, device)[0], "tile": [1, *sizes]}, limit=5e-7)
 

@@ -71,9 +71,8 @@ EPILOGUES = [
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("text", EPILOGUES)
-def test_epilogues(device, full, text, layout):
-    if not full and EPILOGUES.index(text) % 2 == (layout == "nchw"):
-        pytest.skip("thinned out; --full runs it")
+def test_epilogues(device, thinned, text, layout):
+    thinned(EPILOGUES.index(text) % 2 == (layout == "nchw"))
     check(ConvProblem.parse(text).replace(layout=layout), device, solver="im2col")
 
 

@@ -40,17 +40,15 @@ def run(text: str | ConvProblem, device, solver: str = "*", **changes) -> None:
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(_TABLE)), ids=list(_TABLE))
-def test_tables(device, full, number, name):
-    if not full and number % 2:
-        pytest.skip("thinned out; --full runs it")
+def test_tables(device, full, thinned, number, name):
+    thinned(number % 2)
     for layout, direction in _TURNS if full else [_TURNS[number // 2 * 5 % len(_TURNS)]]:
         run(_TABLE[name], device, layout=layout, direction=direction)
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(_BASIC)), ids=list(_BASIC))
-def test_basic_table(device, full, number, name):
-    if not full and number % 5:
-        pytest.skip("thinned out; --full runs it")
+def test_basic_table(device, full, thinned, number, name):
+    thinned(number % 5)
     for layout, direction in _TURNS if full else [_TURNS[number // 5 % len(_TURNS)]]:
         run(_BASIC[name], device, layout=layout, direction=direction)
 
@@ -68,9 +66,8 @@ EDGES = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("text", EDGES.values(), ids=list(EDGES))
-def test_edges(device, full, text, direction, layout):
-    if not full and (len(text) + DIRECTIONS.index(direction) + LAYOUTS.index(layout)) % 2:
-        pytest.skip("thinned out; --full runs it")
+def test_edges(device, thinned, text, direction, layout):
+    thinned((len(text) + DIRECTIONS.index(direction) + LAYOUTS.index(layout)) % 2)
     run(text, device, "direct" if direction != "bwd_weights" else "weights", direction=direction, layout=layout)
 
 
@@ -89,9 +86,8 @@ def test_weights_turned_in_registers_are_exact(device, text):
     ("number", "text"),
     list(enumerate(["g7mb1ic35ih12oc42kh3ph1sh2", "g3mb2ic12ih9oc60kh3ph1", "g32mb1ic64ih5oc64kh1+accumulate"])),
 )
-def test_groups_of_a_weights_gradient_are_dealt_to_work_items(device, full, number, text, layout):
-    if not full and (number + LAYOUTS.index(layout)) % 2:
-        pytest.skip("thinned out; --full runs it")
+def test_groups_of_a_weights_gradient_are_dealt_to_work_items(device, thinned, number, text, layout):
+    thinned((number + LAYOUTS.index(layout)) % 2)
     problem = ConvProblem.parse(text).replace(direction="bwd_weights", layout=layout)
     solver, info = plugins().solvers["implicitgemm.weights"], runtime.device_info(device)
     first = next(iter(solver.configs(problem, replace(info, compute_units=2))))  # of many there are not groups for each
@@ -222,9 +218,8 @@ EPILOGUES = (
     ],
     ids=["direct", "depthwise", "pointwise"],
 )
-def test_epilogues(device, full, solver, text, epilogue, layout):
-    if not full and (len(solver) + EPILOGUES.index(epilogue) + LAYOUTS.index(layout)) % 2:
-        pytest.skip("thinned out; --full runs it")
+def test_epilogues(device, thinned, solver, text, epilogue, layout):
+    thinned((len(solver) + EPILOGUES.index(epilogue) + LAYOUTS.index(layout)) % 2)
     run(text, device, solver, layout=layout, **epilogue)
 
 
@@ -241,11 +236,10 @@ DTYPES = ("float64", "float16", "bfloat16")
         (0, "weights", "mb2ic5ih9oc20kh3ph1", "bwd_weights"),
     ],
 )
-def test_dtypes(device, full, number, solver, text, direction, dtype):
+def test_dtypes(device, full, thinned, number, solver, text, direction, dtype):
     if runtime.device_info(device).supports(dtype):
         pytest.skip("the device lacks it")
-    if not full and (number + DTYPES.index(dtype)) % 2:
-        pytest.skip("thinned out; --full runs it")
+    thinned((number + DTYPES.index(dtype)) % 2)
     for layout in LAYOUTS if full else [LAYOUTS[len(dtype + direction + solver) % 2]]:
         run(text, device, solver, direction=direction, dtype=dtype, layout=layout, bias=direction == "fwd")
 
@@ -281,10 +275,9 @@ def test_configurations(device, full, solver, text, direction):
     list(enumerate(["mb2ic6ih9oc35kh3ph1", "g19mb2ic19ih9oc19kh3ph1", "mb2ic18ih6oc21kh1"])),
     ids=["direct", "depthwise", "1x1"],
 )
-def test_constant_weights_are_packed_once(device, full, number, text, layout):
+def test_constant_weights_are_packed_once(device, thinned, number, text, layout):
     """The packed form serves every later call, also under another batch size."""
-    if not full and (number + LAYOUTS.index(layout)) % 2:
-        pytest.skip("thinned out; --full runs it")
+    thinned((number + LAYOUTS.index(layout)) % 2)
     random = np.random.default_rng(0)
     problem = ConvProblem.parse(text).replace(layout=layout)
     w = random.integers(-4, 5, problem.w_shape).astype(np.float32)

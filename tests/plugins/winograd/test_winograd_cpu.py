@@ -92,14 +92,13 @@ JOINED = (
 @pytest.mark.parametrize(("layout", "direction"), list(itertools.product(LAYOUTS, ("fwd", "bwd_data"))))
 @pytest.mark.parametrize("block", [1, 1 << 20], ids=["chunks", "whole"])
 def test_weights_that_are_transformed_where_they_are_used(
-    device, full, monkeypatch, tile, text, layout, direction, block
+    device, thinned, monkeypatch, tile, text, layout, direction, block
 ):
     """By blocks of target and parts of source channels, also again for each chunk, however the weights lie."""
     from convdispatch_winograd.cpu import choice
 
     turn = len(text) + LAYOUTS.index(layout) + 2 * DIRECTIONS.index(direction) + block
-    if not full and turn % 3:
-        pytest.skip("thinned out; --full runs it")
+    thinned(turn % 3)
     monkeypatch.setattr(choice, "MAX_BLOCK_BYTES", block)
     problem = admitting(text, tile, device, layout=layout, direction=direction)
     found = list(solver_of(tile).configs(problem, runtime.device_info(device)))
@@ -109,13 +108,12 @@ def test_weights_that_are_transformed_where_they_are_used(
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("tile", TILES, ids=[f"f{m}x{r}" for m, r in TILES])
-def test_tiles_stay_within_their_stated_error(device, full, tile, direction):
+def test_tiles_stay_within_their_stated_error(device, thinned, tile, direction):
     m, r = tile
     sizes = f"kh{r}" if r < 7 else f"kh1kw{r}"
     text = f"mb2ic16ih{2 * m + r}iw{3 * m + r}oc32{sizes}"
     layout = LAYOUTS[(m + DIRECTIONS.index(direction)) % 2]
-    if not full and (TILES.index(tile) + DIRECTIONS.index(direction)) % 3:
-        pytest.skip("thinned out; --full runs it")
+    thinned((TILES.index(tile) + DIRECTIONS.index(direction)) % 3)
     problem = admitting(text, tile, device, direction=direction, layout=layout)
     error = run(problem, device, tile)
     assert error <= 2 * expected_error(problem, m, r)
@@ -143,22 +141,20 @@ EPILOGUES = (
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("epilogue", EPILOGUES, ids=["bias", "residual", "accumulate"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_epilogues(device, full, epilogue, layout, direction):
+def test_epilogues(device, thinned, epilogue, layout, direction):
     if direction == "bwd_weights" and "bias" in epilogue:
         pytest.skip("dw has no epilogue but accumulation")
-    if not full and (len(epilogue) + LAYOUTS.index(layout) + DIRECTIONS.index(direction)) % 3:
-        pytest.skip("thinned out; --full runs it")
+    thinned((len(epilogue) + LAYOUTS.index(layout) + DIRECTIONS.index(direction)) % 3)
     problem = ConvProblem.parse("g2mb2ic32ih9iw12oc38kh3ph1").replace(layout=layout, direction=direction, **epilogue)
     assert run(problem, device, (4, 3), 1) <= 1e-5
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 @pytest.mark.parametrize(("layout", "direction"), [("nchw", "fwd"), ("nhwc", "bwd_data"), ("nhwc", "bwd_weights")])
-def test_dtypes(device, full, dtype, layout, direction):
+def test_dtypes(device, thinned, dtype, layout, direction):
     if runtime.device_info(device).supports(dtype):
         pytest.skip("the device lacks it")
-    if not full and DIRECTIONS.index(direction) != ["float16", "bfloat16", "float64"].index(dtype):
-        pytest.skip("thinned out; --full runs it")
+    thinned(DIRECTIONS.index(direction) != ["float16", "bfloat16", "float64"].index(dtype))
     text = "mb2ic18ih9iw11oc20kh3ph1"
     problem = ConvProblem.parse(text).replace(dtype=dtype, layout=layout, direction=direction, bias=direction == "fwd")
     assert run(problem, device, (4, 3)) <= checking.TOLERANCE[dtype]
