@@ -6,7 +6,7 @@ import pytest
 from threads import together
 
 from convdispatch.device.cache import artifact_store, keys
-from convdispatch.device.programs import proven
+from convdispatch.device.programs import proven, ptx_program
 
 PACKAGE = "convdispatch_nvidia"
 
@@ -115,3 +115,12 @@ def test_sources_are_kernels_too():
 
     assert "int8/pack.cl" in {name for name, _ in keys._sources(convdispatch_nvidia.__name__)}
     assert "./output.cl" in {name for name, _ in keys._sources("convdispatch.api")}
+
+
+def test_a_check_s_programs_are_for_opencl_queues(queue):
+    """A check launches on a queue of its own also while a plan for CUDA's streams is being built."""
+    inside = []
+    with ptx_program.for_streams():
+        proven.proven(PACKAGE, "fma", queue.device, lambda: inside.append(ptx_program._thread.for_streams))
+        assert ptx_program._thread.for_streams
+    assert inside == [False]

@@ -122,9 +122,9 @@ def test_splits_and_single_stage(queue, text):
 )
 def test_numbers_as_arguments_and_as_literals_give_the_same_bits(queue, text):
     problem, tile = ConvProblem.parse(text), Tile(32, 64, 16, 4, 4, split=1 + 2 * text.startswith("bwd_w"))
-    assert Tile.of(tile.config()).general
-    literal = dataclasses.replace(tile, general=False).config()
-    plans = [Tiled().plan(queue.context, problem, config) for config in (tile.config(), literal)]
+    assert not Tile.of(tile.config()).general
+    general = dataclasses.replace(tile, general=True).config()
+    plans = [Tiled().plan(queue.context, problem, config) for config in (tile.config(), general)]
     assert written_bits(queue, problem, plans[0]) == written_bits(queue, problem, plans[1])
 
 
@@ -140,7 +140,7 @@ FORMS = {
 @pytest.mark.parametrize("text", FORMS)
 def test_a_new_geometry_compiles_nothing(queue, text):
     """Also where its sum has other parts; with literals, it compiles all of its programs."""
-    config = Tile(32, 64, 16, 4, 4).config()
+    config = Tile(32, 64, 16, 4, 4, general=True).config()
     known, new = ConvProblem.parse(text), ConvProblem.parse(FORMS[text])
     Tiled().plan(queue.context, known, config)
     with rendering() as texts:
