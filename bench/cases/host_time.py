@@ -345,7 +345,9 @@ def stages(dtype: str) -> None:
     for stage, value in rows.items():
         say(stage=stage, us=value)
     solvers = {name: count - before.get(name, 0) for name, count in after.items()}
-    say(native=native.runs("CUDA" if cuda else "CPU"), solvers={name: count for name, count in solvers.items() if count})
+    say(
+        native=native.runs("CUDA" if cuda else "CPU"), solvers={name: count for name, count in solvers.items() if count}
+    )
 
 
 if __name__ == "__main__":
