@@ -4,9 +4,9 @@
 
 A NET is one of ``torch_zoo``'s or torchvision's. Inductor compiles the forward and the backward graph up to its
 scheduler, under autocast and channels last, for four sides: inductor alone, our back end without batch norms in
-convolutions, with statistics and norms' gradients there, and with all that can be there. Each kernel counts the bytes of the buffers that it reads and writes,
-convolutions apart from all others; what both gradients of a convolution read counts twice. What inductor fuses depends
-on the device, so a GPU's count is that of ``--device cuda``.
+convolutions, with statistics and norms' gradients there, and with all that can be there. Each kernel counts the bytes
+of the buffers that it reads and writes, convolutions apart from all others; what both gradients of a convolution read
+counts twice. What inductor fuses depends on the device, so a GPU's count is that of ``--device cuda``.
 """
 
 from __future__ import annotations
