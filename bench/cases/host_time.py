@@ -344,8 +344,8 @@ def stages(dtype: str) -> None:
             native.pause(False)
     for stage, value in rows.items():
         say(stage=stage, us=value)
-    solvers = {name: count - before.get(name, 0) for name, count in after.items()}
-    say(native=native.runs("CUDA" if cuda else "CPU"), solvers={name: count for name, count in solvers.items() if count})
+    solvers = {name: count - before.get(name, 0) for name, count in after.items() if count > before.get(name, 0)}
+    say(native=native.runs("CUDA" if cuda else "CPU"), solvers=solvers)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
+from threads import together
 
 from convdispatch.device.cache import artifact_store, keys
 from convdispatch.device.programs import proven, ptx_program
@@ -83,14 +82,8 @@ def test_another_driver_source_or_variable_proves_anew(queue, monkeypatch, chang
 
 
 def test_one_thread_asks(queue):
-    check, found = Check(), []
-    ask = lambda: found.append(proven.proven(PACKAGE, "wgmma", queue.device, check))  # noqa: E731
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [None] * 8
+    check = Check()
+    assert together(lambda _: proven.proven(PACKAGE, "wgmma", queue.device, check), 8) == [None] * 8
     assert check.asked == 1
 
 

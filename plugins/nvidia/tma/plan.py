@@ -49,13 +49,15 @@ class TmaPlan(NvidiaPlan):
         text += define(PAIRS=0, OCTETS=1, B_AT=f"{layout.at.get(b, 0) // 2}L", A_AT=f"{layout.at.get(a, 0) // 2}L")
         text += tiling.instructions.text(emulate)
         narrow = () if tiling.format.tf32 else ("narrow.cl.mako",)
-        for file in (*narrow, "finish.cl", *tiling.returning):
+        for file in (*narrow, "finish.cl", *(["stored.cl.mako"] if tiling.returning else [])):
             text += kernel_text(MATRIX_TILES, file, tiling=tiling)
         text += parts_text(tiling, tiling.tile.split, tiling.tile.bn // 32) if tiling.tile.fixup else ""
         if emulate:
             text += kernel_text(PLAIN_C, "copies.cl.mako", tiling=tiling)
         else:
             text += kernel_text(__package__, "exchange.cl")
+        if tiling.norm_in_place:
+            text += kernel_text(__package__, "norm.cl.mako", tiling=tiling, emulate=emulate)
         maps = encoded(tiling.maps, emulate)
         return text + kernel_text(__package__, "product.cl.mako", tiling=tiling, emulate=emulate, encoded=maps,
                                   maps_at=layout.maps, maps_each=MAP_BYTES, partial_at=layout.partial,
@@ -68,7 +70,7 @@ class TmaPlan(NvidiaPlan):
         if tiling.data and not tiling.direct_weights and not self._layout.constant:
             b = "workspace"
         operands = [a, b, "workspace", *(["workspace"] if tiling.partial else written(tiling.problem))]
-        operands += ["workspace"] if tiling.summed else []
+        operands += (["workspace"] if tiling.summed else []) + (["norm"] if tiling.norm_in_place else [])
         program = build(context, text) if self._emulate else build_for_hopper(context, text)
         items = tiling.tile.items + (0 if self._emulate else 32)
         groups = tiling.groups(context.devices[0].max_compute_units)

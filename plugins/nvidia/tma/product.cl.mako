@@ -34,8 +34,9 @@ columns = t.bn // 32
 addend = tiling.problem.residual and not tiling.partial and not many
 lines = -(-t.bn * tiling.itemsize // 128)
 run = tiling.run
-slope, summed, stored = tiling.problem.masked, tiling.summed, bool(tiling.returning)
+slope, summed, stored = tiling.problem.masked, tiling.summed, tiling.returning
 before = slope and stored and not many
+in_place = t.norm_in_place
 read_ahead = ([("addend", "residual")] if addend else []) + ([("before", "saved")] if before else [])
 letters = [f".s{e}" for e in range(8)] if run == 8 else [".x", ".y", ".z", ".w"]
 nothing = "NO_RAW8" if run == 8 else "(float4)(0)"
@@ -110,6 +111,80 @@ ${start_of("(slice * 64)")}\
       }
 % endif
 </%def>
+<%
+# x in local memory is A's rows, which a group of warps rewrites for itself, or boxes of B, which all warps rewrite together.
+# A work item rewrites the same 16-byte chunk of every few rows, which are swizzled alike.
+team, member = (128, "tid % 128") if data else (t.items, "tid")
+chunks = (unit if data else tiling.b_row_bytes) // 16
+chunk_numbers, rows_apart = 16 // tiling.itemsize, team // chunks
+norm_rounds = -(-64 // rows_apart)
+norm_chunk = "(norm_chunk ^ " + ("norm_row % 8" if chunks == 8 else "norm_row / 2 % 4") + f") * {chunk_numbers}"
+guarded = [axis for axis in (1, 2) if geo.guarded[axis]]
+begin_of_taps = (of("offset", 0), of("offset", 1)) if data else (0, 0)
+%>\
+<%def name="rows_of_norm()">\
+% if in_place:
+      const int norm_row = ${member} / ${chunks}, norm_chunk = ${member} % ${chunks};
+% if data:
+${pixels_of_norm("m0 + wg * 64")}\
+% endif
+% endif
+</%def>\
+<%def name="pixels_of_norm(first)">\
+% if guarded:
+      // The source pixel that tap 0 reads for each row that this work item normalises.
+% for i in range(norm_rounds):
+      const int norm_pixel${i} = (${first} + norm_row + ${i * rows_apart}) % ${count_h * count_w};
+      const int norm_h${i} = norm_pixel${i} / ${count_w} * ${geo.step[1]} + (${low_h} + (${begin_of_taps[0]})), norm_w${i} = norm_pixel${i} % ${count_w} * ${geo.step[2]} + (${low_w} + (${begin_of_taps[1]}));
+% endfor
+% endif
+</%def>\
+<%def name="table_of_norm(c, tap)">\
+        const int norm_c = ${c} + ${norm_chunk};
+% if guarded:
+        const int norm_tap = ${tap}, norm_y = norm_tap / ${of("taps_w")} * ${geo.spread[1]}, norm_x = norm_tap % ${of("taps_w")} * ${geo.spread[2]};
+% endif
+        float4 norm_table[3][${chunk_numbers // 4}];
+#pragma unroll
+        for (int i = 0; i < 3; ++i)
+#pragma unroll
+          for (int j = 0; j < ${chunk_numbers // 4}; ++j)
+            norm_table[i][j] = ((global const float4 *)(norm + i * ${geo.c * geo.groups} + group * ${geo.c} + min(norm_c, ${geo.c - chunk_numbers})))[j];
+</%def>\
+<%def name="normalise_rows(begin)">\
+        // Zeros outside of the source stay zeros.
+        if (norm_c < ${geo.c}) {
+% for i in range(norm_rounds):
+<%
+inside = [f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < {geo.source[axis]}u" for axis in guarded]
+inside += [f"norm_row + {i * rows_apart} < 64"] if (i + 1) * rows_apart > 64 else []
+%>\
+          ${f"if ({' & '.join(inside)}) " if inside else ""}{
+            local uint4 *numbers = (local uint4 *)(memory + ${begin} + (norm_row + ${i * rows_apart}) * ${chunks * 16} + norm_chunk * 16);
+            *numbers = normed_chunk(*numbers, norm_table[0], norm_table[1], norm_table[2]);
+          }
+% endfor
+        }
+</%def>\
+<%def name="before_arrival()">\
+% if in_place and data:
+${table_of_norm(f"slice % {tiling.blocks} * {t.bk}", f"slice / {tiling.blocks}")}\
+% endif
+</%def>\
+<%def name="normalise(at)">\
+% if in_place and data:
+${normalise_rows(f"{at} + a_from")}\
+% elif in_place:
+${pixels_of_norm("slice * 64")}\
+% for i in range(boxes):
+        {
+          const int norm_box = min(n0 / ${tiling.block} + ${i}, ${volume * tiling.blocks - 1});
+${table_of_norm(f"norm_box % {tiling.blocks} * {tiling.block}", f"norm_box / {tiling.blocks}")}\
+${normalise_rows(f"{at} + {a_bytes + i * box_bytes}")}\
+        }
+% endfor
+% endif
+</%def>\
 <%def name="multiply(at)">\
 % for k in range(unit // 32 if data else t.bk // 16):
       WGMMA(sum, ${at} + a_from + ${k * k_a}, ${at} + ${a_bytes + k * k_b}, ${"add" if k == 0 else 1});
@@ -344,7 +419,7 @@ ${leave_sums(0, t.bn)}\
 % if not emulate:
 constant ulong MAPS[32] = {${", ".join(f"{word:#x}UL" for one in encoded for word in one)}};
 kernel __attribute__((reqd_work_group_size(${warps * 32 + 32}, 1, 1)))
-void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}) {
+void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""}) {
   local uint4 area[${(tiling.local_bytes + 15) // 16}] __attribute__((aligned(1024)));
   local uchar *memory = (local uchar *)area;
   const uint base = LOCAL_BASE(memory), bars = base + ${stage_bytes * stages};
@@ -411,8 +486,15 @@ ${prefetch_addend()}\
 #pragma unroll
       for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
 % endif
+${rows_of_norm()}\
       for (int slice = begin; slice < end; ++slice) {
+${before_arrival()}\
         barrier_wait(bar, parity);
+${normalise("at")}\
+% if in_place:
+        VISIBLE_TO_WGMMA();
+        ${"group_meets(wg)" if data else f"warps_meet({t.items})"};
+% endif
         WGMMA_BEGIN();
 ${multiply("at")}\
         WGMMA_COMMIT();
@@ -438,7 +520,7 @@ ${write_sums()}\
 }
 % else:
 kernel __attribute__((reqd_work_group_size(${warps * 32}, 1, 1)))
-void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}) {
+void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""}) {
   local uint4 area[${stage_bytes // 16}] __attribute__((aligned(1024)));
   local float quads[${warps * 32 * 8}];
 % if summed:
@@ -453,13 +535,19 @@ ${begin_sums()}\
   float sum[${sums}];
   for (int tile = get_group_id(0); tile < ${tiling.tiles}; tile += get_num_groups(0)) {
 ${tile_of()}\
+${rows_of_norm()}\
     for (int slice = begin; slice < end; ++slice) {
+${before_arrival()}\
       const int add = slice > begin;
 % if data:
 ${start_of("m0")}\
 % endif
 ${copies()}\
       barrier(CLK_LOCAL_MEM_FENCE);
+% if in_place:
+${normalise("at")}\
+      barrier(CLK_LOCAL_MEM_FENCE);
+% endif
 ${multiply("at")}\
       barrier(CLK_LOCAL_MEM_FENCE);
     }

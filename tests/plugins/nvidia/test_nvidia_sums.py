@@ -54,6 +54,12 @@ CASES = [
     ("fwd_f16_nhwc_mb2ic136ih5iw5oc72kh1ph0+norm(relu)+bias+sums", "tma", {"split": 3, "fixup": True}),
     ("bwd_data_f32_tf32_nhwc_mb2ic72ih7iw5oc40kh3ph1sh2sw2+norm(relu)+sums", "tma", {"bk": 32}),
     ("bwd_weights_f16_nhwc_mb2ic16ih6iw5oc24kh3ph1+norm(relu)", "tma", {}),
+    ("fwd_bf16_nhwc_mb2ic72ih6iw5oc40kh3ph1sw2+norm(leaky_relu(0.5))", "tma", {"norm_in_place": True}),
+    (
+        "bwd_weights_bf16_nhwc_mb4ic64ih7iw9oc80kh3kw1ph1pw0g2+norm(relu)",
+        "tma",
+        {"block": 32, "split": 2, "fixup": True, "norm_in_place": True},
+    ),
 ]
 FURTHER_CASES = [
     ("fwd_f16_mb2ic16ih6iw5oc24kh3ph1+bias+relu+sums", "wgmma", {"bn": 128}),
@@ -73,6 +79,17 @@ FURTHER_CASES = [
     ("fwd_f16_nhwc_mb2ic136ih5iw5oc72kh1ph0+norm(relu)+bias+sums", "tma", {"split": 2}),
     ("fwd_f16_nhwc_mb2ic3ih9iw11oc24kh7kw7ph3pw3sh2sw2+bias+relu+sums", "tma", {"taps": 24, "bk": 32}),
     ("fwd_f32_tf32_nhwc_mb2ic48ih6iw5oc72kh3ph1+norm(relu)+residual+sums", "tma", {"bk": 32}),
+    ("fwd_f16_nhwc_mb2ic136ih5iw5oc72kh1ph0+norm(relu)+bias+sums", "tma",
+     {"norm_in_place": True, "split": 2, "fixup": True}),
+    ("fwd_f16_nhwc_mb2ic128ih6iw5oc80kh3ph2g2dh2dw1+norm(relu)", "tma", {"bn": 32, "bk": 32, "norm_in_place": True}),
+    ("fwd_f32_tf32_nhwc_mb2ic48ih6iw5oc72kh3ph1+norm(relu)+residual+sums", "tma",
+     {"bm": 128, "wm": 2, "bk": 32, "norm_in_place": True}),
+    ("fwd_f32_tf32_nhwc_mb2ic24ih6iw5oc72kh3ph1+norm(identity)", "tma", {"bk": 16, "norm_in_place": True}),
+    ("bwd_weights_f16_nhwc_mb3ic24ih6iw5oc40kh3ph1+norm(relu)", "tma", {"norm_in_place": True}),
+    ("bwd_weights_bf16_nhwc_mb4ic72ih7iw9oc72kh3kw1ph1pw0sh2sw2+norm(leaky_relu(0.5))", "tma",
+     {"bm": 128, "bn": 128, "wm": 2, "split": 2, "norm_in_place": True}),
+    ("bwd_weights_f16_nhwc_mb2ic16ih8iw8oc136kh1ph0+norm(relu)+accumulate", "tma",
+     {"bm": 192, "wm": 3, "norm_in_place": True}),
     ("bwd_data_f16_nhwc_mb2ic72ih6iw5oc24kh3ph1+residual+norm(relu)+sums", "tma", {"bn": 128}),
     ("bwd_data_bf16_nhwc_mb2ic72ih7iw5oc24kh3ph1sh2sw2+residual+norm(leaky_relu(0.5))+sums", "tma", {}),
     ("bwd_data_bf16_nhwc_mb2ic72ih7iw5oc24kh3ph1+norm(relu)", "tma", {}),
@@ -145,9 +162,11 @@ def text_of(problem: ConvProblem, engine: str, config: dict) -> str:
     [
         ("fwd_f16_nhwc_mb64ic64ih56oc256kh1+sums", "tma", {"bm": 64, "bn": 128, "wm": 1, "resident": 2, "stages": 3}),
         ("bwd_data_f16_nhwc_mb64ic256ih56oc64kh1+residual+norm(relu)+sums", "tma", {"bm": 128, "bn": 128, "wm": 2}),
+        ("fwd_f16_nhwc_mb64ic256ih56oc192kh3ph1+norm(relu)+sums", "tma",
+         {"bm": 128, "bn": 192, "wm": 2, "norm_in_place": True}),
         ("fwd_f16_nhwc_mb64ic256ih56oc256kh3ph1+sums", "wgmma", {"bm": 128, "bn": 256, "wm": 2}),
     ],
-)
+)  # fmt: skip
 def test_sums_stay_in_registers(full, text, engine, tile, tmp_path, monkeypatch):
     """What is summed beside the product's own sums has registers: the kernel assembles for Hopper without a spill."""
     if not full and engine == "wgmma":

@@ -56,7 +56,8 @@ def common_macros(tiling: ProductTiling, problem: ConvProblem | None = None) -> 
 def product_macros(tiling: ProductTiling) -> str:
     """The macros of the product, which reads x as it was normalised before."""
     problem = tiling.problem
-    return common_macros(tiling, problem.replace(norm=None) if problem.normalised else problem)
+    normed_before = problem.normalised and not tiling.norm_in_place
+    return common_macros(tiling, problem.replace(norm=None) if normed_before else problem)
 
 
 _AXES = "zyx"
@@ -140,8 +141,9 @@ class ProductLaunch:
             if layout.scales:
                 text += f"#define MARKS_{letter}_AT {layout.marks_at(letter)}L\n"
         text += tiling.instructions.text(self._emulate)
-        for file in ("narrow.cl.mako", "finish.cl", "sums.cl", "shifted.cl", *tiling.returning):
+        for file in ("narrow.cl.mako", "finish.cl", "sums.cl", "shifted.cl"):
             text += kernel_text(MATRIX_TILES, file, tiling=tiling)
+        text += kernel_text(MATRIX_TILES, "stored.cl.mako", tiling=tiling) if tiling.returning else ""
         return text + product_text(tiling)
 
     def launch(self, context: Any) -> Launch:

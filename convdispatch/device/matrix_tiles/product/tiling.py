@@ -97,6 +97,10 @@ class ProductTiling:
     """Sum of the exponents that scaling adds to both operands, which the epilogue subtracts."""
     always_partial = False
     """Whether sums go to the workspace even if the sum is not split."""
+    norm_in_place = False
+    """Whether the product itself normalises x; otherwise x is packed, or written, normalised."""
+    narrow_pair = "(narrow(low) | (uint)narrow(high) << 16)"
+    """OpenCL expression: two float32 numbers, low and high, in the format's 16-bit type."""
     maps_bytes = 0
     """Bytes of tensor maps that the kernel writes for itself."""
 
@@ -210,10 +214,9 @@ class ProductTiling:
         return tuple(sum(self.slices[:number]) for number in range(len(self.slices)))
 
     @property
-    def returning(self) -> tuple[str, ...]:
-        """Files with the functions that also return what they store, which is summed, or a norm's gradient."""
-        needed = self.problem.sums or self.problem.masked
-        return ("stored.cl",) if needed and not self.partial else ()
+    def returning(self) -> bool:
+        """Whether results are needed as they are stored, because their channels are summed, or pass a norm's slope."""
+        return (self.problem.sums or self.problem.masked) and not self.partial
 
     @property
     def sums_parts(self) -> int:

@@ -1,12 +1,13 @@
-// Finishes and stores results, and returns them as they are stored: one (``put_stored``), or, in place of the sums, four or
-// eight neighbouring channels (OCTETS). ``finish.cl`` precedes, and ``narrow`` where results have 16 bits.
-//
-// addend, before  the residual's and the saved tensor's numbers there, read before for many rows at once
+## Finishes and stores results, and returns them as they are stored: one (``put_stored``), or, in place of the sums, four or
+## eight neighbouring channels (OCTETS). ``finish.cl`` precedes, and ``narrow`` where results have 16 bits.
+##
+## addend, before  the residual's and the saved tensor's numbers there, read before for many rows at once
 #include <convdispatch/moments.cl>
 #if FLOAT32
 #define AS_STORED(v) (v)
 #else
 #define AS_STORED(v) widen(narrow(v))
+#define NARROW_PAIR(low, high) ${tiling.narrow_pair}
 #endif
 inline float put_stored(OUT_PARAMS, float v, OUT_INDEX at, int row) {
   v = finished(OUT_ARGS, v, at, row);
@@ -39,8 +40,7 @@ inline void put8_stored(OUT_PARAMS, float *v, RAW8 addend, RAW8 before, OUT_INDE
   to[0] = f.lo;
   to[1] = f.hi;
 #else
-  const uint4 stored = (uint4)(narrow(f.s0) | (uint)narrow(f.s1) << 16, narrow(f.s2) | (uint)narrow(f.s3) << 16,
-                               narrow(f.s4) | (uint)narrow(f.s5) << 16, narrow(f.s6) | (uint)narrow(f.s7) << 16);
+  const uint4 stored = (uint4)(NARROW_PAIR(f.s0, f.s1), NARROW_PAIR(f.s2, f.s3), NARROW_PAIR(f.s4, f.s5), NARROW_PAIR(f.s6, f.s7));
   *(global uint4 *)(out + at) = stored;
   f = wide8(stored);
 #endif

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..geometry import FORMATS
-from ..settings import switches
+from ...geometry import FORMATS
+from ...settings import switches
 
 _CONVOLUTIONS = {torch.conv2d, torch.conv3d, torch.nn.functional.conv2d, torch.nn.functional.conv3d}
 
