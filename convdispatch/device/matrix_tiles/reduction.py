@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...api.dtypes import storage_macros
-from ...api.problem import ConvProblem, epilogue_macros
+from ...api.problem import ConvProblem, epilogue_macros, norm_macros
 from ..programs.geometry_arguments import divided_by
 from ..programs.kernels import OPERANDS, Launch, build, define, kernel_text
 
@@ -26,8 +26,8 @@ STATE_BYTES = 8
 
 
 def written(problem: ConvProblem) -> list[str]:
-    """The operands of a kernel that ends with the epilogue: the output, bias and residual."""
-    return [problem.written, *(name for name in ("bias", "residual") if getattr(problem, name))]
+    """The operands of a kernel that ends with the epilogue: the output, and what the epilogue reads."""
+    return [problem.written, *problem.epilogue_operands]
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ def reduction_launch(context: Any, problem: ConvProblem, parts: Parts, operands:
 def reduction_macros(problem: ConvProblem, index: str) -> str:
     """Macros of a program that adds parts: types and the epilogue, no sizes."""
     text = storage_macros(problem.dtype) + epilogue_macros(problem)
+    text += norm_macros(problem) if problem.masked else ""
     text += define(OUT_INDEX=index, PARTIAL=0, WIDE=int(index == "long"))
     return text + kernel_text("convdispatch.api", "divide.cl")
 

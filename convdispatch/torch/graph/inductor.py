@@ -26,8 +26,8 @@ from .tuning import is_tuned
 
 @functools.cache
 def available(device: str) -> bool:
-    """Whether inductor can compile for a device: "cpu" needs a C++ compiler, "cuda" Triton."""
-    if device == "cuda":
+    """Whether inductor can compile for a device: "cpu" needs a C++ compiler, a device with streams Triton."""
+    if device != "cpu":
         return importlib.util.find_spec("triton") is not None
     named = os.environ.get("CXX", "").split(" ")[0]
     return any(shutil.which(each) for each in (named, "g++", "c++", "clang++") if each)
