@@ -229,3 +229,18 @@ def test_a_factor_without_a_bound_stays():
         return apply("y * s", y=functional.convolution(x, w), s=s)
 
     assert names(net, (1, 2, 3, 3)) == ["convolution", "apply"]
+
+
+@pytest.mark.parametrize("channels", [32, 2])
+def test_a_norm_takes_its_activation_in(channels):
+    """In one kernel, and in several where there are fewer rows than a device has cores."""
+    scale, shift = constant(normal(channels, seed=1)), constant(normal(channels, seed=2))
+
+    def net(x):
+        y = functional.relu(functional.group_norm(x, 1 if channels == 2 else 4, scale, shift))
+        return functional.activate(functional.layer_norm(y, -1), "silu")
+
+    x = normal(1, channels, 72, 72)
+    assert names(net, x.shape) == ["grouped", "standardize"]
+    built = inference.build(net, x.shape, queues=1)
+    np.testing.assert_allclose(built(x), net(Tensor.from_numpy(x)).numpy(), rtol=1e-4, atol=1e-4)
