@@ -70,7 +70,9 @@ def test_an_error_is_a_sentence(target, tmp_path):
     assert [len(each.kernels) for each in (alone, again)] == [1, 1], "its neighbours' kernels are compiled"
 
 
-@pytest.mark.parametrize("target", ["gfx90a", "gfx1201", "pvc", "sm_90"])
+@pytest.mark.parametrize(
+    "target", ["gfx1201", *(pytest.param(name, marks=pytest.mark.full) for name in ("gfx90a", "pvc", "sm_90"))]
+)
 def test_texts_compile_to_the_same_together_as_alone(target, tmp_path):
     """Functions, types, macros and pragmas of one text reach no other, and each kernel counts for its own text."""
     run = compiler(target)
