@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import convdispatch as cd
 from convdispatch.api.errors import BuildFailed
-from convdispatch.device.programs.kernels import for_device
+from convdispatch.device.programs.kernels import driver_options, for_device
 from convdispatch.selection.plugins.loader import plugins
 from convdispatch.selection.solver_query import query
 from convdispatch.tools.cli import main
@@ -296,7 +296,11 @@ def test_intels_widest_gpus_compile_for_the_narrowest_sub_group():
     assert changed.splitlines() == ["#define kernel __attribute__((intel_reqd_sub_group_size(16))) __kernel", text]
     own = "__attribute__((intel_reqd_sub_group_size(32)))\n" + text
     assert for_device(own, target_device("pvc")) == own
-    assert [for_device(text, target_device(name)) for name in TARGETS if name != "pvc"] == [text] * (len(TARGETS) - 1)
+    others = [target_device(name) for name in TARGETS if name != "pvc"]
+    assert [for_device(text, info) for info in others] == [text] * len(others)
+    assert {driver_options(info) for info in others} == {()}
+    assert driver_options(target_device("pvc")) == ("-cl-intel-enable-auto-large-GRF-mode",)
+    assert driver_options(dataclasses.replace(others[0], vendor="oclgrind")) == ("-Ucl_khr_fp16",)
 
 
 @pytest.mark.parametrize(
@@ -304,10 +308,11 @@ def test_intels_widest_gpus_compile_for_the_narrowest_sub_group():
     [
         ("im2col", "fwd_bf16_nhwc_mb32ic192ih35iw35oc64kh1kw1"),
         ("winograd.tiled_f4x3", "bwd_data_f32_mb1ic64ih570iw570oc64kh3kw3"),
+        ("winograd.fused_f4x3", "bwd_data_f32_nhwc_g2mb1ic34ih7iw99oc32kh3kw3ph1pw1"),
     ],
 )
 def test_intels_widest_gpus_spill_little(name, problem):
-    """Without a sub-group size these kernels spilled 4,096 bytes a work item."""
+    """With sub-groups of 32 these kernels spilled 4,096 bytes a work item, the last with 128 registers 2,048."""
     compiler("pvc")
     (row,) = compiled_rows(["pvc"], [plugins().solvers[name]], [cd.ConvProblem.parse(problem)], 1)
     assert row.kernels
