@@ -13,6 +13,7 @@ from command_line import run_cli
 
 import convdispatch as cd
 from convdispatch.api.errors import BuildFailed
+from convdispatch.device.programs.kernels import driver_options, for_device
 from convdispatch.selection.plugins.loader import plugins
 from convdispatch.selection.solver_query import query
 from convdispatch.tools.targets import compilers, compiling
@@ -68,7 +69,9 @@ def test_an_error_is_a_sentence(target, tmp_path):
     assert [len(each.kernels) for each in (alone, again)] == [1, 1], "its neighbours' kernels are compiled"
 
 
-@pytest.mark.parametrize("target", ["gfx90a", "gfx1201", "pvc", "sm_90"])
+@pytest.mark.parametrize(
+    "target", ["gfx1201", *(pytest.param(name, marks=pytest.mark.full) for name in ("gfx90a", "pvc", "sm_90"))]
+)
 def test_texts_compile_to_the_same_together_as_alone(target, tmp_path):
     """Functions, types, macros and pragmas of one text reach no other, and each kernel counts for its own text."""
     run = compiler(target)
@@ -282,6 +285,37 @@ def test_tiles_fit_the_architectures_local_memory(name, target, most):
         sizes = [solver.tiling(answers.shown(config), config).local_bytes for config in configs]
         assert max(sizes) <= most, f"{problem}: {configs[sizes.index(max(sizes))]}"
     assert seen > 20
+
+
+def test_intels_widest_gpus_compile_for_the_narrowest_sub_group():
+    """Of 16 work items, where the text says nothing of sub-groups itself; no other device's text has it."""
+    text = "kernel void f(global float *p) { p[0] = 0; }"
+    changed = for_device(text, target_device("pvc"))
+    assert changed.splitlines() == ["#define kernel __attribute__((intel_reqd_sub_group_size(16))) __kernel", text]
+    own = "__attribute__((intel_reqd_sub_group_size(32)))\n" + text
+    assert for_device(own, target_device("pvc")) == own
+    others = [target_device(name) for name in TARGETS if name != "pvc"]
+    assert [for_device(text, info) for info in others] == [text] * len(others)
+    assert {driver_options(info) for info in others} == {()}
+    assert driver_options(target_device("pvc")) == ("-cl-intel-enable-auto-large-GRF-mode",)
+    assert driver_options(dataclasses.replace(others[0], vendor="oclgrind")) == ("-Ucl_khr_fp16",)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("im2col", "fwd_bf16_nhwc_mb32ic192ih35iw35oc64kh1kw1"),
+        ("winograd.tiled_f4x3", "bwd_data_f32_mb1ic64ih570iw570oc64kh3kw3"),
+        ("winograd.fused_f4x3", "bwd_data_f32_nhwc_g2mb1ic34ih7iw99oc32kh3kw3ph1pw1"),
+    ],
+)
+def test_intels_widest_gpus_spill_little(name, problem):
+    """With sub-groups of 32 these kernels spilled 4,096 bytes a work item, the last with 128 registers 2,048."""
+    compiler("pvc")
+    (row,) = compiled_rows(["pvc"], [plugins().solvers[name]], [cd.ConvProblem.parse(problem)], 1)
+    assert row.kernels
+    assert not row.errors
+    assert max(kernel.scratch for kernel in row.kernels) <= 256
 
 
 def test_plans_keep_within_a_small_devices_limits(monkeypatch):

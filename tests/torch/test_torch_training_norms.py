@@ -16,6 +16,7 @@ import convdispatch.torch as ct  # noqa: E402
 from convdispatch import ConvProblem, InvalidArgument  # noqa: E402
 from convdispatch.torch.compile.backend import Backend  # noqa: E402
 from convdispatch.torch.compile.normed_operators import (  # noqa: E402
+    activated,
     convolve,
     normed_convolution,
     normed_convolution_backward,
@@ -74,6 +75,15 @@ def bottleneck(m, x):
     return torch.relu_(z + y)
 
 
+def joined(m, x):
+    """As two of ResNet's blocks: relu's result is read by a convolution first, then by a sum."""
+    for _ in range(2):
+        y = m[1](m[0](x))
+        y += x
+        x = F.relu(y, inplace=True)
+    return m[0](x)
+
+
 def frozen(net: nn.Module) -> nn.Module:
     for each in net.modules():
         if isinstance(each, nn.BatchNorm2d):
@@ -130,6 +140,7 @@ STRUCTURES = {
         lambda: Net(bottleneck, conv(3, 8), norm(8), conv(8, 4, 1), norm(4), conv(4, 4), norm(4), conv(4, 8, 1),
                     norm(8), nn.ReLU(inplace=True)), 4, 2,
     ),
+    "joined": (lambda: Net(joined, conv(3, 3), norm(3)), 2, 0),
     "used twice": (lambda: Net(used_twice, conv(3, 8), norm(8), conv(8, 4), conv(8, 4)), 1, 1),
     "returned too": (
         lambda: Net(lambda m, x: torch.cat([y := m[1](m[0](x)), m[2](y)], 1), conv(3, 8), norm(8), conv(8, 4)), 1, 0,
@@ -199,6 +210,35 @@ def test_a_step_is_pytorch_s_for_each_structure(name):
     assert ct.counters()["left"] == 0
 
 
+@pytest.mark.parametrize("name", ["relu", "silu", "frozen", "residual", "used twice"])
+def test_a_norm_in_the_gradient_of_the_input_alone(name, monkeypatch):
+    """As where kernels normalise no input: forward and the weights' gradient read the activation's result."""
+
+    def pays(self, plain, fused, *saved):
+        return all(each.sums for each in fused)
+
+    monkeypatch.setattr(FusionJudge, "pays", pays)
+    build, rewritten, taken_in = STRUCTURES[name]
+    torch.manual_seed(0)
+    model, graphs = build(), []
+    check(model, compiled(model, graphs, forced=None), torch.randn(2, 3, 9, 8))
+    names = seen_by(graphs)
+    assert names.count("learning_norm") + names.count("frozen_norm") == rewritten
+    assert names.count("normalised") == rewritten - taken_in
+    assert names.count("activated") == taken_in
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_the_gradients_of_relu_s_readers_are_added_where_the_convolution_s_is_computed(last):
+    """Two joins, of which the last one's result has one reader and stays PyTorch's."""
+    torch.manual_seed(0)
+    model, x, graphs = STRUCTURES["joined"][0](), torch.randn(2, 3, 9, 8), []
+    if last:
+        model, x = (each.to(memory_format=torch.channels_last) for each in (model, x))
+    check(model, compiled(model, graphs), x)
+    assert seen_by(graphs).count("rectified") == 1
+
+
 def test_other_ranks_and_layouts():
     torch.manual_seed(0)
     deep = nn.Sequential(nn.Conv3d(3, 4, 2, bias=False), nn.BatchNorm3d(4), nn.ReLU(), nn.Conv3d(4, 3, 1))
@@ -261,7 +301,8 @@ def test_the_back_end_trains(engine, monkeypatch):
     call = torch.compile(model, backend=Backend(options={"fuse_norms": True}))
     first = check(model, call, x)
     counts = ct.counters()
-    assert (counts["convolution"], counts["convolution_backward"], counts["left"]) == (7, 7, 0)
+    # Behind a residual join the gradients of input and weights are two operators.
+    assert (counts["convolution"], counts["convolution_backward"], counts["left"]) == (7, 8, 0)
     for each in model.modules():
         if isinstance(each, nn.BatchNorm2d):
             assert each.num_batches_tracked == 1
@@ -360,17 +401,18 @@ class Solver:
 
 
 @pytest.mark.parametrize(
-    ("fuses", "plain_s", "with_parts_s", "megabytes", "pays"),
+    ("fuses", "plain_s", "with_parts_s", "megabytes", "launches", "pays"),
     [
-        (("norm", "sums"), 1e-3, 1e-3, 1, True),
-        (("norm", "sums"), 1e-3, 1.1e-3, 1000, True),
-        (("norm", "sums"), 1e-3, 1.1e-3, 1e-3, False),
-        (("norm",), 1e-3, 1e-3, 1000, False),
-        ((), 1e-3, 1e-3, 1000, False),
-        (("norm", "sums"), None, 1e-3, 1, True),
+        (("norm", "sums"), 1e-3, 1e-3, 1, 0, True),
+        (("norm", "sums"), 1e-3, 1.1e-3, 1000, 0, True),
+        (("norm", "sums"), 1e-3, 1.1e-3, 1e-3, 0, False),
+        (("norm", "sums"), 1e-3, 1.1e-3, 1e-3, 101, True),
+        (("norm",), 1e-3, 1e-3, 1000, 0, False),
+        ((), 1e-3, 1e-3, 1000, 0, False),
+        (("norm", "sums"), None, 1e-3, 1, 0, True),
     ],
 )
-def test_the_judge_asks_selection(monkeypatch, fuses, plain_s, with_parts_s, megabytes, pays):
+def test_the_judge_asks_selection(monkeypatch, fuses, plain_s, with_parts_s, megabytes, launches, pays):
     solver = Solver(fuses, None)
     chosen = types.SimpleNamespace(first=types.SimpleNamespace(solver=solver, config={}, math=""))
     monkeypatch.setattr(training_norms, "plugins", lambda: types.SimpleNamespace(solvers={solver.name: solver}))
@@ -379,10 +421,10 @@ def test_the_judge_asks_selection(monkeypatch, fuses, plain_s, with_parts_s, meg
     monkeypatch.setattr(
         training_norms, "predicted", lambda solver, problem, *_: with_parts_s if problem.norm else plain_s
     )
-    monkeypatch.setattr(training_norms, "rates", lambda device: types.SimpleNamespace(bandwidth=1e12))
+    monkeypatch.setattr(training_norms, "rates", lambda device: types.SimpleNamespace(bandwidth=1e12, launch=1e-6))
     problem = ConvProblem(mb=2, ic=8, ih=9, iw=9, oc=8, kh=3, kw=3)
     with_parts = problem.replace(norm="relu", sums=True)
-    assert FusionJudge(torch.device("cpu")).pays([problem], [with_parts], int(megabytes * 1e6)) == pays
+    assert FusionJudge(torch.device("cpu")).pays([problem], [with_parts], int(megabytes * 1e6), launches) == pays
 
 
 # The operators.
@@ -394,8 +436,9 @@ def _operands(dtype=torch.float32):
     return x, w, [torch.randn(3, dtype=dtype), torch.rand(3, dtype=dtype) + 0.5, torch.randn(3, dtype=dtype)]
 
 
-def _convolve(x, w, bias, *norm):
-    return convolve((x, w, bias), norm, table(*norm), "relu", True, *GEOMETRY)
+def _convolve(x, w, bias, *norm, taken_in):
+    activated_x = None if taken_in else activated(x, norm, "relu")
+    return convolve((x, w, bias, activated_x), norm, table(*norm), "relu", True, *GEOMETRY)
 
 
 def test_operators_keep_pytorch_s_rules():
@@ -404,8 +447,8 @@ def test_operators_keep_pytorch_s_rules():
     for given in ((table(*norm), "relu", True), (None, None, True), (None, None, False)):
         torch.library.opcheck(normed_convolution, (x, w, None, *given, *GEOMETRY), test_utils=tests)
     grad = torch.randn(2, 4, 7, 8)
-    for mask in ([True, True], [False, True], [True, False]):
-        arguments = (grad, x, w, table(*norm), "relu", *GEOMETRY, mask)
+    for residual, *mask in ((None, True, True, True), (None, False, False, True), (x + 1, True, False, False)):
+        arguments = (grad, x, w, table(*norm), residual, "relu", *GEOMETRY, mask)
         torch.library.opcheck(normed_convolution_backward, arguments, test_utils=tests)
 
 
@@ -424,26 +467,26 @@ def _check_operators():
     grads = [torch.randn(2, 4, 7, 8), torch.randn(4), torch.randn(4)]
     exact_outputs, exact = _exact(x, w, norm, grads)
     ct.reset_counters()
-    outputs = _convolve(x, w, None, *norm)
-    for mine, right in zip(
-        (*outputs, *torch.autograd.grad(outputs, leaves, grads)), (*exact_outputs, *exact), strict=True
-    ):
-        assert error(mine, right) < 1e-5
+    for taken_in in (True, False):
+        outputs = _convolve(x, w, None, *norm, taken_in=taken_in)
+        gradients = torch.autograd.grad(outputs, leaves, grads)
+        for mine, right in zip((*outputs, *gradients), (*exact_outputs, *exact), strict=True):
+            assert error(mine, right) < 1e-5
     return ct.counters()
 
 
 def test_our_engines_compute_the_operators():
     counts = _check_operators()
-    assert (counts["ours"], counts["left"]) == (2, 0)
+    assert (counts["ours"], counts["left"]) == (5, 0)
 
 
 def test_the_driver_that_stands_for_cuda_s_launches_the_operators(stand_in):  # noqa: F811
     counts = _check_operators()
-    assert (counts["ours"], counts["left"]) == (2, 0)
+    assert (counts["ours"], counts["left"]) == (5, 0)
     assert "cuLaunchKernel" in stand_in.driver.names()
 
 
 def test_pytorch_computes_the_operators_where_the_engine_declines():
     with ct.enable(solver="none of these"):
         counts = _check_operators()
-    assert (counts["ours"], counts["left"]) == (0, 2)
+    assert (counts["ours"], counts["left"]) == (0, 5)

@@ -75,6 +75,9 @@ factor of 1.22."""
 BANK_SHARE = 0.25
 """Share of ``BANK_OPS`` that a number costs if adjacent work items read the same cache line."""
 
+SUMS_OPS = 10.0
+"""Operations of a result whose channel is summed: four of the sums, and those of reading it again and of merging."""
+
 
 @dataclass(frozen=True)
 class _TileKey:
@@ -191,6 +194,12 @@ def seconds(product: Product, device: DeviceInfo) -> Any:
     elif t.walk == "channels" and product.problem.layout == "nchw" and product.geometry.volume > 1:
         cost = cost + TAP_SECTORS * math.prod(product.problem.w_shape) * SECTOR_OPS
     launches = 1 + product.partial + packs
+    if product.problem.sums:
+        parts, problem = product.sums_parts, product.problem
+        launches = launches + np.where(product.sums, 1 + (parts > 64) + (parts > 64**2), 3)
+        passes = np.where(product.sums, 0, 1) * (1 + problem.masked) + problem.masked
+        traffic = traffic + passes * math.prod(problem.out_shape) * problem.itemsize
+        cost = cost + SUMS_OPS * product.out_size
     cost = cost + _bank_waits(product) * BANK_OPS
     cost = np.maximum(cost, (slices * t.bk + START_STEPS) * ALONE_OPS * max(1, device.compute_units))
     return cost / (SUSTAINED * peaks.flops) + traffic / (COPY_SHARE * peaks.bandwidth) + launches * peaks.launch
