@@ -9,14 +9,13 @@ import subprocess
 import zlib
 
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 
 import convdispatch as cd
 from convdispatch.api.errors import BuildFailed
 from convdispatch.device.programs.kernels import driver_options, for_device
 from convdispatch.selection.plugins.loader import plugins
 from convdispatch.selection.solver_query import query
-from convdispatch.tools.cli import main
 from convdispatch.tools.targets import compilers, compiling
 from convdispatch.tools.targets.compilers import Compiled, Kernel
 from convdispatch.tools.targets.described import TARGETS, target_device
@@ -153,10 +152,10 @@ def counted(monkeypatch, tmp_path):
 def test_a_text_is_compiled_once(counted, tmp_path):
     report = tmp_path / "report.json"
     words = ["targets", "gfx942", "--solver", "im2col", "--from", "alexnet", "--json", str(report)]
-    first = CliRunner().invoke(main, words)
+    first = run_cli(*words)
     texts = len(counted)
     assert texts == len(set(counted)) > 0
-    again = CliRunner().invoke(main, words)
+    again = run_cli(*words)
     assert len(counted) == texts, "the second run read what the first one compiled"
     assert first.stdout == again.stdout
     (row,) = json.loads(report.read_text())
@@ -178,7 +177,7 @@ def test_an_interrupted_run_shows_what_it_has(counted, monkeypatch, tmp_path):
 
     with monkeypatch.context() as patch:
         patch.setattr(compiling, "_collect", interrupted)
-        done = CliRunner().invoke(main, [*command, "--markdown"])
+        done = run_cli(*command, "--markdown")
     assert done.exit_code == 130
     rows = json.loads((tmp_path / "report.json").read_text())
     counts = [row["compiled"] for row in rows]
@@ -189,14 +188,13 @@ def test_an_interrupted_run_shows_what_it_has(counted, monkeypatch, tmp_path):
     structures, reached = rows[0]["structures"], rows[0]["reached"]
     assert 0 <= reached <= structures <= 10
     assert f"| gfx90a | im2col | 5 | 10 | {counts[0]} | {structures} | {reached} | {counts[0]} |" in done.stdout
-    again = CliRunner().invoke(main, command)
+    again = run_cli(*command)
     assert "are left" not in again.stderr
     assert [row["compiled"] for row in json.loads((tmp_path / "report.json").read_text())] == [10, 10]
 
 
 def test_a_run_ends_within_its_time_and_says_what_is_left(counted):
-    done = CliRunner().invoke(main, [*TWO_TARGETS, "--within", "0"])
-    assert done.exit_code == 0
+    done = run_cli(*TWO_TARGETS, "--within", "0", status=0)
     assert not counted
     assert "20 texts are left" in done.stderr
 
@@ -220,16 +218,16 @@ def test_the_table_has_a_line_for_each_target_and_the_worst_kernels():
 
 
 def test_verify_compiles_a_plugins_kernels_only(counted):
-    done = CliRunner().invoke(main, ["verify", "im2col", "--compile-only", "gfx90a,pvc", "--from", "alexnet"])
+    done = run_cli("verify", "im2col", "--compile-only", "gfx90a,pvc", "--from", "alexnet")
     assert done.exit_code == 1, "the stand-in's kernel exceeds the local memory"
     assert {line.split()[1] for line in done.stdout.splitlines() if line.startswith(("gfx90a", "pvc"))} == {"im2col"}
 
 
 def test_refusals(monkeypatch):
-    done = CliRunner().invoke(main, ["targets", "gfx1"])
+    done = run_cli("targets", "gfx1")
     assert "targets are gfx90a, gfx942" in done.output
     monkeypatch.setattr(compilers.shutil, "which", lambda name: None)
-    done = CliRunner().invoke(main, ["targets", "dg2"])
+    done = run_cli("targets", "dg2")
     assert "dg2 is left out: it needs Intel's ocloc" in done.output
     assert done.exit_code == 1
 
