@@ -9,7 +9,7 @@ import threading
 from typing import ClassVar
 
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 
 from convdispatch import conv
 from convdispatch.api import ConvDispatchWarning, ConvProblem, DeviceInfo, DeviceRates
@@ -22,7 +22,6 @@ from convdispatch.measurement import calibration, first_sight, peaks
 from convdispatch.measurement.calibration import calibrate
 from convdispatch.measurement.peaks.matrix import Variant
 from convdispatch.selection.plugins.loader import plugins
-from convdispatch.tools.cli import main
 from convdispatch.tools.doctor import _rates
 
 H200 = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
@@ -99,11 +98,10 @@ def test_calibration_measures_and_keeps(device):
 
 
 def test_the_command_says_what_was_and_what_is(device):
-    done = CliRunner().invoke(main, ["calibrate", "--anyway"])
-    assert done.exit_code == 0, done.output
+    done = run_cli("calibrate", "--anyway", status=0)
     assert "GFLOP/s" in done.output
     assert "estimated before" in done.output
-    assert "measured before" in CliRunner().invoke(main, ["calibrate", "--anyway"]).output
+    assert "measured before" in run_cli("calibrate", "--anyway").output
 
 
 def test_the_command_keeps_nothing_on_a_busy_machine(device, monkeypatch):
@@ -112,8 +110,7 @@ def test_the_command_keeps_nothing_on_a_busy_machine(device, monkeypatch):
     from convdispatch.tools.benchmark import quiet
 
     monkeypatch.setattr(quiet, "load_now", lambda: 1e3)
-    done = CliRunner().invoke(main, ["calibrate", "--device", "cpu"])
-    assert done.exit_code == 1
+    done = run_cli("calibrate", "--device", "cpu", status=1)
     assert "other work keeps 1000 of" in done.output
     assert "nothing is kept" in done.output
 
@@ -124,7 +121,7 @@ def test_the_command_keeps_nothing_on_a_busy_machine(device, monkeypatch):
 
     monkeypatch.setattr(quiet, "load_now", lambda: 0.0)
     monkeypatch.setattr(calibration, "calibrate", unsteady)
-    done = CliRunner().invoke(main, ["calibrate"])
+    done = run_cli("calibrate")
     assert (done.exit_code, "copies took 2.00 times as long" in " ".join(done.output.split())) == (1, True)
 
 

@@ -1,9 +1,9 @@
 """The child processes that plan problems for one device, and the artifacts that they built.
 
 A request is answered by a ``Future``; the problem of the longest run time goes first. Children start while problems
-wait: at most one a processor (as ``compile_pool.compilers`` counts them), on a GPU one for two processors. They end when
-nothing has been requested for a while, because on a GPU each holds a context. If a child dies, another one takes its
-problem; if children cannot be started, or have other plugins than this process, the caller plans by itself.
+wait: at most one a processor (as ``compile_pool.compilers`` counts them), on a GPU one for two processors. They end
+when nothing has been requested for a while, because on a GPU each holds a context. If a child dies, another one takes
+its problem; if children cannot be started, or have other plugins than this process, the caller plans by itself.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ START_STEPS = 10  # steps of k in the time of a tile's first loads and last stor
 FLAT_SHARE = 0.7  # share of a tile's speed that is left if its columns run over channels and taps
 TAPS_SHARE = 0.94  # share of a tile's speed that is left if its slices hold the taps of one channel
 GENERAL_SHARE = 0.91
-"""Share of a tile's speed that is left if the geometry's numbers are arguments. Measured on an H200 over 500 drawn layers:
-0.90 in float32, 0.93 in 16 bits, 1.03 where a layer takes over a millisecond, at worst 0.46."""
+"""Share of a tile's speed that is left if the geometry's numbers are arguments. Measured on an H200 over 500 drawn
+layers: 0.90 in float32, 0.93 in 16 bits, 1.03 where a layer takes over a millisecond, at worst 0.46."""
 COPY_SHARE = 0.94  # share of the measured bandwidth of a copy that packing weights and adding partial sums reach
 ALONE_OPS = 15e3
 """Least time of a step of k of one work group, in operations of a compute unit: 40 to 60 cycles of small tiles, in 20

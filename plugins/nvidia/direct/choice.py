@@ -42,8 +42,8 @@ FIXUP_CYCLES = 10900.0  # cycles that a tile takes longer if work groups of the 
 FIXUP_CYCLES_PER_BYTE = 0.3  # cycles per byte of results, if work groups of the product add partial sums
 MAX_FIXUP_PARTS = 4  # most partial sums that work groups of the product add: more wait for each other's counters
 GENERAL_SHARE = 0.976
-"""Share of a tile's speed that is left if the geometry's numbers are arguments. Measured on an H200 over 200 drawn layers
-(the least share is 0.69)."""
+"""Share of a tile's speed that is left if the geometry's numbers are arguments. Measured on an H200 over 200 drawn
+layers (the least share is 0.69)."""
 MAX_CHOICES = 32  # most tiles that are offered to a search
 MIN_CHOICES = 4  # best tiles of each number format that are always offered to a search
 SHAPES = (
