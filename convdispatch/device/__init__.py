@@ -9,7 +9,6 @@ new place for commands goes to ``places``. May import api alone.
 - ``compiler``: a child that compiles kernel text.
 - ``cuda``: CUDA beside OpenCL.
 - ``cuda_driver``: CUDA's driver by ctypes.
-- ``declared``: JSON values become dataclasses.
 - ``executable``: a plan's launches, recorded once.
 - ``garbage``: puts garbage collection off while a process starts.
 - ``gemm``: the matrix product.

@@ -15,10 +15,12 @@ from convdispatch.selection.records.record import (
     Provenance,
     Record,
     device_key,
+    file_text,
     is_device_key,
+    read_records,
     stale,
+    text_name,
 )
-from convdispatch.selection.records.record_files import file_text, read_records, text_name
 
 
 def test_the_key_names_the_device_and_not_its_driver():

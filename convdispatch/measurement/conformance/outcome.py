@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...api.errors import InvalidArgument
-from ...device import declared
+from ...device import jsontext
 from ..run_reports import only, read_reports
 from .levels import VERSION, held
 from .space import covered
@@ -133,7 +133,7 @@ class Report:
             raise InvalidArgument(f"no conformance report of schema {SCHEMA}: {str(values)[:60]!r}")
         try:
             fields = {name: value for name, value in values.items() if name not in ("verdict", "levels", "coverage")}
-            return declared.made(cls, fields)
+            return jsontext.made(cls, fields)
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidArgument(f"a damaged conformance report: {error!r}") from error
 

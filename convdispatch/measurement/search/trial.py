@@ -27,8 +27,7 @@ from ...selection.visible_problem import operand_bytes, visible_problem
 from .. import reference
 from ..measure import timed
 from .output_scan import PATTERN, OutputScan
-from .scaled_data import Scaled
-from .trialdata import error_limit, operands_of, random_operands
+from .trialdata import Scaled, error_limit, operands_of, random_operands
 
 GUARD = 4096
 """Bytes before and after a guarded buffer; a multiple of every device's sub-buffer alignment."""
