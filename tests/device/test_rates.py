@@ -20,7 +20,7 @@ from convdispatch.device.opencl.processor import quota
 from convdispatch.device.rates import estimate, keep, rates
 from convdispatch.measurement import calibration, first_sight, peaks
 from convdispatch.measurement.calibration import calibrate
-from convdispatch.measurement.peaks.matrix import Variant
+from convdispatch.measurement.peaks import Variant
 from convdispatch.selection.plugins.loader import plugins
 from convdispatch.tools.cli import main
 from convdispatch.tools.doctor import _rates

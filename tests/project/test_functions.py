@@ -26,7 +26,7 @@ REASONS = {
     "the interface of a plan or a layer: the operands of a convolution and their events": """
         api/hookspecs.py:convdispatch_enqueue selection/layer_chain.py:convdispatch_enqueue
         selection/layers/validation.py:convdispatch_enqueue device/gemm/plan.py:enqueue device/plans/steps.py:enqueue
-        selection/derivation/plan.py:enqueue
+        selection/derivation/solver.py:enqueue
     """,
     "the fast path of a warm call: an object for its operands would cost more than the call": """
         calls/guarded_replay.py:replay calls/call.py:__call__ calls/host_call.py:fast_path

@@ -10,8 +10,7 @@ import pytest
 
 from convdispatch.api import ConvDispatchWarning, ConvProblem, DeviceInfo, InvalidPolicy
 from convdispatch.selection import dispatch
-from convdispatch.selection.choice.preference import Preferred
-from convdispatch.selection.choice.ranking import rank
+from convdispatch.selection.choice.ranking import Preferred, rank
 from convdispatch.selection.plugins import loader
 from convdispatch.selection.plugins.registry import packaged_path, parse, registry, registry_path
 from convdispatch.tools import doctor

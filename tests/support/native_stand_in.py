@@ -21,7 +21,7 @@ import torch
 
 from convdispatch.api.policy import DEFAULT, ask_policy
 from convdispatch.device.commands import host_memory
-from convdispatch.device.cuda import launches, modules
+from convdispatch.device.cuda import modules, stream
 from convdispatch.device.native import build, loading
 from convdispatch.selection import dispatch
 from convdispatch.torch.compile import native_layers
@@ -204,7 +204,7 @@ def installed(monkeypatch, device):
         return stream_tensors.stream_call(problem, shape, form, torch.empty(0, dtype=dtype))
 
     tensors = Tensors()
-    monkeypatch.setattr(launches, "function_of", function_of)
+    monkeypatch.setattr(stream, "function_of", function_of)
     for module in (stream_tensors, recorded_launches):
         monkeypatch.setattr(module, "library_of", lambda kind: tensors)
     monkeypatch.setattr(engine, "bias_gradient", lambda grad: bias_gradient.bias_gradient(OnCuda(grad)))

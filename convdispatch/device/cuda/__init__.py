@@ -2,7 +2,6 @@
 
 - ``bridge``: orders CUDA's work with an OpenCL queue's.
 - ``graphs``: CUDA graphs.
-- ``launches``: an executable on streams.
 - ``import_trial``: tries an import of memory in a child.
 - ``machine_code``: machine code of PTX, cached on disk.
 - ``memory_pool``: CUDA's own pool.

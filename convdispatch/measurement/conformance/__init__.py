@@ -11,8 +11,6 @@ the same checks. A new check goes to ``checks``, a new case to the lists of ``le
 - ``covering``: few rows in which every pair of values occurs.
 - ``checks``: the checks that a plan goes through, in order.
 - ``contract``: the checks of what a solver returns before anything is compiled.
-- ``accuracy``: the check of the level accuracy.
-- ``packing``: the check that equal pack keys mean equal bytes.
 - ``data``: operands, the float64 result, and the error allowed.
 - ``digests``: the digests that results have on every device under ``math="reproducible"``.
 - ``memory``: operands, output and workspace between guard zones.

@@ -12,7 +12,7 @@ from typing import Any
 from ...api.errors import InvalidArgument
 from ...device.cache.artifact_store import Gathered
 from ..plugins.loader import plugins
-from .format import FORMAT_VERSION, MANIFEST, TEXTS
+from .reading import FORMAT_VERSION, MANIFEST, TEXTS
 
 
 def write(path: str | Path, gathered: Gathered) -> int:

@@ -24,8 +24,9 @@ from ....device import runtime
 from ....measurement import reference
 from ....measurement.measure import Candidate, Outcome, interleaved, timed
 from ....measurement.search import Search
+from ....measurement.search.families import Scaled
 from ....measurement.search.trial import Harness
-from ....measurement.search.trialdata import Scaled, operands_of
+from ....measurement.search.trialdata import operands_of
 from ....selection import dispatch
 from ....selection.choice import ranking
 from ....selection.derivation import named
