@@ -17,8 +17,6 @@ the commands with ``--cluster`` use them. A new kind of work is a function that 
 - ``placing``: which task goes to which worker, and when.
 - ``running``: submits tasks and collects their results, while workers come and go.
 - ``finding``: ``find_many``: searches by workers, recorded here.
-- ``interrupts``: short steps that an interrupt does not cut in two.
-- ``agreement``: whether two devices of a kind measured the same.
 - ``verifying``: the conformance kit on every kind of device.
 """
 

@@ -8,7 +8,6 @@ form of the net is cached for each set of input shapes. A new operator goes to a
 - ``backend``: ONNX's backend interface.
 - ``binding``: onnxruntime's memory, OrtValue and IOBinding.
 - ``call``: one node as its operator sees it.
-- ``constants``: what Constant nodes hold.
 - ``folding``: nodes of known values, computed by onnx's reference.
 - ``interpreter``: walks a graph's nodes.
 - ``model``: a model file to a net that is called with arrays.

@@ -6,15 +6,29 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..elementwise import apply, full
 from ..elementwise.tensor import Tensor
-from ..nn import SGD, Adam, LossScaler, Module, Optimizer, Tape, autocast, capture
+from ..nn import (
+    SGD,
+    Adam,
+    Conv2d,
+    Dropout,
+    Flatten,
+    Linear,
+    LossScaler,
+    MaxPool2d,
+    Module,
+    Optimizer,
+    Sequential,
+    Tape,
+    autocast,
+    capture,
+)
 from ..nn.functional import cross_entropy
-from .batches import Batches
-from .data import Pictures
-from .net import small_net
+from .data import Batches, Pictures
 
 PRECISIONS = ("float32", "float16", "bfloat16")
 _TEST_BATCH = 250
@@ -116,3 +130,31 @@ def _optimizer(settings: Settings, net: Module) -> Optimizer:
     if settings.optimizer == "adam":
         return Adam(net.parameters(), settings.lr, weight_decay=settings.weight_decay)
     return SGD(net.parameters(), settings.lr, settings.momentum, settings.weight_decay)
+
+
+def small_net(
+    channels: int,
+    size: tuple[int, int],
+    classes: int,
+    *,
+    dropout: float = 0.0,
+    queue: cl.CommandQueue | None = None,
+    seed: int = 0,
+) -> Sequential:
+    """Two 3×3 convolutions with 32 and 64 channels, each relu and halved by max pooling; linear to 128, relu, classes.
+
+    Pictures ``[mb, channels, *size]`` to logits ``[mb, classes]``; sizes are 4 or more.
+    """
+    rng = np.random.default_rng(seed)
+    features = 64 * (size[0] // 4) * (size[1] // 4)
+    dropouts = [Dropout(dropout, queue=queue, seed=seed)] if dropout else []
+    return Sequential(
+        Conv2d(channels, 32, 3, padding=1, activation="relu", queue=queue, rng=rng),
+        MaxPool2d(2),
+        Conv2d(32, 64, 3, padding=1, activation="relu", queue=queue, rng=rng),
+        MaxPool2d(2),
+        Flatten(),
+        Linear(features, 128, activation="relu", queue=queue, rng=rng),
+        *dropouts,
+        Linear(128, classes, queue=queue, rng=rng),
+    )

@@ -18,7 +18,7 @@ from convdispatch.device import rates as module
 from convdispatch.device import runtime
 from convdispatch.device.opencl.processor import quota
 from convdispatch.device.rates import estimate, keep, rates
-from convdispatch.measurement import calibration, first_sight, peaks
+from convdispatch.measurement import calibration, peaks
 from convdispatch.measurement.calibration import calibrate
 from convdispatch.measurement.peaks import Variant
 from convdispatch.selection.plugins.loader import plugins
@@ -163,10 +163,10 @@ class Stand:
 
 @pytest.fixture
 def sight(monkeypatch, folder):
-    monkeypatch.setattr(first_sight, "_checked", set())
-    monkeypatch.setattr(first_sight, "Child", Stand)
+    monkeypatch.setattr(calibration, "_checked", set())
+    monkeypatch.setattr(calibration, "Child", Stand)
     Stand.made = []
-    return first_sight
+    return calibration
 
 
 def started(count):
@@ -180,11 +180,11 @@ def test_a_device_seen_for_the_first_time_is_calibrated_aside_once(sight, device
     sight.seen(device)
     sight.seen(device)
     assert started(1)
-    monkeypatch.setattr(first_sight, "_checked", set())  # the next process
+    monkeypatch.setattr(calibration, "_checked", set())  # the next process
     sight.seen(device)
     assert started(1), "tried lately"
     os.utime(module.place(runtime.device_info(device)).with_suffix(".tried"), (0, 0))
-    monkeypatch.setattr(first_sight, "_checked", set())
+    monkeypatch.setattr(calibration, "_checked", set())
     sight.seen(device)
     assert started(2)
 
@@ -194,7 +194,7 @@ def test_nothing_is_calibrated_that_is_or_where_rates_are_off(sight, device, mon
     sight.seen(device)
     assert started(0)
     monkeypatch.setenv("CONVDISPATCH_RATES", "off")
-    monkeypatch.setattr(first_sight, "_checked", set())
+    monkeypatch.setattr(calibration, "_checked", set())
     sight.seen(device)
     assert started(0)
 

@@ -11,7 +11,7 @@ from convdispatch.nn import functional
 from convdispatch.nn.optim import SGD, Adam
 from convdispatch.nn.tape import Tape
 from convdispatch.tensor import Parameter, Tensor
-from convdispatch.train.batches import Batches
+from convdispatch.train.data import Batches
 
 from . import oracle
 from .bench import Bench, Found
