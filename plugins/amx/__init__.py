@@ -14,7 +14,6 @@ All instructions are in ``instructions``.
 - ``instructions``: generates functions that multiply in AMX tiles.
 - ``probe``: a test run that a device must pass once.
 - ``processor``: whether the processor has the instructions.
-- ``sizes``: a geometry's numbers as one argument.
 - ``splits``: how many bfloat16 numbers an element becomes.
 - ``vectors``: ``amx.vectors`` and ``amx.vector_weights``.
 - ``weights``: ``amx.weights``: the weights' gradient.

@@ -17,7 +17,7 @@ from convdispatch.calls.arrays.array_library import Library
 from convdispatch.device import runtime
 from convdispatch.device.commands import host_memory
 from convdispatch.device.cuda import stream
-from convdispatch.device.cuda.memory_pool import CudaPool
+from convdispatch.device.cuda.stream import CudaPool
 from convdispatch.device.cuda_driver import Cuda
 from convdispatch.device.places.stream import Unlaunchable
 from convdispatch.selection import dispatch

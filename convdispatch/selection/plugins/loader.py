@@ -431,3 +431,20 @@ def _load_layers(loaded: Plugins) -> None:
             loaded.layers.append(name)
         status = "loaded" if mistake is None else "failed"
         loaded.report.append(Loaded(f"layer {name}", candidate.source, status, mistake or "", "", candidate.version))
+
+
+_reported: set[tuple[str, str]] = set()
+
+
+def warn_once(solver: str, kind: str, message: str, *, stacklevel: int) -> None:
+    """Warn of a solver's fault, unless this process has warned of that kind of fault of its plugin."""
+    key = plugins().provider(solver), kind
+    if key in _reported:
+        return
+    _reported.add(key)
+    warnings.warn(message, ConvDispatchWarning, stacklevel=stacklevel + 1)
+
+
+def forget_reported() -> None:
+    """Forget which faults were reported, so that they are reported again."""
+    _reported.clear()

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .loader import Loader
-from .product import Product
+from .product import Loader, Product
 from .tile import Tile
 
 

@@ -7,6 +7,5 @@ A new picture is a function of ``plots`` and a section of ``page.html.mako``.
 - ``answers``: five questions, answered in sentences.
 - ``terminal``: tables in the terminal.
 - ``compare``: two runs beside each other.
-- ``export``: CSV and JSON.
-- ``timeline``: one run of a net as the device's clock saw it.
+- ``export``: CSV and JSON, and the timeline of one run of a net.
 """
