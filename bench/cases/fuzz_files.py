@@ -51,7 +51,7 @@ from convdispatch.selection.records import packs
 from convdispatch.selection.records.perfdb import PerfDB
 from convdispatch.tools import replay
 from convdispatch.tools.benchmark import report
-from convdispatch.tools.benchmark.measuring.environment import environment
+from convdispatch.tools.benchmark.measuring.session import environment
 from convdispatch.tools.cli import bench, verify
 
 SLOW_S = 30.0

@@ -15,7 +15,7 @@ from ..api.errors import ConvDispatchError
 from ..api.rates import DeviceRates
 from ..device import background, runtime
 from ..device.child import Child, Silent, answer, questions
-from ..device.opencl.processor import quota
+from ..device.opencl.platforms import quota
 from ..device.programs.kernels import build
 from ..device.rates import STREAM_LAUNCH, keep, place, switched_off
 from .measure import timed

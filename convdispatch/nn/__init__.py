@@ -12,7 +12,6 @@ Names are imported when first used: PyTorch's door wants one kernel of pooling, 
 - ``functional``: all operations, by the names that users import.
 - ``layers``: layers with parameters.
 - ``losses``: softmax, cross-entropy, mean squares.
-- ``matrix``: products of matrices.
 - ``modules``: parts of a net, their names and values.
 - ``normalization``: norms by batch, by group, by neighbours.
 - ``optim``: optimisers.

@@ -14,9 +14,8 @@ from ..elementwise import Generator, apply, concatenate, concatenation_buffer, m
 from ..elementwise.tensor import Tensor
 from .activations import activate
 from .attention import attention, is_attention_in_caches
-from .convolution import convolution, dense, linear, transposed_convolution
+from .convolution import convolution, dense, linear, matmul, transposed_convolution
 from .losses import cross_entropy, log_softmax, mse_loss, softmax
-from .matrix import matmul
 from .normalization.norms import (
     batch_norm,
     fold_batch_norm,

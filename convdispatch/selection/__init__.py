@@ -23,6 +23,5 @@ device and api.
 - ``vendors``: vendors' shared libraries behind the C header, as plugins.
 - ``records``: measurements as immutable records in files that processes share.
 - ``explanation``: every solver's answer to a problem, for ``explain``.
-- ``explanation_text``: what ``explain`` returns, in words and as JSON.
 - ``text_table``: tables for terminals and pipes.
 """

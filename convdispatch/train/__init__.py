@@ -1,6 +1,5 @@
 """Training of a small net on pictures: ``convdispatch train``.
 
-- ``curve``: a loss curve as text.
 - ``data``: data sets.
 - ``loop``: the training loop.
 - ``run``: the state of one training run.

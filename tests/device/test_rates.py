@@ -16,7 +16,7 @@ from convdispatch.api import ConvDispatchWarning, ConvProblem, DeviceInfo, Devic
 from convdispatch.calls.host_call import HostCall
 from convdispatch.device import rates as module
 from convdispatch.device import runtime
-from convdispatch.device.opencl.processor import quota
+from convdispatch.device.opencl.platforms import quota
 from convdispatch.device.rates import estimate, keep, rates
 from convdispatch.measurement import calibration, peaks
 from convdispatch.measurement.calibration import calibrate

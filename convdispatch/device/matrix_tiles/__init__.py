@@ -9,7 +9,6 @@ here.
 - ``geometry``: a problem over channels-last planes, stacked or folded where that suits few channels.
 - ``instruction``: the description of a tile instruction, which says what each lane holds of each operand.
 - ``product``: the product of any problem, over planes that an earlier launch has packed.
-- ``reduction``: the sum of parts, by a launch or by work groups of the product.
 - ``scales``: powers of two that bring operands into float16's range.
 - ``solver``: the solver of a vendor that describes instructions alone.
 """

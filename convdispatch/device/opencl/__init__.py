@@ -2,5 +2,4 @@
 
 - ``icd``: finds vendors' libraries.
 - ``platforms``: platforms and devices, described.
-- ``processor``: which processor a CPU device is.
 """

@@ -7,7 +7,6 @@ refusal to ``refusal`` there.
 - ``lockfile``: what a lock file, or the ranks of one training, fixed.
 - ``evidence``: what was measured of a problem, and what a measured neighbour says of it.
 - ``neighbours``: corrects predictions by what was measured at similar problems.
-- ``record_coverage``: which unmeasured solvers go before measured ones.
 - ``set_aside``: solvers that failed or lacked memory in this process.
 - ``provenance``: what a measurement rests on: plugin, version, kernel text, driver.
 """

@@ -2,7 +2,7 @@
 
 Solvers that accept the problem rank in this order: the one that a lock file names; those that records measured, the
 fastest first; the one that measured neighbours favour; those that ``registry.yaml`` prefers; then the least predicted
-time; then the name. An unmeasured solver may rank before measured ones (``record_coverage``). A policy that names a
+time; then the name. An unmeasured solver may rank before measured ones (``evidence.ahead``). A policy that names a
 solver refuses all others.
 
 Two kinds of solvers can seldom be first, and are queried only where they may be (``Choices``): those of a plugin that
@@ -32,9 +32,8 @@ from ..records.perfdb import perfdb
 from ..solver_query import Fault, SolverAnswers, predicted, query
 from ..visible_problem import unfused_seconds
 from . import lockfile
-from .evidence import Evidence, admitted_records, error_reason, from_neighbours, measured
+from .evidence import Evidence, Prediction, admitted_records, ahead, error_reason, from_neighbours, measured
 from .neighbours import MARGIN, Offer, neighbours
-from .record_coverage import Prediction, ahead
 from .set_aside import erratum, needs_too_much, quarantined
 
 

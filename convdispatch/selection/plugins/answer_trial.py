@@ -28,8 +28,8 @@ from typing import Any, TypeVar
 from ...api.device import DeviceInfo
 from ...api.policy import current_policy
 from ...api.problem import ConvProblem
+from ...device.background import unlocked
 from ...device.child import Child
-from ...device.planning_lock import unlocked
 from . import forks, verdicts
 from .loader import plugins
 
