@@ -8,14 +8,14 @@ from ..device.matrix_tiles.configured import in_waves as in_waves
 from ..device.matrix_tiles.configured import largest as largest
 from ..device.matrix_tiles.configured import many as many
 from ..device.matrix_tiles.configured import part_counts as part_counts
-from ..device.matrix_tiles.formats import FORMATS as FORMATS
-from ..device.matrix_tiles.formats import formats as formats
 from ..device.matrix_tiles.geometry import Phase as Phase
 from ..device.matrix_tiles.geometry import product_geometry as product_geometry
 from ..device.matrix_tiles.geometry import window as window
+from ..device.matrix_tiles.instruction import FORMATS as FORMATS
 from ..device.matrix_tiles.instruction import Fragment as Fragment
 from ..device.matrix_tiles.instruction import InstructionText as InstructionText
 from ..device.matrix_tiles.instruction import TileInstruction as TileInstruction
+from ..device.matrix_tiles.instruction import formats as formats
 from ..device.matrix_tiles.product.plan import MAX_PARTS as MAX_PARTS
 from ..device.matrix_tiles.product.plan import STATE_BYTES as STATE_BYTES
 from ..device.matrix_tiles.product.plan import Layout as Layout

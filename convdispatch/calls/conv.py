@@ -19,13 +19,12 @@ import numpy as np
 from ..api.literals import Activation, Array, Layout, Math, Padding, Pads, Steps
 from ..api.quantization import Quantization
 from ..device import runtime
-from ..selection.derivation.copying import Copy, CopyAxis, contiguous
+from ..selection.derivation.rewriting import Copy, CopyAxis, contiguous
 from ..selection.prepared import constant as constant
 from .arguments import PLACES, Request, hashable, sizes_of, transposed_shape
 from .arrays.accepted import shape_of, with_kind_of
 from .arrays.known_libraries import BARE, library_of
-from .arrays.operands import Operands, contiguous_strides
-from .arrays.results import maker_of
+from .arrays.operands import Operands, contiguous_strides, maker_of
 from .call import Call
 from .call_cache import CALLS, LAST, cached_call
 from .described_call import described_call

@@ -24,8 +24,7 @@ from ..selection.records.perfdb import perfdb, scope_of
 from ..selection.records.record import Record, choice_text, now
 from ..selection.records.timing import TOLERANCE
 from .measuring import from_json
-from .placing import Task
-from .running import Failed, Run, cluster_run
+from .running import Failed, Run, Task, cluster_run
 from .tasks import measure
 
 SECOND_DEVICE_SHARE = 0.05

@@ -61,7 +61,10 @@ _hints = functools.lru_cache(maxsize=64)(typing.get_type_hints)
 
 def made(kind: type[T], values: Any) -> T:
     """An instance of ``kind``, a dataclass whose fields are of JSON's types, of dataclasses, or of lists, tuples,
-    mappings and alternatives of them."""
+    mappings and alternatives of them.
+
+    Raises TypeError for a value of another type, a missing field or an unknown one.
+    """
     return typing.cast(T, _value(kind, values, kind.__name__))
 
 

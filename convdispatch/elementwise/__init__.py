@@ -13,7 +13,6 @@ A new function of formulas goes to ``codegen.expression``; a new operation to a 
 - ``reductions``: reductions of formulas.
 - ``sampling``: padding, repeating and interpolating by tables.
 - ``selecting``: largest and smallest elements.
-- ``taping``: the tape in force.
 - ``tensor``: memory and views.
 """
 

@@ -16,7 +16,7 @@ from ..device import background, runtime
 from ..device.cache import artifact_store
 from ..device.cache.keys import key_of
 from ..device.commands.interface import thread
-from ..device.places import intraop
+from ..device.places import host
 from ..device.programs.compile_pool import side_by_side
 from ..device.replay.program import Program
 from ..device.replay.schedule import Schedule
@@ -26,15 +26,14 @@ from ..selection.prepared import Prepared
 from . import choice_cache
 from .form_benchmark import Verdict, benchmark_forms, check_purpose
 from .form_tiers import Tiers, tiered
-from .graph import Graph, is_planned
+from .graph import Background, Graph, Weights, is_planned
 from .graph_variants import in_layouts, layouts_of, mixed, planned_convolutions, traced_and_fused
 from .host_arrays import OWN, PYTORCH, THREADS
-from .layout_pruning import Ranked, pruned
+from .layout_planning import Ranked, pruned
 from .lower import lower, problem_of
 from .net import InferenceNet
 from .passes.layout import LAYOUTS, MIXED
 from .passes.slicing import sliced
-from .weights import Background, Weights
 
 if TYPE_CHECKING:
     from .multi_device import InferenceNets
@@ -111,7 +110,7 @@ def build(
     # In PyTorch's threads a call returns when it has finished, and the number of threads decides which form is fastest.
     if threads == PYTORCH:
         purpose, packed_use = "latency", "latency in PyTorch's threads"
-        choice_use = f"{packed_use}, {intraop.thread_count()}"
+        choice_use = f"{packed_use}, {host.thread_count()}"
     from_environment()
     compiled = thread.compiled
     graph = traced_and_fused(net, shapes, dtype, queue, math)

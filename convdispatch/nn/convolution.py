@@ -313,6 +313,9 @@ def matmul(x: Tensor, y: Tensor, math_mode: str = "float32") -> Tensor:
     """NumPy's matmul: the last two axes are matrices, those before broadcast; a vector is a row or a column.
 
     Raises InvalidArgument for sizes that do not fit each other.
+
+    ``z[b, m, n] = sum over k of x[b, m, k] * y[b, k, n]`` is a convolution of one picture with ``b * k`` channels and n
+    pixels by weights ``[b * m, k]`` in b groups: nothing is copied.
     """
     if not x.ndim or not y.ndim or x.shape[-1] != y.shape[-2 if y.ndim > 1 else 0]:
         raise InvalidArgument(f"matmul needs x [..., m, k] and y [..., k, n], got {x.shape} and {y.shape}")

@@ -15,7 +15,6 @@ form of the net is cached for each set of input shapes. A new operator goes to a
 - ``qoperators``: onnxruntime's quantized operators in ONNX's own.
 - ``reading``: a file to a ModelProto whose sizes are checked.
 - ``session``: onnxruntime's InferenceSession.
-- ``types``: ONNX's element types as NumPy's.
 """
 
 from __future__ import annotations

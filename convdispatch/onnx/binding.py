@@ -16,7 +16,7 @@ from ..api.errors import InvalidArgument
 from ..elementwise.tensor import Tensor
 from .arrays import is_torch, torch_to_numpy
 from .model import OnnxNet
-from .types import dtype_of
+from .reading import dtype_of
 
 _NAMES = {"float32": "float", "float64": "double"}
 

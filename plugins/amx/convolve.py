@@ -28,9 +28,8 @@ from convdispatch.api.cpu import PAGE, cdiv, uneven
 
 from .banded import MAX_SLOT_BYTES, BandedKernel, BandedSolver, tiles_of
 from .geometry import bands_of
-from .instructions import CONFIGURE, product
+from .instructions import CONFIGURE, PRODUCTS, product
 from .probe import require
-from .splits import PRODUCTS
 
 SLOT_BYTES = 768 * 1024
 """Bytes of a work item's workspace slot that the offered bands do not exceed, unless one row alone takes more."""
@@ -298,6 +297,8 @@ def sizes_argument(
     ``lists`` map a name to (``int`` or ``long``, values, least capacity); the capacity is a power of four. A function
     that reads members begins its parameters with ``SIZES_IN``, and a call of it its arguments with ``SIZES``; ``sizes``
     points to the struct. The text depends only on names and capacities. Raises OverflowError if a number is too large.
+
+    One program so serves all geometries that differ only in numbers; reading a number costs less than compiling.
     """
     formats, constants = {"int": "<i4", "long": "<i8"}, ""
     members = [(name, "long", 1, value) for name, value in longs.items()]

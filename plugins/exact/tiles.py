@@ -8,8 +8,7 @@ from typing import Any
 from convdispatch.api import OPERANDS, ConvProblem, DeviceInfo, Launch
 from convdispatch.api.cpu import cdiv
 
-from .order import passes
-from .solving import ExactSolver, Kernel
+from .solving import ExactSolver, Kernel, passes
 
 WAVES = 2
 """Work groups for each compute unit below which a weights' gradient sums images in work groups of their own."""

@@ -26,7 +26,7 @@ from convdispatch.device.native import build, loading
 from convdispatch.selection import dispatch
 from convdispatch.torch.compile import native_layers
 from convdispatch.torch.dispatch import engine, native, routing
-from convdispatch.torch.eager import bias_gradient, planning, recorded_launches, stream_tensors
+from convdispatch.torch.eager import bias_gradient, planning, stream_tensors
 
 __all__ = ["StandIn", "installed", "stand_in"]
 
@@ -205,7 +205,7 @@ def installed(monkeypatch, device):
 
     tensors = Tensors()
     monkeypatch.setattr(stream, "function_of", function_of)
-    for module in (stream_tensors, recorded_launches):
+    for module in (stream_tensors, bias_gradient):
         monkeypatch.setattr(module, "library_of", lambda kind: tensors)
     monkeypatch.setattr(engine, "bias_gradient", lambda grad: bias_gradient.bias_gradient(OnCuda(grad)))
     monkeypatch.setattr(native, "kernels_of", lambda grad: bias_gradient.kernels_of(OnCuda(grad)))

@@ -13,8 +13,7 @@ from click.testing import CliRunner
 
 from convdispatch.api.fault_text import words
 from convdispatch.api.problem import ConvProblem
-from convdispatch.measurement.conformance.grouping import common, errors_by_dtype
-from convdispatch.measurement.conformance.outcome import Outcome
+from convdispatch.measurement.conformance.outcome import Outcome, common, errors_by_dtype
 from convdispatch.selection import dispatch
 from convdispatch.selection.plugins import loader
 from convdispatch.tools.cli import main

@@ -341,7 +341,11 @@ class Streams:
 
 
 class StreamPool:
-    """The Streams of a context: flags for new ones, and Streams of destroyed bridges, to be reused."""
+    """The Streams of a context: flags for new ones, and Streams of destroyed bridges, to be reused.
+
+    Flags are allocated many at a time, because that waits for the device. The streams of a destroyed bridge serve the
+    next one, once their work is done.
+    """
 
     def __init__(self, context: cl.Context, device: cl.Device, cuda: Cuda) -> None:
         self.cuda, self._context, self._device = cuda, context, device

@@ -92,7 +92,7 @@ def device_info(device: cl.Device) -> DeviceInfo:
         fp16="cl_khr_fp16" in extensions,
         fp64="cl_khr_fp64" in extensions or bool(device.double_fp_config),
         extensions=extensions,
-        processor=here() if kind == "cpu" else "",
+        processor=processor_text() if kind == "cpu" else "",
     )
 
 
@@ -138,8 +138,12 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 @functools.lru_cache(maxsize=1)
-def here() -> str:
-    """This machine's processor, and the target for which its OpenCL compiler was configured; empty if unknown."""
+def processor_text() -> str:
+    """This machine's processor, and the target for which its OpenCL compiler was configured; empty if unknown.
+
+    Clouds give one device name to several generations, whose best solvers differ. The text is read from Linux's files;
+    on other systems it is empty.
+    """
     try:
         text = _CPUINFO.read_text(encoding="utf-8")
     except OSError:

@@ -5,7 +5,6 @@ An operator is a function with ``@operator``, in the module of its kind.
 - ``activations``: activations with their parameters, softmax.
 - ``convolution``: Conv and ConvTranspose.
 - ``elementwise``: arithmetic, comparisons, functions, casts, and products and quotients that are one operation here.
-- ``indexing``: elements chosen by indices.
 - ``integers``: convolutions and products of integers.
 - ``matrix``: Gemm and MatMul.
 - ``normalization``: norms.
@@ -20,7 +19,6 @@ from . import (
     activations,  # noqa: F401
     convolution,  # noqa: F401
     elementwise,  # noqa: F401
-    indexing,  # noqa: F401
     integers,  # noqa: F401
     matrix,  # noqa: F401
     normalization,  # noqa: F401

@@ -13,7 +13,7 @@ from ...elementwise.tensor import Tensor
 from ...nn import functional
 from ..call import BoundNode, operator
 from ..folding import scalar
-from ..types import dtype_of
+from ..reading import dtype_of
 
 __all__ = ["QUOTIENT", "formula", "pair", "scalar"]
 

@@ -219,9 +219,9 @@ def ahead(known: Sequence[Evidence], predictions: Mapping[str, Prediction]) -> t
     are compared by one time each: the benchmarked time; for a solver that was only screened the screening time, or its
     prediction if no solver was benchmarked and the prediction is less, because screening overestimates; for an
     unmeasured solver its prediction, times the factor by which benchmarked solvers exceeded theirs. An unmeasured
-    solver ranks first only if it also precedes the measured ones in the order without records. One that predicts nothing
-    ranks after measured ones, unless a rule names it and no solver was benchmarked. Another source's record of a solver
-    that the first source did not measure counts like a prediction.
+    solver ranks first only if it also precedes the measured ones in the order without records. One that predicts
+    nothing ranks after measured ones, unless a rule names it and no solver was benchmarked. Another source's record of
+    a solver that the first source did not measure counts like a prediction.
     """
     benchmarked = [item for item in known if item.record is not None and item.record.sure]
     return _before_benchmarked(known, benchmarked, predictions) if benchmarked else _before_screened(known, predictions)

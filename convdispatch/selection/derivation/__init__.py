@@ -4,7 +4,6 @@
 rotated weights. See docs/design/adr/0006-derivation.md.
 
 - ``rewriting``: the rewritings of a problem, and the copies that each takes.
-- ``copying``: strided copies with gaps.
 - ``solver``: which derived solvers there are for a problem, and what each answers.
 """
 

@@ -15,7 +15,6 @@ its kind.
 - ``forms``: what runs a graph, for each set of input shapes.
 - ``inductor``: what inductor compiles, and graphs operator by operator.
 - ``operator_table``: the table of operators that forms have.
-- ``preparing``: a graph's kernels, compiled side by side.
 - ``prologue``: what PyTorch computes of integers before a form runs.
 - ``quantized``: graphs that PT2E has quantized.
 - ``report``: ``fusion``.

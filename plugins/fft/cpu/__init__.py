@@ -5,6 +5,5 @@ A new kernel is a template, its macros in ``source`` and its launch in ``solver`
 - ``geometry``: the layout of spectra in the workspace, and the pieces of a call.
 - ``code``: the straight-line transforms of a geometry.
 - ``source``: the text of its program.
-- ``solver``: its launches, and the solver ``fft.tiled``.
-- ``choice``: transforms and pieces that are offered, and their predicted cost.
+- ``solver``: the solver ``fft.tiled``: its launches, and configurations with their predicted cost.
 """

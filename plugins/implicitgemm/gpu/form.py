@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .product import Loader, Product
-from .tile import Tile
+from .product import Loader, Product, Tile
 
 
 @dataclass(frozen=True)

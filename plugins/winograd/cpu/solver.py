@@ -98,7 +98,11 @@ def _length(problem: ConvProblem) -> int:
 
 
 def expected_error(problem: ConvProblem, m: int, r: int) -> float:
-    """Relative error of F(m, r) on standard normal data."""
+    """Relative error of F(m, r) on standard normal data.
+
+    It grows with the root of the number of products that a transformed element sums one after the other.
+    ``bench/cases/winograd_error.py`` prints the tables of docs/results/accuracy.md, where the rates come from.
+    """
     axes = (problem.kh > 1) + (problem.kw > 1)
     merged = m**axes if problem.direction == "bwd_weights" else r**axes
     terms = max(1, _length(problem) // merged)

@@ -26,7 +26,7 @@ from convdispatch.tensor import Tensor
 @pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("workspace", [0, 300])
 def test_kernels_are_loaded_by_a_run(short, workspace, monkeypatch):
-    loading = importlib.import_module("convdispatch_cudnn.plan")
+    loading = importlib.import_module("convdispatch_cudnn.solver")
     device, packs = FakeCuda(), []
     monkeypatch.setattr(loading, "library", lambda: device)
     monkeypatch.setattr(loading, "variant_pack", lambda places: packs.append(places) or types.SimpleNamespace(handle=1))
@@ -46,7 +46,7 @@ def test_kernels_are_loaded_by_a_run(short, workspace, monkeypatch):
 
 
 def test_an_engine_that_cannot_run_makes_no_plan(monkeypatch):
-    loading = importlib.import_module("convdispatch_cudnn.plan")
+    loading = importlib.import_module("convdispatch_cudnn.solver")
     device = FakeCuda(failing=("cudnnBackendExecute",))
     monkeypatch.setattr(loading, "library", lambda: device)
     monkeypatch.setattr(loading, "variant_pack", lambda places: types.SimpleNamespace(handle=1))
@@ -78,7 +78,7 @@ def test_a_plan_loads_its_kernels_and_a_choice_does_not(monkeypatch):
 
 
 def test_a_plan_in_the_making_holds_up_no_enqueue(monkeypatch):
-    plan_module = importlib.import_module("convdispatch_cudnn.plan")
+    plan_module = importlib.import_module("convdispatch_cudnn.solver")
     monkeypatch.setattr(plan_module, "cuda_of", lambda device: types.SimpleNamespace(current=contextlib.nullcontext))
     monkeypatch.setattr(plan_module, "library", lambda: lambda *arguments: None)
     monkeypatch.setattr(plan_module, "_handles", {("device", "make"): "maker", ("device", "run"): "runner"})

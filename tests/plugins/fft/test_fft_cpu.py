@@ -8,8 +8,8 @@ import checking
 import numpy as np
 import pytest
 import shape_tables
-from convdispatch_fft.cpu.choice import predicted
 from convdispatch_fft.cpu.geometry import Geometry
+from convdispatch_fft.cpu.solver import predicted
 
 import convdispatch
 from convdispatch import NoSolver

@@ -17,9 +17,8 @@ from typing import Any
 from ....api.geometry import TensorLayout
 from ....api.problem import ConvProblem
 from ..configured import WarpTile, first_fault
-from ..formats import FORMATS
 from ..geometry import Phase, along, chunks, product_geometry, window
-from ..instruction import InstructionText
+from ..instruction import FORMATS, InstructionText
 from ..scales import TOP
 
 PACKING_ITEMS = 2**16
