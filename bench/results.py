@@ -18,6 +18,7 @@ import datetime
 import json
 import shlex
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +51,25 @@ def machines() -> dict[str, str]:
     return text
 
 
-def line(cells: list[Any]) -> str:
+def line(cells: Sequence[Any]) -> str:
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def markdown(columns: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
+    """A table."""
+    return "".join(map(line, [columns, ["---"] * len(columns), *rows])).rstrip("\n")
+
+
+def read_rows(path: Path | None) -> list[Any]:
+    """The JSON of each line of a file to which ``append_row`` writes; none where there is no file yet."""
+    return [json.loads(text) for text in path.read_text("utf-8").splitlines()] if path and path.exists() else []
+
+
+def append_row(path: Path | None, row: Any) -> None:
+    """A further line, where a file was asked for: a run that is cut short goes on where it ended."""
+    if path is not None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
 
 
 def render(path: Path) -> str:
@@ -63,7 +81,7 @@ def render(path: Path) -> str:
         machine = known.get(table["machine"], table["machine"])
         command = table["command"] if table["command"].startswith("see ") else f"`{table['command']}`"
         text += f"\n## {table['title']}\n\nMachine: {machine}. Date: {table['date']}. Command: {command}\n\n"
-        text += line(table["columns"]) + line(["---"] * len(table["columns"])) + "".join(map(line, table["rows"]))
+        text += markdown(table["columns"], table["rows"]) + "\n"
         text += f"\n{table['note']}\n" if table.get("note") else ""
     return text
 
@@ -78,8 +96,7 @@ def overview() -> str:
         "To record a table, pipe a script's Markdown table into `python -m bench.results record`.\n\n"
     )
     text += "".join(f"- [{read(path)['title']}]({path.stem}.md)\n" for path in sources())
-    text += "\n## Machines\n\n" + line(["name", "what it is"]) + line(["---", "---"])
-    return text + "".join(line([name, what]) for name, what in machines().items())
+    return text + "\n## Machines\n\n" + markdown(["name", "what it is"], machines().items()) + "\n"
 
 
 def sources() -> list[Path]:

@@ -9,13 +9,15 @@ side's samples is its time.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CACHE", "SAMPLES", "Side", "graph_side", "medians", "sets_of", "stream_side"]
+__all__ = ["CACHE", "SAMPLES", "Side", "graph_side", "host_seconds", "in_turns", "medians", "sets_of", "stream_side"]
 
 CACHE = 100 << 20
 """Bytes that all sets together exceed: twice an H200's second-level cache."""
@@ -99,9 +101,23 @@ def medians(sides: Mapping[str, Side], seconds: float = 0.006, samples: int = SA
         side.batch(1)  # what is made once, a graph say, is in no sample
         runs[name] = int(min(MOST, max(LEAST, seconds * 1e3 / max(side.sample(1), 1e-3))))
         side.batch(runs[name])
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    order: Sequence[str] = list(sides)
-    for turn in range(samples):
+    return in_turns({name: functools.partial(side.sample, runs[name]) for name, side in sides.items()}, samples)
+
+
+def in_turns(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """The median of each side's samples; the sides take turns, each round from another one on."""
+    samples: dict[str, list[float]] = {name: [] for name in sides}
+    order = list(sides)
+    for turn in range(rounds):
         for name in order[turn % len(order) :] + order[: turn % len(order)]:
-            found[name].append(sides[name].sample(runs[name]))
-    return {name: statistics.median(values) for name, values in found.items()}
+            samples[name].append(sides[name]())
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def host_seconds(run: Callable[[], Any], calls: int, wait: Callable[[], Any] = lambda: None) -> float:
+    """The mean seconds of a call, by the host's clock; ``wait`` ends a sample when the device is idle."""
+    begin = time.perf_counter()
+    for _ in range(calls):
+        run()
+    wait()
+    return (time.perf_counter() - begin) / calls

@@ -14,6 +14,14 @@ from convdispatch.models.resnet import Bottleneck
 __all__ = ["to_torch"]
 
 
+_PARTS = (
+    ("conv1", "bn1", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool", "flatten", "fc"),
+    ("stem", "inceptions", "pool", "flatten", "dropout", "fc"),
+    ("features", "flatten", "classifier"),
+)
+"""The parts of a net, in their order."""
+
+
 class _Inception(tnn.Module):
     def __init__(self, branches: list[tnn.Module]) -> None:
         super().__init__()
@@ -63,16 +71,8 @@ def to_torch(module: nn.Module) -> tnn.Module:
         o = module.options
         oc, icg, *kernel = module.weight.shape
         sided = isinstance(o["padding"], tuple) and isinstance(o["padding"][0], tuple)
-        made = tnn.Conv2d(
-            icg * o["groups"],
-            oc,
-            kernel,
-            o["stride"],
-            0 if sided else o["padding"],
-            o["dilation"],
-            o["groups"],
-            module.bias is not None,
-        )
+        geometry = o["stride"], 0 if sided else o["padding"], o["dilation"], o["groups"]
+        made = tnn.Conv2d(icg * o["groups"], oc, kernel, *geometry, module.bias is not None)
         made.weight.data = _value(module.weight)
         if module.bias is not None:
             made.bias.data = _value(module.bias)
@@ -93,13 +93,14 @@ def to_torch(module: nn.Module) -> tnn.Module:
         return tnn.Sequential(made, tnn.ReLU(inplace=True)) if module.options["activation"] else made
     if kind is nn.BatchNorm2d:
         made = tnn.BatchNorm2d(module.weight.shape[0], eps=module.options["epsilon"])
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            getattr(made, name).data = _value(getattr(module, name))
         return tnn.Sequential(made, tnn.ReLU(inplace=True)) if module.options.get("activation") else made
-    if kind is nn.MaxPool2d:
-        return tnn.MaxPool2d(
-            module.kernel, module.stride, module.padding, ceil_mode=module.options.get("ceil_mode", False)
-        )
     simple = {
-        nn.AvgPool2d: lambda: tnn.AvgPool2d(module.kernel, module.stride),
+        nn.MaxPool2d: lambda: tnn.MaxPool2d(
+            module.kernel, module.stride, module.padding, ceil_mode=module.options.get("ceil_mode", False)
+        ),
+        nn.AvgPool2d: lambda: tnn.AvgPool2d(module.kernel, module.stride, module.padding),
         nn.AdaptiveAvgPool2d: lambda: tnn.AdaptiveAvgPool2d(module.size),
         nn.LRN: lambda: tnn.LocalResponseNorm(module.size, module.alpha, module.beta, module.k),
         Fused: tnn.Identity,
@@ -108,13 +109,5 @@ def to_torch(module: nn.Module) -> tnn.Module:
     }
     if kind in simple:
         return simple[kind]()
-    names = next(
-        names
-        for names in (
-            ("conv1", "bn1", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool", "flatten", "fc"),
-            ("stem", "inceptions", "pool", "flatten", "dropout", "fc"),
-            ("features", "flatten", "classifier"),
-        )
-        if hasattr(module, names[0])
-    )
+    (names,) = (names for names in _PARTS if hasattr(module, names[0]))
     return tnn.Sequential(*(to_torch(getattr(module, name)) for name in names))

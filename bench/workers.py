@@ -9,9 +9,12 @@ from __future__ import annotations
 import base64
 import importlib
 import inspect
+import json
 import pickle
+import subprocess
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,23 @@ from convdispatch.device.child import answer, questions
 from convdispatch.measurement.farm import Died, NotStarted, RestartingChild
 from convdispatch.measurement.farm import farm as spread
 
-__all__ = ["Lost", "farm"]
+__all__ = ["ChildFailed", "Lost", "Served", "farm", "last_object"]
+
+
+class ChildFailed(RuntimeError):
+    """A command that ended without an object: the end of what it wrote to standard error, or that it took too long."""
+
+
+def last_object(command: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The JSON object that a command prints last; ``environment`` instead of this process's. Raises ChildFailed."""
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise ChildFailed(f"over {seconds:.0f} s") from None
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        raise ChildFailed(done.stderr.strip()[-2000:] or f"ended with {done.returncode}")
+    return json.loads(lines[-1])  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -47,10 +66,7 @@ def farm(
     ``begin(*given)`` runs once in each process; it and ``work`` are functions of one script or module. After ``until``
     (``time.monotonic``) no result is awaited; a task of more than ``task_s`` seconds is given up with its process.
     """
-    source = Path(inspect.getfile(work)).resolve().relative_to(Path(__file__).resolve().parents[1])
-    module = ".".join(source.with_suffix("").parts)
-    setup = {"module": module, "begin": begin.__name__, "given": _text(given), "work": work.__name__}
-    again("")  # children find this package
+    setup = _setup(begin, given, work)
     todo, left = deque(enumerate(tasks)), dict(enumerate(tasks))
 
     def one(child: RestartingChild, task: tuple[int, Any]) -> Any:
@@ -72,6 +88,35 @@ def farm(
         yield Lost(task, why)
 
 
+class Served:
+    """A generator of a script that runs in a process of its own: ``send(request)`` returns what it yields next."""
+
+    def __init__(self, generator: Callable[..., Any], given: tuple, seconds: float) -> None:
+        self._child = RestartingChild("bench.workers", _setup(generator, given))
+        self._until = time.monotonic() + seconds
+
+    def send(self, request: Any) -> dict[str, Any]:
+        """What the generator yields for a request (None begins); ``{"failed": how}`` where its process ended, or took
+        more seconds altogether than it has."""
+        try:
+            task = {"task": _text(request)}
+            return _value(self._child.answer(task, max(1.0, self._until - time.monotonic()))["made"])
+        except Died as died:
+            return {"failed": str(died)}
+
+    def close(self) -> None:
+        """End the process."""
+        self._child.end()
+
+
+def _setup(begin: Callable[..., Any], given: tuple, work: Callable[..., Any] | None = None) -> dict[str, str]:
+    """What a child needs to find the functions."""
+    source = Path(inspect.getfile(begin)).resolve().relative_to(Path(__file__).resolve().parents[1])
+    again("")  # children find this package
+    names = {"begin": begin.__name__, "work": work.__name__ if work else ""}
+    return {"module": ".".join(source.with_suffix("").parts), "given": _text(given), **names}
+
+
 def _text(value: Any) -> str:
     return base64.b64encode(pickle.dumps(value)).decode()
 
@@ -81,13 +126,13 @@ def _value(text: str) -> Any:
 
 
 def _serve() -> None:
-    """The child: where the functions are, then a task a line."""
+    """The child: where the functions are, then a task a line. A generator takes tasks itself."""
     lines = questions()
     setup = next(lines)
     module = importlib.import_module(setup["module"])
-    getattr(module, setup["begin"])(*_value(setup["given"]))
+    begun = getattr(module, setup["begin"])(*_value(setup["given"]))
     answer({"ready": True})
-    work = getattr(module, setup["work"])
+    work = getattr(module, setup["work"]) if setup["work"] else begun.send
     for request in lines:
         answer({"made": _text(work(_value(request["task"])))})
 

@@ -218,6 +218,17 @@ def full(request: pytest.FixtureRequest) -> bool:
     return request.config.getoption("--full")
 
 
+@pytest.fixture
+def thinned(full):
+    """``thinned(out)`` skips a case that ``--full`` alone runs."""
+
+    def skip(out: object) -> None:
+        if out and not full:
+            pytest.skip("thinned out; --full runs it")
+
+    return skip
+
+
 @pytest.fixture(scope="session")
 def solver(request: pytest.FixtureRequest) -> str | None:
     """The solver to pin in shape tests, or None for dispatch's own choice."""
@@ -262,12 +273,11 @@ def item_by_item(request, monkeypatch):
 
 
 @pytest.fixture
-def sabotage(tmp_path, monkeypatch):
+def sabotage(tmp_path, monkeypatch, read_anew):
     """A function that puts the text of a plugin ``bad`` beside im2col, in a world of their own."""
     from sabotaging import placed
 
-    with placed(tmp_path, monkeypatch) as put:
-        yield put
+    return placed(tmp_path, monkeypatch, read_anew)
 
 
 @pytest.fixture
@@ -285,16 +295,22 @@ def db(folders):
 
 
 @pytest.fixture
-def naive(monkeypatch):
+def read_anew(monkeypatch):
+    """``read_anew()``: plugins, records and decisions are as another process would see them; so they are at the end."""
+    from anew import read_anew
+
+    yield read_anew
+    monkeypatch.undo()
+    read_anew()
+
+
+@pytest.fixture
+def naive(monkeypatch, read_anew):
     """Loads the naive plugin as a drop-in beside the others, for one test; its solver is ``naive.direct``."""
-    from convdispatch.selection import dispatch
     from convdispatch.selection.plugins import loader
 
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(SUPPORT / "naive_plugin"))
-    yield loader.reload()
-    monkeypatch.undo()
-    loader.reload()
-    dispatch.forget()
+    return loader.reload()
 
 
 @pytest.fixture(scope="module")
@@ -313,11 +329,9 @@ def drop_in(request):
 
 
 @pytest.fixture
-def faults(monkeypatch, tmp_path, device):
+def faults(monkeypatch, tmp_path, device, read_anew):
     """``faults("lies", ...)`` makes these solvers the only ones; records go to a folder of the test."""
-    from convdispatch.selection import dispatch
     from convdispatch.selection.plugins import loader
-    from convdispatch.selection.records import perfdb
 
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(SUPPORT / "faulty_plugin"))
@@ -325,15 +339,10 @@ def faults(monkeypatch, tmp_path, device):
 
     def load(*names):
         monkeypatch.setenv("FAULTS", ",".join(names))
-        perfdb.perfdb.cache_clear()
-        dispatch.forget()
+        read_anew()
         loader.reload()
 
-    yield load
-    monkeypatch.undo()
-    perfdb.perfdb.cache_clear()
-    loader.reload()
-    dispatch.forget()
+    return load
 
 
 @pytest.fixture

@@ -98,13 +98,13 @@ def broken(row: dict) -> dict[str, float]:
 
 def table(rows: list[dict]) -> str:
     """Markdown: a line a math, solver and format, in each family its worst of all geometries and directions."""
-    lines = ["| math | solver | problems | " + " | ".join(FAMILIES) + " |", "|" + "---|" * (3 + len(FAMILIES))]
+    lines = []
     for math, solver in dict.fromkeys((row["math"], row["solver"]) for row in rows):
         part = [row["errors"] for row in rows if (row["math"], row["solver"]) == (math, solver)]
         worst = [max((each[family] for each in part if family in each), default=None) for family in FAMILIES]
         cells = ["" if each is None else f"{each:.1e}" for each in worst]
-        lines.append(f"| {math} | `{solver}` | {len(part)} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append([math, f"`{solver}`", len(part), *cells])
+    return results.markdown(["math", "solver", "problems", *FAMILIES], lines)
 
 
 @click.command()

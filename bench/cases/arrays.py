@@ -8,8 +8,7 @@ a busy machine's moods meet all of them.
 
 from __future__ import annotations
 
-import statistics
-import time
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from rich.table import Table
 
 import convdispatch as cd
 from bench import results
+from bench.timer import host_seconds, in_turns
 from convdispatch.device import runtime
 
 LAYERS = {
@@ -32,15 +32,6 @@ LAYERS = {
 }
 WAYS = ("NumPy", "NumPy out=", "new Array", "new Tensor", "torch")
 SAMPLE_S = 0.01
-
-
-def seconds(call: Callable[[], Any], finish: Callable[[], Any], repeat: int) -> float:
-    """Mean time of ``repeat`` calls; results go as soon as the next is there."""
-    start = time.perf_counter()
-    for _ in range(repeat):
-        call()
-        finish()
-    return (time.perf_counter() - start) / repeat
 
 
 def ways(queue: Any, x: np.ndarray, w: np.ndarray, options: dict[str, Any]) -> dict[str, Callable[[], Any]]:
@@ -64,6 +55,12 @@ def ways(queue: Any, x: np.ndarray, w: np.ndarray, options: dict[str, Any]) -> d
     return found | {"torch": lambda: cd.conv(xp, wp, **options)}
 
 
+def finished(call: Callable[[], Any], queue: Any) -> None:
+    """A call until its result is there, which goes as soon as the next is."""
+    call()
+    queue.finish()
+
+
 @click.command()
 @results.recording
 @click.option("--device", help="A device's name, vendor, type, or platform:device.")
@@ -75,15 +72,11 @@ def main(device: str | None, rounds: int) -> None:
     random = np.random.default_rng(0)
     for name, (x_shape, w_shape, options) in LAYERS.items():
         x, w = (random.standard_normal(shape, dtype=np.float32) for shape in (x_shape, w_shape))
-        calls = ways(queue, x, w, options)
+        calls = {way: functools.partial(finished, call, queue) for way, call in ways(queue, x, w, options).items()}
         for call in calls.values():
-            seconds(call, queue.finish, 3)
-        repeat = max(1, round(SAMPLE_S / seconds(calls["out="], queue.finish, 3)))
-        samples: dict[str, list[float]] = {way: [] for way in calls}
-        for _ in range(rounds):
-            for way, call in calls.items():
-                samples[way].append(seconds(call, queue.finish, repeat))
-        medians = {way: statistics.median(values) for way, values in samples.items()}
+            host_seconds(call, 3)
+        repeat = max(1, round(SAMPLE_S / host_seconds(calls["out="], 3)))
+        medians = in_turns({way: functools.partial(host_seconds, call, repeat) for way, call in calls.items()}, rounds)
         base = medians["out="]
         cells = [
             f"{medians[way] / base:.2f} ({(medians[way] - base) * 1e6:+.0f} us)" if way in medians else ""

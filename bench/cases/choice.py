@@ -23,7 +23,6 @@ predictions stood to its times beside all the others', and whom its cost put ahe
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import statistics
@@ -37,6 +36,7 @@ from typing import Any
 import click
 
 from bench.drawn import KINDS, drawn
+from bench.results import append_row, read_rows
 from bench.workers import Lost, farm
 
 NEAR = 1.6
@@ -282,7 +282,7 @@ def _failures(rows: list[dict[str, Any]]) -> dict[str, int]:
 
 def mean(values: list[float]) -> float:
     """Geometric; 1 of none."""
-    return math.exp(statistics.fmean(map(math.log, values))) if values else 1.0
+    return statistics.geometric_mean(values) if values else 1.0
 
 
 @click.command(help=__doc__)
@@ -316,22 +316,18 @@ def main(
         os.environ |= narrow | {"CONVDISPATCH_KERNEL_CACHE": str(into.resolve()) + f".{target}"}
     if vendors:
         os.environ["REGRET_VENDORS"] = "1"
-    done = {}
-    if into.exists():
-        done = {row["problem"]: row for row in map(json.loads, into.read_text().splitlines())}
+    done = {row["problem"]: row for row in read_rows(into)}
     wanted = {kind: _texts("gpu" if device == "cuda" else "cpu", kind, seed, count) for kind in kinds}
     turns = itertools.chain.from_iterable(zip(*wanted.values()))
     tasks = [text for text in turns if text not in done]
     jobs = jobs or (12 if device == "cuda" else 1)
-    with into.open("a") as file:
-        given = (device, compile_only)
-        for row in farm(jobs, _begin, given, _task, tasks, until=begun + seconds, task_s=TASK_S):
-            if isinstance(row, Lost):
-                if row.why != "out of time":
-                    print(f"LOST {row.task}: {row.why}", flush=True)
-            elif not compile_only:
-                done[row["problem"]] = row
-                print(json.dumps(row), file=file, flush=True)
+    for row in farm(jobs, _begin, (device, compile_only), _task, tasks, until=begun + seconds, task_s=TASK_S):
+        if isinstance(row, Lost):
+            if row.why != "out of time":
+                print(f"LOST {row.task}: {row.why}", flush=True)
+        elif not compile_only:
+            done[row["problem"]] = row
+            append_row(into, row)
     for kind, texts in wanted.items():
         rows = [done[text] for text in texts if text in done]
         print(f"{where} {kind} seed {seed}: {len(rows)} of {len(texts)} problems")

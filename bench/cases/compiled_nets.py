@@ -21,20 +21,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import json
 import math
 import os
 import random
 import statistics
-import subprocess
-import sys
-import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import again
 from bench.library_models import LIBRARIES
+from bench.results import append_row, markdown, read_rows
+from bench.workers import Served
 
 SIDES = ("eager", "enable", "backend", "inductor")
 RATIOS = (("backend", "inductor"), ("backend", "eager"), ("enable", "eager"))
@@ -67,96 +65,33 @@ def main() -> None:
     parser.add_argument("--dtype", default="float16", help="weights and pictures on a GPU")
     parser.add_argument("--mode", help="torch.compile's, of both that compile: reduce-overhead captures CUDA graphs")
     parser.add_argument("--rows", type=Path)
-    parser.add_argument("--one", nargs=2, metavar=("NAME", "SIDE"), help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.one:
-        serve(*given.one, given)
-        return
     end = time.monotonic() + 60 * given.minutes
-    lines = given.rows.read_text().splitlines() if given.rows and given.rows.exists() else []
-    found = {row["name"]: row["rows"] for row in map(json.loads, lines)}
+    found = {row["name"]: row["rows"] for row in read_rows(given.rows)}
     for name in dict.fromkeys([*given.names, *listed(given.libraries, given.seed), *drawn(given.draw, given.seed)]):
         if name in found or time.monotonic() > end:
             continue
         found[name] = in_turns(name, given)
         print(line(name, found[name]), flush=True)
-        if given.rows:
-            with given.rows.open("a") as file:
-                file.write(json.dumps({"name": name, "batch": given.batch, "rows": found[name]}) + "\n")
+        append_row(given.rows, {"name": name, "batch": given.batch, "rows": found[name]})
     print(table(found))
 
 
-class Side:
-    """The process of one side of a model; ``row`` is what it said of itself, with "error" where it failed."""
-
-    def __init__(self, name: str, side: str) -> None:
-        self.deadline = time.monotonic() + MAX_PROCESS_S
-        self.process = subprocess.Popen(
-            [*again("compiled_nets"), *sys.argv[1:], "--one", name, side],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.bursts: list[float] = []
-        self.row = self.read()
-
-    def read(self) -> dict[str, Any]:
-        """The next line of JSON that the process prints."""
-        timer = threading.Timer(max(1.0, self.deadline - time.monotonic()), self.process.kill)
-        timer.start()
-        try:
-            for text in self.process.stdout or ():
-                if text.startswith("{"):
-                    return json.loads(text)  # type: ignore[no-any-return]
-        finally:
-            timer.cancel()
-        return {"error": f"its process ended with {self.process.wait()}"}
-
-    def tell(self, line: str) -> dict[str, Any]:
-        """The process's answer to a line."""
-        try:
-            assert self.process.stdin is not None
-            self.process.stdin.write(line + "\n")
-            self.process.stdin.flush()
-        except OSError:
-            return {"error": f"its process ended with {self.process.wait()}"}
-        return self.read()
-
-    def burst(self, alone: bool) -> None:
-        """Measure one burst of calls, with real-time priority if ``alone``; a side that failed has no more of them."""
-        if "error" not in self.row:
-            if alone:
-                self.schedule(os.SCHED_FIFO, 10)
-            answer = self.tell("burst")
-            if alone:
-                self.schedule(os.SCHED_OTHER, 0)
-            self.row.update(answer)
-            if "ms" in answer:
-                self.bursts.append(answer["ms"])
-
-    def schedule(self, policy: int, priority: int) -> None:
-        """Set the scheduling of each thread that the process has now."""
-        for thread in Path(f"/proc/{self.process.pid}/task").glob("*"):
-            with contextlib.suppress(ProcessLookupError):
-                os.sched_setscheduler(int(thread.name), policy, os.sched_param(priority))
-
-    def end(self) -> dict[str, Any]:
-        """What the process said, with the milliseconds of each burst; it is over."""
-        if "error" not in self.row:
-            self.row.update(self.tell("end"))
-        self.process.kill()
-        self.process.wait()
-        return {**self.row, "bursts": self.bursts}
-
-
 def in_turns(name: str, given: Any) -> dict[str, dict[str, Any]]:
-    """By side, what its process measured. ``enable`` comes first: its kernels are compiled while others get ready."""
-    sides = {side: Side(name, side) for side in sorted(given.sides, key=lambda side: side != "enable")}
-    for _ in range(given.rounds):
+    """By side, what its process measured. ``enable`` begins first: its kernels are compiled while others get ready."""
+    rows: dict[str, dict[str, Any]] = {}
+    processes = {}
+    for side in sorted(given.sides, key=lambda side: side != "enable"):
+        processes[side] = Served(serve, (name, side, given), MAX_PROCESS_S)
+        rows[side] = {"bursts": [], **processes[side].send(None)}
+    for request in [*["burst"] * given.rounds, "end"]:
         for side in given.sides:
-            sides[side].burst(given.alone)
-    return {side: sides[side].end() for side in given.sides}
+            if "failed" not in rows[side]:  # a side that failed has no more bursts
+                rows[side] |= (said := processes[side].send(request))
+                rows[side]["bursts"] += [said["ms"]] if "ms" in said else []
+    for process in processes.values():
+        process.close()
+    return {side: rows[side] for side in given.sides}
 
 
 def milliseconds(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
@@ -179,7 +114,7 @@ def ratios_of(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
 def line(name: str, rows: dict[str, dict[str, Any]]) -> str:
     """A model: each side's milliseconds, how the back end and ``enable`` stand to their peers, and what runs."""
     ms = milliseconds(rows)
-    told = [f"{side} {ms[side]:.2f}" if side in ms else f"{side}: {rows[side].get('error')}" for side in rows]
+    told = [f"{side} {ms[side]:.2f}" if side in ms else f"{side}: {rows[side].get('failed')}" for side in rows]
     told += [f"{key} {ratio:.2f}" for key, ratio in ratios_of(rows).items()]
     form = rows.get("backend", {}).get("form", "")
     return f"{name}: {', '.join(told)} {form}"
@@ -187,20 +122,18 @@ def line(name: str, rows: dict[str, dict[str, Any]]) -> str:
 
 def table(found: dict[str, dict[str, dict[str, Any]]]) -> str:
     """All models in Markdown, with the geometric means and the least of the ratios."""
-    keys = [f"{peer}/{side}" for side, peer in RATIOS]
-    text = ["| model | " + " | ".join([*(f"{side}, ms" for side in SIDES), *keys]) + " |", "|---" * 8 + "|"]
+    keys, lines = [f"{peer}/{side}" for side, peer in RATIOS], []
     values: dict[str, list[float]] = {key: [] for key in keys}
     for name, rows in found.items():
         ms, ratios = milliseconds(rows), ratios_of(rows)
         for key, ratio in ratios.items():
             values[key].append(ratio)
         cells = [f"{ms[side]:.1f}" if side in ms else "-" for side in SIDES]
-        cells += [f"{ratios[key]:.2f}" if key in ratios else "-" for key in keys]
-        text.append(f"| {name} | " + " | ".join(cells) + " |")
-    for what, of in (("geometric mean", lambda each: math.exp(statistics.fmean(map(math.log, each)))), ("least", min)):
+        lines.append([name, *cells, *(f"{ratios[key]:.2f}" if key in ratios else "-" for key in keys)])
+    for what, of in (("geometric mean", statistics.geometric_mean), ("least", min)):
         cells = [f"{of(values[key]):.2f}" if values[key] else "-" for key in keys]
-        text.append(f"| {what} of {len(found)} | | | | | " + " | ".join(cells) + " |")
-    return "\n".join(text)
+        lines.append([f"{what} of {len(found)}", *[""] * len(SIDES), *cells])
+    return markdown(["model", *(f"{side}, ms" for side in SIDES), *keys], lines)
 
 
 def listed(count: int, seed: int) -> list[str]:
@@ -279,16 +212,17 @@ def model_of(name: str, given: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any
     return model, (torch.randn(given.batch, 3, *(size[1:] if fixed else (given.size, given.size))),), {}
 
 
-def serve(name: str, side: str, given: Any) -> None:
-    """Make a side of a model ready; then answer each "burst" with its milliseconds, and "end" with what ran.
+def serve(name: str, side: str, given: Any) -> Iterator[dict[str, Any]]:
+    """Makes a side of a model ready; then answers each "burst" with its milliseconds, and "end" with what ran.
 
-    Prints lines of JSON: the first call's seconds; for a burst the median and the least time of a call; at the end the
-    relative difference from PyTorch's results and the form.
+    Yields the first call's seconds; for a burst the median and the least time of a call; at the end the relative
+    difference from PyTorch's results and the form.
     """
     import torch
 
     from bench.library_models import tensors_of
 
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
     model, args, kwargs = model_of(name, given)
     on_gpu = given.device != "cpu"
     if on_gpu:
@@ -313,20 +247,29 @@ def serve(name: str, side: str, given: Any) -> None:
         y = torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, run(*args, **kwargs))  # of a graph's memory
         first = time.perf_counter() - begin
         burst(max(2.0, given.seconds))
-        print(json.dumps({"first": first}), flush=True)
-        for request in sys.stdin:
-            if request.strip() == "end":
-                break
+        request = yield {"first": first}
+        while request != "end":
+            if given.alone:
+                schedule(os.SCHED_FIFO, 10)
             burst(given.seconds / 5)
             times = burst(given.seconds)
-            print(json.dumps({"ms": statistics.median(times) * 1e3, "least": min(times) * 1e3}), flush=True)
+            if given.alone:
+                schedule(os.SCHED_OTHER, 0)
+            request = yield {"ms": statistics.median(times) * 1e3, "least": min(times) * 1e3}
         row: dict[str, Any] = {}
         if side in ("backend", "inductor"):
             pairs = zip(tensors_of(y), tensors_of(model(*args, **kwargs)), strict=True)
             row["difference"] = max(((a - b).norm() / b.norm()).item() for a, b in pairs)
         if backend is not None:
             row["form"] = "; ".join(form for graph in backend.graphs for form in graph.descriptions().values())
-        print(json.dumps(row), flush=True)
+        yield row
+
+
+def schedule(policy: int, priority: int) -> None:
+    """Set the scheduling of each thread that this process has now."""
+    for thread in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setscheduler(int(thread.name), policy, os.sched_param(priority))
 
 
 def on_device(x: Any, given: Any) -> Any:
@@ -360,5 +303,4 @@ def side_of(side: str, model: Any, given: Any) -> tuple[Any, Any]:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("PYTHONWARNINGS", "ignore")
     main()

@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import results
+from bench.workers import last_object
 
 _BEGIN = """
 import json, sys, time
@@ -50,6 +51,7 @@ said = {name: round(notes.of(name).seconds, 3) for name in phases.PHASES if note
 counts = {name: notes.of(name).count for name in ("compile", "load")}
 print("\\n" + json.dumps({"seconds": seconds, "phases": said, "counts": counts} | speeds))
 """
+MAX_PROCESS_S = 3600.0
 _DRIVERS = (("full", "off"), ("empty", "empty"))
 """What the driver itself keeps of compiled kernels, and the cache that a child has."""
 _FLOOR = """
@@ -129,6 +131,11 @@ with phases.noting() as notes:
 """
 
 
+def _variables() -> dict[str, str]:
+    """This process's, with which children keep Python's bytecode."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 class Processes:
     """Runs children that share one set of caches, or have empty ones."""
 
@@ -146,17 +153,13 @@ class Processes:
                 "CONVDISPATCH_KERNEL_CACHE": "off" if cache == "off" else str(home / "kernels"),
             }
             given |= {"CONVDISPATCH_DEVICE": self.device} if self.device else {}
-            environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | given
+            environment = _variables() | given
             arguments = [sys.executable, "-c", _BEGIN + code + _END, self.device or "", self.net, pack]
-            done = subprocess.run(arguments, env=environment, capture_output=True, text=True)
-            if done.returncode:
-                raise click.ClickException(done.stderr.strip()[-2000:])
-            return json.loads(done.stdout.strip().splitlines()[-1])
+            return last_object(arguments, MAX_PROCESS_S, environment)
 
     def command(self, *words: str) -> float:
         """Seconds of a whole ``convdispatch`` process."""
-        environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-        environment["XDG_CACHE_HOME"] = str(self.full)
+        environment = _variables() | {"XDG_CACHE_HOME": str(self.full)}
         start = time.perf_counter()
         subprocess.run([sys.executable, "-m", "convdispatch", *words], env=environment, check=True, capture_output=True)
         return time.perf_counter() - start
@@ -179,10 +182,7 @@ def main(device: str | None, runs: int, only: str, net: str, json_path: Path | N
         children, pack = Processes(device, net, Path(folder)), str(Path(folder) / "net.cdpack")
         plans = {
             "floor": [(f"OpenCL alone, {cache} cache", _FLOOR, cache, "") for cache in ("empty", "full")],
-            "first": [
-                ("first conv(), empty cache", _FIRST, "empty", ""),
-                ("first conv(), full cache", _FIRST, "full", ""),
-            ],
+            "first": [(f"first conv(), {cache} cache", _FIRST, cache, "") for cache in ("empty", "full")],
             "net": [(f"{net}, {cache} cache", _NET, cache, "") for cache in ("empty", "full")],
             "pack": [(f"{net} from a pack, driver's cache {cache}", _NET, kind, pack) for cache, kind in _DRIVERS],
         }
@@ -211,16 +211,8 @@ def main(device: str | None, runs: int, only: str, net: str, json_path: Path | N
                 name = f"convdispatch {words[0]}"
                 found[name] = [{"seconds": children.command(*words)} for _ in range(runs)]
     speeds = ("half speed", "full speed")
-    columns = (
-        "what",
-        "median, s",
-        "least, s",
-        "most, s",
-        "compiled",
-        "loaded",
-        *(f"{each} after, s" for each in speeds),
-    )
-    table = Table(*columns)
+    columns = ("what", "median, s", "least, s", "most, s", "compiled", "loaded")
+    table = Table(*columns, *(f"{each} after, s" for each in speeds))
     for name, each in found.items():
         times, counts = [one["seconds"] for one in each], each[-1].get("counts", {})
         row = [f"{value:.3f}" for value in (statistics.median(times), min(times), max(times))]

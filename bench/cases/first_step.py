@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 from bench import again
+from bench.workers import last_object
 
 ROWS = (
     "resnet18-train-float32",
@@ -45,10 +46,8 @@ def build():
     device = os.environ.get("FIRST_STEP_DEVICE", "cuda")
     batch, size = (BATCH, SIZE) if device == "cuda" else (2, 64)
     torch.manual_seed(0)
-    try:
-        import torchvision.models as nets
-    except ImportError:  # no wheel of it for this PyTorch
-        import torch_zoo as nets
+    import torchvision.models as nets
+
     model = getattr(nets, name)().to(device)
     x = torch.randn(batch, 3, size, size, device=device)
     model.train(what == "train")
@@ -142,29 +141,28 @@ def _keeps(times: list[float], last: float) -> bool:
 
 
 def run(mode: str, row: str, arguments: argparse.Namespace, caches: Path, pack: Path | None = None) -> dict:
-    env = dict(os.environ, FIRST_STEP_ROW=row, FIRST_STEP_DEVICE=arguments.device)
-    env |= {"CONVDISPATCH_KERNEL_CACHE": str(caches / "kernels"), "CUDA_CACHE_PATH": str(caches / "cuda")}
-    env |= {"XDG_CACHE_HOME": str(caches / "cache")}
-    if pack is not None:
-        env["CONVDISPATCH_PACK"] = str(pack)
+    environment = variables(row, arguments, caches) | {"XDG_CACHE_HOME": str(caches / "cache")}
+    environment |= {} if pack is None else {"CONVDISPATCH_PACK": str(pack)}
     command = [*again("first_step"), "--child", mode, "--seconds", str(arguments.seconds)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60 + 3 * arguments.seconds)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    return json.loads(done.stdout.splitlines()[-1])
+    return last_object(command, 60 + 3 * arguments.seconds, environment)
+
+
+def variables(row: str, arguments: argparse.Namespace, caches: Path) -> dict[str, str]:
+    """A child's: the row, and where caches are."""
+    said = {"FIRST_STEP_ROW": row, "FIRST_STEP_DEVICE": arguments.device, "CUDA_CACHE_PATH": str(caches / "cuda")}
+    return os.environ | said | {"CONVDISPATCH_KERNEL_CACHE": str(caches / "kernels")}
 
 
 def packed(row: str, arguments: argparse.Namespace, caches: Path) -> Path:
     """A pack of the row's model, made with the caches that are there."""
     target = caches / "net.cdpack"
     _, what, form = row.split("-")
-    env = dict(os.environ, FIRST_STEP_ROW=row, FIRST_STEP_DEVICE=arguments.device)
-    env |= {"CONVDISPATCH_KERNEL_CACHE": str(caches / "kernels"), "CUDA_CACHE_PATH": str(caches / "cuda")}
     function = "build" if what == "train" else "fused"
     options = ["--training"] if what == "train" else []
     options += ["--autocast", "bfloat16"] if form == "autocast" else []
     options += ["--device", "nvidia" if arguments.device == "cuda" else "intel"]
     command = [sys.executable, "-m", "convdispatch", "pack", f"{__file__}:{function}", "-o", str(target), *options]
+    env = variables(row, arguments, caches)
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])

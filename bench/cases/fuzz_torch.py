@@ -22,9 +22,7 @@ import dataclasses
 import io
 import json
 import random
-import subprocess
 import sys
-import threading
 import time
 import traceback
 import warnings
@@ -40,10 +38,10 @@ from torch.utils._pytree import tree_flatten_with_path
 from torch.utils.checkpoint import checkpoint
 
 import convdispatch.torch as ct
-from bench import again
 from bench import fuzz_habits as habits
 from bench.fuzz_models import made
 from bench.fuzz_writes import CHANGES
+from bench.workers import Lost, farm
 from convdispatch.torch.compile.backend import Backend
 from convdispatch.torch.graph import inductor
 from convdispatch.torch.graph.conversion import copied
@@ -519,62 +517,40 @@ def described(program: Program) -> str:
 # --- the process ----------------------------------------------------------------------------------------------------
 
 
-def child(first: int, last: int, doors: list[str]) -> None:
-    """Seeds in this process; a line of JSON before each, and one for what is wrong."""
-    for seed in range(first, last):
-        for door in doors:
-            print(json.dumps((seed, door, "")), flush=True)
-            program = Program.of(seed)
-            wrong = run(program, door)
-            if wrong is not None:
-                print(json.dumps((seed, door, f"{described(program)}\n{wrong}")), flush=True)
+def prepare() -> None:
+    """A process that runs seeds."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    inductor.available = lambda device: False  # type: ignore[assignment]
 
 
-def parent(given: argparse.Namespace) -> int:
-    """Batches of seeds, each in a child; how many findings there were."""
+def check(task: tuple[int, str]) -> tuple[tuple[int, str], str]:
+    """A seed and a door, and what is wrong there."""
+    program = Program.of(task[0])
+    wrong = run(program, task[1])
+    return task, "" if wrong is None else f"{described(program)}\n{wrong}"
+
+
+def run_batches(given: argparse.Namespace) -> int:
+    """Batches of seeds, each in a child; how many findings there were. A child that dies or hangs is a finding."""
     state = {"next": given.first or 0, "seeds": 0, "seconds": 0.0, "found": []}
     if given.first is None and STATE.exists():
         state = json.loads(STATE.read_text())
     last = state["next"] + given.count
     while state["next"] < last:
-        first, started, at = state["next"], time.monotonic() - state["seconds"], (state["next"], "")
-        for seed, door, wrong in _told_by_child(first, min(last, first + BATCH), given.door):
-            if seed > at[0] or wrong:
-                state |= {"next": seed, "seeds": state["seeds"] + seed - at[0], "seconds": time.monotonic() - started}
+        seeds, started = range(state["next"], min(last, state["next"] + BATCH)), time.monotonic()
+        tasks = [(seed, door) for seed in seeds for door in given.door]
+        for told in farm(1, prepare, (), check, tasks, until=started + HANGS_S * len(tasks), task_s=HANGS_S):
+            (seed, door), wrong = (told.task, told.why) if isinstance(told, Lost) else told
             if wrong:
                 state["found"].append((seed, door, wrong))
                 print(f"--- python -m bench fuzz_torch --seed {seed} --door {door}\n{wrong}", flush=True)
-            at = seed, door
-            STATE.write_text(json.dumps(state))
-        rate = state["seconds"] / max(1, state["seeds"])
+        state |= {"next": seeds.stop, "seeds": state["seeds"] + len(seeds)}
+        state["seconds"] += time.monotonic() - started
+        STATE.write_text(json.dumps(state))
+        rate = state["seconds"] / state["seeds"]
         print(f"seed {state['next']} of {last}: {len(state['found'])} found, {rate:.2f} s a seed", flush=True)
     return len(state["found"])
-
-
-def _told_by_child(first: int, last: int, doors: list[str]) -> Iterator[tuple[int, str, str]]:
-    """Seed and door where a child is, and what is wrong there; at the end the seed to go on with. A child that dies or
-    hangs is a finding."""
-    command = [*again("fuzz_torch"), "--child", "--first", str(first), "--count", str(last - first)]
-    process = subprocess.Popen([*command, *(f"--door={each}" for each in doors)], stdout=subprocess.PIPE, text=True)
-    seed, door, timer = first, "", None
-    try:
-        for line in process.stdout or ():
-            if timer is not None:
-                timer.cancel()
-            timer = threading.Timer(HANGS_S, process.kill)
-            timer.start()
-            with contextlib.suppress(ValueError, TypeError):  # what a model prints
-                seed, door, wrong = json.loads(line)
-                yield seed, door, wrong
-        if process.wait():
-            yield seed, door, f"its process ended with {process.returncode}"
-            last = seed + 1
-        yield last, "", ""
-    finally:
-        if timer is not None:
-            timer.cancel()
-        process.kill()
-        process.wait()
 
 
 def main() -> None:
@@ -585,19 +561,14 @@ def main() -> None:
     parser.add_argument("--door", action="append", choices=DOORS, help="default: all")
     parser.add_argument("--first", type=int, help="else where the last run stopped")
     parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     given.door = given.door or list(DOORS)
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    inductor.available = lambda device: False  # type: ignore[assignment]
-    if given.child:
-        return child(given.first, given.first + given.count, given.door)
     if given.seed is None:
         try:
-            sys.exit(parent(given) > 0)
+            sys.exit(run_batches(given) > 0)
         except KeyboardInterrupt:
             sys.exit(130)
+    prepare()
     wrong = None
     for door in given.door:
         program = Program.of(given.seed)

@@ -19,6 +19,7 @@ import itertools
 import json
 import math
 import os
+import statistics
 import time
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -268,7 +269,7 @@ def compare(nets, directions, layers, mode, dtype, layout, budget, jobs, label, 
         Path(os.environ["OUT"], label + ".json").write_text(json.dumps({"rows": rows}))
     took = time.perf_counter() - begun
     ratios = [row["torch"] / row["timed"][0][0] for row in rows if row["torch"] == row["torch"]]
-    mean = math.exp(sum(map(math.log, ratios)) / max(1, len(ratios)))
+    mean = statistics.geometric_mean(ratios) if ratios else math.nan
     print(f"\n{label}: {len(ratios)} layers, geometric mean of the peer's time over the first choice's {mean:.2f}")
     print(f"{label}: net  dir  ours ms (first)  torch ms  ratio (first's)  worst; {took:.0f} s")
     for net, direction in itertools.product(nets, directions):
@@ -327,7 +328,7 @@ def general(kind: str, layers: int, solver: str, seed: int, seconds: float) -> N
         ratios.append(ms["literals"] / ms["arguments"])
         print(f"{problem} {json.dumps(config)} literals {ms['literals']:.4f} ms, arguments {ms['arguments']:.4f} ms,"
               f" ratio {ratios[-1]:.3f}{'' if np.array_equal(*outputs) else ' OTHER BITS'}", flush=True)  # fmt: skip
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    mean = statistics.geometric_mean(ratios)
     print(f"{solver} {kind}: {len(ratios)} layers, literals over arguments {mean:.3f}, least {min(ratios):.3f}, beyond"
           f" 5 % {sum(ratio < 0.95 for ratio in ratios)}, other bits {differ}")  # fmt: skip
     raise SystemExit(bool(differ) or mean < LEAST_MEAN or min(ratios) < LEAST_RATIO)

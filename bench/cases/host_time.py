@@ -13,16 +13,17 @@ All but ``stages`` need a CUDA device. Each time is a median of rounds in turns;
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import click
 import torch
 
 import convdispatch.torch as ct
+from bench.timer import host_seconds
+from bench.timer import in_turns as turns
 from convdispatch import policy
 from convdispatch.calls.framework import tiers
 from convdispatch.torch.dispatch import native
@@ -44,17 +45,13 @@ def wait() -> None:
 
 def milliseconds(sides: dict[str, Callable[[], Any]], rounds: int, calls: int) -> dict[str, float]:
     """Medians of the sides' times, taken in turns."""
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name, side in sides.items():
-            side()
-            wait()
-            begin = time.perf_counter()
-            for _ in range(calls):
-                side()
-            wait()
-            times[name].append((time.perf_counter() - begin) / calls * 1e3)
-    return {name: statistics.median(each) for name, each in times.items()}
+
+    def sample(side: Callable[[], Any]) -> float:
+        side()
+        wait()
+        return 1e3 * host_seconds(side, calls, wait)
+
+    return turns({name: functools.partial(sample, side) for name, side in sides.items()}, rounds)
 
 
 def ready(run: Callable[[], Any], times: int = 3) -> None:
@@ -67,26 +64,25 @@ def ready(run: Callable[[], Any], times: int = 3) -> None:
     wait()
 
 
-@contextlib.contextmanager
-def under(on: bool) -> Iterator[None]:
+def under(on: bool) -> Any:
     """Under ``enable()``, or not."""
-    with ct.enable() if on else contextlib.nullcontext():
-        yield
+    return ct.enable() if on else contextlib.nullcontext()
 
 
 def in_turns(run: Callable[[], Any], rounds: int, calls: int) -> tuple[float, float]:
     """(PyTorch's, ours) milliseconds of a call, in turns."""
-    theirs, mine = [], []
     run()
     with under(True):
         ready(run)
-    for _ in range(rounds):
-        for on, times in ((False, theirs), (True, mine)):
-            with under(on):
-                for _ in range(3):
-                    run()
-                times.append(milliseconds({"": run}, 1, calls)[""])
-    return statistics.median(theirs), statistics.median(mine)
+
+    def sample(on: bool) -> float:
+        with under(on):
+            for _ in range(3):
+                run()
+            return milliseconds({"": run}, 1, calls)[""]
+
+    found = turns({side: functools.partial(sample, side == "ours") for side in ("PyTorch", "ours")}, rounds)
+    return found["PyTorch"], found["ours"]
 
 
 # --- nets -----------------------------------------------------------------------------------------------------------
@@ -148,7 +144,7 @@ def nets(names: str, rounds: int) -> None:
             theirs, mine = in_turns(run, rounds, 10)
             more = 1e3 * (mine - theirs) / convolutions(model)
             say(net=name, form=form, torch_ms=theirs, ours_ms=mine, ratio=theirs / mine, us_a_layer=more,
-                native=native.runs(), left=ct.counters()["left"])  # fmt: skip
+                native=native.runs("CUDA"), left=ct.counters()["left"])  # fmt: skip
 
 
 @main.command()
@@ -348,8 +344,8 @@ def stages(dtype: str) -> None:
             native.pause(False)
     for stage, value in rows.items():
         say(stage=stage, us=value)
-    solvers = {name: count - before.get(name, 0) for name, count in after.items()}
-    say(native=native.runs(), solvers={name: count for name, count in solvers.items() if count})
+    solvers = {name: count - before.get(name, 0) for name, count in after.items() if count > before.get(name, 0)}
+    say(native=native.runs("CUDA" if cuda else "CPU"), solvers=solvers)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ def gpu(batch: int, seconds: float, budget: float) -> None:
         rate = p.flops / found["int8"] / 1e6
         print(f"{p}: int8 {found['int8']:.1f} us ({rate:.0f} TOP/s), float16 {found['float16']:.1f} us, ratio "
               f"{found['float16'] / found['int8']:.2f}", flush=True)  # fmt: skip
-    mean = math.exp(float(np.mean(np.log(ratios))))
+    mean = statistics.geometric_mean(ratios)
     print(f"{torch.cuda.get_device_name()}, batch {batch}: geometric mean {mean:.2f}, least {min(ratios):.2f}")
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -191,22 +190,10 @@ def drawn_layers(count: int, seed: int) -> Iterator[tuple[str, ConvProblem, int]
 @click.option("--json", "path", type=click.Path(path_type=Path), help="write the figures there too")
 @click.option("--show-config", is_flag=True, help="print what ran")
 def main(
-    net: str,
-    drawn: int,
-    seed: int,
-    only: str | None,
-    solver: str | None,
-    config: int | None,
-    against: str,
-    direction: str,
-    layout: str | None,
-    dtype: str,
-    mb: int | None,
-    constant: bool,
-    seconds: float,
-    path: Path | None,
+    net: str, drawn: int, seed: int, only: str | None, solver: str | None, config: int | None, against: str,
+    direction: str, layout: str | None, dtype: str, mb: int | None, constant: bool, seconds: float, path: Path | None,
     show_config: bool,
-) -> None:
+) -> None:  # fmt: skip
     layouts = [layout] if layout else ["nchw", "nhwc"]
     table = Table(title=f"{net} {direction} {dtype}, {runtime.device_info(runtime.default_device())}")
     table.add_column("layer")
@@ -236,7 +223,7 @@ def main(
     rich.print(table)
     results.keep_table(table)
     if ratios:
-        mean = math.exp(statistics.fmean(map(math.log, ratios)))
+        mean = statistics.geometric_mean(ratios)
         rich.print(f"geometric mean of the ratios: {mean:.3f}")
     if path:
         path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

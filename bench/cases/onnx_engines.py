@@ -14,18 +14,20 @@ import argparse
 import json
 import math
 import os
+import shutil
 import statistics
-import subprocess
-import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from bench import again
+from bench.workers import Served
 
 ENGINES = ("convdispatch", "onnxruntime", "openvino")
 SAMPLE_S = 0.3
+MAX_PROCESS_S = 3600.0
 
 
 def convdispatch_engine(path: str, feeds: dict, device: str | None):
@@ -61,52 +63,27 @@ def openvino_engine(path: str, feeds: dict, device: str | None):
     return (lambda: request.infer(feeds)), first, openvino.__version__
 
 
-def work(engine: str, path: str, arrays: str, device: str | None) -> None:
-    """A child: makes the engine ready, writes what it answers, then runs at each line that it is told."""
+def serve(engine: str, path: str, arrays: str, device: str | None) -> Iterator[dict]:
+    """Makes the engine ready, writes what it answers, then runs at each request."""
     with np.load(arrays) as held:
         feeds = {name: held[name] for name in held.files}
     start = time.perf_counter()
     try:
         run, first, note = globals()[f"{engine}_engine"](path, feeds, device)
     except Exception as error:
-        print(
-            json.dumps({"failed": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}),
-            flush=True,
-        )
+        yield {"failed": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
         return
     ready_s = time.perf_counter() - start
     np.savez(f"{arrays}.{engine}.npz", *first)
-    print(json.dumps({"ready_s": ready_s, "note": note}), flush=True)
-    for _ in sys.stdin:
+    yield {"ready_s": ready_s, "note": note}
+    while True:
         samples, until = [], time.perf_counter() + SAMPLE_S
         run()
         while not samples or time.perf_counter() < until:
             begin = time.perf_counter()
             run()
             samples.append(time.perf_counter() - begin)
-        print(json.dumps({"ms": min(samples) * 1e3}), flush=True)
-
-
-class Child:
-    """One engine's process."""
-
-    def __init__(self, engine: str, path: str, arrays: str, device: str | None) -> None:
-        words = [*again("onnx_engines"), "--work", engine, path, arrays, *([device] if device else [])]
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.said = self.read()
-
-    def read(self) -> dict:
-        line = self.process.stdout.readline()
-        return json.loads(line) if line.strip() else {"failed": "the process ended"}
-
-    def sample(self) -> float:
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return self.read()["ms"]
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        self.process.wait()
+        yield {"ms": min(samples) * 1e3}
 
 
 def measure(name: str, path: str, feeds: dict, given) -> dict:
@@ -115,17 +92,17 @@ def measure(name: str, path: str, feeds: dict, given) -> dict:
 
     arrays = f"{path}.in.npz"
     np.savez(arrays, **feeds)
-    children = {engine: Child(engine, path, arrays, given.device) for engine in given.engines}
+    processes = {engine: Served(serve, (engine, path, arrays, given.device), MAX_PROCESS_S) for engine in given.engines}
     row: dict = {"net": name, "busy": os.getloadavg()[0]}
-    ready = {engine: child for engine, child in children.items() if "failed" not in child.said}
+    row |= {engine: process.send(None) for engine, process in processes.items()}
+    ready = [engine for engine in given.engines if "failed" not in row[engine]]
     samples: dict[str, list[float]] = {engine: [] for engine in ready}
     for _ in range(given.rounds):
-        for engine, child in ready.items():
-            samples[engine].append(child.sample())
+        for engine in ready:
+            samples[engine].append(processes[engine].send("sample")["ms"])
     answers = {}
-    for engine, child in children.items():
-        child.close()
-        row[engine] = dict(child.said)
+    for engine, process in processes.items():
+        process.close()
         if engine in ready:
             row[engine]["ms"] = statistics.median(samples[engine])
             with np.load(f"{arrays}.{engine}.npz") as held:
@@ -170,11 +147,6 @@ def exported(name: str, batch: int, path: str) -> dict:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--work"]:
-        work(*sys.argv[2:5], sys.argv[5] if len(sys.argv) > 5 else None)
-        return
-    import tempfile
-
     import onnx
     import onnx_nets
 
@@ -192,31 +164,31 @@ def main() -> None:
     given = parser.parse_args()
     given.engines = given.engines.split(",")
     rows = []
+
+    def compare(name: str, path: str, feeds: dict) -> None:
+        rows.append(measure(name, path, feeds, given))
+        show(rows[-1], given.engines)
+
     with tempfile.TemporaryDirectory() as folder:
         for batch in map(int, given.batches.split(",")):
             for name in filter(None, given.nets.split(",")):
                 model, input_name, shape = onnx_nets.seeded(name, batch)
                 path = f"{folder}/{name}_{batch}.onnx"
                 onnx.save(model, path)
-                rows.append(measure(f"{name} {batch}", path, {input_name: onnx_nets.picture(shape)}, given))
-                show(rows[-1], given.engines)
+                compare(f"{name} {batch}", path, {input_name: onnx_nets.picture(shape)})
             for name in filter(None, given.catalogue.split(",")):
                 path = f"{folder}/{name}_{batch}.onnx"
-                rows.append(measure(f"{name} {batch}", path, exported(name, batch, path), given))
-                show(rows[-1], given.engines)
+                compare(f"{name} {batch}", path, exported(name, batch, path))
             for path in filter(None, given.files.split(",")):
                 from convdispatch.onnx import load
                 from convdispatch.tools.model_file import read_inputs
 
                 feeds, _ = read_inputs(load(path, device=given.device), [], batch)
-                copy = f"{folder}/{Path(path).name}"
-                Path(copy).write_bytes(Path(path).read_bytes())
-                rows.append(measure(f"{Path(path).stem} {batch}", copy, feeds, given))
-                show(rows[-1], given.engines)
+                copy = shutil.copy(path, folder)
+                compare(f"{Path(path).stem} {batch}", copy, feeds)
     ratios = [row["ratio"] for row in rows if "ratio" in row]
     if ratios:
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        least = min(ratios)
+        mean, least = statistics.geometric_mean(ratios), min(ratios)
         print(f"{len(ratios)} runs: the better of the others over ours, geometric mean {mean:.3f}, least {least:.3f}")
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

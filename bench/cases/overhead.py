@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import statistics
 import time
 import warnings
@@ -28,6 +29,7 @@ from rich.table import Table
 
 import convdispatch as cd
 from bench import results
+from bench.timer import in_turns
 from convdispatch.api import Solver
 from convdispatch.calls.arrays.known_libraries import library_of
 from convdispatch.calls.stream_call import loaded_launches
@@ -169,13 +171,13 @@ def main(device: str | None, calls: int) -> None:
         table = Table("call", "median us", "above bare", title=f"Warm call on {runtime.device_info(queue.device)}")
         for array in (x, w, y):
             array.finish()  # else each call waits for what filled and read them, too, and the bare launch does not
-        rounds: dict[str, list[float]] = {name: [] for name in cases}
-        for _ in range(ROUNDS):
-            for name, (_, call) in cases.items():
-                context = contextvars.Context() if name in plain else contextvars.copy_context()
-                with around.get(name, contextlib.nullcontext)():
-                    rounds[name].append(context.run(median_us, call, finish, calls // ROUNDS))
-        medians = {name: statistics.median(each) for name, each in rounds.items()}
+
+        def sample(name: str) -> float:
+            context = contextvars.Context() if name in plain else contextvars.copy_context()
+            with around.get(name, contextlib.nullcontext)():
+                return context.run(median_us, cases[name][1], finish, calls // ROUNDS)
+
+        medians = in_turns({name: functools.partial(sample, name) for name in cases}, ROUNDS)
     for name, value in medians.items():
         table.add_row(name, f"{value:.2f}", f"{value - medians[cases[name][0]]:.2f}")
     Console().print(table)

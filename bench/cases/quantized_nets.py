@@ -13,11 +13,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import logging
-import math
+import statistics
 import tempfile
 from pathlib import Path
-
-import numpy as np
 
 # The tests have a module of that name too.
 from bench.cases import onnx_engines as bench
@@ -108,12 +106,9 @@ def main() -> None:
                     flush=True,
                 )
                 rows.append(row)
-
-    def mean(key: str) -> float:
-        return math.exp(float(np.mean([math.log(row[key]) for row in rows])))
-
     for key, words in (("ratio", "the better of the others over ours"), ("float", "our float32 over our int8")):
-        print(f"{words}: geometric mean {mean(key):.3f}, least {min(row[key] for row in rows):.3f}")
+        values = [row[key] for row in rows]
+        print(f"{words}: geometric mean {statistics.geometric_mean(values):.3f}, least {min(values):.3f}")
 
 
 if __name__ == "__main__":

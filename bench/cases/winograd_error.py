@@ -15,6 +15,7 @@ import re
 import click
 import numpy as np
 
+from bench.results import markdown
 from convdispatch.api import ConvDispatchError, ConvProblem, Solver
 from convdispatch.device import runtime
 from convdispatch.measurement import reference
@@ -60,9 +61,7 @@ def main(glob: str, channels: str, directions: str) -> None:
     for direction in directions.split(","):
         for axes in (2, 1):
             print(f"\n{direction}, kernel along {axes} {'axes' if axes == 2 else 'axis'}\n")
-            print(
-                "| solver | " + " | ".join(map(str, counts)) + " | over the root |\n" + "|---" * (len(counts) + 2) + "|"
-            )
+            lines = []
             lengths: dict[int, list[str]] = {}
             for name in names:
                 m, r = map(int, re.findall(r"f(\d+)x(\d+)$", name)[0])
@@ -77,11 +76,11 @@ def main(glob: str, channels: str, directions: str) -> None:
                     cells.append(f"{error:.1e}")
                     rates.append(error / math.sqrt(count))
                 rate = f"{max(rates[1:] or rates):.1e}" if rates else ""
-                print(f"| {name} | " + " | ".join(cells) + f" | {rate} |", flush=True)
+                lines.append([name, *cells, rate])
                 taps = r**axes if direction != "bwd_weights" else m**axes
                 lengths.setdefault(taps, [f"{plain_error(count * taps):.1e}" for count in counts])
-            for taps, cells in lengths.items():
-                print(f"| plain, {taps} times as many | " + " | ".join(cells) + " | |")
+            lines += [[f"plain, {taps} times as many", *cells, ""] for taps, cells in lengths.items()]
+            print(markdown(["solver", *counts, "over the root"], lines), flush=True)
 
 
 if __name__ == "__main__":

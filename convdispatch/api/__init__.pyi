@@ -18,6 +18,7 @@ from ..device.plans.channel_sums import merged_bytes as merged_bytes
 from ..device.plans.channel_sums import merging as merging
 from ..device.plans.channel_sums import summing as summing
 from ..device.plans.channel_sums import summing_bytes as summing_bytes
+from ..device.plans.normalised import normalising as normalising
 from ..device.plans.steps import Areas as Areas
 from ..device.plans.steps import KernelPlan as KernelPlan
 from ..device.plans.steps import Product as Product

@@ -244,6 +244,11 @@ class ConvProblem:
         return self.norm is not None and self.direction == "bwd_data"
 
     @property
+    def normalised(self) -> bool:
+        """Whether the convolution reads a norm of x."""
+        return self.norm is not None and self.direction != "bwd_data"
+
+    @property
     def norm_activation(self) -> str | None:
         """The activation of ``norm``; None if it has none."""
         return None if self.norm == "identity" else self.norm

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..api.dtypes import numpy_dtype
 from ..api.errors import InvalidArgument
+from ..device.places.stream import KINDS, dlpack_kind
 from ..elementwise.tensor import Tensor
 from .arrays import is_torch, torch_to_numpy
 from .model import OnnxNet
@@ -84,12 +85,13 @@ class OrtValue:
         return int(onnx.helper.np_dtype_to_tensor_dtype(_dtype(name)))
 
     def device_name(self) -> str:
-        """``"cpu"`` or ``"cuda"``."""
+        """``"cpu"``, or the kind of the device's streams."""
         if isinstance(self.array, np.ndarray):
             return "cpu"
         if is_torch(self.array):
             return str(self.array.device.type)
-        return "cpu" if self.array.__dlpack_device__()[0] == 1 else "cuda"
+        kind = dlpack_kind(self.array.__dlpack_device__()[0])
+        return "cpu" if kind is None else kind.kind
 
     def data_ptr(self) -> int:
         """Return the address of the first element."""
@@ -274,7 +276,7 @@ def _torch(purpose: str) -> Any:
 
 def _synchronise(arrays: Any) -> None:
     for array in arrays:
-        if is_torch(array) and array.is_cuda:
-            sys.modules["torch"].cuda.current_stream(array.device).synchronize()
+        if is_torch(array) and array.device.type in KINDS:
+            getattr(sys.modules["torch"], array.device.type).current_stream(array.device).synchronize()
         elif isinstance(array, Tensor):
             array.queue.finish()

@@ -10,9 +10,8 @@ from typing import Any
 
 import pyopencl as cl
 
-from ..api.dtypes import storage_macros
 from ..api.errors import PluginError
-from ..api.problem import EXTRAS, ConvProblem, norm_macros
+from ..api.problem import EXTRAS, ConvProblem
 from ..api.solver import Plan
 from ..device import runtime
 from ..device.commands.interface import Commands, thread
@@ -22,6 +21,7 @@ from ..device.executable import OUTPUTS, SUMS, Executable, W
 from ..device.memory.allocator import out_of_memory, same_memory
 from ..device.places.stream import Unlaunchable
 from ..device.plans.channel_sums import summing, summing_bytes
+from ..device.plans.normalised import CPU_CHUNK, normalising
 from ..device.plans.steps import StepPlan
 from ..device.programs.kernels import OPERANDS as LAUNCH_OPERANDS
 from ..device.programs.kernels import Launch, build, define, kernel_text
@@ -245,36 +245,25 @@ def _filled(operands: Sequence[Any]) -> tuple[Any, ...]:
     return *operands, *[None] * (3 + len(EXTRAS) - len(operands))
 
 
-_CHUNK = 1024
-"""Elements of one work item of a CPU; a GPU's takes one."""
-
-
 class Unfused:
     """The passes that turn the plan of ``seen`` into one of ``problem``: before it the norm of x, written to memory of
     its own; after it one pass over the written tensor for the rest of the epilogue, and the sums of its channels."""
 
     def __init__(self, context: cl.Context, problem: ConvProblem, seen: ConvProblem) -> None:
-        self._chunk = _CHUNK if runtime.device_info(context.devices[0]).type == "cpu" else 1
+        self._chunk = CPU_CHUNK if runtime.device_info(context.devices[0]).type == "cpu" else 1
         self._written = "xwy".index(problem.written)
         self.accumulates = problem.accumulate and not seen.accumulate
         self._out_bytes, self._x_bytes = (math.prod(s) * problem.itemsize for s in (problem.out_shape, problem.x_shape))
         self._norm = self._epilogue = None
         rest = _epilogue_left(problem, seen)
         if problem.norm and not seen.norm and not problem.masked:
-            self._norm = self._norm_launch(context, problem)
+            names = ("normed", "x", "norm")
+            self._norm = normalising(context, problem, names, names=names)
         if rest.extras or rest.activation or rest.accumulate:
             self._epilogue = self._epilogue_launch(context, rest)
         self._sums: list[Launch] = []
         if problem.sums and not seen.sums:
             self._sums, self._sums_bytes = summing(context, problem), summing_bytes(problem)
-
-    def _norm_launch(self, context: cl.Context, problem: ConvProblem) -> Launch:
-        size, shape = math.prod(problem.x_shape), problem.x_shape
-        inner = 1 if problem.layout == "nhwc" else math.prod(shape[2:])
-        text = storage_macros(problem.dtype) + norm_macros(problem) + define(SIZE=size, INNER=inner, CHUNK=self._chunk)
-        program = build(context, text + kernel_text(__package__, "norm.cl"))
-        names = ("normed", "x", "norm")
-        return Launch(program, "normalise", (max(1, -(-size // self._chunk)),), None, names, names=names)
 
     def _epilogue_launch(self, context: cl.Context, rest: ConvProblem) -> Launch:
         size, shape = math.prod(rest.out_shape), rest.out_shape

@@ -48,7 +48,7 @@ def make_ready(what: str, training: bool = False, autocast: str | None = None) -
     model, inputs = _built(what)
     if autocast is not None and autocast not in _DTYPES:
         raise InvalidArgument(f"autocast must be one of {', '.join(_DTYPES)}, got {autocast!r}")
-    on = "cuda" if any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs) else "cpu"
+    on = next((x.device.type for x in inputs if isinstance(x, torch.Tensor) and not x.is_cpu), "cpu")
     casting = torch.autocast(on, dtype=getattr(torch, autocast)) if autocast else contextlib.nullcontext()
     with policy(tier="full"), door.enable(), contextlib.nullcontext() if training else torch.inference_mode():
         with casting:

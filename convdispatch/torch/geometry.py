@@ -15,6 +15,8 @@ from ..calls.arguments import describe, transposed_shape
 DTYPES = {getattr(torch, row.array_name): name for name, row in dtypes.DTYPES.items()}
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _TRANSPOSED = {"forward": "bwd_data", "data": "fwd", "weights": "bwd_weights"}
+PLAIN: tuple[Any, ...] = (None, False, None, False)
+"""The parts of a plain convolution's problem beside a bias: activation, residual, norm and sums."""
 _PLAIN = {"forward": "fwd", "data": "bwd_data", "weights": "bwd_weights"}
 
 
@@ -109,10 +111,9 @@ def problem_of(
     math: str,
     bias: bool = False,
     constant: bool = False,
-    after: tuple[str | None, bool] = (None, False),
+    after: tuple[Any, ...] = PLAIN,
 ) -> ConvProblem:
-    """The problem of one part of a convolution; ``last``: tensors are channels last; ``after``: the activation, and
-    whether a residual is added.
+    """The problem of one part of a convolution; ``last``: tensors are channels last; ``after``: see PLAIN.
 
     Raises InvalidArgument, InvalidProblem, by the operator's own names.
     """
@@ -148,8 +149,7 @@ def problem_of(
         names=names,
         bias=bias,
         constant_weights=constant,
-        activation=after[0],
-        residual=after[1],
+        **dict(zip(("activation", "residual", "norm", "sums"), after, strict=True)),
     )
 
 

@@ -25,6 +25,7 @@ from ..api.problem import ConvProblem
 from ..device import runtime
 from ..selection import dispatch
 from ..selection.choice import lockfile, ranking
+from .captures import device_type
 from .requirements import lacking
 
 PATIENCE = timedelta(seconds=300)
@@ -120,12 +121,13 @@ def _own_device(store: Any, number: int) -> None:
         return
     _warned.add(number)
     rank = str(torch.distributed.get_rank())
-    unique = getattr(torch.cuda.get_device_properties(number), "uuid", number)
+    name = device_type()
+    unique = getattr(getattr(torch, name).get_device_properties(number), "uuid", number)
     owner = store.compare_set(f"{_PREFIX}device/{socket.gethostname()}/{unique}", "", rank).decode()
     if owner != rank:
         warnings.warn(
-            f"rank {rank} has no GPU of its own: rank {owner} uses CUDA's device {number} of this host too; start as "
-            "many ranks as there are GPUs, and call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) in each",
+            f"rank {rank} has no GPU of its own: rank {owner} uses device {name}:{number} of this host too; start "
+            f"as many ranks as there are GPUs, and call torch.{name}.set_device(int(os.environ['LOCAL_RANK'])) in each",
             ConvDispatchWarning,
             stacklevel=2,
         )

@@ -14,6 +14,8 @@ inline ACC source_at(global const ACC *restrict x, int image, int channel, int z
   return NHWC ? x[((((long)image * XD + z) * XH + y) * XW + u) * (C * G) + channel]
               : x[((((long)image * C * G + channel) * XD + z) * XH + y) * XW + u];
 }
+// The k of the i-th element of a slice of B that this work item loads. In fours they are neighbours, channels of one place.
+#define K_(i) ${"(tid / BN + (i) / 4 * (ITEMS / BN)) * 4 + (i) % 4" if fours else "tid / BN + (i) * (ITEMS / BN)"}
 <%def name="step(kk)">
 % for i in range(tm // 4):
         const ACC4 a${i} = *(local const ACC4 *)(sa + (${kk}) * BM + ${i} * (BM * 4 / TM) + ty * 4);
@@ -34,7 +36,9 @@ ${" ".join(text.replace("$", "own" if weights else "total").replace("@", f"{i}_{
 </%def>\
 kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void tiles(global const ACC *restrict x, global const ACC *restrict packed, long packed_off, OUT_PARAMS) {
-  local ACC sa[BK * BM] __attribute__((aligned(32))), sb[BK * BN] __attribute__((aligned(32)));
+  // Two slices: while one is multiplied the next one is written, so that a slice takes one barrier.
+  local ACC slices_a[2 * BK * BM] __attribute__((aligned(32))), slices_b[2 * BK * BN] __attribute__((aligned(32)));
+  int slice = 0;
   const int tid = get_local_id(0), tx = tid % TX, ty = tid / TX, g = get_group_id(2) / SPLITS;
   const int m0 = get_group_id(1) * BM, n0 = get_group_id(0) * BN;
   packed += packed_off + ((long)(g * MB + get_group_id(1)) * KA) * BM;
@@ -69,18 +73,36 @@ void tiles(global const ACC *restrict x, global const ACC *restrict packed, long
 % for i in range(a_loads):
       na${i} = ((k0) + (tid + ${i} * ITEMS) / BM < k1) ? a[(k0) * (long)BM + tid + ${i} * ITEMS] : (ACC)0; ${"\\"}
 % endfor
-% for i in range(b_loads):
-      { const int k = (k0) + tid / BN + ${i} * (ITEMS / BN); nb${i} = (within && k < k1) ? B_AT(k) : (ACC)0; } ${"\\"}
+% if whole:
+      const int tap = (k0) / COUNT, z = z0 + tap / (TW * TH) * DD, y = y0 + tap / TW % TH * DH, u = u0 + tap % TW * DW; ${"\\"}
+      const int inside = within && (k0) < k1 && (uint)z < XD && (uint)y < XH && (uint)u < XW; ${"\\"}
+      const int c = g * C + cb + (k0) % COUNT; ${"\\"}
+      global const ACC *from = x + (NHWC ? (((image * (long)XD + z) * XH + y) * XW + u) * (C * G) + c ${"\\"}
+                                         : (((image * (long)(C * G) + c) * XD + z) * XH + y) * XW + u); ${"\\"}
+% if aligned:
+% for i in range(0, b_loads, 4):
+      { const ACC4 four = inside ? *(global const ACC4 *)(from + K_(${i})) : (ACC4)(0); nb${i} = four.x; nb${i + 1} = four.y; nb${i + 2} = four.z; nb${i + 3} = four.w; } ${"\\"}
 % endfor
+% else:
+% for i in range(b_loads):
+      nb${i} = inside ? from[(K_(${i})) * (NHWC ? 1 : (long)XD * XH * XW)] : (ACC)0; ${"\\"}
+% endfor
+% endif
+% else:
+% for i in range(b_loads):
+      { const int k = (k0) + K_(${i}); nb${i} = (within && k < k1) ? B_AT(k) : (ACC)0; } ${"\\"}
+% endfor
+% endif
     }
     NEXT(0)
     for (int k0 = 0; k0 < k1; k0 += BK) {
-      barrier(CLK_LOCAL_MEM_FENCE);
+      slice = !slice;
+      local ACC *sa = slices_a + slice * (BK * BM), *sb = slices_b + slice * (BK * BN);
 % for i in range(a_loads):
       sa[tid + ${i} * ITEMS] = na${i};
 % endfor
 % for i in range(b_loads):
-      sb[tid + ${i} * ITEMS] = nb${i};
+      sb[(K_(${i})) * BN + tid % BN] = nb${i};
 % endfor
       barrier(CLK_LOCAL_MEM_FENCE);
       NEXT(k0 + BK)

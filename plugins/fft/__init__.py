@@ -27,8 +27,6 @@ def convdispatch_solvers() -> list[Solver]:
         Declared(f"{__name__}.{folder}.solver", kind, name=f"fft.{name}", serves=serves, fuses=EPILOGUE,
                  # The transforms' constants are float32.
                  dtypes=("float32", "float16", "bfloat16"), spreads_nonfinite=True,
-                 # A GPU's compiler joins other multiplications with additions where the program's number of tiles
-                 # is another: 60 of 11,400 images had other bits on an H200, all of them by this solver.
-                 batch_invariant=folder == "cpu")
+                 batch_invariant=True)
         for folder, kind, name, serves in folders
     ]  # fmt: skip

@@ -22,12 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from convdispatch.api import EPILOGUE, Declared, DeviceInfo, Solver, hookimpl
+from convdispatch.api import EPILOGUE, PARTS, Declared, DeviceInfo, Solver, hookimpl
 
 
 @hookimpl
 def convdispatch_solvers() -> Sequence[Solver]:
     """This plugin's solvers; of solvers with equal costs the first is chosen."""
+    fused = {"tma": PARTS, "packed": PARTS, "int8": {"bias", "residual"}}
     dtypes_16_bits, all_dtypes = ("float16", "bfloat16"), ("float32", "float16", "bfloat16")
     solvers = (
         ("tma", "Tma", "tma", (), all_dtypes),
@@ -40,7 +41,7 @@ def convdispatch_solvers() -> Sequence[Solver]:
     )
     return [
         Declared(f"{__name__}.{folder}.solver", kind, *arguments, name=f"nvidia.{name}", serves=_gpus_only,
-                 fuses={"bias", "residual"} if folder == "int8" else EPILOGUE, dtypes=dtypes,
+                 fuses=fused.get(folder, EPILOGUE), dtypes=dtypes,
                  exact=folder != "winograd", spreads_nonfinite=folder == "winograd", batch_invariant=True)
         for folder, kind, name, arguments, dtypes in solvers
     ]  # fmt: skip

@@ -42,7 +42,7 @@ def convdispatch_solvers():
 
 
 @pytest.fixture
-def ones(tmp_path, monkeypatch):
+def ones(tmp_path, monkeypatch, read_anew):
     """The plugin above alone; its solver's module."""
     folder = tmp_path / "plugins" / "test"
     folder.mkdir(parents=True)
@@ -50,13 +50,9 @@ def ones(tmp_path, monkeypatch):
     (folder / "ones.cl").write_text("kernel void ones(global REAL *y) { STORE(y, get_global_id(0), 1.0f); }\n")
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(folder.parent))
     monkeypatch.setenv("CONVDISPATCH_PLUGINS", "test")
-    loader.reload()
-    dispatch.forget()
+    read_anew()
     solver = loader.plugins().solvers["test.ones"]
-    yield type(solver).plan.__globals__
-    monkeypatch.undo()
-    loader.reload()
-    dispatch.forget()
+    return type(solver).plan.__globals__
 
 
 def call(height: int, width: int = 4) -> np.ndarray:

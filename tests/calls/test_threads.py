@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 from checking import call, compare, limit_of, make_operands
+from threads import together
 
 import convdispatch
 from convdispatch import ConvProblem
@@ -27,19 +25,6 @@ def cases():
     return [(problem, *make_operands(problem, seed=seed)) for seed, problem in enumerate(problems)]
 
 
-def together(work, count: int = THREADS) -> None:
-    """Run ``work(number)`` in threads that start at the same moment; raises what any of them raised."""
-    barrier = threading.Barrier(count)
-
-    def begin(number):
-        barrier.wait()
-        return work(number)
-
-    with ThreadPoolExecutor(count) as pool:
-        for future in [pool.submit(begin, number) for number in range(count)]:
-            future.result()
-
-
 def test_numpy_from_many_threads():
     """Cold: the same plans are asked for by all threads at once."""
     prepared = cases()
@@ -50,7 +35,7 @@ def test_numpy_from_many_threads():
             problem, operands, expected = prepared[(number + turn) % len(prepared)]
             np.testing.assert_array_equal(call(problem, operands.present()), expected)
 
-    together(work)
+    together(work, THREADS)
 
 
 def test_a_queue_a_thread(device):
@@ -70,7 +55,7 @@ def test_a_queue_a_thread(device):
         for result, expected in results:
             np.testing.assert_array_equal(result.get(), expected)
 
-    together(work)
+    together(work, THREADS)
 
 
 EXACT = ("im2col", "implicitgemm.*")
@@ -109,7 +94,7 @@ def test_a_shared_constant_is_packed_once_for_all(device, solver):
             for _ in range(10):
                 compare(call(problem, {"x": operands.x, "w": kept}), expected, limit)
 
-    together(work)
+    together(work, THREADS)
 
 
 def test_policies_are_a_thread_s_own():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import types
 import warnings
 
@@ -10,6 +9,7 @@ import numpy as np
 import pyopencl as cl
 import pytest
 from pyopencl import characterize
+from threads import together
 
 from convdispatch.api import BuildFailed, build
 from convdispatch.device.cache.store import PROGRAMS
@@ -96,18 +96,11 @@ def test_off(queue, folder, compilations, monkeypatch):
 
 
 def test_many_at_once(queue, folder):
-    seen = []
-
-    def work():
+    def work(_):
         for number in range(8):
-            seen.append(answer(queue, binary_cache.compiled(queue.context, TEXT, [f"-DNUMBER={number}"])) == number)
+            assert answer(queue, binary_cache.compiled(queue.context, TEXT, [f"-DNUMBER={number}"])) == number
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert seen == [True] * 32
+    together(work, 4)
     assert sorted(path.suffix for path in folder.iterdir()) == [".programs"] * 8
 
 
@@ -130,22 +123,9 @@ def test_warning_filters_are_the_callers(queue, folder):
                 kernels.build(queue.context, text, ["-DNUMBER=7"])
                 assert warnings.filters == before
 
-        faults = []
-        threads = [threading.Thread(target=lambda n=n: _noting(faults, build, n)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert faults == []
+        together(build, 4)
         assert warnings.filters == before
     assert [str(warning.message) for warning in said] == []
-
-
-def _noting(faults, call, *arguments):
-    try:
-        call(*arguments)
-    except BaseException as error:
-        faults.append(error)
 
 
 def test_dropped_programs_come_back_from_their_files(queue, folder, compilations, monkeypatch):

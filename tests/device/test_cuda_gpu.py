@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
+from threads import together
 
 import convdispatch as cd
 
@@ -70,24 +69,16 @@ def test_captured_and_replayed_on_new_values():
 
 
 def test_threads_and_devices():
-    wrong = []
-
     def work(number):
         x, w = _given(number)
         with torch.cuda.device(number):
             expected = torch.nn.functional.conv2d(x.double(), w.double())
             for _ in range(50):
                 y = cd.conv(x, w)
-                if y.device != x.device or (y - expected).norm() > 1e-5 * expected.norm():
-                    wrong.append(number)
+                assert y.device == x.device
+                assert (y - expected).norm() <= 1e-5 * expected.norm()
 
-    numbers = [n for n in range(torch.cuda.device_count()) for _ in range(2)]
-    threads = [threading.Thread(target=work, args=(number,)) for number in numbers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    together(work, [n for n in range(torch.cuda.device_count()) for _ in range(2)])
     assert torch.cuda.current_device() == 0
 
 

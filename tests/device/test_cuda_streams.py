@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import ctypes
 import gc
-import threading
 import warnings
 
 import numpy as np
 import pytest
 from checking import call, make_operands
 from host_cuda import CudaArray, HostDriver, install, installed
+from threads import together
 
 import convdispatch as cd
 from convdispatch import ConvDispatchError, ConvDispatchWarning, ConvProblem, InvalidArgument, Tensor
@@ -233,19 +233,13 @@ def test_what_is_done_on_another_device_leaves_the_threads_context():
 def test_threads_on_streams_of_their_own(fake):
     random = np.random.default_rng(0)
     x, w = random.standard_normal((1, 16, 9, 9), np.float32), random.standard_normal((16, 16, 3, 3), np.float32)
-    expected, wrong = cd.conv(x, w), []
+    expected = cd.conv(x, w)
 
     def work(where):
         for _ in range(50):
-            if not np.array_equal(cd.conv(CudaArray(x, 0, where), CudaArray(w, 0, where)).values, expected):
-                wrong.append(where)
+            assert np.array_equal(cd.conv(CudaArray(x, 0, where), CudaArray(w, 0, where)).values, expected)
 
-    threads = [threading.Thread(target=work, args=(where,)) for where in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    together(work, range(1, 5))
 
 
 def test_empty_results_and_batches(fake):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import numpy as np
 import pyopencl as cl
 import pytest
+from threads import together
 
 from convdispatch.api.errors import ConvDispatchWarning
 from convdispatch.device import runtime
@@ -71,11 +71,7 @@ def test_two_threads_start_one_child(device, another_process, monkeypatch):
         return 0, ""
 
     monkeypatch.setattr(cuda_imports, "_try_import", tried)
-    threads = [threading.Thread(target=cuda_imports.safe, args=(device, LARGE)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(lambda _: cuda_imports.safe(device, LARGE), 4)
     assert len(started) == 1
 
 

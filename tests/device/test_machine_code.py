@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,6 +70,32 @@ def test_it_is_assembled_once_and_loaded_from_disk_then(monkeypatch):
     assert modules._module(second, Program()).form.overlaps, "its kernels may overlap"
     assert second.assembled == []
     assert second.loaded == first.loaded
+
+
+def kernel_of(groups=1):
+    """The program's kernel, of so many groups of 32 work items."""
+    return SimpleNamespace(name="scale", program=Program(), global_size=(32, groups), local_size=(32, 1))
+
+
+@pytest.mark.parametrize("groups", [1, 70_000])
+def test_a_child_assembles_for_its_parent_and_loads_nothing(groups, monkeypatch):
+    """A parent that launches the kernel takes the machine code from disk, in one row where it has too many groups."""
+    child, parent = Driver(), Driver()
+    modules.assemble(child, kernel_of(groups))
+    assert len(child.assembled) == 1
+    assert child.loaded == []
+    monkeypatch.setattr(modules, "_modules", {})
+    kernel = kernel_of(groups)
+    modules._module(parent, kernel.program, modules._row(kernel, modules._sizes(kernel)[0]))
+    assert parent.assembled == []
+    assert parent.loaded[0].startswith(b"\x7fELF")
+
+
+def test_a_child_loads_what_the_linker_refuses(monkeypatch):
+    """So that the driver's own cache has it."""
+    child = Driver(failing=("cuLinkCreate_v2",))
+    modules.assemble(child, kernel_of())
+    assert child.loaded[-1].startswith(b".version")
 
 
 @pytest.mark.parametrize("change", ["driver", "damage"])

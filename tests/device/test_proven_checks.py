@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
+from threads import together
 
 from convdispatch.device.cache import artifact_store, keys
-from convdispatch.device.programs import proven
+from convdispatch.device.programs import proven, ptx_program
 
 PACKAGE = "convdispatch_nvidia"
 
@@ -83,14 +82,8 @@ def test_another_driver_source_or_variable_proves_anew(queue, monkeypatch, chang
 
 
 def test_one_thread_asks(queue):
-    check, found = Check(), []
-    ask = lambda: found.append(proven.proven(PACKAGE, "wgmma", queue.device, check))  # noqa: E731
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [None] * 8
+    check = Check()
+    assert together(lambda _: proven.proven(PACKAGE, "wgmma", queue.device, check), 8) == [None] * 8
     assert check.asked == 1
 
 
@@ -122,3 +115,12 @@ def test_sources_are_kernels_too():
 
     assert "int8/pack.cl" in {name for name, _ in keys._sources(convdispatch_nvidia.__name__)}
     assert "./output.cl" in {name for name, _ in keys._sources("convdispatch.api")}
+
+
+def test_a_check_s_programs_are_for_opencl_queues(queue):
+    """A check launches on a queue of its own also while a plan for CUDA's streams is being built."""
+    inside = []
+    with ptx_program.for_streams():
+        proven.proven(PACKAGE, "fma", queue.device, lambda: inside.append(ptx_program._thread.for_streams))
+        assert ptx_program._thread.for_streams
+    assert inside == [False]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import threading
 
 import numpy as np
 import pyopencl as cl
 import pytest
+from threads import together
 
 import convdispatch
 from convdispatch.api.errors import Frozen, MemoryLimit
@@ -248,22 +248,15 @@ def test_allocations_that_cuda_does_not_let_go_of_are_tried_again(shared_pool, m
 
 def test_shared_pool_from_threads(shared_pool):
     queue, pool = shared_pool()
-    failures = []
 
     def work(seed):
         random = np.random.default_rng(seed)
         for _ in range(200):
             held = [runtime.allocate(queue, int(size)) for size in random.integers(1, 3 * MB, 3)]
             places = sorted((allocator.cuda_address(block), block.size) for block in held)
-            if any(a + size > b for (a, size), (b, _) in itertools.pairwise(places)):
-                failures.append(places)
+            assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(places)), places
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    together(work, 4)
     assert (pool.active_bytes, pool.active_blocks) == (0, 0)
 
 

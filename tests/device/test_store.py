@@ -7,9 +7,9 @@ import os
 import random
 import subprocess
 import sys
-import threading
 
 import pytest
+from threads import together
 
 from convdispatch.device import plainfile
 from convdispatch.device.cache import artifact_store, store
@@ -174,20 +174,12 @@ def test_two_processes_write_while_a_third_clears(folder):
 
 
 def test_threads_that_write_leave_whole_values(folder):
-    faults = []
-
     def work(letter):
         for _ in range(40):
             store.PROGRAMS.put(KEY, letter * 9000)
-            read = store.PROGRAMS.get(KEY)
-            faults.extend([read] if read is None or len(set(read)) != 1 else [])
+            assert len(set(store.PROGRAMS.get(KEY))) == 1
 
-    threads = [threading.Thread(target=work, args=(letter,)) for letter in (b"a", b"b", b"c")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not faults
+    together(work, (b"a", b"b", b"c"))
     assert len(list(folder.iterdir())) == 1
 
 

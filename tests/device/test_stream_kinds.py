@@ -25,6 +25,19 @@ NAMES_CUDA = {
     "plugins/cudnn/solver.py": "cuDNN is a library of CUDA's",
 }
 
+NAMES_CUDAS_DEVICES = {
+    "dispatch/routing.py": "the dispatch keys that have a native call path",
+    "compile/native_layers.py": "the device types that have a native call path",
+    "dispatch/engine.py": "cuDNN's switches hold on CUDA",
+    "dispatch/quick_depthwise.py": "PyTorch's own depthwise kernel is CUDA's",
+    "graph/forms.py": "cuDNN's switches hold on CUDA",
+    "graph/channels_last.py": "cuDNN's switches hold on CUDA",
+    "eager/bias_gradient.py": "a sum that was measured against PyTorch's for CUDA; elsewhere PyTorch's runs",
+    "explaining.py": "times and memory of layers, measured by CUDA's events and PyTorch's statistics of CUDA's memory",
+    "weights.py": "asked first, because it is the usual device with streams; others follow",
+}
+"""The modules of PyTorch's door that name CUDA's devices, and why another kind of streams needs no change there."""
+
 
 @pytest.fixture
 def invented(monkeypatch, device):
@@ -189,6 +202,47 @@ def test_pytorchs_captures_wait_for_what_is_pending(invented, door, monkeypatch)
         for place, name in enumerate(asked):
             monkeypatch.setattr(door.xpu, name, lambda answer=place < yes: answer)
         assert captures.capturing() == (yes == 3)
+
+
+def test_pytorchs_door_asks_the_kind_of_streams_for_its_devices(invented, door, monkeypatch):
+    """What differs between builds of PyTorch: autocast, graphs, ranks, inductor, synchronisation."""
+    from convdispatch.onnx import binding
+    from convdispatch.torch import ranks
+    from convdispatch.torch.compile import operators
+    from convdispatch.torch.graph import inductor
+
+    library = door.library.Library("convdispatch_invented", "DEF")
+    library.define("same(Tensor x) -> Tensor")
+    operators.autocasts(library, "same", lambda x: x, 1)
+    keys = ("AutocastCPU", "AutocastXPU", "AutocastCUDA")
+    kernels = [door._C._dispatch_has_kernel_for_dispatch_key("convdispatch_invented::same", key) for key in keys]
+    assert kernels == [True, True, False]
+    library._destroy()
+
+    monkeypatch.setattr(inductor.importlib.util, "find_spec", lambda name: None)
+    inductor.available.cache_clear()
+    assert not inductor.available("xpu"), "Triton's code is needed there, and a C++ compiler does not help"
+    inductor.available.cache_clear()
+
+    asked = []
+    properties = types.SimpleNamespace(uuid="the card")
+    monkeypatch.setattr(door.xpu, "get_device_properties", lambda number: asked.append(number) or properties)
+    monkeypatch.setattr(door.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(ranks, "_warned", set())
+    store = types.SimpleNamespace(compare_set=lambda key, old, new: b"0" if "the card" in key else b"1")
+    with pytest.warns(cd.ConvDispatchWarning, match="rank 0 uses device xpu:3 of this host too.*torch.xpu.set_device"):
+        ranks._own_device(store, 3)
+    assert asked == [3]
+
+    assert binding.OrtValue(XpuArray(_integers(2, 3))).device_name() == "xpu"
+
+
+def test_no_module_of_pytorchs_door_names_cudas_devices():
+    named = re.compile(r"""["']cuda["']|["']CUDA["']|\bis_cuda\b|torch\.cuda\b|AutocastCUDA""")
+    folder = ROOT / "convdispatch/torch"
+    sources = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.py")}
+    found = {name for name, path in sources.items() if named.search(path.read_text(encoding="utf-8"))}
+    assert found == set(NAMES_CUDAS_DEVICES)
 
 
 def test_no_file_outside_the_kinds_module_names_its_classes():

@@ -72,9 +72,8 @@ def nets():
 @pytest.mark.parametrize("traced", ["nchw", "nhwc"])
 @pytest.mark.parametrize("mb", [1, 3])
 @pytest.mark.parametrize(("layout", "queues"), [("nchw", 1), ("nhwc", 1), ("nchw", 3), ("nhwc", 3), (None, None)])
-def test_same_result_as_the_net(nets, all_forms, full, traced, mb, layout, queues):
-    if not full and (traced == "nhwc") ^ (mb == 3) ^ (queues == 3):
-        pytest.skip("thinned out; --full runs it")
+def test_same_result_as_the_net(nets, all_forms, thinned, traced, mb, layout, queues):
+    thinned((traced == "nhwc") ^ (mb == 3) ^ (queues == 3))
     net = nets[traced]
     built = inference.build(net, picture(mb, traced).shape, layout=layout, queues=queues)
     for seed in (1, 2):  # a second run finds its memory used

@@ -1,11 +1,11 @@
 """Nets on NumPy's arrays where they lie: the bits that copies give, whatever the arrays, nothing else touched."""
 
-import threading
 import weakref
 
 import numpy as np
 import pytest
 import small_net
+from threads import together
 
 from convdispatch import elementwise, inference, nn
 from convdispatch.api import InvalidArgument, conv
@@ -171,19 +171,13 @@ def test_a_result_that_is_an_input_is_copied(queue, calls):
 def test_threads_share_a_net(queue):
     built = inference.build(small_net.net(queue).eval(), SHAPE, queue=queue)
     given = [small_net.normal(*SHAPE, seed=seed) for seed in range(4)]
-    expected, wrong = [built(x) for x in given], []
+    expected = [built(x) for x in given]
 
     def work(place):
         for _ in range(50):
-            if not np.array_equal(built(given[place]), expected[place]):
-                wrong.append(place)
+            assert np.array_equal(built(given[place]), expected[place])
 
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    together(work, 4)
 
 
 def test_a_failure_waits_until_no_command_uses_the_arrays(queue, monkeypatch):

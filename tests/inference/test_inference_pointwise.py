@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from small_net import normal
 
 from convdispatch import inference
 from convdispatch.elementwise import apply, reduce, sample
@@ -12,10 +13,6 @@ from convdispatch.inference.trace import trace
 from convdispatch.nn import functional
 from convdispatch.runtime import queue
 from convdispatch.tensor import Tensor
-
-
-def normal(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
 def constant(array):

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import threading
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ jax.config.update("jax_platforms", "cpu")
 import jax.numpy as jnp  # noqa: E402
 from jax import lax  # noqa: E402
 from paths import ROOT  # noqa: E402
+from threads import together  # noqa: E402
 
 import convdispatch.jax as cj  # noqa: E402
 from convdispatch import ConvProblem, policy  # noqa: E402
@@ -325,19 +325,13 @@ def test_a_nan_stays_where_it_is_read():
 def test_threads():
     x, w = normal(2, 8, 16, 16), normal(8, 8, 3, 3, seed=1)
     run = jax.jit(lambda x: jax.grad(lambda w: jnp.square(cj.conv_general_dilated(x, w, (1, 1), "SAME")).sum())(w))
-    wanted, wrong = np.asarray(run(x)), []
+    wanted = np.asarray(run(x))
 
-    def work():
+    def work(_):
         for _ in range(5):
-            if not np.array_equal(run(x), wanted):
-                wrong.append(1)
+            assert np.array_equal(run(x), wanted)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert not wrong
+    together(work, 4)
 
 
 def test_an_error_in_a_call_is_told(monkeypatch):

@@ -71,7 +71,7 @@ def convdispatch_solvers():
 
 
 @pytest.fixture
-def write_plugin(tmp_path, monkeypatch):
+def write_plugin(tmp_path, monkeypatch, read_anew):
     """``write_plugin(name, text)``: this process and its children find it."""
 
     def write(name, text):
@@ -80,11 +80,9 @@ def write_plugin(tmp_path, monkeypatch):
         (folder / f"{name}.py").write_text(text)
         monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(folder))
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        loader.reload()
+        read_anew()
 
-    yield write
-    monkeypatch.undo()
-    loader.reload()
+    return write
 
 
 def test_one_solver_s_death_costs_nobody_else_a_case(device, write_plugin, hanging):

@@ -9,7 +9,6 @@ from paths import SUPPORT
 
 import convdispatch
 from convdispatch.selection import dispatch
-from convdispatch.selection.plugins import loader
 
 SOURCE = SUPPORT / "naive_plugin" / "naive"
 MUTANTS = {
@@ -43,7 +42,7 @@ MUTANTS = {
 
 
 @pytest.fixture
-def broken(request, tmp_path, monkeypatch):
+def broken(request, tmp_path, monkeypatch, read_anew):
     """The direction in which the loaded ``naive.direct`` is wrong."""
     old, new, direction = MUTANTS[request.param]
     folder = tmp_path / "naive"
@@ -54,11 +53,9 @@ def broken(request, tmp_path, monkeypatch):
     (folder / "direct.cl").write_text(text.replace(old, new))
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(tmp_path))
     forget_text()
-    loader.reload()
+    read_anew()
     yield direction
-    monkeypatch.undo()
     forget_text()
-    loader.reload()
 
 
 def forget_text() -> None:

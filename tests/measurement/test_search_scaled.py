@@ -34,12 +34,9 @@ def records(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def one_scale(monkeypatch):
+def one_scale(monkeypatch, read_anew):
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(SUPPORT / "one_scale_plugin"))
-    yield loader.reload()
-    monkeypatch.undo()
-    loader.reload()
-    dispatch.forget()
+    return loader.reload()
 
 
 def test_one_scale_for_a_tensor_is_wrong_under_the_default(one_scale, records, device):

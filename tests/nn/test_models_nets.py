@@ -9,9 +9,6 @@ from convdispatch.device import runtime
 from convdispatch.inference.passes.fusion import fuse
 from convdispatch.inference.trace import trace
 from convdispatch.models import catalogue
-from convdispatch.models.classics import Fused
-from convdispatch.models.googlenet import Inception
-from convdispatch.models.resnet import Bottleneck, ResNet50
 from convdispatch.tensor import Tensor
 
 # LeNet, AlexNet, VGG, ResNet: torchvision's counts and the papers'; OverFeat fast: 145 million (Sermanet et al.,
@@ -56,69 +53,6 @@ def test_everything_that_follows_a_convolution_is_fused(name):
     assert {each: names.count(each) for each in names} == FUSED[name]
 
 
-def torch_forward(module, x):
-    """The same module in PyTorch's operations, in float64."""
-    import torch
-    from torch.nn import functional
-
-    def value(tensor):
-        return None if tensor is None else torch.from_numpy(tensor.numpy().astype(np.float64))
-
-    kind = type(module)
-    if kind is nn.Sequential:
-        for part in module.layers:
-            x = torch_forward(part, x)
-        return x
-    if kind is Inception:
-        branches = (module.branch1, module.branch2, module.branch3, module.branch4)
-        return torch.cat([torch_forward(branch, x) for branch in branches], 1)
-    if kind is Bottleneck:
-        short = x if module.downsample is None else torch_forward(module.downsample, x)
-        y = torch_forward(module.bn1, torch_forward(module.conv1, x))
-        y = torch_forward(module.bn2, torch_forward(module.conv2, y))
-        bn3, module.bn3.options["activation"] = module.bn3, None
-        y = torch_forward(bn3, torch_forward(module.conv3, y))
-        bn3.options["activation"] = "relu"
-        return functional.relu(y + short)
-    if kind is nn.Conv2d:
-        o = module.options
-        geometry = [o[name] for name in ("stride", "padding", "dilation", "groups")]
-        y = functional.conv2d(x, value(module.weight), value(module.bias), *geometry)
-        return functional.relu(y) if o["activation"] else y
-    if kind is nn.BatchNorm2d:
-        values = [value(t) for t in (module.running_mean, module.running_var, module.weight, module.bias)]
-        y = functional.batch_norm(x, *values, eps=module.options["epsilon"])
-        return functional.relu(y) if module.options["activation"] else y
-    if kind is nn.Linear:
-        y = functional.linear(x, value(module.weight), value(module.bias))
-        return functional.relu(y) if module.options["activation"] else y
-    if kind is nn.MaxPool2d:
-        return functional.max_pool2d(
-            x, module.kernel, module.stride, module.padding, ceil_mode=module.options.get("ceil_mode", False)
-        )
-    if kind is nn.AvgPool2d:
-        return functional.avg_pool2d(x, module.kernel, module.stride, module.padding)
-    if kind is nn.AdaptiveAvgPool2d:
-        return functional.adaptive_avg_pool2d(x, module.size)
-    if kind is nn.LRN:
-        return functional.local_response_norm(x, module.size, module.alpha, module.beta, module.k)
-    if kind is Fused:
-        return x
-    if kind is nn.Flatten:
-        return torch.flatten(x, 1)
-    if kind is nn.Dropout:
-        return x
-    if kind is ResNet50:
-        parts = ("conv1", "bn1", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool", "flatten", "fc")
-    elif hasattr(module, "inceptions"):
-        parts = ("stem", "inceptions", "pool", "flatten", "dropout", "fc")
-    else:
-        parts = ("features", "flatten", "classifier")
-    for part in parts:
-        x = torch_forward(getattr(module, part), x)
-    return x
-
-
 def shake(net, seed=0):
     """Statistics and scales that are not the trivial ones."""
     random = np.random.default_rng(seed)
@@ -137,6 +71,8 @@ def shake(net, seed=0):
 )
 def test_logits_are_pytorchs_and_stay_so_in_inference_form(name, size, mb, request):
     torch = pytest.importorskip("torch", reason="compares with PyTorch")
+    from bench.torch_nets import to_torch
+
     if name != "lenet" and not request.config.getoption("--full"):
         pytest.skip("with --full only")
     net = catalogue.create(name)
@@ -144,7 +80,7 @@ def test_logits_are_pytorchs_and_stay_so_in_inference_form(name, size, mb, reque
     shake(net)
     x = np.random.default_rng(1).standard_normal(shape_of(net, mb=mb, size=size), dtype=np.float32)
     with torch.no_grad():
-        expected = torch_forward(net, torch.from_numpy(x.astype(np.float64))).numpy()
+        expected = to_torch(net).double().eval()(torch.from_numpy(x.astype(np.float64))).numpy()
     scale = np.abs(expected).max()
     np.testing.assert_allclose(net(Tensor.from_numpy(x)).numpy(), expected, atol=2e-4 * scale, rtol=0)
     for layout, queues in (("nchw", 1), ("nhwc", 4)):

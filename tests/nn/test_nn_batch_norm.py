@@ -78,9 +78,8 @@ def run(operands, running, dy, activation, residual, layout="nchw"):
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("activation", [None, "relu"])
 @pytest.mark.parametrize("name", SHAPES)
-def test_values_and_gradients(queue, full, gpu, launched, name, activation, residual):
-    if not full and list(SHAPES).index(name) % 2 ^ (activation == "relu") ^ residual:
-        pytest.skip("thinned out; --full runs it")
+def test_values_and_gradients(queue, thinned, gpu, launched, name, activation, residual):
+    thinned(list(SHAPES).index(name) % 2 ^ (activation == "relu") ^ residual)
     torch = pytest.importorskip("torch", reason="torch is not installed")
     shape = SHAPES[name]
     for start in (0, 3):

@@ -56,10 +56,9 @@ def form(request, monkeypatch):
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("name", WINDOWS)
-def test_convolution_relu_pooling_have_torchs_gradients(queue, full, form, layout, name):
+def test_convolution_relu_pooling_have_torchs_gradients(queue, full, thinned, form, layout, name):
     """Each window in one form and one layout, by turns; in all four with --full."""
-    if not full and TURNS[list(WINDOWS).index(name) % 4] != (form, layout):
-        pytest.skip("thinned out; --full runs it")
+    thinned(TURNS[list(WINDOWS).index(name) % 4] != (form, layout))
     torch = pytest.importorskip("torch", reason="torch is not installed: gradients are checked numerically elsewhere")
     kernel, stride, padding, dilation, ceil, h, w = WINDOWS[name]
     arrays = [normal(3, 5, h, w, seed=1), normal(7, 5, 3, 3, seed=2), normal(7, seed=3)]
@@ -131,10 +130,9 @@ STORED_SHAPES = [(3, 5, 40), (2, 700, 33), (1, 2, 100_000)]
 
 @pytest.mark.parametrize("axes", STORED_AXES)
 @pytest.mark.parametrize("shape", STORED_SHAPES)
-def test_a_reduction_stores_what_it_sums(queue, full, form, axes, shape):
+def test_a_reduction_stores_what_it_sums(queue, full, thinned, form, axes, shape):
     """Each shape and each axes in both forms; each shape by each axes in both with --full."""
-    if not full and (STORED_AXES.index(axes) + STORED_SHAPES.index(shape)) % 2 != (form == "as a GPU"):
-        pytest.skip("thinned out; --full runs it")
+    thinned((STORED_AXES.index(axes) + STORED_SHAPES.index(shape)) % 2 != (form == "as a GPU"))
     x, y = normal(*shape), normal(*shape, seed=1)
     store = Tensor.empty(shape, queue=queue)
     given = {"x": Tensor.from_numpy(x, queue), "y": Tensor.from_numpy(y, queue)}
@@ -147,10 +145,9 @@ def test_a_reduction_stores_what_it_sums(queue, full, form, axes, shape):
 
 @pytest.mark.parametrize("operation", ["sum", "max", "mean"])
 @pytest.mark.parametrize("cut", ["whole", "odd row", "not at 16 bytes", "gaps"])
-def test_reductions_over_neighbours(queue, full, form, operation, cut):
+def test_reductions_over_neighbours(queue, thinned, form, operation, cut):
     """Where four neighbours can be loaded at once, and just where they cannot; each cut in both forms."""
-    if not full and (len(cut) % 2) ^ (operation == "max") ^ (form == "as a GPU"):
-        pytest.skip("thinned out; --full runs it")
+    thinned((len(cut) % 2) ^ (operation == "max") ^ (form == "as a GPU"))
     x = normal(3, 5, 8, 40)
     t = Tensor.from_numpy(x, queue)
     keys = {"whole": (), "odd row": np.s_[..., :39], "not at 16 bytes": np.s_[..., 1:37], "gaps": np.s_[:, :, ::2, 4:]}
@@ -170,10 +167,9 @@ LRN_SHAPES = [(2, 3, 4, 4), (2, 8, 5, 3), (1, 21, 3, 7), (3, 67, 2, 9), (2, 64, 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("size", LRN_SIZES)
 @pytest.mark.parametrize("shape", LRN_SHAPES)
-def test_response_normalisation(queue, full, form, layout, size, shape):
+def test_response_normalisation(queue, thinned, form, layout, size, shape):
     """Runs of channels that end with the channels, before and beyond; rows of pixels of whole vectors, and not."""
-    if not full and TURNS[(LRN_SIZES.index(size) + LRN_SHAPES.index(shape)) % 4] != (form, layout):
-        pytest.skip("thinned out; --full runs it")
+    thinned(TURNS[(LRN_SIZES.index(size) + LRN_SHAPES.index(shape)) % 4] != (form, layout))
     torch = pytest.importorskip("torch", reason="torch is not installed: gradients are checked numerically elsewhere")
     x, dy = normal(*shape), normal(*shape, seed=1)
     theirs = torch.tensor(x.astype(np.float64), requires_grad=True)

@@ -275,11 +275,10 @@ def test_gradients_numerically(queue, full, name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_are_torchs(queue, full, name):
+def test_gradients_are_torchs(queue, thinned, name):
     """Each case; poolings in one layout by turns, the adaptive maximum, which is there once, in both."""
     pool, last = name.removeprefix("pool ").removesuffix(", channels last"), name.endswith(", channels last")
-    if not full and pool in POOLS and pool != "adaptive max" and last != list(POOLS).index(pool) % 2:
-        pytest.skip("thinned out; --full runs it")
+    thinned(pool in POOLS and pool != "adaptive max" and last != list(POOLS).index(pool) % 2)
     torch = pytest.importorskip("torch", reason="torch is not installed: the numeric checks stand alone")
     function, theirs, operands = CASES[name]
     if theirs is None:

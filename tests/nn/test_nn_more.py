@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pooling import windows
+from small_net import normal
 
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.nn import functional
 from convdispatch.tensor import Tensor
-
-
-def normal(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
 @pytest.mark.parametrize(
@@ -64,21 +62,6 @@ def test_group_norm(groups, space, offset):
     np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-4, atol=6e-4 if offset else 1e-5)
 
 
-def windows(x, kernel, stride, pads, dilation, fill):
-    """Every window of x as NumPy's last axes, in float64."""
-    ndim = len(kernel)
-    padded = np.pad(x.astype(np.float64), [(0, 0), (0, 0), *pads], constant_values=fill)
-    reach = tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilation))
-    view = np.lib.stride_tricks.sliding_window_view(padded, reach, tuple(range(2, 2 + ndim)))
-    steps = (
-        slice(None),
-        slice(None),
-        *(slice(None, None, s) for s in stride),
-        *(slice(None, None, d) for d in dilation),
-    )
-    return view[steps], tuple(range(2 + ndim, 2 + 2 * ndim))
-
-
 @pytest.mark.parametrize("kind", ["max", "average", "average, padding counts", "lp"])
 @pytest.mark.parametrize(
     ("size", "kernel", "stride", "pads", "dilation"),
@@ -94,14 +77,14 @@ def windows(x, kernel, stride, pads, dilation, fill):
 def test_pooling_of_one_to_three_axes(kind, size, kernel, stride, pads, dilation):
     x = normal(2, 3, *size)
     options = {"dilation": dilation}
-    seen, axes = windows(x, kernel, stride, pads, dilation, -np.inf if kind == "max" else 0)
+    seen, inside = windows(x, kernel, stride, pads, dilation, -np.inf if kind == "max" else 0)
     if kind == "max":
-        wanted = seen.max(axes)
+        wanted = seen.max(-1)
     elif kind == "lp":
-        wanted, options = np.sqrt((seen**2).sum(axes)), options | {"p": 2}
+        wanted, options = np.sqrt((seen**2).sum(-1)), options | {"p": 2}
     else:
-        inside, _ = windows(np.ones_like(x), kernel, stride, pads, dilation, 1 if "counts" in kind else 0)
-        wanted, options = seen.sum(axes) / inside.sum(axes), options | {"count_include_pad": "counts" in kind}
+        taps = inside.shape[-1] if "counts" in kind else inside.sum(-1)
+        wanted, options = seen.sum(-1) / taps, options | {"count_include_pad": "counts" in kind}
     name = kind.partition(",")[0]
     got = functional.pool(name, Tensor.from_numpy(x), kernel, stride, pads, **options).numpy()
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)

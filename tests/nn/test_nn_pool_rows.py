@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pooling import windows
 
 from convdispatch.nn import functional
 from convdispatch.tensor import Tensor
@@ -24,25 +25,6 @@ SIZES = [(5, 4, 4), (7, 7, 8), (9, 13, 17), (6, 16, 3), (5, 33, 21)]
 """Height, width and channels; each form takes one of them in each layout, by turns, with --full three in both."""
 
 
-def windows(x, form, fill):
-    """``[mb, c, oh, ow, kh * kw]`` of x ``[mb, c, h, w]`` with ``fill`` for the padding, and which are inside it."""
-    kernel, stride, padding, dilation, ceil = form
-    dilation = (dilation, dilation) if isinstance(dilation, int) else dilation
-    pads = ((padding, padding),) * 2 if isinstance(padding, int) else padding
-    counts, places = [], []
-    for size, k, s, (near, far), d in zip(x.shape[2:], kernel, stride, pads, dilation):
-        span = size + near + far - d * (k - 1) - 1
-        count = (-(-span // s) if ceil else span // s) + 1
-        count -= ceil and (count - 1) * s >= size + near
-        counts.append(count)
-        places.append(np.arange(count)[:, None] * s + np.arange(k) * d - near)
-    rows, columns = places[0][:, None, :, None], places[1][None, :, None, :]
-    inside = (rows >= 0) & (rows < x.shape[2]) & (columns >= 0) & (columns < x.shape[3])
-    taken = x[:, :, rows.clip(0, x.shape[2] - 1), columns.clip(0, x.shape[3] - 1)]
-    flat = (*counts, -1)
-    return np.where(inside, taken, fill).reshape(*x.shape[:2], *flat), inside.reshape(flat)
-
-
 def fits(size, form):
     kernel, _, padding, dilation, _ = form
     dilation = (dilation, dilation) if isinstance(dilation, int) else dilation
@@ -53,16 +35,8 @@ def fits(size, form):
 def pooled(function, x, form, layout, queue, **more):
     kernel, stride, padding, dilation, ceil = form
     given = x if layout == "nchw" else np.ascontiguousarray(x.transpose(0, 2, 3, 1))
-    y = function(
-        Tensor.from_numpy(given, queue),
-        kernel,
-        stride,
-        padding,
-        dilation=dilation,
-        ceil_mode=ceil,
-        layout=layout,
-        **more,
-    ).numpy()
+    more |= {"dilation": dilation, "ceil_mode": ceil, "layout": layout}
+    y = function(Tensor.from_numpy(given, queue), kernel, stride, padding, **more).numpy()
     return y if layout == "nchw" else y.transpose(0, 3, 1, 2)
 
 
@@ -78,11 +52,11 @@ def test_windows_of_every_width(queue, full, layout, name):
         x = rng.standard_normal((2, channels, *size)).astype(dtype)
         x[0, 0] = -np.inf
         x[1, 1, 0, 0], x[1, 2, -1, -1] = np.inf, np.nan
-        taken, _ = windows(x, form, -np.inf)
+        taken, _ = windows(x, *form[:4], -np.inf, form[4])
         got = pooled(functional.max_pool, x, form, layout, queue)
         np.testing.assert_array_equal(got, taken.max(-1), err_msg=str(size))
         x = rng.integers(-8, 8, x.shape).astype(dtype)
-        taken, inside = windows(x, form, 0)
+        taken, inside = windows(x, *form[:4], 0, form[4])
         got = pooled(functional.avg_pool, x, form, layout, queue, count_include_pad=False)
         np.testing.assert_allclose(got, taken.sum(-1) / inside.sum(-1), rtol=1e-6, err_msg=str(size))
 
@@ -93,7 +67,7 @@ def test_infinities_of_both_signs_are_no_nan(queue, layout):
     x[:, :, 2, 3], x[:, :, 2, 4], x[:, 5, 4, 11] = np.inf, -np.inf, np.nan
     form = FORMS["3x3 s1 p1"]
     got = pooled(functional.max_pool, x, form, layout, queue)
-    np.testing.assert_array_equal(got, windows(x, form, -np.inf)[0].max(-1))
+    np.testing.assert_array_equal(got, windows(x, *form[:4], -np.inf, form[4])[0].max(-1))
 
 
 def test_a_mean_counts_the_padding_where_it_is_told_to(queue):
@@ -101,12 +75,12 @@ def test_a_mean_counts_the_padding_where_it_is_told_to(queue):
     form = FORMS["3x3 s1 p1"]
     for layout in ("nchw", "nhwc"):
         got = pooled(functional.avg_pool, x, form, layout, queue, count_include_pad=True)
-        np.testing.assert_allclose(got, windows(x, form, 0)[0].sum(-1) / 9, rtol=1e-6)
+        np.testing.assert_allclose(got, windows(x, *form[:4], 0, form[4])[0].sum(-1) / 9, rtol=1e-6)
 
 
 def test_a_row_too_wide_to_hold_is_pooled_as_before(queue):
     x = np.random.default_rng(2).standard_normal((1, 1, 2, 20000)).astype(np.float32)
     form = ((2, 2), (2, 2), 0, 1, False)
     np.testing.assert_array_equal(
-        pooled(functional.max_pool, x, form, "nchw", queue), windows(x, form, -np.inf)[0].max(-1)
+        pooled(functional.max_pool, x, form, "nchw", queue), windows(x, *form[:4], -np.inf, form[4])[0].max(-1)
     )

@@ -268,9 +268,8 @@ AXES = [None, 0, 1, -1, (0, 1), (0, 2), (1, 2), (0, 1, 2), ()]
 
 @pytest.mark.parametrize("axes", AXES, ids=str)
 @pytest.mark.parametrize("shape", [(3, 5, 7), (4, 33, 64), (2, 1, 300), (1, 3, 1)], ids=str)
-def test_reductions(queue, full, shape, axes):
-    if not full and (AXES.index(axes) + shape[0]) % 2:
-        pytest.skip("thinned out; --full runs it")
+def test_reductions(queue, thinned, shape, axes):
+    thinned((AXES.index(axes) + shape[0]) % 2)
     x, y = normal(*shape), normal(shape[1], 1, seed=1)
     a, b = on(queue, x, y)
     wide = x.astype(np.float64)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from small_net import normal
 
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.elementwise import argmax, reduce, sample, selecting, take, take_along_axis, topk
 from convdispatch.tensor import Tensor
-
-
-def normal(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "uint8", "int64", "bool"])

@@ -22,8 +22,6 @@ from convdispatch.api.errors import InvalidArgument
 from convdispatch.device import runtime
 from convdispatch.device.opencl import icd
 from convdispatch.measurement.conformance.verify import verify
-from convdispatch.selection import dispatch
-from convdispatch.selection.plugins import loader
 
 EXAMPLE = ROOT / "examples" / "vendor_plugin"
 LEFT_OUT = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist", "out", "shared", "__pycache__", "tests", "bench")
@@ -129,16 +127,11 @@ def test_the_wheels_alone(fresh, device, tmp_path):
     assert "passed" in shown
 
 
-def test_the_example_passes_the_kit(device, full, monkeypatch):
+def test_the_example_passes_the_kit(device, full, monkeypatch, read_anew):
     """Every case that it computes, whole with --full; else a spread over the levels."""
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(EXAMPLE))
-    loader.reload()
-    try:
-        reports = [verify("convdispatch_acme", "full", case=None if full else glob) for glob in ("1x1*", "border*")]
-    finally:
-        monkeypatch.undo()
-        loader.reload()
-        dispatch.forget()
+    read_anew()
+    reports = [verify("convdispatch_acme", "full", case=None if full else glob) for glob in ("1x1*", "border*")]
     for report in reports:
         assert report.of(status="failed") == []
         assert report.verdict() == "passed"
@@ -170,20 +163,15 @@ def libraries(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("name", "cases"), [("native", ("*1x1*", "*.fwd.0[0-4]")), ("portable", ("1x1*",))])
-def test_the_libraries_of_the_example_pass_the_kit(device, libraries, full, monkeypatch, name, cases):
+def test_the_libraries_of_the_example_pass_the_kit(device, libraries, full, monkeypatch, read_anew, name, cases):
     """In C on host memory, in C++ on OpenCL's; neither waits in ``enqueue``, and both keep the queue's order."""
     if not (libraries / f"{name}.icd").exists():
         pytest.skip("needs a C++ compiler (c++)")
     if name == "native" and runtime.device_info(device).type != "cpu":
         pytest.skip("a CPU's host memory only")
     monkeypatch.setenv("CONVDISPATCH_VENDORS", str(libraries))
-    loader.reload()
-    try:
-        reports = [verify(name, "full" if full else "core", case=None if full else glob) for glob in cases]
-    finally:
-        monkeypatch.undo()
-        loader.reload()
-        dispatch.forget()
+    read_anew()
+    reports = [verify(name, "full" if full else "core", case=None if full else glob) for glob in cases]
     for report in reports:
         assert report.of(status="failed") == []
         assert len(report.of(status="passed")) > 2
@@ -208,14 +196,10 @@ def convdispatch_solvers():
         ("raise RuntimeError('lost')", "its unavailable() raised RuntimeError: lost"),
     ],
 )
-def test_verify_says_what_a_plugin_without_solvers_lacks(tmp_path, monkeypatch, device, says, words):
+def test_verify_says_what_a_plugin_without_solvers_lacks(tmp_path, monkeypatch, read_anew, device, says, words):
     (tmp_path / "empty.py").write_text(NOTHING.format(says=says))
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(tmp_path))
-    loader.reload()
-    try:
-        with pytest.raises(InvalidArgument, match="provides no solver on this machine: ") as caught:
-            verify("empty", "core")
-    finally:
-        monkeypatch.undo()
-        loader.reload()
+    read_anew()
+    with pytest.raises(InvalidArgument, match="provides no solver on this machine: ") as caught:
+        verify("empty", "core")
     assert words in str(caught.value)

@@ -20,8 +20,6 @@ import convdispatch as cd
 from convdispatch import inference, runtime
 from convdispatch.api import hookspecs
 from convdispatch.api.settings import SETTINGS
-from convdispatch.selection import dispatch
-from convdispatch.selection.plugins import loader
 from convdispatch.tools.cli import COMMANDS
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -55,30 +53,24 @@ def test_the_five_lines_are_right():
     assert (scope["y"] >= 0).all()
 
 
-def test_the_plugin_of_the_guide_works(tmp_path, monkeypatch):
+def test_the_plugin_of_the_guide_works(tmp_path, monkeypatch, read_anew):
     page = ROOT / "docs" / "plugins" / "writing-a-plugin.md"
     package = tmp_path / "convdispatch_acme"
     package.mkdir()
     (package / "__init__.py").write_text(blocks(page, "python")[0])
     (package / "direct1x1.cl").write_text(next(each for each in blocks(page, "c") if "kernel void" in each))
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(tmp_path))
-    loader.reload()
-    dispatch.forget()
-    try:
-        rng = np.random.default_rng(0)
-        x = rng.integers(-4, 5, (2, 5, 6, 7)).astype(np.float32)
-        w = rng.integers(-4, 5, (3, 5, 1, 1)).astype(np.float32)
-        bias = np.ones(3, np.float32)
-        with cd.policy(solver="acme.direct1x1"):
-            got = cd.conv(x, w, bias, activation="relu")
-        want = np.maximum(np.einsum("oc,nchw->nohw", w[:, :, 0, 0], x) + 1, 0)
-        np.testing.assert_array_equal(got, want)
-        with cd.policy(solver="acme.*"), pytest.raises(cd.NoSolver, match="stride 1 and no padding only"):
-            cd.conv(x, w, stride=2)
-    finally:
-        monkeypatch.undo()
-        loader.reload()
-        dispatch.forget()
+    read_anew()
+    rng = np.random.default_rng(0)
+    x = rng.integers(-4, 5, (2, 5, 6, 7)).astype(np.float32)
+    w = rng.integers(-4, 5, (3, 5, 1, 1)).astype(np.float32)
+    bias = np.ones(3, np.float32)
+    with cd.policy(solver="acme.direct1x1"):
+        got = cd.conv(x, w, bias, activation="relu")
+    want = np.maximum(np.einsum("oc,nchw->nohw", w[:, :, 0, 0], x) + 1, 0)
+    np.testing.assert_array_equal(got, want)
+    with cd.policy(solver="acme.*"), pytest.raises(cd.NoSolver, match="stride 1 and no padding only"):
+        cd.conv(x, w, stride=2)
 
 
 def test_hooks_stand_in_the_guide_with_their_signatures():

@@ -18,7 +18,6 @@ import pytest
 from click.testing import CliRunner
 from paths import ROOT
 
-from convdispatch.selection import dispatch
 from convdispatch.tools.cli import main
 
 PAGES = sorted((ROOT / "docs" / "use").glob("*.md"))
@@ -67,13 +66,11 @@ def test_no_more_pages_than_tasks():
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, read_anew):
     """An empty folder to stand in, with records of its own, by which nothing is chosen afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "records"))
-    yield tmp_path
-    monkeypatch.undo()
-    dispatch.forget()
+    return tmp_path
 
 
 @pytest.mark.usefixtures("folder")

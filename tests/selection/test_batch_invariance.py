@@ -23,7 +23,6 @@ from convdispatch.nn import Parameter, Tape, functional
 from convdispatch.selection import decision_store, dispatch
 from convdispatch.selection.choice import lockfile, ranking
 from convdispatch.selection.plugins.loader import plugins
-from convdispatch.selection.records.perfdb import perfdb
 
 pytestmark = pytest.mark.computes
 
@@ -35,7 +34,7 @@ TEXT = "mb7ic16ih9oc32kh3ph1"
 
 
 @pytest.fixture
-def invariant():
+def invariant(read_anew):
     with policy(batch_invariant=True) as chosen:
         yield chosen
 
@@ -116,8 +115,6 @@ def test_who_says_nothing_is_no_candidate(invariant, monkeypatch):
     dispatch.forget()
     refused = ranking.refusal(plugins().solvers["im2col"], problem, info, invariant)
     assert refused == ("refused", "policy(batch_invariant=True), and not every batch: 100 images at most")
-    monkeypatch.undo()
-    dispatch.forget()
 
 
 def test_configurations_that_sum_by_the_batch_are_left_out(invariant, monkeypatch):
@@ -133,8 +130,6 @@ def test_configurations_that_sum_by_the_batch_are_left_out(invariant, monkeypatc
         dispatch.forget()
         with pytest.raises(NoSolver, match="each configuration sums by the batch"):
             ranking.rank(problem, info)
-    monkeypatch.undo()
-    dispatch.forget()
 
 
 def test_explain_says_the_price(invariant):
@@ -144,29 +139,21 @@ def test_explain_says_the_price(invariant):
     assert "batch of" not in convdispatch.explain("bwd_weights_f32_mb1ic16ih7oc16kh3ph1", "cpu").why
 
 
-def test_what_one_batch_measured_decides_for_no_other(tmp_path, monkeypatch, invariant):
+def test_what_one_batch_measured_decides_for_no_other(tmp_path, monkeypatch, read_anew, invariant):
     """A user's record, which would put the slowest solver first, and a neighbour's, do not."""
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path))
-    perfdb.cache_clear()
-    dispatch.forget()
-    try:
-        info, problem = runtime.device_info(runtime.find_device("cpu")), ConvProblem.parse(TEXT)
-        before = ranking.rank(problem, info)
-        with policy(batch_invariant=False):
-            for images in (7, CHOICE_BATCH):
-                convdispatch.find(problem.replace(mb=images), "cpu", budget_ms=60)
-        after = ranking.rank(problem, info)
-        assert [(c.solver.name, c.config, c.source) for c in after] == [
-            (c.solver.name, c.config, c.source) for c in before
-        ]
-        locked = {str(problem.replace(mb=CHOICE_BATCH)): lockfile.Decision("im2col", {})}
-        monkeypatch.setattr(lockfile, "_agreed", locked)
-        with pytest.raises(InvalidPolicy, match="no configuration that it offers"):
-            ranking.rank(problem, info)
-    finally:
-        monkeypatch.undo()
-        perfdb.cache_clear()
-        dispatch.forget()
+    read_anew()
+    info, problem = runtime.device_info(runtime.find_device("cpu")), ConvProblem.parse(TEXT)
+    before = ranking.rank(problem, info)
+    with policy(batch_invariant=False):
+        for images in (7, CHOICE_BATCH):
+            convdispatch.find(problem.replace(mb=images), "cpu", budget_ms=60)
+    after = ranking.rank(problem, info)
+    assert [(c.solver.name, c.config, c.source) for c in after] == [(c.solver.name, c.config, c.source) for c in before]
+    locked = {str(problem.replace(mb=CHOICE_BATCH)): lockfile.Decision("im2col", {})}
+    monkeypatch.setattr(lockfile, "_agreed", locked)
+    with pytest.raises(InvalidPolicy, match="no configuration that it offers"):
+        ranking.rank(problem, info)
 
 
 def test_a_stored_decision_is_every_batch_s(invariant):
@@ -189,8 +176,6 @@ def test_a_batch_that_the_choice_refuses_is_an_error(invariant, monkeypatch):
     dispatch.forget()
     with pytest.raises(NoSolver, match="not for this one: 7 images are too many; split the batch"):
         dispatch.prepare(problem, context)
-    monkeypatch.undo()
-    dispatch.forget()
 
 
 def test_a_solver_that_fails_is_set_aside_for_every_batch(invariant, monkeypatch):
@@ -205,7 +190,6 @@ def test_a_solver_that_fails_is_set_aside_for_every_batch(invariant, monkeypatch
     again = {n: dispatch.prepare(problem.replace(mb=n), context).solver.name for n in (1, 2, 3)}
     assert len(set(again.values())) == 1
     assert ran[1] not in again.values()
-    dispatch.forget()
 
 
 def test_the_environment_and_its_opposite(monkeypatch):

@@ -51,7 +51,7 @@ def put(monkeypatch, tmp_path, rules, **made):
 
 
 @pytest.fixture
-def asked(tmp_path, monkeypatch):
+def asked(tmp_path, monkeypatch, read_anew):
     """``asked(rules, problem)``: the first choice's name, and whether the plugin that predicts nothing was asked."""
 
     def ask(rules=ALIKE, problem=PROBLEM, loud="Made('loud.a', True, 1.0)", silent="silent.s", **given):
@@ -65,10 +65,7 @@ def asked(tmp_path, monkeypatch):
             assert kind.asked, "whoever wants all candidates gets all"
         return first.solver.name, was
 
-    yield ask
-    monkeypatch.undo()
-    loader.reload()
-    dispatch.forget()
+    return ask
 
 
 RULE = "version: 1\nrules:\n  - prefer: ['{}']\n"
@@ -101,12 +98,10 @@ def test_a_plugin_that_predicts_nothing_is_asked_where_it_may_be_first(asked, ru
 
 
 @pytest.fixture
-def db(tmp_path, monkeypatch):
+def db(tmp_path, monkeypatch, read_anew):
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
-    perfdb.cache_clear()
-    yield perfdb()
-    monkeypatch.undo()
-    perfdb.cache_clear()
+    read_anew()
+    return perfdb()
 
 
 @pytest.mark.parametrize(
@@ -143,15 +138,14 @@ def test_a_lock_file_has_it_asked(asked, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("rules", "only", "asks"), [("packaged", "", False), ("none", "", False), ("none", "winograd,fft", True)]
 )
-def test_the_first_is_the_same_where_derived_solvers_are_not_asked(rules, only, asks, tmp_path, monkeypatch):
+def test_the_first_is_the_same_where_derived_solvers_are_not_asked(rules, only, asks, tmp_path, monkeypatch, read_anew):
     """Every third problem of the tables, on a GPU and a CPU: with all plugins nothing derived can be first, with two
     that have gaps it often is."""
     if rules == "none":
         (tmp_path / "registry.yaml").write_text("version: 1\n")
         monkeypatch.setenv("CONVDISPATCH_REGISTRY", str(tmp_path / "registry.yaml"))
     monkeypatch.setenv("CONVDISPATCH_PLUGINS", only)
-    loader.reload()
-    dispatch.forget()
+    read_anew()
     derive, asked, answers = ranking.derived, [], set()
     monkeypatch.setattr(ranking, "derived", lambda *given: asked.append(given[0]) or derive(*given))
     for entry in [*shape_tables.load("near_miss"), *shape_tables.load("basic")][::3]:
@@ -165,7 +159,4 @@ def test_the_first_is_the_same_where_derived_solvers_are_not_asked(rules, only, 
             best = rank(problem, device)[0]
             assert (first.solver.name, first.config, first.source) == (best.solver.name, best.config, best.source)
             answers.add((was_asked, "+" in best.solver.name))
-    monkeypatch.undo()
-    loader.reload()
-    dispatch.forget()
     assert answers == ({(False, False), (True, True)} if asks else {(False, False)})

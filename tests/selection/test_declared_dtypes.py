@@ -10,9 +10,8 @@ from convdispatch.api import BuildFailed, ConvDispatchWarning, Declared, build, 
 from convdispatch.api.dtypes import ALL_DTYPES, DTYPES, storage_macros
 from convdispatch.measurement.conformance import contract
 from convdispatch.measurement.conformance.memory import Fault
-from convdispatch.selection import dispatch, solver_query
+from convdispatch.selection import solver_query
 from convdispatch.selection.explanation import explain
-from convdispatch.selection.plugins import loader
 from convdispatch.selection.plugins.loader import plugins
 from convdispatch.selection.solver_query import query
 
@@ -48,21 +47,17 @@ CASES = [
 
 
 @pytest.fixture
-def made(tmp_path, monkeypatch):
+def made(tmp_path, monkeypatch, read_anew):
     """The module of PLUGIN, or of another text, beside this package's plugins."""
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(tmp_path))
 
     def load(text=PLUGIN):
         (tmp_path / "made.py").write_text(text)
-        dispatch.forget()
-        loader.plugins.cache_clear()
+        read_anew()
         solver_query.forget()
         return plugins()
 
-    yield load
-    monkeypatch.undo()
-    loader.plugins.cache_clear()
-    dispatch.forget()
+    return load
 
 
 def asked_of(solver):

@@ -17,7 +17,7 @@ from convdispatch.device.rates import rates
 from convdispatch.device.runtime import device_info
 from convdispatch.measurement import reference
 from convdispatch.measurement.conformance.checks import Examination
-from convdispatch.selection import dispatch, reach
+from convdispatch.selection import reach
 from convdispatch.selection.derivation import REWRITINGS, Derived, derived, may_beat, named, rewriting
 from convdispatch.selection.derivation.rewriting import MOST_GROUPS, Copy
 from convdispatch.selection.plugins import loader
@@ -156,13 +156,10 @@ CHAINS = {
 
 
 @pytest.fixture
-def narrow(tmp_path, monkeypatch):
+def narrow(tmp_path, monkeypatch, read_anew):
     (tmp_path / "narrow.py").write_text(PLUGIN)
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(tmp_path))
-    yield loader.reload()
-    monkeypatch.undo()
-    loader.reload()
-    dispatch.forget()
+    return loader.reload()
 
 
 def own(loaded) -> dict:

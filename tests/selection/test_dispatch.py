@@ -88,7 +88,7 @@ PROBLEM = cd.ConvProblem(mb=2, ic=4, ih=6, iw=6, oc=8, kh=3, kw=3)
 
 
 @pytest.fixture
-def solvers(tmp_path, monkeypatch):
+def solvers(tmp_path, monkeypatch, read_anew):
     """The plugin above as a drop-in; gives its folder's registry file to write."""
     folder = tmp_path / "plugins" / "test"
     folder.mkdir(parents=True)
@@ -100,12 +100,8 @@ def solvers(tmp_path, monkeypatch):
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(folder.parent))
     monkeypatch.setenv("CONVDISPATCH_REGISTRY", str(registry))
     monkeypatch.setenv("CONVDISPATCH_PLUGINS", "im2col,test")
-    loader.reload()
-    dispatch.forget()
-    yield registry
-    monkeypatch.undo()
-    loader.reload()
-    dispatch.forget()
+    read_anew()
+    return registry
 
 
 def reread(registry, text):

@@ -17,7 +17,6 @@ from convdispatch.device import runtime
 from convdispatch.selection import dispatch
 from convdispatch.selection.choice import evidence, lockfile
 from convdispatch.selection.choice.provenance import current
-from convdispatch.selection.plugins import loader
 from convdispatch.selection.records.perfdb import perfdb
 from convdispatch.selection.records.record import Record, device_key, now
 from convdispatch.selection.solver_query import query
@@ -27,16 +26,12 @@ PROBLEM = cd.ConvProblem(mb=1, ic=4, ih=8, iw=8, oc=4, kh=3, kw=3)
 
 
 @pytest.fixture
-def db(tmp_path, monkeypatch, naive):
+def db(tmp_path, monkeypatch, read_anew, naive):
     """An empty database, and two solvers to choose from: im2col's and ``naive.direct``."""
     monkeypatch.setenv("CONVDISPATCH_PLUGINS", "im2col,naive")
-    loader.reload()
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
-    perfdb.cache_clear()
-    dispatch.forget()
-    yield perfdb()
-    perfdb.cache_clear()
-    dispatch.forget()
+    read_anew()
+    return perfdb()
 
 
 def put(db, solver, ms, problem=PROBLEM, error=1e-7, config=None, **fields):

@@ -12,7 +12,6 @@ from records import record
 from convdispatch.api import ConvProblem, DeviceInfo
 from convdispatch.api.errors import NoSolver
 from convdispatch.api.policy import policy
-from convdispatch.selection import dispatch
 from convdispatch.selection.choice.ranking import rank
 from convdispatch.selection.explanation import by_workspace, ceilings_text, explain
 from convdispatch.selection.records import perfdb
@@ -28,20 +27,16 @@ POINTWISE = ConvProblem.parse("mb1ic64ih56oc64kh1")
 
 
 @pytest.fixture
-def db(monkeypatch, tmp_path):
+def db(monkeypatch, tmp_path, read_anew):
     """``db(solver, ms, ...)`` puts a record of CPU into a database of the test."""
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
-    perfdb.perfdb.cache_clear()
-    dispatch.forget()
+    read_anew()
 
     def put(solver, ms, problem=DENSE, **more):
         given = {"benchmarked": True, "config": explain(problem, CPU).verdicts[names(problem).index(solver)].config}
         perfdb.perfdb().record(record(solver, ms, problem, device=device_key(CPU), **(given | more)))
 
-    yield put
-    monkeypatch.undo()
-    perfdb.perfdb.cache_clear()
-    dispatch.forget()
+    return put
 
 
 def names(problem):

@@ -41,20 +41,14 @@ ATTACKS = {
 
 
 @pytest.fixture
-def attacked(tmp_path, monkeypatch):
+def attacked(tmp_path, monkeypatch, read_anew):
     """The vendor's template beside two of the project's plugins, and an empty database."""
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(VENDOR))
     monkeypatch.setenv("CONVDISPATCH_PLUGINS", "convdispatch_acme,im2col,implicitgemm")
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
     monkeypatch.setattr(evidence, "_warned_solvers", set())
-    perfdb.cache_clear()
-    loader.reload()
-    dispatch.forget()
-    yield tmp_path
-    monkeypatch.undo()
-    perfdb.cache_clear()
-    loader.reload()
-    dispatch.forget()
+    read_anew()
+    return tmp_path
 
 
 def config_of(problem, solver, changes):

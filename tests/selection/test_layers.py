@@ -42,7 +42,7 @@ WORDS = {
 
 
 @pytest.fixture
-def bad(tmp_path, monkeypatch):
+def bad(tmp_path, monkeypatch, read_anew):
     """Solvers that each break one rule, and one that breaks none; validation is on."""
     folder = tmp_path / "bad"
     folder.mkdir()
@@ -54,12 +54,7 @@ def bad(tmp_path, monkeypatch):
         (folder / f"{name}.cl").write_text(head + f"global float *y, global float *workspace) {{ {body} }}\n")
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(tmp_path))
     monkeypatch.setenv("CONVDISPATCH_LAYERS", "validation")
-    loader.reload()
-    dispatch.forget()
-    yield
-    monkeypatch.undo()
-    loader.reload()
-    dispatch.forget()
+    read_anew()
 
 
 X, W = np.ones((1, 1, 6, 6), np.float32), np.ones((2, 1, 3, 3), np.float32)
@@ -164,17 +159,13 @@ def test_validation_on_the_in_tree_solvers(bad, direction):
 
 
 @pytest.fixture
-def trace(tmp_path, monkeypatch):
+def trace(tmp_path, monkeypatch, read_anew):
     """Trace is on, into a file."""
     file = tmp_path / "trace.csv"
     monkeypatch.setenv("CONVDISPATCH_LAYERS", "trace")
     monkeypatch.setenv("CONVDISPATCH_TRACE", str(file))
-    loader.reload()
-    dispatch.forget()
-    yield file
-    monkeypatch.undo()
-    loader.reload()
-    dispatch.forget()
+    read_anew()
+    return file
 
 
 def test_trace_writes_a_line_a_call_that_reads_back(trace):
@@ -225,7 +216,7 @@ FAILURES = {
 
 
 @pytest.fixture
-def layer(monkeypatch, tmp_path):
+def layer(monkeypatch, read_anew, tmp_path):
     """A function that switches on a layer of this text, by the name of failing."""
     import importlib.metadata as metadata
 
@@ -244,13 +235,9 @@ def layer(monkeypatch, tmp_path):
 
         sys.modules.pop("failing_layer", None)
         (tmp_path / "failing_layer.py").write_text(text)
-        loader.reload()
-        dispatch.forget()
+        read_anew()
 
-    yield put
-    monkeypatch.undo()
-    loader.reload()
-    dispatch.forget()
+    return put
 
 
 @pytest.mark.parametrize("kind", FAILURES)

@@ -7,7 +7,6 @@ import textwrap
 import pytest
 
 from convdispatch.api.errors import ConvDispatchWarning
-from convdispatch.selection import dispatch
 from convdispatch.selection.plugins import loader, registry
 
 GOOD = """
@@ -54,13 +53,10 @@ BROKEN = {
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, read_anew):
     """An empty drop-in folder; the loader is put back afterwards."""
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(tmp_path))
-    yield tmp_path
-    monkeypatch.undo()
-    loader.plugins.cache_clear()
-    dispatch.forget()
+    return tmp_path
 
 
 def put(folder, name, text):

@@ -40,7 +40,7 @@ def convdispatch_solvers(): return [
 
 
 @pytest.fixture
-def made(tmp_path, monkeypatch):
+def made(tmp_path, monkeypatch, read_anew):
     folder = tmp_path / "plugins" / "made"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text(PLUGIN)
@@ -48,12 +48,8 @@ def made(tmp_path, monkeypatch):
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(tmp_path / "plugins"))
     monkeypatch.setenv("CONVDISPATCH_REGISTRY", str(tmp_path / "registry.yaml"))
     monkeypatch.setenv("CONVDISPATCH_PLUGINS", "made")
-    loader.reload()
-    dispatch.forget()
-    yield loader.plugins().solvers
-    monkeypatch.undo()
-    loader.reload()
-    dispatch.forget()
+    read_anew()
+    return loader.plugins().solvers
 
 
 def order(math):

@@ -16,7 +16,6 @@ from convdispatch.selection import dispatch
 from convdispatch.selection.choice import lockfile
 from convdispatch.selection.choice.ranking import Choices, rank
 from convdispatch.selection.explanation import explain
-from convdispatch.selection.plugins import loader
 from convdispatch.selection.records import perfdb
 from convdispatch.selection.records.record import Provenance, device_key, file_text, text_name
 
@@ -26,7 +25,7 @@ SOLVERS = "Made('loud.fast', True, 1e-5), Made('loud.slow', True, 6e-5), Made('l
 
 
 @pytest.fixture
-def known(tmp_path, monkeypatch):
+def known(tmp_path, monkeypatch, read_anew):
     """``known(records, ...)``: what runs then, and the sentence; a record is (solver, ms, more)."""
     turn = itertools.count()
 
@@ -43,11 +42,7 @@ def known(tmp_path, monkeypatch):
         found = explain(problem, LARGE)
         return found.chosen.partition(".")[2], found.why
 
-    yield choose
-    monkeypatch.undo()
-    perfdb.perfdb.cache_clear()
-    loader.reload()
-    dispatch.forget()
+    return choose
 
 
 def made(solver, ms, problem=PROBLEM, **more):

@@ -9,7 +9,6 @@ import convdispatch_amx
 import pytest
 
 from convdispatch.api import ConvDispatchWarning, ConvProblem, DeviceInfo, InvalidPolicy
-from convdispatch.selection import dispatch
 from convdispatch.selection.choice.ranking import Preferred, rank
 from convdispatch.selection.plugins import loader
 from convdispatch.selection.plugins.registry import packaged_path, parse, registry, registry_path
@@ -22,7 +21,7 @@ DEPTHWISE = ConvProblem(ic=32, ih=8, iw=8, oc=32, kh=3, kw=3, g=32)
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
+def own(tmp_path, monkeypatch, read_anew):
     """``own(text)`` puts a registry file of the user's in force."""
     turn = iter(range(100))
 
@@ -32,9 +31,7 @@ def own(tmp_path, monkeypatch):
         file.write_text(text)
         monkeypatch.setenv("CONVDISPATCH_REGISTRY", str(file))
 
-    yield put
-    monkeypatch.undo()
-    loader.reload()
+    return put
 
 
 @pytest.mark.parametrize(
@@ -178,7 +175,7 @@ def convdispatch_solvers():
 
 
 @pytest.fixture
-def shipped(tmp_path, monkeypatch):
+def shipped(tmp_path, monkeypatch, read_anew):
     """``shipped(acme="rules...")`` makes plugins that ship these rules; gives the order, and the first one's source."""
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(tmp_path / "plugins"))
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
@@ -189,15 +186,11 @@ def shipped(tmp_path, monkeypatch):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "__init__.py").write_text(ENGINE.format(name=name))
             (folder / "registry.yaml").write_text(text)
-        loader.reload()
-        dispatch.forget()
+        read_anew()
         found = rank(ConvProblem.parse(problem), CPU)
         return [candidate.solver.name for candidate in found], found[0].source
 
-    yield load
-    monkeypatch.undo()
-    loader.reload()
-    dispatch.forget()
+    return load
 
 
 def test_a_plugin_s_rules_stand_before_the_packaged_ones(shipped, own):

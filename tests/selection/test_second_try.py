@@ -73,7 +73,7 @@ TOO_MANY_REGISTERS = "clEnqueueNDRangeKernel failed: OUT_OF_RESOURCES"
 
 
 @pytest.fixture
-def broken(tmp_path, monkeypatch):
+def broken(tmp_path, monkeypatch, read_anew):
     """``broken(name)`` makes a solver of the plugin above everyone's first choice, im2col the second."""
     folder = tmp_path / "plugins" / "test"
     folder.mkdir(parents=True)
@@ -85,13 +85,9 @@ def broken(tmp_path, monkeypatch):
 
     def prefer(name):
         registry.write_text(f"version: 1\nrules:\n  - prefer: [{name}, im2col]\n")
-        loader.reload()
-        dispatch.forget()
+        read_anew()
 
-    yield prefer
-    monkeypatch.undo()
-    loader.reload()
-    dispatch.forget()
+    return prefer
 
 
 @pytest.fixture(params=["in-order", "out-of-order"])

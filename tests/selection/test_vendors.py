@@ -12,14 +12,14 @@ import warnings
 import numpy as np
 import pyopencl as cl
 import pytest
+from anew import read_anew
 from vendor_libraries import INCLUDE, compiled, installed, source
 
 import convdispatch as cd
 from convdispatch.api.device import DeviceInfo
 from convdispatch.device import cuda_driver, runtime
-from convdispatch.selection import dispatch, explanation
+from convdispatch.selection import explanation
 from convdispatch.selection.plugins import answer_trial, loader, verdicts
-from convdispatch.selection.records import perfdb
 from convdispatch.selection.vendors import abi, discovery
 from convdispatch.selection.vendors.library import Library
 from convdispatch.tools import doctor
@@ -30,29 +30,19 @@ CPU = DeviceInfo("a processor", "intel", "cpu", "simd512")
 
 
 @pytest.fixture
-def vendors(tmp_path, monkeypatch):
+def vendors(tmp_path, monkeypatch, read_anew):
     """A folder that CONVDISPATCH_VENDORS names, in a world of its own."""
     folder = tmp_path / "vendors"
     folder.mkdir()
     monkeypatch.setenv("CONVDISPATCH_VENDORS", str(folder))
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
-    fresh()
-    yield folder
-    monkeypatch.undo()
-    fresh()
-
-
-def fresh():
-    """As in another process."""
-    verdicts.refresh()
-    perfdb.perfdb.cache_clear()
-    loader.plugins.cache_clear()
-    dispatch.forget()
+    read_anew()
+    return folder
 
 
 def only(monkeypatch, *names):
     monkeypatch.setenv("CONVDISPATCH_PLUGINS", ",".join(("im2col", *names)))
-    fresh()
+    read_anew()
 
 
 # --- the header ------------------------------------------------------------------------------------------------------
@@ -232,7 +222,7 @@ def test_a_library_that_hangs_as_it_loads(vendors, monkeypatch):
     installed(vendors, "bad", source(SOLVER, load=f'fclose(fopen("{vendors}/begun", "w")); sleep(1000);'))
     with pytest.warns(cd.ConvDispatchWarning, match="it hangs as it is imported: not done within 3 s; skipped"):
         assert "bad.solver" not in loader.plugins().solvers
-    fresh()
+    read_anew()
     began = verdicts.try_import
     monkeypatch.setattr(verdicts, "try_import", lambda *rest: pytest.fail("what is known is not tried again"))
     with pytest.warns(cd.ConvDispatchWarning, match="it hangs as it is imported"):
@@ -240,7 +230,7 @@ def test_a_library_that_hangs_as_it_loads(vendors, monkeypatch):
     monkeypatch.setattr(verdicts, "try_import", began)
     installed(vendors, "bad", source(SOLVER))  # another text is another version
     monkeypatch.setattr(verdicts, "IMPORT_S", 600.0)
-    fresh()
+    read_anew()
     assert "bad.solver" in loader.plugins().solvers
 
 

@@ -11,13 +11,12 @@ import textwrap
 
 import numpy as np
 import pytest
+from anew import read_anew
 from click.testing import CliRunner
 
 import convdispatch as cd
 from convdispatch.device import child
-from convdispatch.selection import dispatch
 from convdispatch.selection.plugins import loader, verdicts
-from convdispatch.selection.records.perfdb import perfdb
 from convdispatch.tools.cli import main
 
 ENDS = {
@@ -73,7 +72,7 @@ print((y == 36).all(), *[str(one.message) for one in said if one.category is cd.
 
 
 @pytest.fixture
-def put(tmp_path, monkeypatch):
+def put(tmp_path, monkeypatch, read_anew):
     """A function that writes the plugin ``odd``, beside im2col, in a world of its own."""
     (tmp_path / "plugins").mkdir()
     (tmp_path / "registry.yaml").write_text("rules:\n  - prefer: ['odd.*', 'im2col*']\n")
@@ -85,20 +84,9 @@ def put(tmp_path, monkeypatch):
 
     def write(text):
         (tmp_path / "plugins" / "odd.py").write_text(textwrap.dedent(text))
-        fresh()
+        read_anew()
 
-    yield write
-    monkeypatch.undo()
-    loader.plugins.cache_clear()
-    fresh()
-
-
-def fresh():
-    """As in another process."""
-    verdicts.refresh()
-    perfdb.cache_clear()
-    loader.plugins.cache_clear()
-    dispatch.forget()
+    return write
 
 
 def call():
@@ -145,7 +133,7 @@ def test_doctor_again_lifts_it_and_so_does_another_text(put, tmp_path):
     assert "set aside" in call().stdout
     CliRunner().invoke(main, ["doctor", "--no-probe"], catch_exceptions=False)
     assert "set aside" in call().stdout
-    fresh()
+    read_anew()
     result = CliRunner().invoke(main, ["doctor", "--no-probe", "--again", "--json"], catch_exceptions=False)
     assert [e["status"] for e in json.loads(result.stdout)["plugins"] if e["name"] == "odd"] == ["loaded"]
     assert call().stdout.strip() == "True"
@@ -162,7 +150,7 @@ def test_find_survives_and_a_fresh_process_does_not_choose_it_again(put, hanging
     with pytest.warns(cd.ConvDispatchWarning, match=words):
         results = cd.find(PROBLEM, budget_ms=1500)
     assert results.winner.solver.startswith("im2col")
-    fresh()
+    read_anew()
     verdict = next(v for v in cd.explain(PROBLEM).verdicts if v.solver == "odd.solver")
     assert verdict.status == "quarantined"
     assert re.search(words + ".*seen earlier on this machine", verdict.reason)
@@ -197,7 +185,7 @@ def test_a_damaged_file_costs_no_call(put, tmp_path):
     assert "im2col" not in cd.explain(PROBLEM).chosen
     for file in (tmp_path / "db").glob("*.verdicts"):
         file.write_bytes(file.read_bytes()[:-1])
-    fresh()
+    read_anew()
     assert not verdicts.verdicts()
     np.testing.assert_array_equal(cd.conv(X, W), np.full(PROBLEM.y_shape, 36, np.float32))
 
@@ -208,7 +196,7 @@ def test_two_processes_add_verdicts_at_once(put, tmp_path):
     program += "for number in range(40): verdicts.trust(f'{sys.argv[1]}{number}', '1')"
     both = [subprocess.Popen([sys.executable, "-c", program, name]) for name in "ab"]
     assert [each.wait() for each in both] == [0, 0]
-    fresh()
+    read_anew()
     assert all(verdicts.trusted(f"{name}{number}", "1") for name in "ab" for number in range(40))
     assert not verdicts.trusted("a0", "2")
 
@@ -217,11 +205,11 @@ def test_clearing_answers_or_the_store_keeps_verdicts(put, tmp_path):
     put(PLUGIN.format(fault="pass"))
     verdicts.trust("odd", "1")
     verdicts.note_answers("odd", "1", {"odd.solver": "it hangs"})
-    fresh()
+    read_anew()
     assert verdicts.answers("odd", "1") == {"odd.solver": "it hangs"}
     CliRunner().invoke(main, ["cache", "clear", "trials", "answers"], catch_exceptions=False)
     assert verdicts.answers("odd", "1") == {}
-    fresh()
+    read_anew()
     assert verdicts.trusted("odd", "1")
     verdicts.lift()
     assert verdicts.trusted("odd", "1")

@@ -18,10 +18,8 @@ import pytest
 from as_gpu import hurried
 from convdispatch_amx import convolve, weights
 from convdispatch_int8 import tiles
-from plans import check_plan
 
-from convdispatch.api import ConvProblem, Solver
-from convdispatch.api.device import DeviceInfo
+from convdispatch.api import ConvProblem
 from convdispatch.device import runtime
 from convdispatch.device.programs import kernels
 from convdispatch.selection.plugins.loader import plugins
@@ -32,14 +30,6 @@ def native(device: Any, solver: str = "amx.tiles") -> str | None:
     if processors.absent:
         return processors.DESCRIBED
     return plugins().solvers[solver].rejects(ConvProblem.parse("bf16_mb1ic16ih8oc16kh3"), runtime.device_info(device))
-
-
-def cpu_of(device: Any) -> DeviceInfo:
-    """The device as the solver knows it; the kernels are for CPUs, whatever their vectors."""
-    info = runtime.device_info(device)
-    if info.type != "cpu":
-        pytest.skip("the kernels are for CPUs")
-    return info
 
 
 @contextmanager
@@ -56,18 +46,6 @@ def plain_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     kernels._programs.drop()
     yield
     kernels._programs.drop()
-
-
-def run_configs(queue, cpu: DeviceInfo, solver: Solver, problem: ConvProblem, *changes: dict, **options) -> float:
-    """The solver's first configuration, with each of the changes; the last error."""
-    assert solver.rejects(problem, cpu) is None, problem
-    first = next(iter(solver.configs(problem, cpu)))
-    for change in changes or ({},):
-        config = {**first, **{key: value for key, value in change.items() if key in first}}
-        plan = solver.plan(queue.context, problem, config)
-        assert plan.workspace_size == solver.workspace(problem, cpu, config)
-        error = check_plan(queue, problem, plan, f"{problem} {config}", **options)
-    return error
 
 
 TILES = r"""

@@ -25,6 +25,7 @@ typedef unsigned uint; typedef unsigned char uchar; typedef unsigned long ulong;
 #define get_num_groups(i) ((int)gridDim.x)
 #define barrier(x) __syncthreads()
 #define mul_hi __umulhi
+#define fma __fmaf_rn
 #define as_uint __float_as_uint
 #define as_float __uint_as_float
 #define as_int __float_as_int

@@ -52,9 +52,34 @@ def check_solver(
 ) -> float:
     """Run one configuration (the first by default) as ``check_plan`` does; its workspace is what the solver said."""
     config = first(problem, solver) if config is None else json.loads(json.dumps(dict(config)))
+    return check_config(queue, problem, solver, config, SMALL, data=data, limit=limit)
+
+
+def check_config(
+    queue: cl.CommandQueue,
+    problem: ConvProblem,
+    solver: Solver,
+    config: Mapping[str, Any],
+    info: DeviceInfo | None = None,
+    **options: Any,
+) -> float:
+    """The configuration's plan by ``check_plan``; its workspace is what the solver said, of the queue's device if no
+    other is given."""
     plan, hint = solver.plan(queue.context, problem, config), f"{problem} {type(solver).__name__} {config}"
-    assert plan.workspace_size == solver.workspace(problem, SMALL, config), hint
-    return check_plan(queue, problem, plan, hint, data=data, limit=limit)
+    info = info or runtime.device_info(queue.device)
+    assert plan.workspace_size == solver.workspace(problem, info, config), hint
+    return check_plan(queue, problem, plan, hint, **options)
+
+
+def check_changes(queue: cl.CommandQueue, problem: ConvProblem, solver: Solver, *changes: dict, **options) -> float:
+    """The solver's first configuration on the queue's device, with each of the changes; the last error."""
+    info = runtime.device_info(queue.device)
+    assert solver.rejects(problem, info) is None, problem
+    config = next(iter(solver.configs(problem, info)))
+    for change in changes or ({},):
+        changed = {**config, **{key: value for key, value in change.items() if key in config}}
+        error = check_config(queue, problem, solver, changed, **options)
+    return error
 
 
 def check_plan(
@@ -65,10 +90,12 @@ def check_plan(
     *,
     data: str = "integer",
     limit: float | None = None,
+    used: list[int] | None = None,
 ) -> float:
     """Run a plan twice between guard zones and compare with the reference; the relative error.
 
     ``limit`` is the error allowed: by default none for ``"integer"`` data, for ``"real"`` ones what the dtype allows.
+    ``used`` gets the bytes of the workspace up to the last that was written.
     """
     if limit is None:
         limit = 0.0 if data == "integer" else TOLERANCE[problem.dtype]
@@ -93,20 +120,27 @@ def check_plan(
             assert damage is None, f"{hint}: {key}: {damage}"
         results.append(out.read()[1].copy())
         error = compare(results[-1], expected, limit, hint)
+    if used is not None:
+        used.append(int(np.flatnonzero(scratch.read()[1] != 0xFF)[-1]) + 1)
     assert results[0].tobytes() == results[1].tobytes(), f"{hint}: other bits in the second run"
     return error
 
 
+def computed(queue: cl.CommandQueue, problem: ConvProblem, plan: Any, operands: Mapping[str, Any]) -> np.ndarray:
+    """What a plan makes of operands; output and workspace begin as NaN."""
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    out = np.full(problem.out_shape, np.nan, numpy_dtype(problem.dtype))
+    arrays = {**operands, problem.written: out}
+    buffers = {name: cl.Buffer(queue.context, flags, hostbuf=arrays[name]) for name in "xwy"}
+    scratch = cl.Buffer(queue.context, flags, hostbuf=np.full(plan.workspace_size + 1, 0xFF, np.uint8))
+    plan.enqueue(queue, buffers["x"], buffers["w"], buffers["y"], scratch).wait()
+    cl.enqueue_copy(queue, out, buffers[problem.written])
+    return out
+
+
 def written_bits(queue: cl.CommandQueue, problem: ConvProblem, plan: Any) -> bytes:
     """The bits that a plan writes, from real data; for plans that must agree to the last bit."""
-    operands, flags = make_operands(problem, "real")[0], cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-    arrays = {**operands.present(), problem.written: np.full(problem.out_shape, np.nan, numpy_dtype(problem.dtype))}
-    buffers = {name: cl.Buffer(queue.context, flags, hostbuf=arrays[name]) for name in "xwy"}
-    workspace = cl.Buffer(queue.context, flags, hostbuf=np.full(plan.workspace_size + 1, 0xFF, np.uint8))
-    plan.enqueue(queue, buffers["x"], buffers["w"], buffers["y"], workspace).wait()
-    result = np.empty_like(arrays[problem.written])
-    cl.enqueue_copy(queue, result, buffers[problem.written])
-    return result.tobytes()
+    return computed(queue, problem, plan, make_operands(problem, "real")[0].present()).tobytes()
 
 
 def _region(guarded: Guarded) -> cl.Buffer:
@@ -146,18 +180,13 @@ EXTREMES = ((1e30, None), (1e-30, None), (3e38, None), (1.0, np.inf), (1.0, -np.
 def check_extremes(queue: cl.CommandQueue, problem: ConvProblem, plan: Any, tolerance: float) -> None:
     """Large and tiny magnitudes survive; infinities and NaN reach exactly the outputs that read them, as no number."""
     random = np.random.default_rng(0)
-    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
     w = random.standard_normal(problem.w_shape).astype(np.float32)
-    scratch = cl.Buffer(queue.context, flags, hostbuf=np.zeros(plan.workspace_size + 1, np.uint8))
     for factor, special in EXTREMES:
         x = random.uniform(-1, 1, problem.x_shape).astype(np.float32) * np.float32(factor)
         small = np.float32(1e-8) if factor > 1e38 else np.float32(1)
         if special is not None:
             x[0, 3, 0, 0] = special
-        y = np.zeros(problem.y_shape, np.float32)
-        buffers = [cl.Buffer(queue.context, flags, hostbuf=array) for array in (x, w * small, y)]
-        plan.enqueue(queue, *buffers, scratch)
-        cl.enqueue_copy(queue, y, buffers[2])
+        y = computed(queue, problem, plan, {"x": x, "w": w * small})
         with np.errstate(all="ignore"):
             expected = reference.compute(problem, x=x, w=w * small)
         assert (np.isfinite(y) == np.isfinite(expected)).all()
@@ -165,3 +194,17 @@ def check_extremes(queue: cl.CommandQueue, problem: ConvProblem, plan: Any, tole
         kept = np.isfinite(expected)
         error = np.linalg.norm(y[kept].astype(float) - expected[kept]) / np.linalg.norm(expected[kept])
         assert error < tolerance, (factor, special, error)
+
+
+def check_not_finite(queue: cl.CommandQueue, problem: ConvProblem, solver: Solver, value: float, *at: tuple) -> None:
+    """An infinity or NaN at each of these places (image, channel and pixel) reaches its readers alone."""
+    operands, _ = make_operands(problem, "real")
+    config = next(iter(solver.configs(problem, runtime.device_info(queue.device))))
+    plan = solver.plan(queue.context, problem, config)
+    for place in at:
+        x = operands.x.copy()
+        (x if problem.layout == "nchw" else np.moveaxis(x, -1, 1))[place] = value
+        with np.errstate(all="ignore"):
+            expected = reference.compute(problem, x=x, w=operands.w)
+        got = computed(queue, problem, plan, {"x": x, "w": operands.w})
+        np.testing.assert_array_equal(np.isfinite(got.astype(np.float32)), np.isfinite(expected))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import textwrap
 import warnings
 
@@ -10,9 +9,6 @@ import numpy as np
 
 import convdispatch as cd
 from convdispatch.measurement import reference
-from convdispatch.selection import dispatch
-from convdispatch.selection.plugins import loader
-from convdispatch.selection.records import perfdb
 
 PLUGIN = """
 import itertools, os
@@ -58,8 +54,7 @@ PROBLEM = cd.ConvProblem(mb=2, ic=4, ih=6, iw=6, oc=8, kh=3, kw=3)
 FUSED = PROBLEM.replace(bias=True, activation="relu")
 
 
-@contextlib.contextmanager
-def placed(tmp_path, monkeypatch):
+def placed(tmp_path, monkeypatch, read_anew):
     """A function that puts a plugin beside im2col, preferred by the registry."""
     folder = tmp_path / "plugins"
     folder.mkdir()
@@ -69,20 +64,14 @@ def placed(tmp_path, monkeypatch):
     monkeypatch.setenv("CONVDISPATCH_REGISTRY", str(registry))
     monkeypatch.setenv("CONVDISPATCH_PLUGINS", "im2col,bad")
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))  # what other tests measured would decide
-    perfdb.perfdb.cache_clear()
 
     def put(text, preferred=True):
         if not preferred:  # a rule that names no solver is said too
             registry.write_text("version: 1\n")
         (folder / "bad.py").write_text(textwrap.dedent(text))
-        loader.plugins.cache_clear()
-        dispatch.forget()
+        read_anew()
 
-    yield put
-    monkeypatch.undo()
-    perfdb.perfdb.cache_clear()
-    loader.reload()
-    dispatch.forget()
+    return put
 
 
 def expected():

@@ -21,8 +21,6 @@ from convdispatch.measurement.peaks import Peak, Roof
 from convdispatch.measurement.search.precompile import precompile
 from convdispatch.measurement.shapes import Entry
 from convdispatch.selection import dispatch
-from convdispatch.selection.plugins import loader
-from convdispatch.selection.records import perfdb
 from convdispatch.tools.benchmark.measuring import run
 from convdispatch.tools.benchmark.measuring.worker import Worker
 from convdispatch.tools.benchmark.report import load
@@ -73,7 +71,7 @@ def convdispatch_solvers():
 
 
 @pytest.fixture
-def solvers(monkeypatch, tmp_path, device):
+def solvers(monkeypatch, tmp_path, device, read_anew):
     """``solvers(FAULTS="good,hangs")`` or ``solvers(ODD="odd.a=2")`` makes these the only ones, in children too."""
     folder = tmp_path / "plugins"
     folder.mkdir()
@@ -82,22 +80,15 @@ def solvers(monkeypatch, tmp_path, device):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.setenv("COMPILED", str(tmp_path / "compiled"))
 
-    def reset():
-        perfdb.perfdb.cache_clear()
-        dispatch.forget()
-        loader.reload()
-
     def only(**names):
         (kind, value), *_ = names.items()
         place = {"FAULTS": SUPPORT / "faulty_plugin", "ODD": folder}[kind]
         monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(place))
         monkeypatch.setenv("CONVDISPATCH_PLUGINS", {"FAULTS": "faulty", "ODD": "odd"}[kind])
         monkeypatch.setenv(kind, value)
-        reset()
+        read_anew()
 
-    yield only
-    monkeypatch.undo()
-    reset()
+    return only
 
 
 @pytest.fixture

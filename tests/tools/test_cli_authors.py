@@ -14,8 +14,6 @@ from click.testing import CliRunner
 from convdispatch.api.fault_text import words
 from convdispatch.api.problem import ConvProblem
 from convdispatch.measurement.conformance.outcome import Outcome, common, errors_by_dtype
-from convdispatch.selection import dispatch
-from convdispatch.selection.plugins import loader
 from convdispatch.tools.cli import main
 
 FAULTY = """
@@ -41,17 +39,12 @@ def convdispatch_solvers():
 
 
 @pytest.fixture
-def faulty(tmp_path, monkeypatch):
+def faulty(tmp_path, monkeypatch, read_anew):
     (tmp_path / "mine.py").write_text(FAULTY)
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(tmp_path))
     monkeypatch.setenv("CONVDISPATCH_PLUGINS", "im2col,mine")
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
-    loader.reload()
-    dispatch.forget()
-    yield
-    monkeypatch.undo()
-    loader.reload()
-    dispatch.forget()
+    read_anew()
 
 
 FAULT = next(number for number, line in enumerate(FAULTY.splitlines(), 1) if "return {}" in line)

@@ -7,8 +7,6 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from convdispatch.selection import dispatch
-from convdispatch.selection.plugins import loader
 from convdispatch.tools.cli import main
 
 WORDS = "install [onednn] or [/bold], [link=x] :smile: [1, 2]"
@@ -32,18 +30,13 @@ def convdispatch_solvers():
 
 
 @pytest.fixture
-def says(tmp_path, monkeypatch):
+def says(tmp_path, monkeypatch, read_anew):
     (tmp_path / "says.py").write_text(PLUGIN)
     (tmp_path / "raises.py").write_text(f"raise RuntimeError({WORDS!r})")
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(tmp_path))
     monkeypatch.setenv("CONVDISPATCH_PLUGINS", "im2col,says,raises")
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
-    loader.plugins.cache_clear()
-    dispatch.forget()
-    yield
-    monkeypatch.undo()
-    loader.reload()
-    dispatch.forget()
+    read_anew()
 
 
 @pytest.mark.filterwarnings("ignore::convdispatch.api.errors.ConvDispatchWarning")

@@ -27,15 +27,13 @@ PROBLEMS = [f"mb1ic4ih{size}oc4kh3ph1" for size in range(6, 11)]
 
 
 @pytest.fixture
-def folder(monkeypatch, tmp_path):
+def folder(monkeypatch, tmp_path, read_anew):
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
     monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(SUPPORT / "faulty_plugin"))
     monkeypatch.setenv("CONVDISPATCH_PLUGINS", "faulty")
     monkeypatch.setenv("FAULTS", "good,slow")
-    perfdb.perfdb.cache_clear()
-    yield tmp_path / "db"
-    monkeypatch.undo()
-    perfdb.perfdb.cache_clear()
+    read_anew()
+    return tmp_path / "db"
 
 
 def searching(*more):

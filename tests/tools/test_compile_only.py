@@ -49,7 +49,7 @@ def compiled_rows(targets, solvers, problems, most):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_compiler_says_what_a_kernel_uses(target, tmp_path):
-    compiled = compiler(target)(SPILLING, tmp_path)
+    (compiled,) = compiler(target)([SPILLING], tmp_path)
     assert compiled.error is None
     (kernel,) = compiled.kernels
     assert (kernel.name, kernel.items) == ("fill", 128)
@@ -61,9 +61,63 @@ def test_a_compiler_says_what_a_kernel_uses(target, tmp_path):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_error_is_a_sentence(target, tmp_path):
-    compiled = compiler(target)("kernel void wrong(global float *out) { *out = absent; }", tmp_path)
+    texts = [SPILLING, "kernel void wrong(global float *out) { *out = absent; }", SPILLING.replace("40", "48")]
+    alone, compiled, again = compiler(target)(texts, tmp_path)
     assert "absent" in str(compiled.error)
     assert not compiled.kernels
+    assert alone.error is again.error is None
+    assert [len(each.kernels) for each in (alone, again)] == [1, 1], "its neighbours' kernels are compiled"
+
+
+@pytest.mark.parametrize("target", ["gfx90a", "gfx1201", "pvc", "sm_90"])
+def test_texts_compile_to_the_same_together_as_alone(target, tmp_path):
+    """Functions, types, macros and pragmas of one text reach no other, and each kernel counts for its own text."""
+    run = compiler(target)
+    problem = cd.ConvProblem.parse("fwd_bf16_nhwc_mb8ic32ih14iw14oc32kh3kw3ph1pw1")
+    solvers = [
+        plugins().solvers[name] for name in ("im2col", "winograd.fused_f2x3", "implicitgemm.tiled", "nvidia.mma")
+    ]
+    planned = compiling.plan_all([target], solvers, [problem, problem.replace(dtype="float16")], 2)
+    texts = [zlib.decompress(text.packed).decode() for _, of_row in planned for text in of_row[:2]]
+    texts += [SPILLING, SPILLING.replace("40", "48")]
+    assert len(texts) >= 8
+    assert run(texts, tmp_path) == [run([text], tmp_path)[0] for text in texts]
+
+
+def test_a_text_alone_needs_its_own_pragmas(tmp_path):
+    """A text that computes in half without asking for it fails, also behind one that asks."""
+    wrong = "kernel void twice(global half *p) { half v = p[0]; p[0] = v + v; }"
+    right = "#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n" + wrong
+    assert [bool(each.error) for each in compiler("gfx1100")([right, wrong, right + "\n"], tmp_path)] == [0, 1, 0]
+
+
+def test_texts_alike_but_for_numbers_have_one_structure():
+    one = b"#define MB 12\nkernel void f(global float4 *p) { p[3] = 0x1.8p-2f * 1e-5f - 2; }"
+    other = b"#define MB 3\nkernel void f(global float4 *p) { p[17] = 0.25f * -1.5e+7f - 40L; }"
+    assert compiling.structure_of(one) == compiling.structure_of(other)
+    assert compiling.structure_of(one) != compiling.structure_of(one.replace(b"float4", b"float8"))
+    assert compiling.structure_of(one) != compiling.structure_of(one.replace(b"MB", b"G"))
+
+
+def test_a_run_compiles_each_structure_before_a_second_text_of_one(counted):
+    """And a text of each row before another one of any row."""
+    solvers = [plugins().solvers[name] for name in ("im2col", "implicitgemm.tiled")]
+    problems = [cd.ConvProblem.parse(f"mb{mb}ic8ih{ih}oc{oc}kh3") for mb in (1, 2) for ih in (9, 17) for oc in (8, 70)]
+    planned = list(compiling.plan_all(["gfx942", "pvc"], solvers, problems, 8))
+    parts = list(compiling._parts(planned))
+    assert all(len({row.target for row, _ in part}) == 1 for part in parts)
+    order = [place for part in parts for place in part]
+    assert len(order) == sum(row.texts for row, _ in planned)
+    repeats = [text.repeats for _, text in order]
+    assert any(repeats), "some texts have the structure of another"
+    assert repeats == sorted(repeats)
+    rows = [(row.target, row.solver) for row, _ in order]
+    assert len(set(rows[: len(planned)])) == len(planned), "the first turn has a text of each row"
+    compiling.compile_all(planned)
+    for row, texts in planned:
+        assert (
+            row.reached == row.structures == len({compiling.structure_of(zlib.decompress(one.packed)) for one in texts})
+        )
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -81,9 +135,9 @@ def counted(monkeypatch, tmp_path):
     """A compiler that notes the texts that it compiles, and a cache of its own."""
     seen = []
 
-    def run(text, folder):
-        seen.append(text)
-        return Compiled(kernels=[Kernel("product", 70, 8, 1 << 20, 64, 0.5)])
+    def run(texts, folder):
+        seen.extend(texts)
+        return [Compiled(kernels=[Kernel("product", 70, 8, 1 << 20, 64, 0.5)]) for _ in texts]
 
     for module in (compiling, compilers):
         monkeypatch.setattr(module, "identity", lambda target: "stand-in 1")
@@ -129,7 +183,9 @@ def test_an_interrupted_run_shows_what_it_has(counted, monkeypatch, tmp_path):
     assert 0 < sum(counts) < 20
     assert abs(counts[0] - counts[1]) <= 2
     assert f"{20 - sum(counts)} texts are left" in done.stderr
-    assert f"| gfx90a | im2col | 5 | 10 | {counts[0]} | {counts[0]} |" in done.stdout
+    structures, reached = rows[0]["structures"], rows[0]["reached"]
+    assert 0 <= reached <= structures <= 10
+    assert f"| gfx90a | im2col | 5 | 10 | {counts[0]} | {structures} | {reached} | {counts[0]} |" in done.stdout
     again = CliRunner().invoke(main, command)
     assert "are left" not in again.stderr
     assert [row["compiled"] for row in json.loads((tmp_path / "report.json").read_text())] == [10, 10]
@@ -144,15 +200,17 @@ def test_a_run_ends_within_its_time_and_says_what_is_left(counted):
 
 def test_the_table_has_a_line_for_each_target_and_the_worst_kernels():
     kernels = [Kernel("gather", 70, 0, 512, 64, 0.5), Kernel("product", 90, 48, 2048, 64, 0.25)]
-    row = compiling.Row("gfx942", "im2col", 3, 2, 2, kernels=kernels, worst=("mb1ic3ih7oc5kh3", kernels[1]))
-    spared = compiling.Row("gfx942", "fft.gpu", 4, 1, 1, kernels=kernels[:1], worst=("mb1ic4ih9oc6kh5", kernels[0]))
+    row = compiling.Row("gfx942", "im2col", 3, 2, 2, 2, 1, kernels=kernels, worst=("mb1ic3ih7oc5kh3", kernels[1]))
+    spared = compiling.Row(
+        "gfx942", "fft.gpu", 4, 1, 1, 1, 1, kernels=kernels[:1], worst=("mb1ic4ih9oc6kh5", kernels[0])
+    )
     shown = compiling.table([row, compiling.Row("gfx942", "nvidia.mma"), spared])
-    assert [cells[:8] for cells in shown.rows] == [
-        ("gfx942", "im2col", "3", "2", "2", "2", "0", "80"),
-        ("gfx942", "fft.gpu", "4", "1", "1", "1", "0", "70"),
-        ("gfx942", "all", "7", "3", "3", "3", "0", "70"),
+    assert [cells[:10] for cells in shown.rows] == [
+        ("gfx942", "im2col", "3", "2", "2", "2", "1", "2", "0", "80"),
+        ("gfx942", "fft.gpu", "4", "1", "1", "1", "1", "1", "0", "70"),
+        ("gfx942", "all", "7", "3", "3", "3", "2", "3", "0", "70"),
     ]
-    assert shown.rows[2][8:] == ("90", "1", "48", "2.0", "50%", "25%")
+    assert shown.rows[2][10:] == ("90", "1", "48", "2.0", "50%", "25%")
     assert compiling.worst([row, spared]).rows == [
         ("gfx942", "im2col", "product", "48", "90", "2.0", "25%", "mb1ic3ih7oc5kh3")
     ]
@@ -245,21 +303,30 @@ def test_plans_keep_within_a_small_devices_limits(monkeypatch):
     assert max(kernel.items for kernel in kernels) <= 256
 
 
-def test_a_cold_compiler_is_asked_again(counted, monkeypatch):
-    """What a compiler says is cached; that it did not end in time is not."""
-    answers = [subprocess.TimeoutExpired(["/usr/bin/ocloc"], 120), Compiled("ocloc ended by SIGSEGV")]
+def test_a_cold_compiler_is_asked_again(counted, monkeypatch, tmp_path):
+    """What a compiler says is cached; that it did not end in time is not, and costs its neighbours nothing."""
+    late, ends = "kernel void late() {}", []
 
-    def run(text, folder):
+    def compile_text(target, text, folder):
         counted.append(text)
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        if "late" in text and not ends:
+            raise subprocess.TimeoutExpired(["/usr/bin/ocloc"], 120)
+        if "late" in text:
+            raise BuildFailed("ocloc ended by SIGSEGV", "")
+        return []
 
-    text = zlib.compress(b"kernel void f() {}")
-    said = [compiling._compiled(run, "pvc", text).error for _ in range(3)]
-    assert said == ["ocloc did not end in 120 s", "ocloc ended by SIGSEGV", "ocloc ended by SIGSEGV"]
-    assert len(counted) == 2
+    monkeypatch.setattr(compilers, "_intel", compile_text)
+    run, texts = compilers.compiler("pvc"), [late, "kernel void f() {}"]
+
+    def said():
+        packed = [zlib.compress(text.encode()) for text in texts]
+        return [each.error for each in compiling._compiled(run, "pvc", packed)]
+
+    assert said() == ["ocloc did not end in 120 s", None]
+    ends.append(True)
+    asked = len(counted)
+    assert said() == said() == ["ocloc ended by SIGSEGV", None]
+    assert counted[asked:] == [late]
 
 
 def test_a_compilers_end_is_a_sentence(tmp_path):

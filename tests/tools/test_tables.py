@@ -177,7 +177,7 @@ def test_bench(printed, bench_json, width):
 
 
 @pytest.fixture
-def records(tmp_path, monkeypatch, device):
+def records(tmp_path, monkeypatch, read_anew, device):
     """Records of the test's device in a database of their own; gives a pack of them, and of slower ones."""
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
     perfdb.perfdb.cache_clear()
@@ -188,10 +188,7 @@ def records(tmp_path, monkeypatch, device):
         ms = 1e3 * sum(terms(problem, rates(info)))
         given = {"problem": problem, "device": device_key(info), "config": config, "default": True, "benchmarked": True}
         perfdb.perfdb().record(record("im2col", ms, error=1e-7, workspace=1 << 28, **given))
-    yield tmp_path
-    monkeypatch.undo()
-    loader.reload()
-    perfdb.perfdb.cache_clear()
+    return tmp_path
 
 
 @pytest.mark.parametrize("width", WIDTHS)

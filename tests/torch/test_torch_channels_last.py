@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
-from convdispatch.torch.graph.channels_last import lay_channels_last  # noqa: E402
+from convdispatch.torch.graph.learning.channels_last import lay_channels_last  # noqa: E402
 
 
 def _compiled(model: torch.nn.Module, graphs: list[object]) -> torch.nn.Module:

@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
+from threads import together  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch_checks import error  # noqa: E402 (torch is asked for first)
 
@@ -369,20 +370,11 @@ def test_copies_files_and_threads():
         alike(read(x), model(x))
         alike(fused(x), model(x))
         assert error(twin(x), model(x)) > 0.1
-        given, got = [picture() for _ in range(6)], {}
+        given = [picture() for _ in range(6)]
         wanted = [model(each) for each in given]
 
-    def work(place):
-        with torch.no_grad():
-            got[place] = fused(given[place])
-
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(6)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    for place, each in enumerate(wanted):
-        alike(got[place], each)
+    for got, each in zip(together(torch.no_grad()(fused), given), wanted, strict=True):
+        alike(got, each)
 
 
 class Methods(nn.Module):

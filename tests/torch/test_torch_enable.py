@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
+from threads import together  # noqa: E402
 from torch_checks import LIMIT, error, gradients, total  # noqa: E402 (torch is asked for first)
 
 import convdispatch as cd  # noqa: E402
@@ -71,9 +72,8 @@ def test_dtypes(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("ndim", [2, 3])
-def test_memory_formats_are_pytorchs(full, ndim, transposed, dtype):
-    if not full and transposed ^ (ndim == 3) ^ (dtype == torch.float64):
-        pytest.skip("thinned out; --full runs it")
+def test_memory_formats_are_pytorchs(full, thinned, ndim, transposed, dtype):
+    thinned(transposed ^ (ndim == 3) ^ (dtype == torch.float64))
     form = {2: torch.channels_last, 3: torch.channels_last_3d}[ndim]
     function = getattr(F, f"conv{'_transpose' if transposed else ''}{ndim}d")
     alike, mixed = [(0, 0), (1, 1)], [(0, 1), (1, 0)]
@@ -213,26 +213,15 @@ def test_threads_and_a_backward_in_another():
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3))
     x = torch.randn(2, 3, 12, 12)
     expected = net(x).detach()
-    failures, losses = [], []
 
-    def forward():
-        try:
-            y = net(x)
-            assert error(y, expected) < 1e-5
-            losses.append(y.square().mean())
-        except BaseException as found:
-            failures.append(found)
+    def forward(_):
+        y = net(x)
+        assert error(y, expected) < 1e-5
+        return y.square().mean()
 
     with ct.enable():
-        threads = [threading.Thread(target=forward) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failures
-        back = threading.Thread(target=lambda: sum(losses).backward())
-        back.start()
-        back.join()
+        losses = together(forward, 4)
+        together(lambda _: sum(losses).backward(), 1)
     got = [p.grad.clone() for p in net.parameters()]
     net.zero_grad()
     (4 * net(x).square().mean()).backward()

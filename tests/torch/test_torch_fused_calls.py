@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import threading
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
 from test_torch_fused import Net, chained, in_double, near, ready  # noqa: E402 (torch is asked for first)
+from threads import together  # noqa: E402
 from torch_checks import forms, programs  # noqa: E402
 
 import convdispatch.torch as ct  # noqa: E402
@@ -158,7 +158,7 @@ def test_compilers_and_export_take_it_whole(whole):
 
 def test_threads_share_a_form(whole):
     made, x = ct.convert(whole[0], fuse=True), whole[2]
-    found, inputs = {}, [x * (i + 1) for i in range(4)]
+    inputs = [x * (i + 1) for i in range(4)]
     with torch.inference_mode():
         made(x)
         ct.ready()  # forms differ in rounding: the one that stays is chosen
@@ -167,32 +167,22 @@ def test_threads_share_a_form(whole):
 
     def work(i):
         with torch.inference_mode():
-            found[i] = [made(inputs[i]) for _ in range(20)]
+            return [float((made(inputs[i]) - expected[i]).abs().max()) for _ in range(20)]
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    differences = [float((y - expected[i]).abs().max()) for i in range(4) for y in found[i]]
+    differences = [each for thread in together(work, 4) for each in thread]
     assert max(differences) == 0, (differences, forms(made))
     assert forms(made) == before
 
 
 def test_threads_compile_a_model_together():
     model, x = ready(Net(chained)), torch.randn(2, 3, 5, 6)
-    made, expected, found = ct.convert(model, fuse=True), in_double(model, x), []
+    made, expected = ct.convert(model, fuse=True), in_double(model, x)
 
-    def work():
+    def work(_):
         with torch.no_grad():
-            found.append(near(made(x), expected))
+            return near(made(x), expected)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert found == [True] * 4
+    assert together(work, 4) == [True] * 4
 
 
 def test_explain_tells_of_fused_models(whole):

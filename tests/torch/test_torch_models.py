@@ -6,8 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
+import torch_zoo as zoo  # noqa: E402
+
 import convdispatch.torch as ct  # noqa: E402 (torch is asked for first)
-from bench import torch_zoo as zoo  # noqa: E402
 from convdispatch.torch import explaining  # noqa: E402
 from convdispatch.torch.dispatch.routing import settings_in_force  # noqa: E402
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
 from native_stand_in import stand_in  # noqa: E402, F401 (torch is asked for first)
+from threads import together  # noqa: E402
 
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch import policy  # noqa: E402
@@ -321,23 +321,16 @@ def test_tracing_records_pytorchs_operators(stand_in):  # noqa: F811
 def test_several_threads(stand_in):  # noqa: F811
     x, w, _ = operands(*SHAPES["3x3"][:2])
     wanted = F.conv2d(x.double(), w.double(), padding=1).detach()
-    wrong = []
 
-    def work():
+    def work(_):
         for _ in range(20):
             mine = x.detach().clone().requires_grad_()
             got = F.conv2d(mine, w, padding=1)
             got.sum().backward()
-            if (got.double() - wanted).norm() > 1e-5 * wanted.norm():
-                wrong.append(got)
+            assert (got.double() - wanted).norm() <= 1e-5 * wanted.norm()
 
     with ct.enable(solver="im2col*"):
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
-    assert not wrong
+        together(work, 4)
 
 
 def test_disabled_it_is_gone(stand_in, capfd):  # noqa: F811

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 import weakref
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
+
+from threads import together  # noqa: E402
 
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch import policy  # noqa: E402
@@ -236,22 +237,16 @@ def test_several_threads_share_layers_whose_weights_come_and_go(asked):
     shared = torch.nn.Conv2d(8, 24, 3, bias=False)
     shared.weight.data = torch.randint(-4, 5, shared.weight.shape).float()
     shared.requires_grad_(False)
-    wanted, wrong = F.conv2d(x.double(), shared.weight.double()), []
+    wanted = F.conv2d(x.double(), shared.weight.double())
 
-    def work():
+    def work(_):
         with torch.no_grad():
             for turn in range(40):
-                if not torch.equal(shared(x).double(), wanted):
-                    wrong.append(turn)
+                assert torch.equal(shared(x).double(), wanted)
                 if turn % 10 == 5:
                     shared.weight.mul_(1)  # packed anew; what was packed goes while others read it
 
-    threads = [threading.Thread(target=work) for _ in range(5)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert not wrong
+    together(work, 5)
 
 
 def test_modes_and_tracers_see_the_operator(asked):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import os
-import threading
 import weakref
 
 import pytest
@@ -14,6 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed (extra: torc
 
 from test_torch_native_fused import Block  # noqa: E402
 from test_torch_native_host import LAST, WRITES, asked, right_in_a_child  # noqa: E402, F401
+from threads import together  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch_checks import error  # noqa: E402
 
@@ -211,22 +211,16 @@ def test_what_is_more_than_plain_inference_is_pythons(asked):  # noqa: F811
 def test_several_threads_share_a_layer_whose_weights_come_and_go(asked):  # noqa: F811
     x, added = torch.randint(-4, 5, (2, 8, 17, 9)).float(), torch.randint(-4, 5, (2, 24, 15, 7)).float()
     w = nn.Parameter(torch.randint(-4, 5, (24, 8, 3, 3)).float(), requires_grad=False)
-    wanted, wrong = F.relu(F.conv2d(x.double(), w.double()) + added), []
+    wanted = F.relu(F.conv2d(x.double(), w.double()) + added)
 
-    def work():
+    def work(_):
         with torch.no_grad():
             for turn in range(40):
-                if not torch.equal(functional.fused(x, w, None, added, "relu", 1, 0, 1, 1).double(), wanted):
-                    wrong.append(turn)
+                assert torch.equal(functional.fused(x, w, None, added, "relu", 1, 0, 1, 1).double(), wanted)
                 if turn % 10 == 5:
                     w.mul_(1)  # packed anew; what was packed goes while others read it
 
-    threads = [threading.Thread(target=work) for _ in range(5)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert not wrong
+    together(work, 5)
 
 
 def test_nothing_holds_a_calls_tensors(asked):  # noqa: F811

@@ -191,7 +191,7 @@ def test_a_rank_without_a_gpu_of_its_own_says_so(monkeypatch):
         monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
         monkeypatch.setattr(ranks, "_warned", set())
         if told:
-            with pytest.warns(ConvDispatchWarning, match="rank 2 has no GPU of its own: rank 1 uses CUDA's device 1"):
+            with pytest.warns(ConvDispatchWarning, match="rank 2 has no GPU of its own: rank 1 uses device cuda:1"):
                 ranks._own_device(store, number)
         else:
             ranks._own_device(store, number)

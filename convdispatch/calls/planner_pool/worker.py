@@ -60,12 +60,12 @@ def _lower_priority(steps: int) -> None:
 
 
 def _planner(device: Any) -> Any:
-    """Returns ``plan(problem, for_cuda)``, which loads every program of the plan once, so that drivers cache it."""
+    """Returns ``plan(problem, for_cuda)``, after which every program of the plan is cached in the form that the parent
+    loads."""
     from ...device import runtime
     from ...device.places.stream import place_of_device
     from ...device.programs.ptx_program import for_streams
     from ...selection import dispatch
-    from ..stream_call import loaded_launches
 
     context = runtime.context(device)
 
@@ -75,10 +75,9 @@ def _planner(device: Any) -> Any:
             prepared = dispatch.prepare(problem, context)
         if place is not None:
             # The parent process gets the same error when it loads the plan, and reports it.
-            with contextlib.suppress(Exception):
-                stream = place.stream(0)
-                with stream.current():
-                    loaded_launches(prepared, stream)
+            with contextlib.suppress(Exception), place.current():
+                if prepared.recordable:
+                    place.assemble(prepared.executable(runtime.queue(device)))
         return prepared
 
     return plan

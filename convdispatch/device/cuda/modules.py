@@ -92,6 +92,16 @@ def _module(cuda: Cuda, program: Any, row: Row | None = None) -> Module:
     return module
 
 
+def assemble(cuda: Cuda, kernel: Kernel) -> None:
+    """Cache the machine code of a kernel's program. A program whose machine code the driver's linker does not return is
+    loaded, so that the driver caches it. Raises Unlaunchable."""
+    row = _row(kernel, _sizes(kernel)[0])
+    text = for_cuda(kernel.program.get_info(cl.program_info.BINARIES)[0])
+    form = next(_forms(text if row is None else in_one_row(text, *row)))
+    if machine_code(cuda, form.text) is None:
+        _module(cuda, kernel.program, row)
+
+
 def load(cuda: Cuda, binary: bytes, row: Row | None = None) -> Module | str:
     """The module loaded from OpenCL's PTX by CUDA's driver, or the reason why it was not loaded."""
     try:
@@ -168,6 +178,11 @@ def _sizes(kernel: Kernel) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _too_many(groups: tuple[int, ...]) -> bool:
     return any(count > limit for count, limit in zip(groups, _MAX_GROUPS, strict=True))
+
+
+def _row(kernel: Kernel, groups: tuple[int, ...]) -> Row | None:
+    """The row in which a kernel of so many groups is launched, None where CUDA takes them along their axes."""
+    return Row(kernel.name, groups) if _too_many(groups) else None
 
 
 def _group_of(global_size: tuple[int, ...]) -> tuple[int, ...]:
@@ -249,7 +264,7 @@ class Function:
 
     def __init__(self, cuda: Cuda, kernel: Kernel) -> None:
         groups, self.items = _sizes(kernel)
-        row = Row(kernel.name, groups) if _too_many(groups) else None
+        row = _row(kernel, groups)
         self.groups = groups if row is None else (math.prod(groups), 1, 1)
         module, kernels, form = _module(cuda, kernel.program, row)
         parameters = kernels.get(kernel.name)

@@ -39,7 +39,7 @@ from ..memory.allocator import NoDeviceMemory, out_of_memory
 from ..native import loading
 from ..places.stream import Allocate, Stream, StreamMemory, StreamPlace
 from .graphs import GraphReplay
-from .modules import Function, function_of
+from .modules import Function, assemble, function_of
 
 if TYPE_CHECKING:
     from ..commands.recording import Command
@@ -109,6 +109,11 @@ class CudaPlace(StreamPlace):
                 if dtype is None and hasattr(argument, "int_ptr"):
                     return None
         return None if executable.opaque else CudaLaunches(executable, self.cuda)
+
+    def assemble(self, executable: Executable) -> None:
+        """See StreamPlace; the device gets no program, because a copy to it delays the kernels of other processes."""
+        for kernel, _, _ in executable.launches:
+            assemble(self.cuda, kernel)
 
     def replay(
         self, commands: Sequence[Command], schedule: Schedule, memory: Callable[[Any], Any]

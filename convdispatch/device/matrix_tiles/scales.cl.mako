@@ -10,7 +10,7 @@ inline float finite(float v) { return fabs(v) <= 3.4028235e38f ? fabs(v) : 0; }
 // work group searches SIDE planes of neighbouring channels, with LANES work items each.
 <% args = ", ".join(f"global const float *restrict from{i}, global uchar *restrict to{i}" for i in range(len(planes))) %>\
 kernel __attribute__((reqd_work_group_size(256, 1, 1)))
-void exponents(${args}) {
+void exponents(${args}${", global const float *restrict norm" if of_norm else ""}) {
   local float shared[256];
   const int tid = get_local_id(0);
   int rest = get_group_id(0), lane = 0, lanes = 1, apart = 1;
@@ -35,10 +35,12 @@ void exponents(${args}) {
 #pragma unroll 8
       for (int i = begin + lane; i < end; i += ${p.lanes}) {
 % if p.width == 4:
-        const float4 q = ((global const float4 *)from)[i];
+<% c, normed = f"group * {p.channels} + channel", of_norm and p.name == "x" %>\
+        const float4 q = ${f"normed4(norm, ((global const float4 *)from)[i], {c})" if normed else "((global const float4 *)from)[i]"};
         most = max(max(max(most, finite(q.x)), max(finite(q.y), finite(q.z))), finite(q.w));
 % else:
-        most = max(most, finite(from[(long)i * ${p.steps[3]}]));
+<% c, normed = f"group * {p.channels} + channel", of_norm and p.name == "x" %>\
+        most = max(most, finite(${f"normed(norm, from[(long)i * {p.steps[3]}], {c})" if normed else f"from[(long)i * {p.steps[3]}]"}));
 % endif
       }
     }

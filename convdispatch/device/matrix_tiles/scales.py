@@ -119,6 +119,7 @@ class Scales:
     """
 
     def __init__(self, problem: ConvProblem, areas: Areas, b_areas: Areas) -> None:
+        self._problem = problem
         names = {"fwd": "xw", "bwd_data": "yw", "bwd_weights": "yx"}[problem.direction]
         self.a, self.b = planes(problem, names[0]), planes(problem, names[1])
         self.constant = b_areas is not areas
@@ -154,7 +155,12 @@ class Scales:
         norms = (self.b, self._table[self.b.name], self.norms_at) if has_b else None
         marks = [(operand, table, self.norms_at, self._marks[operand.name], 1 if operand is self.a else -1)
                  for operand, table in tables]  # fmt: skip
-        text = kernel_text(MATRIX_TILES, "scales.cl.mako", planes=tables, norms=norms, marks=marks,
+        # Scales of a normalised x are those of its norm.
+        of_norm, text = self._problem.normalised and "x" in names, ""
+        if of_norm:
+            text = self._problem.macros() + kernel_text("convdispatch.api", "vectors.cl")
+            text += kernel_text("convdispatch.api", "norm.cl")
+        text += kernel_text(MATRIX_TILES, "scales.cl.mako", of_norm=of_norm, planes=tables, norms=norms, marks=marks,
                            least=LEAST_EXPONENT, reach=MEAN_REACH, nothing=NO_EXPONENT)  # fmt: skip
         program = build(context, text)
 
@@ -162,6 +168,7 @@ class Scales:
             return Launch(program, kernel, (groups * ITEMS,), (ITEMS,), operands, names=OPERANDS)
 
         arguments = [name for operand in scaled for name in (operand.name, "workspace")]
+        arguments += ["norm"] if of_norm else []
         steps = [launch("exponents", sum(operand.work_groups for operand in scaled), arguments)]
         if has_b:
             steps.append(launch("norms", self.b.groups * -(-self.b.k // 16), ["workspace"]))

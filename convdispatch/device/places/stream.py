@@ -110,6 +110,11 @@ class StreamPlace:
         enqueue anew at each call. Raises Unlaunchable."""
         raise NotImplementedError
 
+    def assemble(self, executable: Executable) -> None:
+        """Cache what the driver makes of the executable's programs, for another process that launches them. Raises
+        Unlaunchable."""
+        self.bind(executable)
+
     def replay(
         self, commands: Sequence[Command], schedule: Schedule, memory: Callable[[Any], Any]
     ) -> Callable[[Stream], Any]:

@@ -8,14 +8,8 @@
 // START          offset of the parts, in numbers
 // ROWS           numbers of a part for each channel: parts are [part][row][channel]
 #include <convdispatch/norm.cl>
+#include <convdispatch/moments.cl>
 #define BLOCK 8
-
-typedef struct { ACC count, mean, squares; } moments;
-
-inline moments merged(moments a, moments b) {
-  const ACC count = a.count + b.count, share = count > 0 ? b.count / count : 0, delta = b.mean - a.mean;
-  return (moments){count, a.mean + delta * share, a.squares + b.squares + delta * (delta * (a.count * share))};
-}
 
 #ifdef INNER
 inline long offset(long i, int c) { return (i / INNER * CHANNELS + c) * INNER + i % INNER; }

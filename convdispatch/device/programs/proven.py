@@ -18,6 +18,7 @@ from ..cache import artifact_store
 from ..cache.keys import identity
 from ..cache.store import TEXTS
 from ..commands.interface import thread
+from .ptx_program import for_streams
 from .template_cache import Subject
 
 _PASSED = "passed"
@@ -53,7 +54,8 @@ def _stored_answer(package: str, what: str, device: cl.Device, prove: Callable[[
 
     def passed() -> str | None:
         nonlocal failure
-        failure = prove()
+        with for_streams(launched_there=False):  # a probe launches on a queue of its own
+            failure = prove()
         return _PASSED if failure is None else None
 
     values = {"device": identity(device), "header": ConvProblem}

@@ -24,9 +24,10 @@ _thread = _Thread()
 
 
 @contextlib.contextmanager
-def for_streams() -> Iterator[None]:
-    """Inside the block this thread builds programs that are expected to be launched on CUDA streams only."""
-    outer_value, _thread.for_streams = _thread.for_streams, True
+def for_streams(launched_there: bool = True) -> Iterator[None]:
+    """Inside the block this thread builds programs that are expected to be launched on CUDA streams only; with
+    ``launched_there=False``, in a block of such a block, programs that OpenCL queues launch."""
+    outer_value, _thread.for_streams = _thread.for_streams, launched_there
     try:
         yield
     finally:

@@ -78,7 +78,8 @@ def targets(
 
     Without a name: for all targets whose compilers are on this machine. The problems are drawn from the shape tables
     and the conformance kit, and varied by seeds where a solver takes few of them. All are planned, then texts are
-    compiled in turns, one of each row, so that a run that ends early is fair to all. Exit status 1 for a kernel that
+    compiled in turns, one of each row, so that a run that ends early is fair to all: first one of each structure (texts
+    that are equal but for their numbers have the same one), then the others. Exit status 1 for a kernel that
     does not compile or exceeds a limit of the device.
     """
     solvers_are_named(solver)

@@ -14,12 +14,13 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ...api.errors import BuildFailed, InvalidArgument
 from ...device.cuda.ptx import dynamic_shared
+from .joined import groups, joined, origin
 
 TIMEOUT_S = 120.0
 """Seconds after which a compiler is ended."""
@@ -50,6 +51,8 @@ class Compiled:
 
     error: str | None = None
     kernels: list[Kernel] = field(default_factory=list)
+    late: bool = False
+    """Whether the compiler was ended: on a machine that is less busy it may end in time."""
 
 
 @dataclass(frozen=True)
@@ -111,20 +114,49 @@ def missing(target: str) -> str | None:
     return None
 
 
-def compiler(target: str) -> Callable[[str, Path], Compiled]:
-    """The function that compiles a text for the target in an empty folder. Raises InvalidArgument where it cannot."""
+def compiler(target: str) -> Callable[[Sequence[str], Path], list[Compiled]]:
+    """The function that compiles texts for the target in an empty folder, and returns what each of them gives.
+
+    They are compiled as one text where that gives the same; where it fails, each half by itself. Raises
+    InvalidArgument where this machine has no compiler for the target.
+    """
     reason = missing(target)
     if reason:
         raise InvalidArgument(f"{target} {reason}")
     compile_text = _amd if target in _AMD_WAVES else _intel if target in ("dg2", "pvc") else _nvidia
 
-    def run(text: str, folder: Path) -> Compiled:
+    def run(texts: Sequence[str], folder: Path) -> list[Compiled]:
+        compiled: dict[str, Compiled] = {}
+        for group in groups(texts):
+            compiled.update(zip(group, together(group, folder), strict=True))
+        return [compiled[text] for text in texts]
+
+    def together(texts: list[str], folder: Path) -> list[Compiled]:
         try:
-            return Compiled(kernels=compile_text(target, text, folder))
+            return _separated(compile_text(target, joined(texts), folder), len(texts))
+        except subprocess.TimeoutExpired as late:
+            failed = Compiled(f"{Path(late.cmd[0]).name} did not end in {TIMEOUT_S:.0f} s", late=True)
         except BuildFailed as error:
-            return Compiled(str(error))
+            failed = Compiled(str(error))
+        if len(texts) == 1:
+            return [failed]
+        middle = len(texts) // 2
+        return [*together(texts[:middle], folder), *together(texts[middle:], folder)]
 
     return run
+
+
+def _separated(kernels: list[Kernel], texts: int) -> list[Compiled]:
+    """What each of the joined texts gives, its kernels by their own names. Raises BuildFailed for a kernel of none."""
+    if texts == 1:
+        return [Compiled(kernels=kernels)]
+    separated = [Compiled() for _ in range(texts)]
+    for kernel in kernels:
+        named = origin(kernel.name)
+        if named is None:
+            raise BuildFailed(f"{kernel.name} is a kernel of none of the texts", "")
+        separated[named[1]].kernels.append(replace(kernel, name=named[0]))
+    return separated
 
 
 @functools.lru_cache(maxsize=16)

@@ -1,7 +1,8 @@
 """Every solver's kernels for drawn problems, compiled for targets: a row for each solver and target.
 
 All problems are planned first. Then the rows' texts are compiled in turns, in an order that a digest decides, so that
-a run that ends early has compiled as many texts of each row. A text is compiled once: results are cached on disk, so
+a run that ends early has compiled as many texts of each row: first one text of each structure, by which texts that are
+equal but for their numbers have the same one, then the others. A text is compiled once: results are cached on disk, so
 that a run that was interrupted continues where it was.
 """
 
@@ -10,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
+import re
 import statistics
-import subprocess
 import tempfile
 import time
 import zlib
@@ -35,6 +36,10 @@ from ...selection.text_table import Table, columns
 from .compilers import Compiled, Kernel, compiler, excess, identity
 from .described import described_context, target_device
 
+MAX_JOINED = 8
+"""Texts that one call of a compiler gets: starting it costs less than a tenth of the time then, and Intel's stops
+inlining functions where many more come together."""
+_NUMBER = re.compile(rb"-?(?<![\w.])\d[\w.]*(?:(?<=[ep])[-+]\d+f?)?")
 MAX_VARIANTS = 40
 """Variants of a problem that a solver takes, of which fewer were drawn than are wanted."""
 _VARIATIONS = [
@@ -56,6 +61,10 @@ class Row:
     """Distinct texts of the problems' kernels."""
     compiled: int = 0
     """Texts that were compiled, or failed to."""
+    structures: int = 0
+    """Texts that differ in more than their numbers."""
+    reached: int = 0
+    """Structures of which a text was compiled."""
     refused: str | None = None
     """The reason of the first refusal."""
     kernels: list[Kernel] = field(default_factory=list)
@@ -68,9 +77,15 @@ class Row:
 class Text(NamedTuple):
     """A kernel text that is to be compiled, compressed, because tens of thousands are planned, and its problem."""
 
+    repeats: bool
+    """Whether another text of the row, which comes before, has the same structure."""
     digest: bytes
     packed: bytes
     problem: str
+
+
+_Place = tuple[Row, Text]
+"""A text, and the row that it belongs to."""
 
 
 def drawn() -> list[ConvProblem]:
@@ -132,17 +147,26 @@ def plan_all(
     """
     own = drawn() if problems is None else problems
     for target, solver in itertools.product(targets, solvers):
-        row, texts = Row(target, solver.name), dict[bytes, Text]()
+        row, texts, structures = Row(target, solver.name), dict[bytes, Text](), dict[bytes, bytes]()
         taken = _taken(row, solver, own, problems is None)
         for answers in itertools.islice(taken, most):
             row.problems += 1
             for text in _texts(row, solver, answers):
                 digest = hashlib.sha256(text).digest()
-                texts.setdefault(digest, Text(digest, zlib.compress(text, 1), str(answers.problem)))
+                if digest not in texts:
+                    texts[digest] = Text(True, digest, zlib.compress(text, 1), str(answers.problem))
+                    structure = structure_of(text)
+                    structures[structure] = min(digest, structures.get(structure, digest))
             step(f"planning for {target}: {solver.name}", 1)
-        row.texts = len(texts)
+        row.texts, row.structures = len(texts), len(structures)
         step("", most - row.problems)
-        yield row, sorted(texts.values())
+        firsts = set(structures.values())
+        yield row, sorted(text._replace(repeats=text.digest not in firsts) for text in texts.values())
+
+
+def structure_of(text: bytes) -> bytes:
+    """A digest of the text without its numbers."""
+    return hashlib.sha256(_NUMBER.sub(b"0", text)).digest()
 
 
 def _taken(row: Row, solver: Solver, problems: Sequence[ConvProblem], varied: bool) -> Iterator[SolverAnswers]:
@@ -175,39 +199,57 @@ def compile_all(
     until: float | None = None,
     step: Callable[[str, int], None] = lambda words, advance: None,
 ) -> None:
-    """Compile a text of each row in turns, two at a time, until all are or ``time.monotonic()`` is ``until``.
+    """Compile texts of the rows in turns, two compilers at a time, until all are or ``time.monotonic()`` is ``until``.
 
     Raises InvalidArgument for a target that this machine cannot compile for.
     """
     run = {target: compiler(target) for target in dict.fromkeys(row.target for row, _ in planned)}
-    pool, waiting = ThreadPoolExecutor(2), dict[Future[Compiled], tuple[Row, str]]()
-    turns = range(max((len(texts) for _, texts in planned), default=0))
+    pool, waiting = ThreadPoolExecutor(2), dict[Future[list[Compiled]], list[_Place]]()
     try:
-        for row, text in ((row, texts[turn]) for turn in turns for row, texts in planned if turn < len(texts)):
+        for part in _parts(planned):
             if until is not None and time.monotonic() >= until:
                 break
-            waiting[pool.submit(_compiled, run[row.target], row.target, text.packed)] = row, text.problem
-            if len(waiting) > 8:
+            target = part[0][0].target
+            waiting[pool.submit(_compiled, run[target], target, [text.packed for _, text in part])] = part
+            if len(waiting) > 4:
                 _collect(waiting, FIRST_COMPLETED, step)
         _collect(waiting, ALL_COMPLETED, step)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # What runs must not hold up the table of an interrupted run.
 
 
-def _collect(waiting: dict[Future[Compiled], tuple[Row, str]], until: str, step: Callable[[str, int], None]) -> None:
+def _parts(planned: Sequence[tuple[Row, list[Text]]]) -> Iterator[list[_Place]]:
+    """The texts that are compiled together: a text of each row of a target before another one of any row."""
+    for repeats in (False, True):
+        chosen = [(row, [text for text in texts if text.repeats == repeats]) for row, texts in planned]
+        for turn in range(max((len(texts) for _, texts in chosen), default=0)):
+            places = [(row, texts[turn]) for row, texts in chosen if turn < len(texts)]
+            for _, of_target in itertools.groupby(places, lambda place: place[0].target):
+                together = list(of_target)
+                for begin in range(0, len(together), MAX_JOINED):
+                    yield together[begin : begin + MAX_JOINED]
+
+
+def _collect(waiting: dict[Future[list[Compiled]], list[_Place]], until: str, step: Callable[[str, int], None]) -> None:
     ended, _ = wait(waiting, return_when=until)
     for future in ended:
-        row, problem = waiting.pop(future)
-        info, compiled = target_device(row.target), future.result()
-        step(f"{row.target} {row.solver}", 1)
-        row.compiled += 1
-        row.kernels += compiled.kernels
-        for kernel in compiled.kernels:
-            if row.worst is None or _badness(problem, kernel) > _badness(*row.worst):
-                row.worst = problem, kernel
-        beyond = [excess(row.target, one, info.max_work_group_size, info.local_mem_size) for one in compiled.kernels]
-        for sentence in filter(None, [compiled.error, *beyond]):
-            row.errors.setdefault(problem, sentence)
+        for (row, text), compiled in zip(waiting.pop(future), future.result(), strict=True):
+            step(f"{row.target} {row.solver}", 1)
+            _count(row, text, compiled)
+
+
+def _count(row: Row, text: Text, compiled: Compiled) -> None:
+    """Add a text's kernels, or its error, to its row."""
+    info, problem = target_device(row.target), text.problem
+    row.compiled += 1
+    row.reached += not text.repeats
+    row.kernels += compiled.kernels
+    for kernel in compiled.kernels:
+        if row.worst is None or _badness(problem, kernel) > _badness(*row.worst):
+            row.worst = problem, kernel
+    beyond = [excess(row.target, one, info.max_work_group_size, info.local_mem_size) for one in compiled.kernels]
+    for sentence in filter(None, [compiled.error, *beyond]):
+        row.errors.setdefault(problem, sentence)
 
 
 def _badness(problem: str, kernel: Kernel) -> tuple[int, float, int, str, str]:
@@ -215,27 +257,34 @@ def _badness(problem: str, kernel: Kernel) -> tuple[int, float, int, str, str]:
     return kernel.scratch, -kernel.occupancy, kernel.registers, problem, kernel.name
 
 
-def _compiled(run: Callable[[str, Path], Compiled], target: str, packed: bytes) -> Compiled:
-    """The compiler's result for a compressed text, from the cache where it was compiled before."""
-    text = zlib.decompress(packed).decode()
-    key = key_of(target, identity(target), text)
-    values = TARGETS.get(key)
-    if values is not None:
-        return Compiled(values["error"], [Kernel(**kernel) for kernel in values["kernels"]])
-    with tempfile.TemporaryDirectory(prefix="convdispatch-target-") as scratch:
-        try:
-            compiled = run(text, Path(scratch))
-        except subprocess.TimeoutExpired as late:  # On a machine that is less busy it may end in time.
-            return Compiled(f"{Path(late.cmd[0]).name} did not end in {late.timeout:.0f} s")
-    TARGETS.put(key, asdict(compiled), target)
-    return compiled
+def _compiled(
+    run: Callable[[Sequence[str], Path], list[Compiled]], target: str, packed: Sequence[bytes]
+) -> list[Compiled]:
+    """The compiler's results for compressed texts, from the cache where they were compiled before."""
+    texts = [zlib.decompress(each).decode() for each in packed]
+    keys = [key_of(target, identity(target), text) for text in texts]
+    values = {key: TARGETS.get(key) for key in keys}
+    compiled = {
+        key: Compiled(value["error"], [Kernel(**kernel) for kernel in value["kernels"]])
+        for key, value in values.items()
+        if value is not None
+    }
+    absent = {key: text for key, text in zip(keys, texts, strict=True) if key not in compiled}
+    if absent:
+        with tempfile.TemporaryDirectory(prefix="convdispatch-target-") as scratch:
+            results = run(list(absent.values()), Path(scratch))
+        for key, result in zip(absent, results, strict=True):
+            compiled[key] = result
+            if not result.late:
+                TARGETS.put(key, asdict(result), target)
+    return [compiled[key] for key in keys]
 
 
 def table(rows: Sequence[Row]) -> Table:
     """A line for each row that has problems, and one for all of a target's: counts, and what kernels use."""
     shown = Table(
         *columns("name", "target", "solver"),
-        *columns("number", "problems", "texts", "compiled", "kernels", "errors"),
+        *columns("number", "problems", "texts", "compiled", "structures", "reached", "kernels", "errors"),
         *columns("number", "registers", "most", "with scratch", "most bytes", "local KB", "occupancy", "least"),
     )
     for target, of_target in itertools.groupby((row for row in rows if row.problems), lambda row: row.target):
@@ -252,7 +301,9 @@ def _numbers(rows: Sequence[Row]) -> list[str]:
     used = [kernel.registers for kernel in kernels] or [0]
     scratch = [kernel.scratch for kernel in kernels if kernel.scratch]
     filled = [kernel.occupancy for kernel in kernels] or [0.0]
-    counts = [sum(count) for count in zip(*((row.problems, row.texts, row.compiled) for row in rows))]
+    counts = [
+        sum(getattr(row, name) for row in rows) for name in ("problems", "texts", "compiled", "structures", "reached")
+    ]
     counts += [len(kernels), sum(len(row.errors) for row in rows), round(statistics.median(used)), max(used)]
     counts += [len(scratch), max(scratch, default=0)]
     local = max((kernel.local for kernel in kernels), default=0) / 1024

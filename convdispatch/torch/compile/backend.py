@@ -16,10 +16,12 @@ from torch import fx
 
 from ...api.errors import InvalidArgument
 from ...api.policy import PROMISES, promising
-from ..captures import watch_captures
+from ..captures import device_type, watch_captures
 from ..dynamo_frames import skip_our_frames
-from ..graph import channels_last, inductor
+from ..graph import inductor
 from ..graph.forms import ENGINES, GraphForms
+from ..graph.learning import channels_last
+from ..graph.learning.training_norms import fuse_training_norms
 from ..graph.report import BACKEND
 from ..graph.specialised import let_go_of_capture
 from ..graph.upsampling import whole_upsampling
@@ -33,7 +35,7 @@ class Backend:
     graphs."""
 
     def __init__(self, mode: str | None = None, options: Mapping[str, Any] | None = None) -> None:
-        """``mode`` and ``options`` are ``torch.compile``'s; the options "engine", "batch_invariant" and
+        """``mode`` and ``options`` are ``torch.compile``'s; the options "engine", "fuse_norms", "batch_invariant" and
         "strict_nan" (``policy``'s) are this package's, the others are inductor's.
 
         Raises InvalidArgument for an engine that there is not, InvalidPolicy for another kind of value.
@@ -41,6 +43,10 @@ class Backend:
         skip_our_frames()
         inductor_options = dict(options or {})
         self.engine, self.mode = inductor_options.pop("engine", None), mode
+        self.fuse_norms = inductor_options.pop("fuse_norms", None)
+        """Whether batch norms of graphs that learn are parts of convolutions; None lets selection decide."""
+        if not isinstance(self.fuse_norms, bool | None):
+            raise InvalidArgument(f"options['fuse_norms'] must be None, True or False, got {self.fuse_norms!r}")
         self.promises = {name: inductor_options.pop(name, None) for name in PROMISES}
         with promising(self.promises):  # checks the kinds of the values
             pass
@@ -72,14 +78,19 @@ class Backend:
         self._note_break(graph)
         tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
         device = next((each.device.type for each in tensors), "cpu")
-        if device == "cuda":
+        on_stream = device == device_type()
+        if on_stream:
             watch_captures()
         learns = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
         symbols = len(tensors) < len(inputs)
-        if (learns or (symbols and device == "cuda")) and self.engine != "operators" and inductor.available(device):
+        by_inductor = learns or (symbols and on_stream)
+        by_inductor = by_inductor and self.engine != "operators" and inductor.available(device)
+        if learns and by_inductor and on_stream and channels_last.pays(device):
+            channels_last.lay_channels_last(graph)
+        if learns:
+            fuse_training_norms(graph, self.fuse_norms)
+        if by_inductor:
             self.graphs.append(Compiled(tensors, learns))
-            if device == "cuda" and learns and channels_last.pays():
-                channels_last.lay_channels_last(graph)
             return let_go_of_capture(inductor.compiled(graph, inputs, self), graph)
         by_operator = inductor.operator_by_operator_compiler
         # Buffers that a graph with gradients writes are written inside of it: checkpoint() ends a second forward pass

@@ -67,7 +67,7 @@ def activate(v: torch.Tensor, activation: str | None) -> torch.Tensor:
     return function(v, *numbers) if entry.torch.attributes else function(v)
 
 
-def _backward(g: torch.Tensor, activation: str, *, y: Any = None, x: Any = None) -> torch.Tensor:
+def slope_times(g: torch.Tensor, activation: str, *, y: Any = None, x: Any = None) -> torch.Tensor:
     """``g`` times the activation's slope, which is computed from the activation's result ``y`` or from its input
     ``x``."""
     name, numbers = parse_activation(activation)
@@ -140,9 +140,9 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     geometry = _geometry(*ctx.rest)
     if ctx.activation is not None:
         if ctx.from_result:
-            grad = _backward(grad, ctx.activation, y=y)
+            grad = slope_times(grad, ctx.activation, y=y)
         else:
-            grad = _backward(grad, ctx.activation, x=unfused(convolution(x, w, bias, *geometry), residual, None))
+            grad = slope_times(grad, ctx.activation, x=unfused(convolution(x, w, bias, *geometry), residual, None))
     convolution_gradient = grad
     if residual is not None:  # the residual may have broadcast the convolution's result
         convolution_gradient = grad.sum_to_size(_shape(x, w, *ctx.rest[:3]))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from ..captures import device_type
 from ..dispatch import engine
 from ..dispatch.quick_depthwise import quick_depthwise
 from ..dispatch.routing import original, routed, settings_in_force
@@ -154,7 +155,7 @@ torch.library.register_autograd(
 
 
 def in_autocast(kind: str, operands: Sequence[Any]) -> list[Any]:
-    """Operands as autocast gives them to a convolution on devices of the ``kind`` "cpu" or "cuda": floating ones of up
+    """Operands as autocast gives them to a convolution on devices of the type ``kind``: floating ones of up
     to 32 bits in the type that was asked for."""
     dtype = torch.get_autocast_dtype(kind)
 
@@ -175,8 +176,8 @@ def autocasts(library: torch.library.Library, name: str, operator: Callable[...,
 
         return cast
 
-    for kind, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
-        library.impl(name, casting(kind), key)
+    for kind in ("cpu", device_type()):
+        library.impl(name, casting(kind), f"Autocast{kind.upper()}")
 
 
 autocasts(_library, "convolution", convolution, 3)

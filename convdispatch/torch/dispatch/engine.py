@@ -25,8 +25,8 @@ from ...calls.host_call import HostCall
 from ...selection import dispatch
 from .. import ranks
 from ..eager.bias_gradient import bias_gradient, make_ready
-from ..eager.planning import PLAIN, TORCH, CallRequest, LeftToPyTorch, planned_call
-from ..geometry import Geometry
+from ..eager.planning import TORCH, CallRequest, LeftToPyTorch, planned_call
+from ..geometry import PLAIN, Geometry
 from ..settings import DEFAULT, Settings, benchmark, policy_of, switches
 from ..weights import alive, promise
 from . import native
@@ -77,7 +77,7 @@ def fused(
     """``activation(convolution + residual)`` in one pass, of stride, padding, dilation and groups. Raises as
     ``forward`` does."""
     geometry = (*given[:3], False, (0,) * (x.ndim - 2), given[3])
-    after = (activation, residual is not None)
+    after = (activation, residual is not None, None, False)
     return _computed((x, w, bias, residual), geometry, promise(w, fused=True), settings, after)
 
 
@@ -202,10 +202,10 @@ def cached_call(
     bias: torch.Tensor | None,
     constant: bool,
     settings: Settings,
-    after: tuple[str | None, bool] = PLAIN,
+    after: tuple[Any, ...] = PLAIN,
 ) -> Any:
-    """The cached call for tensors like these, planned now if it is new. ``after``: the activation, and whether a
-    residual is added."""
+    """The cached call for tensors like these, planned now if it is new. ``after``: see
+    ``geometry.PLAIN``."""
     # Most often the last call with these weights matches: comparing takes a third of the time of hashing the key.
     facts = facts_of(geometry, x, w, grad, bias, constant, settings, after)
     chosen, last = facts[-1], _cache.last[part].get(id(w))
@@ -267,7 +267,7 @@ def facts_of(
     bias: torch.Tensor | None,
     constant: bool,
     settings: Settings,
-    after: tuple[str | None, bool] = PLAIN,
+    after: tuple[Any, ...] = PLAIN,
 ) -> tuple[Any, ...]:
     """All that decides a part's call; the last three are the settings, PyTorch's switches and the policy.
 

@@ -24,11 +24,9 @@ from .. import counting, ranks
 from ..captures import capturing, device_type, note_left
 from ..cores import share_cores
 from ..counting import solved
-from ..geometry import DTYPES, FORMATS, Geometry, format_of, problem_of
+from ..geometry import DTYPES, FORMATS, PLAIN, Geometry, format_of, problem_of
 from ..settings import Settings, math_of
 
-PLAIN: tuple[str | None, bool] = (None, False)
-"""What follows a plain convolution: no activation, and no residual."""
 TORCH = tiers.Framework(capturing, note_left, ranks.many, counting.compiling)
 """What compilation tiers need of PyTorch: whether a capture is under way, what hears of problems that it leaves,
 whether there are several ranks, a counter."""
@@ -48,8 +46,8 @@ class CallRequest(NamedTuple):
     settings: Settings
     switched: tuple[Any, ...]
     chosen: Policy
-    after: tuple[str | None, bool] = PLAIN
-    """The activation after the convolution, and whether a residual is added before the activation."""
+    after: tuple[Any, ...] = PLAIN
+    """The other parts of the problem, see ``geometry.PLAIN``."""
     waits: bool = True
     """Whether the call waits for its kernel on a CPU, where nothing else was asked for; see ``framework.sizes``."""
 

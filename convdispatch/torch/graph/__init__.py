@@ -7,13 +7,13 @@ its kind.
 - ``aten_norms``: norms by a picture's own statistics, attention, pools.
 - ``aten_places``: operators that return indices of elements, and those that take indices.
 - ``aten_shapes``: operators that move elements.
-- ``channels_last``: the layout of graphs that learn.
 - ``constants``: which inputs are weights, and whether they have changed.
 - ``conversion``: ``convert``.
 - ``engine_choice``: the race of a form and inductor, and its stored verdict.
 - ``epilogues``: convolutions with what follows them as our operators.
 - ``forms``: what runs a graph, for each set of input shapes.
 - ``inductor``: what inductor compiles, and graphs operator by operator.
+- ``learning``: passes over graphs that learn: their layout, batch norms in convolutions.
 - ``operator_table``: the table of operators that forms have.
 - ``prologue``: what PyTorch computes of integers before a form runs.
 - ``quantized``: graphs that PT2E has quantized.

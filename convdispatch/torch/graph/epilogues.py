@@ -116,7 +116,7 @@ def _fuse(graph: fx.Graph, node: fx.Node, order: dict[fx.Node, int]) -> None:
     if user is not None and (residual := _residual(user, node, order)) is not None:
         chain.append(user)
     user = _only_user(chain[-1])
-    if user is not None and (activation := _activation(user, chain[-1])) is not None:
+    if user is not None and user.args[:1] == (chain[-1],) and (activation := activation_text(user)) is not None:
         chain.append(user)
     last_node = chain[-1]
     x, w, bias, stride, padding, dilation, _, _, groups = node.args
@@ -152,21 +152,27 @@ def _residual(node: fx.Node, convolution: fx.Node, order: dict[fx.Node, int]) ->
 
 @functools.cache
 def _activations() -> dict[Any, tuple[str, Any]]:
+    """Each activation with its entry for PyTorch, by its operator and by its functions in Dynamo's graphs."""
     activations = {}
     for name, entry in ACTIVATIONS.items():
-        packet = getattr(_aten, entry.torch.function, None) if entry.torch is not None else None
-        if packet is not None:
-            activations[packet.default] = name, entry.torch
+        function = entry.torch.function if entry.torch is not None else ""
+        packet = getattr(_aten, function, None) if function else None
+        spellings = [getattr(room, function, None) for room in (torch, torch.nn.functional) if function]
+        for each in (packet and packet.default, *spellings):
+            if each is not None:
+                activations[each] = name, entry.torch
     return activations
 
 
-def _activation(node: fx.Node, convolution: fx.Node) -> str | None:
-    """An operator as an activation of ``conv()``; None if it is none."""
+def activation_text(node: fx.Node) -> str | None:
+    """An operator or function as an activation of ``conv()`` of its first argument; None if it is none."""
     activation = _activations().get(node.target)
-    if activation is None or not node.args or node.args[0] is not convolution:
+    if activation is None or not node.args:
         return None
     name, table_entry = activation
     names = [*table_entry.attributes, *table_entry.only]
+    if not isinstance(node.target, torch._ops.OpOverload):
+        names.append("inplace")
     values: dict[str, Any] = {
         **table_entry.attributes,
         **table_entry.only,
@@ -175,7 +181,7 @@ def _activation(node: fx.Node, convolution: fx.Node) -> str | None:
     }
     if len(node.args) > len(names) + 1 or any(values[key] != value for key, value in table_entry.only.items()):
         return None
-    if any(isinstance(values[key], fx.Node) for key in names):
+    if any(isinstance(values[key], fx.Node) for key in names if key in values):
         return None
     numbers = ", ".join(repr(float(values[key])) for key in table_entry.attributes)
     return f"{name}({numbers})" if numbers else name

@@ -178,7 +178,7 @@ class GraphForms:
         forget_originals()
         tensors = [each for each in dynamic if isinstance(each, torch.Tensor)]
         device = tensors[0].device.type
-        engine = self._backend.engine or ("inductor" if device == "cuda" else "")
+        engine = self._backend.engine or ("inductor" if device in KINDS else "")
         race = self._race(inputs, key) if not engine else None
         form, why = None, ""
         if engine == "form" or (not engine and (race is None or race.winner != "inductor")):

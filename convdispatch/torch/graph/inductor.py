@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..compile import fused_operator, operators
+from ..compile import fused_operator, normed_operators, operators
 from ..dispatch import engine
 from ..dispatch.routing import settings_in_force
+from ..geometry import PLAIN
 from ..settings import DEFAULT
 from ..warmup import compiled_side_by_side
 from ..weights import promise
@@ -32,8 +33,8 @@ from .tuning import is_tuned, tune
 
 @functools.cache
 def available(device: str) -> bool:
-    """Whether inductor can compile for a device: "cpu" needs a C++ compiler, "cuda" Triton."""
-    if device == "cuda":
+    """Whether inductor can compile for a device: "cpu" needs a C++ compiler, a device with streams Triton."""
+    if device != "cpu":
         return importlib.util.find_spec("triton") is not None
     named = os.environ.get("CXX", "").split(" ")[0]
     return any(shutil.which(each) for each in (named, "g++", "c++", "clang++") if each)
@@ -154,18 +155,29 @@ def _tasks(node: fx.Node, device: torch.device | None, constant: bool) -> Iterat
     sizes."""
     if node.target is fused_operator.fused_convolution:
         x, w, bias, residual, activation, *geometry = node.args
-        geometry_arguments = (*geometry[:3], False, [0] * len(geometry[0]), geometry[3])
-        yield from _task(
-            device, "forward", geometry_arguments, (x, w, None, bias), constant, (activation, residual is not None)
-        )
+        parts = (activation, residual is not None, None, False)
+        yield from _task(device, "forward", _whole(*geometry), (x, w, None, bias), constant, parts)
     elif node.target is operators.convolution:
         x, w, bias, *geometry_arguments = node.args
-        yield from _task(device, "forward", tuple(geometry_arguments), (x, w, None, bias), constant, (None, False))
+        yield from _task(device, "forward", tuple(geometry_arguments), (x, w, None, bias), constant, PLAIN)
+    elif node.target is normed_operators.normed_convolution:
+        x, w, bias, _, norm, sums, *geometry = node.args
+        yield from _task(device, "forward", _whole(*geometry), (x, w, None, bias), constant, (None, False, norm, sums))
+    elif node.target is normed_operators.normed_convolution_backward:
+        grad, x, w, _, norm, *geometry, mask = node.args
+        for part, is_requested in (("data", mask[0]), ("weights", mask[1])):
+            if is_requested:
+                parts = (None, False, norm, part == "data")
+                yield from _task(device, part, _whole(*geometry), (x, w, grad, None), False, parts)
     elif node.target is operators.convolution_backward:
         grad, x, w, _, *geometry_arguments, mask = node.args
         for part, is_requested in (("data", mask[0]), ("weights", mask[1])):
             if is_requested:
-                yield from _task(device, part, tuple(geometry_arguments), (x, w, grad, None), False, (None, False))
+                yield from _task(device, part, tuple(geometry_arguments), (x, w, grad, None), False, PLAIN)
+
+
+def _whole(stride: Any, padding: Any, dilation: Any, groups: Any) -> tuple[Any, ...]:
+    return stride, padding, dilation, False, [0] * len(stride), groups
 
 
 def _task(

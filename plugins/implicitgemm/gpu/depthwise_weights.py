@@ -7,7 +7,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from convdispatch.api import ConvProblem, DeviceInfo, StepPlan, define, geometry_of, kernel_text, rates
+import numpy as np
+
+from convdispatch.api import (
+    ConvProblem,
+    DeviceInfo,
+    StepPlan,
+    define,
+    geometry_of,
+    kernel_text,
+    numbers_as_literals,
+    rates,
+)
 
 from ..solving import KernelSolver, launch
 from .choice import SUSTAINED
@@ -49,8 +60,10 @@ class FilterSums:
         body = kernel_text(__package__, "output.cl")
         macros = self.problem.macros() + define(OUT_INDEX=element_index(self.out_size * self.parts), PARTIAL_AT=0)
         sums_text = define(PARTIAL=1) + body + kernel_text(__package__, "depthwise_weights.cl.mako", p=self)
-        total_text = define(PARTIAL=0, SIZE=self.out_size, PARTS=self.parts, WEIGHTS=0, INNER=1, CHANNELS=1, TAPS=1)
-        total_text += body + kernel_text(__package__, "reduce.cl")
+        sizes = {"OUT_SIZE": self.out_size, "PARTS": self.parts, "PARTS_AT": 0, "INNER": 1, "CHANNELS": 1}
+        numbers = {name: np.int32(size) for name, size in sizes.items()}
+        total_text = define(PARTIAL=0, WEIGHTS=0) + body
+        total_text += numbers_as_literals(kernel_text(__package__, "reduce.cl"), numbers)[0]
         items, size = -(-self.problem.g // self.lanes) * self.items, -(-self.out_size // 128) * 128
         operands = ["y", "x", "workspace"]
         sums = launch(context, macros + sums_text, "sums", [items, self.parts], [self.items, 1], operands)

@@ -325,7 +325,7 @@ class Tile:
     tile, or rows in alternating direction with even columns before odd ones (``parity``). Consecutive multiply-adds
     that share an operand save a read of the register file."""
 
-    general: bool = True
+    general: bool = False
     """Whether the geometry's numbers are arguments of the programs, which then serve every geometry of a ``Form``;
     otherwise they are literals."""
 

@@ -48,13 +48,12 @@ class Tiled(Solver):
         return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Tiles that fit the device, the fastest by prediction first. Their programs take the geometry as arguments.
-
-        The first tile is offered again with the geometry compiled in, for a search to compare."""
+        """Tiles that fit the device, the fastest by prediction first; the first one again with the geometry as
+        arguments, for a search to compare."""
         for number, tile in enumerate(choices(problem, device)):
             yield tile.config()
             if not number:
-                yield dataclasses.replace(tile, general=False).config()
+                yield dataclasses.replace(tile, general=True).config()
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Return the bytes of packed weights (unless they are constant) and of partial sums."""

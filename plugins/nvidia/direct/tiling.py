@@ -56,7 +56,7 @@ class DirectTile(NvidiaTile):
     """Whether work groups of the product add the partial sums, instead of a separate launch."""
     general: bool = False
     """Whether the geometry's numbers are arguments of the program, where ``DirectTiling.general`` allows it; otherwise
-    they are literals, until a GPU has shown what arguments cost."""
+    they are literals."""
 
     @property
     def depth(self) -> int:

@@ -25,7 +25,7 @@ from convdispatch.api import ConvProblem
 from convdispatch.api.matrix import FORMATS, fitting, formats, in_waves, many, part_counts, product_geometry, window
 
 from ..instructions import LOCAL_LIMIT
-from ..pace import CLOCK, COPY, read_share
+from ..pace import CLOCK, COPY, read_share, sums_seconds
 from .tiling import Tile, Tiling
 
 MACS = {"wgmma": 2530, "mma": 1340}
@@ -58,6 +58,10 @@ PART_PASSES = 1.5  # passes over the partial sums that writing and adding them t
 CARRY_FACTOR = 0.22  # time of compensated summation, relative to that of ``mma``'s products
 ADDITIONS_PER_CYCLE = 128.0  # float32 additions per cycle of a multiprocessor
 DRAIN_CYCLES = 60.0  # cycles until the tensor cores have finished and start again
+SUMS_CYCLES = {False: 0.05, True: 0.1}
+"""Cycles of a result whose channel is summed, by whether a norm's gradient is taken: 6 and 12 instructions for 32
+results, four in a cycle."""
+MERGE_CYCLES = 400.0  # cycles in which the work items of a tile merge their sums of channels: three barriers
 MAX_CHOICES = 40  # most tiles that are offered to a search
 MAX_STACKED_COLUMNS = 1024
 """Most columns of a product of stacked phases (all phases of a strided data gradient in one product)."""
@@ -130,6 +134,8 @@ def _tile_cost(tiling: Tiling) -> _Cost:
     busy = slices * np.maximum(multiply, copy_cycles) + sum_cycles
     arrival = slices * (COPY_LATENCY_CYCLES + COPY_WAIT_FACTOR * copy_cycles) / tiling.under_way
     stored = t.bm * np.minimum(t.bn, tiling.n) * _store_cycles(tiling)
+    if tiling.problem.sums:
+        stored = stored + tiling.summed * (MERGE_CYCLES + SUMS_CYCLES[tiling.problem.masked] * t.bm * t.bn)
     return _Cost(busy, arrival, result_bytes * store_factor / STORE_BYTES_PER_CYCLE, stored)
 
 
@@ -183,6 +189,9 @@ def seconds(tiling: Tiling, units: int, copy: float = COPY) -> Any:
     )
     if tiling.data and tiling.target.nhwc and max(tiling.geometry.out_step) > 1:
         total = total * PHASES_FACTOR
+    if tiling.problem.masked:
+        total = total + written / (MEMORY_SHARE * copy)
+    total = total + sums_seconds(tiling, copy)
     if tiling.tile.window and tiling.format.float32_accurate:
         return total * FP32_WINDOW_FACTOR
     if tiling.format.name == "native":

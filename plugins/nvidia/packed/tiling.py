@@ -24,6 +24,10 @@ class Tiling(ProductTiling):
     """Bytes of a row of B in local memory, if B is transposed and its rows differ from A's; otherwise 0."""
 
     @property
+    def narrow_pair(self) -> str:  # type: ignore[override]
+        return "cvt_bf16x2_f32(low, high)" if self.format.type == "bf16" else super().narrow_pair
+
+    @property
     def instructions(self) -> Instructions:
         if self.tile.engine == "mma":
             return Instructions(self.format.type, ("copies", "mma"))

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from convdispatch.api import ConvProblem
 
 from ..instructions import LOCAL_LIMIT
-from ..pace import CLOCK, COPY, read_share
+from ..pace import CLOCK, COPY, read_share, sums_seconds
 from .rewriting import folded, folds, gathered, gathers
 from .tiling import TmaTile, TmaTiling
 
@@ -42,6 +42,14 @@ COUNT_CYCLES = 1000.0  # cycles until a work group has counted its part of a til
 TAKE_CYCLES = 1450.0  # cycles until 32 columns of partial sums are taken over
 REWRITE_SECONDS = 1.5e-6  # seconds of the launch that writes folded, widened or transposed weights
 GATHER_SECONDS = 0.96e-12  # seconds per element of a first layer's rewritten source, on 132 multiprocessors
+SUMS_CYCLES = {False: 0.08, True: 0.13}
+"""Cycles of a result whose channel is summed, by whether a norm's gradient is taken: 83 and 134 instructions of a warp
+for 256 results, four in a cycle."""
+MERGE_CYCLES = 400.0  # cycles in which the warps of a tile merge their sums of channels, between two barriers
+NORM_CYCLES = {2: 0.026, 4: 0.029}
+"""Cycles of a number of x that is normalised in local memory, by its bytes: 54 and 30 instructions of a work item for
+16 bytes, four in a cycle for a warp."""
+NORM_WAIT_CYCLES = 60.0  # cycles of a K-slice until the warps of a group have met behind its norm
 MAX_FIXUP_PARTS = 4  # most partial sums that work groups of the product add: more wait for each other's counters
 MAX_CHOICES = 24  # most tiles that are offered to a search
 
@@ -61,7 +69,8 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
     copied = tiling.a_bytes * half_a * _unaligned(a) + tiling.b_bytes * half_b * _unaligned(b)
     copy_cycles = copied / COPY_BYTES_PER_CYCLE
     macs = t.bm * t.bn * t.bk / MACS * size / 2
-    slice_of = max(macs, copy_cycles) + SLICE_CYCLES
+    norm_cycles = NORM_CYCLES[size] * t.bm * t.bk + NORM_WAIT_CYCLES if t.norm_in_place else 0.0
+    slice_of = max(macs, copy_cycles, norm_cycles) + SLICE_CYCLES
     tile_cycles = (
         TILE_CYCLES
         + t.bm
@@ -69,6 +78,8 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
         * (4 if tiling.partial else size * _unaligned(target if tiling.data else c))
         / STORE_BYTES_PER_CYCLE
     )
+    if tiling.summed:
+        tile_cycles += MERGE_CYCLES + SUMS_CYCLES[problem.masked] * t.bm * t.bn
     # If all tiles run simultaneously, parts are counted one after another; otherwise a tile's last work group adds
     # them.
     if t.fixup:
@@ -85,11 +96,17 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
     bytes_moved = size * (
         math.prod(problem.x_shape) * read_share(problem) + sum(map(math.prod, (problem.w_shape, problem.y_shape)))
     )
+    bytes_moved += size * math.prod(problem.x_shape) * problem.masked
     joined = (cycles / CLOCK) ** OVERLAP + (bytes_moved / (MEMORY_SHARE * copy)) ** OVERLAP
     total = joined ** (1 / OVERLAP) + START_SECONDS
     if tiling.weights_bytes and not problem.constant_weights:
         total += REWRITE_SECONDS
-    total += sum(REWRITE_SECONDS + GATHER_SECONDS * source.bytes / size * 132 / units for source in tiling.sources)
+    for source in tiling.sources:
+        if problem.normalised:
+            total += REWRITE_SECONDS + 2 * source.bytes / copy
+        else:
+            total += REWRITE_SECONDS + GATHER_SECONDS * source.bytes / size * 132 / units
+    total += sums_seconds(tiling, copy)
     return total + (SUM_SECONDS + tiling.partial_bytes / (SUM_MEMORY_SHARE * copy) if tiling.partial else 0)
 
 
@@ -128,6 +145,9 @@ def _tiles(unfolded: ConvProblem, units: int, pixels: int) -> Iterator[TmaTile]:
                 continue
             tiling = TmaTiling(problem, tile)
             yield tile
+            in_place = dataclasses.replace(tile, norm_in_place=True)
+            if problem.normalised and TmaTiling(problem, in_place).misfit is None:
+                yield in_place
             for split, fixup in itertools.product(_parts(tiling, units), (False, True)):
                 if fixup and (split > MAX_FIXUP_PARTS or resident > 1):
                     continue

@@ -19,6 +19,8 @@ WORDS = 16
 _PLACEHOLDER_ADDRESS = 1 << 20
 _TYPES = {"float16": 6, "bfloat16": 9, "float32": 11}
 """Numbers of CUDA's ``CUtensorMapDataType``; the type for float32 rounds to TF32 when it copies."""
+_FLOAT32 = 7
+"""CU_TENSOR_MAP_DATA_TYPE_FLOAT32, which copies all bits."""
 _NO_INTERLEAVE = 0
 _PROMOTE_256 = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B: the L2 cache fetches 256 bytes
 _ZEROS = 0  # CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE: zeros outside of the tensor
@@ -79,6 +81,11 @@ class Map:
             steps.append(steps[-1] * size)
         return steps[1:]
 
+    @property
+    def number_type(self) -> int:
+        """The number of the elements' CUtensorMapDataType."""
+        return _TYPES[self.dtype]
+
     def encode(self) -> tuple[int, ...]:
         """The map's words. Without CUDA's driver they are zeros, which suffice for the text of a device that is only
         described. Raises BuildFailed if the driver refuses the map."""
@@ -88,7 +95,7 @@ class Map:
         driver, context = driver_and_context
         block = ctypes.create_string_buffer(WORDS * 8 + 64)
         address = -(-ctypes.addressof(block) // 64) * 64  # cuTensorMapEncode needs an address that is a multiple of 64
-        common = (ctypes.c_void_p(address), _TYPES[self.dtype], len(self.sizes), ctypes.c_void_p(_PLACEHOLDER_ADDRESS),
+        common = (ctypes.c_void_p(address), self.number_type, len(self.sizes), ctypes.c_void_p(_PLACEHOLDER_ADDRESS),
                   _array(ctypes.c_uint64, self.sizes), _array(ctypes.c_uint64, self._strides))  # fmt: skip
         driver.cuCtxPushCurrent_v2(context)
         try:
@@ -132,6 +139,12 @@ class Im2col(Map):
     step: tuple[int, int] = (1, 1)
     pixels: int = 64
     channels: int = 64
+    unrounded: bool = False
+    """Whether float32 numbers keep their bits, which a norm needs; TF32's are rounded as they are copied."""
+
+    @property
+    def number_type(self) -> int:
+        return _FLOAT32 if self.unrounded and self.dtype == "float32" else super().number_type
 
     @property
     def places(self) -> tuple[int, int]:

@@ -34,6 +34,12 @@ columns = t.bn // 32
 addend = tiling.problem.residual and not tiling.partial and not many
 lines = -(-t.bn * tiling.itemsize // 128)
 run = tiling.run
+slope, summed, stored = tiling.problem.masked, tiling.summed, tiling.returning
+before = slope and stored and not many
+in_place = t.norm_in_place
+read_ahead = ([("addend", "residual")] if addend else []) + ([("before", "saved")] if before else [])
+letters = [f".s{e}" for e in range(8)] if run == 8 else [".x", ".y", ".z", ".w"]
+nothing = "NO_RAW8" if run == 8 else "(float4)(0)"
 frags, exchange, own = (2, "FOUR", "lane % 2 * 8 + lane / 2 % 2 * 4") if run == 4 else (4, "EIGHT", "lane % 4 * 8")
 rows_bytes = 64 * unit
 tile_sums = t.bm * t.bn // 4
@@ -105,6 +111,50 @@ ${start_of("(slice * 64)")}\
       }
 % endif
 </%def>
+<%
+# A work item rewrites the same 16-byte chunk of every few rows: rows are swizzled, and its rows have the same swizzle.
+chunks = unit // 16
+chunk_numbers, rows_apart = 16 // tiling.itemsize, 128 // chunks
+guarded = [axis for axis in (1, 2) if geo.guarded[axis]]
+%>\
+<%def name="rows_of_norm()">\
+% if in_place and guarded:
+      // The source pixel of tap 0 of each row that this work item normalises.
+% for i in range(64 // rows_apart):
+      const int norm_m${i} = m0 + wg * 64 + tid % 128 / ${chunks} + ${i * rows_apart}, norm_pixel${i} = norm_m${i} % ${count_h * count_w};
+      const int norm_h${i} = norm_pixel${i} / ${count_w} * ${geo.step[1]} + (${low_h} + (${of("offset", 0)})), norm_w${i} = norm_pixel${i} % ${count_w} * ${geo.step[2]} + (${low_w} + (${of("offset", 1)}));
+% endfor
+% endif
+</%def>\
+<%def name="table_of_norm()">\
+% if in_place:
+        const int norm_row = tid % 128 / ${chunks}, norm_chunk = tid % ${chunks};
+        const int norm_c = slice % ${tiling.blocks} * ${t.bk} + (norm_chunk ^ ${"norm_row % 8" if unit == 128 else "norm_row / 2 % 4"}) * ${chunk_numbers};
+% if guarded:
+        const int norm_tap = slice / ${tiling.blocks}, norm_y = norm_tap / ${of("taps_w")} * ${geo.spread[1]}, norm_x = norm_tap % ${of("taps_w")} * ${geo.spread[2]};
+% endif
+        float4 norm_table[3][${chunk_numbers // 4}];
+#pragma unroll
+        for (int i = 0; i < 3; ++i)
+#pragma unroll
+          for (int j = 0; j < ${chunk_numbers // 4}; ++j)
+            norm_table[i][j] = ((global const float4 *)(norm + i * ${geo.c * geo.groups} + group * ${geo.c} + min(norm_c, ${geo.c - chunk_numbers})))[j];
+% endif
+</%def>\
+<%def name="normalise(at)">\
+% if in_place:
+        // Zeros outside of the source stay zeros.
+        if (norm_c < ${geo.c}) {
+% for i in range(64 // rows_apart):
+<% inside = " & ".join(f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < {geo.source[axis]}u" for axis in guarded) %>\
+          ${f"if ({inside}) " if guarded else ""}{
+            local uint4 *numbers = (local uint4 *)(memory + ${at} + a_from + (norm_row + ${i * rows_apart}) * ${unit} + norm_chunk * 16);
+            *numbers = normed_chunk(*numbers, norm_table[0], norm_table[1], norm_table[2]);
+          }
+% endfor
+        }
+% endif
+</%def>\
 <%def name="multiply(at)">\
 % for k in range(unit // 32 if data else t.bk // 16):
       WGMMA(sum, ${at} + a_from + ${k * k_a}, ${at} + ${a_bytes + k * k_b}, ${"add" if k == 0 else 1});
@@ -126,16 +176,19 @@ ${start_of("(slice * 64)")}\
       const int exists = m < ${m_end} & row < ${of("count", 0)} & column < ${of("count", 1)};
       const OUT_INDEX place = (OUT_INDEX)(m / ${count_h * count_w} * ${geo.target[1]} + row * ${geo.out_step[1]} + ${of("first", 0)}) * ${geo.target[2]} + column * ${geo.out_step[2]} + ${of("first", 1)};
 % endif
-% for batch in tiling.batches(half, count // frags) if addend else [range(count // frags)]:
-% if addend:
-      RAW${run} addend${batch[0]}[${len(batch)}];
+% if summed:
+${rows_of_half(half)}\
+% endif
+% for batch in tiling.batches(half, count // frags) if read_ahead else [range(count // frags)]:
+% for array, operand in read_ahead:
+      RAW${run} ${array}${batch[0]}[${len(batch)}];
 % for number in batch:
       {
 ${column_of(number * frags, first)}\
-        addend${batch[0]}[${number - batch[0]}] = raw${run}(residual + (kept ? to : 0));
+        ${array}${batch[0]}[${number - batch[0]}] = raw${run}(${operand} + (kept ? to : 0));
       }
 % endfor
-% endif
+% endfor
 % for j in (number * frags for number in batch):
       {
         float v[${run}];
@@ -143,7 +196,11 @@ ${column_of(number * frags, first)}\
 % if data:
 ${column_of(j, first)}\
         const int channel = ${f"n % {geo.m // t.pixels}" if t.pixels > 1 else f"group * {geo.m} + n"};
+% if stored:
+${store_and_sum(j, half, first, batch)}\
+% else:
         if (kept) ${f"put{run}_addend(OUT_ARGS, v, addend{batch[0]}[{j // frags - batch[0]}], to, channel)" if addend else f"put{run}(v, to, channel)"};
+% endif
 % else:
         const int n = n0 + ${first} + ${j * 8} + ${own};
         const int q = n / ${tiling.block}, tap = q / ${tiling.blocks}, c = q % ${tiling.blocks} * ${tiling.block} + n % ${tiling.block};
@@ -156,7 +213,126 @@ ${column_of(j, first)}\
     }
 % endfor
 </%def>
+<%def name="rows_of_half(half)">\
+% if not slope:
+      // Rows are eight lanes apart by four: they are merged in three rounds, of lanes 16, 8 and 4 apart. A round's share and
+      // weight are those of the other lanes' rows; rows beyond the last count for nothing.
+      const int real_rows = clamp(${m_end} - (m0 + wg * 64 + warp % 4 * 16 + ${half * 8}), 0, 8), lane_row = lane / 4;
+      float rows_merged = lane_row < real_rows;
+% for number, others in enumerate(((4,), (2, 6), (1, 3, 5, 7))):
+      const float others${number} = ${" + ".join(f"((lane_row ^ {other}) < real_rows)" for other in others)};
+      const float share${number} = others${number} > 0 ? others${number} / (rows_merged + others${number}) : 0, weight${number} = rows_merged * share${number};
+      rows_merged += others${number};
+% endfor
+% endif
+</%def>\
+<%def name="store_and_sum(j, half, first, batch)">\
+<%
+at = j // frags - batch[0]
+added = f"addend{batch[0]}[{at}]" if addend else f"raw{run}(residual + to)" if tiling.problem.residual else nothing
+read = f"before{batch[0]}[{at}]" if before else f"raw{run}(saved + to)" if slope else nothing
+levels = run.bit_length() - 1
+%>\
+        float u[${run}];
+        if (kept) {
+% if slope:
+          const RAW${run} x_of_rows = ${read};
+% endif
+          put${run}_stored(OUT_ARGS, v, ${added}, ${"x_of_rows" if slope else read}, to, channel);
+% if slope and summed:
+          const float${run} x = ${"WIDE8(x_of_rows)" if run == 8 else "x_of_rows"};
+% for e, letter in enumerate(letters):
+          u[${e}] = v[${e}] * (x${letter} - norm[channel + ${e}]);
+% endfor
+% endif
+        }
+% if summed:
+        else {
+#pragma unroll
+          for (int e = 0; e < ${run}; ++e) v[e] = ${"u[e] = " if slope else ""}0;
+        }
+        // Lanes of a column's rows exchange halves of their columns until each has one column of all rows, its sums in v[0], u[0].
+% for number in range(3):
+<% apart, left = 16 >> number, max(1, run >> number + 1); halved = run >> number > 1 %>\
+        {
+          const int upper = lane & ${apart};
+% for e in range(left):
+% for q in ("v", "u") if slope or number else ("v",):
+<% own_sum, other_sum = (f"upper ? {q}[{e + left}] : {q}[{e}]", f"upper ? {q}[{e}] : {q}[{e + left}]") if halved else (f"{q}[{e}]", f"{q}[{e}]") %>\
+          const float ${q}_other${e} = shuffle_xor(${other_sum}, ${apart}), ${q}_own${e} = ${own_sum};
+% endfor
+% if slope:
+          v[${e}] = v_own${e} + v_other${e};
+          u[${e}] = u_own${e} + u_other${e};
+% else:
+          const float delta${e} = v_other${e} - v_own${e};
+          v[${e}] = fma(delta${e}, share${number}, v_own${e});
+          u[${e}] = fma(delta${e} * delta${e}, weight${number}, ${f"u_own{e} + u_other{e}" if number else "0"});
+% endif
+% endfor
+        }
+% endfor
+<%
+column = {8: "lane % 4 * 8 + lane / 16 * 4 + lane / 8 % 2 * 2 + lane / 4 % 2", 4: "lane % 2 * 8 + lane / 2 % 2 * 4 + lane / 16 * 2 + lane / 8 % 2"}[run]
+guard = "" if run == 8 else "if (lane % 8 < 4) "
+%>\
+        ${guard}{
+          local float2 *of_column = warp_sums + warp * ${t.bn} + ${first} + ${j * 8} + ${column};
+% if half == 0:
+          *of_column = (float2)(v[0], u[0]);
+% elif slope:
+          const float2 upper_rows = *of_column;
+          *of_column = (float2)(upper_rows.x + v[0], upper_rows.y + u[0]);
+% else:
+          // The upper eight rows are whole if the lower eight begin inside.
+          const float2 upper_rows = *of_column;
+          const float delta = v[0] - upper_rows.x, share = rows_merged > 0 ? rows_merged / (8 + rows_merged) : 0;
+          *of_column = (float2)(fma(delta, share, upper_rows.x), upper_rows.y + fma(delta * delta, 8 * share, u[0]));
+% endif
+        }
+% endif
+</%def>\
+<%def name="leave_sums(first, count)">\
+<% channels = tiling.problem.channels_out %>\
+    // The warps' sums of each column are merged: means by their numbers of rows, squared distances about the common mean.
+    warps_meet(${t.items});
+    for (int c = tid; c < ${count}; c += ${t.items}) {
+      const int n = n0 + ${first} + c;
+      if (n < ${geo.m}${f" & n >= n_tile * {t.bn}" if ragged else ""}) {
+        global float *to = channel_parts + ${sums_at // 4}L + (long)(${"phase * " + str(tiling.m_tiles) + " + " if many else ""}m_tile) * ${(2 if slope else 3) * channels} + group * ${geo.m} + n;
+        local const float2 *of_warps = warp_sums + ${first} + c;
+% if slope:
+        float sum = 0, products = 0;
+#pragma unroll
+        for (int i = 0; i < ${warps}; ++i) sum += of_warps[i * ${t.bn}].x, products += of_warps[i * ${t.bn}].y;
+        to[0] = sum;
+        to[${channels}] = products;
+% else:
+        const float rows = min(${m_end} - m0, ${t.bm}), origin = of_warps[0].x;
+        float sum = 0, squares = 0;
+#pragma unroll
+        for (int i = 0; i < ${warps}; ++i) sum += clamp(${m_end} - m0 - i * 16, 0, 16) * (of_warps[i * ${t.bn}].x - origin);
+        const float mean = sum / rows;
+#pragma unroll
+        for (int i = 0; i < ${warps}; ++i) {
+          const float delta = of_warps[i * ${t.bn}].x - origin - mean;
+          squares += fma(clamp(${m_end} - m0 - i * 16, 0, 16) * delta, delta, of_warps[i * ${t.bn}].y);
+        }
+        to[0] = rows;
+        to[${channels}] = origin + mean;
+        to[${2 * channels}] = squares;
+% endif
+      }
+    }
+    warps_meet(${t.items});
+</%def>\
 <%def name="prefetch_addend()">\
+% if before and t.split == 1:
+      for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
+        const int m = m0 + i / ${lines}, n = n0 + i % ${lines} * ${128 // tiling.itemsize};
+        if (m < ${m_end} & n < ${geo.m}) prefetch_line(saved + ((OUT_INDEX)m * ${geo.m * geo.groups} + group * ${geo.m} + n));
+      }
+% endif
 % if addend and t.split == 1:
       // What is added to the sums is on its way to the cache while they are made.
       for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
@@ -191,11 +367,17 @@ ${column_of(j, first)}\
         }
       }
 ${write_columns("s", 4, "block * 32")}\
+% if summed:
+${leave_sums("block * 32", 32)}\
+% endif
       }
       if (!polls) break;
     }
 % else:
 ${write_columns("sum", t.frag_n, 0)}\
+% if summed:
+${leave_sums(0, t.bn)}\
+% endif
 % endif
 </%def>
 <%def name="begin_sums()">\
@@ -207,11 +389,14 @@ ${write_columns("sum", t.frag_n, 0)}\
 % if not emulate:
 constant ulong MAPS[32] = {${", ".join(f"{word:#x}UL" for one in encoded for word in one)}};
 kernel __attribute__((reqd_work_group_size(${warps * 32 + 32}, 1, 1)))
-void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS) {
+void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""}) {
   local uint4 area[${(tiling.local_bytes + 15) // 16}] __attribute__((aligned(1024)));
   local uchar *memory = (local uchar *)area;
   const uint base = LOCAL_BASE(memory), bars = base + ${stage_bytes * stages};
   local int *shared = (local int *)(memory + ${(stage_bytes + 16) * stages});
+% if summed:
+  local float2 *warp_sums = (local float2 *)(memory + ${tiling.sums_at});
+% endif
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
   const int first = get_group_id(0), step = get_num_groups(0);
   if (tid == 0) {
@@ -271,8 +456,15 @@ ${prefetch_addend()}\
 #pragma unroll
       for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
 % endif
+${rows_of_norm()}\
       for (int slice = begin; slice < end; ++slice) {
+${table_of_norm()}\
         barrier_wait(bar, parity);
+${normalise("at")}\
+% if in_place:
+        VISIBLE_TO_WGMMA();
+        group_meets(wg);
+% endif
         WGMMA_BEGIN();
 ${multiply("at")}\
         WGMMA_COMMIT();
@@ -298,9 +490,12 @@ ${write_sums()}\
 }
 % else:
 kernel __attribute__((reqd_work_group_size(${warps * 32}, 1, 1)))
-void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS) {
+void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""}) {
   local uint4 area[${stage_bytes // 16}] __attribute__((aligned(1024)));
   local float quads[${warps * 32 * 8}];
+% if summed:
+  local float2 warp_sums[${warps * t.bn}];
+% endif
   local uchar *memory = (local uchar *)area;
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32, wg = warp / 4;
   const uint a_from = wg * ${rows_bytes}, at = 0, full = 0;
@@ -310,13 +505,19 @@ ${begin_sums()}\
   float sum[${sums}];
   for (int tile = get_group_id(0); tile < ${tiling.tiles}; tile += get_num_groups(0)) {
 ${tile_of()}\
+${rows_of_norm()}\
     for (int slice = begin; slice < end; ++slice) {
+${table_of_norm()}\
       const int add = slice > begin;
 % if data:
 ${start_of("m0")}\
 % endif
 ${copies()}\
       barrier(CLK_LOCAL_MEM_FENCE);
+% if in_place:
+${normalise("at")}\
+      barrier(CLK_LOCAL_MEM_FENCE);
+% endif
 ${multiply("at")}\
       barrier(CLK_LOCAL_MEM_FENCE);
     }

@@ -48,7 +48,7 @@ def folds(problem: ConvProblem) -> tuple[int, ...]:
     end_padding = [getattr(problem, f"p{axis}_r") for axis in problem.axes]
     plain = geometry == [1, 1, 0, 1] * len(problem.axes) and not any(end_padding)
     suited = problem.itemsize == 2 and problem.layout == "nhwc" and problem.direction != "bwd_weights"
-    if not plain or problem.g > 1 or not suited:
+    if not plain or problem.g > 1 or not suited or problem.norm or problem.sums:
         return (1,)
     source, target = (problem.ic, problem.oc) if problem.direction == "fwd" else (problem.oc, problem.ic)
     pixels = problem.mb * problem.id * problem.ih * problem.iw

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from convdispatch.api import ConvProblem
 from convdispatch.api.matrix import MAX_PARTS, STATE_BYTES, Phase
@@ -23,6 +23,17 @@ BOX_COLUMNS = 64
 EPILOGUE_REGISTERS = 80
 """Registers that the epilogue needs in addition to those of sums and residuals."""
 
+SUMS_REGISTERS = {False: (40, 53), True: (64, 78)}
+"""Registers beside those of the product's sums, if sums of channels leave too, by whether a norm's gradient is taken:
+those with which ptxas spills at most 12 bytes, and those that it takes if only the size of a work group limits it, as
+where several are on a multiprocessor. Of 33 tiles compiled for sm_90a."""
+
+NORM_REGISTERS = {2: 64, 4: 44}
+"""Registers, beside those of the product's sums, of a main loop that normalises x in local memory, by the bytes of a
+number. Of seven tiles compiled for sm_90a."""
+PADDED_NORM_REGISTERS = 8
+"""Further ones if taps read outside of x, where zeros must stay."""
+
 
 @dataclass(frozen=True)
 class TmaTile(Tile):
@@ -37,6 +48,8 @@ class TmaTile(Tile):
     """Whether work groups of the product add the partial sums, instead of a separate launch."""
     pixels: int = 1
     """Consecutive pixels that count as one pixel of the product; see ``rewriting.folds``."""
+    norm_in_place: bool = field(default=False, repr=False)
+    """Whether the warps that multiply normalise x in local memory, where a launch would write its norm before."""
     taps: int = 0
     """Channels of the rewritten source, which are taps along w (``rewriting.gathers``); 0 if it is not rewritten."""
 
@@ -59,6 +72,11 @@ class TmaTiling(Tiling):
     """A Tiling (same m, n and k) whose operands are not packed: each K-slice belongs to one tap."""
 
     maps_bytes = MAX_GROUPS * MAP_BYTES
+
+    @property
+    def norm_in_place(self) -> bool:  # type: ignore[override]
+        return self.tile.norm_in_place
+
     staged = False  # results are stored from registers, not through local memory
 
     @classmethod
@@ -100,20 +118,27 @@ class TmaTiling(Tiling):
         self.partial = t.split > 1 and not t.fixup
         self.partial_elements = math.prod(p.out_shape) if data else geo.groups * geo.m * self.n
         self.partial_bytes = self.partial_elements * t.split * 4 * self.partial
+        # summed: whether the product leaves the sums of its tiles' channels.
+        self.summed = p.sums and not self.partial
+        # Its warps merge a tile's sums in local memory, behind the slices: mean and squared distances of a column each.
+        self.sums_at = (self.stage_bytes + 16) * t.stages + 16
+        if self.summed:
+            self.local_bytes += t.wm * 4 * t.bn * 8
         if t.fixup:
             self.partial_bytes = self.sums * (t.split * t.bm * t.bn * 4 + STATE_BYTES)
         self.run = 4 if self.partial or size == 4 else 8  # results that one store of a work item writes: 16 bytes
 
     @property
     def instructions(self) -> Instructions:
-        groups = ("bulk", "parts") if self.tile.fixup else ("bulk",)
+        groups = ("bulk", "parts") if self.tile.fixup or self.summed else ("bulk",)
         return Instructions(self.format.type, groups, self._wgmma)
 
     @property
     def sources(self) -> tuple[Gathered, ...]:  # type: ignore[override]
         """Tensors that a launch writes before the product."""
         nbytes = self.itemsize * math.prod(self.problem.x_shape)
-        return (Gathered("x", nbytes),) if self.tile.taps else ()
+        normed_before = self.problem.normalised and not self.tile.norm_in_place
+        return (Gathered("x", nbytes),) if self.tile.taps or normed_before else ()
 
     @functools.cached_property
     def phases(self) -> tuple[PhaseOfTiles, ...]:
@@ -137,8 +162,16 @@ class TmaTiling(Tiling):
         """Work groups of the launch on a device of ``units`` multiprocessors; each computes many tiles."""
         return min(self.tiles, units * self.tile.resident, MAX_GROUPS)
 
+    @property
+    def read_behind(self) -> tuple[str, ...]:
+        """The tensors of the result's form that the epilogue reads, where the product finishes results."""
+        if self.partial:
+            return ()
+        return tuple(name for name in self.problem.epilogue_operands if name in ("residual", "saved"))
+
     def batches(self, half: int, runs: int) -> list[range]:
-        """A half's runs of results in batches whose residuals are read together, as many as registers can hold.
+        """A half's runs of results in batches that are added, or multiplied by a slope, after all are read: as many as
+        registers can hold.
 
         Each run that is stored frees its sums; a quarter of a multiprocessor has 16384 registers for its warps.
         """
@@ -148,7 +181,7 @@ class TmaTiling(Tiling):
         sums_of_half = t.bn // 4 if runs > 16 // self.run else 0
         while start < runs:
             held_sums = (2 - half) * sums_of_half - start * self.run
-            count = max(1, min((free_registers - held_sums) // 4, runs - start))
+            count = max(1, min((free_registers - held_sums) // (4 * len(self.read_behind)), runs - start))
             result.append(range(start, start + count))
             start += count
         return result
@@ -172,7 +205,7 @@ class TmaTiling(Tiling):
         pixels = self.tile.bm if self.data else BOX_COLUMNS
         sizes = (geo.c * geo.groups, geo.source[2], geo.source[1], geo.images)
         return Im2col(self.problem.dtype, sizes, (low[2], low[1]), upper, (geo.step[2], geo.step[1]), pixels,
-                      self.block)  # type: ignore[arg-type]  # fmt: skip
+                      self.block, self.tile.norm_in_place)  # type: ignore[arg-type]  # fmt: skip
 
     @functools.cached_property
     def other(self) -> Tiled:
@@ -220,6 +253,8 @@ class TmaTiling(Tiling):
             return "two axes, eight source channels or more"
         if geo.c % 8 or geo.m % 8 or (geo.groups > 1 and geo.c % self.block):
             return f"channels in multiples of eight, source channels of several groups in blocks of {self.block}"
+        if self.problem.normalised and self.tile.taps:
+            return "first layers without a norm"
         if not any(phase.volume for phase in geo.phases) or not self.n_places:
             return "nothing is summed"
         box = self.gathered
@@ -246,6 +281,15 @@ class TmaTiling(Tiling):
         if t.split > self.slices[0] or (t.fixup and not 1 < t.split <= MAX_PARTS):
             return "more parts than slices, or than work groups count"
         if t.bn // 2 + 46 > 65536 // (t.items + 32) // t.resident:
+            return "more sums than registers"
+        if t.norm_in_place and not (self.problem.normalised and self.data):
+            return "a norm of the source in forward problems"
+        # A quarter of a multiprocessor has 512 registers for each lane of its warps, which get them in eights.
+        registers = 512 // -(-(t.items + 32) * t.resident // 128) // 8 * 8
+        if self.summed and t.bn // 2 + SUMS_REGISTERS[self.problem.masked][t.resident > 1] > registers:
+            return "more sums than registers"
+        padded = PADDED_NORM_REGISTERS * any(self.geometry.guarded)
+        if t.norm_in_place and t.bn // 2 + NORM_REGISTERS[self.itemsize] + padded > registers:
             return "more sums than registers"
         if t.resident * (self.local_bytes + 1024) > LOCAL_LIMIT + 1024:
             return "more work groups than local memory"

@@ -9,15 +9,15 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
-from as_amx import cpu_of, native, plain_c, run_configs
+from as_amx import native
 from checking import call, check, make_operands
 from convdispatch_amx import convolve, instructions, probe
 from paths import SUPPORT
-from plans import table_cases
+from plans import check_changes, check_not_finite, computed, table_cases
+from threads import together
 
 import convdispatch
 from convdispatch.api import ConvProblem, Solver
@@ -30,42 +30,16 @@ from convdispatch.selection.plugins.loader import plugins
 
 TILES, WEIGHTS = (plugins().solvers[name].solver for name in ("amx.tiles", "amx.weights"))
 LAYOUTS = ("nchw", "nhwc")
+NATIVE = "amx.tiles"
 
 
 def solver_of(problem: ConvProblem) -> Solver:
     return WEIGHTS if problem.direction == "bwd_weights" else TILES
 
 
-@pytest.fixture
-def cpu(device):
-    return cpu_of(device)
-
-
-@pytest.fixture
-def registers(device, cpu):
-    """The device, where it has matrix registers."""
-    reason = native(device)
-    if reason:
-        pytest.skip(f"amx: {reason}")
-    return device
-
-
-@pytest.fixture
-def emulated(cpu, monkeypatch):
-    with plain_c(monkeypatch):
-        yield
-
-
-@pytest.fixture(params=["emulated", "native"])
-def engine(request, cpu):
-    """Both ways, the second where the device has it."""
-    request.getfixturevalue("emulated" if request.param == "emulated" else "registers")
-    return request.param
-
-
-def run(queue, cpu, problem: ConvProblem, *changes: dict, **options) -> float:
+def run(queue, problem: ConvProblem, *changes: dict, **options) -> float:
     """The solver's first configuration, with each of the changes; the last error."""
-    return run_configs(queue, cpu, solver_of(problem), problem, *changes, **options)
+    return check_changes(queue, problem, solver_of(problem), *changes, **options)
 
 
 def ways(text: str, number: int, full: bool) -> list[tuple[ConvProblem, list[dict]]]:
@@ -134,21 +108,21 @@ BANDS = {"rows": 1, "panels": 1, "items": 3, "splits": 2}, {"rows": 3, "items": 
 @pytest.mark.parametrize(("number", "text"), list(enumerate(SHAPES)), ids=SHAPES)
 def test_shapes(queue, cpu, full, emulated, text, number):
     for problem, changes in ways(text, number, full):
-        run(queue, cpu, problem, *changes)
+        run(queue, problem, *changes)
 
 
 @pytest.mark.parametrize("problem", table_cases(17, lambda problem: min(problem.ic, problem.oc) >= 8 * problem.g))
 def test_tables(queue, cpu, emulated, problem):
     if reason := solver_of(problem).rejects(problem, cpu):
         pytest.skip(reason)
-    run(queue, cpu, problem)
+    run(queue, problem)
 
 
 @pytest.mark.parametrize(("number", "text"), list(enumerate(SHAPES)), ids=SHAPES)
-def test_shapes_natively(queue, cpu, registers, full, text, number):
+def test_shapes_natively(queue, cpu, instructions, full, text, number):
     for turn, (problem, changes) in enumerate(ways(text, number + 1, full)):
         if full or turn == number % 5:  # of three, so that three in five shapes run once
-            run(queue, cpu, problem, *changes)
+            run(queue, problem, *changes)
 
 
 EPILOGUES = [
@@ -170,13 +144,13 @@ EPILOGUES = [
 def test_epilogues(queue, cpu, emulated, text, number):
     for layout, direction in (("nchw", "fwd"), ("nhwc", ("fwd", "bwd_data")[number % 2])):
         problem = ConvProblem.parse(text).replace(layout=layout, direction=direction)
-        run(queue, cpu, problem, BANDS[number % 2], data="real" if "leaky" in text else "integer")
+        run(queue, problem, BANDS[number % 2], data="real" if "leaky" in text else "integer")
 
 
 @pytest.mark.parametrize("activation", ["elu(0.5)", "sigmoid", "silu", "tanh", "gelu"])
 def test_activations(queue, cpu, emulated, activation):
     problem = ConvProblem.parse("mb1ic16ih4iw19oc24kh3ph1").replace(activation=activation, bias=True)
-    run(queue, cpu, problem.replace(layout="nhwc" if activation in ("silu", "tanh") else "nchw"), data="real")
+    run(queue, problem.replace(layout="nhwc" if activation in ("silu", "tanh") else "nchw"), data="real")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -191,7 +165,7 @@ def test_activations(queue, cpu, emulated, activation):
 )
 def test_narrow_types(queue, cpu, emulated, text, dtype):
     for layout, data in zip(LAYOUTS, ("integer", "real") if dtype == "float16" else ("real", "integer"), strict=True):
-        run(queue, cpu, ConvProblem.parse(text).replace(dtype=dtype, layout=layout), BANDS[0], data=data)
+        run(queue, ConvProblem.parse(text).replace(dtype=dtype, layout=layout), BANDS[0], data=data)
 
 
 @pytest.mark.parametrize("text", ["mb2ic40ih5oc33kh3ph1", "g2mb1ic18ih7oc34kh3ph1sh2", "bf16_mb1ic16ih8oc40kh2sh2"])
@@ -199,7 +173,7 @@ def test_narrow_types(queue, cpu, emulated, text, dtype):
 def test_constant_weights(queue, cpu, emulated, text, direction):
     """What stands packed beforehand is what a call packs, in every phase's place."""
     layout = "nhwc" if (len(text) % 2 == 0) == (direction == "fwd") else "nchw"
-    run(queue, cpu, ConvProblem.parse(f"{direction}_{text}+constant").replace(layout=layout), BANDS[0])
+    run(queue, ConvProblem.parse(f"{direction}_{text}+constant").replace(layout=layout), BANDS[0])
 
 
 LONG_SUMS = ["mb2ic96ih8oc32kh3ph1", "bwd_data_mb2ic16ih6oc200kh1", "bwd_weights_mb3ic40ih20oc17kh3"]
@@ -212,14 +186,14 @@ PROMISED = {"float32": 1e-5, "tf32": 2e-3, "fast": 5e-2}
 def test_accuracy(queue, cpu, engine, math, layout, text):
     """The promise of docs/use/accuracy.md on normal data, from the count of planes that the mathematics asks for."""
     problem = ConvProblem.parse(text).replace(math=math, layout=layout)
-    assert run(queue, cpu, problem, data="real", limit=PROMISED[math]) > 1e-6
+    assert run(queue, problem, data="real", limit=PROMISED[math]) > 1e-6
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("text", LONG_SUMS)
 def test_three_planes(queue, cpu, engine, layout, text):
     """Before a bounded activation: as good as float32."""
-    run(queue, cpu, ConvProblem.parse(text).replace(layout=layout), {"planes": 3}, data="real", limit=5e-7)
+    run(queue, ConvProblem.parse(text).replace(layout=layout), {"planes": 3}, data="real", limit=5e-7)
 
 
 @pytest.mark.parametrize("text", ["mb3ic40ih6iw5oc24kh3ph1", "nhwc_mb2ic16ih5oc33kh3ph1sh2"])
@@ -239,20 +213,6 @@ def test_any_scale(queue, cpu, engine, text):
         assert not {family: error for family, error in found.items() if not error <= limits[family]}, (found, limits)
 
 
-def computed(queue, problem: ConvProblem, plan, operands) -> np.ndarray:
-    """What a plan makes of operands; output and workspace begin as NaN."""
-    import pyopencl as cl
-
-    out = np.full(problem.out_shape, np.nan, np.float32)
-    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-    host = {**operands, problem.written: out}
-    given = [cl.Buffer(queue.context, flags, hostbuf=host[name]) for name in "xwy"]
-    scratch = cl.Buffer(queue.context, flags, hostbuf=np.full(plan.workspace_size, 0xFF, np.uint8))
-    plan.enqueue(queue, *given, scratch)
-    cl.enqueue_copy(queue, out, given["xwy".index(problem.written)])
-    return out
-
-
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize(
     "text",
@@ -266,17 +226,8 @@ def computed(queue, problem: ConvProblem, plan, operands) -> np.ndarray:
 )
 def test_what_is_not_finite_reaches_its_readers_alone(queue, cpu, emulated, text, value):
     """Beside zeros that rows share, in every part of an image, and in another group's first channel."""
-    problem = ConvProblem.parse(text)
-    operands, _ = make_operands(problem, "real")
-    plan = TILES.plan(queue.context, problem, next(iter(TILES.configs(problem, cpu))))
-    for place in ((0, 0, 0, 0), (0, 5, 4, 5), (0, 9, 3, 2), (-1, 15, -1, -1)):
-        x = (operands.x if problem.layout == "nchw" else np.moveaxis(operands.x, -1, 1)).copy()
-        x[place] = value
-        x = x if problem.layout == "nchw" else np.ascontiguousarray(np.moveaxis(x, 1, -1))
-        with np.errstate(all="ignore"):
-            expected = reference.compute(problem, x=x, w=operands.w)
-        got = computed(queue, problem, plan, {"x": x, "w": operands.w})
-        np.testing.assert_array_equal(np.isfinite(got), np.isfinite(expected))
+    places = (0, 0, 0, 0), (0, 5, 4, 5), (0, 9, 3, 2), (-1, 15, -1, -1)
+    check_not_finite(queue, ConvProblem.parse(text), TILES, value, *places)
 
 
 def test_every_configuration(queue, cpu, emulated):
@@ -286,7 +237,7 @@ def test_every_configuration(queue, cpu, emulated):
         problem = ConvProblem.parse(text)
         configs = list(solver_of(problem).configs(problem, cpu))
         assert len({str(config) for config in configs}) == len(configs) > 2
-        run(queue, cpu, problem, *configs)
+        run(queue, problem, *configs)
 
 
 GUARDED = ["mb1ic16ih8oc16kh3ph1", "mb1ic32ih6iw16oc32kh3ph1sh2", "mb1ic24ih8oc16kh1"]
@@ -306,14 +257,14 @@ def test_nothing_reads_beyond_a_tensor(cpu, device, way):
         assert (done.returncode, done.stdout.split()) == (0, ["done"] * 7 * len(GUARDED)), done.stderr[-2000:]
 
 
-def test_public_calls(registers):
+def test_public_calls(instructions):
     """By name through the calls, between guard zones, from unaligned arrays; constant weights are packed once."""
     for offset, direction in enumerate(DIRECTIONS):
         problem = ConvProblem.parse(f"{direction}_nhwc_mb2ic16ih9oc32kh3ph1sh2")
-        check(problem, registers, solver=solver_of(problem).name, offset=offset)
+        check(problem, instructions, solver=solver_of(problem).name, offset=offset)
     problem = ConvProblem.parse("mb1ic32ih10oc32kh3ph1")
     operands, expected = make_operands(problem)
-    weights, queue = convdispatch.constant(operands.w), runtime.queue(registers)
+    weights, queue = convdispatch.constant(operands.w), runtime.queue(instructions)
     with convdispatch.policy(solver="amx.tiles"):
         for _ in range(3):
             assert np.array_equal(convdispatch.conv(operands.x, weights, padding=1, queue=queue), expected)
@@ -335,25 +286,18 @@ def test_the_probe_in_every_form(queue, cpu, emulated, monkeypatch, text):
         probe.require(queue.context, problem, convolve.TilesKernel)
 
 
-def test_threads(registers):
+def test_threads(instructions):
     """Several threads with queues of their own: the registers are a thread's, and so is the leave to use them."""
     import pyopencl as cl
 
     problem = ConvProblem.parse("mb2ic32ih17oc32kh3ph1")
-    failures, cases = [], [make_operands(problem, seed=seed) for seed in range(4)]
+    cases = [make_operands(problem, seed=seed) for seed in range(4)]
 
     def work(number: int) -> None:
-        queue = cl.CommandQueue(runtime.context(registers))
+        queue = cl.CommandQueue(runtime.context(instructions))
         with convdispatch.policy(solver="amx.tiles", fallback=False):
             for turn in range(10):
                 operands, expected = cases[(number + turn) % 4]
-                got = call(problem, operands.present(), queue=queue)
-                if not np.array_equal(got, expected):
-                    failures.append((number, turn))
+                assert np.array_equal(call(problem, operands.present(), queue=queue), expected), (number, turn)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    together(work, 4)

@@ -14,11 +14,11 @@ from fnmatch import fnmatchcase
 import numpy as np
 import pyopencl as cl
 import pytest
-from as_amx import cpu_of, native, plain_c, run_configs, translated
+from as_amx import native, translated
 from checking import call, check, make_operands, numpy_dtype
 from convdispatch_amx import dots, probe, processor, vectors
 from paths import SUPPORT
-from plans import table_cases
+from plans import check_changes, check_not_finite, table_cases
 from processors import described
 from test_amx_kernels import BANDS, EPILOGUES, SHAPES, ways
 
@@ -29,10 +29,10 @@ from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
 from convdispatch.device.programs import kernels
-from convdispatch.measurement import reference
 from convdispatch.selection.plugins.loader import plugins
 
 VECTORS, WEIGHTS = (plugins().solvers[name].solver for name in ("amx.vectors", "amx.vector_weights"))
+NATIVE = VECTORS.name
 CPU = DeviceInfo("a CPU", "intel", "cpu", "", simd_width=16, compute_units=4)
 
 
@@ -40,35 +40,9 @@ def solver_of(problem: ConvProblem) -> Solver:
     return WEIGHTS if problem.direction == "bwd_weights" else VECTORS
 
 
-@pytest.fixture
-def cpu(device):
-    return cpu_of(device)
-
-
-@pytest.fixture
-def instructions(device, cpu):
-    """The device, where it has AVX512-BF16."""
-    if reason := native(device, VECTORS.name):
-        pytest.skip(f"amx: {reason}")
-    return device
-
-
-@pytest.fixture
-def emulated(cpu, monkeypatch):
-    with plain_c(monkeypatch):
-        yield
-
-
-@pytest.fixture(params=["emulated", "native"])
-def engine(request, cpu):
-    """Both ways, the second where the device has it."""
-    request.getfixturevalue("emulated" if request.param == "emulated" else "instructions")
-    return request.param
-
-
-def run(queue, cpu, problem: ConvProblem, *changes: dict, **options) -> float:
+def run(queue, problem: ConvProblem, *changes: dict, **options) -> float:
     """The solver's first configuration, with each of the changes; the last error."""
-    return run_configs(queue, cpu, solver_of(problem), problem.replace(dtype="bfloat16"), *changes, **options)
+    return check_changes(queue, problem.replace(dtype="bfloat16"), solver_of(problem), *changes, **options)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -207,7 +181,7 @@ OWN = [
 def test_own_shapes(queue, cpu, device, full, engine, text, number):
     for turn, (problem, changes) in enumerate(ways(text, number, True)):
         if full or (turn + number) % 2 == (engine == "native") or native(device, VECTORS.name) is not None:
-            run(queue, cpu, problem, *(changes if full else changes[(number + turn) % 3 :][:1]))
+            run(queue, problem, *(changes if full else changes[(number + turn) % 3 :][:1]))
 
 
 @pytest.mark.parametrize(("number", "text"), list(enumerate(SHAPES)), ids=SHAPES)
@@ -219,7 +193,7 @@ def test_shapes(queue, cpu, device, full, engine, text, number):
         pytest.skip("thinned out; --full runs it")
     for turn, (problem, changes) in enumerate(ways(text, number, full)):
         if full or engine == "native" or turn == number % 3:
-            run(queue, cpu, problem, *changes)
+            run(queue, problem, *changes)
 
 
 @pytest.mark.parametrize("problem", table_cases(17, lambda problem: min(problem.ic, problem.oc) >= 8 * problem.g))
@@ -227,7 +201,7 @@ def test_tables(queue, cpu, instructions, problem):
     problem = problem.replace(dtype="bfloat16")
     if reason := solver_of(problem).rejects(problem, cpu):
         pytest.skip(reason)
-    run(queue, cpu, problem)
+    run(queue, problem)
 
 
 FUSED = [
@@ -245,14 +219,14 @@ def test_epilogues(queue, cpu, device, full, engine, text, number):
     turns = ("nchw", "fwd"), ("nhwc", ("fwd", "bwd_data")[number % 2])
     for layout, direction in turns if full or engine == "emulated" else turns[number % 3 == 0 :][:1]:
         problem = ConvProblem.parse(text).replace(layout=layout, direction=direction)
-        run(queue, cpu, problem, BANDS[number % 2], data="real" if "leaky" in text else "integer")
+        run(queue, problem, BANDS[number % 2], data="real" if "leaky" in text else "integer")
 
 
 @pytest.mark.parametrize("text", ["mb2ic40ih5oc33kh3ph1", "g2mb1ic18ih7oc34kh3ph1sh2", "mb2ic32ih8oc40kh1"])
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
 def test_constant_weights(queue, cpu, engine, text, direction):
     for layout in ("nchw", "nhwc"):
-        run(queue, cpu, ConvProblem.parse(f"{direction}_{text}+constant").replace(layout=layout), BANDS[0])
+        run(queue, ConvProblem.parse(f"{direction}_{text}+constant").replace(layout=layout), BANDS[0])
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
@@ -261,7 +235,7 @@ def test_constant_weights(queue, cpu, engine, text, direction):
 )
 def test_accuracy(queue, cpu, engine, layout, text):
     """The rounding of the result is all that shows."""
-    assert 1e-3 < run(queue, cpu, ConvProblem.parse(text).replace(layout=layout), data="real", limit=1.8e-3) < 1.8e-3
+    assert 1e-3 < run(queue, ConvProblem.parse(text).replace(layout=layout), data="real", limit=1.8e-3) < 1.8e-3
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
@@ -270,20 +244,7 @@ def test_accuracy(queue, cpu, engine, layout, text):
 )
 def test_what_is_not_finite_reaches_its_readers_alone(queue, cpu, engine, text, value):
     problem = ConvProblem.parse(text).replace(dtype="bfloat16")
-    operands, _ = make_operands(problem, "real")
-    plan = VECTORS.plan(queue.context, problem, next(iter(VECTORS.configs(problem, cpu))))
-    kind, flags = numpy_dtype("bfloat16"), cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-    for place in ((0, 0, 0, 0), (0, 5, 4, 5), (-1, -1, -1, -1)):
-        x = operands.x.copy()
-        (x if problem.layout == "nchw" else np.moveaxis(x, -1, 1))[place] = value
-        with np.errstate(all="ignore"):
-            expected = reference.compute(problem, x=x, w=operands.w)
-        out = np.zeros(problem.y_shape, kind)
-        held = [cl.Buffer(queue.context, flags, hostbuf=each.astype(kind)) for each in (x, operands.w, out)]
-        scratch = cl.Buffer(queue.context, flags, hostbuf=np.full(plan.workspace_size, 0xFF, np.uint8))
-        plan.enqueue(queue, *held, scratch)
-        cl.enqueue_copy(queue, out, held[2])
-        np.testing.assert_array_equal(np.isfinite(out.astype(np.float32)), np.isfinite(expected))
+    check_not_finite(queue, problem, VECTORS, value, (0, 0, 0, 0), (0, 5, 4, 5), (-1, -1, -1, -1))
 
 
 def test_every_configuration(queue, cpu, engine):
@@ -293,7 +254,7 @@ def test_every_configuration(queue, cpu, engine):
         problem = ConvProblem.parse(text).replace(dtype="bfloat16")
         configs = list(solver_of(problem).configs(problem, cpu))
         assert len({str(config) for config in configs}) == len(configs) > 1
-        run(queue, cpu, problem, *configs)
+        run(queue, problem, *configs)
 
 
 def test_nothing_reads_beyond_a_tensor(cpu, device):

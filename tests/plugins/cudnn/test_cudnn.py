@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import itertools
 import sys
-import threading
 import types
 from typing import ClassVar
 
@@ -15,6 +14,7 @@ import pytest
 from checking import check, make_operands
 from fake_cuda import FakeCuda
 from host_cuda import HostDriver
+from threads import together
 
 import convdispatch
 from convdispatch.api import ConvProblem, DeviceInfo
@@ -315,7 +315,6 @@ def test_order_by_events_alone(cudnn):
 
 def test_two_threads(cudnn):
     problem = ConvProblem.parse("mb2ic32ih17oc32kh3ph1")
-    failures = []
 
     def work(seed: int) -> None:
         operands, expected = make_operands(problem, seed=seed)
@@ -323,15 +322,9 @@ def test_two_threads(cudnn):
         with convdispatch.policy(solver=NAMES[0]):
             for _ in range(10):
                 got = convdispatch.conv(operands.x, operands.w, padding=1, queue=queue)
-                if np.abs(got - expected).max() > 1e-4 * np.abs(expected).max():
-                    failures.append(seed)
+                assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    together(work, 2)
 
 
 def test_deterministic_is(cudnn):

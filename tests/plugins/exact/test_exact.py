@@ -167,6 +167,26 @@ def test_bits_are_those_of_the_definition(queue, page, solver, text, full):
             assert not wrong.size, (str(problem), kind, config, wrong[:5], got.flat[wrong[:3]], wanted.flat[wrong[:3]])
 
 
+WIDE = {"side": 16, "tm": 8, "tn": 8, "bk": 8, "split": False}
+"""A tile whose slices are channels of one tap, of which NHWC loads four at a time."""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fwd_f32_nhwc_reproducible_g2mb2ic128ih5iw6oc20kh3ph1+bias",
+        "fwd_f32_reproducible_mb3ic16ih7iw5oc9kh3kw2sh2sw3ph1dw2",
+        "bwd_data_f32_nhwc_reproducible_mb2ic10ih9iw8oc16kh3sh2sw2ph1",
+        "fwd_f32_nhwc_reproducible_mb2ic10ih6iw6oc20kh3ph1",
+    ],
+)
+def test_slices_of_one_tap_have_the_bits_of_the_definition(queue, page, text):
+    problem = ConvProblem.parse(text)
+    operands = drawn(problem, "hostile")
+    got, wanted = computed(queue, TILES, problem, WIDE, operands), expected(problem, operands, page)
+    assert got.tobytes() == wanted.tobytes()
+
+
 @pytest.mark.parametrize("text", PROBLEMS[::5])
 def test_a_simulator_finds_no_race_and_the_same_bits(page, text):
     device = runtime.find_device("oclgrind")

@@ -5,17 +5,16 @@ from __future__ import annotations
 import itertools
 
 import checking
-import numpy as np
 import pytest
 import shape_tables
 from convdispatch_fft.cpu.geometry import Geometry
 from convdispatch_fft.cpu.solver import predicted
+from plans import check_config
 
 import convdispatch
 from convdispatch import NoSolver
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
-from convdispatch.measurement import reference
 from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("cpu")
@@ -33,56 +32,18 @@ _TABLE = {
 }
 
 
-@pytest.fixture
-def cpu(device):
-    if runtime.device_info(device).type != "cpu":
-        pytest.skip("the kernels are for CPUs")
-
-
 def configs(problem, device):
     return list(SOLVER.configs(problem, runtime.device_info(device)))
 
 
-def run_between_guards(problem, device, config):
-    """Run a plan with a workspace of exactly its size, NaN inside and sentinels behind; returns (error, bytes used)."""
-    import pyopencl as cl
-
-    queue = runtime.queue(device)
-    plan = SOLVER.plan(queue.context, problem, config)
-    assert plan.workspace_size == SOLVER.workspace(problem, runtime.device_info(device), config)
-    operands, expected = checking.make_operands(problem, "real", seed=3)
-    arrays = operands.present()
-    initial = arrays.pop("initial", np.full(problem.out_shape, np.nan, np.float32))
-    given = {name: checking.Guarded(array, queue) for name, array in arrays.items()}
-    align = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-    sides = {name: cl.Buffer(queue.context, align, hostbuf=array) for name, array in arrays.items()}
-    out = cl.Buffer(queue.context, align, hostbuf=initial)
-    blank = np.full(plan.workspace_size + checking.GUARD, 0xFF, np.uint8)  # float32 of these bytes is NaN
-    workspace = cl.Buffer(queue.context, align, hostbuf=blank)
-    sides[problem.written], packed = out, sides.get("w")
-    if getattr(plan, "packed_size", 0):
-        whole = np.full(plan.packed_size + checking.GUARD, 0xFF, np.uint8)
-        packed = cl.Buffer(queue.context, align, hostbuf=whole)
-        plan.pack(queue, sides["w"], packed)
-        cl.enqueue_copy(queue, whole, packed)
-        assert (whole[plan.packed_size :] == 0xFF).all(), "wrote behind the packed weights"
-        assert (whole[: plan.packed_size] != 0xFF).any()
-    elif problem.written == "w":
-        packed = out
-    epilogue = {name: sides[name] for name in ("bias", "residual") if name in sides}
-    plan.enqueue(queue, sides["x"], packed, sides["y"], workspace, **epilogue)
-    got, after = np.empty_like(initial), np.empty_like(blank)
-    cl.enqueue_copy(queue, got, out)
-    cl.enqueue_copy(queue, after, workspace)
-    assert (after[plan.workspace_size :] == 0xFF).all(), "wrote behind the workspace"
-    assert all(guarded.damage(payload_too=True) is None for guarded in given.values())
-    return reference.relative_error(got, expected), int(np.flatnonzero(after != 0xFF)[-1]) + 1
+def check(device, problem, config, limit=LIMIT, **options):
+    """By real data, with a workspace of exactly its size, between guard zones."""
+    check_config(runtime.queue(device), problem, SOLVER, config, data="real", limit=limit, **options)
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(_TABLE)), ids=list(_TABLE))
-def test_tables(device, full, number, name):
-    if not full and number % 12:
-        pytest.skip("thinned out; --full runs it")
+def test_tables(device, full, thinned, number, name):
+    thinned(number % 12)
     for layout, direction in TURNS if full else [TURNS[number // 12 % len(TURNS)]]:
         problem = _TABLE[name].replace(layout=layout, direction=direction)
         checking.check(problem, device, solver="fft.tiled", data="real", tolerance=LIMIT)
@@ -109,21 +70,20 @@ EDGES = {
 
 @pytest.mark.parametrize(("layout", "direction"), TURNS)
 @pytest.mark.parametrize("name", EDGES)
-def test_edges_in_whole_and_in_least_pieces(device, full, name, layout, direction):
+def test_edges_in_whole_and_in_least_pieces(device, full, thinned, name, layout, direction):
     """Workspace between guards; the same with a group, a block and a few rows at a time."""
     number = list(EDGES).index(name)
-    if not full and (number + TURNS.index((layout, direction))) % len(TURNS):
-        pytest.skip("thinned out; --full runs it")
+    thinned((number + TURNS.index((layout, direction))) % len(TURNS))
     text, sizes = EDGES[name]
     problem = ConvProblem.parse(text).replace(layout=layout, direction=direction)
     base = {**configs(problem, device)[0], "tile": list(sizes), "groups": 64, "blocks": 64, "rows": 10**6}
     pieces = [base, {**base, "groups": 1, "blocks": 1, "rows": 3}] if full or number % 2 else [{**base, "rows": 3}]
     for config in pieces:
-        error, used = run_between_guards(problem, device, config)
-        assert error <= LIMIT, (config, error)
+        used: list[int] = []
+        check(device, problem, config, used=used)
         g = Geometry(problem, config)
         # The last area ends on a page, and one vector pair between frequencies may be a gap.
-        assert used > g.areas["size"] - 4096 - 4 * 4 * g.lanes, "the workspace is larger than what is used"
+        assert used[0] > g.areas["size"] - 4096 - 4 * 4 * g.lanes, "the workspace is larger than what is used"
 
 
 EPILOGUES = ({"bias": True, "activation": "relu6"}, {"bias": True, "residual": True, "activation": "silu"})
@@ -132,19 +92,17 @@ EPILOGUES = ({"bias": True, "activation": "relu6"}, {"bias": True, "residual": T
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
 @pytest.mark.parametrize("epilogue", [*EPILOGUES, {"accumulate": True}], ids=["bias", "residual", "add"])
-def test_epilogues(device, full, epilogue, direction, layout):
-    if not full and (len(epilogue) + TURNS.index((layout, direction))) % 2:
-        pytest.skip("thinned out; --full runs it")
+def test_epilogues(device, thinned, epilogue, direction, layout):
+    thinned((len(epilogue) + TURNS.index((layout, direction))) % 2)
     problem = ConvProblem.parse("mb2ic5ih9iw21oc19kh4ph1").replace(layout=layout, direction=direction, **epilogue)
     checking.check(problem, device, solver="fft.tiled", data="real", tolerance=LIMIT)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("layout", "direction"), TURNS)
-def test_sixteen_bits_are_transformed_in_float32(device, full, dtype, layout, direction):
+def test_sixteen_bits_are_transformed_in_float32(device, thinned, dtype, layout, direction):
     """Vectors that would reach beyond a tensor of 16-bit elements, and every part of the epilogue, among them."""
-    if not full and (len(dtype) + TURNS.index((layout, direction))) % 2:
-        pytest.skip("thinned out; --full runs it")
+    thinned((len(dtype) + TURNS.index((layout, direction))) % 2)
     rest = (
         {"accumulate": True} if direction == "bwd_weights" else {"bias": True, "residual": True, "activation": "relu"}
     )
@@ -157,33 +115,28 @@ def test_sixteen_bits_are_transformed_in_float32(device, full, dtype, layout, di
 @pytest.mark.parametrize("rows", [3, 100])
 def test_gradient_accumulates(device, rows):
     problem = ConvProblem.parse("bwd_weights_mb3ic5ih9oc18kh4ph1+accumulate")
-    error, _ = run_between_guards(problem, device, {**configs(problem, device)[0], "rows": rows})
-    assert error <= LIMIT
+    check(device, problem, {**configs(problem, device)[0], "rows": rows})
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
 @pytest.mark.parametrize("rest", [{}, {"blocks": 1, "groups": 1, "rows": 2}], ids=["whole", "pieces"])
-def test_constant_weights(device, full, direction, rest):
-    if not full and (direction == "fwd") ^ bool(rest):
-        pytest.skip("thinned out; --full runs it")
+def test_constant_weights(device, thinned, direction, rest):
+    thinned((direction == "fwd") ^ bool(rest))
     problem = ConvProblem.parse(f"{direction}_g2mb2ic38ih9oc34kh5ph2+constant")
     config = {**configs(problem, device)[0], **rest}
-    error, _ = run_between_guards(problem, device, config)
-    assert error <= LIMIT
+    check(device, problem, config)
     context = runtime.queue(device).context
     key = SOLVER.plan(context, problem, config).pack_key
     assert SOLVER.plan(context, problem.replace(mb=1), config).pack_key == key, "the batch does not change the weights"
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
-def test_spectra_of_large_kernels_are_written_past_the_caches(device, full, direction):
-    if not full and direction == "bwd_data":
-        pytest.skip("thinned out; --full runs it")
+def test_spectra_of_large_kernels_are_written_past_the_caches(device, thinned, direction):
+    thinned(direction == "bwd_data")
     problem = ConvProblem.parse(f"{direction}_mb1ic80ih28oc96kh9")
     config = {**configs(problem, device)[0], "tile": [1, 36, 36], "blocks": 64}
     assert 4 * (g := Geometry(problem, config)).frequencies * g.kernel_stride > 24e6
-    error, _ = run_between_guards(problem, device, config)
-    assert error <= LIMIT
+    check(device, problem, config)
 
 
 def test_the_limit_chooses_down_to_the_floor(device, full):
@@ -269,14 +222,11 @@ SIZES = ((8, 8), (16, 16), (24, 24), (36, 36), (60, 60))
 
 @pytest.mark.parametrize("sizes", SIZES, ids=[f"{h}x{w}" for h, w in SIZES])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_error_by_size(device, full, sizes, direction):
+def test_error_by_size(device, thinned, sizes, direction):
     """The figures of docs/results/accuracy.md: random normal data, 32 channels, 5x5 kernels."""
-    if not full and sizes != ((36, 36) if direction == "fwd" else (16, 16)):
-        pytest.skip("thinned out; --full runs it")
+    thinned(sizes != ((36, 36) if direction == "fwd" else (16, 16)))
     problem = ConvProblem.parse(f"{direction}_mb1ic32ih60oc32kh5")
-    error, _ = run_between_guards(problem, device, {**configs(problem, device)[0], "tile": [1, *sizes]})
-    print(f"\n{direction} {sizes}: {error:.2e}")
-    assert error <= 5e-7
+    check(device, problem, {**configs(problem, device)[0], "tile": [1, *sizes]}, limit=5e-7)
 
 
 @pytest.mark.parametrize("kernel", ["kh3kw3", "kh3kw5", "kh1kw15"])

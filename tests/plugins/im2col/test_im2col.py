@@ -9,7 +9,8 @@ import numpy as np
 import pyopencl as cl
 import pytest
 import shape_tables
-from checking import GUARD, Guarded, check, compare, make_operands, numpy_dtype
+from checking import check
+from plans import check_config
 
 from convdispatch import policy
 from convdispatch.api import ConvProblem, DeviceInfo
@@ -70,9 +71,8 @@ EPILOGUES = [
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("text", EPILOGUES)
-def test_epilogues(device, full, text, layout):
-    if not full and EPILOGUES.index(text) % 2 == (layout == "nchw"):
-        pytest.skip("thinned out; --full runs it")
+def test_epilogues(device, thinned, text, layout):
+    thinned(EPILOGUES.index(text) % 2 == (layout == "nchw"))
     check(ConvProblem.parse(text).replace(layout=layout), device, solver="im2col")
 
 
@@ -107,35 +107,6 @@ def test_real_data_within_the_contract(device):
     check(ConvProblem.parse("mb2ic67ih15oc33kh3ph1"), device, solver="im2col", data="real", tolerance=1e-6)
 
 
-def run(problem: ConvProblem, config: dict, queue) -> None:
-    """One configuration's plan, between guard zones that hold the workspace too; exact."""
-    import pyopencl as cl
-
-    operands, expected = make_operands(problem)
-    plan = SOLVER.plan(queue.context, problem, config)
-    info = runtime.device_info(queue.device)
-    assert plan.workspace_size == SOLVER.workspace(problem, info, config)
-    dtype = numpy_dtype(problem.dtype)
-    blank = operands.initial if problem.accumulate else np.full(problem.out_shape, np.nan, dtype)
-    arrays = {name: array for name, array in operands.present().items() if name != "initial"}
-    arrays |= {problem.written: blank, "workspace": np.full(-(-plan.workspace_size // 4) + 1, np.nan, np.float32)}
-    guarded = {name: Guarded(array, queue) for name, array in arrays.items()}
-    memory = {name: each.buffer.get_sub_region(GUARD, each.nbytes) for name, each in guarded.items()}
-    extras = {name: memory[name] for name in ("bias", "residual") if name in memory}
-    wait_for = None
-    if problem.constant_weights and getattr(plan, "packed_size", 0):
-        packed = Guarded(np.full(plan.packed_size // 4, np.nan, np.float32), queue)
-        region = packed.buffer.get_sub_region(GUARD, packed.nbytes)
-        wait_for = [plan.pack(queue, memory["w"], region)]
-        memory["w"] = region
-    plan.enqueue(queue, memory["x"], memory["w"], memory["y"], memory["workspace"], wait_for, **extras)
-    cl.wait_for_events([cl.enqueue_marker(queue)])
-    for name, each in guarded.items():
-        damage = each.damage(payload_too=name not in (problem.written, "workspace"))
-        assert damage is None, f"{name}: {damage}: {problem} {config}"
-    compare(guarded[problem.written].read()[1], expected, 0.0, f"{problem} {config}")
-
-
 # More than one chunk under the smallest cap, along images, places, groups and channels.
 CHUNKED = [
     "mb3ic40ih20iw23oc9kh3ph1+bias+relu",
@@ -158,7 +129,7 @@ CHUNKED = [
 @pytest.mark.parametrize("text", CHUNKED)
 def test_the_smallest_cap(queue, text):
     problem = ConvProblem.parse(text)
-    run(problem, list(SOLVER.configs(problem, runtime.device_info(queue.device)))[-1], queue)
+    check_config(queue, problem, SOLVER, list(SOLVER.configs(problem, runtime.device_info(queue.device)))[-1])
 
 
 STRIDED = [  # rows of more than a vector, and of less; taps that overlap, that leave phases out, that lie outside
@@ -186,7 +157,7 @@ def test_rows_of_a_stride(queue, text, direction):
     if info.supports(problem.dtype):
         pytest.skip("the device lacks it")
     configs = [each for each in SOLVER.configs(problem, info) if each["method"] in ("lower", "col2im", "weights")]
-    run(problem, configs[0], queue)
+    check_config(queue, problem, SOLVER, configs[0])
 
 
 def test_an_out_of_order_queue_keeps_the_order(device):
@@ -195,7 +166,7 @@ def test_an_out_of_order_queue_keeps_the_order(device):
     context = runtime.context(device)
     queue = cl.CommandQueue(context, properties=cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
     problem = ConvProblem.parse("mb3ic40ih20iw23oc9kh3ph1+bias+relu")
-    run(problem, list(SOLVER.configs(problem, runtime.device_info(device)))[-1], queue)
+    check_config(queue, problem, SOLVER, list(SOLVER.configs(problem, runtime.device_info(device)))[-1])
 
 
 def test_every_kind_of_configuration_of_one_problem(queue):
@@ -207,7 +178,7 @@ def test_every_kind_of_configuration_of_one_problem(queue):
                 kind = (text, layout, config["method"], config.get("form"), config["gemm"].get("swap"))
                 seen.setdefault(kind, (problem, config))
     for problem, config in seen.values():
-        run(problem, config, queue)
+        check_config(queue, problem, SOLVER, config)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +191,7 @@ def test_weights_gradients_of_images_one_after_another(queue, text):
     apart = [config for config in SOLVER.configs(problem, info) if config.get("apart")]
     assert bool(apart) == (info.type == "cpu" and problem.dtype != "float16")  # which is rounded once
     for config in apart[:1] + apart[-1:]:
-        run(problem, config, queue)
+        check_config(queue, problem, SOLVER, config)
 
 
 @pytest.mark.parametrize("info", [CPU, GPU], ids=["cpu", "gpu"])

@@ -14,12 +14,6 @@ pytestmark = pytest.mark.usefixtures("cpu")
 LAYOUTS = ("nchw", "nhwc")
 
 
-@pytest.fixture
-def cpu(device):
-    if runtime.device_info(device).type != "cpu":
-        pytest.skip("the kernels are for CPUs")
-
-
 # Channels and columns at and beside the ends of vectors and tiles, taps that leave the source on every side.
 ROWS = (
     "g4mb2ic4ih9iw8oc4kh3ph1+bias",

@@ -10,6 +10,7 @@ import checking
 import numpy as np
 import pytest
 import shape_tables
+from plans import check_config
 from processors import device_of
 
 import convdispatch
@@ -29,12 +30,6 @@ _BASIC = {entry.name: entry.problem for entry in shape_tables.load("basic")}
 _TURNS = list(itertools.product(LAYOUTS, DIRECTIONS))
 
 
-@pytest.fixture
-def cpu(device):
-    if runtime.device_info(device).type != "cpu":
-        pytest.skip("the kernels are for CPUs")
-
-
 def run(text: str | ConvProblem, device, solver: str = "*", **changes) -> None:
     """Check a problem, changed, with a solver of the plugin."""
     problem = ConvProblem.parse(text) if isinstance(text, str) else text
@@ -45,17 +40,15 @@ def run(text: str | ConvProblem, device, solver: str = "*", **changes) -> None:
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(_TABLE)), ids=list(_TABLE))
-def test_tables(device, full, number, name):
-    if not full and number % 2:
-        pytest.skip("thinned out; --full runs it")
+def test_tables(device, full, thinned, number, name):
+    thinned(number % 2)
     for layout, direction in _TURNS if full else [_TURNS[number // 2 * 5 % len(_TURNS)]]:
         run(_TABLE[name], device, layout=layout, direction=direction)
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(_BASIC)), ids=list(_BASIC))
-def test_basic_table(device, full, number, name):
-    if not full and number % 5:
-        pytest.skip("thinned out; --full runs it")
+def test_basic_table(device, full, thinned, number, name):
+    thinned(number % 5)
     for layout, direction in _TURNS if full else [_TURNS[number // 5 % len(_TURNS)]]:
         run(_BASIC[name], device, layout=layout, direction=direction)
 
@@ -73,9 +66,8 @@ EDGES = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("text", EDGES.values(), ids=list(EDGES))
-def test_edges(device, full, text, direction, layout):
-    if not full and (len(text) + DIRECTIONS.index(direction) + LAYOUTS.index(layout)) % 2:
-        pytest.skip("thinned out; --full runs it")
+def test_edges(device, thinned, text, direction, layout):
+    thinned((len(text) + DIRECTIONS.index(direction) + LAYOUTS.index(layout)) % 2)
     run(text, device, "direct" if direction != "bwd_weights" else "weights", direction=direction, layout=layout)
 
 
@@ -94,9 +86,8 @@ def test_weights_turned_in_registers_are_exact(device, text):
     ("number", "text"),
     list(enumerate(["g7mb1ic35ih12oc42kh3ph1sh2", "g3mb2ic12ih9oc60kh3ph1", "g32mb1ic64ih5oc64kh1+accumulate"])),
 )
-def test_groups_of_a_weights_gradient_are_dealt_to_work_items(device, full, number, text, layout):
-    if not full and (number + LAYOUTS.index(layout)) % 2:
-        pytest.skip("thinned out; --full runs it")
+def test_groups_of_a_weights_gradient_are_dealt_to_work_items(device, thinned, number, text, layout):
+    thinned((number + LAYOUTS.index(layout)) % 2)
     problem = ConvProblem.parse(text).replace(direction="bwd_weights", layout=layout)
     solver, info = plugins().solvers["implicitgemm.weights"], runtime.device_info(device)
     first = next(iter(solver.configs(problem, replace(info, compute_units=2))))  # of many there are not groups for each
@@ -194,24 +185,13 @@ def test_weights_gradients_with_vectors_of_places_are_exact(device, text):
 
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_every_tile_and_band_of_a_stem_gives_the_same_integers(device, step):
-    import pyopencl as cl
-
     problem = ConvProblem.parse(f"mb2ic3ih13iw77oc11kh3ph1sh{step}")
     solver, queue = plugins().solvers["implicitgemm.stem"], runtime.queue(device)
-    operands, expected = checking.make_operands(problem)
-    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-    x, w = (cl.Buffer(queue.context, flags, hostbuf=operands.present()[name]) for name in "xw")
     base = next(iter(solver.configs(problem, runtime.device_info(device))))
     tiles = [(11, 1, 1, 1), (4, 2, 5, 3), (3, 1, 13, 32)]
     for (mr, nv, rows, items), staged in itertools.product(tiles, (True, False)):
         config = {**base, "mr": mr, "nv": nv, "rows": rows, "items": items, "staged": staged}
-        plan = solver.plan(queue.context, problem, config)
-        out = np.full(problem.out_shape, np.nan, np.float32)
-        y = cl.Buffer(queue.context, flags, hostbuf=out)
-        scratch = cl.Buffer(queue.context, flags, hostbuf=np.full(plan.workspace_size + 1, 0xFF, np.uint8))
-        plan.enqueue(queue, x, w, y, scratch)
-        cl.enqueue_copy(queue, out, y)
-        np.testing.assert_array_equal(out, expected, err_msg=str(config))
+        check_config(queue, problem, solver, config)
 
 
 @pytest.mark.parametrize("text", ["mb3ic35ih5iw7oc70kh1", "g2mb2ic70ih4iw8oc66kh1", "f16_mb2ic33ih6iw6oc40kh1"])
@@ -238,9 +218,8 @@ EPILOGUES = (
     ],
     ids=["direct", "depthwise", "pointwise"],
 )
-def test_epilogues(device, full, solver, text, epilogue, layout):
-    if not full and (len(solver) + EPILOGUES.index(epilogue) + LAYOUTS.index(layout)) % 2:
-        pytest.skip("thinned out; --full runs it")
+def test_epilogues(device, thinned, solver, text, epilogue, layout):
+    thinned((len(solver) + EPILOGUES.index(epilogue) + LAYOUTS.index(layout)) % 2)
     run(text, device, solver, layout=layout, **epilogue)
 
 
@@ -257,11 +236,10 @@ DTYPES = ("float64", "float16", "bfloat16")
         (0, "weights", "mb2ic5ih9oc20kh3ph1", "bwd_weights"),
     ],
 )
-def test_dtypes(device, full, number, solver, text, direction, dtype):
+def test_dtypes(device, full, thinned, number, solver, text, direction, dtype):
     if runtime.device_info(device).supports(dtype):
         pytest.skip("the device lacks it")
-    if not full and (number + DTYPES.index(dtype)) % 2:
-        pytest.skip("thinned out; --full runs it")
+    thinned((number + DTYPES.index(dtype)) % 2)
     for layout in LAYOUTS if full else [LAYOUTS[len(dtype + direction + solver) % 2]]:
         run(text, device, solver, direction=direction, dtype=dtype, layout=layout, bias=direction == "fwd")
 
@@ -280,29 +258,15 @@ def test_dtypes(device, full, number, solver, text, direction, dtype):
 def test_configurations(device, full, solver, text, direction):
     """Every configuration gives the reference's very integers, and states its workspace; unless ``full`` every second
     and the last."""
-    import pyopencl as cl
-
     for layout in LAYOUTS if full else ("nchw",):
         problem = ConvProblem.parse(text).replace(direction=direction, layout=layout)
         chosen, info = plugins().solvers[f"implicitgemm.{solver}"], runtime.device_info(device)
         if (refusal := chosen.rejects(problem, info)) is not None:
             assert layout == "nhwc", refusal
             continue
-        operands, expected = checking.make_operands(problem)
-        queue = runtime.queue(device)
         configs = list(chosen.configs(problem, info))
         for config in configs if full else [*configs[:-1:2], configs[-1]]:
-            plan = chosen.plan(queue.context, problem, config)
-            assert plan.workspace_size == chosen.workspace(problem, info, config)
-            out = np.full(problem.out_shape, np.nan, np.float32)
-            arrays = {name: np.ascontiguousarray(array) for name, array in operands.present().items()}
-            arrays[problem.written] = out
-            flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-            memory = {name: cl.Buffer(queue.context, flags, hostbuf=array) for name, array in arrays.items()}
-            scratch = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, max(1, plan.workspace_size))
-            plan.enqueue(queue, memory["x"], memory["w"], memory["y"], scratch)
-            cl.enqueue_copy(queue, out, memory[problem.written])
-            assert np.array_equal(out, expected), config
+            check_config(runtime.queue(device), problem, chosen, config)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -311,10 +275,9 @@ def test_configurations(device, full, solver, text, direction):
     list(enumerate(["mb2ic6ih9oc35kh3ph1", "g19mb2ic19ih9oc19kh3ph1", "mb2ic18ih6oc21kh1"])),
     ids=["direct", "depthwise", "1x1"],
 )
-def test_constant_weights_are_packed_once(device, full, number, text, layout):
+def test_constant_weights_are_packed_once(device, thinned, number, text, layout):
     """The packed form serves every later call, also under another batch size."""
-    if not full and (number + LAYOUTS.index(layout)) % 2:
-        pytest.skip("thinned out; --full runs it")
+    thinned((number + LAYOUTS.index(layout)) % 2)
     random = np.random.default_rng(0)
     problem = ConvProblem.parse(text).replace(layout=layout)
     w = random.integers(-4, 5, problem.w_shape).astype(np.float32)

@@ -38,6 +38,21 @@ def test_near_misses(queue, problem):
             check(queue, problem, name)
 
 
+@pytest.mark.parametrize("text", [
+    "bwd_weights_g3mb2ic3ih7oc6kh3ph1",
+    "bwd_weights_nhwc_g5mb2ic5ih8iw9oc15kh2kw3sh2pw1",
+    "bwd_weights_f16_g33mb3ic33ih6oc66kh3ph1+accumulate",
+    "bwd_weights_f16_nhwc_g33mb3ic33ih6oc66kh1kw3+accumulate",
+    "bwd_weights_bf16_g2mb1ic2id4ih5iw6oc8kd2kh2kw1",
+])  # fmt: skip
+def test_several_filters_a_channel(queue, text):
+    """Their weights' gradient is a solver's own: sums by chunks of pixels, then the chunks are added."""
+    problem = ConvProblem.parse(text)
+    solver = SOLVERS["implicitgemm.tiled_depthwise_weights"]
+    for config in solver.configs(problem, SMALL):
+        check(queue, problem, solver.name, config)
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_dtypes(queue, dtype, direction):
@@ -106,9 +121,9 @@ def test_splits_and_single_stage(queue, text):
 )
 def test_numbers_as_arguments_and_as_literals_give_the_same_bits(queue, text):
     problem, tile = ConvProblem.parse(text), Tile(32, 64, 16, 4, 4, split=1 + 2 * text.startswith("bwd_w"))
-    assert Tile.of(tile.config()).general
-    literal = dataclasses.replace(tile, general=False).config()
-    plans = [Tiled().plan(queue.context, problem, config) for config in (tile.config(), literal)]
+    assert not Tile.of(tile.config()).general
+    general = dataclasses.replace(tile, general=True).config()
+    plans = [Tiled().plan(queue.context, problem, config) for config in (tile.config(), general)]
     assert written_bits(queue, problem, plans[0]) == written_bits(queue, problem, plans[1])
 
 
@@ -124,7 +139,7 @@ FORMS = {
 @pytest.mark.parametrize("text", FORMS)
 def test_a_new_geometry_compiles_nothing(queue, text):
     """Also where its sum has other parts; with literals, it compiles all of its programs."""
-    config = Tile(32, 64, 16, 4, 4).config()
+    config = Tile(32, 64, 16, 4, 4, general=True).config()
     known, new = ConvProblem.parse(text), ConvProblem.parse(FORMS[text])
     Tiled().plan(queue.context, known, config)
     with rendering() as texts:

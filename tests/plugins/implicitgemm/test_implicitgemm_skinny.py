@@ -56,9 +56,8 @@ def info(device):
 
 
 @pytest.mark.parametrize(("number", "text"), list(enumerate(TABLE)), ids=TABLE)
-def test_few_places_are_exact(device, info, full, number, text):
-    if not full and number % 2:
-        pytest.skip("thinned out; --full runs it")
+def test_few_places_are_exact(device, info, thinned, number, text):
+    thinned(number % 2)
     problem = ConvProblem.parse(text)
     if lacking := info.supports(problem.dtype):
         pytest.skip(lacking)

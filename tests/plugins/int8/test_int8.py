@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from as_amx import cpu_of, plain_c
+from as_amx import plain_c
 
 from convdispatch import ConvProblem, Quantization, constant, conv, policy
 from convdispatch.api import DeviceInfo
@@ -80,9 +80,9 @@ MATRIX = [
 
 
 @pytest.mark.parametrize("text", MATRIX)
-def test_matrix_registers_bits_are_the_references(queue, monkeypatch, text):
+def test_matrix_registers_bits_are_the_references(queue, cpu, monkeypatch, text):
     """``int8.amx``, whose instructions are plain C where the processor has none."""
-    cpu, problem, chosen = cpu_of(queue.device), ConvProblem.parse(text), plugins().solvers["int8.amx"].solver
+    problem, chosen = ConvProblem.parse(text), plugins().solvers["int8.amx"].solver
     assert chosen.rejects(problem, cpu) is None
     config = next(iter(chosen.configs(problem, cpu)))
     with plain_c(monkeypatch):

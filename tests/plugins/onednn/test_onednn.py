@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import shape_tables
 from checking import check, make_operands
+from threads import together
 
 import convdispatch
 from convdispatch.api import ConvProblem
@@ -218,27 +219,15 @@ def test_one_plan_on_two_queues_and_out_of_order(queue, other_queue, device):
 
 def test_two_threads(device):
     problem = ConvProblem.parse("mb2ic32ih17oc32kh3ph1")
-    failures = []
 
     def work(seed: int) -> None:
         operands, expected = make_operands(problem, seed=seed)
-        for _ in range(20):
-            got = convdispatch.conv(operands.x, operands.w, padding=1, queue=runtime.queue(device))
-            if not np.array_equal(got, expected):
-                failures.append(seed)
+        with convdispatch.policy(solver=FORWARD):  # a policy belongs to the thread that set it
+            for _ in range(20):
+                got = convdispatch.conv(operands.x, operands.w, padding=1, queue=runtime.queue(device))
+                assert np.array_equal(got, expected)
 
-    with convdispatch.policy(solver=FORWARD):
-        # A policy belongs to the thread that set it: each thread pins for itself.
-        def pinned(seed: int) -> None:
-            with convdispatch.policy(solver=FORWARD):
-                work(seed)
-
-        threads = [threading.Thread(target=pinned, args=(seed,)) for seed in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not failures
+    together(work, 2)
 
 
 def test_enqueue_does_not_wait(queue):

@@ -9,6 +9,7 @@ import checking
 import numpy as np
 import pytest
 from convdispatch_winograd.cpu.solver import TILES, expected_error, plain_error, shrunk
+from plans import check_config
 
 import convdispatch
 from convdispatch import NoSolver
@@ -23,62 +24,17 @@ DIRECTIONS = ("fwd", "bwd_data", "bwd_weights")
 _TURNS = list(itertools.product(LAYOUTS, DIRECTIONS))
 
 
-@pytest.fixture
-def cpu(device):
-    if runtime.device_info(device).type != "cpu":
-        pytest.skip("the kernels are for CPUs")
-
-
 def solver_of(tile: tuple[int, int]):
     return plugins().solvers[f"winograd.f{tile[0]}x{tile[1]}"]
 
 
 def run(problem: ConvProblem, device, tile: tuple[int, int], number: int = 0, data: str = "real") -> float:
     """Run one configuration between guard zones, outputs NaN before; the relative error."""
-    import pyopencl as cl
-
-    solver, info, queue = solver_of(tile), runtime.device_info(device), runtime.queue(device)
+    solver, info = solver_of(tile), runtime.device_info(device)
     assert solver.rejects(problem, info) is None
     choices = list(solver.configs(problem, info))
     config = choices[min(number, len(choices) - 1)]
-    operands, expected = checking.make_operands(problem, data)
-    plan = solver.plan(queue.context, problem, config)
-    weights = getattr(plan, "packed_size", 0)
-    assert plan.workspace_size == solver.workspace(problem, info, config)
-    arrays = operands.present()
-    out = np.full(problem.out_shape, np.nan, checking.numpy_dtype(problem.dtype))
-    if problem.accumulate:
-        out[...] = arrays.pop("initial")
-    arrays[problem.written] = out
-    guarded = {name: checking.Guarded(array, queue) for name, array in arrays.items()}
-    scratch = checking.Guarded(np.full(max(1, plan.workspace_size), 0xFF, np.uint8), queue)
-    size = checking.GUARD
-
-    def part(held: checking.Guarded) -> cl.Buffer:
-        return held.buffer.get_sub_region(size, max(4, held.nbytes))
-
-    memory = {name: part(held) for name, held in guarded.items()}
-    w = memory["w"]
-    if weights:
-        w = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, weights)
-        plan.pack(queue, memory["w"], w)
-    extra = {name: memory[name] for name in ("bias", "residual") if name in memory}
-    plan.enqueue(queue, memory["x"], w, memory["y"], part(scratch), **extra)
-    queue.finish()
-    for name, held in guarded.items():
-        now = np.empty_like(held.before)
-        cl.enqueue_copy(queue, now, held.buffer)
-        kept = (now == held.before) | (np.arange(now.size) >= size) & (np.arange(now.size) < size + held.nbytes)
-        assert kept.all(), f"wrote outside of {name}"
-        if name == problem.written:
-            out = now[size : size + held.nbytes].view(out.dtype).reshape(out.shape)
-        else:
-            assert np.array_equal(now, held.before), f"altered {name}"
-    now = np.empty_like(scratch.before)
-    cl.enqueue_copy(queue, now, scratch.buffer)
-    ends = slice(0, size), slice(size + scratch.nbytes, None)
-    assert all(np.array_equal(now[end], scratch.before[end]) for end in ends), "wrote outside of its workspace"
-    return reference.relative_error(out.astype(np.float64), expected)
+    return check_config(runtime.queue(device), problem, solver, config, data=data, limit=np.inf)
 
 
 # Shapes on whose edges the tiles, strips, blocks and vectors lie.
@@ -136,14 +92,13 @@ JOINED = (
 @pytest.mark.parametrize(("layout", "direction"), list(itertools.product(LAYOUTS, ("fwd", "bwd_data"))))
 @pytest.mark.parametrize("block", [1, 1 << 20], ids=["chunks", "whole"])
 def test_weights_that_are_transformed_where_they_are_used(
-    device, full, monkeypatch, tile, text, layout, direction, block
+    device, thinned, monkeypatch, tile, text, layout, direction, block
 ):
     """By blocks of target and parts of source channels, also again for each chunk, however the weights lie."""
     from convdispatch_winograd.cpu import choice
 
     turn = len(text) + LAYOUTS.index(layout) + 2 * DIRECTIONS.index(direction) + block
-    if not full and turn % 3:
-        pytest.skip("thinned out; --full runs it")
+    thinned(turn % 3)
     monkeypatch.setattr(choice, "MAX_BLOCK_BYTES", block)
     problem = admitting(text, tile, device, layout=layout, direction=direction)
     found = list(solver_of(tile).configs(problem, runtime.device_info(device)))
@@ -153,13 +108,12 @@ def test_weights_that_are_transformed_where_they_are_used(
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("tile", TILES, ids=[f"f{m}x{r}" for m, r in TILES])
-def test_tiles_stay_within_their_stated_error(device, full, tile, direction):
+def test_tiles_stay_within_their_stated_error(device, thinned, tile, direction):
     m, r = tile
     sizes = f"kh{r}" if r < 7 else f"kh1kw{r}"
     text = f"mb2ic16ih{2 * m + r}iw{3 * m + r}oc32{sizes}"
     layout = LAYOUTS[(m + DIRECTIONS.index(direction)) % 2]
-    if not full and (TILES.index(tile) + DIRECTIONS.index(direction)) % 3:
-        pytest.skip("thinned out; --full runs it")
+    thinned((TILES.index(tile) + DIRECTIONS.index(direction)) % 3)
     problem = admitting(text, tile, device, direction=direction, layout=layout)
     error = run(problem, device, tile)
     assert error <= 2 * expected_error(problem, m, r)
@@ -187,22 +141,20 @@ EPILOGUES = (
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("epilogue", EPILOGUES, ids=["bias", "residual", "accumulate"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_epilogues(device, full, epilogue, layout, direction):
+def test_epilogues(device, thinned, epilogue, layout, direction):
     if direction == "bwd_weights" and "bias" in epilogue:
         pytest.skip("dw has no epilogue but accumulation")
-    if not full and (len(epilogue) + LAYOUTS.index(layout) + DIRECTIONS.index(direction)) % 3:
-        pytest.skip("thinned out; --full runs it")
+    thinned((len(epilogue) + LAYOUTS.index(layout) + DIRECTIONS.index(direction)) % 3)
     problem = ConvProblem.parse("g2mb2ic32ih9iw12oc38kh3ph1").replace(layout=layout, direction=direction, **epilogue)
     assert run(problem, device, (4, 3), 1) <= 1e-5
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 @pytest.mark.parametrize(("layout", "direction"), [("nchw", "fwd"), ("nhwc", "bwd_data"), ("nhwc", "bwd_weights")])
-def test_dtypes(device, full, dtype, layout, direction):
+def test_dtypes(device, thinned, dtype, layout, direction):
     if runtime.device_info(device).supports(dtype):
         pytest.skip("the device lacks it")
-    if not full and DIRECTIONS.index(direction) != ["float16", "bfloat16", "float64"].index(dtype):
-        pytest.skip("thinned out; --full runs it")
+    thinned(DIRECTIONS.index(direction) != ["float16", "bfloat16", "float64"].index(dtype))
     text = "mb2ic18ih9iw11oc20kh3ph1"
     problem = ConvProblem.parse(text).replace(dtype=dtype, layout=layout, direction=direction, bias=direction == "fwd")
     assert run(problem, device, (4, 3)) <= checking.TOLERANCE[dtype]

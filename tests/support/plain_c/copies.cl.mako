@@ -6,7 +6,7 @@ number, rounded = ("uint", "cvt_tf32_f32(as_float({}))") if tiling.format.tf32 e
 %>\
 inline void put_swizzled(local uchar *memory, int width, uint to, int row, int c, ${number} v) {
   const int place = (row * width + c) * ${size};
-  *(local ${number} *)(memory + to + (place ^ (place >> 7 & (width == ${128 // size} ? 7 : 3)) << 4)) = ${rounded.format("v")};
+  *(local ${number} *)(memory + to + (place ^ (place >> 7 & (width == ${128 // size} ? 7 : 3)) << 4)) = v;
 }
 // What the copy engine does with a map: ${box.pixels} places of ${box.channels} channels from (w, h, n) on.
 inline void copy_im2col(local uchar *memory, global const ${number} *tensor, uint to, int c, int w, int h, int n, int ow, int oh) {
@@ -16,7 +16,8 @@ inline void copy_im2col(local uchar *memory, global const ${number} *tensor, uin
     const int place = (w - (${box.lower[0]})) / ${box.step[0]} + ((h - (${box.lower[1]})) / ${box.step[1]} + n * ${lines}) * ${cols} + r;
     const int x = place % ${cols} * ${box.step[0]} + (${box.lower[0]}) + ow, y = place / ${cols} % ${lines} * ${box.step[1]} + (${box.lower[1]}) + oh, image = place / ${cols * lines};
     const int real = x >= 0 & x < ${ws} & y >= 0 & y < ${hs} & image < ${ns} & e < ${cs};
-    put_swizzled(memory, ${box.channels}, to, r, i % ${box.channels}, real ? tensor[((long)(image * ${hs} + y) * ${ws} + x) * ${cs} + e] : 0);
+    const ${number} v = real ? tensor[((long)(image * ${hs} + y) * ${ws} + x) * ${cs} + e] : 0;
+    put_swizzled(memory, ${box.channels}, to, r, i % ${box.channels}, ${"v" if box.unrounded else rounded.format("v")});
   }
 }
 <% sizes, rows, wide = tiling.other.sizes, tiling.other.box[-1], tiling.other.box[0] %>\
@@ -24,7 +25,8 @@ inline void copy_box(local uchar *memory, global const ${number} *tensor, uint t
   for (int i = get_local_id(0); i < ${rows * wide}; i += get_local_size(0)) {
     const int e = c0 + i % ${wide}, r = c2 + i / ${wide};
     const int real = e < ${sizes[0]} & r < ${sizes[-1]};
-    put_swizzled(memory, ${wide}, to, i / ${wide}, i % ${wide}, real ? tensor[(long)r * ${sizes[0] * (sizes[1] if len(sizes) > 2 else 1)} + (long)c1 * ${sizes[0]} + e] : 0);
+    const ${number} v = real ? tensor[(long)r * ${sizes[0] * (sizes[1] if len(sizes) > 2 else 1)} + (long)c1 * ${sizes[0]} + e] : 0;
+    put_swizzled(memory, ${wide}, to, i / ${wide}, i % ${wide}, ${rounded.format("v")});
   }
 }
 #define COPY_IM2COL(map, to, c, w, h, n, ow, oh, bar) copy_im2col(memory, (global const ${number} *)(map), to, c, w, h, n, ow, oh)
@@ -48,3 +50,12 @@ inline void eight(float *v, local float *quads, float a0, float a1, float b0, fl
   for (int e = 0; e < 8; ++e) v[e] = quads[(tid - lane + e / 2) * 8 + lane * 2 + e % 2];
 }
 #define EIGHT(v, ...) eight(v, quads, __VA_ARGS__)
+
+inline float exchanged(float v, int with, local float *quads) {
+  const int tid = get_local_id(0);
+  barrier(CLK_LOCAL_MEM_FENCE);
+  quads[tid] = v;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  return quads[tid ^ with];
+}
+#define shuffle_xor(v, with) exchanged(v, with, quads)

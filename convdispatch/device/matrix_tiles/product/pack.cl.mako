@@ -119,13 +119,20 @@ numbers = [(f"row / {icg * parts[1] * parts[2]}", problem.pd, problem.sd, proble
 <%
 src = kind
 channels = src.groups * (icg if src.fold else src.c)
+of_norm = problem.normalised and src.name == "x"
+table, passed = (", global const float *norm", ", norm") if of_norm else ("", "")
+def fetch(i, channel):
+    if not of_norm:
+        return f"FETCH(x, {i})"
+    at = f"group * {icg} + {channel}"
+    return f"narrow(normed(norm, widen(FETCH(x, {i})), {at}))" if native else f"normed(norm, FETCH(x, {i}), {at})"
 own = (problem.id, problem.ih, problem.iw) if src.name == "x" else (problem.od, problem.oh, problem.ow)
 pixels_own = own[0] * own[1] * own[2]
 image_own = channels * pixels_own
 step_c, step_p = (1, channels) if nhwc else (pixels_own, 1)
 %>\
 // A work item packs eight channels of one pixel.
-inline void read8_${name}(VALUE_TYPE *v, global const ${type} *x, int place, int group, int q, global const int *norms, global const int *marks) {
+inline void read8_${name}(VALUE_TYPE *v, global const ${type} *x, int place, int group, int q, global const int *norms, global const int *marks${table}) {
   const int image = place / ${src.pixels}, pixel = place % ${src.pixels};
   x += (long)image * ${image_own} + (long)group * ${channels // src.groups * step_c};
 % if src.fold:
@@ -134,12 +141,12 @@ inline void read8_${name}(VALUE_TYPE *v, global const ${type} *x, int place, int
 #pragma unroll
   for (int e = 0; e < 8; ++e) {
     const int c = q * 8 + e, shift = c / ${icg} * ${problem.dw};
-    v[e] = c < ${src.c} && (uint)(column + shift) < ${own[2]}u ? FETCH(x, (long)(c % ${icg}) * ${step_c} + shift * ${step_p}) : 0;
+    v[e] = c < ${src.c} && (uint)(column + shift) < ${own[2]}u ? ${fetch(f"(long)(c % {icg}) * {step_c} + shift * {step_p}", f"c % {icg}")} : 0;
   }
 % else:
   x += (long)pixel * ${step_p} + (long)q * ${8 * step_c};
 #pragma unroll
-  for (int e = 0; e < 8; ++e) v[e] = ${f"q * 8 + e < {src.c} ? FETCH(x, (long)e * {step_c}) : 0" if src.c % 8 else f"FETCH(x, (long)e * {step_c})"};
+  for (int e = 0; e < 8; ++e) v[e] = ${f"q * 8 + e < {src.c} ? {fetch(f'(long)e * {step_c}', 'q * 8 + e')} : 0" if src.c % 8 else fetch(f"(long)e * {step_c}", "q * 8 + e")};
 % endif
 % if f.scaled:
 <% channel = f"min(q * 8 + e, {src.c - 1})" + (f" % {icg}" if src.fold else ""); row, k = ("image", channel) if tiling.data else (channel, "image") %>\
@@ -148,25 +155,25 @@ inline void read8_${name}(VALUE_TYPE *v, global const ${type} *x, int place, int
 % endif
 }
 % if nhwc:
-inline void pack_${name}(global const ${type} *x, global ushort *packed, uint id, global const int *norms, global const int *marks, local uint4 *turn) {
+inline void pack_${name}(global const ${type} *x, global ushort *packed, uint id, global const int *norms, global const int *marks, local uint4 *turn${table}) {
   const int q = id % ${src.c8}, group = id / ${src.c8} % ${src.groups}, place = id / ${src.c8 * src.groups};
   if (place >= ${src.images * src.pixels}) return;
   VALUE_TYPE v[8];
-  read8_${name}(v, x, place, group, q, norms, marks);
+  read8_${name}(v, x, place, group, q, norms, marks${passed});
   put8(packed + (long)place * ${src.pixel} + group * ${src.c8 * 8} + q * 8, v, ${src.plane});
 }
 % else:
 // For NCHW: work items read neighbouring pixels, exchange them in local memory, and write neighbouring chunks.
 <% wide = src.turn; blocks = -(-src.c8 // wide); places = 256 // wide %>\
 #define TURN_${name} 1
-inline void pack_${name}(global const ${type} *x, global ushort *packed, uint id, global const int *norms, global const int *marks, local uint4 *turn) {
+inline void pack_${name}(global const ${type} *x, global ushort *packed, uint id, global const int *norms, global const int *marks, local uint4 *turn${table}) {
   const int tid = id % 256, unit = id / 256;
   const int block = unit % ${blocks}, group = unit / ${blocks} % ${src.groups}, first = unit / ${blocks * src.groups} * ${places};
   const int place = first + tid % ${places}, q = block * ${wide} + tid / ${places};
   uint4 chunk[${f.planes}];
   if (place < ${src.images * src.pixels}${f" && q < {src.c8}" if src.c8 % wide else ""}) {
     VALUE_TYPE v[8];
-    read8_${name}(v, x, place, group, q, norms, marks);
+    read8_${name}(v, x, place, group, q, norms, marks${passed});
     split8(chunk, v);
 #pragma unroll
     for (int p = 0; p < ${f.planes}; ++p) turn[p * 256 + tid % ${places} * ${wide} + (tid / ${places} ^ tid % ${wide})] = chunk[p];
@@ -184,9 +191,12 @@ inline void write_${name}(global ushort *packed, uint id, local uint4 *turn) {
 % endif
 % endif
 % endfor
-<% args = ", ".join(f"global const {type} *restrict {p[0]}_from, global ushort *restrict {p[0]}_to" for p in pieces) %>\
+<%
+normalises = problem.normalised and any(piece[0] == "x" for piece in pieces)
+args = ", ".join(f"global const {type} *restrict {p[0]}_from, global ushort *restrict {p[0]}_to" for p in pieces)
+%>\
 kernel __attribute__((reqd_work_group_size(256, 1, 1)))
-void pack(${args}${", global const int *restrict norms" if f.scaled else ""}) {
+void pack(${args}${", global const int *restrict norms" if f.scaled else ""}${", global const float *restrict norm" if normalises else ""}) {
   const int tid = get_local_id(0);
   const int group = get_group_id(0);
   local uint4 turn[${256 * f.planes}];
@@ -195,7 +205,7 @@ void pack(${args}${", global const int *restrict norms" if f.scaled else ""}) {
 <% begin = 0 %>\
 % for name, kind, groups, at in pieces:
   if (group >= ${begin} && group < ${begin + groups})
-    pack_${name}(${name}_from, ${name}_to + ${at}L, (uint)(group - ${begin}) * 256u + tid, ${f"norms, (global const int *){name}_to" if f.scaled else "0, 0"}, turn);
+    pack_${name}(${name}_from, ${name}_to + ${at}L, (uint)(group - ${begin}) * 256u + tid, ${f"norms, (global const int *){name}_to" if f.scaled else "0, 0"}, turn${", norm" if normalises and name == "x" else ""});
 <% begin += groups %>\
 % endfor
   barrier(CLK_LOCAL_MEM_FENCE);

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from ....api.dtypes import storage_macros
-from ....api.problem import ConvProblem, epilogue_macros
+from ....api.problem import ConvProblem, epilogue_macros, norm_macros
+from ...plans.channel_sums import merging, summing
 from ...plans.steps import Areas, StepPlan
 from ...programs.geometry_arguments import divided_by
 from ...programs.kernels import OPERANDS, Launch, build, define, kernel_text
@@ -42,6 +43,7 @@ class Layout:
         self.packed_size = weights.size if self.constant else 0
         self.partial = areas.add(tiling.partial_bytes)
         self.maps = areas.add(tiling.maps_bytes)
+        self.sums = areas.add(tiling.sums_bytes)
         self.size = areas.size
 
     def marks_at(self, letter: str) -> int:
@@ -49,9 +51,16 @@ class Layout:
         return self.scales.marks_at(self.scales.named(letter))
 
 
-def common_macros(tiling: ProductTiling) -> str:
-    """The problem's macros, and the type of offsets in the output."""
-    return tiling.problem.macros() + f"#define OUT_INDEX {tiling.out_index}\n"
+def common_macros(tiling: ProductTiling, problem: ConvProblem | None = None) -> str:
+    """The macros of the tiling's problem, or of a part of it, and the type of offsets in the output."""
+    return (problem or tiling.problem).macros() + f"#define OUT_INDEX {tiling.out_index}\n"
+
+
+def product_macros(tiling: ProductTiling) -> str:
+    """The macros of the product, which reads x as it was normalised before."""
+    problem = tiling.problem
+    normed_before = problem.normalised and not tiling.norm_in_place
+    return common_macros(tiling, problem.replace(norm=None) if normed_before else problem)
 
 
 _AXES = "zyx"
@@ -125,7 +134,8 @@ class ProductLaunch:
     def text(self) -> str:
         tiling, layout = self.tiling, self._layout
         operands = (tiling.source.name, "w") if tiling.data else ("y", "x")
-        text = common_macros(tiling)
+        text = product_macros(tiling)
+        text += define(SUMS_AT=f"{layout.sums // 4}L") if tiling.summed else ""
         text += define(PARTIAL=int(tiling.partial), PARTIAL_AT=f"{layout.partial // 4}L")
         nhwc = tiling.problem.layout == "nhwc" and not tiling.tile.stacked
         text += define(PAIRS=int(nhwc and tiling.geometry.m % 2 == 0), OCTETS=int(nhwc and tiling.geometry.m % 8 == 0))
@@ -136,6 +146,7 @@ class ProductLaunch:
         text += tiling.instructions.text(self._emulate)
         for file in ("narrow.cl.mako", "finish.cl", "sums.cl", "shifted.cl"):
             text += kernel_text(MATRIX_TILES, file, tiling=tiling)
+        text += kernel_text(MATRIX_TILES, "stored.cl.mako", tiling=tiling) if tiling.returning else ""
         return text + product_text(tiling)
 
     def launch(self, context: Any) -> Launch:
@@ -144,6 +155,7 @@ class ProductLaunch:
         if tiling.format.scaled:
             operands += operands
         operands += ["workspace"] if tiling.partial else written(tiling.problem)
+        operands += ["workspace"] if tiling.summed else []
         program = tiling.instructions.build(context, self.text(), self._emulate)
         items = tiling.tile.items
         return Launch(program, "product", (tiling.work_groups * items,), (items,), operands, names=OPERANDS)
@@ -163,7 +175,7 @@ class ProductPlan(StepPlan):
     ) -> None:
         tiling = self.tiling = self._tiling_of(problem, {**config, "engine": engine})
         layout = self._layout = Layout(tiling)
-        self._common = common_macros(tiling)
+        self._macros = product_macros(tiling)
         self._emulate = emulate
         sources = [(source.name, source) for source in tiling.sources]
         weights = [("w", None)] if tiling.data and not tiling.direct_weights else []
@@ -172,6 +184,8 @@ class ProductPlan(StepPlan):
         steps.append(self._product(context))
         if tiling.partial:
             steps.append(self._reduce(context))
+        if problem.sums:
+            steps += self._sums(context)
         super().__init__(layout.size, steps, layout.packed_size, packers, self._key() if layout.packed_size else None)
 
     def _key(self) -> str:
@@ -200,8 +214,9 @@ class ProductPlan(StepPlan):
                     items = -(-pixels * source.turn // 256) * 256 * source.groups * -(-source.c8 // source.turn)
             pieces.append((name, "weights" if source is None else source, -(-items // 256), layout.at[name] // 2))
             operands += [name, "workspace"]
-        text = self._common + tiling.conversions.text(self._emulate)
+        text = common_macros(tiling) + tiling.conversions.text(self._emulate)
         text += kernel_text(MATRIX_TILES, "narrow.cl.mako", tiling=tiling)
+        text += kernel_text("convdispatch.api", "norm.cl") if tiling.problem.normalised else ""
         text += kernel_text(MATRIX_TILES, "shifted.cl") if layout.scales else ""
         text += kernel_text(__package__, "pack.cl.mako", tiling=tiling, pieces=pieces, scales=layout.scales)
         program = build(context, text)
@@ -210,6 +225,8 @@ class ProductPlan(StepPlan):
             names = [name for name, _ in tensors]
             launches += layout.scales.launches(context, names)
             operands.append("w" if layout.constant and "w" not in names else "workspace")
+        if tiling.problem.normalised and any(name == "x" for name, _ in tensors):
+            operands.append("norm")
         size = sum(piece[2] for piece in pieces) * 256
         launches.append(Launch(program, "pack", (size,), (256,), operands, names=OPERANDS))
         return launches
@@ -228,6 +245,12 @@ class ProductPlan(StepPlan):
 
     def _product(self, context: Any) -> Launch:
         return self._launch().launch(context)
+
+    def _sums(self, context: Any) -> list[Launch]:
+        tiling, start = self.tiling, self._layout.sums
+        if tiling.summed:
+            return merging(context, tiling.problem, tiling.sums_parts, start)
+        return summing(context, tiling.problem, start)
 
     def _reduce(self, context: Any) -> Launch:
         tiling, problem, geo = self.tiling, self.tiling.problem, self.tiling.geometry
@@ -255,8 +278,8 @@ STATE_BYTES = 8
 
 
 def written(problem: ConvProblem) -> list[str]:
-    """The operands of a kernel that ends with the epilogue: the output, bias and residual."""
-    return [problem.written, *(name for name in ("bias", "residual") if getattr(problem, name))]
+    """The operands of a kernel that ends with the epilogue: the output, and what the epilogue reads."""
+    return [problem.written, *problem.epilogue_operands]
 
 
 @dataclass(frozen=True)
@@ -288,6 +311,7 @@ def reduction_launch(context: Any, problem: ConvProblem, parts: Parts, operands:
 def reduction_macros(problem: ConvProblem, index: str) -> str:
     """Macros of a program that adds parts: types and the epilogue, no sizes."""
     text = storage_macros(problem.dtype) + epilogue_macros(problem)
+    text += norm_macros(problem) if problem.masked else ""
     text += define(OUT_INDEX=index, PARTIAL=0, WIDE=int(index == "long"))
     return text + kernel_text("convdispatch.api", "divide.cl")
 

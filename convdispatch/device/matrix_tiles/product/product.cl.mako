@@ -21,7 +21,8 @@
 ## compensated       exact formats: the rounding error of such an addition is the start of the next sums
 ##
 ## Parts: ``iterator`` (addresses of copies), ``copies`` (the pipeline: a slice's copies), ``window``, ``fragments``,
-## ``mainloop_registers`` and ``mainloop_wgmma`` (a slice's products and sums), ``results`` (the epilogue and the stores).
+## ``mainloop_registers`` and ``mainloop_wgmma`` (a slice's products and sums), ``results`` (the epilogue and the stores),
+## ``channel_sums`` (of the stored results).
 ## The template's values come from ``plan.py``.
 <%namespace name="window" file="window.cl.mako"/>\
 <%namespace name="register_loop" file="mainloop_registers.cl.mako"/>\
@@ -50,7 +51,7 @@ inline uint column_place(int line, int k) { return line / 64 * ${t.bk * 128} + k
 #define B_SBO ${1024 if tiling.transposed_weights else 8 * rowb}
 % endif
 ${core.attributes}kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
-void product(global const ushort *restrict a, global const ushort *restrict b${", global const int *restrict marks_a, global const int *restrict marks_b" if f.scaled else ""}, OUT_PARAMS) {
+void product(global const ushort *restrict a, global const ushort *restrict b${", global const int *restrict marks_a, global const int *restrict marks_b" if f.scaled else ""}, OUT_PARAMS${", global float *channel_parts" if tiling.summed else ""}) {
   local uint4 area[${tiling.local_bytes // 16}] __attribute__((aligned(1024)));
   SCRATCH(${items});
   local uchar *memory = (local uchar *)area;

@@ -1,5 +1,5 @@
 ## Stores the sums, scaled back, through local memory to the output or its parts. A part of ``product.cl.mako``.
-<% runs = len(core.rows) %>\
+<% runs = len(core.rows); summed = tiling.summed; residual, masked = tiling.problem.residual, tiling.problem.masked %>\
 <%def name="place_of(m)">\
 <% channels = geo.m // (geo.stacked[0] * geo.stacked[1] * geo.stacked[2]) if geo.stacked else geo.m %>\
 % if t.window:
@@ -20,9 +20,9 @@
       const int r = ${i} / ${t.bn // 8}, c = ${i} % ${t.bn // 8} * 8, n = n0 + c, row = group * ${geo.m} + n;
       const OUT_INDEX out_at = place_of_row[r];
 </%def>
-<%def name="staged_octet()">\
+<%def name="staged_octet(kind='const float')">\
         const float4 low = *(local float4 *)(staging + r * ${pitch} + c), high = *(local float4 *)(staging + r * ${pitch} + c + 4);
-        const float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        ${kind} v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 </%def>
 % if f.scaled:
   {
@@ -65,7 +65,7 @@
     }
 % endfor
 % endfor
-% if dst.nhwc and not geo.stacked:
+% if (dst.nhwc or summed) and not geo.stacked:
     // The offset of a row in the output, or -1; computed once for a row, not once for each of its channels.
     local OUT_INDEX *place_of_row = (local OUT_INDEX *)(staging + ${lines * pitch});
     for (int r = tid; r < ${t.bm}; r += ${items}) {
@@ -96,6 +96,42 @@ ${place_of("m")}\
             }
         }
     }
+% elif dst.nhwc and tiling.returning:
+#if OCTETS
+    // What is added, and what a norm's gradient depends on, is read for four octets before any is written.
+    for (int first = tid; first < ${octets}; first += ${4 * items}) {
+      RAW8 addend[4], before[4];
+#pragma unroll
+      for (int u = 0; u < 4; ++u) {
+        const int i = min(first + u * ${items}, ${octets - 1});
+${octet("i")}\
+        const OUT_INDEX from = out_at >= 0 & n < ${geo.m} ? out_at + n : 0;
+        addend[u] = ${"raw8(residual + from)" if residual else "NO_RAW8"};
+        before[u] = ${"raw8(saved + from)" if masked else "NO_RAW8"};
+      }
+#pragma unroll
+      for (int u = 0; u < 4; ++u) {
+        const int i = first + u * ${items};
+        if (i >= ${octets}) continue;
+${octet("i")}\
+        if (out_at >= 0 & n < ${geo.m}) {
+${staged_octet('float')}\
+          put8_stored(OUT_ARGS, v, addend[u], before[u], out_at + n, row);
+% if summed:
+          *(local float4 *)(staging + r * ${pitch} + c) = (float4)(v[0], v[1], v[2], v[3]);
+          *(local float4 *)(staging + r * ${pitch} + c + 4) = (float4)(v[4], v[5], v[6], v[7]);
+% endif
+        }
+      }
+    }
+#else
+    for (int i = tid; i < ${octets}; i += ${items}) {
+${octet("i")}\
+      if (out_at >= 0)
+        for (int e = 0; e < min(8, ${geo.m} - n); ++e)
+          staging[r * ${pitch} + c + e] = put_stored(OUT_ARGS, staging[r * ${pitch} + c + e], out_at + n + e, row + e);
+    }
+#endif
 % elif dst.nhwc:
 #if OCTETS && RESIDUAL && !PARTIAL
     // Residuals of four octets are read before any is written, so that a read does not wait for the preceding write.
@@ -143,9 +179,12 @@ ${place_of("m")}\
       if (real)
 #pragma unroll 4
         for (int c = tid / ${rows_at_once}; c < columns; c += ${columns_at_once})
-          put(OUT_ARGS, staging[c * ${pitch} + r], out_at + (OUT_INDEX)(n0 + c) * ${dst.channel}, group * ${geo.m} + n0 + c);
+          ${f"staging[c * {pitch} + r] = put_stored" if summed else "put"}(OUT_ARGS, staging[c * ${pitch} + r], out_at + (OUT_INDEX)(n0 + c) * ${dst.channel}, group * ${geo.m} + n0 + c);
     }
 % endfor
+% endif
+% if summed:
+<%include file="channel_sums.cl.mako"/>\
 % endif
   }
 % else:

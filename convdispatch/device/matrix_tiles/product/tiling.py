@@ -16,6 +16,7 @@ from typing import Any
 
 from ....api.geometry import TensorLayout
 from ....api.problem import ConvProblem
+from ...plans.channel_sums import merged_bytes, summing_bytes
 from ..configured import WarpTile, first_fault
 from ..geometry import Phase, along, chunks, product_geometry, window
 from ..instruction import FORMATS, InstructionText
@@ -95,6 +96,10 @@ class ProductTiling:
     """Sum of the exponents that scaling adds to both operands, which the epilogue subtracts."""
     always_partial = False
     """Whether sums go to the workspace even if the sum is not split."""
+    norm_in_place = False
+    """Whether the product itself normalises x; otherwise x is packed, or written, normalised."""
+    narrow_pair = "(narrow(low) | (uint)narrow(high) << 16)"
+    """OpenCL expression: two float32 numbers, low and high, in the format's 16-bit type."""
     maps_bytes = 0
     """Bytes of tensor maps that the kernel writes for itself."""
 
@@ -138,7 +143,7 @@ class ProductTiling:
         # staging: lines of the results in local memory, and their pitch in elements, which spreads them over banks.
         self.staging = (t.bm, t.bn + 8) if nhwc else (t.bn, t.bm + 4)
         # staged: whether results pass through local memory before they are stored, so that stores are coalesced.
-        staged_bytes = self.staging[0] * self.staging[1] * 4 + (t.bm * 8 if nhwc else 0)
+        staged_bytes = self.staging[0] * self.staging[1] * 4 + (t.bm * 8 if nhwc or p.sums else 0)
         self.staged = data and staged_bytes <= self.local_bytes
         # --- Layout of the weights.
         native = self.format.name == "native" and nhwc and data and not p.constant_weights
@@ -163,6 +168,8 @@ class ProductTiling:
         self.partial = (t.split > 1) | (not data) | self.always_partial
         self.partial_elements = math.prod(p.out_shape) if data else geo.groups * geo.m * self.n
         self.partial_bytes = self.partial_elements * t.split * 4 * self.partial
+        # summed: whether the product leaves the sums of its tiles' channels; parts of a sum over k have none.
+        self.summed = (self.partial ^ True) if p.sums else False
         # tap_bits: along each axis, bits that mark the taps inside the source; 0 if no tap is ever outside.
         self.guarded = geo.guarded
         max_taps = [max(phase.taps[axis] for phase in phases) for axis in range(3)]
@@ -171,6 +178,7 @@ class ProductTiling:
     def _source(self, name: str, c: int, size: tuple[int, int, int], fold: bool) -> Source:
         problem = self.problem
         direct = self.format.name == "native" and problem.layout == "nhwc" and not fold and c % 8 == 0
+        direct = direct and not (name == "x" and problem.normalised)
         return Source(name, problem.mb, problem.g, c, size, self.format.planes, fold, direct)
 
     @functools.cached_property
@@ -203,6 +211,23 @@ class ProductTiling:
     def before(self) -> tuple[int, ...]:
         """For each phase, the number of K-slices of all phases before it."""
         return tuple(sum(self.slices[:number]) for number in range(len(self.slices)))
+
+    @property
+    def returning(self) -> bool:
+        """Whether results are needed as they are stored, because their channels are summed, or pass a norm's slope."""
+        return (self.problem.sums or self.problem.masked) and not self.partial
+
+    @property
+    def sums_parts(self) -> int:
+        """The parts of a channel whose sums the product leaves: its tiles."""
+        return self.m_tiles * len(self.geometry.phases)
+
+    @property
+    def sums_bytes(self) -> int:
+        """Bytes of workspace of the channels' sums."""
+        if not self.problem.sums:
+            return 0
+        return merged_bytes(self.problem, self.sums_parts) if self.summed else summing_bytes(self.problem)
 
     @functools.cached_property
     def tap_parts(self) -> int:
@@ -270,6 +295,10 @@ class ProductTiling:
         if t.stacked:
             outside = True if self.problem.direction != "bwd_data" else self.staged ^ True
             yield outside, "stacked phases need the data gradient and a tile that passes through local memory"
+            yield self.problem.sums, "the columns of stacked phases share their channels"
+        if self.problem.sums or self.problem.masked:
+            unstaged = (self.partial ^ True) & (self.staged ^ True)
+            yield unstaged, "sums of channels and norms' gradients need a tile that passes through local memory"
         if t.window:
             yield not self.data or self.window is None, "windows need stride 1 and several taps"
             yield self.geometry.phases[0].volume <= self.under_way, "fewer taps than slices in flight"

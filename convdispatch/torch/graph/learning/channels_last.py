@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..geometry import FORMATS
-from ..settings import switches
+from ...geometry import FORMATS
+from ...settings import switches
 
 _CONVOLUTIONS = {torch.conv2d, torch.conv3d, torch.nn.functional.conv2d, torch.nn.functional.conv3d}
 
 
-def pays() -> bool:
-    """Whether convolutions on CUDA run in TF32 or in a 16-bit type now."""
-    return switches(True)[0] or torch.is_autocast_enabled("cuda")
+def pays(device: str) -> bool:
+    """Whether convolutions on devices of this type run in TF32 or in a 16-bit type now."""
+    return switches(device == "cuda")[0] or torch.is_autocast_enabled(device)
 
 
 def lay_channels_last(graph: fx.GraphModule) -> None:

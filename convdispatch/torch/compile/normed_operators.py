@@ -1,0 +1,239 @@
+"""Convolutions with a batch norm before them and the statistics of their results behind them, and batch norm by these.
+
+``convolve`` reads ``activation((input - mean) * scale + shift)`` and may return the mean and the sum of squared
+distances of each channel of its result. Neither the normalised input nor a pass for the statistics is needed; autograd
+saves the input alone. Below it are two operators; where the engine declines, PyTorch's operators compute the same, with
+the reason counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..dispatch import normed
+from ..dispatch.normed import sums_type
+from ..dispatch.routing import original, routed, settings_in_force
+from .fused_operator import activate, slope_times
+from .operators import gradients, in_autocast, without_tangents
+
+_aten = torch.ops.aten
+_GEOMETRY = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
+_library = torch.library.Library("convdispatch", "FRAGMENT")
+_library.define(
+    f"normed_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor? table, str? norm, bool sums, {_GEOMETRY}) "
+    "-> (Tensor, Tensor)"
+)
+_library.define(
+    "normed_convolution_backward(Tensor grad_output, Tensor input, Tensor weight, Tensor table, str norm, "
+    f"{_GEOMETRY}, bool[2] output_mask) -> (Tensor, Tensor, Tensor)"
+)
+normed_convolution = torch.ops.convdispatch.normed_convolution.default
+normed_convolution_backward = torch.ops.convdispatch.normed_convolution_backward.default
+
+
+# Batch norm in PyTorch's operators. Its numbers are tensors of one number a channel, mean, scale and shift, because a
+# compiler fuses what reads these; ``table`` has them as rows for kernels.
+
+
+def statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean and the sum of squared distances from it, of each channel of a tensor."""
+    axes = [0, *range(2, x.ndim)]
+    variance, mean = torch.var_mean(x.to(sums_type(x.dtype)), axes, correction=0)
+    return mean, variance * (x.numel() // x.shape[1])
+
+
+def affine(mean: torch.Tensor, variance: torch.Tensor, weight: Any, bias: Any, epsilon: float) -> tuple[Any, Any, Any]:
+    """Mean, scale and shift of a batch norm by a mean and a variance."""
+    scale = torch.rsqrt(variance + epsilon)
+    scale = scale if weight is None else scale * weight.to(scale.dtype)
+    return mean, scale, torch.zeros_like(mean) if bias is None else bias.to(mean.dtype)
+
+
+def learning_norm(mean: torch.Tensor, squares: torch.Tensor, count: int, *rest: Any) -> tuple[Any, Any, Any]:
+    """``affine`` by the batch's statistics of ``count`` elements a channel; ``rest`` is weight, bias and epsilon."""
+    return affine(mean, squares / count, *rest)
+
+
+def frozen_norm(mean: torch.Tensor, variance: torch.Tensor, dtype: torch.dtype, *rest: Any) -> tuple[Any, Any, Any]:
+    """``affine`` by running statistics, for an input of a dtype; ``rest`` is weight, bias and epsilon."""
+    return affine(mean.to(sums_type(dtype)), variance.to(sums_type(dtype)), *rest)
+
+
+def update_running(buffers: Sequence[torch.Tensor], values: Sequence[Any], momentum: Any) -> None:
+    """Move running statistics towards a batch's, as PyTorch does: each of ``values`` is a tensor and the number by
+    which it is divided. All at once, so that a compiler makes one kernel of them."""
+    with torch.no_grad():
+        old = torch._foreach_mul([buffer.to(value.dtype) for buffer, (value, _) in zip(buffers, values, strict=True)],
+                                 1 - momentum)  # fmt: skip
+        new = torch._foreach_mul([value / divisor for value, divisor in values], momentum)
+        torch._foreach_copy_(buffers, torch._foreach_add(old, new))
+
+
+def table(mean: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """The three as rows, for ``convolve``; no gradient flows through it. ``torch.stack`` would be a kernel a row."""
+    with torch.no_grad():
+        row = torch.arange(3, device=mean.device).unsqueeze(1)
+        return torch.where(row == 0, mean, torch.where(row == 1, scale, shift))
+
+
+def normalised(x: torch.Tensor, *norm: torch.Tensor) -> torch.Tensor:
+    """``(x - mean) * scale + shift`` of mean, scale and shift, computed in their dtype, returned in x's."""
+    return _Normalised.apply(x, *norm)  # type: ignore[no-any-return]
+
+
+def _normalised(x: torch.Tensor, norm: Sequence[torch.Tensor]) -> torch.Tensor:
+    mean, scale, shift = (_over_channels(each, x.ndim) for each in norm)
+    return (x.to(mean.dtype) - mean) * scale + shift
+
+
+class _Normalised(torch.autograd.Function):
+    """``normalised``. The backward sums the gradient itself, not its product with the scale, so that a compiler stores
+    no gradient in the dtype of sums."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, *norm: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, *norm[:2])
+        return _normalised(x, norm).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        x, mean, scale = ctx.saved_tensors
+        wide, distance = grad.to(mean.dtype), x.to(mean.dtype) - _over_channels(mean, x.ndim)
+        axes = [0, *range(2, x.ndim)]
+        by_shift, by_scale = wide.sum(axes), (wide * distance).sum(axes)
+        return (wide * _over_channels(scale, x.ndim)).to(x.dtype), -scale * by_shift, by_scale, by_shift
+
+
+def _over_channels(numbers: torch.Tensor, ndim: int) -> torch.Tensor:
+    return numbers.reshape(1, -1, *[1] * (ndim - 2))
+
+
+# The operators, below autograd.
+
+
+def _whole(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> tuple[Any, ...]:
+    return stride, padding, dilation, False, [0] * len(stride), groups
+
+
+def _activation(norm: str | None) -> str | None:
+    return None if norm == "identity" else norm
+
+
+def _input(x: torch.Tensor, table: Any, norm: str | None) -> torch.Tensor:
+    """What the convolution reads, in PyTorch's operators."""
+    if table is None:
+        return x
+    return activate(_normalised(x, table), _activation(norm)).to(x.dtype)
+
+
+def _forward(x: torch.Tensor, w: torch.Tensor, bias: Any, table: Any, norm: Any, sums: bool, *geometry: Any) -> Any:
+    without_tangents("normed_convolution", (x, w, bias, table))
+
+    def theirs() -> tuple[torch.Tensor, torch.Tensor]:
+        y = original("convolution", _input(x, table, norm), w, bias, *_whole(*geometry))
+        if not sums:
+            return y, x.new_empty(0, dtype=sums_type(x.dtype))
+        mean, squares = statistics(y)
+        return y, torch.stack([torch.full_like(mean, y.numel() // y.shape[1]), mean, squares])
+
+    arguments = (x, w, bias, table, norm, sums, *geometry)
+    return routed("convolution", normed.forward, theirs, arguments, settings_in_force())
+
+
+def _backward(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, table: torch.Tensor, norm: str, *rest: Any) -> Any:
+    *geometry, mask = rest
+
+    def theirs() -> tuple[Any, Any, Any]:
+        arguments = (grad, _input(x, table, norm), w, None, *_whole(*geometry), [*mask, False])
+        data, weights, _ = original("convolution_backward", *arguments)
+        sums = None
+        if mask[0]:
+            normed_input, data = _normalised(x, table), data.to(table.dtype)
+            data = data if norm == "identity" else slope_times(data, norm, x=normed_input)
+            data, axes = data.to(x.dtype), [0, *range(2, x.ndim)]
+            stored = data.to(table.dtype)
+            sums = torch.stack([stored.sum(axes), (stored * (x - _over_channels(table[0], x.ndim))).sum(axes)])
+        return data, sums, weights
+
+    arguments = (grad, x, w, table, norm, *rest)
+    results = routed("convolution_backward", normed.backward, theirs, arguments, settings_in_force())
+    # An operator cannot return None: a gradient that was not requested is an empty tensor, also in the fake kernel.
+    return tuple(grad.new_empty(0) if each is None else each for each in results)
+
+
+for _name, _compute in (("normed_convolution", _forward), ("normed_convolution_backward", _backward)):
+    _library.impl(_name, _compute, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("convdispatch::normed_convolution", lib=_library)
+def _(x: Any, w: Any, bias: Any, table: Any, norm: Any, sums: bool, *geometry: Any) -> Any:
+    y = _aten.convolution.default(x, w, bias, *_whole(*geometry))
+    return y, x.new_empty((3, w.shape[0]) if sums else (0,), dtype=sums_type(x.dtype))
+
+
+@torch.library.register_fake("convdispatch::normed_convolution_backward", lib=_library)
+def _(grad: Any, x: Any, w: Any, table: Any, norm: Any, *rest: Any) -> Any:
+    *geometry, (wants_data, wants_weights) = rest
+    mask = [wants_data, wants_weights, False]
+    data, weights, _ = _aten.convolution_backward.default(grad, x, w, None, *_whole(*geometry), mask)
+    sums = x.new_empty((2, x.shape[1]), dtype=sums_type(x.dtype)) if wants_data else grad.new_empty(0)
+    return data if wants_data else grad.new_empty(0), sums, weights if wants_weights else grad.new_empty(0)
+
+
+# Autograd.
+
+
+def convolve(operands: Sequence[Any], norm: Any, rows: Any, activation: str | None, sums: bool, *geometry: Any) -> Any:
+    """The convolution of ``activation(norm(input))``, with gradients; with ``sums`` also mean and sum of squared
+    distances of each channel of the result.
+
+    ``operands`` are input, weight and bias; ``norm`` is mean, scale and shift, and ``rows`` their table, both None if
+    the input is read as it is. The activation is a problem's ``norm``.
+    """
+    kind = operands[0].device.type
+    if torch.is_autocast_enabled(kind):
+        operands = in_autocast(kind, operands)
+    norm = (None, None, None) if norm is None else norm
+    return _NormedConvolution.apply(*operands, *norm, rows, activation, sums, geometry)
+
+
+class _NormedConvolution(torch.autograd.Function):
+    """``convolve``. The gradients of mean, scale and shift are tensors of their own, not rows of one, so that a
+    compiler fuses what reads them."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Any:
+        x, w, bias, _, scale, _, rows, activation, has_sums, geometry = given
+        y, sums = normed_convolution(x, w, bias, rows, activation, has_sums, *geometry)
+        mean = sums[1] if has_sums else None
+        ctx.save_for_backward(x, w, rows, scale, y if has_sums else None, mean)
+        ctx.activation, ctx.geometry, ctx.bias_sizes = activation, geometry, None if bias is None else [bias.shape[0]]
+        return (y, mean, sums[2]) if has_sums else y
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, by_mean: Any = None, by_squares: Any = None) -> tuple[Any, ...]:  # type: ignore[override]
+        x, w, rows, scale, y, mean = ctx.saved_tensors
+        if y is not None:  # the gradient of y through its statistics
+            by_mean, by_squares, mean = (_over_channels(each, y.ndim) for each in (by_mean, by_squares, mean))
+            distance = y.to(mean.dtype) - mean
+            grad = grad.to(mean.dtype) + by_mean / (y.numel() // y.shape[1]) + 2 * by_squares * distance
+            grad = grad.to(y.dtype)
+        if rows is None:
+            return *gradients(ctx, grad, x, w, ctx.bias_sizes, _whole(*ctx.geometry)), *[None] * 7
+        needs_x, needs_w, needs_bias, *needs_norm = ctx.needs_input_grad[:6]
+        by_x = by_bias = weights = None
+        by_norm: tuple[Any, Any, Any] = (None, None, None)
+        mask = [needs_x or any(needs_norm), needs_w]
+        if any(mask):
+            results = normed_convolution_backward(grad, x, w, rows, ctx.activation, *ctx.geometry, mask)
+            data, sums, weights = results[0], results[1], results[2] if needs_w else None
+            if mask[0]:
+                by_norm = -scale * sums[0], sums[1], sums[0]
+            if needs_x:
+                by_x = (data.to(scale.dtype) * _over_channels(scale, x.ndim)).to(x.dtype)
+        if needs_bias:
+            by_bias = grad.sum((0, *range(2, grad.ndim)))
+        return by_x, weights, by_bias, *by_norm, None, None, None, None

@@ -1,0 +1,117 @@
+"""Convolutions with a norm before them and sums of channels behind them, on our engines.
+
+``forward`` and ``backward`` raise Fallback, with the reason, where the call is PyTorch's, as ``engine``'s functions do.
+The calls are cached and planned as all others; they differ in their operands alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...api.problem import EXTRAS
+from ...calls.arrays.stream_arrays import ALIGNMENT
+from ...calls.framework.fallback import Fallback
+from ..settings import DEFAULT, Settings
+from . import engine
+
+_OPERANDS = ("x", "w", "y", *EXTRAS)
+_IN_FORMAT = ("x", "w", "y", "saved")
+"""The operands that have the memory format of the call; the others are contiguous."""
+
+
+def sums_type(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of tables and sums of tensors of a dtype."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def forward(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    table: torch.Tensor | None,
+    *given: Any,
+    settings: Settings = DEFAULT,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The convolution of ``norm(x)``, and the sums of the result's channels, an empty tensor if they are not requested.
+
+    ``given`` is the norm's activation, whether sums are requested, and stride, padding, dilation and groups.
+    """
+    norm, sums, *geometry = given
+    call = _call("forward", geometry, (x, w, None, bias), (None, False, norm, sums), settings)
+    result = {"y": _result(call, x)}
+    result["sums"] = x.new_empty((3, w.shape[0]) if sums else 0, dtype=sums_type(x.dtype))
+    _launch(call, {"x": x, "w": w, "bias": bias, "norm": table, **result})
+    return result["y"], result["sums"]
+
+
+def backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    table: torch.Tensor,
+    norm: str,
+    *given: Any,
+    settings: Settings = DEFAULT,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """The gradient of what the norm's activation reads, the sums of its channels, and the weights' gradient; None for
+    what is not requested. ``given`` is stride, padding, dilation, groups and the mask of requests."""
+    *geometry, (wants_data, wants_weights) = given
+    data = sums = weights = None
+    data_call = weights_call = None
+    # Both calls are planned before either runs: if one is left to PyTorch, the whole backward is.
+    if wants_data:
+        data_call = _call("data", geometry, (x, w, grad, None), (None, False, norm, True), settings)
+    if wants_weights:
+        weights_call = _call("weights", geometry, (x, w, grad, None), (None, False, norm, False), settings)
+    if data_call is not None:
+        data, sums = _result(data_call, x), x.new_empty((2, x.shape[1]), dtype=sums_type(x.dtype))
+        _launch(data_call, {"x": data, "w": w, "y": grad, "norm": table, "saved": x, "sums": sums})
+    if weights_call is not None:
+        weights = _result(weights_call, x)
+        _launch(weights_call, {"x": x, "w": weights, "y": grad, "norm": table})
+    return data, sums, weights
+
+
+def _call(part: str, geometry: Sequence[Any], tensors: Any, parts: tuple[Any, ...], settings: Settings) -> Any:
+    """The cached call of a part. Raises Fallback where PyTorch computes it."""
+    x, w, grad, bias = tensors
+    stride, padding, dilation, groups = geometry
+    whole = (stride, padding, dilation, False, [0] * len(stride), groups)
+    call = engine.cached_call(part, whole, x, w, grad, bias, False, settings, parts)
+    if not hasattr(call, "launch"):
+        call(x, w, grad)  # raises the reason
+        raise Fallback("an operand beside a convolution's own is on a device that takes none")
+    return call
+
+
+def _result(call: Any, like: torch.Tensor) -> torch.Tensor:
+    return torch.empty(call.shape, dtype=like.dtype, device=like.device, memory_format=call.form)
+
+
+def _launch(call: Any, tensors: dict[str, torch.Tensor | None]) -> None:
+    """Launch a call on tensors by operand; copies those that its kernels cannot read in place."""
+    if call.empty:
+        raise Fallback("nothing to compute")
+    in_place: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if tensor is None or not tensor.numel():
+            continue
+        readable = tensor.contiguous(memory_format=call.form if name in _IN_FORMAT else torch.contiguous_format)
+        if readable.is_neg() or readable.data_ptr() % ALIGNMENT:
+            readable = readable.resolve_neg().clone(memory_format=torch.preserve_format)
+        in_place[name] = readable
+    names = _OPERANDS[: len(call.sizes)]
+    addresses = [in_place[name].data_ptr() if name in in_place else 0 for name in names]
+    if call.host:
+        launched = call.launch(addresses, call.ask())
+        assert launched, "all operands have addresses of their own"
+    else:
+        stream = call.arrays.stream(in_place["x"])
+        with contextlib.nullcontext() if call.arrays.is_current(stream) else stream.current():
+            call.launch(stream, addresses)
+    if call.count is not None:
+        call.count(call.solver)

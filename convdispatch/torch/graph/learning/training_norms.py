@@ -1,0 +1,385 @@
+"""Batch norms of graphs that learn, as parts of the convolutions before and after them.
+
+A pass over Dynamo's graph, before AOTAutograd splits it. In convolution, batch norm, activation, convolution the first
+returns the statistics of its result, and the second reads ``activation(norm(u))`` for its input u, which is neither
+written nor saved normalised. A normalised tensor with another reader is computed as before, from the convolution's
+statistics. ``FusionJudge`` decides by selection's answers and costs which norms are rewritten.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from ....api.errors import ConvDispatchError
+from ....api.problem import ConvProblem
+from ....calls.framework.fallback import Fallback
+from ....calls.framework.host import cpu_device
+from ....device import runtime
+from ....device.places.stream import KINDS
+from ....device.rates import rates
+from ....selection import decision_store
+from ....selection.plugins.loader import plugins
+from ....selection.solver_query import predicted, serves
+from ....selection.visible_problem import operand_bytes, visible_problem
+from ...compile import normed_operators
+from ...dispatch.routing import settings_in_force
+from ...geometry import DTYPES, FORMATS, Geometry, problem_of
+from ...settings import DEFAULT, math_of, policy_of, switches
+from ..epilogues import activation_text
+
+_CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+"""Convolutions in Dynamo's graphs, with their numbers of spatial axes."""
+_DEVICES = ("cpu", *KINDS)
+_BATCH_NORM = torch.nn.functional.batch_norm
+_BATCH_NORM_SIGNATURE = inspect.signature(_BATCH_NORM)
+_READERS = {_BATCH_NORM, *_CONVOLUTIONS, torch.cat, torch.add, operator.add}
+"""Functions that change no argument. A tensor that a convolution will normalise has no other readers, because one that
+changes it in place would change what the convolution reads."""
+
+
+@dataclass(eq=False)
+class Convolution:
+    """A convolution of the graph, and what it computes beside the convolution."""
+
+    node: fx.Node
+    geometry: tuple[Any, ...]
+    """Stride, padding and dilation, one number an axis, and groups."""
+    norm: Norm | None = None
+    """The norm of what it reads."""
+    sums: bool = False
+    """Whether it returns the statistics of its result."""
+    statistics: list[fx.Node] = field(default_factory=list)
+    """Mean and sum of squared distances, once they are written."""
+
+    def problem(self, part: str, **changes: Any) -> ConvProblem:
+        """The problem of one part (forward, data, weights), without norm and sums except for ``changes``."""
+        x, w, bias = self.operands
+        stride, padding, dilation, groups = self.geometry
+        value, dtype = _value(self.node), DTYPES[_value(self.node).dtype]
+        switched, settings = switches(value.is_cuda), settings_in_force() or DEFAULT
+        return problem_of(
+            part,
+            Geometry(stride, padding, dilation, False, (0,) * len(stride), groups),
+            _value(x).shape,
+            _value(w).shape,
+            None if part == "forward" else value.shape,
+            dtype,
+            last=_is_channels_last(x) or _is_channels_last(w),
+            math=math_of(settings, switched, dtype),
+            bias=bias is not None and part == "forward",
+        ).replace(**changes)
+
+    @property
+    def operands(self) -> tuple[Any, Any, Any]:
+        """Input, weight and bias."""
+        arguments = [*self.node.args, *[None] * 3][:3]
+        named = [self.node.kwargs.get(name) for name in ("input", "weight", "bias")]
+        return tuple(one if one is not None else other for one, other in zip(arguments, named, strict=True))  # type: ignore[return-value]
+
+
+@dataclass(eq=False)
+class Norm:
+    """A batch norm of the graph, and what takes it in."""
+
+    node: fx.Node
+    producer: Convolution | None = None
+    """The convolution that returns the statistics; None if they are computed from its result, or frozen."""
+    activation: fx.Node | None = None
+    text: str = "identity"
+    """The activation as a problem's ``norm``."""
+    consumers: list[Convolution] = field(default_factory=list)
+    """The convolutions that normalise what they read. If there are none, the normalised tensor is computed."""
+    statistics: list[fx.Node] = field(default_factory=list)
+    numbers: list[fx.Node] = field(default_factory=list)
+    """Mean, scale and shift, once they are written."""
+    table: fx.Node | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of ``torch.nn.functional.batch_norm`` by name, as the graph has them now."""
+        bound = _BATCH_NORM_SIGNATURE.bind(*self.node.args, **self.node.kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+
+class FusionJudge:
+    """Decides by selection's answers for one device whether a part of a problem is worth fusing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device: Any = None
+        settings = settings_in_force() or DEFAULT
+        self._policy = policy_of(settings, switches(device.type == "cuda"))
+        if device.type == "cpu":
+            info = runtime.device_info(cpu_device())
+        else:
+            from ...eager.stream_tensors import device as opencl_device
+
+            try:
+                info = runtime.device_info(opencl_device(torch.empty(0, device=device)))
+            except Fallback:
+                return
+        fusing = [solver for solver in plugins().solvers.values() if {"norm", "sums"} & set(solver.fuses)]
+        if any(serves(solver, info) for solver in fusing):
+            self._device = info
+
+    def pays(self, plain: Sequence[ConvProblem], fused: Sequence[ConvProblem], bytes_saved: int) -> bool:
+        """Whether solvers that fuse everything are chosen for all ``fused`` problems, and these take no longer than the
+        ``plain`` ones and passes that move ``bytes_saved``."""
+        if self._device is None:
+            return False
+        choices = [self._choice(problem) for problem in fused]
+        if not all(is_fused for is_fused, _ in choices):
+            return False
+        times = [seconds for _, seconds in (*choices, *map(self._choice, plain))]
+        if any(seconds is None for seconds in times):
+            return True  # a vendor's library predicts no time; selection has preferred the solvers that fuse
+        with_parts, without = sum(times[: len(fused)]), sum(times[len(fused) :])
+        return bool(with_parts <= without + bytes_saved / rates(self._device).bandwidth)
+
+    @functools.cache  # noqa: B019 (a judge lives for one graph)
+    def _choice(self, problem: ConvProblem) -> tuple[bool, float | None]:
+        """Whether the chosen solver fuses the whole problem, and the seconds that it predicts, passes included."""
+        try:
+            chosen = decision_store.choices(problem, self._device, self._policy).first
+        except ConvDispatchError:
+            return False, None
+        seconds = predicted(chosen.solver, problem, self._device, chosen.config, chosen.math)
+        return visible_problem(chosen.solver, problem) == problem, seconds
+
+
+def fuse_training_norms(graph: fx.GraphModule, forced: bool | None = None) -> int:
+    """Rewrite the graph in place; returns the number of batch norms that were rewritten. ``forced`` overrules
+    selection: True rewrites all that can be, False none."""
+    nodes = list(graph.graph.nodes)
+    if forced is False or not any(node.target is _BATCH_NORM for node in nodes):
+        return 0
+    with torch._subclasses.fake_tensor.unset_fake_temporarily():
+        convolutions = {node: part for node in nodes if (part := _convolution(node)) is not None}
+        judges: dict[torch.device, FusionJudge] = {}
+        norms = [norm for node in nodes if (norm := _norm(node, convolutions, forced, judges)) is not None]
+    rewritten = [part for part in convolutions.values() if part.sums or part.norm is not None]
+    parts: dict[fx.Node, Convolution | Norm] = {part.node: part for part in (*norms, *rewritten)}
+    obsolete = set(parts)
+    for norm in norms:
+        for reader in _chain(norm) if norm.consumers else ():
+            obsolete.add(reader)
+    for node in nodes:
+        part = parts.get(node)
+        if part is not None:
+            with graph.graph.inserting_before(node):
+                _write_norm(part) if isinstance(part, Norm) else _write_convolution(part)
+    _write_updates(norms)
+    for node in reversed(nodes):
+        if node in obsolete:
+            graph.graph.erase_node(node)
+    graph.graph.lint()
+    graph.recompile()
+    return len(norms)
+
+
+def _chain(norm: Norm) -> list[fx.Node]:
+    """The nodes between a norm and the convolutions that take it in: activation and changes of layout."""
+    last_node = norm.activation or norm.node
+    return [*([norm.activation] if norm.activation else []), *(user for user in last_node.users if _is_layout(user))]
+
+
+# What the graph has.
+
+
+def _value(node: Any) -> Any:
+    """The fake tensor of a node's result, whatever its layout."""
+    while _is_layout(node):
+        node = node.args[0]
+    return node.meta.get("example_value") if isinstance(node, fx.Node) else None
+
+
+def _is_layout(node: Any) -> bool:
+    """Whether a node is one of those that ``channels_last`` inserts."""
+    return isinstance(node, fx.Node) and node.target == "contiguous" and "memory_format" in node.kwargs
+
+
+def _is_channels_last(node: Any) -> bool:
+    if _is_layout(node):
+        return node.kwargs["memory_format"] is not torch.contiguous_format
+    value = _value(node)
+    form = FORMATS.get(value.ndim)
+    return form is not None and value.is_contiguous(memory_format=form) and not value.is_contiguous()
+
+
+def _is_static(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and all(type(size) is int and size > 0 for size in value.shape)
+
+
+def _convolution(node: fx.Node) -> Convolution | None:
+    """A convolution of Dynamo's graph with known sizes, in a dtype and on a device of ours."""
+    axes = _CONVOLUTIONS.get(node.target) if node.op == "call_function" else None  # type: ignore[arg-type]
+    if axes is None:
+        return None
+    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    given = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **dict(zip(names, node.args)), **node.kwargs}
+    result = _value(node)
+    tensors = result, _value(given["input"]), _value(given["weight"])
+    if not all(map(_is_static, tensors)) or result.dtype not in DTYPES or result.device.type not in _DEVICES:
+        return None
+    geometry: list[Any] = []
+    for name in ("stride", "padding", "dilation"):
+        value = given[name]
+        numbers = (value,) if isinstance(value, int) else value
+        if isinstance(numbers, str) or not all(type(number) is int for number in numbers):
+            return None
+        geometry.append(tuple(numbers) * axes if len(numbers) == 1 else tuple(numbers))
+    return Convolution(node, (*geometry, given["groups"])) if tensors[1].ndim == axes + 2 else None
+
+
+def _norm(
+    node: fx.Node,
+    convolutions: dict[fx.Node, Convolution],
+    forced: bool | None,
+    judges: dict[torch.device, FusionJudge],
+) -> Norm | None:
+    """A batch norm that is to be rewritten; None for other nodes. Marks the convolutions that take part."""
+    if node.target is not _BATCH_NORM:
+        return None
+    norm = Norm(node)
+    given, value = norm.arguments, _value(norm.arguments["input"])
+    if not _is_static(value) or value.ndim < 2 or _count(value) < 2 or value.dtype not in DTYPES:
+        return None
+    if value.device.type not in _DEVICES or type(given["training"]) is not bool:
+        return None
+
+    def pays(plain: list[ConvProblem], fused: list[ConvProblem], bytes_saved: int) -> bool:
+        if value.device not in judges:
+            judges[value.device] = FusionJudge(value.device)
+        return judges[value.device].pays(plain, fused, bytes_saved)
+
+    producer = convolutions.get(given["input"])
+    if given["training"] and producer is not None and all(map(_only_reads, producer.node.users)):
+        before = {} if producer.norm is None else {"norm": producer.norm.text}
+        plain, fused = (producer.problem("forward", sums=sums, **before) for sums in (False, True))
+        # The pass for the statistics reads the result once.
+        if forced or pays([plain], [fused], operand_bytes(plain, "y")):
+            norm.producer, producer.sums = producer, True
+    norm.consumers = _consumers(norm, convolutions)
+    edges = [(part, each) for each in norm.consumers for part in ("forward", "data", "weights")]
+    plain_problems = [each.problem(part) for part, each in edges]
+    fused_problems = [each.problem(part, norm=norm.text, sums=part == "data") for part, each in edges]
+    # Forward, the pass that normalises reads u and writes; backward, the pass for sums reads u and the gradient.
+    if norm.consumers and (forced or pays(plain_problems, fused_problems, 4 * operand_bytes(plain_problems[0], "x"))):
+        for each in norm.consumers:
+            each.norm = norm
+    else:
+        norm.consumers = []
+    return norm if norm.consumers or norm.producer is not None else None
+
+
+def _only_reads(node: fx.Node) -> bool:
+    return node.target in _READERS or _is_layout(node)
+
+
+def _consumers(norm: Norm, convolutions: dict[fx.Node, Convolution]) -> list[Convolution]:
+    """The convolutions that are all readers of a norm's result, with or without an activation between; else none.
+
+    Sets the norm's activation.
+    """
+    x = norm.arguments["input"]
+    if not all(map(_only_reads, x.users)):
+        return []
+    last_node = norm.node
+    users = list(norm.node.users)
+    if len(users) == 1 and (text := activation_text(users[0])) is not None:
+        norm.activation, norm.text = users[0], text
+        last_node = users[0]
+        users = list(last_node.users)
+    readers = [(user, last_node) for user in users if not _is_layout(user)]
+    readers += [(reader, layout) for layout in users if _is_layout(layout) for reader in layout.users]
+    consumers = [convolutions.get(reader) for reader, _ in readers]
+    for (reader, operand), consumer in zip(readers, consumers, strict=True):
+        # The norm is of the convolution's input alone, in the type in which the convolution computes.
+        others = [each for each in reader.all_input_nodes if each is not operand]
+        if consumer is None or consumer.operands[0] is not operand or len(others) != len(reader.all_input_nodes) - 1:
+            return []
+        if operand in consumer.operands[1:] or _value(reader).dtype != _value(x).dtype:
+            return []
+    return [each for each in consumers if each is not None]
+
+
+# What is written instead.
+
+
+def _write_convolution(part: Convolution) -> None:
+    graph, (x, w, bias), norm = part.node.graph, part.operands, part.norm
+    arguments: tuple[Any, ...] = (None, None, None)
+    if norm is not None:
+        layout = x.kwargs if _is_layout(x) else None
+        x = norm.arguments["input"]
+        x = x if layout is None else graph.call_method("contiguous", (x,), dict(layout))
+        arguments = (norm.numbers, norm.table, norm.text)
+    geometry = (list(each) if isinstance(each, tuple) else each for each in part.geometry)
+    y = graph.call_function(normed_operators.convolve, ((x, w, bias), *arguments, part.sums, *geometry))
+    if part.sums:
+        y, *part.statistics = (graph.call_function(operator.getitem, (y, number)) for number in range(3))
+    y.meta = dict(part.node.meta)
+    part.node.replace_all_uses_with(y)
+
+
+def _write_norm(norm: Norm) -> None:
+    graph, given = norm.node.graph, norm.arguments
+    x, value = given["input"], _value(given["input"])
+    running, rest = (given["running_mean"], given["running_var"]), (given["weight"], given["bias"], given["eps"])
+    if given["training"]:
+        if norm.producer is not None:
+            norm.statistics = norm.producer.statistics
+        else:
+            both = graph.call_function(normed_operators.statistics, (x,))
+            norm.statistics = [graph.call_function(operator.getitem, (both, number)) for number in range(2)]
+        numbers = graph.call_function(normed_operators.learning_norm, (*norm.statistics, _count(value), *rest))
+    else:
+        numbers = graph.call_function(normed_operators.frozen_norm, (*running, value.dtype, *rest))
+    norm.numbers = [graph.call_function(operator.getitem, (numbers, number)) for number in range(3)]
+    if norm.consumers:
+        norm.table = graph.call_function(normed_operators.table, tuple(norm.numbers))
+    else:
+        result = graph.call_function(normed_operators.normalised, (x, *norm.numbers))
+        result.meta = dict(norm.node.meta)
+        norm.node.replace_all_uses_with(result)
+
+
+def _write_updates(norms: Sequence[Norm]) -> None:
+    """Update running statistics, all of one momentum at once. Those of a module that the graph calls again, or whose
+    buffers something else reads, are updated where the norm is."""
+    at_end: dict[Any, list[Norm]] = {}
+    for norm in norms:
+        given = norm.arguments
+        if not given["training"] or given["running_mean"] is None:
+            continue
+        alone = all(len(given[name].users) == 1 for name in ("running_mean", "running_var"))
+        if alone:
+            at_end.setdefault(given["momentum"], []).append(norm)
+        else:
+            _write_update(norm.node, [norm])
+    for group in at_end.values():
+        _write_update(group[-1].node, group)
+
+
+def _write_update(before: fx.Node, norms: Sequence[Norm]) -> None:
+    buffers, values = [], []
+    for norm in norms:
+        given = norm.arguments
+        count = _count(_value(given["input"]))
+        buffers += [given["running_mean"], given["running_var"]]
+        values += [(norm.statistics[0], 1), (norm.statistics[1], count - 1)]
+    with before.graph.inserting_before(before):
+        before.graph.call_function(normed_operators.update_running, (buffers, values, norms[0].arguments["momentum"]))
+
+
+def _count(value: torch.Tensor) -> int:
+    """Elements of a channel."""
+    return value.numel() // value.shape[1]

@@ -1,0 +1,29 @@
+// Normalises 16 bytes of neighbouring channels in local memory: their means, scales and shifts are the table's rows.
+% if tiling.format.tf32:
+inline float normed_number(float v, float mean, float scale, float shift) {
+  v = fma(v - mean, scale, shift);
+  return NORM_ACTIVATION(float, v);
+}
+inline uint4 normed_chunk(uint4 u, const float4 *mean, const float4 *scale, const float4 *shift) {
+  return (uint4)(cvt_tf32_f32(normed_number(as_float(u.x), mean->x, scale->x, shift->x)),
+                 cvt_tf32_f32(normed_number(as_float(u.y), mean->y, scale->y, shift->y)),
+                 cvt_tf32_f32(normed_number(as_float(u.z), mean->z, scale->z, shift->z)),
+                 cvt_tf32_f32(normed_number(as_float(u.w), mean->w, scale->w, shift->w)));
+}
+% else:
+inline uint normed_pair(uint u, float2 mean, float2 scale, float2 shift) {
+  float low = fma(widen((ushort)u) - mean.x, scale.x, shift.x), high = fma(widen((ushort)(u >> 16)) - mean.y, scale.y, shift.y);
+  low = NORM_ACTIVATION(float, low);
+  high = NORM_ACTIVATION(float, high);
+  return ${tiling.narrow_pair};
+}
+inline uint4 normed_chunk(uint4 u, const float4 *mean, const float4 *scale, const float4 *shift) {
+#define PAIR_OF(row, half) half ? (float2)((row).z, (row).w) : (float2)((row).x, (row).y)
+#define NORMED_PAIR(u, four, half) normed_pair(u, PAIR_OF(mean[four], half), PAIR_OF(scale[four], half), PAIR_OF(shift[four], half))
+  return (uint4)(NORMED_PAIR(u.x, 0, 0), NORMED_PAIR(u.y, 0, 1), NORMED_PAIR(u.z, 1, 0), NORMED_PAIR(u.w, 1, 1));
+}
+% endif
+% if not emulate:
+// Waits for the four warps of a group of warps.
+inline void group_meets(int wg) { asm volatile("bar.sync %0, 128;" ::"r"(wg + 2) : "memory"); }
+% endif
