@@ -3,10 +3,10 @@
 ``python -m bench train_bytes [NET ...] [--batch 64] [--size 224] [--dtype bfloat16] [--device cpu]``
 
 A NET is one of ``torch_zoo``'s or torchvision's. Inductor compiles the forward and the backward graph up to its
-scheduler, under autocast and channels last, for three sides: inductor alone, our back end without batch norms in
-convolutions, and with all that can be there. Each kernel counts the bytes of the buffers that it reads and writes,
-convolutions apart from all others; what both gradients of a convolution read counts twice. What inductor fuses depends
-on the device, so a GPU's count is that of ``--device cuda``.
+scheduler, under autocast and channels last, for four sides: inductor alone, our back end without batch norms in
+convolutions, with statistics and norms' gradients there, and with all that can be there. Each kernel counts the bytes
+of the buffers that it reads and writes, convolutions apart from all others; what both gradients of a convolution read
+counts twice. What inductor fuses depends on the device, so a GPU's count is that of ``--device cuda``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import torch
 
 import convdispatch.torch  # noqa: F401 (the operators)
 from convdispatch.torch.compile.backend import Backend
+from convdispatch.torch.graph.learning.training_norms import FusionJudge
 
-SIDES = ("inductor", "apart", "fused")
+SIDES = ("inductor", "apart", "gradients", "fused")
 PRODUCTS = "convolutions and products"
 
 
@@ -83,7 +84,7 @@ def counted(net: str, side: str, batch: int, size: int, dtype: torch.dtype, devi
     try:
         import torchvision.models as nets
     except ImportError:  # no wheel of it for this PyTorch
-        from bench import torch_zoo as nets
+        import torch_zoo as nets
     torch._dynamo.reset()
     totals = dict.fromkeys((PRODUCTS, "passes", "kernels"), 0)
     count = _counting(totals)
@@ -96,8 +97,15 @@ def counted(net: str, side: str, batch: int, size: int, dtype: torch.dtype, devi
         def ours(graph: Any, inputs: Any, **options: Any) -> Any:
             return compile_fx(graph, inputs, **{"inner_compile": count, **options})
 
-        with mock.patch("torch._inductor.compile_fx.compile_fx", ours), mock.patch.object(inductor, "prepare_kernels"):
-            return Backend(options={"fuse_norms": side == "fused"})(graph, inputs)
+        def pays(judge: Any, plain: Any, fused: Any, *saved: int) -> bool:
+            return all(problem.sums for problem in fused)
+
+        with (
+            mock.patch("torch._inductor.compile_fx.compile_fx", ours),
+            mock.patch.object(inductor, "prepare_kernels"),
+            mock.patch.object(FusionJudge, "pays", pays),
+        ):
+            return Backend(options={"fuse_norms": {"apart": False, "fused": True}.get(side)})(graph, inputs)
 
     model = getattr(nets, net)().train().to(device, memory_format=torch.channels_last)
     x = torch.randn(batch, 3, size, size, device=device).to(memory_format=torch.channels_last)

@@ -34,7 +34,7 @@ def traced_and_fused(
     if training:
         net.eval()  # type: ignore[attr-defined]
     try:
-        graph = fuse(trace(net, shapes, traced, queue))
+        graph = fuse(trace(net, shapes, traced, queue), is_rounded=traced != target_dtype)
         if traced != target_dtype:
             graph = with_dtype(graph, target_dtype)
         if math is not None:

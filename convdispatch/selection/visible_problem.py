@@ -10,6 +10,7 @@ from ..api.device import DeviceInfo
 from ..api.dtypes import ALL_DTYPES
 from ..api.problem import EXTRAS, ConvProblem
 from ..api.solver import Solver
+from ..device.plans.channel_sums import summing_launches
 from ..device.rates import rates
 
 SIZES_OF_A_LAYER = 4
@@ -46,15 +47,16 @@ def visible_problem(solver: Solver, problem: ConvProblem) -> ConvProblem:
 
 
 def unfused_seconds(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> float:
-    """Predicted seconds of the passes for a norm and sums that a solver does not fuse: the bytes that they move."""
+    """Predicted seconds of the passes for a norm and sums that a solver does not fuse: their bytes and launches."""
     if not (problem.norm or problem.sums):
         return 0.0
-    seen, peaks, moved = visible_problem(solver, problem), rates(device), []
+    seen, peaks, moved, launches = visible_problem(solver, problem), rates(device), 0, 0
     if problem.norm and not seen.norm:
-        moved.append(3 * operand_bytes(problem, "x") if problem.masked else 2 * operand_bytes(problem, "x"))
+        moved, launches = (2 + problem.masked) * operand_bytes(problem, "x"), 1
     if problem.sums and not seen.sums:
-        moved.append((1 + problem.masked) * operand_bytes(problem, problem.written))
-    return sum(moved) / peaks.bandwidth + len(moved) * peaks.launch
+        moved += (1 + problem.masked) * operand_bytes(problem, problem.written)
+        launches += summing_launches(problem)
+    return moved / peaks.bandwidth + launches * peaks.launch
 
 
 def operand_sizes(problem: ConvProblem) -> tuple[int, ...]:

@@ -129,3 +129,103 @@ def test_parts_of_a_value_may_begin_anywhere(mb):
     built = inference.build(net, x.shape, queues=1)
     for got, want in zip(built(x), net(Tensor.from_numpy(x)), strict=True):
         np.testing.assert_allclose(got, want.numpy(), rtol=1e-5, atol=1e-5)
+
+
+PER_CHANNEL = np.linspace(-2.5, 2.5, 6)
+
+
+@pytest.mark.parametrize("text", ["y * s", "s * y", "y + s", "y - s", "s - y", "y / s"])
+@pytest.mark.parametrize("scale", ["channels", "number", "one"])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_a_constant_of_each_channel_is_folded(text, scale, layout):
+    """Also behind a batch norm, and before a sum and an activation: layer scale is no launch."""
+    w, b = constant(normal(6, 3, 3, 3)), constant(normal(6, seed=1))
+    vectors = [constant(normal(6, seed=seed)) for seed in (2, 3, 4)] + [constant(np.linspace(0.5, 2, 6))]
+    s = {"channels": constant(PER_CHANNEL.reshape(1, 6, 1, 1)), "number": 1.5, "one": constant([[-0.5]])}[scale]
+
+    def net(x, r):
+        y = functional.convolution(x, w, b, padding=1)
+        y = functional.batch_norm(y, *vectors, training=False)
+        return functional.relu(functional.add(r, apply(text, y=y, s=s)))
+
+    x, r = normal(2, 3, 7, 5), normal(2, 6, 7, 5, seed=7)
+    assert names(net, x.shape, r.shape) == ["convolution"]
+    built = inference.build(net, x.shape, r.shape, layout=layout, queues=1)
+    np.testing.assert_allclose(built(x, r), net(*map(Tensor.from_numpy, (x, r))).numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_linear_maps_views_take_in_scale_and_residual():
+    """A transformer's branch: rows of a matrix product, seen with their images, times a layer scale, plus the input."""
+    w, s = constant(normal(6, 6)), constant(PER_CHANNEL)
+
+    def net(x):
+        y = functional.linear(x.reshape(-1, 6), w).reshape(*x.shape)
+        return apply("x + y", x=x, y=apply("y * s", y=y, s=s))
+
+    x = normal(2, 5, 6)
+    assert names(net, x.shape) == ["convolution"]
+    built = inference.build(net, x.shape, queues=1)
+    np.testing.assert_allclose(built(x), net(Tensor.from_numpy(x)).numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_transposed_convolutions_scale_meets_its_groups_channels():
+    w, s = constant(normal(4, 3, 2, 2)), constant(PER_CHANNEL.reshape(6, 1, 1))
+
+    def net(x):
+        return apply("y * s", y=functional.transposed_convolution(x, w, stride=2, groups=2), s=s)
+
+    x = normal(1, 4, 5, 3)
+    assert names(net, x.shape) == ["transposed_convolution"]
+    built = inference.build(net, x.shape, queues=1)
+    np.testing.assert_allclose(built(x), net(Tensor.from_numpy(x)).numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "dtype"),
+    [
+        ("y * s", (1, 1, 6, 1), np.float32),  # of each row: there are as many as channels
+        ("y * s", (6,), np.float32),  # of each column
+        ("y * s", (1, 6, 6, 1), np.float32),
+        ("y * s", (2, 1, 1, 1), np.float32),
+        ("s / y", (1, 6, 1, 1), np.float32),
+        ("y * s + y", (1, 6, 1, 1), np.float32),
+        ("y * s", (1, 6, 1, 1), np.float16),  # a small factor would cost digits
+    ],
+)
+def test_what_is_no_constant_of_each_channel_stays(text, shape, dtype):
+    w = Tensor.from_numpy(normal(6, 3, 1, 1).astype(dtype))
+    s = Tensor.from_numpy(normal(*shape, seed=5).astype(dtype))
+
+    def net(x):
+        return apply(text, y=functional.convolution(x, w), s=s)
+
+    x = normal(2, 3, 6, 6).astype(dtype)
+    assert names(net, x.shape, dtype=dtype) == ["convolution", "apply"]
+    built = inference.build(net, x.shape, dtype=dtype, queues=1)
+    limit = 1e-2 if dtype == np.float16 else 1e-4
+    np.testing.assert_allclose(built(x), net(Tensor.from_numpy(x)).numpy(), rtol=limit, atol=limit)
+
+
+def test_constants_are_not_folded_into_weights_that_are_rounded():
+    """A float32 net in float16: weights times 1e-6 would keep four bits of eleven."""
+    w = constant(normal(6, 3, 1, 1))
+
+    def net(x):
+        return apply("y * s", y=functional.convolution(x, w), s=1e-6)
+
+    net.parameters = lambda: [w]
+    found = {
+        dtype: [layer.name for layer in inference.build(net, (1, 3, 4, 4), dtype=dtype, layout="nchw", queues=1).layers]
+        for dtype in (np.float32, np.float16)
+    }
+    assert found == {np.float32: ["convolution"], np.float16: ["convolution", "apply"]}
+
+
+def test_a_factor_without_a_bound_stays():
+    """Its product with weights would be no number, where its product with a result is infinite."""
+    w, s = constant(np.ones((2, 2, 1, 1))), constant(np.array([np.inf, 1]).reshape(1, 2, 1, 1))
+
+    def net(x):
+        return apply("y * s", y=functional.convolution(x, w), s=s)
+
+    assert names(net, (1, 2, 3, 3)) == ["convolution", "apply"]

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 import convdispatch as cd
 from convdispatch.api.errors import BuildFailed
+from convdispatch.device.programs.kernels import for_device
 from convdispatch.selection.plugins.loader import plugins
 from convdispatch.selection.solver_query import query
 from convdispatch.tools.cli import main
@@ -284,6 +285,32 @@ def test_tiles_fit_the_architectures_local_memory(name, target, most):
         sizes = [solver.tiling(answers.shown(config), config).local_bytes for config in configs]
         assert max(sizes) <= most, f"{problem}: {configs[sizes.index(max(sizes))]}"
     assert seen > 20
+
+
+def test_intels_widest_gpus_compile_for_the_narrowest_sub_group():
+    """Of 16 work items, where the text says nothing of sub-groups itself; no other device's text has it."""
+    text = "kernel void f(global float *p) { p[0] = 0; }"
+    changed = for_device(text, target_device("pvc"))
+    assert changed.splitlines() == ["#define kernel __attribute__((intel_reqd_sub_group_size(16))) __kernel", text]
+    own = "__attribute__((intel_reqd_sub_group_size(32)))\n" + text
+    assert for_device(own, target_device("pvc")) == own
+    assert [for_device(text, target_device(name)) for name in TARGETS if name != "pvc"] == [text] * (len(TARGETS) - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("im2col", "fwd_bf16_nhwc_mb32ic192ih35iw35oc64kh1kw1"),
+        ("winograd.tiled_f4x3", "bwd_data_f32_mb1ic64ih570iw570oc64kh3kw3"),
+    ],
+)
+def test_intels_widest_gpus_spill_little(name, problem):
+    """Without a sub-group size these kernels spilled 4,096 bytes a work item."""
+    compiler("pvc")
+    (row,) = compiled_rows(["pvc"], [plugins().solvers[name]], [cd.ConvProblem.parse(problem)], 1)
+    assert row.kernels
+    assert not row.errors
+    assert max(kernel.scratch for kernel in row.kernels) <= 256
 
 
 def test_plans_keep_within_a_small_devices_limits(monkeypatch):

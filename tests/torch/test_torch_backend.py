@@ -247,3 +247,34 @@ def test_both_formulas_of_gelu_are_a_convolutions_own(approximate):
         (description,) = backend.graphs[0].descriptions().values()
         commands.append(description.split(", ")[1])
     assert commands[0] == commands[1]
+
+
+class LayerScale(nn.Module):
+    """A block whose branch is scaled by a parameter of each channel, behind a layer that drops nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.drop = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.Dropout()
+        self.scale = nn.Parameter(torch.linspace(-1, 2, 8))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x + self.drop(self.norm(self.conv(x))) * self.scale.view(1, -1, 1, 1) * self.calls
+
+
+def test_a_layer_scale_is_folded_and_writes_to_it_are_seen():
+    net, x = LayerScale().eval(), torch.randn(1, 8, 5, 5)
+    backend = Backend(options={"engine": "form"})
+    compiled = torch.compile(net, backend=backend)
+    with torch.no_grad():
+        for write in (lambda: None, lambda: net.scale.mul_(2), lambda: net.scale.data.add_(1)):
+            write()
+            for _ in range(3):
+                got, net.calls[...] = compiled(x), net.calls - 1
+                assert _error(got, copy.deepcopy(net).double()(x.double())) < 2e-6
+                net.calls += 1
+        (graph,) = backend.graphs
+        packed = [graph._graph.graph.find_nodes(op="placeholder")[index].name for index in graph._packed]
+        assert len(packed) == 7  # weight, bias, four vectors of the norm, scale
+        assert not any("calls" in name for name in packed)

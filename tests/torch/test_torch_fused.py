@@ -126,8 +126,8 @@ BODIES = {
     "the sum is written over the other": (over_the_other, [ALONE, ALONE, "apply"]),
     "a factor": (lambda m, x: torch.add(m.conv(x), x, alpha=2), [ALONE, "apply"]),
     "added to itself": (lambda m, x: (lambda y: y + y)(m.conv(x)), [ALONE, "apply"]),
-    "a number is added": (lambda m, x: F.relu(m.conv(x) + 1.5), [ALONE, "apply"]),
-    "a size is added": (lambda m, x: m.conv(x) + x.size(0), [ALONE, "apply"]),
+    "a number is added": (lambda m, x: F.relu(m.conv(x) + 1.5), [RELU]),
+    "a size is added": (lambda m, x: m.conv(x) + x.size(0), [ALONE]),
     "a spread sum": (lambda m, x: F.relu6(m.conv(x) + x[:, :, :1, :1]), [ALONE, "apply"]),
     "a sum that spreads it": (lambda m, x: torch.tanh(m.conv(x[:1]) + x), [ALONE, "apply"]),
     "numbers": (lambda m, x: F.leaky_relu(m.conv(x), 0.3), ["convolution + leaky_relu(0.3)"]),
@@ -207,7 +207,7 @@ KINDS = {
     "statistics": (nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, track_running_stats=False)), None),
     "hooks": (
         nn.Sequential(watched(nn.Conv2d(3, 4, 1)), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.ReLU()),
-        [ALONE, "apply", RELU],
+        [ALONE, RELU],
     ),
     "parametrized": (
         nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 1)), nn.Conv2d(4, 4, 1), nn.ReLU()),

@@ -16,6 +16,7 @@ import convdispatch.torch as ct  # noqa: E402
 from convdispatch import ConvProblem, InvalidArgument  # noqa: E402
 from convdispatch.torch.compile.backend import Backend  # noqa: E402
 from convdispatch.torch.compile.normed_operators import (  # noqa: E402
+    activated,
     convolve,
     normed_convolution,
     normed_convolution_backward,
@@ -199,6 +200,24 @@ def test_a_step_is_pytorch_s_for_each_structure(name):
     assert ct.counters()["left"] == 0
 
 
+@pytest.mark.parametrize("name", ["relu", "silu", "frozen", "residual", "used twice"])
+def test_a_norm_in_the_gradient_of_the_input_alone(name, monkeypatch):
+    """As where kernels normalise no input: forward and the weights' gradient read the activation's result."""
+
+    def pays(self, plain, fused, *saved):
+        return all(each.sums for each in fused)
+
+    monkeypatch.setattr(FusionJudge, "pays", pays)
+    build, rewritten, taken_in = STRUCTURES[name]
+    torch.manual_seed(0)
+    model, graphs = build(), []
+    check(model, compiled(model, graphs, forced=None), torch.randn(2, 3, 9, 8))
+    names = seen_by(graphs)
+    assert names.count("learning_norm") + names.count("frozen_norm") == rewritten
+    assert names.count("normalised") == rewritten - taken_in
+    assert names.count("activated") == taken_in
+
+
 def test_other_ranks_and_layouts():
     torch.manual_seed(0)
     deep = nn.Sequential(nn.Conv3d(3, 4, 2, bias=False), nn.BatchNorm3d(4), nn.ReLU(), nn.Conv3d(4, 3, 1))
@@ -360,17 +379,18 @@ class Solver:
 
 
 @pytest.mark.parametrize(
-    ("fuses", "plain_s", "with_parts_s", "megabytes", "pays"),
+    ("fuses", "plain_s", "with_parts_s", "megabytes", "launches", "pays"),
     [
-        (("norm", "sums"), 1e-3, 1e-3, 1, True),
-        (("norm", "sums"), 1e-3, 1.1e-3, 1000, True),
-        (("norm", "sums"), 1e-3, 1.1e-3, 1e-3, False),
-        (("norm",), 1e-3, 1e-3, 1000, False),
-        ((), 1e-3, 1e-3, 1000, False),
-        (("norm", "sums"), None, 1e-3, 1, True),
+        (("norm", "sums"), 1e-3, 1e-3, 1, 0, True),
+        (("norm", "sums"), 1e-3, 1.1e-3, 1000, 0, True),
+        (("norm", "sums"), 1e-3, 1.1e-3, 1e-3, 0, False),
+        (("norm", "sums"), 1e-3, 1.1e-3, 1e-3, 101, True),
+        (("norm",), 1e-3, 1e-3, 1000, 0, False),
+        ((), 1e-3, 1e-3, 1000, 0, False),
+        (("norm", "sums"), None, 1e-3, 1, 0, True),
     ],
 )
-def test_the_judge_asks_selection(monkeypatch, fuses, plain_s, with_parts_s, megabytes, pays):
+def test_the_judge_asks_selection(monkeypatch, fuses, plain_s, with_parts_s, megabytes, launches, pays):
     solver = Solver(fuses, None)
     chosen = types.SimpleNamespace(first=types.SimpleNamespace(solver=solver, config={}, math=""))
     monkeypatch.setattr(training_norms, "plugins", lambda: types.SimpleNamespace(solvers={solver.name: solver}))
@@ -379,10 +399,10 @@ def test_the_judge_asks_selection(monkeypatch, fuses, plain_s, with_parts_s, meg
     monkeypatch.setattr(
         training_norms, "predicted", lambda solver, problem, *_: with_parts_s if problem.norm else plain_s
     )
-    monkeypatch.setattr(training_norms, "rates", lambda device: types.SimpleNamespace(bandwidth=1e12))
+    monkeypatch.setattr(training_norms, "rates", lambda device: types.SimpleNamespace(bandwidth=1e12, launch=1e-6))
     problem = ConvProblem(mb=2, ic=8, ih=9, iw=9, oc=8, kh=3, kw=3)
     with_parts = problem.replace(norm="relu", sums=True)
-    assert FusionJudge(torch.device("cpu")).pays([problem], [with_parts], int(megabytes * 1e6)) == pays
+    assert FusionJudge(torch.device("cpu")).pays([problem], [with_parts], int(megabytes * 1e6), launches) == pays
 
 
 # The operators.
@@ -394,8 +414,9 @@ def _operands(dtype=torch.float32):
     return x, w, [torch.randn(3, dtype=dtype), torch.rand(3, dtype=dtype) + 0.5, torch.randn(3, dtype=dtype)]
 
 
-def _convolve(x, w, bias, *norm):
-    return convolve((x, w, bias), norm, table(*norm), "relu", True, *GEOMETRY)
+def _convolve(x, w, bias, *norm, taken_in):
+    activated_x = None if taken_in else activated(x, norm, "relu")
+    return convolve((x, w, bias, activated_x), norm, table(*norm), "relu", True, *GEOMETRY)
 
 
 def test_operators_keep_pytorch_s_rules():
@@ -424,26 +445,26 @@ def _check_operators():
     grads = [torch.randn(2, 4, 7, 8), torch.randn(4), torch.randn(4)]
     exact_outputs, exact = _exact(x, w, norm, grads)
     ct.reset_counters()
-    outputs = _convolve(x, w, None, *norm)
-    for mine, right in zip(
-        (*outputs, *torch.autograd.grad(outputs, leaves, grads)), (*exact_outputs, *exact), strict=True
-    ):
-        assert error(mine, right) < 1e-5
+    for taken_in in (True, False):
+        outputs = _convolve(x, w, None, *norm, taken_in=taken_in)
+        gradients = torch.autograd.grad(outputs, leaves, grads)
+        for mine, right in zip((*outputs, *gradients), (*exact_outputs, *exact), strict=True):
+            assert error(mine, right) < 1e-5
     return ct.counters()
 
 
 def test_our_engines_compute_the_operators():
     counts = _check_operators()
-    assert (counts["ours"], counts["left"]) == (2, 0)
+    assert (counts["ours"], counts["left"]) == (5, 0)
 
 
 def test_the_driver_that_stands_for_cuda_s_launches_the_operators(stand_in):  # noqa: F811
     counts = _check_operators()
-    assert (counts["ours"], counts["left"]) == (2, 0)
+    assert (counts["ours"], counts["left"]) == (5, 0)
     assert "cuLaunchKernel" in stand_in.driver.names()
 
 
 def test_pytorch_computes_the_operators_where_the_engine_declines():
     with ct.enable(solver="none of these"):
         counts = _check_operators()
-    assert (counts["ours"], counts["left"]) == (0, 2)
+    assert (counts["ours"], counts["left"]) == (0, 5)

@@ -16,11 +16,12 @@
 
 namespace launcher {
 
-constexpr int64_t kLeastPart = 2000;  // the shortest part in nanoseconds, because enqueuing one takes 1,000
-constexpr int64_t kLong = 100000;  // nanoseconds of work a thread beyond which there are kShares parts a thread
-constexpr int64_t kShares = 4;  // parts a thread of a long launch, which free threads take one by one
+constexpr int64_t kLeastPart = 2000;  // the shortest part in nanoseconds, because enqueuing one takes 1,000 with warm caches
+constexpr int64_t kLongPart = 100000;  // the least nanoseconds of the parts of a long launch: enqueuing a part takes up to 7,000 after a kernel of a net has filled the caches
+constexpr int64_t kShares = 4;  // the most parts a thread of a long launch, which free threads take one by one
 constexpr int64_t kManyRows = 8;  // with as many rows a part, rows are not cut: the longest part is an eighth longer
 constexpr int64_t kShortRow = 4000;  // nanoseconds of a row that is not cut, because enqueuing both ends takes half of it
+constexpr int64_t kTurns = 5000;  // nanoseconds in which the threads begin to enqueue their parts of a launch, one after the other
 constexpr int kSpins = 5000;  // checks of other threads' parts, some 100 microseconds, before a thread sleeps; waking it takes half
 
 // The type of clEnqueueNDRangeKernel.
@@ -49,7 +50,7 @@ struct Groups {  // the work groups of one kernel's launch
 
   // The number of parts of a call on this number of threads; no part is so short that enqueuing it would take longer.
   int64_t parts(int64_t threads) const {
-    const int64_t shares = took != INT64_MAX && took / threads > kLong ? kShares : 1;
+    const int64_t shares = took == INT64_MAX ? 1 : std::clamp<int64_t>(took / threads / kLongPart, 1, kShares);
     return std::max<int64_t>(1, std::min({count(), threads * shares, took / kLeastPart}));
   }
 };
@@ -107,7 +108,9 @@ inline Launches *launches_of(PyObject *capsule) {
 struct Run {
   const Launches &launches;
   void *const *queues;
+  const int64_t turn;  // nanoseconds between the beginnings of two threads' enqueues
   std::atomic<int32_t> status{0};
+  std::atomic<int64_t> last_turn{0};  // the time of the last beginning
 
   // Enqueues the work groups of a range of rows and columns; returns an OpenCL status.
   int32_t give(const Groups &groups, std::pair<int64_t, int64_t> rows, std::pair<int64_t, int64_t> columns,
@@ -141,12 +144,25 @@ struct Run {
     return status ? status : give(groups, {to, to + 1}, {0, end % columns}, queue);
   }
 
+  // Waits until it is this thread's turn to enqueue. OpenCL's runtime looks a kernel up under a mutex. All threads enqueue
+  // as soon as the launch before is over, so they would meet there, and the system puts a thread that meets another to
+  // sleep: that costs up to 25,000 nanoseconds.
+  void take_turn() {
+    using Clock = std::chrono::steady_clock;
+    const auto now = [] { return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count(); };
+    int64_t last = last_turn.load(), mine;
+    do mine = std::max<int64_t>(now(), last + turn);
+    while (!last_turn.compare_exchange_weak(last, mine));
+    while (now() < mine) breathe();
+  }
+
   // Does one thread's work; `thread` is an index that no other running thread has.
   void work(int64_t thread) {
     using Clock = std::chrono::steady_clock;
     for (size_t at = 0; at < launches.each.size(); ++at) {
       Progress &now = launches.progress[at];
       for (int64_t mine; (mine = now.next.fetch_add(1, std::memory_order_relaxed)) < now.parts;) {
+        if (now.parts > 1) take_turn();
         const auto begin = Clock::now();
         if (!status.load(std::memory_order_relaxed))
           if (const int32_t found = part(launches.each[at], mine, now.parts, queues[thread])) status = found;
@@ -166,7 +182,7 @@ inline int32_t run_all(Launches &launches, void *const *queues, int64_t threads)
     most = std::max(most, now.parts = launches.each[at].parts(threads));
     now.next = 0, now.left = static_cast<int32_t>(now.parts), now.took = 0;
   }
-  Run run{launches, queues};
+  Run run{launches, queues, kTurns / threads};
   const auto work = [](int64_t from, int64_t to, void *context) {
     for (; from < to; ++from) static_cast<Run *>(context)->work(from);
   };

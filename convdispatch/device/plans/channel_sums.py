@@ -67,6 +67,11 @@ def summing_bytes(problem: ConvProblem) -> int:
     return merged_bytes(problem, _parts_of(problem)[2])
 
 
+def summing_launches(problem: ConvProblem) -> int:
+    """The number of launches of ``summing``."""
+    return 1 + len(_rounds(_parts_of(problem)[2]))
+
+
 def summing(context: Any, problem: ConvProblem, start: int = 0) -> list[Launch]:
     """Launches that read the result from memory and write ``sums``; their workspace begins at byte ``start``."""
     nhwc, channels = problem.layout == "nhwc", problem.channels_out

@@ -21,6 +21,7 @@ import numpy as np
 import pyopencl as cl
 
 from ...api import settings
+from ...api.device import DeviceInfo
 from ...api.errors import PluginError
 from ...api.problem import EXTRAS
 from ..cache import artifact_store
@@ -50,6 +51,10 @@ CALL_BYTES = 48 * KB
 FIRST_OF_A_KIND = 32
 """The number of entries whose keys differ only in numbers, beyond which further ones count as new."""
 
+_SUB_GROUP = "intel_reqd_sub_group_size"
+_LEAST_16 = "gpu max"
+"""Part of the architecture's name of Intel's GPUs whose narrowest sub-group has 16 work items. Their compiler makes it
+32 wide though registers do not suffice: a work item of im2col's product spilled 4,096 bytes, of 16 it spills 64."""
 FIRST_FORMS = 8
 """The number of input sizes of a net whose forms count as its own; further ones count as new."""
 
@@ -211,12 +216,21 @@ def forget() -> None:
     _programs.drop()
 
 
+def for_device(text: str, info: DeviceInfo) -> str:
+    """The text as the compiler of a device gets it."""
+    if info.type == "cpu":
+        return work_groups.counted(text)
+    if _LEAST_16 in info.arch and _SUB_GROUP not in text:
+        return f"#define kernel __attribute__(({_SUB_GROUP}(16))) __kernel\n{text}"
+    return text
+
+
 def _compile(context: cl.Context, text: str | bytes, options: Sequence[str]) -> tuple[cl.Program, int]:
+    infos = [device_info(device) for device in context.devices]
     # Oclgrind's compiler defines cl_khr_fp16, although its device lacks the extension and computes float16 wrongly.
-    simulated = [device for device in context.devices if device_info(device).vendor == "oclgrind"]
-    on_cpu = isinstance(text, str) and all(device_info(device).type == "cpu" for device in context.devices)
-    options = (*options, "-Ucl_khr_fp16") if simulated else options
-    program = compiled(context, work_groups.counted(text) if on_cpu else text, options)
+    options = (*options, "-Ucl_khr_fp16") if any(info.vendor == "oclgrind" for info in infos) else options
+    sources = {for_device(text, info) for info in infos} if isinstance(text, str) else {text}
+    program = compiled(context, sources.pop() if len(sources) == 1 else text, options)
     if isinstance(text, str):
         work_groups.note(program, text)
     return program, PROGRAM_BYTES + BYTES_PER_BINARY_BYTE * sum(program.get_info(cl.program_info.BINARY_SIZES))

@@ -1,15 +1,17 @@
 """Passes over a graph: linear maps become convolutions, and convolutions take in what follows them.
 
-Batch norms are folded into the weights (in float64), a sum with another tensor becomes the residual, an activation the
-epilogue's; what element-wise operations are left are put together. Each pass touches a convolution only where nobody
-else reads what it would no longer compute.
+Batch norms, and products and sums with a constant for each channel, are folded into the weights and the bias (in
+float64), a sum with another tensor becomes the residual, an activation the epilogue's; what element-wise operations are
+left are put together. Each pass touches a convolution only where nobody else reads what it would no longer compute.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,17 +24,20 @@ from ..graph import Graph, Node, Ref, Value
 from .incremental_concat import nest_concats
 from .integer_formulas import merge_integers
 from .padding import take_in_zeros
-from .pointwise import merge
+from .pointwise import element_formula, merge
 from .quantization import to_integers
 from .views import activate_whole_values
 
+Rule: TypeAlias = "Callable[[Graph, Node, dict[Value, int]], tuple[Node, dict[str, Any]] | None]"
+"""Returns the convolution that takes in what a node computes, and its new options; None where there is none."""
 CONVOLUTION, TRANSPOSED, LINEAR, BATCH_NORM = "convolution", "transposed_convolution", "linear", "batch_norm"
 
 
-def fuse(graph: Graph) -> Graph:
+def fuse(graph: Graph, is_rounded: bool = False) -> Graph:
     """Apply all passes until none finds anything; the graph is changed in place and returned.
 
-    Some weights may still be computed then: see ``graph.background``.
+    ``is_rounded`` says that the weights will be rounded to 16 bits: then no constants are folded into them. Some
+    weights may still be computed when this returns: see ``graph.background``.
     """
     for node in graph.nodes:
         _name_arguments(node)
@@ -41,7 +46,8 @@ def fuse(graph: Graph) -> Graph:
     to_integers(graph)
     take_in_zeros(activate_whole_values(graph))
     uses = graph.uses()
-    while sum([_fuse_one(graph, node, uses) for node in list(graph.nodes)]):
+    rules = _RULES | {"apply": (_add,)} if is_rounded else _RULES
+    while sum([_fuse_one(graph, node, uses, rules.get(node.name, ())) for node in list(graph.nodes)]):
         pass
     return nest_concats(merge_integers(merge(graph)))
 
@@ -71,9 +77,9 @@ def _linear_to_convolution(node: Node) -> None:
     value.shape = picture_of(value.shape, layout)
 
 
-def _fuse_one(graph: Graph, node: Node, uses: dict[Value, int]) -> bool:
-    rule = {BATCH_NORM: _fold, "apply": _add, "add": _add, "activate": _activate, "relu": _activate}.get(node.name)
-    changed = rule(graph, node, uses) if rule else None
+def _fuse_one(graph: Graph, node: Node, uses: dict[Value, int], rules: tuple[Rule, ...]) -> bool:
+    changes = (rule(graph, node, uses) for rule in rules)
+    changed = next((change for change in changes if change is not None), None)
     if changed is None:
         return False
     producer, options = changed
@@ -110,9 +116,73 @@ def _fold(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[
         return None  # Weights that the net itself computes cannot be folded when the net is built.
     parts = [arguments[name].numpy() for name in names]
     factor, shift = functional.folding(*parts, arguments.get("epsilon", 1e-5), None if bias is None else bias.numpy())
-    weights = _scaled(graph, w, _along_results(producer, factor, w.shape))
-    options = {"w": weights, "bias": Tensor.from_numpy(shift.astype(w.dtype), w.queue)}
+    options = _folded(graph, producer, factor, shift)
     return producer, options | {name: arguments.get(name) for name in ("activation", "residual")}
+
+
+def _folded(graph: Graph, producer: Node, factor: np.ndarray, bias: np.ndarray) -> dict[str, Any]:
+    """The options of a convolution whose weights are multiplied by a factor of each result's channel."""
+    w = producer.kwargs["w"]
+    weights = _scaled(graph, w, _along_results(producer, factor, w.shape))
+    return {"w": weights, "bias": Tensor.from_numpy(bias.astype(w.dtype), w.queue)}
+
+
+def _fold_constant(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[str, Any]] | None:
+    """Fold a product with, or a sum of, a constant of each channel, as layer scales and biases of their own are.
+
+    Weights of 16 bits are left as they are: a small factor would cost digits.
+    """
+    formula = element_formula(node)
+    if formula is None or len(formula[1]) != 2 or node.kwargs.get("dtype") is not None:
+        return None
+    text, operands = formula[0].replace(" ", ""), formula[1]
+    (x_name, x), (constant_name, constant) = sorted(operands.items(), key=lambda item: not isinstance(item[1], Ref))
+    producer = None if isinstance(constant, Ref) else _producer(uses, x, free_of=("activation", "residual"))
+    if producer is None or x.shape != node.result.shape or producer.name not in (CONVOLUTION, TRANSPOSED):
+        return None
+    w, bias = producer.kwargs["w"], producer.kwargs.get("bias")
+    if isinstance(w, Ref) or isinstance(bias, Ref) or w.dtype not in (np.float32, np.float64):
+        return None
+    number = _of_channels(constant, x, producer)
+    factor_and_shift = _FOLDED.get(text.replace(x_name, "@").replace(constant_name, "c").replace("@", "x"))
+    if number is None or factor_and_shift is None or node.result.value.dtype != w.dtype:
+        return None
+    with np.errstate(divide="ignore"):
+        factor, shift = factor_and_shift(number)
+    start = 0.0 if bias is None else bias.numpy().astype(np.float64)
+    if not (np.isfinite(factor).all() and np.isfinite(shift).all()):
+        return None
+    if (factor == 1).all():
+        return producer, {"bias": Tensor.from_numpy((start + shift).astype(w.dtype), w.queue)}
+    return producer, _folded(graph, producer, factor, start * factor + shift)
+
+
+_FOLDED: dict[str, Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]] = {
+    **dict.fromkeys(("x*c", "c*x"), lambda c: (c, np.zeros_like(c))),
+    **dict.fromkeys(("x+c", "c+x"), lambda c: (np.ones_like(c), c)),
+    "x-c": lambda c: (np.ones_like(c), -c),
+    "c-x": lambda c: (-np.ones_like(c), c),
+    "x/c": lambda c: (1 / c, np.zeros_like(c)),
+}
+"""The factor and the shift of a convolution's result ``x`` that a formula with a constant ``c`` stands for."""
+
+
+def _of_channels(constant: Any, x: Ref, producer: Node) -> np.ndarray | None:
+    """A constant beside a view of a convolution's whole result as one number of each channel, in float64; None where it
+    is something else."""
+    shape = producer.result.value.shape
+    axis = 1 if producer.kwargs.get("layout", "nchw") == "nchw" else len(shape) - 1
+    if isinstance(constant, int | float):
+        return np.full(shape[axis], float(constant))
+    wide = (1,) * (len(x.shape) - constant.ndim) + constant.shape
+    long_axes = [index for index, size in enumerate(wide) if size > 1]
+    if constant.size == 1:
+        return np.full(shape[axis], constant.numpy().astype(np.float64).reshape(()))
+    # The view's elements lie as the result's, so an axis with the channels' length and stride is theirs.
+    is_channels = len(long_axes) == 1 and constant.size == shape[axis] == x.shape[long_axes[0]]
+    if not is_channels or math.prod(x.shape[long_axes[0] + 1 :]) != math.prod(shape[axis + 1 :]):
+        return None
+    return constant.numpy().astype(np.float64).reshape(-1)  # type: ignore[no-any-return]
 
 
 def _along_results(producer: Node, factor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -142,12 +212,11 @@ def _scaled(graph: Graph, w: Tensor, factor: np.ndarray) -> Tensor:
 
 def _add(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[str, Any]] | None:
     sides = graph.summands(node)
-    if not all(side.is_whole for side in sides):
-        return None
     # Of two convolutions whose results are added, the later one takes the other's result as its residual.
     for own_side, residual in (sides, sides[::-1]) if sides else ():
         producer = _producer(uses, own_side, free_of=("activation", "residual"))
         if producer is not None:
+            residual = replace(residual, shape=producer.result.value.shape)
             return producer, {"residual": residual, "activation": node.kwargs.get("activation")}
     return None
 
@@ -156,3 +225,12 @@ def _activate(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, d
     activation = node.kwargs.get("activation", "relu")
     producer = _producer(uses, node.kwargs["x"], free_of=("activation",))
     return None if producer is None else (producer, {"activation": activation})
+
+
+_RULES: dict[str, tuple[Rule, ...]] = {
+    BATCH_NORM: (_fold,),
+    "apply": (_fold_constant, _add),
+    "add": (_add,),
+    "activate": (_activate,),
+    "relu": (_activate,),
+}

@@ -28,7 +28,7 @@ from ...api.problem import DIRECTIONS, ConvProblem
 from ...api.solver import Solver
 from ...device.cache.keys import key_of
 from ...device.cache.store import TARGETS
-from ...device.programs.kernels import rendering
+from ...device.programs.kernels import for_device, rendering
 from ...measurement import shapes
 from ...measurement.conformance.levels import cases
 from ...selection.solver_query import SolverAnswers, query
@@ -191,7 +191,8 @@ def _texts(row: Row, solver: Solver, answers: SolverAnswers) -> Iterator[bytes]:
             solver.plan(described_context(target_device(row.target)), answers.shown(config), config)
     except Exception as error:
         row.errors[str(answers.problem)] = f"planning: {words(error)}"
-    return (text.encode() if isinstance(text, str) else text for text in texts)
+    info = target_device(row.target)
+    return (for_device(text, info).encode() if isinstance(text, str) else text for text in texts)
 
 
 def compile_all(

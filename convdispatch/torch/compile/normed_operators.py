@@ -17,7 +17,7 @@ from ..dispatch import normed
 from ..dispatch.normed import sums_type
 from ..dispatch.routing import original, routed, settings_in_force
 from .fused_operator import activate, slope_times
-from .operators import gradients, in_autocast, without_tangents
+from .operators import convolution_backward, gradients, in_autocast, without_tangents
 
 _aten = torch.ops.aten
 _GEOMETRY = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
@@ -89,6 +89,12 @@ def _normalised(x: torch.Tensor, norm: Sequence[torch.Tensor]) -> torch.Tensor:
     return (x.to(mean.dtype) - mean) * scale + shift
 
 
+def activated(x: torch.Tensor, norm: Sequence[torch.Tensor], activation: str) -> torch.Tensor:
+    """``activation(norm(x))`` without gradients, for ``convolve``, which has them."""
+    with torch.no_grad():
+        return activate(_normalised(x, norm), _activation(activation)).to(x.dtype)
+
+
 class _Normalised(torch.autograd.Function):
     """``normalised``. The backward sums the gradient itself, not its product with the scale, so that a compiler stores
     no gradient in the dtype of sums."""
@@ -126,7 +132,7 @@ def _input(x: torch.Tensor, table: Any, norm: str | None) -> torch.Tensor:
     """What the convolution reads, in PyTorch's operators."""
     if table is None:
         return x
-    return activate(_normalised(x, table), _activation(norm)).to(x.dtype)
+    return activated(x, table, norm)
 
 
 def _forward(x: torch.Tensor, w: torch.Tensor, bias: Any, table: Any, norm: Any, sums: bool, *geometry: Any) -> Any:
@@ -190,8 +196,9 @@ def convolve(operands: Sequence[Any], norm: Any, rows: Any, activation: str | No
     """The convolution of ``activation(norm(input))``, with gradients; with ``sums`` also mean and sum of squared
     distances of each channel of the result.
 
-    ``operands`` are input, weight and bias; ``norm`` is mean, scale and shift, and ``rows`` their table, both None if
-    the input is read as it is. The activation is a problem's ``norm``.
+    ``operands`` are input, weight, bias, and the result of ``activated`` or None: with it the norm is fused in the
+    gradient of the input alone. ``norm`` is mean, scale and shift, and ``rows`` their table, both None if the input is
+    read as it is. The activation is a problem's ``norm``.
     """
     kind = operands[0].device.type
     if torch.is_autocast_enabled(kind):
@@ -206,34 +213,38 @@ class _NormedConvolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:
-        x, w, bias, _, scale, _, rows, activation, has_sums, geometry = given
-        y, sums = normed_convolution(x, w, bias, rows, activation, has_sums, *geometry)
+        x, w, bias, activated_x, _, scale, _, rows, activation, has_sums, geometry = given
+        read = (x, w, bias, rows, activation) if activated_x is None else (activated_x, w, bias, None, None)
+        y, sums = normed_convolution(*read, has_sums, *geometry)
         mean = sums[1] if has_sums else None
-        ctx.save_for_backward(x, w, rows, scale, y if has_sums else None, mean)
+        ctx.save_for_backward(x, w, activated_x, rows, scale, y if has_sums else None, mean)
         ctx.activation, ctx.geometry, ctx.bias_sizes = activation, geometry, None if bias is None else [bias.shape[0]]
         return (y, mean, sums[2]) if has_sums else y
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, by_mean: Any = None, by_squares: Any = None) -> tuple[Any, ...]:  # type: ignore[override]
-        x, w, rows, scale, y, mean = ctx.saved_tensors
+        x, w, activated_x, rows, scale, y, mean = ctx.saved_tensors
         if y is not None:  # the gradient of y through its statistics
             by_mean, by_squares, mean = (_over_channels(each, y.ndim) for each in (by_mean, by_squares, mean))
             distance = y.to(mean.dtype) - mean
             grad = grad.to(mean.dtype) + by_mean / (y.numel() // y.shape[1]) + 2 * by_squares * distance
             grad = grad.to(y.dtype)
         if rows is None:
-            return *gradients(ctx, grad, x, w, ctx.bias_sizes, _whole(*ctx.geometry)), *[None] * 7
-        needs_x, needs_w, needs_bias, *needs_norm = ctx.needs_input_grad[:6]
+            return *gradients(ctx, grad, x, w, ctx.bias_sizes, _whole(*ctx.geometry)), *[None] * 8
+        needs_x, needs_w, needs_bias, _, *needs_norm = ctx.needs_input_grad[:7]
         by_x = by_bias = weights = None
         by_norm: tuple[Any, Any, Any] = (None, None, None)
-        mask = [needs_x or any(needs_norm), needs_w]
+        mask = [needs_x or any(needs_norm), needs_w and activated_x is None]
+        if needs_w and activated_x is not None:
+            arguments = (grad, activated_x, w, None, *_whole(*ctx.geometry), [False, True, False])
+            weights = convolution_backward(*arguments)[1]
         if any(mask):
             results = normed_convolution_backward(grad, x, w, rows, ctx.activation, *ctx.geometry, mask)
-            data, sums, weights = results[0], results[1], results[2] if needs_w else None
+            data, sums, weights = results[0], results[1], results[2] if mask[1] else weights
             if mask[0]:
                 by_norm = -scale * sums[0], sums[1], sums[0]
             if needs_x:
                 by_x = (data.to(scale.dtype) * _over_channels(scale, x.ndim)).to(x.dtype)
         if needs_bias:
             by_bias = grad.sum((0, *range(2, grad.ndim)))
-        return by_x, weights, by_bias, *by_norm, None, None, None, None
+        return by_x, weights, by_bias, None, *by_norm, None, None, None, None

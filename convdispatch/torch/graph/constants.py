@@ -38,6 +38,14 @@ _WEIGHT_OPERANDS: dict[str, tuple[int, ...]] = {
     "aten.embedding.default": (0,),
 }
 """The indices of operands that a form packs or folds, by operator."""
+_TAKING_CONSTANTS = _WEIGHT_OPERANDS.keys() - {
+    "aten.bmm.default", "aten.native_layer_norm.default", "aten.native_group_norm.default", "aten.embedding.default",
+}  # fmt: skip
+"""The operators that take a constant in: their result's product with it, or sum, is folded into their weights."""
+_FOLDED = frozenset(f"aten.{name}.Tensor" for name in ("mul", "add", "sub", "div"))
+"""The operators whose constant operand is folded so."""
+_COPIES = "aten.clone.default", "aten._unsafe_view.default"
+"""The operators that copy their input, as layers that drop nothing and views of attention's results are traced."""
 MAX_SETS = 4
 """The number of weight sets for which one graph caches forms; the least recently used set is freed for a fifth."""
 
@@ -64,6 +72,8 @@ def packed_inputs(graph: fx.GraphModule, static: Sequence[int]) -> list[int]:
     packed: set[fx.Node] = set()
     returned: set[fx.Node] = set()
     tables: set[fx.Node] = set()
+    products: set[fx.Node] = set()
+    """What operators with weights compute, views of it, and what constants were folded into."""
     for node in graph.graph.nodes:
         if node in sources:
             continue
@@ -75,6 +85,13 @@ def packed_inputs(graph: fx.GraphModule, static: Sequence[int]) -> list[int]:
         for index in _WEIGHT_OPERANDS.get(str(node.target), ()):
             if index < len(node.args) and node.args[index] in sources:
                 packed |= sources[node.args[index]]
+        has_products = any(part in products for part in node.all_input_nodes)
+        is_folded = has_products and bool(of_parts) and str(node.target) in _FOLDED
+        if is_folded:
+            tables = tables.union(*of_parts.values())
+        is_same = _is_view(node) or str(node.target) in _COPIES
+        if is_folded or str(node.target) in _TAKING_CONSTANTS or (has_products and is_same):
+            products.add(node)
     packed |= tables - returned
     return [index for index, node in enumerate(placeholders) if node in packed]
 

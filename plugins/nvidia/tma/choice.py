@@ -46,7 +46,7 @@ SUMS_CYCLES = {False: 0.08, True: 0.13}
 """Cycles of a result whose channel is summed, by whether a norm's gradient is taken: 83 and 134 instructions of a warp
 for 256 results, four in a cycle."""
 MERGE_CYCLES = 400.0  # cycles in which the warps of a tile merge their sums of channels, between two barriers
-NORM_CYCLES = {2: 0.026, 4: 0.029}
+NORM_CYCLES = {2: 0.053, 4: 0.059}
 """Cycles of a number of x that is normalised in local memory, by its bytes: 54 and 30 instructions of a work item for
 16 bytes, four in a cycle for a warp."""
 NORM_WAIT_CYCLES = 60.0  # cycles of a K-slice until the warps of a group have met behind its norm
@@ -69,7 +69,8 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
     copied = tiling.a_bytes * half_a * _unaligned(a) + tiling.b_bytes * half_b * _unaligned(b)
     copy_cycles = copied / COPY_BYTES_PER_CYCLE
     macs = t.bm * t.bn * t.bk / MACS * size / 2
-    norm_cycles = NORM_CYCLES[size] * t.bm * t.bk + NORM_WAIT_CYCLES if t.norm_in_place else 0.0
+    normed = t.bk * (t.bm if tiling.data else t.bn)
+    norm_cycles = NORM_CYCLES[size] * normed + NORM_WAIT_CYCLES if t.norm_in_place else 0.0
     slice_of = max(macs, copy_cycles, norm_cycles) + SLICE_CYCLES
     tile_cycles = (
         TILE_CYCLES
@@ -144,16 +145,13 @@ def _tiles(unfolded: ConvProblem, units: int, pixels: int) -> Iterator[TmaTile]:
             if tile is None:
                 continue
             tiling = TmaTiling(problem, tile)
-            yield tile
-            in_place = dataclasses.replace(tile, norm_in_place=True)
-            if problem.normalised and TmaTiling(problem, in_place).misfit is None:
-                yield in_place
+            divided = [tile]
             for split, fixup in itertools.product(_parts(tiling, units), (False, True)):
-                if fixup and (split > MAX_FIXUP_PARTS or resident > 1):
-                    continue
-                divided = dataclasses.replace(tile, split=split, fixup=fixup)
-                if TmaTiling(problem, divided).misfit is None:
-                    yield divided
+                if not (fixup and (split > MAX_FIXUP_PARTS or resident > 1)):
+                    divided.append(dataclasses.replace(tile, split=split, fixup=fixup))
+            for each in divided:
+                in_place = [dataclasses.replace(each, norm_in_place=True)] if problem.normalised else []
+                yield from (one for one in (each, *in_place) if TmaTiling(problem, one).misfit is None)
 
 
 @functools.lru_cache(maxsize=256)

@@ -112,26 +112,37 @@ ${start_of("(slice * 64)")}\
 % endif
 </%def>
 <%
-# A work item rewrites the same 16-byte chunk of every few rows: rows are swizzled, and its rows have the same swizzle.
-chunks = unit // 16
-chunk_numbers, rows_apart = 16 // tiling.itemsize, 128 // chunks
+# x in local memory is A's rows, which a group of warps rewrites for itself, or boxes of B, which all warps rewrite together.
+# A work item rewrites the same 16-byte chunk of every few rows, which are swizzled alike.
+team, member = (128, "tid % 128") if data else (t.items, "tid")
+chunks = (unit if data else tiling.b_row_bytes) // 16
+chunk_numbers, rows_apart = 16 // tiling.itemsize, team // chunks
+norm_rounds = -(-64 // rows_apart)
+norm_chunk = "(norm_chunk ^ " + ("norm_row % 8" if chunks == 8 else "norm_row / 2 % 4") + f") * {chunk_numbers}"
 guarded = [axis for axis in (1, 2) if geo.guarded[axis]]
+begin_of_taps = (of("offset", 0), of("offset", 1)) if data else (0, 0)
 %>\
 <%def name="rows_of_norm()">\
-% if in_place and guarded:
-      // The source pixel of tap 0 of each row that this work item normalises.
-% for i in range(64 // rows_apart):
-      const int norm_m${i} = m0 + wg * 64 + tid % 128 / ${chunks} + ${i * rows_apart}, norm_pixel${i} = norm_m${i} % ${count_h * count_w};
-      const int norm_h${i} = norm_pixel${i} / ${count_w} * ${geo.step[1]} + (${low_h} + (${of("offset", 0)})), norm_w${i} = norm_pixel${i} % ${count_w} * ${geo.step[2]} + (${low_w} + (${of("offset", 1)}));
+% if in_place:
+      const int norm_row = ${member} / ${chunks}, norm_chunk = ${member} % ${chunks};
+% if data:
+${pixels_of_norm("m0 + wg * 64")}\
+% endif
+% endif
+</%def>\
+<%def name="pixels_of_norm(first)">\
+% if guarded:
+      // The source pixel that tap 0 reads for each row that this work item normalises.
+% for i in range(norm_rounds):
+      const int norm_pixel${i} = (${first} + norm_row + ${i * rows_apart}) % ${count_h * count_w};
+      const int norm_h${i} = norm_pixel${i} / ${count_w} * ${geo.step[1]} + (${low_h} + (${begin_of_taps[0]})), norm_w${i} = norm_pixel${i} % ${count_w} * ${geo.step[2]} + (${low_w} + (${begin_of_taps[1]}));
 % endfor
 % endif
 </%def>\
-<%def name="table_of_norm()">\
-% if in_place:
-        const int norm_row = tid % 128 / ${chunks}, norm_chunk = tid % ${chunks};
-        const int norm_c = slice % ${tiling.blocks} * ${t.bk} + (norm_chunk ^ ${"norm_row % 8" if unit == 128 else "norm_row / 2 % 4"}) * ${chunk_numbers};
+<%def name="table_of_norm(c, tap)">\
+        const int norm_c = ${c} + ${norm_chunk};
 % if guarded:
-        const int norm_tap = slice / ${tiling.blocks}, norm_y = norm_tap / ${of("taps_w")} * ${geo.spread[1]}, norm_x = norm_tap % ${of("taps_w")} * ${geo.spread[2]};
+        const int norm_tap = ${tap}, norm_y = norm_tap / ${of("taps_w")} * ${geo.spread[1]}, norm_x = norm_tap % ${of("taps_w")} * ${geo.spread[2]};
 % endif
         float4 norm_table[3][${chunk_numbers // 4}];
 #pragma unroll
@@ -139,20 +150,39 @@ guarded = [axis for axis in (1, 2) if geo.guarded[axis]]
 #pragma unroll
           for (int j = 0; j < ${chunk_numbers // 4}; ++j)
             norm_table[i][j] = ((global const float4 *)(norm + i * ${geo.c * geo.groups} + group * ${geo.c} + min(norm_c, ${geo.c - chunk_numbers})))[j];
-% endif
 </%def>\
-<%def name="normalise(at)">\
-% if in_place:
+<%def name="normalise_rows(begin)">\
         // Zeros outside of the source stay zeros.
         if (norm_c < ${geo.c}) {
-% for i in range(64 // rows_apart):
-<% inside = " & ".join(f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < {geo.source[axis]}u" for axis in guarded) %>\
-          ${f"if ({inside}) " if guarded else ""}{
-            local uint4 *numbers = (local uint4 *)(memory + ${at} + a_from + (norm_row + ${i * rows_apart}) * ${unit} + norm_chunk * 16);
+% for i in range(norm_rounds):
+<%
+inside = [f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < {geo.source[axis]}u" for axis in guarded]
+inside += [f"norm_row + {i * rows_apart} < 64"] if (i + 1) * rows_apart > 64 else []
+%>\
+          ${f"if ({' & '.join(inside)}) " if inside else ""}{
+            local uint4 *numbers = (local uint4 *)(memory + ${begin} + (norm_row + ${i * rows_apart}) * ${chunks * 16} + norm_chunk * 16);
             *numbers = normed_chunk(*numbers, norm_table[0], norm_table[1], norm_table[2]);
           }
 % endfor
         }
+</%def>\
+<%def name="before_arrival()">\
+% if in_place and data:
+${table_of_norm(f"slice % {tiling.blocks} * {t.bk}", f"slice / {tiling.blocks}")}\
+% endif
+</%def>\
+<%def name="normalise(at)">\
+% if in_place and data:
+${normalise_rows(f"{at} + a_from")}\
+% elif in_place:
+${pixels_of_norm("slice * 64")}\
+% for i in range(boxes):
+        {
+          const int norm_box = min(n0 / ${tiling.block} + ${i}, ${volume * tiling.blocks - 1});
+${table_of_norm(f"norm_box % {tiling.blocks} * {tiling.block}", f"norm_box / {tiling.blocks}")}\
+${normalise_rows(f"{at} + {a_bytes + i * box_bytes}")}\
+        }
+% endfor
 % endif
 </%def>\
 <%def name="multiply(at)">\
@@ -458,12 +488,12 @@ ${prefetch_addend()}\
 % endif
 ${rows_of_norm()}\
       for (int slice = begin; slice < end; ++slice) {
-${table_of_norm()}\
+${before_arrival()}\
         barrier_wait(bar, parity);
 ${normalise("at")}\
 % if in_place:
         VISIBLE_TO_WGMMA();
-        group_meets(wg);
+        ${"group_meets(wg)" if data else f"warps_meet({t.items})"};
 % endif
         WGMMA_BEGIN();
 ${multiply("at")}\
@@ -507,7 +537,7 @@ ${begin_sums()}\
 ${tile_of()}\
 ${rows_of_norm()}\
     for (int slice = begin; slice < end; ++slice) {
-${table_of_norm()}\
+${before_arrival()}\
       const int add = slice > begin;
 % if data:
 ${start_of("m0")}\

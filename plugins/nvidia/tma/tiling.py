@@ -28,9 +28,11 @@ SUMS_REGISTERS = {False: (40, 53), True: (64, 78)}
 those with which ptxas spills at most 12 bytes, and those that it takes if only the size of a work group limits it, as
 where several are on a multiprocessor. Of 33 tiles compiled for sm_90a."""
 
-NORM_REGISTERS = {2: 64, 4: 44}
-"""Registers, beside those of the product's sums, of a main loop that normalises x in local memory, by the bytes of a
-number. Of seven tiles compiled for sm_90a."""
+NORM_REGISTERS = {"float16": 64, "bfloat16": 64, "float32": 44}
+"""Registers, beside those of the product's sums, of a main loop that normalises the rows of A in local memory, by the
+dtype. Of seven tiles compiled for sm_90a."""
+WEIGHTS_NORM_REGISTERS = 40
+"""The same of a main loop that normalises boxes of B, of five tiles."""
 PADDED_NORM_REGISTERS = 8
 """Further ones if taps read outside of x, where zeros must stay."""
 
@@ -130,7 +132,8 @@ class TmaTiling(Tiling):
 
     @property
     def instructions(self) -> Instructions:
-        groups = ("bulk", "parts") if self.tile.fixup or self.summed else ("bulk",)
+        meet = self.tile.fixup or self.summed or (self.tile.norm_in_place and not self.data)
+        groups = ("bulk", "parts") if meet else ("bulk",)
         return Instructions(self.format.type, groups, self._wgmma)
 
     @property
@@ -282,14 +285,15 @@ class TmaTiling(Tiling):
             return "more parts than slices, or than work groups count"
         if t.bn // 2 + 46 > 65536 // (t.items + 32) // t.resident:
             return "more sums than registers"
-        if t.norm_in_place and not (self.problem.normalised and self.data):
-            return "a norm of the source in forward problems"
+        if t.norm_in_place and not self.problem.normalised:
+            return "a norm of x"
         # A quarter of a multiprocessor has 512 registers for each lane of its warps, which get them in eights.
         registers = 512 // -(-(t.items + 32) * t.resident // 128) // 8 * 8
         if self.summed and t.bn // 2 + SUMS_REGISTERS[self.problem.masked][t.resident > 1] > registers:
             return "more sums than registers"
         padded = PADDED_NORM_REGISTERS * any(self.geometry.guarded)
-        if t.norm_in_place and t.bn // 2 + NORM_REGISTERS[self.itemsize] + padded > registers:
+        of_norm = NORM_REGISTERS[self.problem.dtype] if self.data else WEIGHTS_NORM_REGISTERS
+        if t.norm_in_place and t.bn // 2 + of_norm + padded > registers:
             return "more sums than registers"
         if t.resident * (self.local_bytes + 1024) > LOCAL_LIMIT + 1024:
             return "more work groups than local memory"

@@ -55,6 +55,11 @@ CASES = [
     ("bwd_data_f32_tf32_nhwc_mb2ic72ih7iw5oc40kh3ph1sh2sw2+norm(relu)+sums", "tma", {"bk": 32}),
     ("bwd_weights_f16_nhwc_mb2ic16ih6iw5oc24kh3ph1+norm(relu)", "tma", {}),
     ("fwd_bf16_nhwc_mb2ic72ih6iw5oc40kh3ph1sw2+norm(leaky_relu(0.5))", "tma", {"norm_in_place": True}),
+    (
+        "bwd_weights_bf16_nhwc_mb4ic64ih7iw9oc80kh3kw1ph1pw0g2+norm(relu)",
+        "tma",
+        {"block": 32, "split": 2, "fixup": True, "norm_in_place": True},
+    ),
 ]
 FURTHER_CASES = [
     ("fwd_f16_mb2ic16ih6iw5oc24kh3ph1+bias+relu+sums", "wgmma", {"bn": 128}),
@@ -80,6 +85,11 @@ FURTHER_CASES = [
     ("fwd_f32_tf32_nhwc_mb2ic48ih6iw5oc72kh3ph1+norm(relu)+residual+sums", "tma",
      {"bm": 128, "wm": 2, "bk": 32, "norm_in_place": True}),
     ("fwd_f32_tf32_nhwc_mb2ic24ih6iw5oc72kh3ph1+norm(identity)", "tma", {"bk": 16, "norm_in_place": True}),
+    ("bwd_weights_f16_nhwc_mb3ic24ih6iw5oc40kh3ph1+norm(relu)", "tma", {"norm_in_place": True}),
+    ("bwd_weights_bf16_nhwc_mb4ic72ih7iw9oc72kh3kw1ph1pw0sh2sw2+norm(leaky_relu(0.5))", "tma",
+     {"bm": 128, "bn": 128, "wm": 2, "split": 2, "norm_in_place": True}),
+    ("bwd_weights_f16_nhwc_mb2ic16ih8iw8oc136kh1ph0+norm(relu)+accumulate", "tma",
+     {"bm": 192, "wm": 3, "norm_in_place": True}),
     ("bwd_data_f16_nhwc_mb2ic72ih6iw5oc24kh3ph1+residual+norm(relu)+sums", "tma", {"bn": 128}),
     ("bwd_data_bf16_nhwc_mb2ic72ih7iw5oc24kh3ph1sh2sw2+residual+norm(leaky_relu(0.5))+sums", "tma", {}),
     ("bwd_data_bf16_nhwc_mb2ic72ih7iw5oc24kh3ph1+norm(relu)", "tma", {}),

@@ -96,7 +96,11 @@ class Norm:
     text: str = "identity"
     """The activation as a problem's ``norm``."""
     consumers: list[Convolution] = field(default_factory=list)
-    """The convolutions that normalise what they read. If there are none, the normalised tensor is computed."""
+    """The convolutions that take the norm in. If there are none, the normalised tensor is computed."""
+    is_prologue: bool = False
+    """Whether they normalise what they read; otherwise they take in the norm's gradient alone."""
+    activated: fx.Node | None = None
+    """What they read if they do not normalise it."""
     statistics: list[fx.Node] = field(default_factory=list)
     numbers: list[fx.Node] = field(default_factory=list)
     """Mean, scale and shift, once they are written."""
@@ -130,9 +134,11 @@ class FusionJudge:
         if any(serves(solver, info) for solver in fusing):
             self._device = info
 
-    def pays(self, plain: Sequence[ConvProblem], fused: Sequence[ConvProblem], bytes_saved: int) -> bool:
+    def pays(
+        self, plain: Sequence[ConvProblem], fused: Sequence[ConvProblem], bytes_saved: int, launches_saved: int = 0
+    ) -> bool:
         """Whether solvers that fuse everything are chosen for all ``fused`` problems, and these take no longer than the
-        ``plain`` ones and passes that move ``bytes_saved``."""
+        ``plain`` ones and so many launches, which move ``bytes_saved``."""
         if self._device is None:
             return False
         choices = [self._choice(problem) for problem in fused]
@@ -142,7 +148,8 @@ class FusionJudge:
         if any(seconds is None for seconds in times):
             return True  # a vendor's library predicts no time; selection has preferred the solvers that fuse
         with_parts, without = sum(times[: len(fused)]), sum(times[len(fused) :])
-        return bool(with_parts <= without + bytes_saved / rates(self._device).bandwidth)
+        peaks = rates(self._device)
+        return bool(with_parts <= without + bytes_saved / peaks.bandwidth + launches_saved * peaks.launch)
 
     @functools.cache  # noqa: B019 (a judge lives for one graph)
     def _choice(self, problem: ConvProblem) -> tuple[bool, float | None]:
@@ -255,29 +262,41 @@ def _norm(
     if value.device.type not in _DEVICES or type(given["training"]) is not bool:
         return None
 
-    def pays(plain: list[ConvProblem], fused: list[ConvProblem], bytes_saved: int) -> bool:
+    def pays(plain: list[ConvProblem], fused: list[ConvProblem], bytes_saved: int, launches_saved: int) -> bool:
+        if forced:
+            return True
         if value.device not in judges:
             judges[value.device] = FusionJudge(value.device)
-        return judges[value.device].pays(plain, fused, bytes_saved)
+        return judges[value.device].pays(plain, fused, bytes_saved, launches_saved)
 
     producer = convolutions.get(given["input"])
     if given["training"] and producer is not None and all(map(_only_reads, producer.node.users)):
-        before = {} if producer.norm is None else {"norm": producer.norm.text}
+        taken_in = producer.norm is not None and producer.norm.is_prologue
+        before = {"norm": producer.norm.text} if taken_in else {}
         plain, fused = (producer.problem("forward", sums=sums, **before) for sums in (False, True))
-        # The pass for the statistics reads the result once.
-        if forced or pays([plain], [fused], operand_bytes(plain, "y")):
+        # The pass for the statistics reads the result once, and merges its parts in a second launch.
+        if pays([plain], [fused], operand_bytes(plain, "y"), 2):
             norm.producer, producer.sums = producer, True
-    norm.consumers = _consumers(norm, convolutions)
-    edges = [(part, each) for each in norm.consumers for part in ("forward", "data", "weights")]
-    plain_problems = [each.problem(part) for part, each in edges]
-    fused_problems = [each.problem(part, norm=norm.text, sums=part == "data") for part, each in edges]
-    # Forward, the pass that normalises reads u and writes; backward, the pass for sums reads u and the gradient.
-    if norm.consumers and (forced or pays(plain_problems, fused_problems, 4 * operand_bytes(plain_problems[0], "x"))):
-        for each in norm.consumers:
-            each.norm = norm
-    else:
-        norm.consumers = []
+    consumers = _consumers(norm, convolutions)
+    if consumers:
+        size = operand_bytes(consumers[0].problem("forward"), "x")
+        # Backward, a pass for sums reads the gradient, u and the activation's result, and the one that computes the
+        # gradient of u would read the activation's result too. Forward, one reads u and writes what is normalised.
+        if pays(*_with_and_without(consumers, norm.text, ("data",)), 4 * size, 1):
+            norm.consumers = consumers
+            norm.is_prologue = pays(*_with_and_without(consumers, norm.text, ("forward", "weights")), 2 * size, 0)
+    for each in norm.consumers:
+        each.norm = norm
     return norm if norm.consumers or norm.producer is not None else None
+
+
+def _with_and_without(
+    consumers: Sequence[Convolution], text: str, parts: Sequence[str]
+) -> tuple[list[ConvProblem], list[ConvProblem]]:
+    """The problems of some parts of convolutions, plain and with a norm."""
+    edges = [(each, part) for each in consumers for part in parts]
+    plain = [each.problem(part) for each, part in edges]
+    return plain, [each.problem(part, norm=text, sums=part == "data") for each, part in edges]
 
 
 def _only_reads(node: fx.Node) -> bool:
@@ -316,14 +335,15 @@ def _consumers(norm: Norm, convolutions: dict[fx.Node, Convolution]) -> list[Con
 
 def _write_convolution(part: Convolution) -> None:
     graph, (x, w, bias), norm = part.node.graph, part.operands, part.norm
-    arguments: tuple[Any, ...] = (None, None, None)
+    activated, arguments = None, (None, None, None)
     if norm is not None:
         layout = x.kwargs if _is_layout(x) else None
-        x = norm.arguments["input"]
-        x = x if layout is None else graph.call_method("contiguous", (x,), dict(layout))
+        x, activated = norm.arguments["input"], norm.activated
+        if layout is not None:
+            x, activated = (each and graph.call_method("contiguous", (each,), dict(layout)) for each in (x, activated))
         arguments = (norm.numbers, norm.table, norm.text)
     geometry = (list(each) if isinstance(each, tuple) else each for each in part.geometry)
-    y = graph.call_function(normed_operators.convolve, ((x, w, bias), *arguments, part.sums, *geometry))
+    y = graph.call_function(normed_operators.convolve, ((x, w, bias, activated), *arguments, part.sums, *geometry))
     if part.sums:
         y, *part.statistics = (graph.call_function(operator.getitem, (y, number)) for number in range(3))
     y.meta = dict(part.node.meta)
@@ -346,6 +366,8 @@ def _write_norm(norm: Norm) -> None:
     norm.numbers = [graph.call_function(operator.getitem, (numbers, number)) for number in range(3)]
     if norm.consumers:
         norm.table = graph.call_function(normed_operators.table, tuple(norm.numbers))
+        if not norm.is_prologue:
+            norm.activated = graph.call_function(normed_operators.activated, (x, norm.numbers, norm.text))
     else:
         result = graph.call_function(normed_operators.normalised, (x, *norm.numbers))
         result.meta = dict(norm.node.meta)
