@@ -18,7 +18,7 @@ from ..api.problem import ConvProblem
 from ..device import runtime
 from ..device.commands.host_memory import has_system_svm
 from ..device.executable import BIAS, RESIDUAL, W
-from ..device.places import host
+from ..device.places import intraop
 from ..device.places.copies import CopyPlace
 from ..device.places.host import HostPlace
 from ..device.rates import LAUNCH, rates
@@ -133,7 +133,7 @@ class HostCall(Call):
             converted = None if self.arrays.strides is None else self.launches.program(launcher, self.solver, *layout)
             self.native = converted or False
         if self.native:
-            host.lend_queues(self.device)
+            intraop.lend_queues(self.device)
         return self.native or None
 
 

@@ -16,7 +16,7 @@ from ..device import background, runtime
 from ..device.cache import artifact_store
 from ..device.cache.keys import key_of
 from ..device.commands.interface import thread
-from ..device.places import host
+from ..device.places import intraop
 from ..device.programs.compile_pool import side_by_side
 from ..device.replay.program import Program
 from ..device.replay.schedule import Schedule
@@ -110,7 +110,7 @@ def build(
     # In PyTorch's threads a call returns when it has finished, and the number of threads decides which form is fastest.
     if threads == PYTORCH:
         purpose, packed_use = "latency", "latency in PyTorch's threads"
-        choice_use = f"{packed_use}, {host.thread_count()}"
+        choice_use = f"{packed_use}, {intraop.thread_count()}"
     from_environment()
     compiled = thread.compiled
     graph = traced_and_fused(net, shapes, dtype, queue, math)

@@ -18,7 +18,7 @@ from ..device import runtime
 from ..device.commands import host_memory
 from ..device.commands.recording import Command, Recording, Slot
 from ..device.executable import Executable
-from ..device.places import host
+from ..device.places import intraop
 from ..device.places.host import HostLaunches, HostPlace
 from ..device.programs.strided_copy import copy_bytes
 from ..elementwise.tensor import Tensor
@@ -68,7 +68,7 @@ class HostNet:
                 return None, f"the command {command.what} is no kernel with the same numbers in every call"
         own_threads: str | None = "the net was built so"
         if threads == PYTORCH:
-            own_threads = host.refusal(queue.device, [command.kernel for command in commands if command.kernel])
+            own_threads = intraop.refusal(queue.device, [command.kernel for command in commands if command.kernel])
         outputs = range(len(lowered.inputs), len(tensors))
         launches = [(command.kernel, command.arguments) for command in commands if command.kernel]
         place = HostPlace(queue.device, in_pytorch=own_threads is None, keeps_scratch=True)

@@ -177,7 +177,7 @@ def test_doctor_says_what_is_wrong(device, monkeypatch):
         wrong = [Outcome(f"{plugin}.one", "1x1.fwd", "mb1ic1ih1oc1kh1", "core", "failed", "y is 2, not 1")]
         return Report({}, {}, level, 1, "", outcomes=wrong, unasked=["3x3.fwd"])
 
-    monkeypatch.setattr("convdispatch.measurement.conformance.session.verify", failing)
+    monkeypatch.setattr("convdispatch.measurement.conformance.verify.verify", failing)
     done = CliRunner().invoke(main, ["doctor", "--self-test", "--device", runtime.device_info(device).vendor])
     assert done.exit_code == 1
     assert re.search(

@@ -17,7 +17,7 @@ from convdispatch import inference
 from convdispatch.api import ConvProblem, Declared, Solver, kernel_text
 from convdispatch.api.cpu import transposed
 from convdispatch.device import runtime, startup_profile
-from convdispatch.device.cache import store
+from convdispatch.device.cache import keys, store
 from convdispatch.device.garbage import collection_put_off
 from convdispatch.device.programs import kernels
 from convdispatch.device.programs.template_cache import Subject
@@ -131,7 +131,7 @@ def test_text_is_rendered_once_for_its_values(folder, renderings):
 
 def test_changed_sources_render_anew(folder, renderings, monkeypatch):
     kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK)
-    monkeypatch.setattr(store, "stamp", lambda home: f"{home} as edited")
+    monkeypatch.setattr(keys, "stamp", lambda home: f"{home} as edited")
     kernel_text("convdispatch.device.gemm", "pack.cl.mako", **PACK)
     assert len(renderings) == 2
 
