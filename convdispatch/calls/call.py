@@ -11,7 +11,7 @@ import pyopencl as cl
 from ..api.errors import InvalidArgument, MemoryLimit
 from ..api.problem import ConvProblem
 from ..device import runtime
-from ..measurement import calibration
+from ..measurement import first_sight
 from ..selection import dispatch
 from ..selection.prepared import Constant
 from ..selection.visible_problem import operand_sizes
@@ -56,7 +56,7 @@ class Call:
         unsupported = runtime.device_info(device).supports(problem.dtype)
         if unsupported:
             raise InvalidArgument(unsupported)
-        calibration.seen(device)
+        first_sight.seen(device)
         self.problem, self.device, self.count = problem, device, count
         self.places = self.first, self.second, self.written = PLACES[problem.direction]
         self.sizes = operand_sizes(problem)

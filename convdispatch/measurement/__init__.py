@@ -15,6 +15,7 @@ Measurements are stored by ``selection.records``. A new dialect goes to ``gramma
 - ``sampled``: judges a computed tensor by float64 at a sample of its elements.
 - ``conformance``: the kit behind ``convdispatch verify``.
 - ``calibration``: measures a device's rates.
+- ``first_sight``: has a device calibrated in a child process when it is first used.
 - ``peaks``: measures a device's ceilings, for the roofline.
 - ``fitting``: fits a solver's cost to its measured records.
 - ``grammar``: reads and writes problems in every dialect.

@@ -9,7 +9,7 @@ import threading
 from typing import ClassVar
 
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 
 from convdispatch import conv
 from convdispatch.api import ConvDispatchWarning, ConvProblem, DeviceInfo, DeviceRates
@@ -18,11 +18,10 @@ from convdispatch.device import rates as module
 from convdispatch.device import runtime
 from convdispatch.device.opencl.platforms import quota
 from convdispatch.device.rates import estimate, keep, rates
-from convdispatch.measurement import calibration, peaks
+from convdispatch.measurement import calibration, first_sight, peaks
 from convdispatch.measurement.calibration import calibrate
 from convdispatch.measurement.peaks import Variant
 from convdispatch.selection.plugins.loader import plugins
-from convdispatch.tools.cli import main
 from convdispatch.tools.doctor import _rates
 
 H200 = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
@@ -99,11 +98,10 @@ def test_calibration_measures_and_keeps(device):
 
 
 def test_the_command_says_what_was_and_what_is(device):
-    done = CliRunner().invoke(main, ["calibrate", "--anyway"])
-    assert done.exit_code == 0, done.output
+    done = run_cli("calibrate", "--anyway", status=0)
     assert "GFLOP/s" in done.output
     assert "estimated before" in done.output
-    assert "measured before" in CliRunner().invoke(main, ["calibrate", "--anyway"]).output
+    assert "measured before" in run_cli("calibrate", "--anyway").output
 
 
 def test_the_command_keeps_nothing_on_a_busy_machine(device, monkeypatch):
@@ -112,8 +110,7 @@ def test_the_command_keeps_nothing_on_a_busy_machine(device, monkeypatch):
     from convdispatch.tools.benchmark import quiet
 
     monkeypatch.setattr(quiet, "load_now", lambda: 1e3)
-    done = CliRunner().invoke(main, ["calibrate", "--device", "cpu"])
-    assert done.exit_code == 1
+    done = run_cli("calibrate", "--device", "cpu", status=1)
     assert "other work keeps 1000 of" in done.output
     assert "nothing is kept" in done.output
 
@@ -124,7 +121,7 @@ def test_the_command_keeps_nothing_on_a_busy_machine(device, monkeypatch):
 
     monkeypatch.setattr(quiet, "load_now", lambda: 0.0)
     monkeypatch.setattr(calibration, "calibrate", unsteady)
-    done = CliRunner().invoke(main, ["calibrate"])
+    done = run_cli("calibrate")
     assert (done.exit_code, "copies took 2.00 times as long" in " ".join(done.output.split())) == (1, True)
 
 
@@ -163,10 +160,10 @@ class Stand:
 
 @pytest.fixture
 def sight(monkeypatch, folder):
-    monkeypatch.setattr(calibration, "_checked", set())
-    monkeypatch.setattr(calibration, "Child", Stand)
+    monkeypatch.setattr(first_sight, "_checked", set())
+    monkeypatch.setattr(first_sight, "Child", Stand)
     Stand.made = []
-    return calibration
+    return first_sight
 
 
 def started(count):
@@ -180,11 +177,11 @@ def test_a_device_seen_for_the_first_time_is_calibrated_aside_once(sight, device
     sight.seen(device)
     sight.seen(device)
     assert started(1)
-    monkeypatch.setattr(calibration, "_checked", set())  # the next process
+    monkeypatch.setattr(first_sight, "_checked", set())  # the next process
     sight.seen(device)
     assert started(1), "tried lately"
     os.utime(module.place(runtime.device_info(device)).with_suffix(".tried"), (0, 0))
-    monkeypatch.setattr(calibration, "_checked", set())
+    monkeypatch.setattr(first_sight, "_checked", set())
     sight.seen(device)
     assert started(2)
 
@@ -194,7 +191,7 @@ def test_nothing_is_calibrated_that_is_or_where_rates_are_off(sight, device, mon
     sight.seen(device)
     assert started(0)
     monkeypatch.setenv("CONVDISPATCH_RATES", "off")
-    monkeypatch.setattr(calibration, "_checked", set())
+    monkeypatch.setattr(first_sight, "_checked", set())
     sight.seen(device)
     assert started(0)
 
