@@ -86,14 +86,8 @@ def _layer(chance: random.Random, device: str, kind: str, family: dict[str, Any]
     for axis in axes:
         kernel = 1 if family.get("row") and axis == "w" else k
         pad = d * (kernel - 1) // 2 if padding == "same" else 0
-        values |= {
-            f"i{axis}": image,
-            f"k{axis}": kernel,
-            f"s{axis}": s,
-            f"d{axis}": d,
-            f"p{axis}": pad,
-            f"p{axis}_r": pad,
-        }
+        values |= {f"i{axis}": image, f"k{axis}": kernel, f"s{axis}": s, f"d{axis}": d}
+        values |= {f"p{axis}": pad, f"p{axis}_r": pad}
     if len(axes) == 1:
         values |= {"ih": 1, "kh": 1}
     direction = chance.choice(DIRECTIONS)

@@ -30,7 +30,6 @@ class Residual(nn.Module):
         self.body = body
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As it says."""
         return torch.relu(self.body(x) + x)
 
 
@@ -42,7 +41,6 @@ class Branches(nn.Module):
         self.one, self.other = one, other
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As it says."""
         return torch.cat([self.one(x), self.other(x)], 1)
 
 
@@ -54,7 +52,6 @@ class Gate(nn.Module):
         self.pool, self.layer = pool, layer
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As it says."""
         return x * torch.sigmoid(self.layer(self.pool(x)))
 
 
@@ -99,7 +96,6 @@ class Net(nn.Module):
         return self._through(self.layers[len(self.layers) // 2 :], self.habits[::2], y, x, other)
 
     def forward(self, x: torch.Tensor, other: Any = None) -> Any:
-        """As it says."""
         return self.decode(self.encode(x, other), x, other)
 
 

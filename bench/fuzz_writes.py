@@ -116,7 +116,6 @@ class Mask(nn.Module):
     """Every second row of weights is zero."""
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        """As it says."""
         return weight * (torch.arange(weight.shape[0], device=weight.device) % 2).view(-1, *[1] * (weight.ndim - 1))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,17 +87,7 @@ class Place:
             return result
         if self.name != "cuda":
             return result.numpy()
-        return result.view(dtype=_BITS[result.element_size()]()).cpu().numpy()
-
-
-def _torch_dtype(name: str) -> Callable[[], Any]:
-    def dtype() -> Any:
         import torch
 
-        return getattr(torch, name)
-
-    return dtype
-
-
-_BITS = {2: _torch_dtype("int16"), 4: _torch_dtype("int32"), 8: _torch_dtype("int64")}
-"""Integers as wide as an element, by bytes: NumPy has no bfloat16."""
+        bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[result.element_size()]  # NumPy has no bfloat16
+        return result.view(dtype=bits).cpu().numpy()

@@ -381,13 +381,15 @@ def counted():
     ct.disable()
 
 
-@pytest.fixture
-def without_compiler(monkeypatch):
+@pytest.fixture(scope="module")
+def without_compiler():
     """Graphs that no form computes run operator by operator: inductor would compile each for seconds."""
     pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     from convdispatch.torch.graph import inductor
 
-    monkeypatch.setattr(inductor, "available", lambda device: False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inductor, "available", lambda device: False)
+        yield
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ times, by the device: calls in CUDA graphs on ``cuda``, plans on an OpenCL queue
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ import numpy as np
 from bench.cases.choice import cuda_work, mean, race
 from bench.drawn import KINDS, drawn
 from bench.place import Place, call
-from bench.timer import graph_side, medians, stream_side
+from bench.timer import graph_side, host_seconds, medians, stream_side
 from bench.workers import Lost, farm
 from convdispatch import ConvDispatchError, ConvProblem, inference, policy
 from convdispatch.device import runtime
@@ -81,18 +80,13 @@ def compared(
 
 def wall_ratio(free: Callable[[], object], invariant: Callable[[], object], rounds: int = ROUNDS) -> float:
     """The time of the second over the time of the first, by this process's clock."""
-    least, calls = [math.inf, math.inf], []
-    for run in (free, invariant):
+    sides, times = (free, invariant), ([], [])
+    for run in sides:
         run()
-        begin = time.perf_counter()
-        run()
-        calls.append(max(1, round(LEAST_S / max(time.perf_counter() - begin, 1e-6))))
+    calls = [max(1, round(LEAST_S / max(host_seconds(run, 1), 1e-6))) for run in sides]
     for _, side in itertools.product(range(rounds), (0, 1)):
-        begin = time.perf_counter()
-        for _ in range(calls[side]):
-            (free, invariant)[side]()
-        least[side] = min(least[side], (time.perf_counter() - begin) / calls[side])
-    return least[1] / least[0]
+        times[side].append(host_seconds(sides[side], calls[side]))
+    return min(times[1]) / min(times[0])
 
 
 def layers(kind: str, seed: int, number: str = "float32") -> Iterator[ConvProblem]:

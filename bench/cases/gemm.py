@@ -7,17 +7,20 @@ python -m bench gemm --shape 64 3136 576 --batch 8 --layout nt --dtype float16 -
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 import sys
 import time
 
 import click
+import ml_dtypes  # noqa: F401 its import makes "bfloat16" a dtype of NumPy's
 import numpy as np
 import pyopencl as cl
 from rich.console import Console
 from rich.table import Table
 
+from bench.timer import host_seconds
 from convdispatch.api.dtypes import DTYPES
 from convdispatch.api.errors import ConvDispatchError
 from convdispatch.device import runtime
@@ -39,21 +42,14 @@ class Bench:
         """Median, p20 and p80 of seconds a run, warmed up before."""
         work()
         self.queue.finish()
-        once = self._sample(work, 1)
+        once = host_seconds(work, 1, self.queue.finish)
         repeat = max(1, round(0.02 / once))
-        self._sample(work, repeat)
+        host_seconds(work, repeat, self.queue.finish)
         samples = []
         stop = time.perf_counter() + self.seconds
         while len(samples) < 5 or time.perf_counter() < stop:
-            samples.append(self._sample(work, repeat))
+            samples.append(host_seconds(work, repeat, self.queue.finish))
         return tuple(np.percentile(samples, (50, 20, 80)))
-
-    def _sample(self, work, repeat: int) -> float:
-        start = time.perf_counter()
-        for _ in range(repeat):
-            work()
-        self.queue.finish()
-        return (time.perf_counter() - start) / repeat
 
     def peak(self, dtype: str) -> float:
         """Multiply-add operations a second, two a multiply-add, in the accumulation type."""
@@ -68,21 +64,6 @@ def make_spec(m: int, n: int, k: int, batch: int, dtype: str, layout: str, align
     return GemmSpec(m, n, k, batch, dtype, a, b, c, alignment=alignment)
 
 
-def random_operand(rng: np.random.Generator, count: int, dtype: str) -> np.ndarray:
-    """Normal data in the dtype's storage; bfloat16 as the upper halves of float32."""
-    data = rng.standard_normal(count, dtype=np.float32)
-    if dtype == "bfloat16":
-        return (data.view(np.uint32) >> 16).astype(np.uint16)
-    return data.astype(dtype)
-
-
-def widen(data: np.ndarray, dtype: str) -> np.ndarray:
-    """Stored values as float64."""
-    if dtype == "bfloat16":
-        return (data.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return data.astype(np.float64)
-
-
 def relative_error(spec: GemmSpec, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> float:
     """Norm of the error over the norm of the result, against float64, in sampled rows of the last batch."""
     z, rows = spec.batch - 1, np.unique(np.linspace(0, spec.m - 1, min(spec.m, 64)).astype(int))
@@ -90,7 +71,7 @@ def relative_error(spec: GemmSpec, a: np.ndarray, b: np.ndarray, c: np.ndarray) 
 
     def gather(data: np.ndarray, matrix: Matrix, i: np.ndarray, j: np.ndarray) -> np.ndarray:
         at = matrix.batch.offset(z) + matrix.row.offset(i)[:, None] + matrix.col.offset(j)[None, :]
-        return widen(data[at], spec.dtype)
+        return data[at].astype(np.float64)
 
     want = gather(a, spec.a, rows, p) @ gather(b, spec.b, p, n)
     return float(np.linalg.norm(gather(c, spec.c, rows, n) - want) / np.linalg.norm(want))
@@ -120,7 +101,7 @@ def main(device, size, shape, batch, dtype, layout, which, generator, alignment,
     changed = {name: json.loads(value) for name, _, value in (change.partition("=") for change in changes)}
     chosen = [config | changed for config in chosen]
     rng = np.random.default_rng(0)
-    a, b = random_operand(rng, batch * m * k, dtype), random_operand(rng, batch * k * n, dtype)
+    a, b = (rng.standard_normal(batch * k * size, dtype=np.float32).astype(dtype) for size in (m, n))
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
     peak = bench.peak(dtype)
     rows = []
@@ -138,8 +119,6 @@ def main(device, size, shape, batch, dtype, layout, which, generator, alignment,
 
 def measure(bench: Bench, spec: GemmSpec, config: dict, a, b, flags, packed: str) -> dict:
     """One configuration's figures."""
-    import dataclasses
-
     run = dataclasses.replace(spec, a_packed="a" in packed, b_packed="b" in packed)
     begin = time.perf_counter()
     plan = GemmPlan(bench.context, run, config)
@@ -154,15 +133,8 @@ def measure(bench: Bench, spec: GemmSpec, config: dict, a, b, flags, packed: str
     workspace = cl.Buffer(bench.context, cl.mem_flags.READ_WRITE, max(1, plan.workspace_size))
     median, p20, p80 = bench.time(lambda: plan.enqueue(bench.queue, buffers["a"], buffers["b"], c, workspace))
     cl.enqueue_copy(bench.queue, out, c)
-    return {
-        "ms": median * 1e3,
-        "p20": p20 * 1e3,
-        "p80": p80 * 1e3,
-        "gflops": spec.flops / median / 1e9,
-        "error": relative_error(spec, a, b, out),
-        "build": built,
-        "workspace": plan.workspace_size,
-    }
+    times = {"ms": median * 1e3, "p20": p20 * 1e3, "p80": p80 * 1e3, "gflops": spec.flops / median / 1e9}
+    return times | {"error": relative_error(spec, a, b, out), "build": built, "workspace": plan.workspace_size}
 
 
 def report(bench: Bench, spec: GemmSpec, rows: list[dict], peak: float, as_json: bool, layout: str) -> None:
@@ -184,7 +156,7 @@ def report(bench: Bench, spec: GemmSpec, rows: list[dict], peak: float, as_json:
         text = " ".join(f"{name}={value}" for name, value in row["config"].items())
         text = ("* " if row.get("default") else "") + text
         if "failed" in row:
-            table.add_row("-", "-", "-", "-", "-", "-", "-", "-", f"{text}: {row['failed']}")
+            table.add_row(*["-"] * 8, f"{text}: {row['failed']}")
             continue
         share = 1e9 * row["gflops"] / peak
         table.add_row(

@@ -68,7 +68,8 @@ def _read_twice(graph: Any) -> int:
     normal = torch.ops.aten.convolution_backward.default, torch.ops.convdispatch.convolution_backward.default
     size = 0
     for node in graph.graph.nodes:
-        if node.target in (backward, *normal) and all(node.args[-1][:2]):
+        mask = node.args[-1] if node.target in (backward, *normal) else [False]
+        if mask[0] and mask[2 if node.target is backward else 1]:
             operands = node.args[: 2 if node.target is backward else 1]
             size += sum(each.meta["val"].numel() * each.meta["val"].itemsize for each in operands)
     return size
@@ -98,7 +99,7 @@ def counted(net: str, side: str, batch: int, size: int, dtype: torch.dtype, devi
             return compile_fx(graph, inputs, **{"inner_compile": count, **options})
 
         def pays(judge: Any, plain: Any, fused: Any, *saved: int) -> bool:
-            return all(problem.sums for problem in fused)
+            return all(problem.sums or problem.residual for problem in fused)
 
         with (
             mock.patch("torch._inductor.compile_fx.compile_fx", ours),

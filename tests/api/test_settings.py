@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 
 from convdispatch.api import settings
 from convdispatch.api.errors import InvalidArgument
-from convdispatch.tools.cli import main
 
 TRUTHS = [setting for setting in settings.SETTINGS.values() if setting.kind is settings.TRUTH]
 
@@ -120,8 +119,7 @@ def test_a_command_and_enable_say_what_cannot_be_read(monkeypatch):
     monkeypatch.setenv("CONVDISPATCH_TIER", "raedy")
     with pytest.raises(InvalidArgument, match="CONVDISPATCH_TIER must be full or ready"):
         ct.enable()
-    done = CliRunner().invoke(main, ["info"])
-    assert done.exit_code == 1
+    done = run_cli("info", status=1)
     assert "CONVDISPATCH_TIER must be full or ready, got 'raedy' (did you mean ready?)" in done.output
 
 
@@ -129,7 +127,7 @@ def test_doctor_lists_what_is_set_and_what_is_wrong_with_it(monkeypatch):
     monkeypatch.setenv("CONVDISPATCH_NATIVE", "flase")
     monkeypatch.setenv("CONVDISPATCH_TEIR", "full")
     monkeypatch.setenv("CONVDISPATCH_SIMD_WIDTH", "5")
-    done = CliRunner().invoke(main, ["doctor", "--no-probe", "--json"])
+    done = run_cli("doctor", "--no-probe", "--json")
     report = json.loads(done.stdout)
     assert done.exit_code == 1
     assert report["environment"].items() >= {("CONVDISPATCH_NATIVE", "flase"), ("CONVDISPATCH_TEIR", "full")}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from checking import make_operands, options
+from checking import make_operands
 
 import convdispatch as cd
+from bench.place import options_of
 from convdispatch import ConvProblem, InvalidArgument
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device.commands import host_memory
@@ -16,7 +17,7 @@ PROBLEM = ConvProblem.parse("mb2ic5ih7iw6oc9kh3kw2sh2sw1ph1pw1")
 
 
 def _call(problem, given, **more):
-    keys = options(problem) | more
+    keys = options_of(problem) | more
     if problem.direction == "fwd":
         return cd.conv(given["x"], given["w"], **keys)
     if problem.direction == "bwd_data":

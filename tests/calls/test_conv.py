@@ -12,9 +12,10 @@ import itertools
 import numpy as np
 import pytest
 import shape_tables
-from checking import Operands, call, check, compare, first_choice, limit_of, make_operands, numpy_dtype, options
+from checking import Operands, call, check, compare, first_choice, limit_of, make_operands, numpy_dtype
 
 import convdispatch
+from bench.place import options_of
 from convdispatch import ConvProblem, InvalidProblem
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 from convdispatch.device import runtime
@@ -251,7 +252,7 @@ def test_bfloat16_is_ml_dtypes():
     pytest.importorskip("ml_dtypes")
     x = np.ones((1, 1, 4), numpy_dtype("bfloat16"))
     assert convdispatch.conv(x, x).dtype == x.dtype
-    assert options(ConvProblem.parse("iw4kw4"))["padding"] == ((0, 0),)
+    assert options_of(ConvProblem.parse("iw4kw4"))["padding"] == ((0, 0),)
 
 
 def test_a_warm_call_with_lists_is_found_again(monkeypatch):

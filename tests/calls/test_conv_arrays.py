@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from checking import Guarded, call, check, make_operands, options
+from checking import Guarded, call, check, make_operands
 
 import convdispatch
+from bench.place import options_of
 from convdispatch import ConvProblem, InvalidArgument
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.measurement import reference
@@ -270,9 +271,9 @@ def test_an_empty_batch_on_the_device(queue, layout):
     problem = ConvProblem.parse("mb0ic3ih8oc4kh3ph1").replace(layout=layout)
     w = cl_array.zeros(queue, problem.w_shape, np.float32)
     x = cl_array.Array(queue, problem.x_shape, np.float32)
-    assert convdispatch.conv(x, w, **options(problem)).shape == problem.y_shape
+    assert convdispatch.conv(x, w, **options_of(problem)).shape == problem.y_shape
     dy = cl_array.Array(queue, problem.y_shape, np.float32)
-    grad = convdispatch.conv_backward_weights(x, dy, problem.w_shape, **options(problem))
+    grad = convdispatch.conv_backward_weights(x, dy, problem.w_shape, **options_of(problem))
     assert not grad.get().any()
 
 

@@ -14,7 +14,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 from hypothesis import given, seed
 from strategies import FUZZ, answer, mutated
 
@@ -22,7 +22,6 @@ from convdispatch.api.errors import InvalidArgument
 from convdispatch.models.checkpoint import read_checkpoint
 from convdispatch.nn import load_tensors, save_tensors
 from convdispatch.nn.saving import try_place
-from convdispatch.tools.cli import main
 from convdispatch.train import Settings, train
 from convdispatch.train.data import load
 
@@ -174,8 +173,7 @@ def test_a_place_that_is_tried_is_left_as_it_was(tmp_path):
 
 @pytest.mark.parametrize("option", ["--curve", "--checkpoint"])
 def test_the_command_says_so_in_a_sentence(option):
-    done = CliRunner().invoke(main, ["train", "digits", "--images", "64", "--epochs", "1", option, "/proc/none.file"])
-    assert done.exit_code == 2
+    done = run_cli("train", "digits", "--images", "64", "--epochs", "1", option, "/proc/none.file", status=2)
     assert re.search(rf"Error: Invalid value for '{option}': /proc/none.file cannot be written: \w", done.output)
 
 
@@ -194,8 +192,7 @@ def test_a_picture_of_many_pixels(tmp_path):
     image.new("L", (40, 50), 255).save(small)
     refused(lambda: read_picture(small, 224, most_pixels=1999), "40x50", "1999")
     assert read_picture(small, 224, most_pixels=2000).mean() == 255
-    done = CliRunner().invoke(main, ["classify", "--most-pixels", "1999", str(small)])
-    assert done.exit_code == 1
+    done = run_cli("classify", "--most-pixels", "1999", str(small), status=1)
     assert "at most 1999" in done.output
 
 

@@ -63,6 +63,20 @@ def another_shape(x):
     return apply("x + r", x=x, r=row)
 
 
+def response_norm(x):
+    """A global response norm's factors: few numbers, of which some broadcast to others."""
+    norms = reduce("sum", "square(x)", (1, 2), keepdims=True, x=x)
+    mean = apply("m + 1e-6", m=reduce("mean", "sqrt(n)", 3, keepdims=True, n=norms))
+    return apply("sqrt(n) / m * b", n=norms, m=mean, b=apply("exp(b)", b=x[0, 0, :1, :1]))
+
+
+def test_few_numbers_are_computed_again():
+    x = normal(2, 5, 4, 8)
+    assert names(response_norm, x.shape) == ["reduce", "reduce", "apply"]
+    built = inference.build(response_norm, x.shape, queues=1)
+    np.testing.assert_allclose(built(x), response_norm(Tensor.from_numpy(x)).numpy(), rtol=1e-5, atol=1e-5)
+
+
 def another_type(x):
     whole = apply("round(x)", x=x, dtype=np.int32)
     return apply("x * 2", x=whole, dtype=np.float32)
@@ -82,7 +96,7 @@ def a_test(x):
     ],
 )
 def test_what_stays_apart(net, left):
-    x = normal(3, 4)
+    x = normal(65, 64)
     assert names(net, x.shape) == left
     built, wanted = inference.build(net, x.shape, queues=1)(x), net(Tensor.from_numpy(x))
     pairs = zip(built, wanted, strict=True) if isinstance(wanted, tuple) else [(built, wanted)]
@@ -229,3 +243,18 @@ def test_a_factor_without_a_bound_stays():
         return apply("y * s", y=functional.convolution(x, w), s=s)
 
     assert names(net, (1, 2, 3, 3)) == ["convolution", "apply"]
+
+
+@pytest.mark.parametrize("channels", [32, 2])
+def test_a_norm_takes_its_activation_in(channels):
+    """In one kernel, and in several where there are fewer rows than a device has cores."""
+    scale, shift = constant(normal(channels, seed=1)), constant(normal(channels, seed=2))
+
+    def net(x):
+        y = functional.relu(functional.group_norm(x, 1 if channels == 2 else 4, scale, shift))
+        return functional.activate(functional.layer_norm(y, -1), "silu")
+
+    x = normal(1, channels, 72, 72)
+    assert names(net, x.shape) == ["grouped", "standardize"]
+    built = inference.build(net, x.shape, queues=1)
+    np.testing.assert_allclose(built(x), net(Tensor.from_numpy(x)).numpy(), rtol=1e-4, atol=1e-4)

@@ -11,14 +11,13 @@ import types
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 from farms import PATIENT
 
 from convdispatch.device import child
 from convdispatch.measurement.conformance.outcome import load
 from convdispatch.measurement.conformance.verify import select, verify
 from convdispatch.selection.plugins import loader
-from convdispatch.tools.cli import main
 
 DEADLY = """
 import os, time
@@ -139,7 +138,7 @@ def test_a_child_that_cannot_start_is_said(device, monkeypatch):
     loader.reload()
     try:
         monkeypatch.setenv("CONVDISPATCH_PLUGINS", "none")  # the children find no such plugin
-        done = CliRunner().invoke(main, ["verify", "im2col", "--level", "core", "--case", "1x1*", "--jobs", "2"])
+        done = run_cli("verify", "im2col", "--level", "core", "--case", "1x1*", "--jobs", "2")
     finally:
         monkeypatch.undo()
         loader.reload()
@@ -151,7 +150,7 @@ def test_a_child_that_cannot_start_is_said(device, monkeypatch):
 def test_several_plugins_in_one_command(device, tmp_path):
     names = ["im2col", "fft"]
     options = ["--level", "core", "--case", "1x1_of_1x1", "--jobs", "0", "--json", str(tmp_path / "kit.json")]
-    done = CliRunner().invoke(main, ["verify", *names, *options])
+    done = run_cli("verify", *names, *options)
     assert "im2col passed, fft " in done.output
     assert done.exit_code == (0 if "fft passed" in done.output else 1)
     assert [load(tmp_path / f"kit-{name}.json").plugin["name"] for name in names] == names

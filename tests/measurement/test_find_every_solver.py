@@ -6,12 +6,11 @@ import importlib
 import json
 
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 from searching import PROBLEM, searched
 
 from convdispatch.measurement.find import find
 from convdispatch.measurement.search import session
-from convdispatch.tools.cli import main
 
 
 @pytest.mark.parametrize("command", ["find", "bench"])
@@ -24,8 +23,7 @@ def test_a_default_budget_reaches_every_solver_s_first_configuration(faults, tmp
     words = ["find", "--json", "--again"] if command == "find" else ["bench", "--json", str(path)]
 
     def measured(*more):
-        done = CliRunner().invoke(main, [*words, str(PROBLEM), "--no-isolate", *more], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
+        done = run_cli(*words, str(PROBLEM), "--no-isolate", *more, status=0, catch_exceptions=False)
         if command == "find":
             rows = json.loads(done.stdout)[0]["results"]
         else:

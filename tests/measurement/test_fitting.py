@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 from records import record
 
 from convdispatch.api.errors import InvalidArgument
@@ -18,7 +18,6 @@ from convdispatch.device.rates import rates
 from convdispatch.measurement.fitting import Sample, fit, terms
 from convdispatch.selection.records import perfdb
 from convdispatch.selection.records.record import device_key
-from convdispatch.tools.cli import main
 
 RATES = DeviceRates(flops=1e11, bandwidth=1e10, launch=1e-5)
 PROBLEMS = [
@@ -108,9 +107,9 @@ def test_the_command(device, tmp_path, monkeypatch):
             lambda self, problem, device, config: 0.001,
         )
         arguments = ["fit-cost", "im2col", "--device", runtime.address(device)]
-        said = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).output)
-        text = CliRunner().invoke(main, arguments).output
-        few = CliRunner().invoke(main, ["fit-cost", "im2col+nothing"])
+        said = json.loads(run_cli(*arguments, "--json").output)
+        text = run_cli(*arguments).output
+        few = run_cli("fit-cost", "im2col+nothing")
     finally:
         monkeypatch.undo()
         perfdb.perfdb.cache_clear()

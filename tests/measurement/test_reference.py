@@ -7,8 +7,9 @@ import itertools
 import numpy as np
 import pytest
 import shape_tables
-from checking import make_operands, options
+from checking import make_operands
 
+from bench.place import options_of
 from convdispatch import ConvProblem, InvalidArgument
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.measurement import reference
@@ -133,7 +134,7 @@ def test_relative_error():
 def test_against_pytorch(entry):
     torch = pytest.importorskip("torch", reason="torch is not installed (extra: peers)")
     problem = entry.problem
-    geometry = options(problem)
+    geometry = options_of(problem)
     random = np.random.default_rng(0)
     x, w, dy = (torch.from_numpy(random.standard_normal(getattr(problem, name + "_shape"))) for name in "xwy")
     x.requires_grad_(), w.requires_grad_()

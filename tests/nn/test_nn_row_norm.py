@@ -25,9 +25,12 @@ def exact(x, width, each, scale, shift, epsilon=1e-5):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_rows_of_any_width(width, dtype):
     x, scale, shift = (normal(*s, seed=n).astype(dtype) for n, s in enumerate([(7, width), (width,), (width,)]))
-    got = row_norm(*(Tensor.from_numpy(x), width, 1), *map(Tensor.from_numpy, (scale, shift)), 1e-5)
     limit = 2e-6 if dtype == "float32" else 1e-14
-    np.testing.assert_allclose(got.numpy(), exact(x, width, 1, scale, shift), rtol=limit, atol=4 * limit)
+    wanted = exact(x, width, 1, scale, shift)
+    for activation, y in ((None, wanted), ("silu", wanted / (1 + np.exp(-wanted)))):
+        affine = Tensor.from_numpy(scale), Tensor.from_numpy(shift)
+        got = row_norm(Tensor.from_numpy(x), width, 1, affine, 1e-5, activation)
+        np.testing.assert_allclose(got.numpy(), y, rtol=limit, atol=4 * limit)
 
 
 @pytest.mark.parametrize(("channels", "groups", "space"), [(6, 6, 5), (6, 2, 40), (8, 4, 33), (32, 8, 1), (4, 1, 16)])
@@ -39,9 +42,12 @@ def test_groups_of_channels(channels, groups, space, affine):
     has = affine in ("both", "scale"), affine in ("both", "shift")
     given = [Tensor.from_numpy(v) if there else None for v, there in zip((scale, shift), has, strict=True)]
     width = channels // groups * space
-    got = row_norm(Tensor.from_numpy(x), width, space, *given, 1e-5)
+    got = row_norm(Tensor.from_numpy(x), width, space, tuple(given), 1e-5, None)
     told = [v if there else np.full_like(v, one) for v, there, one in zip((scale, shift), has, (1, 0), strict=True)]
-    np.testing.assert_allclose(got.numpy(), exact(x, width, space, *told), rtol=2e-6, atol=8e-6)
+    wanted = exact(x, width, space, *told)
+    np.testing.assert_allclose(got.numpy(), wanted, rtol=2e-6, atol=8e-6)
+    activated = row_norm(Tensor.from_numpy(x), width, space, tuple(given), 1e-5, "leaky_relu(0.1)")
+    np.testing.assert_allclose(activated.numpy(), np.where(wanted < 0, 0.1 * wanted, wanted), rtol=2e-6, atol=8e-6)
     if groups == channels and affine == "both":
         whole = functional.group_norm(Tensor.from_numpy(x), groups, *given)
         np.testing.assert_array_equal(whole.numpy(), got.numpy())

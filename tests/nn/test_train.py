@@ -13,11 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.nn import load_tensors
-from convdispatch.tools.cli import main
 from convdispatch.train import Pictures, Settings, load, train
 from convdispatch.train.data import FASHION_FOLDERS
 from convdispatch.train.run import curve
@@ -130,8 +129,7 @@ def test_a_killed_process_resumes(tmp_path):
     assert len(arrays["losses"]) == int(metadata["step"]) > 0
     epochs = int(metadata["step"]) // 4 + 2  # 200 images are four batches
     subprocess.run(command(epochs, "run.st", "--resume"), check=True, capture_output=True, timeout=300)
-    done = CliRunner().invoke(main, command(epochs, "whole.st")[3:])
-    assert done.exit_code == 0, done.output
+    run_cli(*command(epochs, "whole.st")[3:], status=0)
     resumed, whole = load_tensors(tmp_path / "run.st")[0], load_tensors(tmp_path / "whole.st")[0]
     assert len(resumed["losses"]) > len(arrays["losses"])
     for name in whole:
@@ -300,16 +298,14 @@ def test_digits():
 def test_the_command(tmp_path):
     write_idx(tmp_path)
     common = ["train", str(tmp_path), "--epochs", "2", "--batch", "24", "--lr", "0.1"]
-    done = CliRunner().invoke(main, [*common, "--curve", str(tmp_path / "losses.csv"), "--json"])
-    assert done.exit_code == 0, done.output
+    done = run_cli(*common, "--curve", str(tmp_path / "losses.csv"), "--json", status=0)
     report = json.loads(done.stdout)
     assert len(report["losses"]) == 6
     lines = (tmp_path / "losses.csv").read_text().splitlines()
     assert lines[0] == "step,loss"
     assert len(lines) == 7
-    done = CliRunner().invoke(main, common)
+    done = run_cli(*common)
     assert "accuracy" in done.output
     assert "│" in done.output
-    done = CliRunner().invoke(main, ["train", str(tmp_path / "nowhere")])
-    assert done.exit_code == 1
+    done = run_cli("train", str(tmp_path / "nowhere"), status=1)
     assert done.output.strip().startswith("Error: ")

@@ -15,10 +15,8 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 from paths import ROOT
-
-from convdispatch.tools.cli import main
 
 PAGES = sorted((ROOT / "docs" / "use").glob("*.md"))
 SECONDS = 600
@@ -44,7 +42,7 @@ def execute(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
         while re.fullmatch(r"[A-Z_]+=.*", words[0]):
             patched.setenv(*words.pop(0).split("=", 1))
         assert words[0] == "convdispatch", f"{command}: only convdispatch runs here; mark other blocks as not run"
-        done = CliRunner().invoke(main, words[1:])
+        done = run_cli(*words[1:])
     assert done.exit_code == 0, f"{command}\n{done.output}\n{done.exception!r}"
 
 

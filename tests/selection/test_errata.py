@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 from test_registry import CPU, H200
 
 import convdispatch as cd
@@ -19,7 +19,6 @@ from convdispatch.selection.plugins import errata, loader, verdicts
 from convdispatch.selection.plugins.errata import Versions, parse
 from convdispatch.selection.plugins.registry import packaged_path
 from convdispatch.tools import doctor
-from convdispatch.tools.cli import main
 
 PROBLEM = ConvProblem.parse("mb1ic3ih8oc4kh3ph1")
 
@@ -234,8 +233,7 @@ def test_verify_says_which_entries_hold_which_are_over_and_which_it_cannot_try(o
         f"  - {{solver: faulty.good, kernel: 'jit:*', reason: a kernel, problems: [{PROBLEM}]}}\n"
         f"  - {{solver: faulty.good, when: {{vendor: acme}}, reason: of another's, problems: [{PROBLEM}]}}\n"
     )
-    done = CliRunner().invoke(main, ["verify", "--errata", "--json", str(tmp_path / "errata.json")])
-    assert done.exit_code == 1, done.output
+    done = run_cli("verify", "--errata", "--json", str(tmp_path / "errata.json"), status=1)
     assert f"1 over: {tmp_path / name}:3" in done.output
     values = {one["where"].rpartition(":")[2]: one for one in json.loads((tmp_path / "errata.json").read_text())}
     told = {line: (one["state"], one["tried"]) for line, one in values.items() if name in one["where"]}

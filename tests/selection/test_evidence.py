@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 
 import convdispatch as cd
 from convdispatch.device import runtime
@@ -20,7 +20,6 @@ from convdispatch.selection.choice.provenance import current
 from convdispatch.selection.records.perfdb import perfdb
 from convdispatch.selection.records.record import Record, device_key, now
 from convdispatch.selection.solver_query import query
-from convdispatch.tools.cli import main
 
 PROBLEM = cd.ConvProblem(mb=1, ic=4, ih=8, iw=8, oc=4, kh=3, kw=3)
 
@@ -215,13 +214,11 @@ def test_lock_round_trip_and_drift(db, tmp_path, monkeypatch):
     put(db, "naive.direct", 1.0)
     put(db, im2col(), 2.0)
     arguments = ["find", str(PROBLEM), "--lock", str(lock)]
-    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    result = run_cli(*arguments, status=0, catch_exceptions=False)
     assert lockfile.read(lock)[str(PROBLEM)].solver == "naive.direct"
-    assert CliRunner().invoke(main, [*arguments, "--check"]).exit_code == 0
+    assert run_cli(*arguments, "--check").exit_code == 0
     put(db, im2col(), 0.5)
-    result = CliRunner().invoke(main, [*arguments, "--check"])
-    assert result.exit_code == 1
+    result = run_cli(*arguments, "--check", status=1)
     assert f"{PROBLEM}: locked naive.direct" in result.output
     assert cd.explain(PROBLEM).chosen == im2col()
     monkeypatch.setenv("CONVDISPATCH_LOCK", str(lock))
@@ -258,12 +255,12 @@ def test_find_records_and_the_next_call_follows(db):
     assert results.winner is not None
     assert cd.explain(PROBLEM).chosen == results.winner.solver
     assert cd.explain(PROBLEM).source.startswith("measured")
-    output = CliRunner().invoke(main, ["db", "list", "--json"], catch_exceptions=False).output
+    output = run_cli("db", "list", "--json", catch_exceptions=False).output
     assert {entry["problem"] for entry in json.loads(output)} == {str(PROBLEM)}
 
 
 def test_find_skips_what_is_known(db):
-    first = CliRunner().invoke(main, ["find", str(PROBLEM), "--budget", "2000", "--json"], catch_exceptions=False)
+    first = run_cli("find", str(PROBLEM), "--budget", "2000", "--json", catch_exceptions=False)
     assert json.loads(first.output)[0]["winner"]
-    again = CliRunner().invoke(main, ["find", str(PROBLEM), "--budget", "2000", "--json"], catch_exceptions=False)
+    again = run_cli("find", str(PROBLEM), "--budget", "2000", "--json", catch_exceptions=False)
     assert json.loads(again.output) == []

@@ -12,7 +12,7 @@ import warnings
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 
 import convdispatch as cd
 from convdispatch.api.activations import parse_activation
@@ -26,7 +26,6 @@ from convdispatch.selection.records import packs
 from convdispatch.selection.records.perfdb import PerfDB
 from convdispatch.tools import replay
 from convdispatch.tools.benchmark import report
-from convdispatch.tools.cli import main
 
 READERS = {
     "registry": lambda path, db: registry.parse(registry.read_text(path), str(path)),
@@ -124,7 +123,7 @@ def test_long_texts_are_refused_and_not_echoed(text, tmp_path):
     assert len(said) < 200
     (tmp_path / "problems.txt").write_text(text + "\n")
     assert len(at_once(lambda: list(grammar.read_file(tmp_path / "problems.txt")))) < 400
-    result = CliRunner().invoke(main, ["explain", text])
+    result = run_cli("explain", text)
     assert result.exit_code
     assert len(result.output) < 2000
     assert time.thread_time() - began < 5
@@ -179,7 +178,7 @@ def test_rates_that_no_device_has_are_damaged(tmp_path, monkeypatch, name, value
 def test_render_of_what_is_no_report(tmp_path, command, text):
     path = tmp_path / "report.json"
     path.write_text(text)
-    result = CliRunner().invoke(main, [*command, str(path)])
+    result = run_cli(*command, str(path))
     assert result.exit_code not in (0, None)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     assert "Error" in result.output
@@ -213,7 +212,7 @@ def test_render_of_a_damaged_report(tmp_path, command, changes, words):
     path = tmp_path / "report.json"
     for values, wanted in ((whole, None), (whole | changes, words)):
         path.write_text(json.dumps(values))
-        result = CliRunner().invoke(main, [command, "--render", str(path), "--html", str(tmp_path / "page.html")])
+        result = run_cli(command, "--render", str(path), "--html", str(tmp_path / "page.html"))
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         assert wanted is None or (result.exit_code == 1 and re.search(wanted, result.output)), result.output
         assert wanted or "Error" not in result.output, result.output

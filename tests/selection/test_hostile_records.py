@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 from hypothesis import given, seed
 from hypothesis import strategies as st
 from records import DEVICE, KEY, PROBLEM, record, solvers
@@ -19,7 +19,6 @@ from convdispatch.selection.records.packs import export_pack, import_pack
 from convdispatch.selection.records.perfdb import PerfDB, perfdb
 from convdispatch.selection.records.record import Damaged, NewerSchema, Record, read_records
 from convdispatch.tools.benchmark import report
-from convdispatch.tools.cli import main
 
 BAD = {
     "deep": "[" * 100_000 + "]" * 100_000,
@@ -161,7 +160,7 @@ def test_a_key_that_names_another_place_reaches_no_folder(tmp_path):
         with pytest.raises(InvalidArgument, match="a device's key"):
             db.lookup(PROBLEM, key)
     for command in (("list",), ("prune",)):
-        done = CliRunner().invoke(main, ["db", *command, "--device", "../../x"])
+        done = run_cli("db", *command, "--device", "../../x")
         assert (done.exit_code, "a device's key" in done.output) == (1, True), done.output
 
 
@@ -171,7 +170,7 @@ def test_a_key_that_names_another_place_reaches_no_folder(tmp_path):
 def test_an_import_that_cannot_be_stored_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("CONVDISPATCH_DB", "/proc/no-database")
     perfdb.cache_clear()
-    done = CliRunner().invoke(main, ["db", "import", str(pack(tmp_path / "pack.json", record("good").to_json()))])
+    done = run_cli("db", "import", str(pack(tmp_path / "pack.json", record("good").to_json())))
     perfdb.cache_clear()
     assert done.exit_code == 1
     assert "cannot import into /proc/no-database" in done.output

@@ -6,7 +6,7 @@ import itertools
 import json
 
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 from plans import LARGE
 from records import record
 from test_choices import PROBLEM, put
@@ -136,11 +136,9 @@ def test_a_lock_file_names_what_runs(known, tmp_path, monkeypatch):
     known(("slow", 0.0607, SCREENED | SMALL))
     monkeypatch.setattr("convdispatch.tools.cli.find._search", lambda *a, **k: [])
     monkeypatch.setattr("convdispatch.device.runtime.device_info", lambda device: LARGE)
-    from convdispatch.tools.cli import main
 
     lock = tmp_path / "net.lock"
-    said = CliRunner().invoke(main, ["find", str(PROBLEM), "--lock", str(lock)], catch_exceptions=False)
-    assert said.exit_code == 0, said.output
+    run_cli("find", str(PROBLEM), "--lock", str(lock), status=0, catch_exceptions=False)
     assert lockfile.read(lock)[str(PROBLEM)].solver == "loud.fast"
 
 

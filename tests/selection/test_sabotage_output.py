@@ -10,14 +10,13 @@ import warnings
 from collections import Counter
 
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 from sabotaging import PLUGIN, PROBLEM, check_one_warning
 
 import convdispatch as cd
 from convdispatch.api.fault_text import plain, words
 from convdispatch.measurement.conformance import workers
 from convdispatch.selection.plugins import loader, verdicts
-from convdispatch.tools.cli import main
 
 LOUD = (
     PLUGIN.format(method="rejects", expression="loud('asked') or None")
@@ -70,7 +69,7 @@ def test_help_and_version_stay_on_standard_output(tmp_path):
 def test_python_prints_are_parted_inside_other_programs_too(sabotage):
     sabotage(LOUD)
     before = sys.stdout
-    result = CliRunner().invoke(main, ["explain", str(PROBLEM), "--json"])
+    result = run_cli("explain", str(PROBLEM), "--json")
     assert json.loads(result.stdout)["problem"] == str(PROBLEM)
     assert sys.stdout is before
 

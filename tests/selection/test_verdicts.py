@@ -12,12 +12,11 @@ import textwrap
 import numpy as np
 import pytest
 from anew import read_anew
-from click.testing import CliRunner
+from command_line import run_cli
 
 import convdispatch as cd
 from convdispatch.device import child
 from convdispatch.selection.plugins import loader, verdicts
-from convdispatch.tools.cli import main
 
 ENDS = {
     "crashes": ("import os; os.abort()", "it crashes as it is imported (SIGABRT)"),
@@ -104,7 +103,7 @@ def test_doctor_names_a_plugin_that_ends_the_process(put, monkeypatch, kind):
 
     monkeypatch.setattr(child.subprocess, "run", impatient)
     put(text)
-    result = CliRunner().invoke(main, ["doctor", "--no-probe", "--json"], catch_exceptions=False)
+    result = run_cli("doctor", "--no-probe", "--json", catch_exceptions=False)
     report = json.loads(result.stdout)
     (odd,) = [entry for entry in report["plugins"] if entry["name"] == "odd"]
     assert odd["status"] == "failed"
@@ -128,17 +127,17 @@ def test_doctor_again_lifts_it_and_so_does_another_text(put, tmp_path):
     sound = PLUGIN.format(fault="pass")
     put(f"import pathlib\nif pathlib.Path({str(tmp_path / 'bad')!r}).exists():\n    import os; os.abort()\n{sound}")
     (tmp_path / "bad").touch()
-    CliRunner().invoke(main, ["doctor", "--no-probe"], catch_exceptions=False)
+    run_cli("doctor", "--no-probe", catch_exceptions=False)
     (tmp_path / "bad").unlink()
     assert "set aside" in call().stdout
-    CliRunner().invoke(main, ["doctor", "--no-probe"], catch_exceptions=False)
+    run_cli("doctor", "--no-probe", catch_exceptions=False)
     assert "set aside" in call().stdout
     read_anew()
-    result = CliRunner().invoke(main, ["doctor", "--no-probe", "--again", "--json"], catch_exceptions=False)
+    result = run_cli("doctor", "--no-probe", "--again", "--json", catch_exceptions=False)
     assert [e["status"] for e in json.loads(result.stdout)["plugins"] if e["name"] == "odd"] == ["loaded"]
     assert call().stdout.strip() == "True"
     put("import os; os.abort()")
-    CliRunner().invoke(main, ["doctor", "--no-probe"], catch_exceptions=False)
+    run_cli("doctor", "--no-probe", catch_exceptions=False)
     put(sound)
     assert call().stdout.strip() == "True"
 
@@ -207,7 +206,7 @@ def test_clearing_answers_or_the_store_keeps_verdicts(put, tmp_path):
     verdicts.note_answers("odd", "1", {"odd.solver": "it hangs"})
     read_anew()
     assert verdicts.answers("odd", "1") == {"odd.solver": "it hangs"}
-    CliRunner().invoke(main, ["cache", "clear", "trials", "answers"], catch_exceptions=False)
+    run_cli("cache", "clear", "trials", "answers", catch_exceptions=False)
     assert verdicts.answers("odd", "1") == {}
     read_anew()
     assert verdicts.trusted("odd", "1")

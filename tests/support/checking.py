@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import paths  # noqa: F401 (a script of this folder finds bench then)
 
 import convdispatch
+from bench.place import call as public_call
 from convdispatch.api.activations import ACTIVATIONS, parse_activation
 from convdispatch.api.errors import NoSolver
 from convdispatch.api.problem import ConvProblem
@@ -88,46 +90,9 @@ def make_operands(problem: ConvProblem, data: str = "integer", seed: int = 0) ->
         density /= 2
 
 
-def options(problem: ConvProblem) -> dict[str, Any]:
-    """The keywords of ``conv`` and its relatives that say a problem's geometry."""
-    return {
-        "stride": tuple(getattr(problem, "s" + axis) for axis in problem.axes),
-        "padding": tuple((getattr(problem, "p" + axis), getattr(problem, f"p{axis}_r")) for axis in problem.axes),
-        "dilation": tuple(getattr(problem, "d" + axis) for axis in problem.axes),
-        "groups": problem.g,
-        "layout": problem.layout,
-        "math": problem.math,
-    }
-
-
 def call(problem: ConvProblem, arrays: dict[str, Any], out: Any = None, queue: Any = None) -> Any:
     """Make the public call that a problem describes; ``arrays`` holds x, w, y, bias, residual as it needs them."""
-    keywords = options(problem) | {"out": out, "queue": queue}
-    epilogue = {"activation": problem.activation, "residual": arrays.get("residual")}
-    if problem.direction == "fwd":
-        accumulate = {"accumulate": True} if problem.accumulate else {}
-        return convdispatch.conv(arrays["x"], arrays["w"], arrays.get("bias"), **keywords, **epilogue, **accumulate)
-    if problem.direction == "bwd_weights":
-        return convdispatch.conv_backward_weights(
-            arrays["x"], arrays["y"], problem.w_shape, accumulate=problem.accumulate, **keywords
-        )
-    if problem.bias or problem.residual or problem.activation:
-        return convdispatch.conv_transpose(
-            arrays["y"], arrays["w"], arrays.get("bias"), output_padding=_left_over(problem), **keywords, **epilogue
-        )
-    return convdispatch.conv_backward_data(
-        arrays["y"], arrays["w"], problem.x_shape, accumulate=problem.accumulate, **keywords
-    )
-
-
-def _left_over(problem: ConvProblem) -> tuple[int, ...]:
-    """Rows at the far end that no output reads: the output padding of the transposed convolution."""
-    result = []
-    for axis in problem.axes:
-        size, kernel, stride, dilation = (getattr(problem, letter + axis) for letter in "iksd")
-        padded = size + getattr(problem, "p" + axis) + getattr(problem, f"p{axis}_r")
-        result.append((padded - dilation * (kernel - 1) - 1) % stride)
-    return tuple(result)
+    return public_call(problem, arrays, out=out, queue=queue)
 
 
 class Guarded:

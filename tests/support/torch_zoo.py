@@ -1,11 +1,9 @@
-"""Well-known nets as plain PyTorch modules, by torchvision's structure: its wheel fits one PyTorch only."""
+"""Small forms of well-known nets as plain PyTorch modules, by the structure of torchvision."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
-
-__all__ = ["LARGE", "ZOO", "MobileNet", "ResNet", "VGG", "mobilenet_v2", "resnet18", "resnet50", "vgg16"]
 
 
 def _conv(ic: int, oc: int, kernel: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
@@ -36,7 +34,7 @@ def _basic(ic: int, width: int, stride: int) -> _Residual:
 class ResNet(nn.Module):
     """ResNet (He et al. 2015), stride in the 3x3 convolution."""
 
-    def __init__(self, counts: tuple[int, ...], block, expansion: int, base: int = 64, classes: int = 1000) -> None:
+    def __init__(self, counts: tuple[int, ...], block, expansion: int, base: int = 4, classes: int = 5) -> None:
         super().__init__()
         layers: list[nn.Module] = [*_conv(3, base, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
         ic = base
@@ -55,7 +53,7 @@ class ResNet(nn.Module):
 class VGG(nn.Module):
     """VGG-16 (Simonyan and Zisserman 2014); ``side`` pixels of the last plane go to the classifier."""
 
-    def __init__(self, base: int = 64, hidden: int = 4096, classes: int = 1000) -> None:
+    def __init__(self, base: int = 2, hidden: int = 8, classes: int = 5) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         ic = 3
@@ -101,47 +99,6 @@ class _UNet(nn.Module):
         return self.last(torch.cat([first, self.up(self.down(first))], 1))
 
 
-class MobileNet(nn.Module):
-    """MobileNetV2 (Sandler et al. 2018)."""
-
-    def __init__(self, classes: int = 1000) -> None:
-        super().__init__()
-        layers: list[nn.Module] = [*_conv(3, 32, 3, 2), nn.ReLU6(inplace=True)]
-        ic = 32
-        for factor, oc, count, stride in (
-            *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
-            *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
-        ):
-            for number in range(count):
-                layers.append(_Inverted(ic, oc, 1 if number else stride, factor))
-                ic = oc
-        self.features = nn.Sequential(*layers, *_conv(ic, 1280, 1), nn.ReLU6(inplace=True))
-        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, classes))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.classifier(self.features(x).mean((2, 3)))
-
-
-def mobilenet_v2(**options) -> MobileNet:
-    """MobileNetV2."""
-    return MobileNet(**options)
-
-
-def resnet50(**options) -> ResNet:
-    """ResNet-50."""
-    return ResNet((3, 4, 6, 3), _bottleneck, 4, **options)
-
-
-def resnet18(**options) -> ResNet:
-    """ResNet-18."""
-    return ResNet((2, 2, 2, 2), _basic, 1, **options)
-
-
-def vgg16(**options) -> VGG:
-    """VGG-16."""
-    return VGG(**options)
-
-
 def _dilated() -> nn.Module:
     relu = nn.ReLU(inplace=True)
     return nn.Sequential(*_conv(3, 8, 3), relu, nn.Conv2d(8, 8, 3, padding=2, dilation=2), relu, nn.Conv2d(8, 3, 1))
@@ -163,12 +120,12 @@ def _volume() -> nn.Module:
 
 # Small forms for tests: (net, shape of an input); those of LARGE take longer.
 LARGE = {
-    "resnet18": (lambda: resnet18(base=4, classes=5), (4, 3, 96, 96)),
-    "resnet50": (lambda: resnet50(base=4, classes=5), (4, 3, 96, 96)),
-    "vgg16": (lambda: vgg16(base=2, hidden=8, classes=5), (2, 3, 32, 32)),
+    "resnet18": (lambda: ResNet((2, 2, 2, 2), _basic, 1), (4, 3, 96, 96)),
+    "resnet50": (lambda: ResNet((3, 4, 6, 3), _bottleneck, 4), (4, 3, 96, 96)),
+    "vgg16": (VGG, (2, 3, 32, 32)),
 }
 ZOO = {
-    "bottlenecks": (lambda: ResNet((1, 1), _bottleneck, 4, base=4, classes=5), (4, 3, 32, 32)),
+    "bottlenecks": (lambda: ResNet((1, 1), _bottleneck, 4), (4, 3, 32, 32)),
     "mobilenet": (
         lambda: nn.Sequential(*_conv(3, 8, 3, 2), _Inverted(8, 8, 1, 3), _Inverted(8, 12, 2, 3)),
         (2, 3, 24, 24),

@@ -6,13 +6,12 @@ import io
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 from rich.console import Console
 from test_benchmark import DEVICE, ENVIRONMENT, example
 
 from convdispatch.tools.benchmark.pages.compare import compare, heading, show_comparison
 from convdispatch.tools.benchmark.report import Report, write_json
-from convdispatch.tools.cli import main
 
 FIRST, SECOND = "fwd_f32_mb1ic8ih10iw10oc8kh3kw3", "fwd_f32_mb1ic8ih10iw10oc8kh1kw1"
 
@@ -83,6 +82,5 @@ def test_the_command(tmp_path):
     write_json(run(1.0, 2.0), tmp_path / "old.json")
     write_json(run(0.5, 2.0), tmp_path / "new.json")
     words = ["bench", "--compare", str(tmp_path / "old.json"), str(tmp_path / "new.json")]
-    done = CliRunner().invoke(main, words)
-    assert done.exit_code == 0, done.output
+    done = run_cli(*words, status=0)
     assert "1 faster, 1 same" in done.output

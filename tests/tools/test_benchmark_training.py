@@ -3,11 +3,10 @@
 import json
 
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 
 from convdispatch.api import InvalidArgument
 from convdispatch.tools.benchmark.training import profile_training
-from convdispatch.tools.cli import main
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +36,7 @@ def test_numbers_hang_together(report):
 def test_command_writes_json(tmp_path):
     path = tmp_path / "train.json"
     arguments = ["bench", "--net", "lenet", "--train", "--batch", "2", "--layout", "nhwc", "--json", str(path)]
-    done = CliRunner().invoke(main, arguments)
-    assert done.exit_code == 0, done.output
+    done = run_cli(*arguments, status=0)
     assert "images/s" in done.output
     (found,) = json.loads(path.read_text())
     assert (found["net"], found["mb"], found["layout"]) == ("lenet", 2, "nhwc")

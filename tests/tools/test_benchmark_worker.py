@@ -11,7 +11,7 @@ import types
 from dataclasses import asdict
 
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 from farms import PATIENT
 from paths import SUPPORT
 
@@ -24,7 +24,7 @@ from convdispatch.selection import dispatch
 from convdispatch.tools.benchmark.measuring import run
 from convdispatch.tools.benchmark.measuring.worker import Worker
 from convdispatch.tools.benchmark.report import load
-from convdispatch.tools.cli import main, options
+from convdispatch.tools.cli import options
 
 TINY, OTHER = "mb1ic4ih9oc4kh3ph1", "mb1ic4ih6oc4kh1"
 MORE = """
@@ -144,8 +144,7 @@ def test_the_time_ends_it_and_what_was_measured_is_there(solvers, device, roofs,
     monkeypatch.setattr("convdispatch.measurement.farm.time", clock)
     problems = [OTHER, *(f"mb1ic4ih{size}oc4kh3ph1" for size in range(9, 30))]
     options = ["--within", "900", "--timeout", "60", "--budget", "600", "--json", str(tmp_path / "r.json")]
-    done = CliRunner().invoke(main, ["bench", *problems, *options])
-    assert done.exit_code == 0, done.output
+    done = run_cli("bench", *problems, *options, status=0)
     report = load(tmp_path / "r.json")
     assert report.interrupted
     assert 0 < len(report.measured) < len(problems)

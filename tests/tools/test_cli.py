@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 
 from convdispatch.selection.plugins import loader
-from convdispatch.tools.cli import COMMANDS, main
+from convdispatch.tools.cli import COMMANDS
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def run():
     """Invoke the command; gives (exit status, output)."""
 
     def invoke(*arguments, status=0):
-        result = CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+        result = run_cli(*arguments, catch_exceptions=False)
         assert result.exit_code == status, result.output
         return result.output
 

@@ -9,12 +9,11 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 
 from convdispatch.api.fault_text import words
 from convdispatch.api.problem import ConvProblem
 from convdispatch.measurement.conformance.outcome import Outcome, common, errors_by_dtype
-from convdispatch.tools.cli import main
 
 FAULTY = """
 from convdispatch_im2col import Im2col
@@ -53,15 +52,13 @@ PLACE = f"mine.py:{FAULT}"
 
 @pytest.mark.filterwarnings("ignore::convdispatch.api.errors.ConvDispatchWarning")
 def test_a_fault_names_the_plugins_own_last_line_everywhere(faulty, monkeypatch):
-    found = CliRunner().invoke(main, ["find", "mb1ic4ih6oc4kh3ph1", "--budget", "3000"])
+    found = run_cli("find", "mb1ic4ih6oc4kh3ph1", "--budget", "3000")
     assert f"KeyError: 'kernels' ({PLACE})" in found.output
-    verified = CliRunner().invoke(main, ["verify", "mine", "--level", "core", "--jobs", "0", "--case", "*3x3*"])
+    verified = run_cli("verify", "mine", "--level", "core", "--jobs", "0", "--case", "*3x3*")
     assert f"KeyError: 'kernels' ({PLACE})" in " ".join(verified.output.split())
     assert "in helper" not in found.output + verified.output
     monkeypatch.setenv("CONVDISPATCH_TRACEBACK", "0")
-    whole = CliRunner().invoke(
-        main, ["--traceback", "verify", "mine", "--level", "core", "--jobs", "0", "--case", "*3x3*"]
-    )
+    whole = run_cli("--traceback", "verify", "mine", "--level", "core", "--jobs", "0", "--case", "*3x3*")
     assert "in helper" in whole.output
 
 
@@ -94,7 +91,7 @@ def test_what_failing_cases_have_in_common():
 
 
 def test_verify_tells_each_fault_once_with_what_its_cases_share(faulty):
-    done = CliRunner().invoke(main, ["verify", "mine", "--level", "core", "--jobs", "0", "--case", "*3x3*"])
+    done = run_cli("verify", "mine", "--level", "core", "--jobs", "0", "--case", "*3x3*")
     said = " ".join(done.output.split())
     assert done.exit_code == 1
     assert said.count("your solver faulty.one fails") == 1
@@ -104,14 +101,13 @@ def test_verify_tells_each_fault_once_with_what_its_cases_share(faulty):
 
 
 def test_a_new_plugin_builds_and_passes_what_it_does_not_refuse(tmp_path, device):
-    done = CliRunner().invoke(main, ["new-plugin", "zebra", "--folder", str(tmp_path / "new")])
-    assert done.exit_code == 0, done.output
+    done = run_cli("new-plugin", "zebra", "--folder", str(tmp_path / "new"), status=0)
     files = {str(path.relative_to(tmp_path / "new")) for path in (tmp_path / "new").rglob("*") if path.is_file()}
     assert {"pyproject.toml", "README.md", "convdispatch_zebra/__init__.py"} <= files
     assert not [name for name in files if "acme" in (tmp_path / "new" / name).read_text().lower()]
-    again = CliRunner().invoke(main, ["new-plugin", "zebra", "--folder", str(tmp_path / "new")])
+    again = run_cli("new-plugin", "zebra", "--folder", str(tmp_path / "new"))
     assert "exists: name another --folder" in again.output
-    assert CliRunner().invoke(main, ["new-plugin", "Not A Name"]).exit_code == 2
+    assert run_cli("new-plugin", "Not A Name").exit_code == 2
     env = os.environ | {"CONVDISPATCH_PLUGIN_DIR": str(tmp_path / "new"), "CONVDISPATCH_DB": str(tmp_path / "db")}
     words = ["verify", "convdispatch_zebra", "--level", "core", "--json", str(tmp_path / "r.json")]
     done = subprocess.run([sys.executable, "-m", "convdispatch", *words], env=env, capture_output=True, text=True)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from click.testing import CliRunner
-
-from convdispatch.tools.cli import main
+from command_line import run_cli
 
 WORDS = "install [onednn] or [/bold], [link=x] :smile: [1, 2]"
 PLUGIN = f"""
@@ -52,6 +50,6 @@ def says(tmp_path, monkeypatch, read_anew):
     ids=lambda value: "-".join(value[:2]) if isinstance(value, list) else None,
 )
 def test_brackets_are_text(says, command, times):
-    result = CliRunner().invoke(main, command, catch_exceptions=False)
+    result = run_cli(*command, catch_exceptions=False)
     text = re.sub(r"\s+", " ", result.output)
     assert text.count(WORDS) >= times, result.output

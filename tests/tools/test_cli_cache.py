@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 
 import convdispatch as cd
 from convdispatch.device.cache import store
 from convdispatch.selection import decision_store
-from convdispatch.tools.cli import main
 
 
 @pytest.fixture
@@ -35,8 +34,7 @@ def places(tmp_path, monkeypatch):
 
 
 def run(*words):
-    done = CliRunner().invoke(main, ["cache", *words])
-    assert done.exit_code == 0, done.output
+    done = run_cli("cache", *words, status=0)
     return done.stdout
 
 
@@ -90,7 +88,7 @@ def test_tables_are_cleared_alone(places):
     "words", [("clear",), ("clear", "plugins"), ("clear", "sideways"), ("show", "records"), ("show",)]
 )
 def test_what_cannot_be_cleared_or_shown_is_refused(places, words):
-    assert CliRunner().invoke(main, ["cache", *words]).exit_code == 2
+    assert run_cli("cache", *words).exit_code == 2
     assert (places / "plugins" / "deep" / "file").exists()
 
 
@@ -102,12 +100,12 @@ def test_off_is_said(places, monkeypatch):
 
 
 def test_doctor_names_the_folders(places):
-    report = json.loads(CliRunner().invoke(main, ["doctor", "--no-probe", "--json"]).stdout)
+    report = json.loads(run_cli("doctor", "--no-probe", "--json").stdout)
     assert report["folders"]["records"] == str(places / "records")
     assert report["folders"]["store"] == str(places / "store")
-    assert str(places / "store") in CliRunner().invoke(main, ["doctor", "--no-probe"]).output
+    assert str(places / "store") in run_cli("doctor", "--no-probe").output
 
 
 def test_config_prints_the_folder_of_the_header():
-    done = CliRunner().invoke(main, ["config", "--include"])
+    done = run_cli("config", "--include")
     assert (Path(done.output.strip()) / "convdispatch_plugin.h").exists()

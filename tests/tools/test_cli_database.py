@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 from paths import SUPPORT
 
 from convdispatch.api.problem import ConvProblem
@@ -21,7 +21,6 @@ from convdispatch.device import runtime
 from convdispatch.selection.plugins import loader
 from convdispatch.selection.records import perfdb
 from convdispatch.selection.records.record import Record, device_key
-from convdispatch.tools.cli import main
 
 PROBLEMS = [f"mb1ic4ih{size}oc4kh3ph1" for size in range(6, 11)]
 
@@ -91,7 +90,7 @@ def put(device, ms, solver="faulty.good", problem=PROBLEMS[0], created="2026-01-
 
 
 def db(*words):
-    return CliRunner().invoke(main, ["db", *(str(word) for word in words)])
+    return run_cli("db", *(str(word) for word in words))
 
 
 def test_export_diff_import_and_list(device, folder, tmp_path, monkeypatch):
@@ -127,8 +126,7 @@ def test_tables_name_the_configuration_and_nothing_is_cut_where_output_is_piped(
     loader.reload()
     try:
         problem = "mb1ic4ih9oc4kh3ph1"
-        found = CliRunner().invoke(main, ["find", problem, "-v", "--budget", "3000"])
-        assert found.exit_code == 0, found.output
+        found = run_cli("find", problem, "-v", "--budget", "3000", status=0)
         listed = db("list").output
     finally:
         monkeypatch.undo()

@@ -11,16 +11,10 @@ import threading
 import time
 
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 from farms import PATIENT
 
-from convdispatch.tools.cli import main
-
 PROBLEM = "mb1ic4ih6oc4kh3"
-
-
-def invoke(*words):
-    return CliRunner().invoke(main, [str(word) for word in words])
 
 
 @pytest.mark.parametrize(
@@ -47,8 +41,7 @@ def test_places_are_tried_before_anything_is_measured(words, tmp_path, monkeypat
     monkeypatch.setattr(runtime, "find_device", lambda *_: pytest.fail("something was measured"))
     (tmp_path / "file").write_text("")
     for place, said in (("missing/x.json", "there is no folder"), ("file/x", "there is no folder"), (".", "cannot be")):
-        done = invoke(*words, tmp_path / place)
-        assert done.exit_code == 2, done.output
+        done = run_cli(*words, tmp_path / place, status=2)
         assert said in " ".join(done.output.split()), done.output
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -68,7 +61,7 @@ def test_mistakes_are_usage_errors_with_a_sentence(tmp_path, monkeypatch):
     ]
     try:
         for words, said in cases:
-            done = invoke(*words)
+            done = run_cli(*words)
             assert done.exit_code == 2, (words, done.output)
             assert said in " ".join(done.output.split()), done.output
     finally:
@@ -78,8 +71,7 @@ def test_mistakes_are_usage_errors_with_a_sentence(tmp_path, monkeypatch):
 
 def test_what_asks_for_json_is_told_in_json_when_it_fails():
     for words in (("fit-cost", "im2col", "--json"), ("explain", "mb1", "--json"), ("find", "nonet", "--json")):
-        done = invoke(*words)
-        assert done.exit_code == 1
+        done = run_cli(*words, status=1)
         assert json.loads(done.stdout)["error"], done.output
 
 

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed (extra: onnx)")
 
@@ -15,7 +15,6 @@ from convdispatch.onnx import load  # noqa: E402
 from convdispatch.selection import dispatch  # noqa: E402
 from convdispatch.selection.choice import lockfile  # noqa: E402
 from convdispatch.tools import layer_times  # noqa: E402
-from convdispatch.tools.cli import main  # noqa: E402
 
 
 @pytest.fixture
@@ -23,15 +22,12 @@ def path(tmp_path):
     return saved(residual(), tmp_path / "net.onnx")
 
 
-def command(*words):
-    return CliRunner().invoke(main, [str(word) for word in words])
-
-
 def test_run_says_what_went_in_and_came_out(path, tmp_path):
     x = normal(2, 3, 8, 8)
     np.save(tmp_path / "x.npy", x)
-    done = command("run", path, "--input", f"x={tmp_path / 'x.npy'}", "--output", tmp_path / "out.npz", "--runs", 2)
-    assert done.exit_code == 0, done.output
+    done = run_cli(
+        "run", path, "--input", f"x={tmp_path / 'x.npy'}", "--output", tmp_path / "out.npz", "--runs", 2, status=0
+    )
     assert "[2, 3, 8, 8]" in done.output
     assert "ms a run (median of 2" in done.output
     with np.load(tmp_path / "out.npz") as results:
@@ -41,20 +37,18 @@ def test_run_says_what_went_in_and_came_out(path, tmp_path):
 def test_run_takes_archives_pictures_and_batches(path, tmp_path):
     image = pytest.importorskip("PIL.Image")
     np.savez(tmp_path / "in.npz", x=normal(1, 3, 8, 8))
-    done = command("run", path, "--input", tmp_path / "in.npz", "--batch", 3, "--runs", 1)
+    done = run_cli("run", path, "--input", tmp_path / "in.npz", "--batch", 3, "--runs", 1)
     assert "[3, 3, 8, 8]" in done.output
     image.fromarray(np.full((40, 60, 3), 200, np.uint8)).save(tmp_path / "grey.png")
-    done = command("run", path, "--input", tmp_path / "grey.png", "--runs", 1)
-    assert done.exit_code == 0, done.output
+    done = run_cli("run", path, "--input", tmp_path / "grey.png", "--runs", 1, status=0)
     assert "[1, 3, 224, 224]" in done.output
     assert "(random)" not in done.output
-    assert "x (random)" in command("run", path, "--runs", 1).output
+    assert "x (random)" in run_cli("run", path, "--runs", 1).output
 
 
 def test_run_compares_with_onnxruntime(path):
     pytest.importorskip("onnxruntime")
-    done = command("run", path, "--against", "onnxruntime", "--runs", 1)
-    assert done.exit_code == 0, done.output
+    done = run_cli("run", path, "--against", "onnxruntime", "--runs", 1, status=0)
     error = float(done.output.split("relative error of ours against it: y ")[1].split()[0])
     assert 0 < error < 1e-5
     layers = done.output.split("Each layer beside the other library's")[1]
@@ -96,8 +90,7 @@ def test_steps_of_both_libraries_meet_at_the_nodes_that_they_compute():
 def test_the_profile_is_the_benchmarks_page(path, tmp_path):
     np.save(tmp_path / "x.npy", normal(1, 3, 6, 6))
     page = tmp_path / "page.html"
-    done = command("run", path, "--input", tmp_path / "x.npy", "--runs", 1, "--profile", "--html", page)
-    assert done.exit_code == 0, done.output
+    done = run_cli("run", path, "--input", tmp_path / "x.npy", "--runs", 1, "--profile", "--html", page, status=0)
     assert "roof" in done.output
     assert "conv" in done.output
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
@@ -105,8 +98,7 @@ def test_the_profile_is_the_benchmarks_page(path, tmp_path):
 
 def test_the_trace_is_one_run_as_the_devices_clock_saw_it(path, tmp_path):
     """With gaps, and in order; medians laid end to end had none."""
-    done = command("run", path, "--trace", tmp_path / "t.json", "--runs", 2)
-    assert done.exit_code == 0, done.output
+    run_cli("run", path, "--trace", tmp_path / "t.json", "--runs", 2, status=0)
     values = json.loads((tmp_path / "t.json").read_text())
     spans = [event for event in values["traceEvents"] if event["ph"] == "X"]
     assert len(spans) >= 3
@@ -128,8 +120,7 @@ def test_the_trace_is_one_run_as_the_devices_clock_saw_it(path, tmp_path):
     ],
 )
 def test_run_says_what_is_wrong(path, words, said):
-    done = command("run", path, *words)
-    assert done.exit_code == 1
+    done = run_cli("run", path, *words, status=1)
     assert said in done.output
     assert done.output.count("\n") == 1
 
@@ -140,8 +131,7 @@ def test_find_measures_and_locks_what_the_net_asks_for(tmp_path, monkeypatch):
         [node("Conv", "x w", "c"), node("Relu", "c", "y")], {"x": [1, 3, 6, 6]}, ["y"], {"w": normal(4, 3, 3, 3)}
     )
     path, lock = saved(proto, tmp_path / "one.onnx"), tmp_path / "net.lock"
-    done = command("find", path, "--budget", 50, "--lock", lock, "--json")
-    assert done.exit_code == 0, done.output
+    run_cli("find", path, "--budget", 50, "--lock", lock, "--json", status=0)
     found = {ConvProblem.parse(text) for text in json.loads(lock.read_text())["problems"]}
     net = load(path)
     assert found == set(net.problems((1, 3, 6, 6)))
@@ -157,14 +147,13 @@ def test_find_measures_and_locks_what_the_net_asks_for(tmp_path, monkeypatch):
     finally:
         monkeypatch.undo()
         dispatch.forget()
-    assert command("find", path, "--lock", lock, "--check").exit_code in (0, 1)
+    assert run_cli("find", path, "--lock", lock, "--check").exit_code in (0, 1)
 
 
 def test_bench_takes_a_model(tmp_path):
     proto = model([node("Conv", "x w", "y")], {"x": ["n", 3, 6, 6]}, ["y"], {"w": normal(4, 3, 3, 3)})
     path, written = saved(proto, tmp_path / "one.onnx"), tmp_path / "bench.json"
-    done = command("bench", path, "--no-find", "--no-isolate", "--batch", 2, "--json", written)
-    assert done.exit_code == 0, done.output
+    run_cli("bench", path, "--no-find", "--no-isolate", "--batch", 2, "--json", written, status=0)
     layers = json.loads(written.read_text())["layers"]
     assert [layer["net"] for layer in layers] == ["one"]
     assert ConvProblem.parse(layers[0]["problem"]).mb == 2

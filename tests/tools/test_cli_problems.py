@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 from paths import ROOT
 
 import convdispatch as cd
@@ -13,31 +13,24 @@ from convdispatch.measurement import grammar, shapes
 from convdispatch.selection.plugins import loader
 from convdispatch.tools.benchmark.measuring import run as running
 from convdispatch.tools.benchmark.report import load
-from convdispatch.tools.cli import main
 
 pytest.importorskip("onnx", reason="ONNX is one of the dialects, and is not installed")
 SAME = cd.ConvProblem.parse("mb2ic4ih9oc6kh3ph1")
 
 
-def command(*words):
-    return CliRunner().invoke(main, [str(word) for word in words])
-
-
 @pytest.mark.parametrize("dialect", grammar.DIALECTS)
 def test_a_net_is_written_and_read_again(dialect, tmp_path):
-    done = command("translate", "resnet50", "--to", dialect, "--batch", 2)
-    assert done.exit_code == 0, done.output
+    done = run_cli("translate", "resnet50", "--to", dialect, "--batch", 2, status=0)
     file = tmp_path / "problems.txt"
     file.write_text(done.output)
     expected = {entry.problem.replace(mb=2) for entry in shapes.load("resnet50")}
     assert {entry.problem for entry in grammar.read_file(file)} == expected
-    again = command("translate", "--from", file)
+    again = run_cli("translate", "--from", file)
     assert {line.split()[0] for line in again.output.splitlines()} == {str(problem) for problem in expected}
 
 
 def test_what_a_dialect_cannot_say_is_said():
-    done = command("translate", "mobilenet", "--to", "deepbench")
-    assert done.exit_code == 1
+    done = run_cli("translate", "mobilenet", "--to", "deepbench", status=1)
     assert "deepbench has no words for groups" in done.output
 
 
@@ -52,8 +45,7 @@ def quick(monkeypatch):
 def test_a_file_of_each_dialect_is_measured(device, quick, dialect, tmp_path):
     file = tmp_path / "layers.txt"
     file.write_text(grammar.write(SAME, dialect) + "\n")
-    done = command("bench", "--from", file, "--no-find", "--no-isolate", "--json", tmp_path / "r.json")
-    assert done.exit_code == 0, done.output
+    run_cli("bench", "--from", file, "--no-find", "--no-isolate", "--json", tmp_path / "r.json", status=0)
     report = load(tmp_path / "r.json")
     assert [cd.ConvProblem.parse(text) for text in report.measured] == [SAME]
     assert all(found.best_ms > 0 for found in report.measured.values())
@@ -77,8 +69,7 @@ def test_a_trace_is_measured_with_its_counts(device, quick, tmp_path, monkeypatc
     peak = {"rate": 1e11, "how": "invented", "count": 1}
     roof = {"dtype": "float32", "flops": peak, "bandwidth": peak, "matrix": None}
     monkeypatch.setattr(running._LocalSession, "roof", lambda self, dtype: roof)
-    done = command("bench", "--from", trace, "--no-find", "--no-isolate", "--json", tmp_path / "r.json")
-    assert done.exit_code == 0, done.output
+    run_cli("bench", "--from", trace, "--no-find", "--no-isolate", "--json", tmp_path / "r.json", status=0)
     counts = {layer.problem: layer.count for layer in load(tmp_path / "r.json").layers}
     assert counts == {"fwd_f32_mb1ic3ih8iw8oc4kh3kw3ph1pw1": 3, "bwd_data_f32_mb1ic3ih8iw8oc4kh3kw3ph1pw1": 1}
 
@@ -86,30 +77,28 @@ def test_a_trace_is_measured_with_its_counts(device, quick, tmp_path, monkeypatc
 @pytest.mark.parametrize("command", ["bench", "find", "translate"])
 @pytest.mark.parametrize(("name", "meant"), [("resnet51", "resnet50"), ("mobilnet", "mobilenet"), ("nosuchthing", "")])
 def test_an_unknown_net_lists_the_nets_there_are(command, name, meant):
-    done = CliRunner().invoke(main, [command, name])
-    assert done.exit_code == 1
+    done = run_cli(command, name, status=1)
     assert f"no net is named {name!r}; there are alexnet, " in done.output
     assert all(net in done.output for net in shapes.names())
     assert (f"did you mean {meant}?" in done.output) if meant else ("did you mean" not in done.output)
 
 
 def test_a_problem_with_a_wrong_letter_is_no_net(tmp_path):
-    done = CliRunner().invoke(main, ["find", "mb1ic4qq7kh3"])
+    done = run_cli("find", "mb1ic4qq7kh3")
     assert "no net" not in done.output
     assert "cannot read" in done.output
     file = tmp_path / "layers"
     file.write_text("mb1ic3ih8oc4kh3\n")
-    assert "name it with --from" in CliRunner().invoke(main, ["find", str(file)]).output
+    assert "name it with --from" in run_cli("find", str(file)).output
 
 
 def test_an_unknown_net_to_train_lists_those_there_are():
-    done = CliRunner().invoke(main, ["bench", "--train", "lemnet"])
-    assert done.exit_code == 1
+    done = run_cli("bench", "--train", "lemnet", status=1)
     assert "there is no net 'lemnet'; there are lenet, alexnet, " in done.output
 
 
 def test_every_net_stands_in_the_help_and_in_the_documentation():
-    told = CliRunner().invoke(main, ["bench", "--help"]).output
+    told = run_cli("bench", "--help").output
     page = (ROOT / "docs" / "use" / "choose-algorithms.md").read_text()
     for net in shapes.names():
         assert re.search(rf"\b{net}\b", told), net

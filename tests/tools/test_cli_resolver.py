@@ -7,17 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 
-from convdispatch.tools.cli import main
 from convdispatch.tools.problems import known_nets, read_entries
 
 PROBLEM = "mb1ic4ih6oc4kh3ph1"
 
 
 def invoke(*words):
-    done = CliRunner().invoke(main, [str(word) for word in words])
-    assert done.exit_code == 0, done.output
+    done = run_cli(*words, status=0)
     return done.output
 
 
@@ -70,6 +68,5 @@ def test_trace_and_bench_know_tables_and_lock_files(tmp_path, device, monkeypatc
 
 def test_an_unknown_net_is_told_with_what_is_near():
     for command in ("explain", "find", "bench", "trace"):
-        done = CliRunner().invoke(main, [command, "resnet5"])
-        assert done.exit_code == 1, done.output
+        done = run_cli(command, "resnet5", status=1)
         assert "did you mean resnet50?" in " ".join(done.output.split()), (command, done.output)

@@ -12,7 +12,7 @@ import threading
 import time
 
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 from farms import PACED, farm_of_two, own_records
 
 from convdispatch import find_many
@@ -25,7 +25,6 @@ from convdispatch.cluster.tasks import idle
 from convdispatch.device import runtime
 from convdispatch.selection.plugins import loader
 from convdispatch.selection.records import perfdb
-from convdispatch.tools.cli import main
 
 distributed = pytest.importorskip("distributed", reason="pip install 'convdispatch[cluster]'")
 
@@ -211,8 +210,7 @@ def test_a_task_costs_little_beside_its_work_and_failures_are_said(farm):
 def test_plugins_are_verified_and_layers_timed_on_every_kind_of_device(farm, tmp_path):
     page, report = tmp_path / "kit.html", tmp_path / "kit.json"
     options = ["--level", "core", "--case", "1x1_s*", "--cluster", farm.address]
-    done = CliRunner().invoke(main, ["verify", "paced", *options, "--html", str(page), "--json", str(report)])
-    assert done.exit_code == 0, done.output
+    done = run_cli("verify", "paced", *options, "--html", str(page), "--json", str(report), status=0)
     assert "paced" in done.output
     assert "passed" in done.output
     (made,) = json.loads(report.read_text())
@@ -221,9 +219,6 @@ def test_plugins_are_verified_and_layers_timed_on_every_kind_of_device(farm, tmp
     assert made["environment"]["device"]["vendor"] == "intel"
     assert made["environment"]["device"]["name"] in page.read_text()
     told = tmp_path / "bench.json"
-    done = CliRunner().invoke(
-        main, ["bench", *PROBLEMS[:2], "--no-find", "--cluster", farm.address, "--json", str(told)]
-    )
-    assert done.exit_code == 0, done.output
+    done = run_cli("bench", *PROBLEMS[:2], "--no-find", "--cluster", farm.address, "--json", str(told), status=0)
     (measured,) = [json.loads(path.read_text()) for path in tmp_path.glob("bench*.json")]
     assert {str(ConvProblem.parse(text)) for text in PROBLEMS[:2]} == set(measured["measured"])

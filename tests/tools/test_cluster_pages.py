@@ -8,7 +8,7 @@ import re
 from html import unescape
 
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 from reports import DEVICE, ENVIRONMENT, ROOFS
 
 from convdispatch.api.errors import InvalidArgument
@@ -17,7 +17,6 @@ from convdispatch.measurement.conformance import outcome, page
 from convdispatch.tools.benchmark import report
 from convdispatch.tools.benchmark.pages.page import render
 from convdispatch.tools.benchmark.report import Choice, Layer, Measured, Report, Row
-from convdispatch.tools.cli import main
 
 FIRST, SECOND = (str(ConvProblem.parse(text)) for text in ("mb1ic16ih8oc16kh1", "mb1ic16ih8oc16kh3ph1"))
 LAYERS = [Layer("net", "a", FIRST, 2), Layer("net", "b", SECOND)]
@@ -50,10 +49,7 @@ def test_the_files_of_several_kinds_are_one_each_and_are_read_again(two, tmp_pat
     told, sheet, shown = tmp_path / "b.json", tmp_path / "b.csv", tmp_path / "b.html"
     told.write_text(json.dumps([each.to_json() for each in two]))
     again = tmp_path / "again.json"
-    done = CliRunner().invoke(
-        main, ["bench", "--render", str(told), "--json", str(again), "--csv", str(sheet), "--html", str(shown)]
-    )
-    assert done.exit_code == 0, done.output
+    run_cli("bench", "--render", str(told), "--json", str(again), "--csv", str(sheet), "--html", str(shown), status=0)
     assert json.loads(again.read_text()) == json.loads(told.read_text())
     for each in report.load_all(told):
         assert (tmp_path / f"b-{each.environment['device']['key']}.html").read_text() == render(each)
@@ -101,8 +97,7 @@ def test_a_plugin_on_several_kinds_says_where_they_differ(tmp_path):
     ]
     told, shown = tmp_path / "v.json", tmp_path / "v.html"
     told.write_text(json.dumps([each.to_json() for each in reports]))
-    done = CliRunner().invoke(main, ["verify", "--render", str(told), "--html", str(shown), "--json", str(told)])
-    assert done.exit_code == 1, done.output
+    run_cli("verify", "--render", str(told), "--html", str(shown), "--json", str(told), status=1)
     found = table(shown.read_text(), "Where the kinds differ")
     assert found == [
         ["case", "problem", "solver", "One", "Two"],

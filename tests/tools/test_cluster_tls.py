@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 from farms import farm_of_two, own_records
-
-from convdispatch.tools.cli import main
 
 distributed = pytest.importorskip("distributed", reason="pip install 'convdispatch[cluster]'")
 pytest.importorskip("cryptography", reason="makes the certificates")
@@ -41,7 +39,7 @@ def find(farm, tmp_path, monkeypatch):
     """Runs ``find --cluster`` with these options more; an own database."""
     words = ["find", *PROBLEMS, "--budget", "100", "--agree", "0", "--json", "--cluster"]
     with own_records(tmp_path / "db", monkeypatch):
-        yield lambda *options, address=farm.address: CliRunner().invoke(main, [*words, address, *options])
+        yield lambda *options, address=farm.address: run_cli(*words, address, *options)
 
 
 def test_two_workers_measure_for_who_shows_a_certificate(farm, find):

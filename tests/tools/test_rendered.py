@@ -7,14 +7,13 @@ import shlex
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 from paths import ROOT
 
 import convdispatch as cd
 from convdispatch import policy
 from convdispatch.device import runtime
 from convdispatch.device.programs import kernels
-from convdispatch.tools.cli import main
 from convdispatch.tools.rendered import rendered
 from convdispatch.tools.targets.described import DESCRIBED
 
@@ -62,16 +61,13 @@ def test_the_text_is_what_is_compiled(monkeypatch):
     ],
 )
 def test_refusals(arguments, words):
-    done = CliRunner().invoke(main, ["kernel", *arguments])
+    done = run_cli("kernel", *arguments)
     assert done.exit_code
     assert words in done.output
 
 
 def test_the_command_prints_every_program():
-    done = CliRunner().invoke(
-        main, ["kernel", "mb1ic64ih14oc64kh1", "--solver", "nvidia.direct", "--described", "h200"]
-    )
-    assert done.exit_code == 0, done.output
+    done = run_cli("kernel", "mb1ic64ih14oc64kh1", "--solver", "nvidia.direct", "--described", "h200", status=0)
     assert done.stdout.startswith("// nvidia.direct {"), "a redirected file gets the text"
     assert "program 1 of 1" in done.output
     assert "void direct(" in done.output
@@ -81,7 +77,7 @@ def test_the_command_prints_every_program():
 def test_the_page_shows_the_kernel_as_it_is():
     page = (ROOT / "docs" / "design" / "reading-a-kernel.md").read_text()
     (command,) = re.findall(r"^\$ convdispatch (.*)$", page, re.MULTILINE)
-    text = CliRunner().invoke(main, shlex.split(command)).output.splitlines()
+    text = run_cli(*shlex.split(command)).output.splitlines()
     place = 0
     for block in re.findall(r"^```c\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
         place = 0

@@ -7,14 +7,13 @@ import os
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 
 import convdispatch as cd
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.selection import dispatch
 from convdispatch.selection.plugins import loader
 from convdispatch.tools.benchmark import quiet
-from convdispatch.tools.cli import main
 from convdispatch.tools.replay import TraceLine, compare, read_trace
 
 FIRST, SECOND = "fwd_f32_mb1ic3ih8iw8oc4kh3kw3ph1pw1", "bwd_data_f32_mb1ic3ih8iw8oc4kh3kw3ph1pw1"
@@ -40,7 +39,7 @@ def calm(monkeypatch):
 
 
 def replay(*words):
-    return CliRunner().invoke(main, ["replay", *map(str, words)])
+    return run_cli("replay", *map(str, words))
 
 
 def test_lines_are_read_and_others_passed_over(there):

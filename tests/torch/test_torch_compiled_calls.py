@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch_checks import error  # noqa: E402 (torch is asked for first)
 
 import convdispatch.torch as ct  # noqa: E402
+from convdispatch.torch.graph import inductor  # noqa: E402
 from convdispatch.torch.graph.constants import MAX_SETS  # noqa: E402
 from convdispatch.torch.graph.forms import GraphForms  # noqa: E402
 
@@ -329,7 +330,9 @@ def test_an_empty_batch_is_rectified_in_place():
 
 
 @pytest.mark.parametrize("learns", [False, True])
-def test_a_second_pass_of_checkpoint_writes_the_running_statistics_as_pytorch_does(without_compiler, learns):
+def test_a_second_pass_of_checkpoint_writes_the_running_statistics_as_pytorch_does(monkeypatch, learns):
+    monkeypatch.setattr(inductor, "available", lambda device: False)
+
     def statistics(compiled):
         torch.manual_seed(0)
         net = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)).requires_grad_(learns)

@@ -72,6 +72,15 @@ def reduced(m, x):
     return m.last(y.exp().clamp(max=3.0) ** 3 / y.sum().abs().add(1))
 
 
+def spread(m, x):
+    """Norms that say their variance themselves: over channels, over all, with a correction and without."""
+    y = m.conv(x)
+    y = y * torch.rsqrt(y.var(dim=1, keepdim=True) + 1e-6) + y.var(dim=(2, 3), correction=0).view(2, 8, 1, 1)
+    variance, mean = torch.var_mean(y, dim=-1, keepdim=True)
+    y = (y - mean) / (variance + 1e-6).sqrt() + torch.var_mean(y, dim=1, correction=2)[1].unsqueeze(1)
+    return m.last(y / (y.std() + y.std(dim=0, keepdim=True, correction=0)))
+
+
 def attending(m, x):
     y = (
         m.conv(F.pad(F.pad(x, (3, -1, 2, 3), mode="reflect"), (1, -2, -5, 2), mode="replicate").repeat(1, 1, 1, 2))
@@ -119,6 +128,7 @@ NETS = {
         lambda m, x: (lambda y: torch.bmm(y, y.transpose(1, 2)))(m.conv(x).flatten(2)),
     ),
     "reduced": lambda: Net(reduced),
+    "spread": lambda: Net(spread),
     "3-D": lambda: Net(
         in_space, 3, prelu=nn.PReLU(8), group=nn.GroupNorm(2, 8), instance=nn.InstanceNorm3d(8, affine=True)
     ),

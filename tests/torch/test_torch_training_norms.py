@@ -75,6 +75,15 @@ def bottleneck(m, x):
     return torch.relu_(z + y)
 
 
+def joined(m, x):
+    """As two of ResNet's blocks: relu's result is read by a convolution first, then by a sum."""
+    for _ in range(2):
+        y = m[1](m[0](x))
+        y += x
+        x = F.relu(y, inplace=True)
+    return m[0](x)
+
+
 def frozen(net: nn.Module) -> nn.Module:
     for each in net.modules():
         if isinstance(each, nn.BatchNorm2d):
@@ -131,6 +140,7 @@ STRUCTURES = {
         lambda: Net(bottleneck, conv(3, 8), norm(8), conv(8, 4, 1), norm(4), conv(4, 4), norm(4), conv(4, 8, 1),
                     norm(8), nn.ReLU(inplace=True)), 4, 2,
     ),
+    "joined": (lambda: Net(joined, conv(3, 3), norm(3)), 2, 0),
     "used twice": (lambda: Net(used_twice, conv(3, 8), norm(8), conv(8, 4), conv(8, 4)), 1, 1),
     "returned too": (
         lambda: Net(lambda m, x: torch.cat([y := m[1](m[0](x)), m[2](y)], 1), conv(3, 8), norm(8), conv(8, 4)), 1, 0,
@@ -218,6 +228,17 @@ def test_a_norm_in_the_gradient_of_the_input_alone(name, monkeypatch):
     assert names.count("activated") == taken_in
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_the_gradients_of_relu_s_readers_are_added_where_the_convolution_s_is_computed(last):
+    """Two joins, of which the last one's result has one reader and stays PyTorch's."""
+    torch.manual_seed(0)
+    model, x, graphs = STRUCTURES["joined"][0](), torch.randn(2, 3, 9, 8), []
+    if last:
+        model, x = (each.to(memory_format=torch.channels_last) for each in (model, x))
+    check(model, compiled(model, graphs), x)
+    assert seen_by(graphs).count("rectified") == 1
+
+
 def test_other_ranks_and_layouts():
     torch.manual_seed(0)
     deep = nn.Sequential(nn.Conv3d(3, 4, 2, bias=False), nn.BatchNorm3d(4), nn.ReLU(), nn.Conv3d(4, 3, 1))
@@ -280,7 +301,8 @@ def test_the_back_end_trains(engine, monkeypatch):
     call = torch.compile(model, backend=Backend(options={"fuse_norms": True}))
     first = check(model, call, x)
     counts = ct.counters()
-    assert (counts["convolution"], counts["convolution_backward"], counts["left"]) == (7, 7, 0)
+    # Behind a residual join the gradients of input and weights are two operators.
+    assert (counts["convolution"], counts["convolution_backward"], counts["left"]) == (7, 8, 0)
     for each in model.modules():
         if isinstance(each, nn.BatchNorm2d):
             assert each.num_batches_tracked == 1
@@ -425,8 +447,8 @@ def test_operators_keep_pytorch_s_rules():
     for given in ((table(*norm), "relu", True), (None, None, True), (None, None, False)):
         torch.library.opcheck(normed_convolution, (x, w, None, *given, *GEOMETRY), test_utils=tests)
     grad = torch.randn(2, 4, 7, 8)
-    for mask in ([True, True], [False, True], [True, False]):
-        arguments = (grad, x, w, table(*norm), "relu", *GEOMETRY, mask)
+    for residual, *mask in ((None, True, True, True), (None, False, False, True), (x + 1, True, False, False)):
+        arguments = (grad, x, w, table(*norm), residual, "relu", *GEOMETRY, mask)
         torch.library.opcheck(normed_convolution_backward, arguments, test_utils=tests)
 
 

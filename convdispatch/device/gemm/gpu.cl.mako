@@ -113,7 +113,11 @@ ${fetch(x, "next")}\
 % endfor
     }
     local const ACC *la = sa + stage * ${bk * pitch["a"]} + ty * 4, *lb = sb + stage * ${bk * pitch["b"]} + tx * 4;
+#ifdef __AMDGCN__ // AMD's compiler reads a fully unrolled slice into registers first, and spills 500 bytes a work item.
+#pragma unroll 4
+#else
 #pragma unroll
+#endif
     for (int k = 0; k < ${bk}; ++k) {
 % for q in range(quads_m):
       const ACC4 a${q} = *(local const ACC4 *)(la + k * ${pitch["a"]} + ${q * (bm // quads_m)});

@@ -225,10 +225,17 @@ def for_device(text: str, info: DeviceInfo) -> str:
     return text
 
 
+def driver_options(info: DeviceInfo) -> tuple[str, ...]:
+    """The options that the compiler of a device needs for every text."""
+    # Oclgrind's compiler defines cl_khr_fp16, although its device lacks the extension and computes float16 wrongly.
+    simulated = ("-Ucl_khr_fp16",) if info.vendor == "oclgrind" else ()
+    # A kernel that would spill gets 256 registers a hardware thread instead of 128 (Intel's GPU optimization guide).
+    return (*simulated, "-cl-intel-enable-auto-large-GRF-mode") if _LEAST_16 in info.arch else simulated
+
+
 def _compile(context: cl.Context, text: str | bytes, options: Sequence[str]) -> tuple[cl.Program, int]:
     infos = [device_info(device) for device in context.devices]
-    # Oclgrind's compiler defines cl_khr_fp16, although its device lacks the extension and computes float16 wrongly.
-    options = (*options, "-Ucl_khr_fp16") if any(info.vendor == "oclgrind" for info in infos) else options
+    options = (*options, *dict.fromkeys(option for info in infos for option in driver_options(info)))
     sources = {for_device(text, info) for info in infos} if isinstance(text, str) else {text}
     program = compiled(context, sources.pop() if len(sources) == 1 else text, options)
     if isinstance(text, str):

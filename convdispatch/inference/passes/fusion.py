@@ -1,4 +1,4 @@
-"""Passes over a graph: linear maps become convolutions, and convolutions take in what follows them.
+"""Passes over a graph: linear maps become convolutions; convolutions, and norms, take in what follows them.
 
 Batch norms, and products and sums with a constant for each channel, are folded into the weights and the bias (in
 float64), a sum with another tensor becomes the residual, an activation the epilogue's; what element-wise operations are
@@ -31,6 +31,9 @@ from .views import activate_whole_values
 Rule: TypeAlias = "Callable[[Graph, Node, dict[Value, int]], tuple[Node, dict[str, Any]] | None]"
 """Returns the convolution that takes in what a node computes, and its new options; None where there is none."""
 CONVOLUTION, TRANSPOSED, LINEAR, BATCH_NORM = "convolution", "transposed_convolution", "linear", "batch_norm"
+CONVOLUTIONS = CONVOLUTION, TRANSPOSED
+NORMS = "standardize", "grouped"
+"""The norms by statistics of their input, which take an activation in."""
 
 
 def fuse(graph: Graph, is_rounded: bool = False) -> Graph:
@@ -90,12 +93,14 @@ def _fuse_one(graph: Graph, node: Node, uses: dict[Value, int], rules: tuple[Rul
     return True
 
 
-def _producer(uses: dict[Value, int], ref: Any, *, free_of: tuple[str, ...]) -> Node | None:
-    """The convolution whose whole result ``ref`` is and nobody else reads, if it has none of these options yet."""
+def _producer(
+    uses: dict[Value, int], ref: Any, *, free_of: tuple[str, ...], kinds: tuple[str, ...] = CONVOLUTIONS
+) -> Node | None:
+    """The operation of one of ``kinds`` whose whole result ``ref`` is and nobody else reads, if it has none of these
+    options yet."""
     if not isinstance(ref, Ref) or not ref.is_flat or uses.get(ref.value) != 1:
         return None
     node: Node | None = ref.value.node
-    kinds = (CONVOLUTION, TRANSPOSED)
     if node is None or node.name not in kinds or any(node.kwargs.get(option) is not None for option in free_of):
         return None
     return node
@@ -138,7 +143,7 @@ def _fold_constant(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[No
     text, operands = formula[0].replace(" ", ""), formula[1]
     (x_name, x), (constant_name, constant) = sorted(operands.items(), key=lambda item: not isinstance(item[1], Ref))
     producer = None if isinstance(constant, Ref) else _producer(uses, x, free_of=("activation", "residual"))
-    if producer is None or x.shape != node.result.shape or producer.name not in (CONVOLUTION, TRANSPOSED):
+    if producer is None or x.shape != node.result.shape:
         return None
     w, bias = producer.kwargs["w"], producer.kwargs.get("bias")
     if isinstance(w, Ref) or isinstance(bias, Ref) or w.dtype not in (np.float32, np.float64):
@@ -223,7 +228,7 @@ def _add(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[s
 
 def _activate(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[str, Any]] | None:
     activation = node.kwargs.get("activation", "relu")
-    producer = _producer(uses, node.kwargs["x"], free_of=("activation",))
+    producer = _producer(uses, node.kwargs["x"], free_of=("activation",), kinds=(*CONVOLUTIONS, *NORMS))
     return None if producer is None else (producer, {"activation": activation})
 
 

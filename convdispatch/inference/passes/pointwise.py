@@ -1,13 +1,15 @@
 """Chains of element-wise operations as one formula: what one computes alone for the next never reaches memory.
 
 Formulas, activations, sums and batch norms at inference are all formulas over tensors; two that follow each other,
-where nobody else reads what is between and both have one shape, are put together as statements of one kernel.
+where nobody else reads what is between and both have one shape or few elements, are put together as statements of one
+kernel.
 """
 
 from __future__ import annotations
 
 import ast
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -22,6 +24,8 @@ from ..graph import Graph, Node, Ref
 _MOST_OPERANDS = 12
 """The most tensors that one fused kernel reads."""
 _MOST_STATEMENTS = 48
+_FEW_ELEMENTS = 4096
+"""A result of up to so many elements computes a smaller operand's formula again for each: a launch takes longer."""
 
 
 class _Pointwise(NamedTuple):
@@ -68,7 +72,9 @@ def _count(uses: dict[Any, int], node: Node, by: int) -> None:
 
 def _producer(operand: Any, node: Node, uses: dict[Any, int]) -> Node | None:
     """The element-wise node whose whole result the operand is and nobody but ``node`` reads."""
-    if not isinstance(operand, Ref) or not operand.is_whole or operand.shape != node.result.shape:
+    if not isinstance(operand, Ref) or not operand.is_whole:
+        return None
+    if operand.shape != node.result.shape and math.prod(node.result.shape) > _FEW_ELEMENTS:
         return None
     value = operand.value
     if value.node is None or uses.get(value) != sum(ref.value is value for ref in node.refs):

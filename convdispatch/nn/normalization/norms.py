@@ -16,6 +16,7 @@ from ...device.programs.kernels import Launch, build, config_macros, keeps_progr
 from ...device.tracing import operation
 from ...elementwise import apply, reduce
 from ...elementwise.tensor import Tensor
+from ..activations import activate
 from ..convolution import dense
 from ..tape import current_tape, paused
 from .batch_norm_kernel import normalise, takes
@@ -288,9 +289,14 @@ def _lrn(
 
 @operation
 def standardize(
-    x: Tensor, axes: Sequence[int], epsilon: float = 1e-5, scale: Tensor | None = None, shift: Tensor | None = None
+    x: Tensor,
+    axes: Sequence[int],
+    epsilon: float = 1e-5,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
+    activation: str | None = None,
 ) -> Tensor:
-    """``(x - mean) / sqrt(variance + epsilon) * scale + shift`` with the statistics over ``axes``.
+    """``activation((x - mean) / sqrt(variance + epsilon) * scale + shift)`` with the statistics over ``axes``.
 
     The variance is the mean of the squared differences, taken after the mean is known, so that a large mean costs no
     digits. ``scale`` and ``shift`` broadcast with x.
@@ -300,7 +306,7 @@ def standardize(
     if axes == tuple(range(first_axis, x.ndim)) and all(
         t is None or t.shape == x.shape[first_axis:] for t in (scale, shift)
     ):
-        y = row_norm(x, math.prod(x.shape[first_axis:]), 1, scale, shift, epsilon)
+        y = row_norm(x, math.prod(x.shape[first_axis:]), 1, (scale, shift), epsilon, activation)
         if y is not None:
             return y
     mean = reduce("mean", "x", axes, keepdims=True, x=x)
@@ -311,7 +317,8 @@ def standardize(
         if tensor is not None:
             operands[name] = tensor
             text = f"{text} {sign} {name}"
-    return apply(text, dtype=x.dtype, **operands)
+    y = apply(text, dtype=x.dtype, **operands)
+    return y if activation is None else activate(y, activation)
 
 
 def group_norm(
@@ -330,16 +337,23 @@ def group_norm(
 
 
 @operation
-def grouped(x: Tensor, groups: int, scale: Tensor | None, shift: Tensor | None, epsilon: float) -> Tensor:
-    """``group_norm`` as one operation."""
+def grouped(
+    x: Tensor,
+    groups: int,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    epsilon: float,
+    activation: str | None = None,
+) -> Tensor:
+    """The activation of a ``group_norm`` as one operation."""
     mb, channels, *space = x.shape
     each = channels // groups
-    y = row_norm(x, each * math.prod(space), math.prod(space), scale, shift, epsilon)
+    y = row_norm(x, each * math.prod(space), math.prod(space), (scale, shift), epsilon, activation)
     if y is not None:
         return y
     wide = dense(x).reshape(mb, groups, each, math.prod(space))
     vectors = [None if v is None else dense(v).reshape(1, groups, each, 1) for v in (scale, shift)]
-    return standardize(wide, (2, 3), epsilon, *vectors).reshape(x.shape)
+    return standardize(wide, (2, 3), epsilon, *vectors, activation).reshape(x.shape)  # type: ignore[no-any-return]
 
 
 def layer_norm(

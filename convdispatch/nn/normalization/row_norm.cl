@@ -1,5 +1,5 @@
-// y[r, k] = (x[r, k] - mean_r) / sqrt(variance_r + EPSILON) * scale[c] + shift[c] with the statistics of row r, the
-// variance from the differences to the mean; c is the place of k's channel. One work group a row, or with VECTORS a few.
+// y[r, k] = activation((x[r, k] - mean_r) / sqrt(variance_r + EPSILON) * scale[c] + shift[c]) with the statistics of row
+// r, the variance from the differences to the mean; c is the place of k's channel. One work group a row, or with VECTORS a few.
 //
 // Values the host defines:
 //   WIDTH         elements of a row
@@ -10,6 +10,7 @@
 //   ROWS          with VECTORS, the rows of a work group
 //   SCALED SHIFTED   whether there is a scale, a shift
 //   EPSILON       what is added to the variance
+//   ACTIVATION(T, v)   the activation of v, of type T
 //   REAL ACC LOAD STORE   the element type (convdispatch.api.dtypes)
 // Offsets count elements to the first.
 
@@ -88,15 +89,24 @@ void row_norm(ARGUMENTS) {
 #if SHIFTED
       v += vload16(0, shift + first + at);
 #endif
-      vstore16(v, 0, to + at);
+      vstore16(ACTIVATION(float16, v), 0, to + at);
     }
 #elif EACH == 1
-    for (k = 0; k < WIDTH; ++k) to[k] = PLUS(TIMES((from[k] - mean) * factor, k), k);
+    for (k = 0; k < WIDTH; ++k) {
+      const float v = PLUS(TIMES((from[k] - mean) * factor, k), k);
+      to[k] = ACTIVATION(float, v);
+    }
 #else
     for (int c = 0; c < CHANNELS; ++c, from += EACH, to += EACH) {
       const float times = TIMES(factor, c), plus = PLUS(0.0f, c);
-      for (k = 0; k + 16 <= EACH; k += 16) vstore16((vload16(0, from + k) - mean) * times + plus, 0, to + k);
-      for (; k < EACH; ++k) to[k] = (from[k] - mean) * times + plus;
+      for (k = 0; k + 16 <= EACH; k += 16) {
+        const float16 v = (vload16(0, from + k) - mean) * times + plus;
+        vstore16(ACTIVATION(float16, v), 0, to + k);
+      }
+      for (; k < EACH; ++k) {
+        const float v = (from[k] - mean) * times + plus;
+        to[k] = ACTIVATION(float, v);
+      }
     }
 #endif
   }
@@ -134,7 +144,7 @@ void row_norm(ARGUMENTS) {
   for (int k = t; k < WIDTH; k += ITEMS) {
     const int c = k / EACH;
     const ACC v = PLUS(TIMES((LOAD(from, k) - mean) * factor, c), c);
-    STORE(to, k, v);
+    STORE(to, k, ACTIVATION(ACC, v));
   }
 }
 

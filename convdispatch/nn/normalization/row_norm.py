@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pyopencl as cl
 
+from ...api.activations import activation_macro
 from ...api.dtypes import storage_macros
 from ...api.policy import current_policy
 from ...device import runtime
@@ -32,14 +33,20 @@ def rows_of_a_group(rows: int, width: int) -> int:
 
 
 def row_norm(
-    x: Tensor, width: int, each: int, scale: Tensor | None, shift: Tensor | None, epsilon: float
+    x: Tensor,
+    width: int,
+    each: int,
+    affine: tuple[Tensor | None, Tensor | None],
+    epsilon: float,
+    activation: str | None,
 ) -> Tensor | None:
-    """Rows of ``width`` elements, less their mean, over their standard deviation, times ``scale`` and ``shift``.
+    """The activation of rows of ``width`` elements, less their mean, over their standard deviation, times scale plus
+    shift, which are ``affine``.
 
     ``each`` neighbours share an element of scale and shift, whose rows follow each other and begin again. None where
     that is no kernel of one launch: gradients are recorded, types differ, or the rows are too few for the device.
     """
-    tape, parameters = current_tape(), (x, scale, shift)
+    tape, parameters = current_tape(), (x, *affine)
     if tape is not None and any(t is not None and tape.tracks(t) for t in parameters):
         return None
     if not x.size or any(t is not None and (t.dtype != x.dtype or t.size % (width // each)) for t in parameters[1:]):
@@ -53,7 +60,7 @@ def row_norm(
     # x takes the argument of a missing scale or shift, which the kernel does not read.
     arrays = [x if t is None else dense(t) for t in parameters]
     y = Tensor.empty(x.shape, x.dtype, x.queue)
-    flags = scale is not None, shift is not None
+    flags = (*(t is not None for t in affine), activation)
     launch = _row_norm(x.context, x.dtype.name, width, rows, each, channels * each // width, *flags, float(epsilon))
     memory_and_offsets = [part for t in arrays for part in (t.base_data, np.int64(t.offset // t.dtype.itemsize))]
     launch(x.queue, (*memory_and_offsets, y.base_data))
@@ -70,6 +77,7 @@ def _row_norm(
     groups: int,
     scaled: bool,
     shifted: bool,
+    activation: str | None,
     epsilon: float,
 ) -> Launch:
     gpu = runtime.device_info(context.devices[0]).type != "cpu"
@@ -87,6 +95,7 @@ def _row_norm(
         "shifted": shifted,
         "epsilon": f"{epsilon!r}{'' if dtype == 'float64' else 'f'}",
     }
-    program = build(context, storage_macros(dtype) + config_macros(values) + kernel_text(__package__, "row_norm.cl"))
+    macros = storage_macros(dtype) + config_macros(values) + activation_macro(activation)
+    program = build(context, macros + kernel_text(__package__, "row_norm.cl"))
     names = ("x", "x_offset", "scale", "scale_offset", "shift", "shift_offset", "y")
     return Launch(program, "row_norm", (rows // group_rows * items,), (items,), " ".join(names), names=names)

@@ -20,6 +20,8 @@ from typing import Any
 
 from ...api.errors import BuildFailed, InvalidArgument
 from ...device.cuda.ptx import dynamic_shared
+from ...device.programs.kernels import driver_options
+from .described import target_device
 from .joined import groups, joined, origin
 
 TIMEOUT_S = 120.0
@@ -165,7 +167,8 @@ def identity(target: str) -> str:
     if target in ("dg2", "pvc"):
         with tempfile.TemporaryDirectory() as folder:
             _run(["ocloc", "query", "OCL_DRIVER_VERSION"], Path(folder))
-            return f"Intel's driver {(Path(folder) / 'OCL_DRIVER_VERSION').read_text().strip()}"
+            version = (Path(folder) / "OCL_DRIVER_VERSION").read_text().strip()
+            return " ".join((f"Intel's driver {version}", *driver_options(target_device(target))))
     tools = ([] if target in _AMD_WAVES else ["ptxas"]) + [_clang() or ""]
     texts = [_run([tool, "--version"], Path.cwd()) for tool in tools]
     return "; ".join(next(line for line in text.splitlines() if re.search(r"version|release", line)) for text in texts)
@@ -244,7 +247,8 @@ def _amd(target: str, text: str, folder: Path) -> list[Kernel]:
 
 def _intel(target: str, text: str, folder: Path) -> list[Kernel]:
     (folder / "kernel.cl").write_text(text)
-    _run(["ocloc", "compile", "-file", "kernel.cl", "-device", target, "-options", "-cl-std=CL1.2",
+    options = " ".join(("-cl-std=CL1.2", *driver_options(target_device(target))))
+    _run(["ocloc", "compile", "-file", "kernel.cl", "-device", target, "-options", options,
           "-internal_options", "-ze-allow-zebin", "-output", "kernel", "-output_no_suffix"], folder)  # fmt: skip
     binary = next(folder.glob("kernel*.bin"), folder / "kernel").read_bytes()
     begin = binary.find(b"---\nversion:")

@@ -27,8 +27,8 @@ _library.define(
     "-> (Tensor, Tensor)"
 )
 _library.define(
-    "normed_convolution_backward(Tensor grad_output, Tensor input, Tensor weight, Tensor table, str norm, "
-    f"{_GEOMETRY}, bool[2] output_mask) -> (Tensor, Tensor, Tensor)"
+    "normed_convolution_backward(Tensor grad_output, Tensor input, Tensor weight, Tensor table, Tensor? residual, "
+    f"str norm, {_GEOMETRY}, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
 )
 normed_convolution = torch.ops.convdispatch.normed_convolution.default
 normed_convolution_backward = torch.ops.convdispatch.normed_convolution_backward.default
@@ -69,7 +69,7 @@ def update_running(buffers: Sequence[torch.Tensor], values: Sequence[Any], momen
         old = torch._foreach_mul([buffer.to(value.dtype) for buffer, (value, _) in zip(buffers, values, strict=True)],
                                  1 - momentum)  # fmt: skip
         new = torch._foreach_mul([value / divisor for value, divisor in values], momentum)
-        torch._foreach_copy_(buffers, torch._foreach_add(old, new))
+        torch._foreach_copy_(list(buffers), torch._foreach_add(old, new))
 
 
 def table(mean: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
@@ -89,10 +89,17 @@ def _normalised(x: torch.Tensor, norm: Sequence[torch.Tensor]) -> torch.Tensor:
     return (x.to(mean.dtype) - mean) * scale + shift
 
 
-def activated(x: torch.Tensor, norm: Sequence[torch.Tensor], activation: str) -> torch.Tensor:
+def activated(x: torch.Tensor, norm: Sequence[torch.Tensor], activation: str | None) -> torch.Tensor:
     """``activation(norm(x))`` without gradients, for ``convolve``, which has them."""
     with torch.no_grad():
         return activate(_normalised(x, norm), _activation(activation)).to(x.dtype)
+
+
+def rectified(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """relu without gradients, and the table of a norm that changes nothing, for ``convolve``."""
+    with torch.no_grad():
+        zeros = torch.zeros(x.shape[1], dtype=sums_type(x.dtype), device=x.device)
+        return torch.relu(x), table(zeros, zeros + 1, zeros)
 
 
 class _Normalised(torch.autograd.Function):
@@ -149,22 +156,24 @@ def _forward(x: torch.Tensor, w: torch.Tensor, bias: Any, table: Any, norm: Any,
     return routed("convolution", normed.forward, theirs, arguments, settings_in_force())
 
 
-def _backward(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, table: torch.Tensor, norm: str, *rest: Any) -> Any:
-    *geometry, mask = rest
+def _backward(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *rest: Any) -> Any:
+    table, residual, norm, *geometry, mask = rest
 
     def theirs() -> tuple[Any, Any, Any]:
-        arguments = (grad, _input(x, table, norm), w, None, *_whole(*geometry), [*mask, False])
+        arguments = (grad, _input(x, table, norm), w, None, *_whole(*geometry), [mask[0], mask[2], False])
         data, weights, _ = original("convolution_backward", *arguments)
         sums = None
         if mask[0]:
             normed_input, data = _normalised(x, table), data.to(table.dtype)
+            data = data if residual is None else data + residual
             data = data if norm == "identity" else slope_times(data, norm, x=normed_input)
-            data, axes = data.to(x.dtype), [0, *range(2, x.ndim)]
-            stored = data.to(table.dtype)
+            data = data.to(x.dtype)
+        if mask[1]:
+            axes, stored = [0, *range(2, x.ndim)], data.to(table.dtype)
             sums = torch.stack([stored.sum(axes), (stored * (x - _over_channels(table[0], x.ndim))).sum(axes)])
         return data, sums, weights
 
-    arguments = (grad, x, w, table, norm, *rest)
+    arguments = (grad, x, w, *rest)
     results = routed("convolution_backward", normed.backward, theirs, arguments, settings_in_force())
     # An operator cannot return None: a gradient that was not requested is an empty tensor, also in the fake kernel.
     return tuple(grad.new_empty(0) if each is None else each for each in results)
@@ -181,11 +190,11 @@ def _(x: Any, w: Any, bias: Any, table: Any, norm: Any, sums: bool, *geometry: A
 
 
 @torch.library.register_fake("convdispatch::normed_convolution_backward", lib=_library)
-def _(grad: Any, x: Any, w: Any, table: Any, norm: Any, *rest: Any) -> Any:
-    *geometry, (wants_data, wants_weights) = rest
+def _(grad: Any, x: Any, w: Any, table: Any, residual: Any, norm: Any, *rest: Any) -> Any:
+    *geometry, (wants_data, wants_sums, wants_weights) = rest
     mask = [wants_data, wants_weights, False]
     data, weights, _ = _aten.convolution_backward.default(grad, x, w, None, *_whole(*geometry), mask)
-    sums = x.new_empty((2, x.shape[1]), dtype=sums_type(x.dtype)) if wants_data else grad.new_empty(0)
+    sums = x.new_empty((2, x.shape[1]), dtype=sums_type(x.dtype)) if wants_sums else grad.new_empty(0)
     return data if wants_data else grad.new_empty(0), sums, weights if wants_weights else grad.new_empty(0)
 
 
@@ -199,6 +208,9 @@ def convolve(operands: Sequence[Any], norm: Any, rows: Any, activation: str | No
     ``operands`` are input, weight, bias, and the result of ``activated`` or None: with it the norm is fused in the
     gradient of the input alone. ``norm`` is mean, scale and shift, and ``rows`` their table, both None if the input is
     read as it is. The activation is a problem's ``norm``.
+
+    With ``rows`` but no ``norm`` the input goes through relu alone. Then the last result is relu's, for all its other
+    readers: their gradient is added to the convolution's before relu's slope, where that is computed.
     """
     kind = operands[0].device.type
     if torch.is_autocast_enabled(kind):
@@ -217,14 +229,18 @@ class _NormedConvolution(torch.autograd.Function):
         read = (x, w, bias, rows, activation) if activated_x is None else (activated_x, w, bias, None, None)
         y, sums = normed_convolution(*read, has_sums, *geometry)
         mean = sums[1] if has_sums else None
-        ctx.save_for_backward(x, w, activated_x, rows, scale, y if has_sums else None, mean)
+        is_join = rows is not None and scale is None
+        ctx.save_for_backward(None if is_join else x, w, activated_x, rows, scale, y if has_sums else None, mean)
         ctx.activation, ctx.geometry, ctx.bias_sizes = activation, geometry, None if bias is None else [bias.shape[0]]
-        return (y, mean, sums[2]) if has_sums else y
+        statistics_of_y = (mean, sums[2]) if has_sums else ()
+        others = (activated_x,) if is_join else ()
+        return (y, *statistics_of_y, *others) if has_sums or others else y
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor, by_mean: Any = None, by_squares: Any = None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor, *more: Any) -> tuple[Any, ...]:  # type: ignore[override]
         x, w, activated_x, rows, scale, y, mean = ctx.saved_tensors
         if y is not None:  # the gradient of y through its statistics
+            by_mean, by_squares, *_ = more
             by_mean, by_squares, mean = (_over_channels(each, y.ndim) for each in (by_mean, by_squares, mean))
             distance = y.to(mean.dtype) - mean
             grad = grad.to(mean.dtype) + by_mean / (y.numel() // y.shape[1]) + 2 * by_squares * distance
@@ -234,17 +250,19 @@ class _NormedConvolution(torch.autograd.Function):
         needs_x, needs_w, needs_bias, _, *needs_norm = ctx.needs_input_grad[:7]
         by_x = by_bias = weights = None
         by_norm: tuple[Any, Any, Any] = (None, None, None)
-        mask = [needs_x or any(needs_norm), needs_w and activated_x is None]
+        is_join = scale is None
+        mask = [needs_x or any(needs_norm), not is_join and any(needs_norm), needs_w and activated_x is None]
         if needs_w and activated_x is not None:
             arguments = (grad, activated_x, w, None, *_whole(*ctx.geometry), [False, True, False])
             weights = convolution_backward(*arguments)[1]
         if any(mask):
-            results = normed_convolution_backward(grad, x, w, rows, ctx.activation, *ctx.geometry, mask)
-            data, sums, weights = results[0], results[1], results[2] if mask[1] else weights
-            if mask[0]:
+            saved, residual = (activated_x, more[-1]) if is_join else (x, None)
+            results = normed_convolution_backward(grad, saved, w, rows, residual, ctx.activation, *ctx.geometry, mask)
+            data, sums, weights = results[0], results[1], results[2] if mask[2] else weights
+            if mask[1]:
                 by_norm = -scale * sums[0], sums[1], sums[0]
             if needs_x:
-                by_x = (data.to(scale.dtype) * _over_channels(scale, x.ndim)).to(x.dtype)
+                by_x = data if is_join else (data.to(scale.dtype) * _over_channels(scale, x.ndim)).to(x.dtype)
         if needs_bias:
             by_bias = grad.sum((0, *range(2, grad.ndim)))
         return by_x, weights, by_bias, None, *by_norm, None, None, None, None

@@ -19,7 +19,7 @@ from ..settings import DEFAULT, Settings
 from . import engine
 
 _OPERANDS = ("x", "w", "y", *EXTRAS)
-_IN_FORMAT = ("x", "w", "y", "saved")
+_IN_FORMAT = ("x", "w", "y", "residual", "saved")
 """The operands that have the memory format of the call; the others are contiguous."""
 
 
@@ -52,24 +52,26 @@ def backward(
     grad: torch.Tensor,
     x: torch.Tensor,
     w: torch.Tensor,
-    table: torch.Tensor,
-    norm: str,
     *given: Any,
     settings: Settings = DEFAULT,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """The gradient of what the norm's activation reads, the sums of its channels, and the weights' gradient; None for
-    what is not requested. ``given`` is stride, padding, dilation, groups and the mask of requests."""
-    *geometry, (wants_data, wants_weights) = given
+    what is not requested. ``given`` is the table, the residual, the norm's activation, stride, padding, dilation,
+    groups and the mask of requests."""
+    table, residual, norm, *geometry, (wants_data, wants_sums, wants_weights) = given
     data = sums = weights = None
     data_call = weights_call = None
     # Both calls are planned before either runs: if one is left to PyTorch, the whole backward is.
     if wants_data:
-        data_call = _call("data", geometry, (x, w, grad, None), (None, False, norm, True), settings)
+        parts = (None, residual is not None, norm, wants_sums)
+        data_call = _call("data", geometry, (x, w, grad, None), parts, settings)
     if wants_weights:
         weights_call = _call("weights", geometry, (x, w, grad, None), (None, False, norm, False), settings)
     if data_call is not None:
-        data, sums = _result(data_call, x), x.new_empty((2, x.shape[1]), dtype=sums_type(x.dtype))
-        _launch(data_call, {"x": data, "w": w, "y": grad, "norm": table, "saved": x, "sums": sums})
+        data = _result(data_call, x)
+        sums = x.new_empty((2, x.shape[1]), dtype=sums_type(x.dtype)) if wants_sums else None
+        operands = {"w": w, "y": grad, "residual": residual, "norm": table, "saved": x, "sums": sums}
+        _launch(data_call, {"x": data, **operands})
     if weights_call is not None:
         weights = _result(weights_call, x)
         _launch(weights_call, {"x": x, "w": weights, "y": grad, "norm": table})

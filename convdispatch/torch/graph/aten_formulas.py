@@ -99,3 +99,30 @@ def _norm(net: Any, x: Any, order: float = 2, axes: Any = None, keepdim: bool = 
     if order not in kinds:
         raise Missing(f"a norm of the order {order}")
     return _over(*kinds[order])(net, x, axes, keepdim)
+
+
+def _variance(x: Any, axes: Any, correction: Any, keepdim: bool) -> tuple[Tensor, Tensor]:
+    """The variance over axes, and the mean, from the differences to the mean."""
+    axes = tuple(axis % x.ndim for axis in ((axes,) if isinstance(axes, int) else axes or range(x.ndim)))
+    count = math.prod(x.shape[axis] for axis in axes)
+    divisor = count - (1 if correction is None else correction)
+    if divisor <= 0:
+        raise Missing(f"a variance of {count} numbers with the correction {correction}")
+    mean = reduce("mean", "x", axes, keepdims=True, x=x)
+    variance = reduce("sum", "square(x - m) * r", axes, keepdims=keepdim, x=x, m=mean, r=1.0 / divisor)
+    return variance, mean if keepdim else functional.view(mean, variance.shape)
+
+
+@operator("aten.var.correction")
+def _var(net: Any, x: Any, axes: Any = None, correction: Any = None, keepdim: bool = False) -> Tensor:
+    return _variance(x, axes, correction, keepdim)[0]
+
+
+@operator("aten.std.correction")
+def _std(net: Any, x: Any, axes: Any = None, correction: Any = None, keepdim: bool = False) -> Tensor:
+    return apply("sqrt(v)", v=_variance(x, axes, correction, keepdim)[0])
+
+
+@operator("aten.var_mean.correction")
+def _var_mean(net: Any, x: Any, axes: Any = None, correction: Any = None, keepdim: bool = False) -> Any:
+    return _variance(x, axes, correction, keepdim)

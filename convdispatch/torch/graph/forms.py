@@ -154,8 +154,7 @@ class GraphForms:
         if self._constants is None:
             return None
         forms = self._constants.forms
-        on_cuda = tensors[0].is_cuda
-        switched = switches(on_cuda)
+        switched = switches(tensors[0].is_cuda)
         chosen = policy_of(settings, switched)
         dtype = _dtype(tensors, self._constants.tensors)
         key = (tuple(map(_kind, dynamic)), math_of(settings, switched, DTYPES[dtype]), chosen)

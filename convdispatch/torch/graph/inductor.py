@@ -164,11 +164,13 @@ def _tasks(node: fx.Node, device: torch.device | None, constant: bool) -> Iterat
         x, w, bias, _, norm, sums, *geometry = node.args
         yield from _task(device, "forward", _whole(*geometry), (x, w, None, bias), constant, (None, False, norm, sums))
     elif node.target is normed_operators.normed_convolution_backward:
-        grad, x, w, _, norm, *geometry, mask = node.args
-        for part, is_requested in (("data", mask[0]), ("weights", mask[1])):
-            if is_requested:
-                parts = (None, False, norm, part == "data")
-                yield from _task(device, part, _whole(*geometry), (x, w, grad, None), False, parts)
+        grad, x, w, _, residual, norm, *geometry, mask = node.args
+        tensors = (x, w, grad, None)
+        if mask[0]:
+            parts = (None, residual is not None, norm, mask[1])
+            yield from _task(device, "data", _whole(*geometry), tensors, False, parts)
+        if mask[2]:
+            yield from _task(device, "weights", _whole(*geometry), tensors, False, (None, False, norm, False))
     elif node.target is operators.convolution_backward:
         grad, x, w, _, *geometry_arguments, mask = node.args
         for part, is_requested in (("data", mask[0]), ("weights", mask[1])):

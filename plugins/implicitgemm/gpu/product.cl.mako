@@ -113,7 +113,11 @@ ${part("fetch.cl.mako")}\
     }
     {
       local const ACC *la = sa + stage * ${bk * a_pitch} + ty * 4, *lb = sb + stage * ${bk * b.pitch} + tx * 4;
+#ifdef __AMDGCN__ // AMD's compiler reads a fully unrolled slice into registers first, and spills 500 bytes a work item.
+#pragma unroll 4
+#else
 #pragma unroll
+#endif
       for (int k = 0; k < ${bk}; ++k) {
 % for q in range(quads_m):
         const ACC4 a${q} = *(local const quad *)(la + k * ${a_pitch} + ${q * (bm // quads_m)});

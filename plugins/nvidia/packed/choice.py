@@ -61,6 +61,8 @@ DRAIN_CYCLES = 60.0  # cycles until the tensor cores have finished and start aga
 SUMS_CYCLES = {False: 0.05, True: 0.1}
 """Cycles of a result whose channel is summed, by whether a norm's gradient is taken: 6 and 12 instructions for 32
 results, four in a cycle."""
+NORM_CYCLES = 0.053
+"""Cycles of a 16-bit number of x that is normalised in local memory: 54 instructions of a work item for eight."""
 MERGE_CYCLES = 400.0  # cycles in which the work items of a tile merge their sums of channels: three barriers
 MAX_CHOICES = 40  # most tiles that are offered to a search
 MAX_STACKED_COLUMNS = 1024
@@ -129,6 +131,9 @@ def _tile_cost(tiling: Tiling) -> _Cost:
         flushes = slices * np.where(t.flush_every == 0, t.bk // 16, 1)
         flush_cycles = flushes * (t.bm * t.bn * (4 if t.compensated else 1) / ADDITIONS_PER_CYCLE + DRAIN_CYCLES)
         sum_cycles = np.where(tiling.drained, flush_cycles, sum_cycles)
+    if t.norm_in_place:
+        normalise = NORM_CYCLES * t.bm * t.bk
+        multiply = np.maximum(multiply, normalise) if t.engine == "wgmma" else multiply + normalise
     if tiling.data and not t.window and tiling.geometry.phases[0].volume > 1:
         slices = slices * GATHER_FACTOR
     busy = slices * np.maximum(multiply, copy_cycles) + sum_cycles
@@ -268,8 +273,10 @@ def _unsplit_tiles(problem: ConvProblem, engine: str, name: str) -> tuple[tuple[
             compensated = length > COMPENSATED_FROM
         for window_rank, in_window in enumerate((True, False) if data and window(geo) is not None else (False,)):
             base = Tile(0, 0, 0, 0, name, engine, window=in_window, stacked=stacked, compensated=compensated)
-            fits_tile = fitting(Tiling(problem, many(base, NUMBERS, numbers)), len(rows))
-            bases.append((base, numbers[fits_tile], (rank + 2 * np.arange(len(rows)) + window_rank)[fits_tile]))
+            for in_place in (False, True) if problem.normalised else (False,):
+                base = dataclasses.replace(base, norm_in_place=in_place)
+                fits_tile = fitting(Tiling(problem, many(base, NUMBERS, numbers)), len(rows))
+                bases.append((base, numbers[fits_tile], (rank + 2 * np.arange(len(rows)) + window_rank)[fits_tile]))
         rank += 2 * len(rows)
     return tuple(bases)
 

@@ -56,8 +56,9 @@ class TmaPlan(NvidiaPlan):
             text += kernel_text(PLAIN_C, "copies.cl.mako", tiling=tiling)
         else:
             text += kernel_text(__package__, "exchange.cl")
-        if tiling.norm_in_place:
-            text += kernel_text(__package__, "norm.cl.mako", tiling=tiling, emulate=emulate)
+        if tiling.tile.norm_in_place:
+            text += kernel_text(MATRIX_TILES, "normed_chunk.cl.mako", tiling=tiling)
+            text += "" if emulate else kernel_text(__package__, "group_meets.cl")
         maps = encoded(tiling.maps, emulate)
         return text + kernel_text(__package__, "product.cl.mako", tiling=tiling, emulate=emulate, encoded=maps,
                                   maps_at=layout.maps, maps_each=MAP_BYTES, partial_at=layout.partial,
@@ -70,7 +71,7 @@ class TmaPlan(NvidiaPlan):
         if tiling.data and not tiling.direct_weights and not self._layout.constant:
             b = "workspace"
         operands = [a, b, "workspace", *(["workspace"] if tiling.partial else written(tiling.problem))]
-        operands += (["workspace"] if tiling.summed else []) + (["norm"] if tiling.norm_in_place else [])
+        operands += (["workspace"] if tiling.summed else []) + (["norm"] if tiling.tile.norm_in_place else [])
         program = build(context, text) if self._emulate else build_for_hopper(context, text)
         items = tiling.tile.items + (0 if self._emulate else 32)
         groups = tiling.groups(context.devices[0].max_compute_units)

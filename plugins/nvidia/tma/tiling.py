@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from convdispatch.api import ConvProblem
 from convdispatch.api.matrix import MAX_PARTS, STATE_BYTES, Phase
@@ -50,8 +50,6 @@ class TmaTile(Tile):
     """Whether work groups of the product add the partial sums, instead of a separate launch."""
     pixels: int = 1
     """Consecutive pixels that count as one pixel of the product; see ``rewriting.folds``."""
-    norm_in_place: bool = field(default=False, repr=False)
-    """Whether the warps that multiply normalise x in local memory, where a launch would write its norm before."""
     taps: int = 0
     """Channels of the rewritten source, which are taps along w (``rewriting.gathers``); 0 if it is not rewritten."""
 
@@ -74,10 +72,6 @@ class TmaTiling(Tiling):
     """A Tiling (same m, n and k) whose operands are not packed: each K-slice belongs to one tap."""
 
     maps_bytes = MAX_GROUPS * MAP_BYTES
-
-    @property
-    def norm_in_place(self) -> bool:  # type: ignore[override]
-        return self.tile.norm_in_place
 
     staged = False  # results are stored from registers, not through local memory
 

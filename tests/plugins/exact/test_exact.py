@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pyopencl as cl
 import pytest
-from click.testing import CliRunner
+from command_line import run_cli
 from convdispatch_exact import solving
 from convdispatch_exact.registers import RegisterKernel
 from paths import ROOT
@@ -19,7 +19,6 @@ from convdispatch.device import runtime
 from convdispatch.measurement.conformance import digests, levels
 from convdispatch.measurement.conformance.session import Kit
 from convdispatch.selection.plugins.loader import plugins
-from convdispatch.tools.cli import main
 
 PAGE = (ROOT / "docs" / "use" / "reproducibility.md").read_text(encoding="utf-8")
 REGISTERS, TILES = (plugins().solvers[f"exact.{name}"].solver for name in ("registers", "tiles"))
@@ -308,7 +307,6 @@ def test_the_kit_names_the_problem_whose_bits_differ(device, monkeypatch):
 def test_verify_writes_the_digests_of_a_device(tmp_path, monkeypatch, device):
     some = dict(list(digests.known().items())[:3])
     monkeypatch.setattr(digests, "known", lambda: some | {next(iter(some)): "another"})
-    done = CliRunner().invoke(main, ["verify", "exact", "--digests", str(tmp_path / "bits.json"), "--device", "intel"])
-    assert done.exit_code == 1
+    done = run_cli("verify", "exact", "--digests", str(tmp_path / "bits.json"), "--device", "intel", status=1)
     assert done.output.startswith("1 digests differ from the committed ones\n  " + next(iter(some)))
     assert json.loads((tmp_path / "bits.json").read_text()) == some

@@ -14,6 +14,7 @@ from plans import check_config
 from processors import device_of
 
 import convdispatch
+from bench.place import options_of
 from convdispatch import NoSolver
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
@@ -286,7 +287,7 @@ def test_constant_weights_are_packed_once(device, thinned, number, text, layout)
         for mb in (2, 2, 3):
             p = problem.replace(mb=mb)
             x = random.integers(-4, 5, p.x_shape).astype(np.float32)
-            got = convdispatch.conv(x, held, **checking.options(p), queue=runtime.queue(device))
+            got = convdispatch.conv(x, held, **options_of(p), queue=runtime.queue(device))
             assert np.array_equal(got, reference.compute(p, x=x, w=w))
 
 

@@ -8,6 +8,7 @@ import pytest
 from processors import described, device_of
 
 import convdispatch
+from bench.place import options_of
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
 from convdispatch.measurement import reference
@@ -116,7 +117,7 @@ def test_what_is_not_finite_stays_in_its_row_and_its_place(device, info, text):
 def run(problem, x, w, device):
     """y, NumPy's."""
     with convdispatch.policy(solver=SKINNY, fallback=False):
-        return convdispatch.conv(x, w, **checking.options(problem), queue=runtime.queue(device))
+        return convdispatch.conv(x, w, **options_of(problem), queue=runtime.queue(device))
 
 
 @pytest.mark.parametrize(

@@ -55,12 +55,10 @@ CASES = [
     ("bwd_data_f32_tf32_nhwc_mb2ic72ih7iw5oc40kh3ph1sh2sw2+norm(relu)+sums", "tma", {"bk": 32}),
     ("bwd_weights_f16_nhwc_mb2ic16ih6iw5oc24kh3ph1+norm(relu)", "tma", {}),
     ("fwd_bf16_nhwc_mb2ic72ih6iw5oc40kh3ph1sw2+norm(leaky_relu(0.5))", "tma", {"norm_in_place": True}),
-    (
-        "bwd_weights_bf16_nhwc_mb4ic64ih7iw9oc80kh3kw1ph1pw0g2+norm(relu)",
-        "tma",
-        {"block": 32, "split": 2, "fixup": True, "norm_in_place": True},
-    ),
-]
+    ("bwd_weights_bf16_nhwc_mb4ic64ih7iw9oc80kh3kw1ph1pw0g2+norm(relu)", "tma",
+     {"block": 32, "split": 2, "fixup": True, "norm_in_place": True}),
+    ("fwd_bf16_nhwc_mb2ic24ih7iw5oc24kh3ph1sw2+norm(leaky_relu(0.5))+bias", "mma", {"norm_in_place": True}),
+]  # fmt: skip
 FURTHER_CASES = [
     ("fwd_f16_mb2ic16ih6iw5oc24kh3ph1+bias+relu+sums", "wgmma", {"bn": 128}),
     ("fwd_f32_nhwc_mb3ic12ih6iw5oc18kh3ph1+residual+relu+sums", "mma", {}),
@@ -79,6 +77,9 @@ FURTHER_CASES = [
     ("fwd_f16_nhwc_mb2ic136ih5iw5oc72kh1ph0+norm(relu)+bias+sums", "tma", {"split": 2}),
     ("fwd_f16_nhwc_mb2ic3ih9iw11oc24kh7kw7ph3pw3sh2sw2+bias+relu+sums", "tma", {"taps": 24, "bk": 32}),
     ("fwd_f32_tf32_nhwc_mb2ic48ih6iw5oc72kh3ph1+norm(relu)+residual+sums", "tma", {"bk": 32}),
+    ("fwd_f16_nhwc_mb2ic16ih6iw5oc24kh3ph1+norm(relu)+sums", "wgmma", {"bn": 32, "norm_in_place": True}),
+    ("fwd_bf16_nhwc_mb2ic48ih7iw5oc32kh2kw3ph0pw1g2dh2+norm(identity)", "mma", {"norm_in_place": True, "split": 2}),
+    ("fwd_f16_nhwc_mb2ic72ih5oc24kh1+norm(relu)+sums", "mma", {"norm_in_place": True}),
     ("fwd_f16_nhwc_mb2ic136ih5iw5oc72kh1ph0+norm(relu)+bias+sums", "tma",
      {"norm_in_place": True, "split": 2, "fixup": True}),
     ("fwd_f16_nhwc_mb2ic128ih6iw5oc80kh3ph2g2dh2dw1+norm(relu)", "tma", {"bn": 32, "bk": 32, "norm_in_place": True}),

@@ -12,6 +12,7 @@ from convdispatch_winograd.cpu.solver import TILES, expected_error, plain_error,
 from plans import check_config
 
 import convdispatch
+from bench.place import options_of
 from convdispatch import NoSolver
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
@@ -184,7 +185,7 @@ def test_constant_weights_are_packed_once(device):
         for mb in (2, 2, 3):
             p = problem.replace(mb=mb)
             x = random.standard_normal(p.x_shape).astype(np.float32)
-            got = convdispatch.conv(x, held, **checking.options(p), queue=runtime.queue(device))
+            got = convdispatch.conv(x, held, **options_of(p), queue=runtime.queue(device))
             assert reference.relative_error(got, reference.compute(p, x=x, w=w)) <= 1e-5
 
 

@@ -3,6 +3,8 @@
 ## slice   expression of the slice's number; for a window, of the block of channels
 ## stage   expression of the byte offset in local memory
 ## number  the number of a window's block of rows, or None to copy a slice
+## normalise  1: normalise what this work item copied of a slice, where that is inside the source
+<% bits = tiling.tap_bits; low = [bits[1] + bits[2], bits[2], 0] %>\
 <%def name="fetch_packed(slice, stage)">\
       {
         global const ushort *from = b + (long)${slice} * ${tiling.n_tiles * tiling.weight_slice};
@@ -63,8 +65,7 @@ ${fetch_packed(slice, stage)}\
         }
       }
 </%def>
-<%def name="fetch_data(slice, stage)">\
-      {
+<%def name="tap_of(slice)">\
         const int q = ${slice} * ${cr} + chunk, tap = q / ${c8};
 <%
 kx, ky = phase("taps", 2), phase("taps", 1)
@@ -72,13 +73,15 @@ div = [f"tap / max(1, {kx} * {ky})", f"tap / max(1, {kx}) % max(1, {ky})", f"tap
 if not many:
     k = geo.phases[0].taps
     div = ["0" if k[0] == 1 else f"tap / {k[1] * k[2]}", "0" if k[1] == 1 else f"tap / {k[2]}" + ("" if k[0] == 1 else f" % {k[1]}"), "0" if k[2] == 1 else f"tap % {k[2]}"]
-bits = tiling.tap_bits
-low = [bits[1] + bits[2], bits[2], 0]
 %>\
 % for axis in axes:
         const int t${names[axis]} = ${div[axis]};
 % endfor
         const int real = q < depth;
+</%def>\
+<%def name="fetch_data(slice, stage)">\
+      {
+${tap_of(slice)}\
         const INDEX shift = ${" + ".join(f"(INDEX)t{names[axis]} * ({geo.spread[axis] * src.axes[axis]})" for axis in axes)} + q % ${c8} * 8;
 % for i in range(rows_a):
         {
@@ -92,6 +95,21 @@ low = [bits[1] + bits[2], bits[2], 0]
 ${fetch_weight_slice(slice, stage)}\
       }
 </%def>
+<%def name="normalise_rows(slice, stage)">\
+      {
+${tap_of(slice)}\
+        global const float4 *table = (global const float4 *)(norm + group * ${geo.c} + (real ? q % ${c8} * 8 : 0));
+        const float4 mean[2] = {table[0], table[1]};
+        const float4 scale[2] = {table[${geo.c * geo.groups // 4}], table[${geo.c * geo.groups // 4 + 1}]};
+        const float4 shift[2] = {table[${geo.c * geo.groups // 2}], table[${geo.c * geo.groups // 2 + 1}]};
+% for i in range(rows_a):
+        if (real${"".join(f" & (int)(ok{i} >> ({low[axis]} + t{names[axis]}))" for axis in axes if tiling.guarded[axis])} & 1) {
+          local uint4 *numbers = (local uint4 *)(memory + ${stage} + to + ${i * step_a * rowb});
+          *numbers = normed_chunk(*numbers, mean, scale, shift);
+        }
+% endfor
+      }
+</%def>\
 <%def name="fetch_weights(slice, stage)">\
 % for i in range(rows_k):
       {
@@ -131,7 +149,9 @@ ${fetch_data(slice, stage)}\
 ${fetch_weights(slice, stage)}\
 % endif
 </%def>
-% if number is None:
+% if normalise:
+${normalise_rows(slice, stage)}\
+% elif number is None:
 ${fetch(slice, stage)}\
 % else:
 ${fetch_window(number, slice, stage)}\

@@ -59,7 +59,7 @@ def common_macros(tiling: ProductTiling, problem: ConvProblem | None = None) -> 
 def product_macros(tiling: ProductTiling) -> str:
     """The macros of the product, which reads x as it was normalised before."""
     problem = tiling.problem
-    normed_before = problem.normalised and not tiling.norm_in_place
+    normed_before = problem.normalised and not tiling.tile.norm_in_place
     return common_macros(tiling, problem.replace(norm=None) if normed_before else problem)
 
 
@@ -83,7 +83,7 @@ def _swizzled(tiling: ProductTiling, row: str) -> str:
 
 def _part(tiling: ProductTiling, file: str, **extra_values: Any) -> str:
     """A part of the product's text, rendered with the values of the whole."""
-    return kernel_text(__package__, file, **_values(tiling), **{"number": None, **extra_values})
+    return kernel_text(__package__, file, **_values(tiling), **{"number": None, "normalise": False, **extra_values})
 
 
 def _values(tiling: ProductTiling) -> dict[str, Any]:
@@ -147,6 +147,7 @@ class ProductLaunch:
         for file in ("narrow.cl.mako", "finish.cl", "sums.cl", "shifted.cl"):
             text += kernel_text(MATRIX_TILES, file, tiling=tiling)
         text += kernel_text(MATRIX_TILES, "stored.cl.mako", tiling=tiling) if tiling.returning else ""
+        text += kernel_text(MATRIX_TILES, "normed_chunk.cl.mako", tiling=tiling) if tiling.tile.norm_in_place else ""
         return text + product_text(tiling)
 
     def launch(self, context: Any) -> Launch:
@@ -155,7 +156,7 @@ class ProductLaunch:
         if tiling.format.scaled:
             operands += operands
         operands += ["workspace"] if tiling.partial else written(tiling.problem)
-        operands += ["workspace"] if tiling.summed else []
+        operands += (["workspace"] if tiling.summed else []) + (["norm"] if tiling.tile.norm_in_place else [])
         program = tiling.instructions.build(context, self.text(), self._emulate)
         items = tiling.tile.items
         return Launch(program, "product", (tiling.work_groups * items,), (items,), operands, names=OPERANDS)

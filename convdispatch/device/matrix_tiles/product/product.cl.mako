@@ -51,7 +51,7 @@ inline uint column_place(int line, int k) { return line / 64 * ${t.bk * 128} + k
 #define B_SBO ${1024 if tiling.transposed_weights else 8 * rowb}
 % endif
 ${core.attributes}kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
-void product(global const ushort *restrict a, global const ushort *restrict b${", global const int *restrict marks_a, global const int *restrict marks_b" if f.scaled else ""}, OUT_PARAMS${", global float *channel_parts" if tiling.summed else ""}) {
+void product(global const ushort *restrict a, global const ushort *restrict b${", global const int *restrict marks_a, global const int *restrict marks_b" if f.scaled else ""}, OUT_PARAMS${", global float *channel_parts" if tiling.summed else ""}${", global const float *norm" if t.norm_in_place else ""}) {
   local uint4 area[${tiling.local_bytes // 16}] __attribute__((aligned(1024)));
   SCRATCH(${items});
   local uchar *memory = (local uchar *)area;
@@ -112,6 +112,9 @@ ${part("copies.cl.mako", slice="(begin + i)", stage=f"i * {stage_bytes}")}\
 % endif
   for (int slice = begin; slice < end; ++slice) {
     COPIES_WAIT(${distance - 1});
+% if t.norm_in_place:
+${part("copies.cl.mako", slice="slice", stage="stage_at", normalise=True)}\
+% endif
 % if wgmma:
     VISIBLE_TO_WGMMA();
     barrier(CLK_LOCAL_MEM_FENCE);

@@ -11,7 +11,7 @@ import functools
 import math
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ....api.geometry import TensorLayout
@@ -48,6 +48,9 @@ class ProductTile(WarpTile):
     """Whether the phases of a strided data gradient are computed as channels of one product."""
     flush_every: int = 1
     """With ``wgmma``, K-slices after which exact formats move sums to float32 registers; 0: after every 16 of k."""
+    norm_in_place: bool = field(default=False, repr=False)
+    """Whether x is normalised in local memory by the work items that copied it, or that multiply it; otherwise a launch
+    writes its norm before."""
     compensated: bool = False
     """In exact formats, whether the rounding error of a move to float32 registers is added to the next sums."""
 
@@ -96,8 +99,6 @@ class ProductTiling:
     """Sum of the exponents that scaling adds to both operands, which the epilogue subtracts."""
     always_partial = False
     """Whether sums go to the workspace even if the sum is not split."""
-    norm_in_place = False
-    """Whether the product itself normalises x; otherwise x is packed, or written, normalised."""
     narrow_pair = "(narrow(low) | (uint)narrow(high) << 16)"
     """OpenCL expression: two float32 numbers, low and high, in the format's 16-bit type."""
     maps_bytes = 0
@@ -178,7 +179,7 @@ class ProductTiling:
     def _source(self, name: str, c: int, size: tuple[int, int, int], fold: bool) -> Source:
         problem = self.problem
         direct = self.format.name == "native" and problem.layout == "nhwc" and not fold and c % 8 == 0
-        direct = direct and not (name == "x" and problem.normalised)
+        direct = direct and not (name == "x" and problem.normalised and not self.tile.norm_in_place)
         return Source(name, problem.mb, problem.g, c, size, self.format.planes, fold, direct)
 
     @functools.cached_property
@@ -296,6 +297,9 @@ class ProductTiling:
             outside = True if self.problem.direction != "bwd_data" else self.staged ^ True
             yield outside, "stacked phases need the data gradient and a tile that passes through local memory"
             yield self.problem.sums, "the columns of stacked phases share their channels"
+        if t.norm_in_place:
+            unfit = not (self.problem.normalised and self.data and self.source.direct) or t.window
+            yield unfit, "a norm in place needs rows of 16-bit channels that the product copies as they are"
         if self.problem.sums or self.problem.masked:
             unstaged = (self.partial ^ True) & (self.staged ^ True)
             yield unstaged, "sums of channels and norms' gradients need a tile that passes through local memory"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,9 @@ class Convolution:
     """Stride, padding and dilation, one number an axis, and groups."""
     norm: Norm | None = None
     """The norm of what it reads."""
+    join: fx.Node | None = None
+    """The relu of what it reads, if the convolution's gradient goes through it together with that of relu's other
+    readers."""
     sums: bool = False
     """Whether it returns the statistics of its result."""
     statistics: list[fx.Node] = field(default_factory=list)
@@ -144,8 +147,8 @@ class FusionJudge:
         choices = [self._choice(problem) for problem in fused]
         if not all(is_fused for is_fused, _ in choices):
             return False
-        times = [seconds for _, seconds in (*choices, *map(self._choice, plain))]
-        if any(seconds is None for seconds in times):
+        times = [seconds for _, seconds in (*choices, *map(self._choice, plain)) if seconds is not None]
+        if len(times) < len(fused) + len(plain):
             return True  # a vendor's library predicts no time; selection has preferred the solvers that fuse
         with_parts, without = sum(times[: len(fused)]), sum(times[len(fused) :])
         peaks = rates(self._device)
@@ -162,6 +165,22 @@ class FusionJudge:
         return visible_problem(chosen.solver, problem) == problem, seconds
 
 
+class _Judges(dict[torch.device, FusionJudge]):
+    """The judges of a graph's devices; ``forced`` finds that everything pays."""
+
+    def __init__(self, forced: bool | None) -> None:
+        super().__init__()
+        self._forced = bool(forced)
+
+    def of(self, device: torch.device) -> Callable[..., bool]:
+        """The ``FusionJudge.pays`` of a device."""
+        if self._forced:
+            return lambda *_: True
+        if device not in self:
+            self[device] = FusionJudge(device)
+        return self[device].pays
+
+
 def fuse_training_norms(graph: fx.GraphModule, forced: bool | None = None) -> int:
     """Rewrite the graph in place; returns the number of batch norms that were rewritten. ``forced`` overrules
     selection: True rewrites all that can be, False none."""
@@ -170,19 +189,25 @@ def fuse_training_norms(graph: fx.GraphModule, forced: bool | None = None) -> in
         return 0
     with torch._subclasses.fake_tensor.unset_fake_temporarily():
         convolutions = {node: part for node in nodes if (part := _convolution(node)) is not None}
-        judges: dict[torch.device, FusionJudge] = {}
-        norms = [norm for node in nodes if (norm := _norm(node, convolutions, forced, judges)) is not None]
-    rewritten = [part for part in convolutions.values() if part.sums or part.norm is not None]
-    parts: dict[fx.Node, Convolution | Norm] = {part.node: part for part in (*norms, *rewritten)}
-    obsolete = set(parts)
+        judges = _Judges(forced)
+        norms = [norm for node in nodes if (norm := _norm(node, convolutions, judges)) is not None]
+        taken = {norm.activation for norm in norms if norm.consumers}
+        joins = [
+            part for node in nodes if node not in taken and (part := _join(node, convolutions, judges)) is not None
+        ]
+    rewritten = [each for each in convolutions.values() if each.sums or each.norm or each.join is not None]
+    parts: dict[fx.Node, Convolution | Norm] = {norm.node: norm for norm in norms}
+    parts |= {each.node: each for each in rewritten}
+    obsolete = {*parts, *(node for part in joins for node in (part.join, part.operands[0]))}
     for norm in norms:
         for reader in _chain(norm) if norm.consumers else ():
             obsolete.add(reader)
-    for node in nodes:
-        part = parts.get(node)
-        if part is not None:
-            with graph.graph.inserting_before(node):
-                _write_norm(part) if isinstance(part, Norm) else _write_convolution(part)
+    for node, rewritten_part in ((node, parts[node]) for node in nodes if node in parts):
+        with graph.graph.inserting_before(node):
+            if isinstance(rewritten_part, Norm):
+                _write_norm(rewritten_part)
+            else:
+                _write_convolution(rewritten_part)
     _write_updates(norms)
     for node in reversed(nodes):
         if node in obsolete:
@@ -246,12 +271,7 @@ def _convolution(node: fx.Node) -> Convolution | None:
     return Convolution(node, (*geometry, given["groups"])) if tensors[1].ndim == axes + 2 else None
 
 
-def _norm(
-    node: fx.Node,
-    convolutions: dict[fx.Node, Convolution],
-    forced: bool | None,
-    judges: dict[torch.device, FusionJudge],
-) -> Norm | None:
+def _norm(node: fx.Node, convolutions: dict[fx.Node, Convolution], judges: _Judges) -> Norm | None:
     """A batch norm that is to be rewritten; None for other nodes. Marks the convolutions that take part."""
     if node.target is not _BATCH_NORM:
         return None
@@ -261,14 +281,7 @@ def _norm(
         return None
     if value.device.type not in _DEVICES or type(given["training"]) is not bool:
         return None
-
-    def pays(plain: list[ConvProblem], fused: list[ConvProblem], bytes_saved: int, launches_saved: int) -> bool:
-        if forced:
-            return True
-        if value.device not in judges:
-            judges[value.device] = FusionJudge(value.device)
-        return judges[value.device].pays(plain, fused, bytes_saved, launches_saved)
-
+    pays = judges.of(value.device)
     producer = convolutions.get(given["input"])
     if given["training"] and producer is not None and all(map(_only_reads, producer.node.users)):
         taken_in = producer.norm is not None and producer.norm.is_prologue
@@ -290,6 +303,38 @@ def _norm(
     return norm if norm.consumers or norm.producer is not None else None
 
 
+def _join(node: fx.Node, convolutions: dict[fx.Node, Convolution], judges: _Judges) -> Convolution | None:
+    """The convolution whose gradient is added to that of a relu's other readers and goes through the relu, because it
+    reads the relu's result first, and others do too: a residual join. None for other nodes."""
+    if activation_text(node) != "relu" and node.target not in (torch.relu_, "relu", "relu_"):
+        return None
+    x = node.args[0]
+    if not isinstance(x, fx.Node) or set(x.users) != {node} or x.op == "placeholder" or len(node.users) < 2:
+        return None
+    order = {each: index for index, each in enumerate(node.graph.nodes)}
+    operand = min(node.users, key=order.__getitem__)
+    reader = next(iter(operand.users), None) if _is_layout(operand) else operand
+    part = convolutions.get(reader) if reader is not None else None
+    if (
+        part is None
+        or part.norm is not None
+        or any(_changes(user, node) and user.op != "output" for user in node.users)
+    ):
+        return None
+    read = operand if _is_layout(operand) else node
+    if part.operands[0] is not read or read in part.operands[1:] or _value(x) is None:
+        return None
+    if (_is_layout(operand) and len(operand.users) > 1) or _value(x).dtype != _value(part.node).dtype:
+        return None
+    plain = part.problem("data")
+    fused = plain.replace(norm="relu", residual=True)
+    # Passes for sums and for a gradient would each read two gradients and relu's result, and now read one gradient.
+    if not judges.of(_value(x).device)([plain], [fused], 4 * operand_bytes(plain, "x"), 0):
+        return None
+    part.join = node
+    return part
+
+
 def _with_and_without(
     consumers: Sequence[Convolution], text: str, parts: Sequence[str]
 ) -> tuple[list[ConvProblem], list[ConvProblem]]:
@@ -301,6 +346,11 @@ def _with_and_without(
 
 def _only_reads(node: fx.Node) -> bool:
     return node.target in _READERS or _is_layout(node)
+
+
+def _changes(node: fx.Node, operand: fx.Node) -> bool:
+    """Whether a node may change an operand: a sum in place changes its first one."""
+    return not _only_reads(node) and (node.target is not operator.iadd or node.args[0] is operand)
 
 
 def _consumers(norm: Norm, convolutions: dict[fx.Node, Convolution]) -> list[Convolution]:
@@ -334,20 +384,30 @@ def _consumers(norm: Norm, convolutions: dict[fx.Node, Convolution]) -> list[Con
 
 
 def _write_convolution(part: Convolution) -> None:
-    graph, (x, w, bias), norm = part.node.graph, part.operands, part.norm
-    activated, arguments = None, (None, None, None)
+    graph, (read, w, bias), norm = part.node.graph, part.operands, part.norm
+    x, activated, arguments = read, None, (None, None, None)
     if norm is not None:
-        layout = x.kwargs if _is_layout(x) else None
         x, activated = norm.arguments["input"], norm.activated
-        if layout is not None:
-            x, activated = (each and graph.call_method("contiguous", (each,), dict(layout)) for each in (x, activated))
         arguments = (norm.numbers, norm.table, norm.text)
+    elif part.join is not None:
+        x = part.join.args[0]
+        both = graph.call_function(normed_operators.rectified, (x,))
+        activated, rows = (graph.call_function(operator.getitem, (both, number)) for number in range(2))
+        arguments = (None, rows, "relu")
+    if x is not read and _is_layout(read):
+        x, activated = (each and graph.call_method("contiguous", (each,), dict(read.kwargs)) for each in (x, activated))
     geometry = (list(each) if isinstance(each, tuple) else each for each in part.geometry)
     y = graph.call_function(normed_operators.convolve, ((x, w, bias, activated), *arguments, part.sums, *geometry))
-    if part.sums:
-        y, *part.statistics = (graph.call_function(operator.getitem, (y, number)) for number in range(3))
-    y.meta = dict(part.node.meta)
-    part.node.replace_all_uses_with(y)
+    results = [y]
+    if part.sums or part.join is not None:
+        count = 1 + 2 * part.sums + (part.join is not None)
+        results = [graph.call_function(operator.getitem, (y, number)) for number in range(count)]
+    part.statistics = results[1:3] if part.sums else []
+    results[0].meta = dict(part.node.meta)
+    part.node.replace_all_uses_with(results[0])
+    if part.join is not None:
+        results[-1].meta = dict(part.join.meta)
+        part.join.replace_all_uses_with(results[-1], delete_user_cb=lambda user: user not in (part.node, read))
 
 
 def _write_norm(norm: Norm) -> None:

@@ -23,7 +23,3 @@ inline uint4 normed_chunk(uint4 u, const float4 *mean, const float4 *scale, cons
   return (uint4)(NORMED_PAIR(u.x, 0, 0), NORMED_PAIR(u.y, 0, 1), NORMED_PAIR(u.z, 1, 0), NORMED_PAIR(u.w, 1, 1));
 }
 % endif
-% if not emulate:
-// Waits for the four warps of a group of warps.
-inline void group_meets(int wg) { asm volatile("bar.sync %0, 128;" ::"r"(wg + 2) : "memory"); }
-% endif

@@ -1,0 +1,16 @@
+"""``convdispatch`` as a shell runs it, in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from convdispatch.tools.cli import main
+
+
+def run_cli(*words: object, status: int | None = None, **options: Any) -> Result:
+    """What became of a command; its exit status is ``status``, if one is given."""
+    done = CliRunner().invoke(main, [str(word) for word in words], **options)
+    assert status is None or done.exit_code == status, done.output
+    return done
