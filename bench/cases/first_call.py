@@ -123,7 +123,7 @@ with phases.noting() as notes:
     seconds = time.perf_counter() - start
 """
 _PACK = """
-from convdispatch.tools.packing import make_pack
+from convdispatch.tools.ready import make_pack
 with phases.noting() as notes:
     start = time.perf_counter()
     print(make_pack(net, pack, device or None))

@@ -39,7 +39,7 @@ from convdispatch.api.policy import Policy
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import rates, runtime
 from convdispatch.device.cache import keys, store
-from convdispatch.device.opencl import icd, vendor_trial
+from convdispatch.device.opencl import icd
 from convdispatch.inference import choice_cache
 from convdispatch.measurement import grammar
 from convdispatch.measurement.conformance import outcome
@@ -51,7 +51,7 @@ from convdispatch.selection.records import packs
 from convdispatch.selection.records.perfdb import PerfDB
 from convdispatch.tools import replay
 from convdispatch.tools.benchmark import report
-from convdispatch.tools.benchmark.measuring.environment import environment
+from convdispatch.tools.benchmark.measuring.session import environment
 from convdispatch.tools.cli import bench, verify
 
 SLOW_S = 30.0
@@ -172,9 +172,9 @@ def _decisions(path: Path) -> None:
 
 
 def _trials(path: Path) -> None:
-    key = keys.key_of("vendor library", vendor_trial._file_state("libfuzz.so"))
+    key = keys.key_of("vendor library", icd._file_state("libfuzz.so"))
     _put(path, store.TRIALS, key)
-    vendor_trial.how_it_ends.__wrapped__("libfuzz.so")
+    icd.how_it_ends.__wrapped__("libfuzz.so")
     assert isinstance(store.TRIALS.get(key)["fault"], str)
 
 

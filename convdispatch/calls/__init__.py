@@ -13,7 +13,6 @@ May import measurement, selection, device and api.
 - ``framework``: the common part of the integrations into frameworks.
 - ``guarded_replay``: the fast path of a repeated call.
 - ``host_call``: calls on host memory.
-- ``output_padding``: appends the zeros that a transposed convolution reads.
 - ``planner_pool``: plans in child processes.
 - ``quantized``: problems and tables of quantized calls.
 - ``queue_call``: calls on OpenCL buffers.

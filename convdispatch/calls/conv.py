@@ -9,20 +9,25 @@ A warm call is one look-up: everything that depends on shapes, dtypes and option
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 from ..api.literals import Activation, Array, Layout, Math, Padding, Pads, Steps
 from ..api.quantization import Quantization
 from ..device import runtime
+from ..selection.derivation.rewriting import Copy, CopyAxis, contiguous
 from ..selection.prepared import constant as constant
 from .arguments import PLACES, Request, hashable, sizes_of, transposed_shape
 from .arrays.accepted import shape_of, with_kind_of
 from .arrays.known_libraries import BARE, library_of
+from .arrays.operands import Operands, contiguous_strides, maker_of
 from .call import Call
 from .call_cache import CALLS, LAST, cached_call
 from .described_call import described_call
-from .output_padding import extended
 from .quantized import table_for
 
 _LAST_FORWARD = LAST["fwd"]
@@ -216,3 +221,26 @@ def _looked_up(request: Request) -> Any:
         call.repeat = call.replay(library, (*operands, bias, residual, queue), options, shape)
     x, w, y = operands
     return call(x, w, y, bias, None, residual, queue)
+
+
+def extended(x: Any, rows: Sequence[int], layout: str, queue: Any = None) -> Any:
+    """Returns a new array of x's kind and queue: ``x`` with ``rows`` zeros appended at the end of each spatial axis."""
+    first_axis = 2 if layout == "nchw" else 1
+    appended = [0] * len(x.shape)
+    appended[first_axis : first_axis + len(rows)] = rows
+    if isinstance(x, np.ndarray):
+        return np.pad(x, [(0, extra) for extra in appended])
+    shape, dtype = tuple(size + extra for size, extra in zip(x.shape, appended, strict=True)), x.dtype
+    strides = contiguous_strides(shape, dtype.itemsize)
+    queue = x.queue if queue is None else queue
+    result = maker_of(type(x), shape, strides, dtype)(queue, x)
+    if math.prod(x.shape):
+        operands = Operands(queue, queue.context)
+        source = operands.read(x, contiguous_strides(tuple(x.shape), dtype.itemsize))
+        axes = [CopyAxis(*each) for each in zip(shape, contiguous(shape), contiguous(x.shape), x.shape, strict=True)]
+        copy = Copy("x", "x", (*(CopyAxis(1, 0, 0, 1) for _ in range(6 - len(axes))), *axes))
+        launch = copy.launch(queue.context, SimpleNamespace(itemsize=dtype.itemsize))  # type: ignore[arg-type]
+        event = operands.finish(launch(queue, (result.base_data, source), operands.events or None))
+        if hasattr(result, "events"):
+            result.events[:] = (event,)
+    return result

@@ -22,8 +22,7 @@ from ..device.executable import W
 from ..device.places.queue import QueueEnqueue, QueuePlace
 from ..selection import dispatch
 from ..selection.prepared import Constant
-from .arrays.operands import Operands, contiguous_strides, overlaps
-from .arrays.results import maker_of
+from .arrays.operands import Operands, contiguous_strides, maker_of, overlaps
 from .call import Call, refuse_shared
 from .guarded_replay import replay_on_queue
 

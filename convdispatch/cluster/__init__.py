@@ -14,11 +14,8 @@ the commands with ``--cluster`` use them. A new kind of work is a function that 
 - ``calling``: the child that runs the conformance kit or the benchmark.
 - ``exclusive``: one process at a time on a device.
 - ``connecting``: a client, and the kinds of device that its workers offer.
-- ``placing``: which task goes to which worker, and when.
 - ``running``: submits tasks and collects their results, while workers come and go.
 - ``finding``: ``find_many``: searches by workers, recorded here.
-- ``interrupts``: short steps that an interrupt does not cut in two.
-- ``agreement``: whether two devices of a kind measured the same.
 - ``verifying``: the conformance kit on every kind of device.
 """
 

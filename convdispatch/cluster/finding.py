@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import signal
+import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,12 +21,10 @@ from ..selection import dispatch
 from ..selection.choice.ranking import rank
 from ..selection.plugins import verdicts
 from ..selection.records.perfdb import perfdb, scope_of
-from ..selection.records.record import Record, choice_text
-from .agreement import compare, is_measured_twice
-from .interrupts import interrupts_deferred
+from ..selection.records.record import Record, choice_text, now
+from ..selection.records.timing import TOLERANCE
 from .measuring import from_json
-from .placing import Task
-from .running import Failed, Run, cluster_run
+from .running import Failed, Run, Task, cluster_run
 from .tasks import measure
 
 SECOND_DEVICE_SHARE = 0.05
@@ -176,3 +178,65 @@ class _ClusterSearch:
         if self._store:
             perfdb().record(*doubted)
             dispatch.forget(ConvProblem.parse(words))
+
+
+def is_measured_twice(problem: str, share: float) -> bool:
+    """Whether a problem belongs to the ``share`` (0 to 1) that is measured on two devices; decided by a hash."""
+    number = int.from_bytes(hashlib.sha256(problem.encode()).digest()[:8], "big")
+    return number < share * 2**64
+
+
+def compare(first: Sequence[Record], second: Sequence[Record]) -> tuple[list[Record], list[Record]]:
+    """The doubtful records of two searches for one problem on two devices of a kind: those on which they disagree.
+
+    They disagree if both benchmarked a choice, the 95 % intervals of its medians do not overlap, and the medians differ
+    by more than a tie of ``verdict``. Records do not change, so a doubtful record is a new one with the present date.
+    """
+    rivals = {record.choice: record for record in second if record.sure}
+    doubts: dict[tuple[str, str, str], str] = {}
+    for record in first:
+        rival = rivals.get(record.choice)
+        if record.sure and rival is not None and _disagree(record, rival):
+            doubts[record.choice] = f"two devices of its kind disagree: {_time_text(record)}, {_time_text(rival)}"
+    date = now()
+
+    def doubted(records: Sequence[Record]) -> list[Record]:
+        pairs = [(record, doubts.get(record.choice) if record.sure else None) for record in records]
+        return [replace(record, doubt=why, created=date) for record, why in pairs if why]
+
+    return doubted(first), doubted(second)
+
+
+def _disagree(left: Record, right: Record) -> bool:
+    low, high = sorted((left, right), key=lambda record: record.median_ms)
+    return high.ci_ms[0] > low.ci_ms[1] and high.median_ms > low.median_ms * (1 + TOLERANCE)
+
+
+def _time_text(record: Record) -> str:
+    return f"{record.median_ms:.4g} ms ({record.ci_ms[0]:.4g} to {record.ci_ms[1]:.4g}) on {record.worker}"
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Inside the block SIGINT and SIGTERM are only noted; their handlers are called at its end.
+
+    For short blocks that must run completely, such as recording a result and reporting it. Handlers run only in the
+    main thread, so in other threads nothing is changed; nor is a handler that is no Python function.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    noted: list[tuple[int, Any]] = []
+    handlers = {number: handler for number in _SIGNALS if callable(handler := signal.getsignal(number))}
+    for number in handlers:
+        signal.signal(number, lambda number, frame: noted.append((number, frame)))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number, frame in noted[:1]:
+            handlers[signal.Signals(number)](number, frame)

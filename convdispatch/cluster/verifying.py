@@ -10,8 +10,7 @@ from ..measurement.conformance.outcome import Outcome, Report
 from ..measurement.conformance.verify import TIMEOUT_S, select, verify
 from ..measurement.shapes import Entry
 from ..measurement.shapes import parse as parse_entries
-from .placing import Task
-from .running import Run
+from .running import Run, Task
 from .tasks import call
 
 CASES_PER_TASK = 40

@@ -9,7 +9,6 @@ new place for commands goes to ``places``. May import api alone.
 - ``compiler``: a child that compiles kernel text.
 - ``cuda``: CUDA beside OpenCL.
 - ``cuda_driver``: CUDA's driver by ctypes.
-- ``declared``: JSON values become dataclasses.
 - ``executable``: a plan's launches, recorded once.
 - ``garbage``: puts garbage collection off while a process starts.
 - ``gemm``: the matrix product.
@@ -20,7 +19,6 @@ new place for commands goes to ``places``. May import api alone.
 - ``opencl``: vendors, platforms, devices and contexts.
 - ``places``: where an executable is launched.
 - ``plainfile``: reads files that others may have written, and writes files whole or not at all.
-- ``planning_lock``: threads that plan take turns.
 - ``plans``: plans made of steps.
 - ``programs``: kernel text becomes programs.
 - ``rates``: a device's rates, calibrated or estimated.

@@ -4,7 +4,6 @@ A new function of formulas goes to ``codegen.expression``; a new operation to a 
 
 - ``apply``: one kernel for any element-wise expression.
 - ``codegen``: formulas to kernels' texts.
-- ``filling``: tensors of one value.
 - ``gathering``: elements chosen by indices.
 - ``interleaving``: channels first to channels last, for few channels.
 - ``joining``: concatenation.
@@ -14,16 +13,14 @@ A new function of formulas goes to ``codegen.expression``; a new operation to a 
 - ``reductions``: reductions of formulas.
 - ``sampling``: padding, repeating and interpolating by tables.
 - ``selecting``: largest and smallest elements.
-- ``taping``: the tape in force.
 - ``tensor``: memory and views.
 """
 
 from . import operators  # noqa: F401 (importing the module adds the operators to Tensor)
 from .codegen.symbols import where
-from .filling import fill, full, zeros
 from .gathering import take, take_along_axis
 from .joining import concatenate, concatenation_buffer
-from .random import Generator
+from .random import Generator, fill, full, zeros
 from .recorded import apply, mean, reduce
 from .sampling import sample
 from .selecting import argmax, topk

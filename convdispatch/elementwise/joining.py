@@ -15,8 +15,7 @@ from ..device import runtime
 from ..device.programs.kernels import Launch, build, keeps_programs
 from ..device.tracing import operation
 from .apply import compute
-from .taping import current_tape, paused
-from .tensor import Tensor
+from .tensor import Tensor, current_tape, paused
 
 MAX_PARTS = 8
 """The most tensors that one kernel joins."""

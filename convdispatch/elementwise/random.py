@@ -15,6 +15,7 @@ from ..device import runtime
 from ..device.commands.interface import Kernel
 from ..device.commands.queues import commands_of
 from ..device.programs.kernels import build, kernel_text
+from .apply import compute
 from .tensor import Tensor
 
 
@@ -71,3 +72,25 @@ def random_kernel(context: cl.Context, name: str, blocks: int) -> Kernel:
     program = build(context, kernel_text("convdispatch.elementwise", "random.cl"))
     dtypes = [None, np.uint64, np.uint64, np.uint64, np.float32, np.float32]
     return Kernel(program, name, (-(-blocks // group) * group,), (group,), dtypes)
+
+
+def fill(tensor: Tensor, value: float) -> Tensor:
+    """Set every element, of a view too; returns the tensor."""
+    if not tensor.size:
+        return tensor
+    if tensor.contiguous:
+        pattern = np.array(value, tensor.dtype)
+        runtime.fill(tensor.queue, tensor.base_data, pattern, tensor.offset, tensor.nbytes)
+    else:
+        compute("x = value", {"x": tensor, "value": float(value)})
+    return tensor
+
+
+def full(shape: Sequence[int], value: float, dtype: Any = np.float32, queue: cl.CommandQueue | None = None) -> Tensor:
+    """Return a new tensor filled with one value."""
+    return fill(Tensor.empty(shape, dtype, queue), value)
+
+
+def zeros(shape: Sequence[int], dtype: Any = np.float32, queue: cl.CommandQueue | None = None) -> Tensor:
+    """Return a new tensor of zeros."""
+    return full(shape, 0, dtype, queue)

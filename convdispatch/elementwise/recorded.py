@@ -12,8 +12,7 @@ from .apply import compute
 from .codegen.expression import parse
 from .codegen.symbols import trace
 from .reductions import combine
-from .taping import current_tape
-from .tensor import Tensor
+from .tensor import Tensor, current_tape
 
 
 @operation

@@ -20,8 +20,7 @@ from ..device import runtime
 from ..device.programs.kernels import Launch, build
 from ..device.tracing import operation
 from .codegen.elements import element, kind_of, prelude
-from .taping import current_tape, paused
-from .tensor import Tensor
+from .tensor import Tensor, current_tape, paused
 
 Table = tuple[np.ndarray, np.ndarray | None]
 """Indices ``[out, taps]`` into an axis and their weights; without weights there is one tap, ``[out]``."""

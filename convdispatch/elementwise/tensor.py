@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +27,6 @@ from ..device import runtime
 from ..device.commands.queues import commands_of
 from ..device.commands.recording import Slot
 from ..device.programs.strided_copy import copy_strided
-from .taping import current_tape
 
 
 class Tensor:
@@ -293,3 +293,30 @@ def _index(k: Any, size: int, axis: int) -> int:
     if not -size <= number < size:
         raise IndexError(f"index {number} is out of range for axis {axis} of size {size}")
     return number + size if number < 0 else number
+
+
+_threads = threading.local()
+
+
+def current_tape() -> Any:
+    """The tape in force in this thread, or None."""
+    return getattr(_threads, "tape", None)
+
+
+def put_in_force(tape: Any) -> Any:
+    """Make ``tape``, or None, the one in force; returns the one that was."""
+    outer = current_tape()
+    _threads.tape = tape
+    return outer
+
+
+class paused:  # noqa: N801 (a context manager, used like a function)
+    """Inside the block no tape is in force: what an operation does within itself is not noted."""
+
+    __slots__ = ("_tape",)
+
+    def __enter__(self) -> None:
+        self._tape = put_in_force(None)
+
+    def __exit__(self, *error: object) -> None:
+        put_in_force(self._tape)

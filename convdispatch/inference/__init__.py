@@ -11,13 +11,11 @@ that is worth it, and returns the fastest form. A new rewriting of graphs goes t
 - ``graph_variants``: a net to its graphs, one a layout.
 - ``host_arrays``: a net on NumPy's arrays in place.
 - ``layout_planning``: the layout of each operation, by a minimum cut.
-- ``layout_pruning``: layouts that are predicted to be slow are not built.
 - ``lower``: a graph to a recording.
 - ``multi_device``: one net on several devices.
 - ``net``: the form as it runs.
 - ``passes``: rewritings of graphs.
 - ``trace``: a net to a graph.
-- ``weights``: weights packed for plans.
 """
 
 from .building import build, problems

@@ -26,15 +26,14 @@ from ..selection.prepared import Prepared
 from . import choice_cache
 from .form_benchmark import Verdict, benchmark_forms, check_purpose
 from .form_tiers import Tiers, tiered
-from .graph import Graph, is_planned
+from .graph import Background, Graph, Weights, is_planned
 from .graph_variants import in_layouts, layouts_of, mixed, planned_convolutions, traced_and_fused
 from .host_arrays import OWN, PYTORCH, THREADS
-from .layout_pruning import Ranked, pruned
+from .layout_planning import Ranked, pruned
 from .lower import lower, problem_of
 from .net import InferenceNet
 from .passes.layout import LAYOUTS, MIXED
 from .passes.slicing import sliced
-from .weights import Background, Weights
 
 if TYPE_CHECKING:
     from .multi_device import InferenceNets

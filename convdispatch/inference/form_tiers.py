@@ -26,7 +26,7 @@ from ..device.runtime import device_info
 from .form_benchmark import Verdict, verdict_of
 from .graph import Graph
 from .graph_variants import planned_convolutions
-from .layout_pruning import Ranked, seconds
+from .layout_planning import Ranked, seconds
 
 if TYPE_CHECKING:
     from .net import Change, InferenceNet

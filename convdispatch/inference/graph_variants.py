@@ -12,7 +12,7 @@ from ..api.problem import MATHS, ConvProblem
 from ..device import runtime
 from ..elementwise.tensor import Tensor
 from .graph import Graph, is_planned
-from .layout_pruning import Ranked, with_mixed_layouts
+from .layout_planning import Ranked, with_mixed_layouts
 from .lower import problem_of
 from .passes.fusion import fuse
 from .passes.layout import LAYOUTS, MIXED, relayout

@@ -25,9 +25,8 @@ from ..nn.convolution import dense
 from ..nn.quantized import moving_table
 from ..selection import dispatch
 from ..selection.prepared import Prepared
-from .graph import Graph, Node, Ref, Value, is_planned, map_operands, operands
+from .graph import Graph, Node, Ref, Value, Weights, is_planned, map_operands, operands
 from .passes.incremental_concat import incremental_concats
-from .weights import Weights
 
 
 @dataclass(frozen=True)

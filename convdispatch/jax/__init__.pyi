@@ -1,6 +1,6 @@
 from ..calls.framework.enabled import Enabled as Enabled
-from .counting import counters as counters
-from .counting import reset_counters as reset_counters
+from .calls import counters as counters
+from .calls import reset_counters as reset_counters
 from .explaining import Explained as Explained
 from .explaining import Layer as Layer
 from .explaining import explain as explain

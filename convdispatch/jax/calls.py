@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +20,6 @@ from ..calls.stream_call import StreamCall
 from ..device import runtime
 from ..device.places.stream import KINDS, stream_kind
 from ..device.programs.kernels import Programs
-from . import counting
 from .ffi import Frame, handler
 
 TARGET = "convdispatch.convolution"
@@ -81,7 +82,7 @@ def _on_host(frame: Frame) -> None:
     call = call_for("cpu", frame.text)
     if call.launch is not None and not call.launch(_addresses(call.problem, frame), call.ask()):
         raise InvalidArgument("XLA's buffers for operands and result must be apart, got some over the others")
-    counting.ours(call.solver)
+    ours(call.solver)
 
 
 def _on_stream(kind: str, frame: Frame) -> None:
@@ -106,4 +107,49 @@ def _on_stream(kind: str, frame: Frame) -> None:
     finally:
         for free in borrowed:  # Memory is freed in the stream's order, after the kernels that use it.
             free()
-    counting.ours(call.solver)
+    ours(call.solver)
+
+
+_lock = threading.Lock()
+_counts: Counter[str] = Counter()
+_reasons: Counter[str] = Counter()
+_solvers: Counter[str] = Counter()
+
+
+def lowered() -> None:
+    """Count a convolution of a compiled program that will be computed here."""
+    with _lock:
+        _counts["lowered"] += 1
+
+
+def left(reason: str) -> None:
+    """Count a convolution of a compiled program that was left to XLA."""
+    with _lock:
+        _counts["left"] += 1
+        _reasons[reason] += 1
+
+
+def ours(solver: str) -> None:
+    """Count a call that was computed here."""
+    with _lock:
+        _counts["ours"] += 1
+        _solvers[solver] += 1
+
+
+def counters() -> dict[str, Any]:
+    """Counts of how this process's convolutions were computed so far.
+
+    ``ours`` counts calls computed here, ``solvers`` by whom. XLA's own calls are seen by nobody, so what is left is
+    counted when a program is compiled: ``lowered`` convolutions were compiled to run here, ``left`` were not, and
+    ``reasons`` maps a sentence to how many.
+    """
+    with _lock:
+        counts: dict[str, Any] = {name: _counts[name] for name in ("ours", "lowered", "left")}
+        return counts | {"reasons": dict(_reasons), "solvers": dict(_solvers)}
+
+
+def reset_counters() -> None:
+    """Set all counts to zero."""
+    with _lock:
+        for counter in (_counts, _reasons, _solvers):
+            counter.clear()

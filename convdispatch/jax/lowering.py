@@ -15,7 +15,7 @@ from jax.interpreters import mlir
 from ..api.errors import ConvDispatchError
 from ..api.policy import PROMISES, promising
 from ..calls.framework.fallback import Fallback
-from . import counting
+from . import calls
 from .calls import TARGET, call_for, described, register
 from .geometry import Plan, plan_of
 
@@ -61,9 +61,9 @@ def lower(platform: str, theirs: Any, settings: Mapping[str, Any], ctx: Any, lhs
             text = described(plan.problem)
         call_for(platform, text.encode())
     except (Fallback, ConvDispatchError) as error:
-        counting.left(str(error).splitlines()[0])
+        calls.left(str(error).splitlines()[0])
         return theirs(ctx, lhs, rhs, **params)
-    counting.lowered()
+    calls.lowered()
     out = ctx.avals_out[0]
     rule = mlir.lower_fun(lambda lhs, rhs: _emit_call(plan, text, out, params, lhs, rhs), multiple_results=False)
     return rule(ctx, lhs, rhs)

@@ -8,7 +8,7 @@ import pyopencl as cl
 
 from ..api.rates import DeviceRates
 from ..device import runtime
-from ..device.opencl.processor import quota
+from ..device.opencl.platforms import quota
 from ..device.programs.kernels import build
 from ..device.rates import STREAM_LAUNCH, keep
 from .measure import timed

@@ -6,16 +6,12 @@ Names are imported when first used: PyTorch's door wants one kernel of pooling, 
 
 - ``activations``: activations by name.
 - ``attention``: scaled dot-product attention.
-- ``autocasting``: mixed precision.
 - ``capturing``: functions whose kernels are recorded once and replayed.
 - ``channel_sums``: a bias' gradient with channels last.
 - ``convolution``: convolutions, transposed convolutions and linear maps on the tape.
-- ``dropout``: dropout.
 - ``functional``: all operations, by the names that users import.
 - ``layers``: layers with parameters.
-- ``loss_scaling``: scales for float16 gradients.
 - ``losses``: softmax, cross-entropy, mean squares.
-- ``matrix``: products of matrices.
 - ``modules``: parts of a net, their names and values.
 - ``normalization``: norms by batch, by group, by neighbours.
 - ``optim``: optimisers.

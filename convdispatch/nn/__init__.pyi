@@ -1,8 +1,8 @@
 from ..elementwise.tensor import Parameter as Parameter
 from . import functional as functional
-from .autocasting import autocast as autocast
 from .capturing import Captured as Captured
 from .capturing import capture as capture
+from .convolution import autocast as autocast
 from .layers import LRN as LRN
 from .layers import Activation as Activation
 from .layers import AdaptiveAvgPool2d as AdaptiveAvgPool2d
@@ -15,12 +15,12 @@ from .layers import Flatten as Flatten
 from .layers import Linear as Linear
 from .layers import MaxPool2d as MaxPool2d
 from .layers import ReLU as ReLU
-from .loss_scaling import LossScaler as LossScaler
 from .modules import Module as Module
 from .modules import Sequential as Sequential
 from .modules import observe as observe
 from .optim import SGD as SGD
 from .optim import Adam as Adam
+from .optim import LossScaler as LossScaler
 from .optim import Optimizer as Optimizer
 from .saving import load_tensors as load_tensors
 from .saving import save_tensors as save_tensors

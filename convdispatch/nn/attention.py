@@ -17,9 +17,8 @@ from ..device.programs.kernels import Launch, build, config_macros, keeps_progra
 from ..device.tracing import operation
 from ..elementwise import apply, reduce, zeros
 from ..elementwise.tensor import Tensor
-from .convolution import dense
+from .convolution import dense, matmul
 from .losses import softmax
-from .matrix import matmul
 
 _TILE = 64
 """The number of keys whose scores the attention kernel holds at a time."""

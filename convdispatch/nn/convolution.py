@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ..api.activations import gradient_of_result
+from ..api.dtypes import numpy_dtype
 from ..api.errors import InvalidArgument
+from ..api.policy import current_policy
 from ..calls.arguments import per_axis, transposed_shape
 from ..calls.conv import conv, conv_backward_data, conv_backward_weights, conv_transpose
 from ..device.tracing import operation
 from ..elementwise import apply, concatenate, reduce, zeros
+from ..elementwise.codegen.strides import broadcast
 from ..elementwise.tensor import Tensor
 from .activations import activate
-from .autocasting import cast
 from .tape import Rectified, Tape, current_tape, paused
 
 
@@ -253,3 +258,91 @@ def transposed_convolution(
 
     tape.record(y, (x, w if needs_w else None, bias), backward)
     return y
+
+
+_threads = threading.local()
+
+
+class autocast:  # noqa: N801 (a context manager, used like a function)
+    """Inside the block, in this thread, products are of ``dtype``: "float16", "bfloat16", or "float32" for as it is.
+
+    Operands are rounded on the way in, weights stay float32, and gradients come back in the dtype of what they are of.
+    What follows takes the dtype that reaches it, and sums in float32 (Micikevicius et al. 2018).
+
+        with autocast("bfloat16"), Tape() as tape:
+            loss = cross_entropy(net(x).astype("float32"), labels)
+        tape.backward(loss)
+
+    Raises InvalidArgument for another dtype.
+    """
+
+    def __init__(self, dtype: Any) -> None:
+        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+        if name not in ("float16", "bfloat16", "float32"):
+            raise InvalidArgument(f"autocast takes float16, bfloat16 or float32, got {name}")
+        self._dtype = None if name == "float32" else numpy_dtype(name)
+
+    def __enter__(self) -> None:
+        self._outer = getattr(_threads, "dtype", None)
+        _threads.dtype = self._dtype
+
+    def __exit__(self, *error: object) -> None:
+        _threads.dtype = self._outer
+
+
+def cast(*operands: Any) -> Any:
+    """The operands in the dtype that is in force, those that are float32 or another 16-bit dtype; None stays None."""
+    dtype = getattr(_threads, "dtype", None)
+    return operands if dtype is None else tuple(_cast(x, dtype) for x in operands)
+
+
+def _cast(x: Any, dtype: np.dtype) -> Any:
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype.itemsize > 4 or x.dtype.kind in "iub":
+        return x
+    tape = current_tape()
+    with paused():
+        y = apply("x", x=x, dtype=dtype)
+    if tape is not None and tape.tracks(x):
+        original_dtype = x.dtype
+        tape.record(y, (x,), lambda dy: (dy if dy.dtype == original_dtype else apply("x", x=dy, dtype=original_dtype),))
+    return y
+
+
+@operation
+def matmul(x: Tensor, y: Tensor, math_mode: str = "float32") -> Tensor:
+    """NumPy's matmul: the last two axes are matrices, those before broadcast; a vector is a row or a column.
+
+    Raises InvalidArgument for sizes that do not fit each other.
+
+    ``z[b, m, n] = sum over k of x[b, m, k] * y[b, k, n]`` is a convolution of one picture with ``b * k`` channels and n
+    pixels by weights ``[b * m, k]`` in b groups: nothing is copied.
+    """
+    if not x.ndim or not y.ndim or x.shape[-1] != y.shape[-2 if y.ndim > 1 else 0]:
+        raise InvalidArgument(f"matmul needs x [..., m, k] and y [..., k, n], got {x.shape} and {y.shape}")
+    row, column = x.ndim == 1, y.ndim == 1
+    x, y = dense(x), dense(y)
+    x = x.reshape(1, *x.shape) if row else x
+    y = y.reshape(*y.shape, 1) if column else y
+    (*_, m, k), n = x.shape, y.shape[-1]
+    batch_shape = broadcast({"x": x.shape[:-2], "y": y.shape[:-2]})
+    shape = (*batch_shape, *(() if row else (m,)), *(() if column else (n,)))
+    if not math.prod(shape) * k:
+        return zeros(shape, x.dtype, x.queue)
+    many, mats = math.prod(x.shape[:-2]), math.prod(y.shape[:-2])
+    if current_policy().is_invariant and many * mats > max(many, mats):
+        # The first axis is the batch: each image has a product of its own, whose size does not depend on the others.
+        x, y = (t.expand(*batch_shape, *t.shape[-2:]) for t in (x, y))
+        return concatenate([matmul(x[i], y[i], math_mode).reshape(1, *shape[1:]) for i in range(batch_shape[0])], 0)
+    if mats == 1 and current_policy().is_invariant:
+        # Rows of x are images here, not the weights' output channels, so that a choice for one batch holds for all.
+        filters = dense(y.reshape(k, n).transpose(1, 0)).reshape(n, k, 1, 1)
+        return conv(x.reshape(many * m, k, 1, 1), filters, math=math_mode).reshape(shape)
+    if mats == 1:  # One matrix multiplies all rows of all x, so it is the image of a single 1x1 convolution.
+        groups, picture, weights = 1, (1, k, 1, n), (many * m, k, 1, 1)
+    elif many == 1:  # One x multiplies all matrices, which are the images of a batch.
+        groups, picture, weights = 1, (mats, k, 1, n), (m, k, 1, 1)
+    else:
+        x, y = (dense(t.expand(*batch_shape, *t.shape[-2:])) if t.shape[:-2] != batch_shape else t for t in (x, y))
+        groups = math.prod(batch_shape)
+        picture, weights = (1, groups * k, 1, n), (groups * m, k, 1, 1)
+    return conv(y.reshape(picture), x.reshape(weights), groups=groups, math=math_mode).reshape(shape)

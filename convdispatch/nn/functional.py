@@ -3,18 +3,28 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
+import pyopencl as cl
+
+from ..api.dtypes import storage_macros
+from ..api.errors import InvalidArgument
+from ..device.programs.kernels import Launch, build, keeps_programs, kernel_text
 from ..device.tracing import operation
-from ..elementwise import apply, concatenate, concatenation_buffer, mean, reduce
+from ..elementwise import Generator, apply, concatenate, concatenation_buffer, mean, reduce
 from ..elementwise.tensor import Tensor
 from .activations import activate
 from .attention import attention, is_attention_in_caches
-from .convolution import convolution, dense, linear, transposed_convolution
-from .dropout import dropout
+from .convolution import convolution, dense, linear, matmul, transposed_convolution
 from .losses import cross_entropy, log_softmax, mse_loss, softmax
-from .matrix import matmul
-from .normalization.group_statistics import group_norm, layer_norm, standardize
-from .normalization.norms import batch_norm, fold_batch_norm, folding, local_response_norm
-from .pooling.max_pool_indices import max_pool_with_places
+from .normalization.norms import (
+    batch_norm,
+    fold_batch_norm,
+    folding,
+    group_norm,
+    layer_norm,
+    local_response_norm,
+    standardize,
+)
 from .pooling.pooling2d import (
     adaptive_avg_pool,
     adaptive_max_pool,
@@ -22,8 +32,10 @@ from .pooling.pooling2d import (
     global_average_pool,
     lp_pool,
     max_pool,
+    max_pool_with_places,
 )
 from .pooling.pooling_nd import pool
+from .tape import current_tape
 
 __all__ = [
     "activate",
@@ -97,3 +109,41 @@ def flatten(x: Tensor, start: int = 1) -> Tensor:
     """The axes from ``start`` on as one: a view."""
     x = x if x.contiguous else x.copy()
     return x.reshape(*x.shape[:start], -1) if x.size else x.reshape(*x.shape[:start], math.prod(x.shape[start:]))
+
+
+@operation
+def dropout(x: Tensor, p: float, generator: Generator) -> Tensor:
+    """Each element set to 0 with probability ``p``, the others divided by ``1 - p``; advances ``generator``.
+
+    Raises InvalidArgument for a probability outside [0, 1).
+    """
+    if not 0 <= p < 1:
+        raise InvalidArgument(f"a probability of dropout is 0 or more and below 1, got {p}")
+    if not p or not x.size:
+        return x
+    tape, dense_x = current_tape(), dense(x)
+    y = Tensor.empty(x.shape, x.dtype, x.queue)
+    blocks = -(-x.size // 4)
+    first_counter, seed = generator.advance(blocks, x.queue), generator.seed
+    launch = _launch(x.context, x.dtype.name, blocks)
+    numbers = (np.int64(x.size), np.uint64(seed), first_counter, np.float32(p), np.float32(1 / (1 - p)))
+    launch(x.queue, (dense_x.base_data, np.int64(dense_x.offset // x.dtype.itemsize), y.base_data, *numbers))
+    if tape is not None and tape.tracks(x):
+
+        def backward(dy: Tensor) -> tuple[Tensor]:
+            dy, dx = dense(dy), Tensor.empty(dy.shape, dy.dtype, dy.queue)
+            launch(dy.queue, (dy.base_data, np.int64(dy.offset // dy.dtype.itemsize), dx.base_data, *numbers))
+            return (dx,)
+
+        tape.record(y, (x,), backward)
+    return y
+
+
+@keeps_programs
+def _launch(context: cl.Context, dtype: str, blocks: int) -> Launch:
+    text = storage_macros(dtype) + kernel_text("convdispatch.elementwise", "random.cl")
+    text += kernel_text("convdispatch.nn", "dropout.cl")
+    names = ("x", "offset", "y", "n", "seed", "first", "p", "scale")
+    dtypes = (None, np.int64, None, np.int64, np.uint64, np.uint64, np.float32, np.float32)
+    work = (-(-blocks // 256) * 256,)
+    return Launch(build(context, text), "dropout", work, (256,), " ".join(names), names=names, dtypes=dtypes)

@@ -14,8 +14,7 @@ from typing import Any
 
 from ..api.errors import InvalidArgument
 from ..elementwise import apply, full
-from ..elementwise.taping import current_tape, paused, put_in_force
-from ..elementwise.tensor import Parameter, Tensor
+from ..elementwise.tensor import Parameter, Tensor, current_tape, paused, put_in_force
 
 __all__ = ["Ones", "Rectified", "Tape", "current_tape", "paused"]
 

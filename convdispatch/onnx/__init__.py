@@ -8,7 +8,6 @@ form of the net is cached for each set of input shapes. A new operator goes to a
 - ``backend``: ONNX's backend interface.
 - ``binding``: onnxruntime's memory, OrtValue and IOBinding.
 - ``call``: one node as its operator sees it.
-- ``constants``: what Constant nodes hold.
 - ``folding``: nodes of known values, computed by onnx's reference.
 - ``interpreter``: walks a graph's nodes.
 - ``model``: a model file to a net that is called with arrays.
@@ -16,8 +15,6 @@ form of the net is cached for each set of input shapes. A new operator goes to a
 - ``qoperators``: onnxruntime's quantized operators in ONNX's own.
 - ``reading``: a file to a ModelProto whose sizes are checked.
 - ``session``: onnxruntime's InferenceSession.
-- ``session_options``: onnxruntime's options and providers.
-- ``types``: ONNX's element types as NumPy's.
 """
 
 from __future__ import annotations

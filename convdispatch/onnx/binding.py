@@ -17,7 +17,7 @@ from ..device.places.stream import KINDS, dlpack_kind
 from ..elementwise.tensor import Tensor
 from .arrays import is_torch, torch_to_numpy
 from .model import OnnxNet
-from .types import dtype_of
+from .reading import dtype_of
 
 _NAMES = {"float32": "float", "float64": "double"}
 

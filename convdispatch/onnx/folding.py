@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
+from .reading import to_array
 
 MOST_BYTES = 1 << 31
 """The most bytes of one folded value; a larger value is no weight but an attack, or a mistake."""
@@ -93,3 +94,45 @@ def _type(value: np.ndarray) -> int:
         return int(helper.np_dtype_to_tensor_dtype(value.dtype))
     except (KeyError, ValueError, TypeError):
         raise Unfoldable(f"no type for {value.dtype}") from None
+
+
+_NUMBERS = {
+    "value_float": ("f", np.float32),
+    "value_floats": ("floats", np.float32),
+    "value_int": ("i", np.int64),
+    "value_ints": ("ints", np.int64),
+}
+
+
+def value_of(node: Any) -> np.ndarray | None:
+    """The value of a Constant node; None for one that only onnx's reference reads (strings, sparse tensors)."""
+    for attribute in node.attribute:
+        if attribute.name == "value" and not attribute.ref_attr_name:
+            return to_array(attribute.t, None)
+        if attribute.name in _NUMBERS and not attribute.ref_attr_name:
+            field, dtype = _NUMBERS[attribute.name]
+            return np.array(getattr(attribute, field), dtype)
+    return None
+
+
+def scalar(value: Any) -> float | int | None:
+    """The number that a constant of one element is; None for anything else."""
+    if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "fiub":
+        number = value.reshape(()).item()
+        return number if np.isfinite(number) else None
+    return None
+
+
+def dequantized(operands: Sequence[Any], attributes: Mapping[str, Any]) -> np.ndarray | None:
+    """``(x - zero) * scale`` with one scale, or one for each element of an axis; None for scales of blocks."""
+    x, scale, zero = [*operands, None][:3]
+    if scale.ndim > 1 or attributes.get("block_size") or x.dtype.kind not in "iu":
+        return None
+    zero = np.zeros((), np.int64) if zero is None else zero
+    wide = [1] * x.ndim
+    if x.ndim and scale.size > 1:
+        wide[attributes.get("axis", 1)] = scale.size
+    shape = wide if scale.size > 1 else ()
+    shifted = x.astype(np.int64) - zero.astype(np.int64).reshape(shape if zero.size > 1 else ())
+    numbers = shifted.astype(np.float32) * scale.astype(np.float32).reshape(shape)
+    return numbers.astype(scale.dtype)  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ from ..api.errors import ConvDispatchError, InvalidArgument
 from ..api.fault_text import words
 from ..device.tracing import naming
 from ..elementwise.tensor import Tensor
-from . import constants, folding
+from . import folding
 from .call import OPERATORS, BoundNode, NeedsValue, Operand, Unsupported, attribute_value, standard
 from .reading import onnx_package, to_array
 
@@ -89,7 +89,7 @@ class Interpreter:
         after each axis."""
         self.made: dict[int, tuple[str, Sequence[Operand], Mapping[str, Any]]] = {}
         """The standard ONNX operator that produced a tensor, by the tensor's ``id``, with operands and attributes; see
-        ``quotients``."""
+        ``elementwise``."""
         self._seen: list[Tensor] = []
         _count(model.graph.node, self._functions, {})
 
@@ -185,13 +185,13 @@ class Interpreter:
         key = ("fold", id(node))
         if lasting and key in self._memory:
             return self._memory[key][0]  # type: ignore[no-any-return]
-        plain = constants.value_of(node) if node.op_type == "Constant" else None
+        plain = folding.value_of(node) if node.op_type == "Constant" else None
         # PyTorch's exporter shares equal weights by Identity, and the reference evaluator takes long to import.
         if node.op_type == "Identity" and isinstance(operands[0], np.ndarray):
             plain = operands[0]
         # ONNX's reference evaluator has this DequantizeLinear only from operator set 19 on.
         if node.op_type == "DequantizeLinear":
-            plain = constants.dequantized(operands, call.attributes)
+            plain = folding.dequantized(operands, call.attributes)
         if plain is None:
             values = {name: value for name, value in zip(node.input, operands, strict=True) if name}
             results = folding.evaluate(_resolved(call), values, {"": call.opset}, call.name)  # type: ignore[arg-type]

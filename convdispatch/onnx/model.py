@@ -22,8 +22,7 @@ from .arrays import Caller
 from .call import NeedsValue
 from .interpreter import Interpreter, Scope, check_operators, standard
 from .qoperators import in_onnxs_words
-from .reading import dense, onnx_package, read, to_array, without_initializers
-from .types import dtype_of, supported
+from .reading import dense, dtype_of, onnx_package, read, supported, to_array, without_initializers
 
 _MOST_VALUES = 4096
 """The most elements of an input whose values a form may depend on."""

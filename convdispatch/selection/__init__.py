@@ -9,7 +9,6 @@ device and api.
 - ``decision_store``: what this machine decided, from process to process; read before anything is ranked.
 - ``solver_query``: asks solvers, guarded, and caches what they answered.
 - ``visible_problem``: the problem as a solver sees it, without the parts that it does not fuse.
-- ``unfused``: those parts as passes of their own: the epilogue, norms and sums of channels.
 - ``reach``: which problems no kernel is given as they are, because of padding and strides far beyond the input.
 - ``derivation``: derived solvers: a plugin's gaps filled by rewriting problems.
 - ``prepared``: a plan with its workspace, packed weights and the passes for what its solver does not fuse.
@@ -17,8 +16,6 @@ device and api.
 - ``layer_chain``: runs a plan through the layers that wrap it.
 - ``layers``: the layers themselves: tracing and validation.
 - ``async_compile``: the tier ``ready``: a general plan computes while the chosen one is compiled.
-- ``generic_solver``: the general plan: any convolution by one program that takes the geometry as arguments.
-- ``single_thread``: which calls one thread should compute alone.
 - ``planpack``: plan packs: decisions, programs and packed weights of a net in one file.
 - ``plugins``: finds, loads and watches plugins; reads rules and errata.
 - ``defensive_copy``: asks a plugin over copies of what it is handed, and sets it aside where it changes them.
@@ -26,6 +23,5 @@ device and api.
 - ``vendors``: vendors' shared libraries behind the C header, as plugins.
 - ``records``: measurements as immutable records in files that processes share.
 - ``explanation``: every solver's answer to a problem, for ``explain``.
-- ``explanation_text``: what ``explain`` returns, in words and as JSON.
 - ``text_table``: tables for terminals and pipes.
 """

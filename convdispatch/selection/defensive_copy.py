@@ -23,7 +23,7 @@ from ..api.policy import Policy, current_policy
 from ..api.policy import _current as in_force
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
-from .plugins import answer_trial, forks
+from .plugins import answer_trial, contract
 from .plugins.contract import TRAITS, LoadedAs, traits_of
 from .plugins.loader import plugins
 
@@ -56,7 +56,7 @@ def ask(solver: Solver, method: str, *arguments: Any) -> Any:
     policy = current_policy()
     lent, left = copied(policy), list[Policy]()
     error: BaseException | None = None
-    answer, process, forked = None, os.getpid(), forks.count()
+    answer, process, forked = None, os.getpid(), contract.fork_count()
     try:
         # The call has a context of its own, because a plugin may enter a policy there and never exit it.
         call = lambda: contextvars.copy_context().run(_answered, solver, method, copies, lent, left)  # noqa: E731
@@ -67,12 +67,12 @@ def ask(solver: Solver, method: str, *arguments: Any) -> Any:
     except BaseException as raised:
         error = raised
     finally:
-        forks.end_fork(process)
+        contract.end_fork(process)
     change = "policy in force" if left and left[0] is not lent else changed(lent, vars(policy))
     for value, values in zip(copies, fields, strict=True):
         change = change or (changed(value, values) if values else "")
     change = change or _changed_traits(solver, loaded)
-    change = f"changed the {change}" if change else "forked the process" if forks.count() > forked else ""
+    change = f"changed the {change}" if change else "forked the process" if contract.fork_count() > forked else ""
     if change:
         raise _set_aside_for(loaded, method, change) from error
     if error is not None:

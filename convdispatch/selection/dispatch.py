@@ -38,8 +38,8 @@ from .choice.set_aside import NoWorkspace, forgive, lacked, must_have_room, set_
 from .defensive_copy import ArgumentsChanged, ask, banned, on_ban
 from .layer_chain import unpacked_weights
 from .planpack import decisions, from_environment
-from .plugins import faults, verdicts
-from .plugins.loader import plugins
+from .plugins import verdicts
+from .plugins.loader import plugins, warn_once
 from .prepared import Constant, Prepared, let_go, no_event
 from .solver_query import checked_plan, guarded, planned_as, query
 from .visible_problem import SIZES_OF_A_LAYER, layer_of, visible_problem
@@ -264,7 +264,7 @@ def quarantine(
     forget(chosen)
     detail = f"\n{error.log}" if isinstance(error, BuildFailed) else ""
     message = f"{solver} is set aside for {problem} on {device}: {reason}; the next candidate runs{detail}"
-    faults.say(
+    warn_once(
         solver, f"{reason.removeprefix('find: ').partition(':')[0]} {type(error).__name__}", message, stacklevel=3
     )
 

@@ -29,8 +29,8 @@ from ..api.solver import Solver
 from ..device.runtime import device_info
 from ..device.size_limits import workspace_room
 from .defensive_copy import MOST_CONFIGS, ArgumentsChanged, ask, banned, copied
-from .plugins import answer_trial, faults
-from .plugins.loader import plugins
+from .plugins import answer_trial
+from .plugins.loader import plugins, warn_once
 from .reach import out_of_reach
 from .visible_problem import unfused_seconds, visible_problem
 
@@ -253,7 +253,7 @@ class SolverAnswers:
             f"wherever else it does this: {self.fault}; tell the plugin's author, or shut it out with "
             f"CONVDISPATCH_BLOCK={plugin}"
         )
-        faults.say(self.solver.name, self._kind, message, stacklevel=6)
+        warn_once(self.solver.name, self._kind, message, stacklevel=6)
 
 
 def query(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> SolverAnswers:

@@ -15,7 +15,7 @@ from ..api.errors import ConvDispatchError
 from ..device import cuda_driver, runtime
 from ..device.cache import store
 from ..device.native import loading
-from ..device.opencl import icd, vendor_trial
+from ..device.opencl import icd
 from ..device.programs.kernels import NEW_SHARE, cache_limit
 from ..device.rates import rates, switched_off
 from ..measurement.run_reports import versions
@@ -88,7 +88,7 @@ def examine(*, probe: bool = True, again: bool = False) -> Report:
 
 def _examined(probe: bool, forget_trials: bool) -> Report:
     if forget_trials:
-        vendor_trial.how_it_ends.cache_clear()
+        icd.how_it_ends.cache_clear()
         store.TRIALS.clear()
     if try_each(forget_trials):
         plugins.cache_clear()  # Clearing the cache makes ``_plugins`` load the plugins again, without warnings.

@@ -19,7 +19,6 @@ graphs. A new option of ``enable`` goes to ``settings``, a new private name of P
 - ``functional``: ``conv1d`` to ``conv_transpose3d`` with PyTorch's signatures.
 - ``geometry``: arguments of ``aten::convolution`` as problems.
 - ``graph``: graphs of ATen operators become forms, or inductor's code with our convolutions.
-- ``layer_activations``: activation layers as ``conv()``'s words.
 - ``modules``: layers that ``convert`` puts in.
 - ``ranks``: processes of one training take the same decisions.
 - ``requirements``: what this package needs of PyTorch.

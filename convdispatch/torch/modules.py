@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..api.activations import gradient_of_result
+from ..api.activations import ACTIVATIONS, Torch, gradient_of_result
 from . import functional
-from .layer_activations import MODULES, has_hooks
 
 F = nn.functional
 
@@ -157,3 +156,25 @@ def swap(module: nn.Module, pairs: bool = False) -> bool:
     if our_class is not None:
         module.__class__ = our_class
     return our_class is not None
+
+
+def _words_of(name: str, theirs: Torch) -> Callable[[Any], str | None]:
+    def words(layer: Any) -> str | None:
+        if any(getattr(layer, key, value) != value for key, value in theirs.only.items()):
+            return None
+        numbers = ", ".join(repr(float(getattr(layer, each))) for each in theirs.attributes)
+        return f"{name}({numbers})" if numbers else name
+
+    return words
+
+
+MODULES: dict[type, Callable[[Any], str | None]] = {
+    getattr(nn, each.torch.module): _words_of(name, each.torch) for name, each in ACTIVATIONS.items() if each.torch
+}
+"""For each activation layer class, a function that returns the activation string of ``conv()``, or None."""
+
+
+def has_hooks(module: Any) -> bool:
+    """Whether a module has hooks, which see or change its calls."""
+    early_hooks = module._forward_pre_hooks or module._backward_pre_hooks
+    return bool(early_hooks or module._forward_hooks or module._backward_hooks)

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..elementwise import apply, full
 from ..elementwise.tensor import Tensor
-from ..nn import SGD, Adam, LossScaler, Module, Optimizer, Tape, autocast, capture
+from ..nn import (
+    SGD,
+    Adam,
+    Conv2d,
+    Dropout,
+    Flatten,
+    Linear,
+    LossScaler,
+    MaxPool2d,
+    Module,
+    Optimizer,
+    Sequential,
+    Tape,
+    autocast,
+    capture,
+)
 from ..nn.functional import cross_entropy
-from .batches import Batches
-from .data import Pictures
-from .net import small_net
+from .data import Batches, Pictures
 
 PRECISIONS = ("float32", "float16", "bfloat16")
 _TEST_BATCH = 250
@@ -116,3 +132,54 @@ def _optimizer(settings: Settings, net: Module) -> Optimizer:
     if settings.optimizer == "adam":
         return Adam(net.parameters(), settings.lr, weight_decay=settings.weight_decay)
     return SGD(net.parameters(), settings.lr, settings.momentum, settings.weight_decay)
+
+
+def small_net(
+    channels: int,
+    size: tuple[int, int],
+    classes: int,
+    *,
+    dropout: float = 0.0,
+    queue: cl.CommandQueue | None = None,
+    seed: int = 0,
+) -> Sequential:
+    """Two 3×3 convolutions with 32 and 64 channels, each relu and halved by max pooling; linear to 128, relu, classes.
+
+    Pictures ``[mb, channels, *size]`` to logits ``[mb, classes]``; sizes are 4 or more.
+    """
+    rng = np.random.default_rng(seed)
+    features = 64 * (size[0] // 4) * (size[1] // 4)
+    dropouts = [Dropout(dropout, queue=queue, seed=seed)] if dropout else []
+    return Sequential(
+        Conv2d(channels, 32, 3, padding=1, activation="relu", queue=queue, rng=rng),
+        MaxPool2d(2),
+        Conv2d(32, 64, 3, padding=1, activation="relu", queue=queue, rng=rng),
+        MaxPool2d(2),
+        Flatten(),
+        Linear(features, 128, activation="relu", queue=queue, rng=rng),
+        *dropouts,
+        Linear(128, classes, queue=queue, rng=rng),
+    )
+
+
+# _DOTS[r][c] is the bit of the dot in row r, column c of a Unicode Braille character.
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+
+
+def curve(values: Sequence[float], width: int = 60, height: int = 10) -> str:
+    """Draw ``values`` from left to right; each column of dots is the mean of some values. The scale is at the left."""
+    finite = [value for value in values if value == value and abs(value) != float("inf")]
+    if not finite:
+        return ""
+    columns = min(2 * width, len(finite))
+    cuts = [len(finite) * i // columns for i in range(columns + 1)]
+    means = [sum(finite[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
+    low, high = min(means), max(means)
+    rows, cells = 4 * height, [[0] * width for _ in range(height)]
+    for i, mean in enumerate(means):
+        column = i * (2 * width - 1) // max(1, columns - 1)
+        row = round((high - mean) / (high - low) * (rows - 1)) if high > low else rows - 1
+        cells[row // 4][column // 2] |= _DOTS[row % 4][column % 2]
+    lines = ["".join(chr(0x2800 + cell) for cell in line).rstrip("\u2800") for line in cells]
+    labels = [f"{high:8.3g}", *[" " * 8] * (height - 2), f"{low:8.3g}"]
+    return "\n".join(f"{label} │{line}" for label, line in zip(labels, lines, strict=True))

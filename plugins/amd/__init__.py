@@ -3,8 +3,7 @@
 The kernel of the matrix product is in ``convdispatch.api.matrix``; this plugin describes the instructions, whose text
 is ``instruction.cl.mako``. None of them has run on AMD's hardware: see docs/plugins/matrix-cores.md.
 
-- ``instructions``: which lane holds what, and the tiles of these instructions.
-- ``solver``: which device has which instruction.
+- ``solver``: the solvers, and their instructions.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     y[pixel, n] = sum over (tap, c) of x[pixel * step + origin + tap * spread, c] w[n, c, tap]
 
-Each element is split into one, two or three bfloat16 numbers (``splits``), which the processor multiplies in tiles of
-16x16 sums at sixteen times the rate of its vectors. A band of the source is in the cache as planes of such numbers, in
-rows that share their padding zeros with the next row (``geometry``), so that a tap is an offset and nothing is lowered.
-All instructions are in ``instructions``.
+Each element is split into one, two or three bfloat16 numbers (``planes_of``), which the processor multiplies in tiles
+of 16x16 sums at sixteen times the rate of its vectors. A band of the source is in the cache as planes of such numbers,
+in rows that share their padding zeros with the next row (``geometry``), so that a tap is an offset and nothing is
+lowered. All instructions are in ``instructions``.
 
 - ``banded``: what both kernels share: bands of rows, and how configurations are rated.
 - ``convolve``: ``amx.tiles``: forward and data gradient.
@@ -14,8 +14,6 @@ All instructions are in ``instructions``.
 - ``instructions``: generates functions that multiply in AMX tiles.
 - ``probe``: a test run that a device must pass once.
 - ``processor``: whether the processor has the instructions.
-- ``sizes``: a geometry's numbers as one argument.
-- ``splits``: how many bfloat16 numbers an element becomes.
 - ``vectors``: ``amx.vectors`` and ``amx.vector_weights``.
 - ``weights``: ``amx.weights``: the weights' gradient.
 """

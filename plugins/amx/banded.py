@@ -9,7 +9,7 @@ from convdispatch.api import ConvProblem, DeviceInfo, Solver, StepPlan, geometry
 from convdispatch.api.cpu import Balance, cdiv
 
 from .geometry import flat_of, merged
-from .splits import planes_of
+from .instructions import planes_of
 
 MIN_CHANNELS = 8
 """Fewest channels per group that the kernels accept: with fewer, most of a tile would be empty."""

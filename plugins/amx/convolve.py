@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,10 +28,8 @@ from convdispatch.api.cpu import PAGE, cdiv, uneven
 
 from .banded import MAX_SLOT_BYTES, BandedKernel, BandedSolver, tiles_of
 from .geometry import bands_of
-from .instructions import CONFIGURE, product
+from .instructions import CONFIGURE, PRODUCTS, product
 from .probe import require
-from .sizes import sizes_argument
-from .splits import PRODUCTS
 
 SLOT_BYTES = 768 * 1024
 """Bytes of a work item's workspace slot that the offered bands do not exceed, unless one row alone takes more."""
@@ -285,3 +283,39 @@ class Tiles(BandedSolver):
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         require(context, problem, self.kernel)
         return self.kernel(problem, config).plan(context)
+
+
+MAX_LISTED = 64
+"""Longest list of numbers that is a kernel argument; longer lists are constants in the program text."""
+
+
+def sizes_argument(
+    ints: Mapping[str, int], longs: Mapping[str, int], lists: Mapping[str, tuple[str, Sequence[int], int]]
+) -> tuple[str, Any]:
+    """(OpenCL text, the argument): a struct ``Sizes``, each of whose members has a macro of its name.
+
+    ``lists`` map a name to (``int`` or ``long``, values, least capacity); the capacity is a power of four. A function
+    that reads members begins its parameters with ``SIZES_IN``, and a call of it its arguments with ``SIZES``; ``sizes``
+    points to the struct. The text depends only on names and capacities. Raises OverflowError if a number is too large.
+
+    One program so serves all geometries that differ only in numbers; reading a number costs less than compiling.
+    """
+    formats, constants = {"int": "<i4", "long": "<i8"}, ""
+    members = [(name, "long", 1, value) for name, value in longs.items()]
+    members += [(name, "int", 1, value) for name, value in ints.items()]
+    text, types, values = "", [], []
+    for name, (kind, numbers, capacity_at_least) in lists.items():
+        if len(numbers) > MAX_LISTED:
+            constants += f"constant {kind} {name}[] = {{{', '.join(map(str, numbers))}}};\n"
+            continue
+        capacity = next(4**n for n in range(4) if 4**n >= max(len(numbers), capacity_at_least))
+        members.append((name, kind, capacity, [*numbers, *[0] * (capacity - len(numbers))]))  # type: ignore[arg-type]
+    for name, kind, capacity, value in members:
+        text += f"  {kind} {name}_{f'[{capacity}]' if name in lists else ''};\n"
+        types.append((name, formats[kind], (capacity,)) if name in lists else (name, formats[kind]))
+        values.append(value)
+    text = "typedef struct {\n" + text + "} Sizes;\n" + "".join(f"#define {n} (sizes->{n}_)\n" for n, *_ in members)
+    text += "#define SIZES_IN const Sizes *restrict sizes,\n#define SIZES sizes,\n"
+    struct = np.array([tuple(values)], np.dtype(types, align=True))
+    # NumPy void without field names, because pyopencl's caches distinguish struct types by size alone.
+    return constants + text, np.void(struct.tobytes())

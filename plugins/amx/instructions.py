@@ -6,7 +6,8 @@ work item. The instructions are in volume 1, chapter 18 of Intel's manual.
 
 from __future__ import annotations
 
-from .splits import PRODUCTS
+from convdispatch.api import ConvProblem
+from convdispatch.api.activations import ACTIVATIONS, parse_activation
 
 ROWS, BYTES = 16, 64
 """Rows of an AMX tile, and bytes of each row."""
@@ -81,3 +82,27 @@ void {name}({", ".join(parameters)}) {{
                    : "memory");
 }}
 """
+
+
+PRODUCTS: dict[int, tuple[tuple[int, int], ...]] = {
+    1: ((0, 0),),
+    2: ((0, 1), (0, 0), (1, 0)),
+    3: ((0, 2), (0, 1), (1, 1), (1, 0), (0, 0), (2, 0)),
+}
+"""For each number of planes, the products (plane of A, plane of B), in an order that loads few tiles."""
+
+
+def planes_of(problem: ConvProblem) -> int:
+    """Number of bfloat16 planes that reach the accuracy that the problem asks for; 0 if no number does.
+
+    Products smaller than the last bit of the sum of the others are omitted (Henry, Tang and Heinecke 2019). One plane
+    (8 significant bits) is for bfloat16; two (16 bits, 3 products) are for float16, and for float32 within 1e-5 of
+    float64; three (24 bits, 6 products) for float32 before a bounded activation such as ``tanh``, whose result stays
+    small while sums and their errors grow. Sums are float32; each plane has float32's range, so that no scales are
+    needed. ``math="ieee"`` is refused: products of small numbers in the third plane are subnormal, which these
+    instructions flush to 0.
+    """
+    if problem.dtype == "float32":
+        name = problem.activation and parse_activation(problem.activation)[0]
+        return 0 if problem.math == "ieee" else 3 if name and ACTIVATIONS[name].saturates else 2
+    return {"bfloat16": 1, "float16": 2}[problem.dtype]

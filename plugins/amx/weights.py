@@ -23,9 +23,8 @@ from convdispatch.api.cpu import PAGE, cdiv, uneven
 from .banded import MAX_SLOT_BYTES, BandedKernel, BandedSolver, tiles_of
 from .convolve import TilesKernel
 from .geometry import bands_of
-from .instructions import CONFIGURE, product
+from .instructions import CONFIGURE, PRODUCTS, product
 from .probe import require
-from .splits import PRODUCTS
 
 SLOT_BYTES = 1 << 20
 """Bytes of a work item's workspace slot that the offered bands do not exceed, unless one row alone takes more."""

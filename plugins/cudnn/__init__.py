@@ -2,8 +2,7 @@
 
 - ``graph``: a problem as cuDNN's operation graph, and its engines.
 - ``library``: finds cuDNN, and calls its backend interface.
-- ``plan``: an engine on the memory and in the order of a queue.
-- ``solver``: what is refused, and engines as configurations.
+- ``solver``: what is refused, engines as configurations, and their plan on the memory and in the order of a queue.
 """
 
 import functools

@@ -6,9 +6,7 @@ The order of the products and the blocks are defined in docs/use/reproducibility
 depend on the kernel's and the channels' numbers alone, never on a device, a layout or a configuration. A new kernel is
 a module that keeps this order, and a line of ``convdispatch_solvers``.
 
-- ``order``: what is accepted, and a problem as dense passes, whose order of blocks and products is the definition's.
-- ``probe``: a device proves that its fused multiply-add rounds once and keeps subnormal numbers.
-- ``solving``: what both solvers share: packing, launches, the workspace.
+- ``solving``: what both solvers share: the order of sums, packing, launches, and the proof that a device rounds once.
 - ``registers``: ``exact.registers``: tiles in a CPU's vector registers.
 - ``tiles``: ``exact.tiles``: tiles in a GPU's local memory.
 """

@@ -8,8 +8,7 @@ from typing import Any
 from convdispatch.api import OPERANDS, ConvProblem, DeviceInfo, Launch
 from convdispatch.api.cpu import PAGE, cdiv, lanes, registers, transposed
 
-from .order import passes
-from .solving import ExactSolver, Kernel
+from .solving import ExactSolver, Kernel, passes
 
 SLOT_BYTES = 400 << 10
 """Bytes of a panel and its sums: they share the second-level cache with a block's tile of packed channels."""

@@ -8,8 +8,7 @@ from typing import Any
 from convdispatch.api import OPERANDS, ConvProblem, DeviceInfo, Launch
 from convdispatch.api.cpu import cdiv
 
-from .order import passes
-from .solving import ExactSolver, Kernel
+from .solving import ExactSolver, Kernel, passes
 
 TILES = {
     (16, 8, 8, 16): 1.0,

@@ -12,7 +12,6 @@ A new method is a module with ``configs`` and a class of its configuration, and 
 - ``depthwise``: one channel per group, lowered in registers.
 - ``phases``: the strided data gradient of one channel per group.
 - ``convert``: conversion between 16-bit elements and float32.
-- ``cost``: the cost of copies.
 - ``solver``: the solver, which chooses among the methods.
 """
 

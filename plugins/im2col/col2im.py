@@ -37,7 +37,7 @@ from convdispatch.api import GEMM_LAUNCH as LAUNCH
 from convdispatch.api.cpu import Balance
 
 from .convert import Converter
-from .cost import COLUMN_OPS, COLUMN_RUN_OPS, CONVERTED_OPS
+from .lower import COLUMN_OPS, COLUMN_RUN_OPS, CONVERTED_OPS
 from .window import PatchWindow, runs
 
 TILE_ELEMENTS = 256

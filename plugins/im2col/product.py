@@ -34,8 +34,14 @@ from convdispatch.api import GEMM_LAUNCH as LAUNCH
 from convdispatch.api import GEMM_PACKED as PACKED
 from convdispatch.api.cpu import Balance
 
-from .cost import CACHED_WEIGHT_BYTES, UNCACHED_PACKING_OPS, UNCACHED_WEIGHT_BYTES, WIDE_PACKING_OPS, WORSE_FORM_FACTOR
-from .lower import Lowering
+from .lower import (
+    CACHED_WEIGHT_BYTES,
+    UNCACHED_PACKING_OPS,
+    UNCACHED_WEIGHT_BYTES,
+    WIDE_PACKING_OPS,
+    WORSE_FORM_FACTOR,
+    Lowering,
+)
 from .window import PatchWindow
 
 

@@ -32,8 +32,7 @@ from convdispatch.api import GEMM_LAUNCH as LAUNCH
 from convdispatch.api.cpu import Balance
 
 from .convert import Converter
-from .cost import CONVERTED_OPS, FOLLOWING_LAUNCH_OPS
-from .lower import Lowering
+from .lower import CONVERTED_OPS, FOLLOWING_LAUNCH_OPS, Lowering
 from .window import PatchWindow, runs
 
 _LONGEST_SIDE = 1 << 31

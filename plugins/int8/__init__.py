@@ -8,13 +8,12 @@ integers only) runs on every device too. On CPUs ``vnni``, ``interleaved`` (dept
 assembly, and ``depthwise`` sums channels along vectors in float32. The operand ``bias`` is a table of the
 quantization's numbers (``convdispatch.api.Quantization``); convdispatch/quantized.cl turns a sum into an element of y.
 
-- ``band``: the bytes of x that some rows of y read.
 - ``depthwise``: ``int8.depthwise``: vectors of channels in float32.
 - ``direct``: ``int8.direct``: every problem, on every device.
 - ``instructions``: generates functions that multiply in AMX tiles, and that convert sums to bytes.
 - ``interleaved``: ``int8.interleaved``: four lines of x at once.
 - ``interleaved_code``: generates the functions of ``interleaved``.
-- ``packed_kernel``: packed weights, launches and costs that kernels share.
+- ``packed_kernel``: bands of x, packed weights, launches and costs that kernels share.
 - ``probe``: a test run that a device must pass once.
 - ``processor``: whether the processor has the instructions.
 - ``tiles``: ``int8.amx``: matrix registers.

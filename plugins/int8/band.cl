@@ -1,4 +1,4 @@
-// A band of x between padding, bytes of a pixel after those of the last (band.py), and weights as tiles read them.
+// A band of x between padding, bytes of a pixel after those of the last (packed_kernel.py), and weights as tiles read them.
 //
 // the problem's letters; NHWC 1: NHWC; IN_PLACE 1: x is read where it is, and no band is made
 // PIXEL LINE AREA HALF_ROWS STEP_H SKIP_H SKIP_W COLUMNS BAND_ROWS HALVES  the band's sizes in bytes, rows and columns

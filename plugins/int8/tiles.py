@@ -8,9 +8,8 @@ from typing import Any
 from convdispatch.api import ConvProblem, DeviceInfo, StepPlan, kernel_text
 from convdispatch.api.cpu import PAGE, cdiv
 
-from .band import Band
 from .instructions import CONFIGURE, byte_finish, tile_product
-from .packed_kernel import MIN_POSITIONS, BandKernel, BandSolver
+from .packed_kernel import MIN_POSITIONS, Band, BandKernel, BandSolver
 from .probe import require
 
 STEP_BYTES = 64

@@ -8,8 +8,7 @@ from typing import Any
 from convdispatch.api import ConvProblem, DeviceInfo, StepPlan, kernel_text
 from convdispatch.api.cpu import PAGE, cdiv
 
-from .band import Band
-from .packed_kernel import MIN_POSITIONS, BandKernel, BandSolver
+from .packed_kernel import MIN_POSITIONS, Band, BandKernel, BandSolver
 from .probe import require
 from .vector_code import NUMBERS, Tile, number_macros, vector_tile
 

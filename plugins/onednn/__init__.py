@@ -2,9 +2,8 @@
 
 - ``library``: finds oneDNN, and calls its C interface.
 - ``native``: a library's calls as one command of a queue.
-- ``plan``: reorders and the convolution between them.
 - ``primitive``: a problem as the library's primitive.
-- ``solver``: what is refused, and layouts as configurations.
+- ``solver``: what is refused, layouts as configurations, and their plan: reorders and the convolution between them.
 """
 
 import functools

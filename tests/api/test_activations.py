@@ -129,7 +129,7 @@ def test_float64_has_its_digits_everywhere():
 def test_pytorch(text):
     torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     from convdispatch.torch.compile.fused_operator import _backward, activate
-    from convdispatch.torch.layer_activations import MODULES
+    from convdispatch.torch.modules import MODULES
 
     name = text.partition("(")[0]
     theirs = ACTIVATIONS[name].torch

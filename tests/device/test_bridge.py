@@ -13,7 +13,7 @@ import pytest
 from fake_cuda import FakeCuda
 
 from convdispatch.device import cuda_driver
-from convdispatch.device.cuda import bridge, stream_pool
+from convdispatch.device.cuda import bridge
 from convdispatch.device.memory import shared_pool
 
 
@@ -33,8 +33,8 @@ def bridges(device, monkeypatch):
 
     monkeypatch.setattr(bridge, "cuda_of", lambda device: fake)
     monkeypatch.setattr(bridge, "shared_with_cuda", lambda context, device: True)
-    monkeypatch.setattr(stream_pool, "persistent", persistent)
-    monkeypatch.setattr(stream_pool, "cuda_address", lambda memory: base + (make.slabs.index(memory) << 30))
+    monkeypatch.setattr(bridge, "persistent", persistent)
+    monkeypatch.setattr(bridge, "cuda_address", lambda memory: base + (make.slabs.index(memory) << 30))
     monkeypatch.setattr(bridge, "_bridges", {})
     monkeypatch.setattr(bridge, "_pools", {})
 
@@ -61,7 +61,7 @@ def test_making_a_bridge_waits_for_nothing(bridges, device):
 
 
 def test_unprepared_bridges_and_more_than_a_slab(bridges, monkeypatch, device):
-    monkeypatch.setattr(stream_pool, "_FLAGS", 4)
+    monkeypatch.setattr(bridge, "_FLAGS", 4)
     places = {bridges()[1]._streams.address for _ in range(6)}
     assert len(places) == 6
     assert len(bridges.slabs) == 2

@@ -19,7 +19,7 @@ from plans import SMALL, declared, first
 from convdispatch import ConvProblem
 from convdispatch.calls import stream_call
 from convdispatch.device.commands.interface import Kernel
-from convdispatch.device.cuda import launches, modules, stream
+from convdispatch.device.cuda import modules, stream
 from convdispatch.device.programs import kernels
 from convdispatch.selection import dispatch
 
@@ -72,8 +72,7 @@ def rows(monkeypatch, device, queue):
     monkeypatch.setattr(kernels, "_compile", noted)
     with installed(monkeypatch, device) as (driver, _):
         rows = Rows(texts)
-        for module in (stream, launches):
-            monkeypatch.setattr(module, "function_of", lambda cuda, kernel: rows.function_of(cuda, kernel, queue))
+        monkeypatch.setattr(stream, "function_of", lambda cuda, kernel: rows.function_of(cuda, kernel, queue))
         yield driver, rows
     kernels.forget()
 

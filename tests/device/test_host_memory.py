@@ -16,10 +16,11 @@ import convdispatch as cd
 from convdispatch import ConvProblem, MemoryLimit
 from convdispatch.api.policy import Policy
 from convdispatch.api.problem import DIRECTIONS
+from convdispatch.calls import host_call
 from convdispatch.device import runtime
 from convdispatch.device.commands import host_memory
 from convdispatch.device.memory.host_pool import IDLE_TURNS, KEEP, KEEP_IDLE, HostPool
-from convdispatch.selection import dispatch, single_thread
+from convdispatch.selection import dispatch
 from convdispatch.selection.choice import ranking
 
 GUARD = 4096
@@ -246,6 +247,6 @@ def test_one_thread_is_enough_whatever_their_number(device, monkeypatch, cores):
         pytest.skip("the device is no CPU")
     tiny = dispatch.prepare(ConvProblem.parse("mb1ic72ih1iw1oc24kh1kw1"), runtime.context(device), Policy())
     large = dispatch.prepare(ConvProblem.parse("mb4ic64ih28iw28oc64kh3kw3"), runtime.context(device), Policy())
-    monkeypatch.setattr(single_thread.runtime, "device_info", lambda _: info)
-    assert single_thread.prefers_one_thread(tiny)
-    assert not single_thread.prefers_one_thread(large)
+    monkeypatch.setattr(host_call.runtime, "device_info", lambda _: info)
+    assert host_call.prefers_one_thread(tiny)
+    assert not host_call.prefers_one_thread(large)

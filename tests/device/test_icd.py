@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from convdispatch.api.errors import ConvDispatchWarning, NoDevice
-from convdispatch.device.opencl import icd, vendor_trial
+from convdispatch.device.opencl import icd
 
 INTEL = icd._installed_by_pip()
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="vendor files are Linux's way")
@@ -122,7 +122,7 @@ def library(tmp_path, monkeypatch):
         return str(made)
 
     yield build
-    vendor_trial.how_it_ends.cache_clear()
+    icd.how_it_ends.cache_clear()
 
 
 @LINUX
@@ -130,7 +130,7 @@ def library(tmp_path, monkeypatch):
 def test_a_library_that_ends_the_process_is_named_and_left_out(bare, library, monkeypatch, kind):
     text, words = ENDS[kind]
     if kind == "hangs":
-        monkeypatch.setattr(vendor_trial, "LOAD_S", 2.0)
+        monkeypatch.setattr(icd, "LOAD_S", 2.0)
     path = library(kind, text)
     (bare / "vendors" / "bad.icd").write_text(path)
     (bare / "vendors" / "good.icd").write_text("libgood.so")
@@ -159,15 +159,15 @@ def test_the_user_s_choice_stands_without_what_ends_the_process(bare, library, m
 def test_a_library_is_tried_once_as_it_lies_on_the_disk(bare, library, monkeypatch):
     path = library("fine", "")
     tried = []
-    real = vendor_trial._try
-    monkeypatch.setattr(vendor_trial, "_try", lambda one: tried.append(one) or real(one))
+    real = icd._try
+    monkeypatch.setattr(icd, "_try", lambda one: tried.append(one) or real(one))
     for _ in range(3):
-        vendor_trial.how_it_ends.cache_clear()  # as in another process
-        assert vendor_trial.how_it_ends(path) is None
+        icd.how_it_ends.cache_clear()  # as in another process
+        assert icd.how_it_ends(path) is None
     assert tried == [path]
     os.utime(path, (1, 1))
-    vendor_trial.how_it_ends.cache_clear()
-    assert vendor_trial.how_it_ends(path) is None
+    icd.how_it_ends.cache_clear()
+    assert icd.how_it_ends(path) is None
     assert tried == [path, path]
 
 

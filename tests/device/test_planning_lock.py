@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from convdispatch.device import planning_lock
+from convdispatch.device import background
 from convdispatch.device.cache.bounded import KB, Bounded, Budget
 
 
@@ -22,7 +22,7 @@ def test_one_at_a_time():
 
     def work():
         for _ in range(50):
-            with planning_lock.locked(turn):
+            with background.locked(turn):
                 inside.append(1)
                 most.append(len(inside))
                 inside.pop()
@@ -36,15 +36,15 @@ def test_a_thread_that_waits_lets_others_work():
     turn, done = threading.Lock(), threading.Event()
 
     def waits():
-        with planning_lock.locked(turn):
+        with background.locked(turn):
             entered.set()
-            with planning_lock.unlocked():
+            with background.unlocked():
                 assert done.wait(10)
             assert turn.locked()
 
     def works():
         assert entered.wait(10)
-        with planning_lock.locked(turn):
+        with background.locked(turn):
             done.set()
 
     entered = threading.Event()
@@ -54,17 +54,17 @@ def test_a_thread_that_waits_lets_others_work():
 
 def test_who_comes_back_does_not_wait_for_ever(monkeypatch):
     """The thread whose turn it is waits for the one that was aside, by means that nobody knows of."""
-    monkeypatch.setattr(planning_lock, "_TURN_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(background, "_TURN_TIMEOUT_S", 0.05)
     turn, entered, finished = threading.Lock(), threading.Event(), threading.Event()
 
     def waits():
-        with planning_lock.locked(turn):
-            with planning_lock.unlocked():
+        with background.locked(turn):
+            with background.unlocked():
                 assert entered.wait(10)
             finished.set()
 
     def holds():
-        with planning_lock.locked(turn):
+        with background.locked(turn):
             entered.set()
             assert finished.wait(10)
 
@@ -73,7 +73,7 @@ def test_who_comes_back_does_not_wait_for_ever(monkeypatch):
 
 
 def test_outside_of_a_turn_nothing_happens():
-    with planning_lock.unlocked():
+    with background.unlocked():
         pass
 
 
@@ -83,18 +83,18 @@ def test_waiting_for_a_value_that_another_thread_makes_gives_the_turn_away():
     found = []
 
     def make():
-        with planning_lock.unlocked():
+        with background.unlocked():
             making.set()
             assert waiting.wait(10)
         return 7, 1
 
     def makes():
-        with planning_lock.locked(turn):
+        with background.locked(turn):
             found.append(known.make("key", make))
 
     def waits():
         assert making.wait(10)
-        with planning_lock.locked(turn):
+        with background.locked(turn):
             waiting.set()
             found.append(known.make("key", lambda: (8, 1)))
 

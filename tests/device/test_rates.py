@@ -16,11 +16,11 @@ from convdispatch.api import ConvDispatchWarning, ConvProblem, DeviceInfo, Devic
 from convdispatch.calls.host_call import HostCall
 from convdispatch.device import rates as module
 from convdispatch.device import runtime
-from convdispatch.device.opencl.processor import quota
+from convdispatch.device.opencl.platforms import quota
 from convdispatch.device.rates import estimate, keep, rates
 from convdispatch.measurement import calibration, first_sight, peaks
 from convdispatch.measurement.calibration import calibrate
-from convdispatch.measurement.peaks.matrix import Variant
+from convdispatch.measurement.peaks import Variant
 from convdispatch.selection.plugins.loader import plugins
 from convdispatch.tools.doctor import _rates
 

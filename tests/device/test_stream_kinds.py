@@ -22,7 +22,7 @@ NAMES_CUDA = {
     "convdispatch/api/cuda.pyi": "the header of plugins over CUDA's libraries",
     "convdispatch/device/places/stream.py": "the line of the table of kinds",
     "convdispatch/torch/dispatch/native.py": "the native call path launches by CUDA's driver alone",
-    "plugins/cudnn/plan.py": "cuDNN is a library of CUDA's",
+    "plugins/cudnn/solver.py": "cuDNN is a library of CUDA's",
 }
 
 NAMES_CUDAS_DEVICES = {

@@ -312,9 +312,9 @@ def test_many_parts_are_joined_by_few_launches(queue, monkeypatch):
 
 def test_large_buffers_hold_what_they_are_given(queue):
     """On large pages or not: a content is copied, also while the queue waits for something."""
-    from convdispatch.device.memory import huge_pages
+    from convdispatch.device.memory import allocator
 
-    content = np.arange(huge_pages.MIN_BYTES // 4 + 3, dtype=np.float32)
+    content = np.arange(allocator.HUGE_BYTES // 4 + 3, dtype=np.float32)
     gate = cl.UserEvent(queue.context)
     other = cl.CommandQueue(queue.context)
     cl.enqueue_barrier(other, wait_for=[gate])

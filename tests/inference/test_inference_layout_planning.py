@@ -10,7 +10,7 @@ import pytest
 
 from convdispatch import inference, nn
 from convdispatch.device import runtime
-from convdispatch.inference import layout_planning, layout_pruning
+from convdispatch.inference import layout_planning
 from convdispatch.inference.graph import Graph, Node, Value
 from convdispatch.inference.passes.layout import reorder
 from convdispatch.nn import functional
@@ -62,7 +62,7 @@ class Chain(nn.Module):
 
 def priced(monkeypatch, price):
     """Convolutions cost ``price(problem)`` seconds, all else next to nothing."""
-    monkeypatch.setattr(layout_pruning, "_cost", lambda problem, device, ranked: price(problem))
+    monkeypatch.setattr(layout_planning, "_cost", lambda problem, device, ranked: price(problem))
 
 
 def test_a_mixture_is_built_where_it_is_predicted_to_be_worth_it(queue, monkeypatch):
@@ -92,4 +92,4 @@ def test_no_mixture_where_none_is_worth_it(queue, monkeypatch, price):
 
     graph = building.traced_and_fused(Chain().eval(), [(2, 16, 12, 12)], np.float32, queue, None)
     priced(monkeypatch, price)
-    assert layout_pruning.with_mixed_layouts(graph, runtime.device_info(queue.device), {}) is None
+    assert layout_planning.with_mixed_layouts(graph, runtime.device_info(queue.device), {}) is None

@@ -9,7 +9,7 @@ import pytest
 import small_net
 
 from convdispatch import inference, nn
-from convdispatch.inference import building, graph_variants, weights
+from convdispatch.inference import building, graph, graph_variants
 from convdispatch.inference.passes import fusion as fusing
 from convdispatch.inference.passes import slicing
 from convdispatch.nn import functional
@@ -91,13 +91,13 @@ def test_plans_wait_for_weights_that_are_still_computed(queue, monkeypatch, layo
             return getattr(np, name)
 
     monkeypatch.setattr(fusing, "np", Slow())
-    take = weights.Weights.take
+    take = graph.Weights.take
 
     def taken(self, *given):
         threading.Timer(0.2, gate.set).start()
         return take(self, *given)
 
-    monkeypatch.setattr(weights.Weights, "take", taken)
+    monkeypatch.setattr(graph.Weights, "take", taken)
     got = inference.build(net, x.shape, queue=queue, layout=layout, queues=1)(x)
     np.testing.assert_array_equal(got, wanted)
 

@@ -20,7 +20,7 @@ from convdispatch.api.device import DeviceInfo
 from convdispatch.device.commands import interface
 from convdispatch.device.programs import kernels
 from convdispatch.measurement import reference
-from convdispatch.measurement.conformance.packing import disagreement, packing_plans, relatives
+from convdispatch.measurement.conformance.checks import disagreement, packing_plans, relatives
 from convdispatch.selection.choice.ranking import rank
 from convdispatch.selection.plugins.loader import plugins
 

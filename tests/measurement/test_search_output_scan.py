@@ -8,7 +8,7 @@ import pytest
 
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
-from convdispatch.measurement.search.output_scan import PATTERN, OutputScan
+from convdispatch.measurement.search.trial import PATTERN, OutputScan
 from convdispatch.measurement.search.trialdata import RANDOM_PERIOD, random_operands
 
 COUNT = 100_003

@@ -11,8 +11,7 @@ from convdispatch import ConvProblem, explain, find, policy
 from convdispatch.api.errors import ConvDispatchWarning
 from convdispatch.device.runtime import device_info
 from convdispatch.measurement import reference
-from convdispatch.measurement.search.families import draw
-from convdispatch.measurement.search.scaled_data import Scaled
+from convdispatch.measurement.search.families import Scaled, draw
 from convdispatch.measurement.search.trialdata import operands_of
 from convdispatch.selection import dispatch
 from convdispatch.selection.plugins import loader

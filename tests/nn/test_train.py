@@ -18,8 +18,8 @@ from command_line import run_cli
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.nn import load_tensors
 from convdispatch.train import Pictures, Settings, load, train
-from convdispatch.train.curve import curve
 from convdispatch.train.data import FASHION_FOLDERS
+from convdispatch.train.run import curve
 
 
 def pictures(count=96, size=8, classes=4, seed=0) -> Pictures:

@@ -18,7 +18,7 @@ REASONS = {
         api/declared.py:__init__ api/policy.py:policy cluster/finding.py:find_many inference/building.py:build
         measurement/conformance/verify.py:verify measurement/find.py:find models/efficientnet.py:__init__
         train/loop.py:train nn/normalization/norms.py:batch_norm nn/normalization/table_norm.py:table_norm
-        nn/pooling/max_pool_indices.py:max_pool_with_places nn/pooling/pooling2d.py:max_pool
+        nn/pooling/pooling2d.py:max_pool_with_places nn/pooling/pooling2d.py:max_pool
         nn/pooling/pooling2d.py:avg_pool nn/pooling/pooling2d.py:lp_pool nn/pooling/pooling2d.py:windows_of
         nn/pooling/pooling_nd.py:pool device/programs/strided_copy.py:copy_strided device/runtime.py:copy
         device/programs/kernels.py:__init__ device/plans/steps.py:__init__
@@ -26,7 +26,7 @@ REASONS = {
     "the interface of a plan or a layer: the operands of a convolution and their events": """
         api/hookspecs.py:convdispatch_enqueue selection/layer_chain.py:convdispatch_enqueue
         selection/layers/validation.py:convdispatch_enqueue device/gemm/plan.py:enqueue device/plans/steps.py:enqueue
-        selection/derivation/plan.py:enqueue
+        selection/derivation/solver.py:enqueue
     """,
     "the fast path of a warm call: an object for its operands would cost more than the call": """
         calls/guarded_replay.py:replay calls/call.py:__call__ calls/host_call.py:fast_path

@@ -19,8 +19,7 @@ from convdispatch.measurement import reference
 from convdispatch.measurement.conformance.checks import Examination
 from convdispatch.selection import reach
 from convdispatch.selection.derivation import REWRITINGS, Derived, derived, may_beat, named, rewriting
-from convdispatch.selection.derivation.copying import Copy
-from convdispatch.selection.derivation.rewriting import MOST_GROUPS
+from convdispatch.selection.derivation.rewriting import MOST_GROUPS, Copy
 from convdispatch.selection.plugins import loader
 from convdispatch.selection.visible_problem import visible_problem
 

@@ -13,8 +13,7 @@ from convdispatch.api import ConvProblem, DeviceInfo
 from convdispatch.api.errors import NoSolver
 from convdispatch.api.policy import policy
 from convdispatch.selection.choice.ranking import rank
-from convdispatch.selection.explanation import by_workspace, explain
-from convdispatch.selection.explanation_text import ceilings_text
+from convdispatch.selection.explanation import by_workspace, ceilings_text, explain
 from convdispatch.selection.records import perfdb
 from convdispatch.selection.records.record import device_key
 

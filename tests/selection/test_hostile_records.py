@@ -17,8 +17,7 @@ from convdispatch.measurement.conformance import outcome
 from convdispatch.selection.choice import lockfile
 from convdispatch.selection.records.packs import export_pack, import_pack
 from convdispatch.selection.records.perfdb import PerfDB, perfdb
-from convdispatch.selection.records.record import Damaged, NewerSchema, Record
-from convdispatch.selection.records.record_files import read_records
+from convdispatch.selection.records.record import Damaged, NewerSchema, Record, read_records
 from convdispatch.tools.benchmark import report
 
 BAD = {

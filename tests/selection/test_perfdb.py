@@ -17,7 +17,7 @@ from records import DEVICE, KEY, PROBLEM, record, solvers
 from convdispatch.api.errors import ConvDispatchWarning, Frozen
 from convdispatch.api.policy import frozen
 from convdispatch.selection.records.perfdb import PerfDB, default_folders, user_folder
-from convdispatch.selection.records.record_files import file_text
+from convdispatch.selection.records.record import file_text
 
 # --- asking -----------------------------------------------------------------------------------------------------------
 

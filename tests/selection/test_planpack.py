@@ -24,7 +24,7 @@ from convdispatch.device.cache import artifact_store
 from convdispatch.device.programs import binary_cache, kernels
 from convdispatch.selection import decision_store, dispatch, planpack
 from convdispatch.selection.planpack import decisions, reading
-from convdispatch.selection.planpack import format as form
+from convdispatch.selection.planpack import reading as form
 
 SHAPE = (2, 3, 13, 13)
 

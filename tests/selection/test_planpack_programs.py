@@ -11,7 +11,7 @@ from convdispatch.api import InvalidArgument
 from convdispatch.device.cache.artifact_store import Gathered
 from convdispatch.selection import planpack
 from convdispatch.selection.planpack import reading
-from convdispatch.selection.planpack.format import MANIFEST
+from convdispatch.selection.planpack.reading import MANIFEST
 
 IDENTITY = {"device": "none", "driver": "1"}
 PROGRAMS = {"a": b"one " * 999, "b": bytes(range(256)) * 40, "c": b"x", "d": b"one " * 999}

@@ -9,16 +9,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from records import DEVICE, KEY, record
 
-from convdispatch.device.opencl import processor
+from convdispatch.device.opencl import platforms
 from convdispatch.selection.records.record import (
     Damaged,
     Provenance,
     Record,
     device_key,
+    file_text,
     is_device_key,
+    read_records,
     stale,
+    text_name,
 )
-from convdispatch.selection.records.record_files import file_text, read_records, text_name
 
 
 def test_the_key_names_the_device_and_not_its_driver():
@@ -101,11 +103,11 @@ TWO = "processor\t: 0\ncpu family\t: 6\nmodel\t\t: {}\nmodel name\t: Intel(R) Xe
 
 
 def test_two_generations_behind_one_name_have_keys_of_their_own():
-    old = processor.described(TWO.format(85, "avx2 avx512f avx512_vnni"), ["1024k", "33792k"])
-    new = processor.described(TWO.format(207, "avx2 avx512f avx512_vnni avx512_bf16 amx_tile"), ["2048k", "266240k"])
+    old = platforms.described(TWO.format(85, "avx2 avx512f avx512_vnni"), ["1024k", "33792k"])
+    new = platforms.described(TWO.format(207, "avx2 avx512f avx512_vnni avx512_bf16 amx_tile"), ["2048k", "266240k"])
     assert (old, new) == ("f6m85 avx512_vnni 1024k 33792k", "f6m207 amx_tile 2048k 266240k")
-    assert processor.described(TWO.format(85, "avx2"), [], "core-avx2") == "f6m85 avx2 core-avx2"
-    assert processor.described("processor : 0\nBogoMIPS : 50\n", []) == ""
+    assert platforms.described(TWO.format(85, "avx2"), [], "core-avx2") == "f6m85 avx2 core-avx2"
+    assert platforms.described("processor : 0\nBogoMIPS : 50\n", []) == ""
     one, other = (device_key(replace(DEVICE, processor=words)) for words in (old, new))
     assert one != other
     assert {one, other}.isdisjoint({KEY})

@@ -16,8 +16,8 @@ from convdispatch.selection import dispatch
 from convdispatch.selection.choice import lockfile
 from convdispatch.selection.choice.ranking import Choices, rank
 from convdispatch.selection.explanation import explain
-from convdispatch.selection.records import perfdb, record_files
-from convdispatch.selection.records.record import Provenance, device_key
+from convdispatch.selection.records import perfdb
+from convdispatch.selection.records.record import Provenance, device_key, file_text, text_name
 
 ALIKE = "version: 1\nrules:\n  - prefer: ['*.*']\n"
 SOLVERS = "Made('loud.fast', True, 1e-5), Made('loud.slow', True, 6e-5), Made('loud.mid', True, 3e-5)"
@@ -116,8 +116,8 @@ def test_what_is_inconclusive_decides_nothing_and_is_said(known):
 def test_a_pack_s_race_of_what_the_user_did_not_measure_counts(known, tmp_path, monkeypatch):
     pack = tmp_path / "pack"
     (pack / device_key(LARGE)).mkdir(parents=True)
-    text = record_files.file_text([made("mid", 0.012)])
-    (pack / device_key(LARGE) / record_files.text_name(text)).write_text(text)
+    text = file_text([made("mid", 0.012)])
+    (pack / device_key(LARGE) / text_name(text)).write_text(text)
     monkeypatch.setattr(perfdb, "record_packs", lambda: {"shop": pack})
     measured = ("slow", 0.0607, {}), ("fast", 0.05, {})
     assert known(*measured)[0] == "mid"

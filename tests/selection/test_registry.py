@@ -9,8 +9,7 @@ import convdispatch_amx
 import pytest
 
 from convdispatch.api import ConvDispatchWarning, ConvProblem, DeviceInfo, InvalidPolicy
-from convdispatch.selection.choice.preference import Preferred
-from convdispatch.selection.choice.ranking import rank
+from convdispatch.selection.choice.ranking import Preferred, rank
 from convdispatch.selection.plugins import loader
 from convdispatch.selection.plugins.registry import packaged_path, parse, registry, registry_path
 from convdispatch.tools import doctor

@@ -19,7 +19,7 @@ import convdispatch as cd
 from convdispatch.api.device import DeviceInfo
 from convdispatch.device import cuda_driver, runtime
 from convdispatch.selection import explanation
-from convdispatch.selection.plugins import answer_trial, faults, loader, verdicts
+from convdispatch.selection.plugins import answer_trial, loader, verdicts
 from convdispatch.selection.vendors import abi, discovery
 from convdispatch.selection.vendors.library import Library
 from convdispatch.tools import doctor
@@ -310,7 +310,7 @@ def test_a_plan_that_fails_is_a_sentence_and_another_solver_computes(device, ven
     installed(vendors, "bad", source({kind: parts | fields for kind, (parts, _) in PLANS.items()}))
     only(monkeypatch, "bad")
     for mb, (kind, (_, reason)) in enumerate(PLANS.items(), 1):
-        faults.forget()
+        loader.forget_reported()
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             y = cd.conv(np.repeat(X, mb, 0), W)

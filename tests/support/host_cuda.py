@@ -16,8 +16,8 @@ from convdispatch.calls.arrays import interchange, known_libraries
 from convdispatch.calls.arrays.array_library import Library
 from convdispatch.device import runtime
 from convdispatch.device.commands import host_memory
-from convdispatch.device.cuda import launches, stream
-from convdispatch.device.cuda.memory_pool import CudaPool
+from convdispatch.device.cuda import stream
+from convdispatch.device.cuda.stream import CudaPool
 from convdispatch.device.cuda_driver import Cuda
 from convdispatch.device.places.stream import Unlaunchable
 from convdispatch.selection import dispatch
@@ -235,7 +235,7 @@ def install(monkeypatch, device, unlaunchable=()):
         return HostFunction(cuda, kernel, queue)
 
     monkeypatch.setattr(stream, "function_of", function_of)
-    monkeypatch.setattr(launches, "function_of", function_of)
+    monkeypatch.setattr(stream, "function_of", function_of)
 
     def address(buffer):
         return interchange.host_address(queue, buffer, buffer.size)

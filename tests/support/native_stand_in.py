@@ -21,12 +21,12 @@ import torch
 
 from convdispatch.api.policy import DEFAULT, ask_policy
 from convdispatch.device.commands import host_memory
-from convdispatch.device.cuda import launches, modules
+from convdispatch.device.cuda import modules, stream
 from convdispatch.device.native import build, loading
 from convdispatch.selection import dispatch
 from convdispatch.torch.compile import native_layers
 from convdispatch.torch.dispatch import engine, native, routing
-from convdispatch.torch.eager import bias_gradient, planning, recorded_launches, stream_tensors
+from convdispatch.torch.eager import bias_gradient, planning, stream_tensors
 
 __all__ = ["StandIn", "installed", "stand_in"]
 
@@ -204,8 +204,8 @@ def installed(monkeypatch, device):
         return stream_tensors.stream_call(problem, shape, form, torch.empty(0, dtype=dtype))
 
     tensors = Tensors()
-    monkeypatch.setattr(launches, "function_of", function_of)
-    for module in (stream_tensors, recorded_launches):
+    monkeypatch.setattr(stream, "function_of", function_of)
+    for module in (stream_tensors, bias_gradient):
         monkeypatch.setattr(module, "library_of", lambda kind: tensors)
     monkeypatch.setattr(engine, "bias_gradient", lambda grad: bias_gradient.bias_gradient(OnCuda(grad)))
     monkeypatch.setattr(native, "kernels_of", lambda grad: bias_gradient.kernels_of(OnCuda(grad)))

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from test_benchmark import example
 
-from convdispatch.tools.benchmark.pages.answers import advice_for, answers, worst
 from convdispatch.tools.benchmark.pages.page import packaged, render
 from convdispatch.tools.benchmark.pages.plots import FAMILIES, candidates, ceilings, colours, roofline
+from convdispatch.tools.benchmark.pages.terminal import advice_for, answers, worst
 from convdispatch.tools.benchmark.summary import lines
 
 FAST = {"float32": {name: {"rate": 1e12, "how": "fast"} for name in ("flops", "bandwidth")}}

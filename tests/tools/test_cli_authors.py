@@ -13,8 +13,7 @@ from command_line import run_cli
 
 from convdispatch.api.fault_text import words
 from convdispatch.api.problem import ConvProblem
-from convdispatch.measurement.conformance.grouping import common, errors_by_dtype
-from convdispatch.measurement.conformance.outcome import Outcome
+from convdispatch.measurement.conformance.outcome import Outcome, common, errors_by_dtype
 
 FAULTY = """
 from convdispatch_im2col import Im2col

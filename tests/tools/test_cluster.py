@@ -20,8 +20,7 @@ from convdispatch.api.errors import NoDevice
 from convdispatch.api.problem import ConvProblem
 from convdispatch.cluster import offers
 from convdispatch.cluster.connecting import Workers
-from convdispatch.cluster.placing import Task
-from convdispatch.cluster.running import Failed, Run
+from convdispatch.cluster.running import Failed, Run, Task
 from convdispatch.cluster.tasks import idle
 from convdispatch.device import runtime
 from convdispatch.selection.plugins import loader

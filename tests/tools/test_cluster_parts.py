@@ -14,7 +14,7 @@ import pytest
 
 from convdispatch import find_many
 from convdispatch.api.errors import ConvDispatchError, InvalidArgument
-from convdispatch.cluster import agreement, children, exclusive, offers
+from convdispatch.cluster import children, exclusive, finding, offers
 from convdispatch.cluster.requirements import security
 from convdispatch.device import runtime
 from convdispatch.selection.records.record import Provenance, Record, stale
@@ -39,7 +39,7 @@ BASE = Record(
 )
 def test_disagreement(change, doubted):
     other = replace(BASE, worker="b/0:0", **change)
-    sides = agreement.compare([BASE], [other])
+    sides = finding.compare([BASE], [other])
     assert [len(side) for side in sides] == [int(doubted)] * 2
     for (record,) in sides if doubted else ():
         assert "a/0:0" in record.doubt
@@ -51,15 +51,15 @@ def test_disagreement(change, doubted):
 
 def test_intervals_apart_within_a_tie_agree():
     close = replace(BASE, ci_ms=(0.999, 1.001))
-    assert agreement.compare([close], [replace(close, median_ms=1.015, ci_ms=(1.014, 1.016))]) == ([], [])
+    assert finding.compare([close], [replace(close, median_ms=1.015, ci_ms=(1.014, 1.016))]) == ([], [])
 
 
 def test_the_share_that_is_checked_is_the_same_every_time():
     names = [f"problem {i}" for i in range(2000)]
-    chosen = [name for name in names if agreement.is_measured_twice(name, 0.05)]
+    chosen = [name for name in names if finding.is_measured_twice(name, 0.05)]
     assert 60 < len(chosen) < 140
-    assert chosen == [name for name in names if agreement.is_measured_twice(name, 0.05)]
-    assert [agreement.is_measured_twice(names[0], share) for share in (0, 1)] == [False, True]
+    assert chosen == [name for name in names if finding.is_measured_twice(name, 0.05)]
+    assert [finding.is_measured_twice(names[0], share) for share in (0, 1)] == [False, True]
 
 
 def test_one_at_a_time_on_one_piece_of_silicon():

@@ -14,8 +14,7 @@ import pytest
 from convdispatch import __version__
 from convdispatch.cluster.connecting import Workers
 from convdispatch.cluster.offers import Offer
-from convdispatch.cluster.placing import Pool, Task
-from convdispatch.cluster.running import Run
+from convdispatch.cluster.running import Pool, Run, Task
 
 distributed = pytest.importorskip("distributed", reason="pip install 'convdispatch[cluster]'")
 

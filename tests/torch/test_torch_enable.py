@@ -14,7 +14,7 @@ from torch_checks import LIMIT, error, gradients, total  # noqa: E402 (torch is 
 
 import convdispatch as cd  # noqa: E402
 import convdispatch.torch as ct  # noqa: E402
-from convdispatch.torch.eager import host  # noqa: E402
+from convdispatch.torch.eager import planning  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("counted")
 F = torch.nn.functional
@@ -92,7 +92,7 @@ def test_memory_formats_are_pytorchs(full, thinned, ndim, transposed, dtype):
 
 def test_strided_tensors_and_results_whose_memory_is_used_again(monkeypatch):
     """Strided, shifted and expanded tensors; a large result's memory comes back only when nothing holds it."""
-    monkeypatch.setattr(host, "POOLED_BYTES", 1 << 16)
+    monkeypatch.setattr(planning, "POOLED_BYTES", 1 << 16)
     monkeypatch.setenv("CONVDISPATCH_TIER", "full")  # for all sizes of the layer
     w = torch.randn(64, 8, 3, 3)
     base = torch.randn(2, 16, 20, 21)

@@ -24,7 +24,7 @@ from convdispatch.device.native import loading  # noqa: E402
 from convdispatch.device.places.intraop import IntraOpLaunches  # noqa: E402
 from convdispatch.device.programs.kernels import build  # noqa: E402
 from convdispatch.inference import choice_cache  # noqa: E402
-from convdispatch.inference.weights import Background, Weights  # noqa: E402
+from convdispatch.inference.graph import Background, Weights  # noqa: E402
 from convdispatch.nn import functional  # noqa: E402
 from convdispatch.tensor import Tensor  # noqa: E402
 

@@ -27,7 +27,7 @@ from convdispatch.device.programs.work_groups import Divisible, dividing_axes  #
 from convdispatch.selection import dispatch  # noqa: E402
 from convdispatch.selection.choice import set_aside  # noqa: E402
 from convdispatch.torch.dispatch import native  # noqa: E402
-from convdispatch.torch.eager import host  # noqa: E402
+from convdispatch.torch.eager import planning  # noqa: E402
 
 F = torch.nn.functional
 GUARD, KEPT = 64, 7.0
@@ -131,7 +131,7 @@ def test_a_kernel_that_asks_for_its_size_is_divided_along_another_axis(here, thr
 
 def test_a_net_leaves_pytorchs_threads_as_they_are(here, monkeypatch):
     asked = []
-    monkeypatch.setattr(host, "share_cores", lambda: asked.append(1))
+    monkeypatch.setattr(planning, "share_cores", lambda: asked.append(1))
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 20, 3, stride=2), torch.nn.ReLU(), torch.nn.Conv2d(20, 9, 1)).eval()
     x = torch.randn(2, 3, 19, 23)
     expected = net.double()(x.double())

@@ -20,7 +20,7 @@ from convdispatch.calls.planner_pool import progress_line  # noqa: E402
 from convdispatch.device import runtime  # noqa: E402
 from convdispatch.device.programs import kernels  # noqa: E402
 from convdispatch.selection import dispatch, solver_query  # noqa: E402
-from convdispatch.tools.packing import make_pack  # noqa: E402
+from convdispatch.tools.ready import make_pack  # noqa: E402
 from convdispatch.torch import captures, ranks  # noqa: E402
 from convdispatch.torch.dispatch import quick_depthwise, routing  # noqa: E402
 from convdispatch.torch.eager.planning import TORCH  # noqa: E402

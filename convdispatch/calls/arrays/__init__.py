@@ -8,6 +8,5 @@ goes to ``known_libraries``.
 - ``interchange``: DLPack and the array interfaces.
 - ``known_libraries``: PyTorch, CuPy, Numba, and the library of an array.
 - ``operands``: arrays of OpenCL queues as memory and events.
-- ``results``: new arrays for results on a device.
 - ``stream_arrays``: arrays in CUDA memory, as a call on a stream sees them.
 """

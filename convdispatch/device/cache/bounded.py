@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from ..planning_lock import unlocked
+from ..background import unlocked
 
 KB, MB = 1 << 10, 1 << 20
 MIN_RETURNS = 4

@@ -2,12 +2,9 @@
 
 - ``bridge``: orders CUDA's work with an OpenCL queue's.
 - ``graphs``: CUDA graphs.
-- ``launches``: an executable on streams.
 - ``import_trial``: tries an import of memory in a child.
 - ``machine_code``: machine code of PTX, cached on disk.
-- ``memory_pool``: CUDA's own pool.
 - ``modules``: programs and kernels for ``cuLaunchKernel``.
 - ``ptx``: PTX made fit for CUDA's launcher.
 - ``stream``: a stream as commands.
-- ``stream_pool``: streams, events and flags that both see.
 """

@@ -6,13 +6,14 @@ PyTorch's or CuPy's caching allocator provides it and a capture into a CUDA grap
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_int, c_void_p
+from ctypes import byref, c_int, c_size_t, c_ubyte, c_ulonglong, c_ushort, c_void_p
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,13 +21,24 @@ import pyopencl as cl
 
 from ...api.errors import ConvDispatchError, NoDevice
 from ..commands.interface import Kernel
-from ..cuda_driver import NO_TIMING, NON_BLOCKING, Cuda, CudaError, cuda_of, number_of, unavailable
+from ..cuda_driver import (
+    DEVICE_LOCATION,
+    NO_CONTEXT,
+    NO_TIMING,
+    NON_BLOCKING,
+    PINNED,
+    Cuda,
+    CudaError,
+    cuda_of,
+    number_of,
+    unavailable,
+)
+from ..executable import Executable
 from ..memory import allocator
+from ..memory.allocator import NoDeviceMemory, out_of_memory
 from ..native import loading
 from ..places.stream import Allocate, Stream, StreamMemory, StreamPlace
 from .graphs import GraphReplay
-from .launches import CudaLaunches
-from .memory_pool import CudaPool
 from .modules import Function, assemble, function_of
 
 if TYPE_CHECKING:
@@ -296,3 +308,149 @@ def address_of(region: Any) -> int:
     if address is None:
         raise ConvDispatchError("memory that only OpenCL sees is none for a CUDA stream: allocate it by the runtime")
     return address
+
+
+class CudaLaunches:
+    """The launches of an executable on CUDA's addresses. Safe from several threads.
+
+    The constructor loads the kernels' programs. Raises Unlaunchable.
+    """
+
+    __slots__ = ("__weakref__", "_context", "_launches", "_lock", "_offsets", "_size", "loaded")
+
+    def __init__(self, executable: Executable, cuda: Cuda) -> None:
+        self._lock, self._context = threading.Lock(), cuda.context.value
+        self.loaded = []
+        """The launches: a function, its arguments, and (argument, operand, offset) of each that is a call's memory."""
+        for kernel, arguments, memory in executable.launches:
+            memory_indices = {index for index, _, _ in memory}
+            numbers = [0 if index in memory_indices or each is None else each for index, each in enumerate(arguments)]
+            self.loaded.append((function_of(cuda, kernel), numbers, list(memory)))
+        self._launches = [(function.ready(numbers, memory), function.name) for function, numbers, memory in self.loaded]
+        self._offsets, self._size = executable.offsets, executable.scratch_size
+
+    def program(self, launcher: Any, name: str, sizes: Sequence[int], strides: Sequence[int]) -> Any:
+        """The launches for the native call path, which allocates an output of these sizes; None if it refuses them."""
+        launches = []
+        for function, numbers, memory in self.loaded:
+            packed = function.pack.pack(*function.numbers(list(numbers)))
+            addresses = [(function.offsets[index], operand, offset) for index, operand, offset in memory]
+            extents = (*function.groups, *function.items, function.shared)
+            launches.append((function.handle.value, extents, function.overlaps, packed, addresses))
+        try:
+            return launcher.program(name, self._context, launches, self._offsets, self._size, sizes, strides)
+        except ValueError:  # the arguments are longer than the launcher's space for them
+            return None
+
+    def run(self, stream: Any, addresses: list[int]) -> bool:
+        """Launch everything on ``addresses`` of the operands; scratch memory comes from the stream. Returns False,
+        without a launch, if memory or the thread's context is missing."""
+        try:
+            if self._size:
+                begin, _owner = stream.scratch(self._size)  # keeps the scratch memory until all kernels are launched
+                addresses += [begin + offset for offset in self._offsets]
+            handle, early = stream.handle, stream.early
+            with self._lock:  # guards the argument buffers, which the driver copies before it returns
+                for launch, name in self._launches:
+                    status = launch(handle, addresses, early)
+                    if status:
+                        stream.fail("cuLaunchKernel", status, name)
+                    early = True
+        except (CudaError, NoDeviceMemory) as error:
+            if not (out_of_memory(error) or getattr(error, "status", 0) == NO_CONTEXT):
+                raise
+            return False
+        stream.early = True
+        return True
+
+
+KEEP = 1 << 29
+"""Unused bytes that stay with the pool when the device is synchronised."""
+_NO_EXPORT = 0  # CUDA's constant CU_MEM_HANDLE_TYPE_NONE
+_THRESHOLD = 4  # CUDA's constant CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+_RESERVED = 5  # CUDA's constant CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
+_USED = 7  # CUDA's constant CU_MEMPOOL_ATTR_USED_MEM_CURRENT
+
+
+class _Properties(ctypes.Structure):
+    _fields_ = [
+        ("type", c_int),
+        ("handles", c_int),
+        ("place", c_int * 2),
+        ("windows", c_void_p),
+        ("most", c_size_t),
+        ("usage", c_ushort),
+        ("reserved", c_ubyte * 54),
+    ]
+
+
+class CudaPool:
+    """A pool of blocks allocated by ``cuMemAllocFromPoolAsync``; safe from several threads."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self._cuda, self._handle, self._lock = cuda, None, threading.Lock()
+        self.active_blocks = self.held_blocks = 0
+
+    def _pool(self) -> Any:
+        if self._handle is None:
+            with self._lock:
+                if self._handle is None:
+                    pool = c_void_p()
+                    place = (c_int * 2)(DEVICE_LOCATION, self._cuda.number)
+                    properties = _Properties(type=PINNED, handles=_NO_EXPORT, place=place)
+                    self._cuda("cuMemPoolCreate", byref(pool), byref(properties))
+                    self._cuda("cuMemPoolSetAttribute", pool, _THRESHOLD, byref(c_ulonglong(KEEP)))
+                    self._handle = pool
+        return self._handle
+
+    def allocate(self, size: int, stream: int) -> Lease:
+        """A lease of ``size`` bytes for work on a stream of the current context. Raises CudaError."""
+        block, pool = c_ulonglong(), self._pool()
+        status = self._cuda.driver.cuMemAllocFromPoolAsync(byref(block), size, pool, stream)
+        if status:
+            raise CudaError(self._cuda.error("cuMemAllocFromPoolAsync", status))
+        self.active_blocks += 1
+        return Lease(self, block.value, stream)
+
+    def give_back(self, address: int, stream: int) -> None:
+        """Free a block after the stream's work so far; no later work may use it."""
+        self.active_blocks -= 1
+        with self._cuda.current():
+            self._cuda.driver.cuMemFreeAsync(address, stream)
+
+    def _attribute(self, which: int) -> int:
+        if self._handle is None:
+            return 0
+        value = c_ulonglong()
+        with self._cuda.current():
+            self._cuda("cuMemPoolGetAttribute", self._handle, which, byref(value))
+        return value.value
+
+    @property
+    def managed_bytes(self) -> int:
+        """Bytes that the pool holds, in use or not."""
+        return self._attribute(_RESERVED)
+
+    @property
+    def active_bytes(self) -> int:
+        """Bytes in use."""
+        return self._attribute(_USED)
+
+    def free_held(self) -> None:
+        """Return unused memory to the device."""
+        if self._handle is not None:
+            with self._cuda.current():
+                self._cuda("cuMemPoolTrimTo", self._handle, 0)
+
+
+class Lease:
+    """A block in use; its destructor frees the block in the stream's order."""
+
+    __slots__ = ("_pool", "_stream", "address")
+
+    def __init__(self, pool: CudaPool, address: int, stream: int) -> None:
+        self._pool, self.address, self._stream = pool, address, stream
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._pool.give_back(self.address, self._stream)

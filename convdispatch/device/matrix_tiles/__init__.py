@@ -3,13 +3,11 @@
 A vendor's plugin describes its instruction (``instruction``) and renders ``product`` with it; both are in the header,
 ``convdispatch.api.matrix``. The text of an instruction goes into the vendor's plugin; text that every vendor needs goes
 here.
-
 - ``configured``: converts tiles to a configuration's values; parts, waves and arrays of tiles for cost models.
-- ``formats``: how a float32 becomes planes of 16-bit numbers.
+
 - ``geometry``: a problem over channels-last planes, stacked or folded where that suits few channels.
 - ``instruction``: the description of a tile instruction, which says what each lane holds of each operand.
 - ``product``: the product of any problem, over planes that an earlier launch has packed.
-- ``reduction``: the sum of parts, by a launch or by work groups of the product.
 - ``scales``: powers of two that bring operands into float16's range.
 - ``solver``: the solver of a vendor that describes instructions alone.
 """

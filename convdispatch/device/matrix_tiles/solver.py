@@ -23,8 +23,7 @@ from ..programs.kernels import build, kernel_text
 from ..rates import rates
 from . import MATRIX_TILES
 from .configured import MAX_BYTES, fitting, many, part_counts
-from .formats import FORMATS, formats
-from .instruction import TileInstruction
+from .instruction import FORMATS, TileInstruction, formats
 from .product.plan import Layout, ProductPlan
 from .product.tiling import ProductTile, ProductTiling
 

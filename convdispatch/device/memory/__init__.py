@@ -3,6 +3,5 @@
 - ``allocator``: a pool a queue, counted and limited by device.
 - ``cuda_imports``: OpenCL's imports of CUDA's memory.
 - ``host_pool``: a pool of host memory, whose blocks are reused.
-- ``huge_pages``: large pages for large buffers.
 - ``shared_pool``: memory that OpenCL and CUDA both see.
 """

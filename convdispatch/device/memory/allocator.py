@@ -9,12 +9,16 @@ pool is pyopencl's.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
+import mmap
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyopencl as cl
 
 from ...api.errors import ConvDispatchError, MemoryLimit
@@ -23,7 +27,6 @@ from ..cache import artifact_store
 from ..cuda_driver import CudaError, cuda_of, no_wait
 from ..opencl.platforms import device_info
 from ..size_limits import must_fit
-from . import huge_pages
 from .shared_pool import MIN_SEPARATE, SMALLEST, Arena, SharedPool, cuda_address, out_of_order, shared_block
 
 __all__ = [
@@ -340,8 +343,8 @@ def fresh(queue: cl.CommandQueue, size: int, content: Any = None) -> cl.MemoryOb
         flags = cl.mem_flags.READ_WRITE | (0 if content is None else cl.mem_flags.COPY_HOST_PTR)
         size = 0 if content is not None else max(size, 1)
         _must_fit(queue, size)
-        if huge_pages.suit(queue.device, bytes_ := size or content.nbytes):
-            return with_room(queue.device, lambda: huge_pages.buffer(queue.context, queue.device, bytes_, content))
+        if huge_pages_suit(queue.device, bytes_ := size or content.nbytes):
+            return with_room(queue.device, lambda: huge_buffer(queue.context, queue.device, bytes_, content))
         return with_room(queue.device, lambda: cl.Buffer(queue.context, flags, size, hostbuf=content))
     memory = _take(pool, queue, max(size, MIN_SEPARATE), pooled=False)
     if content is not None:
@@ -387,3 +390,44 @@ def shared_with_cuda(context: cl.Context, device: cl.Device, size: int = 1) -> b
 def persistent(context: cl.Context, device: cl.Device, size: int) -> cl.MemoryObject:
     """New memory that CUDA sees too, for the life of the process; see ``shared_with_cuda``."""
     return _arena(context, device).block(1 << (size - 1).bit_length()).memory
+
+
+HUGE_BYTES = 1 << 22
+"""Buffers of a CPU device of at least this many bytes get huge pages, where the system provides them on request: on
+pages of 4 KiB, weights that are read once a run cost a page walk each."""
+
+
+def huge_pages_suit(device: cl.Device, size: int) -> bool:
+    """Whether a buffer of ``size`` bytes is large, the device a CPU, and the system takes requests for huge pages."""
+    return size >= HUGE_BYTES and bool(device.type & cl.device_type.CPU) and _madvise() is not None
+
+
+def huge_buffer(context: cl.Context, device: cl.Device, size: int, content: Any = None) -> cl.Buffer:
+    """A new buffer of ``size`` bytes, on huge pages if possible, with a copy of a contiguous array.
+
+    Huge pages are requested before the first write, which allocates them. The buffer is filled through a new queue,
+    because the caller's queue may be waiting.
+    """
+    memory = cl.Buffer(context, cl.mem_flags.READ_WRITE, size)
+    queue = cl.CommandQueue(context, device)
+    mapped, _ = cl.enqueue_map_buffer(queue, memory, cl.map_flags.WRITE_INVALIDATE_REGION, 0, (size,), np.uint8)
+    start = mapped.ctypes.data
+    begin, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + size) // mmap.PAGESIZE * mmap.PAGESIZE
+    _madvise()(begin, end - begin, mmap.MADV_HUGEPAGE)
+    if content is not None:
+        mapped[:] = content.reshape(-1).view(np.uint8)
+    mapped.base.release(queue)
+    queue.finish()
+    return memory
+
+
+@functools.cache
+def _madvise() -> Any:
+    """The C library's ``madvise``; None if it or huge pages are missing."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return None
+    with contextlib.suppress(OSError, AttributeError):
+        function = ctypes.CDLL(None).madvise
+        function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        return function
+    return None

@@ -8,7 +8,9 @@ it, unless the user has chosen a folder.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -25,8 +27,10 @@ import platformdirs
 from ...api import settings
 from ...api.errors import ConvDispatchWarning
 from .. import plainfile
+from ..cache.keys import key_of
+from ..cache.store import TRIALS
 from ..cache_home import temporary
-from .vendor_trial import how_it_ends
+from ..child import trial
 
 SYSTEM_FOLDER = Path("/etc/OpenCL/vendors")
 _NVIDIA = "libnvidia-opencl.so.1"
@@ -209,3 +213,49 @@ def _remedy(library: str, problem: str | None) -> str | None:
     if "cannot open shared object file" in problem and library in problem:
         return "the .icd file names a library that is not there: reinstall the driver or remove the file"
     return "install what the message names, or remove the .icd file"
+
+
+LOAD_S = 60.0
+"""The most seconds that a library may take to load and to list its platforms, on a busy machine."""
+_LINKER_CACHE = Path("/etc/ld.so.cache")
+_CHILD = """
+import ctypes, os, sys
+try:
+    library = ctypes.CDLL(sys.argv[1])
+    address = library.clGetExtensionFunctionAddress
+    address.restype, address.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    found = address(b"clIcdGetPlatformIDsKHR")
+    if found:
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p)
+        kind(found)(0, None, ctypes.addressof(ctypes.c_uint()))
+except (OSError, AttributeError):
+    pass  # what the linker refuses, the OpenCL loader passes over
+sys.stdout.write("\\2survived")
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@functools.lru_cache(maxsize=64)
+def how_it_ends(library: str) -> str | None:
+    """A text on how a library ends the process that loads it; None if it does not, whether it loads or not."""
+    key = key_of("vendor library", _file_state(library))
+    fault = (TRIALS.get(key) or {}).get("fault")
+    if not isinstance(fault, str):
+        fault = _try(library)
+        if fault is not None:
+            TRIALS.put(key, {"fault": fault}, f"loading {library}")
+    return fault or None
+
+
+def _try(library: str) -> str | None:
+    return trial(["-I", "-S", "-c", _CHILD, library], "loads", LOAD_S)
+
+
+def _file_state(library: str) -> str:
+    """A library's name with the time and size of its file, or for a bare name with those of the linker's cache."""
+    for path in (Path(library), _LINKER_CACHE):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            return f"{library} {status.st_mtime_ns} {status.st_size}"
+    return library

@@ -20,11 +20,11 @@ import pyopencl as cl
 from ...api.errors import BuildFailed
 from ...api.policy import forbid_when_frozen
 from .. import background
+from ..background import unlocked
 from ..cache import artifact_store
 from ..cache.keys import identity, key_of
 from ..cache.store import PROGRAMS
 from ..commands.interface import thread
-from ..planning_lock import unlocked
 from ..startup_profile import phase
 from .compile_pool import assembled_in_child, compiled_in_child
 from .ptx_program import PtxProgram, ptx_program

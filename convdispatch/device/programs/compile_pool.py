@@ -22,10 +22,10 @@ import pyopencl as cl
 
 from ...api.errors import BuildFailed
 from .. import background
+from ..background import locked, unlocked
 from ..child import FEW_THREADS, Child
 from ..commands.interface import thread
 from ..opencl.platforms import address
-from ..planning_lock import locked, unlocked
 from ..startup_profile import current_layer, layer, phase
 
 MAX_COMPILERS = 16

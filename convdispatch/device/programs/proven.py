@@ -13,11 +13,11 @@ from collections.abc import Callable
 import pyopencl as cl
 
 from ...api.problem import ConvProblem
+from ..background import unlocked
 from ..cache import artifact_store
 from ..cache.keys import identity
 from ..cache.store import TEXTS
 from ..commands.interface import thread
-from ..planning_lock import unlocked
 from .ptx_program import for_streams
 from .template_cache import Subject
 

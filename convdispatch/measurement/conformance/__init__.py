@@ -2,8 +2,8 @@
 
 ``convdispatch verify PLUGIN`` and ``pytest --pyargs convdispatch.conformance --plugin NAME`` run the same cases through
 the same checks. A new check goes to ``checks``, a new case to the lists of ``levels`` or to ``space``.
-
 - ``verify``: verifies a plugin on a device and makes the report.
+
 - ``session``: runs cases through a plugin's solvers in this process.
 - ``workers``: runs cases in child processes, several at once.
 - ``levels``: the cases, by level.
@@ -11,14 +11,11 @@ the same checks. A new check goes to ``checks``, a new case to the lists of ``le
 - ``covering``: few rows in which every pair of values occurs.
 - ``checks``: the checks that a plan goes through, in order.
 - ``contract``: the checks of what a solver returns before anything is compiled.
-- ``accuracy``: the check of the level accuracy.
-- ``packing``: the check that equal pack keys mean equal bytes.
 - ``data``: operands, the float64 result, and the error allowed.
 - ``digests``: the digests that results have on every device under ``math="reproducible"``.
 - ``memory``: operands, output and workspace between guard zones.
 - ``errata``: tries errata again.
 - ``outcome``: the outcome of a case, and the report as JSON.
-- ``grouping``: failures grouped by what their cases have in common.
 - ``page``: a report as one HTML page.
 - ``test_plugin``: the kit as a pytest module.
 - ``pytest_options``: pytest's options for it.

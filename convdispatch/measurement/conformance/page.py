@@ -9,8 +9,7 @@ from typing import Any
 
 from ..search.families import FAMILIES
 from .checks import CHECKS, LONG
-from .grouping import groups
-from .outcome import Report, reasons
+from .outcome import Report, groups, reasons
 
 
 def write_html(reports: Report | Sequence[Report], path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import json
 import time
 from collections import Counter
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyopencl as cl
 
 from ...api.errors import InvalidArgument
@@ -22,7 +24,10 @@ from ...selection.choice import set_aside
 from ...selection.plugins.answer_trial import Hang
 from ...selection.plugins.loader import Loaded, plugins
 from ...selection.visible_problem import visible_problem
-from . import accuracy, digests
+from .. import reference
+from ..search.families import FAMILIES, draw, entering, families, family_limit, plane_errors
+from ..search.trialdata import error_limit, operands_of
+from . import digests
 from .checks import BATCHES, FEW_BATCHES, Examination
 from .contract import answer, configurations, statements
 from .levels import Case
@@ -172,7 +177,7 @@ class Kit:
                 examination = Examination(solver, seen, config, stated, self.queue)
             outcome.config = dict(config)
             try:
-                accuracy.examine(examination)
+                examine(examination)
             finally:
                 outcome.errors = {
                     family: max(error, outcome.errors.get(family, 0.0)) for family, error in examination.errors.items()
@@ -212,3 +217,39 @@ def write_digests(kit: Kit, path: Path) -> list[str]:
             by_problem[text] = digests.digest(plan.compute(digests.operands(problem)))
     path.write_text(json.dumps(by_problem, indent=0) + "\n", encoding="utf-8")
     return [text for text in by_problem if by_problem[text] != digests.known()[text]]
+
+
+def examine(examination: Examination) -> None:
+    """Compute every family of the problem's direction. Raises Fault that names those whose error exceeds its limit.
+
+    Every output that reads an infinity or NaN must be infinite or NaN. Other outputs of its plane may be too if the
+    solver states ``spreads_nonfinite``, or if the value is in the weights (or in dy, for weight gradients).
+    """
+    problem, spread, failures = examination.problem, examination.solver.spreads_nonfinite, []
+    normal = 0.0
+    for family in families(problem.direction):
+        operands, expected, entered = _family_data(_in_float32(problem), family)
+        result = examination.compute(operands)
+        errors = plane_errors(problem, result, expected, entered, spread=spread or family == "nonfinite_partner")
+        worst = float(errors.max(initial=0))
+        normal = worst if family == "normal" else normal
+        limit = 3 * error_limit(problem) if family == "normal" else family_limit(problem, family, normal)
+        examination.errors[family] = worst
+        if not worst <= limit:
+            plane = tuple(int(i) for i in np.unravel_index(np.argmax(errors), errors.shape))
+            failures.append(f"{family} ({FAMILIES[family]}): plane {plane} errs by {worst:.2g}, at most {limit:.2g}")
+    if failures:
+        raise Fault("families", f"{'; '.join(failures)}; normal data: {normal:.2g}")
+
+
+def _in_float32(problem: ConvProblem) -> ConvProblem:
+    return problem.replace(constant_weights=False, math="float32")
+
+
+@functools.lru_cache(maxsize=32)
+def _family_data(problem: ConvProblem, family: str) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """Operands, expected result and size of its terms; cached, because every solver and ``math`` gets the same."""
+    operands = draw(family, problem, seed=3)
+    with np.errstate(invalid="ignore"):
+        expected = reference.compute(problem, **operands_of(problem, operands))
+    return operands, expected, entering(problem, operands)

@@ -20,7 +20,6 @@ from ...api.errors import BuildFailed
 from ...device import runtime
 from ...device.programs.kernels import build, define, kernel_text
 from ..measure import Candidate, interleaved, timed
-from .matrix import Variant, launcher, matrix_variants
 
 ROUNDS = 15
 """The number of interleaved rounds in which the kernel variants are timed."""
@@ -146,3 +145,63 @@ def _copies(queue: cl.CommandQueue, info: DeviceInfo) -> Iterator[Variant]:
 
 def _program(queue: cl.CommandQueue, chains: int, **macros: str | int) -> Any:
     return build(queue.context, define(**macros) + kernel_text(__package__, "peaks.cl.mako", chains=chains))
+
+
+WARP = 32
+CHAIN_STEPS = 1024
+SHAPES = {
+    "float32": ("tf32", 8, "0x3f800000"),
+    "float16": ("f16", 16, "0x3c003c00"),
+    "bfloat16": ("bf16", 16, "0x3f803f80"),
+}
+"""For each dtype, the instruction's 16x8xK product: the operands' type, K, and a register filled with ones."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel whose run does ``work`` units (operations or bytes)."""
+
+    how: str
+    work: float
+    run: Callable[[], None]
+
+
+def launcher(
+    queue: cl.CommandQueue, kernel: Any, items: int, local: tuple[int, ...] | None, *memory: cl.Buffer
+) -> Callable[[], None]:
+    """A function that runs ``kernel`` over ``items`` once, waits, and keeps the buffers of ``memory`` alive."""
+
+    # ``run`` holds the buffers, because an OpenCL kernel's arguments do not keep their memory alive.
+    def run(_held: tuple[cl.Buffer, ...] = memory) -> None:
+        cl.enqueue_nd_range_kernel(queue, kernel, (items,), local)
+        queue.finish()
+
+    return run
+
+
+def matrix_variants(queue: cl.CommandQueue, info: DeviceInfo, dtype: str) -> Iterator[Variant]:
+    """Variants that sum products of ones in float32 in independent chains; none if the device cannot.
+
+    OpenCL has none, but NVIDIA's compiler accepts PTX's ``mma.sync`` inside OpenCL C. Wider
+    instructions (``wgmma``) are not measured, and may be faster.
+    """
+    if info.type != "gpu" or dtype not in SHAPES:
+        return
+    kind, k, ones = SHAPES[dtype]
+    items = info.compute_units * 2048
+    out = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, items * 4)
+    for chains in (2, 4, 8):
+        text = kernel_text(__package__, "matrix.cl.mako", kind=kind, k=k, ones=ones, chains=chains, steps=CHAIN_STEPS)
+        try:
+            kernel = build(queue.context, text).matrix
+        except Exception:  # The device's compiler does not know the matrix instruction.
+            return
+        kernel.set_args(out)
+        run = launcher(queue, kernel, items, (min(256, info.max_work_group_size),), out)
+        run()
+        sums = np.empty(items, np.float32)
+        cl.enqueue_copy(queue, sums, out)
+        if not (sums == chains * CHAIN_STEPS * k).all():
+            return
+        work = 2.0 * 16 * 8 * k * chains * CHAIN_STEPS * (items // WARP)
+        yield Variant(f"{chains} chains of mma.sync m16n8k{k} {kind}", work, run)

@@ -7,8 +7,6 @@ A new check of a candidate's result goes to ``trial``, a new family of data to `
 - ``trial``: runs one candidate between guard zones, compares its result, and samples its times.
 - ``trialdata``: random operands, and the error up to which a result counts as right.
 - ``families``: families of data that are harder than normal ones, and errors plane by plane.
-- ``scaled_data``: the operands of differing scales that every candidate is tried on.
-- ``output_scan``: counts unwritten and differing elements on the device.
 - ``probing``: tries candidates in a child process first.
 - ``precompile``: compiles candidates in several processes before they are measured.
 - ``answer``: the verdict, the solvers to set aside, and the records.

@@ -1,7 +1,6 @@
 """Normalisation: by batch, by group, by neighbours.
 
 - ``batch_norm_kernel``: training in one kernel each way, on GPUs.
-- ``group_statistics``: group, instance and layer norms.
 - ``norms``: batch norm, local response norm.
 - ``row_norm``: rows by their own statistics in one kernel.
 - ``table_norm``: norms over channels of bytes, by tables.

@@ -1,6 +1,5 @@
 """Pooling: windows of one, two or three axes, with indices, forward and backward.
 
-- ``max_pool_indices``: the largest values and where they stood.
 - ``pooling2d``: max, average and adaptive pooling of two axes.
 - ``pooling_nd``: pooling of one and three axes by that of two.
 """

@@ -4,33 +4,27 @@ An operator is a function with ``@operator``, in the module of its kind.
 
 - ``activations``: activations with their parameters, softmax.
 - ``convolution``: Conv and ConvTranspose.
-- ``elementwise``: arithmetic, comparisons, functions, casts.
-- ``gates``: products that are one activation, however a file writes them.
-- ``geometry``: ONNX's words for windows and padding.
-- ``indexing``: elements chosen by indices.
+- ``elementwise``: arithmetic, comparisons, functions, casts, and products and quotients that are one operation here.
 - ``integers``: convolutions and products of integers.
 - ``matrix``: Gemm and MatMul.
 - ``normalization``: norms.
-- ``pooling``: pooling over windows and over whole pictures.
 - ``quantization``: QuantizeLinear and DequantizeLinear.
-- ``quotients``: Div, and what exporters write out that ends in one.
 - ``reduction``: reductions, ArgMax, TopK, CumSum.
 - ``resizing``: Resize and Upsample.
 - ``shaping``: Reshape, Concat, Slice, Pad and their like.
+- ``windows``: windows and padding as numbers, and poolings.
 """
 
 from . import (
     activations,  # noqa: F401
     convolution,  # noqa: F401
     elementwise,  # noqa: F401
-    indexing,  # noqa: F401
     integers,  # noqa: F401
     matrix,  # noqa: F401
     normalization,  # noqa: F401
-    pooling,  # noqa: F401
     quantization,  # noqa: F401
-    quotients,  # noqa: F401
     reduction,  # noqa: F401
     resizing,  # noqa: F401
     shaping,  # noqa: F401
+    windows,  # noqa: F401
 )

@@ -7,9 +7,9 @@ import numpy as np
 from ...elementwise.tensor import Tensor
 from ...nn import functional
 from ..call import BoundNode, operator
-from .geometry import AUTO_PADS, convolution_windows, same_pads
 from .integers import convolution_of_integers
 from .shaping import padded
+from .windows import AUTO_PADS, convolution_windows, same_pads
 
 
 def _bias(call: BoundNode) -> Tensor | None:

@@ -18,8 +18,8 @@ from ...elementwise.tensor import Tensor
 from ...nn import functional, quantized
 from ..call import BoundNode, operator
 from .elementwise import scalar
-from .geometry import convolution_windows
 from .quantization import Integers, integers_of, positive, zero_of
+from .windows import convolution_windows
 
 _EXACT = 1 << 24
 """The bound below which all whole numbers are exact in float32."""

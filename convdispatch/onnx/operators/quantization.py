@@ -15,7 +15,7 @@ from ...elementwise import apply
 from ...elementwise.tensor import Tensor
 from ...nn import functional, quantized
 from ..call import BoundNode, operator
-from ..types import dtype_of
+from ..reading import dtype_of
 from .elementwise import formula, scalar
 
 _BYTES = ("int8", "uint8")

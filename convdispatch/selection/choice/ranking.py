@@ -2,7 +2,7 @@
 
 Solvers that accept the problem rank in this order: the one that a lock file names; those that records measured, the
 fastest first; the one that measured neighbours favour; those that ``registry.yaml`` prefers; then the least predicted
-time; then the name. An unmeasured solver may rank before measured ones (``record_coverage``). A policy that names a
+time; then the name. An unmeasured solver may rank before measured ones (``evidence.ahead``). A policy that names a
 solver refuses all others.
 
 Two kinds of solvers can seldom be first, and are queried only where they may be (``Choices``): those of a plugin that
@@ -13,6 +13,7 @@ as the copies that they make, and which a rule prefers only by name.
 from __future__ import annotations
 
 import fnmatch
+import os
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,14 +27,13 @@ from ...api.solver import Solver
 from ..defensive_copy import banned
 from ..derivation import Derived, derived, may_beat
 from ..plugins.loader import plugins
+from ..plugins.registry import Rule, packaged_path, registry
 from ..records.perfdb import perfdb
 from ..solver_query import Fault, SolverAnswers, predicted, query
 from ..visible_problem import unfused_seconds
 from . import lockfile
-from .evidence import Evidence, admitted_records, error_reason, from_neighbours, measured
+from .evidence import Evidence, Prediction, admitted_records, ahead, error_reason, from_neighbours, measured
 from .neighbours import MARGIN, Offer, neighbours
-from .preference import Preferred, preferred
-from .record_coverage import Prediction, ahead
 from .set_aside import erratum, needs_too_much, quarantined
 
 
@@ -376,3 +376,53 @@ def reasons(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> dict[st
     solvers = contestants(problem, device)
     answers = {name: refusal(solver, problem, device, policy) for name, solver in solvers.items()}
     return {name: answer[1] for name, answer in answers.items() if answer}
+
+
+@dataclass(frozen=True)
+class Preferred:
+    """One name, glob or family of a rule; all solvers that it selects share ``place``, 0 for the first."""
+
+    place: int
+    glob: str
+    rule: Rule
+    plugin: str | None = None
+    """The plugin whose solvers the name, glob or family selects; None for those of all plugins."""
+
+    def __str__(self) -> str:
+        packaged = packaged_path()
+        where = self.rule.where.removeprefix(f"{packaged.parent}{os.sep}" if packaged else "")
+        when = ", ".join(map(str, self.rule.when))
+        globs = self.rule.globs(self.glob)
+        name_text = self.glob if globs == (self.glob,) else f"{self.glob} ({', '.join(globs)})"
+        return f"{where} prefers {name_text} for {when or 'everything'}"
+
+    def selects(self, solver: str) -> bool:
+        """Return whether the rule selects ``solver``; a derived solver only if the glob includes it, because rewriting
+        has a cost."""
+        if self.plugin is not None and plugins().provider(solver) != self.plugin:
+            return False
+        return any(
+            ("+" in glob or "+" not in solver) and fnmatch.fnmatchcase(solver, glob)
+            for glob in self.rule.globs(self.glob)
+        )
+
+    def may_select_derived(self) -> bool:
+        """Whether the glob may select derived solvers."""
+        return any("+" in glob for glob in self.rule.globs(self.glob))
+
+
+def preferred(problem: ConvProblem, device: DeviceInfo) -> list[Preferred]:
+    """Return the solvers that the matching rules prefer, the most preferred first. Raises InvalidPolicy.
+
+    The user's rules come first, then those of plugins, each of which may prefer its own solvers by a ``registry.yaml``
+    in its package, then the packaged rules. A user's registry without ``include`` replaces both.
+    """
+    rules, order = registry(), []
+    first_rule = rules.rule(problem, device)
+    if rules.own is not None and first_rule not in rules.rules[: rules.own]:
+        matching = {name: shipped.rule(problem, device) for name, shipped in plugins().rules.items()}
+        for name, rule in matching.items():
+            order += [Preferred(i, glob, rule, name) for i, glob in enumerate(rule.prefer if rule else ())]
+    offset = 1 + max((entry.place for entry in order), default=-1)
+    order += [Preferred(offset + i, glob, first_rule) for i, glob in enumerate(first_rule.prefer if first_rule else ())]
+    return sorted(order, key=lambda one: one.place)

@@ -17,9 +17,9 @@ from ...api.errors import MemoryLimit, NoSolver, PluginError
 from ...api.problem import ConvProblem
 from ...api.solver import Solver
 from ...device.size_limits import size_text, workspace_room
-from ..plugins import errata, faults, verdicts
+from ..plugins import errata, verdicts
 from ..plugins.errata import Erratum
-from ..plugins.loader import plugins
+from ..plugins.loader import forget_reported, plugins
 from ..solver_query import query, serves
 
 _retried: set[str] = set()
@@ -121,7 +121,7 @@ def forgive() -> None:
     """Forget which solvers are set aside; faults are reported again."""
     for table in (_quarantined, _requested, _starved):
         table.clear()
-    faults.forget()
+    forget_reported()
 
 
 class NoWorkspace(MemoryLimit):

@@ -4,9 +4,7 @@
 rotated weights. See docs/design/adr/0006-derivation.md.
 
 - ``rewriting``: the rewritings of a problem, and the copies that each takes.
-- ``copying``: strided copies with gaps.
 - ``solver``: which derived solvers there are for a problem, and what each answers.
-- ``plan``: runs a rewriting: copies, the inner plan, copies back.
 """
 
 from .rewriting import REWRITINGS, Rewritten

@@ -1,17 +1,14 @@
 """Plan packs: the decisions, programs and packed weights of a net on a kind of device become one file.
 
 A pack holds compiled code, which a device's driver loads: whoever can write the file can run code as you (SECURITY.md).
-A new table goes to ``device.cache.artifact_store``, and to ``format``.
+A new table goes to ``device.cache.artifact_store``, and to ``reading``.
 
-- ``writing``: a gathered collection to a file.
 - ``reading``: a file that may come from anywhere to a collection, every size checked.
-- ``format``: names and limits of the file's members.
 - ``force``: puts a pack in force; what does not fit here is said once and made anew.
 - ``decisions``: a pack's decisions, sealed over what they follow from.
 """
 
-from .force import LoadedPack, from_environment, load_pack
+from .force import LoadedPack, from_environment, load_pack, write
 from .reading import PackFile, read
-from .writing import write
 
 __all__ = ["LoadedPack", "PackFile", "from_environment", "load_pack", "read", "write"]

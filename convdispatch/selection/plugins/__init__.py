@@ -9,6 +9,4 @@ A new key of ``registry.yaml`` goes to ``registry``, a new condition of ``when``
 - ``conditions``: the conditions of a rule's ``when``.
 - ``verdicts``: what plugins did on this machine, from process to process.
 - ``answer_trial``: asks unproven plugins in a child process first, and watches for hangs.
-- ``forks``: notices a plugin that forks the process.
-- ``faults``: warns of a plugin's fault once for each kind.
 """

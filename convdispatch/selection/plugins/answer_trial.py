@@ -28,9 +28,9 @@ from typing import Any, TypeVar
 from ...api.device import DeviceInfo
 from ...api.policy import current_policy
 from ...api.problem import ConvProblem
+from ...device.background import unlocked
 from ...device.child import Child
-from ...device.planning_lock import unlocked
-from . import forks, verdicts
+from . import contract, verdicts
 from .loader import plugins
 
 T = TypeVar("T")
@@ -97,8 +97,8 @@ def watched(solver: str, work: Callable[[], T]) -> T:
             answer = work()
         except BaseException as error:
             raised = error
-        forks.end_fork(process)
-        outcomes.put((answer, raised, forks.count()))
+        contract.end_fork(process)
+        outcomes.put((answer, raised, contract.fork_count()))
 
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name=f"asks {solver}", daemon=True)
     thread.start()
@@ -109,7 +109,7 @@ def watched(solver: str, work: Callable[[], T]) -> T:
             )
     except TimeoutError as error:
         raise Hang(str(error)) from None
-    forks.note(forked)
+    contract.add_forks(forked)
     if raised is not None:
         raise raised
     return typing.cast(T, answer)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -98,3 +100,34 @@ def _is_dtypes(dtypes: Any) -> bool:
             isinstance(value, Mapping) or not _is_dtypes(value) for value in dtypes.values()
         )
     return isinstance(dtypes, Collection) and not isinstance(dtypes, str) and all(isinstance(n, str) for n in dtypes)
+
+
+_thread_forks = threading.local()
+
+
+def fork_count() -> int:
+    """The number of forks that this thread has made."""
+    return getattr(_thread_forks, "count", 0)
+
+
+def end_fork(process: int) -> None:
+    """End this process if it is a fork: its id is not ``process``, the id from before the plugin's code ran.
+
+    After a fork two processes would continue with the same work, on the same pipes and device. So the new process ends
+    as soon as the plugin's code returns, and the old one reports the plugin. A ``subprocess`` is no fork of this kind.
+    """
+    if os.getpid() != process:
+        os._exit(0)
+
+
+def add_forks(forks: int) -> None:
+    """Count forks of another thread, which ran plugin code for this one, for this thread."""
+    _thread_forks.count = fork_count() + forks
+
+
+def _count_fork() -> None:
+    add_forks(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_parent=_count_fork)

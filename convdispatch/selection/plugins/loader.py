@@ -34,7 +34,7 @@ from ...device.background import Threads
 from ...device.child import SURVIVED
 from ...device.startup_profile import phase
 from ..vendors.discovery import content_of, name_of, vendor_files
-from . import errata, forks, verdicts
+from . import contract, errata, verdicts
 from .contract import LoadedAs, register, solvers_of, traits_of
 from .registry import FILE_NAME, Registry, parse, read_text, registry, unmatched
 
@@ -271,7 +271,7 @@ def load_alone(name: str) -> None:
                 module = candidate.load()
                 getattr(module, "convdispatch_solvers", list)()
                 getattr(module, "unavailable", str)()
-    forks.end_fork(process)
+    contract.end_fork(process)
     os.write(1, SURVIVED)
     os._exit(0)
 
@@ -322,13 +322,13 @@ def _load_plugin(loaded: Plugins, candidate: _PluginSource) -> Loaded:
         again = "convdispatch doctor --again tries it anew"
         return refuse("failed", f"{fault}; skipped", f"shut it out by CONVDISPATCH_BLOCK={candidate.name}; {again}")
     try:
-        forks_before, process = forks.count(), os.getpid()
+        forks_before, process = contract.fork_count(), os.getpid()
         try:
             with contextlib.nullcontext() if candidate.own else verdicts.importing(candidate.name, version):
                 module = candidate.load()
         finally:
-            forks.end_fork(process)
-        if forks.count() > forks_before:
+            contract.end_fork(process)
+        if contract.fork_count() > forks_before:
             return refuse("failed", "it forks as it is imported: two processes would go on", "ask its author")
         wanted = getattr(module, "api_version", hookspecs.API_VERSION)
     except KeyboardInterrupt:
@@ -351,7 +351,7 @@ def _load_plugin(loaded: Plugins, candidate: _PluginSource) -> Loaded:
         try:
             solvers = solvers_of(loaded.manager, module)
         finally:
-            forks.end_fork(process)
+            contract.end_fork(process)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -431,3 +431,20 @@ def _load_layers(loaded: Plugins) -> None:
             loaded.layers.append(name)
         status = "loaded" if mistake is None else "failed"
         loaded.report.append(Loaded(f"layer {name}", candidate.source, status, mistake or "", "", candidate.version))
+
+
+_reported: set[tuple[str, str]] = set()
+
+
+def warn_once(solver: str, kind: str, message: str, *, stacklevel: int) -> None:
+    """Warn of a solver's fault, unless this process has warned of that kind of fault of its plugin."""
+    key = plugins().provider(solver), kind
+    if key in _reported:
+        return
+    _reported.add(key)
+    warnings.warn(message, ConvDispatchWarning, stacklevel=stacklevel + 1)
+
+
+def forget_reported() -> None:
+    """Forget which faults were reported, so that they are reported again."""
+    _reported.clear()

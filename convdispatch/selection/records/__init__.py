@@ -3,7 +3,6 @@
 A new field of a record goes to ``record``.
 
 - ``record``: one measurement with its provenance, as a value and as JSON.
-- ``record_files``: texts of several records, read and written.
 - ``perfdb``: folders of records, merged, and look-ups of a problem's records.
 - ``packs``: moves records between databases, compares and prunes them.
 - ``timing``: medians, intervals and the verdict among rivals.

@@ -12,8 +12,7 @@ from ...api.errors import ConvDispatchError, InvalidArgument
 from ...api.problem import ConvProblem
 from ...device import plainfile
 from .perfdb import PerfDB
-from .record import Record
-from .record_files import file_text, read_records
+from .record import Record, file_text, read_records
 
 _ABANDONED = 3600.0
 """Seconds after which a temporary file counts as abandoned by its writer."""

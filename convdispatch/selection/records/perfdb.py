@@ -34,9 +34,11 @@ from .record import (
     Record,
     choice_text,
     device_key,
+    file_text,
     is_device_key,
+    read_records,
+    text_name,
 )
-from .record_files import file_text, read_records, text_name
 from .timing import Timing, verdict
 
 ENTRY_POINTS = "convdispatch.records"

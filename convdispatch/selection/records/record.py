@@ -5,15 +5,17 @@ The text is canonical (sorted keys, no spaces), so equal records have equal text
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
 
 from ...api.device import DeviceInfo
+from ...device import jsontext
 
 LEAST_SAMPLES = 6
 """The least number of samples that gives a confidence interval of 95 %."""
@@ -253,3 +255,41 @@ def stale(record: Record, current: Provenance) -> str | None:
         if limit_now is None or limit_now > measured_with.workspace_limit:
             return f"measured under a workspace limit of {measured_with.workspace_limit} bytes, which is now wider"
     return None
+
+
+_HASHED = re.compile(r"[0-9a-f]{32}\.json")
+
+
+def file_text(records: Iterable[Record]) -> str:
+    """The text of a file of records, one record on each line, so that version control shows changes of a pack."""
+    lines = ",\n".join(record.text() for record in records)
+    return f'{{"schema":{SCHEMA},"records":[\n{lines}\n]}}\n'
+
+
+def text_name(text: str) -> str:
+    """The name of a file with this text, which is the text's hash."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32] + ".json"
+
+
+def read_records(name: str, text: str, source: str = "") -> tuple[list[Record], list[str]]:
+    """The valid records of a file's text, and a sentence for each invalid one. Raises Damaged or NewerSchema.
+
+    A name of 32 hexadecimal digits must be the text's hash. Files with other names are packs, which people may edit.
+    """
+    if _HASHED.fullmatch(name) and text_name(text) != name:
+        raise Damaged("its content does not fit its name: truncated or altered")
+    try:
+        values = jsontext.loads(text)
+    except ValueError as error:
+        raise Damaged(f"not JSON: {error}") from error
+    if not isinstance(values, dict) or not isinstance(values.get("records"), list):
+        raise Damaged("no list of records")
+    if not isinstance(values.get("schema"), int) or values["schema"] > SCHEMA:
+        raise NewerSchema(f"schema {values.get('schema')!r}, this version reads up to {SCHEMA}")
+    records, faults = [], []
+    for number, values_of_record in enumerate(values["records"], 1):
+        try:
+            records.append(Record.from_json(values_of_record, source))
+        except (Damaged, NewerSchema) as error:
+            faults.append(f"record {number}: {error}")
+    return records, faults

@@ -5,6 +5,5 @@ A field of the header is added to ``abi``; the call of a new function goes into 
 - ``discovery``: finds ``.icd`` files and the libraries that they name.
 - ``library``: loads a library and checks its table.
 - ``abi``: the header's structures and codes in ctypes.
-- ``solver``: asks a library's solver.
 - ``plan``: enqueues a library's plan on host memory, an OpenCL queue or a CUDA stream.
 """

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ctypes import byref
 from pathlib import Path
 from typing import Any
 
+import pyopencl as cl
+
+from ...api.device import DeviceInfo
 from ...api.errors import PluginError
 from ...api.hookspecs import hookimpl
-from ...api.solver import EPILOGUE
+from ...api.problem import ConvProblem
+from ...api.solver import EPILOGUE, Solver
+from ...device import cuda_driver
+from ...device.runtime import device_info
 from . import abi
 from .discovery import HEADER, library_of
-from .solver import VendorSolver
+from .plan import VendorPlan
 
 VERSION = abi.CODES["plugin_version"]
 MAX_SOLVERS = 1000
@@ -94,3 +102,99 @@ class Library:
                 "compile the library for this machine, with this header"
             )
         return table
+
+
+MAX_CONFIG_BYTES = 256
+_CODES = abi.CODES
+
+
+class VendorSolver(Solver):
+    """The solver of a ``table`` in a loaded library. A configuration is a text of the library."""
+
+    def __init__(self, table: Any, name: str, packs: bool = False) -> None:
+        self.name, self._table, self._packs = name, table, packs
+        *promises, confines = abi.PROMISES
+        for promise in promises:
+            setattr(self, promise, bool(table.promises & _CODES[promise]))
+        # Where neither bit is set, the solver may spread for all that ``strict_nan`` knows.
+        self.spreads_nonfinite = self.spreads_nonfinite or (False if table.promises & _CODES[confines] else None)
+        self.fuses = frozenset(part for part in EPILOGUE if table.fuses & _CODES[part])
+        self.dtypes = frozenset(dtype for dtype, code in abi.DTYPE_CODES.items() if table.dtypes >> code & 1)
+        self.predicts = bool(table.cost)
+
+    def place(self, device: DeviceInfo) -> int:
+        """The code of the place where plans run on a device: CUDA, else a CPU's host memory, else OpenCL; 0 for
+        none."""
+        offered_places = self._table.places
+        if offered_places & _CODES["cuda"] and device.vendor == "nvidia" and cuda_driver.unavailable() is None:
+            return _CODES["cuda"]
+        on_host = offered_places & _CODES["host"] and device.type == "cpu"
+        return _CODES["host"] if on_host else offered_places & _CODES["opencl"]
+
+    def serves(self, device: DeviceInfo) -> str | None:
+        """Why the solver cannot run on the device, or None."""
+        if self.place(device):
+            return None
+        places = {"host": "a CPU's host memory", "cuda": "CUDA"}
+        place_names = " or ".join(words for name, words in places.items() if self._table.places & _CODES[name])
+        return f"{place_names} only, got {device.type} of {device.vendor}"
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """Why the device or the library refuses the problem, or None."""
+        if reason := self.serves(device):
+            return reason
+        text = abi.Text()
+        status = self._ask("rejects", problem, device, text.address, text.size)
+        if status == _CODES["rejected"]:
+            return text.read() or "the library gives no reason"
+        abi.check("rejects", status, text)
+        return None
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:
+        """The library's configurations, each a text."""
+        return self._texts(problem, device) if self._table.config else [{}]
+
+    def _texts(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
+        for index in itertools.count():
+            text = abi.Text(MAX_CONFIG_BYTES)
+            status = self._ask("config", problem, device, index, text.address, text.size)
+            if status == _CODES["end"]:
+                return
+            abi.check("config", status, text)
+            yield {"config": text.read()}
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
+        """The library's prediction in seconds."""
+        return self._number("cost", problem, device, config, ctypes.c_double()) if self._table.cost else None
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
+        """The library's workspace in bytes; 0 if the library has no function for it."""
+        return self._number("workspace", problem, device, config, ctypes.c_uint64()) if self._table.workspace else 0
+
+    def _number(self, name: str, problem: ConvProblem, device: DeviceInfo, config: Any, number: Any) -> Any:
+        status = self._ask(name, problem, device, _text(config), byref(number))
+        if status == _CODES["unknown"]:
+            return None
+        abi.check(name, status)
+        return number.value
+
+    def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> VendorPlan:
+        """The library's plan for the context's device."""
+        info, handle, text = device_info(context.devices[0]), ctypes.c_void_p(), abi.Text()
+        size = self.workspace(problem, info, config)
+        device = abi.device_of(info, self.place(info), context)
+        arguments = byref(self._table), byref(abi.problem_of(problem)), byref(device), _text(config)
+        abi.check("plan", self._table.plan(*arguments, byref(handle), text.address, text.size), text)
+        if not handle.value or size is None:
+            raise PluginError("its plan is NULL, or its workspace not known, and no error was returned")
+        packs = self._packs and problem.constant_weights
+        packed = self._number("packed", problem, info, config, ctypes.c_uint64()) if packs else 0
+        return VendorPlan(self._table, handle.value, (device.place, size, packed or 0), context, problem)
+
+    def _ask(self, name: str, problem: ConvProblem, device: DeviceInfo, *extra_arguments: Any) -> int:
+        structures = abi.problem_of(problem), abi.device_of(device, self.place(device))
+        return getattr(self._table, name)(byref(self._table), *map(byref, structures), *extra_arguments)
+
+
+def _text(config: Mapping[str, Any]) -> bytes:
+    return str(config.get("config", "")).encode()

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...api.errors import InvalidArgument
 from ...api.problem import ConvProblem
-from ...device import declared, plainfile
+from ...device import jsontext, plainfile
 from ...measurement.run_reports import only, read_reports
 
 SCHEMA = 1
@@ -150,7 +150,7 @@ class Measured:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Measured:
         """What ``asdict`` wrote. Raises TypeError for anything else."""
-        return declared.made(cls, values)
+        return jsontext.made(cls, values)
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Report:
             raise InvalidArgument(f"no benchmark report of schema {SCHEMA}: {str(values)[:60]!r}")
         try:
             measured = {text: Measured.from_json(row_values) for text, row_values in values["measured"].items()}
-            report = declared.made(cls, {**values, "measured": {}})
+            report = jsontext.made(cls, {**values, "measured": {}})
             return replace(report, measured=measured)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InvalidArgument(f"a damaged benchmark report: {error!r}") from error

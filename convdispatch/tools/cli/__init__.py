@@ -9,8 +9,7 @@ A new subcommand is a function in a module here, named in ``COMMANDS``; options 
 - ``find``: ``find``.
 - ``bench``: ``bench``.
 - ``verify``: ``verify``.
-- ``classify``: ``classify``.
-- ``run_model``: ``run``.
+- ``run_model``: ``run``, ``classify``.
 - ``pack``: ``trace``, ``pack``.
 - ``train``: ``train``.
 - ``replay``: ``replay``.
@@ -18,8 +17,7 @@ A new subcommand is a function in a module here, named in ``COMMANDS``; options 
 - ``kernel``: ``kernel``, ``targets``.
 - ``database``: ``db``.
 - ``cache``: ``cache list``, ``cache show``, ``cache clear``; ``config``.
-- ``calibrate``: ``calibrate``.
-- ``fit``: ``fit-cost``.
+- ``fit``: ``calibrate``, ``fit-cost``.
 - ``new_plugin``: ``new-plugin``.
 - ``cluster``: ``cluster``, ``worker``, and the options of commands that use one.
 """
@@ -42,8 +40,8 @@ __all__ = ["main", "run"]
 COMMANDS = {
     "bench": ".bench",
     "cache": ".cache",
-    "calibrate": ".calibrate",
-    "classify": ".classify",
+    "calibrate": ".fit",
+    "classify": ".run_model",
     "cluster": ".cluster",
     "config": ".cache",
     "db": ".database",

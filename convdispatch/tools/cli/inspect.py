@@ -179,8 +179,7 @@ def explain(names: tuple[str, ...], verbose: bool, device: str | None, as_json: 
 def _show_by_workspace(problems: list[Any], device: str | None, as_json: bool) -> None:
     """Show which solver runs under each ceiling of the workspace, for each problem."""
     from ...device import runtime
-    from ...selection.explanation import by_workspace
-    from ...selection.explanation_text import ceilings_text
+    from ...selection.explanation import by_workspace, ceilings_text
 
     info = runtime.device_info(runtime.find_device(device))
     every = {problem: by_workspace(problem, info) for problem in problems}

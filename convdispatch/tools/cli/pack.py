@@ -44,6 +44,6 @@ def pack(what: str, output: Path, device: str | None, **options: Any) -> None:
 
     ``convdispatch.load_pack(FILE)`` or CONVDISPATCH_PACK=FILE puts it in force, here and on machines of the same kind.
     """
-    from ..packing import make_pack
+    from ..ready import make_pack
 
     echo(make_pack(what, output, device, **options))

@@ -47,8 +47,8 @@ def train(curve: Path | None, as_json: bool, device: str | None, every: int, **o
     """Train a small net on DATA: digits (scikit-learn's), fashion-mnist (Debian's), or a folder of pictures."""
     from ...train import Settings
     from ...train import train as run
-    from ...train.curve import curve as plot
     from ...train.data import load
+    from ...train.run import curve as plot
 
     checkpoint, resume, most_pixels = (options.pop(name) for name in ("checkpoint", "resume", "most_pixels"))
     data = {} if most_pixels is None else {"data": load(options["data"], most_pixels=most_pixels)}

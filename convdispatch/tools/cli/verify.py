@@ -201,8 +201,7 @@ def _show(report: Any) -> None:
         Column("worst error", "sentence"),
         Column("refused most often because", "sentence"),
     )
-    from ...measurement.conformance.grouping import errors_by_dtype, groups
-    from ...measurement.conformance.outcome import reasons
+    from ...measurement.conformance.outcome import errors_by_dtype, groups, reasons
 
     for solver in report.solvers:
         counts = [len(report.of(solver=solver, status=status)) for status in ("passed", "refused", "failed")]

@@ -43,7 +43,8 @@ class Backend:
         skip_our_frames()
         inductor_options = dict(options or {})
         self.engine, self.mode = inductor_options.pop("engine", None), mode
-        self.fuse_norms = inductor_options.pop("fuse_norms", None)
+        # No GPU has run such a training step yet; when one has shown that it pays, None is the value to begin with.
+        self.fuse_norms = inductor_options.pop("fuse_norms", False)
         """Whether batch norms of graphs that learn are parts of convolutions; None lets selection decide."""
         if not isinstance(self.fuse_norms, bool | None):
             raise InvalidArgument(f"options['fuse_norms'] must be None, True or False, got {self.fuse_norms!r}")

@@ -2,10 +2,7 @@
 does. The adapter for tensors of a new device belongs in this package.
 
 - ``bias_gradient``: a bias' gradient.
-- ``host``: tensors in host memory.
-- ``opencl_call``: calls on the device "opencl".
 - ``opencl_tensors``: tensors of that device.
 - ``planning``: chooses among them, and says why not.
-- ``recorded_launches``: kernels beside convolutions on PyTorch's stream.
 - ``stream_tensors``: tensors on PyTorch's current stream of a device.
 """

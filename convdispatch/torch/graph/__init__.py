@@ -15,7 +15,6 @@ its kind.
 - ``inductor``: what inductor compiles, and graphs operator by operator.
 - ``learning``: passes over graphs that learn: their layout, batch norms in convolutions.
 - ``operator_table``: the table of operators that forms have.
-- ``preparing``: a graph's kernels, compiled side by side.
 - ``prologue``: what PyTorch computes of integers before a form runs.
 - ``quantized``: graphs that PT2E has quantized.
 - ``report``: ``fusion``.

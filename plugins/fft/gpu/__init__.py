@@ -5,6 +5,5 @@ A new pass is a template, the code that it prints in ``spectra`` and its launch 
 - ``geometry``: the transforms of a problem: which pixels a tile reads and keeps; tensors as matrices of tiles.
 - ``spectra``: the passes between tensors and spectra.
 - ``plan``: a configuration's layout and launches.
-- ``choice``: transforms, products and parts that are offered, and their predicted time.
-- ``solver``: the solver.
+- ``solver``: the solver: transforms, products and parts that are offered, and their predicted time.
 """

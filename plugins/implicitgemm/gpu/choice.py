@@ -13,8 +13,7 @@ import numpy as np
 
 from convdispatch.api import ConvProblem, DeviceInfo, Geometry, geometry_of, rates
 
-from .product import Product, tap_run
-from .tile import Tile
+from .product import Product, Tile, tap_run
 
 # Share of the sustained multiply-add rate that a busy device reaches with a tile (bm, bn, tm, tn): (in forward products
 # and data gradients, in weights' gradients). Fitted on an H200.

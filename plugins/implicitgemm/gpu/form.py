@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .loader import Loader
-from .product import Product
-from .tile import Tile
+from .product import Loader, Product, Tile
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@
 ## STAGES      2: the next slice goes into local memory while this one is multiplied; 1: half the local memory
 ## SPLIT       parts of the sum over k, which end in the workspace
 ##
-## The template sees a ``Form`` (``text.py``): a name in capitals is a number of the geometry (``numbers.py``), which is
+## The template sees a ``Form`` (``solver.py``): a name in capitals is a number of the geometry (``numbers.py``), which is
 ## a literal or an argument. ``places``, ``fetch``, ``keep`` and ``results`` are parts of this text.
 typedef ACC4 __attribute__((aligned(${4 * f.accsize}))) quad;
 #define INDEX ${f.index}

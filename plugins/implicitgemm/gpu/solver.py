@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import MOST_PHASES, ConvProblem, DeviceInfo, Solver, phase_count
+from convdispatch.api import (
+    MOST_PHASES,
+    ConvProblem,
+    DeviceInfo,
+    Launch,
+    Solver,
+    StepPlan,
+    define,
+    epilogue_macros,
+    kernel_text,
+    merging,
+    norm_macros,
+    numbers_as_arguments,
+    numbers_as_literals,
+    phase_count,
+    storage_macros,
+    summing,
+)
 
+from ..solving import launch
 from .choice import choices, fits, seconds
-from .plan import TiledPlan, packed_bytes
-from .product import MAX_INT_OFFSET, Product, most_columns
-from .tile import Tile
+from .form import Form, numbers
+from .product import MAX_INT_OFFSET, Product, Tile, most_columns
 
 
 class Tiled(Solver):
@@ -48,3 +66,145 @@ class Tiled(Solver):
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> TiledPlan:
         return TiledPlan(context, problem, config)
+
+
+PACKED_ALIGNMENT = 1024
+"""Packed weights are padded to a multiple of so many bytes; no device requires more alignment of a sub-buffer."""
+
+
+def packed_bytes(product: Product) -> int:
+    """Return the bytes of the workspace that packed weights take."""
+    if product.problem.constant_weights:
+        return 0
+    return -(-product.packed_size // PACKED_ALIGNMENT) * PACKED_ALIGNMENT
+
+
+class TiledPlan(StepPlan):
+    """The plan of one tiled product; ``product.cl.mako`` explains the kernel."""
+
+    def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> None:
+        product = self._product = Product(problem, Tile.of(config))
+        self._context, self._pack_bytes = context, packed_bytes(product)
+        self._extras = list(problem.epilogue_operands)
+        self._form, self._numbers = Form.of(product), numbers(product, self._pack_bytes // product.accsize)
+        sums_at = self._pack_bytes + product.partial_size
+        self._macros = storage_macros(problem.dtype) + epilogue_macros(problem)
+        self._macros += norm_macros(problem) if problem.norm else ""
+        self._macros += define(NHWC=int(problem.layout == "nhwc"), OUT_INDEX=product.out_index, PARTIAL_AT=0)
+        packers = [self._pack_launch()] if product.packed_size else []
+        steps = [*([] if problem.constant_weights else packers), self._product_launch()]
+        steps += [self._reduce_launch()] if product.partial else []
+        if product.sums:
+            steps += merging(context, problem, product.sums_parts, sums_at)
+        elif problem.sums:
+            steps += summing(context, problem, sums_at)
+        packed_size = product.packed_size if problem.constant_weights else 0
+        super().__init__(sums_at + product.sums_size, steps, packed_size, packers, self._pack_key())
+
+    def _pack_key(self) -> str:
+        product, tile = self._product, self._product.tile
+        problem = product.problem
+        names = ("id", "ih", "iw", "sd", "sh", "sw", "pd", "ph", "pw", "dd", "dh", "dw")
+        # Packed slices depend only on the taps of the phases; the key has the numbers that determine them, because
+        # these are easy to compare.
+        geometry = () if problem.direction == "fwd" else tuple(getattr(problem, name) for name in names)
+        return repr(("tiled", problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g, geometry,
+                     tile.bm, tile.bk, tile.walk))  # fmt: skip
+
+    def _launch(
+        self, texts: tuple[str, str], name: str, size: tuple[int, ...], local: tuple[int, ...], operands: list[str]
+    ) -> Launch:
+        """``texts``: macros and functions, and the kernel, whose numbers are literals or arguments."""
+        write = numbers_as_arguments if self._product.tile.general else numbers_as_literals
+        text, arguments = write(texts[1], self._numbers)
+        return launch(self._context, self._macros + texts[0] + text, name, size, local, [*operands, *arguments])
+
+    def _pack_launch(self) -> Launch:
+        product = self._product
+        rows = product.m_tiles * product.tile.bm
+        size = (-(-rows // 32) * 32, -(-product.c_padded // 4) * 4, product.geometry.groups)
+        return self._launch(("", pack_text(self._form)), "pack", size, (32, 4, 1), ["w", "workspace"])
+
+    def _product_launch(self) -> Launch:
+        product, problem = self._product, self._product.problem
+        functions = define(PARTIAL=int(product.partial)) + kernel_text(__package__, "output.cl")
+        if product.data:
+            source, written = ("x", "y") if problem.direction == "fwd" else ("y", "x")
+            operands = ["workspace" if self._pack_bytes else "w", source, "workspace" if product.partial else written]
+        else:
+            operands = ["y", "x", "workspace"]
+        operands += [] if product.partial else self._extras
+        operands += (["norm"] if product.norm else []) + (["workspace"] if product.sums else [])
+        items = product.tile.items
+        texts = functions, product_text(self._form)
+        return self._launch(texts, "product", (product.work_groups * items,), (items,), operands)
+
+    def _reduce_launch(self) -> Launch:
+        product, problem = self._product, self._product.problem
+        wide = int(product.out_index == "long")
+        functions = define(PARTIAL=0, WEIGHTS=int(product.reordered), WIDE=wide) + kernel_text(__package__, "output.cl")
+        operands = ["workspace", problem.written, *self._extras]
+        texts = functions, kernel_text(__package__, "reduce.cl")
+        return self._launch(texts, "reduce", (-(-product.out_size // 128) * 128,), (128,), operands)
+
+
+_AXES = "zyx"
+
+
+def _numbers_of_phase(f: Form, field: str) -> list[str]:
+    """OpenCL text of a field of the work group's phase, along each axis: variables if there are several phases."""
+    return [f"{field}_{axis}" if f.phased else f"{field}_{axis}".upper() for axis in _AXES]
+
+
+def _divided(f: Form, number: str, places: str) -> str:
+    return f"{number} / {places}" if f.phased else f"DIVIDED({number}, {places})"
+
+
+def _slot_tap(f: Form, k: int) -> tuple[int, int, int]:
+    """The tap at row ``k`` of a slice of taps, relative to the slice's first tap."""
+    _, rows, columns = f.run
+    return k // (rows * columns), k // columns % rows, k % columns
+
+
+def _slot_offset(f: Form, k: int) -> str:
+    """OpenCL text of the source elements from a slice's first tap to the tap at row ``k``."""
+    taps = zip(_slot_tap(f, k), _AXES.upper(), strict=True)
+    return " + ".join(f"{tap} * SPREAD_{axis} * SOURCE_{axis}" for tap, axis in taps if tap) or "0"
+
+
+def _part(f: Form, file: str, **more: Any) -> str:
+    """Return the rendered text of another template file, with the same values."""
+    return kernel_text(__package__, file, **_values(f), **more)
+
+
+def _values(f: Form) -> dict[str, Any]:
+    """Return the values of the templates by their names."""
+    t = f.tile
+    rows, columns = t.bm // t.tm, t.bn // t.tn
+    warp_n, places = min(t.ln, columns), "places" if f.phased else "PLACES"
+    return {
+        "f": f, "t": t, "b": f.b, "bm": t.bm, "bn": t.bn, "bk": t.bk, "items": t.items, "columns": columns,
+        "warp_n": warp_n, "warp_m": max(1, min(32 // warp_n, rows)), "quads_m": t.tm // 4, "quads_n": t.tn // 4,
+        "axes": range(3), "names": _AXES, "capitals": _AXES.upper(), "places": places,
+        "divided": functools.partial(_divided, f), "slot_tap": functools.partial(_slot_tap, f),
+        "slot_offset": functools.partial(_slot_offset, f), "phases": _phases() if f.phased else "",
+        **{field: _numbers_of_phase(f, field) for field in ("first", "taps", "origin")},
+        "a_slots": -(-t.bk * t.bm // 4 // t.items), "a_pitch": t.bm if f.data else f.a.pitch,
+        "masked": f.run is not None and any(g and not w for g, w in zip(f.guarded, f.walked, strict=True)),
+    }  # fmt: skip
+
+
+def _phases() -> str:
+    return kernel_text(__package__, "phase.cl")
+
+
+@functools.lru_cache(maxsize=256)
+def product_text(f: Form) -> str:
+    """The text of the kernel ``product``, without the functions that it calls."""
+    return kernel_text(__package__, "product.cl.mako", **_values(f), part=functools.partial(_part, f))
+
+
+@functools.lru_cache(maxsize=256)
+def pack_text(f: Form) -> str:
+    """The text of the kernel ``pack``."""
+    return kernel_text(__package__, "pack.cl.mako", f=f, phases=_phases() if f.phased else "")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from convdispatch_winograd.geometry import TileGeometry
-from convdispatch_winograd.gpu.error import refusal
+from convdispatch_winograd.gpu.choice import refusal
 
 from convdispatch.api import ConvProblem, DeviceInfo
 from convdispatch.api.matrix import MAX_BYTES

@@ -7,6 +7,5 @@ A new form of the computation is a kernel class beside ``data`` and a name of ``
 - ``data``: forward and data gradient: in one kernel, in three, or without stored weights for few tiles.
 - ``weights``: the weights' gradient.
 - ``choice``: configurations of a problem, and their predicted cost.
-- ``error``: the measured error of each tile size, and which math modes admit it.
-- ``solver``: the solver of one tile size.
+- ``solver``: the solver of one tile size, its error, and which math modes admit it.
 """

@@ -10,9 +10,9 @@ from convdispatch.api import ConvProblem, DeviceInfo, Plan, StepPlan, rates
 
 from ..geometry import TileGeometry
 from .choice import COPY_SHARE, SUSTAINED
-from .fused_work import FusedWork
 from .plan import Passes, pack_key
 from .solver import Tiles
+from .work import FusedWork
 
 SHAPES = ((4, 4), (2, 4), (4, 2), (2, 2), (1, 2), (1, 1))
 """Work items per transformed element along channels and along tiles, the best pair first."""

@@ -11,8 +11,7 @@ import numpy as np
 from convdispatch.api import OPERANDS, GemmPlan, Launch, Product, StepPlan, build, kernel_text
 
 from ..geometry import TileGeometry
-from .fused_work import FusedWork
-from .work import Data, Filter, Printer, Work
+from .work import Data, Filter, FusedWork, Printer, Work
 
 _GEMM = ("bm", "bn", "bk", "tm", "tn", "ln", "stages", "swap")
 

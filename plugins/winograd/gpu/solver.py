@@ -8,8 +8,7 @@ from typing import Any
 from convdispatch.api import ConvProblem, DeviceInfo, Plan, Solver
 
 from ..geometry import TileGeometry
-from .choice import choices, seconds
-from .error import refusal
+from .choice import choices, refusal, seconds
 from .plan import passes, work_of
 
 

@@ -6,7 +6,7 @@ Plans run as ``plans.py`` says; integer data compare exactly.
 from __future__ import annotations
 
 import pytest
-from convdispatch_amd.instructions import INSTRUCTIONS, AmdTile
+from convdispatch_amd.solver import INSTRUCTIONS, AmdTile
 from emulated_tiles import LAYOUTS
 from matrix_tiles import check, check_layout, compiles_for_amd
 

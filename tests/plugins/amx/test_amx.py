@@ -22,7 +22,7 @@ from as_amx import native, translated
 from checking import numpy_dtype
 from convdispatch_amx import instructions, processor
 from convdispatch_amx.convolve import Tiles
-from convdispatch_amx.splits import PRODUCTS, planes_of
+from convdispatch_amx.instructions import PRODUCTS, planes_of
 
 from convdispatch import ConvProblem
 from convdispatch.api import cpu, define, kernel_text, storage_macros

@@ -6,9 +6,8 @@ import itertools
 
 import numpy as np
 import pytest
-from convdispatch_amx.convolve import TilesKernel
+from convdispatch_amx.convolve import TilesKernel, sizes_argument
 from convdispatch_amx.geometry import flat_of, merged
-from convdispatch_amx.sizes import sizes_argument
 from hypothesis import given
 from strategies import FUZZ, problems
 

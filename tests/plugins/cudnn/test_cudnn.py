@@ -54,7 +54,7 @@ def test_refuses_in_words():
 
 def test_the_threads_context_stays_its_own(monkeypatch):
     """A thread that works on one GPU may have another's plans made."""
-    module = importlib.import_module("convdispatch_cudnn.plan")
+    module = importlib.import_module("convdispatch_cudnn.solver")
     driver = HostDriver()
     driver.current = 0xAB
     other, inside = Cuda(driver, 1), []
@@ -152,7 +152,7 @@ class FakeBridge:
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_weights"])
 def test_stand_ins(foreign, direction, monkeypatch):
     """What CUDA does not see has a stand-in of its own, copied before or after; the rest is used where it is."""
-    plan_module = importlib.import_module("convdispatch_cudnn.plan")
+    plan_module = importlib.import_module("convdispatch_cudnn.solver")
     across, executed = FakeBridge(), []
     monkeypatch.setattr(plan_module, "bridge_of", lambda queue: across)
     monkeypatch.setattr(plan_module, "running", lambda device, cuda, stream: contextlib.nullcontext())
@@ -184,7 +184,7 @@ def test_stand_ins(foreign, direction, monkeypatch):
 def test_a_workspace_that_cuda_cannot_see(monkeypatch):
     """Where OpenCL cannot share so much, the workspace is CUDA's alone, taken and given back in the stream's order; and
     a tensor of that size is an error, in words."""
-    plan_module = importlib.import_module("convdispatch_cudnn.plan")
+    plan_module = importlib.import_module("convdispatch_cudnn.solver")
     across, executed = FakeBridge(), []
     across.cuda, across.stream = FakeCuda(), "stream"
     across.allocate = lambda size: FakeMemory(seen=False)

@@ -26,7 +26,7 @@ from convdispatch.tensor import Tensor
 @pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("workspace", [0, 300])
 def test_kernels_are_loaded_by_a_run(short, workspace, monkeypatch):
-    loading = importlib.import_module("convdispatch_cudnn.plan")
+    loading = importlib.import_module("convdispatch_cudnn.solver")
     device, packs = FakeCuda(), []
     monkeypatch.setattr(loading, "library", lambda: device)
     monkeypatch.setattr(loading, "variant_pack", lambda places: packs.append(places) or types.SimpleNamespace(handle=1))
@@ -46,7 +46,7 @@ def test_kernels_are_loaded_by_a_run(short, workspace, monkeypatch):
 
 
 def test_an_engine_that_cannot_run_makes_no_plan(monkeypatch):
-    loading = importlib.import_module("convdispatch_cudnn.plan")
+    loading = importlib.import_module("convdispatch_cudnn.solver")
     device = FakeCuda(failing=("cudnnBackendExecute",))
     monkeypatch.setattr(loading, "library", lambda: device)
     monkeypatch.setattr(loading, "variant_pack", lambda places: types.SimpleNamespace(handle=1))
@@ -56,11 +56,10 @@ def test_an_engine_that_cannot_run_makes_no_plan(monkeypatch):
 
 
 def test_a_plan_loads_its_kernels_and_a_choice_does_not(monkeypatch):
-    plan_module, solver_module = (importlib.import_module(f"convdispatch_cudnn.{name}") for name in ("plan", "solver"))
+    plan_module = importlib.import_module("convdispatch_cudnn.solver")
     problem, loaded = ConvProblem.parse("mb2ic16ih9oc32kh3ph1"), []
     context = types.SimpleNamespace(devices=["device"])
-    for module in (plan_module, solver_module):
-        monkeypatch.setattr(module, "execution_plan", lambda problem, handle, config: ("plan", 64))
+    monkeypatch.setattr(plan_module, "execution_plan", lambda problem, handle, config: ("plan", 64))
     monkeypatch.setattr(plan_module, "library", lambda: None)
     monkeypatch.setattr(plan_module, "cuda_of", lambda device: types.SimpleNamespace(current=contextlib.nullcontext))
     monkeypatch.setattr(plan_module, "_handles", {("device", "make"): "maker", ("device", "run"): "runner"})
@@ -69,8 +68,8 @@ def test_a_plan_loads_its_kernels_and_a_choice_does_not(monkeypatch):
     prepared = []
     monkeypatch.setattr(plan_module.Bridge, "prepare", staticmethod(lambda *arguments: prepared.append(arguments)))
     candidate = types.SimpleNamespace(config={"engine": 1, "knobs": []}, notes=frozenset())
-    monkeypatch.setattr(solver_module, "candidates", lambda problem, handle: [candidate])
-    assert solver_module._working(problem, None, False) == [candidate.config]
+    monkeypatch.setattr(plan_module, "candidates", lambda problem, handle: [candidate])
+    assert plan_module._working(problem, None, False) == [candidate.config]
     assert not loaded
     plan_module.CudnnPlan(context, problem, candidate.config)
     assert loaded == [("maker", "stream", "plan", [4 * 2 * 16 * 81, 4 * 32 * 16 * 9, 4 * 2 * 32 * 81, 64])]
@@ -78,7 +77,7 @@ def test_a_plan_loads_its_kernels_and_a_choice_does_not(monkeypatch):
 
 
 def test_a_plan_in_the_making_holds_up_no_enqueue(monkeypatch):
-    plan_module = importlib.import_module("convdispatch_cudnn.plan")
+    plan_module = importlib.import_module("convdispatch_cudnn.solver")
     monkeypatch.setattr(plan_module, "cuda_of", lambda device: types.SimpleNamespace(current=contextlib.nullcontext))
     monkeypatch.setattr(plan_module, "library", lambda: lambda *arguments: None)
     monkeypatch.setattr(plan_module, "_handles", {("device", "make"): "maker", ("device", "run"): "runner"})

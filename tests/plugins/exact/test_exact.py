@@ -9,7 +9,7 @@ import numpy as np
 import pyopencl as cl
 import pytest
 from command_line import run_cli
-from convdispatch_exact import order, probe
+from convdispatch_exact import solving
 from convdispatch_exact.registers import RegisterKernel
 from paths import ROOT
 
@@ -106,7 +106,7 @@ def expected(problem: ConvProblem, operands: dict[str, np.ndarray], page: dict) 
         if problem.bias:
             v = v + (operands["bias"] if last else operands["bias"].reshape(-1, *[1] * problem.ndim))
         v = v + operands["residual"] if problem.residual else v
-        name, numbers = order.parse_activation(problem.activation) if problem.activation else (None, ())
+        name, numbers = solving.parse_activation(problem.activation) if problem.activation else (None, ())
         numbers = np.array((0, 6) if name == "relu6" else numbers, problem.dtype)
         if name == "leaky_relu":
             v = np.where(v < 0, v * numbers[0], v)
@@ -226,7 +226,7 @@ def test_the_gradient_of_a_batch_is_that_of_its_images_one_after_the_other():
 @pytest.mark.parametrize("text", [FORWARD[3], WEIGHTS[2], DATA[2], FORWARD[8]])
 def test_panels_and_parts_cover_everything_once(text, units, mb):
     problem = ConvProblem.parse(text).replace(mb=mb)
-    for numbers in order.passes(problem):
+    for numbers in solving.passes(problem):
         n = RegisterKernel(problem, numbers, {"lanes": 8, "nv": 2, "pc": 3}, units).n
         assert n["PANELS"] * n["PN"] >= n["COLUMNS"] > (n["PANELS"] - 1) * n["PN"]
         assert n["PN"] % 3 == 0
@@ -271,15 +271,15 @@ def test_the_tier_ready_waits_for_the_defined_bits():
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_probe_s_table_is_right_and_tells_a_device_that_rounds_twice(page, dtype, queue, monkeypatch):
-    triples, wanted = probe.cases(dtype)
+    triples, wanted = solving.cases(dtype)
     with np.errstate(all="ignore"):
         got = np.concatenate([page["fma"](*triples.T), triples[:, 0] + triples[:, 2]])
     assert got.tobytes() == wanted.tobytes()
-    assert probe._failure(queue.context, dtype) is None
+    assert solving._failure(queue.context, dtype) is None
     monkeypatch.setattr(
-        probe, "_TEXT", probe._TEXT.replace("fma(a[3 * i], a[3 * i + 1],", "(a[3 * i] * a[3 * i + 1] +")
+        solving, "_TEXT", solving._TEXT.replace("fma(a[3 * i], a[3 * i + 1],", "(a[3 * i] * a[3 * i + 1] +")
     )
-    assert "rounds once" in probe._failure(queue.context, dtype)
+    assert "rounds once" in solving._failure(queue.context, dtype)
 
 
 def test_the_committed_digests_are_those_of_the_definition(page, full):

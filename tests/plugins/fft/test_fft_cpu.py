@@ -7,8 +7,8 @@ import itertools
 import checking
 import pytest
 import shape_tables
-from convdispatch_fft.cpu.choice import predicted
 from convdispatch_fft.cpu.geometry import Geometry
+from convdispatch_fft.cpu.solver import predicted
 from plans import check_config
 
 import convdispatch

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from checking import TOLERANCE
 from convdispatch_fft.gpu import plan
-from convdispatch_fft.gpu.choice import TILES, transforms
 from convdispatch_fft.gpu.geometry import Transform, TransformAxis
 from convdispatch_fft.gpu.plan import Layout
-from convdispatch_fft.gpu.solver import Spectra
+from convdispatch_fft.gpu.solver import TILES, Spectra, transforms
 from convdispatch_fft.gpu.spectra import slot_pitch
 from plans import LARGE, SMALL, check_solver, first, table_cases
 

@@ -10,9 +10,8 @@ import pytest
 from convdispatch_implicitgemm.gpu.depthwise_weights import DepthwiseWeights
 from convdispatch_implicitgemm.gpu.form import Form
 from convdispatch_implicitgemm.gpu.narrow import Narrow
-from convdispatch_implicitgemm.gpu.product import Product
+from convdispatch_implicitgemm.gpu.product import Product, Tile
 from convdispatch_implicitgemm.gpu.solver import Tiled
-from convdispatch_implicitgemm.gpu.tile import Tile
 from plans import LARGE, SMALL, check_solver, declared, table_cases, written_bits
 
 from convdispatch import ConvProblem

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import convdispatch_implicitgemm
 import pytest
-from convdispatch_implicitgemm.gpu.product import Product
-from convdispatch_implicitgemm.gpu.tile import Tile
+from convdispatch_implicitgemm.gpu.product import Product, Tile
 from plans import SMALL, declared
 
 from convdispatch import ConvProblem

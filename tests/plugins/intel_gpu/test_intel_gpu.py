@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from convdispatch_intel_gpu import EXTENSION
-from convdispatch_intel_gpu.instructions import INSTRUCTIONS, IntelTile
+from convdispatch_intel_gpu.solver import INSTRUCTIONS, IntelTile
 from emulated_tiles import LAYOUTS
 from matrix_tiles import check, check_layout, compiles_for_intel
 

@@ -25,8 +25,8 @@ from convdispatch.api import BuildFailed
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 from convdispatch.device import runtime
-from convdispatch.device.matrix_tiles.formats import formats
 from convdispatch.device.matrix_tiles.geometry import product_geometry, window
+from convdispatch.device.matrix_tiles.instruction import formats
 from convdispatch.device.matrix_tiles.product.plan import Layout
 from convdispatch.selection.plugins.loader import plugins
 

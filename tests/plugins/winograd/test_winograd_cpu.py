@@ -8,7 +8,7 @@ from dataclasses import replace
 import checking
 import numpy as np
 import pytest
-from convdispatch_winograd.cpu.error import TILES, expected_error, plain_error, shrunk
+from convdispatch_winograd.cpu.solver import TILES, expected_error, plain_error, shrunk
 from plans import check_config
 
 import convdispatch

@@ -9,7 +9,7 @@ import convdispatch_winograd
 import pytest
 from convdispatch_winograd.geometry import TileGeometry
 from convdispatch_winograd.gpu import plan
-from convdispatch_winograd.gpu.error import TILES, expected
+from convdispatch_winograd.gpu.choice import TILES, expected
 from plans import LARGE, SMALL, check_solver, declared, table_cases
 from simulated import faults, oclgrind
 

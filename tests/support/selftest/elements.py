@@ -6,12 +6,12 @@ import numpy as np
 
 from convdispatch.api.activations import apply_activation
 from convdispatch.elementwise import Generator, apply, concatenate, fill, reduce
-from convdispatch.measurement.search.output_scan import PATTERN, OutputScan
+from convdispatch.measurement.search.trial import PATTERN, OutputScan
 from convdispatch.nn import functional
 from convdispatch.nn.optim import SGD, Adam
 from convdispatch.nn.tape import Tape
 from convdispatch.tensor import Parameter, Tensor
-from convdispatch.train.batches import Batches
+from convdispatch.train.data import Batches
 
 from . import oracle
 from .bench import Bench, Found

@@ -18,9 +18,8 @@ from ....api.geometry import TensorLayout
 from ....api.problem import ConvProblem
 from ...plans.channel_sums import merged_bytes, summing_bytes
 from ..configured import WarpTile, first_fault
-from ..formats import FORMATS
 from ..geometry import Phase, along, chunks, product_geometry, window
-from ..instruction import InstructionText
+from ..instruction import FORMATS, InstructionText
 from ..scales import TOP
 
 PACKING_ITEMS = 2**16

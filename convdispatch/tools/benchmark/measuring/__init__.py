@@ -8,6 +8,5 @@ A new peer is a module with a class ``Peer``, named in ``PEERS`` of ``peers``.
 - ``peers``: what a peer is, and which there are.
 - ``torch_peer``: PyTorch.
 - ``onnx_peer``: onnxruntime.
-- ``environment``: device, driver, versions and plugins of a run.
 - ``cluster_run``: the benchmark on every kind of device of a cluster.
 """

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ....cluster.placing import Task
-from ....cluster.running import Run
+from ....cluster.running import Run, Task
 from ....cluster.tasks import call
 from ....measurement.shapes import Entry
 from ....measurement.shapes import parse as parse_entries

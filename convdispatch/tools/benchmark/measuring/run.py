@@ -21,8 +21,7 @@ from ...progress import Progress, progress
 from ..quiet import wait_quiet
 from ..report import Layer, Measured, Report, load, write_json
 from . import peers as peer_modules
-from .environment import environment
-from .session import Session
+from .session import Session, environment
 from .worker import OutOfTime, Worker
 
 SILENT_S = 60.0

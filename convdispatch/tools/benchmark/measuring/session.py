@@ -16,27 +16,28 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
+from ....api.device import DeviceInfo
 from ....api.errors import ConvDispatchError, InvalidArgument
 from ....api.policy import current_policy, policy
 from ....api.problem import ConvProblem
 from ....api.results import Result, Results
 from ....device import runtime
-from ....measurement import reference
+from ....measurement import reference, run_reports
 from ....measurement.measure import Candidate, Outcome, interleaved, timed
 from ....measurement.search import Search
-from ....measurement.search.scaled_data import Scaled
+from ....measurement.search.families import Scaled
 from ....measurement.search.trial import Harness
 from ....measurement.search.trialdata import operands_of
 from ....selection import dispatch
 from ....selection.choice import ranking
+from ....selection.choice.provenance import current
 from ....selection.derivation import named
 from ....selection.plugins.loader import plugins
 from ....selection.records.record import choice_text
 from ....selection.records.timing import Timing
 from ....selection.solver_query import query
-from ..quiet import OtherProcesses
+from ..quiet import OtherProcesses, load_now
 from ..report import Choice, Measured, PeerTime, Row, without_folders
-from .environment import plugin_texts
 from .peers import Peer, Unable, Variant
 
 ROUNDS = (5, 21)
@@ -255,3 +256,17 @@ def _figures(result: Result) -> dict[str, Any]:
     figures |= {"median_ms": result.median_ms, "p20_ms": result.p20, "p80_ms": result.p80, "count": result.count}
     errors = {"error": result.errors.get("normal", result.error), "error_scaled": result.errors.get("scaled")}
     return figures | {"ci_ms": result.ci} | errors
+
+
+PACKAGES = ("convdispatch", "pyopencl", "numpy", "torch", "onnxruntime", "intel-opencl-rt")
+
+
+def environment(device: DeviceInfo) -> dict[str, Any]:
+    """The environment as JSON values."""
+    return {**run_reports.environment(device, PACKAGES), "load": load_now(), "plugins": plugin_texts(device)}
+
+
+def plugin_texts(device: DeviceInfo) -> dict[str, str]:
+    """Plugin to ``version hash``, for each that has a solver; a changed kernel changes the hash."""
+    solvers = (current(name, device) for name in plugins().solvers)
+    return dict(sorted((p.plugin, f"{p.plugin_version} {p.kernel_hash}".strip()) for p in solvers))

@@ -4,9 +4,7 @@ A new picture is a function of ``plots`` and a section of ``page.html.mako``.
 
 - ``page``: one HTML page, which loads nothing from elsewhere.
 - ``plots``: the roofline, error against time, workspace against time, as SVG.
-- ``answers``: five questions, answered in sentences.
 - ``terminal``: tables in the terminal.
 - ``compare``: two runs beside each other.
-- ``export``: CSV and JSON.
-- ``timeline``: one run of a net as the device's clock saw it.
+- ``export``: CSV and JSON, and the timeline of one run of a net.
 """

@@ -9,9 +9,8 @@ from typing import Any
 from ..quiet import busy, disturbed, signs
 from ..report import Report
 from ..summary import GAP, family, gaps, geomean, known, lines, nets
-from .answers import answers
 from .plots import candidates, ceilings, colours, roofline
-from .terminal import errors, evidence, interval, number, share
+from .terminal import answers, errors, evidence, interval, number, share
 
 
 def write_html(report: Report, path: Path) -> None:
