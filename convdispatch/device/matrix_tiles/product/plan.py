@@ -305,7 +305,7 @@ def reduction_launch(context: Any, problem: ConvProblem, parts: Parts, operands:
     text = reduction_macros(problem, parts.index) + define(PARTS=parts.count, LANES=parts.lanes)
     sizes = [offset_type(parts.index)(parts.elements), *divided_by(inner, problem.channels_out)]
     size = -(-parts.elements * parts.lanes // 256) * 256
-    program = build(context, text + kernel_text(__package__, "reduce.cl"))
+    program = build(context, text + kernel_text(MATRIX_TILES, "reduce.cl"))
     return Launch(program, "reduce", (size,), (256,), ["workspace", *operands, *sizes], names=OPERANDS)
 
 
@@ -325,4 +325,4 @@ def offset_type(index: str) -> Any:
 def parts_text(tiling: Any, split: int, blocks: int) -> str:
     """Text of ``parts.cl.mako`` for tiles of ``blocks`` blocks. A hash of ``tiling`` marks this kernel's states."""
     magic = int.from_bytes(hashlib.blake2b(repr(tiling).encode(), digest_size=6).digest(), "big")
-    return kernel_text(__package__, "parts.cl.mako", magic=magic, split=split, blocks=blocks)
+    return kernel_text(MATRIX_TILES, "parts.cl.mako", magic=magic, split=split, blocks=blocks)
