@@ -274,7 +274,7 @@ def test_models_of_which_parts_live_on_keep_their_forms(door):
     assert left() == before
 
 
-def test_models_in_turn(door):
+def test_30_models_in_turn(door):
     """Each has 4 MB of weights, which a form packs once more.
 
     What stays of Python's objects is PyTorch's own: Dynamo keeps 0.23 MB a model (texts of guards, frames of traces,
@@ -297,14 +297,14 @@ def test_models_in_turn(door):
     for _ in range(8):  # what is imported and compiled in the background comes with the first
         turn()
     before = memory()
-    for _ in range(15):
+    for _ in range(30):
         turn()
-    assert memory() - before < 40 * MB  # of 60 that the weights have, and 60 that forms pack
+    assert memory() - before < 40 * MB
     tracemalloc.start()
     try:
-        for _ in range(5):
+        for _ in range(10):
             turn()
         traced = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert traced < 4 * MB, "Python's objects; tensors are not among them"
+    assert traced < 8 * MB, "Python's objects; tensors are not among them"
