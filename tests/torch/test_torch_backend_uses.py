@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed (extra: torc
 from paths import ROOT  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402 (torch is asked for first)
 from torch_checks import error  # noqa: E402
+from torch_small import Disabled, Net  # noqa: E402
 
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch.torch.graph.forms import GraphForms  # noqa: E402
@@ -44,18 +45,6 @@ def built(monkeypatch):
 
     monkeypatch.setattr(GraphForms, "_build", counted)
     return found
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
-
-    def middle(self, y):
-        return y * 2
-
-    def forward(self, x):
-        return self.two(self.middle(torch.relu(self.one(x))))
 
 
 def compiled(model, **options):
@@ -116,12 +105,6 @@ def test_fusion_tells_of_a_compiled_model(capsys):
     other(picture())
     assert len(ct.fusion(nn.Sequential(other)).forms) == 1
     assert ct.fusion(made) == told
-
-
-class Disabled(Net):
-    @torch.compiler.disable
-    def middle(self, y):
-        return y * float(y.numpy().max())
 
 
 class Nested(Net):

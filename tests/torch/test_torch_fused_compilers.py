@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
 from torch_checks import error, forms  # noqa: E402 (torch is asked for first)
+from torch_small import Disabled, Net  # noqa: E402
 
 import convdispatch.torch as ct  # noqa: E402
 
@@ -21,24 +22,6 @@ def counted():
     torch.manual_seed(0)
     with ct.enable(solver="im2col*"), torch.no_grad():
         yield
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
-
-    def middle(self, y):
-        return y * 2
-
-    def forward(self, x):
-        return self.two(self.middle(torch.relu(self.one(x))))
-
-
-class Disabled(Net):
-    @torch.compiler.disable
-    def middle(self, y):
-        return y * float(y.numpy().max())
 
 
 class Nested(Net):
