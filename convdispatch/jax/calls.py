@@ -14,7 +14,7 @@ from ..api.errors import InvalidArgument
 from ..api.policy import Policy, current_policy, policy
 from ..api.problem import ConvProblem
 from ..calls.call import PLACES
-from ..calls.framework.host import cpu_device, refuse_dtype
+from ..calls.framework.fallback import cpu_device, refuse_dtype
 from ..calls.host_call import HostCall
 from ..calls.stream_call import StreamCall
 from ..device import runtime

@@ -19,7 +19,7 @@ from ..api import settings as environment
 from ..api.errors import InvalidArgument
 from ..api.policy import promising
 from ..api.problem import MATHS
-from ..calls.framework.enabled import Enabled as Enabled
+from ..calls.framework.fallback import Enabled as Enabled
 from ..device.places.stream import KINDS
 from .lowering import lower
 

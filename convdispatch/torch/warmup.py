@@ -138,7 +138,7 @@ def _compilers(device: torch.device | None) -> Any:
 
             return compile_pool.side_by_side(opencl_device(torch.empty(0, device=device)), for_cuda=True)
         if device is not None:
-            from ..calls.framework.host import cpu_device
+            from ..calls.framework.fallback import cpu_device
 
             return compile_pool.side_by_side(cpu_device())
     return contextlib.nullcontext()

@@ -12,7 +12,7 @@ import torch
 
 from ...api import settings as environment
 from ...api.errors import ConvDispatchError, Frozen, InvalidArgument, InvalidPolicy, InvalidProblem
-from ...calls.framework.enabled import Enabled as Enabled
+from ...calls.framework.fallback import Enabled as Enabled
 from ...calls.framework.fallback import Fallback
 from ...calls.framework.tiers import Compiling
 from ...device import runtime

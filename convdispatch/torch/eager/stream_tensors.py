@@ -15,8 +15,7 @@ from ...api.policy import current_policy
 from ...api.problem import ConvProblem
 from ...calls.arrays.known_libraries import library_of
 from ...calls.arrays.stream_arrays import ALIGNMENT
-from ...calls.framework.fallback import Fallback
-from ...calls.framework.host import refuse_dtype
+from ...calls.framework.fallback import Fallback, refuse_dtype
 from ...calls.stream_call import StreamCall
 from ...device.places.stream import Stream, StreamMemory
 from ...selection import dispatch
