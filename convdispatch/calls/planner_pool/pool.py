@@ -27,7 +27,7 @@ from ...device.child import FEW_THREADS, Answer, Child
 from ...device.programs.compile_pool import compilers
 from ...selection import decision_store, dispatch
 from ...selection.plugins.loader import plugins
-from . import progress_line
+from .progress_line import ProgressLine
 
 IDLE_S = 20.0
 """Seconds without a problem after which a child process ends."""
@@ -73,7 +73,7 @@ class PlannerPool:
         self.finished = 0
         """The number of problems answered so far."""
         self._epoch = 0
-        self._progress: threading.Event | None = None
+        self._progress: ProgressLine | None = None
         self._closed: str | None = None
         dispatch.on_forget(self._forget)
 
@@ -106,15 +106,9 @@ class PlannerPool:
 
     def _show_progress(self) -> None:
         """Show a progress line on the terminal while many problems are left. The caller holds the lock."""
-        if self._progress is None or self._progress.is_set():
-            finished_before = self.finished
-
-            def counts() -> tuple[int, int]:
-                if not self.left and self._progress is not None:
-                    self._progress.set()
-                return self.finished - finished_before, self.left
-
-            self._progress = progress_line.start("compiling kernels in the background", counts, self._max_workers)
+        if self._progress is None or self._progress.ended.is_set():
+            before, what = self.finished, "compiling kernels in the background"
+            self._progress = ProgressLine(what, lambda: (self.finished - before, self.left), self._max_workers)
 
     @property
     def left(self) -> int:
