@@ -5,6 +5,6 @@
 - ``classics``: LeNet, AlexNet, OverFeat, VGG.
 - ``efficientnet``: EfficientNet-lite0.
 - ``googlenet``: GoogLeNet.
-- ``imagenet``: picture files to arrays, class numbers to names.
+- ``pictures``: picture files to arrays.
 - ``resnet``: ResNet-50.
 """

