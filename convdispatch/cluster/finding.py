@@ -25,7 +25,7 @@ from ..selection.records.record import Record, choice_text, now
 from ..selection.records.timing import TOLERANCE
 from .measuring import from_json
 from .running import Failed, Run, Task, cluster_run
-from .tasks import measure
+from .worker import measure
 
 SECOND_DEVICE_SHARE = 0.05
 """The fraction of problems that is measured on a second device of the same kind, if there is one."""
@@ -152,14 +152,11 @@ class _ClusterSearch:
         if task.about is not None:
             self._compare_devices(task.words, task.about, records)
             return None
-        kind = self._run.kinds.get(task.kind)
-        other_places = kind.places - {place} if kind is not None else set()
-        if other_places and records and self._is_measured_twice(task.words):
-            self._run.add(self._task(results.problem, task.kind, places=other_places, about=records))
+        workers = self._run.kinds[task.kind].workers if task.kind in self._run.kinds else {}
+        others = [address for address, offer in workers.items() if offer.place != place]
+        if others and records and is_measured_twice(task.words, self._agree):
+            self._run.add(self._task(results.problem, task.kind, workers=others, about=records))
         return results
-
-    def _is_measured_twice(self, problem: str) -> bool:
-        return self._agree > 0 and is_measured_twice(problem, self._agree)
 
     def _record(
         self, problem: ConvProblem, device: DeviceInfo, records: list[Record], unsound: dict[str, list[str]]

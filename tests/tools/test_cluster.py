@@ -19,9 +19,7 @@ from convdispatch import find_many
 from convdispatch.api.errors import NoDevice
 from convdispatch.api.problem import ConvProblem
 from convdispatch.cluster import offers
-from convdispatch.cluster.connecting import Workers
 from convdispatch.cluster.running import Failed, Run, Task
-from convdispatch.cluster.tasks import idle
 from convdispatch.device import runtime
 from convdispatch.selection.plugins import loader
 from convdispatch.selection.records import perfdb
@@ -195,9 +193,9 @@ def test_what_an_interrupt_finds_recorded_has_been_told_of(farm, records, monkey
 
 def test_a_task_costs_little_beside_its_work_and_failures_are_said(farm):
     with client_of(farm) as client:
-        run = Run(client, Workers(client))
+        run = Run(client)
         (key,) = run.kinds
-        run.add(*(Task(str(i), key, idle, (i,)) for i in range(100)))
+        run.add(*(Task(str(i), key, int, (i,)) for i in range(100)))
         assert sorted(answer for _, answer in run.answers()) == list(range(100))
         run.add(Task("no number", key, int, ("x",)))
         ((_, failed),) = run.answers()
