@@ -212,7 +212,7 @@ def test_render_of_a_damaged_report(tmp_path, command, changes, words):
     path = tmp_path / "report.json"
     for values, wanted in ((whole, None), (whole | changes, words)):
         path.write_text(json.dumps(values))
-        result = run_cli(command, "--render", str(path), "--html", str(tmp_path / "page.html"))
+        result = run_cli(command, "--render", str(path), "--json", str(tmp_path / "again.json"))
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         assert wanted is None or (result.exit_code == 1 and re.search(wanted, result.output)), result.output
         assert wanted or "Error" not in result.output, result.output

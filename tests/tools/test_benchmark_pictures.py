@@ -1,4 +1,4 @@
-"""Answers in sentences, the roofline, and candidates by time, error and workspace."""
+"""Answers in sentences, the roofline, and time under each ceiling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from test_benchmark import example
 
 from convdispatch.tools.benchmark.pages.page import packaged, render
-from convdispatch.tools.benchmark.pages.plots import FAMILIES, candidates, ceilings, colours, roofline
+from convdispatch.tools.benchmark.pages.plots import FAMILIES, ceilings, colours, roofline
 from convdispatch.tools.benchmark.pages.terminal import advice_for, answers, worst
 from convdispatch.tools.benchmark.summary import lines
 
@@ -105,16 +105,6 @@ def test_the_roofline_has_each_problem_below_or_above_its_ceiling():
     heights = [float(point.split(",")[1]) for point in ceiling.split()]
     assert heights[0] >= heights[1] == heights[2], "memory bounds on the left, arithmetic on the right"
     assert "multiply-add, float32: 1 GFLOP/s" in svg
-
-
-def test_candidates_stand_by_time_error_and_workspace():
-    every = lines(example())
-    colour = colours(["a.one", "b.one"])
-    by_error = places(candidates(every, colour, "error"))
-    assert len(by_error) == 2, "two candidates have an error"
-    by_workspace = places(candidates(every, colour, "workspace"))
-    assert len(by_workspace) == 2
-    assert candidates([], colour, "error") == ""
 
 
 def test_an_algorithm_has_one_colour_on_all_pages():

@@ -21,12 +21,10 @@ PROBLEM = "mb1ic4ih6oc4kh3"
     "words",
     [
         ("bench", PROBLEM, "--json"),
-        ("bench", PROBLEM, "--csv"),
         ("bench", PROBLEM, "--html"),
         ("run", "model.onnx", "--trace"),
         ("bench", PROBLEM, "--resume"),
         ("verify", "im2col", "--json"),
-        ("verify", "im2col", "--html"),
         ("find", PROBLEM, "--lock"),
         ("pack", PROBLEM, "-o"),
         ("db", "export"),

@@ -92,11 +92,6 @@ def test_a_problem_with_a_wrong_letter_is_no_net(tmp_path):
     assert "name it with --from" in run_cli("find", str(file)).output
 
 
-def test_an_unknown_net_to_train_lists_those_there_are():
-    done = run_cli("bench", "--train", "lemnet", status=1)
-    assert "there is no net 'lemnet'; there are lenet, alexnet, " in done.output
-
-
 def test_every_net_stands_in_the_help_and_in_the_documentation():
     told = run_cli("bench", "--help").output
     page = (ROOT / "docs" / "use" / "choose-algorithms.md").read_text()

@@ -206,16 +206,15 @@ def test_a_task_costs_little_beside_its_work_and_failures_are_said(farm):
 
 
 def test_plugins_are_verified_and_layers_timed_on_every_kind_of_device(farm, tmp_path):
-    page, report = tmp_path / "kit.html", tmp_path / "kit.json"
+    report = tmp_path / "kit.json"
     options = ["--level", "core", "--case", "1x1_s*", "--cluster", farm.address]
-    done = run_cli("verify", "paced", *options, "--html", str(page), "--json", str(report), status=0)
+    done = run_cli("verify", "paced", *options, "--json", str(report), status=0)
     assert "paced" in done.output
     assert "passed" in done.output
     (made,) = json.loads(report.read_text())
     assert made["verdict"].startswith("passed")
     assert len(made["outcomes"]) == len({outcome["case"] for outcome in made["outcomes"]}) >= 1
     assert made["environment"]["device"]["vendor"] == "intel"
-    assert made["environment"]["device"]["name"] in page.read_text()
     told = tmp_path / "bench.json"
     done = run_cli("bench", *PROBLEMS[:2], "--no-find", "--cluster", farm.address, "--json", str(told), status=0)
     (measured,) = [json.loads(path.read_text()) for path in tmp_path.glob("bench*.json")]

@@ -39,7 +39,7 @@ def run(model: Path, inputs: tuple[str, ...], output: Path | None, profile: bool
     if output is not None:
         np.savez(output, **report.outputs)
     if trace_path is not None:
-        from ..benchmark.pages.export import write_trace
+        from ..benchmark.pages.timeline import write_trace
 
         if net.latest is None:
             raise click.ClickException("nothing is computed, so there is no timeline: every output is a constant")

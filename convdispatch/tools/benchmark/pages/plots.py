@@ -1,5 +1,5 @@
 """A plot with two logarithmic axes as inline SVG, whose colours are the page's, so that they suit light and dark; and
-three pictures of a report by it: the roofline, error against time, time against workspace.
+two pictures of a report by it: the roofline, and time against workspace.
 
 By hand and not with a plotting library: the page is then rendered where the device is, with nothing to install.
 """
@@ -167,19 +167,3 @@ def ceilings(every: Sequence[Line]) -> str:
             lines[name] = sorted([*steps, *corners], key=lambda point: (point[0], -point[1]))
     x = Axis("ceiling of the workspace, MiB (1 KiB and less at the left)")
     return plot(marks, x, Axis("time over that without a ceiling", 2), lines)
-
-
-def candidates(every: Sequence[Line], colour: Mapping[str, str], what: str) -> str:
-    """Every candidate's time, over the best of its layer, against ``error`` or ``workspace``."""
-    marks = []
-    for line in {line.measured.problem: line for line in every if line.ms}.values():
-        base = line.measured.searched_ms
-        for row in line.measured.rows:
-            value = row.error if what == "error" else row.workspace
-            if base and row.median_ms and value is not None:
-                value = max(value, 1e-9) if what == "error" else max(value, 1024) / 2**20
-                times = row.median_ms / base
-                title = f"{line.layer.name} {line.problem.direction}: {row.solver}, {times:.3g} times the best"
-                marks.append(Mark(times, value, title, colour.get(family(row.solver), UNKNOWN), 0.35))
-    titles = {"error": "relative error, normal data", "workspace": "workspace, MiB (1 KiB and less at the foot)"}
-    return plot(marks, Axis("time over the layer's best", 2), Axis(titles[what]))
