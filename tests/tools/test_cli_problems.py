@@ -14,7 +14,6 @@ from convdispatch.selection.plugins import loader
 from convdispatch.tools.benchmark.measuring import run as running
 from convdispatch.tools.benchmark.report import load
 
-pytest.importorskip("onnx", reason="ONNX is one of the dialects, and is not installed")
 SAME = cd.ConvProblem.parse("mb2ic4ih9oc6kh3ph1")
 
 
