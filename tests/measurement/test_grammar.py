@@ -185,7 +185,6 @@ BAD = {
     "MIOpenDriver conv -I NHWC -O NCHW": "all NCHW or all NHWC",
     "MIOpenDriver conv -m sideways": "conv or trans",
     "MIOpenDriver conv -c 3 -g 2": "multiple of groups",
-    "g (float[1,3,8,8] x) => (float[1] y) { y = Relu (x) }": "no problem",
     "fwd_f32_what": "cannot read",
 }
 
