@@ -77,10 +77,10 @@ def test_diff_names_what_became_slower(tmp_path):
 def test_prune_deletes_what_nobody_needs(db):
     keep = db.record(record(ms=2.0, created="2026-02-02"))
     old = db.record(record(ms=1.0, created="2026-01-01"))
-    half = old.parent / ".x.json.1.aa.tmp"
+    half = old.parent / ".x.json.1.aa.part"
     half.write_text("half")
     os.utime(half, (0, 0))
-    recent = old.parent / ".y.json.1.aa.tmp"
+    recent = old.parent / ".y.json.1.aa.part"
     recent.write_text("being written")
     assert prune(db) == 2
     assert sorted(path.name for path in keep.parent.iterdir()) == sorted([keep.name, recent.name])

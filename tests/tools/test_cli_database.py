@@ -147,8 +147,8 @@ def test_prune_leaves_what_decides(device, folder):
     put(device, 1.0)
     put(device, 2.0, created="2026-02-01T00:00:00Z")
     path = files(folder)[0]
-    (path.parent / f".{path.name}.1.aa.tmp").write_text("half")
-    os.utime(path.parent / f".{path.name}.1.aa.tmp", (0, 0))
+    (path.parent / f".{path.name}.1.aa.part").write_text("half")
+    os.utime(path.parent / f".{path.name}.1.aa.part", (0, 0))
     assert len(files(folder)) == 2
     done = db("prune")
     assert done.exit_code == 0

@@ -15,7 +15,7 @@ from .perfdb import PerfDB
 from .record import Record, file_text, read_records
 
 _ABANDONED = 3600.0
-"""Seconds after which a temporary file counts as abandoned by its writer."""
+"""Seconds after which a draft counts as abandoned by its writer."""
 
 
 def export_pack(db: PerfDB, path: Path | str, device: str | None = None) -> int:
@@ -123,7 +123,9 @@ def prune(db: PerfDB, device: str | None = None) -> int:
         unneeded = [
             path for path, records in files.items() if records and all(r.created < newest[r.choice] for r in records)
         ]
-        unneeded += [path for path in folder.glob(".*.tmp") if time.time() - path.stat().st_mtime > _ABANDONED]
+        unneeded += [
+            path for path in folder.glob(f".*{plainfile.DRAFT}") if time.time() - path.stat().st_mtime > _ABANDONED
+        ]
         unneeded += sorted((folder / "damaged").glob("*.json"))
         for path in unneeded:
             with contextlib.suppress(OSError):  # The file may be deleted already, or belong to another user.
