@@ -16,6 +16,5 @@ everything below; nothing imports tools.
 - ``torch_script``: makes ready a PyTorch model that a script returns.
 - ``rendered``: a solver's kernels as text, for a device that need not be there.
 - ``targets``: kernels compiled for devices that need not be there, and what they use.
-- ``replay``: a trace's calls made on this machine, beside the trace.
 - ``progress``: how far a long command is and what remains.
 """

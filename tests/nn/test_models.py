@@ -11,10 +11,10 @@ from checking import compare
 
 from convdispatch.api import policy
 from convdispatch.api.errors import InvalidArgument
+from convdispatch.inference import problems as problems_of
 from convdispatch.models import efficientnet
 from convdispatch.models.efficientnet import EfficientNetLite0, folded_weights, read_weights, weights_file
 from convdispatch.models.pictures import read_picture
-from convdispatch.nn import observe
 from convdispatch.tensor import Tensor
 
 # --- EfficientNet-lite0 ----------------------------------------------------------------------------------------------
@@ -38,14 +38,13 @@ def picture(layout: str = "nchw", which: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("layout", ["nchw", pytest.param("nhwc", marks=pytest.mark.full)])
 def test_geometry(queue, layout):
-    net, problems = EfficientNetLite0(layout, queue), []
+    net = EfficientNetLite0(layout, queue)
     # 4,652,008 are published; of a batch norm's scale and shift folding leaves one number a channel, and there are
     # 21,008 channels.
     assert sum(parameter.size for parameter in net.parameters()) == 4_652_008 - 21_008
-    with observe(lambda layer, x, residual: problems.append(layer.problem(x.shape, residual is not None))):
-        shape = (1, 3, 224, 224) if layout == "nchw" else (1, 224, 224, 3)
-        logits = net(Tensor.from_numpy(np.zeros(shape, np.float32), queue))
-    assert logits.shape == (1, 1000)
+    shape = (1, 3, 224, 224) if layout == "nchw" else (1, 224, 224, 3)
+    assert net(Tensor.from_numpy(np.zeros(shape, np.float32), queue)).shape == (1, 1000)
+    problems = problems_of(net, shape, queue=queue, layout=layout)
     assert len(problems) == 50
     assert sum(problem.depthwise for problem in problems) == 16
     assert sum(problem.residual for problem in problems) == 9

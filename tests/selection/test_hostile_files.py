@@ -24,7 +24,6 @@ from convdispatch.selection.planpack import reading
 from convdispatch.selection.plugins import registry, verdicts
 from convdispatch.selection.records import packs
 from convdispatch.selection.records.perfdb import PerfDB
-from convdispatch.tools import replay
 from convdispatch.tools.benchmark import report
 
 READERS = {
@@ -33,7 +32,6 @@ READERS = {
     "pack": lambda path, db: packs.import_pack(db, path),
     "plan_pack": lambda path, db: reading.read(path),
     "problems": lambda path, db: list(grammar.read_file(path)),
-    "trace": lambda path, db: replay.read_trace(path),
     "bench": lambda path, db: report.load(path),
     "verify": lambda path, db: __import__("convdispatch.measurement.conformance.outcome", fromlist=["load"]).load(path),
 }

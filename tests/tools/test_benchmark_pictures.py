@@ -1,4 +1,4 @@
-"""Answers in sentences, the roofline, and time under each ceiling."""
+"""The roofline, and time under each ceiling."""
 
 from __future__ import annotations
 
@@ -11,77 +11,9 @@ from test_benchmark import example
 
 from convdispatch.tools.benchmark.pages.page import packaged, render
 from convdispatch.tools.benchmark.pages.plots import FAMILIES, ceilings, colours, roofline
-from convdispatch.tools.benchmark.pages.terminal import advice_for, answers, worst
 from convdispatch.tools.benchmark.summary import lines
 
 FAST = {"float32": {name: {"rate": 1e12, "how": "fast"} for name in ("flops", "bandwidth")}}
-
-# --- answers ----------------------------------------------------------------------------------------------------------
-
-
-def test_five_questions_are_answered():
-    report = example()
-    report.again = {"float32": {"flops": 1e9, "bandwidth": 1e9}}
-    told = dict(answers(report))
-    assert list(told) == [
-        "Which engine?", "Why?", "How sure?", "How far from the limit?", "What about the worst layer?"]  # fmt: skip
-    assert told["Which engine?"] == "Of 4 layers a.one is fastest in 4 (100% of the time)."
-    assert "L0: a.one, of 3 of 4 candidates measured. Without measuring b.one would run: predicted." in told["Why?"]
-    assert told["How sure?"].startswith("2 of 2 problems had 3 candidates measured or more")
-    assert "nothing says that it was busy" in told["How sure?"]
-    assert "where 5 ms are taken" in told["How far from the limit?"]
-
-
-def test_the_worst_layer_loses_most_in_its_net_and_is_told_what_helps():
-    report = example()
-    for found in report.measured.values():
-        found.rows[2].reason, found.rows[2].status = "3x3 only, got 1x1", "refused"
-    report.roofs = FAST
-    lost = {line.layer.name: line.layer.count * (line.ms - line.roof_ms) for line in lines(report)}
-    line = worst(lines(report))
-    assert lost[line.layer.name] == max(lost.values())
-    assert line.layer.name == "L0"
-    words = " ".join(advice_for(line))
-    assert f"convdispatch find {line.measured.problem}" in words
-    assert "candidates have no time yet" in words
-    assert "Refused: b.one: 3x3 only, got 1x1." in words
-    assert "A plugin for this geometry would fill the gap" in words
-
-
-def test_a_choice_that_costs_and_a_peer_that_wins_are_told():
-    report = example()
-    report.roofs = FAST
-    line = next(line for line in lines(report) if line.layer.name == "L0")
-    words = " ".join(advice_for(line))
-    assert "Without a record b.one runs and takes 1.50 times as long" in words
-    assert "torch" not in words, "it is slower"
-    line.measured.peers[1].median_ms = 0.5
-    assert "torch needs 0.50 of the time, so there is a faster way." in " ".join(advice_for(line))
-    told = " ".join(advice_for(line, doubtful=True))
-    assert "torch" not in told
-    assert "measure it again on a quiet machine first" in told
-
-
-def test_nothing_measured_nothing_answered():
-    report = example()
-    report.measured = {}
-    assert answers(report) == []
-
-
-def test_an_engine_is_named_only_where_enough_was_measured():
-    report = example()
-    for found in report.measured.values():
-        found.rows = found.rows[:1]
-    assert dict(answers(report))["Which engine?"] == "Of 4 layers too little was measured to know it in 4 (5 ms)."
-
-
-def test_a_refusal_that_speaks_of_the_device_is_no_hint():
-    report = example()
-    report.roofs = FAST
-    for found in report.measured.values():
-        found.rows[2].reason, found.rows[2].status = "nvidia only, got intel", "refused"
-    assert "Refused" not in " ".join(advice_for(worst(lines(report))))
-
 
 # --- the roofline, and candidates' time against error and workspace ---------------------------------------------------
 

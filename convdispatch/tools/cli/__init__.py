@@ -11,7 +11,6 @@ A new subcommand is a function in a module here, named in ``COMMANDS``; options 
 - ``verify``: ``verify``.
 - ``run_model``: ``run``.
 - ``pack``: ``trace``, ``pack``.
-- ``replay``: ``replay``.
 - ``translate``: ``translate``.
 - ``kernel``: ``kernel``, ``targets``.
 - ``database``: ``db``.
@@ -52,7 +51,6 @@ COMMANDS = {
     "new-plugin": ".new_plugin",
     "run": ".run_model",
     "pack": ".pack",
-    "replay": ".replay",
     "targets": ".kernel",
     "trace": ".pack",
     "translate": ".translate",

@@ -63,7 +63,7 @@ BUDGET_MS = 3000.0
     type=(click.Path(path_type=Path), click.Path(path_type=Path)),
     metavar="OLD NEW",
     default=None,
-    help="Measure nothing: two JSON files beside each other.",
+    help="Measure nothing: two JSON files beside each other. Exit status 1 if something is slower for certain.",
 )
 @click.option("--render", type=click.Path(path_type=Path), default=None, help="Measure nothing: show this JSON.")
 @CLUSTER
@@ -167,7 +167,9 @@ def _compare(files: tuple[Path, Path]) -> None:
 
     old, new = map(load, files)
     with shown(" or ".join(map(str, files))):
-        show_comparison(compare(old, new), stdout())
+        compared = compare(old, new)
+        show_comparison(compared, stdout())
+    sys.exit(int(any(pair.verdict == "slower" and not pair.doubtful for pair in compared.pairs)))
 
 
 def _nets(names: tuple[str, ...], files: tuple[Path, ...], changes: dict[str, Any]) -> dict[str, Any]:

@@ -76,15 +76,6 @@ and how far all this is from what the device can do.</p>
 <p class="soft">${words[0].upper() + words[1:]}.</p>
 % endfor
 
-% if answers:
-<h2>In short</h2>
-<dl class="answers">
-% for question, words in answers:
-<dt>${question}</dt><dd>${words}</dd>
-% endfor
-</dl>
-% endif
-
 <h2>What was measured, on what</h2>
 <table>
 <tr><th>device</th><td>${device["title"]} (${device["type"]}, ${device["arch"]}, ${device["compute_units"]} compute units, ${number(device["global_mem_size"] / 2**30)} GiB), driver ${device["driver"]}</td></tr>

@@ -10,7 +10,7 @@ from ..quiet import busy, disturbed, signs
 from ..report import Report
 from ..summary import GAP, family, gaps, geomean, known, lines, nets
 from .plots import ceilings, colours, roofline
-from .terminal import answers, errors, evidence, interval, number, share
+from .terminal import errors, evidence, interval, number, share
 
 
 def write_html(report: Report, path: Path) -> None:
@@ -49,7 +49,6 @@ def _values(report: Report) -> dict[str, Any]:
         "colour": colour,
         "roofline": roofline(report, every, colour),
         "ceilings": ceilings(every),
-        "answers": answers(report),
         "sheet": packaged("page.css"),
         "means": {peer: geomean(line.ratio(peer) for line in every) for peer in peers},
         "fraction": geomean(line.fraction for line in every),
