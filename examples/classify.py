@@ -13,12 +13,25 @@ import json
 from pathlib import Path
 
 import numpy as np
+from PIL import Image, ImageOps
 
 from convdispatch.elementwise.tensor import Tensor
 from convdispatch.models.efficientnet import MEAN, SCALE, SIZE, EfficientNetLite0
-from convdispatch.models.pictures import read_picture
 from convdispatch.nn.functional import softmax
 from convdispatch.runtime import find_device, queue
+
+MARGIN = 32
+"""A picture's shorter side stands for so many pixels more than SIZE, of which the net sees the middle."""
+
+
+def read_picture(path: Path) -> np.ndarray:
+    """The middle of a picture as ``[SIZE, SIZE, 3]`` float32, RGB, 0 to 255, turned upright as EXIF says."""
+    with Image.open(path) as opened:
+        picture = ImageOps.exif_transpose(opened).convert("RGB")
+    side = min(picture.size) * SIZE // (SIZE + MARGIN)
+    left, top = ((length - side + 1) // 2 for length in picture.size)
+    scaled = picture.resize((SIZE, SIZE), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))
+    return np.asarray(scaled, np.float32)
 
 
 def package_file(package: str, *path: str) -> Path:
@@ -31,7 +44,7 @@ def package_file(package: str, *path: str) -> Path:
 
 def classify(pictures: list[Path], top: int, device: str | None) -> list[list[tuple[int, float]]]:
     """For each picture the numbers of its most probable classes and their probabilities, best first."""
-    inputs = [(read_picture(path, SIZE)[None] - np.float32(MEAN)) / np.float32(SCALE) for path in pictures]
+    inputs = [(read_picture(path)[None] - np.float32(MEAN)) / np.float32(SCALE) for path in pictures]
     commands = queue(find_device(device))
     net = EfficientNetLite0.pretrained("nhwc", commands)
     guesses = []

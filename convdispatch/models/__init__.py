@@ -4,6 +4,5 @@
 - ``classics``: LeNet, AlexNet, OverFeat, VGG.
 - ``efficientnet``: EfficientNet-lite0.
 - ``googlenet``: GoogLeNet.
-- ``pictures``: picture files to arrays.
 - ``resnet``: ResNet-50.
 """

@@ -1,8 +1,6 @@
-"""EfficientNet-lite0: geometry, weights and logits. Pictures of any mode."""
+"""EfficientNet-lite0: geometry, weights and logits."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import convdispatch_amx
 import numpy as np
@@ -14,8 +12,8 @@ from convdispatch.api.errors import InvalidArgument
 from convdispatch.inference import problems as problems_of
 from convdispatch.models import efficientnet
 from convdispatch.models.efficientnet import EfficientNetLite0, folded_weights, read_weights, weights_file
-from convdispatch.models.pictures import read_picture
 from convdispatch.tensor import Tensor
+from examples import example
 
 # --- EfficientNet-lite0 ----------------------------------------------------------------------------------------------
 
@@ -28,11 +26,10 @@ needs_pictures = pytest.mark.skipif(
 
 
 def picture(layout: str = "nchw", which: int = 0) -> np.ndarray:
-    """A cat or a cup of coffee from scikit-image's wheel, whose code does not run."""
-    folder = Path(efficientnet.importlib.util.find_spec("skimage").origin).parent / "data"
-    scaled = (
-        read_picture(folder / ("chelsea.png", "coffee.png")[which], efficientnet.SIZE)[None] - efficientnet.MEAN
-    ) / efficientnet.SCALE
+    """A cat or a cup of coffee from scikit-image's wheel."""
+    module = example("classify")
+    pixels = module.read_picture(module.package_file("skimage", "data", ("chelsea.png", "coffee.png")[which]))[None]
+    scaled = (pixels - efficientnet.MEAN) / efficientnet.SCALE
     return scaled if layout == "nhwc" else np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
 
 
@@ -134,20 +131,3 @@ def torch_logits(torch, state: dict[str, np.ndarray], x: np.ndarray) -> np.ndarr
             y = y + before if y.shape == before.shape else y
         y = unit(y, "_conv_head", "_bn1").mean((2, 3))
         return (y @ weights["_fc.weight"].T + weights["_fc.bias"]).double().numpy()
-
-
-# --- pictures --------------------------------------------------------------------------------------------------------
-
-
-def test_pictures_of_any_mode_and_shape(tmp_path):
-    image = pytest.importorskip("PIL.Image")
-    for mode, size in (("L", (300, 200)), ("RGBA", (10, 500)), ("1", (64, 64)), ("P", (1, 1)), ("CMYK", (500, 3))):
-        path = tmp_path / f"{mode}.tif"
-        image.new(mode, size).save(path)
-        assert read_picture(path, 224).shape == (224, 224, 3)
-    gradient = np.zeros((256, 512, 3), np.uint8)
-    gradient[:, 144:368] = 255  # exactly the middle 224 columns
-    image.fromarray(gradient).save(tmp_path / "middle.png")
-    got = read_picture(tmp_path / "middle.png", 224)
-    assert got.dtype == np.float32
-    assert got.min() == got.max() == 255

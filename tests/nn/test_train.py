@@ -8,22 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from types import ModuleType
 
 import numpy as np
 import pytest
 from paths import ROOT
 
 from convdispatch.nn import load_tensors
-
-
-def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", ROOT / "examples" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
+from examples import example
 
 TRAIN = example("train")
 

@@ -33,15 +33,10 @@ def test_run_says_what_went_in_and_came_out(path, tmp_path):
         np.testing.assert_allclose(results["y"], expected(residual(), x)[0], rtol=1e-5, atol=1e-5)
 
 
-def test_run_takes_archives_pictures_and_batches(path, tmp_path):
-    image = pytest.importorskip("PIL.Image")
+def test_run_takes_archives_and_batches(path, tmp_path):
     np.savez(tmp_path / "in.npz", x=normal(1, 3, 8, 8))
     done = run_cli("run", path, "--input", tmp_path / "in.npz", "--batch", 3, "--runs", 1)
     assert "[3, 3, 8, 8]" in done.output
-    image.fromarray(np.full((40, 60, 3), 200, np.uint8)).save(tmp_path / "grey.png")
-    done = run_cli("run", path, "--input", tmp_path / "grey.png", "--runs", 1, status=0)
-    assert "[1, 3, 224, 224]" in done.output
-    assert "(random)" not in done.output
     assert "x (random)" in run_cli("run", path, "--runs", 1).output
 
 
@@ -79,8 +74,8 @@ def test_the_trace_is_one_run_as_the_devices_clock_saw_it(path, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--input", "z=x.npy"], "cannot be read as an array or picture"),
-        (["--input", "x=none.png"], "does not exist"),
+        (["--input", "z=x.npy"], "cannot be read as an array"),
+        (["--input", "x=none.npy"], "cannot be read"),
         (["--against", "nothing"], "--against knows onnxruntime, got 'nothing'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""``run``: a model file on arrays, pictures or random numbers."""
+"""``run``: a model file on arrays or random numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .options import DEVICE, JOBS, OUTPUT, command_line, processes, stderr, stdo
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--input", "inputs", metavar="[NAME=]FILE", multiple=True, help="A .npy, .npz or picture; else random.")
+@click.option("--input", "inputs", metavar="[NAME=]FILE", multiple=True, help="A .npy or .npz; else random.")
 @click.option("--batch", type=click.IntRange(min=1), default=None, help="Pictures at once, where the file allows it.")
 @click.option("--profile", is_flag=True, help="Then each layer: solver, why, error, share of the roofline.")
 @click.option("--html", "html_path", type=OUTPUT, default=None, help="Write the profile's page there.")
@@ -25,10 +25,7 @@ from .options import DEVICE, JOBS, OUTPUT, command_line, processes, stderr, stdo
 @JOBS
 @DEVICE
 def run(model: Path, inputs: tuple[str, ...], output: Path | None, profile: bool, **options: Any) -> None:
-    """Run the ONNX file MODEL: what goes in, what comes out, how long it takes.
-
-    Pictures are cut square, scaled to the input's size and normalised as ImageNet's are.
-    """
+    """Run the ONNX file MODEL: what goes in, what comes out, how long it takes."""
     import numpy as np
 
     from ..run_model import run_model
