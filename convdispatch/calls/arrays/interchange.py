@@ -194,7 +194,12 @@ def from_dlpack(kind: type, source: Any, queue: cl.CommandQueue | None = None) -
             f"the source lies on DLPack device {where}, the queue's device is {own}: copy it there first"
         )
     if where[0] == CPU:
-        buffer, offset = _over_host(queue, address, span(shape, strides, dtype)), 0
+        size, flags, offset = span(shape, strides, dtype), cl.mem_flags.READ_WRITE, 0
+        if size:
+            host_bytes = np.frombuffer((c_uint8 * size).from_address(address), np.uint8)
+            buffer = cl.Buffer(queue.context, flags | cl.mem_flags.USE_HOST_PTR, hostbuf=host_bytes)
+        else:
+            buffer = cl.Buffer(queue.context, flags, 1)
     else:
         block_and_offset = memory.shared_block(address)
         if block_and_offset is None:
@@ -270,13 +275,6 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtyp
     if strides is None or not math.prod(shape):
         return math.prod(shape) * dtype.itemsize
     return sum((size - 1) * step for size, step in zip(shape, strides, strict=True)) + dtype.itemsize
-
-
-def _over_host(queue: cl.CommandQueue, address: int, size: int) -> cl.Buffer:
-    if not size:
-        return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 1)
-    host_bytes = np.frombuffer((c_uint8 * size).from_address(address), np.uint8)
-    return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=host_bytes)
 
 
 def _numpy_dtype(dtype: _Dtype) -> np.dtype:

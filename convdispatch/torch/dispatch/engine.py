@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...api.errors import ConvDispatchError
-from ...api.policy import Policy, current_policy
+from ...api.policy import current_policy
 from ...calls.call_cache import CallCache
 from ...calls.framework import autotune, tiers
 from ...calls.framework.fallback import Fallback
@@ -205,14 +205,16 @@ def cached_call(
         call = last[1]
     else:
         key = key_of(part, facts)
-        call, by_size = _cache.calls.get(key), x.is_cpu and _sizes_decide(settings, chosen)
-        waits = not by_size or _is_first(key, w)
+        is_free = settings.solver is None and settings.min_flops is None
+        call, by_size = _cache.calls.get(key), x.is_cpu and is_free and tiers.by_size(chosen, TORCH)
+        layer, size = _layer_and_size(key)
+        waits = not by_size or sizes.is_first(layer, size, id(w), alive(w))
         if call is None:
             if not waits and (native.met() or sizes.met(key)) < MEETINGS:
                 raise Compiling()
             request = CallRequest(part, Geometry.of(*geometry), x, w, grad, bias, constant, *key[-3:], after, waits)
             call = _alive[key] = _cache.calls.make(key, lambda: _alive.get(key) or planned_call(request))
-        if by_size and type(call) is HostCall and not sizes.is_prepared(_layer_and_size(key)[0]):
+        if by_size and type(call) is HostCall and not sizes.is_prepared(layer):
             native.know(alive(w))
         _cache.store(part, facts, w, call)
     if type(call) is Pending:
@@ -228,11 +230,6 @@ def cached_call(
     return call
 
 
-def _is_first(key: tuple[Any, ...], w: torch.Tensor) -> bool:
-    """Whether a call on a CPU has the first size of its layer."""
-    return sizes.is_first(*_layer_and_size(key), id(w), alive(w))
-
-
 def _layer_and_size(key: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     part, geometry, shape, strides, *rest, grad, bias, constant, after, settings, switched, chosen = key
     layer = (part, geometry, *rest, grad and grad[1:], bias, constant, after, switched, settings)
@@ -245,10 +242,6 @@ def prepared(keys: Iterable[tuple[Any, ...]]) -> None:
     for key in keys:
         sizes.prepare(_layer_and_size(key)[0])
     native.forget()
-
-
-def _sizes_decide(settings: Settings, chosen: Policy) -> bool:
-    return settings.solver is None and settings.min_flops is None and tiers.by_size(chosen, TORCH)
 
 
 def facts_of(

@@ -104,7 +104,9 @@ def _call(request: CallRequest) -> Any:
         raise Fallback("a size of zero other than the batch's")
     if x.shape[0] == 0 and x.device.type != "opencl":  # PyTorch chooses the strides of empty tensors
         raise Fallback("nothing to compute")
-    shape = {"data": x.shape, "weights": w.shape}.get(request.part) or _result_shape(problem, channels_last)
+    batch, *sizes = problem.out_shape
+    channels_first = (batch, sizes[-1], *sizes[:-1]) if channels_last else problem.out_shape
+    shape = {"data": x.shape, "weights": w.shape}.get(request.part) or channels_first
     with policy(solver=request.chosen.solver, **request.chosen.promises):
         if x.device.type == "opencl":
             from .opencl_tensors import OpenClTensors
@@ -163,11 +165,6 @@ def _problem(request: CallRequest, channels_last: bool) -> ConvProblem:
     )
     check_bias(bias, problem.channels_out)
     return problem
-
-
-def _result_shape(problem: ConvProblem, channels_last: bool) -> tuple[int, ...]:
-    shape = problem.out_shape
-    return (shape[0], shape[-1], *shape[1:-1]) if channels_last else shape
 
 
 def _check(request: CallRequest) -> None:
