@@ -30,8 +30,7 @@ REASONS = {
     """,
     "the fast path of a warm call: an object for its operands would cost more than the call": """
         calls/call.py:__call__ calls/host_call.py:fast_path
-        calls/queue_call.py:fast_path calls/stream_call.py:fast_path torch/dispatch/engine.py:cached_call
-        torch/dispatch/engine.py:facts_of torch/geometry.py:problem_of
+        calls/queue_call.py:fast_path calls/stream_call.py:fast_path torch/geometry.py:problem_of
     """,
     "the signature of an operator of PyTorch, which calls it so": """
         torch/functional.py:_conv torch/functional.py:fused torch/functional.py:_conv_transpose

@@ -82,7 +82,7 @@ def _computed(
 ) -> torch.Tensor:
     """The result of a forward call on input, weights, bias and, of a fused layer, the residual."""
     x, w, bias = tensors[:3]
-    call = cached_call("forward", geometry, x, w, None, bias, constant is not None, settings, after)
+    call = cached_call("forward", geometry, (x, w, None, bias), constant is not None, settings, after)
     residual, transposed = tensors[3] if after[1] else None, geometry[3]
     if residual is not None and call.shape is not None:
         alike = residual.shape == call.shape and residual.dtype is x.dtype and residual.device == x.device
@@ -123,10 +123,10 @@ def backward(
     # Both calls are planned before either runs: if one is left to PyTorch, the whole backward is.
     if output_mask[0]:
         constant = promise(w)
-        data = cached_call("data", geometry, x, w, grad, None, constant is not None, settings)
+        data = cached_call("data", geometry, (x, w, grad, None), constant is not None, settings)
         parts.append(("data", data, 0))
     if output_mask[1]:
-        weights = cached_call("weights", geometry, x, w, grad, None, False, settings)
+        weights = cached_call("weights", geometry, (x, w, grad, None), False, settings)
         parts.append(("weights", weights, 1))
     for part, call, _ in parts:
         if isinstance(call, Pending | LeftToPyTorch):  # raises before the other gradient is computed in vain
@@ -159,7 +159,7 @@ def _prepare_backward(
             if tensor.requires_grad:
                 constant = part == "data" and promise(w) is not None
                 with contextlib.suppress(ConvDispatchError, Fallback):  # the backward itself raises the error
-                    cached_call(part, geometry, x, w, result, None, constant, settings)
+                    cached_call(part, geometry, (x, w, result, None), constant, settings)
         if bias is not None and bias.requires_grad:
             make_ready(result)
         return x.requires_grad and w.requires_grad
@@ -188,18 +188,16 @@ def watched() -> bool:
 def cached_call(
     part: str,
     geometry: tuple[Any, ...],
-    x: torch.Tensor,
-    w: torch.Tensor,
-    grad: torch.Tensor | None,
-    bias: torch.Tensor | None,
+    tensors: tuple[Any, ...],
     constant: bool,
     settings: Settings,
     after: tuple[Any, ...] = PLAIN,
 ) -> Any:
-    """The cached call for tensors like these, planned now if it is new. ``after``: see
+    """The cached call for tensors (input, weights, gradient, bias) like these, planned now if it is new. ``after``: see
     ``geometry.PLAIN``."""
+    x, w, grad, bias = tensors
     # Most often the last call with these weights matches: comparing takes a third of the time of hashing the key.
-    facts = facts_of(geometry, x, w, grad, bias, constant, settings, after)
+    facts = facts_of(geometry, tensors, constant, settings, after)
     chosen, last = facts[-1], _cache.last[part].get(id(w))
     if last is not None and last[0] == facts:
         call = last[1]
@@ -246,10 +244,7 @@ def prepared(keys: Iterable[tuple[Any, ...]]) -> None:
 
 def facts_of(
     geometry: tuple[Any, ...],
-    x: torch.Tensor,
-    w: torch.Tensor,
-    grad: torch.Tensor | None,
-    bias: torch.Tensor | None,
+    tensors: tuple[Any, ...],
     constant: bool,
     settings: Settings,
     after: tuple[Any, ...] = PLAIN,
@@ -258,6 +253,7 @@ def facts_of(
 
     ``geometry`` is the operator's own arguments, whose lists stay lists: facts are compared, not hashed.
     """
+    x, w, grad, bias = tensors
     switched = switches(x.is_cuda)
     return (
         geometry,
