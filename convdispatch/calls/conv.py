@@ -9,6 +9,7 @@ A warm call is one look-up: everything that depends on shapes, dtypes and option
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -25,7 +26,6 @@ from .arguments import PLACES, Request, hashable, sizes_of, transposed_shape
 from .arrays.accepted import shape_of, with_kind_of
 from .arrays.known_libraries import BARE, library_of
 from .arrays.operands import Operands, contiguous_strides, maker_of
-from .call import Call
 from .call_cache import CALLS, LAST, cached_call
 from .described_call import described_call
 from .quantized import table_for
@@ -211,9 +211,7 @@ def _looked_up(request: Request) -> Any:
             result = _looked_up(request._replace(operands=(x, w, y), bias=bias, residual=residual))
             return result if operands[written] is None else operands[written]
 
-        def describe() -> Call:
-            return described_call(request, library, devices)
-
+        describe = functools.partial(described_call, request, library, devices)
         call = describe() if key is None else CALLS.make(key, describe)
     if quantization is not None:
         bias = table_for(quantization, call.problem, bias, options[4], library)

@@ -246,22 +246,19 @@ class CudaStream(Stream):
         self._call("cuEventDestroy_v2", event)
 
     def after(self, other: Stream) -> None:
-        assert isinstance(other, CudaStream), "streams of one kind wait for each other"
+        self.early = False
         with other.current():
-            event = other.mark()
-        self.wait_for(event)
-        self._call("cuEventDestroy_v2", event)
+            other.before(self.handle)
 
     def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
-        with self.current():
-            host_address = array.__array_interface__["data"][0]
-            self._call("cuMemcpyAsync", host_address, address_of(region) + offset, array.nbytes, self._stream)
-            self.wait()
+        self._copied(array.__array_interface__["data"][0], address_of(region) + offset, array.nbytes)
 
     def write(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
+        self._copied(address_of(region) + offset, array.__array_interface__["data"][0], array.nbytes)
+
+    def _copied(self, target: int, source: int, size: int) -> None:
         with self.current():
-            host_address = array.__array_interface__["data"][0]
-            self._call("cuMemcpyAsync", address_of(region) + offset, host_address, array.nbytes, self._stream)
+            self._call("cuMemcpyAsync", target, source, size, self._stream)
             self.wait()
 
     def wait(self) -> None:

@@ -13,6 +13,7 @@ from ...api.errors import InvalidArgument, NoSolver
 from ...api.policy import Policy, policy
 from ...api.problem import ConvProblem
 from ...calls.arguments import check_bias
+from ...calls.arrays.host_arrays import HostArrays
 from ...calls.framework import tiers
 from ...calls.framework.fallback import Fallback, cpu_device, refuse_dtype
 from ...calls.host_call import HostCall
@@ -193,7 +194,7 @@ time. A smaller one comes from PyTorch's allocator, which reuses memory that the
 caches."""
 
 
-class HostTensors:
+class HostTensors(HostArrays):
     """Tensors of one memory format; see HostArrays. Results have PyTorch's ``shape`` and ``strides``."""
 
     def __init__(
@@ -241,9 +242,6 @@ class HostTensors:
     def view(self, tensor: torch.Tensor) -> np.ndarray:
         """A NumPy view of a tensor, see HostArrays; of the same bytes as int16 for bfloat16, which NumPy lacks."""
         return tensor.detach().view(torch.int16 if tensor.dtype is torch.bfloat16 else tensor.dtype).numpy()
-
-    def finished(self, made: torch.Tensor, input1: torch.Tensor) -> torch.Tensor:
-        return made
 
 
 def host_call(problem: ConvProblem, shape: tuple[int, ...], form: Any, dtype: torch.dtype) -> HostCall:
