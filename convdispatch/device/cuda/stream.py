@@ -6,7 +6,6 @@ PyTorch's or CuPy's caching allocator provides it and a capture into a CUDA grap
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import sys
@@ -31,6 +30,7 @@ from ..cuda_driver import (
     CudaError,
     cuda_of,
     number_of,
+    structure,
     unavailable,
 )
 from ..executable import Executable
@@ -369,16 +369,9 @@ _RESERVED = 5  # CUDA's constant CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
 _USED = 7  # CUDA's constant CU_MEMPOOL_ATTR_USED_MEM_CURRENT
 
 
-class _Properties(ctypes.Structure):
-    _fields_ = [
-        ("type", c_int),
-        ("handles", c_int),
-        ("place", c_int * 2),
-        ("windows", c_void_p),
-        ("most", c_size_t),
-        ("usage", c_ushort),
-        ("reserved", c_ubyte * 54),
-    ]
+_Properties = structure(
+    type=c_int, handles=c_int, place=c_int * 2, windows=c_void_p, most=c_size_t, usage=c_ushort, reserved=c_ubyte * 54
+)
 
 
 class CudaPool:
