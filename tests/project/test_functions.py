@@ -11,7 +11,7 @@ REASONS = {
     "the options of a convolution, one by one, as users write them": """
         calls/arguments.py:describe calls/arguments.py:transposed_shape calls/conv.py:conv
         calls/conv.py:conv_backward_data calls/conv.py:conv_backward_weights calls/conv.py:conv_transpose
-        calls/explaining.py:explain nn/convolution.py:convolution nn/convolution.py:transposed_convolution
+        calls/conv.py:explain nn/convolution.py:convolution nn/convolution.py:transposed_convolution
         nn/quantized.py:quantized_convolution nn/layers.py:__init__
     """,
     "the options of a public function or class": """

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_int, c_size_t, c_ubyte, c_ulonglong, c_ushort, c_void_p
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyopencl as cl
@@ -71,7 +71,7 @@ class CudaPlace(StreamPlace):
 
     def __init__(self, number: int, device: cl.Device, context: cl.Context, cuda: Cuda, pool: CudaPool) -> None:
         super().__init__(number, device, context)
-        self.cuda, self.pool = cuda, pool
+        self.cuda, self.pool, self.pool_key = cuda, pool, allocator.PoolKey(device, "cuda")
         self._held = deque[tuple[c_void_p, Any]]()
         """Events, and what must live until each is over."""
 
@@ -138,13 +138,6 @@ class CudaPlace(StreamPlace):
             self._held.popleft()
 
 
-class PoolPlace(NamedTuple):
-    """The key under which a device's stream-ordered memory is counted among its pools."""
-
-    device: cl.Device
-    kind: str = "cuda"
-
-
 @functools.lru_cache(maxsize=64)
 def _place_of(number: int) -> CudaPlace:
     from ..runtime import context, devices
@@ -152,7 +145,7 @@ def _place_of(number: int) -> CudaPlace:
     for device in devices():
         cuda = cuda_of(device) if number_of(device) == number else None
         if cuda is not None:
-            pool = allocator.join(PoolPlace(device), CudaPool(cuda))
+            pool = allocator.join(allocator.PoolKey(device, "cuda"), CudaPool(cuda))
             return CudaPlace(number, device, context(device), cuda, pool)
     why = unavailable() or "NVIDIA's OpenCL lists no such device (is its vendor file there? convdispatch doctor tells)"
     raise NoDevice(f"no OpenCL device for CUDA's device {number}, whose compiler makes the kernels: {why}")
@@ -221,7 +214,7 @@ class CudaStream(Stream):
         return self
 
     def pooled(self, size: int) -> tuple[int, Any]:
-        lease = allocator.take(self.place.pool, PoolPlace(self.place.device), size, stream=self.handle)
+        lease = allocator.take(self.place.pool, self.place.pool_key, size, stream=self.handle)
         return lease.address, lease
 
     def mark(self) -> c_void_p:
