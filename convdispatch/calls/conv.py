@@ -75,9 +75,9 @@ def conv(
     # These lines repeat the body of _call, because calling it would add a tenth to the time of a warm call.
     if last is not None and quantization is None and (repeat := last[1].repeat) is not None:
         if bias is residual is queue is None:
-            result = repeat("fwd", operands, options, None)
+            result = repeat(operands, options, None)
         else:
-            result = repeat("fwd", operands, options, None, bias, residual, queue) if last[1].host else None
+            result = repeat(operands, options, None, bias, residual, queue) if last[1].host else None
         if result is not None:
             return result
     return _looked_up(Request("fwd", operands, options, bias, residual, queue, quantization=quantization))
@@ -174,9 +174,9 @@ def _call(request: Request) -> Any:
     last = LAST[direction].get(id(operands[PLACES[direction][1]]))
     if last is not None and (repeat := last[1].repeat) is not None:
         if bias is residual is queue is None:
-            result = repeat(direction, operands, options, shape)
+            result = repeat(operands, options, shape)
         else:
-            result = repeat(direction, operands, options, shape, bias, residual, queue) if last[1].host else None
+            result = repeat(operands, options, shape, bias, residual, queue) if last[1].host else None
         if result is not None:
             return result
     return _looked_up(request)

@@ -40,7 +40,7 @@ from .layer_chain import unpacked_weights
 from .planpack import decisions, from_environment
 from .plugins import verdicts
 from .plugins.loader import plugins, warn_once
-from .prepared import Constant, Prepared, let_go, no_event
+from .prepared import Constant, Prepared, let_go
 from .solver_query import checked_plan, guarded, planned_as, query
 from .visible_problem import SIZES_OF_A_LAYER, layer_of, visible_problem
 
@@ -49,7 +49,6 @@ __all__ = [
     "forget",
     "loaded",
     "make",
-    "no_event",
     "on_forget",
     "planned",
     "prepare",
@@ -313,8 +312,6 @@ def run(
             before = thread.enqueued
             with unpacked_weights(w) if prepared.layered else _NO_LAYERS:
                 event = prepared.enqueue(queue, x, weights, y, *extras, wait_for=after)
-            if not hasattr(event, "wait"):
-                raise no_event(prepared, event)
             break
         except (Frozen, KeyboardInterrupt):
             raise

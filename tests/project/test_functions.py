@@ -29,7 +29,7 @@ REASONS = {
         selection/derivation/solver.py:enqueue
     """,
     "the fast path of a warm call: an object for its operands would cost more than the call": """
-        calls/guarded_replay.py:replay calls/call.py:__call__ calls/host_call.py:fast_path
+        calls/call.py:__call__ calls/host_call.py:fast_path
         calls/queue_call.py:fast_path calls/stream_call.py:fast_path torch/dispatch/engine.py:cached_call
         torch/dispatch/engine.py:facts_of torch/geometry.py:problem_of
     """,

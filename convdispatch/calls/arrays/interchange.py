@@ -4,7 +4,8 @@ Nothing is copied. On a CPU device memory is the host's; on an NVIDIA device wit
 CUDA's too. OpenCL cannot see memory that another library made with CUDA alone: a tensor over it has a CUDA stream for
 its queue, and commands for it go there.
 Each export waits until the queue has computed the values; later writes through a view are ordered by the host
-(``queue.finish()`` or the other library's own synchronisation).
+(``queue.finish()`` or the other library's own synchronisation). A tensor here has ``base_data``, ``queue``, ``offset``,
+``shape``, ``strides`` (in bytes), ``dtype``, ``size`` and ``contiguous``.
 
 DLPack: https://dmlc.github.io/dlpack, version 0.8 of the structures, in capsules named ``dltensor``.
 """
@@ -15,7 +16,7 @@ import ctypes
 import math
 import threading
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p, py_object
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyopencl as cl
@@ -32,25 +33,6 @@ CPU, CUDA = 1, 2
 _UNUSED_NAME, _USED_NAME = b"dltensor", b"used_dltensor"
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 _BFLOAT_CODE = 4
-
-
-class Strided(Protocol):
-    """The attributes of a tensor that is exported: its memory, and the layout of its elements; strides are in bytes."""
-
-    base_data: Any
-    queue: Any
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: np.dtype
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-
-    @property
-    def contiguous(self) -> bool:
-        """Whether the elements are contiguous in C order."""
 
 
 _Deleter = ctypes.CFUNCTYPE(None, c_void_p)
@@ -98,7 +80,7 @@ def host_address(queue: cl.CommandQueue, buffer: cl.MemoryObject, size: int) -> 
     return address
 
 
-def _address(tensor: Strided, stream: Any = None) -> tuple[int, int, int]:
+def _address(tensor: Any, stream: Any = None) -> tuple[int, int, int]:
     """The DLPack device type, device number and address of the first element, with values ready for ``stream``."""
     if isinstance(tensor.queue, Stream):
         if stream != -1:  # DLPack's streams None and 1 are the default stream; -1 asks for no synchronization
@@ -120,7 +102,7 @@ def _address(tensor: Strided, stream: Any = None) -> tuple[int, int, int]:
     return CUDA, cuda.number, address + tensor.offset
 
 
-def array_interface(tensor: Strided) -> dict[str, Any]:
+def array_interface(tensor: Any) -> dict[str, Any]:
     """The value of ``__array_interface__``. Raises AttributeError off the CPU, so that NumPy looks no further."""
     kind, _, address = _address(tensor)
     if kind != CPU:
@@ -128,7 +110,7 @@ def array_interface(tensor: Strided) -> dict[str, Any]:
     return _interface(tensor, address)
 
 
-def cuda_array_interface(tensor: Strided) -> dict[str, Any]:
+def cuda_array_interface(tensor: Any) -> dict[str, Any]:
     """The value of ``__cuda_array_interface__``, version 3. Raises AttributeError where CUDA cannot see the memory."""
     kind, _, address = _address(tensor)
     if kind != CUDA:
@@ -136,13 +118,13 @@ def cuda_array_interface(tensor: Strided) -> dict[str, Any]:
     return _interface(tensor, address) | {"stream": None}
 
 
-def _interface(tensor: Strided, address: int) -> dict[str, Any]:
+def _interface(tensor: Any, address: int) -> dict[str, Any]:
     strides = None if tensor.contiguous else tensor.strides
     data = (address if tensor.size else 0, False)
     return {"shape": tensor.shape, "typestr": tensor.dtype.str, "data": data, "strides": strides, "version": 3}
 
 
-def dlpack_device(tensor: Strided) -> tuple[int, int]:
+def dlpack_device(tensor: Any) -> tuple[int, int]:
     """Returns (device type, device number) in DLPack's numbering."""
     if isinstance(tensor.queue, Stream):
         return tensor.queue.place.dlpack, tensor.queue.place.number
@@ -152,7 +134,7 @@ def dlpack_device(tensor: Strided) -> tuple[int, int]:
     return kind, number
 
 
-def dlpack(tensor: Strided, stream: Any = None) -> Any:
+def dlpack(tensor: Any, stream: Any = None) -> Any:
     """A capsule over the tensor's memory, which lives as long as its consumer wants. Raises BufferError.
 
     The values are ready for any consumer, or, for a tensor on a CUDA stream, for work on ``stream``, DLPack's argument.

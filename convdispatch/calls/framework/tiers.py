@@ -31,8 +31,8 @@ from ...device.garbage import collection_put_off
 from ...selection import dispatch
 from ...selection.planpack import from_environment
 from ...selection.planpack.decisions import fixed_by_pack
-from ..planner_pool import progress_line
 from ..planner_pool.pool import NoHelp, PlannerPool, pool_of
+from ..planner_pool.progress_line import WAITED_S, ProgressLine
 from .fallback import Fallback
 
 BURST_S = 0.3
@@ -309,7 +309,7 @@ def drain(timeout_s: float = WAIT_S, purpose: str = "compiling kernels") -> int:
         left = sum(not problem.answer.done() for problem in problems)
         return len(problems) - left, left
 
-    with progress_line.shown(purpose, counts, progress_line.WAITED_S):
+    with ProgressLine(purpose, counts, after_s=WAITED_S):
         for problem in problems:
             if futures.wait([problem.answer], max(0.0, end - time.monotonic())).done:
                 with contextlib.suppress(Exception):  # the next call of the problem raises the same error

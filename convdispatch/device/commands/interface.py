@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
+from ..memory import allocator
+
 
 @functools.cache
 def _kernel_names() -> Any:
@@ -91,12 +93,22 @@ class Commands:
     """
 
     __slots__ = ()
-    context: cl.Context
-    device: cl.Device
+    queue: cl.CommandQueue
+    """The OpenCL queue of commands that are no stream's."""
     kind = "opencl"
     """The kind of memory that commands use: a binding serves all Commands of the same kind, context and device."""
     replayed = False
     """Whether commands are only recorded, to run later, perhaps many times."""
+
+    @property
+    def context(self) -> cl.Context:
+        """The queue's context."""
+        return self.queue.context
+
+    @property
+    def device(self) -> cl.Device:
+        """The queue's device."""
+        return self.queue.device
 
     def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> Any:
         """Run a kernel; ``arguments`` are memory, None for a null pointer, and numbers as ``kernel.dtypes`` says."""
@@ -120,12 +132,13 @@ class Commands:
         raise NotImplementedError
 
     def fresh(self, size: int) -> Any:
-        """Long-lived memory that is never a part of another block, for example for packed weights."""
-        raise NotImplementedError
+        """Long-lived memory that is never a part of another block, for example for packed weights; see
+        ``memory.fresh``."""
+        return allocator.fresh(self.queue, size)
 
     def bring(self, array: np.ndarray) -> Any:
         """Memory as from ``fresh`` with a copy of a contiguous array, complete when this returns."""
-        raise NotImplementedError
+        return allocator.fresh(self.queue, array.nbytes, array)
 
     def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
         """Copy from byte ``offset`` of memory into a contiguous host array, after all earlier commands; waits."""

@@ -228,16 +228,16 @@ class Ready:
 
     __slots__ = (
         *("_config_pointer", "_config", "_early", "_extra", "_handle", "_launch"),
-        *("_length", "_overlaps", "_places", "_stream", "_words"),
+        *("_length", "_overlaps", "_places", "_stream", "_words", "buffer"),
     )
 
     def __init__(self, function: Function, arguments: Sequence[Any], places: Sequence[tuple[int, int, int]]) -> None:
         pack = function.pack
-        buffer = bytearray(-(-max(pack.size, 1) // 8) * 8)
-        pack.pack_into(buffer, 0, *function.numbers(list(arguments)))
-        self._length, self._words = c_size_t(pack.size), memoryview(buffer).cast("Q")
+        self.buffer = bytearray(-(-max(pack.size, 1) // 8) * 8)
+        pack.pack_into(self.buffer, 0, *function.numbers(list(arguments)))
+        self._length, self._words = c_size_t(pack.size), memoryview(self.buffer).cast("Q")
         self._extra = (c_void_p * 5)(
-            *(_BUFFER_POINTER, ctypes.addressof(ctypes.c_char.from_buffer(buffer))),
+            *(_BUFFER_POINTER, ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))),
             *(_BUFFER_SIZE, ctypes.addressof(self._length), 0),
         )
         self._places = tuple((function.offsets[index] // 8, operand, offset) for index, operand, offset in places)
@@ -289,14 +289,7 @@ class Function:
         self.launch, self.overlaps = cuda_call(cuda.driver, "cuLaunchKernelEx"), int(form.overlaps)
         self.shared = form.shared.get(kernel.name, 0)
         """Bytes of dynamic shared memory that a launch sets beyond what the kernel's text declares."""
-        self._lock = threading.Lock()
-        self._buffer = ctypes.create_string_buffer(max(self.pack.size, 1))
-        self._length = c_size_t(self.pack.size)
-        self._extra = (c_void_p * 5)(
-            *(_BUFFER_POINTER, ctypes.addressof(self._buffer), _BUFFER_SIZE, ctypes.addressof(self._length), 0)
-        )
-        self._config = _Config(*self.groups, *self.items, self.shared, None, ctypes.pointer(_MAY_OVERLAP), 0)
-        self._config_pointer = byref(self._config)
+        self._lock, self._own = threading.Lock(), Ready(self, [0] * len(letters), ())
 
     def _check(self, kernel: Kernel, parameters: list[Parameter]) -> None:
         """Compare the parameters in the PTX with the arguments that a launch will pass."""
@@ -331,10 +324,8 @@ class Function:
         """
         self.numbers(arguments)
         with self._lock:  # guards the argument buffer, which the driver copies before it returns
-            self.pack.pack_into(self._buffer, 0, *arguments)
-            config = self._config
-            config.stream, config.count = stream, self.overlaps if early else 0
-            return self.launch(self._config_pointer, self.handle, None, self._extra)
+            self.pack.pack_into(self._own.buffer, 0, *arguments)
+            return self._own(stream, (), early)
 
 
 def function_of(cuda: Cuda, kernel: Kernel) -> Function:

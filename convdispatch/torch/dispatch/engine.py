@@ -56,12 +56,8 @@ def forward(
     x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *geometry: Any, settings: Settings = DEFAULT
 ) -> torch.Tensor:
     """Compute ``aten::convolution``. Raises Fallback, InvalidArgument, InvalidProblem."""
-    transposed, output_padding = geometry[3:5]
-    if transposed and any(output_padding):
-        rows = Geometry.of(*geometry).rows(x.ndim - 2)
-        if any(rows):
-            native.decline()
-            return forward(_longer(x, rows), w, bias, *Geometry.of(*geometry).without(rows), settings=settings)
+    if rows := _missing_rows(geometry, x):
+        return forward(_longer(x, rows), w, bias, *Geometry.of(*geometry).without(rows), settings=settings)
     return _computed((x, w, bias), geometry, promise(w), settings)
 
 
@@ -115,17 +111,13 @@ def backward(
     """Compute ``aten::convolution_backward``; None for a gradient that is not requested. Raises as ``forward`` does."""
     *_, output_mask = given
     geometry = given[:-1]
-    transposed, output_padding = geometry[3:5]
-    if transposed and any(output_padding):
-        rows = Geometry.of(*geometry).rows(x.ndim - 2)
-        if any(rows):
-            native.decline()
-            rest = Geometry.of(*geometry).without(rows)
-            longer = backward(grad, _longer(x, rows), w, bias_sizes, *rest, output_mask, settings=settings)
-            data = longer[0]
-            if data is not None:
-                data = data[(..., *(slice(size) for size in x.shape[2:]))].contiguous()
-            return data, *longer[1:]
+    if rows := _missing_rows(geometry, x):
+        rest = Geometry.of(*geometry).without(rows)
+        data, *others = backward(grad, _longer(x, rows), w, bias_sizes, *rest, output_mask, settings=settings)
+        if data is not None:
+            data = data[(..., *(slice(size) for size in x.shape[2:]))].contiguous()
+        return data, *others  # type: ignore[return-value]
+    transposed = geometry[3]
     data = weights = sums = constant = None
     parts: list[tuple[str, Any, int]] = []
     # Both calls are planned before either runs: if one is left to PyTorch, the whole backward is.
@@ -297,6 +289,18 @@ def facts_of(
 def key_of(part: str, facts: tuple[Any, ...]) -> tuple[Any, ...]:
     """The cache key of the call that the facts decide."""
     return (part, Geometry.of(*facts[0]), *facts[1:])
+
+
+def _missing_rows(geometry: tuple[Any, ...], x: torch.Tensor) -> Sequence[int]:
+    """The zeros to append to each spatial axis of a transposed convolution's input, whose call is then Python's; empty
+    if there are none."""
+    if not geometry[3] or not any(geometry[4]):
+        return ()
+    rows = Geometry.of(*geometry).rows(x.ndim - 2)
+    if not any(rows):
+        return ()
+    native.decline()
+    return rows
 
 
 def _longer(x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:

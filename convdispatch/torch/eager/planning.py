@@ -14,8 +14,7 @@ from ...api.policy import Policy, policy
 from ...api.problem import ConvProblem
 from ...calls.arguments import check_bias
 from ...calls.framework import tiers
-from ...calls.framework.fallback import Fallback
-from ...calls.framework.host import cpu_device, refuse_dtype
+from ...calls.framework.fallback import Fallback, cpu_device, refuse_dtype
 from ...calls.host_call import HostCall
 from ...device import runtime
 from ...device.commands import host_memory
