@@ -46,7 +46,8 @@ class Mark:
 
 
 def plot(marks: Sequence[Mark], x: str, y: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """The marks, on axes with the titles ``x`` and ``y``, with ``lines`` under them by name; marks of one place stand side by side. Empty without marks."""
+    """The marks, on axes with the titles ``x`` and ``y``, with ``lines`` under them by name; marks of one
+    place stand side by side. Empty without marks."""
     if not marks:
         return ""
     xs = _Scale([mark.x for mark in marks], LEFT, WIDTH - RIGHT)
