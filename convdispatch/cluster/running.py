@@ -53,8 +53,6 @@ class Task:
     kind: str
     work: Callable[..., Any]
     arguments: tuple[Any, ...]
-    workers: Sequence[str] | None = None
-    """Dask's addresses of the workers that may run the task; None for all that offer the task's kind."""
     about: Any = None
     """An arbitrary value that the caller attaches to the task."""
 
@@ -206,7 +204,6 @@ class Run:
                 *task.arguments,
                 key=f"{task.work.__name__}-{id(self)}-{next(self._serial)}",
                 resources={next(iter(workers.values())).resource: 1},
-                workers=task.workers,
                 pure=False,
             )
             self._in_flight[future.key] = task, future
@@ -252,7 +249,7 @@ class Run:
         )
 
     def _without_worker(self) -> Iterator[tuple[Task, Failed]]:
-        """Failed for each task whose workers are gone: at once if it names them, else after a while."""
+        """Failed for each task whose kind of device has had no worker for a while."""
         tasks = [*((task, future) for task, future in self._in_flight.values()), *((t, None) for t in self._waiting)]
         for key in {task.kind for task, _ in tasks}:
             if key in self.kinds:
@@ -261,16 +258,11 @@ class Run:
                 self._absent_since[key] = self._looked
                 self._tell(f"no worker offers {key} any more: waiting {self._gone_s:.0f} s for one")
         for task, future in tasks:
-            workers = self.kinds[task.kind].workers if task.kind in self.kinds else {}
-            if task.workers is not None and not workers.keys() & set(task.workers):
-                reason = "the other devices of its kind are gone"
-            elif self._looked - self._absent_since.get(task.kind, self._looked) > self._gone_s:
-                reason = f"no worker offers {task.kind} any more"
-            else:
+            if self._looked - self._absent_since.get(task.kind, self._looked) <= self._gone_s:
                 continue
             if future is None:
                 self._waiting.remove(task)
             else:
                 del self._in_flight[future.key]
                 self._client.cancel([future], force=True)
-            yield task, Failed(reason)
+            yield task, Failed(f"no worker offers {task.kind} any more")

@@ -1,21 +1,18 @@
-"""The roofline, and time under each ceiling."""
+"""The roofline, and the colours of algorithms."""
 
 from __future__ import annotations
 
-import copy
-import itertools
 import re
-from dataclasses import replace
 
 from test_benchmark import example
 
 from convdispatch.tools.benchmark.pages.page import packaged, render
-from convdispatch.tools.benchmark.pages.plots import FAMILIES, ceilings, colours, roofline
+from convdispatch.tools.benchmark.pages.plots import FAMILIES, colours, roofline
 from convdispatch.tools.benchmark.summary import lines
 
 FAST = {"float32": {name: {"rate": 1e12, "how": "fast"} for name in ("flops", "bandwidth")}}
 
-# --- the roofline, and candidates' time against error and workspace ---------------------------------------------------
+# --- the roofline ----------------------------------------------------------------------------------------------------
 
 
 def places(svg: str) -> list[tuple[float, float, str]]:
@@ -52,38 +49,3 @@ def test_what_is_unknown_stands_in_the_legend():
     assert "unknown, too few candidates" not in render(report)
     next(iter(report.measured.values())).rows = []
     assert "unknown, too few candidates" in render(report)
-
-
-# --- time under a ceiling of the workspace ---------------------------------------------------------------------------
-
-
-def test_a_staircase_falls_where_another_candidate_fits():
-    """One net of two layers, one of which runs twice: its sums are 9, 7 and 4 ms from 0, 1 and 4 MiB on."""
-    report = example()
-    every = [line for line in lines(report) if line.layer.name == "L0"][:1] * 2
-    every = [copy.deepcopy(line) for line in every]
-    timed = [[(0, 5.0), (1 << 20, 3.0)], [(0, 2.0), (4 << 20, 0.5), (8 << 20, 1.0)]]
-    for line, rows, count in zip(every, timed, (1, 2), strict=True):
-        object.__setattr__(line, "layer", replace(line.layer, count=count))
-        line.measured.rows = [replace(line.measured.rows[0], workspace=size, median_ms=ms) for size, ms in rows]
-    drawn = ceilings(every)
-    name = f"{every[0].layer.net} {every[0].problem.direction}"
-    told = re.findall(r"<title>([^<]*)</title>", drawn)
-    steps = "2.25 times, from 0.000977 MiB", "1.75 times, from 1 MiB", "1 times, from 4 MiB"
-    assert told == [name, *(f"{name}: {step} on" for step in steps)]
-    (points,) = re.findall(r'polyline class="ceiling" points="([^"]*)"', drawn)
-    places = [tuple(map(float, point.split(","))) for point in points.split()]
-    assert len(places) == 5
-    for before, after in itertools.pairwise(places):
-        assert before[0] == after[0] or before[1] == after[1], "a staircase runs level or straight down"
-        assert after[0] >= before[0]
-        assert after[1] >= before[1]
-    assert name in render(report)
-
-
-def test_a_layer_without_a_time_leaves_its_net_out():
-    report = example()
-    every = lines(report)
-    for line in every:
-        line.measured.rows = [replace(row, median_ms=None) for row in line.measured.rows]
-    assert ceilings(every) == ""

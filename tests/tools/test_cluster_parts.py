@@ -1,9 +1,8 @@
-"""The parts of a cluster: who disagrees, who scatters, who waits, what is offered, what errors say."""
+"""The parts of a cluster: who waits, what is offered, what errors say."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import subprocess
 import sys
@@ -15,52 +14,13 @@ import pytest
 
 from convdispatch import find_many
 from convdispatch.api.errors import ConvDispatchError, InvalidArgument
-from convdispatch.cluster import finding, offers, worker
+from convdispatch.cluster import offers, worker
 from convdispatch.cluster.requirements import security
 from convdispatch.device import runtime
-from convdispatch.selection.records.record import Provenance, Record, stale
 
 pytest.importorskip("distributed", reason="pip install 'convdispatch[cluster]'")
 
 PROBLEM = "mb1ic4ih5oc4kh3ph1"
-BASE = Record(
-    "p", "kind", "s", {}, 1.0, (0.9, 1.1), 0.9, 1.1, 25, benchmarked=True, worker="a/0:0", created="2026-01-01"
-)
-
-
-@pytest.mark.parametrize(
-    ("change", "doubted"),
-    [
-        ({"median_ms": 1.5, "ci_ms": (1.4, 1.6)}, True),
-        ({"median_ms": 0.5, "ci_ms": (0.4, 0.6)}, True),
-        ({"median_ms": 1.5, "ci_ms": (1.05, 1.6)}, False),  # intervals that overlap
-        ({"median_ms": 1.5, "ci_ms": (1.4, 1.6), "benchmarked": False}, False),  # screening has no interval
-        ({"median_ms": 1.5, "ci_ms": (1.4, 1.6), "config": {"a": 1}}, False),  # another choice
-    ],
-)
-def test_disagreement(change, doubted):
-    other = replace(BASE, worker="b/0:0", **change)
-    sides = finding.compare([BASE], [other])
-    assert [len(side) for side in sides] == [int(doubted)] * 2
-    for (record,) in sides if doubted else ():
-        assert "a/0:0" in record.doubt
-        assert "b/0:0" in record.doubt
-        assert record.created > BASE.created
-        assert stale(record, Provenance()) == f"measured, but {record.doubt}"
-        assert Record.from_json(json.loads(record.text())) == record
-
-
-def test_intervals_apart_within_a_tie_agree():
-    close = replace(BASE, ci_ms=(0.999, 1.001))
-    assert finding.compare([close], [replace(close, median_ms=1.015, ci_ms=(1.014, 1.016))]) == ([], [])
-
-
-def test_the_share_that_is_checked_is_the_same_every_time():
-    names = [f"problem {i}" for i in range(2000)]
-    chosen = [name for name in names if finding.is_measured_twice(name, 0.05)]
-    assert 60 < len(chosen) < 140
-    assert chosen == [name for name in names if finding.is_measured_twice(name, 0.05)]
-    assert [finding.is_measured_twice(names[0], share) for share in (0, 1)] == [False, True]
 
 
 def test_one_at_a_time_on_one_piece_of_silicon():
@@ -142,8 +102,6 @@ def test_errors_say_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr("convdispatch.cluster.running.CONNECT_S", 0.5)
     with pytest.raises(ConvDispatchError, match=r"no scheduler can be used at tcp://127\.0\.0\.1:9"):
         find_many([PROBLEM], "tcp://127.0.0.1:9")
-    with pytest.raises(InvalidArgument, match="agree is a share"):
-        find_many([PROBLEM], "tcp://127.0.0.1:9", agree=2)
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ConvDispatchError, match=re.escape("pip install 'convdispatch[cluster]'")):
         find_many([PROBLEM], "tcp://127.0.0.1:9")

@@ -85,19 +85,6 @@ def test_an_answer_that_died_with_its_worker_is_asked_for_elsewhere(four, monkey
     assert victims
 
 
-def test_what_only_one_device_may_run_goes_there_and_fails_when_it_is_gone(four, monkeypatch):
-    client, workers = four
-    monkeypatch.setattr("convdispatch.cluster.running.LOOK_S", 0.1)
-    run = Run(client)
-    second = workers[1]
-    run.add(*(Task(str(n), KEY, sleep, (n, 0.01), workers=[second.address]) for n in range(3)))
-    assert {answer[1] for _, answer in run.answers()} == {second.convdispatch_offer.place}
-    client.sync(second.close, nanny=False)
-    run.add(Task("3", KEY, sleep, (3, 0.01), workers=[second.address]))
-    ((_, failed),) = run.answers()
-    assert "the other devices of its kind are gone" in str(failed)
-
-
 def test_a_kind_without_workers_is_waited_for_and_given_up(four, monkeypatch):
     client, workers = four
     monkeypatch.setattr("convdispatch.cluster.running.LOOK_S", 0.1)

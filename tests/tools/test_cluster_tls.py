@@ -37,7 +37,7 @@ def farm(tmp_path_factory):
 @pytest.fixture
 def find(farm, tmp_path, monkeypatch):
     """Runs ``find --cluster`` with these options more; an own database."""
-    words = ["find", *PROBLEMS, "--budget", "100", "--agree", "0", "--json", "--cluster"]
+    words = ["find", *PROBLEMS, "--budget", "100", "--json", "--cluster"]
     with own_records(tmp_path / "db", monkeypatch):
         yield lambda *options, address=farm.address: run_cli(*words, address, *options)
 

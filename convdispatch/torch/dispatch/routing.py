@@ -12,7 +12,7 @@ import torch
 
 from ...api import settings as environment
 from ...api.errors import ConvDispatchError, Frozen, InvalidArgument, InvalidPolicy, InvalidProblem
-from ...calls.framework.enabled import Enabled as Enabled
+from ...calls.framework.fallback import Enabled as Enabled
 from ...calls.framework.fallback import Fallback
 from ...calls.framework.tiers import Compiling
 from ...device import runtime
@@ -93,7 +93,7 @@ def _install() -> Any:
                 _originals[operator, key] = torch.library.get_kernel(f"aten::{operator}", key)
             kernels[operator, key] = _kernel(operator, key, compute)
 
-    def in_python(key: str, library: Any = library) -> None:
+    def in_python(key: str, library: Any) -> None:
         with warnings.catch_warnings():  # PyTorch warns once of an overridden kernel, which is intended here
             warnings.simplefilter("ignore")
             for operator in _OPERATORS:
@@ -106,8 +106,8 @@ def _install() -> Any:
             in_python(key, quietly)
             quietly._destroy()
         bound = [functools.partial(kernels[operator, key], _keyset(key)) for operator in _OPERATORS]
-        if key not in _NATIVE or not native.install(key, *bound, _NATIVE[key]):
-            in_python(key)
+        if key not in _NATIVE or not native.install(key, bound, _NATIVE[key]):
+            in_python(key, library)
     return library
 
 
@@ -115,24 +115,20 @@ def _kernel(operator: str, key: str, compute: Callable[..., Any]) -> Callable[..
     original = _originals[operator, key]
 
     def kernel(keys: Any, *arguments: Any) -> Any:
+        def theirs() -> Any:
+            return original.call_boxed(keys, *arguments)
+
+        def quick() -> Any:
+            if operator == "convolution":
+                return quick_depthwise(*arguments)
+            return quick_depthwise_backward(functools.partial(original.call_boxed, keys), *arguments)
+
         # ``torch.jit.trace`` records what aten::convolution calls below this kernel. The check takes 0.03 µs. Other
         # recorders (FakeTensor, make_fx, functorch) come before the devices' kernels and see a call earlier.
         if _tracing():
             counting.left(operator, TRACED)
-            return original.call_boxed(keys, *arguments)
-        if runtime.forked:
-            counting.left(operator, runtime.FORKED)
-            return original.call_boxed(keys, *arguments)
-        try:
-            result = compute(*arguments, settings=_in_force or DEFAULT)
-        except Exception as error:
-            theirs = functools.partial(original.call_boxed, keys)
-            quick = (
-                quick_depthwise if operator == "convolution" else functools.partial(quick_depthwise_backward, theirs)
-            )
-            return _declined(error, operator, lambda: theirs(*arguments), lambda: quick(*arguments))
-        counting.ours(operator)
-        return result
+            return theirs()
+        return _computed(operator, compute, theirs, arguments, _in_force, quick)
 
     return kernel
 
@@ -179,7 +175,18 @@ def routed(
     For arguments that PyTorch refuses too, raises PyTorch's kind of error with our sentence.
     """
     if looks_on() is not None:
-        return unseen(routed, operator, compute, theirs, arguments, settings, quick)
+        return unseen(_computed, operator, compute, theirs, arguments, settings, quick)
+    return _computed(operator, compute, theirs, arguments, settings, quick)
+
+
+def _computed(
+    operator: str,
+    compute: Callable[..., Any],
+    theirs: Callable[[], Any],
+    arguments: tuple[Any, ...],
+    settings: Settings | None,
+    quick: Callable[[], Any] | None,
+) -> Any:
     if runtime.forked:
         counting.left(operator, runtime.FORKED)
         return theirs()

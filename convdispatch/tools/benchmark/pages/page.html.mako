@@ -185,13 +185,6 @@ are the ceilings that were measured: left of the bend memory bounds a layer, rig
 ${legend()}
 <div class="picture">${roofline | n}</div>
 
-% if ceilings:
-<h2>Time under a ceiling of the workspace</h2>
-<p>A net's convolutions under a ceiling of the workspace (<code>policy(workspace_limit=...)</code>), each layer by its fastest candidate
-within it: where a line falls, another candidate fits.</p>
-<div class="picture">${ceilings | n}</div>
-% endif
-
 <h2>Gaps: below ${share(gap)} of the roofline</h2>
 % if gaps:
 <p>What there is to win, the most lost time first: a list for whoever writes a plugin.</p>

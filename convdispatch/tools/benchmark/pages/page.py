@@ -9,7 +9,7 @@ from typing import Any
 from ..quiet import busy, disturbed, signs
 from ..report import Report
 from ..summary import GAP, family, gaps, geomean, known, lines, nets
-from .plots import ceilings, colours, roofline
+from .plots import colours, roofline
 from .terminal import errors, evidence, interval, number, share
 
 
@@ -48,7 +48,6 @@ def _values(report: Report) -> dict[str, Any]:
         "family": family,
         "colour": colour,
         "roofline": roofline(report, every, colour),
-        "ceilings": ceilings(every),
         "sheet": packaged("page.css"),
         "means": {peer: geomean(line.ratio(peer) for line in every) for peer in peers},
         "fraction": geomean(line.fraction for line in every),

@@ -21,8 +21,7 @@ from torch import fx
 
 from ....api.errors import ConvDispatchError
 from ....api.problem import ConvProblem
-from ....calls.framework.fallback import Fallback
-from ....calls.framework.host import cpu_device
+from ....calls.framework.fallback import Fallback, cpu_device
 from ....device import runtime
 from ....device.places.stream import KINDS
 from ....device.rates import rates
