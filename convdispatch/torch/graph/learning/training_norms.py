@@ -365,7 +365,7 @@ def _is_widening(part: Convolution, norm: fx.Node) -> bool:
     w, between = _value(part.operands[1]), part.node.next
     if set(part.node.users) != {norm} or groups != 1 or w.shape[0] < 2 * w.shape[1] or not _is_static(w):
         return False
-    if any(w.shape[2:].numel() != 1 or step != 1 or pad for step, pad in zip(stride, padding, strict=True)):
+    if w.shape[2:].numel() != 1 or any(step != 1 for step in stride) or any(padding):
         return False
     if _value(part.node).dtype.itemsize == 2 and not _is_channels_last(part.operands[0]):
         return False  # ``channel_products`` multiplies rows of channels
