@@ -15,7 +15,7 @@ from ...api.activations import ACTIVATIONS, formula_of, gradient_of_input, gradi
 from ..dispatch import engine
 from ..dispatch.quick_depthwise import quick_depthwise
 from ..dispatch.routing import original, routed, settings_in_force
-from .operators import autocasts, convolution, gradients, without_tangents
+from .operators import FIXED_STRIDE_ORDER, autocasts, convolution, gradients, without_tangents
 
 _F, _aten = torch.nn.functional, torch.ops.aten
 
@@ -87,7 +87,8 @@ def unfused(y: torch.Tensor, residual: Any, activation: str | None) -> torch.Ten
 _library = torch.library.Library("convdispatch", "FRAGMENT")
 _library.define(
     "fused_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, str? activation, "
-    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor"
+    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor",
+    tags=FIXED_STRIDE_ORDER,
 )
 fused_convolution = torch.ops.convdispatch.fused_convolution.default
 
