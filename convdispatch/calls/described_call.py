@@ -18,7 +18,7 @@ from ..selection.visible_problem import operand_sizes
 from .arguments import PLACES, Request, described_problem
 from .arrays.accepted import is_array, refuse_mask
 from .arrays.array_library import Library
-from .arrays.host_arrays import LibraryArrays, NumPyArrays
+from .arrays.host_arrays import HostArrays, LibraryArrays
 from .arrays.known_libraries import library_of
 from .arrays.operands import check_written
 from .call import Call
@@ -65,7 +65,7 @@ def _stream_call(request: Request, library: Library, input1: Any, devices: Seque
     return StreamCall(problem, stream, arrays, names=request.roles, through_host=through_host)
 
 
-def _own_call(request: Request, input1: Any, arrays: Any = NumPyArrays) -> Call:
+def _own_call(request: Request, input1: Any, arrays: Any = HostArrays) -> Call:
     """The call for NumPy's arrays, and for arrays of OpenCL queues."""
     operands, written = request.operands, PLACES[request.direction][2]
     problem, out = _problem(request), operands[written]
@@ -189,5 +189,5 @@ def _through_host(
     problem = problem.replace(constant_weights=False)
     size = operand_sizes(problem)["xwy".index(problem.written)]
     dtype = next(each.dtype for each in (x, y) if each is not None)
-    arrays = NumPyArrays(problem, device, dtype, size, False)
+    arrays = HostArrays(problem, device, dtype, size, False)
     return HostCall(problem, runtime.context(device), arrays)(x, w, y, bias, None, residual)

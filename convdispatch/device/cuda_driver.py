@@ -12,7 +12,7 @@ import mmap
 import platform
 import sys
 import threading
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_ushort, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_ulonglong, c_ushort, c_void_p
 from typing import Any
 
 import pyopencl as cl
@@ -59,27 +59,17 @@ class _NoWait(threading.local):
 no_wait = _NoWait()
 
 
-class _Location(ctypes.Structure):
-    _fields_ = [("kind", c_int), ("number", c_int)]
+def structure(**fields: Any) -> Any:
+    """The ctypes structure of these fields, in this order."""
+    return type("Structure", (ctypes.Structure,), {"_fields_": list(fields.items())})
 
 
-class _AllocationProperties(ctypes.Structure):
-    _fields_ = [
-        ("type", c_int),
-        ("handles", c_int),
-        ("place", _Location),
-        ("windows", c_void_p),
-        ("compression", ctypes.c_ubyte),
-        ("rdma", ctypes.c_ubyte),
-        ("usage", c_ushort),
-        ("reserved", ctypes.c_ubyte * 4),
-    ]
-
-
-class _Access(ctypes.Structure):
-    _fields_ = [("place", _Location), ("flags", c_int)]
-
-
+_Location = structure(kind=c_int, number=c_int)
+_AllocationProperties = structure(
+    type=c_int, handles=c_int, place=_Location, windows=c_void_p, compression=c_ubyte, rdma=c_ubyte, usage=c_ushort,
+    reserved=c_ubyte * 4,
+)  # fmt: skip
+_Access = structure(place=_Location, flags=c_int)
 _Address = c_ulonglong
 _FUNCTIONS: dict[tuple[Any, ...], str] = {
     (c_uint,): "cuInit",

@@ -175,7 +175,7 @@ def _recorder(calls: dict[Any, Callable[[], Any]]) -> Any:
                 parts += [("data", y, None, promise(w) is not None)] if x.requires_grad else []
                 parts += [("weights", y, None, False)] if w.requires_grad else []
             for part, grad, part_bias, constant in parts:
-                call_arguments = (tuple(geometry), x, w, grad, part_bias, constant, settings)
+                call_arguments = (tuple(geometry), (x, w, grad, part_bias), constant, settings)
                 key = engine.key_of(part, engine.facts_of(*call_arguments))
                 if key not in calls:
                     calls[key] = functools.partial(engine.cached_call, part, *call_arguments)

@@ -11,7 +11,7 @@ REASONS = {
     "the options of a convolution, one by one, as users write them": """
         calls/arguments.py:describe calls/arguments.py:transposed_shape calls/conv.py:conv
         calls/conv.py:conv_backward_data calls/conv.py:conv_backward_weights calls/conv.py:conv_transpose
-        calls/explaining.py:explain nn/convolution.py:convolution nn/convolution.py:transposed_convolution
+        calls/conv.py:explain nn/convolution.py:convolution nn/convolution.py:transposed_convolution
         nn/quantized.py:quantized_convolution nn/layers.py:__init__
     """,
     "the options of a public function or class": """
@@ -30,8 +30,7 @@ REASONS = {
     """,
     "the fast path of a warm call: an object for its operands would cost more than the call": """
         calls/call.py:__call__ calls/host_call.py:fast_path
-        calls/queue_call.py:fast_path calls/stream_call.py:fast_path torch/dispatch/engine.py:cached_call
-        torch/dispatch/engine.py:facts_of torch/geometry.py:problem_of
+        calls/queue_call.py:fast_path calls/stream_call.py:fast_path torch/geometry.py:problem_of
     """,
     "the signature of an operator of PyTorch, which calls it so": """
         torch/functional.py:_conv torch/functional.py:fused torch/functional.py:_conv_transpose

@@ -6,6 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
+import torch_zoo  # noqa: E402
+
 from convdispatch.torch.graph.learning.channels_last import lay_channels_last  # noqa: E402
 
 
@@ -90,27 +92,14 @@ def test_inductor_hands_our_operators_the_graph_s_strides(monkeypatch):
         run._boxed_call = True
         return run
 
-    class Residual(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            norm, conv = torch.nn.BatchNorm2d, torch.nn.Conv2d
-            self.before = torch.nn.Sequential(conv(8, 32, 1, bias=False), norm(32), torch.nn.ReLU())
-            self.main = torch.nn.Sequential(conv(32, 8, 1), norm(8), torch.nn.ReLU(), conv(8, 32, 1), norm(32))
-
-        def forward(self, x):
-            x = self.before(x)
-            for _ in range(3):
-                x = torch.relu(self.main(x) + x)
-            return x.mean((2, 3))
-
     plain = compile_fx.compile_fx
     monkeypatch.setattr(
         compile_fx, "compile_fx", lambda graph, inputs, **kw: plain(graph, inputs, **{"inner_compile": count, **kw})
     )
     monkeypatch.setattr(inductor, "prepare_kernels", lambda *_, **__: None)
     torch._dynamo.reset()
-    model = Residual().train().to(memory_format=torch.channels_last)
-    x = torch.randn(4, 8, 14, 14).to(memory_format=torch.channels_last)
+    model = torch_zoo.ResNet((1, 3, 3), torch_zoo._bottleneck, 4, base=8).train().to(memory_format=torch.channels_last)
+    x = torch.randn(4, 3, 64, 64).to(memory_format=torch.channels_last)
     with (
         torch._functorch.config.patch(force_non_lazy_backward_lowering=True),
         torch.autocast("cpu", torch.bfloat16),

@@ -8,7 +8,6 @@ replayed on any of the others.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,11 +16,6 @@ import numpy as np
 import pyopencl as cl
 
 from ..memory import allocator
-
-
-@functools.cache
-def _kernel_names() -> Any:
-    return cl.program_info.KERNEL_NAMES
 
 
 class Kernel:
@@ -45,7 +39,7 @@ class Kernel:
         self.local_size = None if local_size is None else tuple(map(int, local_size))
         self.dtypes = [None if dtype is None else np.dtype(dtype) for dtype in dtypes]
         self._bound: Any = None
-        if name not in program.get_info(_kernel_names()).split(";"):
+        if name not in program.get_info(cl.program_info.KERNEL_NAMES).split(";"):
             self.make()  # raises with the driver's message, as the program has no such kernel
         self.lock = threading.Lock()  # a cl.Kernel stores its arguments: setting them and launching must not interleave
         self.streams: Any = None

@@ -23,7 +23,7 @@ import pyopencl as cl
 from ...api import settings
 from ..cache import artifact_store
 from ..commands.interface import Kernel
-from ..cuda_driver import Cuda, CudaError, cuda_call
+from ..cuda_driver import Cuda, CudaError, cuda_call, structure
 from ..places.stream import Unlaunchable
 from ..startup_profile import phase
 from .machine_code import machine_code, note
@@ -203,19 +203,9 @@ def _group_of(global_size: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(group)
 
 
-class _Attribute(ctypes.Structure):
-    _fields_ = [("kind", c_uint), ("pad", c_uint), ("value", c_uint * 16)]
-
-
-class _Config(ctypes.Structure):
-    _fields_ = [
-        *((name, c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")),
-        ("stream", c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
-        ("count", c_uint),
-    ]
-
-
+_Attribute = structure(kind=c_uint, pad=c_uint, value=c_uint * 16)
+_SIZES = dict.fromkeys(("gx", "gy", "gz", "bx", "by", "bz", "shared"), c_uint)
+_Config = structure(**_SIZES, stream=c_void_p, attributes=ctypes.POINTER(_Attribute), count=c_uint)
 _MAY_OVERLAP = _Attribute(6, 0, (1,))
 """The launch attribute CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION with the value 1, allowed."""
 

@@ -20,6 +20,7 @@ from ...device.places.stream import KINDS
 from .. import counting, ranks
 from ..captures import device_type, watch_captures
 from ..dynamo_frames import looks_on, unseen
+from ..geometry import padded
 from ..settings import DEFAULT, Settings, checked
 from . import engine, native
 from .quick_depthwise import quick_depthwise, quick_depthwise_backward
@@ -141,6 +142,10 @@ def settings_in_force() -> Settings | None:
 def original(operator: str, *arguments: Any) -> Any:
     """The results of PyTorch's own kernel for the arguments' device, none of which is a view: of an empty batch and of
     one axis they are views there, which no operation in place may change behind a custom operator."""
+    if operator == "convolution":
+        x, w, bias, *geometry = arguments
+        x, geometry = padded(x, geometry)  # type: ignore[assignment]
+        arguments = (x, w, bias, *geometry)
     kind = arguments[0].device.type
     key = kind.upper() if kind in KINDS else "CPU"
     if (operator, key) not in _originals:

@@ -201,4 +201,4 @@ def _plan(part: str, geometry: Any, values: Any, constant: bool, epilogue: Any, 
     if constant:
         w = torch.nn.Parameter(w, requires_grad=False)
         constant = promise(w, fused=True) is not None
-    return engine.cached_call(part, geometry, x, w, grad, bias, constant, settings_in_force() or DEFAULT, epilogue)
+    return engine.cached_call(part, geometry, (x, w, grad, bias), constant, settings_in_force() or DEFAULT, epilogue)

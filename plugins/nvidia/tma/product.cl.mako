@@ -19,8 +19,10 @@
 <%
 t, geo = tiling.tile, tiling.geometry
 phases, many = tiling.phases, len(tiling.phases) > 1
-low_h, low_w = tiling.low[1:]
-count_h, count_w = tiling.count
+low_d, low_h, low_w = tiling.low
+count_d, count_h, count_w = tiling.count
+deep = len(tiling.axes) > 2
+pixels = count_d * count_h * count_w
 volume = geo.phases[0].volume
 empty = t.split > min(tiling.slices) or not min(tiling.slices)
 data = tiling.data
@@ -56,19 +58,19 @@ def of(name, axis=None):
     value = getattr(phases[0], name)
     if not many:
         return value if axis is None else value[axis]
-    fields = ["slices", "taps_w", "tap0", "offset", "first", "count"]
-    place = sum(1 if f in ("slices", "taps_w") else 2 for f in fields[: fields.index(name)]) + (axis or 0)
-    return f"PHASES[phase * 10 + {place}]"
+    fields = ["taps", "tap0", "offset", "first", "count"]
+    place = 0 if name == "slices" else 1 + 3 * fields.index(name) + axis
+    return f"PHASES[phase * 16 + {place}]"
 def numbers(phase):
-    return (phase.slices, phase.taps_w, *phase.tap0, *phase.offset, *phase.first, *phase.count)
+    return (phase.slices, *phase.taps, *phase.tap0, *phase.offset, *phase.first, *phase.count)
 %>\
 #define LBO 8192
 #define SBO ${sbo_a}
 #define B_LBO ${box_bytes}
 #define B_SBO ${sbo_b}
 % if many:
-// Of each phase: slices, taps along w, the first tap, how far it reads, the first place that is written, places.
-constant int PHASES[${10 * len(phases)}] = {${", ".join(str(n) for phase in phases for n in numbers(phase))}};
+// Of each phase: slices, then along d, h and w taps, the first tap, how far it reads, the first place that is written, places.
+constant int PHASES[${16 * len(phases)}] = {${", ".join(str(n) for phase in phases for n in numbers(phase))}};
 % endif
 <%def name="tile_of()">\
     const int n_tile = tile % ${tiling.n_tiles}, m_tile = tile / ${tiling.n_tiles} % ${tiling.m_tiles};
@@ -80,16 +82,30 @@ constant int PHASES[${10 * len(phases)}] = {${", ".join(str(n) for phase in phas
     const int begin = ${f"(int)((long){of('slices')} * part / {t.split})" if t.split > 1 else 0}, end = ${f"(int)((long){of('slices')} * (part + 1) / {t.split})" if t.split > 1 else of('slices')};
 </%def>
 <%def name="start_of(place)">\
-      const int image = ${place} / ${count_h * count_w}, pixel = ${place} % ${count_h * count_w};
-      const int h = pixel / ${count_w} * ${geo.step[1]} + (${low_h}), w = pixel % ${count_w} * ${geo.step[2]} + (${low_w});
+      const int image = ${place} / ${pixels}, pixel = ${place} % ${pixels};
+% if deep:
+      const int d = pixel / ${count_h * count_w} * ${geo.step[0]} + (${low_d});
+% endif
+      const int h = pixel / ${count_w}${f" % {count_h}" if deep else ""} * ${geo.step[1]} + (${low_h}), w = pixel % ${count_w} * ${geo.step[2]} + (${low_w});
+</%def>
+<%def name="tap_of()">\
+% if deep:
+      const int kz = tap / (${of("taps", 1)} * ${of("taps", 2)}), ky = tap / ${of("taps", 2)} % ${of("taps", 1)}, kx = tap % ${of("taps", 2)};
+% else:
+      const int ky = tap / ${of("taps", 2)}, kx = tap % ${of("taps", 2)};
+% endif
 </%def>
 <%def name="copies()">\
 % if data:
       const int tap = slice / ${tiling.blocks}, channel = slice % ${tiling.blocks} * ${t.bk};
-      const int ky = tap / ${of("taps_w")}, kx = tap % ${of("taps_w")};
-      COPY_IM2COL(MAP_A, at, group * ${geo.c} + channel, w, h, image, ${of("offset", 1)} + kx * (${geo.spread[2]}), ${of("offset", 0)} + ky * (${geo.spread[1]}), full);
+${tap_of()}\
+% if deep:
+      COPY_IM2COL3(MAP_A, at, group * ${geo.c} + channel, w, h, d, image, ${of("offset", 2)} + kx * (${geo.spread[2]}), ${of("offset", 1)} + ky * (${geo.spread[1]}), ${of("offset", 0)} + kz * (${geo.spread[0]}), full);
+% else:
+      COPY_IM2COL(MAP_A, at, group * ${geo.c} + channel, w, h, image, ${of("offset", 2)} + kx * (${geo.spread[2]}), ${of("offset", 1)} + ky * (${geo.spread[1]}), full);
+% endif
 % if tiling.transposed_weights or tiling.rewritten_weights:
-      const int kernel_tap = (ky * ${geo.tap_step[1]} + ${of('tap0', 0)}) * ${geo.kernel[2]} + kx * ${geo.tap_step[2]} + ${of('tap0', 1)};
+      const int kernel_tap = (${f"(kz * {geo.tap_step[0]} + {of('tap0', 0)}) * {geo.kernel[1]} + " if deep else ""}ky * ${geo.tap_step[1]} + ${of('tap0', 1)}) * ${geo.kernel[2]} + kx * ${geo.tap_step[2]} + ${of('tap0', 2)};
 % endif
 % if tiling.transposed_weights:
 #pragma unroll
@@ -106,8 +122,13 @@ ${start_of("(slice * 64)")}\
 #pragma unroll
       for (int i = 0; i < ${boxes}; ++i) {
         const int q = min(n0 / ${tiling.block} + i, ${volume * tiling.blocks - 1});
-        const int tap = q / ${tiling.blocks}, ky = tap / ${phases[0].taps_w}, kx = tap % ${phases[0].taps_w};
+        const int tap = q / ${tiling.blocks};
+${tap_of()}\
+% if deep:
+        COPY_IM2COL3(MAP_B, at + ${a_bytes} + i * ${box_bytes}, group * ${geo.c} + q % ${tiling.blocks} * ${tiling.block}, w, h, d, image, kx * ${geo.spread[2]}, ky * ${geo.spread[1]}, kz * ${geo.spread[0]}, full);
+% else:
         COPY_IM2COL(MAP_B, at + ${a_bytes} + i * ${box_bytes}, group * ${geo.c} + q % ${tiling.blocks} * ${tiling.block}, w, h, image, kx * ${geo.spread[2]}, ky * ${geo.spread[1]}, full);
+% endif
       }
 % endif
 </%def>
@@ -120,7 +141,7 @@ chunk_numbers, rows_apart = 16 // tiling.itemsize, team // chunks
 norm_rounds = -(-64 // rows_apart)
 norm_chunk = "(norm_chunk ^ " + ("norm_row % 8" if chunks == 8 else "norm_row / 2 % 4") + f") * {chunk_numbers}"
 guarded = [axis for axis in (1, 2) if geo.guarded[axis]]
-begin_of_taps = (of("offset", 0), of("offset", 1)) if data else (0, 0)
+begin_of_taps = (of("offset", 1), of("offset", 2)) if data else (0, 0)
 %>\
 <%def name="rows_of_norm()">\
 % if in_place:
@@ -142,7 +163,7 @@ ${pixels_of_norm("m0 + wg * 64")}\
 <%def name="table_of_norm(c, tap)">\
         const int norm_c = ${c} + ${norm_chunk};
 % if guarded:
-        const int norm_tap = ${tap}, norm_y = norm_tap / ${of("taps_w")} * ${geo.spread[1]}, norm_x = norm_tap % ${of("taps_w")} * ${geo.spread[2]};
+        const int norm_tap = ${tap}, norm_y = norm_tap / ${of("taps", 2)} * ${geo.spread[1]}, norm_x = norm_tap % ${of("taps", 2)} * ${geo.spread[2]};
 % endif
         float4 norm_table[3][${chunk_numbers // 4}];
 #pragma unroll
@@ -203,8 +224,12 @@ ${normalise_rows(f"{at} + {a_bytes + i * box_bytes}")}\
       const int m = m0 + wg * 64 + warp % 4 * 16 + lane / 4 + ${half * 8};
 % if many:
       const int row = m / ${count_w} % ${count_h}, column = m % ${count_w};
-      const int exists = m < ${m_end} & row < ${of("count", 0)} & column < ${of("count", 1)};
-      const OUT_INDEX place = (OUT_INDEX)(m / ${count_h * count_w} * ${geo.target[1]} + row * ${geo.out_step[1]} + ${of("first", 0)}) * ${geo.target[2]} + column * ${geo.out_step[2]} + ${of("first", 1)};
+% if deep:
+      const int depth = m / ${count_h * count_w} % ${count_d};
+% endif
+      const int exists = m < ${m_end} & row < ${of("count", 1)} & column < ${of("count", 2)}${f" & depth < {of('count', 0)}" if deep else ""};
+      const int frame = m / ${pixels}${f" * {geo.target[0]} + depth * {geo.out_step[0]} + {of('first', 0)}" if deep else ""};
+      const OUT_INDEX place = (OUT_INDEX)(frame * ${geo.target[1]} + row * ${geo.out_step[1]} + ${of("first", 1)}) * ${geo.target[2]} + column * ${geo.out_step[2]} + ${of("first", 2)};
 % endif
 % if summed:
 ${rows_of_half(half)}\
