@@ -1,7 +1,4 @@
-"""CUDA graphs: commands captured once and launched together; a kernel's launch then takes under 1 us of the device.
-
-Kernels with a number that is computed at each replay cannot be part of a graph: they are launched between graphs.
-"""
+"""CUDA graphs: commands captured once and launched together; a kernel's launch then takes under 1 us of the device."""
 
 from __future__ import annotations
 
@@ -64,28 +61,9 @@ class GraphReplay:
         with place.cuda.current():
             runs = [command.make(memory, first_stream) for command in commands]
             if schedule.queues > 1:
-                graph = CudaGraph(self._streams, lambda: self._branches(schedule, runs))
-                self.parts: list[Callable[[Any], Any]] = [graph.launch]
+                self._graph = CudaGraph(self._streams, lambda: self._branches(schedule, runs))
             else:
-                self.parts = [*self._in_order(commands, runs)]
-
-    def _in_order(self, commands: Sequence[Command], runs: Sequence[Callable[..., Any]]) -> Any:
-        """CUDA graphs of all commands, and between the graphs the commands with late numbers."""
-        stream, waiting = self._streams[0], []
-        for command, run in zip(commands, runs, strict=True):
-            if not command.late:
-                waiting.append(run)
-                continue
-            if waiting:
-                yield self._graph(stream, waiting).launch
-                waiting = []
-            yield run
-        if waiting:
-            yield self._graph(stream, waiting).launch
-
-    @staticmethod
-    def _graph(stream: Any, runs: Sequence[Callable[..., Any]]) -> CudaGraph:
-        return CudaGraph([stream], lambda: [run(stream) for run in runs])
+                self._graph = CudaGraph(self._streams, lambda: [run(first_stream) for run in runs])
 
     def _branches(self, schedule: Schedule, runs: Sequence[Callable[..., Any]]) -> None:
         """Every step on its stream, after the steps of other streams that it needs."""
@@ -107,5 +85,4 @@ class GraphReplay:
     def __call__(self, stream: Any) -> None:
         """Enqueue all commands on a stream, without a wait."""
         with stream.current():
-            for part in self.parts:
-                part(stream)
+            self._graph.launch(stream)
