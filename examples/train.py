@@ -31,6 +31,7 @@ from convdispatch.nn import (
     Sequential,
     Tape,
     autocast,
+    capture,
     load_tensors,
     save_tensors,
 )
@@ -101,8 +102,9 @@ class Run:
         self.optimizer = Adam(parameters, settings.lr) if adam else SGD(parameters, settings.lr, settings.momentum)
         self.scaler = LossScaler(queue=self.queue) if settings.precision == "float16" else None
         self.steps_per_epoch = math.ceil(len(data.images) / settings.batch)
+        self._gradients = capture(self._backward)
 
-    def _gradients(self, x: Tensor, labels: Tensor) -> Tensor:
+    def _backward(self, x: Tensor, labels: Tensor) -> Tensor:
         with autocast(self.settings.precision), Tape() as tape:
             loss = cross_entropy(self.net(x).astype(np.float32), labels)
         tape.backward(loss, None if self.scaler is None else self.scaler.gradient)

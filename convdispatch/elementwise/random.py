@@ -14,7 +14,6 @@ from ..api.errors import InvalidArgument
 from ..device import runtime
 from ..device.commands.interface import Kernel
 from ..device.commands.queues import commands_of
-from ..device.commands.recording import Recording
 from ..device.programs.kernels import build, kernel_text
 from .apply import compute
 from .tensor import Tensor
@@ -40,13 +39,13 @@ class Generator:
         """Normally distributed, by Box and Muller's transform."""
         return self._fill("normal", shape, dtype, mean, deviation)
 
-    def advance(self, blocks: int, queue: Any = None) -> int:
+    def advance(self, blocks: int, queue: Any = None) -> Any:
         """Reserve ``blocks`` counters, of four random numbers each, and return the first one.
 
-        Raises InvalidArgument if ``queue`` is a recording, whose replays would all have the same numbers.
+        For work on ``queue`` that is captured: what a kernel takes in its place, so that each replay does this anew.
         """
-        if type(queue) is Recording:
-            raise InvalidArgument("a recording cannot draw random numbers anew at each replay")
+        if queue is not None:
+            return commands_of(queue).late(lambda: self.advance(blocks))
         first = self.state
         self.state += blocks
         return first

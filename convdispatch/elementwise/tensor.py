@@ -82,8 +82,8 @@ class Tensor:
 
     def _must_be_real(self, what: str) -> None:
         if type(self.base_data) is Slot:
-            raise InvalidArgument(f"{what} copies between host and device, which a recording cannot replay: "
-                                  "take arrays as arguments, return tensors, and copy outside")  # fmt: skip
+            raise InvalidArgument(f"{what} copies between host and device, which a captured function cannot replay: "
+                                  "take arrays as its arguments, return tensors, and copy outside")  # fmt: skip
 
     @classmethod
     def from_dlpack(cls, source: Any, queue: cl.CommandQueue | None = None) -> Tensor:

@@ -6,6 +6,7 @@ Names are imported when first used: PyTorch's door wants one kernel of pooling, 
 
 - ``activations``: activations by name.
 - ``attention``: scaled dot-product attention.
+- ``capturing``: functions whose kernels are recorded once and replayed.
 - ``channel_sums``: a bias' gradient with channels last.
 - ``convolution``: convolutions, transposed convolutions and linear maps on the tape.
 - ``functional``: all operations, by the names that users import.

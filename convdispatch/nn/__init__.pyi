@@ -1,5 +1,7 @@
 from ..elementwise.tensor import Parameter as Parameter
 from . import functional as functional
+from .capturing import Captured as Captured
+from .capturing import capture as capture
 from .convolution import autocast as autocast
 from .layers import LRN as LRN
 from .layers import Activation as Activation

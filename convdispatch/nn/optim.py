@@ -228,7 +228,7 @@ well = where(bad > 0, 0, where(well + 1 >= interval, 0, well + 1))
 class LossScaler:
     """A factor of the loss, by which gradients are divided: those of float16 are 0 below 6e-8 (Micikevicius et al.
     2018). It halves after a step with an infinite or NaN gradient and doubles after ``interval`` steps without one. It
-    lies on the device: nothing waits for the host.
+    lies on the device: nothing waits for the host, and a captured step holds.
 
     tape.backward(loss, scaler.gradient)
     optimizer.step(scaler)

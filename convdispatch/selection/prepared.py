@@ -15,7 +15,7 @@ from ..api.errors import PluginError
 from ..api.problem import EXTRAS, ConvProblem
 from ..api.solver import Plan
 from ..device import runtime
-from ..device.commands.interface import Commands
+from ..device.commands.interface import Commands, thread
 from ..device.commands.queues import OpenCLQueue, commands_of
 from ..device.commands.recording import Recording, Slot
 from ..device.executable import OUTPUTS, SUMS, Executable, W
@@ -98,11 +98,12 @@ class Prepared:
     def enqueue(self, queue: cl.CommandQueue, *operands: Any, wait_for: Sequence[cl.Event] | None = None) -> cl.Event:
         """Enqueue the convolution with all its parts, without waiting. ``operands`` are the memory of x, w, y and those
         of EXTRAS, which may end early; w is the packed form if ``packed_size`` is not 0."""
-        if not isinstance(queue, Commands):
+        if thread.capturing is None and not isinstance(queue, Commands):
             return self._enqueue(queue, operands, wait_for)
-        if type(queue) is Recording:
-            executable = self.executable(queue.queue)
-            return executable.place(queue, _filled(operands)[: len(executable.operands)])
+        commands = commands_of(queue)
+        if type(commands) is Recording:
+            executable = self.executable(commands.queue)
+            return executable.place(commands, _filled(operands)[: len(executable.operands)])
         return self._enqueue_on(queue, operands, wait_for)
 
     def _enqueue_on(self, queue: Any, operands: Sequence[Any], wait_for: Any = None) -> Any:

@@ -11,7 +11,7 @@ from checking import compare
 from small_net import normal
 
 from convdispatch.device.programs.kernels import Launch
-from convdispatch.nn import Parameter, Tape, functional
+from convdispatch.nn import Parameter, Tape, capture, functional
 from convdispatch.nn.normalization import batch_norm_kernel
 from convdispatch.tensor import Tensor
 
@@ -137,3 +137,18 @@ def test_formulas_do_the_rest(queue, gpu, launched, case):
     with Tape():
         functional.batch_norm(x, scale, shift, *running, training=True, residual=residual, layout=layout)
     assert not launched["batch_norm"]
+
+
+def test_captured(queue, gpu):
+    """Partial sums and statistics live in the recording's memory."""
+    operands, running, _, _ = layer(queue, (3, 4, 6, 6))
+    others, still, _, _ = layer(queue, (3, 4, 6, 6))
+
+    def step(operands, running):
+        return lambda dy: [t + 0 for t in run(operands, running, dy, "relu", True)]
+
+    captured, plain = capture(step(operands, running)), step(others, still)
+    for seed in range(4):
+        dy = Tensor.from_numpy(normal(3, 4, 6, 6, seed=seed), queue)
+        for a, b in zip(captured(dy), plain(dy), strict=True):
+            np.testing.assert_array_equal(a.numpy(), b.numpy())

@@ -1,4 +1,7 @@
-"""CUDA graphs: commands captured once and launched together; a kernel's launch then takes under 1 us of the device."""
+"""CUDA graphs: commands captured once and launched together; a kernel's launch then takes under 1 us of the device.
+
+Kernels with a number that is computed at each replay cannot be part of a graph: they are launched between graphs.
+"""
 
 from __future__ import annotations
 
@@ -61,9 +64,28 @@ class GraphReplay:
         with place.cuda.current():
             runs = [command.make(memory, first_stream) for command in commands]
             if schedule.queues > 1:
-                self._graph = CudaGraph(self._streams, lambda: self._branches(schedule, runs))
+                graph = CudaGraph(self._streams, lambda: self._branches(schedule, runs))
+                self.parts: list[Callable[[Any], Any]] = [graph.launch]
             else:
-                self._graph = CudaGraph(self._streams, lambda: [run(first_stream) for run in runs])
+                self.parts = [*self._in_order(commands, runs)]
+
+    def _in_order(self, commands: Sequence[Command], runs: Sequence[Callable[..., Any]]) -> Any:
+        """CUDA graphs of all commands, and between the graphs the commands with late numbers."""
+        stream, waiting = self._streams[0], []
+        for command, run in zip(commands, runs, strict=True):
+            if not command.late:
+                waiting.append(run)
+                continue
+            if waiting:
+                yield self._graph(stream, waiting).launch
+                waiting = []
+            yield run
+        if waiting:
+            yield self._graph(stream, waiting).launch
+
+    @staticmethod
+    def _graph(stream: Any, runs: Sequence[Callable[..., Any]]) -> CudaGraph:
+        return CudaGraph([stream], lambda: [run(stream) for run in runs])
 
     def _branches(self, schedule: Schedule, runs: Sequence[Callable[..., Any]]) -> None:
         """Every step on its stream, after the steps of other streams that it needs."""
@@ -85,4 +107,5 @@ class GraphReplay:
     def __call__(self, stream: Any) -> None:
         """Enqueue all commands on a stream, without a wait."""
         with stream.current():
-            self._graph.launch(stream)
+            for part in self.parts:
+                part(stream)
