@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from convdispatch.api.matrix import parts_magic
+
 from .tiling import DirectTile, DirectTiling, MatrixAxis, Operand
 
 
@@ -115,7 +117,8 @@ def numbers(tiling: DirectTiling) -> dict[str, Any]:
         sides = ("M", "N") if letter == "OUT" else ("ROW", "K")
         for side, axis in zip(sides, (operand.row, operand.k), strict=True):
             result |= {f"{letter}_{side}_{key}": value for key, value in _axis(axis, kind).items()}
-    return result | {"PARTIAL_ELEMENTS": out_offset(tiling.partial_elements), "STATES_AT": np.int64(tiling.states_at)}
+    return result | {"PARTIAL_ELEMENTS": out_offset(tiling.partial_elements), "STATES_AT": np.int64(tiling.states_at),
+                     "MAGIC": parts_magic(tiling)}  # fmt: skip
 
 
 def _axis(axis: MatrixAxis, offset: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from convdispatch.api import (
     numbers_as_literals,
     storage_macros,
 )
-from convdispatch.api.matrix import MATRIX_TILES, Parts, parts_text, reduction_launch, written
+from convdispatch.api.matrix import MATRIX_TILES, Parts, reduction_launch, written
 
 from ..instructions import Instructions
 from .form import DirectForm, numbers
@@ -119,7 +119,7 @@ class DirectPlan(StepPlan):
             + instructions.text(self._emulate)
             + kernel_text(MATRIX_TILES, "sums.cl")
         )
-        text += parts_text(tiling, tile.split, tile.frag_m) if tile.fixup else ""
+        text += kernel_text(MATRIX_TILES, "parts.cl.mako", blocks=tile.frag_m) if tile.fixup else ""
         text += kernel_text(__package__, "split.cl.mako", depth=tile.depth)
         write = numbers_as_arguments if tiling.general else numbers_as_literals
         product, arguments = write(product_text(DirectForm.of(tiling), self._emulate), numbers(tiling))

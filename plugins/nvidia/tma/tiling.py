@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from convdispatch.api import ConvProblem
-from convdispatch.api.matrix import MAX_PARTS, STATE_BYTES, Phase
+from convdispatch.api.matrix import MAX_PARTS, STATE_BYTES, Layout, Phase, parts_magic
 
 from ..instructions import LOCAL_LIMIT, Instructions
 from ..packed.tiling import Tile, Tiling
@@ -59,6 +62,7 @@ class PhaseOfTiles:
     """Numbers of a phase that the kernel needs, along (h, w); ``slices`` are the K-slices of its whole sum."""
 
     slices: int
+    volume: int
     taps_w: int
     tap0: tuple[int, int]
     offset: tuple[int, int]
@@ -142,7 +146,7 @@ class TmaTiling(Tiling):
         """The geometry's phases, those with the longest sums first, so that no work group begins a long sum last."""
         longest = sorted(self.geometry.phases, key=lambda phase: -phase.volume)
         return tuple(
-            PhaseOfTiles(self._slices(p), p.taps[2], p.tap0[1:],
+            PhaseOfTiles(self._slices(p), p.volume, p.taps[2], p.tap0[1:],
                          tuple(p.origin[a] - self.low[a] if p.volume else 0 for a in (1, 2)), p.first[1:], p.count[1:])
             for p in longest
         )  # fmt: skip
@@ -292,3 +296,32 @@ class TmaTiling(Tiling):
         if t.resident * (self.local_bytes + 1024) > LOCAL_LIMIT + 1024:
             return "more work groups than local memory"
         return None
+
+
+def numbers(tiling: TmaTiling, layout: Layout) -> dict[str, Any]:
+    """The numbers that ``product.cl.mako`` names, of NumPy's integer types."""
+    geo, t, phase = tiling.geometry, tiling.tile, tiling.phases[0]
+    ints = {
+        "TILES": tiling.tiles, "N_TILES": tiling.n_tiles, "M_TILES": tiling.m_tiles, "SPLIT": t.split,
+        "GROUPS": geo.groups, "SLICES": phase.slices, "BLOCKS": tiling.blocks, "TAPS": phase.volume,
+        "TAPS_W": phase.taps_w, "LAST_BOX": phase.volume * tiling.blocks - 1, "KERNEL_W": geo.kernel[2],
+        "SOURCE": geo.c, "SOURCE_ALL": geo.c * geo.groups, "TARGET": geo.m, "TARGET_ALL": geo.m * geo.groups,
+        "CHANNELS": geo.m // t.pixels, "COLUMNS": tiling.n, "PLACES": tiling.n_places,
+        "PLANE": math.prod(tiling.count),
+    }  # fmt: skip
+    for number, axis in enumerate("HW"):
+        of_axis = {
+            "COUNT": tiling.count[number], "SOURCE": geo.source[number + 1], "TARGET": geo.target[number + 1],
+            "STEP": geo.step[number + 1], "SPREAD": geo.spread[number + 1], "TAP_STEP": geo.tap_step[number + 1],
+            "LOW": tiling.low[number + 1], "OFFSET": phase.offset[number], "TAP0": phase.tap0[number],
+        }  # fmt: skip
+        ints |= {f"{name}_{axis}": value for name, value in of_axis.items()}
+    a, b = ("x", "w") if tiling.data else ("y", "x")
+    # Offsets in the workspace: of operands in 16-bit elements, of the sums of channels in floats, of others in bytes.
+    longs = {
+        "A_AT": layout.at.get(a, 0) // 2, "B_AT": layout.at.get(b, 0) // 2, "MAPS_AT": layout.maps,
+        "SUMS_AT": layout.sums // 4, "PARTS_AT": layout.partial,
+        "STATES_AT": layout.partial + tiling.sums * t.split * t.bm * t.bn * 4, "PART_ELEMENTS": tiling.partial_elements,
+    }  # fmt: skip
+    result: dict[str, Any] = {name: np.int32(value) for name, value in ints.items()}
+    return result | {name: np.int64(value) for name, value in longs.items()} | {"MAGIC": parts_magic(tiling)}
