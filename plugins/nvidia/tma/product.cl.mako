@@ -48,6 +48,11 @@ boxes = tiling.column_boxes
 box_bytes = tiling.b_box_bytes
 # Boxes that are outside are slow, all work groups' together: the last tile's columns begin earlier, and are not written twice.
 ragged = data and geo.m > t.bn and geo.m % t.bn
+inside = "" if data and geo.m >= t.bn else " & n < TARGET"
+grouped = geo.groups > 1
+weights_part = ("(part * GROUPS + group)" if grouped else "part") if tiling.partial else "group" if grouped else "0"
+in_source = "group * SOURCE + " if grouped else ""
+in_group = "group * TARGET + " if grouped else ""
 sbo_a, sbo_b = 8 * unit, 8 * tiling.b_row_bytes
 k_a, k_b = (32 if data else 2048), (16 * tiling.b_row_bytes if tiling.transposed_weights or not data else 32)
 FIELDS = ("volume", "taps_w", "tap0", "offset", "first")
@@ -81,11 +86,11 @@ constant int PHASES[${8 * len(phases)}] = {${", ".join(str(n) for phase in phase
     rest = next, next = DIVIDED(rest, SPLIT);
     const int part = rest - next * SPLIT;
 % endif
-% if many:
+% if many and grouped:
     rest = next, next = DIVIDED(rest, GROUPS);
     const int group = rest - next * GROUPS, phase = next;
-% else:
-    const int group = next;
+% elif many or grouped:
+    const int ${"phase" if many else "group"} = next;
 % endif
     const int m0 = m_tile * ${t.bm}, n0 = ${f"min(n_tile * {t.bn}, max(0, TARGET - {t.bn}))" if data else f"n_tile * {t.bn}"};
 % if t.split > 1:
@@ -111,16 +116,16 @@ constant int PHASES[${8 * len(phases)}] = {${", ".join(str(n) for phase in phase
 <%def name="copies()">\
 % if data:
       const int channel = block * ${t.bk};
-      COPY_IM2COL(MAP_A, at, group * SOURCE + channel, w, h, image, ${of("offset", 1)} + kx * SPREAD_W, ${of("offset", 0)} + ky * SPREAD_H, full);
+      COPY_IM2COL(MAP_A, at, ${in_source}channel, w, h, image, ${of("offset", 1)} + kx * SPREAD_W, ${of("offset", 0)} + ky * SPREAD_H, full);
 % if tiling.transposed_weights or tiling.rewritten_weights:
       const int kernel_tap = (ky * TAP_STEP_H + ${of('tap0', 0)}) * KERNEL_W + kx * TAP_STEP_W + ${of('tap0', 1)};
 % endif
 % if tiling.transposed_weights:
 #pragma unroll
       for (int i = 0; i < ${boxes}; ++i)
-        COPY_BOX3(MAP_B, at + ${a_bytes} + i * ${box_bytes}, n0 + i * 64, kernel_tap, group * SOURCE + channel, full);
+        COPY_BOX3(MAP_B, at + ${a_bytes} + i * ${box_bytes}, n0 + i * 64, kernel_tap, ${in_source}channel, full);
 % else:
-      COPY_BOX3(MAP_B, at + ${a_bytes}, channel, ${"kernel_tap" if tiling.rewritten_weights else "tap"}, group * TARGET + n0, full);
+      COPY_BOX3(MAP_B, at + ${a_bytes}, channel, ${"kernel_tap" if tiling.rewritten_weights else "tap"}, ${in_group}n0, full);
 % endif
       if (++block == BLOCKS) {
         block = 0, ++tap;
@@ -129,12 +134,12 @@ constant int PHASES[${8 * len(phases)}] = {${", ".join(str(n) for phase in phase
 % else:
 #pragma unroll
       for (int i = 0; i < ${t.wm}; ++i)
-        COPY_BOX2(MAP_A, at + i * ${rows_bytes}, group * TARGET + m0 + i * 64, slice * 64, full);
+        COPY_BOX2(MAP_A, at + i * ${rows_bytes}, ${in_group}m0 + i * 64, slice * 64, full);
 ${start_of("slice * 64")}\
 #pragma unroll
       for (int i = 0; i < ${boxes}; ++i) {
         const int q = min(n0 / ${tiling.block} + i, LAST_BOX), tap = DIVIDED(q, BLOCKS), ky = DIVIDED(tap, TAPS_W), kx = tap - ky * TAPS_W;
-        COPY_IM2COL(MAP_B, at + ${a_bytes} + i * ${box_bytes}, group * SOURCE + (q - tap * BLOCKS) * ${tiling.block}, w, h, image, kx * SPREAD_W, ky * SPREAD_H, full);
+        COPY_IM2COL(MAP_B, at + ${a_bytes} + i * ${box_bytes}, ${in_source}(q - tap * BLOCKS) * ${tiling.block}, w, h, image, kx * SPREAD_W, ky * SPREAD_H, full);
       }
 % endif
 </%def>
@@ -176,7 +181,7 @@ ${pixels_of_norm("m0 + wg * 64")}\
         for (int i = 0; i < 3; ++i)
 #pragma unroll
           for (int j = 0; j < ${chunk_numbers // 4}; ++j)
-            norm_table[i][j] = ((global const float4 *)(norm + i * SOURCE_ALL + group * SOURCE + min(norm_c, SOURCE - ${chunk_numbers})))[j];
+            norm_table[i][j] = ((global const float4 *)(norm + i * SOURCE_ALL + ${in_source}min(norm_c, SOURCE - ${chunk_numbers})))[j];
 </%def>\
 <%def name="normalise_rows(begin)">\
         // Zeros outside of the source stay zeros.
@@ -219,8 +224,8 @@ ${normalise_rows(f"{at} + {a_bytes + i * box_bytes}")}\
 </%def>
 <%def name="column_of(j, first)">\
         const int n = n0 + ${first} + ${j * 8} + ${own};
-        const int kept = ${"exists" if many else f"m < {m_end}"} & n < TARGET${f" & n >= n_tile * {t.bn}" if ragged else ""};
-        const OUT_INDEX to = ${f"part * (OUT_INDEX)PART_ELEMENTS + " if tiling.partial else ""}(OUT_INDEX)${"place" if many else "m"} * TARGET_ALL + group * TARGET + n;
+        const int kept = ${"exists" if many else f"m < {m_end}"}${inside}${f" & n >= n_tile * {t.bn}" if ragged else ""};
+        const OUT_INDEX to = ${f"part * (OUT_INDEX)PART_ELEMENTS + " if tiling.partial else ""}(OUT_INDEX)${"place" if many else "m"} * TARGET_ALL + ${in_group}n;
 </%def>
 <%def name="write_columns(name, count, first)">\
     // Four lanes hold two neighbouring columns each of every group of eight: they exchange until each has ${run}, 16 bytes,
@@ -252,17 +257,17 @@ ${column_of(number * frags, first)}\
         ${exchange}(v, ${", ".join(f"{name}[{(j + i) * 4 + half * 2 + e}]" for i in range(frags) for e in range(2))});
 % if data:
 ${column_of(j, first)}\
-        const int channel = ${"n - DIVIDED(n, CHANNELS) * CHANNELS" if t.pixels > 1 else "group * TARGET + n"};
+        const int channel = ${"n - DIVIDED(n, CHANNELS) * CHANNELS" if t.pixels > 1 else in_group + "n"};
 % if stored:
 ${store_and_sum(j, half, first, batch)}\
 % else:
         if (kept) ${f"put{run}_addend(OUT_ARGS, v, addend{batch[0]}[{j // frags - batch[0]}], to, channel)" if addend else f"put{run}(v, to, channel)"};
 % endif
 % else:
-        const int n = n0 + ${first} + ${j * 8} + ${own};
-        const int q = n / ${tiling.block}, tap = DIVIDED(q, BLOCKS), c = (q - tap * BLOCKS) * ${tiling.block} + n % ${tiling.block};
+        const int column = n0 + ${first} + ${j * 8}, q = column / ${tiling.block}, tap = DIVIDED(q, BLOCKS);
+        const int c = (q - tap * BLOCKS) * ${tiling.block} + column % ${tiling.block} + ${own};
         if (m < ${m_end} & tap < TAPS & c < SOURCE)
-          put${run}(v, ((OUT_INDEX)(${"part * GROUPS + " if tiling.partial else ""}group) * TARGET + m) * COLUMNS + tap * SOURCE + c, 0);
+          put${run}(v, ((OUT_INDEX)${weights_part} * TARGET + m) * COLUMNS + tap * SOURCE + c, 0);
 % endif
       }
 % endfor
@@ -355,7 +360,7 @@ guard = "" if run == 8 else "if (lane % 8 < 4) "
     for (int c = tid; c < ${count}; c += ${t.items}) {
       const int n = n0 + ${first} + c;
       if (n < TARGET${f" & n >= n_tile * {t.bn}" if ragged else ""}) {
-        global float *to = channel_parts + SUMS_AT + (long)(${"phase * M_TILES + " if many else ""}m_tile) * (${2 if slope else 3} * TARGET_ALL) + group * TARGET + n;
+        global float *to = channel_parts + SUMS_AT + (long)(${"phase * M_TILES + " if many else ""}m_tile) * (${2 if slope else 3} * TARGET_ALL) + ${in_group}n;
         local const float2 *of_warps = warp_sums + ${first} + c;
 % if slope:
         float sum = 0, products = 0;
@@ -386,20 +391,20 @@ guard = "" if run == 8 else "if (lane % 8 < 4) "
 % if before and t.split == 1:
       for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
         const int m = m0 + i / ${lines}, n = n0 + i % ${lines} * ${128 // tiling.itemsize};
-        if (m < ${m_end} & n < TARGET) prefetch_line(saved + ((OUT_INDEX)m * TARGET_ALL + group * TARGET + n));
+        if (m < ${m_end} & n < TARGET) prefetch_line(saved + ((OUT_INDEX)m * TARGET_ALL + ${in_group}n));
       }
 % endif
 % if addend and t.split == 1:
       // What is added to the sums is on its way to the cache while they are made.
       for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
         const int m = m0 + i / ${lines}, n = n0 + i % ${lines} * ${128 // tiling.itemsize};
-        if (m < ${m_end} & n < TARGET) prefetch_line(residual + ((OUT_INDEX)m * TARGET_ALL + group * TARGET + n));
+        if (m < ${m_end} & n < TARGET) prefetch_line(residual + ((OUT_INDEX)m * TARGET_ALL + ${in_group}n));
       }
 % endif
 </%def>
 <%def name="write_sums()">\
 % if t.fixup:
-    const int whole = (${"(phase * GROUPS + group)" if many else "group"} * M_TILES + m_tile) * N_TILES + n_tile;
+    const int whole = (${("(phase * GROUPS + group)" if grouped else "phase") if many else "group" if grouped else "0"} * M_TILES + m_tile) * N_TILES + n_tile;
     global float4 *parts = (global float4 *)(workspace + PARTS_AT) + (long)whole * (SPLIT * ${tile_sums}) + tid;
 #pragma unroll
     for (int i = 0; i < ${t.frag_n}; ++i)
