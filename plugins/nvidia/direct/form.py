@@ -1,4 +1,4 @@
-"""What is compiled into nvidia.direct's programs, and the numbers of a geometry that are literals or arguments."""
+"""What is compiled into nvidia.direct's programs, and the numbers of a geometry, which are literals."""
 
 from __future__ import annotations
 
@@ -79,23 +79,17 @@ class DirectForm:
     def of(cls, tiling: DirectTiling) -> DirectForm:
         """The form of a tiling."""
         t, target = tiling.tile, tiling.target
-        tile = t if t.fixup else dataclasses.replace(t, split=min(t.split, 2), general=True)
+        tile = t if t.fixup else dataclasses.replace(t, split=min(t.split, 2))
         operands = tuple(_operand(letter, tiling, number) for number, letter in enumerate("AB"))
         written, k_ragged = (AxisForm.of("OUT_M", target.row), AxisForm.of("OUT_N", target.k)), tiling.k % t.bk > 0
-        return cls(tile, tiling.data, tiling.nhwc, operands, written, k_ragged or _guards_all(tiling), tiling.gaps,
+        return cls(tile, tiling.data, tiling.nhwc, operands, written, k_ragged, tiling.gaps,
                    tiling.problem.residual, tiling.out_width, tiling.pitch, tiling.floats, tiling.stage,
                    tiling.local_bytes, tiling.index)  # type: ignore[arg-type]  # fmt: skip
 
 
-def _guards_all(tiling: DirectTiling) -> bool:
-    """Whether every side counts as ragged, which halves the forms and costs an instruction or two of 700 in the main
-    loop. Not in weights' gradients, where it costs up to 40 registers (ptxas, sm_90)."""
-    return tiling.general and tiling.data
-
-
 def _operand(letter: str, tiling: DirectTiling, number: int) -> OperandForm:
     operand: Operand = tiling.operands[number]
-    ragged = _guards_all(tiling) or operand.row.size % tiling.extent[number] > 0
+    ragged = operand.row.size % tiling.extent[number] > 0
     axes = AxisForm.of(f"{letter}_ROW", operand.row), AxisForm.of(f"{letter}_K", operand.k)
     return OperandForm(*axes, operand.along_k, operand.width, ragged)
 
