@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
 
 demo: $(VENV)/.demo
-	$(BIN)/convdispatch classify
+	$(BIN)/python examples/classify.py
 
 # What failed beside others runs once more, alone and named: a bound on memory or an order of threads can be missed on a
 # busy machine. What fails twice has failed.

@@ -17,7 +17,6 @@ thing goes into the lowest zone that has what it needs; CONTRIBUTING.md has a ta
 - ``nn``: layers, their functions and optimisers.
 - ``models``: well-known nets.
 - ``inference``: nets that are only run: graphs become fused recordings.
-- ``train``: a training loop over pictures.
 - ``onnx``: model files as nets, and ONNX's own interface.
 - ``torch``: PyTorch's convolutions and compiled graphs on these engines.
 - ``jax``: JAX's convolutions on these engines.

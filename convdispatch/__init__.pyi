@@ -6,7 +6,6 @@ from . import nn as nn
 from . import onnx as onnx
 from . import runtime as runtime
 from . import torch as torch
-from . import train as train
 from .api import BuildFailed as BuildFailed
 from .api import ConvDispatchError as ConvDispatchError
 from .api import ConvDispatchWarning as ConvDispatchWarning

@@ -49,7 +49,6 @@ from convdispatch.selection.planpack import reading
 from convdispatch.selection.plugins import registry, verdicts
 from convdispatch.selection.records import packs
 from convdispatch.selection.records.perfdb import PerfDB
-from convdispatch.tools import replay
 from convdispatch.tools.benchmark import report
 from convdispatch.tools.benchmark.measuring.session import environment
 from convdispatch.tools.cli import bench, verify
@@ -255,7 +254,10 @@ READERS: dict[str, tuple[Callable[[], bytes], Callable[[Path], object]]] = {
         lambda: f'{PROBLEM}+relu  a *2\n--dir=BWD_D --dt=f32,f16 --mb=2,3 g1mb1ic3ih8oc4oh6kh3n"x*3"\n'.encode(),
         lambda path: list(grammar.read_file(path)),
     ),
-    "trace": (lambda: f"convdispatch,1,{PROBLEM},im2col,Some CPU,0,12.5,80.1\n".encode() * 3, replay.read_trace),
+    "trace": (
+        lambda: f"convdispatch,1,{PROBLEM},im2col,Some CPU,0,12.5,80.1\n".encode() * 3,
+        lambda path: list(grammar.read_file(path)),
+    ),
     "bench": (_bench_report, lambda path: _rendered(bench.bench, path)),
     "verify": (_verify_report, lambda path: _rendered(verify.verify, path)),
     "onnx": (_model, _onnx),

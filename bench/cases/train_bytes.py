@@ -63,11 +63,14 @@ def _counting(totals: dict[str, int]) -> Any:
 
 
 def _read_twice(graph: Any) -> int:
-    """Bytes that both gradients of a convolution read: the scheduler counts an operator's operands once."""
+    """Bytes that both gradients of a convolution read, and products of a tensor with itself: the scheduler counts an
+    operator's operands once."""
     backward = torch.ops.convdispatch.normed_convolution_backward.default
     normal = torch.ops.aten.convolution_backward.default, torch.ops.convdispatch.convolution_backward.default
     size = 0
     for node in graph.graph.nodes:
+        if node.target is torch.ops.convdispatch.channel_products.default and node.args[0] is node.args[1]:
+            size += node.args[0].meta["val"].numel() * node.args[0].meta["val"].itemsize
         mask = node.args[-1] if node.target in (backward, *normal) else [False]
         if mask[0] and mask[2 if node.target is backward else 1]:
             operands = node.args[: 2 if node.target is backward else 1]
@@ -99,7 +102,7 @@ def counted(net: str, side: str, batch: int, size: int, dtype: torch.dtype, devi
             return compile_fx(graph, inputs, **{"inner_compile": count, **options})
 
         def pays(judge: Any, plain: Any, fused: Any, *saved: int) -> bool:
-            return all(problem.sums or problem.residual for problem in fused)
+            return not any(problem.norm and problem.direction != "bwd_data" for problem in fused)
 
         with (
             mock.patch("torch._inductor.compile_fx.compile_fx", ours),

@@ -7,9 +7,8 @@ May import measurement, selection, device and api.
 - ``arrays``: arrays of any library as operands.
 - ``call``: the common part of calls on every kind of memory.
 - ``call_cache``: the cache of calls.
-- ``conv``: the public functions, and the look-up of their calls.
+- ``conv``: the public functions, ``explain`` among them, and the look-up of their calls.
 - ``described_call``: checks a caller's arrays and builds their call.
-- ``explaining``: ``explain`` for callers.
 - ``framework``: the common part of the integrations into frameworks.
 - ``guarded_replay``: the fast path of a repeated call.
 - ``host_call``: calls on host memory.

@@ -1,4 +1,4 @@
-"""The public functions conv, conv_backward_data, conv_backward_weights and conv_transpose.
+"""The public functions conv, conv_backward_data, conv_backward_weights, conv_transpose and explain.
 
 Arrays are NumPy's, ``pyopencl.array.Array``, ``convdispatch.Tensor``, or another library's on the host or a CUDA device
 (see ``arrays``); the result is of the inputs' kind. Calls on host memory return when the result is computed; the others
@@ -9,26 +9,31 @@ A warm call is one look-up: everything that depends on shapes, dtypes and option
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..api.errors import InvalidArgument
 from ..api.literals import Activation, Array, Layout, Math, Padding, Pads, Steps
+from ..api.problem import ConvProblem
 from ..api.quantization import Quantization
 from ..device import runtime
 from ..selection.derivation.rewriting import Copy, CopyAxis, contiguous
 from ..selection.prepared import constant as constant
-from .arguments import PLACES, Request, hashable, sizes_of, transposed_shape
+from .arguments import PLACES, Request, described_problem, hashable, sizes_of, transposed_shape
 from .arrays.accepted import shape_of, with_kind_of
 from .arrays.known_libraries import BARE, library_of
 from .arrays.operands import Operands, contiguous_strides, maker_of
-from .call import Call
 from .call_cache import CALLS, LAST, cached_call
 from .described_call import described_call
 from .quantized import table_for
+
+if TYPE_CHECKING:
+    from ..selection.explanation import Explanation
 
 _LAST_FORWARD = LAST["fwd"]
 
@@ -75,9 +80,9 @@ def conv(
     # These lines repeat the body of _call, because calling it would add a tenth to the time of a warm call.
     if last is not None and quantization is None and (repeat := last[1].repeat) is not None:
         if bias is residual is queue is None:
-            result = repeat("fwd", operands, options, None)
+            result = repeat(operands, options, None)
         else:
-            result = repeat("fwd", operands, options, None, bias, residual, queue) if last[1].host else None
+            result = repeat(operands, options, None, bias, residual, queue) if last[1].host else None
         if result is not None:
             return result
     return _looked_up(Request("fwd", operands, options, bias, residual, queue, quantization=quantization))
@@ -174,9 +179,9 @@ def _call(request: Request) -> Any:
     last = LAST[direction].get(id(operands[PLACES[direction][1]]))
     if last is not None and (repeat := last[1].repeat) is not None:
         if bias is residual is queue is None:
-            result = repeat(direction, operands, options, shape)
+            result = repeat(operands, options, shape)
         else:
-            result = repeat(direction, operands, options, shape, bias, residual, queue) if last[1].host else None
+            result = repeat(operands, options, shape, bias, residual, queue) if last[1].host else None
         if result is not None:
             return result
     return _looked_up(request)
@@ -211,9 +216,7 @@ def _looked_up(request: Request) -> Any:
             result = _looked_up(request._replace(operands=(x, w, y), bias=bias, residual=residual))
             return result if operands[written] is None else operands[written]
 
-        def describe() -> Call:
-            return described_call(request, library, devices)
-
+        describe = functools.partial(described_call, request, library, devices)
         call = describe() if key is None else CALLS.make(key, describe)
     if quantization is not None:
         bias = table_for(quantization, call.problem, bias, options[4], library)
@@ -244,3 +247,42 @@ def extended(x: Any, rows: Sequence[int], layout: str, queue: Any = None) -> Any
         if hasattr(result, "events"):
             result.events[:] = (event,)
     return result
+
+
+def explain(
+    problem: Any,
+    w: Any = None,
+    bias: Any = None,
+    *,
+    device: Any = None,
+    stride: Steps = 1,
+    padding: Padding = 0,
+    dilation: Steps = 1,
+    groups: int = 1,
+    activation: Activation | None = None,
+    residual: Any = None,
+    layout: Layout = "nchw",
+    math: Math = "float32",
+) -> Explanation:
+    """Every solver's answer to a problem: refused with the reason, or accepted with its rank, and the source of the
+    choice.
+
+    ``explain(problem, device)`` takes a ConvProblem or its text, and what ``runtime.find_device`` takes;
+    ``explain(x, w, bias, ...)`` the arguments of a call of ``conv``, which is not made. Compiles nothing, runs nothing.
+    Raises InvalidArgument, InvalidProblem, and MemoryLimit for what the device cannot hold.
+    """
+    from ..selection import explanation  # imported here, because a first conv() does not need it
+
+    if isinstance(problem, (ConvProblem, str)):
+        return explanation.explain(problem, w if device is None else device)
+    for name, array in (("x", problem), ("w", w)):
+        if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+            raise InvalidArgument(
+                f"explain takes a problem, such as 'mb1ic64ih56oc64kh3ph1', or arrays x and w as conv does; got "
+                f"{type(array).__name__} for {name}"
+            )
+    dtype = str(problem.dtype).rpartition(".")[2]  # PyTorch's dtypes print as torch.float32
+    options = (stride, padding, dilation, groups, activation, layout, math, False)
+    described = described_problem(Request("fwd", (problem, w, None), options, bias, residual), dtype)
+    queue = getattr(problem, "queue", None)
+    return explanation.explain(described, device if device is not None else getattr(queue, "device", None))

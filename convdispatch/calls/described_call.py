@@ -15,10 +15,10 @@ from ..api.quantization import Quantization
 from ..device import runtime
 from ..selection.prepared import Constant
 from ..selection.visible_problem import operand_sizes
-from .arguments import PLACES, Request, check_bias, described_problem
-from .arrays.accepted import is_array, refuse_mask, shape_of
+from .arguments import PLACES, Request, described_problem
+from .arrays.accepted import is_array, refuse_mask
 from .arrays.array_library import Library
-from .arrays.host_arrays import LibraryArrays, NumPyArrays
+from .arrays.host_arrays import HostArrays, LibraryArrays
 from .arrays.known_libraries import library_of
 from .arrays.operands import check_written
 from .call import Call
@@ -33,31 +33,30 @@ def described_call(request: Request, library: Library | None, devices: Sequence[
     input1 = request.operands[PLACES[request.direction][0]]
     if request.quantization is not None:
         _check_kinds(request)
-    if library is None:
+    if library is None or devices is None:
         return _own_call(request, input1)
-    assert devices is not None
     device = devices[PLACES[request.direction][0]]
-    return (
-        _stream_call(request, library, input1, device, devices)
-        if device is not None
-        else _library_call(request, library, input1, devices)
-    )
+    if device is not None:
+        return _stream_call(request, library, input1, devices)
+    if request.quantization is None:
+        _check_alike(request, library, devices)
+    elif any(device is not None for device in devices[:5]):
+        raise InvalidArgument("x is in host memory, and another operand on a device: bring them to one place")
+    # Another library's arrays in host memory are used as NumPy views.
+    *operands, bias, residual = (view_of(library, array) for array in request.arrays)
+    viewed = request._replace(operands=tuple(operands), bias=bias, residual=residual)
+    return _own_call(viewed, operands[PLACES[request.direction][0]], functools.partial(LibraryArrays, library, input1))
 
 
-def _stream_call(request: Request, library: Library, input1: Any, device: Any, devices: Sequence[Any]) -> Call:
+def _stream_call(request: Request, library: Library, input1: Any, devices: Sequence[Any]) -> Call:
     """The call for another library's arrays on a device with streams."""
     from .arrays.stream_arrays import StreamArrays
     from .stream_call import StreamCall, refuse_capture
 
+    device = devices[PLACES[request.direction][0]]
     if request.queue is not None:
         raise InvalidArgument(f"arrays on {library.title(device)} go to their library's current stream: pass no queue")
-    if request.quantization is not None:
-        problem = _quantized_on_stream(request, library, device)
-    else:
-        dtype = _one_library(request, library, devices)
-        problem = _problem(request, dtype)
-        if dtype not in DTYPES:
-            raise InvalidArgument(f"arrays must be of {', '.join(DTYPES)}, got {dtype}")
+    problem = _problem(request, library, devices)
     stream = library.stream(input1, device)
     if problem.mb:
         refuse_capture(problem, stream)
@@ -66,35 +65,14 @@ def _stream_call(request: Request, library: Library, input1: Any, device: Any, d
     return StreamCall(problem, stream, arrays, names=request.roles, through_host=through_host)
 
 
-def _library_call(request: Request, library: Library, input1: Any, devices: Sequence[Any]) -> Call:
-    """The call for another library's arrays in host memory, which are used as NumPy views."""
-    kinds = {type(array) for array in request.arrays if array is not None}
-    if request.quantization is not None:
-        if any(device is not None for device in devices[:5]):
-            raise InvalidArgument("x is in host memory, and another operand on a device: bring them to one place")
-    elif kinds != {type(input1)} or any(device is not None for device in devices[:5]):
-        _one_library(request, library, devices)
-    *operands, bias, residual = (view_of(library, array) for array in request.arrays)
-    viewed = request._replace(operands=tuple(operands), bias=bias, residual=residual)
-    return _own_call(viewed, operands[PLACES[request.direction][0]], functools.partial(LibraryArrays, library, input1))
-
-
-def _own_call(request: Request, input1: Any, arrays: Any = NumPyArrays) -> Call:
+def _own_call(request: Request, input1: Any, arrays: Any = HostArrays) -> Call:
     """The call for NumPy's arrays, and for arrays of OpenCL queues."""
-    direction, operands = request.direction, request.operands
-    written = PLACES[direction][2]
-    if request.quantization is None:
-        for index, (array, name) in enumerate(zip(operands, request.roles, strict=True)):
-            if index != written:
-                shape_of(array, name)
-        _check_places(request, input1)
-    problem = _problem(request, dtype_name(input1.dtype))
-    if not problem.quantized:
-        check_bias(request.bias, problem.channels_out)
-    out = operands[written]
+    operands, written = request.operands, PLACES[request.direction][2]
+    problem, out = _problem(request), operands[written]
     dtype = numpy_dtype(problem.written_dtype) if problem.quantized else input1.dtype.newbyteorder("=")
     if request.quantization is not None:
-        _check_quantized(request, problem, input1)
+        # This is only a check: table_of raises for numbers that the table of a quantized convolution cannot hold.
+        table_of(request.quantization, problem, request.bias, request.options[4])
     if isinstance(input1, np.ndarray):
         queue = runtime.queue() if request.queue is None else checked_queue(request.queue)
         size, arrays_given = operand_sizes(problem)[written], [*operands, request.bias, request.residual]
@@ -116,62 +94,70 @@ def _own_call(request: Request, input1: Any, arrays: Any = NumPyArrays) -> Call:
     return queue_call
 
 
-def _problem(request: Request, dtype: str) -> ConvProblem:
-    if request.quantization is not None:
-        return checked_problem(request, dtype, dtype_name(request.operands[1].dtype))
-    return described_problem(request, dtype)
+def _problem(request: Request, library: Library | None = None, devices: Sequence[Any] = (None,) * 5) -> ConvProblem:
+    """The problem of a request for arrays that match each other. Raises InvalidArgument, InvalidProblem."""
+    if request.quantization is None:
+        return described_problem(request, _check_alike(request, library, devices))
+    x, w, out = request.operands
+    problem = checked_problem(request, *(_dtype(each, library) for each in (x, w)))
+    _check_alike(request, library, devices)
+    for name, array in (("residual", request.residual), ("out", out)):
+        if array is None:
+            continue
+        kind, expected = (_dtype(array, library), tuple(array.shape)), (problem.written_dtype, problem.y_shape)
+        if kind != expected:
+            wanted = f"{expected[0]} of shape {expected[1]}"
+            raise InvalidArgument(f"{name} must be {wanted}, as y is, got {kind[0]} of {kind[1]}")
+    return problem
 
 
-def _check_places(request: Request, input1: Any) -> None:
-    """Raises InvalidArgument unless NumPy's or OpenCL's arrays are of one dtype, and all in host memory or none."""
-    roles = request.roles
-    named = dict(zip((*roles, "bias", "residual"), request.arrays, strict=True))
-    present = {name: array for name, array in named.items() if array is not None}
-    for name, array in present.items():
-        refuse_mask(name, getattr(array, "array", array))
-        if not is_array(array) or library_of(type(getattr(array, "array", array))) is not None:
-            raise InvalidArgument(
-                f"{name} must be a NumPy array, a pyopencl.array.Array or a Tensor, got {type(array).__name__}"
-            )
-    first_name = roles[PLACES[request.direction][0]]
-    dtype, host = input1.dtype.name, isinstance(input1, np.ndarray)
-    if dtype not in DTYPES:
+def _dtype(array: Any, library: Library | None) -> str:
+    plain = array.array if type(array) is Constant else array
+    return dtype_name(plain.dtype) if library is None or isinstance(plain, np.ndarray) else library.dtype(plain)
+
+
+def _check_alike(request: Request, library: Library | None, devices: Sequence[Any]) -> str:
+    """The dtype of the first input. Raises InvalidArgument unless all operands are of one library (NumPy's and OpenCL's
+    arrays count as one) and in one place; and of one dtype, except those of a quantized convolution."""
+    index, roles, quantized = PLACES[request.direction][0], request.roles, request.quantization is not None
+    given = zip((*roles, "bias", "residual"), request.arrays, devices, strict=False)
+    # A missing operand is an error here where it is read. A quantized convolution's bias may be anywhere.
+    present = [
+        (name, array, device)
+        for place, (name, array, device) in enumerate(given)
+        if (array is not None or place in PLACES[request.direction][:2]) and not (quantized and name == "bias")
+    ]
+    for name, array, _ in present:
+        plain = getattr(array, "array", array)
+        refuse_mask(name, plain)
+        constant_on_host = library is not None and type(array) is Constant and isinstance(plain, np.ndarray)
+        if not is_array(array) or not (constant_on_host or library_of(type(plain)) is library):
+            kinds = "NumPy array, a pyopencl.array.Array or a Tensor"
+            kinds = kinds if library is None else f"{library.name} as {roles[index]} is"
+            raise InvalidArgument(f"{name} must be a {kinds}, got {type(plain).__name__}")
+
+    def place(array: Any, device: Any) -> str:
+        if library is not None:
+            return "on the host" if device is None else f"on {library.title(device)}"
+        return "NumPy" if isinstance(array, np.ndarray) else "on a device"
+
+    input1 = request.operands[index]
+    dtype, first_place = _dtype(input1, library), place(input1, devices[index])
+    if dtype not in DTYPES and not quantized:
         hint = ""
         if dtype in QUANTIZED_INPUTS:
             forward = "; numbers of 8 bits take conv(..., quantization=Quantization(...))"
             hint = forward if request.direction == "fwd" else "; of quantized convolutions there are no gradients"
-        raise InvalidArgument(f"{first_name} must be of {', '.join(DTYPES)}, got {dtype}{hint}")
-    for name, array in present.items():
-        if array.dtype.name != dtype:
-            raise InvalidArgument(f"{name} must be {dtype} as {first_name} is, got {array.dtype.name}")
-        plain = array.array if isinstance(array, Constant) else array
-        on_host = isinstance(plain, np.ndarray)
-        if on_host != host and not (on_host and isinstance(array, Constant)):
-            wording = {True: "NumPy", False: "on a device"}
-            raise InvalidArgument(
-                f"{name} must be where {first_name} is: {first_name} is {wording[host]}, {name} is {wording[on_host]}"
-            )
-
-
-def _one_library(request: Request, library: Library, devices: Sequence[Any]) -> str:
-    """The common dtype of all operands. Raises InvalidArgument unless they are of one library, device and dtype."""
-    index, roles = PLACES[request.direction][0], request.roles
-    role, dtype = roles[index], library.dtype(request.operands[index])
-    for name, array, device in zip((*roles, "bias", "residual"), request.arrays, devices, strict=False):
+        raise InvalidArgument(f"{roles[index]} must be of {', '.join(DTYPES)}, got {dtype}{hint}")
+    for name, array, device in present:
         plain = array.array if type(array) is Constant else array
-        if array is None:
-            continue
-        if isinstance(plain, np.ndarray) and type(array) is Constant:
-            found_dtype = plain.dtype.name
-        elif library_of(type(plain)) is not library:
-            raise InvalidArgument(f"{name} must be a {library.name} as {role} is, got {type(plain).__name__}")
-        elif device != devices[index]:
-            place, found = ("on the host" if n is None else f"on {library.title(n)}" for n in (devices[index], device))
-            raise InvalidArgument(f"{name} must be where {role} is: {role} is {place}, {name} is {found}")
-        else:
-            found_dtype = library.dtype(plain)
-        if found_dtype != dtype:
-            raise InvalidArgument(f"{name} must be {dtype} as {role} is, got {found_dtype}")
+        if not quantized and _dtype(array, library) != dtype:
+            raise InvalidArgument(f"{name} must be {dtype} as {roles[index]} is, got {_dtype(array, library)}")
+        its_place = place(plain, device)
+        if its_place != first_place and not (type(array) is Constant and isinstance(plain, np.ndarray)):
+            raise InvalidArgument(
+                f"{name} must be where {roles[index]} is: {roles[index]} is {first_place}, {name} is {its_place}"
+            )
     return dtype
 
 
@@ -182,43 +168,6 @@ def _check_kinds(request: Request) -> None:
     for name, array in zip(("x", "w", "out", "bias", "residual"), request.arrays, strict=True):
         if not (array is None and name in ("bias", "residual", "out")) and not is_array(array):
             raise InvalidArgument(f"{name} must be an array, got {type(array).__name__}")
-        refuse_mask(name, getattr(array, "array", array))
-
-
-def _check_quantized(request: Request, problem: ConvProblem, input1: Any) -> None:
-    """Raises InvalidArgument for operands of a quantized call whose dtypes, shapes or memory do not match."""
-    _, w, out = request.operands
-    dtype, shape, on_host = numpy_dtype(problem.written_dtype), problem.y_shape, isinstance(input1, np.ndarray)
-    for name, array in (("residual", request.residual), ("out", out)):
-        if array is not None and (tuple(array.shape) != shape or array.dtype != dtype):
-            raise InvalidArgument(
-                f"{name} must be {dtype.name} of shape {shape}, as y is, got {array.dtype.name} of {tuple(array.shape)}"
-            )
-    for name, array in (("w", w), ("residual", request.residual), ("out", out)):
-        if array is not None and not isinstance(array, Constant) and isinstance(array, np.ndarray) != on_host:
-            raise InvalidArgument(f"{name} must be where x is, NumPy's or on a device")
-    assert request.quantization is not None
-    # This is only a check: table_of raises for numbers that the table of a quantized convolution cannot hold.
-    table_of(request.quantization, problem, request.bias, request.options[4])
-
-
-def _quantized_on_stream(request: Request, library: Library, device: Any) -> ConvProblem:
-    x, w, out = request.operands
-    plain = w.array if isinstance(w, Constant) else w
-    w_kind = dtype_name(plain.dtype) if isinstance(plain, np.ndarray) else library.dtype(plain)
-    problem = checked_problem(request, library.dtype(x), w_kind)
-    for name, array in (("w", w), ("residual", request.residual), ("out", out)):
-        plain = array.array if isinstance(array, Constant) else array
-        if plain is None or (isinstance(plain, np.ndarray) and isinstance(array, Constant)):
-            continue
-        if library_of(type(plain)) is not library or library.place(plain) != device:
-            raise InvalidArgument(f"{name} must be a {library.name} on {library.title(device)}, as x is")
-        kind = library.dtype(plain), tuple(plain.shape)
-        if name != "w" and kind != (problem.out_dtype, problem.y_shape):
-            raise InvalidArgument(
-                f"{name} must be {problem.out_dtype} of shape {problem.y_shape}, as y is, got {kind[0]} of {kind[1]}"
-            )
-    return problem
 
 
 def view_of(library: Library, array: Any) -> Any:
@@ -240,5 +189,5 @@ def _through_host(
     problem = problem.replace(constant_weights=False)
     size = operand_sizes(problem)["xwy".index(problem.written)]
     dtype = next(each.dtype for each in (x, y) if each is not None)
-    arrays = NumPyArrays(problem, device, dtype, size, False)
+    arrays = HostArrays(problem, device, dtype, size, False)
     return HostCall(problem, runtime.context(device), arrays)(x, w, y, bias, None, residual)

@@ -21,10 +21,10 @@ from .call import raise_no_room
 
 
 def replay_on_queue(call: Any, operands: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Callable[..., Any]:
-    """A function ``repeat(direction, operands, options, shape)`` that repeats ``call``, which was just made with these
+    """A function ``repeat(operands, options, shape)`` that repeats ``call``, which was just made with these
     operands, ``options`` and ``shape``, and no bias, residual or queue. It returns the result, or None.
     """
-    direction, (first, second, written), fast_path = call.problem.direction, call.places, call.fast_path
+    (first, second, written), fast_path = call.places, call.fast_path
     input1, input2 = operands[first], operands[second]
     first_kind, second_kind, out_kind = type(input1), type(input2), type(operands[written])
     dtype, dtype2, first_shape, second_shape = input1.dtype, input2.dtype, input1.shape, input2.shape
@@ -33,10 +33,10 @@ def replay_on_queue(call: Any, operands: Sequence[Any], options: tuple[Any, ...]
     strides = [call.strides[place] for place in call.places]
     expected = (dtype, dtype2, dtype, first_shape, second_shape, call.out_shape, *strides, known, known, known, 0, 0, 0)
 
-    def replay(given_direction: str, given: Sequence[Any], given_options: tuple[Any, ...], sizes: Any) -> Any:
+    def replay(given: Sequence[Any], given_options: tuple[Any, ...], sizes: Any) -> Any:
         x, w, out = given[first], given[second], given[written]
         try:
-            if given_direction != direction or given_options != options or sizes != shape:
+            if given_options != options or sizes != shape:
                 return None
         except ValueError:  # options that contain an array cannot be compared
             return None
@@ -74,8 +74,7 @@ def replay_on_queue(call: Any, operands: Sequence[Any], options: tuple[Any, ...]
 def replay_on_host(call: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Callable[..., Any]:
     """As ``replay_on_queue`` for arrays in host memory, with bias, residual and queue; ``given`` are x, w, y, bias,
     residual and queue. The function does not keep the call alive."""
-    direction, (first, second, written), ask = call.problem.direction, call.places, call.ask
-    fast_path = call.fast_path
+    (first, second, written), ask, fast_path = call.places, call.ask, call.fast_path
     input1, input2, bias, residual, queue = given[first], given[second], given[3], given[4], given[5]
     first_kind, second_kind, is_constant = type(input1), type(input2), type(input2) is Constant
     dtype, dtype2, first_shape, second_shape = input1.dtype, input2.dtype, input1.shape, input2.shape
@@ -83,7 +82,6 @@ def replay_on_host(call: Any, given: Sequence[Any], options: tuple[Any, ...], sh
     are_tensors, call_reference = not issubclass(first_kind, np.ndarray), weakref.ref(call)
 
     def replay(
-        given_direction: str,
         given: Sequence[Any],
         given_options: tuple[Any, ...],
         sizes: Any,
@@ -93,7 +91,7 @@ def replay_on_host(call: Any, given: Sequence[Any], options: tuple[Any, ...], sh
     ) -> Any:
         x, w, out = given[first], given[second], given[written]
         try:
-            if given_direction != direction or given_options != options or sizes != shape:
+            if given_options != options or sizes != shape:
                 return None
         except ValueError:  # options that contain an array cannot be compared
             return None

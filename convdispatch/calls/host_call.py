@@ -67,17 +67,9 @@ class HostCall(Call):
         executable = self.prepared.executable(runtime.queue(self.device))
         self.launches, self.packed_key = executable.bind(place), next(_numbers)
         self.overlaps = executable.overlaps
-        run, recover = _run_and_recover(self, place)
-
-        def launch(addresses: list[int], queue: Any, constant: Constant | None = None) -> Any:
-            try:
-                return run(queue, addresses, constant)
-            except BaseException as error:
-                return recover(error, addresses, queue, constant)
-
-        self.launch = launch
+        self.launch = _launch(self, place)
         if arrays is not None:
-            self.fast_path = _fast_path(self, run, recover)
+            self.fast_path = _fast_path(self, self.launch)
 
     def generally(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, queue: Any) -> Any:
         arrays, out, copies = self.arrays, operands[self.written], []
@@ -137,9 +129,9 @@ class HostCall(Call):
         return self.native or None
 
 
-def _run_and_recover(call: HostCall, place: HostPlace | CopyPlace) -> tuple[Callable[..., Any], Callable[..., bool]]:
-    """Returns ``run(queue, addresses, constant)``, which launches, and ``recover(error, addresses, queue, constant)``,
-    which runs another solver's plan after an error. They do not keep the call alive."""
+def _launch(call: HostCall, place: HostPlace | CopyPlace) -> Callable[..., Any]:
+    """Returns the call's ``launch``, which runs another solver's plan after an error; it does not keep the call
+    alive."""
     prepared, launched, key = call.prepared, call.launches.run, call.packed_key
     sizes = [size if number < BIAS else size or None for number, size in enumerate(call.sizes)]
     written = call.written
@@ -155,7 +147,7 @@ def _run_and_recover(call: HostCall, place: HostPlace | CopyPlace) -> tuple[Call
         place.enqueue(work, queue, [address], [sizes[W]])
         return promise.addresses[key]
 
-    def run_packed(queue: Any, addresses: list[int], constant: Constant) -> Any:
+    def run_packed(queue: Any, addresses: list[int], constant: Any) -> Any:
         packed = constant.addresses.get(key)  # the reference keeps the weights alive if another thread drops them
         if packed is None:
             if not addresses[W]:
@@ -182,16 +174,24 @@ def _run_and_recover(call: HostCall, place: HostPlace | CopyPlace) -> tuple[Call
             queue.finish()  # no command may still use the caller's host memory after this
             raise
 
-    return run_packed if call.packs else lambda queue, addresses, constant: launched(queue, addresses), recover
+    packs = call.packs
+
+    def launch(addresses: list[int], queue: Any, constant: Constant | None = None) -> Any:
+        try:
+            return run_packed(queue, addresses, constant) if packs else launched(queue, addresses)
+        except BaseException as error:
+            return recover(error, addresses, queue, constant)
+
+    return launch
 
 
-def _fast_path(call: HostCall, run: Callable[..., Any], recover: Callable[..., bool]) -> Callable[..., Any]:
+def _fast_path(call: HostCall, launch: Callable[..., Any]) -> Callable[..., Any]:
     """Returns ``path(input1, input2, out, queue, bias, constant, residual)``, the call's fast path. It does not keep
     the call alive."""
     arrays: HostArrays = call.arrays
     address, of_bias = arrays.input_address, arrays.bias_address
     output, allocate = arrays.output_address, arrays.allocate
-    packs, launched, (first_place, second_place, out_place) = call.packs, call.launches.run, call.places
+    first_place, second_place, out_place = call.places
 
     def fast_path(
         input1: Any, input2: Any, out: Any, queue: Any, bias: Any = None, constant: Any = None, residual: Any = None
@@ -207,12 +207,7 @@ def _fast_path(call: HostCall, run: Callable[..., Any], recover: Callable[..., b
             addresses[3] = of_bias(bias)
         if residual is not None:
             addresses[4] = address(residual)
-        try:
-            if packs:
-                return out if run(queue, addresses, constant) else None
-            return out if launched(queue, addresses) else None
-        except BaseException as error:
-            return out if recover(error, addresses, queue, constant) else None
+        return out if launch(addresses, queue, constant) else None
 
     return fast_path
 

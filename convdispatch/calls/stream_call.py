@@ -113,7 +113,7 @@ class StreamCall(Call):
         policy, kind = current_policy(), library.torch.Tensor
         like = tuple(None if place == self.written else each for place, each in enumerate(given[:3]))
         try:
-            return launcher.replay(program, self.problem.direction, options, shape, policy, policy.frozen, kind, like)
+            return launcher.replay(program, options, shape, policy, policy.frozen, kind, like)
         except RuntimeError:  # PyTorch's objects do not have the layout that the native call path expects
             return None
 

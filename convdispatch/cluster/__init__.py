@@ -1,19 +1,14 @@
 """Work on many devices of many machines by Dask's scheduler: each pair of a problem and a kind of device is a task.
 
 ``convdispatch cluster`` and ``convdispatch worker`` start a scheduler and a process for each device; ``find_many`` and
-the commands with ``--cluster`` use them. A new kind of work is a function that ``tasks.call`` names. Dask is an extra,
+the commands with ``--cluster`` use them. A new kind of work is a function that ``worker.call`` gets. Dask is an extra,
 ``pip install 'convdispatch[cluster]'``, which is imported only when it is needed.
 
 - ``requirements``: Dask's package, its certificates, and advice if no scheduler can be used.
 - ``offers``: what a worker offers: one device, its kind as Dask's resource, processors that compile.
 - ``serving``: starts schedulers and workers and ends them.
-- ``preload``: what Dask loads into a worker as it starts.
-- ``tasks``: the functions that run in a worker.
-- ``children``: the child processes of a worker, one that measures and some that compile.
-- ``measuring``: the child that searches.
-- ``calling``: the child that runs the conformance kit or the benchmark.
-- ``exclusive``: one process at a time on a device.
-- ``connecting``: a client, and the kinds of device that its workers offer.
+- ``worker``: the start of a worker, and the functions of its tasks.
+- ``measuring``: the child process of a worker, which searches.
 - ``running``: submits tasks and collects their results, while workers come and go.
 - ``finding``: ``find_many``: searches by workers, recorded here.
 - ``verifying``: the conformance kit on every kind of device.

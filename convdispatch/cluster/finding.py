@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import signal
 import threading
 import warnings
@@ -21,14 +20,10 @@ from ..selection import dispatch
 from ..selection.choice.ranking import rank
 from ..selection.plugins import verdicts
 from ..selection.records.perfdb import perfdb, scope_of
-from ..selection.records.record import Record, choice_text, now
-from ..selection.records.timing import TOLERANCE
+from ..selection.records.record import Record, choice_text
 from .measuring import from_json
 from .running import Failed, Run, Task, cluster_run
-from .tasks import measure
-
-SECOND_DEVICE_SHARE = 0.05
-"""The fraction of problems that is measured on a second device of the same kind, if there is one."""
+from .worker import measure
 
 
 def _warn(words: str) -> None:
@@ -45,7 +40,6 @@ def find_many(
     workspace_limit: int | None = None,
     memory_limit: int | None = None,
     again: bool = False,
-    agree: float = SECOND_DEVICE_SHARE,
     store: bool = True,
     security: Any = None,
     each: Callable[[Results], None] = lambda results: None,
@@ -57,8 +51,7 @@ def find_many(
     ``client`` is a ``distributed.Client``, a scheduler's address, or None for this machine's devices. ``devices`` are
     globs or parts of kinds' names, vendors or types; None for all. What is known here of a kind of device and not in
     doubt is left out unless ``again``, so a call that was interrupted goes on when it is made again: each search is
-    recorded as it comes, with its worker's provenance and device. A share ``agree`` of the problems is measured on two
-    devices of a kind; where these disagree, both records are in doubt and say why.
+    recorded as it comes, with its worker's provenance and device.
 
     ``start`` hears, once, of how many searches there are, how many are known already, and on how many devices; ``each``
     of every search as it ends; ``tell`` of what went wrong, such as problems that could not be searched.
@@ -70,8 +63,6 @@ def find_many(
     listed = list(dict.fromkeys(problem for problem in listed if problem.mb))
     if budget_ms is not None and not budget_ms > 0:
         raise InvalidArgument(f"budget_ms must be above 0, got {budget_ms!r}")
-    if not 0 <= agree <= 1:
-        raise InvalidArgument(f"agree is a share from 0 to 1, got {agree!r}")
     if scope_of(current_policy()) is not None:
         raise InvalidArgument("find_many measures for everybody: under a policy use find on the device itself")
     forbid_when_frozen("measure")
@@ -82,7 +73,7 @@ def find_many(
         "memory_limit": memory_limit,
     }
     with cluster_run(client, devices, security=security, tell=tell) as run:
-        return _ClusterSearch(run, limits, again, agree, store, tell).run(listed, each, start)
+        return _ClusterSearch(run, limits, again, store, tell).run(listed, each, start)
 
 
 @dataclass
@@ -90,7 +81,6 @@ class _ClusterSearch:
     _run: Run
     _limits: dict[str, Any]
     _again: bool
-    _agree: float
     _store: bool
     _tell: Callable[[str], None]
 
@@ -124,10 +114,10 @@ class _ClusterSearch:
                     each(results)
         return every_search
 
-    def _task(self, problem: ConvProblem, key: str, **options: Any) -> Task:
+    def _task(self, problem: ConvProblem, key: str) -> Task:
         text = str(problem)
         limits = self._limits | {"incumbent": self._incumbent(problem, self._kinds[key].device)}
-        return Task(text, key, measure, (text, limits, self._again), **options)
+        return Task(text, key, measure, (text, limits, self._again))
 
     def _incumbent(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Return the choice for such a device by this machine's records; None if no plugin here supports the device."""
@@ -138,7 +128,7 @@ class _ClusterSearch:
         return choice_text(candidate.solver.name, candidate.config)
 
     def _record_answer(self, task: Task, answer: Any) -> Results | None:
-        """Store the records of a search's results. None for a check on a second device, and for a failure."""
+        """Store the records of a search's results. None for a failure."""
         if isinstance(answer, Failed) or "failure" in answer:
             why = answer if isinstance(answer, Failed) else f"{answer['failure']} (on {answer['place']})"
             self._tell(f"{task.words} was not measured on {task.kind}: {why}")
@@ -149,17 +139,7 @@ class _ClusterSearch:
         results.device, results.worker = self._kinds[task.kind].device, place
         if self._store:
             self._record(results.problem, results.device, records, answer["unsound"])
-        if task.about is not None:
-            self._compare_devices(task.words, task.about, records)
-            return None
-        kind = self._run.kinds.get(task.kind)
-        other_places = kind.places - {place} if kind is not None else set()
-        if other_places and records and self._is_measured_twice(task.words):
-            self._run.add(self._task(results.problem, task.kind, places=other_places, about=records))
         return results
-
-    def _is_measured_twice(self, problem: str) -> bool:
-        return self._agree > 0 and is_measured_twice(problem, self._agree)
 
     def _record(
         self, problem: ConvProblem, device: DeviceInfo, records: list[Record], unsound: dict[str, list[str]]
@@ -169,51 +149,6 @@ class _ClusterSearch:
         if records:
             perfdb().record(*records)
             dispatch.forget(problem)
-
-    def _compare_devices(self, words: str, first: list[Record], second: list[Record]) -> None:
-        doubted = [record for side in compare(first, second) for record in side]
-        if not doubted:
-            return
-        self._tell(f"{words}: {doubted[0].solver}: {doubted[0].doubt}; both records are in doubt")
-        if self._store:
-            perfdb().record(*doubted)
-            dispatch.forget(ConvProblem.parse(words))
-
-
-def is_measured_twice(problem: str, share: float) -> bool:
-    """Whether a problem belongs to the ``share`` (0 to 1) that is measured on two devices; decided by a hash."""
-    number = int.from_bytes(hashlib.sha256(problem.encode()).digest()[:8], "big")
-    return number < share * 2**64
-
-
-def compare(first: Sequence[Record], second: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """The doubtful records of two searches for one problem on two devices of a kind: those on which they disagree.
-
-    They disagree if both benchmarked a choice, the 95 % intervals of its medians do not overlap, and the medians differ
-    by more than a tie of ``verdict``. Records do not change, so a doubtful record is a new one with the present date.
-    """
-    rivals = {record.choice: record for record in second if record.sure}
-    doubts: dict[tuple[str, str, str], str] = {}
-    for record in first:
-        rival = rivals.get(record.choice)
-        if record.sure and rival is not None and _disagree(record, rival):
-            doubts[record.choice] = f"two devices of its kind disagree: {_time_text(record)}, {_time_text(rival)}"
-    date = now()
-
-    def doubted(records: Sequence[Record]) -> list[Record]:
-        pairs = [(record, doubts.get(record.choice) if record.sure else None) for record in records]
-        return [replace(record, doubt=why, created=date) for record, why in pairs if why]
-
-    return doubted(first), doubted(second)
-
-
-def _disagree(left: Record, right: Record) -> bool:
-    low, high = sorted((left, right), key=lambda record: record.median_ms)
-    return high.ci_ms[0] > low.ci_ms[1] and high.median_ms > low.median_ms * (1 + TOLERANCE)
-
-
-def _time_text(record: Record) -> str:
-    return f"{record.median_ms:.4g} ms ({record.ci_ms[0]:.4g} to {record.ci_ms[1]:.4g}) on {record.worker}"
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

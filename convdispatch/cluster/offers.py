@@ -1,8 +1,8 @@
 """The offer of a worker: one device of this machine, its kind as a Dask resource, and processors that compile.
 
-A worker serves one device and offers a Dask resource that is named after the device's kind (``device_key``). Each task
-needs 1 of it, so that its amount is the number of concurrent tasks. Only one task measures at a time (``exclusive``);
-if the worker has processors for compilation, the next task compiles meanwhile.
+A worker serves one device and offers a Dask resource that is named after the device's kind (``device_key``) and this
+package's version. Each task needs 1 of it, so that its amount is the number of concurrent tasks. Only one task measures
+at a time (``worker.exclusive``); if the worker has processors for compilation, the next task compiles meanwhile.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from typing import Any
 from ..api.device import DeviceInfo
 from ..api.errors import NoDevice
 
-QUEUED = 2
-"""The most tasks that a worker has: the one that it measures, and the next one."""
 COMPILERS = 3
 """The most processors per GPU that compile while it is measured: a search of some seconds needs no more."""
 
@@ -36,8 +34,7 @@ class Offer:
     info: dict[str, Any]
     """The fields of the device's DeviceInfo."""
     compilers: int
-    cores: tuple[int, ...]
-    """The processors that compile while the device measures; if empty, any processor may."""
+    """The number of processors that compile the next task's candidates while the device measures."""
     version: str
 
     @property
@@ -47,9 +44,14 @@ class Offer:
         return DeviceInfo(**{**self.info, **tuples, "extensions": frozenset(self.info["extensions"])})
 
     @property
-    def resources(self) -> dict[str, float]:
-        """Dask's resources of the worker."""
-        return {self.key: QUEUED if self.compilers else 1}
+    def tasks(self) -> int:
+        """The tasks that the worker runs at once: the one that measures, and one that compiles."""
+        return 2 if self.compilers else 1
+
+    @property
+    def resource(self) -> str:
+        """The name of Dask's resource; workers of another version of this package offer another one."""
+        return f"{self.key} {self.version}"
 
     @property
     def silicon(self) -> str:
@@ -81,12 +83,12 @@ def offers_of_this_machine(choices: Sequence[str] = (), compilers: int | None = 
         raise NoDevice("only a simulator works here, which is offered where --device names it")
     machine = machine or platform.node() or "localhost"
     gpus = sum(runtime.device_info(device).type != "cpu" for device in chosen)
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    spare = cores[gpus:]  # Each GPU's measuring process has a processor core of its own.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    spare = max(0, cores - gpus)  # Each GPU's measuring process has a processor core of its own.
     offers = []
     for device in chosen:
         info = runtime.device_info(device)
-        share = 0 if info.type == "cpu" else min(COMPILERS, len(spare) // max(1, gpus))
+        share = 0 if info.type == "cpu" else min(COMPILERS, spare // max(1, gpus))
         address = runtime.address(device)
         offers.append(
             Offer(
@@ -95,14 +97,7 @@ def offers_of_this_machine(choices: Sequence[str] = (), compilers: int | None = 
                 place=f"{machine}/{address}",
                 info={**asdict(info), "extensions": sorted(info.extensions)},
                 compilers=share if compilers is None or info.type == "cpu" else compilers,
-                cores=tuple(spare),
                 version=__version__,
             )
         )
     return offers
-
-
-def offer_of_worker(dask_worker: Any = None) -> dict[str, Any] | None:
-    """The offer of the Dask worker that runs this function; None if this package did not start the worker."""
-    offer = getattr(dask_worker, "convdispatch_offer", None)
-    return None if offer is None else asdict(offer)

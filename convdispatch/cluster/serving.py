@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..api.errors import ConvDispatchError
-from .offers import QUEUED, Offer
+from .offers import Offer
 from .requirements import distributed, hint, why
 
 LOOPBACK = "127.0.0.1"
@@ -113,13 +113,13 @@ def _nanny(package: Any, address: str, offer: Offer, security: Any) -> Any:
     return package.Nanny(
         address,
         host=host,
-        nthreads=QUEUED if offer.compilers else 1,
-        resources=offer.resources,
+        nthreads=offer.tasks,
+        resources={offer.resource: offer.tasks},
         name=f"{offer.place}#{os.getpid()}",
         memory_limit=0,
         security=security,
         death_timeout=CONNECT_S,
-        preload=["convdispatch.cluster.preload"],
+        preload=["convdispatch.cluster.worker"],
         preload_argv=[offer.text()],
         dashboard_address=f"{LOOPBACK}:0",
         local_directory=None,

@@ -7,22 +7,20 @@ from typing import Any
 
 from ..measurement.conformance.levels import Case
 from ..measurement.conformance.outcome import Outcome, Report
-from ..measurement.conformance.verify import TIMEOUT_S, select, verify
+from ..measurement.conformance.verify import select, verify
 from ..measurement.shapes import Entry
 from ..measurement.shapes import parse as parse_entries
 from .running import Run, Task
-from .tasks import call
+from .worker import call
 
 CASES_PER_TASK = 40
 """The number of test cases per task: some seconds' work, which is all that is lost with a worker."""
-START_S = 180.0
 
 
-def examine(address: str, say: Callable[[str], None], own: list[list[Any]], **given: Any) -> dict[str, Any]:
-    """Verify some cases; runs in the worker's child process."""
+def examine(address: str, own: list[list[Any]], **options: Any) -> dict[str, Any]:
+    """Verify some cases in child processes of the worker."""
     entries = [parse_entries(f"{problem} {name} *{count}")[0] for name, problem, count in own]
-    report = verify(device=address, own=entries, report=lambda case, found, total: say(case.name), **given)
-    return report.to_json()
+    return verify(device=address, own=entries, **options).to_json()
 
 
 def verify_many(
@@ -40,18 +38,14 @@ def verify_many(
     or an interrupt, are ``unasked`` in the kind's report; a kind on which no case ran has no report.
     """
     cases = {one.name: one for one in select(level, options.get("case"), own)}
-    limit = TIMEOUT_S if options.get("timeout_s") is None else options["timeout_s"]
-    jobs = max(1, options.get("jobs") or 1)
-    settings = {"plugin": plugin, "level": level, **options, "timeout_s": limit, "jobs": jobs}
+    settings = {"plugin": plugin, "level": level, **options, "jobs": max(1, options.get("jobs") or 1)}
     settings["own"] = [[entry.name, str(entry.problem), entry.count] for entry in own]
     names, kinds = list(cases), sorted(run.kinds)
     unasked = {key: dict.fromkeys(names) for key in kinds}
     reports: dict[str, Report] = {}
-    # A case takes the time of all solvers in turn, each within the limit, so the child may be silent for 20 limits.
-    target, silent_s = f"{__name__}:examine", START_S + 20 * limit
     tasks = []
     for part in (names[at : at + CASES_PER_TASK] for at in range(0, len(names), CASES_PER_TASK)):
-        request = (target, {**settings, "only": part}, silent_s)
+        request = (examine, {**settings, "only": part})
         tasks += [Task(f"{plugin}, {len(part)} cases", key, call, request, about=part) for key in kinds]
 
     def hear(task: Task, answer: Any) -> None:

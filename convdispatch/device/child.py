@@ -109,7 +109,9 @@ class Child:
             raise
         self.halted = self.may_halt = False
         if background:
-            _lower_priority(self._process.pid)
+            with contextlib.suppress(OSError, AttributeError):  # SCHED_IDLE exists on Linux only
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
+                os.sched_setscheduler(self._process.pid, os.SCHED_IDLE, os.sched_param(0))
         self._answers: queue.Queue[Answer | None] = queue.Queue()
         threading.Thread(target=_listen, args=(self._process.stdout, self._answers), daemon=True).start()
         self.say(setup)
@@ -140,6 +142,10 @@ class Child:
     def ask(self, values: Mapping[str, Any], content: bytes = b"") -> Answer:
         """Send a question, and return the child's next answer. Raises EOFError for a child that has ended."""
         self.say(values, content)
+        return self.heard()
+
+    def heard(self) -> Answer:
+        """The child's next answer. Raises EOFError for a child that has ended."""
         reply = self.hear()
         if reply is None:
             raise EOFError(self.how_it_ended())
@@ -187,14 +193,6 @@ class Child:
         with contextlib.suppress(OSError):
             self._process.stdin.close()  # type: ignore[union-attr]
         self._errors.close()
-
-
-def _lower_priority(pid: int) -> None:
-    with contextlib.suppress(OSError, AttributeError):  # SCHED_IDLE exists on Linux only
-        os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
-        return
-    with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, pid, 19)
 
 
 def _send(stream: IO[bytes], values: Mapping[str, Any], content: bytes) -> None:

@@ -12,7 +12,7 @@ import mmap
 import platform
 import sys
 import threading
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_ushort, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_ulonglong, c_ushort, c_void_p
 from typing import Any
 
 import pyopencl as cl
@@ -59,89 +59,63 @@ class _NoWait(threading.local):
 no_wait = _NoWait()
 
 
-class _Location(ctypes.Structure):
-    _fields_ = [("kind", c_int), ("number", c_int)]
+def structure(**fields: Any) -> Any:
+    """The ctypes structure of these fields, in this order."""
+    return type("Structure", (ctypes.Structure,), {"_fields_": list(fields.items())})
 
 
-class _AllocationProperties(ctypes.Structure):
-    _fields_ = [
-        ("type", c_int),
-        ("handles", c_int),
-        ("place", _Location),
-        ("windows", c_void_p),
-        ("compression", ctypes.c_ubyte),
-        ("rdma", ctypes.c_ubyte),
-        ("usage", c_ushort),
-        ("reserved", ctypes.c_ubyte * 4),
-    ]
-
-
-class _Access(ctypes.Structure):
-    _fields_ = [("place", _Location), ("flags", c_int)]
-
-
+_Location = structure(kind=c_int, number=c_int)
+_AllocationProperties = structure(
+    type=c_int, handles=c_int, place=_Location, windows=c_void_p, compression=c_ubyte, rdma=c_ubyte, usage=c_ushort,
+    reserved=c_ubyte * 4,
+)  # fmt: skip
+_Access = structure(place=_Location, flags=c_int)
 _Address = c_ulonglong
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "cuInit": (c_uint,),
-    "cuDeviceGetCount": (POINTER(c_int),),
-    "cuDeviceGetByPCIBusId": (POINTER(c_int), c_char_p),
-    "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
-    "cuMemGetAllocationGranularity": (POINTER(c_size_t), c_void_p, c_int),
-    "cuMemCreate": (POINTER(_Address), c_size_t, c_void_p, c_ulonglong),
-    "cuMemAddressReserve": (POINTER(_Address), c_size_t, c_size_t, _Address, c_ulonglong),
-    "cuMemMap": (_Address, c_size_t, c_size_t, _Address, c_ulonglong),
-    "cuMemSetAccess": (_Address, c_size_t, c_void_p, c_size_t),
-    "cuMemExportToShareableHandle": (POINTER(c_int), _Address, c_int, c_ulonglong),
-    "cuMemUnmap": (_Address, c_size_t),
-    "cuMemAddressFree": (_Address, c_size_t),
-    "cuMemRelease": (_Address,),
-    "cuMemAllocAsync": (POINTER(_Address), c_size_t, c_void_p),
-    "cuMemFreeAsync": (_Address, c_void_p),
-    "cuStreamCreate": (POINTER(c_void_p), c_uint),
-    "cuStreamDestroy_v2": (c_void_p,),
-    "cuStreamQuery": (c_void_p,),
-    "cuStreamSynchronize": (c_void_p,),
-    "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
-    "cuStreamWaitValue32_v2": (c_void_p, _Address, c_uint, c_uint),
-    "cuLaunchHostFunc": (c_void_p, c_void_p, c_void_p),
-    "cuEventCreate": (POINTER(c_void_p), c_uint),
-    "cuEventRecord": (c_void_p, c_void_p),
-    "cuMemsetD32Async": (_Address, c_uint, c_size_t, c_void_p),
-    "cuMemcpyAsync": (_Address, _Address, c_size_t, c_void_p),
-    "cuCtxSynchronize": (),
-    "cuCtxGetCurrent": (POINTER(c_void_p),),
-    "cuCtxGetDevice": (POINTER(c_int),),
-    "cuCtxPushCurrent_v2": (c_void_p,),
-    "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
-    "cuModuleLoadData": (POINTER(c_void_p), c_char_p),
-    "cuLinkCreate_v2": (c_uint, c_void_p, c_void_p, POINTER(c_void_p)),
-    "cuLinkAddData_v2": (c_void_p, c_int, c_void_p, c_size_t, c_char_p, c_uint, c_void_p, c_void_p),
-    "cuLinkComplete": (c_void_p, POINTER(c_void_p), POINTER(c_size_t)),
-    "cuLinkDestroy": (c_void_p,),
-    "cuDriverGetVersion": (POINTER(c_int),),
-    "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
-    "cuModuleGetFunction": (POINTER(c_void_p), c_void_p, c_char_p),
-    "cuFuncSetAttribute": (c_void_p, c_int, c_int),
-    "cuLaunchKernelEx": (c_void_p, c_void_p, c_void_p, c_void_p),
-    "cuMemsetD8Async": (_Address, c_uint, c_size_t, c_void_p),
-    "cuMemsetD16Async": (_Address, c_uint, c_size_t, c_void_p),
-    "cuMemsetD2D32Async": (_Address, c_size_t, c_uint, c_size_t, c_size_t, c_void_p),
-    "cuMemPoolCreate": (POINTER(c_void_p), c_void_p),
-    "cuMemPoolSetAttribute": (c_void_p, c_int, c_void_p),
-    "cuMemPoolGetAttribute": (c_void_p, c_int, c_void_p),
-    "cuMemPoolTrimTo": (c_void_p, c_size_t),
-    "cuMemAllocFromPoolAsync": (POINTER(_Address), c_size_t, c_void_p, c_void_p),
-    "cuEventDestroy_v2": (c_void_p,),
-    "cuEventQuery": (c_void_p,),
-    "cuEventSynchronize": (c_void_p,),
-    "cuStreamIsCapturing": (c_void_p, POINTER(c_int)),
-    "cuStreamBeginCapture_v2": (c_void_p, c_int),
-    "cuStreamEndCapture": (c_void_p, POINTER(c_void_p)),
-    "cuGraphInstantiateWithFlags": (POINTER(c_void_p), c_void_p, c_ulonglong),
-    "cuGraphLaunch": (c_void_p, c_void_p),
-    "cuGraphDestroy": (c_void_p,),
-    "cuGraphExecDestroy": (c_void_p,),
+_FUNCTIONS: dict[tuple[Any, ...], str] = {
+    (c_uint,): "cuInit",
+    (POINTER(c_int),): "cuCtxGetDevice cuDriverGetVersion",
+    (POINTER(c_int), c_char_p): "cuDeviceGetByPCIBusId",
+    (POINTER(c_void_p), c_int): "cuDevicePrimaryCtxRetain",
+    (POINTER(c_size_t), c_void_p, c_int): "cuMemGetAllocationGranularity",
+    (POINTER(_Address), c_size_t, c_void_p, c_ulonglong): "cuMemCreate",
+    (POINTER(_Address), c_size_t, c_size_t, _Address, c_ulonglong): "cuMemAddressReserve",
+    (_Address, c_size_t, c_size_t, _Address, c_ulonglong): "cuMemMap",
+    (_Address, c_size_t, c_void_p, c_size_t): "cuMemSetAccess",
+    (POINTER(c_int), _Address, c_int, c_ulonglong): "cuMemExportToShareableHandle",
+    (_Address, c_size_t): "cuMemUnmap cuMemAddressFree",
+    (_Address,): "cuMemRelease",
+    (POINTER(_Address), c_size_t, c_void_p): "cuMemAllocAsync",
+    (_Address, c_void_p): "cuMemFreeAsync",
+    (POINTER(c_void_p), c_uint): "cuStreamCreate cuEventCreate",
+    (c_void_p,): "cuStreamDestroy_v2 cuStreamQuery cuStreamSynchronize cuCtxPushCurrent_v2 cuLinkDestroy "
+    "cuEventDestroy_v2 cuEventQuery cuGraphDestroy cuGraphExecDestroy",
+    (c_void_p, c_void_p, c_uint): "cuStreamWaitEvent",
+    (c_void_p, _Address, c_uint, c_uint): "cuStreamWaitValue32_v2",
+    (c_void_p, c_void_p, c_void_p): "cuLaunchHostFunc",
+    (c_void_p, c_void_p): "cuEventRecord cuGraphLaunch",
+    (_Address, c_uint, c_size_t, c_void_p): "cuMemsetD32Async cuMemsetD8Async cuMemsetD16Async",
+    (_Address, _Address, c_size_t, c_void_p): "cuMemcpyAsync",
+    (): "cuCtxSynchronize",
+    (POINTER(c_void_p),): "cuCtxGetCurrent cuCtxPopCurrent_v2",
+    (POINTER(c_void_p), c_char_p): "cuModuleLoadData",
+    (c_uint, c_void_p, c_void_p, POINTER(c_void_p)): "cuLinkCreate_v2",
+    (c_void_p, c_int, c_void_p, c_size_t, c_char_p, c_uint, c_void_p, c_void_p): "cuLinkAddData_v2",
+    (c_void_p, POINTER(c_void_p), POINTER(c_size_t)): "cuLinkComplete",
+    (POINTER(c_int), c_int, c_int): "cuDeviceGetAttribute",
+    (POINTER(c_void_p), c_void_p, c_char_p): "cuModuleGetFunction",
+    (c_void_p, c_int, c_int): "cuFuncSetAttribute",
+    (c_void_p, c_void_p, c_void_p, c_void_p): "cuLaunchKernelEx",
+    (_Address, c_size_t, c_uint, c_size_t, c_size_t, c_void_p): "cuMemsetD2D32Async",
+    (POINTER(c_void_p), c_void_p): "cuMemPoolCreate",
+    (c_void_p, c_int, c_void_p): "cuMemPoolSetAttribute cuMemPoolGetAttribute",
+    (c_void_p, c_size_t): "cuMemPoolTrimTo",
+    (POINTER(_Address), c_size_t, c_void_p, c_void_p): "cuMemAllocFromPoolAsync",
+    (c_void_p, POINTER(c_int)): "cuStreamIsCapturing",
+    (c_void_p, c_int): "cuStreamBeginCapture_v2",
+    (c_void_p, POINTER(c_void_p)): "cuStreamEndCapture",
+    (POINTER(c_void_p), c_void_p, c_ulonglong): "cuGraphInstantiateWithFlags",
 }
+"""The driver's functions by the types of their arguments."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -155,9 +129,10 @@ def _driver() -> tuple[ctypes.CDLL | None, str | None]:
     except OSError:
         return None, "no CUDA driver (libcuda.so.1) on this machine"
     try:
-        for name, arguments in _SIGNATURES.items():
-            function = getattr(driver, name)
-            function.restype, function.argtypes = c_int, arguments
+        for arguments, names in _FUNCTIONS.items():
+            for name in names.split():
+                function = getattr(driver, name)
+                function.restype, function.argtypes = c_int, arguments
     except AttributeError as error:
         return None, f"the CUDA driver is too old: {error}"
     # cuCtxGetCurrent runs before every launch and returns at once, so it is called without releasing Python's lock.

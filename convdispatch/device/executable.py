@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from .commands.interface import Kernel
+from .commands.interface import Kernel, thread
 from .commands.recording import Recording, Slot
 from .replay.arena import Lifetime, lay_out
 
@@ -118,6 +118,16 @@ class Executable:
     def is_bound(self, place: Any) -> bool:
         """Whether ``bind`` loads nothing for a place, because a caller holds what it returned."""
         return self._bound.get(place) is not None
+
+    def enqueue_noted(self, queue: Any, *operands: Any, wait_for: Any = None) -> Any:
+        """``enqueue``, whose errors say whether a command was enqueued before them."""
+        enqueued_before = thread.enqueued
+        try:
+            return self.enqueue(queue, *operands, wait_for=wait_for)  # type: ignore[misc]
+        except BaseException as error:
+            if thread.enqueued > enqueued_before:
+                note_launched(error)
+            raise
 
     def place(self, recording: Recording, operands: Sequence[Any]) -> Any:
         """Record the launches on a longer recording's memory, or on real memory; returns the last command."""

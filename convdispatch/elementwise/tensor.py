@@ -105,7 +105,7 @@ class Tensor:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return interchange.cuda_array_interface(self)
+        return interchange.array_interface(self, interchange.CUDA)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The values for NumPy where it cannot view the memory, as on a GPU: a copy on the host.

@@ -194,8 +194,9 @@ class InferenceNet:
         with stream.current():
             for given, slot_tensor in zip(inputs, self._lowered.inputs, strict=True):
                 self._check(tuple(given.shape), library.dtype(given), slot_tensor)
-                given = given if library.contiguous(given) else library.compact(given)
-                address, owner = library.address(given, stream)
+                address, owner = library.pointer(given, stream)
+                if owner is None:
+                    address, owner = library.pointer(library.compact(given), stream)
                 source = StreamMemory(address, slot_tensor.nbytes, owner)
                 stream.copy(self._program.memory(slot_tensor.base_data), source, slot_tensor.nbytes)
             self._program.run_on(stream)
@@ -205,7 +206,7 @@ class InferenceNet:
                 tensor = Tensor(memory, inner.shape, inner.dtype, stream, inner.strides, inner.offset)
                 tensor = tensor if tensor.contiguous else tensor.copy()
                 fetched = library.empty(tensor.shape, inputs[0], stream)
-                address, owner = library.address(fetched, stream)
+                address, owner = library.pointer(fetched, stream)
                 target = StreamMemory(address, tensor.nbytes, owner)
                 stream.copy(target, tensor.base_data, tensor.nbytes, (tensor.offset, 0))
                 return library.finished(fetched, stream)

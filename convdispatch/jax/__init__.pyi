@@ -1,4 +1,4 @@
-from ..calls.framework.enabled import Enabled as Enabled
+from ..calls.framework.fallback import Enabled as Enabled
 from .calls import counters as counters
 from .calls import reset_counters as reset_counters
 from .explaining import Explained as Explained

@@ -13,8 +13,8 @@ from typing import Any
 from ..api.errors import InvalidArgument
 from ..api.policy import Policy, current_policy, policy
 from ..api.problem import ConvProblem
-from ..calls.call import PLACES
-from ..calls.framework.host import cpu_device, refuse_dtype
+from ..calls.arguments import PLACES
+from ..calls.framework.fallback import cpu_device, refuse_dtype
 from ..calls.host_call import HostCall
 from ..calls.stream_call import StreamCall
 from ..device import runtime
@@ -82,7 +82,7 @@ def _on_host(frame: Frame) -> None:
     call = call_for("cpu", frame.text)
     if call.launch is not None and not call.launch(_addresses(call.problem, frame), call.ask()):
         raise InvalidArgument("XLA's buffers for operands and result must be apart, got some over the others")
-    ours(call.solver)
+    count("ours", solver=call.solver)
 
 
 def _on_stream(kind: str, frame: Frame) -> None:
@@ -107,7 +107,7 @@ def _on_stream(kind: str, frame: Frame) -> None:
     finally:
         for free in borrowed:  # Memory is freed in the stream's order, after the kernels that use it.
             free()
-    ours(call.solver)
+    count("ours", solver=call.solver)
 
 
 _lock = threading.Lock()
@@ -116,24 +116,13 @@ _reasons: Counter[str] = Counter()
 _solvers: Counter[str] = Counter()
 
 
-def lowered() -> None:
-    """Count a convolution of a compiled program that will be computed here."""
+def count(what: str, reason: str = "", solver: str = "") -> None:
+    """Count a convolution of a compiled program that was ``lowered`` to run here, or ``left`` to XLA for a reason; or a
+    call of ``ours`` by a solver."""
     with _lock:
-        _counts["lowered"] += 1
-
-
-def left(reason: str) -> None:
-    """Count a convolution of a compiled program that was left to XLA."""
-    with _lock:
-        _counts["left"] += 1
-        _reasons[reason] += 1
-
-
-def ours(solver: str) -> None:
-    """Count a call that was computed here."""
-    with _lock:
-        _counts["ours"] += 1
-        _solvers[solver] += 1
+        _counts[what] += 1
+        _reasons.update(filter(None, [reason]))
+        _solvers.update(filter(None, [solver]))
 
 
 def counters() -> dict[str, Any]:

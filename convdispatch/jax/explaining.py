@@ -10,8 +10,7 @@ import jax
 from jax.extend.core import jaxprs_in_params
 
 from ..api.policy import promising
-from ..calls.framework.fallback import Fallback
-from ..calls.framework.host import cpu_device
+from ..calls.framework.fallback import Fallback, cpu_device
 from ..device import runtime
 from ..device.places.stream import stream_kind
 from ..selection.explanation import explain as explain_problem

@@ -9,8 +9,10 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
-from ctypes import POINTER, c_char_p, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from typing import Any
+
+from ..device.cuda_driver import structure
 
 _METADATA = 1
 """The kind of the extension by which XLA queries the version of a handler."""
@@ -21,29 +23,14 @@ _INTERNAL, _RESOURCE_EXHAUSTED = 13, 8
 
 def _structure(**fields: Any) -> Any:
     """A structure of the API with these fields after the two that almost all begin with."""
-    names = {"size": c_size_t, "extension": c_void_p, **fields}
-    return type("Structure", (ctypes.Structure,), {"_fields_": list(names.items())})
+    return structure(size=c_size_t, extension=c_void_p, **fields)
 
 
-class _Base(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("kind", c_int32), ("next", c_void_p)]
-
-
+_Base = structure(size=c_size_t, kind=c_int32, next=c_void_p)
 _Version = _structure(major=c_int32, minor=c_int32)
-
-
-class _Metadata(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("version", _Version), ("traits", ctypes.c_uint32), ("state", c_int64)]
-
-
-class _MetadataExtension(ctypes.Structure):
-    _fields_ = [("base", _Base), ("metadata", POINTER(_Metadata))]
-
-
-class _Text(ctypes.Structure):
-    _fields_ = [("start", c_void_p), ("length", c_size_t)]
-
-
+_Metadata = structure(size=c_size_t, version=_Version, traits=c_uint32, state=c_int64)
+_MetadataExtension = structure(base=_Base, metadata=POINTER(_Metadata))
+_Text = structure(start=c_void_p, length=c_size_t)
 _FUNCTIONS = (
     "internal error_create error_message error_destroy register stream_get type_register context_get state_set "
     "state_get allocate free schedule threads future_create future_available future_error run_id device_ordinal"
@@ -78,7 +65,7 @@ class Frame:
 
     __slots__ = ("_frame", "operands", "results", "text")
 
-    def __init__(self, frame: _Frame) -> None:
+    def __init__(self, frame: Any) -> None:
         self._frame = frame
         text = _Text.from_address(frame.attributes.values[0])
         self.text = ctypes.string_at(text.start, text.length)
@@ -117,7 +104,7 @@ class Frame:
         raise MemoryError(f"XLA refused {name}: {message}")
 
 
-def _addresses(buffers: _Buffers) -> list[int]:
+def _addresses(buffers: Any) -> list[int]:
     return [_Buffer.from_address(buffers.given[index]).data or 0 for index in range(buffers.count)]
 
 
@@ -159,7 +146,7 @@ def _keep_thread() -> None:
             ctypes.pythonapi.PyGILState_Ensure()
 
 
-def _introduce(frame: _Frame) -> None:
+def _introduce(frame: Any) -> None:
     """Report XLA's own version as that of the handler, because all versions with major 0 have the same layouts."""
     metadata = _MetadataExtension.from_address(frame.extension).metadata.contents
     version = frame.api.contents.version

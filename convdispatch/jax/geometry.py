@@ -31,15 +31,15 @@ class Plan(NamedTuple):
     """
 
     problem: ConvProblem
-    swapped: bool
-    """Whether rhs is the operand that the problem reads first."""
-    crop: tuple[tuple[int, int], ...]
-    """The number of elements cut off lhs at both ends of each spatial axis."""
-    reverse_rhs: bool
-    reverse_out: bool
     orders: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     """The axes of lhs, rhs and the result, each from the outermost in memory to the innermost."""
-    regroup: int
+    crop: tuple[tuple[int, int], ...] = ()
+    """The number of elements cut off lhs at both ends of each spatial axis; empty for none."""
+    swapped: bool = False
+    """Whether rhs is the operand that the problem reads first."""
+    reverse_rhs: bool = False
+    reverse_out: bool = False
+    regroup: int = 1
     """The number of groups whose channels are exchanged in rhs: that of a grouped data gradient, otherwise 1."""
 
 
@@ -116,13 +116,12 @@ def _forward(sizes: _Sizes, windows: Sequence[_Window], specs: Any, common: dict
         cut = max(0, -w.low), max(0, -w.high)
         crop.append(cut)
         numbers |= _axis(axis, w.size - sum(cut), w.kernel, w.stride, max(0, w.low), max(0, w.high), w.rhs_dilation)
-    if _is_product(sizes, windows) and specs[1][1] < specs[1][0]:
-        # The weights have input channels outermost: the data gradient of the opposite product reads them in place.
+    # The weights have input channels outermost: the data gradient of the opposite product reads them in place.
+    opposite = _is_product(sizes, windows) and specs[1][1] < specs[1][0]
+    if opposite:
         numbers |= {"ic": sizes.o, "oc": sizes.c}
-        problem = ConvProblem(ndim=len(windows), direction="bwd_data", **numbers, **common)
-        return Plan(problem, False, tuple(crop), False, False, _orders(specs, common["layout"], (0, 1, 0)), 1)
-    problem = ConvProblem(ndim=len(windows), direction="fwd", **numbers, **common)
-    return Plan(problem, False, tuple(crop), False, False, _orders(specs, common["layout"], (0, 0, 0)), 1)
+    problem = ConvProblem(ndim=len(windows), direction="bwd_data" if opposite else "fwd", **numbers, **common)
+    return Plan(problem, _orders(specs, common["layout"], (0, int(opposite), 0)), tuple(crop))
 
 
 def _data(sizes: _Sizes, windows: Sequence[_Window], specs: Any, common: dict[str, Any]) -> Plan:
@@ -138,9 +137,8 @@ def _data(sizes: _Sizes, windows: Sequence[_Window], specs: Any, common: dict[st
         numbers |= _axis(axis, w.out, w.kernel, stride, low, high, w.rhs_dilation)
     problem = ConvProblem(ndim=len(windows), direction="bwd_data", **numbers, **common)
     _check_size(problem, [w.size for w in windows])
-    crop = ((0, 0),) * len(windows)
-    turned = (0, 1 if sizes.groups == 1 else 0, 0)
-    return Plan(problem, False, crop, True, False, _orders(specs, common["layout"], turned), sizes.groups)
+    orders = _orders(specs, common["layout"], (0, int(sizes.groups == 1), 0))
+    return Plan(problem, orders, reverse_rhs=True, regroup=sizes.groups)
 
 
 def _weights(sizes: _Sizes, windows: Sequence[_Window], specs: Any, common: dict[str, Any]) -> Plan:
@@ -153,19 +151,17 @@ def _weights(sizes: _Sizes, windows: Sequence[_Window], specs: Any, common: dict
         # Y must have as many positions as rhs: the far end of x is padded or cut accordingly.
         need = w.rhs_dilation * (w.kernel - 1) + w.stride * (w.out - 1) + 1 - size - low
         # Elements of x behind the last one that is read; fewer than one step of them are lost by rounding down.
-        surplus = -need
-        cut_far = max(0, surplus - (w.rhs_dilation - 1))
+        cut_far = max(0, -need - (w.rhs_dilation - 1))
         crop.append((cut, cut_far))
         numbers |= _axis(axis, size - cut_far, w.out, w.rhs_dilation, low, max(0, need), w.stride)
+    # The result has input channels outermost in memory, as if x and y were exchanged.
     swapped = sizes.batches == 1 and _is_product(sizes, [w._replace(kernel=w.out) for w in windows])
     swapped = swapped and specs[2][0] < specs[2][1]
-    if swapped:  # The result has input channels outermost in memory, as if x and y were exchanged.
+    if swapped:
         numbers |= {"ic": sizes.o, "oc": sizes.n}
     problem = ConvProblem(ndim=len(windows), direction="bwd_weights", **numbers, **common)
     _check_size(problem, [w.kernel for w in windows])
-    if swapped:
-        return Plan(problem, True, tuple(crop), False, False, _orders(specs, common["layout"], (1, 1, 0)), 1)
-    return Plan(problem, False, tuple(crop), False, False, _orders(specs, common["layout"], (1, 1, 1)), 1)
+    return Plan(problem, _orders(specs, common["layout"], (1, 1, int(not swapped))), tuple(crop), swapped)
 
 
 def _weights_of_transposed(sizes: _Sizes, windows: Sequence[_Window], specs: Any, common: dict[str, Any]) -> Plan:
@@ -183,9 +179,8 @@ def _weights_of_transposed(sizes: _Sizes, windows: Sequence[_Window], specs: Any
         numbers |= _axis(axis, w.kernel, w.out, w.lhs_dilation, low, max(0, need), w.stride)
     problem = ConvProblem(ndim=len(windows), direction="bwd_weights", **numbers, **common)
     _check_size(problem, [w.size for w in windows])
-    crop = ((0, 0),) * len(windows)
     # The result's batch axis is the batch of lhs, here oc; its feature axis is the output features of rhs, here ic.
-    return Plan(problem, True, crop, False, True, _orders(specs, common["layout"], (1, 1, 0)), 1)
+    return Plan(problem, _orders(specs, common["layout"], (1, 1, 0)), swapped=True, reverse_out=True)
 
 
 _READERS = {

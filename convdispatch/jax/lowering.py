@@ -15,8 +15,7 @@ from jax.interpreters import mlir
 from ..api.errors import ConvDispatchError
 from ..api.policy import PROMISES, promising
 from ..calls.framework.fallback import Fallback
-from . import calls
-from .calls import TARGET, call_for, described, register
+from .calls import TARGET, call_for, count, described, register
 from .geometry import Plan, plan_of
 
 _HALF_DTYPES = ("float16", "bfloat16")
@@ -61,9 +60,9 @@ def lower(platform: str, theirs: Any, settings: Mapping[str, Any], ctx: Any, lhs
             text = described(plan.problem)
         call_for(platform, text.encode())
     except (Fallback, ConvDispatchError) as error:
-        calls.left(str(error).splitlines()[0])
+        count("left", reason=str(error).splitlines()[0])
         return theirs(ctx, lhs, rhs, **params)
-    calls.lowered()
+    count("lowered")
     out = ctx.avals_out[0]
     rule = mlir.lower_fun(lambda lhs, rhs: _emit_call(plan, text, out, params, lhs, rhs), multiple_results=False)
     return rule(ctx, lhs, rhs)

@@ -19,12 +19,11 @@ from ..api import settings as environment
 from ..api.errors import InvalidArgument
 from ..api.policy import promising
 from ..api.problem import MATHS
-from ..calls.framework.enabled import Enabled as Enabled
+from ..calls.framework.fallback import Enabled as Enabled
 from ..device.places.stream import KINDS
 from .lowering import lower
 
 _PLATFORMS = ("cpu", *KINDS)
-_NAMES = ("conv_general_dilated", "conv_general_dilated_p")
 jax_conv_p = theirs.conv_general_dilated_p
 _lock = threading.RLock()
 _in_force: dict[str, Any] | None = None
@@ -41,11 +40,8 @@ def _rebound(function: Any) -> Any:
     return rebound
 
 
-def _lowering_of_jax(platform: str) -> Any:
-    expand = functools.partial(theirs._conv_general_dilated_lower, expand_complex_convolutions=True)
-    return expand if platform in _PLATFORMS else theirs._conv_general_dilated_lower
-
-
+_lowering_of_jax = functools.partial(theirs._conv_general_dilated_lower, expand_complex_convolutions=True)
+"""jax's rule for the platforms here."""
 conv_p = theirs.lax.standard_primitive(
     theirs._conv_general_dilated_shape_rule,
     theirs._conv_general_dilated_dtype_rule,
@@ -73,9 +69,7 @@ ad.defbilinear(
 batching.fancy_primitive_batchers[conv_p] = _rebound(theirs._conv_general_dilated_batch_rule)
 mlir.register_lowering(conv_p, theirs._conv_general_dilated_lower)
 for _platform in _PLATFORMS:
-    mlir.register_lowering(
-        conv_p, functools.partial(lower, _platform, _lowering_of_jax(_platform), {}), platform=_platform
-    )
+    mlir.register_lowering(conv_p, functools.partial(lower, _platform, _lowering_of_jax, {}), platform=_platform)
 
 
 def enable(*, math: str | None = None, batch_invariant: bool | None = None, strict_nan: bool | None = None) -> Enabled:
@@ -113,8 +107,7 @@ def _set(settings: dict[str, Any] | None) -> None:
             return
         _in_force = settings
         for platform in _PLATFORMS:
-            rule = _lowering_of_jax(platform)
-            if settings is not None:
-                rule = functools.partial(lower, platform, rule, settings)
+            ours = functools.partial(lower, platform, _lowering_of_jax, settings)
+            rule = _lowering_of_jax if settings is None else ours
             mlir.register_lowering(jax_conv_p, rule, platform=platform)
         jax.clear_caches()  # Programs in jax's caches were compiled with the previous lowering rules.

@@ -1,10 +1,8 @@
 """Well-known nets, as modules: one file for each family, and ``catalogue`` to create one by its name.
 
 - ``catalogue``: nets by name.
-- ``checkpoint``: PyTorch's checkpoints, without running what they contain.
 - ``classics``: LeNet, AlexNet, OverFeat, VGG.
 - ``efficientnet``: EfficientNet-lite0.
 - ``googlenet``: GoogLeNet.
-- ``imagenet``: picture files to arrays, class numbers to names.
 - ``resnet``: ResNet-50.
 """

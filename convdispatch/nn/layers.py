@@ -21,7 +21,7 @@ from ..elementwise import Generator, full
 from ..elementwise.tensor import Parameter, Tensor
 from . import functional
 from .convolution import picture_of
-from .modules import Module, tell
+from .modules import Module
 
 
 class _Weighted(Module):
@@ -108,7 +108,6 @@ class Conv2d(_Planned):
         self.options |= {"activation": activation, "layout": layout}
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        tell(self, x, residual)
         return functional.convolution(x, self.operand, self.bias, residual=residual, **self.options)
 
 
@@ -169,7 +168,6 @@ class Linear(_Planned):
         return Tensor(self.weight.base_data, shape, self.weight.dtype, self.weight.queue, None, self.weight.offset)
 
     def forward(self, x: Tensor) -> Tensor:
-        tell(self, x)
         return functional.linear(x, self.operand, self.bias, **self.options)
 
 

@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..elementwise.tensor import Parameter, Tensor
-
-_observer: ContextVar[Callable[[Module, Tensor, Any], None] | None] = ContextVar("convdispatch_observer", default=None)
-
-
-@contextlib.contextmanager
-def observe(callback: Callable[[Module, Tensor, Any], None]) -> Iterator[None]:
-    """Inside the block, ``callback(layer, x, residual)`` is called before each Conv2d and Linear computes."""
-    token = _observer.set(callback)
-    try:
-        yield
-    finally:
-        _observer.reset(token)
-
-
-def tell(layer: Module, x: Tensor, residual: Tensor | None = None) -> None:
-    """Call the observer in force, if there is one."""
-    if (observer := _observer.get()) is not None:
-        observer(layer, x, residual)
 
 
 class Module:

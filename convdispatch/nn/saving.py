@@ -1,23 +1,17 @@
 """Tensors in a file of the safetensors format: a length, a JSON header, the bytes. Nothing in it can run.
 
 Written here byte by byte (the format is that small, and no dependency is needed); read back with every bound checked,
-for a checkpoint may be damaged. A save goes to a new file beside the old one, which it replaces in one step once it is
-whole on the disk: an interrupted save leaves the old file as it was.
+for a checkpoint may be damaged. An interrupted save leaves the old file as it was.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import glob
 import json
 import math
 import os
-import platform
-import re
 import struct
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +20,7 @@ import numpy as np
 
 from ..api.dtypes import numpy_dtype
 from ..api.errors import InvalidArgument
-from ..device import jsontext
+from ..device import jsontext, plainfile
 from ..elementwise.tensor import Tensor
 
 _CODES = {
@@ -46,8 +40,6 @@ _CODES = {
 }
 _NAMES = {code: name for name, code in _CODES.items()}
 _LARGEST_HEADER = 100_000_000
-_ABANDONED_S = 3600.0
-"""Seconds after which a temporary checkpoint file counts as abandoned by its writer."""
 
 
 def save_tensors(
@@ -69,26 +61,13 @@ def save_tensors(
         data_end += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    temporary = ""
-    _remove_drafts(target)
+    content = b"".join([struct.pack("<Q", len(text)), text, *(array.tobytes() for array in arrays.values())])
     try:
-        with tempfile.NamedTemporaryFile(
-            "wb", dir=target.parent, prefix=f".{target.name}.{_writer()}.", suffix=".part", delete=False
-        ) as file:
-            temporary = file.name
-            file.write(struct.pack("<Q", len(text)) + text)
-            for array in arrays.values():
-                file.write(array.tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(target)
-        temporary = ""
-        _sync_folder(target.parent)
+        if not target.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, f"there is no folder {target.parent}")
+        plainfile.publish(target, content, durable=True)
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"{target} cannot be written: {_reason(error)}") from None
-    finally:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
 
 
 def try_place(path: str | os.PathLike[str]) -> None:
@@ -109,51 +88,11 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def _remove_drafts(target: Path) -> None:
-    """Remove what killed processes left half written for this file; a living process's draft stays."""
-    with contextlib.suppress(OSError):
-        for draft in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
-            with contextlib.suppress(OSError):
-                if time.time() - draft.stat().st_mtime > _ABANDONED_S or _writer_is_gone(draft.name):
-                    draft.unlink()
-
-
-def _writer() -> str:
-    """Return the text that identifies this process in a temporary file's name."""
-    return f"{re.sub('[^a-zA-Z0-9]', '', platform.node())}-{os.getpid()}"
-
-
-def _writer_is_gone(name: str) -> bool:
-    """Whether a draft's name tells a process of this host that has ended."""
-    host, _, process = name.split(".")[-3].rpartition("-")
-    if os.name != "posix" or not process.isdecimal() or host != _writer().rpartition("-")[0]:
-        return False
-    try:
-        os.kill(int(process), 0)
-    except (ProcessLookupError, OverflowError):
-        return True
-    except OSError:
-        pass
-    return False
-
-
 def _array(name: Any, value: Any) -> np.ndarray:
     if not isinstance(name, str) or name == "__metadata__":
         raise InvalidArgument(f"a tensor's name is a text other than __metadata__, got {name!r}")
     array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
     return np.asarray(array, array.dtype.newbyteorder("<"), order="C")
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the renaming last through a power cut, where the system can."""
-    if hasattr(os, "O_DIRECTORY"):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        except OSError:  # Some file systems do not support fsync of a folder.
-            pass
-        finally:
-            os.close(handle)
 
 
 def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:

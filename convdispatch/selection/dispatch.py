@@ -40,7 +40,7 @@ from .layer_chain import unpacked_weights
 from .planpack import decisions, from_environment
 from .plugins import verdicts
 from .plugins.loader import plugins, warn_once
-from .prepared import Constant, Prepared, let_go, no_event
+from .prepared import Constant, Prepared, let_go
 from .solver_query import checked_plan, guarded, planned_as, query
 from .visible_problem import SIZES_OF_A_LAYER, layer_of, visible_problem
 
@@ -49,7 +49,6 @@ __all__ = [
     "forget",
     "loaded",
     "make",
-    "no_event",
     "on_forget",
     "planned",
     "prepare",
@@ -148,40 +147,30 @@ def _first_that_plans(
 ) -> Prepared:
     device = runtime.device_info(context.devices[0])
     try:
-        return _plan_first_working(problem, context, policy, ranked, device)
+        for candidate in _candidates(problem, context.devices[0], device, policy, ranked):
+            compiled = thread.compiled
+            if banned(candidate.solver):
+                continue
+            if policy.is_invariant:
+                candidate = _for_this_batch(candidate, problem, device, policy)
+            try:
+                make_plan = functools.partial(make, candidate.solver, candidate.config, problem, context, policy)
+                prepared = with_room(context.devices[0], functools.partial(make_plan, candidate))
+                decisions.note(prepared, context.devices[0], policy, thread.compiled - compiled)
+                return prepared
+            except (Frozen, PlanFailed):
+                raise
+            except MemoryLimit as error:
+                if policy.frozen:
+                    raise
+                _set_aside_for_memory(problem, device, candidate.solver.name, 0, policy, error)
+            except ArgumentsChanged as error:  # The warning of the changed argument has named the plugin already.
+                forbid_fallback(problem, candidate.solver.name, str(error), policy, error)
+            except Exception as error:
+                quarantine(problem, device, candidate.solver.name, f"its plan() raised {words(error)}", policy, error)
+        raise NoSolver(problem, str(device), reasons(problem, device, policy))
     except NoSolver as error:
         raise short_of_memory(problem, device, error) from None
-
-
-def _plan_first_working(
-    problem: ConvProblem,
-    context: cl.Context,
-    policy: Policy,
-    ranked: Iterable[Candidate] | None,
-    device: DeviceInfo,
-) -> Prepared:
-    for candidate in _candidates(problem, context.devices[0], device, policy, ranked):
-        compiled = thread.compiled
-        if banned(candidate.solver):
-            continue
-        if policy.is_invariant:
-            candidate = _for_this_batch(candidate, problem, device, policy)
-        try:
-            make_plan = functools.partial(make, candidate.solver, candidate.config, problem, context, policy)
-            prepared = with_room(context.devices[0], functools.partial(make_plan, candidate))
-            decisions.note(prepared, context.devices[0], policy, thread.compiled - compiled)
-            return prepared
-        except (Frozen, PlanFailed):
-            raise
-        except MemoryLimit as error:
-            if policy.frozen:
-                raise
-            _set_aside_for_memory(problem, device, candidate.solver.name, 0, policy, error)
-        except ArgumentsChanged as error:  # The warning of the changed argument has named the plugin already.
-            forbid_fallback(problem, candidate.solver.name, str(error), policy, error)
-        except Exception as error:
-            quarantine(problem, device, candidate.solver.name, f"its plan() raised {words(error)}", policy, error)
-    raise NoSolver(problem, str(device), reasons(problem, device, policy))
 
 
 def _for_this_batch(candidate: Candidate, problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Candidate:
@@ -313,8 +302,6 @@ def run(
             before = thread.enqueued
             with unpacked_weights(w) if prepared.layered else _NO_LAYERS:
                 event = prepared.enqueue(queue, x, weights, y, *extras, wait_for=after)
-            if not hasattr(event, "wait"):
-                raise no_event(prepared, event)
             break
         except (Frozen, KeyboardInterrupt):
             raise

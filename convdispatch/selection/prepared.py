@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import reprlib
 import weakref
@@ -32,7 +33,7 @@ from .layer_chain import enqueue_plan, run_layered
 from .plugins.loader import plugins
 from .visible_problem import operand_sizes
 
-__all__ = ["Constant", "Prepared", "constant", "enqueue_plan", "no_event"]
+__all__ = ["Constant", "Prepared", "constant", "enqueue_plan"]
 
 
 class Prepared:
@@ -64,8 +65,6 @@ class Prepared:
         self.layered = bool(plugins().layers)
         self.recordable = getattr(plan, "recordable", True) and not self.layered
         """Whether the plan enqueues all its commands through the plugin interface, so that they can be recorded."""
-        self.bare = not self.layered and self._unfused is None and not problem.extras
-        """Whether a call is nothing but ``plan.enqueue(queue, x, w, y, workspace, wait_for)``."""
 
     def packed_for(self, constant: Constant) -> None:
         """Count weights that were packed for this plan as its memory, until the plan or the weights are released."""
@@ -105,10 +104,11 @@ class Prepared:
         if type(commands) is Recording:
             executable = self.executable(commands.queue)
             return executable.place(commands, _filled(operands)[: len(executable.operands)])
-        return self._enqueue_on(commands, operands, wait_for)
+        return self._enqueue_on(queue, operands, wait_for)
 
-    def _enqueue_on(self, commands: Commands, operands: Sequence[Any], wait_for: Any = None) -> Any:
-        """Enqueue the plan on any kind of commands."""
+    def _enqueue_on(self, queue: Any, operands: Sequence[Any], wait_for: Any = None) -> Any:
+        """Enqueue the plan on any kind of queue or commands."""
+        commands = commands_of(queue)
         if type(commands) is OpenCLQueue:
             return self._enqueue(commands.queue, operands, wait_for)
         if self.recordable or self.takes(commands):
@@ -134,7 +134,7 @@ class Prepared:
         """Return the plan's commands, recorded on ``slots`` for the operands. Raises PluginError for a
         plan that returns no event."""
         recording = Recording(queue)
-        self._enqueue_checked(recording, slots or self._slots())
+        self._enqueue_on(recording, slots or self._slots())
         return recording
 
     def executable(self, queue: cl.CommandQueue) -> Executable:
@@ -147,7 +147,7 @@ class Prepared:
 
             # The executable has only a weak reference to the plan, because the plan references its executable.
             def enqueue(queue: Any, *operands: Any, wait_for: Any = None) -> Any:
-                return owner()._enqueue_checked(queue, operands, wait_for)  # type: ignore[union-attr]
+                return owner()._enqueue_on(queue, operands, wait_for)  # type: ignore[union-attr]
 
             if self.recordable:
                 try:
@@ -166,12 +166,6 @@ class Prepared:
         """Whether the executable's programs are loaded for a place."""
         return self._executable is not None and self._executable.is_bound(place)
 
-    def _enqueue_checked(self, queue: Any, operands: Sequence[Any], wait_for: Any = None) -> Any:
-        event = self._enqueue_on(commands_of(queue), operands, wait_for)
-        if not hasattr(event, "wait"):
-            raise no_event(self, event)
-        return event
-
     def misused(self, commands: Commands, error: AttributeError | TypeError) -> PluginError:
         """The error for a plan that gave pyopencl a queue or memory that is not OpenCL's."""
         return PluginError(
@@ -187,19 +181,10 @@ class Prepared:
 
     def _enqueue(self, queue: Any, operands: Sequence[Any], wait_for: Any = None) -> Any:
         scratch = self._scratch(queue) if self.workspace_size else None
-        if self.bare:
-            return self.plan.enqueue(queue, *operands[:3], scratch, wait_for)
-        operands = _filled(operands)
+        run_plan = functools.partial(self._enqueue_plan, queue, scratch)
         if self._unfused is None:
-            return self._enqueue_plan(queue, operands, scratch, wait_for)
-
-        def run_plan(plan_operands: Sequence[Any], after: Any) -> Any:
-            event = self._enqueue_plan(queue, plan_operands, scratch, after)
-            if not hasattr(event, "wait"):  # The plan's event is checked here, because what follows waits for it.
-                raise no_event(self, event)
-            return event
-
-        return self._unfused(run_plan, queue, operands, wait_for)
+            return run_plan(operands, wait_for)
+        return self._unfused(run_plan, queue, _filled(operands), wait_for)
 
     def _scratch(self, queue: Any) -> Any:
         """Allocate the workspace. Raises NoWorkspace if the device has no memory."""
@@ -212,11 +197,16 @@ class Prepared:
                 ) from error
             raise
 
-    def _enqueue_plan(self, queue: Any, operands: Sequence[Any], scratch: Any, wait_for: Any) -> cl.Event:
+    def _enqueue_plan(self, queue: Any, scratch: Any, operands: Sequence[Any], wait_for: Any) -> cl.Event:
+        """Enqueue the solver's plan. Raises PluginError for a plan that returns no event."""
         if self.layered:
             hook_arguments = {"workspace": scratch, "wait_for": wait_for}
-            return run_layered(self._seen, self.solver, self.plan, queue, tuple(operands), **hook_arguments)
-        return enqueue_plan(self._seen, self.plan, queue, operands, scratch, wait_for)
+            event = run_layered(self._seen, self.solver, self.plan, queue, _filled(operands), **hook_arguments)
+        else:
+            event = enqueue_plan(self._seen, self.plan, queue, operands, scratch, wait_for)
+        if not hasattr(event, "wait"):
+            raise PluginError(f"{self.solver.name}'s enqueue must return an event, got {reprlib.repr(event)}")
+        return event
 
 
 def let_go(gone: Sequence[Prepared]) -> None:
@@ -233,11 +223,6 @@ def _no_longer_packed(plan: weakref.ref[Prepared]) -> None:
     prepared = plan()
     if prepared is not None:
         prepared.grow(-prepared.packed_size)
-
-
-def no_event(prepared: Prepared, found: Any) -> PluginError:
-    """The error for a plan whose ``enqueue`` returns something else than an event."""
-    return PluginError(f"{prepared.solver.name}'s enqueue must return an event, got {reprlib.repr(found)}")
 
 
 def _filled(operands: Sequence[Any]) -> tuple[Any, ...]:

@@ -11,13 +11,10 @@ everything below; nothing imports tools.
 - ``problems``: what a command's argument names, as problems.
 - ``model_file``: an ONNX file on the command line: its inputs and its convolutions.
 - ``run_model``: a model file run on arrays, timed, and compared with another library.
-- ``layer_times``: a model's layers beside onnxruntime's times for the same nodes.
 - ``peer_process``: onnxruntime's runs of a model file in a process of its own.
-- ``classify``: what a picture shows, and what each layer of the net that says so costs.
 - ``ready``: makes ready a net, a model, a lock file or a problem, as its first call would, and writes plan packs.
 - ``torch_script``: makes ready a PyTorch model that a script returns.
 - ``rendered``: a solver's kernels as text, for a device that need not be there.
 - ``targets``: kernels compiled for devices that need not be there, and what they use.
-- ``replay``: a trace's calls made on this machine, beside the trace.
 - ``progress``: how far a long command is and what remains.
 """

@@ -13,9 +13,6 @@ from ..measurement.shapes import Entry
 
 PICTURE_SIDE = 224
 """The height and width of a picture if the model file leaves them open."""
-IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
-"""The mean and standard deviation of red, green and blue (0 to 255) that most nets are trained with."""
-_PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 
 
 def is_model(name: str) -> bool:
@@ -70,41 +67,12 @@ def counted(problems: Iterable[Any]) -> list[Entry]:
     return list(counts.values())
 
 
-def scaled_picture(
-    path: Path | str,
-    port: Any,
-    mean: Sequence[float],
-    scale: Sequence[float],
-    most_pixels: int | None = None,
-) -> np.ndarray:
-    """A picture as an input of the file takes it: [1, 3, h, w] or [1, h, w, 3], ``(RGB - mean) / scale``.
-
-    Raises InvalidArgument for an input that is no picture's.
-    """
-    from ..models.imagenet import MAX_PIXELS, read_picture
-
-    shape = port.shape or ()
-    channels_first = len(shape) == 4 and shape[1] == 3
-    if len(shape) != 4 or 3 not in (shape[1], shape[3]):
-        raise InvalidArgument(
-            f"a picture needs an input [batch, 3, height, width] or [batch, height, width, 3], got {port}"
-        )
-    sides = [size if isinstance(size, int) else PICTURE_SIDE for size in (shape[2:] if channels_first else shape[1:3])]
-    if sides[0] != sides[1]:
-        raise InvalidArgument(
-            f"pictures are cut square, the input is {port}: give an array by --input {port.name}=x.npy"
-        )
-    picture = read_picture(path, sides[0], most_pixels=most_pixels or MAX_PIXELS)
-    picture = (picture - np.float32(mean)) / np.float32(scale)
-    return np.ascontiguousarray(picture.transpose(2, 0, 1) if channels_first else picture)[None].astype(port.dtype)
-
-
 def read_inputs(
     net: Any, texts: Sequence[str], batch: int | None, seed: int = 0
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Arrays for every input, and what is random among them.
 
-    A text is ``name=file``, or a file alone for a net of one input: ``.npy``, ``.npz`` (arrays by name) or a picture.
+    A text is ``name=file``, or a file alone for a net of one input: ``.npy`` or ``.npz`` (arrays by name).
     Raises InvalidArgument for what cannot be read or does not belong.
     """
     ports = {port.name: port for port in net.inputs}
@@ -116,10 +84,7 @@ def read_inputs(
             if len(ports) != 1:
                 raise InvalidArgument(f"the net has inputs {', '.join(ports)}: name one, --input NAME={text}")
             name = next(iter(ports))
-        if file.suffix in _PICTURES:
-            arrays[name] = scaled_picture(file, _port(ports, name), *IMAGENET)
-        else:
-            arrays |= _arrays(file, name if sign or file.suffix != ".npz" else None)
+        arrays |= _arrays(file, name if sign or file.suffix != ".npz" else None)
     for name in arrays:
         _port(ports, name)
     if batch is not None:
@@ -147,7 +112,7 @@ def _arrays(file: Path, name: str | None) -> dict[str, np.ndarray]:
                 return {name or key: opened[key] for key in opened.files}
             return {str(name): np.load(opened, allow_pickle=False)}
     except (OSError, ValueError, EOFError) as error:
-        raise InvalidArgument(f"{file} cannot be read as an array or picture: {error}") from None
+        raise InvalidArgument(f"{file} cannot be read as an array: {error}") from None
 
 
 def _repeated(array: np.ndarray, batch: int) -> np.ndarray:

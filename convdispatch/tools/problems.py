@@ -34,7 +34,9 @@ def read_entries(
     for name in names:
         entries += _named(str(name), batch, layout)
     for file in files:
-        entries += grammar.read_file(file) if _is_file(file) else _named(str(file), batch, layout)
+        entries += (
+            grammar.read_file(file) if _is_file(file) and not is_model(str(file)) else _named(str(file), batch, layout)
+        )
     if not entries:
         raise InvalidArgument(f"name a problem, a file (--from) or a net: {', '.join(known_nets())}")
     return entries

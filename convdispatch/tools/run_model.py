@@ -13,7 +13,6 @@ import numpy as np
 
 from ..runtime import device_info, find_device
 from ..selection.text_table import Table, columns
-from .layer_times import Step, onnxruntime_steps, rows, table
 from .model_file import read_inputs
 from .peer_process import PeerProcess
 
@@ -48,8 +47,6 @@ class RunReport:
     runs: int
     form: list[str] = field(default_factory=list)
     compared: Compared | None = None
-    layers: list[Any] = field(default_factory=list)
-    """The tables of both libraries' layers, as objects that ``rich`` prints."""
 
     def __rich_console__(self, console: object, options: object) -> Iterator[Any]:
         table = Table(*columns("name", "", "name", "type", "shape"), *columns("number", "mean", "min", "max"))
@@ -67,7 +64,6 @@ class RunReport:
         if self.compared is not None:
             listed = ", ".join(f"{name} {error:.1e}" for name, error in self.compared.errors.items())
             yield f"{self.compared.peer}: {self.compared.ms:.3f} ms; relative error of ours against it: {listed}"
-        yield from self.layers
 
 
 def _statistics(array: np.ndarray) -> list[str]:
@@ -108,33 +104,15 @@ def run_model(
     finally:
         if peer is not None:
             peer.close()
-    compared, layers = None, []
+    compared = None
     if peer is not None:
         their_outputs = dict(zip(outputs, peer.outputs, strict=True))
         errors = {name: _error(outputs[name], their_outputs[name]) for name in outputs}
         compared = Compared(str(against), errors, their_ms)
-        layers = _layers(path, net, feeds, runs)
     where = str(device_info(find_device(device)))
     figures = {"outputs": outputs, "load_s": load_s, "first_s": first_s, "ms": ms, "runs": runs}
-    figures |= {"form": _form_of(net), "compared": compared, "layers": layers}
+    figures |= {"form": _form_of(net), "compared": compared}
     return RunReport(str(path), where, feeds, random, **figures), net
-
-
-def _layers(path: Path | str, net: Any, feeds: Mapping[str, np.ndarray], runs: int) -> list[Any]:
-    """Each layer of the form that ran beside onnxruntime's time for the same nodes, as rich shows it."""
-    import onnx
-
-    built = net.latest
-    if built is None:
-        return []
-    graph = onnx.load(path, load_external_data=False).graph
-    our_steps = [
-        Step(layer.solver or layer.name, ms, frozenset(layer.sources), layer.problem.flops if layer.problem else 0.0)
-        for layer, ms in zip(built.layers, built.layer_ms(runs), strict=True)
-    ]
-    inputs = {each.name: feeds[each.name] for each in graph.input if each.name in feeds}
-    their_steps = onnxruntime_steps(path, graph, inputs, _threads(net), runs)
-    return list(table(graph, rows(graph, our_steps, their_steps), "onnxruntime"))
 
 
 def _threads(net: Any) -> int:

@@ -21,7 +21,10 @@ _PLAIN = {"forward": "fwd", "data": "bwd_data", "weights": "bwd_weights"}
 
 
 class Geometry(NamedTuple):
-    """The arguments of ``aten::convolution`` that are not tensors; a sequence of one number applies to all axes."""
+    """The arguments of ``aten::convolution`` that are not tensors; a sequence of one number applies to all axes.
+
+    ``padding`` may also hold the zeros before each axis and behind them those after each axis, as our operator
+    ``fused_convolution`` takes them; see ``padded``."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -95,8 +98,29 @@ def _full(geometry: Geometry, ndim: int) -> list[Any]:
         return list(values) * ndim if len(values) == 1 else list(values)
 
     g = geometry
-    lists = spread(g.stride), spread(g.padding), spread(g.dilation)
+    lists = spread(g.stride), spread(g.padding)[:ndim], spread(g.dilation)
     return [*lists, g.transposed, spread(g.output_padding), g.groups]
+
+
+def has_sides(padding: Sequence[int], ndim: int) -> bool:
+    """Whether a convolution's padding of ``ndim`` axes has a number for each side of each axis."""
+    return len(padding) == 2 * ndim
+
+
+def padded(x: torch.Tensor, geometry: Sequence[Any]) -> tuple[torch.Tensor, Sequence[Any]]:
+    """The input and the geometry for an operator of PyTorch's, whose padding has no sides: where there are any, zeros
+    are copied round the input."""
+    ndim, padding = x.ndim - 2, geometry[1]
+    if not has_sides(padding, ndim):
+        return x, geometry
+    stride, _, *rest = geometry
+    return torch.ops.aten.constant_pad_nd.default(x, by_axis(padding)), (stride, [0] * ndim, *rest)
+
+
+def by_axis(padding: Sequence[int]) -> list[int]:
+    """A padding with sides as ``torch.nn.functional.pad`` takes it: both sides of the last axis, of the one before."""
+    ndim = len(padding) // 2
+    return [side for axis in reversed(range(ndim)) for side in (padding[axis], padding[ndim + axis])]
 
 
 def problem_of(
@@ -126,6 +150,9 @@ def problem_of(
     x, w = order(input_shape), order(weight_shape)
     direction, names = roles(part, transposed)
     pads: Any = padding
+    ndim = len(x) - 2
+    if not isinstance(padding, int) and has_sides(padding, ndim):
+        pads = list(zip(padding[:ndim], padding[ndim:], strict=True))
     if transposed:
         common = {"stride": stride, "dilation": dilation, "groups": groups, "layout": layout}
         shape, pads, _ = transposed_shape(x, w, padding=padding, output_padding=output_padding, **common)

@@ -20,7 +20,7 @@ from ..api.errors import ConvDispatchError, ConvDispatchWarning
 from ..api.policy import policy
 from ..calls.framework import autotune, tiers
 from ..calls.framework.fallback import Fallback
-from ..calls.planner_pool import progress_line
+from ..calls.planner_pool.progress_line import ProgressLine
 from ..device.places.stream import KINDS
 from ..device.programs import compile_pool
 from . import ranks
@@ -90,7 +90,7 @@ def compiled_side_by_side(tasks: Sequence[Callable[[], Any]], device: torch.devi
     """Run ``tasks``, which plan problems, also in child processes, with a progress line on a terminal. The block begins
     when all is compiled: in it no call is computed by a substitute kernel."""
     finished = [0]
-    with policy(tier="full"), progress_line.shown("compiling", lambda: (finished[0], len(tasks) - finished[0])):
+    with policy(tier="full"), ProgressLine("compiling", lambda: (finished[0], len(tasks) - finished[0])):
         with _compilers(device):
             compile_pool.run([functools.partial(_counted, task, finished) for task in tasks])
         finished[0] = len(tasks)
@@ -138,7 +138,7 @@ def _compilers(device: torch.device | None) -> Any:
 
             return compile_pool.side_by_side(opencl_device(torch.empty(0, device=device)), for_cuda=True)
         if device is not None:
-            from ..calls.framework.host import cpu_device
+            from ..calls.framework.fallback import cpu_device
 
             return compile_pool.side_by_side(cpu_device())
     return contextlib.nullcontext()
@@ -175,7 +175,7 @@ def _recorder(calls: dict[Any, Callable[[], Any]]) -> Any:
                 parts += [("data", y, None, promise(w) is not None)] if x.requires_grad else []
                 parts += [("weights", y, None, False)] if w.requires_grad else []
             for part, grad, part_bias, constant in parts:
-                call_arguments = (tuple(geometry), x, w, grad, part_bias, constant, settings)
+                call_arguments = (tuple(geometry), (x, w, grad, part_bias), constant, settings)
                 key = engine.key_of(part, engine.facts_of(*call_arguments))
                 if key not in calls:
                     calls[key] = functools.partial(engine.cached_call, part, *call_arguments)

@@ -15,6 +15,7 @@ PROBLEM = ConvProblem(mb=2, ic=16, ih=9, iw=8, oc=24, kh=3, kw=3, ph=1, pw=1)
 POINTWISE = ConvProblem(mb=2, ic=68, ih=9, iw=8, oc=24)
 """The probe's problem for ``direct``: a 1x1 kernel with more K-slices than stages, the last one short."""
 HALVES = PROBLEM.replace(dtype="float16", layout="nhwc")
+VIDEO = HALVES.replace(ndim=3, id=3, kd=2, pd=1, pd_r=0)
 BYTES = PROBLEM.replace(dtype="int8", out_dtype="int8", layout="nhwc", residual=True)
 FLOATS = BYTES.replace(dtype="float8_e4m3", out_dtype="float8_e4m3")
 HOPPER = ("sm_90",)
@@ -26,6 +27,7 @@ ENGINES: dict[str, tuple[tuple[str, ...], str, ConvProblem, dict[str, Any]]] = {
             {"bm": 32, "bn": 32, "wm": 2, "wn": 1, "bk": 32, "format": "bfloat2", "stages": 2}),
     "wgmma": (HOPPER, "packed.plan.NvidiaPlan", PROBLEM, {**GROUP, "bk": 32, "format": "bfloat2", "stages": 3}),
     "tma": (HOPPER, "tma.plan.TmaPlan", HALVES, {**GROUP, "bn": 64, "format": "float16", "stages": 3}),
+    "tma_deep": (HOPPER, "tma.plan.TmaPlan", VIDEO, {**GROUP, "bn": 64, "format": "float16", "stages": 3}),
     "tma_tf32": (HOPPER, "tma.plan.TmaPlan", PROBLEM.replace(layout="nhwc", math="tf32"),
                  {**GROUP, "bn": 64, "bk": 32, "format": "tf32", "stages": 3}),
     "direct": (AMPERE, "direct.plan.DirectPlan", POINTWISE, {"bm": 32, "bn": 64, "wm": 1, "wn": 2, "bk": 16}),
@@ -52,7 +54,13 @@ def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
     _, path, problem, tile = ENGINES[engine]
     module, _, name = path.rpartition(".")
     kind = getattr(importlib.import_module(f"{__package__}.{module}"), name)
-    arguments = {"tma_tf32": ("wgmma",), "tma": ("wgmma",), "mma": ("mma",), "wgmma": ("wgmma",)}.get(engine, ())
+    arguments = {
+        "tma_tf32": ("wgmma",),
+        "tma": ("wgmma",),
+        "tma_deep": ("wgmma",),
+        "mma": ("mma",),
+        "wgmma": ("wgmma",),
+    }.get(engine, ())
     return problem, kind(context, problem, tile, *arguments)
 
 
@@ -64,14 +72,14 @@ def _probe_failure(context: Any, engine: str) -> str | None:
     try:
         problem, plan = _plan(context, engine)
         # Small integers, so that sums are exact in 16 bits.
-        x = random.integers(-3, 4, (problem.mb, problem.ih, problem.iw, problem.ic))
-        w = random.integers(-1, 2, (problem.oc, problem.kh, problem.kw, problem.ic))
+        x = random.integers(-3, 4, (problem.mb, problem.id, problem.ih, problem.iw, problem.ic))
+        w = random.integers(-1, 2, (problem.oc, problem.kd, problem.kh, problem.kw, problem.ic))
         channels_last = problem.layout == "nhwc"
         floats = problem.dtype.startswith("float8")
         dtype = np.dtype(ml_dtypes.float8_e4m3fn) if floats else np.dtype(problem.dtype)
         # The output is filled with a value that no result has.
         y = np.full(problem.y_shape, -128 if problem.quantized else -999, dtype)
-        operands = [x, w] if channels_last else [x.transpose(0, 3, 1, 2), w.transpose(0, 3, 1, 2)]
+        operands = [x, w] if channels_last else [np.moveaxis(x, -1, 1), np.moveaxis(w, -1, 1)]
         operands = [np.ascontiguousarray(operand, dtype) for operand in operands]
         residual = random.integers(-60, 60, problem.y_shape).astype(dtype)
         scales = FLOAT8_QUANTIZATION if floats else QUANTIZATION
@@ -89,17 +97,20 @@ def _probe_failure(context: Any, engine: str) -> str | None:
         return f"the probe failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     if problem.quantized:
         x = x - scales.x_zero_point
-    padded = np.pad(x, ((0, 0), (problem.ph, problem.ph), (problem.pw, problem.pw), (0, 0)))
+    sides = ((getattr(problem, f"p{axis}"), getattr(problem, f"p{axis}_r")) for axis in "dhw")
+    padded = np.pad(x, ((0, 0), *sides, (0, 0)))
     expected = sum(
-        np.einsum("oc,nhwc->nhwo", w[:, i, j], padded[:, i : i + problem.oh, j : j + problem.ow])
+        np.einsum("oc,ndhwc->ndhwo", w[:, z, i, j], padded[:, z:, i:, j:][:, : problem.od, : problem.oh, : problem.ow])
+        for z in range(problem.kd)
         for i in range(problem.kh)
         for j in range(problem.kw)
     )
+    expected = expected.reshape(problem.mb, *(getattr(problem, "o" + axis) for axis in problem.axes), problem.oc)
     if problem.quantized:
         added = (residual.astype(np.float64) - scales.residual_zero_point) * scales.residual_scale
         expected = (expected * scales.x_scale + added) / scales.y_scale
         expected = expected.astype(dtype) if floats else np.clip(np.rint(expected) + scales.y_zero_point, -128, 127)
-    equal = np.array_equal(y if channels_last else y.transpose(0, 2, 3, 1), expected)
+    equal = np.array_equal(y if channels_last else np.moveaxis(y, 1, -1), expected)
     return None if equal else "the probe computed wrong results"
 
 

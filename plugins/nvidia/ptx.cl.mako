@@ -216,10 +216,12 @@ inline void ${name}(${", ".join(args)}) {
 }
 </%def>\
 ${copier("copy_im2col", "im2col", 4, 2)}\
+${copier("copy_im2col3", "im2col", 5, 3)}\
 ${copier("copy_box2", "tile", 2, 0)}\
 ${copier("copy_box3", "tile", 3, 0)}\
 ${copier("copy_box4", "tile", 4, 0)}\
 #define COPY_IM2COL(map, to, c, w, h, n, ow, oh, bar) copy_im2col(map, base + (to), c, w, h, n, ow, oh, bar)
+#define COPY_IM2COL3(map, to, c, w, h, d, n, ow, oh, od, bar) copy_im2col3(map, base + (to), c, w, h, d, n, ow, oh, od, bar)
 #define COPY_BOX2(map, to, c0, c1, bar) copy_box2(map, base + (to), c0, c1, bar)
 #define COPY_BOX4(map, to, c0, c1, c2, c3, bar) copy_box4(map, base + (to), c0, c1, c2, c3, bar)
 #define COPY_BOX3(map, to, c0, c1, c2, bar) copy_box3(map, base + (to), c0, c1, c2, bar)

@@ -265,14 +265,3 @@ def test_benchdnns_words(line, text):
     assert str(entry.problem) == text
     (again,), _ = benchdnn.read_line(benchdnn.write(entry.problem))
     assert again.problem == entry.problem
-
-
-def test_onnxs_nodes():
-    from convdispatch.measurement.grammar import onnx_node
-
-    text = (
-        "g (uint8[1,8,9,9] x, float s, uint8 z, int8[16,8,3,3] w, float t, int8 v) => (uint8[1,16,7,7] y) "
-        "{ y = QLinearConv (x, s, z, w, t, v, s, z) }"
-    )
-    (entry,) = onnx_node.read_line(text)
-    assert str(entry.problem) == "fwd_u8s8u8_mb1ic8ih9iw9oc16kh3kw3"

@@ -68,7 +68,7 @@ def made(stand_in):  # noqa: F811
         library = SimpleNamespace(torch=torch, records_gradients=True)
         shape = None if direction == "fwd" else tuple(operands[written].shape)
         again = StreamCall.replay(call, library, (*operands, None, None, None), OPTIONS, shape)
-        return again, (direction, operands, OPTIONS, shape)
+        return again, (operands, OPTIONS, shape)
 
     make.given, make.status, make.context = given, status, stand_in.context
     yield make
@@ -78,11 +78,11 @@ def made(stand_in):  # noqa: F811
 @pytest.mark.parametrize("new", [False, True], ids=["out given", "new"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_operands_lie_where_the_launch_looks(made, direction, new):
-    again, (_, operands, options, shape) = made(direction)
+    again, (operands, options, shape) = made(direction)
     written, asked = PLACES[direction][2], list(operands)
     if new:
         asked[written] = None
-    result = again(direction, tuple(asked), options, shape)
+    result = again(tuple(asked), options, shape)
     assert result is asked[written] or new
     assert tuple(result.shape) == tuple(operands[written].shape)
     assert result.is_contiguous()
@@ -148,36 +148,36 @@ CHANGES = (
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_other_tensors_go_the_usual_way(made, change):
-    again, (direction, operands, options, shape) = made()
-    assert again(direction, operands, options, shape) is operands[2]
+    again, (operands, options, shape) = made()
+    assert again(operands, options, shape) is operands[2]
     given = list(operands)
     change(given)
-    assert again(direction, tuple(given), options, shape) is None
+    assert again(tuple(given), options, shape) is None
     assert len(made.given) == 1
 
 
 def test_other_arguments_go_the_usual_way(made):
-    again, (direction, operands, options, shape) = made()
+    again, (operands, options, shape) = made()
     assert again("bwd_data", operands, options, shape) is None
-    assert again(direction, operands, ((2, 1), *options[1:]), shape) is None
-    assert again(direction, operands, (np.ones(2), *options[1:]), shape) is None
-    assert again(direction, operands, options, (1, 4, 8, 8)) is None
+    assert again(operands, ((2, 1), *options[1:]), shape) is None
+    assert again(operands, (np.ones(2), *options[1:]), shape) is None
+    assert again(operands, options, (1, 4, 8, 8)) is None
     with cd.policy(deterministic=True):
-        assert again(direction, operands, options, shape) is None
+        assert again(operands, options, shape) is None
     made.context(0xBAD)
-    assert again(direction, operands, options, shape) is None
+    assert again(operands, options, shape) is None
     made.context()
     assert not made.given
     made.status[0] = 719
-    assert again(direction, operands, options, shape) is None
+    assert again(operands, options, shape) is None
     made.status[0] = 0
-    assert again(direction, operands, options, shape) is operands[2]
+    assert again(operands, options, shape) is operands[2]
 
 
 def test_nothing_is_made_inside_frozen(made):
     with cd.frozen():
-        again, (direction, operands, options, shape) = made()
-        assert again(direction, operands, options, shape) is operands[2]
-        assert again(direction, (*operands[:2], None), options, shape) is None
-    assert again(direction, operands, options, shape) is None
+        again, (operands, options, shape) = made()
+        assert again(operands, options, shape) is operands[2]
+        assert again((*operands[:2], None), options, shape) is None
+    assert again(operands, options, shape) is None
     assert len(made.given) == 1

@@ -100,9 +100,9 @@ def test_other_arrays_go_the_usual_way(bring, change, given):
     given.clear()
     place, other = CHANGES[change]
     operands[place] = other(operands[place])
-    assert again("fwd", operands, OPTIONS, None) is None
+    assert again(operands, OPTIONS, None) is None
     assert not given
-    assert again("fwd", [x, w, out], OPTIONS, None) is out
+    assert again([x, w, out], OPTIONS, None) is out
     assert given
     np.testing.assert_array_equal(values(out), expected)
 

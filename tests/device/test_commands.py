@@ -26,7 +26,7 @@ class Log(Commands):
     """Commands of another kind: handed on to a queue, and written down."""
 
     def __init__(self, queue):
-        self.queue, self.context, self.device, self.log = queue, queue.context, queue.device, []
+        self.queue, self.log = queue, []
 
     def launch(self, kernel, arguments, wait_for=None):
         self.log.append(kernel.name)

@@ -95,8 +95,8 @@ def test_a_capture_wants_a_call_before(fake):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"w": np.zeros((24, 3, 3, 16), np.int8)}, "w must be a CudaArray on CUDA's device 0"),
-        ({"w": CudaArray(np.zeros((24, 3, 3, 16), np.int8), number=1)}, "w must be a CudaArray on CUDA's device 0"),
+        ({"w": np.zeros((24, 3, 3, 16), np.int8)}, "w must be a CudaArray as x is, got ndarray"),
+        ({"w": CudaArray(np.zeros((24, 3, 3, 16), np.int8), number=1)}, "w must be where x is: x is on CUDA's"),
         ({"w": CudaArray(np.zeros((24, 3, 3, 16), np.uint8))}, "w is int8 with zero point 0, got uint8"),
         ({"out": CudaArray(np.zeros((2, 9, 8, 24), np.int8))}, "out must be int32 of shape"),
         ({"residual": CudaArray(np.zeros((2, 9, 8), np.int32))}, "residual must be int32 of shape"),

@@ -340,7 +340,7 @@ def test_gradients_too(by_size, asked, way):
 
 def test_further_sizes_do_not_come_to_python(by_size, monkeypatch):
     """They cost what PyTorch's own cost: Python alone would take as long as a small convolution again."""
-    if native._launcher is None:
+    if not native._launcher:
         pytest.skip("no native call path")
     seen, real = [], engine.cached_call
     layer = torch.nn.Conv2d(3, 6, 3)

@@ -17,8 +17,7 @@ from threads import together  # noqa: E402
 import convdispatch.jax as cj  # noqa: E402
 from convdispatch import ConvProblem, policy  # noqa: E402
 from convdispatch.api import InvalidArgument, InvalidPolicy  # noqa: E402
-from convdispatch.calls.framework.fallback import Fallback  # noqa: E402
-from convdispatch.calls.framework.host import cpu_device  # noqa: E402
+from convdispatch.calls.framework.fallback import Fallback, cpu_device  # noqa: E402
 from convdispatch.jax import calls, ffi  # noqa: E402
 
 try:

@@ -17,8 +17,7 @@ jax.config.update("jax_platforms", "cpu")
 import jax.numpy as jnp  # noqa: E402
 
 import convdispatch.jax as cj  # noqa: E402
-from convdispatch.calls.framework.fallback import Fallback  # noqa: E402
-from convdispatch.calls.framework.host import cpu_device  # noqa: E402
+from convdispatch.calls.framework.fallback import Fallback, cpu_device  # noqa: E402
 
 try:
     cpu_device(pointers=True)

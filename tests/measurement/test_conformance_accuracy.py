@@ -6,9 +6,8 @@ import pytest
 from paths import SUPPORT
 
 from convdispatch.measurement.conformance import levels
-from convdispatch.measurement.conformance.page import render
 from convdispatch.measurement.conformance.verify import verify
-from convdispatch.measurement.search.families import families
+from convdispatch.measurement.search.families import FAMILIES, families
 
 DROP_IN = SUPPORT / "one_scale_plugin"
 
@@ -30,18 +29,13 @@ def test_one_scale_for_a_tensor_is_caught_and_told_which_family(drop_in, device)
     assert "--level accuracy --solver 'one_scale.halves' --case '3x3.fwd.accuracy'" in outcome.rerun("one_scale")
 
 
-def test_the_page_has_the_families_and_what_was_covered(drop_in, device):
+def test_the_report_has_the_families_and_what_was_covered(drop_in, device):
     report = verify("one_scale", "accuracy", device, case="1x1.fwd.*")
-    page = render(report)
-    assert "<h2>Families of data" in page
-    assert f"{report.outcomes[0].errors['summed_tens']:.2g}" in page
-    assert "covered" not in page
+    assert {family for family in FAMILIES if family in report.outcomes[0].errors} >= {"normal", "summed_tens", "scaled"}
     assert report.coverage() == {}
     report = verify("one_scale", "core", device, case="dense_2d.fwd.0[12]")
     found = report.coverage()
     assert found["computed"] == found["asked"] < 400
-    assert f"{found['asked']} of the {found['all']} pairs" in render(report)
-    assert "Families of data" not in render(report)
 
 
 PORTABLE = ["im2col", "implicitgemm", "winograd", "fft"]

@@ -10,8 +10,6 @@ from convdispatch.api.errors import InvalidProblem
 from convdispatch.api.problem import ConvProblem
 from convdispatch.measurement.grammar import DIALECTS, read_file, write
 
-pytest.importorskip("onnx", reason="ONNX is one of the dialects, and is not installed")
-
 P = ConvProblem.parse
 RESNET = P("mb1ic3ih224iw224oc64kh7kw7sh2sw2ph3pw3")
 

@@ -38,7 +38,6 @@ LINES = {
     "benchdnn": '--dir=BWD_D --dt=f32,f16 --mb=2,3 --attr-post-ops=relu:0.5+sum g2mb2ic4ih8oc4oh8kh3ph1n"x*3"',
     "miopen": "MIOpenDriver convfp16 -n 1 -c 3 -H 22 -W 22 -k 4 -y 3 -x 3 -p 1 -q 1 -u 2 -v 2 -F 0 -m trans -z same",
     "deepbench": "std::make_tuple(22, 22, 3, 1, 4, 3, 3, 1, 1, 2, 2)",
-    "onnx": "g (float[1,3,8,8] x, float[4,3,3,3] w) => (float[1,4,6,6] y) { y = Conv <strides=[1,1]> (x, w) }",
 }
 LONG = "9" * 5000
 
@@ -156,8 +155,6 @@ def test_any_errata_are_read_or_refused_with_their_line(tmp_path_factory, data):
 
 @pytest.mark.parametrize("kind", LINES)
 def test_any_line_is_read_or_refused_with_its_place(tmp_path, kind):
-    if kind == "onnx":
-        pytest.importorskip("onnx")
     path = tmp_path / "fuzz.txt"
 
     @seed(2026)
@@ -186,32 +183,3 @@ def test_any_table_is_read_or_refused_with_its_line(data):
 @given(st.text(max_size=20) | mutated(b"clip(-1.5,2e3)").map(lambda data: data.decode(errors="replace")))
 def test_any_activation_is_read_or_refused(text):
     answer(InvalidProblem, lambda: parse_activation(text))
-
-
-def test_any_model_file_is_read_or_refused(tmp_path):
-    onnx = pytest.importorskip("onnx")
-    graph = onnx.parser.parse_graph(LINES["onnx"])
-    path = tmp_path / "fuzz.onnx"
-
-    @seed(2026)
-    @FUZZ
-    @given(mutated(onnx.helper.make_model(graph).SerializeToString()))
-    def run(data):
-        path.write_bytes(data)
-        _, words = answer(InvalidProblem, lambda: list(grammar.read_file(path)))
-        assert not words or "fuzz.onnx" in words
-
-    run()
-
-
-@seed(2026)
-@FUZZ
-@given(st.binary(max_size=30))
-def test_any_icd_file_is_read_or_passed_over(tmp_path_factory, data):
-    import warnings
-
-    path = tmp_path_factory.getbasetemp() / "fuzz.icd"
-    path.write_bytes(data)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvDispatchWarning)
-        assert all("\0" not in library for _, library in icd._listed_in(path))

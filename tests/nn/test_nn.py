@@ -9,7 +9,7 @@ from checking import compare
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.api.problem import ConvProblem
 from convdispatch.measurement import reference
-from convdispatch.nn import Conv2d, Linear, Module, Sequential, functional, observe
+from convdispatch.nn import Conv2d, Linear, Module, Sequential, functional
 from convdispatch.tensor import Tensor
 
 LAYOUTS = ("nchw", "nhwc")
@@ -198,16 +198,6 @@ def test_loading_what_does_not_fit_changes_nothing(queue):
             net.load({name: array for name, array in values.items() if array is not None})
     for name, tensor in net.named_parameters():
         np.testing.assert_array_equal(tensor.numpy(), before[name])
-
-
-def test_observers_see_each_layer_and_only_inside_the_block(queue):
-    net, seen = Net(queue), []
-    x = Tensor.from_numpy(normal(1, 3, 6, 6), queue)
-    with observe(lambda layer, given, residual: seen.append((layer, given.shape, residual is not None))):
-        net(x)
-    net(x)
-    first, second, last = net.stages[0], net.stages[1], net.tail.layers[1]
-    assert seen == [(first, (1, 3, 6, 6), False), (second, (1, 4, 6, 6), True), (last, (1, 4), False)]
 
 
 def test_layers_agree_with_torch(queue):

@@ -116,11 +116,10 @@ def test_the_wheels_alone(fresh, device, tmp_path):
 
     report = tmp_path / "acme.json"
     arguments = ["-m", "convdispatch", "verify", "acme", "--level", "core", "--json", str(report)]
-    run([*arguments, "--case", "[13]x[13]*", "--html", str(tmp_path / "acme.html")], fresh, **here)
+    run([*arguments, "--case", "[13]x[13]*"], fresh, **here)
     outcomes = json.loads(report.read_text())["outcomes"]
     assert {o["status"] for o in outcomes} == {"passed", "refused"}
     assert {o["reason"] for o in outcomes} >= {"1x1 only, got (1, 3, 3)", "stride 1 and no padding only"}
-    assert "computed right" in (tmp_path / "acme.html").read_text()
 
     arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "convdispatch.conformance"]
     shown = run([*arguments, "--plugin", "acme", "-k", "1x1 and not nhwc and not bwd"], fresh, **here)

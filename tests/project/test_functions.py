@@ -11,13 +11,13 @@ REASONS = {
     "the options of a convolution, one by one, as users write them": """
         calls/arguments.py:describe calls/arguments.py:transposed_shape calls/conv.py:conv
         calls/conv.py:conv_backward_data calls/conv.py:conv_backward_weights calls/conv.py:conv_transpose
-        calls/explaining.py:explain nn/convolution.py:convolution nn/convolution.py:transposed_convolution
+        calls/conv.py:explain nn/convolution.py:convolution nn/convolution.py:transposed_convolution
         nn/quantized.py:quantized_convolution nn/layers.py:__init__
     """,
     "the options of a public function or class": """
         api/declared.py:__init__ api/policy.py:policy cluster/finding.py:find_many inference/building.py:build
         measurement/conformance/verify.py:verify measurement/find.py:find models/efficientnet.py:__init__
-        train/loop.py:train nn/normalization/norms.py:batch_norm nn/normalization/table_norm.py:table_norm
+        nn/normalization/norms.py:batch_norm nn/normalization/table_norm.py:table_norm
         nn/pooling/pooling2d.py:max_pool_with_places nn/pooling/pooling2d.py:max_pool
         nn/pooling/pooling2d.py:avg_pool nn/pooling/pooling2d.py:lp_pool nn/pooling/pooling2d.py:windows_of
         nn/pooling/pooling_nd.py:pool device/programs/strided_copy.py:copy_strided device/runtime.py:copy
@@ -29,9 +29,8 @@ REASONS = {
         selection/derivation/solver.py:enqueue
     """,
     "the fast path of a warm call: an object for its operands would cost more than the call": """
-        calls/guarded_replay.py:replay calls/call.py:__call__ calls/host_call.py:fast_path
-        calls/queue_call.py:fast_path calls/stream_call.py:fast_path torch/dispatch/engine.py:cached_call
-        torch/dispatch/engine.py:facts_of torch/geometry.py:problem_of
+        calls/call.py:__call__ calls/host_call.py:fast_path
+        calls/queue_call.py:fast_path calls/stream_call.py:fast_path torch/geometry.py:problem_of
     """,
     "the signature of an operator of PyTorch, which calls it so": """
         torch/functional.py:_conv torch/functional.py:fused torch/functional.py:_conv_transpose

@@ -24,7 +24,7 @@ ZONES = [
     ["runtime", "elementwise", "conformance", "cluster"],
     ["tensor"],
     ["nn"],
-    ["inference", "models", "train"],
+    ["inference", "models"],
     ["onnx", "torch", "jax"],
     ["tools"],
     ["__main__"],

@@ -24,7 +24,6 @@ from convdispatch.selection.planpack import reading
 from convdispatch.selection.plugins import registry, verdicts
 from convdispatch.selection.records import packs
 from convdispatch.selection.records.perfdb import PerfDB
-from convdispatch.tools import replay
 from convdispatch.tools.benchmark import report
 
 READERS = {
@@ -33,7 +32,6 @@ READERS = {
     "pack": lambda path, db: packs.import_pack(db, path),
     "plan_pack": lambda path, db: reading.read(path),
     "problems": lambda path, db: list(grammar.read_file(path)),
-    "trace": lambda path, db: replay.read_trace(path),
     "bench": lambda path, db: report.load(path),
     "verify": lambda path, db: __import__("convdispatch.measurement.conformance.outcome", fromlist=["load"]).load(path),
 }
@@ -212,7 +210,7 @@ def test_render_of_a_damaged_report(tmp_path, command, changes, words):
     path = tmp_path / "report.json"
     for values, wanted in ((whole, None), (whole | changes, words)):
         path.write_text(json.dumps(values))
-        result = run_cli(command, "--render", str(path), "--html", str(tmp_path / "page.html"))
+        result = run_cli(command, "--render", str(path), "--json", str(tmp_path / "again.json"))
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         assert wanted is None or (result.exit_code == 1 and re.search(wanted, result.output)), result.output
         assert wanted or "Error" not in result.output, result.output

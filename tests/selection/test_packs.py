@@ -1,4 +1,4 @@
-"""Packs of records: export, import, differences, pruning, and those that a package brings."""
+"""Packs of records: export, import, pruning, and those that a package brings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from records import DEVICE, KEY, PROBLEM, record, solvers
 
 from convdispatch.api.errors import ConvDispatchWarning, InvalidArgument
-from convdispatch.selection.records.packs import diff, export_pack, import_pack, prune
+from convdispatch.selection.records.packs import export_pack, import_pack, prune
 from convdispatch.selection.records.perfdb import PerfDB, record_packs
 from convdispatch.selection.records.record import Provenance
 
@@ -60,27 +60,13 @@ def test_a_damaged_pack_is_set_aside(folders):
         assert PerfDB(folders).all(DEVICE) == []
 
 
-def test_diff_names_what_became_slower(tmp_path):
-    old, new = PerfDB([tmp_path / "old"]), PerfDB([tmp_path / "new"])
-    problems = [PROBLEM.replace(mb=mb) for mb in (1, 2, 3, 4)]
-    for problem, before, after in zip(problems, (1.0, 1.0, 4.0, 1.0), (1.01, 8.0, 2.0, None), strict=True):
-        old.record(record("a", before, problem))
-        if after:
-            new.record(record("b", after, problem))
-    changes = diff(old, new)
-    assert [(c.problem, c.ratio, c.certain) for c in changes] == [
-        (str(problems[1]), 8, True),
-        (str(problems[2]), 0.5, True),
-    ]
-
-
 def test_prune_deletes_what_nobody_needs(db):
     keep = db.record(record(ms=2.0, created="2026-02-02"))
     old = db.record(record(ms=1.0, created="2026-01-01"))
-    half = old.parent / ".x.json.1.aa.tmp"
+    half = old.parent / ".x.json.1.aa.part"
     half.write_text("half")
     os.utime(half, (0, 0))
-    recent = old.parent / ".y.json.1.aa.tmp"
+    recent = old.parent / ".y.json.1.aa.part"
     recent.write_text("being written")
     assert prune(db) == 2
     assert sorted(path.name for path in keep.parent.iterdir()) == sorted([keep.name, recent.name])

@@ -231,7 +231,7 @@ def test_two_processes_record_at_once_and_one_is_killed(tmp_path, after):
 
 def test_a_half_written_file_is_no_record(folders):
     path = PerfDB(folders).record(record())
-    (path.parent / f".{path.name}.1.aa.tmp").write_text("half")
+    (path.parent / f".{path.name}.1.aa.part").write_text("half")
     assert len(PerfDB(folders).lookup(PROBLEM, DEVICE)) == 1
 
 

@@ -187,11 +187,8 @@ class HostLibrary(Library):
     def stream(self, array, number):
         return self.devices[number].stream(array.where)
 
-    def address(self, array, where):
-        return array.values.ctypes.data, array.values
-
-    def contiguous(self, array):
-        return array.values.flags.c_contiguous
+    def pointer(self, array, where):
+        return (array.values.ctypes.data, array.values) if array.values.flags.c_contiguous else (0, None)
 
     def compact(self, array):
         return CudaArray(np.ascontiguousarray(array.values), array.number, array.where)

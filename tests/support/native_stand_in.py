@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from convdispatch.api.policy import DEFAULT, ask_policy
+from convdispatch.calls.arrays.array_library import Library
 from convdispatch.device.commands import host_memory
 from convdispatch.device.cuda import modules, stream
 from convdispatch.device.native import build, loading
@@ -179,7 +180,7 @@ def installed(monkeypatch, device):
     dispatch.forget()
     driver, arrays = host_cuda.install(monkeypatch, device)
 
-    class Tensors:
+    class Tensors(Library):
         def stream(self, tensor, number):
             def allocate(size):
                 block = torch.full((size,), 0xFF, dtype=torch.uint8)
@@ -223,5 +224,5 @@ def installed(monkeypatch, device):
     assert ask_policy() is DEFAULT, "a test before left its policy in force: calls under one are Python's"
     yield made
     native.uninstall()
-    launcher.uninstall_fused(False)  # a CPU's own kernel, if there is one, is the operator's again
+    launcher.uninstall(False, True)  # a CPU's own kernel, if there is one, is the operator's again
     dispatch.forget()

@@ -135,3 +135,8 @@ ZOO = {
     "sound": (_sound, (2, 2, 64)),
     "volume": (_volume, (2, 1, 9, 10, 11)),
 }
+
+
+def resnet50() -> nn.Module:
+    """The whole net, whose name is torchvision's."""
+    return ResNet((3, 4, 6, 3), _bottleneck, 4, base=64, classes=1000)

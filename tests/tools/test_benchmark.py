@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import io
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,6 @@ from rich.console import Console
 from convdispatch.api import ConvProblem
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.tools.benchmark.measuring import session
-from convdispatch.tools.benchmark.pages.export import write_csv
 from convdispatch.tools.benchmark.pages.page import render
 from convdispatch.tools.benchmark.pages.terminal import show
 from convdispatch.tools.benchmark.report import Choice, Layer, Measured, PeerTime, Report, Row, load, write_json
@@ -67,7 +64,7 @@ def test_regret_is_chosen_over_best_and_never_below_one():
 
 
 @pytest.mark.parametrize("candidates", [0, 1, 2])
-def test_too_few_candidates_make_no_winner_no_regret_and_no_ratio(candidates, tmp_path):
+def test_too_few_candidates_make_no_winner_no_regret_and_no_ratio(candidates):
     """Each of them said one "a perfect choice", with nothing measured beside the choice."""
     report = example()
     few = report.measured["fwd_f32_mb1ic8ih10iw10oc8kh3kw3"]
@@ -87,9 +84,6 @@ def test_too_few_candidates_make_no_winner_no_regret_and_no_ratio(candidates, tm
     page = render(report)
     assert "unknown (a.one ran)" in page
     assert "on 1 of 2 problems with evidence" in page
-    write_csv(report, tmp_path / "r.csv")
-    with (tmp_path / "r.csv").open(newline="") as file:
-        assert next(csv.DictReader(file))["measured"] == str(candidates)
 
 
 def test_nothing_searched_is_said():
@@ -108,7 +102,7 @@ def shown(report: Report) -> str:
     return console.export_text()
 
 
-def test_a_layer_has_one_number_with_its_interval(tmp_path):
+def test_a_layer_has_one_number_with_its_interval():
     """The last rounds took twice the search's time: the others stand in proportion, whichever hour they are of."""
     report = example()
     found = report.measured["fwd_f32_mb1ic8ih10iw10oc8kh3kw3"]
@@ -126,11 +120,6 @@ def test_a_layer_has_one_number_with_its_interval(tmp_path):
     assert "|1.5|" in texts[1]
     assert "|3, not benchmarked|" in texts[2]
     assert not any(ms in text for text in texts for ms in ("1.8", "2.7", "5.4"))
-    write_csv(report, tmp_path / "r.csv")
-    with (tmp_path / "r.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["layer"] == "L0"]
-    assert [row["timed_in"] for row in rows[:5]] == ["benchmarking", "benchmarking", "search", "search", "screening"]
-    assert (rows[0]["ci_low_ms"], rows[0]["ci_high_ms"]) == ("3.5", "3.75")
 
 
 def test_roofline_is_the_larger_of_compute_and_traffic():
@@ -173,15 +162,6 @@ def test_json_round_trip(tmp_path):
     assert load(tmp_path / "r.json") == report
 
 
-def test_csv_has_a_line_for_all_that_was_timed(tmp_path):
-    write_csv(example(), tmp_path / "r.csv")
-    with (tmp_path / "r.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["what"] for row in rows[:8]] == ["best", "chosen", *["candidate"] * 4, "peer", "peer"]
-    assert json.loads(rows[0]["config"]) == {"t": 1}
-    assert float(rows[0]["gflops"]) == pytest.approx(example().layers and rows and 2 * 8 * 8 * 9 * 64 / 1e6)
-
-
 def test_a_report_that_could_not_be_written_leaves_the_one_before(tmp_path, monkeypatch):
     report, path = example(), tmp_path / "r.json"
     write_json(report, path)
@@ -203,11 +183,11 @@ def test_what_is_no_report_is_refused(tmp_path, text):
 
 def test_page_stands_alone_and_escapes():
     page = render(example())
-    assert not re.search(r"<script[^>]|<link|<img|(src|href)\s*=|url\(|@import|\bimport\b|fetch\(|https?:", page)
+    assert not re.search(r"<script|<link|<img|(src|href)\s*=|url\(|@import|\bimport\b|fetch\(|https?:", page)
     assert "<b>card</b>" not in page
     assert "relative error 1" in page, "a wrong solver is shown"
     assert "prefers-color-scheme: dark" in page
-    assert page.count("<svg") == 4, "the roofline, error and workspace against time, time under each ceiling"
+    assert page.count("<svg") == 1, "the roofline"
 
 
 def test_a_busy_machine_is_said():

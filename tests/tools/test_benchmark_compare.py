@@ -84,3 +84,5 @@ def test_the_command(tmp_path):
     words = ["bench", "--compare", str(tmp_path / "old.json"), str(tmp_path / "new.json")]
     done = run_cli(*words, status=0)
     assert "1 faster, 1 same" in done.output
+    done = run_cli("bench", "--compare", str(tmp_path / "new.json"), str(tmp_path / "old.json"), status=1)
+    assert "1 slower, 0 faster, 1 same" in done.output

@@ -1,89 +1,18 @@
-"""Answers in sentences, the roofline, and candidates by time, error and workspace."""
+"""The roofline, and the colours of algorithms."""
 
 from __future__ import annotations
 
-import copy
-import itertools
 import re
-from dataclasses import replace
 
 from test_benchmark import example
 
 from convdispatch.tools.benchmark.pages.page import packaged, render
-from convdispatch.tools.benchmark.pages.plots import FAMILIES, candidates, ceilings, colours, roofline
-from convdispatch.tools.benchmark.pages.terminal import advice_for, answers, worst
+from convdispatch.tools.benchmark.pages.plots import FAMILIES, colours, roofline
 from convdispatch.tools.benchmark.summary import lines
 
 FAST = {"float32": {name: {"rate": 1e12, "how": "fast"} for name in ("flops", "bandwidth")}}
 
-# --- answers ----------------------------------------------------------------------------------------------------------
-
-
-def test_five_questions_are_answered():
-    report = example()
-    report.again = {"float32": {"flops": 1e9, "bandwidth": 1e9}}
-    told = dict(answers(report))
-    assert list(told) == [
-        "Which engine?", "Why?", "How sure?", "How far from the limit?", "What about the worst layer?"]  # fmt: skip
-    assert told["Which engine?"] == "Of 4 layers a.one is fastest in 4 (100% of the time)."
-    assert "L0: a.one, of 3 of 4 candidates measured. Without measuring b.one would run: predicted." in told["Why?"]
-    assert told["How sure?"].startswith("2 of 2 problems had 3 candidates measured or more")
-    assert "nothing says that it was busy" in told["How sure?"]
-    assert "where 5 ms are taken" in told["How far from the limit?"]
-
-
-def test_the_worst_layer_loses_most_in_its_net_and_is_told_what_helps():
-    report = example()
-    for found in report.measured.values():
-        found.rows[2].reason, found.rows[2].status = "3x3 only, got 1x1", "refused"
-    report.roofs = FAST
-    lost = {line.layer.name: line.layer.count * (line.ms - line.roof_ms) for line in lines(report)}
-    line = worst(lines(report))
-    assert lost[line.layer.name] == max(lost.values())
-    assert line.layer.name == "L0"
-    words = " ".join(advice_for(line))
-    assert f"convdispatch find {line.measured.problem}" in words
-    assert "candidates have no time yet" in words
-    assert "Refused: b.one: 3x3 only, got 1x1." in words
-    assert "A plugin for this geometry would fill the gap" in words
-
-
-def test_a_choice_that_costs_and_a_peer_that_wins_are_told():
-    report = example()
-    report.roofs = FAST
-    line = next(line for line in lines(report) if line.layer.name == "L0")
-    words = " ".join(advice_for(line))
-    assert "Without a record b.one runs and takes 1.50 times as long" in words
-    assert "torch" not in words, "it is slower"
-    line.measured.peers[1].median_ms = 0.5
-    assert "torch needs 0.50 of the time, so there is a faster way." in " ".join(advice_for(line))
-    told = " ".join(advice_for(line, doubtful=True))
-    assert "torch" not in told
-    assert "measure it again on a quiet machine first" in told
-
-
-def test_nothing_measured_nothing_answered():
-    report = example()
-    report.measured = {}
-    assert answers(report) == []
-
-
-def test_an_engine_is_named_only_where_enough_was_measured():
-    report = example()
-    for found in report.measured.values():
-        found.rows = found.rows[:1]
-    assert dict(answers(report))["Which engine?"] == "Of 4 layers too little was measured to know it in 4 (5 ms)."
-
-
-def test_a_refusal_that_speaks_of_the_device_is_no_hint():
-    report = example()
-    report.roofs = FAST
-    for found in report.measured.values():
-        found.rows[2].reason, found.rows[2].status = "nvidia only, got intel", "refused"
-    assert "Refused" not in " ".join(advice_for(worst(lines(report))))
-
-
-# --- the roofline, and candidates' time against error and workspace ---------------------------------------------------
+# --- the roofline ----------------------------------------------------------------------------------------------------
 
 
 def places(svg: str) -> list[tuple[float, float, str]]:
@@ -107,16 +36,6 @@ def test_the_roofline_has_each_problem_below_or_above_its_ceiling():
     assert "multiply-add, float32: 1 GFLOP/s" in svg
 
 
-def test_candidates_stand_by_time_error_and_workspace():
-    every = lines(example())
-    colour = colours(["a.one", "b.one"])
-    by_error = places(candidates(every, colour, "error"))
-    assert len(by_error) == 2, "two candidates have an error"
-    by_workspace = places(candidates(every, colour, "workspace"))
-    assert len(by_workspace) == 2
-    assert candidates([], colour, "error") == ""
-
-
 def test_an_algorithm_has_one_colour_on_all_pages():
     few, many = colours(["winograd.f4x3"]), colours(["acme.x", "fft.tiled", "im2col", "winograd.f2x3"])
     assert few["winograd"] == many["winograd"]
@@ -130,38 +49,3 @@ def test_what_is_unknown_stands_in_the_legend():
     assert "unknown, too few candidates" not in render(report)
     next(iter(report.measured.values())).rows = []
     assert "unknown, too few candidates" in render(report)
-
-
-# --- time under a ceiling of the workspace ---------------------------------------------------------------------------
-
-
-def test_a_staircase_falls_where_another_candidate_fits():
-    """One net of two layers, one of which runs twice: its sums are 9, 7 and 4 ms from 0, 1 and 4 MiB on."""
-    report = example()
-    every = [line for line in lines(report) if line.layer.name == "L0"][:1] * 2
-    every = [copy.deepcopy(line) for line in every]
-    timed = [[(0, 5.0), (1 << 20, 3.0)], [(0, 2.0), (4 << 20, 0.5), (8 << 20, 1.0)]]
-    for line, rows, count in zip(every, timed, (1, 2), strict=True):
-        object.__setattr__(line, "layer", replace(line.layer, count=count))
-        line.measured.rows = [replace(line.measured.rows[0], workspace=size, median_ms=ms) for size, ms in rows]
-    drawn = ceilings(every)
-    name = f"{every[0].layer.net} {every[0].problem.direction}"
-    told = re.findall(r"<title>([^<]*)</title>", drawn)
-    steps = "2.25 times, from 0.000977 MiB", "1.75 times, from 1 MiB", "1 times, from 4 MiB"
-    assert told == [name, *(f"{name}: {step} on" for step in steps)]
-    (points,) = re.findall(r'polyline class="ceiling" points="([^"]*)"', drawn)
-    places = [tuple(map(float, point.split(","))) for point in points.split()]
-    assert len(places) == 5
-    for before, after in itertools.pairwise(places):
-        assert before[0] == after[0] or before[1] == after[1], "a staircase runs level or straight down"
-        assert after[0] >= before[0]
-        assert after[1] >= before[1]
-    assert name in render(report)
-
-
-def test_a_layer_without_a_time_leaves_its_net_out():
-    report = example()
-    every = lines(report)
-    for line in every:
-        line.measured.rows = [replace(row, median_ms=None) for row in line.measured.rows]
-    assert ceilings(every) == ""

@@ -34,7 +34,7 @@ def entries(*texts):
 
 
 def test_command_measures_and_writes_everything(device, quick, tmp_path):
-    paths = {name: tmp_path / f"r.{name}" for name in ("json", "csv", "html")}
+    paths = {name: tmp_path / f"r.{name}" for name in ("json", "html")}
     options = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
     asked = [TINY, "mb1ic4ih6oc4kh1", "--no-isolate"]  # each solver is measured once, however busy the machine is
     done = CliRunner().invoke(bench, [*asked, *options])

@@ -93,19 +93,11 @@ def db(*words):
     return run_cli("db", *(str(word) for word in words))
 
 
-def test_export_diff_import_and_list(device, folder, tmp_path, monkeypatch):
+def test_export_import_and_list(device, folder, tmp_path, monkeypatch):
     put(device, 1.0)
     put(device, 3.0, problem=PROBLEMS[1])
-    assert "2 records written" in db("export", tmp_path / "old.json").output
-    same = db("diff", tmp_path / "old.json")
-    assert (same.exit_code, same.output.strip()) == (0, "no difference")
-    put(device, 2.0, created="2026-02-01T00:00:00Z")  # measured again, and slower for certain
+    put(device, 2.0, created="2026-02-01T00:00:00Z")  # measured again
     assert "2 records written" in db("export", tmp_path / "new.json").output
-    slower = db("diff", tmp_path / "old.json", tmp_path / "new.json", "--json")
-    assert slower.exit_code == 1
-    (change,) = json.loads(slower.output)
-    assert (change["old_ms"], change["new_ms"], change["certain"]) == (1.0, 2.0, True)
-    assert db("diff", tmp_path / "new.json", tmp_path / "old.json").exit_code == 0, "faster is no failure"
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "elsewhere"))
     perfdb.perfdb.cache_clear()
     assert "2 new records" in db("import", tmp_path / "new.json").output
@@ -147,8 +139,8 @@ def test_prune_leaves_what_decides(device, folder):
     put(device, 1.0)
     put(device, 2.0, created="2026-02-01T00:00:00Z")
     path = files(folder)[0]
-    (path.parent / f".{path.name}.1.aa.tmp").write_text("half")
-    os.utime(path.parent / f".{path.name}.1.aa.tmp", (0, 0))
+    (path.parent / f".{path.name}.1.aa.part").write_text("half")
+    os.utime(path.parent / f".{path.name}.1.aa.part", (0, 0))
     assert len(files(folder)) == 2
     done = db("prune")
     assert done.exit_code == 0

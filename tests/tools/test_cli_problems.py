@@ -14,7 +14,6 @@ from convdispatch.selection.plugins import loader
 from convdispatch.tools.benchmark.measuring import run as running
 from convdispatch.tools.benchmark.report import load
 
-pytest.importorskip("onnx", reason="ONNX is one of the dialects, and is not installed")
 SAME = cd.ConvProblem.parse("mb2ic4ih9oc6kh3ph1")
 
 
@@ -90,11 +89,6 @@ def test_a_problem_with_a_wrong_letter_is_no_net(tmp_path):
     file = tmp_path / "layers"
     file.write_text("mb1ic3ih8oc4kh3\n")
     assert "name it with --from" in run_cli("find", str(file)).output
-
-
-def test_an_unknown_net_to_train_lists_those_there_are():
-    done = run_cli("bench", "--train", "lemnet", status=1)
-    assert "there is no net 'lemnet'; there are lenet, alexnet, " in done.output
 
 
 def test_every_net_stands_in_the_help_and_in_the_documentation():

@@ -1,4 +1,4 @@
-"""A cluster of CPU workers: what is measured where, and once; workers that die, disagree, scatter; restarts."""
+"""A cluster of CPU workers: what is measured where, and once; workers that die; restarts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from convdispatch import find_many
 from convdispatch.api.errors import NoDevice
 from convdispatch.api.problem import ConvProblem
 from convdispatch.cluster import offers
-from convdispatch.cluster.connecting import Workers
 from convdispatch.cluster.running import Failed, Run, Task
-from convdispatch.cluster.tasks import idle
 from convdispatch.device import runtime
 from convdispatch.selection.plugins import loader
 from convdispatch.selection.records import perfdb
@@ -74,8 +72,8 @@ def client_of(farm):
 def test_problems_are_measured_once_on_one_device_at_a_time_and_recorded_with_who_did_it(farm, records):
     told = []
     with client_of(farm) as client:
-        found = find_many(PROBLEMS[:4], client=client, budget_ms=300, agree=0, tell=told.append)
-        assert find_many(PROBLEMS[:4], client=client, budget_ms=300, agree=0, tell=told.append) == []  # goes on
+        found = find_many(PROBLEMS[:4], client=client, budget_ms=300, tell=told.append)
+        assert find_many(PROBLEMS[:4], client=client, budget_ms=300, tell=told.append) == []  # goes on
     assert told == []
     assert {str(results.problem) for results in found} == {str(ConvProblem.parse(text)) for text in PROBLEMS[:4]}
     info = runtime.device_info(runtime.find_device("intel"))
@@ -105,7 +103,7 @@ def test_every_kind_of_device_gets_every_problem(farm, records, name, env):
         pytest.skip("AVX2 is what this processor's own kind has")
     farm.worker("other", name, **env)
     try:
-        found = find_many(PROBLEMS[:2], farm.address, "all", budget_ms=300, agree=0)
+        found = find_many(PROBLEMS[:2], farm.address, "all", budget_ms=300)
     finally:
         farm.end_one("other")
     assert {(str(r.problem), r.worker.startswith("other/")) for r in found} == {
@@ -113,20 +111,6 @@ def test_every_kind_of_device_gets_every_problem(farm, records, name, env):
     }
     assert len({record.device for record in records()}) == 2
     assert len({(r.device.vendor, r.device.arch) for r in found}) == 2
-
-
-def test_two_devices_of_a_kind_that_disagree_put_both_records_in_doubt(farm, records):
-    told = []
-    with client_of(farm) as client:
-        found = find_many(PROBLEMS[:1], client=client, budget_ms=10_000, agree=1, tell=told.append)
-        assert len(found) == 1
-        doubted = [record for record in records() if record.doubt]
-        assert {record.worker.partition("/")[0] for record in doubted} == {"one", "two"}
-        assert all("disagree" in r.doubt and "on one/" in r.doubt and "on two/" in r.doubt for r in doubted)
-        (doubts,) = told
-        assert "both records are in doubt" in doubts
-        # What is in doubt is measured again.
-        assert len(find_many(PROBLEMS[:1], client=client, budget_ms=300, agree=0, tell=told.append)) == 1
 
 
 def test_a_worker_that_is_killed_costs_its_task_alone(farm, records):
@@ -144,7 +128,7 @@ def test_a_worker_that_is_killed_costs_its_task_alone(farm, records):
                 names = {a: w["name"] for a, w in client.scheduler_info()["workers"].items()}
             os.kill(next(pid for address, pid in pids.items() if names[address].startswith("one/")), signal.SIGKILL)
 
-    find_many(PROBLEMS, farm.address, budget_ms=300, agree=0, each=kill, tell=told.append)
+    find_many(PROBLEMS, farm.address, budget_ms=300, each=kill, tell=told.append)
     assert killed.is_set()
     wanted = sorted(str(ConvProblem.parse(text)) for text in PROBLEMS)
     assert sorted(str(results.problem) for results in found) == wanted
@@ -155,7 +139,7 @@ def test_a_worker_that_is_killed_costs_its_task_alone(farm, records):
 
 
 def test_an_interrupt_keeps_what_is_done_and_the_next_run_goes_on(farm, records, plugin):
-    command = [sys.executable, "-m", "convdispatch", "find", *PROBLEMS, "--budget", "300", "--agree", "0"]
+    command = [sys.executable, "-m", "convdispatch", "find", *PROBLEMS, "--budget", "300"]
     command += ["--cluster", farm.address, "--device", "cpu", "--json"]
     # Where this run is a background task, SIGINT is ignored, and children inherit that.
     heard = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
@@ -170,7 +154,7 @@ def test_an_interrupt_keeps_what_is_done_and_the_next_run_goes_on(farm, records,
     assert 1 <= len(done) < len(PROBLEMS)
     assert {record.problem for record in records()} == done
     perfdb.perfdb().refresh()
-    rest = find_many(PROBLEMS, farm.address, budget_ms=300, agree=0)
+    rest = find_many(PROBLEMS, farm.address, budget_ms=300)
     assert {str(results.problem) for results in rest} == {str(ConvProblem.parse(text)) for text in PROBLEMS} - done
 
 
@@ -186,7 +170,7 @@ def test_what_an_interrupt_finds_recorded_has_been_told_of(farm, records, monkey
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            find_many(PROBLEMS[:4], farm.address, budget_ms=300, agree=0, each=told.append)
+            find_many(PROBLEMS[:4], farm.address, budget_ms=300, each=told.append)
     finally:
         signal.signal(signal.SIGINT, before)
     assert [record.problem for record in records()] == [str(results.problem) for results in told]
@@ -195,9 +179,9 @@ def test_what_an_interrupt_finds_recorded_has_been_told_of(farm, records, monkey
 
 def test_a_task_costs_little_beside_its_work_and_failures_are_said(farm):
     with client_of(farm) as client:
-        run = Run(client, Workers(client))
+        run = Run(client)
         (key,) = run.kinds
-        run.add(*(Task(str(i), key, idle, (i,)) for i in range(100)))
+        run.add(*(Task(str(i), key, int, (i,)) for i in range(100)))
         assert sorted(answer for _, answer in run.answers()) == list(range(100))
         run.add(Task("no number", key, int, ("x",)))
         ((_, failed),) = run.answers()
@@ -208,16 +192,15 @@ def test_a_task_costs_little_beside_its_work_and_failures_are_said(farm):
 
 
 def test_plugins_are_verified_and_layers_timed_on_every_kind_of_device(farm, tmp_path):
-    page, report = tmp_path / "kit.html", tmp_path / "kit.json"
+    report = tmp_path / "kit.json"
     options = ["--level", "core", "--case", "1x1_s*", "--cluster", farm.address]
-    done = run_cli("verify", "paced", *options, "--html", str(page), "--json", str(report), status=0)
+    done = run_cli("verify", "paced", *options, "--json", str(report), status=0)
     assert "paced" in done.output
     assert "passed" in done.output
     (made,) = json.loads(report.read_text())
     assert made["verdict"].startswith("passed")
     assert len(made["outcomes"]) == len({outcome["case"] for outcome in made["outcomes"]}) >= 1
     assert made["environment"]["device"]["vendor"] == "intel"
-    assert made["environment"]["device"]["name"] in page.read_text()
     told = tmp_path / "bench.json"
     done = run_cli("bench", *PROBLEMS[:2], "--no-find", "--cluster", farm.address, "--json", str(told), status=0)
     (measured,) = [json.loads(path.read_text()) for path in tmp_path.glob("bench*.json")]

@@ -1,70 +1,31 @@
-"""The parts of a cluster: who disagrees, who scatters, who waits, what is offered, what errors say."""
+"""The parts of a cluster: who waits, what is offered, what errors say."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import subprocess
 import sys
 import threading
+import types
 from dataclasses import replace
 
 import pytest
 
 from convdispatch import find_many
 from convdispatch.api.errors import ConvDispatchError, InvalidArgument
-from convdispatch.cluster import children, exclusive, finding, offers
+from convdispatch.cluster import offers, worker
 from convdispatch.cluster.requirements import security
 from convdispatch.device import runtime
-from convdispatch.selection.records.record import Provenance, Record, stale
 
 pytest.importorskip("distributed", reason="pip install 'convdispatch[cluster]'")
 
 PROBLEM = "mb1ic4ih5oc4kh3ph1"
-BASE = Record(
-    "p", "kind", "s", {}, 1.0, (0.9, 1.1), 0.9, 1.1, 25, benchmarked=True, worker="a/0:0", created="2026-01-01"
-)
-
-
-@pytest.mark.parametrize(
-    ("change", "doubted"),
-    [
-        ({"median_ms": 1.5, "ci_ms": (1.4, 1.6)}, True),
-        ({"median_ms": 0.5, "ci_ms": (0.4, 0.6)}, True),
-        ({"median_ms": 1.5, "ci_ms": (1.05, 1.6)}, False),  # intervals that overlap
-        ({"median_ms": 1.5, "ci_ms": (1.4, 1.6), "benchmarked": False}, False),  # screening has no interval
-        ({"median_ms": 1.5, "ci_ms": (1.4, 1.6), "config": {"a": 1}}, False),  # another choice
-    ],
-)
-def test_disagreement(change, doubted):
-    other = replace(BASE, worker="b/0:0", **change)
-    sides = finding.compare([BASE], [other])
-    assert [len(side) for side in sides] == [int(doubted)] * 2
-    for (record,) in sides if doubted else ():
-        assert "a/0:0" in record.doubt
-        assert "b/0:0" in record.doubt
-        assert record.created > BASE.created
-        assert stale(record, Provenance()) == f"measured, but {record.doubt}"
-        assert Record.from_json(json.loads(record.text())) == record
-
-
-def test_intervals_apart_within_a_tie_agree():
-    close = replace(BASE, ci_ms=(0.999, 1.001))
-    assert finding.compare([close], [replace(close, median_ms=1.015, ci_ms=(1.014, 1.016))]) == ([], [])
-
-
-def test_the_share_that_is_checked_is_the_same_every_time():
-    names = [f"problem {i}" for i in range(2000)]
-    chosen = [name for name in names if finding.is_measured_twice(name, 0.05)]
-    assert 60 < len(chosen) < 140
-    assert chosen == [name for name in names if finding.is_measured_twice(name, 0.05)]
-    assert [finding.is_measured_twice(names[0], share) for share in (0, 1)] == [False, True]
 
 
 def test_one_at_a_time_on_one_piece_of_silicon():
     text = (
-        "import sys; from convdispatch.cluster.exclusive import exclusive\n"
+        "import sys; from convdispatch.cluster.worker import exclusive\n"
         "with exclusive('a device of a test'):\n    print('in', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen([sys.executable, "-c", text], stdin=-1, stdout=-1, text=True) as other:
@@ -72,12 +33,12 @@ def test_one_at_a_time_on_one_piece_of_silicon():
         entered = threading.Event()
 
         def enter():
-            with exclusive.exclusive("a device of a test"):
+            with worker.exclusive("a device of a test"):
                 entered.set()
 
         thread = threading.Thread(target=enter)
         thread.start()
-        with exclusive.exclusive("another device of a test"):
+        with worker.exclusive("another device of a test"):
             assert not entered.wait(0.3)
         other.kill()  # the lock ends with its holder
         thread.join(120)
@@ -86,45 +47,40 @@ def test_one_at_a_time_on_one_piece_of_silicon():
 
 def test_a_worker_compiles_for_the_next_problem_while_it_measures_one(monkeypatch):
     """Two searches at a time: their compiling may overlap the other's measuring, the measuring of two never."""
-    log, compiled = [], threading.Event()
+    log, compiled, measuring = [], threading.Event(), threading.Event()
 
     class Measurer:
-        def __init__(self, module, setup):
-            pass
-
-        def start(self):
-            return {}
-
         def answer(self, request, silent_s):
             log.append(("measuring", request["problem"]))
-            if request["problem"] == "first":
+            measuring.set()
+            if request["problem"] == PROBLEM:
                 assert compiled.wait(60), "the second problem is compiled for meanwhile"
             log.append(("measured", request["problem"]))
             return {"problem": request["problem"]}
 
-    def compile_one(child, problem, place):
-        if problem == "second":
+    def precompile(problems, device, jobs, seconds):
+        assert (device, jobs, seconds) == ("0:0", 2, 0.1)
+        if measuring.is_set():
             compiled.set()
-        return True, True
 
-    monkeypatch.setattr(children, "RestartingChild", Measurer)
-    monkeypatch.setattr(children, "compiler", lambda setup: Measurer("", setup))
-    monkeypatch.setattr(children, "compile_one", compile_one)
-    offer = offers.Offer("kind", "0:0", "m/0:0", {"type": "gpu", "platform": "a test's"}, 2, (), "1")
-    both, found = children.Children(offer), {}
+    offer = offers.Offer("kind", "0:0", "m/0:0", {"type": "gpu", "platform": "a test's"}, 2, "1")
+    assert offer.tasks == 2
+    dask_worker = types.SimpleNamespace(convdispatch_offer=offer, convdispatch_child=Measurer())
+    monkeypatch.setattr(worker, "_worker", lambda: dask_worker)
+    monkeypatch.setattr(worker, "precompile", precompile)
+    found, problems = {}, (PROBLEM, PROBLEM.replace("ih5", "ih6"))
 
     def search(problem):
-        found[problem] = both.search(problem, {"budget_ms": 100}, False)
+        found[problem] = worker.measure(problem, {"budget_ms": 100})
 
-    threads = [threading.Thread(target=search, args=(problem,)) for problem in ("first", "second")]
+    threads = [threading.Thread(target=search, args=(problem,)) for problem in problems]
     threads[0].start()
-    while not log:
-        threads[0].join(0.01)
+    assert measuring.wait(60)
     threads[1].start()
     for thread in threads:
         thread.join(120)
-    assert found == {problem: {"problem": problem} for problem in ("first", "second")}
-    assert log == [(what, problem) for problem in ("first", "second") for what in ("measuring", "measured")]
+    assert found == {problem: {"problem": problem, "place": "m/0:0"} for problem in problems}
+    assert log == [(what, problem) for problem in problems for what in ("measuring", "measured")]
 
 
 def test_offers(device):
@@ -132,10 +88,10 @@ def test_offers(device):
     info = runtime.device_info(runtime.find_device("intel"))
     assert offer.device == info
     assert offer.place == f"m/{offer.address}"
-    assert offer.resources == {offer.key: 1}  # a CPU's processors measure
-    assert (offer.silicon, offer.compilers) == ("cpu", 0)
+    assert (offer.silicon, offer.compilers, offer.tasks) == ("cpu", 0, 1)  # a CPU's processors measure
+    assert offer.resource == f"{offer.key} {offer.version}"  # other versions' tasks do not come here
     gpu = replace(offer, compilers=3, info={**offer.info, "type": "gpu"})
-    assert gpu.resources == {offer.key: 2}  # one measures, the next compiles
+    assert gpu.tasks == 2  # one measures, the next compiles
     assert gpu.silicon != "cpu"
     assert "oclgrind" not in {each.info["vendor"] for each in offers.offers_of_this_machine()}
 
@@ -143,11 +99,9 @@ def test_offers(device):
 def test_errors_say_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(InvalidArgument, match="TLS needs all three"):
         security(cert="a.pem")
-    monkeypatch.setattr("convdispatch.cluster.connecting.CONNECT_S", 0.5)
+    monkeypatch.setattr("convdispatch.cluster.running.CONNECT_S", 0.5)
     with pytest.raises(ConvDispatchError, match=r"no scheduler can be used at tcp://127\.0\.0\.1:9"):
         find_many([PROBLEM], "tcp://127.0.0.1:9")
-    with pytest.raises(InvalidArgument, match="agree is a share"):
-        find_many([PROBLEM], "tcp://127.0.0.1:9", agree=2)
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ConvDispatchError, match=re.escape("pip install 'convdispatch[cluster]'")):
         find_many([PROBLEM], "tcp://127.0.0.1:9")

@@ -37,7 +37,7 @@ def farm(tmp_path_factory):
 @pytest.fixture
 def find(farm, tmp_path, monkeypatch):
     """Runs ``find --cluster`` with these options more; an own database."""
-    words = ["find", *PROBLEMS, "--budget", "100", "--agree", "0", "--json", "--cluster"]
+    words = ["find", *PROBLEMS, "--budget", "100", "--json", "--cluster"]
     with own_records(tmp_path / "db", monkeypatch):
         yield lambda *options, address=farm.address: run_cli(*words, address, *options)
 
@@ -61,7 +61,7 @@ def test_two_workers_measure_for_who_shows_a_certificate(farm, find):
     ],
 )
 def test_who_has_none_or_another_authoritys_is_not_let_in(farm, find, tmp_path, monkeypatch, who, hint):
-    monkeypatch.setattr("convdispatch.cluster.connecting.CONNECT_S", 2.0)  # who is never let in tries for as long
+    monkeypatch.setattr("convdispatch.cluster.running.CONNECT_S", 2.0)  # who is never let in tries for as long
     options = {"a stranger": certificate(tmp_path / "theirs"), "by the wrong door": farm.options}.get(who, ())
     address = farm.address if who in ("nobody", "a stranger") else farm.address.replace("tls", "tcp")
     done = find(*options, address=address)

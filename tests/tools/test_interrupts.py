@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from farms import PATIENT
 
 from convdispatch.selection.records.perfdb import PerfDB
 
@@ -127,25 +126,6 @@ def test_a_kernel_that_hangs_does_not_hold_a_command(start, tmp_path, words, num
     if words[0] == "find":
         (key,) = (path.name for path in (tmp_path / "db").iterdir() if path.is_dir())
         assert PerfDB([tmp_path / "db"]).all(key)
-
-
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)], ids=["SIGTERM", "SIGINT"]
-)
-def test_training_ends_with_a_line_and_its_checkpoint(start, tmp_path, number):
-    pytest.importorskip("sklearn")
-    checkpoint = tmp_path / "run.st"
-    job = start(
-        "train", "digits", "--epochs", 500, "--checkpoint", checkpoint, "--every", 5, plugins="im2col", command=PATIENT
-    )
-    wait_for(checkpoint, job)
-    job.send_signal(number)
-    _, said = job.communicate(timeout=120)
-    assert job.returncode == 130
-    assert "--resume" in said.splitlines()[-1]
-    assert said.count(LINE) == 1
-    assert "Traceback" not in said
-    assert checkpoint.exists()
 
 
 def test_a_search_ends_cleanly_while_a_compiler_is_at_work(start, tmp_path):

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import re
-
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 from test_benchmark import DEVICE, ENVIRONMENT, example, shown
 
 from convdispatch.api.problem import ConvProblem
@@ -17,7 +13,6 @@ from convdispatch.tools.benchmark.measuring import run
 from convdispatch.tools.benchmark.pages.page import render
 from convdispatch.tools.benchmark.quiet import OtherProcesses, busy, load_now, signs, wait_quiet
 from convdispatch.tools.benchmark.report import Report
-from convdispatch.tools.benchmark.training import TrainingReport, disturbances, show_training
 from convdispatch.tools.cli.bench import bench
 
 CPU = {**ENVIRONMENT, "load": 0.1, "device": {**DEVICE, "type": "cpu"}}
@@ -254,50 +249,5 @@ def test_load_now_is_of_a_moment(tmp_path, monkeypatch):
     assert load_now(tmp_path / "none", lambda seconds: None) is None
 
 
-# --- training ---------------------------------------------------------------------------------------------------------
-
-
-def training(busy_words: list[str]) -> str:
-    report = TrainingReport("lenet", "CPU", 4, "nchw", "float32", 2.0, [], 1, (2.0, 1.0), busy=busy_words)
-    console = Console(width=200, record=True, file=io.StringIO(), markup=False)
-    show_training(report, console)
-    return " ".join(console.export_text().split())
-
-
-def test_training_warns_too():
-    info = type("Info", (), {"type": "cpu", "compute_units": 4})
-    assert disturbances([1.0, 1.01, 1.02, 1.0], 0.2, info) == []
-    (load,) = disturbances([1.0, 1.01, 1.02, 1.0], 2.0, info)
-    assert load == "a load of 2 by others on 4 processors"
-    (wide,) = disturbances([1.0, 1.0, 2.0, 2.0], None, info)
-    assert "4 steps scatter by 67% of their median" in wide
-    assert "Other work was running: " + load in training([load])
-    assert "images/s (busy machine: not to be trusted)" in training([load])
-    assert "busy" not in training([])
-
-
 def test_no_sign_no_words():
     assert busy([]) == ""
-
-
-def test_training_waits_and_tells_what_remains_in_a_pipe(monkeypatch, device):
-    """With a clock of its own each line comes at once: it says how many steps are left, and for how long."""
-    asked, told = [], []
-
-    def profile(net, *, say, **options):
-        for step in range(3):
-            say(f"{net}: step {step}", 0)
-            told.append(say.line("training"))
-            say("", 1)
-        return TrainingReport(net, "CPU", 4, "nchw", "float32", 2.0, [], 1, (2.0, 1.0), busy=["a load"])
-
-    monkeypatch.setattr(quiet, "wait_quiet", lambda most, processors, say: asked.append(most) or 0.0)
-    monkeypatch.setattr("convdispatch.tools.benchmark.training.profile_training", profile)
-    monkeypatch.setattr("convdispatch.tools.benchmark.training.turns", lambda: 3)
-    done = CliRunner().invoke(bench, ["lenet", "alexnet", "--train", "--wait-quiet", "30"])
-    assert done.exit_code == 0, done.output
-    assert asked == [30.0]
-    assert len(told) == 6
-    assert told[0].startswith("training: 0 of 6, 0 s, about 6 s left: lenet: step 0")
-    assert all(re.search(r"about [\d:]+( s)? left", line) for line in told)
-    assert "Other work was running: a load" in done.output

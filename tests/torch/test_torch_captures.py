@@ -310,7 +310,7 @@ def test_an_interrupt_ends_the_wait_and_nothing_is_lost(compiler, monkeypatch, w
     (x,) = warm(model)
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setattr(progress_line, "WAITED_S", 0.05)
+    monkeypatch.setattr(tiers, "WAITED_S", 0.05)
     monkeypatch.setattr(progress_line, "_UPDATE_S", 0.01)
     with pytest.raises(KeyboardInterrupt):
         wait(model, x)
@@ -471,8 +471,8 @@ def test_the_progress_line_of_a_wait_is_drawn_over_that_of_the_background(monkey
     terminal = Lines()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setattr(progress_line, "_UPDATE_S", 0.005)
-    with progress_line.shown("behind", lambda: (0, 1000)):
-        with progress_line.shown("a wait", lambda: (0, 1), after_s=0.0):
+    with progress_line.ProgressLine("behind", lambda: (0, 1000)):
+        with progress_line.ProgressLine("a wait", lambda: (0, 1), after_s=0.0):
             until(lambda: "a wait" in terminal.text)
             before = len(terminal.text)
             until(lambda: len(terminal.text) > before + 200)

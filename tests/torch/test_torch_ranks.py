@@ -150,7 +150,7 @@ def test_ranks_take_the_same_decisions_by_rank_0s_lock_file(tmp_path):
 def config_of(problem: str) -> dict:
     """im2col's default configuration on the CPU."""
     from convdispatch import ConvProblem, policy
-    from convdispatch.calls.framework.host import cpu_device
+    from convdispatch.calls.framework.fallback import cpu_device
     from convdispatch.device import runtime
     from convdispatch.selection.choice.ranking import rank
 

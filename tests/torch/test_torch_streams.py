@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed (extra: torc
 from host_cuda import contextless, install  # noqa: E402 (torch is asked for first)
 
 from convdispatch import ConvDispatchError, ConvProblem  # noqa: E402
+from convdispatch.calls.arrays.array_library import Library  # noqa: E402
 from convdispatch.calls.framework.fallback import Fallback  # noqa: E402
 from convdispatch.device.commands import host_memory  # noqa: E402
 from convdispatch.selection import dispatch  # noqa: E402
@@ -19,7 +20,7 @@ F = torch.nn.functional
 PROBLEM = ConvProblem.parse("mb2ic8ih9iw8oc16kh3ph1")
 
 
-class Tensors:
+class Tensors(Library):
     """PyTorch's library of arrays, whose stream is the fake device's; counts what its allocator gives."""
 
     def __init__(self, places):

@@ -310,7 +310,7 @@ def test_progress_is_told_on_a_terminal_where_much_lies_ahead(monkeypatch, attac
     shown = Terminal(attached)
     monkeypatch.setattr("sys.stderr", shown)
     monkeypatch.setattr(progress_line, "_UPDATE_S", 0.01)
-    with progress_line.shown("compiling", lambda: (0, left)):
+    with progress_line.ProgressLine("compiling", lambda: (0, left)):
         if attached and left == 100:
             until(lambda: shown.text)
         else:

@@ -21,6 +21,7 @@ from convdispatch.torch.compile.normed_operators import (  # noqa: E402
     normed_convolution,
     normed_convolution_backward,
     statistics,
+    sum_in_kernels,
     table,
 )
 from convdispatch.torch.graph import inductor  # noqa: E402
@@ -147,6 +148,11 @@ STRUCTURES = {
     ),
     "changed in place": (lambda: Net(changed_in_place, conv(3, 8), norm(8), conv(8, 4)), 1, 0),
     "input changed": (lambda: Net(input_changed, conv(3, 8), norm(8), conv(8, 4)), 0, 0),
+    "widening": (lambda: nn.Sequential(conv(3, 3), norm(3), nn.ReLU(), conv(3, 8, 1), norm(8)), 2, 1),
+    "widening at once": (lambda: nn.Sequential(conv(3, 8, 1), norm(8), nn.SiLU()), 1, 0),
+    "widening with a bias, no affine": (
+        lambda: nn.Sequential(conv(3, 3), nn.Conv2d(3, 6, 1), norm(6, affine=False)), 1, 0,
+    ),
     "concatenated": (lambda: Net(concatenated, conv(3, 5), norm(8), conv(8, 4)), 1, 1),
     "a weight": (lambda: Net(of_the_weight, conv(3, 3), norm(3)), 1, 0),
     "a module that is called twice": (lambda: Net(lambda m, x: m[1](m[0](m[1](m[0](x)))), conv(3, 3), norm(3)), 2, 1),
@@ -205,8 +211,10 @@ def test_a_step_is_pytorch_s_for_each_structure(name):
     x = torch.randn(2, 3, 9, 8)
     check(model, compiled(model, graphs), x)
     names = seen_by(graphs)
-    assert names.count("learning_norm") + names.count("frozen_norm") == rewritten
-    assert names.count("normalised") == rewritten - taken_in
+    widening = names.count("normalised_pointwise")
+    assert names.count("learning_norm") + names.count("frozen_norm") + widening == rewritten
+    assert names.count("normalised") + widening == rewritten - taken_in
+    assert widening == (name == "residual" or name.startswith("widening"))
     assert ct.counters()["left"] == 0
 
 
@@ -226,6 +234,79 @@ def test_a_norm_in_the_gradient_of_the_input_alone(name, monkeypatch):
     assert names.count("learning_norm") + names.count("frozen_norm") == rewritten
     assert names.count("normalised") == rewritten - taken_in
     assert names.count("activated") == taken_in
+
+
+WIDENING = ([conv(3, 6, 1), norm(6)], 1), ([conv(3, 3), norm(3), nn.ReLU(), conv(3, 6, 1), norm(6)], 2)
+
+
+@pytest.mark.parametrize("pays", [True, False])
+@pytest.mark.parametrize(("layers", "norms"), WIDENING)
+def test_gradients_by_products_of_channels(layers, norms, pays, monkeypatch):
+    """Behind a convolution to more channels: judged like the other parts; with a norm before it in the input's gradient
+    alone; and of a gradient that is the same at every pixel, where a wrong constant shows."""
+
+    def judged(self, plain, fused, *saved):
+        return (pays or all(each.sums for each in fused)) and not any(
+            each.norm and each.direction != "bwd_data" for each in fused
+        )
+
+    monkeypatch.setattr(FusionJudge, "pays", judged)
+    torch.manual_seed(0)
+    model, graphs, x = copy.deepcopy(nn.Sequential(*layers)), [], torch.randn(2, 3, 9, 8)
+    call = compiled(model, graphs, forced=None)
+    check(model, call, x)
+    assert seen_by(graphs).count("normalised_pointwise") == pays
+    model.zero_grad()
+    (call(x) * torch.linspace(1, 2, 6).reshape(1, -1, 1, 1)).sum().backward()
+    shift, last_conv = model[-1].bias.grad, model[-2].weight.grad
+    torch.testing.assert_close(shift, torch.linspace(1, 2, 6) * 144)
+    assert last_conv.abs().max() < 1e-4 * shift.max()
+
+
+def test_what_a_widening_convolution_must_be():
+    """Near misses: a stride, a padding, groups, fewer channels, another reader, an input that changes in between."""
+    layers = {
+        "stride": conv(3, 6, 1, stride=2), "groups": conv(3, 6, 1, groups=3), "few": conv(3, 5, 1),
+        "window": conv(3, 6, 3), "padding": nn.Conv2d(3, 6, 1, padding=1), "right": conv(3, 6, 1),
+    }  # fmt: skip
+    counts = {}
+    for name, layer in layers.items():
+        graphs = []
+        compiled(nn.Sequential(layer, norm(layer.out_channels)), graphs)(torch.randn(2, 3, 9, 8))
+        counts[name] = seen_by(graphs).count("normalised_pointwise")
+    for name, function in {
+        "read": lambda m, x: m[1](u := m[0](x)) + u,
+        "changed": lambda m, x: (y := x * 1, u := m[0](y), y.add_(1), m[1](u))[3],
+    }.items():
+        graphs = []
+        compiled(Net(function, conv(3, 6, 1), norm(6)), graphs)(torch.randn(2, 3, 9, 8))
+        counts[name] = seen_by(graphs).count("normalised_pointwise")
+    assert {name for name, count in counts.items() if count} == {"right"}
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_products_of_channels_in_bfloat16(last):
+    """Tensors of 16 bits have their products where channels lie last, in float32: rounded, the mean's part of them
+    would hide the scale's gradient. The gradient has a mean of three deviations."""
+    torch.manual_seed(0)
+    model = nn.Sequential(conv(16, 16, 1), norm(16), nn.ReLU(), conv(16, 64, 1), norm(64))
+    form = torch.channels_last if last else torch.contiguous_format
+    model, x, graphs = model.to(memory_format=form), torch.randn(8, 16, 12, 12).to(memory_format=form), []
+    exact, own, call = copy.deepcopy(model).double(), copy.deepcopy(model), compiled(model, graphs)
+    if not last:
+        with torch.autocast("cpu", torch.bfloat16):
+            call(x)
+        assert "normalised_pointwise" not in seen_by(graphs)
+        return
+    grad = torch.randn(8, 64, 12, 12) + 3
+    exact(x.double()).backward(grad.double())
+    for each in (call, own):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = each(x)
+        y.backward(grad.to(y.dtype))
+    assert seen_by(graphs).count("normalised_pointwise") == 1
+    for (name, mine), theirs, right in zip(model.named_parameters(), own.parameters(), exact.parameters(), strict=True):
+        assert error(mine.grad, right.grad) <= 2 * error(theirs.grad, right.grad) + 2e-3, name
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -301,8 +382,9 @@ def test_the_back_end_trains(engine, monkeypatch):
     call = torch.compile(model, backend=Backend(options={"fuse_norms": True}))
     first = check(model, call, x)
     counts = ct.counters()
-    # Behind a residual join the gradients of input and weights are two operators.
-    assert (counts["convolution"], counts["convolution_backward"], counts["left"]) == (7, 8, 0)
+    # Behind a residual join the gradients of input and weights are two operators. A convolution with more channels of
+    # results than of input has the products of these, and one more convolution for the gradient of its input.
+    assert (counts["convolution"], counts["convolution_backward"], counts["left"]) == (8, 10, 0)
     for each in model.modules():
         if isinstance(each, nn.BatchNorm2d):
             assert each.num_batches_tracked == 1
@@ -386,6 +468,38 @@ def test_unknown_sizes_and_the_switch_leave_norms_alone():
     assert seen_by(graphs).count("batch_norm") == 6
     with pytest.raises(InvalidArgument, match="fuse_norms"):
         Backend(options={"fuse_norms": "yes"})
+
+
+@pytest.mark.parametrize(("fuse_norms", "decomposed"), [(True, False), (None, True), (False, True)])
+def test_the_gradient_of_a_maximum_is_one_kernel(fuse_norms, decomposed, monkeypatch):
+    tables = []
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda *_, **given: tables.append(given))
+    inductor.compiled(None, [torch.zeros(1)], types.SimpleNamespace(patches={}, mode=None, fuse_norms=fuse_norms))
+    table = tables[0]["decompositions"]
+    assert (table is None or torch.ops.aten.max_pool2d_with_indices_backward.default in table) == decomposed
+
+
+def test_a_sum_of_a_gradient_is_its_kernel_s():
+    """Also of a gradient in 16 bits, widened first; sums over other axes stay."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x, w, norm = _operands()
+    arguments = [torch.randn(2, 4, 7, 8), x, w, table(*norm)]
+
+    def program(grad, x, w, rows):
+        data, _, _ = normed_convolution_backward(grad, x, w, rows, None, "relu", *GEOMETRY, [True, False, False])
+        wide = torch.ops.prims.convert_element_type(data, torch.float32)
+        return data, wide.sum((0, 2, 3)), data.sum((0, 1, 2))
+
+    for dtype in (torch.float32, torch.bfloat16):
+        operands = [each.to(dtype) for each in arguments[:3]] + arguments[3:]
+        graph = make_fx(program, tracing_mode="fake")(*operands)
+        sum_in_kernels(graph.graph)
+        graph.recompile()
+        assert seen_by([graph]).count("sum.dim_IntList") == 1
+        for mine, right in zip(graph(*operands), program(*operands), strict=True):
+            assert mine.dtype == right.dtype
+            torch.testing.assert_close(mine, right)
 
 
 # Selection decides.

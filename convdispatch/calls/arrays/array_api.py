@@ -72,16 +72,12 @@ class Exchange(Library):
     def stream(self, array: Any, device: Any) -> Stream:
         return own_stream(device)
 
-    def address(self, array: Any, stream: Stream) -> tuple[int, Any]:
+    def pointer(self, array: Any, stream: Stream) -> tuple[int, Any]:
         """See Library; for an array that is not contiguous, the address of a copy."""
         view, owner = interchange.imported(array.__dlpack__(stream=stream.handle or _LEGACY))
         if not view.contiguous:
-            return self.address(self.compact(array), stream)
+            return self.pointer(self.compact(array), stream)
         return view.address, (owner, array)
-
-    def contiguous(self, array: Any) -> bool:
-        """Always True, because ``address`` copies an array that is not contiguous."""
-        return True
 
     def compact(self, array: Any) -> Any:
         return array.__array_namespace__().asarray(array, copy=True)
@@ -92,7 +88,7 @@ class Exchange(Library):
 
     def finished(self, array: Any, stream: Stream) -> Any:
         """A new array over the memory of the written array, whose readers wait for the stream."""
-        address, held = self.address(array, stream)
+        address, held = self.pointer(array, stream)
         shape, dtype = tuple(array.shape), np.dtype(array.dtype)
         memory = StreamMemory(address, array.nbytes, held)
         return array.__array_namespace__().from_dlpack(Exported(memory, shape, dtype, stream))

@@ -55,8 +55,13 @@ class Library:
         return (*[self.place(array) for array in given], *map(type, given))
 
     def pointer(self, array: Any, stream: Stream) -> tuple[int, Any]:
-        """As ``address``, but 0 for an array that is not contiguous."""
-        return self.address(array, stream) if self.contiguous(array) else (0, None)
+        """Returns (address of the first element, an object that must live until the work is on the stream); the address
+        is 0 for an array that is not contiguous in C order."""
+        interface = array.__cuda_array_interface__
+        strides = interface.get("strides")
+        if strides is not None and not is_contiguous(array.shape, strides, np.dtype(array.dtype).itemsize):
+            return 0, None
+        return interface["data"][0], array
 
     def pointers(self, arrays: Sequence[Any], stream: Stream) -> list[int]:
         """The addresses of arrays that live until the work is launched; 0 for an array that is not contiguous."""
@@ -73,15 +78,6 @@ class Library:
     def is_current(self, stream: Stream) -> bool:
         """Whether the stream's device is the calling thread's current device."""
         return stream.place.is_current()
-
-    def address(self, array: Any, stream: Stream) -> tuple[int, Any]:
-        """Returns (address of the first element, an object that must live until the work is on the stream)."""
-        return array.__cuda_array_interface__["data"][0], array
-
-    def contiguous(self, array: Any) -> bool:
-        """Whether an array's elements are contiguous in C order."""
-        strides = array.__cuda_array_interface__.get("strides")
-        return strides is None or is_contiguous(array.shape, strides, np.dtype(array.dtype).itemsize)
 
     def compact(self, array: Any) -> Any:
         """A contiguous copy on the device, in the order of the current stream."""

@@ -1,12 +1,12 @@
 """Arrays in host memory, as operands and results of a call: addresses of operands, and new results.
 
 NumPy's arrays and those of other libraries are here; those of PyTorch's operators, whose tensors have memory formats,
-are in ``torch/eager/host``.
+are in ``torch/eager/planning``.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyopencl as cl
@@ -18,40 +18,20 @@ from .array_library import Library
 from .operands import address, native
 
 
-class HostArrays(Protocol):
-    """The operations on host arrays that a call needs."""
+class HostArrays:
+    """The operations on host arrays that a call needs, for NumPy's arrays; subclasses are for other libraries'.
 
-    def input_address(self, array: Any) -> int:
-        """The address of element 0; 0 if kernels cannot read the array in place."""
-
-    def bias_address(self, array: Any) -> int:
-        """The address of a bias, or of the table of a quantized call; 0 as for ``input_address``."""
-
-    def output_address(self, array: Any) -> int:
-        """The address of a result's element 0; 0 if kernels cannot write it in place."""
-
-    def allocate(self) -> tuple[Any, int]:
-        """Returns a new result array, and its address."""
-
-    def compact(self, array: Any) -> tuple[Any, int]:
-        """Returns a copy of an array that kernels can read in place, and the copy's address."""
-
-    def view(self, array: Any) -> np.ndarray:
-        """NumPy's view of an array, for copies on the host."""
-
-    def finished(self, made: Any, input1: Any) -> Any:
-        """The array that the caller gets on the slow path for a result of ``allocate``; ``input1`` is like it."""
-
-
-class NumPyArrays:
-    """NumPy's arrays. ``swapped``: some operand is not in native byte order, so that all are copied."""
+    ``swapped``: some operand is not in native byte order, so that all are copied.
+    """
 
     def __init__(self, problem: ConvProblem, device: cl.Device, dtype: np.dtype, size: int, swapped: bool) -> None:
         """``dtype`` and ``size`` (in bytes) are those of the result."""
         self.shape, self.dtype, self.strides = problem.out_shape, dtype, None
         shape = problem.out_shape
         self.input_address: Any = _no_address if swapped else address
+        """``input_address(array)`` is the address of element 0; 0 if kernels cannot read the array in place."""
         self.bias_address: Any = _table_address if problem.quantized else self.input_address
+        """The same for a bias, or for the table of a quantized call."""
         empty = host_memory.empty
 
         def output_address(array: Any) -> int:
@@ -64,20 +44,25 @@ class NumPyArrays:
 
         # output_address and allocate are closures, because reading a method's attributes is too slow for a warm call.
         self.output_address: Any = output_address
+        """The address of a result's element 0; 0 if kernels cannot write it in place."""
         self.allocate: Any = allocate
+        """``allocate()`` returns a new result array, and its address."""
 
     def compact(self, array: Any) -> tuple[Any, int]:
+        """Returns a copy of an array that kernels can read in place, and the copy's address."""
         copy = native(self.view(array))
         return copy, address(copy)
 
     def view(self, array: Any) -> np.ndarray:
+        """NumPy's view of an array, for copies on the host."""
         return array
 
     def finished(self, made: Any, input1: Any) -> Any:
+        """The array that the caller gets on the slow path for a result of ``allocate``; ``input1`` is like it."""
         return made
 
 
-class LibraryArrays(NumPyArrays):
+class LibraryArrays(HostArrays):
     """Arrays of another library, such as ``like``, whose results are its own."""
 
     def __init__(self, library: Library, like: Any, *given: Any) -> None:

@@ -4,7 +4,8 @@ Nothing is copied. On a CPU device memory is the host's; on an NVIDIA device wit
 CUDA's too. OpenCL cannot see memory that another library made with CUDA alone: a tensor over it has a CUDA stream for
 its queue, and commands for it go there.
 Each export waits until the queue has computed the values; later writes through a view are ordered by the host
-(``queue.finish()`` or the other library's own synchronisation).
+(``queue.finish()`` or the other library's own synchronisation). A tensor here has ``base_data``, ``queue``, ``offset``,
+``shape``, ``strides`` (in bytes), ``dtype``, ``size`` and ``contiguous``.
 
 DLPack: https://dmlc.github.io/dlpack, version 0.8 of the structures, in capsules named ``dltensor``.
 """
@@ -15,7 +16,7 @@ import ctypes
 import math
 import threading
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p, py_object
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyopencl as cl
@@ -23,7 +24,7 @@ import pyopencl as cl
 from ...api.dtypes import numpy_dtype
 from ...api.errors import InvalidArgument
 from ...device import runtime
-from ...device.cuda_driver import cuda_of
+from ...device.cuda_driver import cuda_of, structure
 from ...device.memory import allocator as memory
 from ...device.places.stream import Stream, StreamMemory, dlpack_kind
 from .operands import is_contiguous
@@ -34,52 +35,16 @@ _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 _BFLOAT_CODE = 4
 
 
-class Strided(Protocol):
-    """The attributes of a tensor that is exported: its memory, and the layout of its elements; strides are in bytes."""
-
-    base_data: Any
-    queue: Any
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: np.dtype
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-
-    @property
-    def contiguous(self) -> bool:
-        """Whether the elements are contiguous in C order."""
-
-
 _Deleter = ctypes.CFUNCTYPE(None, c_void_p)
 
 
-class _Device(ctypes.Structure):
-    _fields_ = [("kind", c_int32), ("number", c_int32)]
-
-
-class _Dtype(ctypes.Structure):
-    _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
-
-
-class _View(ctypes.Structure):
-    _fields_ = [
-        ("data", c_void_p),
-        ("device", _Device),
-        ("ndim", c_int32),
-        ("dtype", _Dtype),
-        ("shape", POINTER(c_int64)),
-        ("strides", POINTER(c_int64)),
-        ("offset", c_uint64),
-    ]
-
-
-class _Managed(ctypes.Structure):
-    _fields_ = [("view", _View), ("context", c_void_p), ("deleter", c_void_p)]
-
-
+_Device = structure(kind=c_int32, number=c_int32)
+_Dtype = structure(code=c_uint8, bits=c_uint8, lanes=c_uint16)
+_View = structure(
+    data=c_void_p, device=_Device, ndim=c_int32, dtype=_Dtype, shape=POINTER(c_int64), strides=POINTER(c_int64),
+    offset=c_uint64,
+)  # fmt: skip
+_Managed = structure(view=_View, context=c_void_p, deleter=c_void_p)
 _python = ctypes.pythonapi
 _exports: dict[int, Any] = {}
 _lock = threading.Lock()
@@ -98,7 +63,7 @@ def host_address(queue: cl.CommandQueue, buffer: cl.MemoryObject, size: int) -> 
     return address
 
 
-def _address(tensor: Strided, stream: Any = None) -> tuple[int, int, int]:
+def _address(tensor: Any, stream: Any = None) -> tuple[int, int, int]:
     """The DLPack device type, device number and address of the first element, with values ready for ``stream``."""
     if isinstance(tensor.queue, Stream):
         if stream != -1:  # DLPack's streams None and 1 are the default stream; -1 asks for no synchronization
@@ -120,29 +85,20 @@ def _address(tensor: Strided, stream: Any = None) -> tuple[int, int, int]:
     return CUDA, cuda.number, address + tensor.offset
 
 
-def array_interface(tensor: Strided) -> dict[str, Any]:
-    """The value of ``__array_interface__``. Raises AttributeError off the CPU, so that NumPy looks no further."""
-    kind, _, address = _address(tensor)
-    if kind != CPU:
-        raise AttributeError("the memory is not the host's: take .numpy() for a copy")
-    return _interface(tensor, address)
-
-
-def cuda_array_interface(tensor: Strided) -> dict[str, Any]:
-    """The value of ``__cuda_array_interface__``, version 3. Raises AttributeError where CUDA cannot see the memory."""
-    kind, _, address = _address(tensor)
-    if kind != CUDA:
-        raise AttributeError("the memory is not CUDA's")
-    return _interface(tensor, address) | {"stream": None}
-
-
-def _interface(tensor: Strided, address: int) -> dict[str, Any]:
+def array_interface(tensor: Any, kind: int = CPU) -> dict[str, Any]:
+    """The value of ``__array_interface__``; of ``__cuda_array_interface__``, version 3, with ``kind=CUDA``. Raises
+    AttributeError for memory of another kind, so that NumPy looks no further."""
+    kind_of_memory, _, address = _address(tensor)
+    if kind_of_memory != kind:
+        what = "the host's: take .numpy() for a copy" if kind == CPU else "CUDA's"
+        raise AttributeError(f"the memory is not {what}")
     strides = None if tensor.contiguous else tensor.strides
     data = (address if tensor.size else 0, False)
-    return {"shape": tensor.shape, "typestr": tensor.dtype.str, "data": data, "strides": strides, "version": 3}
+    interface = {"shape": tensor.shape, "typestr": tensor.dtype.str, "data": data, "strides": strides, "version": 3}
+    return interface if kind == CPU else interface | {"stream": None}
 
 
-def dlpack_device(tensor: Strided) -> tuple[int, int]:
+def dlpack_device(tensor: Any) -> tuple[int, int]:
     """Returns (device type, device number) in DLPack's numbering."""
     if isinstance(tensor.queue, Stream):
         return tensor.queue.place.dlpack, tensor.queue.place.number
@@ -152,7 +108,7 @@ def dlpack_device(tensor: Strided) -> tuple[int, int]:
     return kind, number
 
 
-def dlpack(tensor: Strided, stream: Any = None) -> Any:
+def dlpack(tensor: Any, stream: Any = None) -> Any:
     """A capsule over the tensor's memory, which lives as long as its consumer wants. Raises BufferError.
 
     The values are ready for any consumer, or, for a tensor on a CUDA stream, for work on ``stream``, DLPack's argument.
@@ -183,7 +139,7 @@ def capsule(
     return _new_capsule(address_of_managed, _UNUSED_NAME, ctypes.cast(_forget, c_void_p))
 
 
-def _dtype(dtype: np.dtype) -> _Dtype:
+def _dtype(dtype: np.dtype) -> Any:
     if dtype.name == "bfloat16":
         return _Dtype(_BFLOAT_CODE, 16, 1)
     if dtype.kind not in _CODES:
@@ -212,7 +168,12 @@ def from_dlpack(kind: type, source: Any, queue: cl.CommandQueue | None = None) -
             f"the source lies on DLPack device {where}, the queue's device is {own}: copy it there first"
         )
     if where[0] == CPU:
-        buffer, offset = _over_host(queue, address, span(shape, strides, dtype)), 0
+        size, flags, offset = span(shape, strides, dtype), cl.mem_flags.READ_WRITE, 0
+        if size:
+            host_bytes = np.frombuffer((c_uint8 * size).from_address(address), np.uint8)
+            buffer = cl.Buffer(queue.context, flags | cl.mem_flags.USE_HOST_PTR, hostbuf=host_bytes)
+        else:
+            buffer = cl.Buffer(queue.context, flags, 1)
     else:
         block_and_offset = memory.shared_block(address)
         if block_and_offset is None:
@@ -290,14 +251,7 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtyp
     return sum((size - 1) * step for size, step in zip(shape, strides, strict=True)) + dtype.itemsize
 
 
-def _over_host(queue: cl.CommandQueue, address: int, size: int) -> cl.Buffer:
-    if not size:
-        return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 1)
-    host_bytes = np.frombuffer((c_uint8 * size).from_address(address), np.uint8)
-    return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=host_bytes)
-
-
-def _numpy_dtype(dtype: _Dtype) -> np.dtype:
+def _numpy_dtype(dtype: Any) -> np.dtype:
     if dtype.lanes == 1 and dtype.code == _BFLOAT_CODE and dtype.bits == 16:
         return numpy_dtype("bfloat16")
     letters = {code: letter for letter, code in _CODES.items()}
@@ -309,7 +263,7 @@ def _numpy_dtype(dtype: _Dtype) -> np.dtype:
 class _Owner:
     """Tells the source that its memory is no longer used, when the last buffer over it goes."""
 
-    def __init__(self, managed: _Managed) -> None:
+    def __init__(self, managed: Any) -> None:
         self._delete = _Deleter(managed.deleter) if managed.deleter else None
         self._place = ctypes.addressof(managed)
 

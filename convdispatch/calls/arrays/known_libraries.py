@@ -105,12 +105,6 @@ class Torch(Library):
             raise NoDeviceMemory(f"PyTorch has no memory left: {error}") from None
         return block.data_ptr(), block
 
-    def address(self, array: Any, stream: Stream) -> tuple[int, Any]:
-        return array.data_ptr(), array
-
-    def contiguous(self, array: Any) -> bool:
-        return bool(array.is_contiguous())
-
     def compact(self, array: Any) -> Any:
         return array.contiguous()
 
@@ -177,11 +171,8 @@ class CuPy(Library):
             block = self.cupy.cuda.alloc(size)
         return block.ptr, block
 
-    def address(self, array: Any, stream: Stream) -> tuple[int, Any]:
-        return array.data.ptr, array
-
-    def contiguous(self, array: Any) -> bool:
-        return bool(array.flags.c_contiguous)
+    def pointer(self, array: Any, stream: Stream) -> tuple[int, Any]:
+        return (array.data.ptr, array) if array.flags.c_contiguous else (0, None)
 
     def compact(self, array: Any) -> Any:
         with array.device:

@@ -18,7 +18,6 @@ from pyopencl import SVM
 
 from ...api.errors import InvalidArgument
 from ...device import runtime
-from ...device.commands.host_memory import HostMemory
 from ...device.commands.interface import Commands, thread
 from ...device.commands.queues import commands_of
 from ...device.memory import allocator as memory
@@ -150,14 +149,6 @@ def native(array: np.ndarray) -> np.ndarray:
     if flags.c_contiguous and flags.aligned and dtype.isnative:
         return array
     return np.require(array, dtype.newbyteorder("="), "CA")
-
-
-def host_memory(array: np.ndarray) -> HostMemory:
-    """An array's memory as a kernel argument."""
-    try:
-        return HostMemory(array)
-    except (ValueError, TypeError):  # the array is read-only, or the buffer protocol has no letter for its dtype
-        return HostMemory.at(array.__array_interface__["data"][0], array.nbytes, array)
 
 
 def address(array: Any) -> int:

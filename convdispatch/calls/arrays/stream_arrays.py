@@ -69,10 +69,10 @@ class StreamArrays:
         """The memory of an array, or of its copy in the stream's order: contiguous, and aligned for vector loads."""
         library = self.library
         address, held = library.pointer(array, stream)
-        if not address:
-            if out and not library.contiguous(array):
+        if held is None:
+            if out:
                 raise InvalidArgument(f"out must be contiguous, got one of shape {tuple(array.shape)} with gaps")
-            address, held = library.address(array if library.contiguous(array) else library.compact(array), stream)
+            address, held = library.pointer(library.compact(array), stream)
         region = StreamMemory(address, size, held)
         if out or address % ALIGNMENT == 0:
             return region

@@ -32,6 +32,7 @@ from ...selection.plugins import verdicts
 from ...selection.prepared import Prepared
 from ...selection.records.perfdb import perfdb, scope_of
 from ...selection.records.record import Record, choice_text
+from .tiers import building
 
 PROBLEM_MS = 1000.0
 """The most milliseconds of one problem's search."""
@@ -65,8 +66,6 @@ class _Request:
 _considered: set[Any] = set()
 _requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
 _lock = threading.Lock()
-_switching = threading.Lock()
-"""This lock is held while this process compiles a plan; a capture begins only when it is free."""
 _capturing = 0
 _spent = 0.0
 _busy = 0
@@ -120,13 +119,10 @@ def drain(timeout: float) -> bool:
 
 
 def capture_begins() -> None:
-    """Note that a stream's commands are captured: until all captures end, nothing is measured and no plan compiled.
-
-    Waits for a plan that is being compiled.
-    """
+    """Note that a stream's commands are captured: until all captures end, nothing is measured and no plan compiled. Who
+    captures then waits for a plan that is being compiled (``tiers.wait_for_builds``)."""
     global _capturing
-    with _switching:
-        _capturing += 1
+    _capturing += 1
 
 
 def capture_ends() -> None:
@@ -231,7 +227,7 @@ def _searched(request: _Request, children: dict[str, Child], budget_ms: float) -
 def _out_of_captures() -> Iterator[None]:
     while True:
         _until_quiet()
-        with _switching:
+        with building():
             if not _capturing:
                 yield
                 return

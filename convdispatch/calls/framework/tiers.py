@@ -16,7 +16,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ from ...device.garbage import collection_put_off
 from ...selection import dispatch
 from ...selection.planpack import from_environment
 from ...selection.planpack.decisions import fixed_by_pack
-from ..planner_pool import progress_line
 from ..planner_pool.pool import NoHelp, PlannerPool, pool_of
+from ..planner_pool.progress_line import WAITED_S, ProgressLine
 from .fallback import Fallback
 
 BURST_S = 0.3
@@ -164,7 +164,8 @@ class Pending:
         if in_pack and (not on_cuda or machine_code.carried()):
             self.answer.set_result(None)
         else:
-            self.answer = pool.ask(problem, policy, _seconds(problem))
+            # The problem that a GPU takes longest for is planned first.
+            self.answer = pool.ask(problem, policy, max(problem.flops / _GPU_FLOPS, problem.bytes / _GPU_BANDWIDTH))
 
     def resolved(self, wait: bool = False) -> Any:
         """The call, loaded now if its plan is ready; None if it is not, or if loading has used up its share of time.
@@ -247,7 +248,7 @@ def first(
 ) -> Any:
     """Returns ``build()`` if the call is planned now, else a ``Pending``, which becomes the call later. Raises the
     errors of ``build``."""
-    build = _counted(build)
+    build = building()(build)
     if problem.mb == 0 or framework.capturing() or dispatch.planned(problem, runtime.context(device), policy):
         return build()
     if waits(policy, on_cuda, framework):
@@ -273,7 +274,7 @@ def first(
 def aside(device: Any, problem: ConvProblem, policy: Policy, build: Callable[[], Any], framework: Framework) -> Any:
     """Returns as ``first``, for a further size of a layer on a CPU. Raises Compiling if enough problems wait already,
     and the errors of ``build``."""
-    build = _counted(build)
+    build = building()(build)
     if framework.capturing() or dispatch.planned(problem, runtime.context(device), policy):
         return build()
     from_environment()
@@ -309,7 +310,7 @@ def drain(timeout_s: float = WAIT_S, purpose: str = "compiling kernels") -> int:
         left = sum(not problem.answer.done() for problem in problems)
         return len(problems) - left, left
 
-    with progress_line.shown(purpose, counts, progress_line.WAITED_S):
+    with ProgressLine(purpose, counts, after_s=WAITED_S):
         for problem in problems:
             if futures.wait([problem.answer], max(0.0, end - time.monotonic())).done:
                 with contextlib.suppress(Exception):  # the next call of the problem raises the same error
@@ -325,23 +326,15 @@ def wait_for_builds() -> None:
         _built.wait_for(lambda: not _builds, WAIT_S)
 
 
-def _counted(build: Callable[[], Any]) -> Callable[[], Any]:
-    """``build``, for whose end ``wait_for_builds`` waits."""
-
-    def counted() -> Any:
-        global _builds
+@contextlib.contextmanager
+def building() -> Iterator[None]:
+    """``wait_for_builds`` waits for the end of the block, which builds a call or compiles a plan."""
+    global _builds
+    with _built:
+        _builds += 1
+    try:
+        yield
+    finally:
         with _built:
-            _builds += 1
-        try:
-            return build()
-        finally:
-            with _built:
-                _builds -= 1
-                _built.notify_all()
-
-    return counted
-
-
-def _seconds(problem: ConvProblem) -> float:
-    """Roughly the seconds that a GPU takes for a problem; the longest is planned first."""
-    return max(problem.flops / _GPU_FLOPS, problem.bytes / _GPU_BANDWIDTH)
+            _builds -= 1
+            _built.notify_all()

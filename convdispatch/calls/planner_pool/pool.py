@@ -27,7 +27,7 @@ from ...device.child import FEW_THREADS, Answer, Child
 from ...device.programs.compile_pool import compilers
 from ...selection import decision_store, dispatch
 from ...selection.plugins.loader import plugins
-from . import progress_line
+from .progress_line import ProgressLine
 
 IDLE_S = 20.0
 """Seconds without a problem after which a child process ends."""
@@ -70,9 +70,10 @@ class PlannerPool:
         self._workers = 0
         self._waiting = 0
         self._under_way = 0
-        self._finished = 0
+        self.finished = 0
+        """The number of problems answered so far."""
         self._epoch = 0
-        self._progress: threading.Event | None = None
+        self._progress: ProgressLine | None = None
         self._closed: str | None = None
         dispatch.on_forget(self._forget)
 
@@ -94,32 +95,25 @@ class PlannerPool:
             heapq.heappush(self._tasks, task)
             self._show_progress()
             if self._waiting < len(self._tasks) and self._workers < self._max_workers:
-                self._workers += 1
-                threading.Thread(target=self._work, name="convdispatch-planner", daemon=True).start()
+                self._start_worker()
             self._changed.notify()
         return task.answer
 
+    def _start_worker(self) -> None:
+        """Start a thread with a child process of its own. The caller holds the lock."""
+        self._workers += 1
+        threading.Thread(target=self._work, name="convdispatch-planner", daemon=True).start()
+
     def _show_progress(self) -> None:
         """Show a progress line on the terminal while many problems are left. The caller holds the lock."""
-        if self._progress is None or self._progress.is_set():
-            finished_before = self._finished
-
-            def counts() -> tuple[int, int]:
-                if not self.left and self._progress is not None:
-                    self._progress.set()
-                return self._finished - finished_before, self.left
-
-            self._progress = progress_line.start("compiling kernels in the background", counts, self._max_workers)
+        if self._progress is None or self._progress.ended.is_set():
+            before, what = self.finished, "compiling kernels in the background"
+            self._progress = ProgressLine(what, lambda: (self.finished - before, self.left), self._max_workers)
 
     @property
     def left(self) -> int:
         """The number of problems that are requested and not answered yet."""
         return len(self._tasks) + self._under_way
-
-    @property
-    def finished(self) -> int:
-        """The number of problems answered so far."""
-        return self._finished
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
@@ -152,7 +146,10 @@ class PlannerPool:
             try:
                 child = _Child(self.device)
             except Exception as error:
-                self._lost(f"a child that plans could not be started: {error}")
+                with self._changed:
+                    is_only_one = self._workers <= 1
+                if is_only_one:  # every waiting request fails, because no child process can be started
+                    self.close(f"a child that plans could not be started: {error}")
                 return
             while (task := self._next()) is not None:
                 try:
@@ -205,7 +202,7 @@ class PlannerPool:
             decision_store.remember(task.problem, self._info, task.policy, decision)
         with self._changed:
             self._under_way -= 1
-            self._finished += 1
+            self.finished += 1
         if failure is None:
             task.answer.set_result(None)
         else:
@@ -218,17 +215,9 @@ class PlannerPool:
             retries = task.tries < _TRIES and self._closed is None
             if retries:
                 heapq.heappush(self._tasks, task)
-                self._workers += 1
-                threading.Thread(target=self._work, name="convdispatch-planner", daemon=True).start()
+                self._start_worker()
         if not retries:
             task.answer.set_exception(NoHelp(f"a child that planned {task.problem} ended: {error}"))
-
-    def _lost(self, why: str) -> None:
-        """Fail every waiting request, because no child process can be started."""
-        with self._changed:
-            if self._workers > 1:
-                return
-        self.close(why)
 
 
 def _shorten(tables: dict[str, Any], most: int) -> None:
@@ -246,10 +235,7 @@ class _Child(Child):
     def __init__(self, device: cl.Device) -> None:
         super().__init__(f"{__package__}.worker", {"device": runtime.address(device)}, environment=FEW_THREADS)
         try:
-            greeting = self.hear()
-            if greeting is None:
-                raise EOFError(self.how_it_ended())
-            if greeting.get("solvers") != sorted(plugins().solvers):
+            if self.heard().get("solvers") != sorted(plugins().solvers):
                 raise RuntimeError("it has other solvers than this process, to which plugins were added since")
         except BaseException:
             self.close()
@@ -262,14 +248,11 @@ class _Child(Child):
         return self.ask({"problem": str(problem), "policy": choices, "epoch": epoch, "for_cuda": for_cuda})
 
 
-_lock = threading.Lock()
-_pools: dict[Any, PlannerPool] = {}
+_pools: dict[cl.Device, PlannerPool] = {}
 
 
 def pool_of(device: cl.Device) -> PlannerPool:
-    """The PlannerPool of a device, created once."""
-    with _lock:
-        pool = _pools.get(device)
-        if pool is None:
-            pool = _pools[device] = PlannerPool(device)
-        return pool
+    """The PlannerPool of a device; the callers hold the lock of ``framework.tiers``, so that it is created once."""
+    if device not in _pools:
+        _pools[device] = PlannerPool(device)
+    return _pools[device]

@@ -11,9 +11,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
 LEAST_S = 3.0
 """The fewest seconds of work left for which a line is shown."""
@@ -22,71 +20,57 @@ WAITED_S = 1.0
 _ASSUMED_S = 0.3
 """Seconds that one problem is assumed to take, until some are done."""
 _UPDATE_S = 0.5
-_lines: list[threading.Event] = []
-"""The ends of the lines that are under way, in the order in which they began."""
+_lines: list[ProgressLine] = []
+"""The lines that are under way, in the order in which they began."""
 
 
-def _line(what: str, done: int, total: int, left_s: float) -> str:
-    return f"convdispatch: {what}, {done} of {total}, about {max(1, round(left_s))} s left"
+class ProgressLine(threading.Thread):
+    """Shows the line until nothing is left, the block ends or ``ended`` is set, as it is without a terminal.
 
+    ``counts()`` returns how many problems are done and left; ``at_once`` of them are assumed to run in parallel until
+    some are done. After ``after_s`` seconds the line is shown, however little is left.
+    """
 
-@dataclass
-class _Line:
-    """What a line says: ``counts()`` returns how many problems are done and left; ``at_once`` of them are assumed to
-    run in parallel until some are done. After ``after_s`` seconds the line is shown, however little is left."""
+    def __init__(
+        self, what: str, counts: Callable[[], tuple[int, int]], at_once: int = 1, after_s: float = math.inf
+    ) -> None:
+        super().__init__(name="convdispatch-progress", daemon=True)
+        self._what, self._counts, self._at_once, self._after_s = what, counts, at_once, after_s
+        self.ended, self._stream = threading.Event(), sys.stderr
+        with contextlib.suppress(AttributeError, ValueError):
+            if self._stream.isatty():
+                _lines.append(self)
+                self.start()
+                return
+        self.ended.set()
 
-    what: str
-    counts: Callable[[], tuple[int, int]]
-    at_once: int
-    after_s: float
+    def __enter__(self) -> None:
+        pass
 
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
 
-def _watch(stream: Any, line: _Line, ended: threading.Event) -> None:
-    """Write the line until ``ended`` is set."""
-    begin, width = time.monotonic(), 0
-    done_before, _ = line.counts()
-    while not ended.wait(_UPDATE_S):
-        done, left = line.counts()
-        if not left:
-            break
-        finished, elapsed = done - done_before, time.monotonic() - begin
-        seconds_each = elapsed / finished if finished else _ASSUMED_S / line.at_once
-        if _lines[-1] is not ended or not (width or seconds_each * left >= LEAST_S or elapsed >= line.after_s):
-            continue
-        text = _line(line.what, done, done + left, seconds_each * left)
+    def run(self) -> None:
+        """Write the line until ``ended`` is set."""
+        begin, width = time.monotonic(), 0
+        done_before, _ = self._counts()
+        while not self.ended.wait(_UPDATE_S):
+            done, left = self._counts()
+            if not left:
+                break
+            finished, elapsed = done - done_before, time.monotonic() - begin
+            left_s = left * (elapsed / finished if finished else _ASSUMED_S / self._at_once)
+            if _lines[-1] is not self or not (width or left_s >= LEAST_S or elapsed >= self._after_s):
+                continue
+            text = f"convdispatch: {self._what}, {done} of {done + left}, about {max(1, round(left_s))} s left"
+            self._write("\r" + text.ljust(width))
+            width = max(width, len(text))
+        self.ended.set()
+        _lines.remove(self)
+        if width:
+            self._write("\r" + " " * width + "\r")
+
+    def _write(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):
-            stream.write("\r" + text.ljust(width))
-            stream.flush()
-        width = max(width, len(text))
-    _lines.remove(ended)
-    if width:
-        with contextlib.suppress(OSError, ValueError):
-            stream.write("\r" + " " * width + "\r")
-            stream.flush()
-
-
-def start(
-    what: str, counts: Callable[[], tuple[int, int]], at_once: int = 1, after_s: float = math.inf
-) -> threading.Event | None:
-    """Show the line until nothing is left, or the returned event is set; returns None without a terminal."""
-    try:
-        if not sys.stderr.isatty():
-            return None
-    except (AttributeError, ValueError):
-        return None
-    ended = threading.Event()
-    _lines.append(ended)
-    line = _Line(what, counts, at_once, after_s)
-    threading.Thread(target=_watch, args=(sys.stderr, line, ended), name="convdispatch-progress", daemon=True).start()
-    return ended
-
-
-@contextlib.contextmanager
-def shown(what: str, counts: Callable[[], tuple[int, int]], after_s: float = math.inf) -> Iterator[None]:
-    """Shows the progress line while the block runs."""
-    ended = start(what, counts, after_s=after_s)
-    try:
-        yield
-    finally:
-        if ended is not None:
-            ended.set()
+            self._stream.write(text)
+            self._stream.flush()

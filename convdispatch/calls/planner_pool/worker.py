@@ -23,22 +23,37 @@ _NICENESS_ON_CPU = 19
 
 
 def _serve() -> None:
-    _lower_priority(_NICENESS)
+    os.nice(_NICENESS)
     requests = questions()
     platform, number = map(int, next(requests)["device"].split(":"))
     warnings.simplefilter("ignore")  # the parent process gives the warnings that concern it
 
     from ...api.policy import policy
     from ...api.problem import ConvProblem
+    from ...device import runtime
     from ...device.cache import artifact_store
     from ...device.opencl.platforms import device_info, platforms
+    from ...device.places.stream import place_of_device
+    from ...device.programs.ptx_program import for_streams
     from ...selection import dispatch
     from ...selection.plugins.loader import plugins
 
     device = platforms()[platform].get_devices()[number]
     if device_info(device).type == "cpu":
-        _lower_priority(_NICENESS_ON_CPU - _NICENESS)
-    plan = _planner(device)
+        os.nice(_NICENESS_ON_CPU - _NICENESS)
+    context = runtime.context(device)
+
+    def plan(problem: ConvProblem, for_cuda: bool) -> Any:
+        """Every program of the plan is cached then, in the form that the parent loads."""
+        place = place_of_device(device) if for_cuda else None
+        with contextlib.nullcontext() if place is None else for_streams():
+            prepared = dispatch.prepare(problem, context)
+        if place is not None and prepared.recordable:
+            # The parent process gets the same error when it loads the plan, and reports it.
+            with contextlib.suppress(Exception), place.current():
+                place.assemble(prepared.executable(runtime.queue(device)))
+        return prepared
+
     answer({"solvers": sorted(plugins().solvers)})
     epoch = None
     for request in requests:
@@ -52,35 +67,6 @@ def _serve() -> None:
             answer({"failed": f"{type(error).__name__}: {error}"})
             continue
         _answer(prepared, gathered)
-
-
-def _lower_priority(steps: int) -> None:
-    with contextlib.suppress(OSError):
-        os.nice(steps)
-
-
-def _planner(device: Any) -> Any:
-    """Returns ``plan(problem, for_cuda)``, after which every program of the plan is cached in the form that the parent
-    loads."""
-    from ...device import runtime
-    from ...device.places.stream import place_of_device
-    from ...device.programs.ptx_program import for_streams
-    from ...selection import dispatch
-
-    context = runtime.context(device)
-
-    def plan(problem: Any, for_cuda: bool) -> Any:
-        place = place_of_device(device) if for_cuda else None
-        with for_streams() if place is not None else contextlib.nullcontext():
-            prepared = dispatch.prepare(problem, context)
-        if place is not None:
-            # The parent process gets the same error when it loads the plan, and reports it.
-            with contextlib.suppress(Exception), place.current():
-                if prepared.recordable:
-                    place.assemble(prepared.executable(runtime.queue(device)))
-        return prepared
-
-    return plan
 
 
 def _answer(prepared: Any, gathered: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyopencl as cl
@@ -21,13 +21,6 @@ from .queues import OpenCLQueue
 
 _MIN_POOLED = 1 << 16
 """Results of at least this many bytes come from the pool; the C library itself reuses smaller blocks."""
-
-
-class Place(NamedTuple):
-    """The key under which a device's host memory is counted among its pools."""
-
-    device: cl.Device
-    kind: str = "host"
 
 
 class HostMemory(cl.SVM):
@@ -66,12 +59,12 @@ def has_system_svm(device: cl.Device) -> bool:
 @functools.lru_cache(maxsize=16)
 def pool_of(device: cl.Device) -> HostPool:
     """The device's pool of host memory, which counts in the device's memory statistics and limits."""
-    return allocator.join(Place(device), HostPool())
+    return allocator.join(allocator.PoolKey(device, "host"), HostPool())
 
 
 def lease(device: cl.Device, size: int) -> Any:
     """Host memory of ``size`` bytes from the device's pool, as a ctypes array; its destructor returns the memory."""
-    return allocator.take(pool_of(device), Place(device), size)
+    return allocator.take(pool_of(device), allocator.PoolKey(device, "host"), size)
 
 
 def empty(device: cl.Device, shape: tuple[int, ...], dtype: np.dtype, size: int) -> np.ndarray:

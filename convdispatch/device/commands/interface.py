@@ -8,7 +8,6 @@ replayed on any of the others.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,10 +15,7 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
-
-@functools.cache
-def _kernel_names() -> Any:
-    return cl.program_info.KERNEL_NAMES
+from ..memory import allocator
 
 
 class Kernel:
@@ -43,7 +39,7 @@ class Kernel:
         self.local_size = None if local_size is None else tuple(map(int, local_size))
         self.dtypes = [None if dtype is None else np.dtype(dtype) for dtype in dtypes]
         self._bound: Any = None
-        if name not in program.get_info(_kernel_names()).split(";"):
+        if name not in program.get_info(cl.program_info.KERNEL_NAMES).split(";"):
             self.make()  # raises with the driver's message, as the program has no such kernel
         self.lock = threading.Lock()  # a cl.Kernel stores its arguments: setting them and launching must not interleave
         self.streams: Any = None
@@ -91,12 +87,22 @@ class Commands:
     """
 
     __slots__ = ()
-    context: cl.Context
-    device: cl.Device
+    queue: cl.CommandQueue
+    """The OpenCL queue of commands that are no stream's."""
     kind = "opencl"
     """The kind of memory that commands use: a binding serves all Commands of the same kind, context and device."""
     replayed = False
     """Whether commands are only recorded, to run later, perhaps many times."""
+
+    @property
+    def context(self) -> cl.Context:
+        """The queue's context."""
+        return self.queue.context
+
+    @property
+    def device(self) -> cl.Device:
+        """The queue's device."""
+        return self.queue.device
 
     def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> Any:
         """Run a kernel; ``arguments`` are memory, None for a null pointer, and numbers as ``kernel.dtypes`` says."""
@@ -120,12 +126,13 @@ class Commands:
         raise NotImplementedError
 
     def fresh(self, size: int) -> Any:
-        """Long-lived memory that is never a part of another block, for example for packed weights."""
-        raise NotImplementedError
+        """Long-lived memory that is never a part of another block, for example for packed weights; see
+        ``memory.fresh``."""
+        return allocator.fresh(self.queue, size)
 
     def bring(self, array: np.ndarray) -> Any:
         """Memory as from ``fresh`` with a copy of a contiguous array, complete when this returns."""
-        raise NotImplementedError
+        return allocator.fresh(self.queue, array.nbytes, array)
 
     def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
         """Copy from byte ``offset`` of memory into a contiguous host array, after all earlier commands; waits."""

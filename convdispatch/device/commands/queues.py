@@ -21,16 +21,6 @@ class OpenCLQueue(Commands):
         self.queue = queue
 
     @property
-    def context(self) -> cl.Context:  # type: ignore[override]
-        """The queue's context."""
-        return self.queue.context
-
-    @property
-    def device(self) -> cl.Device:  # type: ignore[override]
-        """The queue's device."""
-        return self.queue.device
-
-    @property
     def properties(self) -> int:
         """The queue's properties, which say whether it is in order."""
         return self.queue.properties
@@ -69,16 +59,9 @@ class OpenCLQueue(Commands):
         """A block of the queue's pool; see ``memory.allocate``."""
         return memory.allocate(self.queue, size)
 
-    def fresh(self, size: int) -> cl.MemoryObject:
-        """See ``memory.fresh``."""
-        return memory.fresh(self.queue, size)
-
     def flush(self) -> None:
         """Flush the queue."""
         self.queue.flush()
-
-    def bring(self, array: np.ndarray) -> cl.MemoryObject:
-        return memory.fresh(self.queue, array.nbytes, array)
 
     def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
         cl.enqueue_copy(self.queue, array, region, src_offset=offset, is_blocking=True)

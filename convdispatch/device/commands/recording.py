@@ -16,7 +16,6 @@ import numpy as np
 import pyopencl as cl
 
 from ...api.errors import InvalidArgument
-from ..memory import allocator as memory
 from .interface import Commands, Kernel, Late, thread
 
 
@@ -69,7 +68,8 @@ class Recording(Commands):
     """A recording of commands, which plans and tensors use like an in-order queue of ``queue``'s context and device."""
 
     queue: cl.CommandQueue
-    """The real queue, which takes work that must happen now, such as packing constant weights."""
+    """The real queue, which takes work that must happen now, such as packing constant weights, and which real memory
+    (``fresh``, ``bring``) is for."""
     commands: list[Command] = field(default_factory=list)
     step: int = 0
     """The number of the unit of work that is being recorded; the caller counts them."""
@@ -77,16 +77,6 @@ class Recording(Commands):
     """The late arguments, which a replay draws before its first command."""
 
     replayed = True
-
-    @property
-    def context(self) -> cl.Context:  # type: ignore[override]
-        """The real queue's context."""
-        return self.queue.context
-
-    @property
-    def device(self) -> cl.Device:  # type: ignore[override]
-        """The real queue's device."""
-        return self.queue.device
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[Recording]:
@@ -105,14 +95,6 @@ class Recording(Commands):
     def allocate(self, size: int, persistent: bool = False) -> Slot:
         """A slot of at least ``size`` bytes."""
         return Slot(max(size, 1), persistent=persistent)
-
-    def fresh(self, size: int) -> cl.MemoryObject:
-        """Allocates real memory from the queue, not a slot."""
-        return memory.fresh(self.queue, size)
-
-    def bring(self, array: np.ndarray) -> cl.MemoryObject:
-        """Copies an array to real memory of the queue, not to a slot."""
-        return memory.fresh(self.queue, array.nbytes, array)
 
     def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
         """Raises InvalidArgument: there are no values before a replay."""

@@ -51,11 +51,7 @@ def machine_code(cuda: Cuda, text: str) -> bytes | None:
     if PROGRAMS.folder() is None and not artifact_store.gathers() and not artifact_store.find("programs", key):
         return None  # nothing would hold the code, so the CUDA driver assembles and caches it itself
 
-    def assemble() -> bytes | None:
-        with phase("assemble"):
-            return _assembled(cuda, text)
-
-    code = PROGRAMS.cached(key, key, assemble, "machine code")
+    code = PROGRAMS.cached(key, key, functools.partial(_assembled, cuda, text), "machine code")
     artifact_store.note("programs", _MISSING if code is None else _ANY, lambda: b"1")
     return None if code is None else bytes(code)
 
@@ -76,15 +72,8 @@ def _assembled(cuda: Cuda, text: str) -> bytes | None:
     because it allows a kernel less static shared memory than the loader."""
     if sum(map(int, _SHARED_ARRAY.findall(text))) > MOST_STATIC_SHARED:
         return None
-    with contextlib.suppress(CudaError):
-        return _linked(cuda, text)
-    return None
-
-
-def _linked(cuda: Cuda, text: str) -> bytes | None:
-    """Returns the driver's linker's machine code of a PTX text. Raises CudaError."""
     state, content = c_void_p(), text.encode() + b"\0"
-    with cuda.current():
+    with contextlib.suppress(CudaError), phase("assemble"), cuda.current():
         cuda("cuLinkCreate_v2", c_uint(0), None, None, byref(state))
         try:
             data = ctypes.cast(c_char_p(content), c_void_p)
@@ -94,3 +83,4 @@ def _linked(cuda: Cuda, text: str) -> bytes | None:
             return ctypes.string_at(code, size.value) if code.value and size.value else None
         finally:
             cuda("cuLinkDestroy", state)
+    return None

@@ -23,7 +23,7 @@ import pyopencl as cl
 from ...api import settings
 from ..cache import artifact_store
 from ..commands.interface import Kernel
-from ..cuda_driver import Cuda, CudaError, cuda_call
+from ..cuda_driver import Cuda, CudaError, cuda_call, structure
 from ..places.stream import Unlaunchable
 from ..startup_profile import phase
 from .machine_code import machine_code, note
@@ -203,19 +203,9 @@ def _group_of(global_size: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(group)
 
 
-class _Attribute(ctypes.Structure):
-    _fields_ = [("kind", c_uint), ("pad", c_uint), ("value", c_uint * 16)]
-
-
-class _Config(ctypes.Structure):
-    _fields_ = [
-        *((name, c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")),
-        ("stream", c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
-        ("count", c_uint),
-    ]
-
-
+_Attribute = structure(kind=c_uint, pad=c_uint, value=c_uint * 16)
+_SIZES = dict.fromkeys(("gx", "gy", "gz", "bx", "by", "bz", "shared"), c_uint)
+_Config = structure(**_SIZES, stream=c_void_p, attributes=ctypes.POINTER(_Attribute), count=c_uint)
 _MAY_OVERLAP = _Attribute(6, 0, (1,))
 """The launch attribute CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION with the value 1, allowed."""
 
@@ -228,16 +218,16 @@ class Ready:
 
     __slots__ = (
         *("_config_pointer", "_config", "_early", "_extra", "_handle", "_launch"),
-        *("_length", "_overlaps", "_places", "_stream", "_words"),
+        *("_length", "_overlaps", "_places", "_stream", "_words", "buffer"),
     )
 
     def __init__(self, function: Function, arguments: Sequence[Any], places: Sequence[tuple[int, int, int]]) -> None:
         pack = function.pack
-        buffer = bytearray(-(-max(pack.size, 1) // 8) * 8)
-        pack.pack_into(buffer, 0, *function.numbers(list(arguments)))
-        self._length, self._words = c_size_t(pack.size), memoryview(buffer).cast("Q")
+        self.buffer = bytearray(-(-max(pack.size, 1) // 8) * 8)
+        pack.pack_into(self.buffer, 0, *function.numbers(list(arguments)))
+        self._length, self._words = c_size_t(pack.size), memoryview(self.buffer).cast("Q")
         self._extra = (c_void_p * 5)(
-            *(_BUFFER_POINTER, ctypes.addressof(ctypes.c_char.from_buffer(buffer))),
+            *(_BUFFER_POINTER, ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))),
             *(_BUFFER_SIZE, ctypes.addressof(self._length), 0),
         )
         self._places = tuple((function.offsets[index] // 8, operand, offset) for index, operand, offset in places)
@@ -289,14 +279,7 @@ class Function:
         self.launch, self.overlaps = cuda_call(cuda.driver, "cuLaunchKernelEx"), int(form.overlaps)
         self.shared = form.shared.get(kernel.name, 0)
         """Bytes of dynamic shared memory that a launch sets beyond what the kernel's text declares."""
-        self._lock = threading.Lock()
-        self._buffer = ctypes.create_string_buffer(max(self.pack.size, 1))
-        self._length = c_size_t(self.pack.size)
-        self._extra = (c_void_p * 5)(
-            *(_BUFFER_POINTER, ctypes.addressof(self._buffer), _BUFFER_SIZE, ctypes.addressof(self._length), 0)
-        )
-        self._config = _Config(*self.groups, *self.items, self.shared, None, ctypes.pointer(_MAY_OVERLAP), 0)
-        self._config_pointer = byref(self._config)
+        self._lock, self._own = threading.Lock(), Ready(self, [0] * len(letters), ())
 
     def _check(self, kernel: Kernel, parameters: list[Parameter]) -> None:
         """Compare the parameters in the PTX with the arguments that a launch will pass."""
@@ -331,10 +314,8 @@ class Function:
         """
         self.numbers(arguments)
         with self._lock:  # guards the argument buffer, which the driver copies before it returns
-            self.pack.pack_into(self._buffer, 0, *arguments)
-            config = self._config
-            config.stream, config.count = stream, self.overlaps if early else 0
-            return self.launch(self._config_pointer, self.handle, None, self._extra)
+            self.pack.pack_into(self._own.buffer, 0, *arguments)
+            return self._own(stream, (), early)
 
 
 def function_of(cuda: Cuda, kernel: Kernel) -> Function:

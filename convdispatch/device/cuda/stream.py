@@ -6,7 +6,6 @@ PyTorch's or CuPy's caching allocator provides it and a capture into a CUDA grap
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import sys
@@ -14,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_int, c_size_t, c_ubyte, c_ulonglong, c_ushort, c_void_p
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyopencl as cl
@@ -31,6 +30,7 @@ from ..cuda_driver import (
     CudaError,
     cuda_of,
     number_of,
+    structure,
     unavailable,
 )
 from ..executable import Executable
@@ -71,7 +71,7 @@ class CudaPlace(StreamPlace):
 
     def __init__(self, number: int, device: cl.Device, context: cl.Context, cuda: Cuda, pool: CudaPool) -> None:
         super().__init__(number, device, context)
-        self.cuda, self.pool = cuda, pool
+        self.cuda, self.pool, self.pool_key = cuda, pool, allocator.PoolKey(device, "cuda")
         self._held = deque[tuple[c_void_p, Any]]()
         """Events, and what must live until each is over."""
 
@@ -138,13 +138,6 @@ class CudaPlace(StreamPlace):
             self._held.popleft()
 
 
-class PoolPlace(NamedTuple):
-    """The key under which a device's stream-ordered memory is counted among its pools."""
-
-    device: cl.Device
-    kind: str = "cuda"
-
-
 @functools.lru_cache(maxsize=64)
 def _place_of(number: int) -> CudaPlace:
     from ..runtime import context, devices
@@ -152,7 +145,7 @@ def _place_of(number: int) -> CudaPlace:
     for device in devices():
         cuda = cuda_of(device) if number_of(device) == number else None
         if cuda is not None:
-            pool = allocator.join(PoolPlace(device), CudaPool(cuda))
+            pool = allocator.join(allocator.PoolKey(device, "cuda"), CudaPool(cuda))
             return CudaPlace(number, device, context(device), cuda, pool)
     why = unavailable() or "NVIDIA's OpenCL lists no such device (is its vendor file there? convdispatch doctor tells)"
     raise NoDevice(f"no OpenCL device for CUDA's device {number}, whose compiler makes the kernels: {why}")
@@ -221,7 +214,7 @@ class CudaStream(Stream):
         return self
 
     def pooled(self, size: int) -> tuple[int, Any]:
-        lease = allocator.take(self.place.pool, PoolPlace(self.place.device), size, stream=self.handle)
+        lease = allocator.take(self.place.pool, self.place.pool_key, size, stream=self.handle)
         return lease.address, lease
 
     def mark(self) -> c_void_p:
@@ -246,22 +239,19 @@ class CudaStream(Stream):
         self._call("cuEventDestroy_v2", event)
 
     def after(self, other: Stream) -> None:
-        assert isinstance(other, CudaStream), "streams of one kind wait for each other"
+        self.early = False
         with other.current():
-            event = other.mark()
-        self.wait_for(event)
-        self._call("cuEventDestroy_v2", event)
+            other.before(self.handle)
 
     def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
-        with self.current():
-            host_address = array.__array_interface__["data"][0]
-            self._call("cuMemcpyAsync", host_address, address_of(region) + offset, array.nbytes, self._stream)
-            self.wait()
+        self._copied(array.__array_interface__["data"][0], address_of(region) + offset, array.nbytes)
 
     def write(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
+        self._copied(address_of(region) + offset, array.__array_interface__["data"][0], array.nbytes)
+
+    def _copied(self, target: int, source: int, size: int) -> None:
         with self.current():
-            host_address = array.__array_interface__["data"][0]
-            self._call("cuMemcpyAsync", address_of(region) + offset, host_address, array.nbytes, self._stream)
+            self._call("cuMemcpyAsync", target, source, size, self._stream)
             self.wait()
 
     def wait(self) -> None:
@@ -372,16 +362,9 @@ _RESERVED = 5  # CUDA's constant CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
 _USED = 7  # CUDA's constant CU_MEMPOOL_ATTR_USED_MEM_CURRENT
 
 
-class _Properties(ctypes.Structure):
-    _fields_ = [
-        ("type", c_int),
-        ("handles", c_int),
-        ("place", c_int * 2),
-        ("windows", c_void_p),
-        ("most", c_size_t),
-        ("usage", c_ushort),
-        ("reserved", c_ubyte * 54),
-    ]
+_Properties = structure(
+    type=c_int, handles=c_int, place=c_int * 2, windows=c_void_p, most=c_size_t, usage=c_ushort, reserved=c_ubyte * 54
+)
 
 
 class CudaPool:

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyopencl as cl
@@ -125,7 +125,14 @@ def take(pool: Any, place: Any, size: int, **options: Any) -> Any:
     return _allocate_within(pool, place, size or 1, **options)
 
 
-def join(place: Any, pool: Any) -> Any:
+class PoolKey(NamedTuple):
+    """The key of a pool that belongs to no queue, which is counted among its device's."""
+
+    device: cl.Device
+    kind: str
+
+
+def join(place: PoolKey, pool: Any) -> Any:
     """Count a pool that belongs to no queue among those of ``place.device``; returns the counted pool."""
     with _lock:
         return _queueless_pools.setdefault(place, pool)

@@ -21,9 +21,17 @@ inline std::vector<Queues>::iterator idle_for(void *context, size_t threads) {  
                       [&](const Queues &one) { return one.context == context && one.each.size() >= threads; });
 }
 
-class Lent {  // takes idle queues for one call, and returns them in its destructor
+inline uint32_t thread_count() {  // the number of PyTorch's threads
+  uint32_t threads = 1;
+  torch_get_num_threads(&threads);
+  return std::max(threads, 1u);
+}
+
+class Lent {  // takes idle queues for one call on so many threads, and returns them in its destructor
  public:
-  Lent(void *context, size_t threads) {
+  const uint32_t threads;
+
+  Lent(void *context, uint32_t threads) : threads(threads) {
     const std::lock_guard<std::mutex> lock(idle_lock);
     const auto found = idle_for(context, threads);
     if (found == idle.end()) return;
@@ -54,17 +62,10 @@ class HostLaunches : public Host {
 
   bool run(const std::vector<uint64_t> &operands) override {
     const std::unique_lock<std::mutex> alone(busy_, std::try_to_lock);
-    uint32_t threads = 1;
-    if (!alone || torch_get_num_threads(&threads)) return false;
-    threads = std::max(threads, 1u);
-    const Lent queues(context_, threads);
-    if (!queues.each()) return false;
-    for (Groups &groups : launches_->each)
-      for (Argument &argument : groups.arguments)
-        if (argument.operand >= operands.size() ||
-            set_address(*launches_, groups, argument, operands[argument.operand] + argument.offset))
-          return false;
-    return !run_all(*launches_, queues.each(), threads);
+    if (!alone) return false;
+    const Lent queues(context_, thread_count());
+    return queues.each() && !set_addresses(*launches_, operands) &&
+           !run_all(*launches_, queues.each(), queues.threads);
   }
 
  private:
@@ -73,6 +74,26 @@ class HostLaunches : public Host {
   PyObject *kept_;
   std::mutex busy_;
 };
+
+// run_groups(capsule, context, operands) runs all launches in order on operands at these addresses, and waits; returns
+// False, and runs nothing, if no queues of the context are idle. Raises RuntimeError with OpenCL's status.
+inline PyObject *run_groups(PyObject *, PyObject *given) {
+  PyObject *capsule, *operands;
+  unsigned long long context;
+  std::vector<uint64_t> addresses;
+  if (!PyArg_ParseTuple(given, "OKO", &capsule, &context, &operands) || !integers(operands, addresses)) return nullptr;
+  Launches *launches = launches_of(capsule);
+  if (!launches) return nullptr;
+  const Lent queues(reinterpret_cast<void *>(context), thread_count());
+  if (!queues.each()) Py_RETURN_FALSE;
+  int32_t status = set_addresses(*launches, addresses);
+  if (status) return PyErr_Format(PyExc_RuntimeError, "clSetKernelArgSVMPointer answers %d", status);
+  Py_BEGIN_ALLOW_THREADS
+  status = run_all(*launches, queues.each(), queues.threads);
+  Py_END_ALLOW_THREADS
+  if (status) return PyErr_Format(PyExc_RuntimeError, "clEnqueueNDRangeKernel answers %d", status);
+  Py_RETURN_TRUE;
+}
 
 // host_program(name, groups, context, areas, scratch, sizes, strides, kept) returns a program like program(), for the
 // launches that groups() returned; `kept` keeps alive what they use.
@@ -89,8 +110,7 @@ inline PyObject *make_host_program(PyObject *, PyObject *given) {
   if (!both) return nullptr;
   made->scratch = scratch;
   made->host = std::make_unique<HostLaunches>(launches, reinterpret_cast<void *>(context), both.get());
-  made->tally = &*solved.try_emplace(name, 0).first;
-  return PyCapsule_New(new Shared(std::move(made)), kProgram, [](PyObject *capsule) { delete program_of(capsule); });
+  return capsule_of(std::move(made), name);
 }
 
 // lend(context, queues) adds idle queues for programs of the context, which must never be destroyed; `queues` are bytes
@@ -107,12 +127,12 @@ inline PyObject *lend(PyObject *, PyObject *given) {
   Py_RETURN_NONE;
 }
 
-// has_idle(context, threads) returns whether a call with this number of threads would find idle queues.
+// has_idle(context) returns whether a call with PyTorch's present number of threads would find idle queues.
 inline PyObject *has_idle(PyObject *, PyObject *given) {
-  unsigned long long context, threads;
-  if (!PyArg_ParseTuple(given, "KK", &context, &threads)) return nullptr;
+  void *context = PyLong_AsVoidPtr(given);
+  if (PyErr_Occurred()) return nullptr;
   const std::lock_guard<std::mutex> lock(idle_lock);
-  return PyBool_FromLong(idle_for(reinterpret_cast<void *>(context), threads) != idle.end());
+  return PyBool_FromLong(idle_for(context, thread_count()) != idle.end());
 }
 
 }  // namespace launcher

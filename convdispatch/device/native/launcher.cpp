@@ -10,7 +10,7 @@
 namespace launcher {
 namespace {
 
-TorchLibraryHandle installed[2] = {}, fused_installed[2] = {};  // the registrations for CUDA and for a CPU
+TorchLibraryHandle installed[2][2] = {};  // the registrations of aten's and of the fused operators, for CUDA and for a CPU
 
 PyObject *fail(const char *words) { return PyErr_Format(PyExc_RuntimeError, "%s", words); }
 
@@ -40,47 +40,34 @@ PyObject *ask(PyObject *, PyObject *given) {
   Py_RETURN_NONE;
 }
 
-// install(key, host) registers the kernels of aten's convolutions for a dispatch key, of a CPU or of CUDA, until
-// uninstall(). Raises RuntimeError.
+// install(key, host, fused) registers the kernels of aten's convolutions, or that of the fused layers' operator, for a
+// dispatch key, of a CPU or of CUDA, until uninstall(host, fused). Raises RuntimeError.
 PyObject *install(PyObject *, PyObject *given) {
   const char *key;
-  int host;
-  if (!PyArg_ParseTuple(given, "sp", &key, &host)) return nullptr;
-  TorchLibraryHandle &to = installed[host];
-  if (to) return fail("installed already");
+  int host, fuses;
+  if (!PyArg_ParseTuple(given, "spp", &key, &host, &fuses)) return nullptr;
+  TorchLibraryHandle &to = installed[fuses][host];
+  if (to) return fuses ? held(Py_None).release() : fail("installed already");
   if (!python.operators || !(host || driver.launch)) return fail("open() and ask() come before install()");
-  if (aoti_torch_library_init_impl("aten", key, __FILE__, __LINE__, &to) ||
-      torch_library_impl(to, "convolution", host ? convolution<kHostForward> : convolution<kForward>,
-                         TORCH_TARGET_VERSION) ||
-      torch_library_impl(to, "convolution_backward",
-                         host ? convolution_backward<kHostBackward> : convolution_backward<kBackward>,
-                         TORCH_TARGET_VERSION))
-    return fail("PyTorch refuses a kernel for aten's convolution");
-  Py_RETURN_NONE;
+  const auto add = [&](const char *name, auto *kernel) {
+    return !torch_library_impl(to, name, kernel, TORCH_TARGET_VERSION);
+  };
+  bool added = !aoti_torch_library_init_impl(fuses ? "convdispatch" : "aten", key, __FILE__, __LINE__, &to);
+  if (fuses)
+    added = added && add("fused_native", host ? fused<kHostFused> : fused<kFused>);
+  else
+    added = added && add("convolution", host ? convolution<kHostForward> : convolution<kForward>) &&
+            add("convolution_backward", host ? convolution_backward<kHostBackward> : convolution_backward<kBackward>);
+  return added ? held(Py_None).release() : fail("PyTorch refuses a kernel for a convolution");
 }
 
-// install_fused(key, host) registers a kernel of the fused layers' operator for a dispatch key. Raises RuntimeError.
-PyObject *install_fused(PyObject *, PyObject *given) {
-  const char *key;
-  int host;
-  if (!PyArg_ParseTuple(given, "sp", &key, &host)) return nullptr;
-  TorchLibraryHandle &to = fused_installed[host];
-  if (!python.operators || !(host || driver.launch)) return fail("open() and ask() come before install_fused()");
-  if (!to && (aoti_torch_library_init_impl("convdispatch", key, __FILE__, __LINE__, &to) ||
-              torch_library_impl(to, "fused_native", host ? fused<kHostFused> : fused<kFused>, TORCH_TARGET_VERSION)))
-    return fail("PyTorch refuses a kernel for the fused convolution");
-  Py_RETURN_NONE;
-}
-
-PyObject *ended(TorchLibraryHandle *each, PyObject *host) {
-  TorchLibraryHandle gone = std::exchange(each[PyObject_IsTrue(host) == 1], nullptr);
+PyObject *uninstall(PyObject *, PyObject *given) {
+  int host, fuses;
+  if (!PyArg_ParseTuple(given, "pp", &host, &fuses)) return nullptr;
+  TorchLibraryHandle gone = std::exchange(installed[fuses][host], nullptr);
   if (gone) aoti_torch_delete_library_object(gone);
   Py_RETURN_NONE;
 }
-
-// uninstall(host) and uninstall_fused(host) undo install() and install_fused() for a CPU, or for CUDA.
-PyObject *uninstall(PyObject *, PyObject *host) { return ended(installed, host); }
-PyObject *uninstall_fused(PyObject *, PyObject *host) { return ended(fused_installed, host); }
 
 // pause(on) passes all calls to Python while it is on.
 PyObject *pause(PyObject *, PyObject *on) {
@@ -213,9 +200,7 @@ PyMethodDef methods[] = {
     {"open", open, METH_VARARGS, nullptr},
     {"ask", ask, METH_VARARGS, nullptr},
     {"install", install, METH_VARARGS, nullptr},
-    {"install_fused", install_fused, METH_VARARGS, nullptr},
-    {"uninstall", uninstall, METH_O, nullptr},
-    {"uninstall_fused", uninstall_fused, METH_O, nullptr},
+    {"uninstall", uninstall, METH_VARARGS, nullptr},
     {"pause", pause, METH_O, nullptr},
     {"program", make_program, METH_VARARGS, nullptr},
     {"replay", make_replay, METH_VARARGS, nullptr},
@@ -224,7 +209,7 @@ PyMethodDef methods[] = {
     {"run_groups", run_groups, METH_VARARGS, nullptr},
     {"host_program", make_host_program, METH_VARARGS, nullptr},
     {"lend", lend, METH_VARARGS, nullptr},
-    {"has_idle", has_idle, METH_VARARGS, nullptr},
+    {"has_idle", has_idle, METH_O, nullptr},
     {"pieces", make_pieces, METH_VARARGS, nullptr},
     {"hold", pieces_hold, METH_O, nullptr},
     {"offer", offer, METH_VARARGS, nullptr},

@@ -103,6 +103,12 @@ inline Shared *program_of(PyObject *capsule) {
   return static_cast<Shared *>(PyCapsule_GetPointer(capsule, kProgram));
 }
 
+// A capsule with a program of the solver `name`.
+inline PyObject *capsule_of(std::shared_ptr<Program> program, const char *name) {
+  program->tally = &*solved.try_emplace(name, 0).first;
+  return PyCapsule_New(new Shared(std::move(program)), kProgram, [](PyObject *capsule) { delete program_of(capsule); });
+}
+
 // used(program) returns the number of its last launch among all programs' launches; 0 if it was not launched since the
 // last call of used().
 inline PyObject *program_used(PyObject *, PyObject *capsule) {
@@ -165,9 +171,7 @@ inline PyObject *make_program(PyObject *, PyObject *given) {
       return true;
     });
   });
-  if (!taken) return nullptr;
-  made->tally = &*solved.try_emplace(name, 0).first;
-  return PyCapsule_New(new Shared(std::move(made)), kProgram, [](PyObject *capsule) { delete program_of(capsule); });
+  return taken ? capsule_of(std::move(made), name) : nullptr;
 }
 
 }  // namespace launcher

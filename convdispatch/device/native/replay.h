@@ -30,7 +30,7 @@ struct Operand {
 };
 
 struct Replay {
-  Ref direction, options, shape, policy;
+  Ref options, shape, policy;
   Shared program;
   Operand operands[3];  // x, w, y
   int written = 2;
@@ -61,20 +61,18 @@ inline bool equal(PyObject *one, PyObject *other) {
   return same == 1;
 }
 
-// again(direction, operands, options, shape) returns the result, or None for a call that differs.
+// again(operands, options, shape) returns the result, or None for a call that differs.
 inline PyObject *again(PyObject *capsule, PyObject *const *given, Py_ssize_t count) {
   auto *call = static_cast<Replay *>(PyCapsule_GetPointer(capsule, kReplay));
   if (!call) return nullptr;
-  if (count != 4 || !equal(given[0], call->direction.get()) || !equal(given[2], call->options.get()) ||
-      !equal(given[3], call->shape.get()))
-    Py_RETURN_NONE;
+  if (count != 3 || !equal(given[1], call->options.get()) || !equal(given[2], call->shape.get())) Py_RETURN_NONE;
   Ref policy(PyObject_CallObject(python.policy, nullptr));
   if (policy.get() != call->policy.get()) return PyErr_Clear(), held(Py_None).release();
   std::vector<uint64_t> addresses(5, 0);
   PyObject *out = nullptr;
   uint64_t all = 0;
   for (int place = 0; place < 3; ++place) {
-    PyObject *object = PyTuple_GetItem(given[1], place);
+    PyObject *object = PyTuple_GetItem(given[0], place);
     const Operand &was = call->operands[place];
     if (place == call->written && object == Py_None) continue;
     Seen seen;
@@ -103,24 +101,23 @@ inline PyObject *again(PyObject *capsule, PyObject *const *given, Py_ssize_t cou
   return out ? held(out).release() : tensor_of(made.get());
 }
 
-// replay(program, direction, options, shape, policy, frozen, kind, (x, w, y)) returns the function `again` for calls like
+// replay(program, options, shape, policy, frozen, kind, (x, w, y)) returns the function `again` for calls like
 // this one; None among the operands is the result, which is of class `kind`. Raises RuntimeError if PyTorch's objects do
 // not have the assumed layout.
 inline PyObject *make_replay(PyObject *, PyObject *given) {
   static PyMethodDef method = {"again", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(again)),
                                METH_FASTCALL, nullptr};
-  PyObject *program, *direction, *options, *shape, *policy, *kind, *operands;
+  PyObject *program, *options, *shape, *policy, *kind, *operands;
   auto made = std::make_unique<Replay>();
   int frozen;
-  if (!PyArg_ParseTuple(given, "OOOOOpO!O!", &program, &direction, &options, &shape, &policy, &frozen, &PyType_Type,
+  if (!PyArg_ParseTuple(given, "OOOOpO!O!", &program, &options, &shape, &policy, &frozen, &PyType_Type,
                         &kind, &PyTuple_Type, &operands))
     return nullptr;
   Shared *shared = program_of(program);
   if (!shared) return nullptr;
   made->program = *shared;
   made->frozen = frozen;
-  made->direction = held(direction), made->options = held(options);
-  made->shape = held(shape), made->policy = held(policy);
+  made->options = held(options), made->shape = held(shape), made->policy = held(policy);
   for (int place = 0; place < 3; ++place) {
     PyObject *object = PyTuple_GetItem(operands, place);
     if (object == Py_None) {

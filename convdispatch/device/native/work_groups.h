@@ -194,13 +194,18 @@ inline int32_t run_all(Launches &launches, void *const *queues, int64_t threads)
   return run.status;
 }
 
-// Sets a kernel's argument to the memory at an address; returns an OpenCL status.
-inline int32_t set_address(const Launches &launches, const Groups &groups, Argument &argument, uint64_t address) {
-  if (address == argument.set) return 0;
-  argument.set = 0;
-  const int32_t status = launches.set(groups.kernel, argument.index, reinterpret_cast<void *>(address));
-  if (!status) argument.set = address;
-  return status;
+// Sets the kernels' arguments to the memory of the operands; returns an OpenCL status.
+inline int32_t set_addresses(Launches &launches, const std::vector<uint64_t> &operands) {
+  for (Groups &groups : launches.each)
+    for (Argument &argument : groups.arguments) {
+      if (argument.operand >= operands.size()) return -49;  // CL_INVALID_ARG_INDEX
+      const uint64_t address = operands[argument.operand] + argument.offset;
+      if (address == argument.set) continue;
+      argument.set = 0;
+      if (int32_t status = launches.set(groups.kernel, argument.index, reinterpret_cast<void *>(address))) return status;
+      argument.set = address;
+    }
+  return 0;
 }
 
 // groups(enqueue, set, [(kernel, (row axis, column axis), global sizes, local sizes or (), [(argument, operand, offset)])])
@@ -241,37 +246,6 @@ inline PyObject *make_groups(PyObject *, PyObject *given) {
   if (!taken) return nullptr;
   made->progress.reset(new Progress[made->each.size()]);
   return PyCapsule_New(made.release(), kLaunches, [](PyObject *capsule) { delete launches_of(capsule); });
-}
-
-// run_groups(capsule, queues, operands) runs all launches in order on operands at these addresses, and waits; `queues`
-// are bytes with the address of a queue for each thread. Raises ValueError for a missing operand, RuntimeError with
-// OpenCL's status.
-inline PyObject *run_groups(PyObject *, PyObject *given) {
-  PyObject *capsule, *operands;
-  const char *bytes;
-  Py_ssize_t size;
-  std::vector<uint64_t> addresses;
-  if (!PyArg_ParseTuple(given, "Oy#O", &capsule, &bytes, &size, &operands) || !integers(operands, addresses))
-    return nullptr;
-  Launches *launches = launches_of(capsule);
-  if (!launches) return nullptr;
-  std::vector<void *> queues(static_cast<size_t>(size) / sizeof(void *));
-  if (queues.empty()) return PyErr_Format(PyExc_ValueError, "no queue was given");
-  std::memcpy(queues.data(), bytes, queues.size() * sizeof(void *));
-  for (Groups &groups : launches->each)
-    for (Argument &argument : groups.arguments) {
-      if (argument.operand >= addresses.size()) return PyErr_Format(PyExc_ValueError, "no operand %u", argument.operand);
-      if (int32_t status = set_address(*launches, groups, argument, addresses[argument.operand] + argument.offset))
-        return PyErr_Format(PyExc_RuntimeError, "clSetKernelArgSVMPointer answers %d", status);
-    }
-  int32_t status = 0;
-  Py_BEGIN_ALLOW_THREADS
-  uint32_t threads = 1;
-  torch_get_num_threads(&threads);
-  status = run_all(*launches, queues.data(), std::min<int64_t>(std::max(threads, 1u), static_cast<int64_t>(queues.size())));
-  Py_END_ALLOW_THREADS
-  if (status) return PyErr_Format(PyExc_RuntimeError, "clEnqueueNDRangeKernel answers %d", status);
-  Py_RETURN_NONE;
 }
 
 }  // namespace launcher

@@ -25,8 +25,9 @@ from ..programs.work_groups import dividing_axes
 
 MAX_KEPT_SCRATCH = 4 << 20
 """A thread keeps its own scratch memory of up to this many bytes, which its calls use in turn."""
-_queues, _scratch = threading.local(), threading.local()
+_scratch = threading.local()
 _lent: list[cl.CommandQueue] = []
+"""Queues of the native module, one for each thread of a call; a call takes idle ones."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -68,38 +69,30 @@ class IntraOpLaunches:
     """Kernels for the creating thread. Each launch is the Kernel, the thread's own pyopencl kernel, and (argument,
     operand, byte offset) of its memory arguments. ``run()`` launches all in order and waits."""
 
-    __slots__ = ("_device", "_kernels", "_module", "groups")
+    __slots__ = ("_context", "_device", "_kernels", "_run", "groups")
 
     def __init__(
         self, device: cl.Device, launches: Sequence[tuple[Kernel, cl.Kernel, Sequence[tuple[int, int, int]]]]
     ) -> None:
-        self._device, self._module, self._kernels = device, loading.module(), [bound for _, bound, _ in launches]
+        native, self._device, self._context = loading.module(), device, int(runtime.context(device).int_ptr)
+        self._run, self._kernels = native.run_groups, [bound for _, bound, _ in launches]
         groups = [
             (bound.int_ptr, dividing_axes(kernel), kernel.global_size, kernel.local_size or (), memory)
             for kernel, bound, memory in launches
         ]
-        self.groups = self._module.groups(*_functions(), groups)
+        self.groups = native.groups(*_functions(), groups)
 
     def run(self, addresses: Sequence[int]) -> None:
         """Launch on operands at these addresses. Raises RuntimeError with OpenCL's status."""
-        self._module.run_groups(self.groups, _queues_of(self._device), addresses)
+        while not self._run(self.groups, self._context, addresses):
+            lend_queues(self._device)
 
 
 def lend_queues(device: cl.Device) -> None:
-    """Lend the native call path queues for one more call, if no idle ones fit PyTorch's present number of threads."""
-    context, count = int(runtime.context(device).int_ptr), thread_count()
-    native = loading.module()
-    if not native.has_idle(context, count):
+    """Lend the native module queues for one more call, if no idle ones fit PyTorch's present number of threads."""
+    context, native = int(runtime.context(device).int_ptr), loading.module()
+    if not native.has_idle(context):
+        count = thread_count()
         queues = [runtime.new_serial_queue(device) for _ in range(count)]
         _lent.extend(queues)  # the queues are never destroyed, because it is not known here which calls use them
         native.lend(context, struct.pack(f"{count}P", *(queue.int_ptr for queue in queues)))
-
-
-def _queues_of(device: cl.Device) -> bytes:
-    """The addresses of this thread's queues, one for each thread that PyTorch may use."""
-    count = thread_count()
-    cached = _queues.__dict__.setdefault(device, ([], b""))
-    if len(cached[0]) < count:
-        queues = [*cached[0], *(runtime.new_serial_queue(device) for _ in range(count - len(cached[0])))]
-        cached = _queues.__dict__[device] = queues, struct.pack(f"{count}P", *(queue.int_ptr for queue in queues))
-    return cached[1]

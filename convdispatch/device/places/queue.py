@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import pyopencl as cl
 
-from ..commands.interface import thread
 from ..commands.recording import with_numbers
 from ..executable import Executable, note_launched
 from ..memory import allocator
@@ -34,17 +33,11 @@ class QueueEnqueue:
     __slots__ = ("__weakref__", "_enqueue")
 
     def __init__(self, executable: Executable) -> None:
-        self._enqueue = executable.enqueue
+        self._enqueue = executable.enqueue_noted
 
     def run(self, queue: cl.CommandQueue, operands: Sequence[Any], wait_for: Any = None) -> cl.Event:
         """Enqueue everything on the operands' buffers; returns the last command's event."""
-        enqueued_before = thread.enqueued
-        try:
-            return self._enqueue(queue, *operands, wait_for=wait_for)  # type: ignore[misc]
-        except BaseException as error:
-            if thread.enqueued > enqueued_before:
-                note_launched(error)
-            raise
+        return self._enqueue(queue, *operands, wait_for=wait_for)
 
 
 class QueueLaunches:

@@ -162,12 +162,12 @@ class Stream(Commands):
         return self.place.kind
 
     @property
-    def context(self) -> cl.Context:  # type: ignore[override]
+    def context(self) -> cl.Context:
         """OpenCL's context, for which programs are compiled."""
         return self.place.context
 
     @property
-    def device(self) -> cl.Device:  # type: ignore[override]
+    def device(self) -> cl.Device:
         """OpenCL's device."""
         return self.place.device
 

@@ -2,8 +2,8 @@
 
 ``convdispatch verify PLUGIN`` and ``pytest --pyargs convdispatch.conformance --plugin NAME`` run the same cases through
 the same checks. A new check goes to ``checks``, a new case to the lists of ``levels`` or to ``space``.
-- ``verify``: verifies a plugin on a device and makes the report.
 
+- ``verify``: verifies a plugin on a device and makes the report.
 - ``session``: runs cases through a plugin's solvers in this process.
 - ``workers``: runs cases in child processes, several at once.
 - ``levels``: the cases, by level.
@@ -16,7 +16,6 @@ the same checks. A new check goes to ``checks``, a new case to the lists of ``le
 - ``memory``: operands, output and workspace between guard zones.
 - ``errata``: tries errata again.
 - ``outcome``: the outcome of a case, and the report as JSON.
-- ``page``: a report as one HTML page.
 - ``test_plugin``: the kit as a pytest module.
 - ``pytest_options``: pytest's options for it.
 """

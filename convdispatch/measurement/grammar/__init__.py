@@ -5,7 +5,6 @@ convdispatch  ``fwd_f32_mb1ic3ih224iw224oc64kh7kw7sh2sw2ph3pw3+bias``; also a li
 benchdnn      ``--dir=FWD_D --dt=f32 g2mb256ic96ih27oc256oh27kh5ph2n"conv2*3"``; dilation 0 is dense, mb 2 where missing
 miopen        ``MIOpenDriver convfp16 -n 1 -c 3 -H 224 -W 224 -k 64 -y 7 -x 7 -p 3 -q 3 -u 2 -v 2 -F 1``
 deepbench     ``(w, h, c, n, k, filter_w, filter_h, pad_w, pad_h, stride_w, stride_h)``
-onnx          a graph of one Conv in ONNX's text, or a NodeProto with its input shapes
 ============= =========================================================================================================
 
 A text without a direction means forward without bias, whatever the dialect's own tool would run. Letters alone
@@ -15,7 +14,6 @@ A text without a direction means forward without bias, whatever the dialect's ow
 - ``benchdnn``: oneDNN's benchdnn.
 - ``miopen``: MIOpenDriver's command lines.
 - ``deepbench``: DeepBench's tuples.
-- ``onnx_node``: ONNX nodes, graphs and models.
 - ``files``: files of any dialect, which is recognised from the text.
 - ``limits``: what a dialect can express, and numbers of a bounded size.
 """
@@ -28,7 +26,7 @@ from typing import Any
 
 from ...api.errors import InvalidArgument, InvalidProblem
 from ...api.problem import ConvProblem
-from . import benchdnn, deepbench, miopen, onnx_node, own
+from . import benchdnn, deepbench, miopen, own
 from .files import Entry, detect, read_file, read_line
 
 __all__ = ["DIALECTS", "Entry", "detect", "read", "read_all", "read_file", "write"]
@@ -38,33 +36,29 @@ _WRITERS = {
     "benchdnn": benchdnn.write,
     "miopen": miopen.write,
     "deepbench": deepbench.write,
-    "onnx": onnx_node.write,
 }
 DIALECTS = tuple(_WRITERS)
 
 
-def read_all(source: Any, dialect: str | None = None, *, shapes: Any = None) -> list[ConvProblem]:
-    """The problems of one text, tuple or ONNX node; several if a line names several directions or types.
+def read_all(source: Any, dialect: str | None = None) -> list[ConvProblem]:
+    """The problems of one text or tuple; several if a line names several directions or types.
 
-    Without ``dialect`` it is recognised from the text. ``shapes`` are an ONNX node's input shapes: a mapping of names,
-    or a sequence in the inputs' order. Raises InvalidProblem.
+    Without ``dialect`` it is recognised from the text. Raises InvalidProblem.
     """
     _check(dialect)
-    if hasattr(source, "op_type"):
-        return [onnx_node.read_node(source, shapes)]
     if isinstance(source, Sequence) and not isinstance(source, str):
         return [deepbench.read_tuple(source)]
     if not isinstance(source, str):
-        raise InvalidProblem(f"a problem is read from text, a tuple or an ONNX node, got {type(source).__name__}")
+        raise InvalidProblem(f"a problem is read from text or a tuple, got {type(source).__name__}")
     entries = read_line(source.strip(), dialect or detect(source))
     if not entries:
         raise InvalidProblem(f"no problem in {source!r}")
     return [entry.problem for entry in entries]
 
 
-def read(source: Any, dialect: str | None = None, *, shapes: Any = None) -> ConvProblem:
-    """The one problem that a text, tuple or ONNX node states; see ``read_all``. Raises InvalidProblem."""
-    problems = read_all(source, dialect, shapes=shapes)
+def read(source: Any, dialect: str | None = None) -> ConvProblem:
+    """The one problem that a text or tuple states; see ``read_all``. Raises InvalidProblem."""
+    problems = read_all(source, dialect)
     if len(problems) > 1:
         listed = ", ".join(map(str, problems))
         raise InvalidProblem(f"{source!r} asks for {len(problems)} problems, where one is wanted: {listed}")

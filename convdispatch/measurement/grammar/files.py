@@ -10,7 +10,7 @@ from ...api.errors import InvalidProblem
 from ...api.problem import MATHS
 from ...device import plainfile
 from ..shapes import Entry
-from . import benchdnn, deepbench, miopen, onnx_node, own
+from . import benchdnn, deepbench, miopen, own
 
 __all__ = ["Entry", "detect", "read_file", "read_line"]
 
@@ -21,7 +21,7 @@ _BENCHDNN = re.compile(
 )
 _LETTERS_ALONE = "letters alone"
 _MAX_LINE = 10_000
-"""The most characters of a line; an ONNX node with all its attributes has some 500."""
+"""The most characters of a line."""
 
 
 def _kind(text: str) -> str:
@@ -29,8 +29,6 @@ def _kind(text: str) -> str:
     # This project's own reader refuses a line that is too long, and reads the lines of a trace file.
     if len(text) > _MAX_LINE or text.startswith((own.TRACE, own.HEADER)):
         return "convdispatch"
-    if "=>" in text and "{" in text:
-        return "onnx"
     if deepbench.TEXT.fullmatch(text):
         return "deepbench"
     if miopen.COMMAND.search(text):
@@ -52,7 +50,6 @@ _READERS: dict[str, Callable[[str], list[Entry]]] = {
     "benchdnn": lambda line: benchdnn.read_line(line)[0],
     "miopen": miopen.read_line,
     "deepbench": deepbench.read_line,
-    "onnx": onnx_node.read_line,
 }
 
 
@@ -67,16 +64,12 @@ def read_line(line: str, dialect: str) -> list[Entry]:
 
 
 def read_file(path: Path | str, dialect: str | None = None) -> Iterator[Entry]:
-    """The problems of a file with their names and counts: one a line, ``#`` begins a comment; or an ``.onnx`` model.
+    """The problems of a file with their names and counts: one a line, ``#`` begins a comment.
 
     Lines may differ in dialect; letters alone are benchdnn's where another line of the file is. benchdnn's knobs hold
     from their line on, and its ``--batch`` files are read beside this one. Raises InvalidProblem naming file and line.
     """
-    path = Path(path)
-    if path.suffix == ".onnx":
-        yield from onnx_node.read_model(path)
-    else:
-        yield from _read_text(path, dialect, benchdnn.Knobs(), ())
+    yield from _read_text(Path(path), dialect, benchdnn.Knobs(), ())
 
 
 def _read_text(path: Path, dialect: str | None, knobs: benchdnn.Knobs, within: tuple[Path, ...]) -> Iterator[Entry]:

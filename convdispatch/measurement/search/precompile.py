@@ -8,11 +8,9 @@ that dies or hangs costs its candidate, but the candidate is not blamed. Solvers
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ...api.problem import ConvProblem
 from ...device.child import answer, questions
@@ -49,7 +47,7 @@ def precompile(
 
     def work(child: RestartingChild, task: tuple[str, int]) -> bool:
         problem, index = task
-        is_compiled, is_last = compile_one(child, problem, index)
+        is_compiled, is_last = _compile_one(child, problem, index)
         if index + 1 < MAX_CANDIDATES and not is_last:
             todo.append((problem, index + 1))
         return is_compiled
@@ -57,21 +55,13 @@ def precompile(
     setup = {"device": device, "solver": solver}
     # Where no child process starts, the search will not start one either, and reports the reason.
     with contextlib.suppress(NotStarted):
-        for _, made in farm(todo, jobs, lambda: compiler(setup), work, until):
+        for _, made in farm(todo, jobs, lambda: RestartingChild(__name__, setup, start_s=START_S), work, until):
             compiled += made
             say(f"compiling ahead, {compiled} candidates", 0)
     return compiled
 
 
-def compiler(setup: dict[str, Any]) -> RestartingChild:
-    """A child process for ``compile_one``; ``setup`` names the ``device`` and perhaps the ``solver``, a glob.
-
-    With ``cores``, a list of processors, it runs on these alone and at low priority.
-    """
-    return RestartingChild(__name__, setup, start_s=START_S)
-
-
-def compile_one(child: RestartingChild, problem: str, place: int) -> tuple[bool, bool]:
+def _compile_one(child: RestartingChild, problem: str, place: int) -> tuple[bool, bool]:
     """Compile a problem's candidate at index ``place``; return whether it was compiled, and is the last one."""
     try:
         reply = child.answer({"problem": problem, "place": place}, COMPILE_S)
@@ -91,9 +81,6 @@ def _serve() -> None:
 
     lines = questions()
     setup = next(lines)
-    if setup.get("cores") and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, setup["cores"])
-        os.nice(5)
     device = runtime.find_device(setup["device"])
     info, context = runtime.device_info(device), runtime.context(device)
     answer({"ready": True})

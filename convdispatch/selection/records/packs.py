@@ -1,21 +1,19 @@
-"""Packs (many records in one file), differences of two databases, and deleting records that are not needed."""
+"""Packs (many records in one file), and deleting records that are not needed."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from ...api.errors import ConvDispatchError, InvalidArgument
 from ...api.problem import ConvProblem
 from ...device import plainfile
 from .perfdb import PerfDB
-from .record import Record, file_text, read_records
+from .record import file_text, read_records
 
 _ABANDONED = 3600.0
-"""Seconds after which a temporary file counts as abandoned by its writer."""
+"""Seconds after which a draft counts as abandoned by its writer."""
 
 
 def export_pack(db: PerfDB, path: Path | str, device: str | None = None) -> int:
@@ -67,44 +65,6 @@ def _no_problem(problem: str) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class Change:
-    """The best records of one problem on one device in two databases."""
-
-    problem: str
-    device: str
-    old: Record
-    new: Record
-
-    @property
-    def ratio(self) -> float:
-        """New time over old: above 1 is slower."""
-        return self.new.median_ms / self.old.median_ms
-
-    @property
-    def certain(self) -> bool:
-        """Return whether the two confidence intervals are disjoint."""
-        return self.new.ci_ms[0] > self.old.ci_ms[1] or self.new.ci_ms[1] < self.old.ci_ms[0]
-
-
-def diff(old: PerfDB, new: PerfDB, ratio: float = 1.05) -> list[Change]:
-    """Problems whose best time differs by ``ratio`` or more either way between two databases, the worst loss first."""
-    changes = []
-    for device in sorted(set(old.devices()) & set(new.devices())):
-        before, after = _best(old.all(device)), _best(new.all(device))
-        changes += [Change(p, device, before[p], after[p]) for p in before.keys() & after.keys()]
-    large_changes = [change for change in changes if change.ratio >= ratio or change.ratio <= 1 / ratio]
-    return sorted(large_changes, key=lambda change: (-change.ratio, change.device, change.problem))
-
-
-def _best(records: Iterable[Record]) -> dict[str, Record]:
-    best: dict[str, Record] = {}
-    for record in records:
-        if record.problem not in best or record.median_ms < best[record.problem].median_ms:
-            best[record.problem] = record
-    return best
-
-
 def prune(db: PerfDB, device: str | None = None) -> int:
     """Delete files that are not needed from the user's folder; returns their number.
 
@@ -123,7 +83,9 @@ def prune(db: PerfDB, device: str | None = None) -> int:
         unneeded = [
             path for path, records in files.items() if records and all(r.created < newest[r.choice] for r in records)
         ]
-        unneeded += [path for path in folder.glob(".*.tmp") if time.time() - path.stat().st_mtime > _ABANDONED]
+        unneeded += [
+            path for path in folder.glob(f".*{plainfile.DRAFT}") if time.time() - path.stat().st_mtime > _ABANDONED
+        ]
         unneeded += sorted((folder / "damaged").glob("*.json"))
         for path in unneeded:
             with contextlib.suppress(OSError):  # The file may be deleted already, or belong to another user.

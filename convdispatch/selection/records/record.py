@@ -118,8 +118,6 @@ class Record:
     search."""
     worker: str = ""
     """The machine and device that measured, if a worker of a cluster did."""
-    doubt: str = ""
-    """The reason not to trust the times: two devices of the kind measured different ones."""
     inconclusive: str = ""
     """The reason why the times decide nothing: the device had other work, or the solver in use was not measured."""
     source: str = field(default="", compare=False)
@@ -186,7 +184,7 @@ class Record:
             raise Damaged(f"config's numbers must be finite, got {_shortened(self.config)}")
         origin = self.provenance
         texts = (self.device_name, self.conditions, self.created, self.version, self.worker)
-        texts += (self.contest, self.doubt, self.inconclusive)
+        texts += (self.contest, self.inconclusive)
         texts += (origin.plugin, origin.plugin_version, origin.kernel_hash, origin.driver)
         if not all(_is_text(text) for text in texts):
             raise Damaged("names, conditions, dates and versions must be texts of one line")
@@ -238,8 +236,6 @@ def _shortened(value: Any) -> str:
 
 def stale(record: Record, current: Provenance) -> str | None:
     """Why a record should be measured again before it is trusted, or None. Empty fields are unknown and match."""
-    if record.doubt:
-        return f"measured, but {record.doubt}"
     measured_with = record.provenance
     for name, words in (
         ("plugin", "plugin"),

@@ -6,6 +6,5 @@ A new peer is a module of ``measuring``, a new figure a function of ``summary``,
 - ``report``: what was measured, as values that are read from and written to JSON.
 - ``summary``: what a report says: a line a layer, sums a net, gaps.
 - ``quiet``: whether the machine was quiet, and waiting until it is.
-- ``training``: where a net's training time goes.
-- ``pages``: a report as a page, tables, a comparison, CSV and JSON.
+- ``pages``: a report as a page, tables, a comparison.
 """

@@ -9,10 +9,8 @@ A new subcommand is a function in a module here, named in ``COMMANDS``; options 
 - ``find``: ``find``.
 - ``bench``: ``bench``.
 - ``verify``: ``verify``.
-- ``run_model``: ``run``, ``classify``.
+- ``run_model``: ``run``.
 - ``pack``: ``trace``, ``pack``.
-- ``train``: ``train``.
-- ``replay``: ``replay``.
 - ``translate``: ``translate``.
 - ``kernel``: ``kernel``, ``targets``.
 - ``database``: ``db``.
@@ -41,7 +39,6 @@ COMMANDS = {
     "bench": ".bench",
     "cache": ".cache",
     "calibrate": ".fit",
-    "classify": ".run_model",
     "cluster": ".cluster",
     "config": ".cache",
     "db": ".database",
@@ -54,10 +51,8 @@ COMMANDS = {
     "new-plugin": ".new_plugin",
     "run": ".run_model",
     "pack": ".pack",
-    "replay": ".replay",
     "targets": ".kernel",
     "trace": ".pack",
-    "train": ".train",
     "translate": ".translate",
     "verify": ".verify",
     "worker": ".cluster",

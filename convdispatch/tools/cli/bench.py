@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -34,8 +33,6 @@ from .output import shown
 
 BUDGET_MS = 3000.0
 """The default of --budget: the milliseconds that the search for a problem may take."""
-STEP_S = 1.0
-"""The assumed seconds of a training step until the first step has ended."""
 
 
 @click.command()
@@ -52,7 +49,6 @@ STEP_S = 1.0
 @click.option("--timeout", "timeout_s", type=float, default=None, help="Seconds of silence after which one hangs.")
 @click.option("--within", "within_s", type=float, default=None, help="Most seconds of it all; what is left is said.")
 @JOBS
-@click.option("--csv", "csv_path", type=OUTPUT, default=None, help="Write CSV there.")
 @click.option("--json", "json_path", type=OUTPUT, default=None, help="Write JSON there.")
 @click.option("--html", "html_path", type=OUTPUT, default=None, help="Write one HTML page there.")
 @click.option(
@@ -62,35 +58,29 @@ STEP_S = 1.0
     default=0.0,
     help="Wait so many seconds at most until other work has ended.",
 )
-@click.option("--train", is_flag=True, help="Profile training steps of nets (see models) instead: --net vgg_a --train.")
-@click.option("--net", "nets", multiple=True, help="A net by name, as an argument would; several times for several.")
 @click.option(
     "--compare",
     type=(click.Path(path_type=Path), click.Path(path_type=Path)),
     metavar="OLD NEW",
     default=None,
-    help="Measure nothing: two JSON files beside each other.",
+    help="Measure nothing: two JSON files beside each other. Exit status 1 if something is slower for certain.",
 )
 @click.option("--render", type=click.Path(path_type=Path), default=None, help="Measure nothing: show this JSON.")
 @CLUSTER
 @DEVICE
-def bench(
-    names: tuple[str, ...], nets: tuple[str, ...], files: tuple[Path, ...], device: str | None, **options: Any
-) -> None:
+def bench(names: tuple[str, ...], files: tuple[Path, ...], device: str | None, **options: Any) -> None:
     """Time every solver on each layer, with the device's measured ceilings and other libraries in the same run.
-
-    With --train, where the time of a training step goes, by kind of operation, for nets of convdispatch.models.
 
     Nets: convnet, alexnet, overfeat, vgg_a, googlenet, resnet50 (distinct layers), resnet50_full, resnext50,
     mobilenet, mobilenet_v3, efficientnet_b0, convnext_t, densenet121, inception_v3, unet, wavenet, unet3d; cpu10.
     Problems in any dialect. Files: MODEL.onnx, its convolutions as they run.
 
-    With --cluster the workers of a Dask scheduler measure, on every kind of device that they offer; the JSON and CSV
-    files hold all kinds, and each kind has a page, with its key in the file's name.
+    With --cluster the workers of a Dask scheduler measure, on every kind of device that they offer; the JSON
+    file holds all kinds, and each kind has a page, with its key in the file's name.
     """
-    security, names = security_of(options), (*nets, *names)
-    outputs = {name: options.pop(f"{name}_path") for name in ("json", "csv", "html")}
-    train, render, compare, cluster = (options.pop(name) for name in ("train", "render", "compare", "cluster"))
+    security = security_of(options)
+    outputs = {name: options.pop(f"{name}_path") for name in ("json", "html")}
+    render, compare, cluster = (options.pop(name) for name in ("render", "compare", "cluster"))
     if options["within_s"] is not None and not options["isolate"]:
         raise click.UsageError("--within ends a child process: it cannot be kept with --no-isolate")
     if not (names or files or render or compare):
@@ -99,9 +89,7 @@ def bench(
     solvers_are_named(options["solver"])
     if options["record"]:
         records_are_writable()
-    if train:
-        _train(names, device, options, outputs["json"])
-    elif compare is not None:
+    if compare is not None:
         _compare(compare)
     elif render is not None:
         from ..benchmark.report import load_all
@@ -158,9 +146,8 @@ def _cluster_reports(
             return benchmark_by_workers(layers, run, say=say, **options)
 
 
-def _write(reports: list[Any], json: Path | None, csv: Path | None, html: Path | None) -> None:
-    """Show the reports and write the requested files: a page for each report, one JSON and one CSV file for all."""
-    from ..benchmark.pages.export import write_csv
+def _write(reports: list[Any], json: Path | None, html: Path | None) -> None:
+    """Show the reports and write the requested files: a page for each report, one JSON file for all."""
     from ..benchmark.pages.page import write_html
     from ..benchmark.pages.terminal import show
     from ..benchmark.report import write_json
@@ -169,31 +156,9 @@ def _write(reports: list[Any], json: Path | None, csv: Path | None, html: Path |
         show(report, stdout())
     if json is not None:
         write_json(reports if len(reports) > 1 else reports[0], json)
-    if csv is not None:
-        write_csv(reports, csv)
     for report in reports if html is not None else ():
         key = report.environment["device"]["key"]
         write_html(report, html if len(reports) == 1 else html.with_stem(f"{html.stem}-{key}"))
-
-
-def _train(nets: tuple[str, ...], device: str | None, options: dict[str, Any], json_path: Path | None) -> None:
-    from ...device import runtime
-    from ..benchmark.quiet import wait_quiet
-    from ..benchmark.training import profile_training, show_training, turns
-
-    console, reports = stderr(), []
-    changes = {"mb": options["batch"], "layout": options["layout"]}
-    units = runtime.device_info(runtime.find_device(device)).compute_units
-    with progress(console, "training", len(nets) * turns(), STEP_S) as step:
-        if options["wait_quiet_s"]:
-            wait_quiet(options["wait_quiet_s"], units, say=lambda words: step(words, 0))
-        step.begin()
-        for name in nets:
-            chosen = {name: value for name, value in changes.items() if value}
-            reports.append(profile_training(name, device=device, say=step, **chosen))
-            show_training(reports[-1], stdout())
-    if json_path is not None:
-        json_path.write_text(json.dumps([report.as_dict() for report in reports], indent=1) + "\n", encoding="utf-8")
 
 
 def _compare(files: tuple[Path, Path]) -> None:
@@ -202,7 +167,9 @@ def _compare(files: tuple[Path, Path]) -> None:
 
     old, new = map(load, files)
     with shown(" or ".join(map(str, files))):
-        show_comparison(compare(old, new), stdout())
+        compared = compare(old, new)
+        show_comparison(compared, stdout())
+    sys.exit(int(any(pair.verdict == "slower" and not pair.doubtful for pair in compared.pairs)))
 
 
 def _nets(names: tuple[str, ...], files: tuple[Path, ...], changes: dict[str, Any]) -> dict[str, Any]:

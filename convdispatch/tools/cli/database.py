@@ -1,9 +1,8 @@
-"""``db``: lists, compares, exports, imports and cleans the measured records."""
+"""``db``: lists, exports, imports and cleans the measured records."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import click
@@ -55,47 +54,6 @@ def list_records(key: str | None, as_json: bool) -> None:
         table.add_row(r.device, r.problem, r.solver, settings(r.config), *times, *figures, r.source, r.created[:10])
     stdout().print(table)
     echo(f"{len(records)} records in {', '.join(str(folder) for folder in database.folders.values())}")
-
-
-@db.command()
-@click.argument("old", type=FILE)
-@click.argument("new", type=FILE, required=False)
-@click.option("--ratio", default=1.05, show_default=True, help="Report changes of this ratio or more, either way.")
-@AS_JSON
-def diff(old: Path, new: Path | None, ratio: float, as_json: bool) -> None:
-    """Compare the best times of two packs (or of a pack and the database); exit 1 when something got slower."""
-    import tempfile
-
-    from ...selection.records.packs import diff as compare
-    from ...selection.records.packs import import_pack
-    from ...selection.records.perfdb import PerfDB, perfdb
-
-    with tempfile.TemporaryDirectory() as folder:
-        old_database, new_database = PerfDB([Path(folder) / "old"]), perfdb()
-        import_pack(old_database, old)
-        if new is not None:
-            new_database = PerfDB([Path(folder) / "new"])
-            import_pack(new_database, new)
-        changes = compare(old_database, new_database, ratio)
-    if as_json:
-        rows = [
-            {"problem": c.problem, "device": c.device, "old_ms": c.old.median_ms, "new_ms": c.new.median_ms,
-             "old_solver": c.old.solver, "new_solver": c.new.solver, "ratio": c.ratio, "certain": c.certain}
-            for c in changes
-        ]  # fmt: skip
-        echo(json.dumps(rows, indent=1))
-    else:
-        table = Table(
-            Column("problem", "name"),
-            *columns("number", "old ms", "new ms", "ratio"),
-            *columns("name", "old solver", "new solver", rank=1),
-            Column("certain", "name"),
-        )
-        for c in changes:
-            times = f"{c.old.median_ms:.4g}", f"{c.new.median_ms:.4g}", f"{c.ratio:.2f}"
-            table.add_row(c.problem, *times, c.old.solver, c.new.solver, "yes" if c.certain else "no")
-        stdout().print(table if changes else "no difference")
-    sys.exit(1 if any(change.ratio > 1 and change.certain for change in changes) else 0)
 
 
 @db.command()

@@ -59,13 +59,6 @@ PRINTED = 5
 @click.option("--check", is_flag=True, help="Measure nothing: exit 1 if today's decisions differ from --lock.")
 @click.option("--verbose", "-v", is_flag=True, help="Print every candidate.")
 @CLUSTER
-@click.option(
-    "--agree",
-    type=click.FloatRange(0, 1),
-    default=0.05,
-    show_default=True,
-    help="With --cluster: share of the problems that is measured on two devices of a kind.",
-)
 @DEVICE
 @AS_JSON
 def find(
@@ -78,7 +71,7 @@ def find(
     """
     security, as_json = security_of(options), options.pop("as_json")
     changes = {name: options.pop(name) for name in CHANGES}
-    check, verbose, cluster, agree = (options.pop(name) for name in ("check", "verbose", "cluster", "agree"))
+    check, verbose, cluster = (options.pop(name) for name in ("check", "verbose", "cluster"))
     entries = configure(read_entries(names, files, changes["batch"], changes["layout"]), **changes)
     problems = list(dict.fromkeys(entry.problem for entry in entries if entry.problem.mb))
     if check:
@@ -94,9 +87,7 @@ def find(
         raise click.UsageError("--lock writes one device's decisions: run it there, where the records are known")
     else:
         limits = {name: value for name, value in options.items() if name not in ("jobs", "isolate")}
-        every_search = _search_by_workers(
-            problems, cluster, as_json, devices=device, agree=agree, security=security, **limits
-        )
+        every_search = _search_by_workers(problems, cluster, as_json, devices=device, security=security, **limits)
     if as_json:
         echo(json.dumps([_to_dict(results) for results in every_search], indent=1))
     else:

@@ -1,4 +1,4 @@
-"""``run``: a model file on arrays, pictures or random numbers; ``classify``: the names of what pictures show."""
+"""``run``: a model file on arrays or random numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .options import DEVICE, JOBS, OUTPUT, command_line, processes, stderr, stdo
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--input", "inputs", metavar="[NAME=]FILE", multiple=True, help="A .npy, .npz or picture; else random.")
+@click.option("--input", "inputs", metavar="[NAME=]FILE", multiple=True, help="A .npy or .npz; else random.")
 @click.option("--batch", type=click.IntRange(min=1), default=None, help="Pictures at once, where the file allows it.")
 @click.option("--profile", is_flag=True, help="Then each layer: solver, why, error, share of the roofline.")
 @click.option("--html", "html_path", type=OUTPUT, default=None, help="Write the profile's page there.")
@@ -25,10 +25,7 @@ from .options import DEVICE, JOBS, OUTPUT, command_line, processes, stderr, stdo
 @JOBS
 @DEVICE
 def run(model: Path, inputs: tuple[str, ...], output: Path | None, profile: bool, **options: Any) -> None:
-    """Run the ONNX file MODEL: what goes in, what comes out, how long it takes.
-
-    Pictures are cut square, scaled to the input's size and normalised as ImageNet's are.
-    """
+    """Run the ONNX file MODEL: what goes in, what comes out, how long it takes."""
     import numpy as np
 
     from ..run_model import run_model
@@ -39,7 +36,7 @@ def run(model: Path, inputs: tuple[str, ...], output: Path | None, profile: bool
     if output is not None:
         np.savez(output, **report.outputs)
     if trace_path is not None:
-        from ..benchmark.pages.export import write_trace
+        from ..benchmark.pages.timeline import write_trace
 
         if net.latest is None:
             raise click.ClickException("nothing is computed, so there is no timeline: every output is a constant")
@@ -81,34 +78,3 @@ def _profile(
         from ..benchmark.pages.page import write_html
 
         write_html(report, html_path)
-
-
-@click.command()
-@click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--top", default=5, show_default=True, help="Names for each picture.")
-@click.option("--runs", default=20, show_default=True, help="Timed repetitions of each layer.")
-@click.option("--most-pixels", type=click.IntRange(min=1), help="Of a picture; larger ones are refused.")
-@click.option("--layout", type=click.Choice(["nchw", "nhwc"]), default=None, help="Layout of the activations.")
-@click.option("--model", type=click.Path(path_type=Path), default=None, help="An ONNX file of ImageNet's classes.")
-@click.option("--mean", metavar="R,G,B", default=None, help="Of its pictures, of 255. Default: ImageNet's.")
-@click.option("--scale", metavar="R,G,B", default=None, help="What the rest is divided by. Default: ImageNet's.")
-@DEVICE
-def classify(paths: tuple[Path, ...], mean: str | None, scale: str | None, **options: Any) -> None:
-    """Name what the pictures at PATHS show (default: scikit-image's), with EfficientNet-lite0 or --model; time each
-    layer."""
-    from ..classify import classify as run
-
-    options |= {name: _colours(name, text) for name, text in (("mean", mean), ("scale", scale)) if text is not None}
-    chosen = {name: value for name, value in options.items() if value is not None}
-    stdout().print(run(list(paths), **chosen))
-
-
-def _colours(name: str, text: str) -> tuple[float, ...]:
-    """The option's value as three numbers, one a colour; a single number holds for all three colours."""
-    try:
-        numbers = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        numbers = ()
-    if len(numbers) not in (1, 3):
-        raise click.UsageError(f"--{name} takes a number for each of red, green and blue, or one for all, got {text!r}")
-    return numbers * 3 if len(numbers) == 1 else numbers

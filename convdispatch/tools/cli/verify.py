@@ -46,7 +46,6 @@ from .output import echo, shown
 @click.option("--within", "within_s", type=float, default=None, help="Most seconds of it all; what is left is listed.")
 @click.option("--first", "-x", is_flag=True, help="End at the first case that fails.")
 @click.option("--json", "json_path", type=OUTPUT, default=None, help="Write the report there.")
-@click.option("--html", "html_path", type=OUTPUT, default=None, help="Write one HTML page there.")
 @click.option("--render", type=click.Path(path_type=Path), default=None, help="Verify nothing: show this JSON.")
 @click.option("--compile-only", metavar="TARGET,...", help="Run nothing: compile for these (see `targets`).")
 @click.option("--digests", type=OUTPUT, default=None, help="Verify nothing: write the bits' digests here.")
@@ -69,12 +68,12 @@ def verify(
 
     Core is the forward convolution in 2-D, training adds the gradients, full the ranks, layouts, dtypes, epilogues.
     Accuracy, a level of its own, is every family of data that scaling makes harder, judged plane by plane.
-    With several plugins the files of --json and --html are one each, with the plugin's name in theirs. With --cluster
-    the workers of a Dask scheduler verify, on every kind of device that they offer, and the page is one of all kinds.
+    With several plugins the files of --json are one each, with the plugin's name in theirs. With --cluster the workers
+    of a Dask scheduler verify, on every kind of device that they offer.
     """
     context = click.get_current_context()
     security, cluster, within_s = security_of(options), options.pop("cluster"), options.pop("within_s")
-    paths = options.pop("json_path"), options.pop("html_path")
+    json_path = options.pop("json_path")
     from ...measurement.conformance.outcome import load_all
 
     if listing:
@@ -85,7 +84,7 @@ def verify(
         echo(f"version {VERSION}, {digest()}")
         return
     if options.pop("errata"):
-        sys.exit(0 if _try_errata(options["device"], paths[0]) else 1)
+        sys.exit(0 if _try_errata(options["device"], json_path) else 1)
     if render is None and not plugins:
         raise click.UsageError("name a plugin; `convdispatch doctor` lists them")
     if (path := options.pop("digests")) is not None:
@@ -98,7 +97,7 @@ def verify(
         names, pattern = compile_only.split(","), options["solver"] or "*"
         problems = [entry.problem for entry in read_entries((), options["files"])] if options["files"] else None
         chosen = Chosen(names, lambda name, plugin: plugin in plugins and fnmatchcase(name, pattern), problems)
-        context.exit(compile_for(chosen, json_path=paths[0]))
+        context.exit(compile_for(chosen, json_path=json_path))
     if cluster is not None and (options["first"] or within_s is not None):
         raise click.UsageError("--first and --within end a run on one machine; with --cluster, Ctrl-C does")
     if render is None and cluster is None:
@@ -118,8 +117,12 @@ def verify(
         else:
             reports = [_run(plugin, level, **options)]
         with shown(render):
-            own = [path and (path if len(plugins) < 2 else path.with_stem(f"{path.stem}-{plugin}")) for path in paths]
-            _present(reports, *own, alone=len(reports) == 1 and cluster is None)
+            own = (
+                json_path
+                if json_path is None or len(plugins) < 2
+                else json_path.with_stem(f"{json_path.stem}-{plugin}")
+            )
+            _present(reports, own, alone=len(reports) == 1 and cluster is None)
         verdicts.append(", ".join(report.verdict() for report in reports) or "nothing ran")
         all_passed = all_passed and run_worked and bool(reports) and all(report.passed for report in reports)
         trusted = render is None and cluster is None and verdicts[-1] == "passed"
@@ -178,19 +181,15 @@ def _progress_shown(plugin: str, level: str, options: dict[str, Any]) -> Iterato
         yield {"own": own_problems, "report": report_case}
 
 
-def _present(reports: list[Any], json_path: Path | None, html_path: Path | None, alone: bool) -> None:
-    """Show the reports of one plugin, one a kind of device, and write each file that was asked for, one of all; JSON is
-    a list of them unless one is ``alone``."""
+def _present(reports: list[Any], json_path: Path | None, alone: bool) -> None:
+    """Show the reports of one plugin, one a kind of device, and write the file that was asked for: a list of them
+    unless one is ``alone``."""
     for report in reports:
         _show(report)
     if json_path is not None:
         values = [report.to_json() for report in reports]
         text = json.dumps(values[0] if alone else values, indent=1) + "\n"
         json_path.write_text(text, encoding="utf-8")
-    if html_path is not None and reports:
-        from ...measurement.conformance.page import write_html
-
-        write_html(reports, html_path)
 
 
 def _show(report: Any) -> None:

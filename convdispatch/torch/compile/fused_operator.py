@@ -15,6 +15,7 @@ from ...api.activations import ACTIVATIONS, formula_of, gradient_of_input, gradi
 from ..dispatch import engine
 from ..dispatch.quick_depthwise import quick_depthwise
 from ..dispatch.routing import original, routed, settings_in_force
+from ..geometry import by_axis, has_sides, padded
 from .operators import autocasts, convolution, gradients, without_tangents
 
 _F, _aten = torch.nn.functional, torch.ops.aten
@@ -89,6 +90,7 @@ _library.define(
     "fused_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, str? activation, "
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor"
 )
+# ``padding`` has a number for each axis, or two: the zeros before each axis, then those after each.
 fused_convolution = torch.ops.convdispatch.fused_convolution.default
 
 
@@ -109,6 +111,8 @@ def by_engine(x: torch.Tensor, w: torch.Tensor, bias: Any, residual: Any, activa
         return unfused(original("convolution", x, w, bias, *_geometry(*rest)), residual, activation)
 
     def quick() -> torch.Tensor | None:
+        if has_sides(rest[1], x.ndim - 2):
+            return None
         y = quick_depthwise(x, w, bias, *_geometry(*rest))
         return None if y is None else unfused(y, residual, activation)
 
@@ -121,7 +125,8 @@ _library.impl("fused_convolution", _forward, "CompositeExplicitAutograd")
 
 @torch.library.register_fake("convdispatch::fused_convolution", lib=_library)
 def _(x: Any, w: Any, bias: Any, residual: Any, activation: Any, *rest: Any) -> torch.Tensor:
-    return unfused(_aten.convolution.default(x, w, bias, *_geometry(*rest)), residual, activation)
+    x, geometry = padded(x, _geometry(*rest))
+    return unfused(_aten.convolution.default(x, w, bias, *geometry), residual, activation)
 
 
 def _keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
@@ -137,7 +142,7 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """Gradients of all inputs. If the activation's slope cannot be computed from its result, the convolution runs
     again."""
     x, w, bias, residual, y = ctx.saved_tensors
-    geometry = _geometry(*ctx.rest)
+    x, geometry = padded(x, _geometry(*ctx.rest))
     if ctx.activation is not None:
         if ctx.from_result:
             grad = slope_times(grad, ctx.activation, y=y)
@@ -145,8 +150,11 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
             grad = slope_times(grad, ctx.activation, x=unfused(convolution(x, w, bias, *geometry), residual, None))
     convolution_gradient = grad
     if residual is not None:  # the residual may have broadcast the convolution's result
-        convolution_gradient = grad.sum_to_size(_shape(x, w, *ctx.rest[:3]))
+        convolution_gradient = grad.sum_to_size(_shape(x, w, *geometry[:3]))
     operand_gradients = gradients(ctx, convolution_gradient, x, w, None if bias is None else [bias.shape[0]], geometry)
+    if operand_gradients[0] is not None and has_sides(ctx.rest[1], x.ndim - 2):
+        crop = [-side for side in by_axis(ctx.rest[1])]
+        operand_gradients[0] = _aten.constant_pad_nd.default(operand_gradients[0], crop)
     residual_gradient = None
     if residual is not None and ctx.needs_input_grad[3]:
         residual_gradient = grad.sum_to_size(residual.shape).to(residual.dtype)

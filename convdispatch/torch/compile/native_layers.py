@@ -45,7 +45,7 @@ def serves(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
         return False
     installed = _state.get(kind)
     if installed is None:
-        installed = _state[kind] = native.install_fused(kind.upper(), _missed, _HOST[kind])
+        installed = _state[kind] = native.install(kind.upper(), [_missed], _HOST[kind], fused=True)
     if not installed or _C._len_torch_dispatch_stack() or _C._is_torch_function_mode_enabled():
         return False
     if _C._get_tracing_state() is not None or forward_ad._current_level >= 0:

@@ -8,6 +8,7 @@ the reason counted.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,8 +31,10 @@ _library.define(
     "normed_convolution_backward(Tensor grad_output, Tensor input, Tensor weight, Tensor table, Tensor? residual, "
     f"str norm, {_GEOMETRY}, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
 )
+_library.define("channel_products(Tensor left, Tensor right) -> Tensor")
 normed_convolution = torch.ops.convdispatch.normed_convolution.default
 normed_convolution_backward = torch.ops.convdispatch.normed_convolution_backward.default
+channel_products = torch.ops.convdispatch.channel_products.default
 
 
 # Batch norm in PyTorch's operators. Its numbers are tensors of one number a channel, mean, scale and shift, because a
@@ -92,7 +95,11 @@ def _normalised(x: torch.Tensor, norm: Sequence[torch.Tensor]) -> torch.Tensor:
 def activated(x: torch.Tensor, norm: Sequence[torch.Tensor], activation: str | None) -> torch.Tensor:
     """``activation(norm(x))`` without gradients, for ``convolve``, which has them."""
     with torch.no_grad():
-        return activate(_normalised(x, norm), _activation(activation)).to(x.dtype)
+        return _activated(x, norm, activation)
+
+
+def _activated(x: torch.Tensor, norm: Sequence[torch.Tensor], activation: str | None) -> torch.Tensor:
+    return activate(_normalised(x, norm), _activation(activation)).to(x.dtype)
 
 
 def rectified(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -179,7 +186,20 @@ def _backward(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *rest: Any) 
     return tuple(grad.new_empty(0) if each is None else each for each in results)
 
 
-for _name, _compute in (("normed_convolution", _forward), ("normed_convolution_backward", _backward)):
+def _channel_products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Sums over images and pixels of products of two tensors' channels, ``[left's, right's]``, in float32."""
+    columns, rows = (each.movedim(1, -1).flatten(0, -2) for each in (left, right))
+    if left.is_cuda:
+        return torch.mm(columns.T, rows, out_dtype=torch.float32)
+    return columns.T.float() @ rows.float()
+
+
+_COMPUTED = {
+    "normed_convolution": _forward,
+    "normed_convolution_backward": _backward,
+    "channel_products": _channel_products,
+}
+for _name, _compute in _COMPUTED.items():
     _library.impl(_name, _compute, "CompositeExplicitAutograd")
 
 
@@ -196,6 +216,37 @@ def _(grad: Any, x: Any, w: Any, table: Any, residual: Any, norm: Any, *rest: An
     data, weights, _ = _aten.convolution_backward.default(grad, x, w, None, *_whole(*geometry), mask)
     sums = x.new_empty((2, x.shape[1]), dtype=sums_type(x.dtype)) if wants_sums else grad.new_empty(0)
     return data if wants_data else grad.new_empty(0), sums, weights if wants_weights else grad.new_empty(0)
+
+
+@torch.library.register_fake("convdispatch::channel_products", lib=_library)
+def _(left: Any, right: Any) -> Any:
+    return left.new_empty((left.shape[1], right.shape[1]), dtype=torch.float32)
+
+
+def sum_in_kernels(graph: Any) -> None:
+    """In AOTAutograd's graph, take the sums over pixels of gradients that ``normed_convolution_backward`` returns from
+    its kernel, which has the values that it stores."""
+    for node in graph.find_nodes(op="call_function", target=_aten.sum.dim_IntList):
+        data = node.args[0]
+        if data.target is torch.ops.prims.convert_element_type.default:
+            data = data.args[0]
+        call = data.args[0] if data.target is operator.getitem and data.args[1] == 0 else None
+        if getattr(call, "target", None) is not normed_convolution_backward or node.meta["val"].ndim != 1:
+            continue
+        values = call.meta["val"]
+        if node.meta["val"].numel() != values[0].shape[1]:
+            continue
+        *rest, (wants_data, _, wants_weights) = call.args
+        call.args = (*rest, [wants_data, True, wants_weights])
+        sums = values[0].new_empty((2, values[0].shape[1]), dtype=sums_type(values[0].dtype))
+        call.meta["val"] = (values[0], sums, values[2])
+        with graph.inserting_after(call):
+            rows = graph.call_function(operator.getitem, (call, 1))
+        with graph.inserting_after(rows):
+            row = graph.call_function(_aten.select.int, (rows, 0, 0))
+        rows.meta["val"], row.meta = sums, dict(node.meta)
+        node.replace_all_uses_with(row)
+        graph.erase_node(node)
 
 
 # Autograd.
@@ -266,3 +317,86 @@ class _NormedConvolution(torch.autograd.Function):
         if needs_bias:
             by_bias = grad.sum((0, *range(2, grad.ndim)))
         return by_x, weights, by_bias, None, *by_norm, None, None, None, None
+
+
+def normalised_pointwise(operands: Sequence[Any], norm: Any, rows: Any, activation: str | None, *rest: Any) -> Any:
+    """Batch norm of ``convolve``'s result u for a convolution of one pixel, stride 1 and no padding; with it the mean
+    and the sum of squared distances of each channel of u. ``rest`` is the norm's weight, bias and epsilon, stride,
+    padding, dilation and groups.
+
+    The gradients read no u. With u - mean(u) = w (a - mean(a)), where a is what the convolution reads, u's gradient is
+    ``scale (dy - mean(dy)) - rate w (a - mean(a))`` for one number ``rate`` a channel. So the gradient of a is that of
+    dy by scaled weights and a convolution of a by ``w^T rate w``; the gradient of w, and ``rate``, follow from dy's and
+    a's products with a, summed over pixels. Where u has several times a's channels, these products cost little, and two
+    passes over dy and u are not needed.
+    """
+    *affine_arguments, stride, padding, dilation, groups = rest
+    kind = operands[0].device.type
+    if torch.is_autocast_enabled(kind):
+        operands = in_autocast(kind, operands)
+    norm = (None, None, None) if norm is None else norm
+    geometry = (stride, padding, dilation, groups)
+    return _NormalisedPointwise.apply(*operands, *norm, rows, activation, *affine_arguments, geometry)
+
+
+class _NormalisedPointwise(torch.autograd.Function):
+    """``normalised_pointwise``."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Any:
+        x, w, bias, activated_x, _, input_scale, _, rows, activation, weight, shift, epsilon, geometry = given
+        read = (x, w, bias, rows, activation) if activated_x is None else (activated_x, w, bias, None, None)
+        u, (_, mean, squares) = normed_convolution(*read, True, *geometry)
+        ctx.count = u.numel() // u.shape[1]
+        deviation = torch.rsqrt(squares / ctx.count + epsilon)
+        _, scale, _ = numbers = learning_norm(mean, squares, ctx.count, weight, shift, epsilon)
+        ctx.save_for_backward(x, w, activated_x, rows, input_scale, deviation, scale)
+        ctx.activation, ctx.geometry, ctx.has_bias = activation, geometry, bias is not None
+        ctx.mark_non_differentiable(mean, squares)
+        return _normalised(u, numbers).to(x.dtype), mean, squares
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[Any, ...]:  # type: ignore[override]
+        x, w, a, rows, input_scale, deviation, scale = ctx.saved_tensors
+        if a is None:
+            a = x if rows is None else _activated(x, rows, ctx.activation)
+        wide, axes, geometry, count = scale.dtype, [0, *range(2, x.ndim)], ctx.geometry, ctx.count
+        by_shift, mean = grad.to(wide).sum(axes), a.to(wide).sum(axes) / count
+        products, squares = (_products(each, a, geometry) for each in (grad, a))
+        matrix = w.flatten(1).to(wide)
+        products = products - by_shift[:, None] * mean
+        by_scale = (matrix * products).sum(1)
+        rate = (scale * deviation * deviation * by_scale / count)[:, None]
+        weights = scale[:, None] * products - rate * (matrix @ (squares - count * mean[:, None] * mean))
+        by_x, by_norm, ones = None, (None, None, None), [1] * (x.ndim - 2)
+        needs_norm = any(ctx.needs_input_grad[4:7])
+        if ctx.needs_input_grad[0] or needs_norm:
+            scaled = (scale[:, None] * matrix).to(x.dtype).reshape(w.shape)
+            square = (matrix.T @ (-rate * matrix)).to(x.dtype)
+            constant = -(square.to(wide) @ mean) - matrix.T @ (scale * by_shift / count)
+            square = square.reshape(*square.shape, *ones)
+            correction, _ = normed_convolution(a, square, constant.to(x.dtype), None, None, False, *geometry)
+            if rows is None:
+                mask = [True, False, False]
+                by_x = convolution_backward(grad, a, scaled, None, *_whole(*geometry), mask)[0] + correction
+            else:
+                arguments = (grad, x, scaled, rows, correction, ctx.activation, *geometry, [True, needs_norm, False])
+                data, sums, _ = normed_convolution_backward(*arguments)
+                by_x = (data.to(wide) * _over_channels(input_scale, x.ndim)).to(x.dtype)
+                by_norm = (-input_scale * sums[0], sums[1], sums[0]) if needs_norm else by_norm
+        by_bias = w.new_zeros(w.shape[0]) if ctx.has_bias else None  # the norm subtracts the bias again
+        weights = weights.to(w.dtype).reshape(w.shape)
+        affine_gradients = [
+            each if needed else None
+            for each, needed in zip((deviation * by_scale, by_shift), ctx.needs_input_grad[9:11], strict=True)
+        ]
+        return by_x, weights, by_bias, None, *by_norm, None, None, *affine_gradients, None, None
+
+
+def _products(left: torch.Tensor, right: torch.Tensor, geometry: Sequence[Any]) -> torch.Tensor:
+    """``channel_products`` in the dtype of sums, for any dtype."""
+    if right.dtype.itemsize == 2:
+        return channel_products(left, right)
+    shape = (left.shape[1], right.shape[1], *[1] * (left.ndim - 2))
+    arguments = (left, right, right.new_empty(shape), None, *_whole(*geometry), [False, True, False])
+    return convolution_backward(*arguments)[1].flatten(1)  # type: ignore[no-any-return]

@@ -6,6 +6,7 @@ copies, and is counted as a fallback.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,11 +72,10 @@ def _formula(name: str, text: str, names: Sequence[str]) -> Any:
         for each, value in operand_by_name.items():
             if isinstance(value, torch.Tensor) and value.ndim == 0 and value.device.type == "cpu":
                 operand_by_name[each] = value.item()
-        tensors = [value for value in operand_by_name.values() if isinstance(value, torch.Tensor)]
-        numbers_and_tensors = all(
-            isinstance(v, torch.Tensor | int | float) and not isinstance(v, bool) for v in operand_by_name.values()
-        )
-        if not (numbers_and_tensors and tensors and own_kernel(out, *tensors)):
+        values = operand_by_name.values()
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        are_taken = all(isinstance(v, torch.Tensor | int | float) and not isinstance(v, bool) for v in values)
+        if not (are_taken and tensors and own_kernel(out, *tensors)):
             return _on_host(operator, *arguments, **options)
         shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
         if out.shape != shape:
@@ -93,21 +93,13 @@ def _operator(name: str) -> Any:
     return getattr(getattr(_aten, packet), overload or "default")
 
 
-def _relu(x: torch.Tensor) -> torch.Tensor:
+def _relu(x: torch.Tensor, in_place: bool = False) -> torch.Tensor:
     if not own_kernel(x):
-        return _on_host(_aten.relu.default, x)
-    out = torch.empty_like(x)
+        return _on_host(_aten.relu_.default if in_place else _aten.relu.default, x)
+    out = x if in_place else torch.empty_like(x)
     if x.numel():
         compute("max(x, 0)", {"x": seen(x)}, out=seen(out))
     return out
-
-
-def _relu_(x: torch.Tensor) -> torch.Tensor:
-    if not own_kernel(x):
-        return _on_host(_aten.relu_.default, x)
-    if x.numel():
-        compute("max(x, 0)", {"x": seen(x)}, out=seen(x))
-    return x
 
 
 def _fill(x: torch.Tensor, value: Any) -> torch.Tensor:
@@ -137,13 +129,13 @@ def _reduced(kind: str, operator: Any) -> Any:
 
 
 def _convolution(*arguments: Any) -> torch.Tensor:
-    host_kernel = lambda: _on_host(_aten.convolution.default, *arguments)  # noqa: E731
+    host_kernel = functools.partial(_on_host, _aten.convolution.default, *arguments)
     return routed("convolution", engine.forward, host_kernel, arguments, settings_in_force())
 
 
 def _convolution_backward(grad: Any, x: Any, w: Any, *geometry_arguments: Any) -> Any:
     arguments = (grad, x, w, [grad.shape[1]], *geometry_arguments)
-    host_kernel = lambda: _on_host(_aten.convolution_backward.default, *arguments)  # noqa: E731
+    host_kernel = functools.partial(_on_host, _aten.convolution_backward.default, *arguments)
     return routed("convolution_backward", engine.backward, host_kernel, arguments, settings_in_force())
 
 
@@ -202,18 +194,13 @@ def _mutated(operator: Any, arguments: Sequence[Any], options: dict[str, Any]) -
 # Registration of all kernels with PyTorch's dispatcher.
 
 
-def _empty(size: Sequence[int], *, dtype: Any = None, memory_format: Any = None, **_: Any) -> torch.Tensor:
-    form = memory_format or torch.contiguous_format
-    stride = torch.empty(tuple(size), device="meta", memory_format=form).stride()
-    return empty_strided(size, stride, dtype or torch.get_default_dtype())
-
-
 def _empty_strided(size: Sequence[int], stride: Sequence[int], *, dtype: Any = None, **_: Any) -> torch.Tensor:
     return empty_strided(size, stride, dtype or torch.get_default_dtype())
 
 
-def _metadata(operator: Any) -> Any:
-    return lambda *arguments, **options: on_metadata(operator, *arguments, **options)
+def _empty(size: Sequence[int], *, memory_format: Any = None, **options: Any) -> torch.Tensor:
+    form = memory_format or torch.contiguous_format
+    return _empty_strided(size, torch.empty(tuple(size), device="meta", memory_format=form).stride(), **options)
 
 
 def install() -> list[Any]:
@@ -227,7 +214,7 @@ def install() -> list[Any]:
         "_copy_from_and_resize": lambda source, target: copy(source, resize(target, source.shape)),
         "_local_scalar_dense": lambda x: to_host(x).item(),
         "relu": _relu,
-        "relu_": _relu_,
+        "relu_": lambda x: _relu(x, in_place=True),
         "fill_.Scalar": _fill,
         "zero_": lambda x: _fill(x, 0),
         "sum.IntList_out": _reduced("sum", _aten.sum.IntList_out),
@@ -235,7 +222,7 @@ def install() -> list[Any]:
         "convolution_overrideable": _convolution,
         "convolution_backward_overrideable": _convolution_backward,
     }
-    kernels |= {name: _metadata(_operator(name)) for name in _VIEWS}
+    kernels |= {name: functools.partial(on_metadata, _operator(name)) for name in _VIEWS}
     kernels |= {name: _formula(name, text, names) for name, (text, *names) in FORMULAS.items()}
     for name, kernel in kernels.items():
         library.impl(name, kernel, "PrivateUse1")

@@ -7,6 +7,7 @@ host) and no autocast; ``data_ptr()`` of its tensors is 0, because OpenCL's memo
 from __future__ import annotations
 
 import functools
+import types
 from typing import Any
 
 import torch
@@ -22,32 +23,17 @@ _PRIVATE = {
 }
 
 
-class _Backend:
-    """The module ``torch.opencl``."""
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def is_available(self) -> bool:
-        return True
-
-    def current_device(self) -> int:
-        return 0
-
-    def device_count(self) -> int:
-        return 1
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def manual_seed_all(self, seed: int) -> None:
-        """Random numbers are drawn on the host, whose seed ``torch.manual_seed`` sets."""
-
-    def get_amp_supported_dtype(self) -> list[Any]:
-        return []
-
-    def synchronize(self, device: Any = None) -> None:
-        queue().finish()
+_BACKEND = types.SimpleNamespace(
+    is_initialized=lambda: True,
+    is_available=lambda: True,
+    current_device=lambda: 0,
+    device_count=lambda: 1,
+    _is_in_bad_fork=lambda: False,
+    manual_seed_all=lambda seed: None,  # random numbers are drawn on the host, whose seed ``torch.manual_seed`` sets
+    get_amp_supported_dtype=list,
+    synchronize=lambda device=None: queue().finish(),
+)
+"""The module ``torch.opencl``."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -66,7 +52,7 @@ def register_device() -> torch.device:
     if taken != "privateuseone":
         raise RuntimeError(f"PyTorch takes one added device a process, and {taken!r} is there already")
     queue()
-    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
+    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_BACKEND)
     from .operators import install
 
     register_device.library = install()  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...api.errors import ConvDispatchError
-from ...api.policy import Policy, current_policy
+from ...api.policy import current_policy
 from ...calls.call_cache import CallCache
 from ...calls.framework import autotune, tiers
 from ...calls.framework.fallback import Fallback
@@ -56,12 +56,8 @@ def forward(
     x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *geometry: Any, settings: Settings = DEFAULT
 ) -> torch.Tensor:
     """Compute ``aten::convolution``. Raises Fallback, InvalidArgument, InvalidProblem."""
-    transposed, output_padding = geometry[3:5]
-    if transposed and any(output_padding):
-        rows = Geometry.of(*geometry).rows(x.ndim - 2)
-        if any(rows):
-            native.decline()
-            return forward(_longer(x, rows), w, bias, *Geometry.of(*geometry).without(rows), settings=settings)
+    if rows := _missing_rows(geometry, x):
+        return forward(_longer(x, rows), w, bias, *Geometry.of(*geometry).without(rows), settings=settings)
     return _computed((x, w, bias), geometry, promise(w), settings)
 
 
@@ -86,7 +82,7 @@ def _computed(
 ) -> torch.Tensor:
     """The result of a forward call on input, weights, bias and, of a fused layer, the residual."""
     x, w, bias = tensors[:3]
-    call = cached_call("forward", geometry, x, w, None, bias, constant is not None, settings, after)
+    call = cached_call("forward", geometry, (x, w, None, bias), constant is not None, settings, after)
     residual, transposed = tensors[3] if after[1] else None, geometry[3]
     if residual is not None and call.shape is not None:
         alike = residual.shape == call.shape and residual.dtype is x.dtype and residual.device == x.device
@@ -115,26 +111,22 @@ def backward(
     """Compute ``aten::convolution_backward``; None for a gradient that is not requested. Raises as ``forward`` does."""
     *_, output_mask = given
     geometry = given[:-1]
-    transposed, output_padding = geometry[3:5]
-    if transposed and any(output_padding):
-        rows = Geometry.of(*geometry).rows(x.ndim - 2)
-        if any(rows):
-            native.decline()
-            rest = Geometry.of(*geometry).without(rows)
-            longer = backward(grad, _longer(x, rows), w, bias_sizes, *rest, output_mask, settings=settings)
-            data = longer[0]
-            if data is not None:
-                data = data[(..., *(slice(size) for size in x.shape[2:]))].contiguous()
-            return data, *longer[1:]
+    if rows := _missing_rows(geometry, x):
+        rest = Geometry.of(*geometry).without(rows)
+        data, *others = backward(grad, _longer(x, rows), w, bias_sizes, *rest, output_mask, settings=settings)
+        if data is not None:
+            data = data[(..., *(slice(size) for size in x.shape[2:]))].contiguous()
+        return data, *others  # type: ignore[return-value]
+    transposed = geometry[3]
     data = weights = sums = constant = None
     parts: list[tuple[str, Any, int]] = []
     # Both calls are planned before either runs: if one is left to PyTorch, the whole backward is.
     if output_mask[0]:
         constant = promise(w)
-        data = cached_call("data", geometry, x, w, grad, None, constant is not None, settings)
+        data = cached_call("data", geometry, (x, w, grad, None), constant is not None, settings)
         parts.append(("data", data, 0))
     if output_mask[1]:
-        weights = cached_call("weights", geometry, x, w, grad, None, False, settings)
+        weights = cached_call("weights", geometry, (x, w, grad, None), False, settings)
         parts.append(("weights", weights, 1))
     for part, call, _ in parts:
         if isinstance(call, Pending | LeftToPyTorch):  # raises before the other gradient is computed in vain
@@ -167,7 +159,7 @@ def _prepare_backward(
             if tensor.requires_grad:
                 constant = part == "data" and promise(w) is not None
                 with contextlib.suppress(ConvDispatchError, Fallback):  # the backward itself raises the error
-                    cached_call(part, geometry, x, w, result, None, constant, settings)
+                    cached_call(part, geometry, (x, w, result, None), constant, settings)
         if bias is not None and bias.requires_grad:
             make_ready(result)
         return x.requires_grad and w.requires_grad
@@ -196,31 +188,31 @@ def watched() -> bool:
 def cached_call(
     part: str,
     geometry: tuple[Any, ...],
-    x: torch.Tensor,
-    w: torch.Tensor,
-    grad: torch.Tensor | None,
-    bias: torch.Tensor | None,
+    tensors: tuple[Any, ...],
     constant: bool,
     settings: Settings,
     after: tuple[Any, ...] = PLAIN,
 ) -> Any:
-    """The cached call for tensors like these, planned now if it is new. ``after``: see
+    """The cached call for tensors (input, weights, gradient, bias) like these, planned now if it is new. ``after``: see
     ``geometry.PLAIN``."""
+    x, w, grad, bias = tensors
     # Most often the last call with these weights matches: comparing takes a third of the time of hashing the key.
-    facts = facts_of(geometry, x, w, grad, bias, constant, settings, after)
+    facts = facts_of(geometry, tensors, constant, settings, after)
     chosen, last = facts[-1], _cache.last[part].get(id(w))
     if last is not None and last[0] == facts:
         call = last[1]
     else:
         key = key_of(part, facts)
-        call, by_size = _cache.calls.get(key), x.is_cpu and _sizes_decide(settings, chosen)
-        waits = not by_size or _is_first(key, w)
+        is_free = settings.solver is None and settings.min_flops is None
+        call, by_size = _cache.calls.get(key), x.is_cpu and is_free and tiers.by_size(chosen, TORCH)
+        layer, size = _layer_and_size(key)
+        waits = not by_size or sizes.is_first(layer, size, id(w), alive(w))
         if call is None:
             if not waits and (native.met() or sizes.met(key)) < MEETINGS:
                 raise Compiling()
             request = CallRequest(part, Geometry.of(*geometry), x, w, grad, bias, constant, *key[-3:], after, waits)
             call = _alive[key] = _cache.calls.make(key, lambda: _alive.get(key) or planned_call(request))
-        if by_size and type(call) is HostCall and not sizes.is_prepared(_layer_and_size(key)[0]):
+        if by_size and type(call) is HostCall and not sizes.is_prepared(layer):
             native.know(alive(w))
         _cache.store(part, facts, w, call)
     if type(call) is Pending:
@@ -234,11 +226,6 @@ def cached_call(
     if benchmark() and call.prepared is not None:
         autotune.consider(call.problem, call.device, chosen, call.prepared, ranks.many)
     return call
-
-
-def _is_first(key: tuple[Any, ...], w: torch.Tensor) -> bool:
-    """Whether a call on a CPU has the first size of its layer."""
-    return sizes.is_first(*_layer_and_size(key), id(w), alive(w))
 
 
 def _layer_and_size(key: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -255,16 +242,9 @@ def prepared(keys: Iterable[tuple[Any, ...]]) -> None:
     native.forget()
 
 
-def _sizes_decide(settings: Settings, chosen: Policy) -> bool:
-    return settings.solver is None and settings.min_flops is None and tiers.by_size(chosen, TORCH)
-
-
 def facts_of(
     geometry: tuple[Any, ...],
-    x: torch.Tensor,
-    w: torch.Tensor,
-    grad: torch.Tensor | None,
-    bias: torch.Tensor | None,
+    tensors: tuple[Any, ...],
     constant: bool,
     settings: Settings,
     after: tuple[Any, ...] = PLAIN,
@@ -273,6 +253,7 @@ def facts_of(
 
     ``geometry`` is the operator's own arguments, whose lists stay lists: facts are compared, not hashed.
     """
+    x, w, grad, bias = tensors
     switched = switches(x.is_cuda)
     return (
         geometry,
@@ -297,6 +278,18 @@ def facts_of(
 def key_of(part: str, facts: tuple[Any, ...]) -> tuple[Any, ...]:
     """The cache key of the call that the facts decide."""
     return (part, Geometry.of(*facts[0]), *facts[1:])
+
+
+def _missing_rows(geometry: tuple[Any, ...], x: torch.Tensor) -> Sequence[int]:
+    """The zeros to append to each spatial axis of a transposed convolution's input, whose call is then Python's; empty
+    if there are none."""
+    if not geometry[3] or not any(geometry[4]):
+        return ()
+    rows = Geometry.of(*geometry).rows(x.ndim - 2)
+    if not any(rows):
+        return ()
+    native.decline()
+    return rows
 
 
 def _longer(x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:

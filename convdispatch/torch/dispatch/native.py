@@ -41,7 +41,6 @@ _SOURCES = {
 _PYTHONS: tuple[Any, ...] = ([], [], None, 0, False)
 """The arguments of ``offer`` for a call that Python computes each time."""
 _C: Any = torch._C
-_launcher: Any = None
 _settings = settings.DEFAULT
 _numbers: dict[settings.Settings, int] = {settings.DEFAULT: 0}
 """A number for each set of arguments that ``enable`` was called with; it is part of the native path's cache key."""
@@ -50,6 +49,19 @@ _operators: list[Any] = [None] * 6
 """The Python functions that the native path calls if it has no decision: forward, backward and a fused layer, on CUDA
 and on a CPU."""
 _installed_on: set[str] = set()
+
+
+class _Absent:
+    """Takes the native module's place where there is none: whatever is told it has no effect, and its counts are 0."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *_: 0
+
+
+_launcher: Any = _Absent()
 
 
 class Raised(BaseException):
@@ -76,43 +88,31 @@ class Raised(BaseException):
         return words
 
 
-def install(key: str, forward: Callable[..., Any], backward: Callable[..., Any], host: bool = False) -> bool:
-    """Register the native path for aten's convolutions on a dispatch key; returns whether that succeeded. The native
-    path calls ``forward`` and ``backward`` if it has no decision. ``host``: for tensors on a CPU."""
-    if _registered("install", key, host, 0, forward, backward):
-        _installed_on.add(key)
-        return True
-    if (found := _module(host)) is not None:
-        found.uninstall(host)
-    return False
-
-
-def install_fused(key: str, compute: Callable[..., Any], host: bool) -> bool:
-    """Register the native path for the operator of fused layers; it is never unregistered."""
-    return _registered("install_fused", key, host, _FUSED, compute)
-
-
-def _registered(install: str, key: str, host: bool, place: int, *computes: Callable[..., Any]) -> bool:
-    """Whether the native module's ``install(key, host)`` succeeded, with these functions of Python's from a place of
-    its operators on."""
+def install(key: str, computes: Sequence[Callable[..., Any]], host: bool = False, fused: bool = False) -> bool:
+    """Register the native path for aten's convolutions on a dispatch key, or for the operator of ``fused`` layers,
+    which is never unregistered; returns whether that succeeded. The native path calls ``computes``, forward and
+    backward or a fused layer's function, if it has no decision. ``host``: for tensors on a CPU."""
     global _launcher
-    begin = place + _HOST * host
+    begin = _HOST * host + _FUSED * fused
     _operators[begin : begin + len(computes)] = computes
     found = _module(host)
     if found is None:
         return False
     try:
         _ask(found)
-        getattr(found, install)(key, host)
+        found.install(key, host, fused)
     except RuntimeError as error:  # PyTorch refused the kernel, or an interface has changed
-        warnings.warn(f"convolutions on {key} go by Python: {error}", ConvDispatchWarning, stacklevel=3)
+        warnings.warn(f"convolutions on {key} go by Python: {error}", ConvDispatchWarning, stacklevel=2)
+        found.uninstall(host, fused)
         return False
     found.under(_numbers[_settings])
-    if _launcher is None:
+    if not _launcher:
         counting.also(found.counts)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=lambda: runtime.forked and pause(True))
     _launcher = found
+    if not fused:
+        _installed_on.add(key)
     return True
 
 
@@ -139,9 +139,8 @@ def _rounds() -> bool:
 
 def uninstall() -> None:
     """Unregister the native path from aten's operators; its decisions apply again after the next ``install``."""
-    if _launcher is not None:
-        for host in (False, True):
-            _launcher.uninstall(host)
+    for host in (False, True):
+        _launcher.uninstall(host, False)
 
 
 def under(given: settings.Settings) -> None:
@@ -149,9 +148,7 @@ def under(given: settings.Settings) -> None:
     when those are set again: a script may enter ``enable()`` at each step."""
     global _settings
     _settings = given
-    number = _numbers.setdefault(given, len(_numbers))
-    if _launcher is not None:
-        _launcher.under(number)
+    _launcher.under(_numbers.setdefault(given, len(_numbers)))
 
 
 def runs(key: str) -> bool:
@@ -161,52 +158,46 @@ def runs(key: str) -> bool:
 
 def forget() -> None:
     """Drop all decisions of the native path, so that it asks Python again."""
-    if _launcher is not None:
-        _launcher.forget()
+    _launcher.forget()
 
 
 def drop(call: Any) -> None:
     """Drop the decisions for a call that the cache no longer holds, so that the native path asks Python again."""
-    program = getattr(call, "native", None)
-    if _launcher is not None and program:
+    if program := getattr(call, "native", None):
         _launcher.drop(program)
 
 
 def used(call: Any) -> int:
     """The sequence number of a call's last run on the native path; 0 if it did not run since the last query."""
     program = getattr(call, "native", None)
-    return _launcher.used(program) if _launcher is not None and program else 0
+    return _launcher.used(program) if program else 0
 
 
 def pause(on: bool) -> None:
     """Send all calls to Python if ``on``, for watchers; in a forked child without OpenCL's threads they always do."""
-    if _launcher is not None:
-        _launcher.pause(on or runtime.forked)
+    _launcher.pause(on or runtime.forked)
 
 
 def decline() -> None:
     """Leave the current call to Python."""
-    if _launcher is not None:
-        _launcher.offer(*_PYTHONS)
+    _launcher.offer(*_PYTHONS)
 
 
 def leave(again: Callable[[], bool]) -> None:
     """Leave the current call to PyTorch's own kernel, and also later calls like it for which ``again()`` returns
     True."""
-    if _launcher is not None:
-        _launcher.offer([], [], again, 0, False)
+    _launcher.offer([], [], again, 0, False)
 
 
 def know(alive: Callable[[], bool]) -> None:
     """Leave further sizes of the current call's layer to PyTorch until they were encountered often enough, while its
     weights are ``alive()``."""
-    if _launcher is not None:
-        _launcher.know(alive)
+    _launcher.know(alive)
 
 
 def met() -> int:
     """How often the size of the current call was encountered, if the native path counted it; else 0."""
-    return 0 if _launcher is None else _launcher.met()  # type: ignore[no-any-return]
+    return _launcher.met()  # type: ignore[no-any-return]
 
 
 def learn(
@@ -219,7 +210,7 @@ def learn(
 ) -> None:
     """Offer the native path what computed the current call: (part, cached call, index of its result) for each part,
     with the operands ``tensors``; ``with_sums``: the third result is the sum of the first tensor."""
-    if _launcher is not None:
+    if _launcher:
         _launcher.offer(*_decision(parts, transposed, tensors, weights, constant, with_sums))
 
 

@@ -80,10 +80,10 @@ def backward(
 
 def _call(part: str, geometry: Sequence[Any], tensors: Any, parts: tuple[Any, ...], settings: Settings) -> Any:
     """The cached call of a part. Raises Fallback where PyTorch computes it."""
-    x, w, grad, bias = tensors
+    x, w, grad, _ = tensors
     stride, padding, dilation, groups = geometry
     whole = (stride, padding, dilation, False, [0] * len(stride), groups)
-    call = engine.cached_call(part, whole, x, w, grad, bias, False, settings, parts)
+    call = engine.cached_call(part, whole, tensors, False, settings, parts)
     if not hasattr(call, "launch"):
         call(x, w, grad)  # raises the reason
         raise Fallback("an operand beside a convolution's own is on a device that takes none")

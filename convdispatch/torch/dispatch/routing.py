@@ -12,7 +12,7 @@ import torch
 
 from ...api import settings as environment
 from ...api.errors import ConvDispatchError, Frozen, InvalidArgument, InvalidPolicy, InvalidProblem
-from ...calls.framework.enabled import Enabled as Enabled
+from ...calls.framework.fallback import Enabled as Enabled
 from ...calls.framework.fallback import Fallback
 from ...calls.framework.tiers import Compiling
 from ...device import runtime
@@ -20,6 +20,7 @@ from ...device.places.stream import KINDS
 from .. import counting, ranks
 from ..captures import device_type, watch_captures
 from ..dynamo_frames import looks_on, unseen
+from ..geometry import padded
 from ..settings import DEFAULT, Settings, checked
 from . import engine, native
 from .quick_depthwise import quick_depthwise, quick_depthwise_backward
@@ -93,7 +94,7 @@ def _install() -> Any:
                 _originals[operator, key] = torch.library.get_kernel(f"aten::{operator}", key)
             kernels[operator, key] = _kernel(operator, key, compute)
 
-    def in_python(key: str, library: Any = library) -> None:
+    def in_python(key: str, library: Any) -> None:
         with warnings.catch_warnings():  # PyTorch warns once of an overridden kernel, which is intended here
             warnings.simplefilter("ignore")
             for operator in _OPERATORS:
@@ -106,8 +107,8 @@ def _install() -> Any:
             in_python(key, quietly)
             quietly._destroy()
         bound = [functools.partial(kernels[operator, key], _keyset(key)) for operator in _OPERATORS]
-        if key not in _NATIVE or not native.install(key, *bound, _NATIVE[key]):
-            in_python(key)
+        if key not in _NATIVE or not native.install(key, bound, _NATIVE[key]):
+            in_python(key, library)
     return library
 
 
@@ -115,24 +116,20 @@ def _kernel(operator: str, key: str, compute: Callable[..., Any]) -> Callable[..
     original = _originals[operator, key]
 
     def kernel(keys: Any, *arguments: Any) -> Any:
+        def theirs() -> Any:
+            return original.call_boxed(keys, *arguments)
+
+        def quick() -> Any:
+            if operator == "convolution":
+                return quick_depthwise(*arguments)
+            return quick_depthwise_backward(functools.partial(original.call_boxed, keys), *arguments)
+
         # ``torch.jit.trace`` records what aten::convolution calls below this kernel. The check takes 0.03 µs. Other
         # recorders (FakeTensor, make_fx, functorch) come before the devices' kernels and see a call earlier.
         if _tracing():
             counting.left(operator, TRACED)
-            return original.call_boxed(keys, *arguments)
-        if runtime.forked:
-            counting.left(operator, runtime.FORKED)
-            return original.call_boxed(keys, *arguments)
-        try:
-            result = compute(*arguments, settings=_in_force or DEFAULT)
-        except Exception as error:
-            theirs = functools.partial(original.call_boxed, keys)
-            quick = (
-                quick_depthwise if operator == "convolution" else functools.partial(quick_depthwise_backward, theirs)
-            )
-            return _declined(error, operator, lambda: theirs(*arguments), lambda: quick(*arguments))
-        counting.ours(operator)
-        return result
+            return theirs()
+        return _computed(operator, compute, theirs, arguments, _in_force, quick)
 
     return kernel
 
@@ -145,6 +142,10 @@ def settings_in_force() -> Settings | None:
 def original(operator: str, *arguments: Any) -> Any:
     """The results of PyTorch's own kernel for the arguments' device, none of which is a view: of an empty batch and of
     one axis they are views there, which no operation in place may change behind a custom operator."""
+    if operator == "convolution":
+        x, w, bias, *geometry = arguments
+        x, geometry = padded(x, geometry)  # type: ignore[assignment]
+        arguments = (x, w, bias, *geometry)
     kind = arguments[0].device.type
     key = kind.upper() if kind in KINDS else "CPU"
     if (operator, key) not in _originals:
@@ -179,7 +180,18 @@ def routed(
     For arguments that PyTorch refuses too, raises PyTorch's kind of error with our sentence.
     """
     if looks_on() is not None:
-        return unseen(routed, operator, compute, theirs, arguments, settings, quick)
+        return unseen(_computed, operator, compute, theirs, arguments, settings, quick)
+    return _computed(operator, compute, theirs, arguments, settings, quick)
+
+
+def _computed(
+    operator: str,
+    compute: Callable[..., Any],
+    theirs: Callable[[], Any],
+    arguments: tuple[Any, ...],
+    settings: Settings | None,
+    quick: Callable[[], Any] | None,
+) -> Any:
     if runtime.forked:
         counting.left(operator, runtime.FORKED)
         return theirs()

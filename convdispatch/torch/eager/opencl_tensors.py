@@ -16,7 +16,7 @@ import pyopencl as cl
 import torch
 
 from ...api.problem import ConvProblem
-from ...calls.framework.host import refuse_dtype
+from ...calls.framework.fallback import refuse_dtype
 from ...calls.queue_call import QueueCall
 from ...device import runtime
 from ...device.commands.queues import commands_of

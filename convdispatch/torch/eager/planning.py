@@ -13,9 +13,9 @@ from ...api.errors import InvalidArgument, NoSolver
 from ...api.policy import Policy, policy
 from ...api.problem import ConvProblem
 from ...calls.arguments import check_bias
+from ...calls.arrays.host_arrays import HostArrays
 from ...calls.framework import tiers
-from ...calls.framework.fallback import Fallback
-from ...calls.framework.host import cpu_device, refuse_dtype
+from ...calls.framework.fallback import Fallback, cpu_device, refuse_dtype
 from ...calls.host_call import HostCall
 from ...device import runtime
 from ...device.commands import host_memory
@@ -105,7 +105,9 @@ def _call(request: CallRequest) -> Any:
         raise Fallback("a size of zero other than the batch's")
     if x.shape[0] == 0 and x.device.type != "opencl":  # PyTorch chooses the strides of empty tensors
         raise Fallback("nothing to compute")
-    shape = {"data": x.shape, "weights": w.shape}.get(request.part) or _result_shape(problem, channels_last)
+    batch, *sizes = problem.out_shape
+    channels_first = (batch, sizes[-1], *sizes[:-1]) if channels_last else problem.out_shape
+    shape = {"data": x.shape, "weights": w.shape}.get(request.part) or channels_first
     with policy(solver=request.chosen.solver, **request.chosen.promises):
         if x.device.type == "opencl":
             from .opencl_tensors import OpenClTensors
@@ -166,11 +168,6 @@ def _problem(request: CallRequest, channels_last: bool) -> ConvProblem:
     return problem
 
 
-def _result_shape(problem: ConvProblem, channels_last: bool) -> tuple[int, ...]:
-    shape = problem.out_shape
-    return (shape[0], shape[-1], *shape[1:-1]) if channels_last else shape
-
-
 def _check(request: CallRequest) -> None:
     """Raises Fallback for tensors that no engine takes, InvalidArgument for tensors that do not match each other."""
     x = request.x
@@ -197,7 +194,7 @@ time. A smaller one comes from PyTorch's allocator, which reuses memory that the
 caches."""
 
 
-class HostTensors:
+class HostTensors(HostArrays):
     """Tensors of one memory format; see HostArrays. Results have PyTorch's ``shape`` and ``strides``."""
 
     def __init__(
@@ -245,9 +242,6 @@ class HostTensors:
     def view(self, tensor: torch.Tensor) -> np.ndarray:
         """A NumPy view of a tensor, see HostArrays; of the same bytes as int16 for bfloat16, which NumPy lacks."""
         return tensor.detach().view(torch.int16 if tensor.dtype is torch.bfloat16 else tensor.dtype).numpy()
-
-    def finished(self, made: torch.Tensor, input1: torch.Tensor) -> torch.Tensor:
-        return made
 
 
 def host_call(problem: ConvProblem, shape: tuple[int, ...], form: Any, dtype: torch.dtype) -> HostCall:

@@ -14,9 +14,8 @@ from ...api.errors import NoDevice
 from ...api.policy import current_policy
 from ...api.problem import ConvProblem
 from ...calls.arrays.known_libraries import library_of
-from ...calls.arrays.stream_arrays import ALIGNMENT
-from ...calls.framework.fallback import Fallback
-from ...calls.framework.host import refuse_dtype
+from ...calls.arrays.stream_arrays import ALIGNMENT, StreamArrays
+from ...calls.framework.fallback import Fallback, refuse_dtype
 from ...calls.stream_call import StreamCall
 from ...device.places.stream import Stream, StreamMemory
 from ...selection import dispatch
@@ -38,25 +37,20 @@ def device(tensor: torch.Tensor) -> Any:
     return stream_of(tensor).device
 
 
-class StreamTensors:
-    """Tensors of one memory format on a device; see ``StreamArrays``. Results are new tensors of the dtype and device
-    of ``like``, of PyTorch's ``shape`` and ``strides``."""
+class StreamTensors(StreamArrays):
+    """Tensors of one memory format on a device. Results are new tensors of the dtype and device of ``like``, of
+    PyTorch's ``shape`` and ``strides``."""
 
-    copies = False
-
-    def __init__(self, library: Any, shape: tuple[int, ...], form: Any, like: torch.Tensor) -> None:
-        self._library, self.shape, self._form = library, shape, form
-        self._dtype, self._device, self._number = like.dtype, like.device, like.get_device()
+    def __init__(self, problem: ConvProblem, shape: tuple[int, ...], form: Any, like: torch.Tensor) -> None:
+        super().__init__(library_of(torch.Tensor), like.get_device(), problem)  # type: ignore[arg-type]
+        self.shape, self._form, self._like = shape, form, (like.dtype, like.device)
         self.strides = torch.empty(shape, device="meta", memory_format=form).stride()
         self._forms = (form, form, form, torch.contiguous_format, form)
         """The memory formats of x, w, y, bias and residual."""
-        self.is_current = library.is_current
-
-    def stream(self, tensor: torch.Tensor) -> Stream:
-        return self._library.stream(tensor, self._number)  # type: ignore[no-any-return]
 
     def allocate(self, input1: torch.Tensor, stream: Stream) -> torch.Tensor:
-        return torch.empty_strided(self.shape, self.strides, dtype=self._dtype, device=self._device)
+        dtype, device = self._like
+        return torch.empty_strided(self.shape, self.strides, dtype=dtype, device=device)
 
     def addresses(self, operands: Sequence[torch.Tensor], bias: Any, residual: Any, stream: Stream) -> list[int] | None:
         found = []
@@ -67,20 +61,13 @@ class StreamTensors:
         return found
 
     def memory(
-        self, tensor: torch.Tensor, stream: Stream, size: int, out: bool = False, of_bias: bool = False
+        self, array: torch.Tensor, stream: Stream, size: int, out: bool = False, of_bias: bool = False
     ) -> StreamMemory:
         form = torch.contiguous_format if of_bias else self._form
-        if not tensor.is_contiguous(memory_format=form):
-            tensor = tensor.contiguous(memory_format=form)
-        if tensor.data_ptr() % ALIGNMENT:
-            tensor = tensor.clone(memory_format=torch.preserve_format)
-        return StreamMemory(tensor.data_ptr(), size, tensor)
-
-    def finished(self, made: torch.Tensor, stream: Stream) -> torch.Tensor:
-        return made
-
-    def keep(self, stream: Stream, held: Any) -> None:
-        """PyTorch's allocator reuses memory in the stream's order."""
+        array = array.contiguous(memory_format=form)
+        if array.data_ptr() % ALIGNMENT:
+            array = array.clone(memory_format=torch.preserve_format)
+        return StreamMemory(array.data_ptr(), size, array)
 
 
 def refuse_capture(stream: Stream, what: Any) -> None:
@@ -100,7 +87,7 @@ def stream_call(problem: ConvProblem, shape: tuple[int, ...], form: Any, like: t
     """
     stream = stream_of(like)
     refuse_dtype(problem, stream.device)
-    tensors = StreamTensors(library_of(torch.Tensor), shape, form, like)
+    tensors = StreamTensors(problem, shape, form, like)
     if problem.mb and not dispatch.loaded(problem, stream, current_policy()):
         refuse_capture(stream, problem)
     call = StreamCall(problem, stream, tensors, count=solved)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from ...calls.framework.host import cpu_device
+from ...calls.framework.fallback import cpu_device
 from ...device.cache.keys import key_of
 from ...device.runtime import device_info
 from ...selection.decision_store import key

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import fx
 
 from ...api.activations import ACTIVATIONS
 from ..compile import fused_operator, operators
+from ..geometry import has_sides
 
 _aten = torch.ops.aten
 _CONVOLUTIONS = (_aten.convolution.default, torch.ops.convdispatch.convolution.default)
@@ -120,6 +122,10 @@ def _fuse(graph: fx.Graph, node: fx.Node, order: dict[fx.Node, int]) -> None:
         chain.append(user)
     last_node = chain[-1]
     x, w, bias, stride, padding, dilation, _, _, groups = node.args
+    # A graph of symbolic sizes has no values, and one number for all axes does not say how many there are.
+    ndim = node.meta["val"].ndim - 2 if "val" in node.meta else len(stride)
+    if ndim > 1 or "val" in node.meta:
+        x, padding = _without_pads(x, padding, ndim)
     with graph.inserting_before(last_node):
         fused_node = graph.call_function(
             fused_operator.fused_convolution,
@@ -130,6 +136,30 @@ def _fuse(graph: fx.Graph, node: fx.Node, order: dict[fx.Node, int]) -> None:
     last_node.replace_all_uses_with(fused_node)
     for each in reversed(chain):
         graph.erase_node(each)
+
+
+def _without_pads(x: fx.Node, padding: Sequence[int], ndim: int) -> tuple[fx.Node, Sequence[int]]:
+    """A convolution's input without the zeros that only convolutions read, and its padding with them. Memory that is
+    padded for anything else too, as a gradient's input, is there anyway."""
+    taken_in = None
+    while x.target is _aten.constant_pad_nd.default and x.kwargs.get("value", (*x.args, 0)[2]) == 0:
+        pads: Any = x.args[1]
+        zeros = all(isinstance(pad, int) and pad >= 0 for pad in pads) and len(pads) <= 2 * ndim
+        readers = (user is taken_in or (_pads_itself(user) and user.args[0] is x) for user in x.users)
+        if not zeros or not all(readers):
+            break
+        sides = [*padding] * ndim if len(padding) == 1 else [*padding]
+        sides = sides if has_sides(sides, ndim) else [*sides, *sides]
+        for number, pad in enumerate(pads):  # both sides of the last axis, then those of the one before
+            sides[ndim * (number % 2) + ndim - 1 - number // 2] += pad
+        taken_in = x
+        x, padding = x.args[0], sides[:ndim] if sides[:ndim] == sides[ndim:] else sides  # type: ignore[assignment]
+    return x, padding
+
+
+def _pads_itself(node: fx.Node) -> bool:
+    """Whether an operator of a graph is, or will be, a convolution that pads its input."""
+    return node.target is fused_operator.fused_convolution or (node.target in _CONVOLUTIONS and not node.args[6])
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:

@@ -18,8 +18,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from ...api import settings
 from ...api.errors import ConvDispatchError
 from ...api.policy import policy
-from ...calls.framework.fallback import Fallback
-from ...calls.framework.host import cpu_device
+from ...calls.framework.fallback import Fallback, cpu_device
 from ...device import runtime
 from ...device.places.stream import KINDS
 from .. import counting, ranks

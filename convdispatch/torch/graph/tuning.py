@@ -9,7 +9,7 @@ from typing import Any
 
 from ...api.errors import ConvDispatchError
 from ...api.problem import ConvProblem
-from ...calls.planner_pool import progress_line
+from ...calls.planner_pool.progress_line import ProgressLine
 from ...device import runtime
 from ...measurement.find import find, why_find
 from ...selection import dispatch
@@ -32,7 +32,7 @@ def tune(problems: Iterable[ConvProblem], device: Any) -> int:
     info = runtime.device_info(device)
     unknown = [each for each in dict.fromkeys(problems) if each.mb and why_find(each, info, budget_ms=BUDGET_MS)]
     finished = [0]
-    with progress_line.shown("measuring", lambda: (finished[0], len(unknown) - finished[0])):
+    with ProgressLine("measuring", lambda: (finished[0], len(unknown) - finished[0])):
         for problem in unknown:
             with contextlib.suppress(ConvDispatchError):  # a failed measurement falls back to the usual choice
                 find(problem, device, budget_ms=BUDGET_MS)

@@ -265,9 +265,9 @@ class StreamTiling(Int8Tiling):
         p, box = self.problem, self.source
         if self.c % 16 or p.ndim > 2 or self.taps > MAX_TAPS:
             return f"two axes, channels a group in multiples of 16, {MAX_TAPS} taps"
-        if min(*box.lower, *box.upper) < NEAREST_CORNER or max(*box.lower, *box.upper) > FARTHEST_CORNER:
+        if min(*box.lower, *box.upper) < NEAREST_CORNER[2] or max(*box.lower, *box.upper) > FARTHEST_CORNER[2]:
             return "padding beyond a map's reach"
-        if max((p.kh - 1) * p.dh, (p.kw - 1) * p.dw) > MAX_OFFSET or max(box.step) > MAX_STEP:
+        if max((p.kh - 1) * p.dh, (p.kw - 1) * p.dw) > MAX_OFFSET[2] or max(box.step) > MAX_STEP:
             return "taps or steps beyond a map's reach"
         if p.g > 1 and self.c % self.tile.bk:
             return "channels of several groups in whole slices"

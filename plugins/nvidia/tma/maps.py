@@ -26,11 +26,11 @@ _PROMOTE_256 = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B: the L2 cache fetches 256
 _ZEROS = 0  # CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE: zeros outside of the tensor
 _SWIZZLES = {64: 2, 128: 3}
 """Numbers of CUDA's ``CUtensorMapSwizzle`` by the bytes of a row of a box."""
-NEAREST_CORNER = -128
-"""Lower bound of an im2col map's corners, in pixels; a map of four axes has 8 bits for each."""
-FARTHEST_CORNER = 127
+NEAREST_CORNER = {2: -128, 3: -16}
+"""Lower bound of an im2col map's corners, in pixels, by its number of spatial axes: two have 8 bits each, three 5."""
+FARTHEST_CORNER = {2: 127, 3: 15}
 """Upper bound of an im2col map's corners, in pixels."""
-MAX_OFFSET = 255
+MAX_OFFSET = {2: 255, 3: 31}
 """Most pixels from the first tap to another tap along an axis of an im2col map."""
 MAX_STEP = 8
 """Largest step of an im2col map along an axis, in pixels."""
@@ -127,16 +127,18 @@ class Tiled(Map):
 
 @dataclass(frozen=True)
 class Im2col(Map):
-    """An im2col map: columns of ``pixels`` pixels by ``channels`` channels of a tensor (channels, w, h, images).
+    """An im2col map: columns of ``pixels`` pixels by ``channels`` channels of a tensor (channels, w, h, images), or of
+    one whose images are videos, (channels, w, h, d, images).
 
     The columns' pixels of a row are at ``lower``, ``lower + step``, ... to at most ``size - 1 + upper``; the next ones
-    are in the next row, after the last row in the next image. A tap is an offset that is added to all positions.
+    are in the next row, after the last row in the next frame or image. A tap is an offset that is added to all
+    positions.
     """
 
-    lower: tuple[int, int] = (0, 0)
-    """First pixel along (w, h); all pairs of this class are along (w, h)."""
-    upper: tuple[int, int] = (0, 0)
-    step: tuple[int, int] = (1, 1)
+    lower: tuple[int, ...] = (0, 0)
+    """First pixel along (w, h) or (w, h, d), as all tuples of this class but the sizes."""
+    upper: tuple[int, ...] = (0, 0)
+    step: tuple[int, ...] = (1, 1)
     pixels: int = 64
     channels: int = 64
     unrounded: bool = False
@@ -147,11 +149,10 @@ class Im2col(Map):
         return _FLOAT32 if self.unrounded and self.dtype == "float32" else super().number_type
 
     @property
-    def places(self) -> tuple[int, int]:
-        """(pixels per row, rows) of an image that the map's columns have."""
-        axes = zip(self.sizes[1:3], self.lower, self.upper, self.step, strict=True)
-        w, h = ((size - 1 + upper - lower) // step + 1 for size, lower, upper, step in axes)
-        return w, h
+    def places(self) -> tuple[int, ...]:
+        """(pixels per row, rows, and of a video frames) of an image that the map's columns have."""
+        axes = zip(self.sizes[1:-1], self.lower, self.upper, self.step, strict=True)
+        return tuple((size - 1 + upper - lower) // step + 1 for size, lower, upper, step in axes)
 
     def _encode(self, driver: ctypes.CDLL, common: tuple) -> int:
         corners = (_array(ctypes.c_int, self.lower), _array(ctypes.c_int, self.upper))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -57,8 +58,9 @@ class TmaPlan(NvidiaPlan):
         return fold_launch(context, problem, tile.pixels, start)
 
     def product_text(self) -> str:
-        return self._program()[0]
+        return self._program[0]
 
+    @functools.cached_property
     def _program(self) -> tuple[str, list[Any]]:
         """The text of the product's program, and the launch's arguments beyond the operands."""
         tiling, emulate = self.tiling, self._emulate
@@ -87,7 +89,7 @@ class TmaPlan(NvidiaPlan):
         return text + product, arguments
 
     def _product(self, context: Any) -> Launch:
-        tiling, (text, arguments) = self.tiling, self._program()
+        tiling, text, arguments = self.tiling, self.product_text(), self._program[1]
         x = "workspace" if tiling.sources else "x"
         a, b = {"fwd": (x, "w"), "bwd_data": ("y", "w"), "bwd_weights": ("y", x)}[tiling.problem.direction]
         if tiling.data and not tiling.direct_weights and not self._layout.constant:

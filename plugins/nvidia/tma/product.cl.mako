@@ -22,6 +22,7 @@
 <%
 t, geo = tiling.tile, tiling.geometry
 phases, many = tiling.phases, len(tiling.phases) > 1
+deep = len(tiling.axes) > 2
 empty = t.split > min(tiling.slices) or not min(tiling.slices)
 data = tiling.data
 stage_bytes, a_bytes, stages = tiling.stage_bytes, tiling.a_bytes, t.stages
@@ -55,27 +56,30 @@ in_source = "group * SOURCE + " if grouped else ""
 in_group = "group * TARGET + " if grouped else ""
 sbo_a, sbo_b = 8 * unit, 8 * tiling.b_row_bytes
 k_a, k_b = (32 if data else 2048), (16 * tiling.b_row_bytes if tiling.transposed_weights or not data else 32)
-FIELDS = ("volume", "taps_w", "tap0", "offset", "first")
+FIELDS = ("taps", "tap0", "offset", "first")
 def of(name, axis=0):
-    """A number of the tile's phase, along (h, w) if it has two."""
+    """A number of the tile's phase, along (d, h, w)."""
     if not many:
-        return {"slices": "SLICES", "taps_w": "TAPS_W"}.get(name, f"{name.upper()}_{'HW'[axis]}")
+        return "SLICES" if name == "slices" else f"{name.upper()}_{'DHW'[axis]}"
     if name == "slices":
-        return f"{of('volume')} * BLOCKS"
+        return "PHASES[phase * 13] * BLOCKS"
     if name == "count":
-        return f"((TARGET_{'HW'[axis]} + {geo.out_step[axis + 1] - 1} - {of('first', axis)}) / {geo.out_step[axis + 1]})"
-    place = FIELDS.index(name)
-    return f"PHASES[phase * 8 + {place if place < 2 else 2 * place - 2 + axis}]"
+        step = geo.out_step[axis]
+        return f"((TARGET_{'DHW'[axis]} + {step - 1} - {of('first', axis)}) / {step})"
+    return f"PHASES[phase * 13 + {1 + 3 * FIELDS.index(name) + axis}]"
 def numbers(phase):
-    return (phase.volume, phase.taps_w, *phase.tap0, *phase.offset, *phase.first)
+    return (phase.volume, *phase.taps, *phase.tap0, *phase.offset, *phase.first)
+def over(name, axis):
+    """OpenCL expression: a variable divided by the phase's taps along an axis."""
+    return f"{name} / {of('taps', axis)}" if many else f"DIVIDED({name}, {of('taps', axis)})"
 %>\
 #define LBO 8192
 #define SBO ${sbo_a}
 #define B_LBO ${box_bytes}
 #define B_SBO ${sbo_b}
 % if many:
-// Of each phase: taps, taps along w, the first tap, how far it reads, the first place that is written.
-constant int PHASES[${8 * len(phases)}] = {${", ".join(str(n) for phase in phases for n in numbers(phase))}};
+// Of each phase: taps, then along d, h and w taps, the first tap, how far it reads, the first place that is written.
+constant int PHASES[${13 * len(phases)}] = {${", ".join(str(n) for phase in phases for n in numbers(phase))}};
 % endif
 <%def name="tile_of()">\
     int rest = tile, next = DIVIDED(rest, N_TILES);
@@ -103,22 +107,37 @@ constant int PHASES[${8 * len(phases)}] = {${", ".join(str(n) for phase in phase
 % endif
 </%def>
 <%def name="start_of(place)">\
-      const int from = ${place}, image = DIVIDED(from, PLANE), pixel = from - image * PLANE, line = DIVIDED(pixel, COUNT_W);
-      const int h = line * STEP_H + LOW_H, w = (pixel - line * COUNT_W) * STEP_W + LOW_W;
+      const int from = ${place}, image = DIVIDED(from, PIXELS), pixel = from - image * PIXELS, line = DIVIDED(pixel, COUNT_W);
+% if deep:
+      const int frame = DIVIDED(line, COUNT_H), d = frame * STEP_D + LOW_D;
+% endif
+      const int h = ${"(line - frame * COUNT_H)" if deep else "line"} * STEP_H + LOW_H, w = (pixel - line * COUNT_W) * STEP_W + LOW_W;
+</%def>
+<%def name="tap_of(kind)">\
+% if deep:
+      const int taps_h = ${over("tap", 2)};
+      ${kind} kz = ${over("taps_h", 1)}, ky = taps_h - kz * ${of("taps", 1)}, kx = tap - taps_h * ${of("taps", 2)};
+% else:
+      ${kind} ky = ${over("tap", 2)}, kx = tap - ky * ${of("taps", 2)};
+% endif
 </%def>
 <%def name="first_copies()">\
 % if data:
       // The slice's block of channels and its tap, of which the next slice has the next.
       int tap = DIVIDED(begin, BLOCKS), block = begin - tap * BLOCKS;
-      int ky = ${f"tap / {of('taps_w')}" if many else "DIVIDED(tap, TAPS_W)"}, kx = tap - ky * ${of("taps_w")};
+${tap_of("int")}\
 % endif
 </%def>
 <%def name="copies()">\
 % if data:
       const int channel = block * ${t.bk};
-      COPY_IM2COL(MAP_A, at, ${in_source}channel, w, h, image, ${of("offset", 1)} + kx * SPREAD_W, ${of("offset", 0)} + ky * SPREAD_H, full);
+% if deep:
+      COPY_IM2COL3(MAP_A, at, ${in_source}channel, w, h, d, image, ${of("offset", 2)} + kx * SPREAD_W, ${of("offset", 1)} + ky * SPREAD_H, ${of("offset", 0)} + kz * SPREAD_D, full);
+% else:
+      COPY_IM2COL(MAP_A, at, ${in_source}channel, w, h, image, ${of("offset", 2)} + kx * SPREAD_W, ${of("offset", 1)} + ky * SPREAD_H, full);
+% endif
 % if tiling.transposed_weights or tiling.rewritten_weights:
-      const int kernel_tap = (ky * TAP_STEP_H + ${of('tap0', 0)}) * KERNEL_W + kx * TAP_STEP_W + ${of('tap0', 1)};
+      const int kernel_tap = (${f"(kz * TAP_STEP_D + {of('tap0', 0)}) * KERNEL_H + " if deep else ""}ky * TAP_STEP_H + ${of('tap0', 1)}) * KERNEL_W + kx * TAP_STEP_W + ${of('tap0', 2)};
 % endif
 % if tiling.transposed_weights:
 #pragma unroll
@@ -129,7 +148,10 @@ constant int PHASES[${8 * len(phases)}] = {${", ".join(str(n) for phase in phase
 % endif
       if (++block == BLOCKS) {
         block = 0, ++tap;
-        if (++kx == ${of("taps_w")}) kx = 0, ++ky;
+        if (++kx == ${of("taps", 2)}) kx = 0, ++ky;
+% if deep:
+        if (ky == ${of("taps", 1)}) ky = 0, ++kz;
+% endif
       }
 % else:
 #pragma unroll
@@ -138,8 +160,13 @@ constant int PHASES[${8 * len(phases)}] = {${", ".join(str(n) for phase in phase
 ${start_of("slice * 64")}\
 #pragma unroll
       for (int i = 0; i < ${boxes}; ++i) {
-        const int q = min(n0 / ${tiling.block} + i, LAST_BOX), tap = DIVIDED(q, BLOCKS), ky = DIVIDED(tap, TAPS_W), kx = tap - ky * TAPS_W;
+        const int q = min(n0 / ${tiling.block} + i, LAST_BOX), tap = DIVIDED(q, BLOCKS);
+${tap_of("const int")}\
+% if deep:
+        COPY_IM2COL3(MAP_B, at + ${a_bytes} + i * ${box_bytes}, ${in_source}(q - tap * BLOCKS) * ${tiling.block}, w, h, d, image, kx * SPREAD_W, ky * SPREAD_H, kz * SPREAD_D, full);
+% else:
         COPY_IM2COL(MAP_B, at + ${a_bytes} + i * ${box_bytes}, ${in_source}(q - tap * BLOCKS) * ${tiling.block}, w, h, image, kx * SPREAD_W, ky * SPREAD_H, full);
+% endif
       }
 % endif
 </%def>
@@ -152,7 +179,7 @@ chunk_numbers, rows_apart = 16 // tiling.itemsize, team // chunks
 norm_rounds = -(-64 // rows_apart)
 norm_chunk = "(norm_chunk ^ " + ("norm_row % 8" if chunks == 8 else "norm_row / 2 % 4") + f") * {chunk_numbers}"
 guarded = [axis for axis in (1, 2) if geo.guarded[axis]]
-begin_of_taps = (" + " + of("offset", 0), " + " + of("offset", 1)) if data else ("", "")
+begin_of_taps = (" + " + of("offset", 1), " + " + of("offset", 2)) if data else ("", "")
 %>\
 <%def name="rows_of_norm()">\
 % if in_place:
@@ -166,7 +193,7 @@ ${pixels_of_norm("m0 + wg * 64")}\
 % if guarded:
       // The source pixel that tap 0 reads for each row that this work item normalises.
 % for i in range(norm_rounds):
-      const int norm_place${i} = ${first} + norm_row + ${i * rows_apart}, norm_line${i} = DIVIDED(norm_place${i}, COUNT_W), norm_image${i} = DIVIDED(norm_place${i}, PLANE);
+      const int norm_place${i} = ${first} + norm_row + ${i * rows_apart}, norm_line${i} = DIVIDED(norm_place${i}, COUNT_W), norm_image${i} = DIVIDED(norm_place${i}, PIXELS);
       const int norm_h${i} = (norm_line${i} - norm_image${i} * COUNT_H) * STEP_H + LOW_H${begin_of_taps[0]}, norm_w${i} = (norm_place${i} - norm_line${i} * COUNT_W) * STEP_W + LOW_W${begin_of_taps[1]};
 % endfor
 % endif
@@ -174,7 +201,7 @@ ${pixels_of_norm("m0 + wg * 64")}\
 <%def name="table_of_norm(k, width)">\
         const int norm_tap = DIVIDED(${k}, BLOCKS), norm_c = (${k} - norm_tap * BLOCKS) * ${width} + ${norm_chunk};
 % if guarded:
-        const int norm_ky = ${f"norm_tap / {of('taps_w')}" if many else "DIVIDED(norm_tap, TAPS_W)"}, norm_y = norm_ky * SPREAD_H, norm_x = (norm_tap - norm_ky * ${of("taps_w")}) * SPREAD_W;
+        const int norm_ky = ${over("norm_tap", 2)}, norm_y = norm_ky * SPREAD_H, norm_x = (norm_tap - norm_ky * ${of("taps", 2)}) * SPREAD_W;
 % endif
         float4 norm_table[3][${chunk_numbers // 4}];
 #pragma unroll
@@ -188,7 +215,7 @@ ${pixels_of_norm("m0 + wg * 64")}\
         if (norm_c < SOURCE) {
 % for i in range(norm_rounds):
 <%
-inside = [f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < (uint)SOURCE_{'HW'[axis - 1]}" for axis in guarded]
+inside = [f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < (uint)SOURCE_{'DHW'[axis]}" for axis in guarded]
 inside += [f"norm_row + {i * rows_apart} < 64"] if (i + 1) * rows_apart > 64 else []
 %>\
           ${f"if ({' & '.join(inside)}) " if inside else ""}{
@@ -234,9 +261,15 @@ ${normalise_rows(f"{at} + {a_bytes + i * box_bytes}")}\
     {
       const int m = m0 + wg * 64 + warp % 4 * 16 + lane / 4 + ${half * 8};
 % if many:
-      const int line = DIVIDED(m, COUNT_W), image = DIVIDED(m, PLANE), row = line - image * COUNT_H, column = m - line * COUNT_W;
-      const int exists = m < ${m_end} & row < ${of("count", 0)} & column < ${of("count", 1)};
-      const OUT_INDEX place = (OUT_INDEX)(image * TARGET_H + row * ${geo.out_step[1]} + ${of("first", 0)}) * TARGET_W + column * ${geo.out_step[2]} + ${of("first", 1)};
+      const int line = DIVIDED(m, COUNT_W), image = DIVIDED(m, PIXELS), column = m - line * COUNT_W;
+% if deep:
+      const int plane = DIVIDED(line, COUNT_H), row = line - plane * COUNT_H, depth = plane - image * COUNT_D;
+      const int frame = image * TARGET_D + depth * ${geo.out_step[0]} + ${of("first", 0)};
+% else:
+      const int row = line - image * COUNT_H, frame = image;
+% endif
+      const int exists = m < ${m_end} & row < ${of("count", 1)} & column < ${of("count", 2)}${f" & depth < {of('count', 0)}" if deep else ""};
+      const OUT_INDEX place = (OUT_INDEX)(frame * TARGET_H + row * ${geo.out_step[1]} + ${of("first", 1)}) * TARGET_W + column * ${geo.out_step[2]} + ${of("first", 2)};
 % endif
 % if summed:
 ${rows_of_half(half)}\

@@ -65,8 +65,8 @@ def folded(problem: ConvProblem, pixels: int) -> ConvProblem:
     """The problem on the same x and y with fewer pixels and more channels; its weights are written by a launch."""
     if pixels == 1:
         return problem
-    width = problem.mb * problem.ih * problem.iw // pixels
-    return problem.replace(mb=1, ih=1, iw=width, ic=problem.ic * pixels, oc=problem.oc * pixels)
+    width = problem.mb * problem.id * problem.ih * problem.iw // pixels
+    return problem.replace(mb=1, id=1, ih=1, iw=width, ic=problem.ic * pixels, oc=problem.oc * pixels)
 
 
 def gathers(problem: ConvProblem) -> int:

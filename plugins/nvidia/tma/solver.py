@@ -25,6 +25,8 @@ class Tma(TensorCores):
         super().__init__("wgmma")
 
     def engine_of(self, problem: ConvProblem) -> str:
+        if problem.ndim > 2:
+            return "tma_deep"
         return "tma" if problem.itemsize == 2 else "tma_tf32"
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:

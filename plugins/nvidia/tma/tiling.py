@@ -59,16 +59,16 @@ class TmaTile(Tile):
 
 @dataclass(frozen=True)
 class PhaseOfTiles:
-    """Numbers of a phase that the kernel needs, along (h, w); ``slices`` are the K-slices of its whole sum."""
+    """Numbers of a phase that the kernel needs, along (d, h, w); ``slices`` are the K-slices of its whole sum."""
 
     slices: int
     volume: int
-    taps_w: int
-    tap0: tuple[int, int]
-    offset: tuple[int, int]
+    taps: tuple[int, int, int]
+    tap0: tuple[int, int, int]
+    offset: tuple[int, int, int]
     """Pixels from ``TmaTiling.low`` to the pixel that tap 0 reads for output pixel 0."""
-    first: tuple[int, int]
-    count: tuple[int, int]
+    first: tuple[int, int, int]
+    count: tuple[int, int, int]
 
 
 @dataclass(unsafe_hash=True)
@@ -104,7 +104,9 @@ class TmaTiling(Tiling):
         # Local memory holds the K-slices, their barriers, and a word that the warps of a work group share.
         self.local_bytes = (self.stage_bytes + 16) * t.stages + 16
         # Each phase has as many tiles of the result as the phase with the most output pixels.
-        self.count = tuple(max(phase.count[axis] for phase in geo.phases) for axis in (1, 2))
+        self.count = tuple(max(phase.count[axis] for phase in geo.phases) for axis in range(3))
+        # axes: those of the copy engine's maps, from w on.
+        self.axes = (2, 1, 0) if p.ndim > 2 else (2, 1)
         self.n_places = geo.images * math.prod(self.count)
         volume = geo.phases[0].volume
         self.n = geo.m if data else volume * geo.c8 * 8
@@ -146,10 +148,10 @@ class TmaTiling(Tiling):
         """The geometry's phases, those with the longest sums first, so that no work group begins a long sum last."""
         longest = sorted(self.geometry.phases, key=lambda phase: -phase.volume)
         return tuple(
-            PhaseOfTiles(self._slices(p), p.volume, p.taps[2], p.tap0[1:],
-                         tuple(p.origin[a] - self.low[a] if p.volume else 0 for a in (1, 2)), p.first[1:], p.count[1:])
+            PhaseOfTiles(self._slices(p), p.volume, p.taps, p.tap0,
+                         tuple(p.origin[a] - self.low[a] if p.volume else 0 for a in range(3)), p.first, p.count)
             for p in longest
-        )  # fmt: skip
+        )  # type: ignore[arg-type]  # fmt: skip
 
     def _slices(self, phase: Phase) -> int:
         return phase.volume * self.blocks if self.data else -(-self.n_places // BOX_COLUMNS)
@@ -202,11 +204,11 @@ class TmaTiling(Tiling):
     def gathered(self) -> Im2col:
         """The tensor map of the tensor whose pixels taps gather."""
         geo, low = self.geometry, self.low
-        upper = tuple(low[a] + (self.count[a - 1] - 1) * geo.step[a] - (geo.source[a] - 1) for a in (2, 1))
+        upper = tuple(low[a] + (self.count[a] - 1) * geo.step[a] - (geo.source[a] - 1) for a in self.axes)
         pixels = self.tile.bm if self.data else BOX_COLUMNS
-        sizes = (geo.c * geo.groups, geo.source[2], geo.source[1], geo.images)
-        return Im2col(self.problem.dtype, sizes, (low[2], low[1]), upper, (geo.step[2], geo.step[1]), pixels,
-                      self.block, self.tile.norm_in_place)  # type: ignore[arg-type]  # fmt: skip
+        sizes = (geo.c * geo.groups, *(geo.source[a] for a in self.axes), geo.images)
+        lower, step = (tuple(each[a] for a in self.axes) for each in (low, geo.step))
+        return Im2col(self.problem.dtype, sizes, lower, upper, step, pixels, self.block, self.tile.norm_in_place)
 
     @functools.cached_property
     def other(self) -> Tiled:
@@ -250,19 +252,20 @@ class TmaTiling(Tiling):
             return "16-bit numbers, or float32 ones for TF32, channels last"
         if self.format.tf32 and not self.data:
             return "forward and data gradient of float32 numbers"
-        if geo.fold or geo.stacked or problem.ndim > 2:
-            return "two axes, eight source channels or more"
+        if geo.fold or geo.stacked:
+            return "eight source channels or more"
         if geo.c % 8 or geo.m % 8 or (geo.groups > 1 and geo.c % self.block):
             return f"channels in multiples of eight, source channels of several groups in blocks of {self.block}"
         if self.problem.normalised and self.tile.taps:
             return "first layers without a norm"
         if not any(phase.volume for phase in geo.phases) or not self.n_places:
             return "nothing is summed"
-        box = self.gathered
-        if min(*box.lower, *box.upper) < NEAREST_CORNER or max(*box.lower, *box.upper) > FARTHEST_CORNER:
+        box, ndim = self.gathered, len(self.axes)
+        corners = (*box.lower, *box.upper)
+        if min(corners) < NEAREST_CORNER[ndim] or max(corners) > FARTHEST_CORNER[ndim]:
             return "padding beyond a map's reach"
-        max_offset = max(max(self._reads(axis, True)) - self.low[axis] for axis in (1, 2))
-        if max_offset > MAX_OFFSET or max(box.step) > MAX_STEP:
+        max_offset = max(max(self._reads(axis, True)) - self.low[axis] for axis in self.axes)
+        if max_offset > MAX_OFFSET[ndim] or max(box.step) > MAX_STEP:
             return "taps or steps beyond a map's reach"
         return None
 
@@ -283,8 +286,8 @@ class TmaTiling(Tiling):
             return "more parts than slices, or than work groups count"
         if t.bn // 2 + 46 > 65536 // (t.items + 32) // t.resident:
             return "more sums than registers"
-        if t.norm_in_place and not self.problem.normalised:
-            return "a norm of x"
+        if t.norm_in_place and (not self.problem.normalised or len(self.axes) > 2):
+            return "a norm of x of two axes"
         # A quarter of a multiprocessor has 512 registers for each lane of its warps, which get them in eights.
         registers = 512 // -(-(t.items + 32) * t.resident // 128) // 8 * 8
         if self.summed and t.bn // 2 + SUMS_REGISTERS[self.problem.masked][t.resident > 1] > registers:
@@ -304,18 +307,18 @@ def numbers(tiling: TmaTiling, layout: Layout) -> dict[str, Any]:
     ints = {
         "TILES": tiling.tiles, "N_TILES": tiling.n_tiles, "M_TILES": tiling.m_tiles, "SPLIT": t.split,
         "GROUPS": geo.groups, "SLICES": phase.slices, "BLOCKS": tiling.blocks, "TAPS": phase.volume,
-        "TAPS_W": phase.taps_w, "LAST_BOX": phase.volume * tiling.blocks - 1, "KERNEL_W": geo.kernel[2],
+        "LAST_BOX": phase.volume * tiling.blocks - 1,
         "SOURCE": geo.c, "SOURCE_ALL": geo.c * geo.groups, "TARGET": geo.m, "TARGET_ALL": geo.m * geo.groups,
         "CHANNELS": geo.m // t.pixels, "COLUMNS": tiling.n, "PLACES": tiling.n_places,
-        "PLANE": math.prod(tiling.count),
+        "PIXELS": math.prod(tiling.count),
     }  # fmt: skip
-    for number, axis in enumerate("HW"):
+    for number, axis in enumerate("DHW"):
         of_axis = {
-            "COUNT": tiling.count[number], "SOURCE": geo.source[number + 1], "TARGET": geo.target[number + 1],
-            "STEP": geo.step[number + 1], "SPREAD": geo.spread[number + 1], "TAP_STEP": geo.tap_step[number + 1],
-            "LOW": tiling.low[number + 1], "OFFSET": phase.offset[number], "TAP0": phase.tap0[number],
+            "COUNT": tiling.count, "SOURCE": geo.source, "TARGET": geo.target, "STEP": geo.step, "SPREAD": geo.spread,
+            "TAP_STEP": geo.tap_step, "KERNEL": geo.kernel, "LOW": tiling.low, "TAPS": phase.taps,
+            "OFFSET": phase.offset, "TAP0": phase.tap0,
         }  # fmt: skip
-        ints |= {f"{name}_{axis}": value for name, value in of_axis.items()}
+        ints |= {f"{name}_{axis}": values[number] for name, values in of_axis.items()}
     a, b = ("x", "w") if tiling.data else ("y", "x")
     # Offsets in the workspace: of operands in 16-bit elements, of the sums of channels in floats, of others in bytes.
     longs = {

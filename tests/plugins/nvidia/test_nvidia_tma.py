@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
 import pytest
 import shape_tables
 from as_cuda import assembles_without_spills, needs_nvcc
+from convdispatch_nvidia import probe
 from convdispatch_nvidia.tma.plan import TmaPlan
 from convdispatch_nvidia.tma.rewriting import folded, folds
 from convdispatch_nvidia.tma.tiling import TmaTile, TmaTiling
@@ -74,6 +76,18 @@ CASES = [
     ("fwd_bf16_nhwc_mb1ic1ih5iw140oc16kh3kw5ph1pw0pw_r2+constant", {"taps": 8, "bk": 32, "bm": 128, "wm": 2}),
     ("fwd_f32_tf32_nhwc_mb2ic3ih8iw9oc40kh3kw3ph1pw1+residual", {"taps": 16, "bk": 16}),
     ("fwd_f16_nhwc_mb2ic4iw300oc16kw4pw1sw3", {"taps": 32, "bk": 32}),
+    # videos: causal and other pads, strides, dilation, groups and images; taps and phases along all three axes
+    ("fwd_bf16_nhwc_mb1ic72id4ih5iw6oc40kd3kh3kw3pd2ph1pw1pd_r0ph_r1pw_r1+bias+residual", {"bn": 32}),
+    ("fwd_f16_nhwc_mb2ic24id5ih6iw5oc72kd3kh3kw3pd0ph1pw1+bias+relu", {"bm": 128, "wm": 2}),
+    ("fwd_f16_nhwc_mb2ic16id7ih5iw6oc24kd2kh3kw1sd2sh1sw3pd1ph2pw0dd3dh2dw1", {"split": 2}),
+    ("fwd_bf16_nhwc_mb1ic128id3ih4iw5oc80kd3kh1kw2pd1ph0pw1g2", {"bn": 32, "split": 2, "fixup": True}),
+    ("fwd_f16_nhwc_mb2ic24id3ih4iw6oc40kd1kh1kw1+residual+constant", {"pixels": 8, "bn": 128}),
+    ("fwd_f32_tf32_nhwc_mb1ic48id4ih5iw5oc72kd3kh3kw3pd1ph1pw1+bias", {"bk": 32}),
+    ("bwd_data_f16_nhwc_mb2ic24id4ih5iw6oc40kd3kh3kw3pd0ph1pw1", {"bn": 128}),
+    ("bwd_data_bf16_nhwc_mb2ic16id5ih6iw7oc24kd3kh3kw2sd2sh2sw1pd1ph1pw0dd1dh1dw2", {}),
+    ("bwd_data_f32_tf32_nhwc_mb1ic32id4ih5iw5oc40kd2kh3kw3pd1ph1pw1sd2sh1sw1", {"bk": 32}),
+    ("bwd_weights_f16_nhwc_mb2ic24id4ih5iw6oc40kd3kh3kw3pd2ph1pw1pd_r0ph_r1pw_r1", {}),
+    ("bwd_weights_bf16_nhwc_mb2ic72id5ih6iw5oc72kd2kh3kw1sd2sh1sw2pd1ph1pw0", {"split": 2, "bn": 128, "fixup": True}),
     # float32 numbers as TF32, of 128 and of 64 bytes a row; the data gradient's weights turned, and packed once
     ("fwd_f32_tf32_nhwc_mb2ic48ih6iw5oc72kh3ph1+bias+residual+relu", {"bk": 32}),
     ("fwd_f32_tf32_nhwc_mb3ic8ih9iw7oc24kh3kw2ph1pw0ph_r0pw_r1sh2sw3", {"bk": 16, "bm": 128, "wm": 2}),
@@ -157,6 +171,8 @@ def test_configurations_fit(direction):
         ("bwd_weights_f16_nhwc_mb2ic48ih6oc64kh3ph1g2", "blocks of 32"),
         ("fwd_f16_nhwc_mb2ic16ih300oc16kh3ph1dh140", "reach"),
         ("fwd_f16_nhwc_mb2ic16ih300oc16kh1sh9", "reach"),
+        ("fwd_f16_nhwc_mb2ic16id40ih6iw6oc16kd3kh3kw3pd1ph1pw1dd16dh1dw1", "reach"),
+        ("fwd_f16_nhwc_mb2ic16id4ih20iw20oc16kd3kh3kw3pd17ph1pw1", "reach"),
     ],
 )
 def test_refusals_say_why(text, words):
@@ -201,6 +217,9 @@ def test_tf32_on_the_device(queue):
         ("fwd_f32_tf32_nhwc_mb64ic256ih56oc256kh3ph1+bias+relu", {"bm": 128, "bn": 256, "wm": 2, "bk": 32}),
         ("fwd_f32_tf32_nhwc_mb64ic64ih56oc256kh1+bias+residual+relu", {"bm": 192, "bn": 128, "wm": 3, "bk": 32}),
         ("bwd_data_f32_tf32_nhwc_mb64ic256ih56oc256kh3ph1sh2sw2", {"bm": 128, "bn": 256, "wm": 2, "bk": 32}),
+        ("fwd_f16_nhwc_mb1ic384id4ih120iw208oc384kd3kh3kw3pd0ph1pw1+bias", {"bm": 192, "bn": 192, "wm": 3}),
+        ("bwd_data_f16_nhwc_mb2ic64id8ih28iw28oc64kd3kh3kw3pd1ph1pw1sd2sh2sw2", {"bm": 128, "bn": 64, "wm": 2}),
+        ("bwd_weights_f16_nhwc_mb2ic64id8ih28iw28oc64kd3kh3kw3pd1ph1pw1", {"bm": 64, "bn": 64, "wm": 1, "split": 4}),
         (
             "fwd_f32_tf32_nhwc_mb64ic256ih14oc1024kh1",
             {"bm": 128, "bn": 256, "wm": 2, "bk": 16, "split": 4, "fixup": True},
@@ -247,7 +266,7 @@ def test_geometries_share_a_program(text, twin, extra):
         number = "tf32" if problem.dtype == "float32" else problem.dtype
         with rendering():
             plan = TmaPlan(described_context(HOPPER), problem, {**SMALL, "format": number, **extra}, "wgmma")
-        program, numbers = plan._program()
+        program, numbers = plan._program
         texts.add(program)
         arguments.append([int(number) for number in numbers])
     assert len(texts) == 1
@@ -264,3 +283,23 @@ def test_programs_of_a_training_step():
             layers += 1
             texts.update(rendered(problem, "nvidia.tma", described="h200")[2])
     assert (layers, len(texts)) == (70, 38)
+
+
+@pytest.mark.parametrize("engine", ["tma", "tma_tf32", "tma_deep"])
+def test_the_probe_looks_at_taps(queue, monkeypatch, engine):
+    """Maps of three axes are another instruction, and have a probe of their own; a tap that is off is seen."""
+    sound = TmaPlan.product_text
+    monkeypatch.setattr("convdispatch_nvidia.tma.plan.TmaPlan", functools.partial(TmaPlan, emulate=True))
+    assert probe._probe_failure(queue.context, engine) is None
+    axes = {"kx *": "(kx + 1) *", "ky *": "(ky ^ 1) *"} | ({"kz *": "(kz ^ 1) *"} if engine == "tma_deep" else {})
+    for right, wrong in axes.items():
+        assert right in sound(probe._plan(queue.context, engine)[1])
+        monkeypatch.setattr(TmaPlan, "product_text", lambda plan, a=right, b=wrong: sound(plan).replace(a, b))
+        assert probe._probe_failure(queue.context, engine) == "the probe computed wrong results", right
+        monkeypatch.setattr(TmaPlan, "product_text", sound)
+
+
+def test_videos_have_their_own_probe():
+    video = ConvProblem.parse("fwd_f16_nhwc_mb1ic16id3ih6iw6oc16kd3kh3kw3")
+    engines = [SOLVER.engine_of(each) for each in (video, video.replace(dtype="float32", math="tf32"))]
+    assert engines == ["tma_deep", "tma_deep"]

@@ -11,7 +11,6 @@ from convdispatch.nn import functional
 from convdispatch.nn.optim import SGD, Adam
 from convdispatch.nn.tape import Tape
 from convdispatch.tensor import Parameter, Tensor
-from convdispatch.train.data import Batches
 
 from . import oracle
 from .bench import Bench, Found
@@ -154,15 +153,7 @@ def optimiser(bench: Bench, width: int, kind: str) -> Found:
     yield "p", parameter.numpy(), p - 0.1 * (d + 0.9 * d) if kind == "sgd" else p - 0.1 * g / (np.abs(g) + 1e-8)
 
 
-# --- training and search --------------------------------------------------------------------------------------------
-
-
-def batches(bench: Bench, width: int) -> Found:
-    images, labels = bench.rng.integers(0, 256, (9, 3, width), np.uint8), bench.rng.integers(0, 10, 9)
-    batches, order = Batches(images, labels, 1 / 255, bench.queue), bench.rng.permutation(9)
-    x, y = batches.take(batches.order(order), 2, 5)
-    yield "pictures", x.numpy(), images[order[2:7]] / 255
-    yield "labels", y.numpy(), labels[order[2:7]]
+# --- search ---------------------------------------------------------------------------------------------------------
 
 
 def look(bench: Bench, width: int, itemsize: int) -> Found:

@@ -119,7 +119,6 @@ FAMILIES: dict[str, tuple[Callable[..., Found], list[dict[str, Any]]]] = {
     "dropout": (elements.dropout, [{"dtype": d} for d in ("float32", "float16")]),
     "linear": (elements.linear, [{"across": across} for across in ("rows", "inner", "outer")]),
     "optimiser": (elements.optimiser, [{"kind": kind} for kind in ("sgd", "adam")]),
-    "batches": (elements.batches, [{}]),
     "look": (elements.look, [{"itemsize": size} for size in (2, 4, 8)]),
 }
 """Name to what computes it and the forms there are."""

@@ -6,25 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ....cluster.running import Run, Task
-from ....cluster.tasks import call
+from ....cluster.worker import call
 from ....measurement.shapes import Entry
 from ....measurement.shapes import parse as parse_entries
 from ..report import Report
 
 PROBLEMS_PER_TASK = 8
 """The number of problems per task, which also measures the device's ceilings; a worker's death loses one task."""
-START_S = 240.0
-"""Seconds, in addition to those of the problems, for a process to start and to measure the ceilings."""
-RACE_S = 10.0
 
 
-def measure(address: str, say: Callable[[str], None], nets: dict[str, list[list[Any]]], **options: Any) -> Any:
-    """Measure some layers, each in a child process of its own; runs in the worker's child."""
+def measure(address: str, nets: dict[str, list[list[Any]]], **options: Any) -> Any:
+    """Measure some layers, each in a child process of the worker."""
     from .run import run
 
     parsed = {net: [_entry(*each) for each in entries] for net, entries in nets.items()}
-    report = run(parsed, address, isolate=True, keep=lambda report: say(f"{len(report.measured)} measured"), **options)
-    return report.to_json()
+    return run(parsed, address, isolate=True, **options).to_json()
 
 
 def _entry(name: str, problem: str, count: int) -> Entry:
@@ -45,7 +41,6 @@ def benchmark_by_workers(
     """
     problems = list(dict.fromkeys(e.problem for entries in nets.values() for e in entries if e.problem.mb))
     parts = [set(problems[start : start + PROBLEMS_PER_TASK]) for start in range(0, len(problems), PROBLEMS_PER_TASK)]
-    silent_s = START_S + PROBLEMS_PER_TASK * (RACE_S + 3e-3 * options.get("budget_ms", 3000.0))
     waiting = dict.fromkeys(sorted(cluster.kinds), len(parts))
     reports: dict[str, Report] = {}
     tasks = []
@@ -55,7 +50,7 @@ def benchmark_by_workers(
             for net, entries in nets.items()
         }
         part_nets = {net: entries for net, entries in part_nets.items() if entries}
-        request = (f"{__name__}:measure", {"nets": part_nets, **options}, silent_s)
+        request = (measure, {"nets": part_nets, **options})
         tasks += [Task(f"{len(part)} problems", key, call, request) for key in waiting]
 
     def hear(task: Task, answer: Any) -> None:

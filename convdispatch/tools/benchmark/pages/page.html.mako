@@ -43,7 +43,6 @@
 <title>Convolutions on ${device["name"]}: convdispatch bench</title>
 <style>
 ${sheet | n}</style></head><body>
-<button id="theme" type="button" hidden>light or dark</button>
 
 <h1>How fast are convolutions on ${device["name"]}?</h1>
 <p class="soft">Measured with convdispatch bench, ${report.environment["created"][:10]}</p>
@@ -76,15 +75,6 @@ and how far all this is from what the device can do.</p>
 % for words in evidence:
 <p class="soft">${words[0].upper() + words[1:]}.</p>
 % endfor
-
-% if answers:
-<h2>In short</h2>
-<dl class="answers">
-% for question, words in answers:
-<dt>${question}</dt><dd>${words}</dd>
-% endfor
-</dl>
-% endif
 
 <h2>What was measured, on what</h2>
 <table>
@@ -143,21 +133,10 @@ median of its last benchmarking with its interval (95 %), in which the best, the
 data. Open a layer for every solver, in proportion to that number. In <i>compared</i> the upper bar is ours, peers stand below in grey,
 the marks are the intervals, and each layer has a scale of its own. Click a heading to sort.</p>
 ${legend()}
-<div class="tools" id="tools" hidden><input id="words" type="search" placeholder="filter layers" aria-label="filter layers">
-<select id="kind" aria-label="kind of layer"><option value="">every kind</option>
-% for kind in dict.fromkeys(line.kind for line in lines):
-<option>${kind}</option>
-% endfor
-</select>
-<select id="engine" aria-label="algorithm"><option value="">every algorithm</option>
-% for name in dict.fromkeys(family(line.fastest) for line in lines if line.fastest):
-<option>${name}</option>
-% endfor
-</select> <span class="soft" id="count"></span></div>
 % for net in nets:
 <% mine = [line for line in lines if (line.layer.net, line.problem.direction) == (net.name, net.direction)] %>\
 <h3>${net.name}, ${WORDS[net.direction]}</h3>
-<div class="scroll"><table class="layers sortable">
+<div class="scroll"><table class="layers">
 <tr><th>layer</th><th>type</th><th>fastest</th><th class="n">measured</th><th class="n">ms, 95 %</th><th>compared</th><th class="n">GFLOP/s</th><th class="n">roofline</th><th class="n">error</th><th class="n">chosen's error</th><th class="n">regret</th>
 % for peer in peers:
 <th class="n">${peer} ms, error</th><th class="n">ratio</th>
@@ -165,7 +144,7 @@ ${legend()}
 </tr>
 % for line in mine:
 <% best = line.measured.best %>\
-<tr data-kind="${line.kind}" data-engine="${family(line.fastest)}" title="${line.measured.problem}"><td title="${line.measured.problem}">${broken(line.layer.name if len(line.layer.name) < 30 else line.layer.name.split("_", 2)[-1])}${f" ×{line.layer.count}" if line.layer.count > 1 else ""}</td><td>${line.kind}</td><td>${swatch(line.winner) if line.winner else line.verdict}</td><td class="n">${line.coverage}</td><td class="n">${number(line.ms, 4)}${"?" if line.measured.problem in disturbed else ""}<br><small>${interval(best)}</small></td><td>${times(line)}</td><td class="n">${number(line.gflops)}</td><td class="n" data-v="${line.fraction or ''}">${bar(line.fraction, 1, colour.get(family(line.winner), "var(--ink)"))} ${share(line.fraction)}</td><td class="n two">${twice(errors(best))}</td><td class="n two">${twice(errors(line.measured.chosen))}</td><td class="n">${number(line.measured.regret) if line.measured.sure else "unknown"}</td>
+<tr title="${line.measured.problem}"><td title="${line.measured.problem}">${broken(line.layer.name if len(line.layer.name) < 30 else line.layer.name.split("_", 2)[-1])}${f" ×{line.layer.count}" if line.layer.count > 1 else ""}</td><td>${line.kind}</td><td>${swatch(line.winner) if line.winner else line.verdict}</td><td class="n">${line.coverage}</td><td class="n">${number(line.ms, 4)}${"?" if line.measured.problem in disturbed else ""}<br><small>${interval(best)}</small></td><td>${times(line)}</td><td class="n">${number(line.gflops)}</td><td class="n">${bar(line.fraction, 1, colour.get(family(line.winner), "var(--ink)"))} ${share(line.fraction)}</td><td class="n two">${twice(errors(best))}</td><td class="n two">${twice(errors(line.measured.chosen))}</td><td class="n">${number(line.measured.regret) if line.measured.sure else "unknown"}</td>
 % for peer in peers:
 <td class="n">${number(line.measured.peer_ms(peer), 4)}<br><small>${errors(line.measured.peer(peer))}</small></td>\
 % if line.measured.problem in disturbed and line.ratio(peer):
@@ -206,25 +185,10 @@ are the ceilings that were measured: left of the bend memory bounds a layer, rig
 ${legend()}
 <div class="picture">${roofline | n}</div>
 
-<h2>Error and workspace against time</h2>
-<p>Every candidate that was measured, over the best of its layer: what accuracy costs, and what memory buys.</p>
-${legend()}
-% if by_error:
-<div class="picture">${by_error | n}</div>
-% endif
-% if by_workspace:
-<div class="picture">${by_workspace | n}</div>
-% endif
-% if ceilings:
-<p>A net's convolutions under a ceiling of the workspace (<code>policy(workspace_limit=...)</code>), each layer by its fastest candidate
-within it: where a line falls, another candidate fits.</p>
-<div class="picture">${ceilings | n}</div>
-% endif
-
 <h2>Gaps: below ${share(gap)} of the roofline</h2>
 % if gaps:
 <p>What there is to win, the most lost time first: a list for whoever writes a plugin.</p>
-<div class="scroll"><table class="sortable">
+<div class="scroll"><table>
 <tr><th>problem</th><th>type</th><th>fastest</th><th class="n">share</th><th class="n">ms</th><th class="n">roofline ms</th><th>bound by</th></tr>
 % for line in gaps:
 <tr><td><code>${line.measured.problem}</code></td><td>${line.kind}</td><td>${swatch(line.winner) if line.winner else line.verdict}</td><td class="n">${share(line.fraction)}</td><td class="n">${number(line.ms, 4)}</td><td class="n">${number(line.roof_ms, 4)}</td><td>${line.bound}</td></tr>
@@ -253,6 +217,4 @@ medians, with the 20th and 80th percentile. The best solver, the chosen one and 
 which the ratios come. A peer runs in each memory format that it has, and its better one counts. The roofline of a layer is
 the larger of its operations (two a multiply-add of the direct sum) over the multiply-add ceiling and its compulsory
 traffic (each of its three tensors once) over the copy bandwidth; both ceilings were measured in the same run.</p>
-<script>
-${script | n}</script>
 </body></html>

@@ -1,4 +1,4 @@
-"""Turns a report into one HTML page: its style and its small script stand in it, and nothing is from elsewhere."""
+"""Turns a report into one HTML page: its style stands in it, it has no script, and nothing is from elsewhere."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from ..quiet import busy, disturbed, signs
 from ..report import Report
 from ..summary import GAP, family, gaps, geomean, known, lines, nets
-from .plots import candidates, ceilings, colours, roofline
-from .terminal import answers, errors, evidence, interval, number, share
+from .plots import colours, roofline
+from .terminal import errors, evidence, interval, number, share
 
 
 def write_html(report: Report, path: Path) -> None:
@@ -48,12 +48,7 @@ def _values(report: Report) -> dict[str, Any]:
         "family": family,
         "colour": colour,
         "roofline": roofline(report, every, colour),
-        "by_error": candidates(every, colour, "error"),
-        "by_workspace": candidates(every, colour, "workspace"),
-        "ceilings": ceilings(every),
-        "answers": answers(report),
         "sheet": packaged("page.css"),
-        "script": packaged("page.js"),
         "means": {peer: geomean(line.ratio(peer) for line in every) for peer in peers},
         "fraction": geomean(line.fraction for line in every),
         "regret": geomean(line.measured.regret for line in {line.measured.problem: line for line in every}.values()),

@@ -1,14 +1,13 @@
 """A plot with two logarithmic axes as inline SVG, whose colours are the page's, so that they suit light and dark; and
-three pictures of a report by it: the roofline, error against time, time against workspace.
+the roofline of a report by it.
 
 By hand and not with a plotting library: the page is then rendered where the device is, with nothing to install.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from zlib import crc32
@@ -38,45 +37,34 @@ def _colour_number(name: str) -> int:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point: where, what it is, its colour, and how full it is drawn."""
+    """A point: where, what it is, and its colour."""
 
     x: float
     y: float
     title: str
     colour: str
-    fill: float = 0.6
 
 
-@dataclass(frozen=True)
-class Axis:
-    """A logarithmic axis: its title, its base (2 or 10), and how a number at it is written."""
-
-    title: str
-    base: int = 10
-    write: Callable[[float], str] = lambda value: f"{value:.0e}" if value < 1e-3 or value >= 1e6 else f"{value:g}"
-
-
-def plot(marks: Sequence[Mark], x: Axis, y: Axis, lines: Mapping[str, Sequence[tuple[float, float]]] = {}) -> str:
-    """The marks, with ``lines`` under them by name; marks of one place stand side by side. Empty without marks."""
+def plot(marks: Sequence[Mark], x: str, y: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """The marks, on axes with the titles ``x`` and ``y``, with ``lines`` under them by name; marks of one
+    place stand side by side. Empty without marks."""
     if not marks:
         return ""
-    xs = _Scale([mark.x for mark in marks], x, LEFT, WIDTH - RIGHT)
+    xs = _Scale([mark.x for mark in marks], LEFT, WIDTH - RIGHT)
     heights = [*(mark.y for mark in marks), *(height for line in lines.values() for _, height in line)]
-    ys = _Scale(heights, y, HEIGHT - BOTTOM, TOP)
-    label = escape(f"{y.title} against {x.title}")
+    ys = _Scale(heights, HEIGHT - BOTTOM, TOP)
+    label = escape(f"{y} against {x}")
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">']
     low, high = HEIGHT - BOTTOM, TOP
     for value, position in xs.ticks():
         parts.append(f'<line class="grid" x1="{position:.1f}" x2="{position:.1f}" y1="{high}" y2="{low}"/>')
-        parts.append(f'<text x="{position:.1f}" y="{low + 18}" text-anchor="middle">{x.write(value)}</text>')
+        parts.append(f'<text x="{position:.1f}" y="{low + 18}" text-anchor="middle">{_written(value)}</text>')
     for value, position in ys.ticks():
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{position:.1f}" y2="{position:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{position + 4:.1f}" text-anchor="end">{y.write(value)}</text>')
-    parts.append(
-        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x.title)}</text>'
-    )
+        parts.append(f'<text x="{LEFT - 8}" y="{position + 4:.1f}" text-anchor="end">{_written(value)}</text>')
+    parts.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x)}</text>')
     middle = f'transform="translate(16 {(low + high) / 2}) rotate(-90)" text-anchor="middle"'
-    parts.append(f"<text {middle}>{escape(y.title)}</text>")
+    parts.append(f"<text {middle}>{escape(y)}</text>")
     for name, line in lines.items():
         points = " ".join(f"{xs.at(px):.1f},{ys.at(py):.1f}" for px, py in line)
         parts.append(f'<polyline class="ceiling" points="{points}"><title>{escape(name)}</title></polyline>')
@@ -92,31 +80,35 @@ def plot(marks: Sequence[Mark], x: Axis, y: Axis, lines: Mapping[str, Sequence[t
 
 
 class _Scale:
-    """A logarithmic scale from values to pixels, with whole powers of the base at both ends."""
+    """A logarithmic scale from values to pixels, with whole powers of ten at both ends."""
 
-    def __init__(self, values: Iterable[float], axis: Axis, first: float, last: float) -> None:
-        self._low, self._high = _decades(values, axis.base)
-        self._base, self._first, self._last = axis.base, first, last
+    def __init__(self, values: Iterable[float], first: float, last: float) -> None:
+        self._low, self._high = _decades(values)
+        self._first, self._last = first, last
 
     def at(self, value: float) -> float:
-        share = (math.log(value, self._base) - self._low) / (self._high - self._low)
+        share = (math.log10(value) - self._low) / (self._high - self._low)
         return self._first + min(1.0, max(0.0, share)) * (self._last - self._first)
 
     def ticks(self) -> Iterable[tuple[float, float]]:
         step = max(1, round((self._high - self._low) / 12))
         for power in range(self._low, self._high + 1, step):
-            value = float(self._base) ** power
+            value = 10.0**power
             yield value, self.at(value)
 
 
-def _decades(values: Iterable[float], base: int = 10) -> tuple[int, int]:
-    """The exponents of the whole powers of the base between which all values lie."""
-    powers = [math.log(value, base) for value in values]
+def _decades(values: Iterable[float]) -> tuple[int, int]:
+    """The exponents of the whole powers of ten between which all values lie."""
+    powers = [math.log10(value) for value in values]
     return math.floor(min(powers) - 0.01), math.ceil(max(powers) + 0.01)
 
 
+def _written(value: float) -> str:
+    return f"{value:.0e}" if value < 1e-3 or value >= 1e6 else f"{value:g}"
+
+
 def _drawn(mark: Mark, x: float, y: float) -> str:
-    style = f"fill:{mark.colour};stroke:{mark.colour};fill-opacity:{mark.fill:.2f}"
+    style = f"fill:{mark.colour};stroke:{mark.colour};fill-opacity:0.6"
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" style="{style}"><title>{escape(mark.title)}</title></circle>'
 
 
@@ -141,45 +133,4 @@ def roofline(report: Report, every: Sequence[Line], colour: Mapping[str, str]) -
                 bend = min(max(rate / bandwidth, low), high)
                 name = f"{name_of_ceiling}, {dtype}: {rate:,.0f} GFLOP/s"
                 lines[name] = [(intensity, min(rate, intensity * bandwidth)) for intensity in (low, bend, high)]
-    return plot(marks, Axis("operations a byte that must move"), Axis("GFLOP/s of the direct sum"), lines)
-
-
-def ceilings(every: Sequence[Line]) -> str:
-    """The time of each net's convolutions under each ceiling of the workspace, over that without one: a staircase."""
-    nets: dict[str, list[tuple[int, list[tuple[int, float]]]]] = {}
-    for line in every:
-        timed = ((row.workspace, row.median_ms) for row in line.measured.rows)
-        rows = [(size, ms) for size, ms in timed if size is not None and ms]
-        nets.setdefault(f"{line.layer.net} {line.problem.direction}", []).append((line.layer.count, rows))
-    marks, lines = [], {}
-    for name, layers in nets.items():
-        steps = list[tuple[float, float]]()
-        for limit in sorted({size for _, rows in layers for size, _ in rows}):
-            best = (min((ms for size, ms in rows if size <= limit), default=math.inf) for _, rows in layers)
-            total = sum(count * ms for (count, _), ms in zip(layers, best, strict=True))
-            if total < (steps[-1][1] if steps else math.inf):
-                steps.append((max(limit, 1024) / 2**20, total))
-        steps = [(size, total / steps[-1][1]) for size, total in steps]
-        for size, ratio in steps:
-            marks.append(Mark(size, ratio, f"{name}: {ratio:.3g} times, from {size:.3g} MiB on", UNKNOWN))
-        corners = [(next_size, ratio) for (_, ratio), (next_size, _) in itertools.pairwise(steps)]
-        if steps:
-            lines[name] = sorted([*steps, *corners], key=lambda point: (point[0], -point[1]))
-    x = Axis("ceiling of the workspace, MiB (1 KiB and less at the left)")
-    return plot(marks, x, Axis("time over that without a ceiling", 2), lines)
-
-
-def candidates(every: Sequence[Line], colour: Mapping[str, str], what: str) -> str:
-    """Every candidate's time, over the best of its layer, against ``error`` or ``workspace``."""
-    marks = []
-    for line in {line.measured.problem: line for line in every if line.ms}.values():
-        base = line.measured.searched_ms
-        for row in line.measured.rows:
-            value = row.error if what == "error" else row.workspace
-            if base and row.median_ms and value is not None:
-                value = max(value, 1e-9) if what == "error" else max(value, 1024) / 2**20
-                times = row.median_ms / base
-                title = f"{line.layer.name} {line.problem.direction}: {row.solver}, {times:.3g} times the best"
-                marks.append(Mark(times, value, title, colour.get(family(row.solver), UNKNOWN), 0.35))
-    titles = {"error": "relative error, normal data", "workspace": "workspace, MiB (1 KiB and less at the foot)"}
-    return plot(marks, Axis("time over the layer's best", 2), Axis(titles[what]))
+    return plot(marks, "operations a byte that must move", "GFLOP/s of the direct sum", lines)

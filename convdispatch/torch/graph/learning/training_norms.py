@@ -3,7 +3,8 @@
 A pass over Dynamo's graph, before AOTAutograd splits it. In convolution, batch norm, activation, convolution the first
 returns the statistics of its result, and the second reads ``activation(norm(u))`` for its input u, which is neither
 written nor saved normalised. A normalised tensor with another reader is computed as before, from the convolution's
-statistics. ``FusionJudge`` decides by selection's answers and costs which norms are rewritten.
+statistics; where the convolution widens single pixels, the gradients of both are products of its input's channels, and
+its result is not saved. ``FusionJudge`` decides by selection's answers and costs which norms are rewritten.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from torch import fx
 
 from ....api.errors import ConvDispatchError
 from ....api.problem import ConvProblem
-from ....calls.framework.fallback import Fallback
-from ....calls.framework.host import cpu_device
+from ....calls.framework.fallback import Fallback, cpu_device
 from ....device import runtime
 from ....device.places.stream import KINDS
 from ....device.rates import rates
@@ -59,6 +59,8 @@ class Convolution:
     readers."""
     sums: bool = False
     """Whether it returns the statistics of its result."""
+    normalised: Norm | None = None
+    """The norm of its result, if both are one function, whose gradients do not read what is between them."""
     statistics: list[fx.Node] = field(default_factory=list)
     """Mean and sum of squared distances, once they are written."""
 
@@ -206,7 +208,7 @@ def fuse_training_norms(graph: fx.GraphModule, forced: bool | None = None) -> in
         with graph.graph.inserting_before(node):
             if isinstance(rewritten_part, Norm):
                 _write_norm(rewritten_part)
-            else:
+            elif rewritten_part.normalised is None:
                 _write_convolution(rewritten_part)
     _write_updates(norms)
     for node in reversed(nodes):
@@ -298,6 +300,15 @@ def _norm(node: fx.Node, convolutions: dict[fx.Node, Convolution], judges: _Judg
         if pays(*_with_and_without(consumers, norm.text, ("data",)), 4 * size, 1):
             norm.consumers = consumers
             norm.is_prologue = pays(*_with_and_without(consumers, norm.text, ("forward", "weights")), 2 * size, 0)
+    elif norm.producer is not None and _is_widening(norm.producer, node):
+        forward, data, weights = (norm.producer.problem(part) for part in ("forward", "data", "weights"))
+        products = [data.replace(residual=True), weights, weights.replace(oc=weights.ic)]
+        products.append(forward.replace(oc=forward.ic, bias=True))
+        # Backward, a pass for sums reads the gradient and u, and one reads both and writes the gradient of u. What a
+        # convolution normalises as it reads is written once.
+        saved = 5 * operand_bytes(forward, "y") - 2 * operand_bytes(forward, "x")
+        if pays([data, weights], products, saved, 0):
+            norm.producer.normalised = norm
     for each in norm.consumers:
         each.norm = norm
     return norm if norm.consumers or norm.producer is not None else None
@@ -318,6 +329,7 @@ def _join(node: fx.Node, convolutions: dict[fx.Node, Convolution], judges: _Judg
     if (
         part is None
         or part.norm is not None
+        or part.normalised is not None
         or any(_changes(user, node) and user.op != "output" for user in node.users)
     ):
         return None
@@ -327,7 +339,9 @@ def _join(node: fx.Node, convolutions: dict[fx.Node, Convolution], judges: _Judg
     if (_is_layout(operand) and len(operand.users) > 1) or _value(x).dtype != _value(part.node).dtype:
         return None
     plain = part.problem("data")
-    fused = plain.replace(norm="relu", residual=True)
+    # The kernel also sums the gradient for norms whose gradients read no result.
+    sums = any(each.normalised is not None for each in convolutions.values())
+    fused = plain.replace(norm="relu", residual=True, sums=sums)
     # Passes for sums and for a gradient would each read two gradients and relu's result, and now read one gradient.
     if not judges.of(_value(x).device)([plain], [fused], 4 * operand_bytes(plain, "x"), 0):
         return None
@@ -342,6 +356,24 @@ def _with_and_without(
     edges = [(each, part) for each in consumers for part in parts]
     plain = [each.problem(part) for each, part in edges]
     return plain, [each.problem(part, norm=text, sums=part == "data") for each, part in edges]
+
+
+def _is_widening(part: Convolution, norm: fx.Node) -> bool:
+    """Whether a convolution of single pixels has at least twice as many channels as its input and the norm as its only
+    reader, so that gradients by products of its input's channels cost little."""
+    stride, padding, _, groups = part.geometry
+    w, between = _value(part.operands[1]), part.node.next
+    if set(part.node.users) != {norm} or groups != 1 or w.shape[0] < 2 * w.shape[1] or not _is_static(w):
+        return False
+    if w.shape[2:].numel() != 1 or any(step != 1 for step in stride) or any(padding):
+        return False
+    if _value(part.node).dtype.itemsize == 2 and not _is_channels_last(part.operands[0]):
+        return False  # ``channel_products`` multiplies rows of channels
+    while between is not norm:  # the convolution moves behind these nodes, which must not change what it reads
+        if any(operand in between.all_input_nodes for operand in part.node.all_input_nodes):
+            return False
+        between = between.next
+    return True
 
 
 def _only_reads(node: fx.Node) -> bool:
@@ -397,14 +429,20 @@ def _write_convolution(part: Convolution) -> None:
     if x is not read and _is_layout(read):
         x, activated = (each and graph.call_method("contiguous", (each,), dict(read.kwargs)) for each in (x, activated))
     geometry = (list(each) if isinstance(each, tuple) else each for each in part.geometry)
-    y = graph.call_function(normed_operators.convolve, ((x, w, bias, activated), *arguments, part.sums, *geometry))
+    operands = (x, w, bias, activated)
+    if part.normalised is not None:
+        affine = (part.normalised.arguments[name] for name in ("weight", "bias", "eps"))
+        y = graph.call_function(normed_operators.normalised_pointwise, (operands, *arguments, *affine, *geometry))
+    else:
+        y = graph.call_function(normed_operators.convolve, (operands, *arguments, part.sums, *geometry))
     results = [y]
     if part.sums or part.join is not None:
         count = 1 + 2 * part.sums + (part.join is not None)
         results = [graph.call_function(operator.getitem, (y, number)) for number in range(count)]
     part.statistics = results[1:3] if part.sums else []
-    results[0].meta = dict(part.node.meta)
-    part.node.replace_all_uses_with(results[0])
+    replaced = part.node if part.normalised is None else part.normalised.node
+    results[0].meta = dict(replaced.meta)
+    replaced.replace_all_uses_with(results[0])
     if part.join is not None:
         results[-1].meta = dict(part.join.meta)
         part.join.replace_all_uses_with(results[-1], delete_user_cb=lambda user: user not in (part.node, read))
@@ -414,6 +452,10 @@ def _write_norm(norm: Norm) -> None:
     graph, given = norm.node.graph, norm.arguments
     x, value = given["input"], _value(given["input"])
     running, rest = (given["running_mean"], given["running_var"]), (given["weight"], given["bias"], given["eps"])
+    if norm.producer is not None and norm.producer.normalised is norm:
+        _write_convolution(norm.producer)
+        norm.statistics = norm.producer.statistics
+        return
     if given["training"]:
         if norm.producer is not None:
             norm.statistics = norm.producer.statistics
