@@ -19,6 +19,7 @@ from convdispatch.api import (
     norm_macros,
     normalising,
     numbers_as_arguments,
+    numbers_as_literals,
     storage_macros,
 )
 from convdispatch.api.matrix import MATRIX_TILES, Source, written
@@ -85,7 +86,10 @@ class TmaPlan(NvidiaPlan):
         names = tuple(f"MAP{i}" if f"MAP{i}" in words else "0" for i in range(2 * WORDS))
         product = kernel_text(__package__, "product.cl.mako", tiling=tiling, emulate=emulate, words=names,
                               maps_each=MAP_BYTES)  # fmt: skip
-        product, arguments = numbers_as_arguments(product, numbers(tiling, self._layout) | words)
+        named = numbers(tiling, self._layout) | words
+        if tiling.short_of_registers:
+            return text + numbers_as_literals(product, named), []
+        product, arguments = numbers_as_arguments(product, named)
         return text + product, arguments
 
     def _product(self, context: Any) -> Launch:

@@ -49,7 +49,7 @@ boxes = tiling.column_boxes
 box_bytes = tiling.b_box_bytes
 # Boxes that are outside are slow, all work groups' together: the last tile's columns begin earlier, and are not written twice.
 ragged = data and geo.m > t.bn and geo.m % t.bn
-inside = "" if data and geo.m >= t.bn else " & n < TARGET"
+inside = "" if data and geo.m >= t.bn and not tiling.read_behind else " & n < TARGET"
 grouped = geo.groups > 1
 weights_part = ("(part * GROUPS + group)" if grouped else "part") if tiling.partial else "group" if grouped else "0"
 in_source = "group * SOURCE + " if grouped else ""
@@ -82,7 +82,7 @@ def over(name, axis):
 constant int PHASES[${13 * len(phases)}] = {${", ".join(str(n) for phase in phases for n in numbers(phase))}};
 % endif
 <%def name="tile_of()">\
-    int rest = tile, next = DIVIDED(rest, N_TILES);
+    uint rest = tile, next = DIVIDED(rest, N_TILES);
     const int n_tile = rest - next * N_TILES;
     rest = next, next = DIVIDED(rest, M_TILES);
     const int m_tile = rest - next * M_TILES;
@@ -96,11 +96,11 @@ constant int PHASES[${13 * len(phases)}] = {${", ".join(str(n) for phase in phas
 % elif many or grouped:
     const int ${"phase" if many else "group"} = next;
 % endif
-    const int m0 = m_tile * ${t.bm}, n0 = ${f"min(n_tile * {t.bn}, max(0, TARGET - {t.bn}))" if data else f"n_tile * {t.bn}"};
+    const int m0 = m_tile * ${t.bm}, n0 = ${f"min(n_tile * {t.bn}, TARGET - {t.bn})" if ragged else f"n_tile * {t.bn}"};
 % if t.split > 1:
     // Part p begins at slice slices p / SPLIT.
-    const int slices = ${of("slices")}, share = DIVIDED(slices, SPLIT);
-    const int before = (slices - share * SPLIT) * part, until = (slices - share * SPLIT) * (part + 1);
+    const uint slices = ${of("slices")}, share = DIVIDED(slices, SPLIT);
+    const uint spare = slices - share * SPLIT, before = spare * part, until = before + spare;
     const int begin = share * part + DIVIDED(before, SPLIT), end = share * (part + 1) + DIVIDED(until, SPLIT);
 % else:
     const int begin = 0, end = ${of("slices")};
@@ -480,6 +480,11 @@ ${leave_sums(0, t.bn)}\
   const int polls = TILES <= get_num_groups(0) ? POLLS : 0;
 % endif
 </%def>
+% if tiling.partial:
+// Parts begin at PARTS_AT in the workspace.
+#undef OUT_ARGS
+#define OUT_ARGS (out + PARTS_AT / 4)
+% endif
 % if not emulate:
 kernel __attribute__((reqd_work_group_size(${warps * 32 + 32}, 1, 1)))
 void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""} NUMBERS) {
@@ -492,9 +497,6 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
 % endif
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
   const int first = get_group_id(0), step = get_num_groups(0);
-% if tiling.partial:
-  out += PARTS_AT / 4;
-% endif
   if (tid == 0) {
 #pragma unroll
     for (int i = 0; i < ${stages}; ++i) {
@@ -549,13 +551,13 @@ ${tile_of()}\
 ${prefetch_addend()}\
       uint last = 0;
       int add = 0;
-% if t.fixup or empty:
+% if t.fixup or empty or not data:
       // Nothing of the last tile's sums stays alive while parts are added.
 #pragma unroll
       for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
 % endif
 ${rows_of_norm()}\
-      for (int slice = begin; slice < end; ++slice) {
+      for (int ${"slice = begin; slice < end; ++slice" if in_place else "left = end - begin; left > 0; --left"}) {
 ${before_arrival()}\
         barrier_wait(bar, parity);
 ${normalise("at")}\
@@ -598,9 +600,6 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32, wg = warp / 4;
   const uint a_from = wg * ${rows_bytes}, at = 0, full = 0;
   local int word[1], *shared = word;
-% if tiling.partial:
-  out += PARTS_AT / 4;
-% endif
 ${begin_sums()}\
   global const ushort *MAP_A = a + A_AT, *MAP_B = b + B_AT;
   float sum[${sums}];

@@ -22,13 +22,10 @@ of 24 numbers are useful, instead of three of eight per tap.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from convdispatch.api import OPERANDS, ConvProblem, Launch, build, define, kernel_text, numbers_as_arguments
+from convdispatch.api import OPERANDS, ConvProblem, Launch, build, define, kernel_text
 
 SLICE_CHANNELS = 64
 """16-bit channels of a K-slice of 128 bytes."""
@@ -97,15 +94,9 @@ class Gathered:
 
 def fold_launch(context: Any, problem: ConvProblem, pixels: int, offset: int) -> Launch:
     """The launch that writes the weights of ``folded(problem, pixels)`` at byte ``offset`` of the workspace."""
-    ints = {
-        "PIXELS": pixels,
-        "OC": problem.oc,
-        "IC": problem.ic,
-        "ROW": pixels * problem.ic // 8,
-        "C8": problem.ic // 8,
-    }
+    text = define(PIXELS=pixels, OC=problem.oc, IC=problem.ic, TO_AT=f"{offset // 2}L")
     items = -(-pixels * pixels * problem.oc * problem.ic // 8 // 256) * 256
-    return _general(context, "fold", ints, offset // 2, items)
+    return _launch(context, "fold.cl", text, ("fold", "w"), items)
 
 
 def gather_launch(context: Any, problem: ConvProblem, operand: str, channels: int, offset: int) -> Launch:
@@ -127,16 +118,9 @@ def transpose_launch(context: Any, problem: ConvProblem, offset: int) -> Launch:
     """The launch that writes weights [oc][taps][ic/g] as [ic][taps][oc/g] at byte ``offset`` of the workspace."""
     o, i = problem.oc // problem.g, problem.ic // problem.g
     taps = math.prod(getattr(problem, "k" + axis) for axis in problem.axes)
-    down, across = -(-o // TRANSPOSE_SIDE), -(-i // TRANSPOSE_SIDE)
-    ints = {"O": o, "I": i, "T": taps, "DOWN": down, "ACROSS": across}
-    return _general(context, "transpose", ints, offset // 4, down * across * taps * problem.g * 256)
-
-
-def _general(context: Any, name: str, ints: Mapping[str, int], offset: int, items: int) -> Launch:
-    """A launch of the kernel ``name``, which rewrites the weights; numbers and the offset in elements are arguments."""
-    values = {key: np.int32(value) for key, value in ints.items()} | {"TO_AT": np.int64(offset)}
-    text, arguments = numbers_as_arguments(kernel_text(__package__, f"{name}.cl"), values)
-    return Launch(build(context, text), name, (items,), (256,), ["w", "workspace", *arguments], names=OPERANDS)
+    text = define(G=problem.g, O=o, I=i, T=taps, TO_AT=f"{offset // 4}L")
+    groups = -(-o // TRANSPOSE_SIDE) * -(-i // TRANSPOSE_SIDE) * taps * problem.g
+    return _launch(context, "transpose.cl", text, ("transpose", "w"), groups * 256)
 
 
 def _launch(context: Any, file: str, macros: str, kernel: tuple[str, str], items: int) -> Launch:
