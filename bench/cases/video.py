@@ -3,8 +3,9 @@
 ``python -m bench video [--device cpu] [--dtype float32] [--size 15 26] [--widths 48 48 24 12] [--blocks 1] [--norm rms]
 [--mode constant] [--channels-last] [--rounds 5]``
 
-The third chunk of one latent frame (``bench.video_decoder``), which reads two cached frames at each convolution. On a GPU
-each side is a CUDA graph, with kernels ready. The sizes of a 480p decoder are ``--size 60 104 --widths 384 384 192 96``.
+The third chunk of one latent frame (``bench.video_decoder``), which reads two cached frames at each convolution. On a
+GPU each side is a CUDA graph, with kernels ready. The sizes of a 480p decoder are ``--size 60 104 --widths 384 384 192
+96``.
 """
 
 from __future__ import annotations

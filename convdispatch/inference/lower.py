@@ -206,7 +206,7 @@ class _Lowering:
         )
         y = self._result(node)
         extras = [
-            None if arguments.get(name) is None else self._start(self._operand(arguments[name]))
+            None if arguments.get(name) is None else self._start(dense(self._operand(arguments[name])))
             for name in ("bias", "residual")
             if name == "residual" or node.name != QUANTIZED
         ]

@@ -17,6 +17,8 @@ FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _TRANSPOSED = {"forward": "bwd_data", "data": "fwd", "weights": "bwd_weights"}
 PLAIN: tuple[Any, ...] = (None, False, None, False)
 """The parts of a plain convolution's problem beside a bias: activation, residual, norm and sums."""
+ADDED: tuple[Any, ...] = (None, True, None, False)
+"""Of weights' gradients: they are added to what the result holds."""
 _PLAIN = {"forward": "fwd", "data": "bwd_data", "weights": "bwd_weights"}
 
 
@@ -161,7 +163,9 @@ def problem_of(
             raise InvalidArgument(f"grad_output must have shape {x}, got {order(grad_shape)}")
     else:
         y = None if grad_shape is None else order(grad_shape)
-    return describe(
+    activation, residual, norm, sums = after
+    adds = part == "weights" and residual
+    problem = describe(
         direction,
         x,
         w,
@@ -176,8 +180,12 @@ def problem_of(
         names=names,
         bias=bias,
         constant_weights=constant,
-        **dict(zip(("activation", "residual", "norm", "sums"), after, strict=True)),
+        activation=activation,
+        residual=residual and not adds,
+        norm=norm,
+        sums=sums,
     )
+    return problem.replace(accumulate=True) if adds else problem
 
 
 def _last_order(shape: Sequence[int]) -> tuple[int, ...]:

@@ -111,7 +111,7 @@ def test_a_killed_process_resumes(tmp_path):
         return [sys.executable, script, "digits", *options, "--checkpoint", str(tmp_path / name)]
 
     process = subprocess.Popen(command(200, "run.st"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (tmp_path / "run.st").exists() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)

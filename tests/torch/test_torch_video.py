@@ -15,6 +15,7 @@ from torch_checks import error  # noqa: E402
 
 import convdispatch.torch as ct  # noqa: E402
 from bench.video_decoder import CausalConv, Decoder  # noqa: E402
+from convdispatch import inference  # noqa: E402
 from convdispatch.torch.compile.fused_operator import fused_convolution  # noqa: E402
 from convdispatch.torch.dispatch.routing import original  # noqa: E402
 from convdispatch.torch.geometry import by_axis  # noqa: E402
@@ -229,4 +230,32 @@ def test_inductor_joins_in_place_and_pads_nothing():
     assert call.count(joined) == 2  # what is read, and the result, which has a part before it
     assert padded not in call
     assert "[1, 1, 1, 0, 1, 1]" in call
+    torch._dynamo.reset()
+
+
+class Frame(torch.nn.Module):
+    """A convolution of single frames, to whose result the video is added."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        n, c, t, h, w = x.shape
+        frames = x.permute(0, 2, 1, 3, 4).reshape(n * t, c, h, w)
+        return self.conv(F.silu(frames)).view(n, t, c, h, w).permute(0, 2, 1, 3, 4) + x
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("frames", [1, 2])
+def test_a_video_added_to_its_frames(layout, frames, monkeypatch):
+    """What is added is a view of five axes, which lies otherwise than the result in one of the layouts."""
+    build = inference.build
+    monkeypatch.setattr(inference, "build", lambda *args, **options: build(*args, **{**options, "layout": layout}))
+    torch.manual_seed(0)
+    model = Frame().eval().requires_grad_(False)
+    compiled = torch.compile(model, backend="convdispatch", options={"engine": "form"}, dynamic=False)
+    x = drawn(1, 8, frames, 6, 5)
+    with torch.inference_mode():
+        assert error(compiled(x), copy.deepcopy(model).double()(x.double())) < 1e-5
     torch._dynamo.reset()

@@ -16,7 +16,7 @@ from ..dispatch import engine
 from ..dispatch.quick_depthwise import quick_depthwise
 from ..dispatch.routing import original, routed, settings_in_force
 from ..geometry import by_axis, has_sides, padded
-from .operators import autocasts, convolution, gradients, without_tangents
+from .operators import FIXED_STRIDE_ORDER, autocasts, convolution, gradients, without_tangents
 
 _F, _aten = torch.nn.functional, torch.ops.aten
 
@@ -88,7 +88,8 @@ def unfused(y: torch.Tensor, residual: Any, activation: str | None) -> torch.Ten
 _library = torch.library.Library("convdispatch", "FRAGMENT")
 _library.define(
     "fused_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, str? activation, "
-    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor"
+    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor",
+    tags=FIXED_STRIDE_ORDER,
 )
 # ``padding`` has a number for each axis, or two: the zeros before each axis, then those after each.
 fused_convolution = torch.ops.convdispatch.fused_convolution.default

@@ -18,18 +18,20 @@ from ..dispatch import normed
 from ..dispatch.normed import sums_type
 from ..dispatch.routing import original, routed, settings_in_force
 from .fused_operator import activate, slope_times
-from .operators import convolution_backward, gradients, in_autocast, without_tangents
+from .operators import FIXED_STRIDE_ORDER, convolution_backward, gradients, in_autocast, without_tangents
 
 _aten = torch.ops.aten
 _GEOMETRY = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
 _library = torch.library.Library("convdispatch", "FRAGMENT")
 _library.define(
     f"normed_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor? table, str? norm, bool sums, {_GEOMETRY}) "
-    "-> (Tensor, Tensor)"
+    "-> (Tensor, Tensor)",
+    tags=FIXED_STRIDE_ORDER,
 )
 _library.define(
     "normed_convolution_backward(Tensor grad_output, Tensor input, Tensor weight, Tensor table, Tensor? residual, "
-    f"str norm, {_GEOMETRY}, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
+    f"str norm, {_GEOMETRY}, bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
+    tags=FIXED_STRIDE_ORDER,
 )
 _library.define("channel_products(Tensor left, Tensor right) -> Tensor")
 normed_convolution = torch.ops.convdispatch.normed_convolution.default

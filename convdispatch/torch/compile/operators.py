@@ -20,11 +20,17 @@ from ..dispatch.routing import original, routed, settings_in_force
 _GEOMETRY = (
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups"
 )
+FIXED_STRIDE_ORDER = (torch.Tag.needs_fixed_stride_order,)
+"""The tag of every operator here: inductor hands an operator that a pass put into its graph operands in any strides,
+unless a tag says otherwise, and a convolution would copy those into its memory format first."""
 _library = torch.library.Library("convdispatch", "DEF")
-_library.define(f"convolution(Tensor input, Tensor weight, Tensor? bias, {_GEOMETRY}) -> Tensor")
+_library.define(
+    f"convolution(Tensor input, Tensor weight, Tensor? bias, {_GEOMETRY}) -> Tensor", tags=FIXED_STRIDE_ORDER
+)
 _library.define(
     f"convolution_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, {_GEOMETRY}, "
-    "bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
+    "bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
+    tags=FIXED_STRIDE_ORDER,
 )
 convolution = torch.ops.convdispatch.convolution.default
 convolution_backward = torch.ops.convdispatch.convolution_backward.default

@@ -6,21 +6,14 @@ The calls are cached and planned as all others; they differ in their operands al
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ...api.problem import EXTRAS
-from ...calls.arrays.stream_arrays import ALIGNMENT
 from ...calls.framework.fallback import Fallback
 from ..settings import DEFAULT, Settings
 from . import engine
-
-_OPERANDS = ("x", "w", "y", *EXTRAS)
-_IN_FORMAT = ("x", "w", "y", "residual", "saved")
-"""The operands that have the memory format of the call; the others are contiguous."""
 
 
 def sums_type(dtype: torch.dtype) -> torch.dtype:
@@ -44,7 +37,7 @@ def forward(
     call = _call("forward", geometry, (x, w, None, bias), (None, False, norm, sums), settings)
     result = {"y": _result(call, x)}
     result["sums"] = x.new_empty((3, w.shape[0]) if sums else 0, dtype=sums_type(x.dtype))
-    _launch(call, {"x": x, "w": w, "bias": bias, "norm": table, **result})
+    engine.launch(call, {"x": x, "w": w, "bias": bias, "norm": table, **result})
     return result["y"], result["sums"]
 
 
@@ -71,10 +64,10 @@ def backward(
         data = _result(data_call, x)
         sums = x.new_empty((2, x.shape[1]), dtype=sums_type(x.dtype)) if wants_sums else None
         operands = {"w": w, "y": grad, "residual": residual, "norm": table, "saved": x, "sums": sums}
-        _launch(data_call, {"x": data, **operands})
+        engine.launch(data_call, {"x": data, **operands})
     if weights_call is not None:
         weights = _result(weights_call, x)
-        _launch(weights_call, {"x": x, "w": weights, "y": grad, "norm": table})
+        engine.launch(weights_call, {"x": x, "w": weights, "y": grad, "norm": table})
     return data, sums, weights
 
 
@@ -92,28 +85,3 @@ def _call(part: str, geometry: Sequence[Any], tensors: Any, parts: tuple[Any, ..
 
 def _result(call: Any, like: torch.Tensor) -> torch.Tensor:
     return torch.empty(call.shape, dtype=like.dtype, device=like.device, memory_format=call.form)
-
-
-def _launch(call: Any, tensors: dict[str, torch.Tensor | None]) -> None:
-    """Launch a call on tensors by operand; copies those that its kernels cannot read in place."""
-    if call.empty:
-        raise Fallback("nothing to compute")
-    in_place: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        if tensor is None or not tensor.numel():
-            continue
-        readable = tensor.contiguous(memory_format=call.form if name in _IN_FORMAT else torch.contiguous_format)
-        if readable.is_neg() or readable.data_ptr() % ALIGNMENT:
-            readable = readable.resolve_neg().clone(memory_format=torch.preserve_format)
-        in_place[name] = readable
-    names = _OPERANDS[: len(call.sizes)]
-    addresses = [in_place[name].data_ptr() if name in in_place else 0 for name in names]
-    if call.host:
-        launched = call.launch(addresses, call.ask())
-        assert launched, "all operands have addresses of their own"
-    else:
-        stream = call.arrays.stream(in_place["x"])
-        with contextlib.nullcontext() if call.arrays.is_current(stream) else stream.current():
-            call.launch(stream, addresses)
-    if call.count is not None:
-        call.count(call.solver)
