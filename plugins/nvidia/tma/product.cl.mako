@@ -552,7 +552,7 @@ ${prefetch_addend()}\
       uint last = 0;
       int add = 0;
 % if t.fixup or empty or not data:
-      // Nothing of the last tile's sums stays alive while parts are added.
+      // Nothing of the last tile's sums stays alive while parts are added, or while columns of weights are computed.
 #pragma unroll
       for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
 % endif
