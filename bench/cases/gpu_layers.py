@@ -3,7 +3,6 @@
     python -m bench gpu_layers explore FILE      # lines: problem ; engine or solver ; configuration as JSON
     python -m bench gpu_layers compare --net vgg_a --tries 4 --math float32     # beside cuDNN, TF32 off
     python -m bench gpu_layers compare --dtype float16 --layout nhwc
-    python -m bench gpu_layers general --kind half      # geometry as arguments beside geometry compiled in
 
 ``compare`` builds the most promising configurations of every solver on all cores, times them on the device alone, and
 keeps the fastest of each layer; "first" is the one that the costs choose without a search. Whole results are compared
@@ -27,13 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 import pyopencl as cl
 from convdispatch_nvidia.packed.plan import NvidiaPlan
 
-from bench.drawn import drawn
 from bench.gpu_device import Bench, torch_ms
-from bench.timer import medians
 from bench.workers import Lost, farm
 from convdispatch.api import ConvProblem, Launch
 from convdispatch.api.problem import DIRECTIONS
@@ -282,56 +278,6 @@ def compare(nets, directions, layers, mode, dtype, layout, budget, jobs, label, 
                   f" ({theirs / first:.2f})"
                   f" errors to {max(row.get('error', 0) for row in part):.1e}  "
                   + ", ".join(f"{row['layer']} {row['torch'] / row['ms']:.2f}" for row in worst))  # fmt: skip
-
-
-LEAST_MEAN = 0.97
-"""The least geometric mean of the time with the geometry compiled in over the time with it as arguments."""
-LEAST_RATIO = 0.85
-"""The least such ratio of a layer."""
-
-
-@main.command()
-@click.option("--kind", default="float32", show_default=True, type=click.Choice(["float32", "half", "bfloat16"]))
-@click.option("--layers", default=200, show_default=True, help="Drawn layers that the solver takes.")
-@click.option("--solver", default="implicitgemm.tiled", show_default=True)
-@click.option("--seed", default=1, show_default=True)
-@click.option("--seconds", default=0.006, show_default=True, help="A timing batch.")
-def general(kind: str, layers: int, solver: str, seed: int, seconds: float) -> None:
-    """Programs that take the geometry as arguments beside programs that have it compiled in: the bits and the times.
-
-    The exit status is 1 where bits differ, or where arguments cost more than LEAST_MEAN and LEAST_RATIO allow.
-    """
-    dtype, each = {"half": "float16"}.get(kind, kind), plugins().solvers[solver]
-    bench = Bench(dtype)
-    most_bytes = bench.out.size
-    ratios: list[float] = []
-    differ = 0
-    for problem in drawn("gpu", kind, seed):
-        sizes = [math.prod(getattr(problem, f"{name}_shape")) * problem.itemsize for name in "xwy"]
-        if max(sizes) > most_bytes or each.rejects(problem, bench.info):
-            continue
-        if len(ratios) == layers:
-            break
-        bench.load(problem)
-        config = next(iter(each.configs(problem, bench.info)))
-        plans = {name: each.plan(bench.context, problem, {**config, "general": name == "arguments"})
-                 for name in ("literals", "arguments")}  # fmt: skip
-        outputs = []
-        for plan in plans.values():
-            output = np.empty(math.prod(problem.out_shape) * problem.itemsize, np.uint8)
-            cl.enqueue_fill_buffer(bench.queue, bench.out, np.uint8(0xFF), 0, output.nbytes)
-            bench.enqueue(plan).wait()
-            cl.enqueue_copy(bench.queue, output, bench.out)
-            outputs.append(output)
-        differ += not np.array_equal(*outputs)
-        ms = medians({name: bench.side(plan) for name, plan in plans.items()}, seconds)
-        ratios.append(ms["literals"] / ms["arguments"])
-        print(f"{problem} {json.dumps(config)} literals {ms['literals']:.4f} ms, arguments {ms['arguments']:.4f} ms,"
-              f" ratio {ratios[-1]:.3f}{'' if np.array_equal(*outputs) else ' OTHER BITS'}", flush=True)  # fmt: skip
-    mean = statistics.geometric_mean(ratios)
-    print(f"{solver} {kind}: {len(ratios)} layers, literals over arguments {mean:.3f}, least {min(ratios):.3f}, beyond"
-          f" 5 % {sum(ratio < 0.95 for ratio in ratios)}, other bits {differ}")  # fmt: skip
-    raise SystemExit(bool(differ) or mean < LEAST_MEAN or min(ratios) < LEAST_RATIO)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from ..device.matrix_tiles.product.plan import Layout as Layout
 from ..device.matrix_tiles.product.plan import Parts as Parts
 from ..device.matrix_tiles.product.plan import ProductLaunch as ProductLaunch
 from ..device.matrix_tiles.product.plan import ProductPlan as ProductPlan
-from ..device.matrix_tiles.product.plan import parts_text as parts_text
+from ..device.matrix_tiles.product.plan import parts_magic as parts_magic
 from ..device.matrix_tiles.product.plan import reduction_launch as reduction_launch
 from ..device.matrix_tiles.product.plan import written as written
 from ..device.matrix_tiles.product.tiling import ProductTile as ProductTile

@@ -5,25 +5,25 @@
 ## the block's parts and writes the results (``take``). Work groups poll for each other at most ``POLLS`` times, and only
 ## if all run at once; the last sees every part and never waits, so every block is taken in any order of execution.
 ## The state starts as whatever the workspace contains: a value without ``magic``, 48 bits of a hash of the problem and
-## the tile, counts as 0. The work group that takes the last block resets the state to 0.
+## the tile (``parts_magic``), counts as 0. The work group that takes the last block resets the state to 0.
 ##
-## magic, split, blocks
+## blocks
 #define POLLS 64
 // Counts a part that is complete in the workspace.
-inline void arrive(global ulong *state) {
+inline void arrive(global ulong *state, ulong magic) {
   for (ulong now = word_load(state);;) {
-    const ulong old = word_exchange(state, now, (now >> 16 == ${magic}UL ? now : ${magic}UL << 16) + 1);
+    const ulong old = word_exchange(state, now, (now >> 16 == magic ? now : magic << 16) + 1);
     if (old == now) return;
     now = old;
   }
 }
 // Returns the block to add next, or -1 if all are taken or parts are missing. Without polls, block 0 means all blocks.
-inline int take(global ulong *state, int polls) {
+inline int take(global ulong *state, ulong magic, int split, int polls) {
   for (;;) {
     const ulong now = word_load(state);
     const int taken = now >> 8 & 255;
-    if (now >> 16 != ${magic}UL) return -1;
-    if ((now & 255) == ${split}) {
+    if (now >> 16 != magic) return -1;
+    if ((now & 255) == split) {
       if (word_exchange(state, now, taken == ${blocks - 1} | polls <= 0 ? 0 : now + 256) == now) return taken;
     } else if (--polls <= 0) {
       return -1;

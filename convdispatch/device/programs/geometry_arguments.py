@@ -24,7 +24,7 @@ MAX_DIVIDEND = 2**31 - 1
 """The largest number that the macro ``DIVIDED`` divides correctly."""
 _WORD = re.compile(r"[A-Z][A-Z0-9_]*")
 _DIVISOR = re.compile(r"DIVIDED\(\w+, (\w+)\)")
-_TYPES = {np.int32: "int", np.int64: "long"}
+_TYPES = {np.int32: "int", np.int64: "long", np.uint64: "ulong"}
 
 
 def divided_by(*sizes: int) -> list[np.uint32]:
@@ -36,16 +36,16 @@ def divided_by(*sizes: int) -> list[np.uint32]:
     return arguments
 
 
-def numbers_as_literals(text: str, numbers: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    """The program in which the text's numbers are literals, and no arguments."""
-    suffix = {np.int32: "", np.int64: "L"}
+def numbers_as_literals(text: str, numbers: Mapping[str, Any]) -> str:
+    """The program in which the text's numbers are literals."""
+    suffix = {np.int32: "", np.int64: "L", np.uint64: "UL"}
     lines = [f"#define {name} ({numbers[name]}{suffix[type(numbers[name])]})\n" for name, _ in _used(text, *numbers)]
-    return "#define NUMBERS\n#define DIVIDED(n, d) ((n) / (d))\n" + "".join(lines) + text, []
+    return "#define NUMBERS\n#define DIVIDED(n, d) ((n) / (d))\n" + "".join(lines) + text
 
 
 def numbers_as_arguments(text: str, numbers: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    """The program whose parameters are the numbers, and their arguments. Numbers are NumPy's int32 or int64; divisors
-    and what they divide are at most MAX_DIVIDEND."""
+    """The program whose parameters are the numbers, and their arguments. Numbers are NumPy's int32, int64 or
+    uint64; divisors and what they divide are at most MAX_DIVIDEND."""
     arguments: list[Any] = []
     parameters = ""
     for name, divides in _used(text, *numbers):

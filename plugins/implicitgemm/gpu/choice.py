@@ -54,9 +54,6 @@ less latency."""
 START_STEPS = 10  # steps of k in the time of a tile's first loads and last stores
 FLAT_SHARE = 0.7  # share of a tile's speed that is left if its columns run over channels and taps
 TAPS_SHARE = 0.94  # share of a tile's speed that is left if its slices hold the taps of one channel
-GENERAL_SHARE = 0.91
-"""Share of a tile's speed that is left if the geometry's numbers are arguments. Measured on an H200 over 500 drawn
-layers: 0.90 in float32, 0.93 in 16 bits, 1.03 where a layer takes over a millisecond, at worst 0.46."""
 COPY_SHARE = 0.94  # share of the measured bandwidth of a copy that packing weights and adding partial sums reach
 ALONE_OPS = 15e3
 """Least time of a step of k of one work group, in operations of a compute unit: 40 to 60 cycles of small tiles, in 20
@@ -175,7 +172,6 @@ def seconds(product: Product, device: DeviceInfo) -> Any:
     share = _elementwise(lambda *tile: _TILES.get(tile, (0.5, 0.5))[direction_index], t.bm, t.bn, t.tm, t.tn)
     share = share * _elementwise({1: 0.9, 2: 1.0}.__getitem__, t.stages)
     share = share * (FLAT_SHARE if t.walk == "flat" else 1.0)
-    share = share * (GENERAL_SHARE if t.general else 1.0)
     share = share * (TAPS_SHARE if t.walk == "taps" else _depth_factor(product))
     slices = sum(product.slices) / len(product.slices) / t.split
     work = 2.0 * t.bm * t.bn * (slices * t.bk + START_STEPS)

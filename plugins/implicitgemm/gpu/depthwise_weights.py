@@ -63,7 +63,7 @@ class FilterSums:
         sizes = {"OUT_SIZE": self.out_size, "PARTS": self.parts, "PARTS_AT": 0, "INNER": 1, "CHANNELS": 1}
         numbers = {name: np.int32(size) for name, size in sizes.items()}
         total_text = define(PARTIAL=0, WEIGHTS=0) + body
-        total_text += numbers_as_literals(kernel_text(__package__, "reduce.cl"), numbers)[0]
+        total_text += numbers_as_literals(kernel_text(__package__, "reduce.cl"), numbers)
         items, size = -(-self.problem.g // self.lanes) * self.items, -(-self.out_size // 128) * 128
         operands = ["y", "x", "workspace"]
         sums = launch(context, macros + sums_text, "sums", [items, self.parts], [self.items, 1], operands)

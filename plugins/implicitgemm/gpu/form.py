@@ -1,4 +1,4 @@
-"""What is compiled into the tiled product's programs, and the numbers of a geometry that are literals or arguments."""
+"""What is compiled into the tiled product's programs, and the numbers of a geometry, which are literals."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Form:
         geo, t, data = p.geometry, p.tile, p.data
         columns, width = (p.n, t.bn) if p.flat else (geo.c, t.bn)
         return cls(
-            dataclasses.replace(t, split=1, general=True), data, p.accsize, p.run if p.taps_in_slice else None, p.flat,
+            dataclasses.replace(t, split=1), data, p.accsize, p.run if p.taps_in_slice else None, p.flat,
             bool(p.partial), len(geo.phases) > 1, geo.phases[0].count[0] == 1, geo.pointwise,
             p.out_plain, p.out_vector if data else None, p.guarded, p.walked, p.c_ragged,
             not data and geo.m % t.bm > 0, not data and columns % width > 0, not data and p.n_places % t.bk > 0,

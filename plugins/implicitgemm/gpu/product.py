@@ -325,10 +325,6 @@ class Tile:
     tile, or rows in alternating direction with even columns before odd ones (``parity``). Consecutive multiply-adds
     that share an operand save a read of the register file."""
 
-    general: bool = False
-    """Whether the geometry's numbers are arguments of the programs, which then serve every geometry of a ``Form``;
-    otherwise they are literals."""
-
     @property
     def items(self) -> int:
         """Work items in a work group."""

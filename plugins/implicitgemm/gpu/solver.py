@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,7 +18,6 @@ from convdispatch.api import (
     kernel_text,
     merging,
     norm_macros,
-    numbers_as_arguments,
     numbers_as_literals,
     phase_count,
     storage_macros,
@@ -48,12 +46,9 @@ class Tiled(Solver):
         return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Tiles that fit the device, the fastest by prediction first; the first one again with the geometry as
-        arguments, for a search to compare."""
-        for number, tile in enumerate(choices(problem, device)):
+        """Tiles that fit the device, the fastest by prediction first."""
+        for tile in choices(problem, device):
             yield tile.config()
-            if not number:
-                yield dataclasses.replace(tile, general=True).config()
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Return the bytes of packed weights (unless they are constant) and of partial sums."""
@@ -114,10 +109,9 @@ class TiledPlan(StepPlan):
     def _launch(
         self, texts: tuple[str, str], name: str, size: tuple[int, ...], local: tuple[int, ...], operands: list[str]
     ) -> Launch:
-        """``texts``: macros and functions, and the kernel, whose numbers are literals or arguments."""
-        write = numbers_as_arguments if self._product.tile.general else numbers_as_literals
-        text, arguments = write(texts[1], self._numbers)
-        return launch(self._context, self._macros + texts[0] + text, name, size, local, [*operands, *arguments])
+        """``texts``: macros and functions, and the kernel, whose numbers are literals."""
+        text = numbers_as_literals(texts[1], self._numbers)
+        return launch(self._context, self._macros + texts[0] + text, name, size, local, operands)
 
     def _pack_launch(self) -> Launch:
         product = self._product

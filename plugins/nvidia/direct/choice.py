@@ -41,9 +41,6 @@ PART_PASSES = 1.35  # passes over the partial sums that writing and adding them 
 FIXUP_CYCLES = 10900.0  # cycles that a tile takes longer if work groups of the product add its partial sums
 FIXUP_CYCLES_PER_BYTE = 0.3  # cycles per byte of results, if work groups of the product add partial sums
 MAX_FIXUP_PARTS = 4  # most partial sums that work groups of the product add: more wait for each other's counters
-GENERAL_SHARE = 0.976
-"""Share of a tile's speed that is left if the geometry's numbers are arguments. Measured on an H200 over 200 drawn
-layers (the least share is 0.69)."""
 MAX_CHOICES = 32  # most tiles that are offered to a search
 MIN_CHOICES = 4  # best tiles of each number format that are always offered to a search
 SHAPES = (
@@ -152,7 +149,6 @@ def _seconds(tiling: DirectTiling, units: int, copy: float) -> np.ndarray:
 
     cycles = in_waves(tiling, units, _resident(tiling), together)
     t, launch, partial_bytes = tiling.tile, RATES[tiling.tile.products].launch, tiling.added_bytes
-    cycles = np.where(t.fixup | tiling.gaps | (not t.general), cycles, cycles / GENERAL_SHARE)
     cycles = np.where(t.fixup, cycles + (FIXUP_CYCLES + t.bm * t.bn * 4 * FIXUP_CYCLES_PER_BYTE), cycles)
     total = _root_of_squares(cycles / CLOCK, (tiling.problem.bytes + partial_bytes) / (MEMORY_SHARE * copy)) + launch
     return np.where(partial_bytes > 0, total + (launch + partial_bytes * PART_PASSES / (MEMORY_SHARE * copy)), total)

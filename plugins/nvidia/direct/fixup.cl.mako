@@ -10,7 +10,7 @@ ${unroll}
   for (int i = 0; i < ${t.frag_m * t.frag_n}; ++i)
     parts[part * ${tile_sums} + i * ${t.items}] = (float4)(sum[i * 4], sum[i * 4 + 1], sum[i * 4 + 2], sum[i * 4 + 3]);
   warps_meet(${t.items});
-  if (tid == 0) arrive(state), *shared = take(state, 0);
+  if (tid == 0) arrive(state, MAGIC), *shared = take(state, MAGIC, SPLIT, 0);
   warps_meet(${t.items});
   const int blocks = *shared < 0 ? 0 : ${t.frag_m};  // parts are missing still: the last work group adds them
   for (int block = 0; block < blocks; ++block) {

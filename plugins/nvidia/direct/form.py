@@ -1,4 +1,4 @@
-"""What is compiled into nvidia.direct's programs, and the numbers of a geometry that are literals or arguments."""
+"""What is compiled into nvidia.direct's programs, and the numbers of a geometry, which are literals."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from convdispatch.api.matrix import parts_magic
 
 from .tiling import DirectTile, DirectTiling, MatrixAxis, Operand
 
@@ -77,23 +79,17 @@ class DirectForm:
     def of(cls, tiling: DirectTiling) -> DirectForm:
         """The form of a tiling."""
         t, target = tiling.tile, tiling.target
-        tile = t if t.fixup else dataclasses.replace(t, split=min(t.split, 2), general=True)
+        tile = t if t.fixup else dataclasses.replace(t, split=min(t.split, 2))
         operands = tuple(_operand(letter, tiling, number) for number, letter in enumerate("AB"))
         written, k_ragged = (AxisForm.of("OUT_M", target.row), AxisForm.of("OUT_N", target.k)), tiling.k % t.bk > 0
-        return cls(tile, tiling.data, tiling.nhwc, operands, written, k_ragged or _guards_all(tiling), tiling.gaps,
+        return cls(tile, tiling.data, tiling.nhwc, operands, written, k_ragged, tiling.gaps,
                    tiling.problem.residual, tiling.out_width, tiling.pitch, tiling.floats, tiling.stage,
                    tiling.local_bytes, tiling.index)  # type: ignore[arg-type]  # fmt: skip
 
 
-def _guards_all(tiling: DirectTiling) -> bool:
-    """Whether every side counts as ragged, which halves the forms and costs an instruction or two of 700 in the main
-    loop. Not in weights' gradients, where it costs up to 40 registers (ptxas, sm_90)."""
-    return tiling.general and tiling.data
-
-
 def _operand(letter: str, tiling: DirectTiling, number: int) -> OperandForm:
     operand: Operand = tiling.operands[number]
-    ragged = _guards_all(tiling) or operand.row.size % tiling.extent[number] > 0
+    ragged = operand.row.size % tiling.extent[number] > 0
     axes = AxisForm.of(f"{letter}_ROW", operand.row), AxisForm.of(f"{letter}_K", operand.k)
     return OperandForm(*axes, operand.along_k, operand.width, ragged)
 
@@ -115,7 +111,8 @@ def numbers(tiling: DirectTiling) -> dict[str, Any]:
         sides = ("M", "N") if letter == "OUT" else ("ROW", "K")
         for side, axis in zip(sides, (operand.row, operand.k), strict=True):
             result |= {f"{letter}_{side}_{key}": value for key, value in _axis(axis, kind).items()}
-    return result | {"PARTIAL_ELEMENTS": out_offset(tiling.partial_elements), "STATES_AT": np.int64(tiling.states_at)}
+    return result | {"PARTIAL_ELEMENTS": out_offset(tiling.partial_elements), "STATES_AT": np.int64(tiling.states_at),
+                     "MAGIC": parts_magic(tiling)}  # fmt: skip
 
 
 def _axis(axis: MatrixAxis, offset: Any) -> dict[str, Any]:

@@ -16,11 +16,10 @@ from convdispatch.api import (
     define,
     epilogue_macros,
     kernel_text,
-    numbers_as_arguments,
     numbers_as_literals,
     storage_macros,
 )
-from convdispatch.api.matrix import MATRIX_TILES, Parts, parts_text, reduction_launch, written
+from convdispatch.api.matrix import MATRIX_TILES, Parts, reduction_launch, written
 
 from ..instructions import Instructions
 from .form import DirectForm, numbers
@@ -96,19 +95,16 @@ class DirectPlan(StepPlan):
         operands = [operand.name for operand in tiling.operands]
         operands += ["workspace"] if tile.split > 1 else []
         operands += [] if self._partial else outputs
-        text, arguments = self._program()
+        text = self.product_text()
         program, size = build(context, text), (tiling.work_groups * tile.items,)
-        steps = [Launch(program, "direct", size, (tile.items,), [*operands, *arguments], names=OPERANDS)]
+        steps = [Launch(program, "direct", size, (tile.items,), operands, names=OPERANDS)]
         if self._partial:
             parts = Parts(tile.split, tiling.partial_elements, tiling.out_index)
             steps.append(reduction_launch(context, problem, parts, outputs))
         super().__init__(tiling.partial_bytes, steps)
 
     def product_text(self) -> str:
-        return self._program()[0]
-
-    def _program(self) -> tuple[str, list[Any]]:
-        """The text of the product's program, and the launch's arguments beyond the operands."""
+        """The text of the product's program."""
         tiling, tile, problem = self.tiling, self.tiling.tile, self.tiling.problem
         groups = ("copies", "mma", "parts") if tile.fixup else ("copies", "mma")
         instructions = Instructions("bf16" if tile.depth == 16 else "tf32", groups)
@@ -119,8 +115,6 @@ class DirectPlan(StepPlan):
             + instructions.text(self._emulate)
             + kernel_text(MATRIX_TILES, "sums.cl")
         )
-        text += parts_text(tiling, tile.split, tile.frag_m) if tile.fixup else ""
+        text += kernel_text(MATRIX_TILES, "parts.cl.mako", blocks=tile.frag_m) if tile.fixup else ""
         text += kernel_text(__package__, "split.cl.mako", depth=tile.depth)
-        write = numbers_as_arguments if tiling.general else numbers_as_literals
-        product, arguments = write(product_text(DirectForm.of(tiling), self._emulate), numbers(tiling))
-        return text + product, arguments
+        return text + numbers_as_literals(product_text(DirectForm.of(tiling), self._emulate), numbers(tiling))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -41,9 +40,7 @@ class Direct(TileSolver):
         return group_reason or (f"at most {MAX_PIXELS} output pixels, got {pixels}" if pixels > MAX_PIXELS else None)
 
     def tiles(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[DirectTile]:
-        """The tiles; the first one is offered again with the geometry as arguments, for a search to compare."""
-        first, *others = choices(problem, device.compute_units) or (None,)
-        return [] if first is None else [first, dataclasses.replace(first, general=True), *others]
+        return choices(problem, device.compute_units)
 
     def tiling(self, problem: ConvProblem, config: Mapping[str, Any]) -> DirectTiling:
         return DirectTiling(problem, DirectTile.of(config))

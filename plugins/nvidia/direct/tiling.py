@@ -54,9 +54,6 @@ class DirectTile(NvidiaTile):
     """In split formats, whether the rounding error of a move to float32 registers is added to the next sums."""
     fixup: bool = False
     """Whether work groups of the product add the partial sums, instead of a separate launch."""
-    general: bool = False
-    """Whether the geometry's numbers are arguments of the program, where ``DirectTiling.general`` allows it; otherwise
-    they are literals."""
 
     @property
     def depth(self) -> int:
@@ -202,12 +199,6 @@ class DirectTiling:
         self.partial_elements = math.prod(p.out_shape)
         self.added_bytes = self.partial_elements * t.split * 4 * (t.split > 1) * (t.fixup ^ True)
         self.states_at = self.work_groups * t.bm * t.bn * 4  # byte offset of the tiles' states in the workspace
-
-    @property
-    def general(self) -> bool:
-        """Whether the program takes the geometry as arguments. Not where work groups add parts, because they compare a
-        hash of the problem in the text, nor where there are gaps, whose code then spills registers (ptxas, sm_90)."""
-        return self.tile.general and not self.tile.fixup and not self.gaps
 
     @functools.cached_property
     def target(self) -> Operand:

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from convdispatch.api import OPERANDS, ConvProblem, Launch, build, define, kernel_text, normalising
-from convdispatch.api.matrix import MATRIX_TILES, Source, parts_text, written
+import numpy as np
+
+from convdispatch.api import (
+    OPERANDS,
+    ConvProblem,
+    Launch,
+    build,
+    define,
+    epilogue_macros,
+    kernel_text,
+    norm_macros,
+    normalising,
+    numbers_as_arguments,
+    numbers_as_literals,
+    storage_macros,
+)
+from convdispatch.api.matrix import MATRIX_TILES, Source, written
 
 from ..instructions import PLAIN_C, build_for_hopper
 from ..packed.plan import NvidiaPlan
 from ..packed.tiling import Tiling
-from .maps import encoded
+from .maps import WORDS, encoded
 from .rewriting import fold_launch, gather_launch, transpose_launch
-from .tiling import MAP_BYTES, TmaTile, TmaTiling
+from .tiling import MAP_BYTES, TmaTile, TmaTiling, numbers
 
 
 class TmaPlan(NvidiaPlan):
@@ -43,29 +59,41 @@ class TmaPlan(NvidiaPlan):
         return fold_launch(context, problem, tile.pixels, start)
 
     def product_text(self) -> str:
-        tiling, layout, emulate = self.tiling, self._layout, self._emulate
-        text = self._macros + define(PARTIAL=int(tiling.partial), PARTIAL_AT=f"{layout.partial // 4}L")
-        a, b = ("x", "w") if tiling.data else ("y", "x")
-        text += define(PAIRS=0, OCTETS=1, B_AT=f"{layout.at.get(b, 0) // 2}L", A_AT=f"{layout.at.get(a, 0) // 2}L")
+        return self._program[0]
+
+    @functools.cached_property
+    def _program(self) -> tuple[str, list[Any]]:
+        """The text of the product's program, and the launch's arguments beyond the operands."""
+        tiling, emulate = self.tiling, self._emulate
+        problem, in_place = tiling.problem, tiling.tile.norm_in_place
+        text = storage_macros(problem.dtype) + epilogue_macros(problem)
+        text += norm_macros(problem) if problem.masked or in_place else ""
+        text += define(OUT_INDEX=tiling.out_index, PARTIAL=int(tiling.partial), PARTIAL_AT="0L", PAIRS=0, OCTETS=1)
         text += tiling.instructions.text(emulate)
         narrow = () if tiling.format.tf32 else ("narrow.cl.mako",)
         for file in (*narrow, "finish.cl", *(["stored.cl.mako"] if tiling.returning else [])):
             text += kernel_text(MATRIX_TILES, file, tiling=tiling)
-        text += parts_text(tiling, tiling.tile.split, tiling.tile.bn // 32) if tiling.tile.fixup else ""
+        text += kernel_text(MATRIX_TILES, "parts.cl.mako", blocks=tiling.tile.bn // 32) if tiling.tile.fixup else ""
         if emulate:
             text += kernel_text(PLAIN_C, "copies.cl.mako", tiling=tiling)
         else:
             text += kernel_text(__package__, "exchange.cl")
-        if tiling.tile.norm_in_place:
+        if in_place:
             text += kernel_text(MATRIX_TILES, "normed_chunk.cl.mako", tiling=tiling)
             text += "" if emulate else kernel_text(__package__, "group_meets.cl")
-        maps = encoded(tiling.maps, emulate)
-        return text + kernel_text(__package__, "product.cl.mako", tiling=tiling, emulate=emulate, encoded=maps,
-                                  maps_at=layout.maps, maps_each=MAP_BYTES, partial_at=layout.partial,
-                                  sums_at=layout.sums)  # fmt: skip
+        # Words of the maps that are 0 are compiled.
+        words = {f"MAP{i}": np.uint64(word) for i, word in enumerate(sum(encoded(tiling.maps, emulate), ())) if word}
+        names = tuple(f"MAP{i}" if f"MAP{i}" in words else "0" for i in range(2 * WORDS))
+        product = kernel_text(__package__, "product.cl.mako", tiling=tiling, emulate=emulate, words=names,
+                              maps_each=MAP_BYTES)  # fmt: skip
+        named = numbers(tiling, self._layout) | words
+        if tiling.short_of_registers:
+            return text + numbers_as_literals(product, named), []
+        product, arguments = numbers_as_arguments(product, named)
+        return text + product, arguments
 
     def _product(self, context: Any) -> Launch:
-        tiling, text = self.tiling, self.product_text()
+        tiling, text, arguments = self.tiling, self.product_text(), self._program[1]
         x = "workspace" if tiling.sources else "x"
         a, b = {"fwd": (x, "w"), "bwd_data": ("y", "w"), "bwd_weights": ("y", x)}[tiling.problem.direction]
         if tiling.data and not tiling.direct_weights and not self._layout.constant:
@@ -75,4 +103,4 @@ class TmaPlan(NvidiaPlan):
         program = build(context, text) if self._emulate else build_for_hopper(context, text)
         items = tiling.tile.items + (0 if self._emulate else 32)
         groups = tiling.groups(context.devices[0].max_compute_units)
-        return Launch(program, "product", (groups * items,), (items,), operands, names=OPERANDS)
+        return Launch(program, "product", (groups * items,), (items,), [*operands, *arguments], names=OPERANDS)

@@ -15,22 +15,21 @@
 ## split    parts of the sum over k, which end in the workspace
 ## fixup    work groups of this launch add them, 32 columns after 32 columns; see ``parts.cl.mako``
 ##
+## A name in capitals is a number of the geometry (``numbers`` of ``tiling.py``), which is an argument of the kernel. Compiled
+## are the tile, and what of a geometry decides code: axes that are guarded, a ragged last tile, and the taps of phases.
+##
 ## Sources: NVIDIA, PTX ISA, sections on cp.async.bulk.tensor, mbarrier and wgmma.
 <%
 t, geo = tiling.tile, tiling.geometry
 phases, many = tiling.phases, len(tiling.phases) > 1
-low_d, low_h, low_w = tiling.low
-count_d, count_h, count_w = tiling.count
 deep = len(tiling.axes) > 2
-pixels = count_d * count_h * count_w
-volume = geo.phases[0].volume
 empty = t.split > min(tiling.slices) or not min(tiling.slices)
 data = tiling.data
 stage_bytes, a_bytes, stages = tiling.stage_bytes, tiling.a_bytes, t.stages
 rows = 64 * t.wm
 warps = t.wm * 4
 sums = t.frag_n * 4
-m_end = tiling.n_places if data else geo.m
+m_end = "PLACES" if data else "TARGET"
 unit = tiling.row_bytes
 columns = t.bn // 32
 addend = tiling.problem.residual and not tiling.partial and not many
@@ -45,89 +44,128 @@ nothing = "NO_RAW8" if run == 8 else "(float4)(0)"
 frags, exchange, own = (2, "FOUR", "lane % 2 * 8 + lane / 2 % 2 * 4") if run == 4 else (4, "EIGHT", "lane % 4 * 8")
 rows_bytes = 64 * unit
 tile_sums = t.bm * t.bn // 4
-states_at = partial_at + tiling.sums * t.split * tile_sums * 16
 box = tiling.gathered
 boxes = tiling.column_boxes
 box_bytes = tiling.b_box_bytes
 # Boxes that are outside are slow, all work groups' together: the last tile's columns begin earlier, and are not written twice.
 ragged = data and geo.m > t.bn and geo.m % t.bn
+inside = "" if data and geo.m >= t.bn and not tiling.read_behind else " & n < TARGET"
+grouped = geo.groups > 1
+weights_part = ("(part * GROUPS + group)" if grouped else "part") if tiling.partial else "group" if grouped else "0"
+in_source = "group * SOURCE + " if grouped else ""
+in_group = "group * TARGET + " if grouped else ""
 sbo_a, sbo_b = 8 * unit, 8 * tiling.b_row_bytes
 k_a, k_b = (32 if data else 2048), (16 * tiling.b_row_bytes if tiling.transposed_weights or not data else 32)
-def of(name, axis=None):
-    """A phase's number."""
-    value = getattr(phases[0], name)
+FIELDS = ("taps", "tap0", "offset", "first")
+def of(name, axis=0):
+    """A number of the tile's phase, along (d, h, w)."""
     if not many:
-        return value if axis is None else value[axis]
-    fields = ["taps", "tap0", "offset", "first", "count"]
-    place = 0 if name == "slices" else 1 + 3 * fields.index(name) + axis
-    return f"PHASES[phase * 16 + {place}]"
+        return "SLICES" if name == "slices" else f"{name.upper()}_{'DHW'[axis]}"
+    if name == "slices":
+        return "PHASES[phase * 13] * BLOCKS"
+    if name == "count":
+        step = geo.out_step[axis]
+        return f"((TARGET_{'DHW'[axis]} + {step - 1} - {of('first', axis)}) / {step})"
+    return f"PHASES[phase * 13 + {1 + 3 * FIELDS.index(name) + axis}]"
 def numbers(phase):
-    return (phase.slices, *phase.taps, *phase.tap0, *phase.offset, *phase.first, *phase.count)
+    return (phase.volume, *phase.taps, *phase.tap0, *phase.offset, *phase.first)
+def over(name, axis):
+    """OpenCL expression: a variable divided by the phase's taps along an axis."""
+    return f"{name} / {of('taps', axis)}" if many else f"DIVIDED({name}, {of('taps', axis)})"
 %>\
 #define LBO 8192
 #define SBO ${sbo_a}
 #define B_LBO ${box_bytes}
 #define B_SBO ${sbo_b}
 % if many:
-// Of each phase: slices, then along d, h and w taps, the first tap, how far it reads, the first place that is written, places.
-constant int PHASES[${16 * len(phases)}] = {${", ".join(str(n) for phase in phases for n in numbers(phase))}};
+// Of each phase: taps, then along d, h and w taps, the first tap, how far it reads, the first place that is written.
+constant int PHASES[${13 * len(phases)}] = {${", ".join(str(n) for phase in phases for n in numbers(phase))}};
 % endif
 <%def name="tile_of()">\
-    const int n_tile = tile % ${tiling.n_tiles}, m_tile = tile / ${tiling.n_tiles} % ${tiling.m_tiles};
-    const int part = tile / ${tiling.n_tiles * tiling.m_tiles} % ${t.split}, group = tile / ${tiling.n_tiles * tiling.m_tiles * t.split}${f" % {geo.groups}" if many else ""};
-% if many:
-    const int phase = tile / ${tiling.n_tiles * tiling.m_tiles * t.split * geo.groups};
+    uint rest = tile, next = DIVIDED(rest, N_TILES);
+    const int n_tile = rest - next * N_TILES;
+    rest = next, next = DIVIDED(rest, M_TILES);
+    const int m_tile = rest - next * M_TILES;
+% if t.split > 1:
+    rest = next, next = DIVIDED(rest, SPLIT);
+    const int part = rest - next * SPLIT;
 % endif
-    const int m0 = m_tile * ${t.bm}, n0 = ${f"min(n_tile * {t.bn}, {max(0, geo.m - t.bn)})" if data else f"n_tile * {t.bn}"};
-    const int begin = ${f"(int)((long){of('slices')} * part / {t.split})" if t.split > 1 else 0}, end = ${f"(int)((long){of('slices')} * (part + 1) / {t.split})" if t.split > 1 else of('slices')};
+% if many and grouped:
+    rest = next, next = DIVIDED(rest, GROUPS);
+    const int group = rest - next * GROUPS, phase = next;
+% elif many or grouped:
+    const int ${"phase" if many else "group"} = next;
+% endif
+    const int m0 = m_tile * ${t.bm}, n0 = ${f"min(n_tile * {t.bn}, TARGET - {t.bn})" if ragged else f"n_tile * {t.bn}"};
+% if t.split > 1:
+    // Part p begins at slice slices p / SPLIT.
+    const uint slices = ${of("slices")}, share = DIVIDED(slices, SPLIT);
+    const uint spare = slices - share * SPLIT, before = spare * part, until = before + spare;
+    const int begin = share * part + DIVIDED(before, SPLIT), end = share * (part + 1) + DIVIDED(until, SPLIT);
+% else:
+    const int begin = 0, end = ${of("slices")};
+% endif
 </%def>
 <%def name="start_of(place)">\
-      const int image = ${place} / ${pixels}, pixel = ${place} % ${pixels};
+      const int from = ${place}, image = DIVIDED(from, PIXELS), pixel = from - image * PIXELS, line = DIVIDED(pixel, COUNT_W);
 % if deep:
-      const int d = pixel / ${count_h * count_w} * ${geo.step[0]} + (${low_d});
+      const int frame = DIVIDED(line, COUNT_H), d = frame * STEP_D + LOW_D;
 % endif
-      const int h = pixel / ${count_w}${f" % {count_h}" if deep else ""} * ${geo.step[1]} + (${low_h}), w = pixel % ${count_w} * ${geo.step[2]} + (${low_w});
+      const int h = ${"(line - frame * COUNT_H)" if deep else "line"} * STEP_H + LOW_H, w = (pixel - line * COUNT_W) * STEP_W + LOW_W;
 </%def>
-<%def name="tap_of()">\
+<%def name="tap_of(kind)">\
 % if deep:
-      const int kz = tap / (${of("taps", 1)} * ${of("taps", 2)}), ky = tap / ${of("taps", 2)} % ${of("taps", 1)}, kx = tap % ${of("taps", 2)};
+      const int taps_h = ${over("tap", 2)};
+      ${kind} kz = ${over("taps_h", 1)}, ky = taps_h - kz * ${of("taps", 1)}, kx = tap - taps_h * ${of("taps", 2)};
 % else:
-      const int ky = tap / ${of("taps", 2)}, kx = tap % ${of("taps", 2)};
+      ${kind} ky = ${over("tap", 2)}, kx = tap - ky * ${of("taps", 2)};
+% endif
+</%def>
+<%def name="first_copies()">\
+% if data:
+      // The slice's block of channels and its tap, of which the next slice has the next.
+      int tap = DIVIDED(begin, BLOCKS), block = begin - tap * BLOCKS;
+${tap_of("int")}\
 % endif
 </%def>
 <%def name="copies()">\
 % if data:
-      const int tap = slice / ${tiling.blocks}, channel = slice % ${tiling.blocks} * ${t.bk};
-${tap_of()}\
+      const int channel = block * ${t.bk};
 % if deep:
-      COPY_IM2COL3(MAP_A, at, group * ${geo.c} + channel, w, h, d, image, ${of("offset", 2)} + kx * (${geo.spread[2]}), ${of("offset", 1)} + ky * (${geo.spread[1]}), ${of("offset", 0)} + kz * (${geo.spread[0]}), full);
+      COPY_IM2COL3(MAP_A, at, ${in_source}channel, w, h, d, image, ${of("offset", 2)} + kx * SPREAD_W, ${of("offset", 1)} + ky * SPREAD_H, ${of("offset", 0)} + kz * SPREAD_D, full);
 % else:
-      COPY_IM2COL(MAP_A, at, group * ${geo.c} + channel, w, h, image, ${of("offset", 2)} + kx * (${geo.spread[2]}), ${of("offset", 1)} + ky * (${geo.spread[1]}), full);
+      COPY_IM2COL(MAP_A, at, ${in_source}channel, w, h, image, ${of("offset", 2)} + kx * SPREAD_W, ${of("offset", 1)} + ky * SPREAD_H, full);
 % endif
 % if tiling.transposed_weights or tiling.rewritten_weights:
-      const int kernel_tap = (${f"(kz * {geo.tap_step[0]} + {of('tap0', 0)}) * {geo.kernel[1]} + " if deep else ""}ky * ${geo.tap_step[1]} + ${of('tap0', 1)}) * ${geo.kernel[2]} + kx * ${geo.tap_step[2]} + ${of('tap0', 2)};
+      const int kernel_tap = (${f"(kz * TAP_STEP_D + {of('tap0', 0)}) * KERNEL_H + " if deep else ""}ky * TAP_STEP_H + ${of('tap0', 1)}) * KERNEL_W + kx * TAP_STEP_W + ${of('tap0', 2)};
 % endif
 % if tiling.transposed_weights:
 #pragma unroll
       for (int i = 0; i < ${boxes}; ++i)
-        COPY_BOX3(MAP_B, at + ${a_bytes} + i * ${box_bytes}, n0 + i * 64, kernel_tap, group * ${geo.c} + channel, full);
+        COPY_BOX3(MAP_B, at + ${a_bytes} + i * ${box_bytes}, n0 + i * 64, kernel_tap, ${in_source}channel, full);
 % else:
-      COPY_BOX3(MAP_B, at + ${a_bytes}, channel, ${"kernel_tap" if tiling.rewritten_weights else "tap"}, group * ${geo.m} + n0, full);
+      COPY_BOX3(MAP_B, at + ${a_bytes}, channel, ${"kernel_tap" if tiling.rewritten_weights else "tap"}, ${in_group}n0, full);
 % endif
+      if (++block == BLOCKS) {
+        block = 0, ++tap;
+        if (++kx == ${of("taps", 2)}) kx = 0, ++ky;
+% if deep:
+        if (ky == ${of("taps", 1)}) ky = 0, ++kz;
+% endif
+      }
 % else:
 #pragma unroll
       for (int i = 0; i < ${t.wm}; ++i)
-        COPY_BOX2(MAP_A, at + i * ${rows_bytes}, group * ${geo.m} + m0 + i * 64, slice * 64, full);
-${start_of("(slice * 64)")}\
+        COPY_BOX2(MAP_A, at + i * ${rows_bytes}, ${in_group}m0 + i * 64, slice * 64, full);
+${start_of("slice * 64")}\
 #pragma unroll
       for (int i = 0; i < ${boxes}; ++i) {
-        const int q = min(n0 / ${tiling.block} + i, ${volume * tiling.blocks - 1});
-        const int tap = q / ${tiling.blocks};
-${tap_of()}\
+        const int q = min(n0 / ${tiling.block} + i, LAST_BOX), tap = DIVIDED(q, BLOCKS);
+${tap_of("const int")}\
 % if deep:
-        COPY_IM2COL3(MAP_B, at + ${a_bytes} + i * ${box_bytes}, group * ${geo.c} + q % ${tiling.blocks} * ${tiling.block}, w, h, d, image, kx * ${geo.spread[2]}, ky * ${geo.spread[1]}, kz * ${geo.spread[0]}, full);
+        COPY_IM2COL3(MAP_B, at + ${a_bytes} + i * ${box_bytes}, ${in_source}(q - tap * BLOCKS) * ${tiling.block}, w, h, d, image, kx * SPREAD_W, ky * SPREAD_H, kz * SPREAD_D, full);
 % else:
-        COPY_IM2COL(MAP_B, at + ${a_bytes} + i * ${box_bytes}, group * ${geo.c} + q % ${tiling.blocks} * ${tiling.block}, w, h, image, kx * ${geo.spread[2]}, ky * ${geo.spread[1]}, full);
+        COPY_IM2COL(MAP_B, at + ${a_bytes} + i * ${box_bytes}, ${in_source}(q - tap * BLOCKS) * ${tiling.block}, w, h, image, kx * SPREAD_W, ky * SPREAD_H, full);
 % endif
       }
 % endif
@@ -141,7 +179,7 @@ chunk_numbers, rows_apart = 16 // tiling.itemsize, team // chunks
 norm_rounds = -(-64 // rows_apart)
 norm_chunk = "(norm_chunk ^ " + ("norm_row % 8" if chunks == 8 else "norm_row / 2 % 4") + f") * {chunk_numbers}"
 guarded = [axis for axis in (1, 2) if geo.guarded[axis]]
-begin_of_taps = (of("offset", 1), of("offset", 2)) if data else (0, 0)
+begin_of_taps = (" + " + of("offset", 1), " + " + of("offset", 2)) if data else ("", "")
 %>\
 <%def name="rows_of_norm()">\
 % if in_place:
@@ -155,29 +193,29 @@ ${pixels_of_norm("m0 + wg * 64")}\
 % if guarded:
       // The source pixel that tap 0 reads for each row that this work item normalises.
 % for i in range(norm_rounds):
-      const int norm_pixel${i} = (${first} + norm_row + ${i * rows_apart}) % ${count_h * count_w};
-      const int norm_h${i} = norm_pixel${i} / ${count_w} * ${geo.step[1]} + (${low_h} + (${begin_of_taps[0]})), norm_w${i} = norm_pixel${i} % ${count_w} * ${geo.step[2]} + (${low_w} + (${begin_of_taps[1]}));
+      const int norm_place${i} = ${first} + norm_row + ${i * rows_apart}, norm_line${i} = DIVIDED(norm_place${i}, COUNT_W), norm_image${i} = DIVIDED(norm_place${i}, PIXELS);
+      const int norm_h${i} = (norm_line${i} - norm_image${i} * COUNT_H) * STEP_H + LOW_H${begin_of_taps[0]}, norm_w${i} = (norm_place${i} - norm_line${i} * COUNT_W) * STEP_W + LOW_W${begin_of_taps[1]};
 % endfor
 % endif
 </%def>\
-<%def name="table_of_norm(c, tap)">\
-        const int norm_c = ${c} + ${norm_chunk};
+<%def name="table_of_norm(k, width)">\
+        const int norm_tap = DIVIDED(${k}, BLOCKS), norm_c = (${k} - norm_tap * BLOCKS) * ${width} + ${norm_chunk};
 % if guarded:
-        const int norm_tap = ${tap}, norm_y = norm_tap / ${of("taps", 2)} * ${geo.spread[1]}, norm_x = norm_tap % ${of("taps", 2)} * ${geo.spread[2]};
+        const int norm_ky = ${over("norm_tap", 2)}, norm_y = norm_ky * SPREAD_H, norm_x = (norm_tap - norm_ky * ${of("taps", 2)}) * SPREAD_W;
 % endif
         float4 norm_table[3][${chunk_numbers // 4}];
 #pragma unroll
         for (int i = 0; i < 3; ++i)
 #pragma unroll
           for (int j = 0; j < ${chunk_numbers // 4}; ++j)
-            norm_table[i][j] = ((global const float4 *)(norm + i * ${geo.c * geo.groups} + group * ${geo.c} + min(norm_c, ${geo.c - chunk_numbers})))[j];
+            norm_table[i][j] = ((global const float4 *)(norm + i * SOURCE_ALL + ${in_source}min(norm_c, SOURCE - ${chunk_numbers})))[j];
 </%def>\
 <%def name="normalise_rows(begin)">\
         // Zeros outside of the source stay zeros.
-        if (norm_c < ${geo.c}) {
+        if (norm_c < SOURCE) {
 % for i in range(norm_rounds):
 <%
-inside = [f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < {geo.source[axis]}u" for axis in guarded]
+inside = [f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < (uint)SOURCE_{'DHW'[axis]}" for axis in guarded]
 inside += [f"norm_row + {i * rows_apart} < 64"] if (i + 1) * rows_apart > 64 else []
 %>\
           ${f"if ({' & '.join(inside)}) " if inside else ""}{
@@ -189,7 +227,7 @@ inside += [f"norm_row + {i * rows_apart} < 64"] if (i + 1) * rows_apart > 64 els
 </%def>\
 <%def name="before_arrival()">\
 % if in_place and data:
-${table_of_norm(f"slice % {tiling.blocks} * {t.bk}", f"slice / {tiling.blocks}")}\
+${table_of_norm("slice", t.bk)}\
 % endif
 </%def>\
 <%def name="normalise(at)">\
@@ -199,8 +237,8 @@ ${normalise_rows(f"{at} + a_from")}\
 ${pixels_of_norm("slice * 64")}\
 % for i in range(boxes):
         {
-          const int norm_box = min(n0 / ${tiling.block} + ${i}, ${volume * tiling.blocks - 1});
-${table_of_norm(f"norm_box % {tiling.blocks} * {tiling.block}", f"norm_box / {tiling.blocks}")}\
+          const int norm_box = min(n0 / ${tiling.block} + ${i}, LAST_BOX);
+${table_of_norm("norm_box", tiling.block)}\
 ${normalise_rows(f"{at} + {a_bytes + i * box_bytes}")}\
         }
 % endfor
@@ -213,8 +251,8 @@ ${normalise_rows(f"{at} + {a_bytes + i * box_bytes}")}\
 </%def>
 <%def name="column_of(j, first)">\
         const int n = n0 + ${first} + ${j * 8} + ${own};
-        const int kept = ${"exists" if many else f"m < {m_end}"} & n < ${geo.m}${f" & n >= n_tile * {t.bn}" if ragged else ""};
-        const OUT_INDEX to = ${f"(OUT_INDEX)part * {tiling.partial_elements} + " if tiling.partial else ""}(OUT_INDEX)${"place" if many else "m"} * ${geo.m * geo.groups} + group * ${geo.m} + n;
+        const int kept = ${"exists" if many else f"m < {m_end}"}${inside}${f" & n >= n_tile * {t.bn}" if ragged else ""};
+        const OUT_INDEX to = ${f"part * (OUT_INDEX)PART_ELEMENTS + " if tiling.partial else ""}(OUT_INDEX)${"place" if many else "m"} * TARGET_ALL + ${in_group}n;
 </%def>
 <%def name="write_columns(name, count, first)">\
     // Four lanes hold two neighbouring columns each of every group of eight: they exchange until each has ${run}, 16 bytes,
@@ -223,13 +261,15 @@ ${normalise_rows(f"{at} + {a_bytes + i * box_bytes}")}\
     {
       const int m = m0 + wg * 64 + warp % 4 * 16 + lane / 4 + ${half * 8};
 % if many:
-      const int row = m / ${count_w} % ${count_h}, column = m % ${count_w};
+      const int line = DIVIDED(m, COUNT_W), image = DIVIDED(m, PIXELS), column = m - line * COUNT_W;
 % if deep:
-      const int depth = m / ${count_h * count_w} % ${count_d};
+      const int plane = DIVIDED(line, COUNT_H), row = line - plane * COUNT_H, depth = plane - image * COUNT_D;
+      const int frame = image * TARGET_D + depth * ${geo.out_step[0]} + ${of("first", 0)};
+% else:
+      const int row = line - image * COUNT_H, frame = image;
 % endif
       const int exists = m < ${m_end} & row < ${of("count", 1)} & column < ${of("count", 2)}${f" & depth < {of('count', 0)}" if deep else ""};
-      const int frame = m / ${pixels}${f" * {geo.target[0]} + depth * {geo.out_step[0]} + {of('first', 0)}" if deep else ""};
-      const OUT_INDEX place = (OUT_INDEX)(frame * ${geo.target[1]} + row * ${geo.out_step[1]} + ${of("first", 1)}) * ${geo.target[2]} + column * ${geo.out_step[2]} + ${of("first", 2)};
+      const OUT_INDEX place = (OUT_INDEX)(frame * TARGET_H + row * ${geo.out_step[1]} + ${of("first", 1)}) * TARGET_W + column * ${geo.out_step[2]} + ${of("first", 2)};
 % endif
 % if summed:
 ${rows_of_half(half)}\
@@ -250,17 +290,17 @@ ${column_of(number * frags, first)}\
         ${exchange}(v, ${", ".join(f"{name}[{(j + i) * 4 + half * 2 + e}]" for i in range(frags) for e in range(2))});
 % if data:
 ${column_of(j, first)}\
-        const int channel = ${f"n % {geo.m // t.pixels}" if t.pixels > 1 else f"group * {geo.m} + n"};
+        const int channel = ${"n - DIVIDED(n, CHANNELS) * CHANNELS" if t.pixels > 1 else in_group + "n"};
 % if stored:
 ${store_and_sum(j, half, first, batch)}\
 % else:
         if (kept) ${f"put{run}_addend(OUT_ARGS, v, addend{batch[0]}[{j // frags - batch[0]}], to, channel)" if addend else f"put{run}(v, to, channel)"};
 % endif
 % else:
-        const int n = n0 + ${first} + ${j * 8} + ${own};
-        const int q = n / ${tiling.block}, tap = q / ${tiling.blocks}, c = q % ${tiling.blocks} * ${tiling.block} + n % ${tiling.block};
-        if (m < ${m_end} & tap < ${volume} & c < ${geo.c})
-          put${run}(v, ((OUT_INDEX)(${f"part * {geo.groups} + " if tiling.partial else ""}group) * ${geo.m} + m) * ${tiling.n} + tap * ${geo.c} + c, 0);
+        const int column = n0 + ${first} + ${j * 8}, q = column / ${tiling.block}, tap = DIVIDED(q, BLOCKS);
+        const int c = (q - tap * BLOCKS) * ${tiling.block} + column % ${tiling.block} + ${own};
+        if (m < ${m_end} & tap < TAPS & c < SOURCE)
+          put${run}(v, ((OUT_INDEX)${weights_part} * TARGET + m) * COLUMNS + tap * SOURCE + c, 0);
 % endif
       }
 % endfor
@@ -348,20 +388,19 @@ guard = "" if run == 8 else "if (lane % 8 < 4) "
 % endif
 </%def>\
 <%def name="leave_sums(first, count)">\
-<% channels = tiling.problem.channels_out %>\
     // The warps' sums of each column are merged: means by their numbers of rows, squared distances about the common mean.
     warps_meet(${t.items});
     for (int c = tid; c < ${count}; c += ${t.items}) {
       const int n = n0 + ${first} + c;
-      if (n < ${geo.m}${f" & n >= n_tile * {t.bn}" if ragged else ""}) {
-        global float *to = channel_parts + ${sums_at // 4}L + (long)(${"phase * " + str(tiling.m_tiles) + " + " if many else ""}m_tile) * ${(2 if slope else 3) * channels} + group * ${geo.m} + n;
+      if (n < TARGET${f" & n >= n_tile * {t.bn}" if ragged else ""}) {
+        global float *to = channel_parts + SUMS_AT + (long)(${"phase * M_TILES + " if many else ""}m_tile) * (${2 if slope else 3} * TARGET_ALL) + ${in_group}n;
         local const float2 *of_warps = warp_sums + ${first} + c;
 % if slope:
         float sum = 0, products = 0;
 #pragma unroll
         for (int i = 0; i < ${warps}; ++i) sum += of_warps[i * ${t.bn}].x, products += of_warps[i * ${t.bn}].y;
         to[0] = sum;
-        to[${channels}] = products;
+        to[TARGET_ALL] = products;
 % else:
         const float rows = min(${m_end} - m0, ${t.bm}), origin = of_warps[0].x;
         float sum = 0, squares = 0;
@@ -374,8 +413,8 @@ guard = "" if run == 8 else "if (lane % 8 < 4) "
           squares += fma(clamp(${m_end} - m0 - i * 16, 0, 16) * delta, delta, of_warps[i * ${t.bn}].y);
         }
         to[0] = rows;
-        to[${channels}] = origin + mean;
-        to[${2 * channels}] = squares;
+        to[TARGET_ALL] = origin + mean;
+        to[2 * TARGET_ALL] = squares;
 % endif
       }
     }
@@ -385,28 +424,28 @@ guard = "" if run == 8 else "if (lane % 8 < 4) "
 % if before and t.split == 1:
       for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
         const int m = m0 + i / ${lines}, n = n0 + i % ${lines} * ${128 // tiling.itemsize};
-        if (m < ${m_end} & n < ${geo.m}) prefetch_line(saved + ((OUT_INDEX)m * ${geo.m * geo.groups} + group * ${geo.m} + n));
+        if (m < ${m_end} & n < TARGET) prefetch_line(saved + ((OUT_INDEX)m * TARGET_ALL + ${in_group}n));
       }
 % endif
 % if addend and t.split == 1:
       // What is added to the sums is on its way to the cache while they are made.
       for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
         const int m = m0 + i / ${lines}, n = n0 + i % ${lines} * ${128 // tiling.itemsize};
-        if (m < ${m_end} & n < ${geo.m}) prefetch_line(residual + ((OUT_INDEX)m * ${geo.m * geo.groups} + group * ${geo.m} + n));
+        if (m < ${m_end} & n < TARGET) prefetch_line(residual + ((OUT_INDEX)m * TARGET_ALL + ${in_group}n));
       }
 % endif
 </%def>
 <%def name="write_sums()">\
 % if t.fixup:
-    const int whole = ${f"(phase * {geo.groups} + group)" if many else "group"} * ${tiling.n_tiles * tiling.m_tiles} + m_tile * ${tiling.n_tiles} + n_tile;
-    global float4 *parts = (global float4 *)(workspace + ${partial_at}L) + (long)whole * ${t.split * tile_sums} + tid;
+    const int whole = (${("(phase * GROUPS + group)" if grouped else "phase") if many else "group" if grouped else "0"} * M_TILES + m_tile) * N_TILES + n_tile;
+    global float4 *parts = (global float4 *)(workspace + PARTS_AT) + (long)whole * (SPLIT * ${tile_sums}) + tid;
 #pragma unroll
     for (int i = 0; i < ${t.frag_n}; ++i)
       parts[part * ${tile_sums} + i * ${t.items}] = (float4)(sum[i * 4], sum[i * 4 + 1], sum[i * 4 + 2], sum[i * 4 + 3]);
     warps_meet(${t.items});
-    if (tid == 0) arrive(states + whole);
+    if (tid == 0) arrive(states + whole, MAGIC);
     for (;;) {
-      if (tid == 0) *shared = take(states + whole, polls);
+      if (tid == 0) *shared = take(states + whole, MAGIC, SPLIT, polls);
       warps_meet(${t.items});
       const int columns = *shared;
       warps_meet(${t.items});
@@ -414,7 +453,7 @@ guard = "" if run == 8 else "if (lane % 8 < 4) "
       for (int block = columns; block < (polls ? columns + 1 : ${columns}); ++block) {
       float s[16] = {0};
 #pragma unroll 4
-      for (int i = 0; i < ${t.split}; ++i) {
+      for (int i = 0; i < SPLIT; ++i) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const float4 v = load_written(parts + i * ${tile_sums} + (block * 4 + j) * ${t.items});
@@ -437,14 +476,18 @@ ${leave_sums(0, t.bn)}\
 </%def>
 <%def name="begin_sums()">\
 % if t.fixup:
-  global ulong *states = (global ulong *)(workspace + ${states_at}L);
-  const int polls = ${tiling.tiles} <= get_num_groups(0) ? POLLS : 0;
+  global ulong *states = (global ulong *)(workspace + STATES_AT);
+  const int polls = TILES <= get_num_groups(0) ? POLLS : 0;
 % endif
 </%def>
+% if tiling.partial:
+// Parts begin at PARTS_AT in the workspace.
+#undef OUT_ARGS
+#define OUT_ARGS (out + PARTS_AT / 4)
+% endif
 % if not emulate:
-constant ulong MAPS[32] = {${", ".join(f"{word:#x}UL" for one in encoded for word in one)}};
 kernel __attribute__((reqd_work_group_size(${warps * 32 + 32}, 1, 1)))
-void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""}) {
+void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""} NUMBERS) {
   local uint4 area[${(tiling.local_bytes + 15) // 16}] __attribute__((aligned(1024)));
   local uchar *memory = (local uchar *)area;
   const uint base = LOCAL_BASE(memory), bars = base + ${stage_bytes * stages};
@@ -465,18 +508,20 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
   barrier(CLK_LOCAL_MEM_FENCE);
   if (warp == ${warps}) {
     if (lane == 0) {
-      global ulong *maps = (global ulong *)(workspace + ${maps_at} + get_group_id(0) * ${maps_each});
-#pragma unroll
-      for (int i = 0; i < 32; ++i) maps[i] = MAPS[i];
+      global ulong *maps = (global ulong *)(workspace + MAPS_AT + get_group_id(0) * ${maps_each});
+% for i, word in enumerate(words):
+      maps[${i}] = ${word};
+% endfor
       map_address(maps, a + A_AT);
       map_address(maps + 16, b + B_AT);
       maps_visible(maps);
       const ulong MAP_A = (ulong)maps, MAP_B = (ulong)(maps + 16);
       uint at = 0, bar = bars, parity = 1;
-      for (int tile = first; tile < ${tiling.tiles}; tile += step) {
+      for (int tile = first; tile < TILES; tile += step) {
 ${tile_of()}\
 % if data:
 ${start_of("m0")}\
+${first_copies()}\
 % endif
         for (int slice = begin; slice < end; ++slice) {
           barrier_wait(bar + 8, parity);
@@ -501,18 +546,18 @@ ${begin_sums()}\
     float sum[${sums}];
 #pragma unroll
     for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
-    for (int tile = first; tile < ${tiling.tiles}; tile += step) {
+    for (int tile = first; tile < TILES; tile += step) {
 ${tile_of()}\
 ${prefetch_addend()}\
       uint last = 0;
       int add = 0;
-% if t.fixup or empty:
-      // Nothing of the last tile's sums stays alive while parts are added.
+% if t.fixup or empty or not data:
+      // Nothing of the last tile's sums stays alive while parts are added, or while columns of weights are computed.
 #pragma unroll
       for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
 % endif
 ${rows_of_norm()}\
-      for (int slice = begin; slice < end; ++slice) {
+      for (int ${"slice = begin; slice < end; ++slice" if in_place else "left = end - begin; left > 0; --left"}) {
 ${before_arrival()}\
         barrier_wait(bar, parity);
 ${normalise("at")}\
@@ -545,7 +590,7 @@ ${write_sums()}\
 }
 % else:
 kernel __attribute__((reqd_work_group_size(${warps * 32}, 1, 1)))
-void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""}) {
+void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""} NUMBERS) {
   local uint4 area[${stage_bytes // 16}] __attribute__((aligned(1024)));
   local float quads[${warps * 32 * 8}];
 % if summed:
@@ -558,9 +603,10 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
 ${begin_sums()}\
   global const ushort *MAP_A = a + A_AT, *MAP_B = b + B_AT;
   float sum[${sums}];
-  for (int tile = get_group_id(0); tile < ${tiling.tiles}; tile += get_num_groups(0)) {
+  for (int tile = get_group_id(0); tile < TILES; tile += get_num_groups(0)) {
 ${tile_of()}\
 ${rows_of_norm()}\
+${first_copies()}\
     for (int slice = begin; slice < end; ++slice) {
 ${before_arrival()}\
       const int add = slice > begin;

@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from convdispatch.api import ConvProblem
-from convdispatch.api.matrix import MAX_PARTS, STATE_BYTES, Phase
+from convdispatch.api.matrix import MAX_PARTS, STATE_BYTES, Layout, Phase, parts_magic
 
 from ..instructions import LOCAL_LIMIT, Instructions
 from ..packed.tiling import Tile, Tiling
@@ -20,7 +23,7 @@ MAX_GROUPS = 512
 """Most persistent work groups on a device."""
 BOX_COLUMNS = 64
 """Columns of a tensor map's box whose rows are k."""
-EPILOGUE_REGISTERS = 80
+EPILOGUE_REGISTERS = 92
 """Registers that the epilogue needs in addition to those of sums and residuals."""
 
 SUMS_REGISTERS = {False: (40, 53), True: (64, 78)}
@@ -59,6 +62,7 @@ class PhaseOfTiles:
     """Numbers of a phase that the kernel needs, along (d, h, w); ``slices`` are the K-slices of its whole sum."""
 
     slices: int
+    volume: int
     taps: tuple[int, int, int]
     tap0: tuple[int, int, int]
     offset: tuple[int, int, int]
@@ -144,7 +148,7 @@ class TmaTiling(Tiling):
         """The geometry's phases, those with the longest sums first, so that no work group begins a long sum last."""
         longest = sorted(self.geometry.phases, key=lambda phase: -phase.volume)
         return tuple(
-            PhaseOfTiles(self._slices(p), p.taps, p.tap0,
+            PhaseOfTiles(self._slices(p), p.volume, p.taps, p.tap0,
                          tuple(p.origin[a] - self.low[a] if p.volume else 0 for a in range(3)), p.first, p.count)
             for p in longest
         )  # type: ignore[arg-type]  # fmt: skip
@@ -167,6 +171,12 @@ class TmaTiling(Tiling):
         if self.partial:
             return ()
         return tuple(name for name in self.problem.epilogue_operands if name in ("residual", "saved"))
+
+    @property
+    def short_of_registers(self) -> bool:
+        """Whether arguments in place of literals would spill registers (``ptxas``, sm_90a: up to 400 bytes). A residual of
+        128 x 256 results then took 1.19 of its time on an H200."""
+        return bool(self.read_behind) or len(self.axes) > 2
 
     def batches(self, half: int, runs: int) -> list[range]:
         """A half's runs of results in batches that are added, or multiplied by a slope, after all are read: as many as
@@ -295,3 +305,32 @@ class TmaTiling(Tiling):
         if t.resident * (self.local_bytes + 1024) > LOCAL_LIMIT + 1024:
             return "more work groups than local memory"
         return None
+
+
+def numbers(tiling: TmaTiling, layout: Layout) -> dict[str, Any]:
+    """The numbers that ``product.cl.mako`` names, of NumPy's integer types."""
+    geo, t, phase = tiling.geometry, tiling.tile, tiling.phases[0]
+    ints = {
+        "TILES": tiling.tiles, "N_TILES": tiling.n_tiles, "M_TILES": tiling.m_tiles, "SPLIT": t.split,
+        "GROUPS": geo.groups, "SLICES": phase.slices, "BLOCKS": tiling.blocks, "TAPS": phase.volume,
+        "LAST_BOX": phase.volume * tiling.blocks - 1,
+        "SOURCE": geo.c, "SOURCE_ALL": geo.c * geo.groups, "TARGET": geo.m, "TARGET_ALL": geo.m * geo.groups,
+        "CHANNELS": geo.m // t.pixels, "COLUMNS": tiling.n, "PLACES": tiling.n_places,
+        "PIXELS": math.prod(tiling.count),
+    }  # fmt: skip
+    for number, axis in enumerate("DHW"):
+        of_axis = {
+            "COUNT": tiling.count, "SOURCE": geo.source, "TARGET": geo.target, "STEP": geo.step, "SPREAD": geo.spread,
+            "TAP_STEP": geo.tap_step, "KERNEL": geo.kernel, "LOW": tiling.low, "TAPS": phase.taps,
+            "OFFSET": phase.offset, "TAP0": phase.tap0,
+        }  # fmt: skip
+        ints |= {f"{name}_{axis}": values[number] for name, values in of_axis.items()}
+    a, b = ("x", "w") if tiling.data else ("y", "x")
+    # Offsets in the workspace: of operands in 16-bit elements, of the sums of channels in floats, of others in bytes.
+    longs = {
+        "A_AT": layout.at.get(a, 0) // 2, "B_AT": layout.at.get(b, 0) // 2, "MAPS_AT": layout.maps,
+        "SUMS_AT": layout.sums // 4, "PARTS_AT": layout.partial,
+        "STATES_AT": layout.partial + tiling.sums * t.split * t.bm * t.bn * 4, "PART_ELEMENTS": tiling.partial_elements,
+    }  # fmt: skip
+    result: dict[str, Any] = {name: np.int32(value) for name, value in ints.items()}
+    return result | {name: np.int64(value) for name, value in longs.items()} | {"MAGIC": parts_magic(tiling)}

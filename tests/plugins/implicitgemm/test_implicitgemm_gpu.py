@@ -12,14 +12,12 @@ from convdispatch_implicitgemm.gpu.form import Form
 from convdispatch_implicitgemm.gpu.narrow import Narrow
 from convdispatch_implicitgemm.gpu.product import Product, Tile
 from convdispatch_implicitgemm.gpu.solver import Tiled
-from plans import LARGE, SMALL, check_solver, declared, table_cases, written_bits
+from plans import LARGE, SMALL, check_solver, declared, table_cases
 
 from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 from convdispatch.device import rates
-from convdispatch.device.commands.interface import thread
-from convdispatch.device.programs.kernels import rendering
 from convdispatch.measurement import shapes
 from convdispatch.selection.plugins.loader import plugins
 
@@ -114,47 +112,6 @@ def test_splits_and_single_stage(queue, text):
                                       Tile(32, 128, 5, 8, 4, split=split, stages=stages, walk="taps"))
                     if Product(problem, tile).misfit is None)  # fmt: skip
         check(queue, problem, "implicitgemm.tiled", tile.config())
-
-
-@pytest.mark.parametrize(
-    "text", [*WAYS, "fwd_g2mb2ic12id5ih6oc20kd3kh2pd1ph1", "bwd_data_nhwc_mb2ic9ih8oc14kh4sh3ph1dh2"]
-)
-def test_numbers_as_arguments_and_as_literals_give_the_same_bits(queue, text):
-    problem, tile = ConvProblem.parse(text), Tile(32, 64, 16, 4, 4, split=1 + 2 * text.startswith("bwd_w"))
-    assert not Tile.of(tile.config()).general
-    general = dataclasses.replace(tile, general=True).config()
-    plans = [Tiled().plan(queue.context, problem, config) for config in (tile.config(), general)]
-    assert written_bits(queue, problem, plans[0]) == written_bits(queue, problem, plans[1])
-
-
-FORMS = {
-    "fwd_mb3ic20ih7oc70kh3ph1": "fwd_mb2ic28ih11iw9oc33kh5kw7ph2",
-    "fwd_nhwc_mb2ic64ih9oc64kh1": "fwd_nhwc_mb1ic160ih12oc24kh1",
-    "bwd_data_mb2ic20ih10oc18kh5sh2ph2": "bwd_data_mb1ic33ih14iw21oc10kh5sh3ph2",
-    "bwd_weights_mb3ic20ih7oc34kh3ph1": "bwd_weights_mb5ic36ih11oc70kh5ph2",
-}
-"""Pairs of problems of one form: every number of the geometry differs, what is compiled does not."""
-
-
-@pytest.mark.parametrize("text", FORMS)
-def test_a_new_geometry_compiles_nothing(queue, text):
-    """Also where its sum has other parts; with literals, it compiles all of its programs."""
-    config = Tile(32, 64, 16, 4, 4, general=True).config()
-    known, new = ConvProblem.parse(text), ConvProblem.parse(FORMS[text])
-    Tiled().plan(queue.context, known, config)
-    with rendering() as texts:
-        Tiled().plan(queue.context, new, config)
-        Tiled().plan(queue.context, known, config)
-    assert len(texts) == len({*texts}) == 2
-    compiled = thread.compiled
-    check(queue, new, "implicitgemm.tiled", config)
-    if text.startswith("bwd_weights"):
-        check(queue, new, "implicitgemm.tiled", {**config, "split": 3})
-    assert thread.compiled == compiled
-    with rendering() as texts:
-        for problem in (known, new):
-            Tiled().plan(queue.context, problem, {**config, "general": False})
-    assert len({*texts}) == 4
 
 
 def test_what_is_compiled_decides_the_form():

@@ -18,7 +18,7 @@ from convdispatch_nvidia.direct.choice import FORMATS_OF_MATH
 from convdispatch_nvidia.direct.plan import DirectPlan
 from convdispatch_nvidia.direct.tiling import DirectTile, DirectTiling
 from convdispatch_nvidia.probe import refusal
-from plans import check_extremes, check_plan, written_bits
+from plans import check_extremes, check_plan
 
 from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
@@ -254,43 +254,6 @@ def test_instructions_assemble(full, text, extra, tmp_path):
     with rendering():
         plan = DirectPlan(None, ConvProblem.parse(text), {"wm": 2, "wn": 2, **extra})
     assembles_without_spills(plan.product_text(), "sm_90", tmp_path)
-
-
-TWINS = [
-    ("fwd_f32_mb2ic40ih6oc36kh1", "fwd_f32_mb5ic72ih10iw4oc60kh1"),
-    ("fwd_f32_nhwc_mb2ic20ih9oc24kh1sh2", "fwd_f32_nhwc_mb3ic12ih13iw7oc40kh1sh3"),
-    ("bwd_data_f32_mb1ic12ih7oc20kh1", "bwd_data_f32_mb2ic28ih11iw5oc44kh1"),
-    ("bwd_data_f32_nhwc_g2mb1ic8id5ih4oc16kh1", "bwd_data_f32_nhwc_g2mb2ic16id3ih5oc24kh1"),
-    ("bwd_weights_f32_mb3ic20ih6oc24kh1", "bwd_weights_f32_mb3ic44ih10iw4oc36kh1"),
-]
-"""Pairs of problems of one form, of which every number differs."""
-
-
-@pytest.mark.parametrize(("text", "twin"), TWINS)
-def test_geometries_share_a_program_and_its_bits(queue, text, twin):
-    """One text with the numbers as arguments, two with literals; both forms write the same bits."""
-    config = {**SMALL, "bk": 16, "stages": 2, "split": 1 + text.startswith("bwd_weights")}
-    problems = [ConvProblem.parse(each) for each in (text, twin)]
-    programs = {}
-    for general in (True, False):
-        plans = [DirectPlan(queue.context, p, {**config, "general": general}, emulate=True) for p in problems]
-        programs[general] = {plan.product_text() for plan in plans}
-        bits = [written_bits(queue, p, plan) for p, plan in zip(problems, plans, strict=True)]
-        programs["bits", general] = bits
-    assert (len(programs[True]), len(programs[False])) == (1, 2)
-    assert programs["bits", True] == programs["bits", False]
-
-
-@pytest.mark.parametrize("change", [{"sh": 2}, {"fixup": True, "split": 2}])
-def test_what_stays_compiled_in(change):
-    """Gaps of a strided data gradient, and parts that work groups add: a new geometry is a new program."""
-    config = {**SMALL, "bk": 16, "general": True, **{name: value for name, value in change.items() if name != "sh"}}
-    texts = set()
-    for size in (9, 11):
-        problem = ConvProblem.parse(f"bwd_data_f32_mb1ic12ih{size}oc40kh1sh{change.get('sh', 1)}")
-        with rendering():
-            texts.add(DirectPlan(None, problem, config).product_text())
-    assert len(texts) == 2
 
 
 def _samples(configs) -> list:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 
 import pytest
@@ -17,7 +18,11 @@ from plans import check_on_device, check_plan
 from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS
+from convdispatch.device.programs.kernels import rendering
+from convdispatch.measurement import shapes
 from convdispatch.selection.plugins.loader import plugins
+from convdispatch.tools.rendered import rendered
+from convdispatch.tools.targets.described import described_context
 
 pytestmark = [pytest.mark.usefixtures("item_by_item"), pytest.mark.computes]
 
@@ -239,6 +244,45 @@ def test_instructions_assemble(text, extra, tmp_path, monkeypatch):
     number = "tf32" if problem.dtype == "float32" else problem.dtype
     plan = Text(None, problem, {"format": number, "wn": 1, **extra}, "wgmma")
     assembles_without_spills(plan.product_text(), "sm_90a", tmp_path)
+
+
+TWINS = [
+    ("fwd_f16_nhwc_mb2ic136ih5iw5oc72kh1ph0+bias+relu", "fwd_f16_nhwc_mb3ic80ih9iw7oc104kh3ph1sh2+bias+relu", {}),
+    ("fwd_bf16_nhwc_mb2ic136ih5oc64kh1", "fwd_bf16_nhwc_mb3ic560ih9iw7oc128kh3kw5ph1dh2", {"split": 2, "fixup": True}),
+    ("fwd_f32_tf32_nhwc_mb2ic48ih6iw5oc72kh3ph1", "fwd_f32_tf32_nhwc_mb1ic80ih9iw8oc136kh1", {"bk": 32}),
+    ("bwd_data_f16_nhwc_mb2ic72ih6iw5oc24kh3ph1", "bwd_data_f16_nhwc_mb1ic104ih7iw9oc40kh1", {}),
+    ("bwd_data_f16_nhwc_mb2ic72ih7iw5oc24kh3ph1sh2", "bwd_data_f16_nhwc_mb1ic104ih8iw9oc40kh3ph1sh2", {"split": 2}),
+    ("bwd_weights_f16_nhwc_mb3ic24ih6iw5oc40kh3ph1", "bwd_weights_f16_nhwc_mb5ic72ih7iw9oc72kh5ph2sh2", {"split": 2}),
+]  # fmt: skip
+"""Pairs of problems of a tile: every number of the geometry differs, what is compiled does not."""
+
+
+@pytest.mark.parametrize(("text", "twin", "extra"), TWINS)
+def test_geometries_share_a_program(text, twin, extra):
+    """The same text, with other arguments; ``CASES`` compute with them."""
+    texts, arguments = set(), []
+    for each in (text, twin):
+        problem = ConvProblem.parse(each)
+        number = "tf32" if problem.dtype == "float32" else problem.dtype
+        with rendering():
+            plan = TmaPlan(described_context(HOPPER), problem, {**SMALL, "format": number, **extra}, "wgmma")
+        program, numbers = plan._program
+        texts.add(program)
+        arguments.append([int(number) for number in numbers])
+    assert len(texts) == 1
+    assert arguments[0] != arguments[1]
+
+
+def test_programs_of_a_training_step():
+    """ResNet-50's convolutions at batch 64 in float16, three directions: as many programs as (tile, direction) are
+    chosen, not as many as layers."""
+    layers, texts = 0, set()
+    for entry, direction in itertools.product(shapes.load("resnet50_full"), DIRECTIONS):
+        problem = entry.problem.replace(direction=direction, mb=64, layout="nhwc", dtype="float16")
+        if not SOLVER.limits(problem, HOPPER):
+            layers += 1
+            texts.update(rendered(problem, "nvidia.tma", described="h200")[2])
+    assert (layers, len(texts)) == (70, 38)
 
 
 @pytest.mark.parametrize("engine", ["tma", "tma_tf32", "tma_deep"])

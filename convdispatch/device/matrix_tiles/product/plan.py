@@ -322,7 +322,6 @@ def offset_type(index: str) -> Any:
     return {"int": np.int32, "long": np.int64}[index]
 
 
-def parts_text(tiling: Any, split: int, blocks: int) -> str:
-    """Text of ``parts.cl.mako`` for tiles of ``blocks`` blocks. A hash of ``tiling`` marks this kernel's states."""
-    magic = int.from_bytes(hashlib.blake2b(repr(tiling).encode(), digest_size=6).digest(), "big")
-    return kernel_text(MATRIX_TILES, "parts.cl.mako", magic=magic, split=split, blocks=blocks)
+def parts_magic(tiling: Any) -> np.uint64:
+    """The hash of ``tiling`` that marks its launches' states in the workspace; see ``parts.cl.mako``."""
+    return np.uint64(int.from_bytes(hashlib.blake2b(repr(tiling).encode(), digest_size=6).digest(), "big"))
