@@ -191,7 +191,7 @@ def _backward(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *rest: Any) 
 def _channel_products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Sums over images and pixels of products of two tensors' channels, ``[left's, right's]``, in float32."""
     columns, rows = (each.movedim(1, -1).flatten(0, -2) for each in (left, right))
-    if left.is_cuda:
+    if not left.is_cpu:
         return torch.mm(columns.T, rows, out_dtype=torch.float32)
     return columns.T.float() @ rows.float()
 

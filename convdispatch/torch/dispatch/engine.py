@@ -210,7 +210,8 @@ def accumulated_gradient(w: torch.Tensor) -> torch.Tensor | None:
         return None
     if (total.layout, total.dtype, total.device, total.stride()) != (w.layout, w.dtype, w.device, w.stride()):
         return None
-    if w.is_cuda and torch.cuda.current_stream(w.device) != torch.cuda.default_stream(w.device):
+    streams = None if w.is_cpu else torch.get_device_module(w.device)
+    if streams is not None and streams.current_stream(w.device) != streams.default_stream(w.device):
         return None  # AccumulateGrad may add on another stream
     try:
         return total if torch._C._will_engine_execute_node(destination) else None
