@@ -174,8 +174,8 @@ class TmaTiling(Tiling):
 
     @property
     def short_of_registers(self) -> bool:
-        """Whether arguments in place of literals would spill registers (``ptxas``, sm_90a: up to 400 bytes). A residual of
-        128 x 256 results then took 1.19 of its time on an H200."""
+        """Whether arguments in place of literals would spill registers (``ptxas``, sm_90a: up to 400 bytes). A residual
+        of 128 x 256 results then took 1.19 of its time on an H200."""
         return bool(self.read_behind) or len(self.axes) > 2
 
     def batches(self, half: int, runs: int) -> list[range]:
