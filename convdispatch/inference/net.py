@@ -233,16 +233,6 @@ class InferenceNet:
             return None
         return self._program.run()
 
-    def layer_ms(self, runs: int = 10) -> list[float]:
-        """The least milliseconds that each of ``layers`` took on the device in ``runs`` runs, on one queue in order.
-
-        NaN for one whose commands the device does not time (a library's own).
-        """
-        milliseconds = [0.0] * len(self._lowered.nodes)
-        for step, ms in zip(self.steps, self._program.timed(runs), strict=True):
-            milliseconds[step] += ms
-        return milliseconds
-
     def timeline(self) -> list[tuple[int, float, float]]:
         """A warm run as the device's clock saw it: for each command its place in ``layers``, its start from the first
         command's, and its length, in milliseconds. Between two commands is what the queue and the host took."""

@@ -143,7 +143,7 @@ class FakeBridge:
     def enter(self, wait_for=None):
         self.notes.append(("enter", tuple(wait_for or ())))
 
-    def leave(self, brief):
+    def leave(self):
         self.notes.append(("leave",))
         return "done"
 
@@ -160,7 +160,6 @@ def test_stand_ins(foreign, direction, monkeypatch):
     written = {"fwd": "y", "bwd_data": "x", "bwd_weights": "w"}[direction]
     plan = plan_module.CudnnPlan.__new__(plan_module.CudnnPlan)
     plan.workspace_size, plan._written, plan._sizes = 64, written, {"x": 100, "w": 200, "y": 300}
-    plan._brief = True
     plan._plan = types.SimpleNamespace(handle=None)
     plan._library = lambda *arguments: across.notes.append(("execute",))
     monkeypatch.setattr(plan, "_pack", lambda places: executed.append(places) or plan._plan, raising=False)
@@ -193,7 +192,7 @@ def test_a_workspace_that_cuda_cannot_see(monkeypatch):
     monkeypatch.setattr(plan_module, "running", lambda device, cuda, stream: contextlib.nullcontext())
     monkeypatch.setattr(bridge, "cuda_address", lambda memory: memory.address)
     plan = plan_module.CudnnPlan.__new__(plan_module.CudnnPlan)
-    plan.workspace_size, plan._written, plan._sizes, plan._brief = 64, "y", {"x": 100, "w": 200, "y": 300}, False
+    plan.workspace_size, plan._written, plan._sizes = 64, "y", {"x": 100, "w": 200, "y": 300}
     plan._plan = types.SimpleNamespace(handle=None)
     plan._library = lambda *arguments: across.cuda.calls.append(("execute",))
     monkeypatch.setattr(plan, "_pack", lambda places: executed.append(places) or plan._plan, raising=False)
