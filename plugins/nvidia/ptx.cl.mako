@@ -48,6 +48,11 @@ inline uint cvt_tf32_f32(float v) {
 }
 % endif
 % if float8:
+// v within bounds; NaN stays NaN. (A conditional expression became two branches a number.)
+inline float bounded(float v, float low, float high) {
+  asm("max.NaN.f32 %0, %0, %1;\nmin.NaN.f32 %0, %0, %2;" : "+f"(v) : "f"(low), "f"(high));
+  return v;
+}
 % for each in ("e4m3", "e5m2"):
 // The nearest ${each} numbers, v0's in the lower byte; the largest beyond the range.
 inline ushort cvt_${each}x2_f32(float v0, float v1) {
@@ -193,6 +198,11 @@ inline void barrier_wait(uint bar, uint parity) {
 inline void barrier_release(uint bar) {
   asm volatile("//@mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(bar) : "memory");
 }
+
+// --- registers of a work item of this group of four warps from here on: a launch gives all the same number, and
+// warps that copy leave theirs to warps that multiply. All four warps come here.
+#define REGISTERS_SHRINK(count) asm volatile("//@setmaxnreg.dec.sync.aligned.u32 " #count ";\n")
+#define REGISTERS_GROW(count) asm volatile("//@setmaxnreg.inc.sync.aligned.u32 " #count ";\n")
 
 // --- Hopper's copy engine, told by tensor maps in global memory
 inline void map_address(global ulong *map, global const ushort *tensor) {

@@ -89,3 +89,4 @@ def assembles_without_spills(text: str, arch: str, folder: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert re.search(r"\b0 bytes spill stores", done.stderr), done.stderr
+    assert "Potential Performance Loss" not in done.stderr, done.stderr  # wgmma in turn, or setmaxnreg without effect

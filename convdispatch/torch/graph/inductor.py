@@ -26,6 +26,7 @@ from ..geometry import PLAIN
 from ..settings import DEFAULT
 from ..warmup import compiled_side_by_side
 from ..weights import promise
+from .channels_last import write_channels_last
 from .epilogues import fold_batch_norms, fold_constants, freeze_weights, use_our_operators
 from .specialised import without_fakes
 from .tuning import is_tuned, tune
@@ -99,6 +100,8 @@ def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backe
 
     if ours:
         graph = with_our_operators(graph, inputs[0].device, backend.mode)
+        if not inputs[0].is_cpu:
+            write_channels_last(graph)
     else:
         fold_constants(graph)
         fold_batch_norms(graph)
