@@ -44,19 +44,6 @@ from .prepared import Constant, Prepared, let_go
 from .solver_query import checked_plan, guarded, planned_as, query
 from .visible_problem import SIZES_OF_A_LAYER, layer_of, visible_problem
 
-__all__ = [
-    "adopt",
-    "forget",
-    "loaded",
-    "make",
-    "on_forget",
-    "planned",
-    "prepare",
-    "prepare_all",
-    "quarantine",
-    "run",
-]
-
 _plans = Programs(let_go)
 """The cached plans (Prepared), by context, problem and ``Policy.selection``."""
 _families = Families(SIZES_OF_A_LAYER)

@@ -258,7 +258,7 @@ def test_every_configuration_on_shared_memory(math, direction, cudnn):
             continue
         for _ in range(2):
             out.write(np.full(problem.out_shape, np.nan, np.float32))
-            scratch = runtime.workspace(queue, plan.workspace_size)
+            scratch = runtime.allocate(queue, plan.workspace_size)
             plan.enqueue(queue, *(given[name].base_data for name in "xwy"), scratch)
             error = reference.relative_error(out.numpy(), expected)
             assert error <= limit, f"{config}: {error}"
@@ -302,7 +302,7 @@ def test_order_by_events_alone(cudnn):
     plan = dispatch.prepare(problem, queue.context, Policy(solver=NAMES[0])).plan
     y, z = Tensor.empty(problem.out_shape, np.float32, queue), Tensor.empty(problem.out_shape, np.float32, queue)
     queue.finish()
-    scratch = runtime.workspace(queue, plan.workspace_size)
+    scratch = runtime.allocate(queue, plan.workspace_size)
     first = plan.enqueue(queue, x.base_data, w.base_data, y.base_data, scratch)
     second = plan.enqueue(queue, y.base_data, w.base_data, z.base_data, scratch, [first])
     second.wait()
