@@ -115,7 +115,7 @@ def test_the_order_of_vendors(tmp_path, monkeypatch):
             (folder / name).write_text("libx.so\n")
     monkeypatch.delenv("CONVDISPATCH_VENDORS", raising=False)
     monkeypatch.setattr(discovery, "SYSTEM_FOLDER", system)
-    monkeypatch.setattr(discovery.platformdirs, "user_config_dir", lambda name: str(user.parent))
+    monkeypatch.setattr(discovery, "user_folder", lambda kind: user.parent)
     assert list(discovery.vendor_files()) == [system / "a.icd", system / "b.icd", user / "a.icd"]
     library = tmp_path / "libacme.so.1"
     monkeypatch.setenv("CONVDISPATCH_VENDORS", f"{library}:{user}:{tmp_path / 'gone.icd'}")

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import pluggy
 
 from ...api import hookspecs, settings
@@ -31,6 +30,7 @@ from ...api.errors import ConvDispatchWarning, InvalidPolicy, PluginError
 from ...api.fault_text import words
 from ...api.solver import Solver
 from ...device.background import Threads
+from ...device.cache_home import user_folder
 from ...device.child import SURVIVED
 from ...device.startup_profile import phase
 from ..vendors.discovery import content_of, name_of, vendor_files
@@ -199,7 +199,7 @@ def _entry_points(group: str) -> Iterator[_PluginSource]:
 
 def dropin_folder() -> Path:
     """The folder whose files and packages are plugins."""
-    return settings.PLUGIN_DIR.value() or Path(platformdirs.user_config_dir("convdispatch")) / "plugins"
+    return settings.PLUGIN_DIR.value() or user_folder("config") / "plugins"
 
 
 def _dropins() -> Iterator[_PluginSource]:
