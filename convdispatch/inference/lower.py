@@ -73,7 +73,11 @@ def problem_of(node: Node) -> ConvProblem:
     arguments = node.kwargs
     x = arguments["x"]
     if node.name == QUANTIZED:
-        return _quantized_problem(node, isinstance(arguments["w"], Tensor))
+        options = {name: arguments[name] for name in GEOMETRY if name in arguments}
+        options["residual"] = arguments.get("residual") is not None
+        dtype, quantization = x.value.dtype.name, arguments["quantization"]
+        problem = quantized_problem(x.shape, arguments["w"].shape, dtype, quantization, **options)
+        return problem.replace(constant_weights=True) if isinstance(arguments["w"], Tensor) else problem
     flags = {name: arguments.get(name) is not None for name in ("bias", "residual")}
     options = {name: hashable(arguments[name]) for name in _OPTIONS if name in arguments}
     dtype = (x.value if isinstance(x, Ref) else x).dtype.name
@@ -81,16 +85,6 @@ def problem_of(node: Node) -> ConvProblem:
         options["output_padding"] = hashable(arguments.get("output_padding", 0))
         return _described_transposed(x.shape, arguments["w"].shape, dtype, **flags, **options)
     return cached_problem("fwd", x.shape, arguments["w"].shape, None, dtype, **flags, **options, constant_weights=True)
-
-
-def _quantized_problem(node: Node, constant_weights: bool) -> ConvProblem:
-    arguments = node.kwargs
-    options = {name: arguments[name] for name in GEOMETRY if name in arguments}
-    problem = quantized_problem(
-        arguments["x"].shape, arguments["w"].shape, arguments["x"].value.dtype.name, arguments["quantization"],
-        residual=arguments.get("residual") is not None, **options,
-    )  # fmt: skip
-    return problem.replace(constant_weights=True) if constant_weights else problem
 
 
 QUANTIZED, TRANSPOSED = "quantized_convolution", "transposed_convolution"

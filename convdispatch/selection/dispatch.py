@@ -324,10 +324,7 @@ def run(
                 ) from error
             if out_of_order(plain_queue := getattr(queue, "queue", queue)):
                 # Commands that the failed plan enqueued may still run, so the next plan waits for them.
-                wait_for = [
-                    *(wait_for or ()),
-                    runtime.pending(plain_queue),
-                ]
+                wait_for = [*(wait_for or ()), runtime.pending(plain_queue)]
             prepared = prepare(problem, prepared.context, policy)
     return event
 
