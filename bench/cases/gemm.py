@@ -126,7 +126,7 @@ def measure(bench: Bench, spec: GemmSpec, config: dict, a, b, flags, packed: str
     buffers = {"a": cl.Buffer(bench.context, flags, hostbuf=a), "b": cl.Buffer(bench.context, flags, hostbuf=b)}
     for letter in packed:
         memory = cl.Buffer(bench.context, cl.mem_flags.READ_WRITE, packed_layout(run, config, letter).size)
-        (plan.pack_a if letter == "a" else plan.pack_b)(bench.queue, buffers[letter], memory)
+        plan.pack(letter, bench.queue, buffers[letter], memory)
         buffers[letter] = memory
     out = np.zeros(spec.batch * spec.m * spec.n, a.dtype)
     c = cl.Buffer(bench.context, cl.mem_flags.READ_WRITE, out.nbytes)

@@ -89,16 +89,8 @@ def build(
             raise InvalidArgument("build takes a queue of one device, or devices, not both")
         from .multi_device import build_on
 
-        build_options = {
-            "dtype": dtype,
-            "layout": layout,
-            "queues": queues,
-            "math": math,
-            "for_": purpose,
-            "recall": recall,
-        }
-        build_options["threads"] = threads
-        return build_on(build, devices, net, *shapes, **build_options)
+        forms = {"layout": layout, "queues": queues, "math": math, "for_": purpose, "threads": threads}
+        return build_on(build, devices, net, *shapes, dtype=dtype, recall=recall, **forms)
     queue = queue or runtime.queue()
     if layout not in (None, *LAYOUTS, MIXED):
         raise InvalidArgument(f"layout must be None or one of {', '.join((*LAYOUTS, MIXED))}, got {layout!r}")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
@@ -80,20 +81,20 @@ class InferenceNets:
 
         The first error of a device is raised in its batch's place.
         """
-        work: SimpleQueue[tuple[Any, _Result] | None] = SimpleQueue()
+        work: SimpleQueue[tuple[Any, Future[Any]] | None] = SimpleQueue()
         threads = [threading.Thread(target=_serve, args=(net, work), daemon=True) for net in self.nets]
         for thread in threads:
             thread.start()
-        waiting: deque[_Result] = deque()
+        waiting: deque[Future[Any]] = deque()
         try:
             for inputs in batches:
-                result = _Result()
+                result: Future[Any] = Future()
                 work.put((inputs if isinstance(inputs, tuple) else (inputs,), result))
                 waiting.append(result)
                 if len(waiting) >= AHEAD * len(self.nets):
-                    yield waiting.popleft().get()
+                    yield waiting.popleft().result()
             while waiting:
-                yield waiting.popleft().get()
+                yield waiting.popleft().result()
         finally:
             for _ in threads:
                 work.put(None)
@@ -101,30 +102,14 @@ class InferenceNets:
                 thread.join()
 
 
-class _Result:
-    """A result that one thread sets and another waits for."""
-
-    def __init__(self) -> None:
-        self._given: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-
-    def put(self, value: Any, error: BaseException | None = None) -> None:
-        self._given.put((value, error))
-
-    def get(self) -> Any:
-        value, error = self._given.get()
-        if error is not None:
-            raise error
-        return value
-
-
 def _serve(net: Callable[..., Any], work: SimpleQueue[Any]) -> None:
     while (task := work.get()) is not None:
         inputs, result = task
         with background.at_work():
             try:
-                result.put(net(*inputs))
+                result.set_result(net(*inputs))
             except BaseException as error:
-                result.put(None, error)
+                result.set_exception(error)
 
 
 def _joined(parts: Sequence[Any]) -> Any:
