@@ -107,7 +107,8 @@ def find_device(choice: Any = None) -> cl.Device:
         return choice
     matches = [device for device in devices() if _matches(device, choice.strip().lower())]
     if not matches:
-        raise NoDevice(f"no OpenCL device matches {choice!r}; there are: {_listing()}")
+        listed = "; ".join(str(device_info(device)) for device in devices()) or f"none ({INSTALL})"
+        raise NoDevice(f"no OpenCL device matches {choice!r}; there are: {listed}")
     for device in matches:
         if probe(device) is None:
             return device
@@ -125,10 +126,6 @@ def _matches(device: cl.Device, choice: str) -> bool:
         siblings = device.platform.get_devices()
         return not part or part == str(siblings.index(device)) or part in info.name.lower() or part == info.type
     return choice in (info.vendor, info.type) or choice in info.name.lower() or choice in info.platform.lower()
-
-
-def _listing() -> str:
-    return "; ".join(str(device_info(device)) for device in devices()) or f"none ({INSTALL})"
 
 
 @functools.lru_cache(maxsize=1)

@@ -89,7 +89,7 @@ def choices(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Choices
     problem = policy.problem_of_choice(problem)
     if not _is_stored(problem, device, policy):
         return Choices(problem, device, policy)
-    stored = _stored_candidate(problem, device, DECISIONS.get(_key(problem, device, policy)))
+    stored = stored_candidate(problem, device, DECISIONS.get(_key(problem, device, policy)))
     if stored is not None:
         return Choices(problem, device, policy, stored)
     ranked = Choices(problem, device, policy)
@@ -145,7 +145,7 @@ def _is_sound(decision: Mapping[str, Any] | None, problem: ConvProblem) -> bool:
     )
 
 
-def _stored_candidate(problem: ConvProblem, device: DeviceInfo, decision: Mapping[str, Any] | None) -> Candidate | None:
+def stored_candidate(problem: ConvProblem, device: DeviceInfo, decision: Mapping[str, Any] | None) -> Candidate | None:
     """A stored decision as a candidate; None if there is none, or its solver has been set aside since."""
     if decision is None or not _is_sound(decision, problem):
         return None

@@ -66,9 +66,7 @@ class SolverAnswers:
         """The replies for more accurate math whose configurations are offered too."""
         self._refuses_own_math = False
         self._texts: frozenset[str] | None = None
-        self._costs: dict[str, float | None] = {}
-        self._sizes: dict[str, int | None] = {}
-        self._by_batch: dict[str, bool] = {}
+        self._answered: dict[tuple[str, str], Any] = {}
         self._shown: dict[str, ConvProblem] = {}
         self.fault = banned(solver)
         self.refused = outside_declaration(solver, problem, device)
@@ -102,11 +100,15 @@ class SolverAnswers:
                 break
         else:
             return
-        own_cost, accurate_cost = self._costs.get(canonical(self.default)) or 0.0, accurate.cost(accurate.default)
+        own_cost, accurate_cost = (
+            self._answered.get(("cost", canonical(self.default))) or 0.0,
+            accurate.cost(accurate.default),
+        )
         self._refuses_own_math, self.refused = self.refused is not None, None
         if self._refuses_own_math or own_cost > (accurate_cost or math.inf):
             self.default, text = accurate.default, canonical(accurate.default)
-            self._costs[text], self._sizes[text] = accurate_cost, accurate.workspace(accurate.default)
+            self._answered["cost", text] = accurate_cost
+            self._answered["workspace", text] = accurate.workspace(accurate.default)
             self._shown[text] = accurate.problem
         self._accurate, self._configs = accurate, None
 
@@ -157,11 +159,11 @@ class SolverAnswers:
 
     def cost(self, config: Mapping[str, Any]) -> float | None:
         """The predicted cost of an offered configuration. Raises Fault."""
-        return self._cached(self._costs, "cost", config, _checked_cost)
+        return self._cached("cost", config, _checked_cost)
 
     def workspace(self, config: Mapping[str, Any]) -> int | None:
         """Bytes of workspace that an offered configuration needs; None when unknown. Raises Fault."""
-        return self._cached(self._sizes, "workspace", config, _checked_size)
+        return self._cached("workspace", config, _checked_size)
 
     def refuses_batches(self, sizes: Iterable[int]) -> str | None:
         """Why the solver refuses the problem for one of these numbers of images, or None."""
@@ -173,7 +175,7 @@ class SolverAnswers:
         which are sums over the batch, count as if they did. Raises Fault."""
         if self.problem.direction == "bwd_weights" or not self.solver.batch_invariant:
             return self.problem.direction == "bwd_weights"
-        return not self._cached(self._by_batch, "sums_by_batch", config, _checked_bool)
+        return not self._cached("sums_by_batch", config, _checked_bool)
 
     def within(self, limit: int | None) -> Iterator[Mapping[str, Any]]:
         """The offered configurations whose stated workspace is at most ``limit`` bytes. Without a limit: all of them if
@@ -190,13 +192,11 @@ class SolverAnswers:
             if size is None or size <= limit:
                 yield config
 
-    def _cached(
-        self, known: dict[str, Any], method: str, config: Mapping[str, Any], check: Callable[[Any], Any]
-    ) -> Any:
-        text = canonical(config)
-        if text not in known:
-            known[text] = self._answer(method, check, config)
-        return known[text]
+    def _cached(self, method: str, config: Mapping[str, Any], check: Callable[[Any], Any]) -> Any:
+        key = method, canonical(config)
+        if key not in self._answered:
+            self._answered[key] = self._answer(method, check, config)
+        return self._answered[key]
 
     def _answer(self, method: str, check: Callable[[Any], Any], *extra_arguments: Any) -> Any:
         if self.fault is not None:

@@ -12,7 +12,7 @@ from threads import together
 from convdispatch.api.errors import ConvDispatchWarning
 from convdispatch.device import runtime
 from convdispatch.device.cache import store
-from convdispatch.device.memory import allocator, cuda_imports
+from convdispatch.device.memory import cuda_imports, shared_pool
 
 pytestmark = pytest.mark.usefixtures("clean_memory")
 
@@ -106,7 +106,7 @@ def test_large_blocks_on_the_device(queue, device, another_process):
     if not runtime.cuda_devices(runtime.device_info(device)):
         pytest.skip("memory that is CUDA's too only")
     block = runtime.allocate(queue, large)
-    assert (allocator.cuda_address(block) is not None) == cuda_imports.safe(device, large)
+    assert (shared_pool.cuda_address(block) is not None) == cuda_imports.safe(device, large)
     cl.enqueue_fill_buffer(queue, block, np.uint8(7), 0, large)
     last = np.zeros(4, np.uint8)
     cl.enqueue_copy(queue, last, block, src_offset=large - 4)

@@ -78,17 +78,17 @@ def test_shared_blocks_are_aligned_apart_and_used_again(shared_pool):
     queue, pool = shared_pool()
     sizes = [1, 500, 512, 513, 5000, 70_000, MB, MB + 1, 5 * MB, 33 * MB + 7]
     blocks = [runtime.allocate(queue, size) for size in sizes]
-    spans = sorted((allocator.cuda_address(block), block.size) for block in blocks)
+    spans = sorted((sharedpool.cuda_address(block), block.size) for block in blocks)
     assert all(address % 512 == 0 for address, _ in spans)
     assert all(first + size <= second for (first, size), (second, _) in itertools.pairwise(spans))
     for block, size in zip(blocks, sizes, strict=True):
         assert size <= block.size <= max(512, 2 * size, size * 9 / 8 + 2 * MB)
         cl.enqueue_fill_buffer(queue, block, np.uint8(7), 0, size)
-    places = {size: allocator.cuda_address(block) for size, block in zip(sizes, blocks, strict=True)}
+    places = {size: sharedpool.cuda_address(block) for size, block in zip(sizes, blocks, strict=True)}
     imports = len(shared_pool.imports)
     del blocks, block
     assert pool.active_bytes == 0
-    assert {size: allocator.cuda_address(runtime.allocate(queue, size)) for size in (5 * MB,)} == {
+    assert {size: sharedpool.cuda_address(runtime.allocate(queue, size)) for size in (5 * MB,)} == {
         5 * MB: places[5 * MB]
     }
     assert len(shared_pool.imports) == imports
@@ -99,11 +99,11 @@ def test_shared_parts_know_their_address(shared_pool):
     for size in (100_000, 4 * MB):
         block = runtime.allocate(queue, size)
         part = runtime.sub_region(block, 4096, 1024)
-        assert allocator.cuda_address(part) == allocator.cuda_address(block) + 4096
-        found, offset = allocator.shared_block(allocator.cuda_address(block) + 4100)
+        assert sharedpool.cuda_address(part) == sharedpool.cuda_address(block) + 4096
+        found, offset = sharedpool.shared_block(sharedpool.cuda_address(block) + 4100)
         assert (found.int_ptr, offset) == (block.int_ptr, 4100)
-    assert allocator.shared_block(12345) is None
-    assert allocator.cuda_address(cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 64)) is None
+    assert sharedpool.shared_block(12345) is None
+    assert sharedpool.cuda_address(cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 64)) is None
 
 
 def test_shared_memory_is_given_back(shared_pool):
@@ -125,13 +125,13 @@ def test_out_of_order_blocks_wait_for_the_commands_of_their_time(shared_pool, de
     queue, _ = shared_pool(out_of_order=True)
     gate = cl.UserEvent(queue.context)
     block = runtime.allocate(queue, 4 * MB)
-    first = allocator.cuda_address(block)
+    first = sharedpool.cuda_address(block)
     cl.enqueue_fill_buffer(queue, block, np.uint8(1), 0, MB, wait_for=[gate])
     del block
-    assert allocator.cuda_address(runtime.allocate(queue, 4 * MB)) != first  # still to be written
+    assert sharedpool.cuda_address(runtime.allocate(queue, 4 * MB)) != first  # still to be written
     gate.set_status(cl.command_execution_status.COMPLETE)
     queue.finish()
-    places = {allocator.cuda_address(block) for block in [runtime.allocate(queue, 4 * MB) for _ in range(2)]}
+    places = {sharedpool.cuda_address(block) for block in [runtime.allocate(queue, 4 * MB) for _ in range(2)]}
     assert first in places
 
 
@@ -253,7 +253,7 @@ def test_shared_pool_from_threads(shared_pool):
         random = np.random.default_rng(seed)
         for _ in range(200):
             held = [runtime.allocate(queue, int(size)) for size in random.integers(1, 3 * MB, 3)]
-            places = sorted((allocator.cuda_address(block), block.size) for block in held)
+            places = sorted((sharedpool.cuda_address(block), block.size) for block in held)
             assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(places)), places
 
     together(work, 4)
@@ -264,10 +264,10 @@ def test_blocks_too_large_to_import_are_opencls_alone(shared_pool, monkeypatch):
     queue, pool = shared_pool()
     monkeypatch.setattr(sharedpool, "safe", lambda device, size: size < 8 * MB)
     small, large = runtime.allocate(queue, 6 * MB), runtime.allocate(queue, 9 * MB)
-    assert allocator.cuda_address(small) is not None
-    assert allocator.cuda_address(large) is None
-    assert allocator.cuda_address(runtime.sub_region(large, 4096, 1024)) is None
-    assert allocator.cuda_address(runtime.fresh(queue, 8 * MB)) is None
+    assert sharedpool.cuda_address(small) is not None
+    assert sharedpool.cuda_address(large) is None
+    assert sharedpool.cuda_address(runtime.sub_region(large, 4096, 1024)) is None
+    assert sharedpool.cuda_address(runtime.fresh(queue, 8 * MB)) is None
     cl.enqueue_fill_buffer(queue, large, np.uint8(7), 0, 9 * MB)
     place, held = large.int_ptr, pool.managed_bytes
     del large

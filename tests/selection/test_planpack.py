@@ -251,7 +251,7 @@ def test_a_broken_seal_asks(queue, made, asked, tmp_path, monkeypatch):
     asked.clear()
     forget()
     decisions._sources.cache_clear()
-    monkeypatch.setattr(decisions, "serves", lambda solver, info: False)
+    monkeypatch.setattr(decision_store, "serves", lambda solver, info: False)
     with load_pack(made[0]):
         bring_up(queue)
     assert asked, "as where a library is gone"

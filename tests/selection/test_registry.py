@@ -65,14 +65,15 @@ def own(tmp_path, monkeypatch, read_anew):
 )
 def test_when(when, problem, info, matches):
     rules = parse(f"rules:\n  - when: {when}\n    prefer: [a.b]\n")
-    assert bool(rules.preference(problem, info)[0]) is matches
+    assert (rules.rule(problem, info) is not None) is matches
 
 
 def test_first_match_wins_and_says_its_line():
     text = "version: 1\nrules:\n  - when: {kh: 3}\n    prefer: [first]\n  - prefer: [second, third]\n"
     rules = parse(text, "here.yaml")
-    assert rules.preference(VGG, CPU) == (("first",), "here.yaml:3")
-    assert rules.preference(VGG.replace(kh=1, kw=1), CPU) == (("second", "third"), "here.yaml:5")
+    first, second = rules.rule(VGG, CPU), rules.rule(VGG.replace(kh=1, kw=1), CPU)
+    assert (first.prefer, first.where) == (("first",), "here.yaml:3")
+    assert (second.prefer, second.where) == (("second", "third"), "here.yaml:5")
 
 
 @pytest.mark.parametrize(
@@ -135,11 +136,11 @@ def test_a_file_of_ones_own_replaces_the_packaged_one_or_includes_it(own):
     assert registry().own is None
     own("include: packaged\nrules:\n  - when: {kh: 3}\n    prefer: [im2col]\nblock: [slow]\n")
     assert registry().own == 1
-    assert registry().preference(VGG, CPU)[0] == ("im2col",)
-    assert registry().preference(VGG, CPU)[1].endswith("own.yaml:3")
+    assert registry().rule(VGG, CPU).prefer == ("im2col",)
+    assert registry().rule(VGG, CPU).where.endswith("own.yaml:3")
     other = VGG.replace(kh=1, kw=1, ph=0, pw=0, ph_r=0, pw_r=0)
-    assert registry().preference(other, CPU) == packaged.preference(other, CPU)
-    assert registry().preference(other, CPU)[1].startswith(str(packaged_path()))
+    assert registry().rule(other, CPU) == packaged.rule(other, CPU)
+    assert registry().rule(other, CPU).where.startswith(str(packaged_path()))
     assert registry().block == {"slow", *packaged.block}
     own("include: packaged\n")
     assert registry().rules == packaged.rules
@@ -259,10 +260,9 @@ def test_what_is_wrong_with_a_plugin_s_rules_costs_only_them(shipped, text, word
 def test_what_a_cpu_prefers(text, preferred):
     """Of gradients the predicted cost decides among all; what says none, as onednn, stands behind."""
     problem = ConvProblem.parse(text)
-    names, line = registry().preference(problem, CPU)
-    assert names[0] == preferred, line
     rule = registry().rule(problem, CPU)
-    globs = [glob for name in names for glob in rule.globs(name)]
+    assert rule.prefer[0] == preferred, rule.where
+    globs = [glob for name in rule.prefer for glob in rule.globs(name)]
     for stranger in ("onednn.gradient", "amd.direct", "flash.forward", "imagine", "wide.conv"):
         assert not any(fnmatch.fnmatchcase(stranger, glob) for glob in globs)
 

@@ -25,7 +25,7 @@ from ...api.dtypes import numpy_dtype
 from ...api.errors import InvalidArgument
 from ...device import runtime
 from ...device.cuda_driver import cuda_of, structure
-from ...device.memory import allocator as memory
+from ...device.memory import shared_pool
 from ...device.places.stream import Stream, StreamMemory, dlpack_kind
 from .operands import is_contiguous
 
@@ -33,11 +33,7 @@ CPU, CUDA = 1, 2
 _UNUSED_NAME, _USED_NAME = b"dltensor", b"used_dltensor"
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 _BFLOAT_CODE = 4
-
-
 _Deleter = ctypes.CFUNCTYPE(None, c_void_p)
-
-
 _Device = structure(kind=c_int32, number=c_int32)
 _Dtype = structure(code=c_uint8, bits=c_uint8, lanes=c_uint16)
 _View = structure(
@@ -76,7 +72,7 @@ def _address(tensor: Any, stream: Any = None) -> tuple[int, int, int]:
     )
     if host is not None:
         return CPU, 0, host + tensor.offset
-    cuda, address = cuda_of(tensor.queue.device), memory.cuda_address(tensor.base_data)
+    cuda, address = cuda_of(tensor.queue.device), shared_pool.cuda_address(tensor.base_data)
     if cuda is None or address is None:
         raise AttributeError(
             f"memory on {tensor.queue.device.name.strip()} is OpenCL's alone: neither the host nor CUDA can see it"
@@ -175,7 +171,7 @@ def from_dlpack(kind: type, source: Any, queue: cl.CommandQueue | None = None) -
         else:
             buffer = cl.Buffer(queue.context, flags, 1)
     else:
-        block_and_offset = memory.shared_block(address)
+        block_and_offset = shared_pool.shared_block(address)
         if block_and_offset is None:
             raise InvalidArgument(
                 "OpenCL cannot see what CUDA alone made: make the tensor here and hand it over (from_dlpack there)"

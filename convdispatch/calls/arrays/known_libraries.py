@@ -126,11 +126,9 @@ class Torch(Library):
             array = array.detach()
         name = self._names.get(array.dtype, "")
         if name.startswith(_FROM_ML_DTYPES):  # PyTorch does not know the dtypes of the package ml_dtypes
-            return array.view(self._bits(array.itemsize)).numpy().view(numpy_dtype(name))
+            bits = {1: self.torch.uint8, 2: self.torch.int16}[array.itemsize]
+            return array.view(bits).numpy().view(numpy_dtype(name))
         return array.numpy()
-
-    def _bits(self, size: int) -> Any:
-        return {1: self.torch.uint8, 2: self.torch.int16}[size]
 
     def from_host(self, array: np.ndarray, like: Any) -> Any:
         name = dtype_name(array.dtype)

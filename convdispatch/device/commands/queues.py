@@ -35,13 +35,13 @@ class OpenCLQueue(Commands):
         late_arguments = []
         for index, (argument, dtype) in enumerate(zip(arguments, kernel.dtypes, strict=True)):
             if type(argument) is Late:
-                late_arguments.append((index, _unchanged if dtype is None else dtype.type, argument))
+                late_arguments.append((index, dtype, argument))
             else:
                 launched.set_arg(index, argument if dtype is None else dtype.type(argument))
 
         def run(commands: OpenCLQueue, wait_for: Any = None, _held: Any = arguments) -> cl.Event:
-            for index, convert, argument in late_arguments:
-                launched.set_arg(index, convert(argument.value))
+            for index, dtype, argument in late_arguments:
+                launched.set_arg(index, argument.value if dtype is None else dtype.type(argument.value))
             return enqueue(commands.queue, launched, *sizes, wait_for=wait_for)
 
         return run  # the closure keeps the arguments' memory alive, which a cl.Kernel does not
@@ -71,10 +71,6 @@ class OpenCLQueue(Commands):
 
     def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
         return work(self.queue, *operands, wait_for=wait_for)
-
-
-def _unchanged(memory: Any) -> Any:
-    return memory
 
 
 def commands_of(queue: Any) -> Commands:

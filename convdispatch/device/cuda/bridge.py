@@ -26,7 +26,8 @@ import pyopencl as cl
 
 from ...api.errors import ConvDispatchError
 from ..cuda_driver import NO_TIMING, NON_BLOCKING, Cuda, cuda_of, no_wait, trampoline
-from ..memory.allocator import allocate, cuda_address, persistent, shared_with_cuda
+from ..memory.allocator import allocate, persistent, shared_with_cuda
+from ..memory.shared_pool import cuda_address
 
 _WAIT_GEQ = 0  # CUDA's constant CU_STREAM_WAIT_VALUE_GEQ
 _MAX_OWN_EVENTS = 1024  # the most events of one bridge that are remembered

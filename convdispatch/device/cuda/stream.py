@@ -33,13 +33,13 @@ from ..cuda_driver import (
     structure,
     unavailable,
 )
-from ..executable import Executable
 from ..memory import allocator
 from ..memory.allocator import NoDeviceMemory, out_of_memory
+from ..memory.shared_pool import cuda_address
 from ..native import loading
 from ..places.stream import Allocate, Stream, StreamMemory, StreamPlace
 from .graphs import GraphReplay
-from .modules import assemble, function_of
+from .modules import Ready, assemble, function_of
 
 if TYPE_CHECKING:
     from ..commands.recording import Command
@@ -290,7 +290,7 @@ def address_of(region: Any) -> int:
         return region.address
     if region is None:
         return 0
-    address = allocator.cuda_address(region)
+    address = cuda_address(region)
     if address is None:
         raise ConvDispatchError("memory that only OpenCL sees is none for a CUDA stream: allocate it by the runtime")
     return address
@@ -312,7 +312,9 @@ class CudaLaunches:
             memory_indices = {index for index, _, _ in memory}
             numbers = [0 if index in memory_indices or each is None else each for index, each in enumerate(arguments)]
             self.loaded.append((function_of(cuda, kernel), numbers, list(memory)))
-        self._launches = [(function.ready(numbers, memory), function.name) for function, numbers, memory in self.loaded]
+        self._launches = [
+            (Ready(function, numbers, memory), function.name) for function, numbers, memory in self.loaded
+        ]
         self._offsets, self._size = executable.offsets, executable.scratch_size
 
     def program(self, launcher: Any, name: str, sizes: Sequence[int], strides: Sequence[int]) -> Any:

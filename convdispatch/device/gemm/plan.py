@@ -49,7 +49,9 @@ class GemmPlan:
                 self._packer(letter)
         split = config["split"]
         packed = {letter: caller in self._areas for letter, caller in zip("ab", self._order, strict=True)}
-        kernel_spec = _with_packed(inner, packed)
+        kernel_spec = dataclasses.replace(
+            inner, a_packed=inner.a_packed or packed["a"], b_packed=inner.b_packed or packed["b"]
+        )
         out_count = 1 + (spec.epilogue.bias is not None) + spec.epilogue.residual
         program = build(context, gemm_text(kernel_spec, config))
         self._gemm = _Kernel(program, "gemm", *_gemm_sizes(kernel_spec, config), 3 if split > 1 else 2 + out_count)
@@ -179,10 +181,6 @@ class _Kernel:
 
     def __call__(self, queue: cl.CommandQueue, arguments: tuple[Any, ...], wait_for: Any) -> cl.Event:
         return commands_of(queue).launch(self._kernel, arguments + self._numbers, wait_for)
-
-
-def _with_packed(spec: GemmSpec, packed: Mapping[str, bool]) -> GemmSpec:
-    return dataclasses.replace(spec, a_packed=spec.a_packed or packed["a"], b_packed=spec.b_packed or packed["b"])
 
 
 def _gemm_sizes(spec: GemmSpec, config: Mapping[str, Any]) -> tuple[tuple[int, int, int], tuple[int, int, int]]:

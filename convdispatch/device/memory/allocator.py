@@ -27,38 +27,7 @@ from ..cache import artifact_store
 from ..cuda_driver import CudaError, cuda_of, no_wait
 from ..opencl.platforms import device_info
 from ..size_limits import must_fit
-from .shared_pool import (
-    MIN_SEPARATE,
-    SMALLEST,
-    Arena,
-    SharedPool,
-    cuda_address,
-    out_of_order,
-    shared_block,
-    whole_and_offset,
-)
-
-__all__ = [
-    "MemoryStatistics",
-    "allocate",
-    "cuda_address",
-    "fresh",
-    "full",
-    "join",
-    "make_room",
-    "memory_statistics",
-    "out_of_memory",
-    "release_memory",
-    "same_memory",
-    "set_memory_limit",
-    "shared_block",
-    "shared_with_cuda",
-    "persistent",
-    "sub_region",
-    "take",
-    "taker",
-    "with_room",
-]
+from .shared_pool import MIN_SEPARATE, SMALLEST, Arena, SharedPool, out_of_order, whole_and_offset
 
 _CHECKED_BYTES = 1 << 27
 """Larger blocks are compared with the device's largest allocation; smaller ones are not, because that takes time."""

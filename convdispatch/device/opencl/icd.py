@@ -32,6 +32,7 @@ from ..child import trial
 
 SYSTEM_FOLDER = Path("/etc/OpenCL/vendors")
 _NVIDIA = "libnvidia-opencl.so.1"
+_OUR_PREFIX = "convdispatch-icd-"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def vendors(*, load: bool = True) -> list[Vendor]:
     """Every vendor library that can be found, sorted by source; ``load`` tries each one with the dynamic linker."""
     listed = _all_listed()
     chosen = settings.OCL_ICD_VENDORS.value()
-    if chosen and not _is_our_folder(chosen):
+    if chosen and not Path(chosen).name.startswith(_OUR_PREFIX):
         listed = list(_listed_in(Path(chosen)))
     every = [*listed, *sorted(_bundled())]
     return [_examined(source, library) if load else Vendor(source, library, None) for source, library in every]
@@ -104,7 +105,7 @@ def _ends_process(source: str, library: str) -> bool:
 
 
 def _all_listed() -> list[tuple[str, str]]:
-    listed = [*_listed_by_variable(), *_listed_by_system(), *_installed_by_pip()]
+    listed = [*_listed_by_variable(), *_listed_in(SYSTEM_FOLDER), *_installed_by_pip()]
     by_name: dict[str, tuple[str, str]] = {}
     # One library may be listed under several versions, as libpocl.so.2 and libpocl.so.2.12.0.
     for source, library in listed:
@@ -119,12 +120,8 @@ def _listed_by_variable() -> list[tuple[str, str]]:
     return [("OCL_ICD_FILENAMES", name) for name in names if name]
 
 
-def _is_our_folder(folder: str) -> bool:
-    return Path(folder).name.startswith("convdispatch-icd-")
-
-
 def _folder(digest: str) -> Path:
-    name = f"convdispatch-icd-{digest}"
+    name = _OUR_PREFIX + digest
     for parent in (user_folder("cache"), temporary()):
         try:
             (parent / name).mkdir(parents=True, exist_ok=True)
@@ -152,10 +149,6 @@ def _library(file: Path) -> str:
         warnings.warn(f"{file} is passed over: {error}; remove it or mend it", ConvDispatchWarning, stacklevel=3)
         return ""
     return text
-
-
-def _listed_by_system() -> list[tuple[str, str]]:
-    return _listed_in(SYSTEM_FOLDER)
 
 
 def _installed_by_pip() -> list[tuple[str, str]]:

@@ -201,19 +201,15 @@ class Neighbours:
 
         None if no measured problem is near enough, or none of them measured the best solver.
         """
-        others = ((gap, other) for gap, other in self._offered(problem, offers) if other != problem)
-        # The problem's own records are left out: they were examined before, and are not usable.
-        near = list(itertools.islice(others, MAX_NEIGHBOURS))
-        if not near or near[0][0] > MAX_DISTANCE:
+        near = self._near(problem, offers)
+        if not near:
             return None
         neighbour = self._unpredicted(problem, near[0], offers, first) or self._corrected(near, offers, first)
         return neighbour and dataclasses.replace(neighbour, regret=self.regret())
 
     def corrections(self, problem: ConvProblem, offers: Mapping[str, Offer]) -> dict[str, float]:
         """The factor by which each solver's prediction is corrected; only for solvers measured at near problems."""
-        near = ((gap, other) for gap, other in self._offered(problem, offers) if other != problem)
-        near = itertools.takewhile(lambda gap_and_problem: gap_and_problem[0] <= MAX_DISTANCE, near)
-        sums, _ = self._sums(list(itertools.islice(near, MAX_NEIGHBOURS)))
+        sums, _ = self._sums([each for each in self._near(problem, offers) if each[0] <= MAX_DISTANCE])
         return {solver: math.exp(log / weights) for solver, (log, weights) in sums.items()}
 
     def regret(self) -> Regret:
@@ -305,10 +301,18 @@ class Neighbours:
         time = record.median_ms * (problem.flops / max(1, measured.flops) or 1.0)
         return Neighbour(record.solver, record.config, record.problem, gap, time, Regret())
 
-    def _offered(self, problem: ConvProblem, offers: Mapping[str, Offer]) -> Iterator[tuple[float, ConvProblem]]:
-        for gap, measured in self._nearest_first(problem):
-            if any(record.solver in offers for record in self._choices[measured]):
-                yield gap, measured
+    def _near(self, problem: ConvProblem, offers: Mapping[str, Offer]) -> list[tuple[float, ConvProblem]]:
+        """Distance and problem of the nearest measured problems, the nearest first; none if that is too far away.
+
+        The problem's own records are left out: they were examined before, and are not usable.
+        """
+        others = (
+            (gap, other)
+            for gap, other in self._nearest_first(problem)
+            if other != problem and any(record.solver in offers for record in self._choices[other])
+        )
+        near = list(itertools.islice(others, MAX_NEIGHBOURS))
+        return near if near and near[0][0] <= MAX_DISTANCE else []
 
     def _nearest_first(self, problem: ConvProblem) -> Iterator[tuple[float, ConvProblem]]:
         group = self._groups.get(_kind(problem))
@@ -322,9 +326,8 @@ class Neighbours:
             times, offers = self._default_times(problem)
             if len(self._choices[problem]) < 2:
                 continue
-            near = ((gap, other) for gap, other in self._offered(problem, offers) if other != problem)
-            nearest = list(itertools.islice(near, MAX_NEIGHBOURS))
-            if not nearest or nearest[0][0] > MAX_DISTANCE:
+            nearest = self._near(problem, offers)
+            if not nearest:
                 continue
             predicted = {solver: offer.cost for solver, offer in offers.items() if offer.cost}
             first = min(predicted, key=predicted.__getitem__, default=None)

@@ -185,9 +185,7 @@ def _sort_key(order: list[Preferred], name: str, cost: float | None) -> tuple[tu
 
 def contestants(problem: ConvProblem, device: DeviceInfo) -> dict[str, Solver]:
     """Every solver for a problem, by name, sorted: the plugins', and those derived where a plugin has a gap."""
-    by_plugin = _plugins_solvers()
-    named = {name: solver for solvers in by_plugin.values() for name, solver in solvers.items()}
-    return dict(sorted({**named, **derived(problem, device, by_plugin)}.items()))
+    return dict(sorted({**plugins().solvers, **derived(problem, device, _plugins_solvers())}.items()))
 
 
 def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tuple[str, str] | None:

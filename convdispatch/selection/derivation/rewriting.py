@@ -51,6 +51,10 @@ class Rewritten:
             if name not in self.through
         }
 
+    def packs(self, problem: ConvProblem) -> bool:
+        """Whether constant weights of the outer problem are rotated once, when they are packed."""
+        return problem.constant_weights and self.parts == 1 and any(copy.source == "w" for copy in self.copies)
+
     @property
     def moved(self) -> int:
         """Bytes that the copies read and write, over all parts."""
@@ -156,7 +160,7 @@ def exchanged(problem: ConvProblem) -> Rewritten | str:
 
 def _exchange(problem: ConvProblem, inner: ConvProblem, name: str, target: str) -> Copy:
     into, source = axes_of(inner, target), axes_of(problem, name)
-    axes = {axis: CopyAxis(into[axis][0], into[axis][1], source[axis][1], source[axis][0]) for axis in "dhw"}
+    axes = {axis: _whole_axis(axis, into, source) for axis in "dhw"}
     channels = CopyAxis(into["c"][0], into["c"][1], source["n"][1], source["n"][0])
     images = CopyAxis(into["n"][0], into["n"][1], source["c"][1], source["c"][0])
     return Copy(name, target, _six_axes([images, *_ordered_axes(problem, {"c": channels} | axes)]))
@@ -191,8 +195,7 @@ def _padded(problem: ConvProblem, remaining: Mapping[str, int], words: str) -> R
     inner = problem.replace(**changes)
     into, source = axes_of(inner, "x"), axes_of(problem, "x")
     spatial = {
-        axis: CopyAxis(into[axis][0], into[axis][1], source[axis][1], source[axis][0], rows_before.get(axis, 0))
-        for axis in "dhw"
+        axis: dataclasses.replace(_whole_axis(axis, into, source), before=rows_before.get(axis, 0)) for axis in "dhw"
     }
     axes = [_whole_axis("n", into, source), *_ordered_axes(problem, {"c": _whole_axis("c", into, source)} | spatial)]
     return Rewritten(inner, words, (Copy("x", "x", _six_axes(axes)),), through={"w": "w", "y": "y"})

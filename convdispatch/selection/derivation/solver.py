@@ -41,41 +41,35 @@ class Derived(Solver):
         self.deterministic, self.exact, self.predicts = root.deterministic, root.exact, root.predicts
         self.spreads_nonfinite, self.batch_invariant = root.spreads_nonfinite, root.batch_invariant
         self.dtypes = frozenset().union(*(declared_dtypes(root, direction) for direction in DIRECTIONS))
-        self._rewrite = REWRITINGS[chain[0]]
         self.inner = Derived(root, chain[1:]) if chain[1:] else root
         self.fuses = self.inner.fuses & EPILOGUE if chain[0] in _KEEPS_OUTPUT else frozenset()
 
     def rewritten(self, problem: ConvProblem) -> Rewritten | str:
         """The problem's first rewriting, or the reason why it does not apply."""
-        return self._rewrite(problem)
+        return REWRITINGS[self.chain[0]](problem)
 
     def words(self, problem: ConvProblem) -> str:
         """A sentence that says how the problem is rewritten, and into which problem."""
-        sentences: list[str] = []
-        solver: Solver = self
-        moved = 0
-        while isinstance(solver, Derived):
-            step = solver.rewritten(problem)
-            if isinstance(step, str):
-                return step
-            sentences.append(step.words)
-            moved += step.moved
-            solver, problem = solver.inner, step.inner
+        *_, last = steps = list(self._steps(problem))
+        if isinstance(last, str):
+            return last
+        moved = sum(step.moved for step in steps)  # type: ignore[union-attr]
         copied = f"; {moved} bytes moved" if moved else ""
-        return f"{'; '.join(sentences)}: {problem}{copied}"
+        return f"{'; '.join(step.words for step in steps)}: {last.inner}{copied}"  # type: ignore[union-attr]
 
     def innermost(self, problem: ConvProblem) -> ConvProblem:
         """The problem that the plugin's solver computes after all rewritings that apply."""
+        return [problem, *(step.inner for step in self._steps(problem) if not isinstance(step, str))][-1]
+
+    def _steps(self, problem: ConvProblem) -> Iterator[Rewritten | str]:
+        """The rewritings in their order; the last is the reason why one does not apply, if one does not."""
         solver: Solver = self
         while isinstance(solver, Derived):
             step = solver.rewritten(problem)
+            yield step
             if isinstance(step, str):
-                break
+                return
             solver, problem = solver.inner, step.inner
-        return problem
-
-    def _inner_problem(self, problem: ConvProblem) -> ConvProblem:
-        return self._must_rewrite(problem).inner
 
     def _must_rewrite(self, problem: ConvProblem) -> Rewritten:
         rewritten = self.rewritten(problem)
@@ -97,7 +91,7 @@ class Derived(Solver):
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:
         """The configurations that the inner solver offers for the rewritten problem."""
-        return ask(self.inner, "configs", self._inner_problem(problem), device)
+        return ask(self.inner, "configs", self._must_rewrite(problem).inner, device)
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
         """The inner solver's prediction for each part, plus the time of the copies; None if it predicts nothing."""
@@ -112,15 +106,11 @@ class Derived(Solver):
         """Bytes of the copies and of the inner plan's workspace; None if the inner solver states none."""
         rewritten = self._must_rewrite(problem)
         size = ask(self.inner, "workspace", rewritten.inner, device, config)
-        return None if size is None else Room(rewritten, device, size, self._packs(problem, rewritten)).workspace_size
+        return None if size is None else Room(rewritten, device, size, rewritten.packs(problem)).workspace_size
 
     def sums_by_batch(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> bool:
         """The inner solver's reply for the rewritten problem; the copies sum nothing."""
-        return bool(ask(self.inner, "sums_by_batch", self._inner_problem(problem), device, config))
-
-    @staticmethod
-    def _packs(problem: ConvProblem, step: Rewritten) -> bool:
-        return problem.constant_weights and step.parts == 1 and any(copy.source == "w" for copy in step.copies)
+        return bool(ask(self.inner, "sums_by_batch", self._must_rewrite(problem).inner, device, config))
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
         """The inner plan between the copies."""
@@ -248,8 +238,7 @@ class DerivedPlan:
         self._w_through = rewritten.through.get("w") == "w"
         inner_packed = getattr(inner, "packed_size", 0) if rewritten.inner.constant_weights else 0
         self._pack_inner = bool(self._w_through and inner_packed)
-        packs = problem.constant_weights and rewritten.parts == 1 and any(c.source == "w" for c in rewritten.copies)
-        self._pack_own = bool(packs)
+        packs = self._pack_own = rewritten.packs(problem)
         self.packed_size = inner_packed if self._pack_inner else rewritten.operand_bytes["w"] if packs else 0
         self.pack_key = getattr(inner, "pack_key", None) if self._pack_inner else None
         self._room = Room(rewritten, device_info(context.devices[0]), inner.workspace_size, self._pack_own)

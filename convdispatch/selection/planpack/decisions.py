@@ -2,8 +2,7 @@
 gathered.
 
 A decision carries a seal, a hash of everything that it depends on. If the hash is the same now, the solver offered its
-configuration with the same sources on the same device, and is only queried whether it serves the device. The decision
-names the math that the configuration was offered for; for packs of earlier versions the solver is queried for it.
+configuration with the same sources on the same device, and is only queried whether it serves the device.
 """
 
 from __future__ import annotations
@@ -21,15 +20,14 @@ from ...api.device import DeviceInfo
 from ...api.errors import ConvDispatchWarning
 from ...api.policy import Policy
 from ...api.problem import ConvProblem
-from ...api.solver import Solver
 from ...device import runtime
 from ...device.cache import artifact_store, keys
 from ..choice import lockfile
-from ..choice.ranking import Candidate, contestants, refusal, set_aside_here
-from ..derivation import named
+from ..choice.ranking import Candidate, contestants, refusal
+from ..decision_store import stored_candidate
 from ..plugins.loader import plugins
 from ..prepared import Prepared
-from ..solver_query import admits, query, serves
+from ..solver_query import query
 
 SOURCE_PACKAGES = ("api", "device", "selection", "measurement")
 """The subpackages of convdispatch whose source code affects a choice."""
@@ -49,15 +47,14 @@ def fixed_by_pack(problem: ConvProblem, device: cl.Device, info: DeviceInfo, pol
     if entry is None or lockfile.in_force(problem) is not None:
         return None
     decision, pack = entry
-    name, config = decision["solver"], decision["config"]
-    source = f"plan pack {pack}"
-    is_valid, math = _is_sealed(problem, policy, decision, device), decision.get("math", "")
-    solver = _solver(name) if is_valid else plugins().solvers.get(name)
-    solver = solver or contestants(problem, info).get(name)
+    name, config, source = decision["solver"], decision["config"], f"plan pack {pack}"
+    if decision.get("seal") and decision["seal"] == _seal(keys.decision_key(problem, policy), decision, device):
+        valid = stored_candidate(problem, info, {**decision, "source": source})
+        if valid is not None:
+            return valid
+    solver = plugins().solvers.get(name) or contestants(problem, info).get(name)
     if solver is None:
         return _warn_of_misfit(pack, f"it fixes {name} for {problem}, which no plugin provides")
-    if is_valid and serves(solver, info) and set_aside_here(solver, problem, info) is None:
-        return Candidate(solver, config, source, math=math)
     refused = refusal(solver, problem, info, policy)
     if refused is not None:
         return _warn_of_misfit(pack, f"it fixes {name} for {problem}, which refuses: {refused[1]}")
@@ -83,26 +80,9 @@ def sealed(key: str, decision: Mapping[str, Any], device: cl.Device) -> dict[str
     return {**decision, "seal": _seal(key, decision, device)}
 
 
-def _is_sealed(problem: ConvProblem, policy: Policy, decision: Mapping[str, Any], device: cl.Device) -> bool:
-    """Whether a decision is still valid: its seal is the same now, and the problem admits its math."""
-    stored_seal, math = decision.get("seal"), decision.get("math")
-    if not stored_seal or not (math is None or admits(problem, math)):
-        return False
-    return bool(stored_seal == _seal(keys.decision_key(problem, policy), decision, device))
-
-
-def _solver(name: str) -> Solver | None:
-    """The solver of that name, which may be a derived one; no solver is queried."""
-    try:
-        return named(name, plugins().solvers)
-    except KeyError:
-        return None
-
-
 def _seal(key: str, decision: Mapping[str, Any], device: cl.Device) -> str:
     try:
-        math = [decision["math"]] if "math" in decision else []
-        sealed_text = json.dumps([key, decision["solver"], decision["config"], *math], sort_keys=True)
+        sealed_text = json.dumps([key, *(decision.get(name) for name in ("solver", "config", "math"))], sort_keys=True)
     except (TypeError, ValueError):
         return ""
     sources = _sources(plugins().provider(decision["solver"]), device)

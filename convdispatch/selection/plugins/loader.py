@@ -362,44 +362,32 @@ def _load_plugin(loaded: Plugins, candidate: _PluginSource) -> Loaded:
         loaded.plugin_of[solver.name] = candidate.name
         loaded.loaded_as[id(solver)] = LoadedAs(candidate.name, solver.name, traits_of(solver), candidate.own)
     names = tuple(solver.name for solver in solvers)
-    notes = _take_rules(loaded, candidate.name, module, names), _take_errata(loaded, candidate.name, module)
-    note = "; ".join(filter(None, notes))
+    note = _take_shipped(loaded, candidate.name, module, names)
     version_text = module.__version__ if candidate.native else candidate.version
     return Loaded(candidate.name, candidate.source, "loaded", note, version=version_text, solvers=names)
 
 
-def _take_rules(loaded: Plugins, name: str, module: Any, solvers: tuple[str, ...]) -> str:
-    """Store the rules that a plugin's package ships; return their fault as text, in which case they are not used."""
-    file = _shipped(module, FILE_NAME)
-    if file is None:
-        return ""
-    try:
-        rules = parse(read_text(file), str(file), frozenset({"version", "rules"}))
-    except InvalidPolicy as error:
-        note = f"its rules are passed over: {error}"
-    else:
+def _take_shipped(loaded: Plugins, name: str, module: Any, solvers: tuple[str, ...]) -> str:
+    """Store the rules and errata that a plugin's package ships; return their faults as text. A file with a fault is not
+    used."""
+    notes = []
+
+    def shipped(file_name: str, read: Callable[[Path], Any], what: str) -> Any:
+        files = (Path(folder) / file_name for folder in getattr(module, "__path__", ()))
+        file = next((file for file in files if file.is_file()), None)
+        try:
+            return read(file) if file else None
+        except InvalidPolicy as error:
+            notes.append(f"its {what} are passed over: {error}")
+
+    rules = shipped(FILE_NAME, lambda file: parse(read_text(file), str(file), frozenset({"version", "rules"})), "rules")
+    if rules is not None:
         loaded.rules[name] = rules
-        note = "; ".join(rules.unmatched(solvers))
-    if note:
-        warnings.warn(f"plugin {name}: {note}", ConvDispatchWarning, stacklevel=4)
-    return note
-
-
-def _take_errata(loaded: Plugins, name: str, module: Any) -> str:
-    """Store the errata that a plugin's package ships; return their fault as text, in which case they are not used."""
-    file = _shipped(module, errata.FILE_NAME)
-    try:
-        loaded.errata[name] = errata.read(str(file)) if file else ()
-    except InvalidPolicy as error:
-        note = f"its errata are passed over: {error}"
-        warnings.warn(f"plugin {name}: {note}", ConvDispatchWarning, stacklevel=4)
-        return note
-    return ""
-
-
-def _shipped(module: Any, name: str) -> Path | None:
-    files = (Path(folder) / name for folder in getattr(module, "__path__", ()))
-    return next((file for file in files if file.is_file()), None)
+        notes += rules.unmatched(solvers)
+    loaded.errata[name] = shipped(errata.FILE_NAME, lambda file: errata.read(str(file)), "errata") or ()
+    if notes:
+        warnings.warn(f"plugin {name}: {'; '.join(notes)}", ConvDispatchWarning, stacklevel=4)
+    return "; ".join(notes)
 
 
 def _load_layers(loaded: Plugins) -> None:

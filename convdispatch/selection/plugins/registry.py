@@ -11,7 +11,7 @@ import fnmatch
 import functools
 import sys
 from collections.abc import Iterable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -73,22 +73,12 @@ class Registry:
 
     def over(self, packaged: Registry) -> Registry:
         """This file's rules before the packaged ones; the plugins that either file blocks are blocked."""
-        return Registry(
-            self.source,
-            self.rules + packaged.rules,
-            self.block | packaged.block,
-            own=len(self.rules),
-            named=self.named,
-        )
+        rules, block = self.rules + packaged.rules, self.block | packaged.block
+        return replace(self, rules=rules, block=block, own=len(self.rules))
 
     def unmatched(self, solvers: Iterable[str]) -> list[str]:
         """A sentence for each name or glob of the file itself that matches none of ``solvers``."""
         return unmatched(self.named, solvers)
-
-    def preference(self, problem: ConvProblem, device: DeviceInfo) -> tuple[tuple[str, ...], str | None]:
-        """Return the first matching rule's solvers (names, globs or families), and the rule's file and line."""
-        rule = self.rule(problem, device)
-        return (rule.prefer, rule.where) if rule else ((), None)
 
     def rule(self, problem: ConvProblem, device: DeviceInfo) -> Rule | None:
         """The first rule that matches."""

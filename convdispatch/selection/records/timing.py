@@ -125,7 +125,8 @@ def verdict(
     if not timings:
         return Verdict(None, (), "no candidate has a time")
     best = min(timings, key=lambda name: (timings[name].median, name))
-    tied = [name for name in timings if _is_tie(timings[best], timings[name], tolerance)]
+    highest, longest = timings[best].ci[1], timings[best].median * (1 + tolerance)
+    tied = [name for name, timing in timings.items() if timing.ci[0] <= highest and timing.median <= longest]
     if len(tied) == 1:
         return Verdict(best, (), f"fastest, {timings[best].median:.4g} ms")
     deterministic, workspace = deterministic or {}, workspace or {}
@@ -139,7 +140,3 @@ def verdict(
     else:
         why = "it needs less workspace" if len({preference(name)[1] for name in tied}) > 1 else "its name comes first"
     return Verdict(winner, tuple(sorted(tied)), f"tie of {len(tied)} within {tolerance:.0%}; {why}")
-
-
-def _is_tie(best: Timing, candidate: Timing, tolerance: float) -> bool:
-    return candidate.ci[0] <= best.ci[1] and candidate.median <= best.median * (1 + tolerance)

@@ -21,7 +21,7 @@ from convdispatch.api import ConvProblem, DeviceInfo
 from convdispatch.device import runtime
 from convdispatch.device.cuda import bridge
 from convdispatch.device.cuda_driver import Cuda
-from convdispatch.device.memory import allocator as memory
+from convdispatch.device.memory import shared_pool
 from convdispatch.measurement import reference
 from convdispatch.selection.plugins.loader import plugins
 from convdispatch.tensor import Tensor
@@ -282,7 +282,7 @@ def test_in_order_with_kernels(cudnn):
             x = Tensor.from_numpy(operands.x, queue)
             scale(queue, (x.size,), None, x.base_data, number)
             y = convdispatch.conv(x, w, padding=1)
-            assert memory.cuda_address(y.base_data) is not None
+            assert shared_pool.cuda_address(y.base_data) is not None
             scale(queue, (y.size,), None, y.base_data, 2)
             error = np.abs(y.numpy() - 2 * number * expected).max() / np.abs(2 * number * expected).max()
             assert error < 1e-5
