@@ -6,7 +6,7 @@ from ..device.cuda.stream import CudaStream as CudaStream
 from ..device.cuda.stream import address_of as stream_address
 from ..device.cuda_driver import cuda_of as cuda_of
 from ..device.cuda_driver import unavailable as cuda_unavailable
-from ..device.memory.allocator import cuda_address as cuda_address
+from ..device.memory.shared_pool import cuda_address as cuda_address
 from ..device.runtime import cuda_devices as cuda_devices
 
 # Names that are others at home; a checker takes the rest from the form ``X as X``.

@@ -237,7 +237,7 @@ def install(monkeypatch, device, unlaunchable=()):
     def address(buffer):
         return interchange.host_address(queue, buffer, buffer.size)
 
-    monkeypatch.setattr(stream.allocator, "cuda_address", address)
+    monkeypatch.setattr(stream, "cuda_address", address)
     monkeypatch.setattr(stream.CudaPlace, "of_device", lambda device: places[0])
     monkeypatch.setattr(stream.CudaPlace, "numbered", lambda number: places[number])
     library = HostLibrary(places)
