@@ -332,7 +332,7 @@ def test_a_launch_gives_the_shared_memory_that_the_driver_allowed():
     driver = Driver()
     function = modules.function_of(driver, Kernel(LARGE, "product", ()))
     function(7, [])
-    modules.Ready(function, [], [])(8, [], False)
+    function.ready([], [])(8, [], False)
     assert [sizes[-1] for sizes, *_ in driver.launched] == [229504, 229504]
     assert driver.allowed == [(8, 229504)]
     assert b".extern .shared" in driver.loaded[0]

@@ -303,6 +303,10 @@ class Function:
                 arguments[index] = int.from_bytes(arguments[index].tobytes(), sys.byteorder)
         return arguments
 
+    def ready(self, arguments: Sequence[Any], places: Sequence[tuple[int, int, int]]) -> Ready:
+        """A Ready launch with these arguments, for many calls with other memory."""
+        return Ready(self, arguments, places)
+
     def __call__(self, stream: int, arguments: list[Any], early: bool = True) -> int:
         """Launch on a stream of the current context, with memory as addresses; returns CUDA's status.
 

@@ -39,7 +39,7 @@ from ..memory.shared_pool import cuda_address
 from ..native import loading
 from ..places.stream import Allocate, Stream, StreamMemory, StreamPlace
 from .graphs import GraphReplay
-from .modules import Ready, assemble, function_of
+from .modules import assemble, function_of
 
 if TYPE_CHECKING:
     from ..commands.recording import Command
@@ -312,9 +312,7 @@ class CudaLaunches:
             memory_indices = {index for index, _, _ in memory}
             numbers = [0 if index in memory_indices or each is None else each for index, each in enumerate(arguments)]
             self.loaded.append((function_of(cuda, kernel), numbers, list(memory)))
-        self._launches = [
-            (Ready(function, numbers, memory), function.name) for function, numbers, memory in self.loaded
-        ]
+        self._launches = [(function.ready(numbers, memory), function.name) for function, numbers, memory in self.loaded]
         self._offsets, self._size = executable.offsets, executable.scratch_size
 
     def program(self, launcher: Any, name: str, sizes: Sequence[int], strides: Sequence[int]) -> Any:
