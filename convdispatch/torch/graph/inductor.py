@@ -48,6 +48,7 @@ def _pass(tuned: bool) -> Any:
             use_our_operators(graph)
             normed_operators.sum_in_kernels(graph)
             prepare_kernels(graph, None, constant=False, tuned=tuned)
+            operators.leave_autograd(graph)
 
         def uuid(self) -> Any:
             return get_hash_for_files((__file__, use_our_operators.__code__.co_filename))
@@ -99,6 +100,8 @@ def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backe
 
     if ours:
         graph = with_our_operators(graph, inputs[0].device, backend.mode)
+        operators.leave_autograd(graph.graph)
+        graph.recompile()
     else:
         fold_constants(graph)
         fold_batch_norms(graph)
