@@ -165,6 +165,11 @@ def stand_in(monkeypatch, device):
     yield from installed(monkeypatch, device)
 
 
+def _uninstall(launcher):
+    for number in range(len(native._computes)):
+        launcher.uninstall(number)
+
+
 def installed(monkeypatch, device):
     """The fixture, for processes of their own too."""
     if not host_memory.has_system_svm(device):
@@ -212,6 +217,7 @@ def installed(monkeypatch, device):
     monkeypatch.setattr(planning, "host_call", call)
     monkeypatch.setattr(loading, "DRIVER", place)
     monkeypatch.setattr(native, "HOST", {"cpu": False})
+    native._installed.clear()  # kernels of operators on a CPU come back at their next call
     monkeypatch.setattr(native, "_installed", {})
     made = StandIn(driver, ctypes.CDLL(place))
     made.context()
@@ -219,9 +225,9 @@ def installed(monkeypatch, device):
     loading._opened.cache_clear()
     assert loading.unavailable() is None
     launcher = loading.module()
+    _uninstall(launcher)
     assert ask_policy() is DEFAULT, "a test before left its policy in force: calls under one are Python's"
     yield made
     native.uninstall()
-    for number in range(len(native._OPERATORS)):
-        launcher.uninstall(number)  # a CPU's own kernel, if there is one, is the operator's again
+    _uninstall(launcher)
     dispatch.forget()

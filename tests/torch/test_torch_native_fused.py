@@ -145,14 +145,15 @@ def test_what_is_more_than_plain_inference_is_pythons(block):
             for _ in range(2):
                 fused(picture())
         asking = picture().requires_grad_()
-        got, count = launches(cuda, lambda: fused(asking))
-        assert got.requires_grad
-        assert count == 0
+        for turn in range(3):  # the operators with gradients: the first call registers their kernels, the second decides
+            got, count = launches(cuda, lambda: fused(asking))
+            assert got.requires_grad
+            assert (count > 0) == (turn > 1)
         with torch.no_grad():
             with policy(solver="im2col"):
                 assert launches(cuda, lambda: fused(picture()))[1] == 0
             with Looking() as looking:
-                assert launches(cuda, lambda: fused(picture()))[1] == 0
+                fused(picture())
             assert "convdispatch.convolution.default" in looking.seen
             assert "convdispatch.fused_native.default" not in looking.seen
             native.pause(True)

@@ -252,6 +252,12 @@ inline bool further(const Incoming &call) {
   return ++meetings[std::hash<std::string_view>{}(call.key.text())] < python.meetings;
 }
 
+// Whether PyTorch's own kernel may return a view: for one axis of space, and for tensors without elements. The result of
+// an operator of convdispatch is none, so Python copies it.
+inline bool may_be_view(const Seen &lead) {
+  return lead.dims < 4 || std::find(lead.sizes, lead.sizes + lead.dims, 0) != lead.sizes + lead.dims;
+}
+
 // The decision for a call, with the address of its packed weights if any, and the object that keeps them alive; null if
 // Python must handle the call, whose decision is then stored under `asked`.
 inline Decided found(Incoming &call, uint64_t &packed, Ref &kept, Missed &asked) {
@@ -271,7 +277,8 @@ inline Decided found(Incoming &call, uint64_t &packed, Ref &kept, Missed &asked)
     return nullptr;
   }
   auto at = entries.find(key);
-  if (at == entries.end()) return further(call) ? pytorchs : nullptr;
+  if (at == entries.end())
+    return !(is_own(call.operation) && may_be_view(*call.seen[0])) && further(call) ? pytorchs : nullptr;
   Known *known = &at->second.known;
   const bool by_weights = !known->decided;
   if (by_weights) {
@@ -280,16 +287,11 @@ inline Decided found(Incoming &call, uint64_t &packed, Ref &kept, Missed &asked)
     known = &of->second;
   }
   Decided decided = known->decided;
+  if (decided->steps.empty() && is_own(call.operation) && may_be_view(*call.seen[0])) return nullptr;
   packed = known->packed;
   if (!known->holds) return by_weights && --known->left < 0 ? nullptr : decided;
   Ref holds = held(known->holds.get());  // a reference, because the call may change or delete this entry
   return truth(holds.get(), host ? &kept : nullptr) == 1 ? decided : nullptr;
-}
-
-// Whether PyTorch's own kernel may return a view: for one axis of space, and for tensors without elements. The result of
-// an operator of convdispatch is none, so Python copies it.
-inline bool may_be_view(const Seen &lead) {
-  return lead.dims < 4 || std::find(lead.sizes, lead.sizes + lead.dims, 0) != lead.sizes + lead.dims;
 }
 
 inline void count(int operation, const Decision &decided, int by) {
@@ -450,7 +452,7 @@ inline void compute(int operation, StableIValue *stack, const char *kinds, std::
     Ref kept;  // keeps the packed weights alive, even if other threads drop them meanwhile
     const Decided decided = call.ok ? found(call, packed, kept, asked) : nullptr;
     bool done = false;
-    if (decided && !(decided->steps.empty() && is_own(operation) && may_be_view(*call.seen[0]))) {
+    if (decided) {
       count(operation, *decided, 1);
       gil.reset();
       done = decided->steps.empty() ? by_pytorch(operation, given, results) : launched(*decided, call, packed, results);

@@ -88,8 +88,9 @@ def with_our_operators(graph: fx.GraphModule, device: torch.device, mode: str | 
     fold_batch_norms(graph)
     use_our_operators(graph.graph)
     freeze_weights(graph)
-    graph.recompile()
     prepare_kernels(graph.graph, device, constant=True, tuned=is_tuned(mode))
+    operators.leave_autograd(graph.graph)
+    graph.recompile()
     return graph
 
 
@@ -100,8 +101,6 @@ def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backe
 
     if ours:
         graph = with_our_operators(graph, inputs[0].device, backend.mode)
-        operators.leave_autograd(graph.graph)
-        graph.recompile()
     else:
         fold_constants(graph)
         fold_batch_norms(graph)
@@ -127,6 +126,7 @@ def operator_by_operator(graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
 
     graph = fx.GraphModule(graph, copy.deepcopy(graph.graph))
     use_our_operators(graph.graph)
+    operators.leave_autograd(graph.graph)
     graph, _ = without_fakes(graph)
     return make_boxed_func(graph.forward)  # type: ignore[no-any-return]
 
