@@ -140,15 +140,15 @@ def test_a_sum_an_activation_and_a_bias_are_in_the_key(block):
 
 def test_what_is_more_than_plain_inference_is_pythons(block):
     cuda, _, fused = block
+    learning = copy.deepcopy(fused).requires_grad_()
     with ct.enable(solver="im2col*"):
         with torch.no_grad():
             for _ in range(2):
                 fused(picture())
-        asking = picture().requires_grad_()
-        for turn in range(3):  # the operators with gradients: the first call registers their kernels, the second decides
-            got, count = launches(cuda, lambda: fused(asking))
+        for turn in range(4):  # the operators with gradients: a first call registers a kernel, a second one is decided
+            got, count = launches(cuda, lambda: learning(picture()))
             assert got.requires_grad
-            assert (count > 0) == (turn > 1)
+            assert turn in (1, 2) or (count > 0) == (turn > 2)
         with torch.no_grad():
             with policy(solver="im2col"):
                 assert launches(cuda, lambda: fused(picture()))[1] == 0

@@ -25,8 +25,8 @@ FIXED_STRIDE_ORDER = (torch.Tag.needs_fixed_stride_order,)
 unless a tag says otherwise, and a convolution would copy those into its memory format first."""
 _library = torch.library.Library("convdispatch", "DEF")
 BELOW_AUTOGRAD: dict[Any, Any] = {}
-"""The overloads of operators that have no gradients, by operator: PyTorch's wrapper of gradients in Python takes as long
-as our kernel's launch, and a graph of AOTAutograd does not need it."""
+"""The overloads without gradients, by operator: PyTorch's wrapper of gradients in Python takes as long as our kernel's
+launch, and a graph that AOTAutograd has split does not need it."""
 
 
 def define(library: torch.library.Library, name: str, signature: str, compute: Callable[..., Any], fake: Any) -> Any:
