@@ -162,6 +162,7 @@ class Stand:
 def sight(monkeypatch, folder):
     monkeypatch.setattr(first_sight, "_checked", set())
     monkeypatch.setattr(first_sight, "Child", Stand)
+    monkeypatch.setattr(first_sight, "BEGIN_S", 0.0)
     Stand.made = []
     return first_sight
 
