@@ -41,7 +41,7 @@ def read_share(problem: ConvProblem) -> float:
 
 SUMS_LAUNCH_SECONDS = 0.96e-6
 """Seconds of a launch, on a CUDA stream, that merges the sums of channels."""
-MERGED_PARTS = 64
+MERGED_PARTS = 512
 """Parts of a channel's sums that one launch merges."""
 
 

@@ -16,6 +16,7 @@ from convdispatch.api import (
     define,
     epilogue_macros,
     kernel_text,
+    merging,
     norm_macros,
     normalising,
     numbers_as_arguments,
@@ -91,6 +92,12 @@ class TmaPlan(NvidiaPlan):
             return text + numbers_as_literals(product, named), []
         product, arguments = numbers_as_arguments(product, named)
         return text + product, arguments
+
+    def _sums(self, context: Any) -> list[Launch]:
+        if not self.tiling.summed:
+            return super()._sums(context)
+        rows = self.tiling.sums_rows(context.devices[0].max_compute_units)
+        return merging(context, self.tiling.problem, rows, self._layout.sums)
 
     def _product(self, context: Any) -> Launch:
         tiling, text, arguments = self.tiling, self.product_text(), self._program[1]

@@ -39,8 +39,11 @@ slope, summed, stored = tiling.problem.masked, tiling.summed, tiling.returning
 before = slope and stored and not many
 in_place = t.norm_in_place
 read_ahead = ([("addend", "residual")] if addend else []) + ([("before", "saved")] if before else [])
-letters = [f".s{e}" for e in range(8)] if run == 8 else [".x", ".y", ".z", ".w"]
 nothing = "NO_RAW8" if run == 8 else "(float4)(0)"
+# Columns of a word of staged results, and of the words of all lanes.
+of_word = run // 4
+chunk = 32 * of_word
+word = "float" if of_word == 1 else "uint"
 frags, exchange, own = (2, "FOUR", "lane % 2 * 8 + lane / 2 % 2 * 4") if run == 4 else (4, "EIGHT", "lane % 4 * 8")
 rows_bytes = 64 * unit
 tile_sums = t.bm * t.bn // 4
@@ -271,8 +274,10 @@ ${normalise_rows(f"{at} + {a_bytes + i * box_bytes}")}\
       const int exists = m < ${m_end} & row < ${of("count", 1)} & column < ${of("count", 2)}${f" & depth < {of('count', 0)}" if deep else ""};
       const OUT_INDEX place = (OUT_INDEX)(frame * TARGET_H + row * ${geo.out_step[1]} + ${of("first", 1)}) * TARGET_W + column * ${geo.out_step[2]} + ${of("first", 2)};
 % endif
-% if summed:
-${rows_of_half(half)}\
+% if summed and not slope:
+      // The share and the weight of these rows, when they are merged with those before.
+      const int real_rows = clamp(${m_end} - (m0 + wg * 64 + warp % 4 * 16 + ${half * 8}), 0, 8);
+      const float scale = 1.0f / max(real_rows, 1), share = real_rows / (float)max(warp_rows + real_rows, 1), weight = warp_rows * share;
 % endif
 % for batch in tiling.batches(half, count // frags) if read_ahead else [range(count // frags)]:
 % for array, operand in read_ahead:
@@ -292,7 +297,7 @@ ${column_of(number * frags, first)}\
 ${column_of(j, first)}\
         const int channel = ${"n - DIVIDED(n, CHANNELS) * CHANNELS" if t.pixels > 1 else in_group + "n"};
 % if stored:
-${store_and_sum(j, half, first, batch)}\
+${store_and_sum(j // frags, first, batch, count)}\
 % else:
         if (kept) ${f"put{run}_addend(OUT_ARGS, v, addend{batch[0]}[{j // frags - batch[0]}], to, channel)" if addend else f"put{run}(v, to, channel)"};
 % endif
@@ -305,120 +310,119 @@ ${store_and_sum(j, half, first, batch)}\
       }
 % endfor
 % endfor
+% if summed:
+      warp_rows += ${"8" if slope else "real_rows"};
+% endif
     }
 % endfor
 </%def>
-<%def name="rows_of_half(half)">\
-% if not slope:
-      // Rows are eight lanes apart by four: they are merged in three rounds, of lanes 16, 8 and 4 apart. A round's share and
-      // weight are those of the other lanes' rows; rows beyond the last count for nothing.
-      const int real_rows = clamp(${m_end} - (m0 + wg * 64 + warp % 4 * 16 + ${half * 8}), 0, 8), lane_row = lane / 4;
-      float rows_merged = lane_row < real_rows;
-% for number, others in enumerate(((4,), (2, 6), (1, 3, 5, 7))):
-      const float others${number} = ${" + ".join(f"((lane_row ^ {other}) < real_rows)" for other in others)};
-      const float share${number} = others${number} > 0 ? others${number} / (rows_merged + others${number}) : 0, weight${number} = rows_merged * share${number};
-      rows_merged += others${number};
-% endfor
-% endif
-</%def>\
-<%def name="store_and_sum(j, half, first, batch)">\
+<%def name="store_and_sum(number, first, batch, count)">\
 <%
-at = j // frags - batch[0]
+at, last = number - batch[0], number % 2 == 1 or number == count // frags - 1
 added = f"addend{batch[0]}[{at}]" if addend else f"raw{run}(residual + to)" if tiling.problem.residual else nothing
 read = f"before{batch[0]}[{at}]" if before else f"raw{run}(saved + to)" if slope else nothing
-levels = run.bit_length() - 1
 %>\
-        float u[${run}];
+        RAW${run} stored = ${nothing}${f", x = {nothing}" if slope else ""};
         if (kept) {
 % if slope:
-          const RAW${run} x_of_rows = ${read};
+          x = ${read};
 % endif
-          put${run}_stored(OUT_ARGS, v, ${added}, ${"x_of_rows" if slope else read}, to, channel);
-% if slope and summed:
-          const float${run} x = ${"WIDE8(x_of_rows)" if run == 8 else "x_of_rows"};
-% for e, letter in enumerate(letters):
-          u[${e}] = v[${e}] * (x${letter} - norm[channel + ${e}]);
-% endfor
-% endif
+          stored = put${run}_stored(OUT_ARGS, v, ${added}, ${"x" if slope else read}, to, channel);
         }
 % if summed:
-        else {
-#pragma unroll
-          for (int e = 0; e < ${run}; ++e) v[e] = ${"u[e] = " if slope else ""}0;
-        }
-        // Lanes of a column's rows exchange halves of their columns until each has one column of all rows, its sums in v[0], u[0].
-% for number in range(3):
-<% apart, left = 16 >> number, max(1, run >> number + 1); halved = run >> number > 1 %>\
-        {
-          const int upper = lane & ${apart};
-% for e in range(left):
-% for q in ("v", "u") if slope or number else ("v",):
-<% own_sum, other_sum = (f"upper ? {q}[{e + left}] : {q}[{e}]", f"upper ? {q}[{e}] : {q}[{e + left}]") if halved else (f"{q}[{e}]", f"{q}[{e}]") %>\
-          const float ${q}_other${e} = shuffle_xor(${other_sum}, ${apart}), ${q}_own${e} = ${own_sum};
-% endfor
+        const int staged = lane / 4 * 32 + (${number % 2 * 16} + (${own}) / ${of_word} ^ lane / 4 % 2 * 16);
+        *(local RAW${run} *)(rows + staged) = stored;
 % if slope:
-          v[${e}] = v_own${e} + v_other${e};
-          u[${e}] = u_own${e} + u_other${e};
+        *(local RAW${run} *)(rows + 256 + staged) = x;
+% endif
+% if last:
+${sum_rows(number // 2, first, count)}\
+% endif
+% endif
+</%def>\
+<%def name="sum_rows(c, first, count)">\
+        // Each lane sums ${"a column" if of_word == 1 else "two columns"} of the warp's eight rows${"" if slope else " about the first row's value"}, and merges that with what came before.
+        warp_meets();
+        if (lane < ${min(32, (count * 8 - c * chunk) // of_word)}${"" if slope else " & real_rows > 0"}) {
+          local float2 *column = warp_sums + warp * ${t.bn} + ${first} + ${c * chunk} + lane * ${of_word};
+% for e in range(of_word):
+          float sum${e} = 0, squares${e} = 0${f", mean{e} = norm[{in_group}min(n0 + {first} + {c * chunk} + lane * {of_word} + {e}, TARGET - 1)]" if slope else f", origin{e}"};
+% endfor
+#pragma unroll
+          for (int r = 0; r < 8; ++r) {
+            const int word = r * 32 + (lane ^ r % 2 * 16);
+% for name, begin in (("v", ""), ("x", "256 + ")) if slope else (("v", ""),):
+% if of_word == 1:
+            const float ${name}0 = rows[${begin}word];
 % else:
-          const float delta${e} = v_other${e} - v_own${e};
-          v[${e}] = fma(delta${e}, share${number}, v_own${e});
-          u[${e}] = fma(delta${e} * delta${e}, weight${number}, ${f"u_own{e} + u_other{e}" if number else "0"});
+            const uint ${name}_pair = rows[${begin}word];
+            const float ${name}0 = widen((ushort)${name}_pair), ${name}1 = widen((ushort)(${name}_pair >> 16));
 % endif
 % endfor
-        }
-% endfor
-<%
-column = {8: "lane % 4 * 8 + lane / 16 * 4 + lane / 8 % 2 * 2 + lane / 4 % 2", 4: "lane % 2 * 8 + lane / 2 % 2 * 4 + lane / 16 * 2 + lane / 8 % 2"}[run]
-guard = "" if run == 8 else "if (lane % 8 < 4) "
-%>\
-        ${guard}{
-          local float2 *of_column = warp_sums + warp * ${t.bn} + ${first} + ${j * 8} + ${column};
-% if half == 0:
-          *of_column = (float2)(v[0], u[0]);
-% elif slope:
-          const float2 upper_rows = *of_column;
-          *of_column = (float2)(upper_rows.x + v[0], upper_rows.y + u[0]);
+% for e in range(of_word):
+% if slope:
+            sum${e} += v${e};
+            squares${e} = fma(v${e}, x${e} - mean${e}, squares${e});
 % else:
-          // The upper eight rows are whole if the lower eight begin inside.
-          const float2 upper_rows = *of_column;
-          const float delta = v[0] - upper_rows.x, share = rows_merged > 0 ? rows_merged / (8 + rows_merged) : 0;
-          *of_column = (float2)(fma(delta, share, upper_rows.x), upper_rows.y + fma(delta * delta, 8 * share, u[0]));
+            if (r == 0) origin${e} = v${e};
+            const float d${e} = v${e} - origin${e};
+            if (r < real_rows) sum${e} += d${e}, squares${e} = fma(d${e}, d${e}, squares${e});
 % endif
+% endfor
+          }
+% for e in range(of_word):
+          {
+            const float2 sums = column[${e}];
+% if slope:
+            column[${e}] = warp_rows ? (float2)(sums.x + sum${e}, sums.y + squares${e}) : (float2)(sum${e}, squares${e});
+% else:
+            const float mean = fma(sum${e}, scale, origin${e}), delta = mean - sums.x;
+            squares${e} = fmax(fma(sum${e} * -scale, sum${e}, squares${e}), 0.0f);
+            column[${e}] = warp_rows ? (float2)(fma(delta, share, sums.x), sums.y + fma(delta * delta, weight, squares${e})) : (float2)(mean, squares${e});
+% endif
+          }
+% endfor
         }
-% endif
+        warp_meets();
 </%def>\
 <%def name="leave_sums(first, count)">\
     // The warps' sums of each column are merged: means by their numbers of rows, squared distances about the common mean.
+    if (lane == 0) rows_of_warps[warp] = warp_rows;
     warps_meet(${t.items});
     for (int c = tid; c < ${count}; c += ${t.items}) {
       const int n = n0 + ${first} + c;
       if (n < TARGET${f" & n >= n_tile * {t.bn}" if ragged else ""}) {
-        global float *to = channel_parts + SUMS_AT + (long)(${"phase * M_TILES + " if many else ""}m_tile) * (${2 if slope else 3} * TARGET_ALL) + ${in_group}n;
+        const int row = ${"m_tile" if t.fixup else "same_columns ? DIVIDED(first, N_TILES) : m_tile"};
+        global float *to = channel_parts + SUMS_AT + (long)(row${"" if not many else " + phase * M_TILES" if t.fixup else " + phase * (same_columns ? DIVIDED(step, N_TILES) : M_TILES)"}) * (${2 if slope else 3} * TARGET_ALL) + ${in_group}n;
         local const float2 *of_warps = warp_sums + ${first} + c;
-% if slope:
-        float sum = 0, products = 0;
-#pragma unroll
-        for (int i = 0; i < ${warps}; ++i) sum += of_warps[i * ${t.bn}].x, products += of_warps[i * ${t.bn}].y;
-        to[0] = sum;
-        to[TARGET_ALL] = products;
-% else:
-        const float rows = min(${m_end} - m0, ${t.bm}), origin = of_warps[0].x;
         float sum = 0, squares = 0;
+% if slope:
 #pragma unroll
-        for (int i = 0; i < ${warps}; ++i) sum += clamp(${m_end} - m0 - i * 16, 0, 16) * (of_warps[i * ${t.bn}].x - origin);
-        const float mean = sum / rows;
+        for (int i = 0; i < ${warps}; ++i) sum += of_warps[i * ${t.bn}].x, squares += of_warps[i * ${t.bn}].y;
+        to[0] = sum;
+        to[TARGET_ALL] = squares;
+% else:
+        const float origin = of_warps[0].x;
+        int count = 0;
+#pragma unroll
+        for (int i = 0; i < ${warps}; ++i) {
+          count += rows_of_warps[i];
+          if (rows_of_warps[i] > 0) sum += rows_of_warps[i] * (of_warps[i * ${t.bn}].x - origin);
+        }
+        const float mean = sum / count;
 #pragma unroll
         for (int i = 0; i < ${warps}; ++i) {
           const float delta = of_warps[i * ${t.bn}].x - origin - mean;
-          squares += fma(clamp(${m_end} - m0 - i * 16, 0, 16) * delta, delta, of_warps[i * ${t.bn}].y);
+          if (rows_of_warps[i] > 0) squares += fma(rows_of_warps[i] * delta, delta, of_warps[i * ${t.bn}].y);
         }
-        to[0] = rows;
+        to[0] = count;
         to[TARGET_ALL] = origin + mean;
         to[2 * TARGET_ALL] = squares;
 % endif
       }
     }
     warps_meet(${t.items});
+    warp_rows = 0;
 </%def>\
 <%def name="prefetch_addend()">\
 % if before and t.split == 1:
@@ -470,14 +474,24 @@ ${leave_sums("block * 32", 32)}\
 % else:
 ${write_columns("sum", t.frag_n, 0)}\
 % if summed:
+    const uint next_tile = tile + step, next_row = DIVIDED(next_tile, N_TILES);
+    if (!same_columns | next_tile >= TILES${f" || DIVIDED(next_row, M_TILES) != {'phase * GROUPS + group' if many and grouped else 'phase' if many else 'group'}" if many or grouped else ""}) {
 ${leave_sums(0, t.bn)}\
+    }
 % endif
 % endif
 </%def>
 <%def name="begin_sums()">\
 % if t.fixup:
   global ulong *states = (global ulong *)(workspace + STATES_AT);
-  const int polls = TILES <= get_num_groups(0) ? POLLS : 0;
+  const int polls = TILES <= step ? POLLS : 0;
+% endif
+% if summed:
+% if not t.fixup:
+  // A work group whose tiles all have the same columns merges their sums before it leaves them.
+  const int same_columns = step == DIVIDED(step, N_TILES) * N_TILES & M_TILES * N_TILES >= step;
+% endif
+  int warp_rows = 0;
 % endif
 </%def>
 % if tiling.partial:
@@ -492,11 +506,13 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
   local uchar *memory = (local uchar *)area;
   const uint base = LOCAL_BASE(memory), bars = base + ${stage_bytes * stages};
   local int *shared = (local int *)(memory + ${(stage_bytes + 16) * stages});
-% if summed:
-  local float2 *warp_sums = (local float2 *)(memory + ${tiling.sums_at});
-% endif
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
   const int first = get_group_id(0), step = get_num_groups(0);
+% if summed:
+  local float2 *warp_sums = (local float2 *)(memory + ${tiling.sums_at});
+  local ${word} *rows = (local ${word} *)(memory + ${tiling.rows_at}) + tid / 32 * ${tiling.row_words};
+  local int *rows_of_warps = (local int *)(memory + ${tiling.rows_at + warps * tiling.row_words * 4});
+% endif
   if (tid == 0) {
 #pragma unroll
     for (int i = 0; i < ${stages}; ++i) {
@@ -595,15 +611,18 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
   local float quads[${warps * 32 * 8}];
 % if summed:
   local float2 warp_sums[${warps * t.bn}];
+  local ${word} all_rows[${warps * tiling.row_words}] __attribute__((aligned(16))), *rows = all_rows + get_local_id(0) / 32 * ${tiling.row_words};
+  local int rows_of_warps[${warps}];
 % endif
   local uchar *memory = (local uchar *)area;
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32, wg = warp / 4;
   const uint a_from = wg * ${rows_bytes}, at = 0, full = 0;
+  const int first = get_group_id(0), step = get_num_groups(0);
   local int word[1], *shared = word;
 ${begin_sums()}\
   global const ushort *MAP_A = a + A_AT, *MAP_B = b + B_AT;
   float sum[${sums}];
-  for (int tile = get_group_id(0); tile < TILES; tile += get_num_groups(0)) {
+  for (int tile = first; tile < TILES; tile += step) {
 ${tile_of()}\
 ${rows_of_norm()}\
 ${first_copies()}\

@@ -122,10 +122,12 @@ class TmaTiling(Tiling):
         self.partial_bytes = self.partial_elements * t.split * 4 * self.partial
         # summed: whether the product leaves the sums of its tiles' channels.
         self.summed = p.sums and not self.partial
-        # Its warps merge a tile's sums in local memory, behind the slices: mean and squared distances of a column each.
+        # Behind the slices lie each warp's mean and squared distances of the columns, eight rows of results as they are
+        # stored (with a norm's gradient of x too), which lanes sum down the columns, and its number of rows.
         self.sums_at = (self.stage_bytes + 16) * t.stages + 16
+        self.rows_at, self.row_words = self.sums_at + t.wm * 4 * t.bn * 8, 256 * (1 + p.masked)
         if self.summed:
-            self.local_bytes += t.wm * 4 * t.bn * 8
+            self.local_bytes = self.rows_at + t.wm * 4 * (self.row_words * 4 + 4)
         if t.fixup:
             self.partial_bytes = self.sums * (t.split * t.bm * t.bn * 4 + STATE_BYTES)
         self.run = 4 if self.partial or size == 4 else 8  # results that one store of a work item writes: 16 bytes
@@ -164,6 +166,13 @@ class TmaTiling(Tiling):
     def groups(self, units: int) -> int:
         """Work groups of the launch on a device of ``units`` multiprocessors; each computes many tiles."""
         return min(self.tiles, units * self.tile.resident, MAX_GROUPS)
+
+    def sums_rows(self, units: int) -> int:
+        """The parts of a channel whose sums the product leaves on a device of ``units`` multiprocessors: one for each
+        work group whose tiles all have the same columns, or one for each tile."""
+        groups = self.groups(units)
+        same_columns = not self.tile.fixup and groups % self.n_tiles == 0 and self.m_tiles * self.n_tiles >= groups
+        return (groups // self.n_tiles if same_columns else self.m_tiles) * len(self.phases)
 
     @property
     def read_behind(self) -> tuple[str, ...]:

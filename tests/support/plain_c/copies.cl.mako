@@ -56,12 +56,4 @@ inline void eight(float *v, local float *quads, float a0, float a1, float b0, fl
   for (int e = 0; e < 8; ++e) v[e] = quads[(tid - lane + e / 2) * 8 + lane * 2 + e % 2];
 }
 #define EIGHT(v, ...) eight(v, quads, __VA_ARGS__)
-
-inline float exchanged(float v, int with, local float *quads) {
-  const int tid = get_local_id(0);
-  barrier(CLK_LOCAL_MEM_FENCE);
-  quads[tid] = v;
-  barrier(CLK_LOCAL_MEM_FENCE);
-  return quads[tid ^ with];
-}
-#define shuffle_xor(v, with) exchanged(v, with, quads)
+#define warp_meets() barrier(CLK_LOCAL_MEM_FENCE)
