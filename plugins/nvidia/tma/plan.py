@@ -72,13 +72,11 @@ class TmaPlan(NvidiaPlan):
         text += define(OUT_INDEX=tiling.out_index, PARTIAL=int(tiling.partial), PARTIAL_AT="0L", PAIRS=0, OCTETS=1)
         text += tiling.instructions.text(emulate)
         narrow = () if tiling.format.tf32 else ("narrow.cl.mako",)
-        for file in (*narrow, "finish.cl", *(["stored.cl.mako"] if tiling.returning else [])):
+        for file in (*narrow, "finish.cl"):
             text += kernel_text(MATRIX_TILES, file, tiling=tiling)
         text += kernel_text(MATRIX_TILES, "parts.cl.mako", blocks=tiling.tile.bn // 32) if tiling.tile.fixup else ""
         if emulate:
             text += kernel_text(PLAIN_C, "copies.cl.mako", tiling=tiling)
-        else:
-            text += kernel_text(__package__, "exchange.cl")
         if in_place:
             text += kernel_text(MATRIX_TILES, "normed_chunk.cl.mako", tiling=tiling)
             text += "" if emulate else kernel_text(__package__, "group_meets.cl")

@@ -32,19 +32,17 @@ sums = t.frag_n * 4
 m_end = "PLACES" if data else "TARGET"
 unit = tiling.row_bytes
 columns = t.bn // 32
-addend = tiling.problem.residual and not tiling.partial and not many
 lines = -(-t.bn * tiling.itemsize // 128)
-run = tiling.run
-slope, summed, stored = tiling.problem.masked, tiling.summed, tiling.returning
-before = slope and stored and not many
+slope, summed = tiling.problem.masked, tiling.summed
+# A word of a row of results is two 16-bit ones or a float32 one; a warp's lanes hold a row of ``chunk`` columns.
+wide = tiling.partial or tiling.itemsize == 4
+of_word, word, vector = (1, "float", "float4") if wide else (2, "uint", "uint4")
+run, chunk = 4 * of_word, 32 * of_word
+reads = tiling.read_behind
+# Rows are apart so that neither a row's words nor those of the lanes that hold a fragment meet in a bank.
+pitch = tiling.row_pitch
+word_of = {name: tiling.row_words - 8 * pitch if name == "saved" else 8 * pitch * i for i, name in enumerate(reads)}
 in_place = t.norm_in_place
-read_ahead = ([("addend", "residual")] if addend else []) + ([("before", "saved")] if before else [])
-nothing = "NO_RAW8" if run == 8 else "(float4)(0)"
-# Columns of a word of staged results, and of the words of all lanes.
-of_word = run // 4
-chunk = 32 * of_word
-word = "float" if of_word == 1 else "uint"
-frags, exchange, own = (2, "FOUR", "lane % 2 * 8 + lane / 2 % 2 * 4") if run == 4 else (4, "EIGHT", "lane % 4 * 8")
 rows_bytes = 64 * unit
 tile_sums = t.bm * t.bn // 4
 box = tiling.gathered
@@ -252,61 +250,114 @@ ${normalise_rows(f"{at} + {a_bytes + i * box_bytes}")}\
       WGMMA(sum, ${at} + a_from + ${k * k_a}, ${at} + ${a_bytes + k * k_b}, ${"add" if k == 0 else 1});
 % endfor
 </%def>
-<%def name="column_of(j, first)">\
-        const int n = n0 + ${first} + ${j * 8} + ${own};
-        const int kept = ${"exists" if many else f"m < {m_end}"}${inside}${f" & n >= n_tile * {t.bn}" if ragged else ""};
-        const OUT_INDEX to = ${f"part * (OUT_INDEX)PART_ELEMENTS + " if tiling.partial else ""}(OUT_INDEX)${"place" if many else "m"} * TARGET_ALL + ${in_group}n;
+<%def name="row_of(i, half)">\
+      const int result${i} = m0 + wg * 64 + warp % 4 * 16 + ${half * 8 + i * 4} + lane / 8;
+% if many:
+      const int line${i} = DIVIDED(result${i}, COUNT_W), image${i} = DIVIDED(result${i}, PIXELS), column${i} = result${i} - line${i} * COUNT_W;
+% if deep:
+      const int plane${i} = DIVIDED(line${i}, COUNT_H), row${i} = line${i} - plane${i} * COUNT_H, depth${i} = plane${i} - image${i} * COUNT_D;
+      const int frame${i} = image${i} * TARGET_D + depth${i} * ${geo.out_step[0]} + ${of("first", 0)};
+% else:
+      const int row${i} = line${i} - image${i} * COUNT_H, frame${i} = image${i};
+% endif
+      const int exists${i} = result${i} < ${m_end} & row${i} < ${of("count", 1)} & column${i} < ${of("count", 2)}${f" & depth{i} < {of('count', 0)}" if deep else ""};
+      const OUT_INDEX place${i} = (OUT_INDEX)(frame${i} * TARGET_H + row${i} * ${geo.out_step[1]} + ${of("first", 1)}) * TARGET_W + column${i} * ${geo.out_step[2]} + ${of("first", 2)};
+% else:
+      const int exists${i} = result${i} < ${m_end}, place${i} = result${i};
+% endif
+</%def>
+<%def name="columns_of(c, count, first)">\
+<% lanes = min(chunk, count * 8 - c * chunk) // run; narrow = f" & lane % 8 < {lanes}" if lanes < 8 else "" %>\
+        // This lane's ${run} neighbouring columns, of two rows.
+        const int n = n0 + ${first} + ${c * chunk} + lane % 8 * ${run};
+% if data:
+        const int inside = 1${inside}${f" & n >= n_tile * {t.bn}" if ragged else ""}${narrow};
+% for i in (0, 1):
+        const OUT_INDEX to${i} = ${f"part * (OUT_INDEX)PART_ELEMENTS + " if tiling.partial else ""}(OUT_INDEX)place${i} * TARGET_ALL + ${in_group}n;
+% endfor
+% else:
+        const int q = n / ${tiling.block}, tap = DIVIDED(q, BLOCKS), from = (q - tap * BLOCKS) * ${tiling.block} + n % ${tiling.block};
+        const int inside = tap < TAPS & from < SOURCE${narrow};
+% for i in (0, 1):
+        const OUT_INDEX to${i} = ((OUT_INDEX)${weights_part} * TARGET + result${i}) * COLUMNS + tap * SOURCE + from;
+% endfor
+% endif
+% for i in (0, 1):
+        const int kept${i} = exists${i} & inside;
+% endfor
 </%def>
 <%def name="write_columns(name, count, first)">\
-    // Four lanes hold two neighbouring columns each of every group of eight: they exchange until each has ${run}, 16 bytes,
-    // and together whole sectors of the cache.
+<% chunks = -(-count * 8 // chunk) %>\
+    // Eight rows of a warp pass through local memory of its own: its lanes have pairs of neighbouring columns of many rows,
+    // and store ${run} of a row, so that a row's lanes store whole lines. What is added or saved comes the other way.
 % for half in (0, 1):
     {
-      const int m = m0 + wg * 64 + warp % 4 * 16 + lane / 4 + ${half * 8};
-% if many:
-      const int line = DIVIDED(m, COUNT_W), image = DIVIDED(m, PIXELS), column = m - line * COUNT_W;
-% if deep:
-      const int plane = DIVIDED(line, COUNT_H), row = line - plane * COUNT_H, depth = plane - image * COUNT_D;
-      const int frame = image * TARGET_D + depth * ${geo.out_step[0]} + ${of("first", 0)};
-% else:
-      const int row = line - image * COUNT_H, frame = image;
-% endif
-      const int exists = m < ${m_end} & row < ${of("count", 1)} & column < ${of("count", 2)}${f" & depth < {of('count', 0)}" if deep else ""};
-      const OUT_INDEX place = (OUT_INDEX)(frame * TARGET_H + row * ${geo.out_step[1]} + ${of("first", 1)}) * TARGET_W + column * ${geo.out_step[2]} + ${of("first", 2)};
-% endif
+% for i in (0, 1):
+${row_of(i, half)}\
+% endfor
 % if summed and not slope:
       // The share and the weight of these rows, when they are merged with those before.
       const int real_rows = clamp(${m_end} - (m0 + wg * 64 + warp % 4 * 16 + ${half * 8}), 0, 8);
       const float scale = 1.0f / max(real_rows, 1), share = real_rows / (float)max(warp_rows + real_rows, 1), weight = warp_rows * share;
 % endif
-% for batch in tiling.batches(half, count // frags) if read_ahead else [range(count // frags)]:
-% for array, operand in read_ahead:
-      RAW${run} ${array}${batch[0]}[${len(batch)}];
-% for number in batch:
+% for batch in tiling.batches(half, chunks) if reads else [range(chunks)]:
+% for operand in reads:
+      ${vector} ${operand}${batch[0]}[${2 * len(batch)}];
+% endfor
+% if reads:
+% for c in batch:
       {
-${column_of(number * frags, first)}\
-        ${array}${batch[0]}[${number - batch[0]}] = raw${run}(${operand} + (kept ? to : 0));
+${columns_of(c, count, first)}\
+% for operand in reads:
+% for i in (0, 1):
+        ${operand}${batch[0]}[${(c - batch[0]) * 2 + i}] = kept${i} ? *(global const ${vector} *)(${operand} + to${i}) : (${vector})(0);
+% endfor
+% endfor
       }
 % endfor
-% endfor
-% for j in (number * frags for number in batch):
+% endif
+% for c in batch:
       {
-        float v[${run}];
-        ${exchange}(v, ${", ".join(f"{name}[{(j + i) * 4 + half * 2 + e}]" for i in range(frags) for e in range(2))});
-% if data:
-${column_of(j, first)}\
-        const int channel = ${"n - DIVIDED(n, CHANNELS) * CHANNELS" if t.pixels > 1 else in_group + "n"};
-% if stored:
-${store_and_sum(j // frags, first, batch, count)}\
-% else:
-        if (kept) ${f"put{run}_addend(OUT_ARGS, v, addend{batch[0]}[{j // frags - batch[0]}], to, channel)" if addend else f"put{run}(v, to, channel)"};
+% for operand in reads:
+% for i in (0, 1):
+        *(local ${vector} *)(rows + ${word_of[operand]} + (lane / 8 + ${i * 4}) * ${pitch} + lane % 8 * 4) = ${operand}${batch[0]}[${(c - batch[0]) * 2 + i}];
+% endfor
+% endfor
+% if reads:
+        warp_meets();
 % endif
-% else:
-        const int column = n0 + ${first} + ${j * 8}, q = column / ${tiling.block}, tap = DIVIDED(q, BLOCKS);
-        const int c = (q - tap * BLOCKS) * ${tiling.block} + column % ${tiling.block} + ${own};
-        if (m < ${m_end} & tap < TAPS & c < SOURCE)
-          put${run}(v, ((OUT_INDEX)${weights_part} * TARGET + m) * COLUMNS + tap * SOURCE + c, 0);
+#pragma unroll
+        for (int j = 0; j < ${min(chunk, count * 8 - c * chunk) // 8}; ++j) {
+          const int at = lane / 4 * ${pitch} + ${"j * 8 + lane % 4 * 2" if wide else "j * 4 + lane % 4"}, i = (j + ${c * chunk // 8}) * 4 + ${half * 2};
+          float2 v = (float2)(${name}[i], ${name}[i + 1]);
+% if not tiling.partial:
+% if tiling.problem.bias or slope:
+          const int n = min(n0 + ${first} + ${c * chunk} + j * 8 + lane % 4 * 2, TARGET - 2);
 % endif
+          v = finished_pair(OUT_ARGS, v, ${"n - DIVIDED(n, CHANNELS) * CHANNELS" if t.pixels > 1 and tiling.problem.bias else in_group + "n" if tiling.problem.bias or slope else "0"}, rows + at);
+% endif
+          ${"*(local float2 *)(rows + at) = v" if wide else "rows[at] = NARROW_PAIR(v.x, v.y)"};
+        }
+        warp_meets();
+        {
+${columns_of(c, count, first)}\
+% for i in (0, 1):
+          {
+            local ${vector} *results = (local ${vector} *)(rows + (lane / 8 + ${i * 4}) * ${pitch} + lane % 8 * 4);
+            if (kept${i}) *(global ${vector} *)(${"out + PARTS_AT / 4" if tiling.partial else "out"} + to${i}) = *results;
+% if summed and many:
+            else *results = (${vector})(0);
+% endif
+          }
+% endfor
+        }
+% if summed:
+% if many:
+        warp_meets();
+% endif
+${sum_rows(c, first, count)}\
+% endif
+        warp_meets();
       }
 % endfor
 % endfor
@@ -316,33 +367,8 @@ ${store_and_sum(j // frags, first, batch, count)}\
     }
 % endfor
 </%def>
-<%def name="store_and_sum(number, first, batch, count)">\
-<%
-at, last = number - batch[0], number % 2 == 1 or number == count // frags - 1
-added = f"addend{batch[0]}[{at}]" if addend else f"raw{run}(residual + to)" if tiling.problem.residual else nothing
-read = f"before{batch[0]}[{at}]" if before else f"raw{run}(saved + to)" if slope else nothing
-%>\
-        RAW${run} stored = ${nothing}${f", x = {nothing}" if slope else ""};
-        if (kept) {
-% if slope:
-          x = ${read};
-% endif
-          stored = put${run}_stored(OUT_ARGS, v, ${added}, ${"x" if slope else read}, to, channel);
-        }
-% if summed:
-        const int staged = lane / 4 * 32 + (${number % 2 * 16} + (${own}) / ${of_word} ^ lane / 4 % 2 * 16);
-        *(local RAW${run} *)(rows + staged) = stored;
-% if slope:
-        *(local RAW${run} *)(rows + 256 + staged) = x;
-% endif
-% if last:
-${sum_rows(number // 2, first, count)}\
-% endif
-% endif
-</%def>\
 <%def name="sum_rows(c, first, count)">\
         // Each lane sums ${"a column" if of_word == 1 else "two columns"} of the warp's eight rows${"" if slope else " about the first row's value"}, and merges that with what came before.
-        warp_meets();
         if (lane < ${min(32, (count * 8 - c * chunk) // of_word)}${"" if slope else " & real_rows > 0"}) {
           local float2 *column = warp_sums + warp * ${t.bn} + ${first} + ${c * chunk} + lane * ${of_word};
 % for e in range(of_word):
@@ -350,8 +376,8 @@ ${sum_rows(number // 2, first, count)}\
 % endfor
 #pragma unroll
           for (int r = 0; r < 8; ++r) {
-            const int word = r * 32 + (lane ^ r % 2 * 16);
-% for name, begin in (("v", ""), ("x", "256 + ")) if slope else (("v", ""),):
+            const int word = r * ${pitch} + lane;
+% for name, begin in (("v", ""), ("x", f"{word_of['saved']} + ")) if slope else (("v", ""),):
 % if of_word == 1:
             const float ${name}0 = rows[${begin}word];
 % else:
@@ -383,7 +409,6 @@ ${sum_rows(number // 2, first, count)}\
           }
 % endfor
         }
-        warp_meets();
 </%def>\
 <%def name="leave_sums(first, count)">\
     // The warps' sums of each column are merged: means by their numbers of rows, squared distances about the common mean.
@@ -425,13 +450,13 @@ ${sum_rows(number // 2, first, count)}\
     warp_rows = 0;
 </%def>\
 <%def name="prefetch_addend()">\
-% if before and t.split == 1:
+% if slope and not many and t.split == 1:
       for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
         const int m = m0 + i / ${lines}, n = n0 + i % ${lines} * ${128 // tiling.itemsize};
         if (m < ${m_end} & n < TARGET) prefetch_line(saved + ((OUT_INDEX)m * TARGET_ALL + ${in_group}n));
       }
 % endif
-% if addend and t.split == 1:
+% if tiling.problem.residual and not many and t.split == 1:
       // What is added to the sums is on its way to the cache while they are made.
       for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
         const int m = m0 + i / ${lines}, n = n0 + i % ${lines} * ${128 // tiling.itemsize};
@@ -494,10 +519,25 @@ ${leave_sums(0, t.bn)}\
   int warp_rows = 0;
 % endif
 </%def>
-% if tiling.partial:
-// Parts begin at PARTS_AT in the workspace.
-#undef OUT_ARGS
-#define OUT_ARGS (out + PARTS_AT / 4)
+% if not tiling.partial:
+% if not wide:
+#define NARROW_PAIR(low, high) ${tiling.narrow_pair}
+% endif
+// The epilogue of two neighbouring columns; ``at`` is where the words of what it reads are.
+<%def name="pair_of(operand)">\
+<% at = f"at[{word_of[operand]}]" if operand in reads else "" %>\
+${"(float2)(0)" if not at else f"*(local const float2 *)&{at}" if wide else f"(float2)(widen((ushort){at}), widen((ushort)({at} >> 16)))"}\
+</%def>\
+inline float2 finished_pair(OUT_PARAMS, float2 v, int channel, local const ${word} *at) {
+  EPILOGUE(float2, v, LOAD2(bias + channel), ${pair_of("residual")}, ${pair_of("out")})
+% if slope:
+  const float2 x = ${pair_of("saved")}, mean = *(global const float2 *)(norm + channel);
+  const float2 scale = *(global const float2 *)(norm + NORM_CHANNELS + channel), shift = *(global const float2 *)(norm + 2 * NORM_CHANNELS + channel);
+  v.x = norm_gradient(v.x, fma(x.x - mean.x, scale.x, shift.x));
+  v.y = norm_gradient(v.y, fma(x.y - mean.y, scale.y, shift.y));
+% endif
+  return v;
+}
 % endif
 % if not emulate:
 kernel __attribute__((reqd_work_group_size(${warps * 32 + 32}, 1, 1)))
@@ -508,10 +548,10 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
   local int *shared = (local int *)(memory + ${(stage_bytes + 16) * stages});
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
   const int first = get_group_id(0), step = get_num_groups(0);
+  local ${word} *rows = (local ${word} *)(memory + ${tiling.rows_at}) + warp * ${tiling.row_words};
 % if summed:
   local float2 *warp_sums = (local float2 *)(memory + ${tiling.sums_at});
-  local ${word} *rows = (local ${word} *)(memory + ${tiling.rows_at}) + tid / 32 * ${tiling.row_words};
-  local int *rows_of_warps = (local int *)(memory + ${tiling.rows_at + warps * tiling.row_words * 4});
+  local int *rows_of_warps = (local int *)(memory + ${tiling.sums_at + warps * t.bn * 8});
 % endif
   if (tid == 0) {
 #pragma unroll
@@ -608,10 +648,9 @@ ${write_sums()}\
 kernel __attribute__((reqd_work_group_size(${warps * 32}, 1, 1)))
 void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""} NUMBERS) {
   local uint4 area[${stage_bytes // 16}] __attribute__((aligned(1024)));
-  local float quads[${warps * 32 * 8}];
+  local ${word} all_rows[${warps * tiling.row_words}] __attribute__((aligned(16))), *rows = all_rows + get_local_id(0) / 32 * ${tiling.row_words};
 % if summed:
   local float2 warp_sums[${warps * t.bn}];
-  local ${word} all_rows[${warps * tiling.row_words}] __attribute__((aligned(16))), *rows = all_rows + get_local_id(0) / 32 * ${tiling.row_words};
   local int rows_of_warps[${warps}];
 % endif
   local uchar *memory = (local uchar *)area;

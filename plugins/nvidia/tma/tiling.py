@@ -101,8 +101,6 @@ class TmaTiling(Tiling):
         self.b_row_bytes = size * (BOX_COLUMNS if self.transposed_weights else self.block)
         self.a_bytes, self.b_bytes = t.bm * t.bk * size, t.bn * t.bk * size
         self.stage_bytes = self.a_bytes + self.b_bytes
-        # Local memory holds the K-slices, their barriers, and a word that the warps of a work group share.
-        self.local_bytes = (self.stage_bytes + 16) * t.stages + 16
         # Each phase has as many tiles of the result as the phase with the most output pixels.
         self.count = tuple(max(phase.count[axis] for phase in geo.phases) for axis in range(3))
         # axes: those of the copy engine's maps, from w on.
@@ -122,15 +120,15 @@ class TmaTiling(Tiling):
         self.partial_bytes = self.partial_elements * t.split * 4 * self.partial
         # summed: whether the product leaves the sums of its tiles' channels.
         self.summed = p.sums and not self.partial
-        # Behind the slices lie each warp's mean and squared distances of the columns, eight rows of results as they are
-        # stored (with a norm's gradient of x too), which lanes sum down the columns, and its number of rows.
-        self.sums_at = (self.stage_bytes + 16) * t.stages + 16
-        self.rows_at, self.row_words = self.sums_at + t.wm * 4 * t.bn * 8, 256 * (1 + p.masked)
-        if self.summed:
-            self.local_bytes = self.rows_at + t.wm * 4 * (self.row_words * 4 + 4)
+        # Behind the slices lie eight rows of each warp's results on their way out, and of the tensors that the epilogue
+        # reads; then each warp's sums of the columns, and its number of rows.
+        self.row_pitch = 40 if self.partial or size == 4 else 36
+        self.row_words = 8 * self.row_pitch * max(1 + p.masked, len(self.read_behind))
+        self.rows_at = (self.stage_bytes + 16) * t.stages + 16
+        self.sums_at = self.rows_at + t.wm * 4 * self.row_words * 4
+        self.local_bytes = self.sums_at + t.wm * 4 * (t.bn * 8 + 4) * self.summed
         if t.fixup:
             self.partial_bytes = self.sums * (t.split * t.bm * t.bn * 4 + STATE_BYTES)
-        self.run = 4 if self.partial or size == 4 else 8  # results that one store of a work item writes: 16 bytes
 
     @property
     def instructions(self) -> Instructions:
@@ -179,7 +177,8 @@ class TmaTiling(Tiling):
         """The tensors of the result's form that the epilogue reads, where the product finishes results."""
         if self.partial:
             return ()
-        return tuple(name for name in self.problem.epilogue_operands if name in ("residual", "saved"))
+        names = {"residual": self.problem.residual, "out": self.problem.accumulate, "saved": self.problem.masked}
+        return tuple(name for name, is_read in names.items() if is_read)
 
     @property
     def short_of_registers(self) -> bool:
@@ -187,19 +186,19 @@ class TmaTiling(Tiling):
         of 128 x 256 results then took 1.19 of its time on an H200."""
         return bool(self.read_behind) or len(self.axes) > 2
 
-    def batches(self, half: int, runs: int) -> list[range]:
-        """A half's runs of results in batches that are added, or multiplied by a slope, after all are read: as many as
-        registers can hold.
+    def batches(self, half: int, chunks: int) -> list[range]:
+        """The chunks of columns of a half's rows in batches, for which what the epilogue reads is read at once: as many
+        as registers can hold.
 
-        Each run that is stored frees its sums; a quarter of a multiprocessor has 16384 registers for its warps.
+        Each chunk that is stored frees its sums; a quarter of a multiprocessor has 16384 registers for its warps.
         """
         t, result, start = self.tile, [], 0
         warps = -(-(t.items + 32) * t.resident // 128)
         free_registers = min(255, 512 // warps) - EPILOGUE_REGISTERS
-        sums_of_half = t.bn // 4 if runs > 16 // self.run else 0
-        while start < runs:
-            held_sums = (2 - half) * sums_of_half - start * self.run
-            count = max(1, min((free_registers - held_sums) // (4 * len(self.read_behind)), runs - start))
+        sums_of_half, sums_of_chunk = (t.bn // 4 if chunks > 1 else 0), 32 // self.itemsize
+        while start < chunks:
+            held_sums = (2 - half) * sums_of_half - start * sums_of_chunk
+            count = max(1, min((free_registers - held_sums) // (8 * len(self.read_behind)), chunks - start))
             result.append(range(start, start + count))
             start += count
         return result
