@@ -263,7 +263,7 @@ ${normalise_rows(f"{at} + {a_bytes + i * box_bytes}")}\
       const int exists${i} = result${i} < ${m_end} & row${i} < ${of("count", 1)} & column${i} < ${of("count", 2)}${f" & depth{i} < {of('count', 0)}" if deep else ""};
       const OUT_INDEX place${i} = (OUT_INDEX)(frame${i} * TARGET_H + row${i} * ${geo.out_step[1]} + ${of("first", 1)}) * TARGET_W + column${i} * ${geo.out_step[2]} + ${of("first", 2)};
 % else:
-      const int exists${i} = result${i} < ${m_end}, place${i} = result${i};
+      const int exists${i} = result${i} < ${m_end}, place${i} = ${"result0 + 4" if i else "result0"};
 % endif
 </%def>
 <%def name="columns_of(c, count, first)">\
@@ -272,9 +272,8 @@ ${normalise_rows(f"{at} + {a_bytes + i * box_bytes}")}\
         const int n = n0 + ${first} + ${c * chunk} + lane % 8 * ${run};
 % if data:
         const int inside = 1${inside}${f" & n >= n_tile * {t.bn}" if ragged else ""}${narrow};
-% for i in (0, 1):
-        const OUT_INDEX to${i} = ${f"part * (OUT_INDEX)PART_ELEMENTS + " if tiling.partial else ""}(OUT_INDEX)place${i} * TARGET_ALL + ${in_group}n;
-% endfor
+        const OUT_INDEX to0 = ${f"part * (OUT_INDEX)PART_ELEMENTS + " if tiling.partial else ""}(OUT_INDEX)place0 * TARGET_ALL + ${in_group}n;
+        const OUT_INDEX to1 = to0 + ${"(place1 - place0)" if many else 4} * TARGET_ALL;
 % else:
         const int q = n / ${tiling.block}, tap = DIVIDED(q, BLOCKS), from = (q - tap * BLOCKS) * ${tiling.block} + n % ${tiling.block};
         const int inside = tap < TAPS & from < SOURCE${narrow};
@@ -310,7 +309,7 @@ ${row_of(i, half)}\
 ${columns_of(c, count, first)}\
 % for operand in reads:
 % for i in (0, 1):
-        ${operand}${batch[0]}[${(c - batch[0]) * 2 + i}] = kept${i} ? *(global const ${vector} *)(${operand} + to${i}) : (${vector})(0);
+        ${operand}${batch[0]}[${(c - batch[0]) * 2 + i}] = ${f"kept{i} ? *(global const {vector} *)({operand} + to{i}) : ({vector})(0)" if summed else f"*(global const {vector} *)({operand} + (kept{i} ? to{i} : 0))"};
 % endfor
 % endfor
       }
@@ -332,7 +331,7 @@ ${columns_of(c, count, first)}\
           float2 v = (float2)(${name}[i], ${name}[i + 1]);
 % if not tiling.partial:
 % if tiling.problem.bias or slope:
-          const int n = min(n0 + ${first} + ${c * chunk} + j * 8 + lane % 4 * 2, TARGET - 2);
+          const int n = ${"n" if geo.m >= t.bn else "min(n"}0 + ${first} + ${c * chunk} + j * 8 + lane % 4 * 2${"" if geo.m >= t.bn else ", TARGET - 2)"};
 % endif
           v = finished_pair(OUT_ARGS, v, ${"n - DIVIDED(n, CHANNELS) * CHANNELS" if t.pixels > 1 and tiling.problem.bias else in_group + "n" if tiling.problem.bias or slope else "0"}, rows + at);
 % endif

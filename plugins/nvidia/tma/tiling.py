@@ -26,10 +26,10 @@ BOX_COLUMNS = 64
 EPILOGUE_REGISTERS = 92
 """Registers that the epilogue needs in addition to those of sums and residuals."""
 
-SUMS_REGISTERS = {False: (40, 53), True: (64, 78)}
-"""Registers beside those of the product's sums, if sums of channels leave too, by whether a norm's gradient is taken:
-those with which ptxas spills at most 12 bytes, and those that it takes if only the size of a work group limits it, as
-where several are on a multiprocessor. Of 33 tiles compiled for sm_90a."""
+STORE_REGISTERS = ((40, 53), (40, 78), (64, 78))
+"""Registers beside those of the product's sums, if the epilogue reads tensors or sums channels, by the number of tensors:
+those with which ptxas spills nothing, and those that it takes to sum channels if only the size of a work group limits it,
+as where several are on a multiprocessor. Of 44 tiles compiled for sm_90a."""
 
 NORM_REGISTERS = {"float16": 64, "bfloat16": 64, "float32": 44}
 """Registers, beside those of the product's sums, of a main loop that normalises the rows of A in local memory, by the
@@ -304,7 +304,8 @@ class TmaTiling(Tiling):
             return "a norm of x of two axes"
         # A quarter of a multiprocessor has 512 registers for each lane of its warps, which get them in eights.
         registers = 512 // -(-(t.items + 32) * t.resident // 128) // 8 * 8
-        if self.summed and t.bn // 2 + SUMS_REGISTERS[self.problem.masked][t.resident > 1] > registers:
+        beside = STORE_REGISTERS[min(2, len(self.read_behind))][self.summed and t.resident > 1]
+        if (self.read_behind or self.summed) and t.bn // 2 + beside > registers:
             return "more sums than registers"
         padded = PADDED_NORM_REGISTERS * any(self.geometry.guarded)
         of_norm = NORM_REGISTERS[self.problem.dtype] if self.data else WEIGHTS_NORM_REGISTERS
