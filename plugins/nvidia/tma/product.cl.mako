@@ -41,7 +41,9 @@ run, chunk = 4 * of_word, 32 * of_word
 reads = tiling.read_behind
 # Rows are apart so that neither a row's words nor those of the lanes that hold a fragment meet in a bank.
 pitch = tiling.row_pitch
-word_of = {name: tiling.row_words - 8 * pitch if name == "saved" else 8 * pitch * i for i, name in enumerate(reads)}
+area = 8 * pitch
+word_of = {name: 2 * area * i for i, name in enumerate(reads)}
+result_of = tiling.row_words - area if set(reads) <= {"saved"} else 0
 in_place = t.norm_in_place
 rows_bytes = 64 * unit
 tile_sums = t.bm * t.bn // 4
@@ -250,7 +252,8 @@ ${normalise_rows(f"{at} + {a_bytes + i * box_bytes}")}\
       WGMMA(sum, ${at} + a_from + ${k * k_a}, ${at} + ${a_bytes + k * k_b}, ${"add" if k == 0 else 1});
 % endfor
 </%def>
-<%def name="row_of(i, half)">\
+<%def name="rows_of(half)">\
+% for i in (0, 1):
       const int result${i} = m0 + wg * 64 + warp % 4 * 16 + ${half * 8 + i * 4} + lane / 8;
 % if many:
       const int line${i} = DIVIDED(result${i}, COUNT_W), image${i} = DIVIDED(result${i}, PIXELS), column${i} = result${i} - line${i} * COUNT_W;
@@ -265,6 +268,7 @@ ${normalise_rows(f"{at} + {a_bytes + i * box_bytes}")}\
 % else:
       const int exists${i} = result${i} < ${m_end}, place${i} = ${"result0 + 4" if i else "result0"};
 % endif
+% endfor
 </%def>
 <%def name="columns_of(c, count, first)">\
 <% lanes = min(chunk, count * 8 - c * chunk) // run; narrow = f" & lane % 8 < {lanes}" if lanes < 8 else "" %>\
@@ -285,44 +289,43 @@ ${normalise_rows(f"{at} + {a_bytes + i * box_bytes}")}\
         const int kept${i} = exists${i} & inside;
 % endfor
 </%def>
-<%def name="write_columns(name, count, first)">\
+<%def name="read_rows(half, c, count, first)">\
+% if reads:
+      { // What the epilogue reads for these rows and columns; zeros for what is outside.
+${rows_of(half)}\
+${columns_of(c, count, first)}\
+% for operand in reads:
+% for i in (0, 1):
+        copy16((local uchar *)rows, rows_base, (${word_of[operand] + (half * -(-count * 8 // chunk) + c) % 2 * area} + (lane / 8 + ${i * 4}) * ${pitch} + lane % 8 * 4) * 4, ${operand} + (kept${i} ? to${i} : 0), kept${i});
+% endfor
+% endfor
+        copies_commit();
+      }
+% endif
+</%def>
+<%def name="write_columns(name, count, first, begun=False)">\
 <% chunks = -(-count * 8 // chunk) %>\
     // Eight rows of a warp pass through local memory of its own: its lanes have pairs of neighbouring columns of many rows,
     // and store ${run} of a row, so that a row's lanes store whole lines. What is added or saved comes the other way.
+% if not begun:
+${read_rows(0, 0, count, first)}\
+% endif
 % for half in (0, 1):
     {
-% for i in (0, 1):
-${row_of(i, half)}\
-% endfor
+${rows_of(half)}\
 % if summed and not slope:
       // The share and the weight of these rows, when they are merged with those before.
       const int real_rows = clamp(${m_end} - (m0 + wg * 64 + warp % 4 * 16 + ${half * 8}), 0, 8);
       const float scale = 1.0f / max(real_rows, 1), share = real_rows / (float)max(warp_rows + real_rows, 1), weight = warp_rows * share;
 % endif
-% for batch in tiling.batches(half, chunks) if reads else [range(chunks)]:
-% for operand in reads:
-      ${vector} ${operand}${batch[0]}[${2 * len(batch)}];
-% endfor
-% if reads:
-% for c in batch:
+% for c in range(chunks):
       {
-${columns_of(c, count, first)}\
-% for operand in reads:
-% for i in (0, 1):
-        ${operand}${batch[0]}[${(c - batch[0]) * 2 + i}] = ${f"kept{i} ? *(global const {vector} *)({operand} + to{i}) : ({vector})(0)" if summed else f"*(global const {vector} *)({operand} + (kept{i} ? to{i} : 0))"};
-% endfor
-% endfor
-      }
-% endfor
+<% number = half * chunks + c; buffer = number % 2 * area; result = result_of + buffer * (result_of == 0 and bool(reads)) %>\
+% if number + 1 < 2 * chunks:
+${read_rows((number + 1) // chunks, (number + 1) % chunks, count, first)}\
 % endif
-% for c in batch:
-      {
-% for operand in reads:
-% for i in (0, 1):
-        *(local ${vector} *)(rows + ${word_of[operand]} + (lane / 8 + ${i * 4}) * ${pitch} + lane % 8 * 4) = ${operand}${batch[0]}[${(c - batch[0]) * 2 + i}];
-% endfor
-% endfor
 % if reads:
+        COPIES_WAIT(${int(number + 1 < 2 * chunks)});
         warp_meets();
 % endif
 #pragma unroll
@@ -333,16 +336,16 @@ ${columns_of(c, count, first)}\
 % if tiling.problem.bias or slope:
           const int n = ${"n" if geo.m >= t.bn else "min(n"}0 + ${first} + ${c * chunk} + j * 8 + lane % 4 * 2${"" if geo.m >= t.bn else ", TARGET - 2)"};
 % endif
-          v = finished_pair(OUT_ARGS, v, ${"n - DIVIDED(n, CHANNELS) * CHANNELS" if t.pixels > 1 and tiling.problem.bias else in_group + "n" if tiling.problem.bias or slope else "0"}, rows + at);
+          v = finished_pair(OUT_ARGS, v, ${"n - DIVIDED(n, CHANNELS) * CHANNELS" if t.pixels > 1 and tiling.problem.bias else in_group + "n" if tiling.problem.bias or slope else "0"}, rows + at + ${buffer});
 % endif
-          ${"*(local float2 *)(rows + at) = v" if wide else "rows[at] = NARROW_PAIR(v.x, v.y)"};
+          ${f"*(local float2 *)(rows + at + {result}) = v" if wide else f"rows[at + {result}] = NARROW_PAIR(v.x, v.y)"};
         }
         warp_meets();
         {
 ${columns_of(c, count, first)}\
 % for i in (0, 1):
           {
-            local ${vector} *results = (local ${vector} *)(rows + (lane / 8 + ${i * 4}) * ${pitch} + lane % 8 * 4);
+            local ${vector} *results = (local ${vector} *)(rows + ${result} + (lane / 8 + ${i * 4}) * ${pitch} + lane % 8 * 4);
             if (kept${i}) *(global ${vector} *)(${"out + PARTS_AT / 4" if tiling.partial else "out"} + to${i}) = *results;
 % if summed and many:
             else *results = (${vector})(0);
@@ -354,11 +357,10 @@ ${columns_of(c, count, first)}\
 % if many:
         warp_meets();
 % endif
-${sum_rows(c, first, count)}\
+${sum_rows(c, first, count, result, buffer)}\
 % endif
         warp_meets();
       }
-% endfor
 % endfor
 % if summed:
       warp_rows += ${"8" if slope else "real_rows"};
@@ -366,7 +368,7 @@ ${sum_rows(c, first, count)}\
     }
 % endfor
 </%def>
-<%def name="sum_rows(c, first, count)">\
+<%def name="sum_rows(c, first, count, result, buffer)">\
         // Each lane sums ${"a column" if of_word == 1 else "two columns"} of the warp's eight rows${"" if slope else " about the first row's value"}, and merges that with what came before.
         if (lane < ${min(32, (count * 8 - c * chunk) // of_word)}${"" if slope else " & real_rows > 0"}) {
           local float2 *column = warp_sums + warp * ${t.bn} + ${first} + ${c * chunk} + lane * ${of_word};
@@ -376,11 +378,11 @@ ${sum_rows(c, first, count)}\
 #pragma unroll
           for (int r = 0; r < 8; ++r) {
             const int word = r * ${pitch} + lane;
-% for name, begin in (("v", ""), ("x", f"{word_of['saved']} + ")) if slope else (("v", ""),):
+% for name, begin in (("v", result), *([("x", word_of["saved"] + buffer)] if slope else [])):
 % if of_word == 1:
-            const float ${name}0 = rows[${begin}word];
+            const float ${name}0 = rows[${begin} + word];
 % else:
-            const uint ${name}_pair = rows[${begin}word];
+            const uint ${name}_pair = rows[${begin} + word];
             const float ${name}0 = widen((ushort)${name}_pair), ${name}1 = widen((ushort)(${name}_pair >> 16));
 % endif
 % endfor
@@ -449,6 +451,9 @@ ${sum_rows(c, first, count)}\
     warp_rows = 0;
 </%def>\
 <%def name="prefetch_addend()">\
+% if not t.fixup:
+${read_rows(0, 0, t.frag_n, 0)}\
+% endif
 % if slope and not many and t.split == 1:
       for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
         const int m = m0 + i / ${lines}, n = n0 + i % ${lines} * ${128 // tiling.itemsize};
@@ -496,7 +501,7 @@ ${leave_sums("block * 32", 32)}\
       if (!polls) break;
     }
 % else:
-${write_columns("sum", t.frag_n, 0)}\
+${write_columns("sum", t.frag_n, 0, not emulate)}\
 % if summed:
     const uint next_tile = tile + step, next_row = DIVIDED(next_tile, N_TILES);
     if (!same_columns | next_tile >= TILES${f" || DIVIDED(next_row, M_TILES) != {'phase * GROUPS + group' if many and grouped else 'phase' if many else 'group'}" if many or grouped else ""}) {
@@ -548,6 +553,7 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
   const int first = get_group_id(0), step = get_num_groups(0);
   local ${word} *rows = (local ${word} *)(memory + ${tiling.rows_at}) + warp * ${tiling.row_words};
+  const uint rows_base = LOCAL_BASE(rows);
 % if summed:
   local float2 *warp_sums = (local float2 *)(memory + ${tiling.sums_at});
   local int *rows_of_warps = (local int *)(memory + ${tiling.sums_at + warps * t.bn * 8});
@@ -648,6 +654,7 @@ kernel __attribute__((reqd_work_group_size(${warps * 32}, 1, 1)))
 void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""} NUMBERS) {
   local uint4 area[${stage_bytes // 16}] __attribute__((aligned(1024)));
   local ${word} all_rows[${warps * tiling.row_words}] __attribute__((aligned(16))), *rows = all_rows + get_local_id(0) / 32 * ${tiling.row_words};
+  const uint rows_base = LOCAL_BASE(rows);
 % if summed:
   local float2 warp_sums[${warps * t.bn}];
   local int rows_of_warps[${warps}];

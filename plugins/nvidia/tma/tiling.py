@@ -23,13 +23,10 @@ MAX_GROUPS = 512
 """Most persistent work groups on a device."""
 BOX_COLUMNS = 64
 """Columns of a tensor map's box whose rows are k."""
-EPILOGUE_REGISTERS = 92
-"""Registers that the epilogue needs in addition to those of sums and residuals."""
-
-STORE_REGISTERS = ((40, 53), (40, 78), (64, 78))
-"""Registers beside those of the product's sums, if the epilogue reads tensors or sums channels, by the number of tensors:
-those with which ptxas spills nothing, and those that it takes to sum channels if only the size of a work group limits it,
-as where several are on a multiprocessor. Of 44 tiles compiled for sm_90a."""
+SUMS_REGISTERS = {False: (40, 53), True: (40, 78)}
+"""Registers beside those of the product's sums, if sums of channels leave too, by whether a norm's gradient is taken:
+those with which ptxas spills nothing, and those that it takes if only the size of a work group limits it, as where
+several are on a multiprocessor. Of 44 tiles compiled for sm_90a."""
 
 NORM_REGISTERS = {"float16": 64, "bfloat16": 64, "float32": 44}
 """Registers, beside those of the product's sums, of a main loop that normalises the rows of A in local memory, by the
@@ -121,9 +118,10 @@ class TmaTiling(Tiling):
         # summed: whether the product leaves the sums of its tiles' channels.
         self.summed = p.sums and not self.partial
         # Behind the slices lie eight rows of each warp's results on their way out, and of the tensors that the epilogue
-        # reads; then each warp's sums of the columns, and its number of rows.
+        # reads, twice: the next are copied while these are used. Then each warp's sums of the columns, and its rows.
         self.row_pitch = 40 if self.partial or size == 4 else 36
-        self.row_words = 8 * self.row_pitch * max(1 + p.masked, len(self.read_behind))
+        own_rows = set(self.read_behind) <= {"saved"}  # results replace what is added to them
+        self.row_words = 8 * self.row_pitch * (2 * len(self.read_behind) + own_rows)
         self.rows_at = (self.stage_bytes + 16) * t.stages + 16
         self.sums_at = self.rows_at + t.wm * 4 * self.row_words * 4
         self.local_bytes = self.sums_at + t.wm * 4 * (t.bn * 8 + 4) * self.summed
@@ -133,7 +131,7 @@ class TmaTiling(Tiling):
     @property
     def instructions(self) -> Instructions:
         meet = self.tile.fixup or self.summed or (self.tile.norm_in_place and not self.data)
-        groups = ("bulk", "parts") if meet else ("bulk",)
+        groups = ("bulk", *(["parts"] if meet else []), *(["copies"] if self.read_behind else []))
         return Instructions(self.format.type, groups, self._wgmma)
 
     @property
@@ -185,23 +183,6 @@ class TmaTiling(Tiling):
         """Whether arguments in place of literals would spill registers (``ptxas``, sm_90a: up to 400 bytes). A residual
         of 128 x 256 results then took 1.19 of its time on an H200."""
         return bool(self.read_behind) or len(self.axes) > 2
-
-    def batches(self, half: int, chunks: int) -> list[range]:
-        """The chunks of columns of a half's rows in batches, for which what the epilogue reads is read at once: as many
-        as registers can hold.
-
-        Each chunk that is stored frees its sums; a quarter of a multiprocessor has 16384 registers for its warps.
-        """
-        t, result, start = self.tile, [], 0
-        warps = -(-(t.items + 32) * t.resident // 128)
-        free_registers = min(255, 512 // warps) - EPILOGUE_REGISTERS
-        sums_of_half, sums_of_chunk = (t.bn // 4 if chunks > 1 else 0), 32 // self.itemsize
-        while start < chunks:
-            held_sums = (2 - half) * sums_of_half - start * sums_of_chunk
-            count = max(1, min((free_registers - held_sums) // (8 * len(self.read_behind)), chunks - start))
-            result.append(range(start, start + count))
-            start += count
-        return result
 
     def _reads(self, axis: int, last: bool) -> list[int]:
         """For each phase with taps: the first or the last pixel along an axis that output pixel 0 reads."""
@@ -304,8 +285,7 @@ class TmaTiling(Tiling):
             return "a norm of x of two axes"
         # A quarter of a multiprocessor has 512 registers for each lane of its warps, which get them in eights.
         registers = 512 // -(-(t.items + 32) * t.resident // 128) // 8 * 8
-        beside = STORE_REGISTERS[min(2, len(self.read_behind))][self.summed and t.resident > 1]
-        if (self.read_behind or self.summed) and t.bn // 2 + beside > registers:
+        if self.summed and t.bn // 2 + SUMS_REGISTERS[self.problem.masked][t.resident > 1] > registers:
             return "more sums than registers"
         padded = PADDED_NORM_REGISTERS * any(self.geometry.guarded)
         of_norm = NORM_REGISTERS[self.problem.dtype] if self.data else WEIGHTS_NORM_REGISTERS

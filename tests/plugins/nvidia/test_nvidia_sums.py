@@ -159,9 +159,8 @@ def test_parts_of_sums():
     strided = tiling("bwd_data_f16_nhwc_mb64ic64ih28oc64kh3ph1sh2sw2+norm(relu)+sums")
     assert [strided.sums_rows(units) for units in (132, 300)] == [4 * 132, 4 * 196]
     wide = {"bm": 256, "bn": 128, "wm": 4}
-    assert tiling("fwd_f16_nhwc_mb64ic64ih28oc128kh1", **wide).misfit is None
-    for text in ("fwd_f16_nhwc_mb64ic64ih28oc128kh1+sums", "fwd_f16_nhwc_mb64ic64ih28oc128kh1+residual"):
-        assert "registers" in tiling(text, **wide).misfit
+    assert tiling("fwd_f16_nhwc_mb64ic64ih28oc128kh1+residual", **wide).misfit is None
+    assert "registers" in tiling("fwd_f16_nhwc_mb64ic64ih28oc128kh1+sums", **wide).misfit
 
 
 def text_of(problem: ConvProblem, engine: str, config: dict) -> str:
