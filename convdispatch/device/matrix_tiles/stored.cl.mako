@@ -1,5 +1,5 @@
-## Finishes and stores results, and returns them as they are stored: one (``put_stored``), or four or eight neighbouring
-## channels (OCTETS). ``finish.cl`` precedes, and ``narrow`` where results have 16 bits.
+## Finishes and stores results, and returns them as they are stored: one (``put_stored``), or eight neighbouring channels
+## (OCTETS). ``finish.cl`` precedes, and ``narrow`` where results have 16 bits.
 ##
 ## addend, before  the residual's and the saved tensor's numbers there, read before for many rows at once
 #include <convdispatch/moments.cl>
@@ -46,15 +46,4 @@ inline RAW8 put8_stored(OUT_PARAMS, const float *v, RAW8 addend, RAW8 before, OU
   return stored;
 #endif
 }
-#if FLOAT32
-inline RAW4 put4_stored(OUT_PARAMS, const float *v, RAW4 addend, RAW4 before, OUT_INDEX at, int row) {
-  float4 f = (float4)(v[0], v[1], v[2], v[3]);
-  EPILOGUE(float4, f, raw4(bias + row), addend, raw4(out + at))
-#if NORM_SLOPE
-  f = times_slopes(f, before, norm + row);
-#endif
-  *(global float4 *)(out + at) = f;
-  return f;
-}
-#endif
 #endif

@@ -69,7 +69,7 @@ class TmaPlan(NvidiaPlan):
         problem, in_place = tiling.problem, tiling.tile.norm_in_place
         text = storage_macros(problem.dtype) + epilogue_macros(problem)
         text += norm_macros(problem) if problem.masked or in_place else ""
-        text += define(OUT_INDEX=tiling.out_index, PARTIAL=int(tiling.partial), PARTIAL_AT="0L", PAIRS=0, OCTETS=1)
+        text += define(OUT_INDEX=tiling.out_index, PARTIAL=int(tiling.partial), PARTIAL_AT="0L", PAIRS=0, OCTETS=0)
         text += tiling.instructions.text(emulate)
         narrow = () if tiling.format.tf32 else ("narrow.cl.mako",)
         for file in (*narrow, "finish.cl"):

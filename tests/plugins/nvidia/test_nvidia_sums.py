@@ -146,8 +146,9 @@ def test_what_leaves_no_sums():
 
 
 def test_parts_of_sums():
-    """A work group leaves one part for all its tiles if they have the same columns, otherwise one for each; a tile whose
-    epilogue has too few registers is refused."""
+    """A work group leaves one part for all its tiles if they have the same columns, otherwise one for each.
+
+    A tile whose epilogue has too few registers is refused."""
 
     def tiling(text, **changes):
         problem = ConvProblem.parse(text)
