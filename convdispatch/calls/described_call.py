@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -9,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from ..api.dtypes import DTYPES, QUANTIZED_INPUTS, dtype_name, numpy_dtype
-from ..api.errors import InvalidArgument
+from ..api.errors import ConvDispatchError, InvalidArgument
 from ..api.problem import ConvProblem
 from ..api.quantization import Quantization
-from ..device import runtime
+from ..device import background, runtime
+from ..selection.plugins.loader import plugins
 from ..selection.prepared import Constant
 from ..selection.visible_problem import operand_sizes
 from .arguments import PLACES, Request, described_problem
@@ -74,7 +77,7 @@ def _own_call(request: Request, input1: Any, arrays: Any = HostArrays) -> Call:
         # This is only a check: table_of raises for numbers that the table of a quantized convolution cannot hold.
         table_of(request.quantization, problem, request.bias, request.options[4])
     if isinstance(input1, np.ndarray):
-        queue = runtime.queue() if request.queue is None else checked_queue(request.queue)
+        queue = _own_queue() if request.queue is None else checked_queue(request.queue)
         size, arrays_given = operand_sizes(problem)[written], [*operands, request.bias, request.residual]
         foreign_order = any(
             not each.dtype.isnative for index, each in enumerate(arrays_given) if each is not None and index != written
@@ -92,6 +95,29 @@ def _own_call(request: Request, input1: Any, arrays: Any = HostArrays) -> Call:
     if out is not None:
         queue_call.check_out(tuple(out.shape), out.dtype.name, dtype.name)
     return queue_call
+
+
+def _own_queue() -> Any:
+    """This thread's queue on the default device."""
+    _find_default_device()
+    return runtime.queue()
+
+
+@functools.lru_cache(maxsize=1)
+def _find_default_device() -> None:
+    """Loads plugins and the template engine while another thread finds the device: most of that time OpenCL's driver
+    compiles its first kernel. A quarter of a machine's first call was spent in waiting for one after the other."""
+
+    def find() -> None:
+        with contextlib.suppress(ConvDispatchError):  # the caller gets the same error from runtime.queue
+            runtime.default_device()
+
+    # Threads begin without the caller's policy, of which ``frozen`` forbids to compile.
+    finding = background.start(functools.partial(contextvars.copy_context().run, find), "convdispatch-first-device")
+    plugins()
+    import mako.lookup  # noqa: F401
+
+    finding.join()
 
 
 def _problem(request: Request, library: Library | None = None, devices: Sequence[Any] = (None,) * 5) -> ConvProblem:

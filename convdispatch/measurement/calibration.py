@@ -6,13 +6,14 @@ import math
 
 import pyopencl as cl
 
+from ..api.device import DeviceInfo
 from ..api.rates import DeviceRates
 from ..device import runtime
 from ..device.opencl.platforms import quota
 from ..device.programs.kernels import build
 from ..device.rates import STREAM_LAUNCH, keep
 from .measure import timed
-from .peaks import measure_roof
+from .peaks import Peak, glance, measure_roof
 
 MAX_SPREAD = 1.5
 """The ratio of slow to quick samples from which the device counts as busy with other work."""
@@ -38,21 +39,32 @@ class Unsteady(Exception):
 def calibrate(device: cl.Device, steady: bool = False) -> DeviceRates:
     """Measure and store a device's rates. Raises BuildFailed if no kernel runs, OSError if the rates cannot be stored,
     and with ``steady`` Unsteady if samples differ too much."""
-    roof, info = measure_roof(device, "float32", matrix=False), runtime.device_info(device)
-    for name, peak in (("multiply-adds", roof.flops), ("copies", roof.bandwidth)):
-        if steady and peak.spread > MAX_SPREAD:
-            raise Unsteady(f"the device had other work: {name} took {peak.spread:.2f} times as long as at other times")
-        if steady and info.type == "cpu" and peak.cores < LEAST_SHARE * min(info.compute_units, quota() or math.inf):
-            share = f"{peak.cores:.1f} of its {info.compute_units} processors"
-            raise Unsteady(f"the device had other work: {name} had {share}")
-        if steady and info.type == "gpu" and peak.single * MAX_SLICE < 1:
-            ratio = f"{1 / peak.single:.2f} times as long as one run"
-            raise Unsteady(f"the device had other work: {name} took {ratio}, time after time")
+    info = runtime.device_info(device)
+    if steady and info.type == "gpu":
+        _check_steady(info, "multiply-adds", glance(device))
+    roof = measure_roof(device, "float32", matrix=False)
+    if steady:
+        _check_steady(info, "multiply-adds", roof.flops)
+        _check_steady(info, "copies", roof.bandwidth)
     # An NVIDIA OpenCL queue's launch time is its host's (5 to 8 us), and most launches go to CUDA streams instead.
     launch = STREAM_LAUNCH if info.vendor == "nvidia" else _launch_seconds(device)
     device_rates = DeviceRates(roof.flops.rate, roof.bandwidth.rate, launch, measured=True)
     keep(info, device_rates)
     return device_rates
+
+
+def _check_steady(info: DeviceInfo, what: str, peak: Peak | None) -> None:
+    """Raises Unsteady where a measurement shows that the device had other work."""
+    if peak is None:
+        return
+    if peak.spread > MAX_SPREAD:
+        raise Unsteady(f"the device had other work: {what} took {peak.spread:.2f} times as long as at other times")
+    if info.type == "cpu" and peak.cores < LEAST_SHARE * min(info.compute_units, quota() or math.inf):
+        share = f"{peak.cores:.1f} of its {info.compute_units} processors"
+        raise Unsteady(f"the device had other work: {what} had {share}")
+    if info.type == "gpu" and peak.single * MAX_SLICE < 1:
+        ratio = f"{1 / peak.single:.2f} times as long as one run"
+        raise Unsteady(f"the device had other work: {what} took {ratio}, time after time")
 
 
 def _launch_seconds(device: cl.Device) -> float:

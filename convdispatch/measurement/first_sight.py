@@ -21,6 +21,8 @@ from ..device import background, runtime
 from ..device.child import Child, Silent, answer, questions
 from ..device.rates import place, switched_off
 
+BEGIN_S = 5.0
+"""Seconds from a device's first plan until it is calibrated: a process' first calls compile on all processors."""
 AGAIN_S = 3600.0
 """Seconds after which a device that could not be calibrated is tried again."""
 CHILD_S = 60.0
@@ -37,7 +39,7 @@ def seen(device: cl.Device) -> None:
         if device in _checked:
             return
         _checked.add(device)
-    if switched_off() or runtime.device_info(device).vendor == "oclgrind" or not _claim(device):
+    if switched_off() or runtime.device_info(device).vendor == "oclgrind":
         return
     threading.Thread(target=_calibrate_in_child, args=(device,), name="convdispatch-calibrate", daemon=True).start()
 
@@ -57,6 +59,9 @@ def _claim(device: cl.Device) -> bool:
 
 
 def _calibrate_in_child(device: cl.Device) -> None:
+    time.sleep(BEGIN_S)
+    if not _claim(device):
+        return
     with contextlib.suppress(OSError, Silent):
         with background.at_work():
             child = Child(__name__, {"device": runtime.address(device)})

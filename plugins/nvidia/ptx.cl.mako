@@ -31,6 +31,16 @@ inline ushort cvt_f16_f32(float v) {
   return h;
 }
 % endif
+% if integers or float8:
+// 1 / v to the nearest number, of a normal v whose reciprocal is one: a step of Newton's. A division is a call of a
+// function in programs that the driver's linker assembles, and wgmma of float8 then ran in turn.
+inline float reciprocal(float v) {
+  float r;
+  asm("{\n.reg .f32 negative, error;\nneg.f32 negative, %1;\nrcp.approx.ftz.f32 %0, %1;\n"
+      "fma.rn.f32 error, negative, %0, 0f3F800000;\nfma.rn.f32 %0, error, %0, %0;\n}" : "=&f"(r) : "f"(v));
+  return r;
+}
+% endif
 % if float8 or type == "bf16":
 // The nearest bfloat16 numbers of v0 (lower half) and v1.
 inline uint cvt_bf16x2_f32(float v0, float v1) {
@@ -48,6 +58,11 @@ inline uint cvt_tf32_f32(float v) {
 }
 % endif
 % if float8:
+// v within bounds; NaN stays NaN. (A conditional expression became two branches a number.)
+inline float bounded(float v, float low, float high) {
+  asm("max.NaN.f32 %0, %0, %1;\nmin.NaN.f32 %0, %0, %2;" : "+f"(v) : "f"(low), "f"(high));
+  return v;
+}
 % for each in ("e4m3", "e5m2"):
 // The nearest ${each} numbers, v0's in the lower byte; the largest beyond the range.
 inline ushort cvt_${each}x2_f32(float v0, float v1) {
@@ -193,6 +208,11 @@ inline void barrier_wait(uint bar, uint parity) {
 inline void barrier_release(uint bar) {
   asm volatile("//@mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(bar) : "memory");
 }
+
+// --- registers of a work item of this group of four warps from here on: a launch gives all the same number, and
+// warps that copy leave theirs to warps that multiply. All four warps come here.
+#define REGISTERS_SHRINK(count) asm volatile("//@setmaxnreg.dec.sync.aligned.u32 " #count ";\n")
+#define REGISTERS_GROW(count) asm volatile("//@setmaxnreg.inc.sync.aligned.u32 " #count ";\n")
 
 // --- Hopper's copy engine, told by tensor maps in global memory
 inline void map_address(global ulong *map, global const ushort *tensor) {

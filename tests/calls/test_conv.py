@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -253,6 +254,26 @@ def test_bfloat16_is_ml_dtypes():
     x = np.ones((1, 1, 4), numpy_dtype("bfloat16"))
     assert convdispatch.conv(x, x).dtype == x.dtype
     assert options_of(ConvProblem.parse("iw4kw4"))["padding"] == ((0, 0),)
+
+
+def test_plugins_load_while_the_device_is_found(monkeypatch):
+    """Most of a machine's first call is the driver's first compilation; a device found afterwards would wait here."""
+    from convdispatch.calls import described_call
+
+    loading, found = threading.Event(), threading.Event()
+
+    def find():
+        assert loading.wait(30), "plugins are loaded only after the device was found"
+        found.set()
+        raise convdispatch.NoDevice("the caller gets this error later")
+
+    def load():
+        loading.set()
+        assert found.wait(30), "the device is found only after plugins were loaded"
+
+    monkeypatch.setattr(runtime, "default_device", find)
+    monkeypatch.setattr(described_call, "plugins", load)
+    described_call._find_default_device.__wrapped__()
 
 
 def test_a_warm_call_with_lists_is_found_again(monkeypatch):

@@ -110,6 +110,33 @@ def test_a_pass_travels_in_a_pack(queue, monkeypatch, when):
     assert check.asked == 2
 
 
+@pytest.mark.skipif(proven.fcntl is None, reason="this system has no file locks, so each process computes its checks")
+@pytest.mark.parametrize("answer", [None, "wrong results"])
+def test_a_check_that_another_process_computes_is_waited_for_at_the_end(queue, kept, answer):
+    """A second process, which another open file stands for, holds the check's claim, then ends or stores a pass."""
+    check, begun = Check(answer), Check()
+
+    def first_process() -> str | None:
+        (claim,) = kept.glob("*.check")
+        with proven.assuming() as assumed:
+            forget()
+            assert proven.proven(PACKAGE, "wgmma", queue.device, check) is None
+            assert (check.asked, [each.claim for each in assumed]) == (0, [claim])
+        waiting.extend(assumed)
+        return begun()
+
+    waiting: list = []
+    with proven.assuming() as own:
+        assert proven.proven(PACKAGE, "wgmma", queue.device, first_process) is None
+    assert (own, begun.asked, len(waiting)) == ([], 1, 1)
+    if answer is not None:  # the first process has ended without an answer
+        proven.TEXTS.clear()
+        forget()
+    assert proven.has_failed(waiting) == (answer is not None)
+    assert check.asked == int(answer is not None)
+    assert not list(kept.glob("*.check"))
+
+
 def test_sources_are_kernels_too():
     import convdispatch_nvidia
 

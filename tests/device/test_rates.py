@@ -162,6 +162,7 @@ class Stand:
 def sight(monkeypatch, folder):
     monkeypatch.setattr(first_sight, "_checked", set())
     monkeypatch.setattr(first_sight, "Child", Stand)
+    monkeypatch.setattr(first_sight, "BEGIN_S", 0.0)
     Stand.made = []
     return first_sight
 
@@ -273,10 +274,23 @@ def test_a_gpu_in_slices_of_time_keeps_nothing(device, monkeypatch, folder):
     monkeypatch.setattr(runtime, "device_info", lambda device: gpu)
     sliced = peaks.Peak(1e12, "a", 15, 1.0, single=0.5)
     monkeypatch.setattr(calibration, "measure_roof", lambda *given, **more: peaks.Roof("float32", sliced, sliced))
+    monkeypatch.setattr(calibration, "glance", lambda device: None)
     with pytest.raises(calibration.Unsteady, match=r"multiply-adds took 2\.00 times as long as one run"):
         calibrate(device, steady=True)
     assert not list(folder.glob("*.json"))
     assert calibrate(device).measured, "asked for, it is measured as things are"
+
+
+def test_a_gpu_that_others_use_is_left_alone_after_a_glance(device, monkeypatch, folder):
+    """A training step goes on meanwhile: seconds of measurements that would be discarded slow it down."""
+    gpu = dataclasses.replace(runtime.device_info(device), type="gpu", vendor="nvidia")
+    monkeypatch.setattr(runtime, "device_info", lambda device: gpu)
+    monkeypatch.setattr(peaks, "timed", lambda run, repeat=1: lambda: 1.0 if repeat == 1 else 2.0)
+    variants = iter([Variant(name, 1e9, lambda: None) for name in "abc"])
+    monkeypatch.setattr(peaks, "_flops", lambda *given: variants)
+    with pytest.raises(calibration.Unsteady, match=r"multiply-adds took 2\.00 times as long as one run"):
+        calibrate(device, steady=True)
+    assert [variant.how for variant in variants] == ["b", "c"], "only one kernel ran"
 
 
 def test_a_peak_says_how_a_single_run_stood_to_samples(monkeypatch):

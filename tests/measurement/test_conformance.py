@@ -21,6 +21,7 @@ from convdispatch.measurement import reference
 from convdispatch.measurement.conformance import levels
 from convdispatch.measurement.conformance.checks import CHECKS, LONG, RUNS_PER_THREAD
 from convdispatch.measurement.conformance.data import data_for
+from convdispatch.measurement.conformance.memory import NAN, _pattern, holds
 from convdispatch.measurement.conformance.outcome import Outcome, Report, load
 from convdispatch.measurement.conformance.session import Kit
 from convdispatch.measurement.conformance.verify import verify
@@ -63,6 +64,14 @@ def test_the_five_are_not_seen_by_plain_shapes(drop_in, device, fault):
     plain = {"forgets_stride": "3x3", "far_pad_for_near": "3x3", "ignores_group": "3x3"}
     if fault in plain:
         assert outcomes(fault, pattern=plain[fault]).verdict() == "passed"
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
+def test_a_fill_is_found_in_elements_of_each_size(itemsize):
+    """Results of one byte, too: a wrong one of float8 was an error of the kit."""
+    filled = _pattern(NAN, 6 * itemsize).view(f"u{itemsize}").reshape(2, 3)
+    filled[1, 2] ^= 1
+    assert holds(filled, NAN).tolist() == [[True, True, True], [True, True, False]]
 
 
 def test_a_sound_solver_that_fuses_norms_and_sums_passes(drop_in, device):

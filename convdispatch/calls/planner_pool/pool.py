@@ -1,7 +1,7 @@
 """The child processes that plan problems for one device, and the artifacts that they built.
 
 A request is answered by a ``Future``; the problem of the longest run time goes first. Children start while problems
-wait: at most one a processor (as ``compile_pool.compilers`` counts them), on a GPU one for two processors. They end
+wait: at most one a processor (as ``compile_pool.compilers`` counts them), on a GPU three for four processors. They end
 when nothing has been requested for a while, because on a GPU each holds a context. If a child dies, another one takes
 its problem; if children cannot be started, or have other plugins than this process, the caller plans by itself.
 """
@@ -60,10 +60,9 @@ class PlannerPool:
         self.made.name = ""
         self._info = runtime.device_info(device)
         self._for_cuda = self._info.vendor == "nvidia"
-        processes = compilers(device)
-        # On a GPU calls go on meanwhile, and need the host: with 15 children of 16 processors ResNet-50's training step
-        # took 30 to 40 ms until it was ready after 14 s, with 7 children 25 to 31 ms until 10 s.
-        self._max_workers = max(1, (processes // 2 if self._info.type == "gpu" else processes) - 1)
+        # On a GPU calls go on meanwhile, and need the host: of 16 processors the children leave five, of 4 two.
+        processors = compilers(device)
+        self._max_workers = max(1, (processors * 3 // 4 if self._info.type == "gpu" else processors) - 1)
         self._tasks: list[_Task] = []
         self._order = itertools.count()
         self._changed = threading.Condition()

@@ -34,6 +34,7 @@ def _serve() -> None:
     from ...device.cache import artifact_store
     from ...device.opencl.platforms import device_info, platforms
     from ...device.places.stream import place_of_device
+    from ...device.programs import proven
     from ...device.programs.ptx_program import for_streams
     from ...selection import dispatch
     from ...selection.plugins.loader import plugins
@@ -62,7 +63,13 @@ def _serve() -> None:
             epoch = request["epoch"]
         try:
             with artifact_store.gathering(device) as gathered, policy(**request["policy"]):
-                prepared = plan(ConvProblem.parse(request["problem"]), request["for_cuda"])
+                problem = ConvProblem.parse(request["problem"])
+                # Children that start together all meet the same unchecked engine: one of them checks it.
+                with proven.assuming() as assumed:
+                    prepared = plan(problem, request["for_cuda"])
+                if proven.has_failed(assumed):
+                    dispatch.forget()
+                    prepared = plan(problem, request["for_cuda"])
         except Exception as error:
             answer({"failed": f"{type(error).__name__}: {error}"})
             continue

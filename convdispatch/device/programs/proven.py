@@ -2,13 +2,16 @@
 
 A passed check is cached beside the rendered texts, and in plan packs. Its key is a digest of the device, its driver and
 the driver's compiler variables, and of the sources of the plugin, the header and this package. A failed check is
-repeated by every process.
+repeated by every process. Processes that plan at the same time can leave a check to the first of them (``assuming``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import pyopencl as cl
 
@@ -21,10 +24,71 @@ from ..commands.interface import thread
 from .ptx_program import for_streams
 from .template_cache import Subject
 
+try:
+    import fcntl
+except ImportError:  # Windows has no ``fcntl`` file locks, so each process computes its checks.
+    fcntl = None  # type: ignore[assignment]
+
 _PASSED = "passed"
 _lock = threading.Lock()
 _locks: dict[tuple[str, str, cl.Device], threading.RLock] = {}
 _failures: dict[tuple[str, str, cl.Device], str | None] = {}
+
+
+class _Check(NamedTuple):
+    package: str
+    what: str
+    device: cl.Device
+    prove: Callable[[], str | None]
+    claim: Path
+    """The file that the process which computes the check has locked."""
+
+
+class _ThreadState(threading.local):
+    assumed: list[_Check] | None = None
+
+
+_thread = _ThreadState()
+
+
+class _UnderWay(Exception):
+    """Another process computes the check; the argument is the file that it has locked."""
+
+
+@contextlib.contextmanager
+def assuming() -> Iterator[list[_Check]]:
+    """Inside the block a check that another process computes now counts as passed in this thread. What is done there
+    is used only after ``has_failed`` of the list that the block gets."""
+    outer, _thread.assumed = _thread.assumed, []
+    try:
+        yield _thread.assumed
+    finally:
+        _thread.assumed = outer
+
+
+def has_failed(assumed: list[_Check]) -> bool:
+    """Whether a check that ``assuming`` counted as passed fails; waits for the processes that compute them."""
+    for check in assumed:
+        with _claimed(check.claim, wait=True):
+            pass
+    return any(proven(check.package, check.what, check.device, check.prove) is not None for check in assumed)
+
+
+@contextlib.contextmanager
+def _claimed(path: Path, wait: bool) -> Iterator[bool]:
+    """Locks a file for the block, or gives False where another process has locked it. The system unlocks the file of a
+    process that ends."""
+    with contextlib.ExitStack() as opened:
+        is_claimed = True
+        with contextlib.suppress(OSError):  # a folder that cannot be written, or whose file system has no locks
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = opened.enter_context(path.open("wb"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                opened.callback(path.unlink, missing_ok=True)
+            except BlockingIOError:
+                is_claimed = False
+        yield is_claimed
 
 
 def proven(package: str, what: str, device: cl.Device, prove: Callable[[], str | None]) -> str | None:
@@ -41,7 +105,12 @@ def proven(package: str, what: str, device: cl.Device, prove: Callable[[], str |
             lock.acquire()
         try:
             if check not in _failures:
-                _failures[check] = _stored_answer(package, what, device, prove)
+                try:
+                    _failures[check] = _stored_answer(package, what, device, prove)
+                except _UnderWay as elsewhere:
+                    assert _thread.assumed is not None
+                    _thread.assumed.append(_Check(*check, prove, elsewhere.args[0]))
+                    return None
             elif _failures[check] is None:
                 _stored_answer(package, what, device, lambda: None)
         finally:
@@ -51,15 +120,21 @@ def proven(package: str, what: str, device: cl.Device, prove: Callable[[], str |
 
 def _stored_answer(package: str, what: str, device: cl.Device, prove: Callable[[], str | None]) -> str | None:
     failure = None
+    values = {"device": identity(device), "header": ConvProblem}
+    subject = Subject(package, f"proof of {what}", values)
+    text_key, folder = subject.text_key(), TEXTS.folder()
 
     def passed() -> str | None:
         nonlocal failure
+        if _thread.assumed is not None and None not in (text_key, folder, fcntl):
+            claim = Path(str(folder), f"{str(text_key)[:40]}.check")
+            if not claimed.enter_context(_claimed(claim, wait=False)):
+                raise _UnderWay(claim)
         with for_streams(launched_there=False):  # a probe launches on a queue of its own
             failure = prove()
         return _PASSED if failure is None else None
 
-    values = {"device": identity(device), "header": ConvProblem}
-    subject = Subject(package, f"proof of {what}", values)
     pack_key = subject.artifact_key() if artifact_store.wants_texts() else None
-    TEXTS.cached(subject.text_key(), pack_key, passed, f"{package} passed {what}")
+    with contextlib.ExitStack() as claimed:  # until the answer is stored
+        TEXTS.cached(text_key, pack_key, passed, f"{package} passed {what}")
     return failure

@@ -42,8 +42,8 @@ def _pattern(word: int, size: int) -> np.ndarray:
 
 def holds(values: np.ndarray, word: int) -> np.ndarray:
     """Whether each element holds the bits of a fill, as booleans of the same shape."""
-    halves = np.ascontiguousarray(values).reshape(-1).view("<u2").reshape(values.size, -1)
-    return (halves == word).all(axis=1).reshape(values.shape)
+    same = np.ascontiguousarray(values).reshape(-1).view(np.uint8) == _pattern(word, values.nbytes)
+    return same.reshape(values.size, -1).all(axis=1).reshape(values.shape)
 
 
 class Guarded:

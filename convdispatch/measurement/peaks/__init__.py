@@ -6,6 +6,8 @@ ceiling. A ceiling that cannot be measured is left out; none is taken from a dat
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ from ..measure import Candidate, interleaved, timed
 
 ROUNDS = 15
 """The number of interleaved rounds in which the kernel variants are timed."""
+GLANCE_ROUNDS = 3
+"""The number of rounds of ``glance``."""
 SINGLE_RUNS = 8
 """The number of single runs of a variant that are timed in addition to its samples."""
 LEAST_SAMPLE_MS = 10.0
@@ -69,7 +73,15 @@ def measure_roof(device: cl.Device, dtype: str, matrix: bool = True) -> Roof:
     return Roof(dtype, flops, bandwidth, _best(matrix_variants(queue, info, dtype)) if matrix else None)
 
 
-def _best(variants: Iterator[Variant]) -> Peak | None:
+def glance(device: cl.Device) -> Peak | None:
+    """A rough ceiling of float32's multiply-adds, by one kernel in 50 milliseconds: its ``single`` shows whether the
+    device has other work, which ``measure_roof`` would slow down for seconds."""
+    variants = _flops(cl.CommandQueue(runtime.context(device)), runtime.device_info(device), "float")
+    peak = _best(itertools.islice(variants, 1), GLANCE_ROUNDS)
+    return peak and dataclasses.replace(peak, spread=1.0)  # so few samples do not show how they spread
+
+
+def _best(variants: Iterator[Variant], rounds: int = ROUNDS) -> Peak | None:
     """Benchmark variants, in milliseconds per 10^9 units of work. A variant that fails to build or run is ignored."""
     rivals: dict[str, Candidate] = {}
     single_of: dict[str, float] = {}
@@ -85,7 +97,7 @@ def _best(variants: Iterator[Variant]) -> Peak | None:
         single = _per_unit(variant, 1)
         single_of[variant.how] = min(single() for _ in range(SINGLE_RUNS if repeat > 1 else 1))
     start, cpu_start = time.perf_counter(), time.process_time()
-    outcomes = interleaved(list(rivals.values()), rounds=ROUNDS)
+    outcomes = interleaved(list(rivals.values()), rounds=rounds)
     cores = (time.process_time() - cpu_start) / (time.perf_counter() - start)
     timings = {name: outcome.timing for name, outcome in outcomes.items() if outcome.timing}
     if not timings:

@@ -26,6 +26,7 @@ from ..geometry import PLAIN
 from ..settings import DEFAULT
 from ..warmup import compiled_side_by_side
 from ..weights import promise
+from .channels_last import lay_channels_last
 from .epilogues import fold_batch_norms, fold_constants, freeze_weights, use_our_operators
 from .specialised import without_fakes
 from .tuning import is_tuned, tune
@@ -48,6 +49,7 @@ def _pass(tuned: bool) -> Any:
             use_our_operators(graph)
             normed_operators.sum_in_kernels(graph)
             prepare_kernels(graph, None, constant=False, tuned=tuned)
+            operators.leave_autograd(graph)
 
         def uuid(self) -> Any:
             return get_hash_for_files((__file__, use_our_operators.__code__.co_filename))
@@ -81,14 +83,20 @@ def compiled(graph: fx.GraphModule, inputs: Sequence[Any], backend: Any) -> Call
     return compile_fx(graph, inputs, config_patches=patches, decompositions=decompositions)  # type: ignore[no-any-return]
 
 
-def with_our_operators(graph: fx.GraphModule, device: torch.device, mode: str | None) -> fx.GraphModule:
-    """A graph whose weights are attributes, with batch norms folded and our operators; changes the graph in place."""
+def with_our_operators(
+    graph: fx.GraphModule, device: torch.device, mode: str | None, compiled: bool = False
+) -> fx.GraphModule:
+    """A graph whose weights are attributes, with batch norms folded and our operators; changes the graph in place.
+    ``compiled``: inductor will compile it, which fuses copies to another order of memory."""
     fold_constants(graph)
     fold_batch_norms(graph)
     use_our_operators(graph.graph)
+    if compiled and device.type != "cpu":
+        lay_channels_last(graph, device)
     freeze_weights(graph)
-    graph.recompile()
     prepare_kernels(graph.graph, device, constant=True, tuned=is_tuned(mode))
+    operators.leave_autograd(graph.graph)
+    graph.recompile()
     return graph
 
 
@@ -98,7 +106,7 @@ def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backe
     from torch._inductor.compile_fx import compile_fx
 
     if ours:
-        graph = with_our_operators(graph, inputs[0].device, backend.mode)
+        graph = with_our_operators(graph, inputs[0].device, backend.mode, compiled=True)
     else:
         fold_constants(graph)
         fold_batch_norms(graph)
@@ -124,6 +132,7 @@ def operator_by_operator(graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
 
     graph = fx.GraphModule(graph, copy.deepcopy(graph.graph))
     use_our_operators(graph.graph)
+    operators.leave_autograd(graph.graph)
     graph, _ = without_fakes(graph)
     return make_boxed_func(graph.forward)  # type: ignore[no-any-return]
 

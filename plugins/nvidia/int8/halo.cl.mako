@@ -45,11 +45,12 @@ ${staying.macros()}\
           }
 % endif
 </%def>\
-${staying.head(2)}\
+${staying.head()}\
 % if not emulate:
 ${staying.barriers(sources + t.stages)}\
-  if (warp == ${t.wm * 4}) {
-    if (lane == 0) {
+  if (warp >= ${t.wm * 4}) {
+${staying.registers(0)}\
+    if (tid == ${t.items}) {
 ${staying.maps(0)}\
       uint turn = 0;
       for (int tile = first; tile < ${tiling.work_groups}; tile += step) {
@@ -61,9 +62,7 @@ ${tile_of()}\
 ${copy_source(f"{tiling.sources_at} + slot * {tiling.source_bytes}", "full")}\
         }
       }
-    }
-  } else if (warp == ${t.wm * 4 + 1}) {
-    if (lane == 0) {
+    } else if (tid == ${t.items + 32}) {
 ${staying.maps(1)}\
       uint at = 0, bar = bars + ${16 * sources}, parity = 1;
       for (int tile = first; tile < ${tiling.work_groups}; tile += step) {
@@ -79,6 +78,7 @@ ${staying.advance(tiling.stage_bytes, t.stages, sources)}\
       }
     }
   } else {
+${staying.registers(1)}\
 ${staying.multiplying()}\
     uint at = 0, bar = bars + ${16 * sources}, parity = 0, turn = 0;
     for (int tile = first; tile < ${tiling.work_groups}; tile += step) {
@@ -86,15 +86,18 @@ ${tile_of()}\
 ${staying.numbers(f"warps_meet({t.items})")}\
       uint last = 0, source = 0;
       int add = 0;
+${staying.rolled()}\
       for (int block = 0; block < ${tiling.blocks}; ++block, ++turn) {
         const uint before = source, slot = turn % ${sources};
         source = bars + 16 * slot + 8;
         uint from = ${tiling.sources_at} + slot * ${tiling.source_bytes} + a_from;
         int kw = 0;
         barrier_wait(source - 8, turn / ${sources} % 2);
+${staying.rolled()}\
         for (int step_of = 0; step_of < ${steps}; ++step_of) {
           barrier_wait(bar, parity);
 ${staying.products(multiply)}\
+${staying.step_added()}\
           if (add) {
             WGMMA_WAIT(1);
             if (lane == 0) barrier_release(last);
@@ -128,6 +131,7 @@ ${copy_source(tiling.sources_at, 0)}\
 ${copy_weights()}\
         barrier(CLK_LOCAL_MEM_FENCE);
 ${staying.products(multiply)}\
+${staying.step_added()}\
         add = 1;
 ${next_taps()}\
         barrier(CLK_LOCAL_MEM_FENCE);

@@ -37,7 +37,7 @@ class Int8Plan(StepPlan):
         program = (build_for_hopper if hopper else build)(context, self.product_text())
         items, groups = tiling.tile.items, tiling.work_groups
         if is_stream:
-            items += 0 if emulate else 32 * tiling.copiers
+            items += 0 if emulate else tiling.copying_items
             groups = tiling.staying(context.devices[0].max_compute_units)
         product = Launch(program, "product", (groups * items,), (items,), arguments, names=OPERANDS)
         pack = Launch(build(context, self.pack_text()), "pack", (tiling.packed_rows * 128,), (128,),

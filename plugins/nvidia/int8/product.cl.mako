@@ -98,7 +98,7 @@ void product(global const uchar *restrict x, global const uchar *restrict w, lon
   const int m_warp = warp / ${t.wn} * ${t.bm // t.wm}, n_warp = warp % ${t.wn} * ${t.bn // t.wn};
   const uint a_row = (m_warp + lane % 16) * ${t.bk}, b_row = ${tiling.a_bytes} + (n_warp + lane / 16 * 8 + lane % 8) * ${t.bk};
 % endif
-  ACC sum[${t.frag_m * t.frag_n * 4}]${f", total[{t.frag_m * t.frag_n * 4}]" if tiling.float8 else ""};
+  ACC sum[${t.frag_m * t.frag_n * 4}]${f", total[{t.frag_m * t.frag_n * 4}]" if tiling.promotes else ""};
 #pragma unroll
   for (int i = 0; i < ${t.frag_m * t.frag_n * 4}; ++i) sum[i] = 0;
 ${results.zeroed()}\

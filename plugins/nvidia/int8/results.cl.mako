@@ -62,10 +62,8 @@ inline RUN finish_run(const int *table, const ACC *sums, const OFFSETS *offset, 
 #pragma unroll
   EACH v[i] = add_rn(v[i], mul_rn(ELEMENT(*added, i), NUMBER(4)));
 #endif
-  if (table[10]) {
 #pragma unroll
-    EACH v[i] = v[i] < NUMBER(6) ? NUMBER(6) : v[i] > NUMBER(7) ? NUMBER(7) : v[i];
-  }
+  EACH v[i] = bounded(v[i], NUMBER(6), NUMBER(7));
 #else
 #pragma unroll
   EACH v[i] = mul_rn((float)(int)((uint)sums[i] + offset->each[i]), multiplier->each[i]);
@@ -134,10 +132,8 @@ inline RUN finish_run(const int *table, const ACC *sums, const OFFSETS *offset, 
     for (int i = 0; i < 14; ++i) words[i] = table[i];
     words[14] = words[13] ? as_int(1.0f) : clamp(254 - (words[12] >> 23), 1, 254) << 23;
     words[12] = as_int(mul_rn(as_float(words[12]), as_float(words[14])));
-    words[15] = as_int(div_rn(1.0f, as_float(words[12])));
-#if FLOAT8  // whether y has bounds
-    words[10] = as_float(words[6]) != -INFINITY | as_float(words[7]) != INFINITY;
-#elif OUT_BYTES  // whether y has other bounds than its type; its zero point as of unsigned bytes, one more where that is odd
+    words[15] = as_int(reciprocal(as_float(words[12])));
+#if OUT_BYTES && !FLOAT8  // whether y has other bounds than its type; its zero point as of unsigned bytes, one more where that is odd
     const int lowest = ${-128 if tiling.problem.out_dtype == "int8" else 0} - words[1];
     words[10] = as_float(words[6]) != (float)lowest | as_float(words[7]) != (float)(lowest + 255);
     words[11] = (words[1] & 1) - lowest;
@@ -145,14 +141,14 @@ inline RUN finish_run(const int *table, const ACC *sums, const OFFSETS *offset, 
 </%def>\
 ## Of float8: the sums over all slices, before the first one; and what becomes of a slice's, of a group of columns.
 <%def name="zeroed()">\
-% if tiling.float8:
+% if tiling.promotes:
 #pragma unroll
   for (int i = 0; i < ${tiling.tile.frag_m * tiling.tile.frag_n * 4}; ++i) total[i] = 0;
 % endif
 </%def>\
 <%def name="promoted(group)">\
 <% sums = tiling.tile.frag_m * tiling.tile.frag_n * 4 // tiling.column_groups %>\
-% if tiling.float8:
+% if tiling.promotes:
 #pragma unroll
   for (int i = 0; i < ${sums}; ++i) total[i + ${group * sums}] += sum[i];
 % endif

@@ -15,10 +15,9 @@ constant int ROW_SET[OH] = {${", ".join(map(str, tiling.set_of[0]))}}, COLUMN_SE
 constant ulong MAPS[32] = {${", ".join(f"{word:#x}UL" for one in encoded for word in one)}};
 % endif
 </%def>\
-## The kernel's head. copiers: warps that copy.
-<%def name="head(copiers)">\
+<%def name="head()">\
 <% t = tiling.tile %>\
-kernel __attribute__((reqd_work_group_size(${t.items + (0 if emulate else 32 * copiers)}, 1, 1)))
+kernel __attribute__((reqd_work_group_size(${t.items + (0 if emulate else tiling.copying_items)}, 1, 1)))
 void product(global const uchar *restrict x, global const uchar *restrict w, long w_at, global OUT *restrict y, global uchar *workspace, TABLE_PARAMS) {
   local uint4 area[${(tiling.local_bytes + 15) // 16}] __attribute__((aligned(1024)));
   local uchar *memory = (local uchar *)area;
@@ -41,6 +40,12 @@ void product(global const uchar *restrict x, global const uchar *restrict w, lon
     barriers_visible();
   }
   barrier(CLK_LOCAL_MEM_FENCE);
+</%def>\
+## How many registers a work item of the copying (0) or of the multiplying warps (1) has from here on.
+<%def name="registers(multiplying)">\
+% if tiling.moved_registers:
+    REGISTERS_${"GROW" if multiplying else "SHRINK"}(${tiling.moved_registers[multiplying]});
+% endif
 </%def>\
 ## A copying warp's own maps: of x, and of packed weights.
 <%def name="maps(copier)">\
@@ -68,22 +73,41 @@ void product(global const uchar *restrict x, global const uchar *restrict w, lon
     int held = -1;
     const uint a_from = warp / 4 * ${64 * t.bk};
     global const int *sums_of_w = (global const int *)(w + ${tiling.packed_rows * tiling.row_bytes});
-    ACC sum[${t.frag_n * 4 // tiling.column_groups}]${f", total[{t.frag_n * 4}]" if tiling.float8 else ""};
+    ACC sum[${t.frag_n * 4 // tiling.column_groups}]${f", total[{t.frag_n * 4}]" if tiling.promotes else ""};
 #pragma unroll
     for (int i = 0; i < ${t.frag_n * 4 // tiling.column_groups}; ++i) sum[i] = 0;
 ${results.words()}\
 </%def>\
-## A slice's products, which are complete, and added to the others, if they are float8's.
+## A loop of few slices is not unrolled: float8's sums are in two sets of registers, and spilled.
+<%def name="rolled()">\
+% if tiling.float8:
+#pragma unroll 1
+% endif
+</%def>\
+## A slice's products. Those of several groups of columns share registers, so each group's are added before the next begins.
 <%def name="products(multiply)">\
 % for group in range(tiling.column_groups):
         WGMMA_BEGIN();
 ${multiply(group)}\
         WGMMA_COMMIT();
-% if tiling.float8:
+% if tiling.column_groups > 1:
         wgmma_finish(sum);
 ${results.promoted(group)}\
 % endif
 % endfor
+</%def>\
+## What follows the last products before their sums leave the tensor cores.
+<%def name="added()">\
+% if tiling.column_groups == 1:
+${results.promoted(0)}\
+% endif
+</%def>\
+## The same after each step of ``halo``, whose float8's sums always leave.
+<%def name="step_added()">\
+% if tiling.float8 and tiling.column_groups == 1:
+        wgmma_finish(sum);
+${results.promoted(0)}\
+% endif
 </%def>\
 ## The work group's channels are most often those of its tile before.
 <%def name="numbers(meet)">\

@@ -25,15 +25,16 @@ ${staying.macros()}\
 <%def name="multiply(group)">\
 <% columns = group * t.bn // tiling.column_groups * t.bk %>\
 % for k in range(t.bk // 32):
-        WGMMA(sum, at + a_from + ${32 * k}, at + ${tiling.a_bytes + columns + 32 * k}, ${1 if k else 0 if tiling.float8 else "add"});
+        WGMMA(sum, at + a_from + ${32 * k}, at + ${tiling.a_bytes + columns + 32 * k}, ${1 if k else 0 if tiling.column_groups > 1 else "add"});
 % endfor
 </%def>\
-${staying.head(1)}\
+${staying.head()}\
 % if not emulate:
 ${staying.barriers(t.stages)}\
   uint at = 0, bar = bars;
-  if (warp == ${t.wm * 4}) {
-    if (lane == 0) {
+  if (warp >= ${t.wm * 4}) {
+${staying.registers(0)}\
+    if (tid == ${t.items}) {
 ${staying.maps(0)}\
       uint parity = 1;
       for (int tile = first; tile < ${tiling.work_groups}; tile += step) {
@@ -49,26 +50,32 @@ ${staying.advance(stage_bytes, t.stages, 0)}\
       }
     }
   } else {
+${staying.registers(1)}\
 ${staying.multiplying()}\
     uint parity = 0;
     for (int tile = first; tile < ${tiling.work_groups}; tile += step) {
 ${tile_of()}\
 ${staying.numbers(f"warps_meet({t.items})")}\
       uint last = 0;
-      int add = 0;
-      for (int slice = 0; slice < ${tiling.slices}; ++slice) {
-        barrier_wait(bar, parity);
+${staying.rolled()}\
+      for (int begin = 0; begin < ${tiling.slices}; begin += ${tiling.summed_slices}) {
+        int add = 0;
+${staying.rolled()}\
+        for (int slice = begin; slice < min(begin + ${tiling.summed_slices}, ${tiling.slices}); ++slice) {
+          barrier_wait(bar, parity);
 ${staying.products(multiply)}\
-        if (add) {
-          WGMMA_WAIT(1);
-          if (lane == 0) barrier_release(last);
-        }
-        add = 1;
-        last = bar + 8;
+          if (add) {
+            WGMMA_WAIT(1);
+            if (lane == 0) barrier_release(last);
+          }
+          add = 1;
+          last = bar + 8;
 ${staying.advance(stage_bytes, t.stages, 0)}\
+        }
+        wgmma_finish(sum);
+        if (lane == 0) barrier_release(last);
+${staying.added()}\
       }
-      wgmma_finish(sum);
-      if (lane == 0) barrier_release(last);
 ${results.leave()}\
     }
   }
@@ -81,10 +88,13 @@ ${tile_of()}\
 ${start_of()}\
 ${staying.numbers("barrier(CLK_LOCAL_MEM_FENCE)")}\
     for (int slice = 0; slice < ${tiling.slices}; ++slice) {
-      const int add = slice > 0;
+      const int add = slice % ${tiling.summed_slices} > 0;
 ${copies()}\
       barrier(CLK_LOCAL_MEM_FENCE);
 ${staying.products(multiply)}\
+      if ((slice + 1) % ${tiling.summed_slices} == 0 | slice + 1 == ${tiling.slices}) {
+${staying.added()}\
+      }
       barrier(CLK_LOCAL_MEM_FENCE);
     }
 ${results.leave()}\

@@ -34,11 +34,32 @@ MAX_BOX = 256
 INPUT_BOXES = 2
 """With the engine ``halo``, boxes of x in local memory: one is copied while the other is multiplied."""
 PROMOTED_PRODUCTS = 128
-"""Most products of float8 that tensor cores sum, in about 14 bits on Hopper, before their sums are added in float32."""
+"""Products of float8 that tensor cores sum before their sums are added to float32 registers (promoted)."""
+NARROW_PROMOTED_PRODUCTS = {"float8_e4m3": 256, "float8_e5m2": 512}
+"""The same for results of these dtypes.
+
+Hopper's tensor cores align the 32 products of an instruction and the sum before to the largest of them, and cut off
+all but 14 bits (DeepSeek-V3 technical report, section 3.5.2, and its measurements; NVIDIA documents no width). So
+each product loses less than 2**-13 of the sum's magnitude at that time. While equal products add up, the J-th loses
+2**-13 * J of itself at most, and a sum of J products 2**-14 * J. The table has the largest power of two at which this
+is at most half of the least error that rounding to the dtype can make, relative to the number: half a unit in the last
+place, 2**-5 for float8_e4m3 and 2**-4 for float8_e5m2. For float16, bfloat16 and float32 no instruction is short
+enough: their sums leave after 128 products, four instructions.
+"""
+MOVED_REGISTERS = (40, 232)
+"""Registers of a work item of the copying and of the multiplying warps if these take over registers of those. Of two
+groups of four warps that multiply and one that copies: at most 512 together, in multiples of 8."""
+MOVED_GROUPS = 2
+"""Groups of four warps that multiply, if registers are moved."""
 MAX_REGISTERS = 255
 """Registers of a work item."""
 JOINED_BYTES = 1 << 14
 """With the engine ``halo``, a stage holds the weights of a whole row of taps if they are no more bytes than this."""
+
+
+def promoted_products(problem: ConvProblem) -> int:
+    """Products of float8 that tensor cores sum before their sums are added to float32 registers."""
+    return NARROW_PROMOTED_PRODUCTS.get(problem.out_dtype, PROMOTED_PRODUCTS)
 
 
 @dataclass(frozen=True)
@@ -79,8 +100,6 @@ class Int8Tiling:
         p, t = self.problem, self.tile
         self.c, self.n = p.ic // p.g, p.oc // p.g
         self.float8 = p.dtype.startswith("float8")
-        # sums: name of the array of sums over all slices; ``sum`` are the tensor cores' sums, with float8 of one slice.
-        self.sums = "total" if self.float8 else "sum"
         self.places = p.mb * p.od * p.oh * p.ow
         self.taps = p.kd * p.kh * p.kw
         self.k = self.taps * self.c
@@ -105,6 +124,8 @@ class Int8Tiling:
         self.run = next((run for run in (16, 8, 4) if run * size <= COPY_BYTES and 2 * t.frag_n % run == 0), 4)
         self.out_unit = math.gcd(self.n, self.run) * size  # bytes of y of one store
         self._arrange()
+        # summed_slices: K-slices whose products tensor cores sum by themselves; one if columns are in groups.
+        self.summed_slices = self._summed_slices() if self.float8 else self.slices
         self.row_bytes = self.depth_slices * t.bk
         # Bytes of packed weights: the rows, then the sums of each row.
         self.packed_size = self.packed_rows * (self.row_bytes + 4 * self.sets)
@@ -116,6 +137,11 @@ class Int8Tiling:
             each for each in (1, 2, 3) if t.bn % (64 * each) == 0 and self._registers(each) <= self.most_registers
         ]
         self.column_groups = counts[0] if counts and self.float8 and self.copiers else 1
+        if self.column_groups > 1:
+            self.summed_slices = 1
+        # sums: name of the array of sums over all slices; ``sum`` are the tensor cores' sums.
+        self.promotes = self._promotes(self.column_groups)
+        self.sums = "total" if self.promotes else "sum"
         self.registers = self._registers(self.column_groups)
         warps = t.items // 32 + self.copiers
         by_memory = (LOCAL_LIMIT + 1024) // (self.local_bytes + 1024)
@@ -123,12 +149,19 @@ class Int8Tiling:
         # resident: work groups that a multiprocessor runs at a time.
         self.resident = max(1, min(warps_held // warps, by_memory, MAX_WARPS // warps))
 
+    def _summed_slices(self) -> int:
+        return 1
+
+    def _promotes(self, groups: int) -> bool:
+        """Whether sums leave the tensor cores before the last slice."""
+        return self.float8 and (groups > 1 or self.slices > self.summed_slices)
+
     def _registers(self, groups: int) -> int:
         """Approximate registers that NVIDIA's assembler allocates per work item."""
         t, residual = self.tile, self.problem.residual
         sums = t.frag_m * t.frag_n * 4
         registers = sums + (60 if t.engine == "mma" else 36)
-        if self.float8:  # registers of a slice's sums are reused for the residual
+        if self._promotes(groups):  # registers of a slice's sums are reused for the residual
             return registers + sums // groups + (32 if groups > 1 else 8 if self.by_rows else 0) * residual
         return registers + (32 if residual else 0)
 
@@ -212,6 +245,9 @@ class StreamTiling(Int8Tiling):
             self._arrange_sets()
         self._arrange_memory()
 
+    def _summed_slices(self) -> int:
+        return max(1, promoted_products(self.problem) // self.tile.bk)
+
     def _arrange_sets(self) -> None:
         """Find the sets of taps; the sum of a set's weights removes x's zero point from a pixel's sum."""
         p = self.problem
@@ -229,8 +265,29 @@ class StreamTiling(Int8Tiling):
 
     @property
     def most_registers(self) -> int:
-        """Registers that a work item can have; NVIDIA's assembler allocates them for groups of four warps."""
+        """Registers that a work item of the multiplying warps can have."""
+        return MOVED_REGISTERS[1] if self._may_move_registers else self._equal_registers
+
+    @property
+    def _may_move_registers(self) -> bool:
+        """Whether the tile may have more registers than all work items can: integers gain nothing by it."""
+        return self.float8 and self.tile.wm == MOVED_GROUPS
+
+    @property
+    def _equal_registers(self) -> int:
+        """Registers of each work item if all have the same number, which goes to groups of four warps."""
         return min(MAX_REGISTERS, 512 // (self.tile.wm + 1) // 8 * 8)
+
+    @property
+    def moved_registers(self) -> tuple[int, int] | None:
+        """Registers of the copying and of the multiplying work items; None if all have the same number."""
+        moves = self._may_move_registers and self.registers > self._equal_registers
+        return MOVED_REGISTERS if moves else None
+
+    @property
+    def copying_items(self) -> int:
+        """Work items of the copying warps: whole groups of four warps if registers move."""
+        return 128 if self.moved_registers else 32 * self.copiers
 
     def staying(self, units: int) -> int:
         """Persistent work groups on a device of ``units`` multiprocessors; each computes one tile after another."""
@@ -323,13 +380,17 @@ class HaloTiling(StreamTiling):
         read_bytes = (t.bm + (p.kh - 1) * p.dh * self.pitch + (p.kw - 1) * p.dw) * t.bk
         self.source_bytes = -(-max(self.box_bytes, read_bytes) // 1024) * 1024
         # Number of taps whose weights one stage holds.
-        whole_row = p.kw * t.bn * t.bk <= JOINED_BYTES and (p.kw * t.bk <= PROMOTED_PRODUCTS or not self.float8)
+        few_products = p.kw * t.bk <= promoted_products(p) or not self.float8
+        whole_row = p.kw * t.bn * t.bk <= JOINED_BYTES and few_products
         self.together = p.kw if whole_row else 1
         self.slices = self.depth_slices // self.together
         self.stage_bytes = self.together * t.bn * t.bk
         self.sources_at = t.stages * self.stage_bytes
         self.bars_at = self.sources_at + self.sources * self.source_bytes
         self.numbers_at = self.bars_at + 16 * (self.sources + t.stages)
+
+    def _summed_slices(self) -> int:
+        return 1
 
     def _copied_bytes(self) -> int:
         return self.blocks * self.box_bytes + self.slices * self.stage_bytes

@@ -310,8 +310,8 @@ WIDE, NARROW, TURNED = Wgmma(64, True, False, 128), Wgmma(8, False, False, 64), 
         (Instructions("tf32", ("copies", "mma")), 1 + 6 + 3),
         (Instructions("bf16", ("copies",), WIDE), 1 + 6 + 6),
         (Instructions("f16", ("copies",), NARROW), 2 + 6 + 6),
-        (Instructions("f16", ("bulk",), TURNED), 2 + 6 + 5 + 2 + 5 + 2),
-        (Instructions("tf32", ("bulk",), WIDE), 1 + 6 + 5 + 2 + 5 + 2),
+        (Instructions("f16", ("bulk",), TURNED), 2 + 6 + 5 + 2 + 2 + 5 + 2),
+        (Instructions("tf32", ("bulk",), WIDE), 1 + 6 + 5 + 2 + 2 + 5 + 2),
         (Instructions("f16", ("parts",)), 2 + 1 + 1 + 1 + 1),
     ],
 )
@@ -336,7 +336,7 @@ REGISTERS = {"f": ("f", "f32"), "r": ("r", "b32"), "l": ("rd", "b64"), "h": ("rs
 def instructions(text: str) -> list[str]:
     """Inline assembly of a text, its operands replaced by registers of the kind that their constraints name."""
     found = []
-    text = re.sub(r"(?m)^(#define .* asm .*)$", r"\1;", text.replace('" #left "', "0"))
+    text = re.sub(r"(?m)^(#define .* asm .*)$", r"\1;", text.replace('" #left "', "0").replace('" #count "', "40"))
     for match in re.finditer(r"asm(?: volatile)?\(((?:\s*\"[^\"]*\")+)(.*?)\);", text, re.DOTALL):
         code = "".join(re.findall(r'"([^"]*)"', match[1])).replace("\\n", "\n").replace("//@", "")
         kinds = re.findall(r'"[=+]?([frlh])"', match[2])

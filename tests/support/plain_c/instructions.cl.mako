@@ -39,6 +39,9 @@ inline ushort cvt_f16_f32(float v) {
   return h;
 }
 % endif
+% if integers or float8:
+inline float reciprocal(float v) { return 1.0f / v; }
+% endif
 % if integers:
 inline WIDE value_of(uint u, int place) { return (${"uchar" if type == "u8" else "char"})(u >> 8 * place); }
 inline WIDE value_of_b(uint u, int place) { return (char)(u >> 8 * place); }
@@ -52,6 +55,7 @@ inline uint saturated_bytes(int a, int b, int c, int d) {
 #if OUT_BFLOAT16
 inline uint cvt_bf16x2_f32(float v0, float v1) { return convert_bfloat16_as_ushort(v0) | (uint)convert_bfloat16_as_ushort(v1) << 16; }
 #endif
+inline float bounded(float v, float low, float high) { return v < low ? low : v > high ? high : v; }
 % for name in ("e4m3", "e5m2"):
 inline ushort cvt_${name}x2_f32(float v0, float v1) {
   return convert_float8_${name}_as_uchar(v0) | convert_float8_${name}_as_uchar(v1) << 8;
