@@ -13,7 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 import convdispatch.torch as ct  # noqa: E402
-from convdispatch import InvalidArgument, frozen, load_pack, policy  # noqa: E402
+from convdispatch import ConvProblem, InvalidArgument, frozen, load_pack, policy  # noqa: E402
+from convdispatch.api.policy import Policy  # noqa: E402
 from convdispatch.calls.framework import tiers  # noqa: E402
 from convdispatch.calls.planner_pool import pool as pools  # noqa: E402
 from convdispatch.calls.planner_pool import progress_line  # noqa: E402
@@ -191,6 +192,26 @@ def test_a_child_that_is_killed_gives_its_problem_back(aside, monkeypatch):
     made(x)
     until(lambda: made(x) is not None and ct.counters()["ours"])
     assert killed
+
+
+def test_the_problems_of_all_threads_of_a_killed_child_are_planned_by_the_next(device, monkeypatch):
+    plan, asked, children = pools._Child.plan, [], set()
+
+    def killing(self, *arguments):
+        children.add(self.pid)
+        asked.append(arguments[0])
+        if len(asked) == 3:
+            self.kill()
+        return plan(self, *arguments)
+
+    monkeypatch.setattr(pools._Child, "plan", killing)
+    pool = pools.PlannerPool(device)
+    pool._threads, pool._max_children = 3, 1
+    problems = [ConvProblem.parse(f"mb1ic3ih{rows}iw7oc5kh3ph1") for rows in (31, 32, 33, 34)]
+    answers = [pool.ask(problem, Policy(solver="im2col"), 1.0) for problem in problems]
+    assert [answer.result(120) for answer in answers] == [None] * 4
+    assert (len(children), pool.left, pool.finished) == (2, 0, 4)
+    pool.close()
 
 
 def test_without_children_calls_plan_by_themselves(aside, monkeypatch):

@@ -1,9 +1,11 @@
 """The child processes that plan problems for one device, and the artifacts that they built.
 
 A request is answered by a ``Future``; the problem of the longest run time goes first. Children start while problems
-wait: at most one a processor (as ``compile_pool.compilers`` counts them), on a GPU three for four processors. They end
-when nothing has been requested for a while, because on a GPU each holds a context. If a child dies, another one takes
-its problem; if children cannot be started, or have other plugins than this process, the caller plans by itself.
+wait: at most one a processor (as ``compile_pool.compilers`` counts them). On a GPU a child plans in several threads,
+because the driver creates the contexts of children one after the other, and all threads together leave a quarter of the
+processors to the calls that go on. Children end when nothing has been requested for a while. If a child dies, another
+one takes its problems; if children cannot be started, or have other plugins than this process, the caller plans by
+itself.
 """
 
 from __future__ import annotations
@@ -33,6 +35,9 @@ IDLE_S = 20.0
 """Seconds without a problem after which a child process ends."""
 MADE_BYTES = 16 << 20
 """The most bytes of children's texts and binaries that this process holds; older ones are read from disk."""
+GPU_CHILD_THREADS = 3
+"""Threads of a child that plans for a GPU. 12 children of an H200 waited 4.3 s for OpenCL's contexts, then 4.1 s for
+CUDA's; one program takes 0.3 s to compile, and as long again where all processors compile."""
 _TRIES = 2
 """The number of child processes that may die while planning one problem."""
 
@@ -60,13 +65,16 @@ class PlannerPool:
         self.made.name = ""
         self._info = runtime.device_info(device)
         self._for_cuda = self._info.vendor == "nvidia"
-        # On a GPU calls go on meanwhile, and need the host: of 16 processors the children leave five, of 4 two.
         processors = compilers(device)
-        self._max_workers = max(1, (processors * 3 // 4 if self._info.type == "gpu" else processors) - 1)
+        if self._info.type == "gpu":
+            self._threads = min(GPU_CHILD_THREADS, max(1, processors * 3 // 4 - 1))
+            self._max_children = max(1, (processors * 3 // 4 - 1) // self._threads)
+        else:
+            self._threads, self._max_children = 1, max(1, processors - 1)
         self._tasks: list[_Task] = []
         self._order = itertools.count()
         self._changed = threading.Condition()
-        self._workers = 0
+        self._children = 0
         self._waiting = 0
         self._under_way = 0
         self.finished = 0
@@ -93,21 +101,23 @@ class PlannerPool:
                 return task.answer
             heapq.heappush(self._tasks, task)
             self._show_progress()
-            if self._waiting < len(self._tasks) and self._workers < self._max_workers:
-                self._start_worker()
+            if self._waiting < len(self._tasks) and self._children < self._max_children:
+                self._start_child()
             self._changed.notify()
         return task.answer
 
-    def _start_worker(self) -> None:
-        """Start a thread with a child process of its own. The caller holds the lock."""
-        self._workers += 1
-        threading.Thread(target=self._work, name="convdispatch-planner", daemon=True).start()
+    def _start_child(self) -> None:
+        """Start the threads of a child process. The caller holds the lock."""
+        self._children += 1
+        threading.Thread(target=self._run_child, name="convdispatch-planner", daemon=True).start()
 
     def _show_progress(self) -> None:
         """Show a progress line on the terminal while many problems are left. The caller holds the lock."""
         if self._progress is None or self._progress.ended.is_set():
             before, what = self.finished, "compiling kernels in the background"
-            self._progress = ProgressLine(what, lambda: (self.finished - before, self.left), self._max_workers)
+            self._progress = ProgressLine(
+                what, lambda: (self.finished - before, self.left), self._max_children * self._threads
+            )
 
     @property
     def left(self) -> int:
@@ -137,34 +147,42 @@ class PlannerPool:
         valid."""
         self._epoch += 1
 
-    # --- one thread for each child process --------------------------------------------------------------------------
+    # --- the threads of each child process, one for each thread in it -----------------------------------------------
 
-    def _work(self) -> None:
-        child = None
+    def _run_child(self) -> None:
         try:
-            try:
-                child = _Child(self.device)
-            except Exception as error:
-                with self._changed:
-                    is_only_one = self._workers <= 1
-                if is_only_one:  # every waiting request fails, because no child process can be started
-                    self.close(f"a child that plans could not be started: {error}")
-                return
-            while (task := self._next()) is not None:
-                try:
-                    self._plan(child, task)
-                except (OSError, EOFError, ValueError, KeyError) as error:
-                    # The child process has ended, or its answer is malformed.
-                    self._retry(task, error)
-                    return
-        finally:
-            if child is not None:
-                child.close()
+            child = _Child(self.device, self._threads)
+        except Exception as error:
             with self._changed:
-                self._workers -= 1
-                if not self._workers and not self._tasks:
-                    for table in ("texts", "programs"):
-                        self.made.tables[table].clear()
+                self._children -= 1
+                is_last = not self._children
+            if is_last:  # every waiting request fails, because no child process can be started
+                self.close(f"a child that plans could not be started: {error}")
+            return
+        others = [threading.Thread(target=self._work, args=(child,), daemon=True) for _ in range(self._threads - 1)]
+        for thread in others:
+            thread.start()
+        self._work(child)
+        for thread in others:
+            thread.join()
+        child.close()
+        with self._changed:
+            self._children -= 1
+            if self._tasks:  # those of a child that died, or that were requested as this one ended
+                self._start_child()
+            elif not self._children:
+                for table in ("texts", "programs"):
+                    self.made.tables[table].clear()
+
+    def _work(self, child: _Child) -> None:
+        while (task := self._next()) is not None:
+            try:
+                self._plan(child, task)
+            except (OSError, EOFError, ValueError, KeyError) as error:
+                # The child process has ended, or its answer is malformed.
+                child.kill()
+                self._retry(task, error)
+                return
 
     def _next(self) -> _Task | None:
         with self._changed:
@@ -214,7 +232,7 @@ class PlannerPool:
             retries = task.tries < _TRIES and self._closed is None
             if retries:
                 heapq.heappush(self._tasks, task)
-                self._start_worker()
+                self._changed.notify()
         if not retries:
             task.answer.set_exception(NoHelp(f"a child that planned {task.problem} ended: {error}"))
 
@@ -231,20 +249,45 @@ def _shorten(tables: dict[str, Any], most: int) -> None:
 
 
 class _Child(Child):
-    def __init__(self, device: cl.Device) -> None:
-        super().__init__(f"{__package__}.worker", {"device": runtime.address(device)}, environment=FEW_THREADS)
+    """A child process that plans in several threads; ``plan`` may be called from as many."""
+
+    def __init__(self, device: cl.Device, threads: int) -> None:
+        setup = {"device": runtime.address(device), "threads": threads}
+        super().__init__(f"{__package__}.worker", setup, environment=FEW_THREADS)
+        self._numbers, self._replies, self._lock = itertools.count(), dict[int, Future[Answer]](), threading.Lock()
+        self._ended = False
         try:
             if self.heard().get("solvers") != sorted(plugins().solvers):
                 raise RuntimeError("it has other solvers than this process, to which plugins were added since")
         except BaseException:
             self.close()
             raise
+        threading.Thread(target=self._receive, name="convdispatch-planner-replies", daemon=True).start()
 
     def plan(self, problem: ConvProblem, policy: Policy, epoch: int, for_cuda: bool) -> Answer:
-        """The child's answer to a planning request. Raises as ``Child.ask``."""
+        """The child's answer to a planning request. Raises EOFError for a child that has ended."""
         choices = {name: getattr(policy, name) for name in ("solver", "max_error", "workspace_limit")}
         choices |= policy.promises
-        return self.ask({"problem": str(problem), "policy": choices, "epoch": epoch, "for_cuda": for_cuda})
+        request = {"problem": str(problem), "policy": choices, "epoch": epoch, "for_cuda": for_cuda}
+        with self._lock:
+            if self._ended:
+                raise EOFError(self.how_it_ended())
+            number = next(self._numbers)
+            reply = self._replies[number] = Future()
+            self.say({"number": number, **request})
+        return reply.result()
+
+    def _receive(self) -> None:
+        """Pass each reply to the thread that waits for it, until the child has ended."""
+        with contextlib.suppress(KeyError):  # a malformed reply: whoever waits gets the same error as at the end
+            while (reply := self.hear()) is not None:
+                with self._lock:
+                    waiting = self._replies.pop(reply["number"])
+                waiting.set_result(reply)
+        with self._lock:
+            self._ended = True
+        for waiting in self._replies.values():
+            waiting.set_exception(EOFError(self.how_it_ended()))
 
 
 _pools: dict[cl.Device, PlannerPool] = {}

@@ -1,7 +1,7 @@
 """The child process, started by ``pool``, that plans problems for a device.
 
-It chooses, renders and compiles as a first call would, at a lower priority than its parent, and answers with the
-decision, texts and binaries.
+It chooses, renders and compiles as a first call would, at a lower priority than its parent and in as many threads as
+``pool`` says, and answers with the decision, texts and binaries.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import contextlib
 import json
 import os
 import warnings
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ...device.child import answer, questions
@@ -25,7 +27,8 @@ _NICENESS_ON_CPU = 19
 def _serve() -> None:
     os.nice(_NICENESS)
     requests = questions()
-    platform, number = map(int, next(requests)["device"].split(":"))
+    setup = next(requests)
+    platform, number = map(int, setup["device"].split(":"))
     warnings.simplefilter("ignore")  # the parent process gives the warnings that concern it
 
     from ...api.policy import policy
@@ -55,12 +58,7 @@ def _serve() -> None:
                 place.assemble(prepared.executable(runtime.queue(device)))
         return prepared
 
-    answer({"solvers": sorted(plugins().solvers)})
-    epoch = None
-    for request in requests:
-        if request["epoch"] != epoch:  # records, rules or plugins have changed since the last request
-            dispatch.forget()
-            epoch = request["epoch"]
+    def serve(request: Mapping[str, Any]) -> None:
         try:
             with artifact_store.gathering(device) as gathered, policy(**request["policy"]):
                 problem = ConvProblem.parse(request["problem"])
@@ -71,14 +69,24 @@ def _serve() -> None:
                     dispatch.forget()
                     prepared = plan(problem, request["for_cuda"])
         except Exception as error:
-            answer({"failed": f"{type(error).__name__}: {error}"})
-            continue
-        _answer(prepared, gathered)
+            answer({"number": request["number"], "failed": f"{type(error).__name__}: {error}"})
+        else:
+            _answer(request["number"], prepared, gathered)
+
+    answer({"solvers": sorted(plugins().solvers)})
+    threads = ThreadPoolExecutor(setup["threads"])
+    epoch = None
+    for request in requests:
+        if request["epoch"] != epoch:  # records, rules or plugins have changed since the last request
+            dispatch.forget()
+            epoch = request["epoch"]
+        threads.submit(serve, request)
 
 
-def _answer(prepared: Any, gathered: Any) -> None:
+def _answer(number: int, prepared: Any, gathered: Any) -> None:
     programs = gathered.tables["programs"]
     reply = {
+        "number": number,
         "solver": prepared.solver.name,
         "config": dict(prepared.config),
         "source": prepared.source,
@@ -89,7 +97,7 @@ def _answer(prepared: Any, gathered: Any) -> None:
     try:
         json.dumps(reply)
     except (TypeError, ValueError) as error:
-        answer({"failed": f"a configuration is none that JSON holds: {error}"})
+        answer({"number": number, "failed": f"a configuration is none that JSON holds: {error}"})
         return
     answer(reply, b"".join(programs.values()))
 
