@@ -64,7 +64,6 @@ class PlannerPool:
         """The artifacts that child processes built, until they end; ``lent`` puts them in force."""
         self.made.name = ""
         self._info = runtime.device_info(device)
-        self._for_cuda = self._info.vendor == "nvidia"
         processors = compilers(device)
         if self._info.type == "gpu":
             self._threads = min(GPU_CHILD_THREADS, max(1, processors * 3 // 4 - 1))
@@ -200,7 +199,7 @@ class PlannerPool:
 
     def _plan(self, child: _Child, task: _Task) -> None:
         epoch = self._epoch
-        reply = child.plan(task.problem, task.policy, epoch, self._for_cuda)
+        reply = child.plan(task.problem, task.policy, epoch)
         failure = reply.get("failed")
         if failure is None and epoch != self._epoch:  # records, rules or plugins changed while the child was planning
             with self._changed:
@@ -252,7 +251,8 @@ class _Child(Child):
     """A child process that plans in several threads; ``plan`` may be called from as many."""
 
     def __init__(self, device: cl.Device, threads: int) -> None:
-        setup = {"device": runtime.address(device), "threads": threads}
+        for_cuda = runtime.device_info(device).vendor == "nvidia"
+        setup = {"device": runtime.address(device), "threads": threads, "for_cuda": for_cuda}
         super().__init__(f"{__package__}.worker", setup, environment=FEW_THREADS)
         self._numbers, self._replies, self._lock = itertools.count(), dict[int, Future[Answer]](), threading.Lock()
         self._ended = False
@@ -264,11 +264,11 @@ class _Child(Child):
             raise
         threading.Thread(target=self._receive, name="convdispatch-planner-replies", daemon=True).start()
 
-    def plan(self, problem: ConvProblem, policy: Policy, epoch: int, for_cuda: bool) -> Answer:
+    def plan(self, problem: ConvProblem, policy: Policy, epoch: int) -> Answer:
         """The child's answer to a planning request. Raises EOFError for a child that has ended."""
         choices = {name: getattr(policy, name) for name in ("solver", "max_error", "workspace_limit")}
         choices |= policy.promises
-        request = {"problem": str(problem), "policy": choices, "epoch": epoch, "for_cuda": for_cuda}
+        request = {"problem": str(problem), "policy": choices, "epoch": epoch}
         with self._lock:
             if self._ended:
                 raise EOFError(self.how_it_ended())

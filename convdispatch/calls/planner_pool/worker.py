@@ -35,6 +35,7 @@ def _serve() -> None:
     from ...api.problem import ConvProblem
     from ...device import runtime
     from ...device.cache import artifact_store
+    from ...device.cache.store import claimed
     from ...device.opencl.platforms import device_info, platforms
     from ...device.places.stream import place_of_device
     from ...device.programs import proven
@@ -45,11 +46,13 @@ def _serve() -> None:
     device = platforms()[platform].get_devices()[number]
     if device_info(device).type == "cpu":
         os.nice(_NICENESS_ON_CPU - _NICENESS)
-    context = runtime.context(device)
+    # A driver works on the contexts of all children in turn, so that none would be there before all are.
+    with claimed("contexts"):
+        context = runtime.context(device)
+        place = place_of_device(device) if setup["for_cuda"] else None
 
-    def plan(problem: ConvProblem, for_cuda: bool) -> Any:
+    def plan(problem: ConvProblem) -> Any:
         """Every program of the plan is cached then, in the form that the parent loads."""
-        place = place_of_device(device) if for_cuda else None
         with contextlib.nullcontext() if place is None else for_streams():
             prepared = dispatch.prepare(problem, context)
         if place is not None and prepared.recordable:
@@ -64,10 +67,10 @@ def _serve() -> None:
                 problem = ConvProblem.parse(request["problem"])
                 # Children that start together all meet the same unchecked engine: one of them checks it.
                 with proven.assuming() as assumed:
-                    prepared = plan(problem, request["for_cuda"])
+                    prepared = plan(problem)
                 if proven.has_failed(assumed):
                     dispatch.forget()
-                    prepared = plan(problem, request["for_cuda"])
+                    prepared = plan(problem)
         except Exception as error:
             answer({"number": request["number"], "failed": f"{type(error).__name__}: {error}"})
         else:
