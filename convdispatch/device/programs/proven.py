@@ -104,7 +104,7 @@ def _stored_answer(package: str, what: str, device: cl.Device, prove: Callable[[
     def passed() -> str | None:
         nonlocal failure
         is_shared = _thread.assumed is not None and text_key is not None
-        if is_shared and not until_stored.enter_context(claimed(text_key, wait=False)):
+        if is_shared and not until_stored.enter_context(claimed(str(text_key), wait=False)):
             raise _UnderWay(text_key)
         with for_streams(launched_there=False):  # a probe launches on a queue of its own
             failure = prove()
