@@ -19,11 +19,13 @@ from convdispatch.calls.framework import tiers  # noqa: E402
 from convdispatch.calls.planner_pool import pool as pools  # noqa: E402
 from convdispatch.calls.planner_pool import progress_line  # noqa: E402
 from convdispatch.device import runtime  # noqa: E402
+from convdispatch.device.cache.store import DECISIONS  # noqa: E402
 from convdispatch.device.programs import kernels  # noqa: E402
 from convdispatch.selection import dispatch, solver_query  # noqa: E402
 from convdispatch.tools.ready import make_pack  # noqa: E402
 from convdispatch.torch import captures, ranks  # noqa: E402
 from convdispatch.torch.dispatch import quick_depthwise, routing  # noqa: E402
+from convdispatch.torch.eager import stream_tensors  # noqa: E402
 from convdispatch.torch.eager.planning import TORCH  # noqa: E402
 
 F = torch.nn.functional
@@ -212,6 +214,35 @@ def test_the_problems_of_all_threads_of_a_killed_child_are_planned_by_the_next(d
     assert [answer.result(120) for answer in answers] == [None] * 4
     assert (len(children), pool.left, pool.finished) == (2, 0, 4)
     pool.close()
+
+
+def test_children_begin_before_the_context_on_a_machine_that_decided_nothing(device, monkeypatch, tmp_path):
+    """Then and only then: with decisions on disk, or a pack, most processes need no child."""
+    monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(tmp_path))
+    begun = []
+
+    class Waiting:
+        def __init__(self, *_):
+            begun.append(1)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(pools, "_Child", Waiting)
+    monkeypatch.setattr(pools, "IDLE_S", 0.0)
+    monkeypatch.setattr(pools, "_pools", {})
+    monkeypatch.setattr(stream_tensors, "number_of", lambda each: 7 if each == device else None)
+    stream_tensors.begin_children.cache_clear()
+    children = pools.pool_of(device)._max_children
+    stream_tensors.begin_children(7)
+    until(lambda: len(begun) == children and not pools.pool_of(device)._children)
+    stream_tensors.begin_children(7)
+    DECISIONS.put("0" * 40, {"solver": "im2col"}, "a problem")
+    stream_tensors.begin_children.cache_clear()
+    stream_tensors.begin_children(7)
+    stream_tensors.begin_children(8)
+    assert len(begun) == children
+    stream_tensors.begin_children.cache_clear()
 
 
 def test_without_children_calls_plan_by_themselves(aside, monkeypatch):

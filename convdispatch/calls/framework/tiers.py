@@ -226,6 +226,13 @@ class Pending:
             self._framework.note_left(self.problem, failed or "its kernels were still being compiled")
 
 
+def expect(device: Any) -> None:
+    """Start the child processes of an OpenCL device, whose problems will be planned there, on a machine that has
+    decided nothing yet."""
+    with _lock:
+        pool_of(device).expect()
+
+
 def timed(find: Callable[[], Any]) -> Any:
     """Returns ``find()``; its time, such as that of initialising a device, counts as part of the burst."""
     begin = time.perf_counter()

@@ -1,11 +1,10 @@
 """The child processes that plan problems for one device, and the artifacts that they built.
 
 A request is answered by a ``Future``; the problem of the longest run time goes first. Children start while problems
-wait: at most one a processor (as ``compile_pool.compilers`` counts them). On a GPU a child plans in several threads,
-because the driver creates the contexts of children one after the other, and all threads together leave a quarter of the
-processors to the calls that go on. Children end when nothing has been requested for a while. If a child dies, another
-one takes its problems; if children cannot be started, or have other plugins than this process, the caller plans by
-itself.
+wait: at most one a processor (as ``compile_pool.compilers`` counts them), on a GPU one for two processors, because
+calls go on meanwhile. They end when nothing has been requested for a while, because on a GPU each holds a context. If a
+child dies, another one takes its problems; if children cannot be started, or have other plugins than this process, the
+caller plans by itself.
 """
 
 from __future__ import annotations
@@ -25,9 +24,11 @@ from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...device import runtime
 from ...device.cache import artifact_store, keys
+from ...device.cache.store import DECISIONS
 from ...device.child import FEW_THREADS, Answer, Child
 from ...device.programs.compile_pool import compilers
 from ...selection import decision_store, dispatch
+from ...selection.planpack import from_environment
 from ...selection.plugins.loader import plugins
 from .progress_line import ProgressLine
 
@@ -35,9 +36,12 @@ IDLE_S = 20.0
 """Seconds without a problem after which a child process ends."""
 MADE_BYTES = 16 << 20
 """The most bytes of children's texts and binaries that this process holds; older ones are read from disk."""
-GPU_CHILD_THREADS = 3
-"""Threads of a child that plans for a GPU. 12 children of an H200 waited 4.3 s for OpenCL's contexts, then 4.1 s for
-CUDA's; one program takes 0.3 s to compile, and as long again where all processors compile."""
+GPU_CHILD_THREADS = 2
+"""Threads of a child that plans for a GPU: NVIDIA's OpenCL compiles one text at a time in a process (0.17 s), meanwhile
+the other thread plans, or assembles machine code (0.12 s), which runs in parallel. Measured on an H200."""
+_FEW_CHANNELS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+"""A variable by which CUDA creates a context with one channel to the device: 4 processes at once then take 0.14 s
+instead of 0.6, and OpenCL's context 1.3 s instead of 1.65 (H200). Children launch nothing that more would speed up."""
 _TRIES = 2
 """The number of child processes that may die while planning one problem."""
 
@@ -64,12 +68,9 @@ class PlannerPool:
         """The artifacts that child processes built, until they end; ``lent`` puts them in force."""
         self.made.name = ""
         self._info = runtime.device_info(device)
-        processors = compilers(device)
-        if self._info.type == "gpu":
-            self._threads = min(GPU_CHILD_THREADS, max(1, processors * 3 // 4 - 1))
-            self._max_children = max(1, (processors * 3 // 4 - 1) // self._threads)
-        else:
-            self._threads, self._max_children = 1, max(1, processors - 1)
+        processes, is_gpu = compilers(device), self._info.type == "gpu"
+        self._threads = GPU_CHILD_THREADS if is_gpu else 1
+        self._max_children = max(1, (processes // 2 if is_gpu else processes) - 1)
         self._tasks: list[_Task] = []
         self._order = itertools.count()
         self._changed = threading.Condition()
@@ -104,6 +105,16 @@ class PlannerPool:
                 self._start_child()
             self._changed.notify()
         return task.answer
+
+    def expect(self) -> None:
+        """Start all children at once, for problems that will be requested, if nothing was decided on this machine yet.
+        Otherwise what is on disk most often suffices."""
+        from_environment()
+        if DECISIONS.size()[0] or artifact_store.in_force(self.device):
+            return
+        with self._changed:
+            while self._closed is None and self._children < self._max_children:
+                self._start_child()
 
     def _start_child(self) -> None:
         """Start the threads of a child process. The caller holds the lock."""
@@ -253,7 +264,7 @@ class _Child(Child):
     def __init__(self, device: cl.Device, threads: int) -> None:
         for_cuda = runtime.device_info(device).vendor == "nvidia"
         setup = {"device": runtime.address(device), "threads": threads, "for_cuda": for_cuda}
-        super().__init__(f"{__package__}.worker", setup, environment=FEW_THREADS)
+        super().__init__(f"{__package__}.worker", setup, environment=FEW_THREADS | _FEW_CHANNELS)
         self._numbers, self._replies, self._lock = itertools.count(), dict[int, Future[Answer]](), threading.Lock()
         self._ended = False
         try:

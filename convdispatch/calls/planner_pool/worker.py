@@ -35,7 +35,6 @@ def _serve() -> None:
     from ...api.problem import ConvProblem
     from ...device import runtime
     from ...device.cache import artifact_store
-    from ...device.cache.store import claimed
     from ...device.opencl.platforms import device_info, platforms
     from ...device.places.stream import place_of_device
     from ...device.programs import proven
@@ -46,10 +45,8 @@ def _serve() -> None:
     device = platforms()[platform].get_devices()[number]
     if device_info(device).type == "cpu":
         os.nice(_NICENESS_ON_CPU - _NICENESS)
-    # A driver works on the contexts of all children in turn, so that none would be there before all are.
-    with claimed("contexts"):
-        context = runtime.context(device)
-        place = place_of_device(device) if setup["for_cuda"] else None
+    context = runtime.context(device)
+    place = place_of_device(device) if setup["for_cuda"] else None
 
     def plan(problem: ConvProblem) -> Any:
         """Every program of the plan is cached then, in the form that the parent loads."""
