@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import gc
 import os
 import signal
+import threading
 import time
 import weakref
+from concurrent.futures import Future
 
 import pytest
 
@@ -233,6 +237,7 @@ def test_children_begin_before_the_context_on_a_machine_that_decided_nothing(dev
     monkeypatch.setattr(pools, "_pools", {})
     monkeypatch.setattr(stream_tensors, "number_of", lambda each: 7 if each == device else None)
     stream_tensors.begin_children.cache_clear()
+    stream_tensors._of_cuda.cache_clear()
     children = pools.pool_of(device)._max_children
     stream_tensors.begin_children(7)
     until(lambda: len(begun) == children and not pools.pool_of(device)._children)
@@ -243,6 +248,43 @@ def test_children_begin_before_the_context_on_a_machine_that_decided_nothing(dev
     stream_tensors.begin_children(8)
     assert len(begun) == children
     stream_tensors.begin_children.cache_clear()
+    stream_tensors._of_cuda.cache_clear()
+
+
+def test_a_call_does_not_wait_for_the_context_of_its_device(device, monkeypatch):
+    """PyTorch's kernels compute meanwhile, and the problem is planned by a child; a capture waits for it."""
+    creating, created = threading.Event(), threading.Event()
+
+    class Pool:
+        def ask(self, *_):
+            answer = Future()
+            answer.set_result(None)
+            return answer
+
+        lent = contextlib.nullcontext
+
+    def context(_):
+        creating.set()
+        assert created.wait(60)
+
+    Pool.device = device
+    monkeypatch.setattr(tiers, "_contexts", {})
+    monkeypatch.setattr(tiers, "pool_of", lambda _: Pool())
+    monkeypatch.setattr(tiers.runtime, "has_context", lambda _: False)
+    monkeypatch.setattr(tiers.runtime, "context", context)
+    monkeypatch.setattr(tiers.dispatch, "planned", lambda *_: False)
+    problem, built = ConvProblem.parse("mb1ic3ih9iw9oc5kh3"), []
+    build = functools.partial(built.append, "call")
+    pending = tiers.first(device, problem, Policy(tier="ready"), build, TORCH, on_cuda=True)
+    assert creating.wait(60)
+    assert isinstance(pending, tiers.Pending)
+    assert (pending.resolved(), pending._again(""), built) == (None, True, [])
+    created.set()
+    tiers._contexts[device].join(60)
+    assert not pending._again("")
+    pending.resolved()
+    assert built == ["call"]
+    tiers._pending.pop(pending.key, None)
 
 
 def test_without_children_calls_plan_by_themselves(aside, monkeypatch):
