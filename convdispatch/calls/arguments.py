@@ -5,6 +5,7 @@ Every refusal is an InvalidArgument or InvalidProblem in the caller's terms: wha
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from .arrays.accepted import shape_of
 PLACES = {"fwd": (0, 1, 2), "bwd_data": (2, 1, 0), "bwd_weights": (0, 2, 1)}
 """For each direction, the indices into (x, w, y) of the two operands that are read (``input1`` and ``input2`` in the
 code of calls) and of the result."""
+GEOMETRY = ("stride", "padding", "dilation", "groups", "layout")
+"""The options of a convolution that decide its shapes; ``describe`` has their defaults."""
 
 
 class Request(NamedTuple):
@@ -94,11 +97,11 @@ def describe(
     y_shape: Sequence[int] | None,
     dtype: str,
     *,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    groups: int,
-    layout: str,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    layout: str = "nchw",
     math: str = "float32",
     names: Sequence[str] = ("x", "w", "y"),
     **epilogue: Any,
@@ -146,6 +149,10 @@ def describe(
             f"{tuple(w_shape)} and the geometry give, got {tuple(y_shape)}"
         )
     return problem
+
+
+cached_problem = functools.lru_cache(maxsize=1024)(describe)
+"""``describe`` of arguments that can be hashed: equal layers share one problem."""
 
 
 def _split(shape: Sequence[int], layout: str) -> tuple[int, int, tuple[int, ...]]:
@@ -225,12 +232,12 @@ def transposed_shape(
     x_shape: Sequence[int],
     w_shape: Sequence[int],
     *,
-    stride: Any,
-    padding: Any,
-    output_padding: Any,
-    dilation: Any,
-    groups: int,
-    layout: str,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    layout: str = "nchw",
 ) -> tuple[tuple[int, ...], list[tuple[int, int]], list[int]]:
     """Returns (shape of a transposed convolution's result, padding of the convolution whose data gradient it is, zeros
     to append to x along each axis).

@@ -74,7 +74,9 @@ class HostCall(Call):
     def generally(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, queue: Any) -> Any:
         arrays, out, copies = self.arrays, operands[self.written], []
         if out is not None:
-            self._check_out(out)
+            view = arrays.view(out)
+            self.check_out(tuple(view.shape), view.dtype.newbyteorder("=").name, arrays.dtype.name)
+            check_written(view)
         if self.empty:
             result = arrays.allocate()[0] if out is None else out
             if self.zeroes:
@@ -108,11 +110,6 @@ class HostCall(Call):
         if out is not None and result is not out:
             arrays.view(out)[...] = arrays.view(result)
         return arrays.finished(result, operands[self.first]) if out is None else out
-
-    def _check_out(self, out: Any) -> None:
-        view = self.arrays.view(out)
-        self.check_out(tuple(view.shape), view.dtype.newbyteorder("=").name, self.arrays.dtype.name)
-        check_written(view)
 
     def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
         """See Call; among other libraries only PyTorch's arrays can be checked so quickly."""

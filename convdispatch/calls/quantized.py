@@ -6,7 +6,6 @@ and float8 tensors). The result is of the inputs' kind, as in ``conv``, and of t
 
 from __future__ import annotations
 
-import functools
 import weakref
 from typing import Any
 
@@ -17,7 +16,7 @@ from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
 from ..api.quantization import Quantization
 from ..selection.prepared import Constant
-from .arguments import Request, describe, hashable
+from .arguments import Request, cached_problem, hashable
 from .arrays.array_library import Library
 
 _tables: weakref.WeakKeyDictionary[Any, dict[Any, tuple[Constant, Any]]] = weakref.WeakKeyDictionary()
@@ -37,15 +36,7 @@ def quantized_problem(
             "np.clip(np.rint(x / x_scale) + x_zero_point, ...)"
         )
     frozen = {name: hashable(value) for name, value in options.items()}
-    return _described(x_shape, w_shape, dtype, quantization.dtype, **frozen)
-
-
-@functools.lru_cache(maxsize=1024)
-def _described(
-    x_shape: tuple[int, ...], w_shape: tuple[int, ...], dtype: str, out_dtype: str, **options: Any
-) -> ConvProblem:
-    defaults: dict[str, Any] = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "layout": "nchw"}
-    return describe("fwd", x_shape, w_shape, None, dtype, **defaults | options, out_dtype=out_dtype)
+    return cached_problem("fwd", x_shape, w_shape, None, dtype, **frozen, out_dtype=quantization.dtype)
 
 
 def table_of(

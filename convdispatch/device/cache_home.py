@@ -1,4 +1,5 @@
-"""A folder for caches where the user's own cannot be written: read-only systems, containers, accounts without a home.
+"""The user's folders, and one for caches where the user's own cannot be written: read-only systems, containers,
+accounts without a home.
 
 pyopencl caches its generated calls in a folder of the user's cache, and calls no kernel if it cannot create the folder.
 So before ``pyopencl.invoker`` is imported, and if that folder cannot be written, the whole cache moves to a folder
@@ -20,6 +21,19 @@ import platformdirs
 from ..api.errors import ConvDispatchWarning
 
 _VARIABLE = "XDG_CACHE_HOME"
+_HOMES = (_VARIABLE, "XDG_CONFIG_HOME", "XDG_DATA_HOME", "HOME", "APPDATA", "LOCALAPPDATA", "USERPROFILE")
+"""The environment variables that decide where a user's folders are."""
+
+
+def user_folder(kind: str) -> Path:
+    """The user's folder of a kind (``cache``, ``config`` or ``data``) for this library."""
+    return _user_folder(kind, *map(os.environ.get, _HOMES))
+
+
+@functools.lru_cache(maxsize=16)
+def _user_folder(kind: str, *_: str | None) -> Path:
+    """The folder for these environment variables, cached because that is as slow as reading a file."""
+    return Path(getattr(platformdirs, f"user_{kind}_dir")("convdispatch"))
 
 
 @functools.lru_cache(maxsize=1)

@@ -13,13 +13,12 @@ import re
 import warnings
 from pathlib import Path
 
-import platformdirs
-
 from ..api import settings
 from ..api.device import DeviceInfo
 from ..api.errors import ConvDispatchWarning
 from ..api.rates import DeviceRates
 from . import jsontext, plainfile
+from .cache_home import user_folder
 
 _FIELDS = {"flops": (1e5, 1e19), "bandwidth": (1e4, 1e17), "launch": (1e-9, 10.0)}
 """The range of each rate, in operations and bytes a second and in seconds; a value outside it is refused."""
@@ -104,6 +103,6 @@ def keep(device: DeviceInfo, found: DeviceRates) -> Path:
 def place(device: DeviceInfo) -> Path:
     """The file of the rates that were measured on such a device."""
     chosen = settings.RATES.value()
-    folder = Path(chosen) if chosen else Path(platformdirs.user_data_dir("convdispatch")) / "rates"
+    folder = Path(chosen) if chosen else user_folder("data") / "rates"
     parts = (device.platform, device.vendor, device.arch, device.name, str(device.compute_units), device.processor)
     return folder / (re.sub(r"[^a-z0-9]+", "-", "_".join(parts).lower()).strip("-") + ".json")

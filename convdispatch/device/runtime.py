@@ -27,7 +27,6 @@ from .cuda_driver import current_number, number_of
 from .cuda_driver import unavailable as cuda_unavailable
 from .memory import allocator as memory
 from .memory.allocator import (
-    cuda_address,
     fresh,
     memory_statistics,
     release_memory,
@@ -43,7 +42,6 @@ __all__ = [
     "allocate",
     "context",
     "copy",
-    "cuda_address",
     "cuda_devices",
     "default_device",
     "device_info",
@@ -61,7 +59,6 @@ __all__ = [
     "serial_queue",
     "set_memory_limit",
     "sub_region",
-    "workspace",
 ]
 
 INSTALL = "pip install 'convdispatch[cpu]'"
@@ -284,11 +281,6 @@ def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
     return commands_of(queue).allocate(size)
 
 
-def workspace(queue: cl.CommandQueue, size: int) -> cl.MemoryObject | None:
-    """Scratch memory for one plan on one queue; None for size 0."""
-    return allocate(queue, size) if size else None
-
-
 def copy(
     queue: cl.CommandQueue,
     target: cl.MemoryObject,
@@ -331,8 +323,3 @@ def hold(queue: cl.CommandQueue, event: cl.Event) -> None:
         return
     cl.enqueue_barrier(queue, wait_for=[event])
     queue.flush()
-
-
-def complete(event: cl.Event) -> bool:
-    """Whether an OpenCL command has completed."""
-    return event.command_execution_status == cl.command_execution_status.COMPLETE

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
-from ..calls.arguments import transposed_shape
+from ..calls.arguments import GEOMETRY, transposed_shape
 from ..device.background import Threads
 from ..device.tracing import map_structure
 from ..elementwise.tensor import Tensor
@@ -100,11 +100,8 @@ def _is_lengthened(node: Node) -> bool:
     """Whether a transposed convolution is made of two operations, the first of which appends zeros to its input."""
     if node.name != "transposed_convolution" or not node.kwargs.get("output_padding"):
         return False
-    x, w, geometry = node.kwargs["x"], node.kwargs["w"], _GEOMETRY | node.kwargs
-    return any(transposed_shape(x.shape, w.shape, **{name: geometry[name] for name in _GEOMETRY})[2])
-
-
-_GEOMETRY = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1, "layout": "nchw"}
+    geometry = {name: node.kwargs[name] for name in (*GEOMETRY, "output_padding") if name in node.kwargs}
+    return any(transposed_shape(node.kwargs["x"].shape, node.kwargs["w"].shape, **geometry)[2])
 
 
 class Background:

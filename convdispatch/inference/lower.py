@@ -14,7 +14,7 @@ import pyopencl as cl
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
 from ..api.quantization import Table
-from ..calls.arguments import describe, hashable, transposed_shape
+from ..calls.arguments import GEOMETRY, cached_problem, describe, hashable, transposed_shape
 from ..calls.quantized import quantized_problem
 from ..device.commands.recording import Recording, Slot
 from ..device.tracing import tracing
@@ -73,34 +73,22 @@ def problem_of(node: Node) -> ConvProblem:
     arguments = node.kwargs
     x = arguments["x"]
     if node.name == QUANTIZED:
-        return _quantized_problem(node, isinstance(arguments["w"], Tensor))
+        options = {name: arguments[name] for name in GEOMETRY if name in arguments}
+        options["residual"] = arguments.get("residual") is not None
+        dtype, quantization = x.value.dtype.name, arguments["quantization"]
+        problem = quantized_problem(x.shape, arguments["w"].shape, dtype, quantization, **options)
+        return problem.replace(constant_weights=True) if isinstance(arguments["w"], Tensor) else problem
     flags = {name: arguments.get(name) is not None for name in ("bias", "residual")}
     options = {name: hashable(arguments[name]) for name in _OPTIONS if name in arguments}
     dtype = (x.value if isinstance(x, Ref) else x).dtype.name
     if node.name == TRANSPOSED:
         options["output_padding"] = hashable(arguments.get("output_padding", 0))
         return _described_transposed(x.shape, arguments["w"].shape, dtype, **flags, **options)
-    return _described(x.shape, arguments["w"].shape, dtype, **flags, **options)
-
-
-def _quantized_problem(node: Node, constant_weights: bool) -> ConvProblem:
-    arguments = node.kwargs
-    options = {name: arguments[name] for name in _OPTIONS[:5] if name in arguments}
-    problem = quantized_problem(
-        arguments["x"].shape, arguments["w"].shape, arguments["x"].value.dtype.name, arguments["quantization"],
-        residual=arguments.get("residual") is not None, **options,
-    )  # fmt: skip
-    return problem.replace(constant_weights=True) if constant_weights else problem
+    return cached_problem("fwd", x.shape, arguments["w"].shape, None, dtype, **flags, **options, constant_weights=True)
 
 
 QUANTIZED, TRANSPOSED = "quantized_convolution", "transposed_convolution"
-_OPTIONS = ("stride", "padding", "dilation", "groups", "layout", "math", "activation")
-
-
-@functools.lru_cache(maxsize=1024)
-def _described(x_shape: tuple[int, ...], w_shape: tuple[int, ...], dtype: str, **given: Any) -> ConvProblem:
-    """Return the ConvProblem of a layer, cached, so that equal layers share one object."""
-    return describe("fwd", x_shape, w_shape, None, dtype, **_DENSE | given, constant_weights=True)
+_OPTIONS = (*GEOMETRY, "math", "activation")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -108,13 +96,10 @@ def _described_transposed(
     x_shape: tuple[int, ...], w_shape: tuple[int, ...], dtype: str, output_padding: Any, **given: Any
 ) -> ConvProblem:
     """The data gradient that a transposed convolution is."""
-    geometry = {name: (_DENSE | given)[name] for name in _DENSE}
+    geometry = {name: given[name] for name in GEOMETRY if name in given}
     shape, pads, _ = transposed_shape(x_shape, w_shape, output_padding=output_padding, **geometry)
-    options = _DENSE | given | {"padding": tuple(pads)}
-    return describe("bwd_data", shape, w_shape, x_shape, dtype, **options, constant_weights=True)
-
-
-_DENSE: dict[str, Any] = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "layout": "nchw"}
+    given["padding"] = tuple(pads)
+    return describe("bwd_data", shape, w_shape, x_shape, dtype, **given, constant_weights=True)
 
 
 class _Lowering:

@@ -127,7 +127,7 @@ class InferenceNet:
         library = library_of(type(inputs[0])) if inputs else None
         if library is None:
             if not all(isinstance(given, np.ndarray) for given in inputs):
-                return self._call(inputs, self._fetch)
+                return self._call(inputs, lambda inner: self._real(inner).copy())
             return self._watched(inputs, _same)
         devices = [library.place(given) for given in inputs]
         if any(library_of(type(given)) is not library for given in inputs) or len(set(devices)) > 1:
@@ -162,7 +162,7 @@ class InferenceNet:
         ]
         on_host = self._on_host[0]
         if on_host is None:
-            return self._call(plain, lambda inner: change(self._fetch_host(inner)))
+            return self._call(plain, lambda inner: change(self._real(inner).numpy()))
         if self.watch is None:
             self._quick = on_host
         return on_host(plain, change)
@@ -233,16 +233,6 @@ class InferenceNet:
             return None
         return self._program.run()
 
-    def layer_ms(self, runs: int = 10) -> list[float]:
-        """The least milliseconds that each of ``layers`` took on the device in ``runs`` runs, on one queue in order.
-
-        NaN for one whose commands the device does not time (a library's own).
-        """
-        milliseconds = [0.0] * len(self._lowered.nodes)
-        for step, ms in zip(self.steps, self._program.timed(runs), strict=True):
-            milliseconds[step] += ms
-        return milliseconds
-
     def timeline(self) -> list[tuple[int, float, float]]:
         """A warm run as the device's clock saw it: for each command its place in ``layers``, its start from the first
         command's, and its length, in milliseconds. Between two commands is what the queue and the host took."""
@@ -301,9 +291,3 @@ class InferenceNet:
         if other_queue is not None:
             queue.flush()
             runtime.hold(other_queue, event)
-
-    def _fetch(self, slot_tensor: Tensor) -> Tensor:
-        return self._real(slot_tensor).copy()
-
-    def _fetch_host(self, slot_tensor: Tensor) -> np.ndarray:
-        return self._real(slot_tensor).numpy()

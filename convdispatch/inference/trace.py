@@ -14,7 +14,7 @@ import pyopencl as cl
 
 from ..api.dtypes import dtype_name, numpy_dtype
 from ..api.errors import InvalidArgument
-from ..calls.arguments import check_bias, describe, transposed_shape
+from ..calls.arguments import GEOMETRY, check_bias, describe, transposed_shape
 from ..calls.quantized import quantized_problem
 from ..device.commands.recording import Recording, Slot
 from ..device.tracing import bound, source, tracing
@@ -101,40 +101,32 @@ def _fresh(results: Any, known_values: dict[Slot, Value]) -> list[Tensor]:
     return fresh
 
 
+def _given(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: arguments[name] for name in names if name in arguments}
+
+
 # Each function below returns the result's shape and dtype for (function, args, kwargs), without running the operation.
-
-
-_DENSE = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "layout": "nchw"}
 
 
 def _convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
     arguments = bound(function, args, kwargs).arguments
-    names = ("stride", "padding", "dilation", "groups", "layout", "math", "activation")
-    problem = describe(
-        "fwd",
-        arguments["x"].shape,
-        arguments["w"].shape,
-        None,
-        arguments["x"].dtype.name,
-        **_DENSE | {name: arguments[name] for name in names if name in arguments},
-    )
+    x, options = arguments["x"], _given(arguments, *GEOMETRY, "math", "activation")
+    problem = describe("fwd", x.shape, arguments["w"].shape, None, x.dtype.name, **options)
     check_bias(arguments.get("bias"), problem.oc)
-    return problem.y_shape, arguments["x"].dtype
+    return problem.y_shape, x.dtype
 
 
 def _transposed_convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
     arguments = bound(function, args, kwargs).arguments
-    options = _DENSE | {"output_padding": 0}
-    options = {name: arguments.get(name, value) for name, value in options.items()}
+    options = _given(arguments, *GEOMETRY, "output_padding")
     shape = transposed_shape(arguments["x"].shape, arguments["w"].shape, **options)[0]
-    check_bias(arguments.get("bias"), shape[1 if options["layout"] == "nchw" else -1])
+    check_bias(arguments.get("bias"), shape[1 if options.get("layout", "nchw") == "nchw" else -1])
     return shape, arguments["x"].dtype
 
 
 def _quantized_convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
     arguments = bound(function, args, kwargs).arguments
-    names = ("stride", "padding", "dilation", "groups", "layout")
-    options = {name: arguments[name] for name in names if name in arguments}
+    options = _given(arguments, *GEOMETRY)
     problem = quantized_problem(
         arguments["x"].shape,
         arguments["w"].shape,

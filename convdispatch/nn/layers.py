@@ -54,7 +54,7 @@ class _Planned(_Weighted):
     _w: Any = None
 
     def problem(self, x_shape: Sequence[int], residual: bool = False) -> ConvProblem:
-        w, options = self._shaped(), {"stride": 1, "padding": 0, "dilation": 1, "groups": 1} | self.options
+        w, options = self._shaped(), dict(self.options)
         options |= {"bias": self.bias is not None, "residual": residual, "constant_weights": self._w is not None}
         x_shape = picture_of(x_shape, options["layout"]) if len(x_shape) == 2 else x_shape
         return describe("fwd", x_shape, w.shape, None, w.dtype.name, **options)

@@ -7,7 +7,6 @@ After that the general plan runs, and later calls use the chosen plan as soon as
 from __future__ import annotations
 
 import contextvars
-import itertools
 import math
 import threading
 from collections.abc import Callable, Mapping
@@ -28,6 +27,7 @@ from ..device.commands.interface import thread
 from ..device.plans.steps import StepPlan
 from ..device.programs.kernels import OPERANDS, Launch, Programs, build, define, kernel_text, without_numbers
 from .choice.ranking import Candidate
+from .derivation.rewriting import axes_of
 from .prepared import Prepared
 
 if TYPE_CHECKING:
@@ -138,8 +138,9 @@ class GenericSolver(Solver):
         text += "#define GEOMETRY " + ", ".join(f"long {name}" for name in names) + "\n"
         program = build(context, text + kernel_text(__package__, "general.cl"))
         numbers = [getattr(problem, letter) for letter in _LETTERS]
-        for shape in (problem.x_shape, problem.y_shape, problem.w_shape):
-            numbers += _strides(shape, problem)
+        for name in "xyw":
+            axes = axes_of(problem, name)
+            numbers += [axes[axis][1] for axis in "ncdhw"]
         operands = {"fwd": "x w y", "bwd_data": "y w x", "bwd_weights": "x y w"}[problem.direction].split()
         written = operands[-1]
         extras = [name if getattr(problem, name) else written for name in ("bias", "residual")]
@@ -149,11 +150,3 @@ class GenericSolver(Solver):
 
 
 GENERAL = GenericSolver()
-
-
-def _strides(shape: tuple[int, ...], problem: ConvProblem) -> list[int]:
-    """Strides in elements of (outer, channel, d, h, w); 0 for axes that a problem of fewer dimensions lacks."""
-    steps = [*itertools.accumulate(reversed(shape[1:]), lambda a, b: a * b, initial=1)][::-1]
-    outer, *inner = steps
-    channel, space = (inner[-1], inner[:-1]) if problem.layout == "nhwc" else (inner[0], inner[1:])
-    return [outer, channel, *([0] * (3 - len(space))), *space]

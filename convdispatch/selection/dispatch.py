@@ -44,19 +44,6 @@ from .prepared import Constant, Prepared, let_go
 from .solver_query import checked_plan, guarded, planned_as, query
 from .visible_problem import SIZES_OF_A_LAYER, layer_of, visible_problem
 
-__all__ = [
-    "adopt",
-    "forget",
-    "loaded",
-    "make",
-    "on_forget",
-    "planned",
-    "prepare",
-    "prepare_all",
-    "quarantine",
-    "run",
-]
-
 _plans = Programs(let_go)
 """The cached plans (Prepared), by context, problem and ``Policy.selection``."""
 _families = Families(SIZES_OF_A_LAYER)
@@ -337,10 +324,7 @@ def run(
                 ) from error
             if out_of_order(plain_queue := getattr(queue, "queue", queue)):
                 # Commands that the failed plan enqueued may still run, so the next plan waits for them.
-                wait_for = [
-                    *(wait_for or ()),
-                    runtime.pending(plain_queue),
-                ]
+                wait_for = [*(wait_for or ()), runtime.pending(plain_queue)]
             prepared = prepare(problem, prepared.context, policy)
     return event
 

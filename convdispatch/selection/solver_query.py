@@ -34,22 +34,6 @@ from .plugins.loader import plugins, warn_once
 from .reach import out_of_reach
 from .visible_problem import unfused_seconds, visible_problem
 
-__all__ = [
-    "FLOORS",
-    "MOST_CONFIGS",
-    "SolverAnswers",
-    "Fault",
-    "admits",
-    "query",
-    "canonical",
-    "checked_plan",
-    "forget",
-    "guarded",
-    "planned_as",
-    "predicted",
-    "serves",
-]
-
 FLOORS = {"tf32": ("float32", "ieee"), "fast": ("float32", "ieee")}
 """For each ``math`` of a problem, the more accurate maths for which a solver is queried too, the first preferred."""
 _MAX_ANSWERS = 8192

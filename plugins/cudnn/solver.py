@@ -96,10 +96,6 @@ class Deterministic(Convolution):
 
 MAX_PACKS = 64
 """Most variant packs (cuDNN's lists of operand addresses) that a plan caches."""
-BRIEF_FLOPS = 4e9
-"""Operations below which a run counts as brief: large GPUs compute them in some 20 microseconds."""
-BRIEF_BYTES = 80e6
-"""Bytes below which a run counts as brief: large GPUs move them in some 20 microseconds."""
 ALIGNMENT = 256
 """Bytes to which the operands of a plan's first run are aligned."""
 _NON_BLOCKING = 1
@@ -205,7 +201,6 @@ class CudnnPlan:
         self._library, device = library(), context.devices[0]
         self._written = problem.written
         self._sizes = tensor_bytes(problem)
-        self._brief = problem.flops < BRIEF_FLOPS and sum(self._sizes.values()) < BRIEF_BYTES
         _handle(device, "run")
         Bridge.prepare(context, device)
         with planning_handle(device) as handle:
@@ -233,7 +228,7 @@ class CudnnPlan:
                 pack = self._pack((*addresses.values(), 0)[:4])
                 self._library("cudnnBackendExecute", handle, self._plan.handle, pack.handle)
 
-        return enqueue_across(bridge, work, operands, wait_for, self._brief)
+        return enqueue_across(bridge, work, operands, wait_for)
 
     def _on_stream(self, stream: CudaStream, operands: Mapping[str, Any], workspace: Any) -> CudaStream:
         """Run on the caller's stream and memory, which dispatch has aligned."""

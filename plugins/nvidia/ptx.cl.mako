@@ -31,6 +31,16 @@ inline ushort cvt_f16_f32(float v) {
   return h;
 }
 % endif
+% if integers or float8:
+// 1 / v to the nearest number, of a normal v whose reciprocal is one: a step of Newton's. A division is a call of a
+// function in programs that the driver's linker assembles, and wgmma of float8 then ran in turn.
+inline float reciprocal(float v) {
+  float r;
+  asm("{\n.reg .f32 negative, error;\nneg.f32 negative, %1;\nrcp.approx.ftz.f32 %0, %1;\n"
+      "fma.rn.f32 error, negative, %0, 0f3F800000;\nfma.rn.f32 %0, error, %0, %0;\n}" : "=&f"(r) : "f"(v));
+  return r;
+}
+% endif
 % if float8 or type == "bf16":
 // The nearest bfloat16 numbers of v0 (lower half) and v1.
 inline uint cvt_bf16x2_f32(float v0, float v1) {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import platform
 import sys
-import time
 import types
 
 import numpy as np
@@ -126,88 +125,6 @@ def test_flags_rise_in_order(out_of_order, bridges):
     assert flag() == 2
     waits = [call[3] for call in bridges.cuda.calls if call[0] == "cuStreamWaitValue32_v2"]
     assert waits == [1, 2]
-
-
-def test_brief_work_shares_a_call(bridges):
-    """Behind a call that is still to come, pieces of brief work are told together; without further work, soon."""
-    import pyopencl as cl
-
-    def work(brief=True):
-        with across:
-            across.enter(events[-1:])
-            events.append(across.leave(brief))
-
-    def complete(event):
-        return event.command_execution_status == cl.command_execution_status.COMPLETE
-
-    def calls():
-        return bridges.cuda.names().count("cuLaunchHostFunc")
-
-    _, across = bridges(out_of_order=True)
-    events, held = [], []
-    bridges.cuda.held = held
-    for _ in range(4):
-        work()
-    assert calls() == 1
-    assert not across.idle()
-    work(brief=False)  # told at once, with what was put off before
-    assert calls() == 2
-    for _ in range(bridge._MAX_SHARED_CALL + 1):
-        work()
-    assert calls() == 3
-    assert not any(map(complete, events))
-    held.pop(0)()
-    events[0].wait()
-    assert not any(map(complete, events[1:]))
-    held.pop(0)()
-    for event in events[1:5]:
-        event.wait()
-    assert not any(map(complete, events[5:]))
-    work()
-    assert calls() == 3  # the last one called is still to come
-    held.pop(0)()
-    for event in events[5:-1]:
-        event.wait()
-    for _ in range(500):  # nothing more is enqueued: the call is made all the same
-        if held:
-            break
-        time.sleep(0.01)
-    held.pop(0)()
-    events[-1].wait()
-    assert not across.behind
-    assert not held
-
-
-def test_nothing_is_left_at_the_end(bridges):
-    """When the interpreter ends, calls that were put off are made at once."""
-    _, across = bridges(out_of_order=True)
-    held = bridges.cuda.held = []
-    with across:
-        for _ in range(3):
-            across.enter()
-            last = across.leave(brief=True)
-    bridge._make_all_calls()
-    assert not across.behind
-    assert len(held) == 2
-    for call in held:
-        call()
-    last.wait()
-
-
-def test_a_device_that_goes_leaves_nobody_waiting(bridges):
-    import pyopencl as cl
-
-    _, across = bridges(out_of_order=True)
-    bridges.cuda.held = []
-    with across:
-        for _ in range(2):
-            across.enter()
-            last = across.leave(brief=True)
-    bridges.cuda.failing = ("cuEventRecord",)
-    bridges.cuda.held.pop()()
-    with pytest.raises(cl.RuntimeError):
-        last.wait()
-    assert not across.behind
 
 
 def test_memory_let_go_of_inside_an_enqueue_is_given_back_later(queue, monkeypatch):

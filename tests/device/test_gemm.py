@@ -173,7 +173,7 @@ def test_packing_kernels_follow_the_formula(queue, device):
                 want = np.nan_to_num(pack(spec, config, letter, values, "float32"), nan=0.0)
                 assert want.nbytes == getattr(plan, f"packed_{letter}_size")
                 packed = Operand(queue, np.arange(want.size), None, np.float32)
-                getattr(plan, "pack_" + letter)(queue, x.buffer, packed.buffer, None, x.offset, packed.offset)
+                plan.pack(letter, queue, x.buffer, packed.buffer, None, (x.offset, packed.offset))
                 np.testing.assert_array_equal(packed.now()[packed.at], want)
                 assert packed.unchanged(except_at=packed.at)
 

@@ -72,6 +72,14 @@ def test_it_is_assembled_once_and_loaded_from_disk_then(monkeypatch):
     assert second.loaded == first.loaded
 
 
+def test_the_loader_assembles_what_the_linker_would_ignore():
+    """``setmaxnreg`` counts in a whole program alone."""
+    driver, text = Driver(), PTX.replace(b"ret;", b"setmaxnreg.inc.sync.aligned.u32 232; ret;")
+    module = modules.load(driver, text)
+    assert driver.assembled == []
+    assert [each.rstrip(b"\0") for each in driver.loaded] == [module.form.text.encode()]
+
+
 def kernel_of(groups=1):
     """The program's kernel, of so many groups of 32 work items."""
     return SimpleNamespace(name="scale", program=Program(), global_size=(32, groups), local_size=(32, 1))

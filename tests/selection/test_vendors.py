@@ -115,7 +115,7 @@ def test_the_order_of_vendors(tmp_path, monkeypatch):
             (folder / name).write_text("libx.so\n")
     monkeypatch.delenv("CONVDISPATCH_VENDORS", raising=False)
     monkeypatch.setattr(discovery, "SYSTEM_FOLDER", system)
-    monkeypatch.setattr(discovery.platformdirs, "user_config_dir", lambda name: str(user.parent))
+    monkeypatch.setattr(discovery, "user_folder", lambda kind: user.parent)
     assert list(discovery.vendor_files()) == [system / "a.icd", system / "b.icd", user / "a.icd"]
     library = tmp_path / "libacme.so.1"
     monkeypatch.setenv("CONVDISPATCH_VENDORS", f"{library}:{user}:{tmp_path / 'gone.icd'}")
@@ -358,7 +358,7 @@ def test_a_host_library_waits_for_what_is_before_it_and_holds_back_what_is_behin
     event = plan.enqueue(queue, x, w, y, workspace, events, bias=bias)
     result = np.zeros(64, np.float32)
     read = cl.enqueue_copy(queue, result, y, wait_for=[event], is_blocking=False)
-    assert not runtime.complete(event)
+    assert event.command_execution_status != cl.command_execution_status.COMPLETE
     gate.set_status(cl.command_execution_status.COMPLETE)
     read.wait()
     np.testing.assert_array_equal(result, np.full(64, 38, np.float32))

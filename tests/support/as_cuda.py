@@ -81,11 +81,15 @@ def cuda(text: str) -> str:
     return CUDA + re.sub(r"(?<![.\w])(global|local)\b", "", text)
 
 
-def assembles_without_spills(text: str, arch: str, folder: Path) -> None:
-    """Fails unless the program's kernels, their marked instructions uncovered, assemble and keep all in registers."""
+def assembles_without_spills(text: str, arch: str, folder: Path, linked: bool = False) -> None:
+    """Fails unless the program's kernels, their marked instructions uncovered, assemble and keep all in registers.
+
+    With ``linked`` as the driver's linker assembles them, to which a program may be one part of several.
+    """
     source = folder / "product.cu"
     source.write_text(cuda(text).replace("//@", ""))
-    command = ["nvcc", f"-arch={arch}", "-cubin", "-Xptxas", "-v", "-o", folder / "out", source]
+    options = [f"-arch={arch}", "-cubin", "-Xptxas", "-v", f"-rdc={str(linked).lower()}"]
+    command = ["nvcc", *options, "-o", folder / "out", source]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert re.search(r"\b0 bytes spill stores", done.stderr), done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
 
 from convdispatch.device import cuda_driver
@@ -17,7 +16,6 @@ class FakeCuda:
     def __init__(self, failing: tuple[str, ...] = ()) -> None:
         self.failing, self.calls = failing, []
         self.made, self.done = itertools.count(1), True
-        self.held = None  # calls of the host that are still to come, where a list
 
     def __call__(self, name, *arguments):
         self.calls.append((name, *arguments))
@@ -26,10 +24,7 @@ class FakeCuda:
         if name == "cuMemAllocAsync":
             arguments[0]._obj.value = 1 << 30
         if name == "cuLaunchHostFunc":
-            call = functools.partial(
-                ctypes.CFUNCTYPE(None, ctypes.c_void_p)(arguments[1]), ctypes.addressof(arguments[2])
-            )
-            call() if self.held is None else self.held.append(call)
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p)(arguments[1])(ctypes.addressof(arguments[2]))
 
     def make(self, name, flags):
         stream = ctypes.c_void_p(next(self.made))

@@ -57,6 +57,43 @@ def test_a_graph_without_convolutions_stays_as_it_is():
     assert not [node for node in graphs[0].graph.nodes if node.op == "call_method"]
 
 
+class _Views(torch.nn.Module):
+    def __init__(self, change) -> None:
+        super().__init__()
+        self.first, self.linear, self.change = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4 * 36, 4), change
+
+    def forward(self, x):
+        y = torch.relu(self.first(x))
+        return torch.nn.functional.relu(self.linear(self.change(y)), inplace=True) + y.sum()
+
+
+def _after_write(y):
+    rows = y.view(y.shape[0], -1)
+    y.mul_(2)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("change", "is_laid"),
+    [
+        (lambda y: y.view(y.shape[0], -1), True),  # the results of a convolution have no such view channels last
+        (lambda y: y.view_as(torch.zeros(2, 4 * 36)), True),
+        (lambda y: y.mul_(2).view(y.shape[0], -1), True),
+        (lambda y: y.view(y.shape[0], -1).add_(1), False),  # what is written there is read elsewhere
+        (lambda y: y.transpose(0, 1).transpose(0, 1).view(2, -1).mul_(3), False),
+        (_after_write, False),
+        (lambda y: y.as_strided((2, 144), (144, 1)), False),
+    ],
+)
+def test_views_of_laid_results_are_the_model_s(change, is_laid):
+    torch.manual_seed(0)
+    model, graphs = _Views(change), []
+    x = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(_compiled(model, graphs)(x), model(x))
+    laid = [node for node in graphs[0].graph.nodes if node.kwargs.get("memory_format") == torch.channels_last]
+    assert bool(laid) == is_laid
+
+
 class _Lowered(Exception):
     """Ends a call before its first kernel would run."""
 
@@ -167,18 +204,19 @@ def _graph_of(model, x, monkeypatch):
     return without_fakes(traced)[0]
 
 
-def test_a_graph_on_a_gpu_writes_channels_last_what_our_convolutions_read(monkeypatch):
+@pytest.mark.parametrize("form", [torch.channels_last, torch.contiguous_format])
+def test_a_graph_on_a_gpu_writes_channels_last_what_our_convolutions_read(monkeypatch, form):
     """Inductor wrote a concat of resized images channels first, by kernels that read across the lines of memory, and
     copied it: SegFormer took 1.4 times inductor's own time."""
     from torch._inductor import compile_fx, ir
 
     from convdispatch.torch.graph import inductor
 
-    model = _Head().eval().requires_grad_(False).to(memory_format=torch.channels_last)
-    x = torch.randn(2, 3, 33, 33).to(memory_format=torch.channels_last)
+    model = _Head().eval().requires_grad_(False).to(memory_format=form)
+    x = torch.randn(2, 3, 33, 33).to(memory_format=form)
     graphs, operations = [], []
     monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, inputs, **_: graphs.append(graph))
-    on_gpu = types.SimpleNamespace(is_cpu=False, device=x.device)
+    on_gpu = types.SimpleNamespace(is_cpu=False, device=torch.device("cuda"))
     backend = types.SimpleNamespace(mode=None, patches={})
     inductor.compiled_frozen(_graph_of(model, x, monkeypatch), [on_gpu], backend, ours=True)
     monkeypatch.undo()
@@ -193,24 +231,61 @@ def test_a_graph_on_a_gpu_writes_channels_last_what_our_convolutions_read(monkey
     assert all(isinstance(image.layout, ir.NonOwningLayout) for image in concats[0].inputs)  # written in place
 
 
-def test_a_residual_of_another_order_is_copied_by_the_graph():
+def test_convolutions_of_a_channels_first_model_hand_their_results_on_channels_last(monkeypatch):
+    """What reads a result otherwise, as ``view`` does, has the model's strides; float32 without TF32 stays as it is."""
     from convdispatch.torch.compile.fused_operator import fused_convolution
-    from convdispatch.torch.graph.channels_last import write_channels_last
+    from convdispatch.torch.graph import inductor
 
-    first = torch.randn(2, 4, 5, 5)
-    last = torch.randn(2, 4, 5, 5).to(memory_format=torch.channels_last)
-    graph = torch.fx.Graph()
-    x, w, residual = (graph.placeholder(name) for name in ("x", "w", "residual"))
-    x.meta["val"], residual.meta["val"], w.meta["val"] = last, first, torch.randn(4, 4, 1, 1)
-    y = graph.call_function(fused_convolution, (x, w, None, residual, None, [1, 1], [0, 0], [1, 1], 1))
-    y.meta["val"] = last
-    graph.output(y)
-    module = torch.fx.GraphModule({}, graph)
-    write_channels_last(module)
-    assert y.args[0] is x
-    assert y.args[3].kwargs == {"memory_format": torch.channels_last}
-    weight = torch.randn(4, 4, 1, 1)
-    torch.testing.assert_close(module(last, weight, first), torch.conv2d(last, weight) + first)
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Conv2d(8, 8, 3, padding=1)
+            self.last = torch.nn.Linear(8 * 36, 4)
+
+        def forward(self, x):
+            y = torch.relu(self.first(x))
+            z = torch.relu(self.second(y) + y)
+            return self.last(z.view(z.shape[0], -1)), z
+
+    model = Model().eval().requires_grad_(False)
+    x = torch.randn(2, 3, 6, 6)
+    graph = inductor.with_our_operators(_graph_of(model, x, monkeypatch), torch.device("cuda"), None, compiled=True)
+    convolutions = [node for node in graph.graph.nodes if node.target is fused_convolution]
+    copies = [node for node in graph.graph.nodes if node.target is torch.ops.aten.clone.default]
+    first, second = convolutions
+    assert second.args[0] is second.args[3] is first
+    assert [node.args[0] is second for node in copies] == [False, True]  # the input, and what ``view`` reads
+    for name, weight in graph.named_parameters():
+        assert weight.ndim != 4 or weight.is_contiguous(memory_format=torch.channels_last), name
+    for ours, theirs in zip(graph(x), model(x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+        assert ours.stride() == theirs.stride()
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    graph = inductor.with_our_operators(_graph_of(model, x, monkeypatch), torch.device("cuda"), None, compiled=True)
+    assert not [node for node in graph.graph.nodes if node.target is torch.ops.aten.clone.default]
+
+
+def test_weights_of_two_convolutions_stay_theirs():
+    """A weight that something reads channels first is copied, not replaced."""
+    from convdispatch.torch.compile.fused_operator import fused_convolution
+    from convdispatch.torch.graph.channels_last import lay_channels_last
+
+    weight, x = torch.nn.Parameter(torch.randn(4, 4, 3, 3), requires_grad=False), torch.randn(1, 4, 5, 5)
+    for is_read in (False, True):
+        graph = torch.fx.Graph()
+        image, w = graph.placeholder("x"), graph.get_attr("weight")
+        image.meta["val"], w.meta["val"] = x.to("meta"), weight.to("meta")
+        y = image
+        for _ in range(2):
+            y = graph.call_function(fused_convolution, (y, w, None, None, None, [1, 1], [1, 1], [1, 1], 1))
+            y.meta["val"] = torch.empty(1, 4, 5, 5, device="meta")
+        graph.output((y, graph.call_method("view", (w, -1))) if is_read else (y,))
+        module = torch.fx.GraphModule({"weight": weight}, graph)
+        before = [*module(x)]
+        lay_channels_last(module, torch.device("cuda"))
+        assert module.weight.is_contiguous() == is_read
+        for ours, theirs in zip(module(x), before, strict=True):
+            torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -162,15 +162,14 @@ class Pending:
 
     def __init__(
         self,
-        key: Any,
+        key: tuple[Any, ConvProblem, Policy],
         pool: PlannerPool,
-        problem: ConvProblem,
-        policy: Policy,
         build: Callable[[], Any],
         framework: Framework,
         on_cuda: bool = False,
     ) -> None:
-        self.key, self.pool, self.problem, self.policy, self._framework = key, pool, problem, policy, framework
+        _, self.problem, self.policy = self.key = key
+        self.pool, self._framework = pool, framework
         self.call: Any = None
         self.error: Exception | None = None
         """The error of loading the plan."""
@@ -178,13 +177,14 @@ class Pending:
         self._promised: dict[int, tuple[Any, Any]] = {}
         self._allowance: Any = _allowance
         self.answer: Future[None] = Future()
-        in_pack = fixed_by_pack(problem, pool.device, runtime.device_info(pool.device), policy) is not None
+        in_pack = fixed_by_pack(self.problem, pool.device, runtime.device_info(pool.device), self.policy) is not None
         # A plan pack contains everything that the call needs, so no child process plans it.
         if in_pack and (not on_cuda or machine_code.carried()):
             self.answer.set_result(None)
         else:
             # The problem that a GPU takes longest for is planned first.
-            self.answer = pool.ask(problem, policy, max(problem.flops / _GPU_FLOPS, problem.bytes / _GPU_BANDWIDTH))
+            seconds = max(self.problem.flops / _GPU_FLOPS, self.problem.bytes / _GPU_BANDWIDTH)
+            self.answer = pool.ask(self.problem, self.policy, seconds)
 
     def resolved(self, wait: bool = False) -> Any:
         """The call, loaded now if its plan is ready; None if it is not, or if loading has used up its share of time.
@@ -278,12 +278,13 @@ def first(
     """Returns ``build()`` if the call is planned now, else a ``Pending``, which becomes the call later. Raises the
     errors of ``build``."""
     build = building()(build)
-    if problem.mb == 0 or framework.capturing() or waits(policy, on_cuda, framework):
+    if problem.mb == 0 or waits(policy, on_cuda, framework):
         return build()
-    is_coming = on_cuda and context_is_coming(device)
-    if not is_coming and dispatch.planned(problem, runtime.context(device), policy):
+    is_coming = on_cuda and not framework.capturing() and context_is_coming(device)
+    if is_coming:
+        from_environment()
+    elif _is_at_hand(device, problem, policy, framework):
         return build()
-    from_environment()
     with _lock:
         if (key := (device, problem, policy.selection)) in _pending:
             return _pending[key]
@@ -296,7 +297,7 @@ def first(
                 _bursts.seconds += _bursts.last - now
         if not pending():
             _allowance.since, _allowance.saved = now, LOAD_S
-        created = _pending[key] = Pending(key, pool, problem, policy.selection, build, framework, on_cuda)
+        created = _pending[key] = Pending(key, pool, build, framework, on_cuda)
         return created
 
 
@@ -305,9 +306,8 @@ def aside(device: Any, problem: ConvProblem, policy: Policy, build: Callable[[],
     """Returns as ``first``, for a further size of a layer on a CPU. Raises Compiling if enough problems wait already,
     and the errors of ``build``."""
     build = building()(build)
-    if framework.capturing() or dispatch.planned(problem, runtime.context(device), policy):
+    if _is_at_hand(device, problem, policy, framework):
         return build()
-    from_environment()
     with _lock:
         if (key := (device, problem, policy.selection)) in _pending:
             return _pending[key]
@@ -317,9 +317,17 @@ def aside(device: Any, problem: ConvProblem, policy: Policy, build: Callable[[],
         idle = [planned for planned in _pending.values() if planned.answer.done() and planned.pool is pool]
         for planned in idle[: max(0, len(idle) - MOST_PENDING)]:
             _pending.pop(planned.key, None)
-        created = _pending[key] = Pending(key, pool, problem, policy.selection, build, framework)
+        created = _pending[key] = Pending(key, pool, build, framework)
         created._allowance = _host_allowance
         return created
+
+
+def _is_at_hand(device: Any, problem: ConvProblem, policy: Policy, framework: Framework) -> bool:
+    """Whether a call is built at once: its plan is in the cache, or a stream is being captured."""
+    if framework.capturing() or dispatch.planned(problem, runtime.context(device), policy):
+        return True
+    from_environment()
+    return False
 
 
 def pending() -> int:

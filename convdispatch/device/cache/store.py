@@ -13,7 +13,6 @@ files are removed.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -25,10 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import platformdirs
-
 from ...api import settings
-from .. import plainfile
+from .. import jsontext, plainfile
+from ..cache_home import user_folder
 from . import artifact_store
 
 try:
@@ -61,13 +59,7 @@ def folder() -> Path | None:
 
 def default_folder() -> Path:
     """The folder of the store where no variable names another."""
-    return _default_folder(os.environ.get("HOME"), os.environ.get("XDG_CACHE_HOME"))
-
-
-@functools.lru_cache(maxsize=4)
-def _default_folder(*_: str | None) -> Path:
-    """The default folder for these environment variables, cached because that is as slow as reading a file."""
-    return Path(platformdirs.user_cache_dir("convdispatch")) / "kernels"
+    return user_folder("cache") / "kernels"
 
 
 @contextlib.contextmanager
@@ -106,10 +98,7 @@ def _text(data: bytes) -> str:
 
 
 def _mapping(data: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(data)
-    except RecursionError:
-        raise ValueError("lists or objects stand too deep in each other") from None
+    value = jsontext.loads(data)
     if not isinstance(value, dict):
         raise ValueError("it is no mapping")
     return value

@@ -3,8 +3,7 @@
 OpenCL to CUDA: the queue writes a rising number into shared memory, and the stream waits until the number is there.
 CUDA to OpenCL: after the work, on a second stream, a host call completes an OpenCL user event; in an in-order queue a
 barrier waits for it. On an out-of-order queue only events order work: work that waits for none but this bridge's own
-events needs no crossing, because the stream is in order itself. There a host call costs the stream 2 microseconds (on
-an H200), so pieces of brief work share one host call as long as an earlier host call is pending.
+events needs no crossing, because the stream is in order itself.
 
 Nothing here waits for the device once ``Bridge.prepare`` has been called for the context. A wait inside an enqueue may
 never end: the host may complete an event only after the enqueue, and even a stream without work can wait for it, since
@@ -13,12 +12,10 @@ CUDA sends many streams through few channels.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import sys
 import threading
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import byref, c_uint64, c_ulonglong, c_void_p
@@ -32,14 +29,9 @@ from ..cuda_driver import NO_TIMING, NON_BLOCKING, Cuda, cuda_of, no_wait, tramp
 from ..memory.allocator import allocate, cuda_address, persistent, shared_with_cuda
 
 _WAIT_GEQ = 0  # CUDA's constant CU_STREAM_WAIT_VALUE_GEQ
-_FAILED = -1  # the status of an OpenCL user event whose work failed
 _MAX_OWN_EVENTS = 1024  # the most events of one bridge that are remembered
 _MAX_BRIDGES = 64
 """The most bridges that are cached; beyond, bridges of idle queues are dropped, and created anew if needed."""
-_MAX_SHARED_CALL = 8
-"""The most pieces of brief work whose events one host call completes."""
-_MIN_PAUSE_S = 2e-5  # seconds between two checks whether a postponed host call is due
-_MAX_PAUSE_S = 1e-3  # seconds to which the pause between two checks grows while no host call is due
 _bridges: dict[Any, Bridge] = {}
 _pools: dict[Any, StreamPool] = {}
 _lock = threading.Lock()
@@ -55,10 +47,6 @@ class Bridge:
         self._lock = threading.RLock()
         # The events that this bridge returned; keeping them alive keeps their handles unique.
         self._own_events: OrderedDict[int, Any] = OrderedDict()
-        self._follows = False  # whether the work being enqueued waits for this bridge's own events only
-        self._called: Any = None  # the user event that the last host call on the stream completes
-        # A postponed host call: its user event, its argument words, and the pieces of work that share it.
-        self._postponed: tuple[Any, Any, int] | None = None
         # clSetUserEventStatus of the OpenCL loader that pyopencl is linked with
         complete = ctypes.CDLL(cl._cl.__file__).clSetUserEventStatus
         self._complete = ctypes.cast(complete, c_void_p).value
@@ -86,13 +74,12 @@ class Bridge:
         self._lock.release()
 
     def idle(self) -> bool:
-        """Whether no work is in flight, and no host call is postponed."""
-        return self._postponed is None and self._streams.idle()
+        """Whether no work is in flight."""
+        return self._streams.idle()
 
     def enter(self, wait_for: Sequence[cl.Event] | None = None) -> None:
         """Make the stream's next work wait for ``wait_for``, and on an in-order queue for all its commands so far."""
-        self._follows = not self.in_order and all(event.int_ptr in self._own_events for event in wait_for or ())
-        if self._follows:
+        if not self.in_order and all(event.int_ptr in self._own_events for event in wait_for or ()):
             return
         streams, waits = self._streams, list(wait_for or ())
         streams.count = (streams.count + 1) & 0xFFFFFFFF  # cuStreamWaitValue32 compares modulo 2**32
@@ -106,17 +93,14 @@ class Bridge:
         self.queue.flush()
         self.cuda("cuStreamWaitValue32_v2", self.stream, streams.address, streams.count, _WAIT_GEQ)
 
-    def leave(self, brief: bool = False) -> cl.Event:
-        """An OpenCL event that completes with the stream's work so far; in an in-order queue all later work waits.
-
-        After ``brief`` work, of some microseconds, the event may complete together with the next few pieces of work.
-        """
-        finished, call_words, pieces = self._postponed or self._new_call()
-        if brief and self._follows and pieces < _MAX_SHARED_CALL and self._call_is_pending():
-            self._postponed = (finished, call_words, pieces + 1)
-            _watch(self)
-        else:
-            self._call(finished, call_words)
+    def leave(self) -> cl.Event:
+        """An OpenCL event that completes with the stream's work so far; in an in-order queue all later work waits."""
+        finished, streams = cl.UserEvent(self.queue.context), self._streams
+        # The third word, 0, is the status CL_COMPLETE that clSetUserEventStatus gets.
+        call_words = (c_uint64 * 3)(self._complete, finished.int_ptr, 0)
+        self.cuda("cuEventRecord", streams.done, self.stream)
+        self.cuda("cuStreamWaitEvent", streams.aside, streams.done, 0)
+        self.cuda("cuLaunchHostFunc", streams.aside, trampoline(), call_words)
         enqueue_wait = cl.enqueue_barrier if self.in_order else cl.enqueue_marker
         # Code that frees memory checks the queue's commands, so this command shows that the memory is in use.
         event = enqueue_wait(self.queue, wait_for=[finished])
@@ -124,41 +108,6 @@ class Bridge:
         if len(self._own_events) > _MAX_OWN_EVENTS:
             self._forget()
         return event
-
-    def _new_call(self) -> tuple[Any, Any, int]:
-        finished = cl.UserEvent(self.queue.context)
-        # The third word, 0, is the status CL_COMPLETE that clSetUserEventStatus gets.
-        return finished, (c_uint64 * 3)(self._complete, finished.int_ptr, 0), 0
-
-    def _call(self, finished: cl.UserEvent, call_words: Any) -> None:
-        """Complete ``finished`` when the stream's work so far is done."""
-        streams = self._streams
-        self.cuda("cuEventRecord", streams.done, self.stream)
-        self.cuda("cuStreamWaitEvent", streams.aside, streams.done, 0)
-        self.cuda("cuLaunchHostFunc", streams.aside, trampoline(), call_words)
-        self._called, self._postponed = finished, None
-
-    def _call_is_pending(self) -> bool:
-        return self._called is not None and (
-            self._called.command_execution_status != cl.command_execution_status.COMPLETE
-        )
-
-    @property
-    def behind(self) -> bool:
-        """Whether a postponed host call is still to be made."""
-        return self._postponed is not None
-
-    def catch_up(self, now: bool = False) -> None:
-        """Make the postponed host call if the preceding one has run, or with ``now`` in any case."""
-        with self:
-            if self._postponed is None or (self._call_is_pending() and not now):
-                return
-            finished, call_words, _ = self._postponed
-            try:
-                self._call(finished, call_words)
-            except ConvDispatchError:  # the device is lost: fail the user event, so that nothing waits for it forever
-                self._postponed = None
-                finished.set_status(_FAILED)
 
     def allocate(self, size: int) -> cl.MemoryObject:
         """Memory from the queue's pool, which CUDA can use too where ``shares`` is true."""
@@ -181,49 +130,6 @@ class Bridge:
             del self._own_events[oldest]
             if len(self._own_events) <= _MAX_OWN_EVENTS // 2:
                 return
-
-
-_watched: set[Bridge] = set()
-_watched_changed = threading.Condition()
-_watcher: threading.Thread | None = None
-
-
-def _watch(bridge: Bridge) -> None:
-    """Let a background thread make a postponed host call if no further work comes."""
-    global _watcher
-    with _watched_changed:
-        _watched.add(bridge)
-        if _watcher is None or not _watcher.is_alive():
-            _watcher = threading.Thread(target=_make_postponed_calls, name="convdispatch bridges", daemon=True)
-            _watcher.start()
-        _watched_changed.notify()
-
-
-def _make_postponed_calls() -> None:
-    pause_s = _MIN_PAUSE_S
-    while True:
-        with _watched_changed:
-            while not _watched:
-                _watched_changed.wait()
-            bridges = list(_watched)
-        pause_s = min(1.5 * pause_s, _MAX_PAUSE_S)
-        for bridge in bridges:
-            # Called without the lock _watched_changed, which other threads take while they hold a bridge's own lock.
-            bridge.catch_up()
-            with _watched_changed:
-                if not bridge.behind:
-                    _watched.discard(bridge)
-                    pause_s = _MIN_PAUSE_S
-        time.sleep(pause_s)
-
-
-@atexit.register
-def _make_all_calls() -> None:
-    """Make every postponed host call now: no thread makes them after the interpreter's end, and drivers may wait."""
-    with _watched_changed:
-        bridges = list(_watched)
-    for bridge in bridges:
-        bridge.catch_up(now=True)
 
 
 def _pool_of(context: cl.Context, device: cl.Device) -> StreamPool | None:
@@ -266,7 +172,6 @@ def enqueue_across(
     work: Callable[[Mapping[str, int]], Any],
     operands: Mapping[str, Operand],
     wait_for: Sequence[cl.Event] | None = None,
-    brief: bool = False,
 ) -> cl.Event:
     """Enqueue ``work(addresses)`` on a bridge's stream, in the order of its queue. Never waits.
 
@@ -290,7 +195,7 @@ def enqueue_across(
                 addresses[name] = address or scratch.enter_context(_stream_memory(across, operand.size))
             across.enter(events)
             work(addresses)
-        event = across.leave(brief)
+        event = across.leave()
         for buffer, stand_in, size in copies_back:
             event = across.copy(buffer, stand_in, size, [event])
         return event

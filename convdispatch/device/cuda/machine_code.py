@@ -24,6 +24,9 @@ _ANY = "any machine code"
 _MISSING = "a program without machine code"
 """The key in a collection's programs that says that some program lacks machine code."""
 _SHARED_ARRAY = re.compile(r"\.shared\b[^;\[]*\[(\d+)\]")
+_WHOLE_PROGRAM = "setmaxnreg"
+"""An instruction that the driver's linker ignores, because a program that it links may consist of several parts:
+kernels with it then spill, and took twice as long. The driver's loader assembles whole programs."""
 _INPUT_PTX = 1  # CUDA's constant CU_JIT_INPUT_PTX
 _MAJOR = 75  # CUDA's constant CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 _MINOR = 76  # CUDA's constant CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
@@ -69,8 +72,8 @@ def note(cuda: Cuda, text: str) -> None:
 
 def _assembled(cuda: Cuda, text: str) -> bytes | None:
     """The machine code from the driver's linker (its loader returns none); None for a text that the linker refuses,
-    because it allows a kernel less static shared memory than the loader."""
-    if sum(map(int, _SHARED_ARRAY.findall(text))) > MOST_STATIC_SHARED:
+    because it allows a kernel less static shared memory than the loader, or assembles to slower code."""
+    if _WHOLE_PROGRAM in text or sum(map(int, _SHARED_ARRAY.findall(text))) > MOST_STATIC_SHARED:
         return None
     state, content = c_void_p(), text.encode() + b"\0"
     with contextlib.suppress(CudaError), phase("assemble"), cuda.current():

@@ -39,7 +39,7 @@ from ..memory.allocator import NoDeviceMemory, out_of_memory
 from ..native import loading
 from ..places.stream import Allocate, Stream, StreamMemory, StreamPlace
 from .graphs import GraphReplay
-from .modules import Function, assemble, function_of
+from .modules import assemble, function_of
 
 if TYPE_CHECKING:
     from ..commands.recording import Command
@@ -176,15 +176,11 @@ class CudaStream(Stream):
                 values[index] = argument.address
             elif not isinstance(argument, np.generic):  # a NumPy scalar is passed unchanged, with its own dtype
                 values[index] = address_of(argument)
-        self.launch_function(function, values)
-        return self
-
-    def launch_function(self, function: Function, arguments: list[Any]) -> None:
-        """Launch a loaded function, with memory as addresses."""
-        status = function(self.handle, arguments, self.early)
+        status = function(self.handle, values, self.early)
         self.early = True
         if status:
             self.fail("cuLaunchKernel", status, function.name)
+        return self
 
     def bind(self, kernel: Kernel, arguments: Sequence[Any]) -> Callable[..., Any]:
         """See Commands; the program is loaded now. Raises Unlaunchable."""

@@ -59,29 +59,17 @@ class GemmPlan:
             sizes = (-(-inner.n // lanes), inner.m, inner.batch)
             self._reduce = _Kernel(build(context, reduce_text(inner, config)), "reduce", sizes, None, 1 + out_count)
 
-    def pack_a(
+    def pack(
         self,
+        letter: str,
         queue: cl.CommandQueue,
-        a: Any,
+        source: Any,
         packed: Any,
         wait_for: Any = None,
-        a_offset: int = 0,
-        packed_offset: int = 0,
+        offsets: tuple[int, int] = (0, 0),
     ) -> cl.Event:
-        """Write A's packed form to ``packed``; offsets are in elements of each buffer."""
-        return self._packer("a")(queue, (a, a_offset, packed, packed_offset), wait_for)
-
-    def pack_b(
-        self,
-        queue: cl.CommandQueue,
-        b: Any,
-        packed: Any,
-        wait_for: Any = None,
-        b_offset: int = 0,
-        packed_offset: int = 0,
-    ) -> cl.Event:
-        """Write B's packed form to ``packed``; offsets are in elements of each buffer."""
-        return self._packer("b")(queue, (b, b_offset, packed, packed_offset), wait_for)
+        """Write the packed form of A or B, by ``letter``; the offsets in source and packed form are in elements."""
+        return self._packer(letter)(queue, (source, offsets[0], packed, offsets[1]), wait_for)
 
     def enqueue(
         self,
@@ -134,10 +122,10 @@ class GemmPlan:
         return self._gemm(queue, operands[first] + operands[second] + out, wait_for)
 
     def packing(self, packed_offset: int = 0) -> Callable[..., cl.Event]:
-        """``pack_a`` as a step of a plan, which packs w into the workspace or the packed buffer; compiled here."""
+        """A step of a plan that packs A, which is w, into the workspace or the packed buffer; compiled here."""
         self._packer("a")
-        return lambda queue, operands, wait_for=None: self.pack_a(
-            queue, operands[1], operands[3], wait_for, 0, packed_offset
+        return lambda queue, operands, wait_for=None: self.pack(
+            "a", queue, operands[1], operands[3], wait_for, (0, packed_offset)
         )
 
     def _packer(self, letter: str) -> _Kernel:

@@ -27,7 +27,16 @@ from ..cache import artifact_store
 from ..cuda_driver import CudaError, cuda_of, no_wait
 from ..opencl.platforms import device_info
 from ..size_limits import must_fit
-from .shared_pool import MIN_SEPARATE, SMALLEST, Arena, SharedPool, cuda_address, out_of_order, shared_block
+from .shared_pool import (
+    MIN_SEPARATE,
+    SMALLEST,
+    Arena,
+    SharedPool,
+    cuda_address,
+    out_of_order,
+    shared_block,
+    whole_and_offset,
+)
 
 __all__ = [
     "MemoryStatistics",
@@ -317,10 +326,9 @@ def sub_region(memory: cl.MemoryObject, offset: int, size: int) -> cl.MemoryObje
     """``size`` bytes from ``offset`` on, which must have the device's alignment; keeps the whole block alive."""
     if not isinstance(memory, cl.MemoryObjectHolder):
         return memory.get_sub_region(offset, size)
-    parent = memory.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
     # OpenCL has no sub-buffers of sub-buffers, so the offset counts from the start of the whole buffer.
-    start = offset if parent is None else offset + memory.get_info(cl.mem_info.OFFSET)
-    region = cl.Buffer.from_int_ptr((parent or memory).int_ptr).get_sub_region(start, size)
+    whole, start = whole_and_offset(memory)
+    region = cl.Buffer.from_int_ptr(whole.int_ptr).get_sub_region(start + offset, size)
     region._held = memory  # keeps the block in use, or the pool would give it to the next caller
     return region
 
@@ -331,12 +339,7 @@ def same_memory(one: Any, other: Any) -> bool:
         return False
     if not (isinstance(one, cl.MemoryObjectHolder) and isinstance(other, cl.MemoryObjectHolder)):
         return True
-
-    def whole(memory: Any) -> Any:
-        parent = memory.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
-        return memory if parent is None else parent
-
-    return whole(one).int_ptr == whole(other).int_ptr
+    return whole_and_offset(one)[0].int_ptr == whole_and_offset(other)[0].int_ptr
 
 
 def fresh(queue: cl.CommandQueue, size: int, content: Any = None) -> cl.MemoryObject:

@@ -45,9 +45,15 @@ def cuda_address(memory: cl.MemoryObject) -> int | None:
     address = _addresses.get(memory.int_ptr)
     if address is not None or not _addresses:
         return address
+    whole, offset = whole_and_offset(memory)
+    base = _addresses.get(whole.int_ptr)
+    return None if base is None else base + offset
+
+
+def whole_and_offset(memory: cl.MemoryObject) -> tuple[cl.MemoryObject, int]:
+    """The buffer that a sub-buffer is a part of, and its offset there in bytes; a whole buffer itself, and 0."""
     parent = memory.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
-    base = _addresses.get(parent.int_ptr) if parent is not None else None
-    return None if base is None else base + memory.get_info(cl.mem_info.OFFSET)
+    return (memory, 0) if parent is None else (parent, memory.get_info(cl.mem_info.OFFSET))
 
 
 def shared_block(address: int) -> tuple[cl.MemoryObject, int] | None:

@@ -22,14 +22,12 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 from ...api import settings
 from ...api.errors import ConvDispatchWarning
 from .. import plainfile
 from ..cache.keys import key_of
 from ..cache.store import TRIALS
-from ..cache_home import temporary
+from ..cache_home import temporary, user_folder
 from ..child import trial
 
 SYSTEM_FOLDER = Path("/etc/OpenCL/vendors")
@@ -52,10 +50,8 @@ def vendors(*, load: bool = True) -> list[Vendor]:
     chosen = settings.OCL_ICD_VENDORS.value()
     if chosen and not _is_our_folder(chosen):
         listed = list(_listed_in(Path(chosen)))
-    examined = []
-    for source, library in [*listed, *sorted(_bundled())]:
-        examined.append(_examined(source, library) if load else Vendor(source, library, None))
-    return examined
+    every = [*listed, *sorted(_bundled())]
+    return [_examined(source, library) if load else Vendor(source, library, None) for source, library in every]
 
 
 def _examined(source: str, library: str) -> Vendor:
@@ -129,7 +125,7 @@ def _is_our_folder(folder: str) -> bool:
 
 def _folder(digest: str) -> Path:
     name = f"convdispatch-icd-{digest}"
-    for parent in (Path(platformdirs.user_cache_dir("convdispatch")), temporary()):
+    for parent in (user_folder("cache"), temporary()):
         try:
             (parent / name).mkdir(parents=True, exist_ok=True)
         except OSError:
@@ -140,14 +136,8 @@ def _folder(digest: str) -> Path:
 
 
 def _listed_in(folder: Path) -> list[tuple[str, str]]:
-    if folder.is_file():
-        return [(str(folder), library) for library in [_library(folder)] if library]
-    if not folder.is_dir():
-        return []
-    listed = []
-    for file in sorted(folder.glob("*.icd")):
-        listed.append((str(file), _library(file)))
-    return [(source, library) for source, library in listed if library]
+    files = [folder] if folder.is_file() else sorted(folder.glob("*.icd"))
+    return [(str(file), library) for file in files if (library := _library(file))]
 
 
 def _library(file: Path) -> str:

@@ -118,11 +118,6 @@ class Program:
                         times[-1][index] = event.profile.start * 1e-6, event.profile.end * 1e-6
         return times
 
-    def timed(self, runs: int) -> list[float]:
-        """The least milliseconds of each command on the device in ``runs`` runs on one queue; NaN where unknown."""
-        lengths = [[end - start for start, end in run] for run in self.spans(runs)]
-        return [min((ms for ms in column if ms == ms), default=float("nan")) for column in zip(*lengths, strict=True)]
-
     @functools.cached_property
     def _place(self) -> StreamPlace | None:
         return place_of_device(self.queue.device)

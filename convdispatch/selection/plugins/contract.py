@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +119,16 @@ def end_fork(process: int) -> None:
     """
     if os.getpid() != process:
         os._exit(0)
+
+
+@contextlib.contextmanager
+def one_process() -> Iterator[None]:
+    """Runs plugin code inside the block; a process that it forks ends with the block, see ``end_fork``."""
+    process = os.getpid()
+    try:
+        yield
+    finally:
+        end_fork(process)
 
 
 def add_forks(forks: int) -> None:

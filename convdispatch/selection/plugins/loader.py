@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import pluggy
 
 from ...api import hookspecs, settings
@@ -31,6 +30,7 @@ from ...api.errors import ConvDispatchWarning, InvalidPolicy, PluginError
 from ...api.fault_text import words
 from ...api.solver import Solver
 from ...device.background import Threads
+from ...device.cache_home import user_folder
 from ...device.child import SURVIVED
 from ...device.startup_profile import phase
 from ..vendors.discovery import content_of, name_of, vendor_files
@@ -199,7 +199,7 @@ def _entry_points(group: str) -> Iterator[_PluginSource]:
 
 def dropin_folder() -> Path:
     """The folder whose files and packages are plugins."""
-    return settings.PLUGIN_DIR.value() or Path(platformdirs.user_config_dir("convdispatch")) / "plugins"
+    return settings.PLUGIN_DIR.value() or user_folder("config") / "plugins"
 
 
 def _dropins() -> Iterator[_PluginSource]:
@@ -263,15 +263,13 @@ def try_each(again: bool = False, *, strangers: bool = False) -> bool:
 
 def load_alone(name: str) -> None:
     """In a child process: load one plugin, query what it provides, report that the process survived, and end it."""
-    process = os.getpid()
     for candidate in _candidates():
         if candidate.name == name:
             # The loader itself handles a plugin's exceptions; this trial import is about crashes.
-            with contextlib.suppress(BaseException):
+            with contract.one_process(), contextlib.suppress(BaseException):
                 module = candidate.load()
                 getattr(module, "convdispatch_solvers", list)()
                 getattr(module, "unavailable", str)()
-    contract.end_fork(process)
     os.write(1, SURVIVED)
     os._exit(0)
 
@@ -322,12 +320,10 @@ def _load_plugin(loaded: Plugins, candidate: _PluginSource) -> Loaded:
         again = "convdispatch doctor --again tries it anew"
         return refuse("failed", f"{fault}; skipped", f"shut it out by CONVDISPATCH_BLOCK={candidate.name}; {again}")
     try:
-        forks_before, process = contract.fork_count(), os.getpid()
-        try:
-            with contextlib.nullcontext() if candidate.own else verdicts.importing(candidate.name, version):
-                module = candidate.load()
-        finally:
-            contract.end_fork(process)
+        forks_before = contract.fork_count()
+        importing = contextlib.nullcontext() if candidate.own else verdicts.importing(candidate.name, version)
+        with contract.one_process(), importing:
+            module = candidate.load()
         if contract.fork_count() > forks_before:
             return refuse("failed", "it forks as it is imported: two processes would go on", "ask its author")
         wanted = getattr(module, "api_version", hookspecs.API_VERSION)
@@ -347,11 +343,8 @@ def _load_plugin(loaded: Plugins, candidate: _PluginSource) -> Loaded:
     if mistake:
         return refuse("failed", mistake, "ask the plugin's author")
     try:
-        process = os.getpid()
-        try:
+        with contract.one_process():
             solvers = solvers_of(loaded.manager, module)
-        finally:
-            contract.end_fork(process)
     except KeyboardInterrupt:
         raise
     except BaseException as error:

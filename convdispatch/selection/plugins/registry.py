@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import os
 import sys
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import platformdirs
 import yaml
 
 from ...api import settings
@@ -24,6 +22,7 @@ from ...api.device import DeviceInfo
 from ...api.errors import InvalidPolicy
 from ...api.problem import ConvProblem
 from ...device import plainfile
+from ...device.cache_home import user_folder
 from .conditions import KEYS, Condition, mistake
 
 FILE_NAME = "registry.yaml"
@@ -107,9 +106,6 @@ def unmatched(named: Iterable[tuple[str, str]], solvers: Iterable[str]) -> list[
     ]
 
 
-_HOME_VARIABLES = ("XDG_CONFIG_HOME", "HOME", "APPDATA", "LOCALAPPDATA", "USERPROFILE")
-
-
 def registry_path() -> Path | None:
     """The file in force: ``$CONVDISPATCH_REGISTRY``, the user's, or the packaged one."""
     if chosen := settings.REGISTRY.value():
@@ -120,13 +116,7 @@ def registry_path() -> Path | None:
 
 def own_path(name: str) -> Path:
     """The path of a file of rules in the user's configuration folder."""
-    return _own_path(name, *(os.environ.get(variable) for variable in _HOME_VARIABLES))
-
-
-@functools.lru_cache(maxsize=8)
-def _own_path(name: str, *homes: str | None) -> Path:
-    """The path of the user's file; ``homes`` are the variables that determine it, as a key for the cache."""
-    return Path(platformdirs.user_config_dir("convdispatch")) / name
+    return user_folder("config") / name
 
 
 @functools.cache

@@ -132,17 +132,16 @@ def importing(plugin: str, version: str) -> Iterator[None]:
     with contextlib.suppress(OSError):
         marker.parent.mkdir(parents=True, exist_ok=True)
         marker.touch()
+    interrupted = False
     try:
         yield
-    # The user may have interrupted the import because it hung, so the marker file stays.
     except KeyboardInterrupt:
+        interrupted = True  # The user may have interrupted the import because it hung, so the marker file stays.
         raise
-    except BaseException:
-        with contextlib.suppress(OSError):
-            marker.unlink()
-        raise
-    with contextlib.suppress(OSError):
-        marker.unlink()
+    finally:
+        if not interrupted:
+            with contextlib.suppress(OSError):
+                marker.unlink()
 
 
 def _tag(plugin: str, version: str) -> str:

@@ -12,21 +12,18 @@ import contextlib
 import functools
 import importlib.metadata
 import importlib.util
-import os
 import threading
 import warnings
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import platformdirs
-
 from ...api import settings
 from ...api.device import DeviceInfo
 from ...api.errors import ConvDispatchWarning, InvalidArgument
 from ...api.policy import Policy, forbid_when_frozen
 from ...api.problem import ConvProblem
-from ...device import plainfile
+from ...device import cache_home, plainfile
 from .record import (
     Damaged,
     NewerSchema,
@@ -47,13 +44,7 @@ ENTRY_POINTS = "convdispatch.records"
 
 def user_folder() -> Path:
     """``CONVDISPATCH_DB``, else the ``perfdb`` folder among the user's application data."""
-    return settings.DB.value() or _default_folder(os.environ.get("HOME"), os.environ.get("XDG_DATA_HOME"))
-
-
-@functools.lru_cache(maxsize=4)
-def _default_folder(*_: str | None) -> Path:
-    """The user's default folder; the arguments are the variables that determine it, as a key for the cache."""
-    return Path(platformdirs.user_data_dir("convdispatch")) / "perfdb"
+    return settings.DB.value() or cache_home.user_folder("data") / "perfdb"
 
 
 def record_packs() -> dict[str, Path]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import platformdirs
-
 from ...api import settings
 from ...api.errors import PluginError
 from ...device import plainfile
+from ...device.cache_home import user_folder
 
 HEADER = Path(__file__).parents[2] / "include" / "convdispatch_plugin.h"
 """The header that vendors compile against."""
@@ -22,8 +21,7 @@ SYSTEM_FOLDER = Path("/etc/convdispatch/vendors")
 
 def sources() -> list[Path]:
     """The folders, files and libraries that are searched, in order."""
-    user_folder = Path(platformdirs.user_config_dir("convdispatch")) / "vendors"
-    return list(settings.VENDORS.value()) or [SYSTEM_FOLDER, user_folder]
+    return list(settings.VENDORS.value()) or [SYSTEM_FOLDER, user_folder("config") / "vendors"]
 
 
 def vendor_files() -> Iterator[Path]:

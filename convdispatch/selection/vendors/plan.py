@@ -21,7 +21,7 @@ from ...api.errors import ConvDispatchWarning, PluginError
 from ...api.fault_text import words
 from ...api.problem import ConvProblem
 from ...device.cuda.bridge import Bridge, Operand, bridge_of, enqueue_across
-from ...device.memory.shared_pool import out_of_order
+from ...device.memory.shared_pool import out_of_order, whole_and_offset
 from ...device.places.stream import Stream
 from ..visible_problem import operand_sizes
 from . import abi
@@ -98,7 +98,8 @@ class VendorPlan:
             queue.flush()
         if wait_for:
             cl.enqueue_barrier(own_queue, wait_for=wait_for)
-        self._run(own_queue.int_ptr, {name: _parent_and_offset(buffer) for name, buffer in memory.items()})
+        parts = {name: whole_and_offset(buffer) for name, buffer in memory.items()}
+        self._run(own_queue.int_ptr, {name: (whole.int_ptr, offset) for name, (whole, offset) in parts.items()})
         done = cl.enqueue_marker(own_queue)
         if own_queue is queue:
             return done
@@ -169,9 +170,3 @@ class _Handle:
 
     def __del__(self) -> None:
         self._table.free(self.value)
-
-
-def _parent_and_offset(buffer: cl.MemoryObject) -> tuple[int, int]:
-    """The handle of a buffer, or of a sub-buffer's parent, and the offset in the parent in bytes."""
-    parent = buffer.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
-    return (buffer.int_ptr, 0) if parent is None else (parent.int_ptr, buffer.get_info(cl.mem_info.OFFSET))

@@ -38,8 +38,6 @@ _SOURCES = {
     ("weights", True): (_GRAD, _OUT, _X),
 }
 """Where x, w and y of a problem come from, by part and whether the convolution is transposed."""
-_PYTHONS: tuple[Any, ...] = ([], [], None, 0, False)
-"""The arguments of ``offer`` for a call that Python computes each time."""
 _C: Any = torch._C
 _settings = settings.DEFAULT
 _numbers: dict[settings.Settings, int] = {settings.DEFAULT: 0}
@@ -180,7 +178,7 @@ def pause(on: bool) -> None:
 
 def decline() -> None:
     """Leave the current call to Python."""
-    _launcher.offer(*_PYTHONS)
+    _launcher.offer([], [], None, 0, False)
 
 
 def leave(again: Callable[[], bool]) -> None:
@@ -209,30 +207,21 @@ def learn(
     with_sums: bool = False,
 ) -> None:
     """Offer the native path what computed the current call: (part, cached call, index of its result) for each part,
-    with the operands ``tensors``; ``with_sums``: the third result is the sum of the first tensor."""
-    if _launcher:
-        _launcher.offer(*_decision(parts, transposed, tensors, weights, constant, with_sums))
-
-
-def _decision(
-    parts: Sequence[tuple[str, Any, int]],
-    transposed: bool,
-    tensors: Sequence[torch.Tensor | None],
-    weights: torch.Tensor,
-    constant: Any,
-    with_sums: bool,
-) -> tuple[Any, ...]:
+    with the operands ``tensors``; ``with_sums``: the third result is the sum of the first tensor. A call is left to
+    Python if one of its parts is no plain launch."""
+    if not _launcher:
+        return None
     steps: list[tuple[Any, ...]] = []
     holds, packed = None, 0
     for part, call, result in parts:
         program = _program(call)
         if program is None or call.form != parts[0][1].form:
-            return _PYTHONS
+            return decline()
         packs = constant is not None and part != "weights" and call.packs
         if packs:
             packed, holds = constant.addresses.get(call.packed_key, 0), still(weights)
             if not packed or holds is None:
-                return _PYTHONS
+                return decline()
             packed = getattr(packed, "svm_ptr", packed)
         bias, residual = (part == "forward" and each is not None for each in (*tensors[2:], None, None)[:2])
         sources = _SOURCES[part, transposed]
@@ -240,7 +229,7 @@ def _decision(
         steps.append((program, sources, result, packs))
     laid = _laid(steps, parts, tensors)
     if laid is None:
-        return _PYTHONS
+        return decline()
     grad = tensors[0]
     # The kernels of the bias gradient read the gradient itself, not a copy that was made for the convolution.
     as_it_lies = all(place != _GRAD for place, _ in laid)
@@ -248,9 +237,10 @@ def _decision(
     if ours is not None and grad is not None:
         program = ours.launches.program(_launcher, ours.name, (grad.shape[1],), (1,))
         if program is None:
-            return _PYTHONS
+            return decline()
         steps.append((program, (_GRAD, _OUT), 2, False))
-    return steps, laid, holds, packed, with_sums and ours is None
+    _launcher.offer(steps, laid, holds, packed, with_sums and ours is None)
+    return None
 
 
 def _laid(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,7 +47,7 @@ def bias_gradient(grad: torch.Tensor) -> torch.Tensor:
 def kernels_of(grad: torch.Tensor) -> Any:
     """The cached kernels on (grad, sums) that ``bias_gradient`` just ran for ``grad``; None where PyTorch's sum ran."""
     kernels = _cache.get(_key(grad)) if grad.is_cuda and _takes(grad) else None
-    return kernels if type(kernels) is Launched else None
+    return kernels if type(kernels) is _Sums else None
 
 
 def make_ready(grad: torch.Tensor) -> None:
@@ -72,49 +70,48 @@ def _key(grad: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _made(grad: torch.Tensor, making: bool = True) -> Any:
-    """The cached kernels; None if there are none and ``making`` is False."""
+    """The cached kernels, or a LeftToPyTorch; None if there are none and ``making`` is False. Raises Fallback for this
+    one call."""
     key = _key(grad)
     kernels = _cache.get(key)
-    if kernels is None and making:
-        from ...nn.channel_sums import channel_sums  # imported here because importing nn takes 0.2 s
-
-        channels, dtype = grad.shape[1], DTYPES[grad.dtype]
-        rows = grad.numel() // channels
-        sizes = [grad.nbytes, channels * grad.itemsize]
-        make = functools.partial(channel_sums, dtype=dtype, rows=rows, channels=channels)
-        kernels = _cache.make(key, lambda: launched("the sums of channels", grad, sizes, make))
-    return kernels
+    return _cache.make(key, lambda: _sums(grad)) if kernels is None and making else kernels
 
 
-class Launched:
-    """Recorded kernels: ``launched(*tensors)`` launches them on the tensors' stream; the tensors have ``sizes``
-    bytes.
+def _sums(grad: torch.Tensor) -> _Sums | LeftToPyTorch:
+    try:
+        return _Sums(grad)
+    except Fallback as left:
+        if not left.lasting:
+            raise
+        return LeftToPyTorch(str(left))
+
+
+class _Sums:
+    """The recorded kernels for gradients like one: ``sums(grad, out)`` launches them on the tensors' stream.
 
     Nothing waits, and scratch memory comes from PyTorch's caching allocator, so a graph captures a call that was made
     before.
     """
 
-    def __init__(
-        self, name: str, like: torch.Tensor, sizes: Sequence[int], enqueue: Callable[..., Callable[..., Any]]
-    ) -> None:
-        """``enqueue(context)`` returns ``give(commands, *memory)``, which only launches kernels and allocates.
+    name = "the sums of channels"
 
-        Raises Fallback where the kernels cannot be had.
-        """
-        self.name, self.number, self.library = name, like.get_device(), library_of(torch.Tensor)
-        stream = stream_of(like)
-        refuse_capture(stream, name)
+    def __init__(self, grad: torch.Tensor) -> None:
+        """Raises Fallback where the kernels cannot be had."""
+        from ...nn.channel_sums import channel_sums  # imported here because importing nn takes 0.2 s
+
+        channels, stream = grad.shape[1], stream_of(grad)
+        self.number, self.library = grad.get_device(), library_of(torch.Tensor)
+        refuse_capture(stream, self.name)
         with stream.current():
-            recording, slots = Recording(runtime.queue(stream.device)), [Slot(size, persistent=True) for size in sizes]
+            recording = Recording(runtime.queue(stream.device))
+            slots = [Slot(size, persistent=True) for size in (grad.nbytes, channels * grad.itemsize)]
             try:
-                enqueue(stream.context)(recording, *slots)
-                executable = Executable.of(recording, slots, [len(slots) - 1])
-                launches = executable.bind(stream.place)
+                rows = grad.numel() // channels
+                channel_sums(stream.context, dtype=DTYPES[grad.dtype], rows=rows, channels=channels)(recording, *slots)
+                self.launches: Any = Executable.of(recording, slots, [1]).bind(stream.place)
             except (BuildFailed, Unlaunchable) as error:
                 why = str(error).splitlines()[0]
-                raise Fallback(f"{name} cannot run on a {stream.kind.upper()} stream: {why}") from None
-        assert launches is not None, "kernels beside convolutions are launches alone"
-        self.launches = launches
+                raise Fallback(f"{self.name} cannot run on a {stream.kind.upper()} stream: {why}") from None
 
     def __call__(self, *tensors: torch.Tensor) -> None:
         """Launch the kernels. Raises Fallback for memory whose address is no multiple of 16 bytes."""
@@ -129,16 +126,3 @@ class Launched:
                 if not self.launches.run(stream, addresses):
                     raise Fallback("the device has no memory left for scratch memory", lasting=False)
         stream.check()
-
-
-def launched(
-    name: str, like: torch.Tensor, sizes: Sequence[int], enqueue: Callable[..., Any]
-) -> Launched | LeftToPyTorch:
-    """Record kernels as ``Launched``; LeftToPyTorch if PyTorch computes each such call. Raises Fallback for this one
-    call."""
-    try:
-        return Launched(name, like, sizes, enqueue)
-    except Fallback as left:
-        if not left.lasting:
-            raise
-        return LeftToPyTorch(str(left))

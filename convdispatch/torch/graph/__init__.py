@@ -7,7 +7,7 @@ its kind.
 - ``aten_norms``: norms by a picture's own statistics, attention, pools.
 - ``aten_places``: operators that return indices of elements, and those that take indices.
 - ``aten_shapes``: operators that move elements.
-- ``channels_last``: what convolutions read on a GPU is written channels last.
+- ``channels_last``: convolutions of graphs for inference on a GPU read and write channels last.
 - ``constants``: which inputs are weights, and whether they have changed.
 - ``conversion``: ``convert``.
 - ``engine_choice``: the race of a form and inductor, and its stored verdict.

@@ -26,7 +26,7 @@ from ..geometry import PLAIN
 from ..settings import DEFAULT
 from ..warmup import compiled_side_by_side
 from ..weights import promise
-from .channels_last import write_channels_last
+from .channels_last import lay_channels_last
 from .epilogues import fold_batch_norms, fold_constants, freeze_weights, use_our_operators
 from .specialised import without_fakes
 from .tuning import is_tuned, tune
@@ -82,11 +82,16 @@ def compiled(graph: fx.GraphModule, inputs: Sequence[Any], backend: Any) -> Call
     return compile_fx(graph, inputs, config_patches=patches, decompositions=decompositions)  # type: ignore[no-any-return]
 
 
-def with_our_operators(graph: fx.GraphModule, device: torch.device, mode: str | None) -> fx.GraphModule:
-    """A graph whose weights are attributes, with batch norms folded and our operators; changes the graph in place."""
+def with_our_operators(
+    graph: fx.GraphModule, device: torch.device, mode: str | None, compiled: bool = False
+) -> fx.GraphModule:
+    """A graph whose weights are attributes, with batch norms folded and our operators; changes the graph in place.
+    ``compiled``: inductor will compile it, which fuses copies to another order of memory."""
     fold_constants(graph)
     fold_batch_norms(graph)
     use_our_operators(graph.graph)
+    if compiled and device.type != "cpu":
+        lay_channels_last(graph, device)
     freeze_weights(graph)
     graph.recompile()
     prepare_kernels(graph.graph, device, constant=True, tuned=is_tuned(mode))
@@ -99,9 +104,7 @@ def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backe
     from torch._inductor.compile_fx import compile_fx
 
     if ours:
-        graph = with_our_operators(graph, inputs[0].device, backend.mode)
-        if not inputs[0].is_cpu:
-            write_channels_last(graph)
+        graph = with_our_operators(graph, inputs[0].device, backend.mode, compiled=True)
     else:
         fold_constants(graph)
         fold_batch_norms(graph)

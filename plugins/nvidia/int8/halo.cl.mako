@@ -86,14 +86,14 @@ ${tile_of()}\
 ${staying.numbers(f"warps_meet({t.items})")}\
       uint last = 0, source = 0;
       int add = 0;
-#pragma unroll 1
+${staying.rolled()}\
       for (int block = 0; block < ${tiling.blocks}; ++block, ++turn) {
         const uint before = source, slot = turn % ${sources};
         source = bars + 16 * slot + 8;
         uint from = ${tiling.sources_at} + slot * ${tiling.source_bytes} + a_from;
         int kw = 0;
         barrier_wait(source - 8, turn / ${sources} % 2);
-#pragma unroll 1
+${staying.rolled()}\
         for (int step_of = 0; step_of < ${steps}; ++step_of) {
           barrier_wait(bar, parity);
 ${staying.products(multiply)}\

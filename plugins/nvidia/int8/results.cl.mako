@@ -132,7 +132,7 @@ inline RUN finish_run(const int *table, const ACC *sums, const OFFSETS *offset, 
     for (int i = 0; i < 14; ++i) words[i] = table[i];
     words[14] = words[13] ? as_int(1.0f) : clamp(254 - (words[12] >> 23), 1, 254) << 23;
     words[12] = as_int(mul_rn(as_float(words[12]), as_float(words[14])));
-    words[15] = as_int(div_rn(1.0f, as_float(words[12])));
+    words[15] = as_int(reciprocal(as_float(words[12])));
 #if OUT_BYTES && !FLOAT8  // whether y has other bounds than its type; its zero point as of unsigned bytes, one more where that is odd
     const int lowest = ${-128 if tiling.problem.out_dtype == "int8" else 0} - words[1];
     words[10] = as_float(words[6]) != (float)lowest | as_float(words[7]) != (float)(lowest + 255);

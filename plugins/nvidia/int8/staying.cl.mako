@@ -78,6 +78,12 @@ void product(global const uchar *restrict x, global const uchar *restrict w, lon
     for (int i = 0; i < ${t.frag_n * 4 // tiling.column_groups}; ++i) sum[i] = 0;
 ${results.words()}\
 </%def>\
+## A loop of few slices is not unrolled: float8's sums are in two sets of registers, and spilled.
+<%def name="rolled()">\
+% if tiling.float8:
+#pragma unroll 1
+% endif
+</%def>\
 ## A slice's products. Those of several groups of columns share registers, so each group's are added before the next begins.
 <%def name="products(multiply)">\
 % for group in range(tiling.column_groups):

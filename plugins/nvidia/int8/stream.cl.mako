@@ -57,10 +57,10 @@ ${staying.multiplying()}\
 ${tile_of()}\
 ${staying.numbers(f"warps_meet({t.items})")}\
       uint last = 0;
-#pragma unroll 1
+${staying.rolled()}\
       for (int begin = 0; begin < ${tiling.slices}; begin += ${tiling.summed_slices}) {
         int add = 0;
-#pragma unroll 1
+${staying.rolled()}\
         for (int slice = begin; slice < min(begin + ${tiling.summed_slices}, ${tiling.slices}); ++slice) {
           barrier_wait(bar, parity);
 ${staying.products(multiply)}\

@@ -51,8 +51,6 @@ MOVED_REGISTERS = (40, 232)
 groups of four warps that multiply and one that copies: at most 512 together, in multiples of 8."""
 MOVED_GROUPS = 2
 """Groups of four warps that multiply, if registers are moved."""
-INTEGER_REGISTERS = 40
-"""Registers that NVIDIA's assembler takes beyond ``registers`` for integers, whose tiles spill where it has fewer."""
 MAX_REGISTERS = 255
 """Registers of a work item."""
 JOINED_BYTES = 1 << 14
@@ -268,7 +266,12 @@ class StreamTiling(Int8Tiling):
     @property
     def most_registers(self) -> int:
         """Registers that a work item of the multiplying warps can have."""
-        return MOVED_REGISTERS[1] if self.tile.wm == MOVED_GROUPS else self._equal_registers
+        return MOVED_REGISTERS[1] if self._may_move_registers else self._equal_registers
+
+    @property
+    def _may_move_registers(self) -> bool:
+        """Whether the tile may have more registers than all work items can: integers gain nothing by it."""
+        return self.float8 and self.tile.wm == MOVED_GROUPS
 
     @property
     def _equal_registers(self) -> int:
@@ -278,8 +281,8 @@ class StreamTiling(Int8Tiling):
     @property
     def moved_registers(self) -> tuple[int, int] | None:
         """Registers of the copying and of the multiplying work items; None if all have the same number."""
-        needed = self.registers + (0 if self.float8 else INTEGER_REGISTERS)
-        return MOVED_REGISTERS if self.tile.wm == MOVED_GROUPS and needed > self._equal_registers else None
+        moves = self._may_move_registers and self.registers > self._equal_registers
+        return MOVED_REGISTERS if moves else None
 
     @property
     def copying_items(self) -> int:

@@ -143,7 +143,7 @@ class FakeBridge:
     def enter(self, wait_for=None):
         self.notes.append(("enter", tuple(wait_for or ())))
 
-    def leave(self, brief):
+    def leave(self):
         self.notes.append(("leave",))
         return "done"
 
@@ -160,7 +160,6 @@ def test_stand_ins(foreign, direction, monkeypatch):
     written = {"fwd": "y", "bwd_data": "x", "bwd_weights": "w"}[direction]
     plan = plan_module.CudnnPlan.__new__(plan_module.CudnnPlan)
     plan.workspace_size, plan._written, plan._sizes = 64, written, {"x": 100, "w": 200, "y": 300}
-    plan._brief = True
     plan._plan = types.SimpleNamespace(handle=None)
     plan._library = lambda *arguments: across.notes.append(("execute",))
     monkeypatch.setattr(plan, "_pack", lambda places: executed.append(places) or plan._plan, raising=False)
@@ -193,7 +192,7 @@ def test_a_workspace_that_cuda_cannot_see(monkeypatch):
     monkeypatch.setattr(plan_module, "running", lambda device, cuda, stream: contextlib.nullcontext())
     monkeypatch.setattr(bridge, "cuda_address", lambda memory: memory.address)
     plan = plan_module.CudnnPlan.__new__(plan_module.CudnnPlan)
-    plan.workspace_size, plan._written, plan._sizes, plan._brief = 64, "y", {"x": 100, "w": 200, "y": 300}, False
+    plan.workspace_size, plan._written, plan._sizes = 64, "y", {"x": 100, "w": 200, "y": 300}
     plan._plan = types.SimpleNamespace(handle=None)
     plan._library = lambda *arguments: across.cuda.calls.append(("execute",))
     monkeypatch.setattr(plan, "_pack", lambda places: executed.append(places) or plan._plan, raising=False)
@@ -259,7 +258,7 @@ def test_every_configuration_on_shared_memory(math, direction, cudnn):
             continue
         for _ in range(2):
             out.write(np.full(problem.out_shape, np.nan, np.float32))
-            scratch = runtime.workspace(queue, plan.workspace_size)
+            scratch = runtime.allocate(queue, plan.workspace_size)
             plan.enqueue(queue, *(given[name].base_data for name in "xwy"), scratch)
             error = reference.relative_error(out.numpy(), expected)
             assert error <= limit, f"{config}: {error}"
@@ -303,7 +302,7 @@ def test_order_by_events_alone(cudnn):
     plan = dispatch.prepare(problem, queue.context, Policy(solver=NAMES[0])).plan
     y, z = Tensor.empty(problem.out_shape, np.float32, queue), Tensor.empty(problem.out_shape, np.float32, queue)
     queue.finish()
-    scratch = runtime.workspace(queue, plan.workspace_size)
+    scratch = runtime.allocate(queue, plan.workspace_size)
     first = plan.enqueue(queue, x.base_data, w.base_data, y.base_data, scratch)
     second = plan.enqueue(queue, y.base_data, w.base_data, z.base_data, scratch, [first])
     second.wait()

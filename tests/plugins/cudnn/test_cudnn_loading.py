@@ -101,7 +101,7 @@ def _prepare(problem, config, queue):
     out = given[problem.written] = Tensor.empty(problem.out_shape, np.float32, queue)
     plan = plugins().solvers[NAMES[0]].plan(queue.context, problem, config)
     out.write(np.full(problem.out_shape, np.nan, np.float32))
-    arguments = [*(given[name].base_data for name in "xwy"), runtime.workspace(queue, plan.workspace_size)]
+    arguments = [*(given[name].base_data for name in "xwy"), runtime.allocate(queue, plan.workspace_size)]
     queue.finish()
     return plan, arguments, out, expected
 

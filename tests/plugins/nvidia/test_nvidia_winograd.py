@@ -74,7 +74,7 @@ def test_wide_ranges(queue, direction, magnitude):
     plan = WinogradPlan(queue.context, problem, SMALL, emulate=True)
     given = {name: Tensor.from_numpy(array, queue) for name, array in arrays.items()}
     out = given[problem.written] = Tensor.empty(problem.out_shape, np.float32, queue)
-    plan.enqueue(queue, *(given[name].base_data for name in "xwy"), runtime.workspace(queue, plan.workspace_size))
+    plan.enqueue(queue, *(given[name].base_data for name in "xwy"), runtime.allocate(queue, plan.workspace_size))
     expected = reference.compute(problem, **arrays)
     assert reference.relative_error(out.numpy(), expected) < 3e-6
 

@@ -39,6 +39,9 @@ inline ushort cvt_f16_f32(float v) {
   return h;
 }
 % endif
+% if integers or float8:
+inline float reciprocal(float v) { return 1.0f / v; }
+% endif
 % if integers:
 inline WIDE value_of(uint u, int place) { return (${"uchar" if type == "u8" else "char"})(u >> 8 * place); }
 inline WIDE value_of_b(uint u, int place) { return (char)(u >> 8 * place); }
