@@ -65,14 +65,14 @@ def _no_problem(problem: str) -> str | None:
     return None
 
 
-def prune(db: PerfDB) -> int:
+def prune(db: PerfDB, device: str | None = None) -> int:
     """Delete files that are not needed from the user's folder; returns their number.
 
     These are files whose records are all replaced by newer ones of the same choice, files that a process left half
     written more than an hour ago, and damaged files that were set aside.
     """
     removed = 0
-    for key in db.devices():
+    for key in db.devices() if device is None else [device]:
         folder = db.folder_of(key)
         if not folder.is_dir():
             continue

@@ -196,7 +196,7 @@ def seconds(tiling: Tiling, units: int, copy: float = COPY) -> Any:
         total = total * PHASES_FACTOR
     if tiling.problem.masked:
         total = total + written / (MEMORY_SHARE * copy)
-    total = total + sums_seconds(tiling, copy)
+    total = total + sums_seconds(tiling, copy, tiling.sums_parts)
     if tiling.tile.window and tiling.format.float32_accurate:
         return total * FP32_WINDOW_FACTOR
     if tiling.format.name == "native":
