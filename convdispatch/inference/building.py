@@ -47,7 +47,6 @@ def build(
     for_: str = "latency",
     recall: bool = False,
     threads: str = OWN,
-    **options: Any,
 ) -> InferenceNet:
     """The inference form of ``net`` for inputs of ``shapes``, in the layout that the net was made with.
 
@@ -65,8 +64,7 @@ def build(
     all. Under ``batch_invariant`` the layout is the one that is predicted fastest for the batch of choice.
 
     ``for_`` says what forms are timed at: ``"latency"``, one call that is waited for, or ``"throughput"``, calls that
-    follow each other. Its name is ``for``, which Python lets nobody write as a keyword: ``for_="throughput"`` and
-    ``**{"for": "throughput"}`` say the same.
+    follow each other.
 
     The net's own weights may lie on another device than ``queue``'s.
 
@@ -76,9 +74,7 @@ def build(
 
     Raises InvalidArgument where the net computes by anything but convdispatch's operations.
     """
-    purpose = check_purpose(options.pop("for", for_))
-    if options:
-        raise TypeError(f"build() got unexpected keyword arguments: {', '.join(sorted(options))}")
+    purpose = check_purpose(for_)
     queue = queue or runtime.queue()
     if layout not in (None, *LAYOUTS, MIXED):
         raise InvalidArgument(f"layout must be None or one of {', '.join((*LAYOUTS, MIXED))}, got {layout!r}")

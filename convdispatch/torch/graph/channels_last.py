@@ -16,8 +16,9 @@ import torch
 from torch import fx
 
 from ..compile import fused_operator, operators
+from ..dispatch.routing import settings_in_force
 from ..geometry import FORMATS
-from ..settings import switches
+from ..settings import DEFAULT, math_of, switches
 
 _aten = torch.ops.aten
 _OPERANDS: dict[Any, tuple[int, ...]] = {
@@ -36,7 +37,8 @@ def lay_channels_last(graph: fx.GraphModule, device: torch.device) -> None:
 
     A model that is channels first becomes so where tensor cores compute: in 16-bit types, and TF32 if that is allowed.
     """
-    layout = _Layout(graph.graph, switches(device.type == "cuda")[0])
+    math = math_of(settings_in_force() or DEFAULT, switches(device.type == "cuda"), "float32")
+    layout = _Layout(graph.graph, math in ("tf32", "fast"))
     for node in list(graph.graph.nodes):
         if node.target in _OPERANDS:
             layout.convolution(node)
