@@ -61,7 +61,8 @@ def gpu(batch: int, seconds: float, budget: float) -> None:
 @main.command()
 @click.option("--layers", default=12, show_default=True)
 @click.option("--seconds", default=0.01, show_default=True, help="of a sample")
-def float8(layers: int, seconds: float) -> None:
+@click.option("--search", default=0.0, show_default=True, help="Seconds of a search before each side's times.")
+def float8(layers: int, seconds: float, search: float) -> None:
     """float8 (e4m3), int8 (the same engine, whose sums stay in the tensor cores) and bfloat16; results of x's dtype."""
     import torch
 
@@ -72,6 +73,10 @@ def float8(layers: int, seconds: float) -> None:
     for p in drawn(layers):
         narrow = cd.Quantization(w_scale=1 / 16, y_scale=1 / 64, dtype="float8_e4m3")
         whole = cd.Quantization(w_scale=0.01, y_scale=0.7, dtype="int8")
+        if search:
+            for dtype in ("float8_e4m3", "int8", "bfloat16"):
+                out = None if dtype == "bfloat16" else dtype
+                cd.find(p.replace(dtype=dtype, out_dtype=out, constant_weights=True), "gpu", budget_ms=1e3 * search)
         sides = {
             "float8": _side(p, "float8_e4m3fn", "float8_e4m3fn", narrow),
             "int8": _side(p, "int8", "int8", whole),

@@ -122,6 +122,17 @@ def test_a_run_compiles_each_structure_before_a_second_text_of_one(counted):
         )
 
 
+def test_products_that_run_in_turn_are_an_error(tmp_path):
+    """A sum that is changed while ``wgmma`` adds to it makes each ``wgmma`` wait for the one before."""
+    run = compiler("sm_90")
+    problem = cd.ConvProblem.parse("f8_e4m3f8_e4m3f8_e4m3_nhwc_mb64ic384ih56oc256+constant")
+    ((_, texts),) = compiling.plan_all(["sm_90"], [plugins().solvers["nvidia.int8"]], [problem], 1)
+    (text,) = (text for text in (zlib.decompress(each.packed).decode() for each in texts) if "wgmma" in text)
+    right, wrong = run([text, text.replace("WGMMA_COMMIT();", "WGMMA_COMMIT(); sum[0] += 1;")], tmp_path)
+    assert right.error is None
+    assert "wgmma.mma_async instructions are serialized" in str(wrong.error)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_solvers_kernels_compile(target, full):
     compiler(target)
