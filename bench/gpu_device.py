@@ -11,7 +11,7 @@ import pyopencl as cl
 
 from bench.exact import Exact
 from bench.timer import Side, graph_side, medians, sets_of
-from convdispatch.api import ConvProblem, Plan, StepPlan
+from convdispatch.api import ConvProblem, Plan
 from convdispatch.device import runtime
 
 PLUG = """
@@ -38,7 +38,6 @@ class Bench:
         self.info, self.context = runtime.device_info(self.device), runtime.context(self.device)
         # Profiling costs every kernel 1 to 4 microseconds: the device's own clock is read before and after instead.
         self.queue = cl.CommandQueue(self.context)
-        self.profiled = cl.CommandQueue(self.context, properties=cl.command_queue_properties.PROFILING_ENABLE)
         block = np.random.default_rng(0).standard_normal(1_000_003, dtype=np.float32)
         if dtype == "bfloat16":
             import ml_dtypes
@@ -125,17 +124,6 @@ class Bench:
     def time(self, plan, seconds: float) -> float:
         """Median milliseconds of a run on the device (see ``fair``)."""
         return medians({"ours": self.side(plan)}, seconds, samples=3)["ours"]
-
-    def launches(self, plan: StepPlan) -> list[float]:
-        """Milliseconds of each launch alone: the least of three."""
-        m, scratch = self.memory, self.workspace(plan.workspace_size)
-        operands = (m["x"], m["w"], m["y"], scratch, None, None)
-        rows = []
-        for _ in range(4):
-            events = [step(self.profiled, operands, None) for step in plan._steps]
-            self.profiled.finish()
-            rows.append([(event.profile.end - event.profile.start) * 1e-6 for event in events])
-        return np.min(rows[1:], axis=0).round(4).tolist()
 
     def error(self, plan, problem: ConvProblem, exact: Plan) -> float:
         """Relative error in norm of the whole output, which began as NaN; ``exact`` is ``self.exact.plan(problem)``."""

@@ -7,7 +7,7 @@
 
 ``drawn.py`` draws the problems; odd seeds are for fitting, even ones for judging. Each solver that accepts runs the
 configuration that it would run unmeasured; those that predict nothing (vendors' libraries, which are never chosen
-unmeasured) only with ``--vendors``. All are looked at, those within ``NEAR`` of the best and the chosen one then race
+unmeasured) do not. All are looked at, those within ``NEAR`` of the best and the chosen one then race
 in interleaved rounds over operands that take turns. On ``cuda`` a side is a CUDA graph of calls on PyTorch's tensors;
 processes compile side by side, and one at a time measures. ``--compile`` compiles only, so that a later run measures
 alone. Rates are estimates where ``CONVDISPATCH_RATES`` names no folder. Runs go on where the last one ended, in the
@@ -145,8 +145,8 @@ def offers(problem: Any, info: Any) -> dict[str, tuple[Any, Any, float | None]]:
     found = {}
     for one in rank(problem, info):
         cost = query(one.solver, problem, info).cost(one.config)
-        if cost is not None or os.environ.get("REGRET_VENDORS"):
-            found[one.solver.name] = one.solver, one.config, None if cost is None else 1e3 * cost
+        if cost is not None:
+            found[one.solver.name] = one.solver, one.config, 1e3 * cost
     return found
 
 
@@ -296,10 +296,9 @@ def mean(values: list[float]) -> float:
 @click.option("--into", type=click.Path(path_type=Path), help="Else beside the caller, by device, target and seed.")
 @click.option("--compile", "compile_only", is_flag=True, help="Measure nothing.")
 @click.option("--ranking", "ranks", is_flag=True, help="Time the choice itself, on described devices.")
-@click.option("--vendors", is_flag=True, help="Solvers that predict nothing are measured too.")
 def main(
     device: str, target: str | None, count: int, seed: int, kinds: tuple[str, ...], seconds: float, jobs: int | None,
-    into: Path | None, compile_only: bool, ranks: bool, vendors: bool,
+    into: Path | None, compile_only: bool, ranks: bool,
 ) -> None:  # fmt: skip
     if ranks:
         _begin(device, compile_only)
@@ -314,8 +313,6 @@ def main(
     if target:  # whose code is no other's: caches know the device alone
         narrow = {"CL_CONFIG_CPU_TARGET_ARCH": target, "PYOPENCL_NO_CACHE": "1", "CONVDISPATCH_BLOCK": "amx,int8"}
         os.environ |= narrow | {"CONVDISPATCH_KERNEL_CACHE": str(into.resolve()) + f".{target}"}
-    if vendors:
-        os.environ["REGRET_VENDORS"] = "1"
     done = {row["problem"]: row for row in read_rows(into)}
     wanted = {kind: _texts("gpu" if device == "cuda" else "cpu", kind, seed, count) for kind in kinds}
     turns = itertools.chain.from_iterable(zip(*wanted.values()))

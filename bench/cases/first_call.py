@@ -1,7 +1,6 @@
 """What a first call takes: each figure from processes of its own, medians and spreads.
 
     python -m bench first_call [--device NAME] [--runs 3] [--only floor,first,net,pack,onnx,cli] [--net NAME]
-                               [--json FILE]
 
 ``floor``: what OpenCL alone takes for a context, a queue, one kernel of a line and its result. ``first``: seconds of a
 process' first ``conv()`` beyond imports, with an empty and with a full kernel cache. ``net``: ``inference.build`` of a
@@ -17,7 +16,6 @@ from __future__ import annotations
 import compileall
 import importlib.metadata
 import importlib.util
-import json
 import os
 import statistics
 import subprocess
@@ -171,10 +169,9 @@ class Processes:
 @click.option("--runs", default=3, show_default=True)
 @click.option("--only", default="floor,first,net,pack,onnx,cli", show_default=True)
 @click.option("--net", default="resnet50", show_default=True)
-@click.option("--json", "json_path", type=click.Path(path_type=Path), default=None)
-def main(device: str | None, runs: int, only: str, net: str, json_path: Path | None) -> None:
+def main(device: str | None, runs: int, only: str, net: str) -> None:
     """Print a table."""
-    wanted, found = only.split(","), _Found(json_path)
+    wanted, found = only.split(","), {}
     for name in {"convdispatch", *(entry.module for entry in importlib.metadata.entry_points(group="convdispatch"))}:
         for place in importlib.util.find_spec(name).submodule_search_locations or ():
             compileall.compile_dir(place, quiet=2)
@@ -221,26 +218,6 @@ def main(device: str | None, runs: int, only: str, net: str, json_path: Path | N
         table.add_row(name, *row)
     Console(width=120).print(table)
     results.keep_table(table)
-
-
-class _Found(dict):
-    """Figures by name; written as they come, so that a run that is cut short leaves what it had."""
-
-    def __init__(self, path: Path | None) -> None:
-        super().__init__()
-        self._path = path
-
-    def __setitem__(self, name: str, runs: list[dict]) -> None:
-        super().__setitem__(name, runs)
-        _show(name, runs)
-        if self._path is not None:
-            self._path.write_text(json.dumps(self, indent=1))
-
-
-def _show(name: str, found: list[dict]) -> None:
-    times = ", ".join(f"{one['seconds']:.3f}" for one in found)
-    more = [str(found[-1][key]) for key in ("phases", "counts", "half speed", "full speed") if key in found[-1]]
-    click.echo(f"{name}: {times} s {' '.join(more)}", err=True)
 
 
 if __name__ == "__main__":

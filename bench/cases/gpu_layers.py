@@ -1,6 +1,5 @@
-"""The nvidia plugin on one Hopper GPU: configurations explored, and whole nets beside PyTorch with cuDNN.
+"""The nvidia plugin on one Hopper GPU: whole nets beside PyTorch with cuDNN.
 
-    python -m bench gpu_layers explore FILE      # lines: problem ; engine or solver ; configuration as JSON
     python -m bench gpu_layers compare --net vgg_a --tries 4 --math float32     # beside cuDNN, TF32 off
     python -m bench gpu_layers compare --dtype float16 --layout nhwc
 
@@ -23,15 +22,12 @@ import time
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 import click
-import pyopencl as cl
-from convdispatch_nvidia.packed.plan import NvidiaPlan
 
 from bench.gpu_device import Bench, torch_ms
 from bench.workers import Lost, farm
-from convdispatch.api import ConvProblem, Launch
+from convdispatch.api import ConvProblem
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.measurement import shapes
 from convdispatch.selection.plugins.loader import plugins
@@ -42,7 +38,7 @@ SHORT = {"fwd": "f", "bwd_data": "bd", "bwd_weights": "bw"}
 
 @click.group()
 def main() -> None:
-    """Explore or compare."""
+    """Compare."""
 
 
 _WORKER: dict = {}
@@ -53,37 +49,12 @@ _TRIED = ("nvidia.tma", "nvidia.wgmma", "nvidia.winograd")
 def _begin(dtype: str, options: dict) -> None:
     """A worker process: its own context and buffers."""
     faulthandler.enable()
-    if os.environ.get("TRACE_S"):
-        faulthandler.dump_traceback_later(float(os.environ["TRACE_S"]), repeat=True)
     _WORKER["lock"] = Path("/tmp/nvidia_h200.lock").open("w")  # noqa: SIM115 as long as the process
     _WORKER["log"] = Path("/tmp", f"worker{os.getpid()}.log").open("w")  # noqa: SIM115
     _WORKER["bench"], _WORKER["options"] = Bench(dtype), options
     globs = options["solver"].split(",")
     found = plugins().solvers.items()
     _WORKER["solvers"] = [each for name, each in found if any(fnmatch(name, glob) for glob in globs)]
-
-
-def _known(problem: ConvProblem, bench: Bench, path: str | None) -> list[tuple]:
-    """The two fastest that an earlier comparison timed for the problem, in whatever 16-bit type."""
-    if path is None:
-        return []
-    if "known" not in _WORKER:
-        rows = json.loads(Path(path).read_text())["rows"]
-        _WORKER["known"] = {
-            _shape(ConvProblem.parse(row["problem"])): sorted(row["timed"], key=lambda timed: timed[0])[:2]
-            for row in rows
-        }
-    found = []
-    for _, name, _, config in _WORKER["known"].get(_shape(problem), ()):
-        solver = plugins().solvers[name]
-        config = {**config, "format": problem.dtype} if problem.itemsize == 2 and "format" in config else config
-        if any(each.name == name for each in _WORKER["solvers"]) and not solver.rejects(problem, bench.info):
-            found.append((solver.cost(problem, bench.info, config) or 1e30, solver, config))
-    return found
-
-
-def _shape(problem: ConvProblem) -> ConvProblem:
-    return problem.replace(dtype="float16") if problem.dtype == "bfloat16" else problem
 
 
 def _measure(given: tuple[tuple[str, str, ConvProblem], bool]) -> dict:
@@ -101,12 +72,11 @@ def _measure(given: tuple[tuple[str, str, ConvProblem], bool]) -> dict:
         most = options["tries"] if each.name in _TRIED else min(1, options["tries"])
         for config in itertools.islice(each.configs(problem, bench.info), most):
             offers.append((each.cost(problem, bench.info, config) or 1e30, each, dict(config)))
-    offers += _known(problem, bench, options["known"])
     offers.sort(key=lambda offer: offer[0])
     tried, plans = [], []
     for offer in offers:
         cost, each, config = offer
-        if cost < options["near"] * offers[0][0] or options["known"]:
+        if cost < options["near"] * offers[0][0]:
             try:
                 plans.append(each.plan(bench.context, problem, config))
                 tried.append(offer)
@@ -149,52 +119,6 @@ def _times(offers: list[tuple], plans: list) -> list[float]:
     return times
 
 
-def _plan(context: cl.Context, problem: ConvProblem, engine: str, config: dict) -> Any:
-    """``engine``: an instruction that NvidiaPlan takes, whatever the solver offers; or a solver, with or without its
-    plugin's name where that is nvidia."""
-    if engine in ("wgmma", "mma"):
-        return NvidiaPlan(context, problem, config, engine)
-    return plugins().solvers[engine if "." in engine else f"nvidia.{engine}"].plan(context, problem, config)
-
-
-def _explore(line: str) -> str:
-    """Build, check and time one line of a file of configurations."""
-    bench = _WORKER["bench"]
-    text, engine, config = (part.strip() for part in line.split(";"))
-    problem = ConvProblem.parse(text)
-    start = time.perf_counter()
-    try:
-        plan = _plan(bench.context, problem, engine, json.loads(config))
-        if getattr(getattr(plan, "job", None), "misfit", None):
-            return f"misfit {plan.job.misfit}: {line}"
-        built = time.perf_counter() - start
-        bench.load(problem)
-        exact = bench.exact.plan(problem)
-        with _alone():
-            ms, each = bench.time(plan, _WORKER["options"]["seconds"]), ""
-            if all(isinstance(step, Launch) for step in getattr(plan, "_steps", (None,))):
-                each = f", launches {bench.launches(plan)}"
-            error = bench.error(plan, problem, exact)
-        return (f"{text} {ms:8.4f} ms {problem.flops / ms / 1e9:6.1f} TF{each}"
-                f" err {error:.1e} build {built:.1f} s {engine} {config}")  # fmt: skip
-    except Exception as failure:
-        return f"FAILED {line}: {str(failure)[:600]} {str(getattr(failure, 'log', ''))[:1500]}"
-
-
-@main.command()
-@click.argument("file")
-@click.option("--dtype", default="float32", show_default=True)
-@click.option("--seconds", default=0.006, show_default=True)
-@click.option("--jobs", default=12, show_default=True)
-@click.option("--budget", default=60.0, show_default=True)
-def explore(file: str, dtype: str, jobs: int, budget: float, **options) -> None:
-    """Builds, checks and times the configurations that a file lists, of one dtype."""
-    lines = [line.split("#")[0].strip() for line in Path(file).read_text().splitlines()]
-    given, until = (dtype, {"solver": "", **options}), time.monotonic() + budget
-    for found in farm(jobs, _begin, given, _explore, [line for line in lines if line], until=until):
-        print(found, flush=True)
-
-
 def _torch(problem: ConvProblem) -> tuple[str, float]:
     return str(problem), torch_ms(problem)
 
@@ -211,7 +135,6 @@ def _begin_torch() -> None:
 @click.option("--solver", default="nvidia.*,winograd.*,fft.*,implicitgemm.*", show_default=True, help="Globs.")
 @click.option("--tries", default=2, show_default=True, help="Configurations of each solver in _TRIED; others: one.")
 @click.option("--near", default=2.0, show_default=True, help="Tried if predicted within so many times of the least.")
-@click.option("--known", default=None, help="JSON of an earlier run, whose two fastest of a problem are tried too.")
 @click.option("--math", "mode", default="float32", show_default=True)
 @click.option("--dtype", default="float32", show_default=True)
 @click.option("--layout", default="nchw", show_default=True)

@@ -245,43 +245,6 @@ def captured_steps(names: str, forms: str, rounds: int) -> None:
                 ours=after["ours"] - before["ours"])  # fmt: skip
             del theirs, replay, step, mine, model, other
             torch.cuda.empty_cache()
-    small()
-
-
-def small() -> None:
-    """make_graphed_callables and torch.compile(mode="reduce-overhead"), on a small net."""
-    layers = torch.nn
-    for cast in (False, True):
-        torch.manual_seed(0)
-        model = layers.Sequential(
-            layers.Conv2d(16, 32, 3, padding=1), layers.ReLU(), layers.Conv2d(32, 64, 3, stride=2), layers.ReLU(),
-            layers.Conv2d(64, 64, 1), layers.AdaptiveAvgPool2d(1), layers.Flatten(), layers.Linear(64, 10),
-        ).cuda()  # fmt: skip
-        x, y = torch.randn(8, 16, 32, 32, device="cuda"), torch.randint(0, 10, (8,), device="cuda")
-
-        def run(called: Any, model: Any = model, x: Any = x, y: Any = y, cast: bool = cast) -> list[torch.Tensor]:
-            model.zero_grad(set_to_none=True)
-            with torch.autocast("cuda", dtype=torch.bfloat16, enabled=cast, cache_enabled=False):
-                loss = F.cross_entropy(called(x), y)
-            loss.backward()
-            return gradients(model)
-
-        with ct.enable():
-            ready(lambda run=run, model=model: run(model))
-            wanted, before = run(model), ct.counters()["left"]
-            with torch.autocast("cuda", dtype=torch.bfloat16, enabled=cast, cache_enabled=False):
-                graphed = torch.cuda.make_graphed_callables(model, (x,))
-            found = {"make_graphed_callables": run(graphed)}
-            model.forward = type(model).forward.__get__(model)  # which that replaced
-            compiled = torch.compile(model, mode="reduce-overhead")
-            for _ in range(3):
-                torch.compiler.cudagraph_mark_step_begin()
-                found["reduce-overhead"] = run(compiled)
-            for how, each in found.items():
-                error = max(float((a - b).norm() / b.norm()) for a, b in zip(each, wanted, strict=True))
-                equal = all(torch.equal(a, b) for a, b in zip(each, wanted, strict=True))
-                say(how=how, autocast=cast, bits="equal" if equal else f"at most {error:.1e} apart",
-                    left=ct.counters()["left"] - before)  # fmt: skip
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------

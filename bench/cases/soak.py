@@ -2,7 +2,6 @@
 
     python -m bench soak --minutes 60                      # the default device
     python -m bench soak --minutes 60 --device pocl --seed 7
-    python -m bench soak --minutes 60 --one   # a problem by one solver, in turns of equal time: more problems a minute
     python -m bench soak --problem fwd_f32_mb1ic3ih8iw8oc4kh3kw3   # one problem again, as a failure names it
     python -m bench soak --minutes 30 --kept 4   # caches so small that they are full at once: what grows then leaks
 
@@ -72,8 +71,6 @@ class Count:
     wrong: list[str] = dataclasses.field(default_factory=list)
     failed: list[str] = dataclasses.field(default_factory=list)
     solvers: dict[str, int] = dataclasses.field(default_factory=dict)
-    spent: dict[str, float] = dataclasses.field(default_factory=dict)
-    """By solver: seconds, most of them the compiler's."""
     worst: dict[str, float] = dataclasses.field(default_factory=dict)
     """By solver: the largest error as a share of what is allowed, on normal data."""
 
@@ -154,25 +151,17 @@ def judge(problem: ConvProblem, got: np.ndarray, data: Data, limit: float) -> tu
     return float(difference / max(float(np.linalg.norm(summed)), 1e-300) / limit), True
 
 
-def soak(problem: ConvProblem, kind: str, queue: Any, on_device: bool, only: str, one: bool, count: Count) -> None:
-    """Every solver that takes the problem and whose name fits ``only``, pinned in turn.
-
-    With ``one``, the solver of these that had least time so far: nearly all of a problem's time is the compiler's, a
-    text is hardly ever another problem's, and so each text is of a geometry that no other solver saw.
-    """
+def soak(problem: ConvProblem, kind: str, queue: Any, on_device: bool, only: str, count: Count) -> None:
+    """Every solver that takes the problem and whose name fits ``only``, pinned in turn."""
     info = runtime.device_info(queue.device)
     solvers = {name: it for name, it in contestants(problem, info).items() if fnmatch.fnmatchcase(name, only)}
     solvers = {name: solver for name, solver in solvers.items() if not _refused(name, solver, problem, info)}
     if not solvers:
         return
-    if one:
-        least = min(solvers, key=lambda name: (count.spent.get(name, 0.0), name))
-        solvers = {least: solvers[least]}
     data = data_for(problem, kind, count.problems)
     data_for.cache_clear()  # no problem comes twice
     count.problems += 1
     for name, solver in solvers.items():
-        began = time.monotonic()
         try:
             with policy(solver=name, fallback=False):
                 got = call(problem, data, queue if on_device else None)
@@ -181,8 +170,6 @@ def soak(problem: ConvProblem, kind: str, queue: Any, on_device: bool, only: str
             count.failed.append(f"{problem} {name} {kind}: {type(error).__name__}: {str(error)[:300]}")
             print(f"FAILED {count.failed[-1]}", flush=True)
             continue
-        finally:
-            count.spent[name] = count.spent.get(name, 0.0) + time.monotonic() - began
         share, cancelled = judge(problem, got, data, allowed(problem, kind, solver.exact))
         count.results += 1
         count.cancelled += cancelled
@@ -227,12 +214,11 @@ def held() -> dict[str, int]:
 @click.option("--seed", default=0, show_default=True)
 @click.option("--problem", "texts", multiple=True, help="Only this one; may repeat.")
 @click.option("--solver", default="*", show_default=True, help="Only solvers of this name; a glob.")
-@click.option("--one", is_flag=True, help="Each problem by one solver: the one that had least time so far.")
 @click.option("--kept", default=None, type=int, help="Programs and plans that stay cached, and no memory.")
 @click.option("--most-mib", default=2048, show_default=True, help="Resident memory that counts as a leak.")
 def main(minutes: float, device: str | None, seed: int, texts: tuple[str, ...], **options: Any) -> None:
     """Run for so many minutes, or once over the problems named; see the module's text."""
-    solver, one, kept, most_mib = (options[name] for name in ("solver", "one", "kept", "most_mib"))
+    solver, kept, most_mib = (options[name] for name in ("solver", "kept", "most_mib"))
     faulthandler.enable()
     warnings.simplefilter("error", ConvDispatchWarning)
     warnings.filterwarnings("ignore", message="performance database")
@@ -245,14 +231,14 @@ def main(minutes: float, device: str | None, seed: int, texts: tuple[str, ...], 
     for text in texts:
         for kind in ("integer", "real"):
             for on_device in (False, True):
-                soak(ConvProblem.parse(text), kind, queue, on_device, solver, False, count)
+                soak(ConvProblem.parse(text), kind, queue, on_device, solver, count)
     numbers = itertools.count()
     while not texts and (spent := time.monotonic() - began) < 60 * minutes:
         source = random.Random(f"{seed} {next(numbers)}")
         problem = draw(source)
         kind, on_device = source.choice(("integer", "real")), source.random() < 0.5
         faulthandler.dump_traceback_later(HANGS_S, exit=True)  # a call that hangs is named by the last line
-        soak(problem, kind, queue, on_device, solver, one, count)
+        soak(problem, kind, queue, on_device, solver, count)
         faulthandler.cancel_dump_traceback_later()
         if kept:
             let_go(queue.device)

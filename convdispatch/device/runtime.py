@@ -66,6 +66,7 @@ _PROBE = "kernel void probe(global int *p) { p[get_global_id(0)] = (int)get_glob
 _LOCAL_THREAD = 1 << 31  # the queue property CL_QUEUE_THREAD_LOCAL_EXEC_ENABLE_INTEL
 _threads = threading.local()
 _lock = threading.RLock()
+_with_context: set[cl.Device] = set()
 
 
 @functools.lru_cache(maxsize=64)
@@ -208,8 +209,8 @@ if hasattr(os, "register_at_fork"):
 
 @functools.lru_cache(maxsize=64)
 def _context(device: cl.Device) -> cl.Context:
-    """A new context of one device, made without Python's lock, so that others work in the 0.13 s that NVIDIA's driver
-    takes. Raises pyopencl's errors."""
+    """A new context of one device, made without Python's lock, so that others work meanwhile: NVIDIA's driver took
+    0.13 to 1.65 s on hosts of an H200. Raises pyopencl's errors."""
     create: Any
     try:  # clCreateContext of the OpenCL loader that pyopencl's own module is linked with
         create = ctypes.CDLL(cl._cl.__file__).clCreateContext
@@ -224,8 +225,16 @@ def _context(device: cl.Device) -> cl.Context:
 def context(device: cl.Device | None = None) -> cl.Context:
     """The shared context of a device. Raises NoDevice in a forked child of a process that has one."""
     refuse_forked()
+    device = device or default_device()
     with _lock:
-        return _context(device or default_device())
+        shared_context = _context(device)
+    _with_context.add(device)
+    return shared_context
+
+
+def has_context(device: cl.Device) -> bool:
+    """Whether ``context`` returns at once."""
+    return device in _with_context
 
 
 def queue(device: cl.Device | None = None) -> cl.CommandQueue:

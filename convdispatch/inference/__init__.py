@@ -12,7 +12,6 @@ that is worth it, and returns the fastest form. A new rewriting of graphs goes t
 - ``host_arrays``: a net on NumPy's arrays in place.
 - ``layout_planning``: the layout of each operation, by a minimum cut.
 - ``lower``: a graph to a recording.
-- ``multi_device``: one net on several devices.
 - ``net``: the form as it runs.
 - ``passes``: rewritings of graphs.
 - ``trace``: a net to a graph.

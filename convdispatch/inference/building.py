@@ -4,7 +4,7 @@ chosen."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyopencl as cl
@@ -35,9 +35,6 @@ from .net import InferenceNet
 from .passes.layout import LAYOUTS, MIXED
 from .passes.slicing import sliced
 
-if TYPE_CHECKING:
-    from .multi_device import InferenceNets
-
 
 def build(
     net: Callable[..., Any],
@@ -49,10 +46,8 @@ def build(
     math: str | None = None,
     for_: str = "latency",
     recall: bool = False,
-    devices: Any = None,
     threads: str = OWN,
-    **options: Any,
-) -> InferenceNet | InferenceNets:
+) -> InferenceNet:
     """The inference form of ``net`` for inputs of ``shapes``, in the layout that the net was made with.
 
     ``dtype`` is what inputs and results are and what lies between them, or a list with one for each input. A net of
@@ -69,11 +64,9 @@ def build(
     all. Under ``batch_invariant`` the layout is the one that is predicted fastest for the batch of choice.
 
     ``for_`` says what forms are timed at: ``"latency"``, one call that is waited for, or ``"throughput"``, calls that
-    follow each other. Its name is ``for``, which Python lets nobody write as a keyword: ``for_="throughput"`` and
-    ``**{"for": "throughput"}`` say the same.
+    follow each other.
 
-    ``devices``, ``"all"`` or a list, builds the net on each of several devices: an ``InferenceNets``, to which any
-    number of batches may be given. The net's own weights may lie on any device.
+    The net's own weights may lie on another device than ``queue``'s.
 
     ``threads`` are those in which calls on a CPU run: the device's ``"own"``, or ``"pytorch"``, PyTorch's intra-op
     threads, for a net that is called between PyTorch's operators. ``InferenceNet.own_threads`` says why a net that was
@@ -81,16 +74,7 @@ def build(
 
     Raises InvalidArgument where the net computes by anything but convdispatch's operations.
     """
-    purpose = check_purpose(options.pop("for", for_))
-    if options:
-        raise TypeError(f"build() got unexpected keyword arguments: {', '.join(sorted(options))}")
-    if devices is not None:
-        if queue is not None:
-            raise InvalidArgument("build takes a queue of one device, or devices, not both")
-        from .multi_device import build_on
-
-        forms = {"layout": layout, "queues": queues, "math": math, "for_": purpose, "threads": threads}
-        return build_on(build, devices, net, *shapes, dtype=dtype, recall=recall, **forms)
+    purpose = check_purpose(for_)
     queue = queue or runtime.queue()
     if layout not in (None, *LAYOUTS, MIXED):
         raise InvalidArgument(f"layout must be None or one of {', '.join((*LAYOUTS, MIXED))}, got {layout!r}")

@@ -55,9 +55,9 @@ class Verdict:
 
 
 def check_purpose(given: Any) -> str:
-    """What ``for`` was given. Raises InvalidArgument for anything but latency or throughput."""
+    """What ``for_`` was given. Raises InvalidArgument for anything but latency or throughput."""
     if given not in PURPOSES:
-        raise InvalidArgument(f"for must be one of {', '.join(PURPOSES)}, got {given!r}")
+        raise InvalidArgument(f"for_ must be one of {', '.join(PURPOSES)}, got {given!r}")
     return str(given)
 
 

@@ -11,7 +11,6 @@ everything below; nothing imports tools.
 - ``problems``: what a command's argument names, as problems.
 - ``model_file``: an ONNX file on the command line: its inputs and its convolutions.
 - ``run_model``: a model file run on arrays, timed, and compared with another library.
-- ``peer_process``: onnxruntime's runs of a model file in a process of its own.
 - ``ready``: makes ready a net, a model, a lock file or a problem, as its first call would, and writes plan packs.
 - ``torch_script``: makes ready a PyTorch model that a script returns.
 - ``rendered``: a solver's kernels as text, for a device that need not be there.

@@ -1,10 +1,10 @@
-"""The job behind ``convdispatch run``: a model file run on arrays, timed, and compared with another library."""
+"""The job behind ``convdispatch run``: a model file run on arrays, and timed."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,6 @@ import numpy as np
 from ..runtime import device_info, find_device
 from ..selection.text_table import Table, columns
 from .model_file import read_inputs
-from .peer_process import PeerProcess
-
-_ROUNDS = 5
-_PAUSE_S = 0.05
-"""Seconds of pause before each engine runs, because the other engine's threads spin for a while after a run."""
-
-
-@dataclass(frozen=True)
-class Compared:
-    """Another library's run of the same file: relative error of each output against its own, and its time."""
-
-    peer: str
-    errors: Mapping[str, float]
-    ms: float
 
 
 @dataclass
@@ -46,7 +32,6 @@ class RunReport:
     """The median milliseconds of a warm run with arrays on the host."""
     runs: int
     form: list[str] = field(default_factory=list)
-    compared: Compared | None = None
 
     def __rich_console__(self, console: object, options: object) -> Iterator[Any]:
         table = Table(*columns("name", "", "name", "type", "shape"), *columns("number", "mean", "min", "max"))
@@ -61,9 +46,6 @@ class RunReport:
             f"(median of {self.runs}, arrays on the host)"
         )
         yield from self.form
-        if self.compared is not None:
-            listed = ", ".join(f"{name} {error:.1e}" for name, error in self.compared.errors.items())
-            yield f"{self.compared.peer}: {self.compared.ms:.3f} ms; relative error of ours against it: {listed}"
 
 
 def _statistics(array: np.ndarray) -> list[str]:
@@ -78,7 +60,6 @@ def run_model(
     inputs: Sequence[str] = (),
     *,
     batch: int | None = None,
-    against: str | None = None,
     device: Any = None,
     runs: int = 20,
     **numbers: Any,
@@ -87,7 +68,7 @@ def run_model(
 
     ``numbers`` are ``math`` and ``dtype`` of ``onnx.load``.
 
-    Raises InvalidArgument for files and arrays that do not fit, and for a peer that is not installed; NoDevice.
+    Raises InvalidArgument for files and arrays that do not fit; NoDevice.
     """
     from ..onnx import load
 
@@ -95,30 +76,19 @@ def run_model(
     net = load(path, device=device, **numbers)
     load_s = time.perf_counter() - start
     feeds, random = read_inputs(net, inputs, batch)
-    peer = None if against is None else PeerProcess(against, Path(path), feeds, _threads(net))
-    try:
+    start = time.perf_counter()
+    outputs = net(feeds)
+    first_s = time.perf_counter() - start
+    net(feeds)
+    samples = []
+    for _ in range(max(1, runs)):
         start = time.perf_counter()
-        outputs = net(feeds)
-        first_s = time.perf_counter() - start
-        ms, their_ms = _times(lambda: net(feeds), peer, runs)
-    finally:
-        if peer is not None:
-            peer.close()
-    compared = None
-    if peer is not None:
-        their_outputs = dict(zip(outputs, peer.outputs, strict=True))
-        errors = {name: _error(outputs[name], their_outputs[name]) for name in outputs}
-        compared = Compared(str(against), errors, their_ms)
+        net(feeds)
+        samples.append((time.perf_counter() - start) * 1e3)
     where = str(device_info(find_device(device)))
-    figures = {"outputs": outputs, "load_s": load_s, "first_s": first_s, "ms": ms, "runs": runs}
-    figures |= {"form": _form_of(net), "compared": compared}
+    figures = {"outputs": outputs, "load_s": load_s, "first_s": first_s, "ms": statistics.median(samples)}
+    figures |= {"runs": runs, "form": _form_of(net)}
     return RunReport(str(path), where, feeds, random, **figures), net
-
-
-def _threads(net: Any) -> int:
-    """Compute units of a CPU device; 0, which is as many threads as there are cores, for another device."""
-    device = net.queue.device
-    return int(device.max_compute_units) if device.type & 2 else 0
 
 
 def _form_of(net: Any) -> list[str]:
@@ -129,27 +99,3 @@ def _form_of(net: Any) -> list[str]:
         f"{len(built.layers)} operations, {built.commands} commands, {built.nbytes / 2**20:.1f} MiB of activations; "
         f"layout {built.layout or 'as traced'}, {built.queues} queues"
     ]
-
-
-def _times(run_ours: Callable[[], Any], peer: PeerProcess | None, runs: int) -> tuple[float, float]:
-    """Median milliseconds here and by a peer, NaN without one: a few rounds in turns, one run of each unseen."""
-    rounds = min(max(1, runs), _ROUNDS)
-    samples: tuple[list[float], list[float]] = [], []
-    for round_number in range(rounds):
-        count = len(range(round_number, max(1, runs), rounds))
-        time.sleep(0 if peer is None else _PAUSE_S)
-        run_ours()
-        for _ in range(count):
-            start = time.perf_counter()
-            run_ours()
-            samples[0].append((time.perf_counter() - start) * 1e3)
-        if peer is not None:
-            time.sleep(_PAUSE_S)
-            samples[1].extend(peer.times(count))
-    return statistics.median(samples[0]), statistics.median(samples[1]) if samples[1] else float("nan")
-
-
-def _error(ours: np.ndarray, theirs: np.ndarray) -> float:
-    a, b = ours.astype(np.float64), theirs.astype(np.float64)
-    size = float(np.linalg.norm(b))
-    return float(np.linalg.norm(a - b)) / (size or 1.0)

@@ -9,7 +9,7 @@ A new method is a module with ``configs`` and a class of its configuration, and 
 - ``product``: the forward product, and the data gradient of stride 1 with the taps flipped.
 - ``col2im``: the data gradient in general.
 - ``weights``: the weights' gradient.
-- ``depthwise``: one channel per group, lowered in registers.
+- ``depthwise``: one channel per group in NCHW, lowered in registers.
 - ``phases``: the strided data gradient of one channel per group.
 - ``convert``: conversion between 16-bit elements and float32.
 - ``solver``: the solver, which chooses among the methods.

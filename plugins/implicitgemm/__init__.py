@@ -46,6 +46,4 @@ def convdispatch_solvers() -> list[Solver]:
             # The kernel multiplies zeros beyond dy's last row by elements of x, so a NaN there reaches other taps of
             # the gradient.
             fuses=adds, spreads_nonfinite=True),
-        declare(f"{gpu}.depthwise_weights", "DepthwiseWeights", name="implicitgemm.tiled_depthwise_weights",
-            serves=gpus_only, fuses=adds),
     ]  # fmt: skip

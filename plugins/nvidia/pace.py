@@ -41,17 +41,16 @@ def read_share(problem: ConvProblem) -> float:
 
 SUMS_LAUNCH_SECONDS = 0.96e-6
 """Seconds of a launch, on a CUDA stream, that merges the sums of channels."""
-MERGED_PARTS = 64
+MERGED_PARTS = 512
 """Parts of a channel's sums that one launch merges."""
 
 
-def sums_seconds(tiling: Any, copy: float) -> Any:
-    """Predicted seconds of the launches that follow a product for the sums of channels: those that merge what its tiles
-    left, or those that read the result (with a norm's gradient the saved tensor too)."""
+def sums_seconds(tiling: Any, copy: float, parts: Any) -> Any:
+    """Predicted seconds of the launches that follow a product for the sums of channels: those that merge the ``parts``
+    of a channel that it left, or those that read the result (with a norm's gradient the saved tensor too)."""
     problem = tiling.problem
     if not problem.sums:
         return 0.0
-    parts = tiling.sums_parts
     merges = SUMS_LAUNCH_SECONDS * (1 + (parts > MERGED_PARTS) + (parts > MERGED_PARTS**2))
     reads = (1 + problem.masked) * math.prod(problem.out_shape) * problem.itemsize / copy + 3 * SUMS_LAUNCH_SECONDS
     return tiling.summed * merges + (1 - tiling.summed) * reads

@@ -246,12 +246,8 @@ ${copier("copy_box4", "tile", 4, 0)}\
 #define COPY_BOX4(map, to, c0, c1, c2, c3, bar) copy_box4(map, base + (to), c0, c1, c2, c3, bar)
 #define COPY_BOX3(map, to, c0, c1, c2, bar) copy_box3(map, base + (to), c0, c1, c2, bar)
 
-// --- between lanes: v of the lane whose number differs from this one's in the bits of ``with``
-inline float shuffle_xor(float v, int with) {
-  float other;
-  asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=f"(other) : "f"(v), "r"(with));
-  return other;
-}
+// Waits for the lanes of a warp.
+inline void warp_meets() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 % endif
 % if "parts" in groups:
 

@@ -32,11 +32,10 @@ def convdispatch_solvers() -> list[Solver]:
     solvers: list[Solver] = []
     for module, kind, name, serves in (
         (f"{cpu}.solver", "Winograd", "winograd.f", cpus_only),
-        (f"{gpu}.solver", "Batched", "winograd.tiled_f", gpus_only),
-        (f"{gpu}.fused", "Fused", "winograd.fused_f", gpus_only),
+        (f"{gpu}.solver", "Tiles", "winograd.tiled_f", gpus_only),
     ):
         for m, r in _TILES:
-            if (m, r) != (7, 3) if kind == "Batched" else kind == "Winograd" or m + r - 1 <= 6:
+            if kind == "Winograd" or (m, r) != (7, 3):
                 solvers.append(Declared(module, kind, m, r, name=f"{name}{m}x{r}", serves=serves, fuses=EPILOGUE,
                                      dtypes=FLOATS, spreads_nonfinite=True, batch_invariant=True))  # fmt: skip
     return solvers

@@ -26,8 +26,7 @@ NAMES_CUDA = {
 }
 
 NAMES_CUDAS_DEVICES = {
-    "dispatch/routing.py": "the dispatch keys that have a native call path",
-    "compile/native_layers.py": "the device types that have a native call path",
+    "dispatch/native.py": "the device types that have a native call path",
     "dispatch/quick_depthwise.py": "PyTorch's own depthwise kernel is CUDA's",
     "eager/bias_gradient.py": "a sum that was measured against PyTorch's for CUDA; elsewhere PyTorch's runs",
     "explaining.py": "times and memory of layers, measured by CUDA's events and PyTorch's statistics of CUDA's memory",

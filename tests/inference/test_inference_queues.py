@@ -74,16 +74,16 @@ def test_the_clock_decides(two, queue, monkeypatch, overlap):
     assert sum("4 queues" in line for line in built.tried) == 2
 
 
-@pytest.mark.parametrize("said", [{}, {"for_": "latency"}, {"for": "latency"}, {"for": "throughput"}])
+@pytest.mark.parametrize("said", [{}, {"for_": "latency"}, {"for_": "throughput"}])
 def test_a_form_is_judged_by_what_it_is_for(two, queue, monkeypatch, said):
     """Several queues that are fast while calls follow each other, and slow for one that is waited for."""
     clock = Clock(monkeypatch)
     built = inference.build(two, (2, 12, 9, 9), queue=queue, layout="nchw", **said)
-    assert built.queues == (4 if said.get("for") == "throughput" else 1)
+    assert built.queues == (4 if said.get("for_") == "throughput" else 1)
     assert clock.waits
 
 
-@pytest.mark.parametrize(("said", "error"), [({"for": "speed"}, InvalidArgument), ({"fore": "latency"}, TypeError)])
+@pytest.mark.parametrize(("said", "error"), [({"for_": "speed"}, InvalidArgument), ({"fore": "latency"}, TypeError)])
 def test_a_purpose_that_there_is_not(two, queue, said, error):
     with pytest.raises(error, match=r"latency|fore"):
         inference.build(two, (2, 12, 9, 9), queue=queue, **said)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+import pyopencl as cl
 import pytest
 import small_net
 
 from convdispatch import inference, nn
+from convdispatch.device import runtime
 from convdispatch.inference import building, graph, graph_variants
 from convdispatch.inference.passes import fusion as fusing
 from convdispatch.inference.passes import slicing
@@ -116,3 +118,15 @@ def test_slices_share_packed_weights(queue, monkeypatch):
     assert len(packed) <= 2
     wanted = net(Tensor.from_numpy(x, queue)).numpy()
     np.testing.assert_allclose(form(x), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_weights_may_lie_elsewhere(device):
+    """Another context stands for another device."""
+    model = small_net.net(runtime.queue(device)).eval()
+    here = inference.build(model, (2, 3, 14, 14), queue=runtime.queue(device), layout="nchw", queues=1)
+    context = cl.Context([device])
+    other = cl.CommandQueue(context)
+    there = inference.build(model, (2, 3, 14, 14), queue=other, layout="nchw", queues=1)
+    assert there.queue.context == context
+    x = small_net.normal(2, 3, 14, 14)
+    np.testing.assert_array_equal(there(x), here(x))

@@ -7,10 +7,13 @@ import tomllib
 
 import pytest
 from paths import ROOT
+from processors import described
 
 from convdispatch.measurement.conformance import levels
 from convdispatch.measurement.conformance.covering import cover, pairs_of
 from convdispatch.measurement.conformance.space import blocks, covered, describe, problem_of
+from convdispatch.selection.plugins.loader import plugins
+from convdispatch.tools.targets.described import target_device
 
 FORMS = {
     "dense": lambda p: p.g == 1,
@@ -138,3 +141,18 @@ def test_what_bfloat16_cases_need_comes_with_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert any(need.startswith("ml_dtypes") for need in project["dependencies"])
     assert "bfloat16" not in project["optional-dependencies"]
+
+
+@pytest.mark.parametrize("plugin", ["im2col", "implicitgemm", "winograd", "fft", "int8", "exact"])
+def test_every_portable_solver_takes_some_case(plugin):
+    """A solver that takes none would pass without having computed anything."""
+    with described("amx") as processor:
+        devices = [processor, target_device("gfx942"), target_device("pvc")]
+        solvers = {name: each for name, each in plugins().solvers.items() if name.split(".")[0] == plugin}
+        assert solvers
+        problems = [case.problem for case in levels.cases("full")]
+        idle = {
+            name for name, each in solvers.items()
+            if all(each.rejects(problem, device) for device in devices for problem in problems)
+        }  # fmt: skip
+    assert idle == set()

@@ -88,7 +88,8 @@ def assembles_without_spills(text: str, arch: str, folder: Path, linked: bool = 
     """
     source = folder / "product.cu"
     source.write_text(cuda(text).replace("//@", ""))
-    command = ["nvcc", f"-arch={arch}", "-cubin", "-Xptxas", "-v", f"-rdc={str(linked).lower()}", "-o", folder / "out", source]
+    options = [f"-arch={arch}", "-cubin", "-Xptxas", "-v", f"-rdc={str(linked).lower()}"]
+    command = ["nvcc", *options, "-o", folder / "out", source]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert re.search(r"\b0 bytes spill stores", done.stderr), done.stderr

@@ -25,8 +25,7 @@ from convdispatch.device.commands import host_memory
 from convdispatch.device.cuda import modules, stream
 from convdispatch.device.native import build, loading
 from convdispatch.selection import dispatch
-from convdispatch.torch.compile import native_layers
-from convdispatch.torch.dispatch import engine, native, routing
+from convdispatch.torch.dispatch import engine, native
 from convdispatch.torch.eager import bias_gradient, planning, stream_tensors
 
 __all__ = ["StandIn", "installed", "stand_in"]
@@ -166,6 +165,11 @@ def stand_in(monkeypatch, device):
     yield from installed(monkeypatch, device)
 
 
+def _uninstall(launcher):
+    for number in range(len(native._computes)):
+        launcher.uninstall(number)
+
+
 def installed(monkeypatch, device):
     """The fixture, for processes of their own too."""
     if not host_memory.has_system_svm(device):
@@ -212,17 +216,18 @@ def installed(monkeypatch, device):
     monkeypatch.setattr(native, "kernels_of", lambda grad: bias_gradient.kernels_of(OnCuda(grad)))
     monkeypatch.setattr(planning, "host_call", call)
     monkeypatch.setattr(loading, "DRIVER", place)
-    monkeypatch.setattr(routing, "_NATIVE", {"CPU": False})
-    monkeypatch.setattr(native_layers, "_HOST", {"cpu": False})
-    monkeypatch.setattr(native_layers, "_state", {})
+    monkeypatch.setattr(native, "HOST", {"cpu": False})
+    native._installed.clear()  # kernels of operators on a CPU come back at their next call
+    monkeypatch.setattr(native, "_installed", {})
     made = StandIn(driver, ctypes.CDLL(place))
     made.context()
     loading._loaded.cache_clear()  # whatever was found before, with other settings
     loading._opened.cache_clear()
     assert loading.unavailable() is None
     launcher = loading.module()
+    _uninstall(launcher)
     assert ask_policy() is DEFAULT, "a test before left its policy in force: calls under one are Python's"
     yield made
     native.uninstall()
-    launcher.uninstall(False, True)  # a CPU's own kernel, if there is one, is the operator's again
+    _uninstall(launcher)
     dispatch.forget()

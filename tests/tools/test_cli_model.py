@@ -40,13 +40,6 @@ def test_run_takes_archives_and_batches(path, tmp_path):
     assert "x (random)" in run_cli("run", path, "--runs", 1).output
 
 
-def test_run_compares_with_onnxruntime(path):
-    pytest.importorskip("onnxruntime")
-    done = run_cli("run", path, "--against", "onnxruntime", "--runs", 1, status=0)
-    error = float(done.output.split("relative error of ours against it: y ")[1].split()[0])
-    assert 0 < error < 1e-5
-
-
 def test_the_profile_is_the_benchmarks_page(path, tmp_path):
     np.save(tmp_path / "x.npy", normal(1, 3, 6, 6))
     page = tmp_path / "page.html"
@@ -76,7 +69,6 @@ def test_the_trace_is_one_run_as_the_devices_clock_saw_it(path, tmp_path):
     [
         (["--input", "z=x.npy"], "cannot be read as an array"),
         (["--input", "x=none.npy"], "cannot be read"),
-        (["--against", "nothing"], "--against knows onnxruntime, got 'nothing'"),
     ],
 )
 def test_run_says_what_is_wrong(path, words, said):

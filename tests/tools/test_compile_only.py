@@ -77,7 +77,7 @@ def test_texts_compile_to_the_same_together_as_alone(target, tmp_path):
     run = compiler(target)
     problem = cd.ConvProblem.parse("fwd_bf16_nhwc_mb8ic32ih14iw14oc32kh3kw3ph1pw1")
     solvers = [
-        plugins().solvers[name] for name in ("im2col", "winograd.fused_f2x3", "implicitgemm.tiled", "nvidia.mma")
+        plugins().solvers[name] for name in ("im2col", "winograd.tiled_f2x3", "implicitgemm.tiled", "nvidia.mma")
     ]
     planned = compiling.plan_all([target], solvers, [problem, problem.replace(dtype="float16")], 2)
     texts = [zlib.decompress(text.packed).decode() for _, of_row in planned for text in of_row[:2]]
@@ -122,11 +122,22 @@ def test_a_run_compiles_each_structure_before_a_second_text_of_one(counted):
         )
 
 
+def test_products_that_run_in_turn_are_an_error(tmp_path):
+    """A sum that is changed while ``wgmma`` adds to it makes each ``wgmma`` wait for the one before."""
+    run = compiler("sm_90")
+    problem = cd.ConvProblem.parse("f8_e4m3f8_e4m3f8_e4m3_nhwc_mb64ic384ih56oc256+constant")
+    ((_, texts),) = compiling.plan_all(["sm_90"], [plugins().solvers["nvidia.int8"]], [problem], 1)
+    (text,) = (text for text in (zlib.decompress(each.packed).decode() for each in texts) if "wgmma" in text)
+    right, wrong = run([text, text.replace("WGMMA_COMMIT();", "WGMMA_COMMIT(); sum[0] += 1;")], tmp_path)
+    assert right.error is None
+    assert "wgmma.mma_async instructions are serialized" in str(wrong.error)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_solvers_kernels_compile(target, full):
     compiler(target)
     problem = cd.ConvProblem.parse("fwd_f32_mb8ic64ih28iw28oc64kh3kw3ph1pw1")
-    names = sorted(plugins().solvers) if full else ["im2col", "winograd.fused_f2x3", "implicitgemm.tiled"]
+    names = sorted(plugins().solvers) if full else ["im2col", "winograd.tiled_f2x3", "implicitgemm.tiled"]
     rows = compiled_rows([target], [plugins().solvers[name] for name in names], [problem], 1)
     assert all(not row.errors for row in rows), [row.errors for row in rows]
     assert sum(bool(row.kernels) for row in rows) >= 2
@@ -240,7 +251,7 @@ def test_drawn_problems_are_of_every_kind():
 
 
 @pytest.mark.parametrize(
-    "name", ["winograd.tiled_f2x7", "winograd.fused_f2x5", "implicitgemm.tiled_depthwise_weights", "int8.words"]
+    "name", ["winograd.tiled_f2x7", "winograd.tiled_f2x5", "implicitgemm.tiled_depthwise_sums", "int8.words"]
 )
 def test_a_solver_that_takes_few_problems_gets_variants_of_them(name):
     """Of the tables' and the kit's problems each of these takes fewer than 200."""
@@ -306,11 +317,10 @@ def test_intels_widest_gpus_compile_for_the_narrowest_sub_group():
     [
         ("im2col", "fwd_bf16_nhwc_mb32ic192ih35iw35oc64kh1kw1"),
         ("winograd.tiled_f4x3", "bwd_data_f32_mb1ic64ih570iw570oc64kh3kw3"),
-        ("winograd.fused_f4x3", "bwd_data_f32_nhwc_g2mb1ic34ih7iw99oc32kh3kw3ph1pw1"),
     ],
 )
 def test_intels_widest_gpus_spill_little(name, problem):
-    """With sub-groups of 32 these kernels spilled 4,096 bytes a work item, the last with 128 registers 2,048."""
+    """With sub-groups of 32 these kernels spilled 4,096 bytes a work item."""
     compiler("pvc")
     (row,) = compiled_rows(["pvc"], [plugins().solvers[name]], [cd.ConvProblem.parse(problem)], 1)
     assert row.kernels
@@ -343,7 +353,7 @@ def test_plans_keep_within_a_small_devices_limits(monkeypatch):
         max_work_item_sizes=(256,) * 3, local_mem_size=32 << 10, fp64=False,
     )  # fmt: skip
     monkeypatch.setattr(compiling, "target_device", lambda target: small)
-    names = ["im2col", "implicitgemm.tiled", "fft.gpu", "winograd.fused_f4x3", "winograd.tiled_f2x3"]
+    names = ["im2col", "implicitgemm.tiled", "fft.gpu", "winograd.tiled_f4x3", "winograd.tiled_f2x3"]
     solvers = [plugins().solvers[name] for name in names]
     rows = compiled_rows(["gfx1100"], solvers, compiling.drawn(), 1)
     assert [row.errors for row in rows] == [{}] * len(names)

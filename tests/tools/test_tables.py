@@ -23,7 +23,7 @@ from convdispatch.tools.cli import main
 
 WIDTHS = (60, 80, 120, None)
 """Columns of a terminal; None is a pipe."""
-LONG = "implicitgemm.tiled_depthwise_weights"
+LONG = "implicitgemm.depthwise_transposed"
 """The longest name of a solver."""
 NETS = ("efficientnet_b0", "convnext_t")
 SIZES = ((1, 96, 56), (2, 48, 28), (8, 24, 14), (1, 3, 224), (4, 64, 7))

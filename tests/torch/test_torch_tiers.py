@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import gc
 import os
 import signal
+import threading
 import time
 import weakref
+from concurrent.futures import Future
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 import convdispatch.torch as ct  # noqa: E402
-from convdispatch import InvalidArgument, frozen, load_pack, policy  # noqa: E402
+from convdispatch import ConvProblem, InvalidArgument, frozen, load_pack, policy  # noqa: E402
+from convdispatch.api.policy import Policy  # noqa: E402
 from convdispatch.calls.framework import tiers  # noqa: E402
 from convdispatch.calls.planner_pool import pool as pools  # noqa: E402
 from convdispatch.calls.planner_pool import progress_line  # noqa: E402
 from convdispatch.device import runtime  # noqa: E402
+from convdispatch.device.cache.store import DECISIONS  # noqa: E402
 from convdispatch.device.programs import kernels  # noqa: E402
 from convdispatch.selection import dispatch, solver_query  # noqa: E402
 from convdispatch.tools.ready import make_pack  # noqa: E402
 from convdispatch.torch import captures, ranks  # noqa: E402
 from convdispatch.torch.dispatch import quick_depthwise, routing  # noqa: E402
+from convdispatch.torch.eager import stream_tensors  # noqa: E402
 from convdispatch.torch.eager.planning import TORCH  # noqa: E402
 
 F = torch.nn.functional
@@ -191,6 +198,93 @@ def test_a_child_that_is_killed_gives_its_problem_back(aside, monkeypatch):
     made(x)
     until(lambda: made(x) is not None and ct.counters()["ours"])
     assert killed
+
+
+def test_the_problems_of_all_threads_of_a_killed_child_are_planned_by_the_next(device, monkeypatch):
+    plan, asked, children = pools._Child.plan, [], set()
+
+    def killing(self, *arguments):
+        children.add(self.pid)
+        asked.append(arguments[0])
+        if len(asked) == 3:
+            self.kill()
+        return plan(self, *arguments)
+
+    monkeypatch.setattr(pools._Child, "plan", killing)
+    pool = pools.PlannerPool(device)
+    pool._threads, pool._max_children = 3, 1
+    problems = [ConvProblem.parse(f"mb1ic3ih{rows}iw7oc5kh3ph1") for rows in (31, 32, 33, 34)]
+    answers = [pool.ask(problem, Policy(solver="im2col"), 1.0) for problem in problems]
+    assert [answer.result(120) for answer in answers] == [None] * 4
+    assert (len(children), pool.left, pool.finished) == (2, 0, 4)
+    pool.close()
+
+
+def test_children_begin_before_the_context_on_a_machine_that_decided_nothing(device, monkeypatch, tmp_path):
+    """Then and only then: with decisions on disk, or a pack, most processes need no child."""
+    monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(tmp_path))
+    begun = []
+
+    class Waiting:
+        def __init__(self, *_):
+            begun.append(1)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(pools, "_Child", Waiting)
+    monkeypatch.setattr(pools, "IDLE_S", 0.0)
+    monkeypatch.setattr(pools, "_pools", {})
+    monkeypatch.setattr(stream_tensors, "number_of", lambda each: 7 if each == device else None)
+    stream_tensors.begin_children.cache_clear()
+    stream_tensors._of_cuda.cache_clear()
+    children = pools.pool_of(device)._max_children
+    stream_tensors.begin_children(7)
+    until(lambda: len(begun) == children and not pools.pool_of(device)._children)
+    stream_tensors.begin_children(7)
+    DECISIONS.put("0" * 40, {"solver": "im2col"}, "a problem")
+    stream_tensors.begin_children.cache_clear()
+    stream_tensors.begin_children(7)
+    stream_tensors.begin_children(8)
+    assert len(begun) == children
+    stream_tensors.begin_children.cache_clear()
+    stream_tensors._of_cuda.cache_clear()
+
+
+def test_a_call_does_not_wait_for_the_context_of_its_device(device, monkeypatch):
+    """PyTorch's kernels compute meanwhile, and the problem is planned by a child; a capture waits for it."""
+    creating, created = threading.Event(), threading.Event()
+
+    class Pool:
+        def ask(self, *_):
+            answer = Future()
+            answer.set_result(None)
+            return answer
+
+        lent = contextlib.nullcontext
+
+    def context(_):
+        creating.set()
+        assert created.wait(60)
+
+    Pool.device = device
+    monkeypatch.setattr(tiers, "_contexts", {})
+    monkeypatch.setattr(tiers, "pool_of", lambda _: Pool())
+    monkeypatch.setattr(tiers.runtime, "has_context", lambda _: False)
+    monkeypatch.setattr(tiers.runtime, "context", context)
+    monkeypatch.setattr(tiers.dispatch, "planned", lambda *_: False)
+    problem, built = ConvProblem.parse("mb1ic3ih9iw9oc5kh3"), []
+    build = functools.partial(built.append, "call")
+    pending = tiers.first(device, problem, Policy(tier="ready"), build, TORCH, on_cuda=True)
+    assert creating.wait(60)
+    assert isinstance(pending, tiers.Pending)
+    assert (pending.resolved(), pending._again(""), built) == (None, True, [])
+    created.set()
+    tiers._contexts[device].join(60)
+    assert not pending._again("")
+    pending.resolved()
+    assert built == ["call"]
+    tiers._pending.pop(pending.key, None)
 
 
 def test_without_children_calls_plan_by_themselves(aside, monkeypatch):

@@ -1,9 +1,10 @@
 """Tiers: a framework's own kernel computes a problem's first calls; ours takes over once it is compiled.
 
 On CUDA a new problem is planned within its call, as long as a burst of new problems takes at most ``BURST_S``. Further
-problems go to child processes, and their calls to the framework's kernel, counted as ``compiling``. Once a child has
-planned a problem, a later call loads the plan. A capture waits for everything before it begins (``drain``); no call
-changes its tier inside, and what it leaves to the framework for that reason is noted.
+problems, and those that come while another thread creates the device's context, go to child processes, and their calls
+to the framework's kernel, counted as ``compiling``. Once a child has planned a problem, a later call loads the plan. A
+capture waits for everything before it begins (``drain``); no call changes its tier inside, and what it leaves to the
+framework for that reason is noted.
 
 On a CPU a layer's first sizes wait (``sizes``). A further size that has come often enough is planned in the background,
 a few at a time and at the lowest priority, because the processors that compile are those that compute.
@@ -12,6 +13,7 @@ a few at a time and at the lowest priority, because the processors that compile 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 import time
@@ -25,7 +27,7 @@ from typing import Any
 from ...api import settings
 from ...api.policy import Policy, current_policy
 from ...api.problem import ConvProblem
-from ...device import runtime
+from ...device import background, runtime
 from ...device.cuda import machine_code
 from ...device.garbage import collection_put_off
 from ...selection import dispatch
@@ -106,9 +108,26 @@ _bursts = _Bursts()
 _allowance, _host_allowance = _Allowance(LOAD_SHARE, math.inf), _Allowance(HOST_LOAD_SHARE, LOAD_S)
 _pending: dict[Any, Pending] = {}
 """The problems that wait for their plan, by pool, problem and policy."""
+_contexts: dict[Any, threading.Thread] = {}
+"""The threads that create the contexts of devices."""
 _built = threading.Condition()
 _builds = 0
 """The number of calls that are being built within calls now."""
+
+
+def context_is_coming(device: Any) -> bool:
+    """Whether another thread creates a device's context now. The first call starts it, unless there is a context."""
+    with _lock:
+        if device not in _contexts:
+            if runtime.has_context(device):
+                return False
+            _contexts[device] = background.start(functools.partial(_create_context, device), "convdispatch-context")
+        return _contexts[device].is_alive()
+
+
+def _create_context(device: Any) -> None:
+    with contextlib.suppress(Exception):  # a later call gets the same error
+        runtime.context(device)
 
 
 def waits(policy: Policy, on_cuda: bool, framework: Framework) -> bool:
@@ -154,7 +173,7 @@ class Pending:
         self.call: Any = None
         self.error: Exception | None = None
         """The error of loading the plan."""
-        self._build = build
+        self._build, self._on_cuda = build, on_cuda
         self._promised: dict[int, tuple[Any, Any]] = {}
         self._allowance: Any = _allowance
         self.answer: Future[None] = Future()
@@ -174,7 +193,7 @@ class Pending:
         """
         if self.call is not None:
             return self.call
-        if not (wait or self.answer.done()) or self._framework.capturing():
+        if not (wait or self._may_build()) or self._framework.capturing():
             return None
         error = self.answer.exception()
         if error is not None and not isinstance(error, NoHelp):
@@ -195,6 +214,9 @@ class Pending:
                 self._allowance.saved -= time.perf_counter() - begin
         return self.call
 
+    def _may_build(self) -> bool:
+        return self.answer.done() and not (self._on_cuda and context_is_coming(self.pool.device))
+
     def pack(self) -> None:
         """Pack the constant weights of calls that came before the plan was ready."""
         weights_to_pack, self._promised = self._promised, {}
@@ -214,7 +236,7 @@ class Pending:
         """Whether ``resolved()`` would still return None; if so, counts the call, which the framework computes."""
         if self.call is not None:
             return False
-        if self.answer.done() and self._allowance.may_load(time.perf_counter()) and not self._framework.capturing():
+        if self._may_build() and self._allowance.may_load(time.perf_counter()) and not self._framework.capturing():
             return False
         self._note_capture()
         self._framework.count()
@@ -224,6 +246,13 @@ class Pending:
         if self._framework.capturing():
             failed = self.error is not None and f"its kernels could not be built ({str(self.error).splitlines()[0]})"
             self._framework.note_left(self.problem, failed or "its kernels were still being compiled")
+
+
+def expect(device: Any) -> None:
+    """Start the child processes of an OpenCL device, whose problems will be planned there, on a machine that has
+    decided nothing yet."""
+    with _lock:
+        pool_of(device).expect()
 
 
 def timed(find: Callable[[], Any]) -> Any:
@@ -249,13 +278,18 @@ def first(
     """Returns ``build()`` if the call is planned now, else a ``Pending``, which becomes the call later. Raises the
     errors of ``build``."""
     build = building()(build)
-    if problem.mb == 0 or waits(policy, on_cuda, framework) or _is_at_hand(device, problem, policy, framework):
+    if problem.mb == 0 or waits(policy, on_cuda, framework):
+        return build()
+    is_coming = on_cuda and not framework.capturing() and context_is_coming(device)
+    if is_coming:
+        from_environment()
+    elif _is_at_hand(device, problem, policy, framework):
         return build()
     with _lock:
         if (key := (device, problem, policy.selection)) in _pending:
             return _pending[key]
         now, pool = time.perf_counter(), pool_of(device)
-        if _bursts.may_plan(now):
+        if not is_coming and _bursts.may_plan(now):
             try:
                 return build()
             finally:

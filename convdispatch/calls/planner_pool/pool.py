@@ -1,9 +1,10 @@
 """The child processes that plan problems for one device, and the artifacts that they built.
 
 A request is answered by a ``Future``; the problem of the longest run time goes first. Children start while problems
-wait: at most one a processor (as ``compile_pool.compilers`` counts them), on a GPU three for four processors. They end
-when nothing has been requested for a while, because on a GPU each holds a context. If a child dies, another one takes
-its problem; if children cannot be started, or have other plugins than this process, the caller plans by itself.
+wait: at most one a processor (as ``compile_pool.compilers`` counts them), on a GPU one for two processors, because
+calls go on meanwhile. They end when nothing has been requested for a while, because on a GPU each holds a context. If a
+child dies, another one takes its problems; if children cannot be started, or have other plugins than this process, the
+caller plans by itself.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...device import runtime
 from ...device.cache import artifact_store, keys
+from ...device.cache.store import DECISIONS
 from ...device.child import FEW_THREADS, Answer, Child
 from ...device.programs.compile_pool import compilers
 from ...selection import decision_store, dispatch
+from ...selection.planpack import from_environment
 from ...selection.plugins.loader import plugins
 from .progress_line import ProgressLine
 
@@ -33,6 +36,12 @@ IDLE_S = 20.0
 """Seconds without a problem after which a child process ends."""
 MADE_BYTES = 16 << 20
 """The most bytes of children's texts and binaries that this process holds; older ones are read from disk."""
+GPU_CHILD_THREADS = 2
+"""Threads of a child that plans for a GPU: NVIDIA's OpenCL compiles one text at a time in a process (0.17 s), meanwhile
+the other thread plans, or assembles machine code (0.12 s), which runs in parallel. Measured on an H200."""
+_FEW_CHANNELS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+"""A variable by which CUDA creates a context with one channel to the device: 4 processes at once then take 0.14 s
+instead of 0.6, and OpenCL's context 1.3 s instead of 1.65 (H200). Children launch nothing that more would speed up."""
 _TRIES = 2
 """The number of child processes that may die while planning one problem."""
 
@@ -59,14 +68,13 @@ class PlannerPool:
         """The artifacts that child processes built, until they end; ``lent`` puts them in force."""
         self.made.name = ""
         self._info = runtime.device_info(device)
-        self._for_cuda = self._info.vendor == "nvidia"
-        # On a GPU calls go on meanwhile, and need the host: of 16 processors the children leave five, of 4 two.
-        processors = compilers(device)
-        self._max_workers = max(1, (processors * 3 // 4 if self._info.type == "gpu" else processors) - 1)
+        processes, is_gpu = compilers(device), self._info.type == "gpu"
+        self._threads = GPU_CHILD_THREADS if is_gpu else 1
+        self._max_children = max(1, (processes // 2 if is_gpu else processes) - 1)
         self._tasks: list[_Task] = []
         self._order = itertools.count()
         self._changed = threading.Condition()
-        self._workers = 0
+        self._children = 0
         self._waiting = 0
         self._under_way = 0
         self.finished = 0
@@ -93,21 +101,33 @@ class PlannerPool:
                 return task.answer
             heapq.heappush(self._tasks, task)
             self._show_progress()
-            if self._waiting < len(self._tasks) and self._workers < self._max_workers:
-                self._start_worker()
+            if self._waiting < len(self._tasks) and self._children < self._max_children:
+                self._start_child()
             self._changed.notify()
         return task.answer
 
-    def _start_worker(self) -> None:
-        """Start a thread with a child process of its own. The caller holds the lock."""
-        self._workers += 1
-        threading.Thread(target=self._work, name="convdispatch-planner", daemon=True).start()
+    def expect(self) -> None:
+        """Start all children at once, for problems that will be requested, if nothing was decided on this machine yet.
+        Otherwise what is on disk most often suffices."""
+        from_environment()
+        if DECISIONS.size()[0] or artifact_store.in_force(self.device):
+            return
+        with self._changed:
+            while self._closed is None and self._children < self._max_children:
+                self._start_child()
+
+    def _start_child(self) -> None:
+        """Start the threads of a child process. The caller holds the lock."""
+        self._children += 1
+        threading.Thread(target=self._run_child, name="convdispatch-planner", daemon=True).start()
 
     def _show_progress(self) -> None:
         """Show a progress line on the terminal while many problems are left. The caller holds the lock."""
         if self._progress is None or self._progress.ended.is_set():
             before, what = self.finished, "compiling kernels in the background"
-            self._progress = ProgressLine(what, lambda: (self.finished - before, self.left), self._max_workers)
+            self._progress = ProgressLine(
+                what, lambda: (self.finished - before, self.left), self._max_children * self._threads
+            )
 
     @property
     def left(self) -> int:
@@ -137,34 +157,42 @@ class PlannerPool:
         valid."""
         self._epoch += 1
 
-    # --- one thread for each child process --------------------------------------------------------------------------
+    # --- the threads of each child process, one for each thread in it -----------------------------------------------
 
-    def _work(self) -> None:
-        child = None
+    def _run_child(self) -> None:
         try:
-            try:
-                child = _Child(self.device)
-            except Exception as error:
-                with self._changed:
-                    is_only_one = self._workers <= 1
-                if is_only_one:  # every waiting request fails, because no child process can be started
-                    self.close(f"a child that plans could not be started: {error}")
-                return
-            while (task := self._next()) is not None:
-                try:
-                    self._plan(child, task)
-                except (OSError, EOFError, ValueError, KeyError) as error:
-                    # The child process has ended, or its answer is malformed.
-                    self._retry(task, error)
-                    return
-        finally:
-            if child is not None:
-                child.close()
+            child = _Child(self.device, self._threads)
+        except Exception as error:
             with self._changed:
-                self._workers -= 1
-                if not self._workers and not self._tasks:
-                    for table in ("texts", "programs"):
-                        self.made.tables[table].clear()
+                self._children -= 1
+                is_last = not self._children
+            if is_last:  # every waiting request fails, because no child process can be started
+                self.close(f"a child that plans could not be started: {error}")
+            return
+        others = [threading.Thread(target=self._work, args=(child,), daemon=True) for _ in range(self._threads - 1)]
+        for thread in others:
+            thread.start()
+        self._work(child)
+        for thread in others:
+            thread.join()
+        child.close()
+        with self._changed:
+            self._children -= 1
+            if self._tasks:  # those of a child that died, or that were requested as this one ended
+                self._start_child()
+            elif not self._children:
+                for table in ("texts", "programs"):
+                    self.made.tables[table].clear()
+
+    def _work(self, child: _Child) -> None:
+        while (task := self._next()) is not None:
+            try:
+                self._plan(child, task)
+            except (OSError, EOFError, ValueError, KeyError) as error:
+                # The child process has ended, or its answer is malformed.
+                child.kill()
+                self._retry(task, error)
+                return
 
     def _next(self) -> _Task | None:
         with self._changed:
@@ -182,7 +210,7 @@ class PlannerPool:
 
     def _plan(self, child: _Child, task: _Task) -> None:
         epoch = self._epoch
-        reply = child.plan(task.problem, task.policy, epoch, self._for_cuda)
+        reply = child.plan(task.problem, task.policy, epoch)
         failure = reply.get("failed")
         if failure is None and epoch != self._epoch:  # records, rules or plugins changed while the child was planning
             with self._changed:
@@ -214,7 +242,7 @@ class PlannerPool:
             retries = task.tries < _TRIES and self._closed is None
             if retries:
                 heapq.heappush(self._tasks, task)
-                self._start_worker()
+                self._changed.notify()
         if not retries:
             task.answer.set_exception(NoHelp(f"a child that planned {task.problem} ended: {error}"))
 
@@ -231,20 +259,46 @@ def _shorten(tables: dict[str, Any], most: int) -> None:
 
 
 class _Child(Child):
-    def __init__(self, device: cl.Device) -> None:
-        super().__init__(f"{__package__}.worker", {"device": runtime.address(device)}, environment=FEW_THREADS)
+    """A child process that plans in several threads; ``plan`` may be called from as many."""
+
+    def __init__(self, device: cl.Device, threads: int) -> None:
+        for_cuda = runtime.device_info(device).vendor == "nvidia"
+        setup = {"device": runtime.address(device), "threads": threads, "for_cuda": for_cuda}
+        super().__init__(f"{__package__}.worker", setup, environment=FEW_THREADS | _FEW_CHANNELS)
+        self._numbers, self._replies, self._lock = itertools.count(), dict[int, Future[Answer]](), threading.Lock()
+        self._ended = False
         try:
             if self.heard().get("solvers") != sorted(plugins().solvers):
                 raise RuntimeError("it has other solvers than this process, to which plugins were added since")
         except BaseException:
             self.close()
             raise
+        threading.Thread(target=self._receive, name="convdispatch-planner-replies", daemon=True).start()
 
-    def plan(self, problem: ConvProblem, policy: Policy, epoch: int, for_cuda: bool) -> Answer:
-        """The child's answer to a planning request. Raises as ``Child.ask``."""
+    def plan(self, problem: ConvProblem, policy: Policy, epoch: int) -> Answer:
+        """The child's answer to a planning request. Raises EOFError for a child that has ended."""
         choices = {name: getattr(policy, name) for name in ("solver", "max_error", "workspace_limit")}
         choices |= policy.promises
-        return self.ask({"problem": str(problem), "policy": choices, "epoch": epoch, "for_cuda": for_cuda})
+        request = {"problem": str(problem), "policy": choices, "epoch": epoch}
+        with self._lock:
+            if self._ended:
+                raise EOFError(self.how_it_ended())
+            number = next(self._numbers)
+            reply = self._replies[number] = Future()
+            self.say({"number": number, **request})
+        return reply.result()
+
+    def _receive(self) -> None:
+        """Pass each reply to the thread that waits for it, until the child has ended."""
+        with contextlib.suppress(KeyError):  # a malformed reply: whoever waits gets the same error as at the end
+            while (reply := self.hear()) is not None:
+                with self._lock:
+                    waiting = self._replies.pop(reply["number"])
+                waiting.set_result(reply)
+        with self._lock:
+            self._ended = True
+        for waiting in self._replies.values():
+            waiting.set_exception(EOFError(self.how_it_ended()))
 
 
 _pools: dict[cl.Device, PlannerPool] = {}

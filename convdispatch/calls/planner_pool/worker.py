@@ -1,7 +1,7 @@
 """The child process, started by ``pool``, that plans problems for a device.
 
-It chooses, renders and compiles as a first call would, at a lower priority than its parent, and answers with the
-decision, texts and binaries.
+It chooses, renders and compiles as a first call would, at a lower priority than its parent and in as many threads as
+``pool`` says, and answers with the decision, texts and binaries.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import contextlib
 import json
 import os
 import warnings
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ...device.child import answer, questions
@@ -25,7 +27,8 @@ _NICENESS_ON_CPU = 19
 def _serve() -> None:
     os.nice(_NICENESS)
     requests = questions()
-    platform, number = map(int, next(requests)["device"].split(":"))
+    setup = next(requests)
+    platform, number = map(int, setup["device"].split(":"))
     warnings.simplefilter("ignore")  # the parent process gives the warnings that concern it
 
     from ...api.policy import policy
@@ -43,10 +46,10 @@ def _serve() -> None:
     if device_info(device).type == "cpu":
         os.nice(_NICENESS_ON_CPU - _NICENESS)
     context = runtime.context(device)
+    place = place_of_device(device) if setup["for_cuda"] else None
 
-    def plan(problem: ConvProblem, for_cuda: bool) -> Any:
+    def plan(problem: ConvProblem) -> Any:
         """Every program of the plan is cached then, in the form that the parent loads."""
-        place = place_of_device(device) if for_cuda else None
         with contextlib.nullcontext() if place is None else for_streams():
             prepared = dispatch.prepare(problem, context)
         if place is not None and prepared.recordable:
@@ -55,30 +58,35 @@ def _serve() -> None:
                 place.assemble(prepared.executable(runtime.queue(device)))
         return prepared
 
-    answer({"solvers": sorted(plugins().solvers)})
-    epoch = None
-    for request in requests:
-        if request["epoch"] != epoch:  # records, rules or plugins have changed since the last request
-            dispatch.forget()
-            epoch = request["epoch"]
+    def serve(request: Mapping[str, Any]) -> None:
         try:
             with artifact_store.gathering(device) as gathered, policy(**request["policy"]):
                 problem = ConvProblem.parse(request["problem"])
                 # Children that start together all meet the same unchecked engine: one of them checks it.
                 with proven.assuming() as assumed:
-                    prepared = plan(problem, request["for_cuda"])
+                    prepared = plan(problem)
                 if proven.has_failed(assumed):
                     dispatch.forget()
-                    prepared = plan(problem, request["for_cuda"])
+                    prepared = plan(problem)
         except Exception as error:
-            answer({"failed": f"{type(error).__name__}: {error}"})
-            continue
-        _answer(prepared, gathered)
+            answer({"number": request["number"], "failed": f"{type(error).__name__}: {error}"})
+        else:
+            _answer(request["number"], prepared, gathered)
+
+    answer({"solvers": sorted(plugins().solvers)})
+    threads = ThreadPoolExecutor(setup["threads"])
+    epoch = None
+    for request in requests:
+        if request["epoch"] != epoch:  # records, rules or plugins have changed since the last request
+            dispatch.forget()
+            epoch = request["epoch"]
+        threads.submit(serve, request)
 
 
-def _answer(prepared: Any, gathered: Any) -> None:
+def _answer(number: int, prepared: Any, gathered: Any) -> None:
     programs = gathered.tables["programs"]
     reply = {
+        "number": number,
         "solver": prepared.solver.name,
         "config": dict(prepared.config),
         "source": prepared.source,
@@ -89,7 +97,7 @@ def _answer(prepared: Any, gathered: Any) -> None:
     try:
         json.dumps(reply)
     except (TypeError, ValueError) as error:
-        answer({"failed": f"a configuration is none that JSON holds: {error}"})
+        answer({"number": number, "failed": f"a configuration is none that JSON holds: {error}"})
         return
     answer(reply, b"".join(programs.values()))
 

@@ -2,8 +2,9 @@
 
 A table maps keys to values. A key is a digest of all that its value follows from (``keys``), so nothing else has to
 invalidate a value. Each value is a file ``KEY.TABLE`` in one folder, written under another name and then renamed, and
-never locked: concurrent processes do not wait for each other, and a killed process leaves no lock. A file that is
-damaged or of another version counts as missing. Beyond ``MAX_BYTES`` the least recently used files are removed.
+never locked: readers and writers do not wait for each other. ``claimed`` is for work that one of several processes does
+for all. A file that is damaged or of another version counts as missing. Beyond ``MAX_BYTES`` the least recently used
+files are removed.
 
 ``CONVDISPATCH_KERNEL_CACHE`` names another folder; with ``off`` a value lasts for the process at most. Plan packs
 (``artifact_store``) have tables of the same names, which come first. See docs/design/caches.md.
@@ -27,6 +28,11 @@ from ...api import settings
 from .. import jsontext, plainfile
 from ..cache_home import user_folder
 from . import artifact_store
+
+try:
+    import fcntl
+except ImportError:  # Windows has no ``fcntl`` file locks, so nobody leaves work to another process.
+    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -54,6 +60,25 @@ def folder() -> Path | None:
 def default_folder() -> Path:
     """The folder of the store where no variable names another."""
     return user_folder("cache") / "kernels"
+
+
+@contextlib.contextmanager
+def claimed(name: str, wait: bool = True) -> Iterator[bool]:
+    """Claims a name for the block among the processes that share the folder; False, without ``wait``, where another
+    process holds it. True at once where nothing can be locked. The claim of a process that dies ends."""
+    with contextlib.ExitStack() as opened:
+        is_claimed, place = True, folder()
+        if place is not None and fcntl is not None:
+            with contextlib.suppress(OSError):  # a folder that cannot be written, or whose file system has no locks
+                place.mkdir(parents=True, exist_ok=True)
+                path = place / f"{name[:40]}.claim"
+                file = opened.enter_context(path.open("wb"))
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                    opened.callback(path.unlink, missing_ok=True)
+                except BlockingIOError:
+                    is_claimed = False
+        yield is_claimed
 
 
 class Form(NamedTuple):

@@ -25,8 +25,8 @@ _MISSING = "a program without machine code"
 """The key in a collection's programs that says that some program lacks machine code."""
 _SHARED_ARRAY = re.compile(r"\.shared\b[^;\[]*\[(\d+)\]")
 _WHOLE_PROGRAM = "setmaxnreg"
-"""An instruction that the driver's linker ignores, because a program that it links may consist of several parts: kernels
-with it then spill, and took twice as long. The driver's loader assembles whole programs."""
+"""An instruction that the driver's linker ignores, because a program that it links may consist of several parts:
+kernels with it then spill, and took twice as long. The driver's loader assembles whole programs."""
 _INPUT_PTX = 1  # CUDA's constant CU_JIT_INPUT_PTX
 _MAJOR = 75  # CUDA's constant CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 _MINOR = 76  # CUDA's constant CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR

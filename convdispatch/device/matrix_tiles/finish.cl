@@ -1,4 +1,4 @@
-// The epilogue of the sum, for one element (the header's ``put``) and for two, four or eight neighbouring channels.
+// The epilogue of the sum, for one element (the header's ``put``) and for two or eight neighbouring channels.
 //
 // PAIRS      1: two neighbouring columns are neighbouring channels in memory (channels last)
 // OCTETS     1: eight neighbouring columns are too, and they begin at a multiple of eight
@@ -11,10 +11,6 @@ inline void put2(OUT_PARAMS, float v0, float v1, OUT_INDEX at, int row) {
   *(global float2 *)(out + PARTIAL_AT + at) = (float2)(v0, v1);
 }
 #if OCTETS
-inline void put4_part(OUT_PARAMS, const float *v, OUT_INDEX at) {
-  *(global float4 *)(out + PARTIAL_AT + at) = (float4)(v[0], v[1], v[2], v[3]);
-}
-#define put4(v, at, row) put4_part(OUT_ARGS, v, at)
 inline void put8_part(OUT_PARAMS, const float *v, OUT_INDEX at) {
   global float4 *to = (global float4 *)(out + PARTIAL_AT + at);
   to[0] = (float4)(v[0], v[1], v[2], v[3]);
@@ -38,18 +34,6 @@ inline RAW8 raw8(global const REAL *p) {
   return (float8)(from[0], from[1]);
 }
 #define WIDE8(v) (v)
-#define RAW4 float4
-#define raw4(p) (*(global const float4 *)(p))
-inline void put4_addend(OUT_PARAMS, const float *v, RAW4 addend, OUT_INDEX at, int row) {
-  float4 f = (float4)(v[0], v[1], v[2], v[3]);
-  EPILOGUE(float4, f, raw4(bias + row), addend, raw4(out + at))
-  *(global float4 *)(out + at) = f;
-}
-#if RESIDUAL
-#define put4(v, at, row) put4_addend(OUT_ARGS, v, raw4(residual + (at)), at, row)
-#else
-#define put4(v, at, row) put4_addend(OUT_ARGS, v, (float4)(0), at, row)
-#endif
 #else
 #define RAW8 uint4
 #define NO_RAW8 ((uint4)(0))

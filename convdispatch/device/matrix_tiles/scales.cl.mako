@@ -1,52 +1,59 @@
 ## Computes the powers of two of ``scales.py`` in three launches: the exponent of every plane's largest finite magnitude
-## (``exponents``), one for each summed index (``norms``), one for each row of A and column of B (``marks``).
+## (``exponents``), one for each summed index (``norms``), one for each row of A and column of B (``marks``). Of a geometry
+## the text has the numbers' names alone (``Scales.numbers``); those of a tensor end with its number.
 ##
-## planes  (Planes, offset of its table in bytes) of each tensor that ``exponents`` searches
-## norms   B's (Planes, offset of its table in bytes, offset of its norms in ints), or None
-## marks   (Planes, offset of its table in bytes, offsets of norms and marks in ints, +1 for A and -1 for B) of each
-%if planes:
+## kernel   the kernel to render
+## tensors  Planes of each tensor whose scales are computed
+## b        B's number among them
+## signs    of each tensor, "+" for A and "-" for B
+%if kernel == "exponents":
 inline float finite(float v) { return fabs(v) <= 3.4028235e38f ? fabs(v) : 0; }
 // The exponent of a plane's largest finite magnitude, biased as float32's; 0 if all values are zero, infinite or NaN. A
-// work group searches SIDE planes of neighbouring channels, with LANES work items each.
-<% args = ", ".join(f"global const float *restrict from{i}, global uchar *restrict to{i}" for i in range(len(planes))) %>\
+// work group searches 2^SIDE_SHIFT planes of neighbouring channels, with as many work items each.
+<% args = ", ".join(f"global const float *restrict from{i}, global uchar *restrict to{i}" for i in range(len(tensors))) %>\
 kernel __attribute__((reqd_work_group_size(256, 1, 1)))
-void exponents(${args}${", global const float *restrict norm" if of_norm else ""}) {
+void exponents(${args}${", global const float *restrict norm" if of_norm else ""} NUMBERS) {
   local float shared[256];
   const int tid = get_local_id(0);
   int rest = get_group_id(0), lane = 0, lanes = 1, apart = 1;
   global uchar *to = to0;
   float most = 0;
   int writes = 0;
-<% begin = 0 %>\
-% for i, (p, at) in enumerate(planes):
-  if (rest >= ${begin} && rest < ${begin + p.work_groups}) {
-    rest -= ${begin};
-    const int part = rest % ${p.parts}, block = rest / ${p.parts} % ${p.blocks};
-    const int outer = rest / ${p.parts * p.blocks} % ${p.outer}, group = rest / ${p.parts * p.blocks * p.outer};
-    const int channel = block * ${p.side} + ${f"tid % {p.side}" if p.near else f"tid / {p.lanes}"};
-    lane = ${f"tid / {p.side}" if p.near else f"tid % {p.lanes}"};
-    lanes = ${p.lanes};
-    apart = ${p.side if p.near else 1};
-    writes = lane == 0 && channel < ${p.channels};
-    to = to${i} + ${at}L + ${p.cell("group", "outer", "channel", "part")};
-    if (channel < ${p.channels}) {
-      global const float *from = from${i} + (long)group * ${p.steps[0]} + (long)outer * ${p.steps[1]} + (long)channel * ${p.steps[2]};
-      const int begin = ${f"(int)((long){p.reads} * part / {p.parts})"}, end = ${f"(int)((long){p.reads} * (part + 1) / {p.parts})"};
+% for i, p in enumerate(tensors):
+  if (rest >= 0 && rest < GROUPS${i}) {
+    const int blocks = DIVIDED(rest, PARTS${i}), part = rest - blocks * PARTS${i};
+    const int planes = DIVIDED(blocks, BLOCKS${i}), block = blocks - planes * BLOCKS${i};
+    const int group = DIVIDED(planes, OUTER${i}), outer = planes - group * OUTER${i};
+    lanes = 256 >> SIDE_SHIFT${i};
+% if p.near:
+    const int channel = (block << SIDE_SHIFT${i}) + (tid & ((1 << SIDE_SHIFT${i}) - 1));
+    lane = tid >> SIDE_SHIFT${i};
+    apart = 1 << SIDE_SHIFT${i};
+% else:
+    const int channel = (block << SIDE_SHIFT${i}) + (tid >> (8 - SIDE_SHIFT${i}));
+    lane = tid & (lanes - 1);
+    apart = 1;
+% endif
+    writes = lane == 0 && channel < CHANNELS${i};
+    to = to${i} + TABLE${i} + ${p.cell("group", "outer", "channel", "part", i)};
+    if (channel < CHANNELS${i}) {
+      global const float *from = from${i} + (long)group * GROUP_STEP${i} + (long)outer * OUTER_STEP${i} + (long)channel * CHANNEL_STEP${i};
+      const int begin = PARTS${i} > 1 ? (int)((long)READS${i} * part / PARTS${i}) : 0;
+      const int end = PARTS${i} > 1 ? (int)((long)READS${i} * (part + 1) / PARTS${i}) : READS${i};
+<% c, normed = f"group * CHANNELS{i} + channel", of_norm and p.name == "x" %>\
 #pragma unroll 8
-      for (int i = begin + lane; i < end; i += ${p.lanes}) {
+      for (int i = begin + lane; i < end; i += lanes) {
 % if p.width == 4:
-<% c, normed = f"group * {p.channels} + channel", of_norm and p.name == "x" %>\
         const float4 q = ${f"normed4(norm, ((global const float4 *)from)[i], {c})" if normed else "((global const float4 *)from)[i]"};
         most = max(max(max(most, finite(q.x)), max(finite(q.y), finite(q.z))), finite(q.w));
 % else:
-<% c, normed = f"group * {p.channels} + channel", of_norm and p.name == "x" %>\
-        most = max(most, finite(${f"normed(norm, from[(long)i * {p.steps[3]}], {c})" if normed else f"from[(long)i * {p.steps[3]}]"}));
+        most = max(most, finite(${f"normed(norm, from[(long)i * PIXEL_STEP{i}], {c})" if normed else f"from[(long)i * PIXEL_STEP{i}]"}));
 % endif
       }
     }
     rest = -1;
-  }
-<% begin += p.work_groups %>\
+  } else
+    rest -= GROUPS${i};
 % endfor
   shared[tid] = most;
   for (int reach = 128; reach > 0; reach /= 2) {
@@ -57,20 +64,20 @@ void exponents(${args}${", global const float *restrict norm" if of_norm else ""
   most = shared[tid];
   if (writes) *to = (uchar)(most > 0 ? max((int)(as_uint(most) >> 23), ${least}) : 0);
 }
-%endif
-%if norms:
-<% p, table, at = norms %>\
+%elif kernel == "norms":
 // The norm of a summed index: its mean exponent, or the largest exponent less ${reach}, whichever is larger.
 kernel __attribute__((reqd_work_group_size(256, 1, 1)))
-void norms(global uchar *restrict marks) {
+void norms(global uchar *restrict marks NUMBERS) {
   local int total[256], count[256], most[256];
-  const int tid = get_local_id(0), k = get_group_id(0) % ${-(-p.k // 16)} * 16 + tid % 16, group = get_group_id(0) / ${-(-p.k // 16)};
+  const int tid = get_local_id(0), number = get_group_id(0);
+  const int group = DIVIDED(number, K_BLOCKS${b}), k = (number - group * K_BLOCKS${b}) * 16 + tid % 16;
   total[tid] = count[tid] = most[tid] = 0;
-  if (k < ${p.k}) {
-    global const uchar *from = marks + ${table}L + (long)group * ${p.rows * p.parts * p.k} + k;
+  if (k < K${b}) {
+    const int rows = ROWS${b} * PARTS${b};
+    global const uchar *from = marks + TABLE${b} + (long)group * rows * K${b} + k;
 #pragma unroll 8
-    for (int row = tid / 16; row < ${p.rows * p.parts}; row += 16) {
-      const int e = from[(long)row * ${p.k}];
+    for (int row = tid / 16; row < rows; row += 16) {
+      const int e = from[(long)row * K${b}];
       total[tid] += e;
       count[tid] += e > 0;
       most[tid] = max(most[tid], e);
@@ -84,34 +91,33 @@ void norms(global uchar *restrict marks) {
       most[tid] = max(most[tid], most[tid + reach]);
     }
   }
-  if (tid < 16 && k < ${p.k})
-    ((global int *)marks)[${at} + group * ${p.k} + k] = count[tid] ? max(total[tid] / max(count[tid], 1), most[tid] - ${reach}) - 127 : ${nothing};
+  if (tid < 16 && k < K${b})
+    ((global int *)marks)[NORMS + group * K${b} + k] = count[tid] ? max(total[tid] / max(count[tid], 1), most[tid] - ${reach}) - 127 : ${nothing};
 }
-%endif
-%if marks:
+%else:
 // The largest exponent of a row of A, or column of B, after its summed indices' norms; 0 if all its values are zero.
-<% args = ", ".join(f"global uchar *restrict table{i}, global const int *restrict norms{i}" for i in range(len(marks))) %>\
+<% args = ", ".join(f"global uchar *restrict table{i}, global const int *restrict norms{i}" for i in range(len(tensors))) %>\
 kernel __attribute__((reqd_work_group_size(256, 1, 1)))
-void marks(${args}) {
+void marks(${args} NUMBERS) {
   local int shared[256];
   const int tid = get_local_id(0), lane = tid % 32;
-  const int row = get_group_id(0) * 8 + tid / 32;
-  int most = ${nothing}, at = -1;
+  int row = get_group_id(0) * 8 + tid / 32, most = ${nothing}, at = -1;
   global int *to = (global int *)table0;
-<% begin = 0 %>\
-% for i, (p, table, norms_at, marks_at, sign) in enumerate(marks):
-  if (row >= ${begin} && row < ${begin + p.groups * p.rows}) {
-    const int group = (row - ${begin}) / ${p.rows};
-    global const uchar *from = table${i} + ${table}L + (long)(row - ${begin}) * ${p.parts * p.k};
+% for i, sign in enumerate(signs):
+  if (row >= 0 && row < ALL_ROWS${i}) {
+    const int group = DIVIDED(row, ROWS${i}), cells = PARTS${i} * K${i};
+    global const uchar *from = table${i} + TABLE${i} + (long)row * cells;
     to = (global int *)table${i};
-    at = ${marks_at} + row - ${begin};
+    at = MARKS${i} + row;
 #pragma unroll 4
-    for (int i = lane; i < ${p.parts * p.k}; i += 32) {
-      const int e = from[i], norm = norms${i}[${norms_at} + group * ${p.k} + i % ${p.k}];
-      if (e > 0 && norm != ${nothing}) most = max(most, e - 127 ${"+" if sign > 0 else "-"} norm);
+    for (int i = lane; i < cells; i += 32) {
+      const int whole = DIVIDED(i, K${i});
+      const int e = from[i], norm = norms${i}[NORMS + group * K${i} + i - whole * K${i}];
+      if (e > 0 && norm != ${nothing}) most = max(most, e - 127 ${sign} norm);
     }
-  }
-<% begin += p.groups * p.rows %>\
+    row = -1;
+  } else
+    row -= ALL_ROWS${i};
 % endfor
   shared[tid] = most;
   for (int reach = 16; reach > 0; reach /= 2) {

@@ -27,8 +27,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ...api.problem import ConvProblem
 from ..plans.steps import Areas
+from ..programs.geometry_arguments import numbers_as_arguments
 from ..programs.kernels import OPERANDS, Launch, build, kernel_text
 from . import MATRIX_TILES
 
@@ -84,10 +87,20 @@ class Planes:
         # table_bytes: bytes of the table of exponents, one for each plane and part.
         self.table_bytes = self.groups * self.rows * self.parts * self.k
 
-    def cell(self, group: str, outer: str, channel: str, part: str) -> str:
-        """OpenCL expression: offset of a part's exponent in the table, [group][row][part][k]."""
+    def cell(self, group: str, outer: str, channel: str, part: str, number: int) -> str:
+        """OpenCL expression: offset of a part's exponent in the table, [group][row][part][k], of tensor ``number``."""
         row, k = (channel, outer) if self.summed == "outer" else (outer, channel)
-        return f"(((long){group} * {self.rows} + {row}) * {self.parts} + {part}) * {self.k} + {k}"
+        return f"(((long){group} * ROWS{number} + {row}) * PARTS{number} + {part}) * K{number} + {k}"
+
+    def numbers(self, number: int) -> dict[str, Any]:
+        """The numbers of the tensor by the names that kernels give them, as the tensor ``number`` of a program."""
+        sizes = {"GROUPS": self.work_groups, "PARTS": self.parts, "BLOCKS": self.blocks, "OUTER": self.outer,
+                 "CHANNELS": self.channels, "READS": self.reads, "ROWS": self.rows, "K": self.k,
+                 "SIDE_SHIFT": self.side.bit_length() - 1, "K_BLOCKS": -(-self.k // 16),
+                 "ALL_ROWS": self.groups * self.rows}  # fmt: skip
+        names = ("GROUP_STEP", "OUTER_STEP", "CHANNEL_STEP", "PIXEL_STEP")
+        steps = {f"{name}{number}": np.int64(step) for name, step in zip(names, self.steps, strict=True)}
+        return {f"{name}{number}": np.int32(size) for name, size in sizes.items()} | steps
 
 
 def _power(n: int) -> int:
@@ -151,25 +164,31 @@ class Scales:
         """Launches that compute the scales of the operands ``names``; B's norms come first, if B is among them."""
         scaled = [operand for operand in (self.a, self.b) if operand.name in names]
         has_b = self.b in scaled
-        tables = [(operand, self._table[operand.name]) for operand in scaled]
-        norms = (self.b, self._table[self.b.name], self.norms_at) if has_b else None
-        marks = [(operand, table, self.norms_at, self._marks[operand.name], 1 if operand is self.a else -1)
-                 for operand, table in tables]  # fmt: skip
+        numbers: dict[str, Any] = {"NORMS": np.int32(self.norms_at)}
+        for i, operand in enumerate(scaled):
+            numbers |= operand.numbers(i) | {f"TABLE{i}": np.int64(self._table[operand.name]),
+                                             f"MARKS{i}": np.int32(self._marks[operand.name])}  # fmt: skip
         # Scales of a normalised x are those of its norm.
         of_norm, text = self._problem.normalised and "x" in names, ""
         if of_norm:
             text = self._problem.macros() + kernel_text("convdispatch.api", "vectors.cl")
             text += kernel_text("convdispatch.api", "norm.cl")
-        text += kernel_text(MATRIX_TILES, "scales.cl.mako", of_norm=of_norm, planes=tables, norms=norms, marks=marks,
-                           least=LEAST_EXPONENT, reach=MEAN_REACH, nothing=NO_EXPONENT)  # fmt: skip
+        arguments = {}
+        for kernel in ("exponents", *(["norms"] if has_b else []), "marks"):
+            part = kernel_text(MATRIX_TILES, "scales.cl.mako", kernel=kernel, of_norm=of_norm, tensors=scaled,
+                               b=len(scaled) - 1, signs=["+" if operand is self.a else "-" for operand in scaled],
+                               least=LEAST_EXPONENT, reach=MEAN_REACH, nothing=NO_EXPONENT)  # fmt: skip
+            part, arguments[kernel] = numbers_as_arguments(part, numbers)
+            text += part
         program = build(context, text)
 
         def launch(kernel: str, groups: int, operands: list[str]) -> Launch:
-            return Launch(program, kernel, (groups * ITEMS,), (ITEMS,), operands, names=OPERANDS)
+            operands_and_numbers = [*operands, *arguments[kernel]]
+            return Launch(program, kernel, (groups * ITEMS,), (ITEMS,), operands_and_numbers, names=OPERANDS)
 
-        arguments = [name for operand in scaled for name in (operand.name, "workspace")]
-        arguments += ["norm"] if of_norm else []
-        steps = [launch("exponents", sum(operand.work_groups for operand in scaled), arguments)]
+        operands = [name for operand in scaled for name in (operand.name, "workspace")]
+        operands += ["norm"] if of_norm else []
+        steps = [launch("exponents", sum(operand.work_groups for operand in scaled), operands)]
         if has_b:
             steps.append(launch("norms", self.b.groups * -(-self.b.k // 16), ["workspace"]))
         rows = sum(operand.groups * operand.rows for operand in scaled)

@@ -1,5 +1,5 @@
-## Finishes and stores results, and returns them as they are stored: one (``put_stored``), or, in place of the sums, four or
-## eight neighbouring channels (OCTETS). ``finish.cl`` precedes, and ``narrow`` where results have 16 bits.
+## Finishes and stores results, and returns them as they are stored: one (``put_stored``), or eight neighbouring channels
+## (OCTETS). ``finish.cl`` precedes, and ``narrow`` where results have 16 bits.
 ##
 ## addend, before  the residual's and the saved tensor's numbers there, read before for many rows at once
 #include <convdispatch/moments.cl>
@@ -27,7 +27,7 @@ inline float4 times_slopes(float4 v, float4 x, global const float *norm) {
   return v;
 }
 #endif
-inline void put8_stored(OUT_PARAMS, float *v, RAW8 addend, RAW8 before, OUT_INDEX at, int row) {
+inline RAW8 put8_stored(OUT_PARAMS, const float *v, RAW8 addend, RAW8 before, OUT_INDEX at, int row) {
   float8 f = (float8)(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]);
   EPILOGUE(float8, f, WIDE8(raw8(bias + row)), WIDE8(addend), WIDE8(raw8(out + at)))
 #if NORM_SLOPE
@@ -39,22 +39,11 @@ inline void put8_stored(OUT_PARAMS, float *v, RAW8 addend, RAW8 before, OUT_INDE
   global float4 *to = (global float4 *)(out + at);
   to[0] = f.lo;
   to[1] = f.hi;
+  return f;
 #else
   const uint4 stored = (uint4)(NARROW_PAIR(f.s0, f.s1), NARROW_PAIR(f.s2, f.s3), NARROW_PAIR(f.s4, f.s5), NARROW_PAIR(f.s6, f.s7));
   *(global uint4 *)(out + at) = stored;
-  f = wide8(stored);
+  return stored;
 #endif
-  v[0] = f.s0, v[1] = f.s1, v[2] = f.s2, v[3] = f.s3, v[4] = f.s4, v[5] = f.s5, v[6] = f.s6, v[7] = f.s7;
 }
-#if FLOAT32
-inline void put4_stored(OUT_PARAMS, float *v, RAW4 addend, RAW4 before, OUT_INDEX at, int row) {
-  float4 f = (float4)(v[0], v[1], v[2], v[3]);
-  EPILOGUE(float4, f, raw4(bias + row), addend, raw4(out + at))
-#if NORM_SLOPE
-  f = times_slopes(f, before, norm + row);
-#endif
-  *(global float4 *)(out + at) = f;
-  v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
-}
-#endif
 #endif

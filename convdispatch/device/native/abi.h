@@ -91,6 +91,7 @@ class Arguments {
         case 'l': case 'm': torch_delete_list(list(at)); break;
         case 'T': if (optional(at)) aoti_torch_delete_tensor_object(tensor(at)), discard(optional(at)); break;
         case 'L': if (optional(at)) torch_delete_list(list(at)), discard(optional(at)); break;
+        case 'S': if (optional(at)) torch_delete_string(string(at)), discard(optional(at)); break;
       }
     }
   }
@@ -105,6 +106,12 @@ class Arguments {
   // The tensor of a required argument, or of an optional one that has() a value.
   AtenTensorHandle tensor(size_t at) const { return reinterpret_cast<AtenTensorHandle>(value(at)); }
   StableListHandle list(size_t at) const { return reinterpret_cast<StableListHandle>(value(at)); }
+  std::string_view text(size_t at) const {  // empty without a value
+    const char *begin = "";
+    size_t length = 0;
+    if (optional(at)) torch_string_c_str(string(at), &begin), torch_string_length(string(at), &length);
+    return {begin, length};
+  }
   int64_t integer(size_t at) const { return static_cast<int64_t>(stack_[at]); }
   bool flag(size_t at) const { return stack_[at] & 0xff; }
   size_t length(size_t at) const {
@@ -138,11 +145,12 @@ class Arguments {
   }
 
  private:
+  StringHandle string(size_t at) const { return reinterpret_cast<StringHandle>(value(at)); }
   StableIValue *optional(size_t at) const { return reinterpret_cast<StableIValue *>(stack_[at]); }
   StableIValue value(size_t at) const { return kinds_[at] >= 'a' ? stack_[at] : *optional(at); }
 
   StableIValue *stack_;
-  const char *kinds_;  // one letter per argument: t tensor, l list, m list of bool, f bool, i int; capital letters are optional arguments
+  const char *kinds_;  // one letter per argument: t tensor, l list, m list of bool, f bool, i int, s text; capital letters are optional arguments
 };
 
 // The properties of a tensor that a launch needs; `ok` is false if the tensor is not dense.

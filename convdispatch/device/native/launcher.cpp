@@ -10,7 +10,7 @@
 namespace launcher {
 namespace {
 
-TorchLibraryHandle installed[2][2] = {};  // the registrations of aten's and of the fused operators, for CUDA and for a CPU
+TorchLibraryHandle installed[kOperations] = {};  // the registrations of operators' kernels
 
 PyObject *fail(const char *words) { return PyErr_Format(PyExc_RuntimeError, "%s", words); }
 
@@ -40,31 +40,28 @@ PyObject *ask(PyObject *, PyObject *given) {
   Py_RETURN_NONE;
 }
 
-// install(key, host, fused) registers the kernels of aten's convolutions, or that of the fused layers' operator, for a
-// dispatch key, of a CPU or of CUDA, until uninstall(host, fused). Raises RuntimeError.
+// install(operation, key) registers the kernel of an operation for a dispatch key, of a CPU or of CUDA, until
+// uninstall(operation). Raises RuntimeError.
 PyObject *install(PyObject *, PyObject *given) {
   const char *key;
-  int host, fuses;
-  if (!PyArg_ParseTuple(given, "spp", &key, &host, &fuses)) return nullptr;
-  TorchLibraryHandle &to = installed[fuses][host];
-  if (to) return fuses ? held(Py_None).release() : fail("installed already");
-  if (!python.operators || !(host || driver.launch)) return fail("open() and ask() come before install()");
-  const auto add = [&](const char *name, auto *kernel) {
-    return !torch_library_impl(to, name, kernel, TORCH_TARGET_VERSION);
-  };
-  bool added = !aoti_torch_library_init_impl(fuses ? "convdispatch" : "aten", key, __FILE__, __LINE__, &to);
-  if (fuses)
-    added = added && add("fused_native", host ? fused<kHostFused> : fused<kFused>);
-  else
-    added = added && add("convolution", host ? convolution<kHostForward> : convolution<kForward>) &&
-            add("convolution_backward", host ? convolution_backward<kHostBackward> : convolution_backward<kBackward>);
+  int operation;
+  if (!PyArg_ParseTuple(given, "is", &operation, &key)) return nullptr;
+  if (operation < 0 || operation >= kOperations) return fail("no such operation");
+  const Operator &of = operators[operation % kOnHost];
+  TorchLibraryHandle &to = installed[operation];
+  if (to) return fail("installed already");
+  if (!python.operators || !(on_host(operation) || driver.launch)) return fail("open() and ask() come before install()");
+  bool added = !aoti_torch_library_init_impl(of.library, key, __FILE__, __LINE__, &to);
+  for (const char *name : of.names)
+    added = added && (!name || !torch_library_impl(to, name, of.kernels[on_host(operation)], TORCH_TARGET_VERSION));
   return added ? held(Py_None).release() : fail("PyTorch refuses a kernel for a convolution");
 }
 
 PyObject *uninstall(PyObject *, PyObject *given) {
-  int host, fuses;
-  if (!PyArg_ParseTuple(given, "pp", &host, &fuses)) return nullptr;
-  TorchLibraryHandle gone = std::exchange(installed[fuses][host], nullptr);
+  int operation;
+  if (!PyArg_ParseTuple(given, "i", &operation)) return nullptr;
+  if (operation < 0 || operation >= kOperations) return fail("no such operation");
+  TorchLibraryHandle gone = std::exchange(installed[operation], nullptr);
   if (gone) aoti_torch_delete_library_object(gone);
   Py_RETURN_NONE;
 }
@@ -145,8 +142,8 @@ PyObject *offer(PyObject *, PyObject *given) {
   });
   if (!copies) return nullptr;
   const bool theirs = made->steps.empty(), holding = holds != Py_None;
-  const bool known = missed.operation == kHostForward || missed.operation == kHostBackward ||
-                     (missed.operation <= kBackward && driver.forward && driver.backward);  // PyTorch has kernels to call
+  const bool known = !is_fused(missed.operation) &&
+                     (on_host(missed.operation) || (driver.forward && driver.backward));  // PyTorch has kernels to call
   const bool cannot = !holding || !known;
   if (theirs ? cannot : holding && !missed.by_weights) Py_RETURN_FALSE;
   if (entries.size() >= kMost) std::exchange(entries, {}), packed_weights.clear();

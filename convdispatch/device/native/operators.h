@@ -19,10 +19,15 @@ struct Python {
 };
 inline Python python;
 
-// The fused operations include the addition of a residual and the activation.
-enum Operation : int { kForward, kBackward, kFused, kHostForward, kHostBackward, kHostFused, kOperations };
-inline bool on_host(int operation) { return operation >= kHostForward; }
-inline bool is_backward(int operation) { return operation == kBackward || operation == kHostBackward; }
+// A layer and a fused convolution include the addition of a residual and the activation. The operations from kOwnForward
+// on are those of aten as operators of convdispatch. Those on a CPU are the same numbers from kOnHost on.
+enum Operation : int { kForward, kBackward, kLayer, kFused, kOwnForward, kOwnBackward, kOnHost, kOperations = 2 * kOnHost };
+inline bool on_host(int operation) { return operation >= kOnHost; }
+inline bool is_own(int operation) { return operation % kOnHost >= kOwnForward; }
+// The operation whose decisions serve a call: the same problem has one decision, whichever operator asks.
+inline int decided_as(int operation) { return is_own(operation) ? operation - kOwnForward : operation; }
+inline bool is_backward(int operation) { return decided_as(operation) % kOnHost == kBackward; }
+inline bool is_fused(int operation) { return operation % kOnHost == kLayer || operation % kOnHost == kFused; }
 enum Source : int { kX, kW, kGrad, kBias, kResidual, kOut, kNone };
 
 struct Step {
@@ -74,7 +79,7 @@ constexpr size_t kMost = 4096;
 struct Missed {  // the key of this thread's call that has no decision, and the key of its layer
   std::string key, layer;
   uint64_t weights = 0;
-  // Whether weights may be constant: in inference mode, in fused layers, and on a CPU without gradients.
+  // Whether weights may be constant: in inference mode, and parameters without gradients in fused layers and on a CPU.
   bool by_weights = false, open = false;
   int operation = kForward;
 };
@@ -164,6 +169,14 @@ struct Key {
       at = behind;
     }
   }
+  void add(std::string_view text) {  // adds a text, whose last word is filled up with zeros
+    add(static_cast<int64_t>(text.size()));
+    for (size_t at = 0; at < text.size(); at += sizeof *words) {
+      int64_t word = 0;
+      std::memcpy(&word, text.data() + at, std::min(sizeof word, text.size() - at));
+      add(word);
+    }
+  }
   void add(const Arguments &given, size_t at) {  // adds the elements of a list
     const size_t length = given.length(at);
     add(static_cast<int64_t>(length));
@@ -182,7 +195,7 @@ struct Incoming {
   bool ok = true;
 
   Incoming(int operation, const Arguments &given, std::initializer_list<int> tensors) : operation(operation), given(given) {
-    key.add(operation);
+    key.add(decided_as(operation));
     size_t at = 0;
     for (int source : tensors) {
       const bool here = given.has(at);
@@ -199,6 +212,7 @@ struct Incoming {
     for (; given.kinds()[at]; ++at) switch (given.kinds()[at]) {
         case 'l': case 'm': key.add(given, at); break;
         case 'L': key.add(given.has(at)); break;  // the bias's sizes, which follow from the weights
+        case 'S': key.add(given.has(at)), key.add(given.text(at)); break;
         case 'f': key.add(given.flag(at)); break;
         case 'i': key.add(given.integer(at)); break;
       }
@@ -212,7 +226,7 @@ inline PyObject *tensor_of(AtenTensorHandle tensor) {
   return capsule ? PyObject_CallFunctionObjArgs(python.object, capsule.get(), nullptr) : nullptr;
 }
 
-// Whether weights may be a parameter without gradients, which counts as constant on a CPU.
+// Whether weights may be a parameter without gradients, which counts as constant on a CPU and in fused layers.
 inline bool frozen(const Incoming &call) {
   static PyObject *const name = PyUnicode_InternFromString("requires_grad");
   Ref tensor(tensor_of(call.of[kW]->tensor));
@@ -227,7 +241,7 @@ inline const Decided &pytorchs = *new Decided(std::make_shared<Decision>());  //
 
 // Whether a call without a decision has a further size of a known layer, which has not come often enough.
 inline bool further(const Incoming &call) {
-  if (layers.empty() || (call.operation != kHostForward && call.operation != kHostBackward)) return false;
+  if (layers.empty() || !on_host(call.operation) || is_fused(call.operation)) return false;
   static thread_local std::string key;
   call.key.layer(call.addresses[kW], key);
   const auto layer = layers.find(key);
@@ -238,6 +252,12 @@ inline bool further(const Incoming &call) {
   return ++meetings[std::hash<std::string_view>{}(call.key.text())] < python.meetings;
 }
 
+// Whether PyTorch's own kernel may return a view: for one axis of space, and for tensors without elements. The result of
+// an operator of convdispatch is none, so Python copies it.
+inline bool may_be_view(const Seen &lead) {
+  return lead.dims < 4 || std::find(lead.sizes, lead.sizes + lead.dims, 0) != lead.sizes + lead.dims;
+}
+
 // The decision for a call, with the address of its packed weights if any, and the object that keeps them alive; null if
 // Python must handle the call, whose decision is then stored under `asked`.
 inline Decided found(Incoming &call, uint64_t &packed, Ref &kept, Missed &asked) {
@@ -246,7 +266,7 @@ inline Decided found(Incoming &call, uint64_t &packed, Ref &kept, Missed &asked)
   if (bits < 0) return nullptr;
   const uint64_t weights = call.addresses[kW];
   call.key.add(bits);
-  const bool may_stay = (bits & 2) || call.operation == kFused || (host && frozen(call));
+  const bool may_stay = (bits & 2) || ((host || is_fused(call.operation)) && frozen(call));
   call.key.add(may_stay);
   if (!call.key.fits()) return nullptr;
   static thread_local std::string key;  // static, so that its memory is reused by later calls
@@ -257,7 +277,8 @@ inline Decided found(Incoming &call, uint64_t &packed, Ref &kept, Missed &asked)
     return nullptr;
   }
   auto at = entries.find(key);
-  if (at == entries.end()) return further(call) ? pytorchs : nullptr;
+  if (at == entries.end())
+    return !(is_own(call.operation) && may_be_view(*call.seen[0])) && further(call) ? pytorchs : nullptr;
   Known *known = &at->second.known;
   const bool by_weights = !known->decided;
   if (by_weights) {
@@ -266,6 +287,7 @@ inline Decided found(Incoming &call, uint64_t &packed, Ref &kept, Missed &asked)
     known = &of->second;
   }
   Decided decided = known->decided;
+  if (decided->steps.empty() && is_own(call.operation) && may_be_view(*call.seen[0])) return nullptr;
   packed = known->packed;
   if (!known->holds) return by_weights && --known->left < 0 ? nullptr : decided;
   Ref holds = held(known->holds.get());  // a reference, because the call may change or delete this entry
@@ -396,6 +418,7 @@ inline void by_python(int operation, const Arguments &given, Owned *results, Mis
       case 'l': case 'L': case 'm': one = list_of(given.items(at), given.kinds()[at] == 'm'); break;
       case 'f': one = PyBool_FromLong(given.flag(at)); break;
       case 'i': one = PyLong_FromLongLong(given.integer(at)); break;
+      case 'S': one = PyUnicode_FromStringAndSize(given.text(at).data(), static_cast<Py_ssize_t>(given.text(at).size())); break;
       default: one = held(Py_None).release();
     }
     if (!one) throw Raised();
@@ -408,6 +431,14 @@ inline void by_python(int operation, const Arguments &given, Owned *results, Mis
   if (!is_backward(operation)) answer.reset(PyTuple_Pack(1, answer.get()));
   int at = 0;
   if (!each_of(answer.get(), [&](PyObject *each) { return at < 3 && handle_of(each, results[at++]); })) throw Raised();
+}
+
+// Makes a result that is none an empty tensor; returns false if that fails.
+inline bool defined(Owned &out, const Seen &like) {
+  static constexpr int64_t none = 0, step = 1;
+  bool is = false;
+  if (out && !aoti_torch_is_defined(out.get(), &is) && is) return true;
+  return made(out, aoti_torch_empty_strided, 1, &none, &step, like.dtype, like.kind, like.index);
 }
 
 inline void compute(int operation, StableIValue *stack, const char *kinds, std::initializer_list<int> tensors) {
@@ -428,6 +459,11 @@ inline void compute(int operation, StableIValue *stack, const char *kinds, std::
       if (!done || kept) gil.emplace(), kept.reset();
       if (!done) count(operation, *decided, -1);
     }
+    if (done && is_own(operation) && is_backward(operation)) {
+      // An operator cannot return None: a gradient that was not requested is an empty tensor.
+      for (Owned &each : results) done = done && defined(each, *call.seen[0]);
+      if (!done) gil.emplace();
+    }
     if (!done) {
       if (asked.open) asked.key = call.key.text(), call.key.layer(call.addresses[kW], asked.layer);
       by_python(operation, given, results, asked);
@@ -438,6 +474,8 @@ inline void compute(int operation, StableIValue *stack, const char *kinds, std::
     stack[at] = reinterpret_cast<StableIValue>(results[at].release());
   }
 }
+
+using Kernel = void (*)(StableIValue *, uint64_t, uint64_t);
 
 // Arguments: input, weight, bias, stride, padding, dilation, transposed, output_padding, groups.
 template <int Operation>
@@ -454,8 +492,31 @@ void convolution_backward(StableIValue *stack, uint64_t, uint64_t) {
 
 // Arguments: input, weight, bias, residual, and Python's number for activation, stride, padding, dilation and groups.
 template <int Operation>
-void fused(StableIValue *stack, uint64_t, uint64_t) {
+void layer(StableIValue *stack, uint64_t, uint64_t) {
   compute(Operation, stack, "ttTTi", {kX, kW, kBias, kResidual});
 }
+
+// Arguments: input, weight, bias, residual, activation, stride, padding, dilation, groups.
+template <int Operation>
+void fused(StableIValue *stack, uint64_t, uint64_t) {
+  compute(Operation, stack, "ttTTSllli", {kX, kW, kBias, kResidual});
+}
+
+struct Operator {
+  const char *library, *names[2];  // with its overload for compiled graphs, if there is one
+  Kernel kernels[2];  // on CUDA and on a CPU
+};
+
+inline const Operator operators[kOnHost] = {  // by Operation
+    {"aten", {"convolution"}, {convolution<kForward>, convolution<kOnHost + kForward>}},
+    {"aten", {"convolution_backward"}, {convolution_backward<kBackward>, convolution_backward<kOnHost + kBackward>}},
+    {"convdispatch", {"fused_native"}, {layer<kLayer>, layer<kOnHost + kLayer>}},
+    {"convdispatch", {"fused_convolution", "fused_convolution.below_autograd"},
+     {fused<kFused>, fused<kOnHost + kFused>}},
+    {"convdispatch", {"convolution", "convolution.below_autograd"},
+     {convolution<kOwnForward>, convolution<kOnHost + kOwnForward>}},
+    {"convdispatch", {"convolution_backward", "convolution_backward.below_autograd"},
+     {convolution_backward<kOwnBackward>, convolution_backward<kOnHost + kOwnBackward>}},
+};
 
 }  // namespace launcher

@@ -1,7 +1,8 @@
 // Sums of the channels of a tensor as it is stored, in an order that only its shape decides.
 //
 //   sums   part p of channel c: count, mean, sum of squared distances (NORM_SLOPE: sum of dx, sum of dx (saved - mean))
-//   merge  the same of GROUP neighbouring parts each, by the formula of Chan, Golub and LeVeque (1979)
+//   merge  the same of GROUP neighbouring parts each, by the formula of Chan, Golub and LeVeque (1979); WIDTH channels and
+//          LANES work items of each in a work group
 //
 // CHANNELS       of the tensor; INNER elements between two channels: pixels (channels first) or 1 (channels last)
 // COUNT          elements of a channel, LENGTH of a part; STEP elements from one of a part's elements to its next
@@ -58,26 +59,47 @@ kernel void sums(global const REAL *out, global ACC *parts) {
 #endif
 #endif
 
-kernel void merge(global const ACC *from, global ACC *to, long from_at, long to_at, int parts) {
-  const int c = get_global_id(0), group = get_global_id(1), last = min(parts, (group + 1) * GROUP);
-  from += from_at + c;
-  to += to_at + (long)group * ROWS * CHANNELS + c;
-#if NORM_SLOPE
-  ACC sum = 0, product = 0;
-  for (int part = group * GROUP; part < last; ++part) {
-    sum += from[(long)part * ROWS * CHANNELS];
-    product += from[((long)part * ROWS + 1) * CHANNELS];
-  }
-  to[0] = sum;
-  to[CHANNELS] = product;
-#else
+// A work group merges GROUP parts of WIDTH channels: LANES work items take a run of parts of a channel each, then pairs of
+// them merge what they have, so that few loads and few merges wait for each other.
+kernel __attribute__((reqd_work_group_size(WIDTH, LANES, 1)))
+void merge(global const ACC *from, global ACC *to, long from_at, long to_at, int parts) {
+  local moments runs[LANES][WIDTH];
+  const int i = get_local_id(0), lane = get_local_id(1), c = get_global_id(0), group = get_group_id(1);
+  const int left = min(GROUP, parts - group * GROUP), share = (left + LANES - 1) / LANES, last = min(left, (lane + 1) * share);
   moments total = {0, 0, 0};
-  for (int part = group * GROUP; part < last; ++part) {
-    global const ACC *row = from + (long)part * ROWS * CHANNELS;
-    total = merged(total, (moments){row[0], row[CHANNELS], row[2 * CHANNELS]});
-  }
-  to[0] = total.count;
-  to[CHANNELS] = total.mean;
-  to[2 * CHANNELS] = total.squares;
+  if (c < CHANNELS) {
+    from += from_at + (long)group * GROUP * ROWS * CHANNELS + c;
+#pragma unroll 8
+    for (int part = lane * share; part < last; ++part) {
+      global const ACC *row = from + (long)part * ROWS * CHANNELS;
+#if NORM_SLOPE
+      total.mean += row[0];
+      total.squares += row[CHANNELS];
+#else
+      total = merged(total, (moments){row[0], row[CHANNELS], row[2 * CHANNELS]});
 #endif
+    }
+  }
+  runs[lane][i] = total;
+  for (int apart = 1; apart < LANES; apart *= 2) {
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lane % (2 * apart) == 0) {
+      const moments next = runs[lane + apart][i];
+#if NORM_SLOPE
+      total.mean += next.mean;
+      total.squares += next.squares;
+#else
+      total = merged(total, next);
+#endif
+      runs[lane][i] = total;
+    }
+  }
+  if (lane > 0 || c >= CHANNELS) return;
+  to += to_at + (long)group * ROWS * CHANNELS + c;
+#if !NORM_SLOPE
+  *to = total.count;
+  to += CHANNELS;
+#endif
+  to[0] = total.mean;
+  to[CHANNELS] = total.squares;
 }

@@ -19,8 +19,10 @@ PART_LENGTH = 256
 """The fewest elements of a channel that one work item sums."""
 MAX_PARTS = 4096
 """The most parts that a channel is summed in, so that they take little memory beside the result."""
-MERGED_PARTS = 64
-"""Parts that one work item merges: short sums are accurate, and few launches follow each other."""
+MERGED_WIDTH, MERGING_ITEMS = 8, 32
+"""Channels of a work group that merges parts, and its work items for each channel."""
+MERGED_PARTS = 16 * MERGING_ITEMS
+"""Parts that one work group merges: short sums are accurate, and few launches follow each other."""
 
 
 def part_bytes(problem: ConvProblem) -> int:
@@ -50,7 +52,8 @@ def merging(context: Any, problem: ConvProblem, parts: int, start: int = 0) -> l
         groups = -(-number // MERGED_PARTS)
         target, to = ("sums", 0) if groups == 1 else ("workspace", at + number * step)
         arguments = ["workspace", target, np.int64(at), np.int64(to), np.int32(number)]
-        launches.append(Launch(program, "merge", (problem.channels_out, groups), None, arguments, names=OPERANDS))
+        size = -(-problem.channels_out // MERGED_WIDTH) * MERGED_WIDTH, groups * MERGING_ITEMS
+        launches.append(Launch(program, "merge", size, (MERGED_WIDTH, MERGING_ITEMS), arguments, names=OPERANDS))
         at = to
     return launches
 
@@ -90,4 +93,5 @@ def summing(context: Any, problem: ConvProblem, start: int = 0) -> list[Launch]:
 def _macros(problem: ConvProblem) -> str:
     text = storage_macros(problem.dtype) + (norm_macros(problem) if problem.masked else "")
     rows, channels = problem.form("sums")[0]
-    return text + define(ROWS=rows, CHANNELS=channels, GROUP=MERGED_PARTS)
+    text += define(GROUP=MERGED_PARTS, WIDTH=MERGED_WIDTH, LANES=MERGING_ITEMS)
+    return text + define(ROWS=rows, CHANNELS=channels)

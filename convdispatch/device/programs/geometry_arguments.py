@@ -3,7 +3,7 @@
 A kernel text names its numbers in capitals and ends its kernels' parameters with ``NUMBERS``. It divides by a number
 with ``DIVIDED(n, NAME)``, in which ``n`` is a variable. ``numbers_as_literals`` puts macros before the text;
 ``numbers_as_arguments`` makes parameters of the numbers that the text uses, so that one program serves every geometry
-with the same text.
+with the same text. Kernels of a program may take different numbers: then each kernel's text goes through it alone.
 
 A division by a literal is a multiplication by its reciprocal and a shift (Granlund and Montgomery, "Division by
 Invariant Integers using Multiplication", 1994); for an argument the launch passes both (``divide.cl``).
@@ -51,7 +51,8 @@ def numbers_as_arguments(text: str, numbers: Mapping[str, Any]) -> tuple[str, li
     for name, divides in _used(text, *numbers):
         arguments += divided_by(int(numbers[name])) if divides else [numbers[name]]
         parameters += f", DIVISOR({name})" if divides else f", const {_TYPES[type(numbers[name])]} {name}"
-    return kernel_text("convdispatch.api", "divide.cl") + f"#define NUMBERS {parameters}\n" + text, arguments
+    defined = f"#undef NUMBERS\n#define NUMBERS {parameters}\n"
+    return kernel_text("convdispatch.api", "divide.cl") + defined + text, arguments
 
 
 @functools.lru_cache(maxsize=256)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pyopencl as cl
@@ -19,15 +18,10 @@ from ...api.problem import ConvProblem
 from ..background import unlocked
 from ..cache import artifact_store
 from ..cache.keys import identity
-from ..cache.store import TEXTS
+from ..cache.store import TEXTS, claimed
 from ..commands.interface import thread
 from .ptx_program import for_streams
 from .template_cache import Subject
-
-try:
-    import fcntl
-except ImportError:  # Windows has no ``fcntl`` file locks, so each process computes its checks.
-    fcntl = None  # type: ignore[assignment]
 
 _PASSED = "passed"
 _lock = threading.Lock()
@@ -40,8 +34,8 @@ class _Check(NamedTuple):
     what: str
     device: cl.Device
     prove: Callable[[], str | None]
-    claim: Path
-    """The file that the process which computes the check has locked."""
+    claim: str
+    """The name that the process which computes the check has claimed."""
 
 
 class _ThreadState(threading.local):
@@ -52,7 +46,7 @@ _thread = _ThreadState()
 
 
 class _UnderWay(Exception):
-    """Another process computes the check; the argument is the file that it has locked."""
+    """Another process computes the check; the argument is the name that it has claimed."""
 
 
 @contextlib.contextmanager
@@ -69,26 +63,9 @@ def assuming() -> Iterator[list[_Check]]:
 def has_failed(assumed: list[_Check]) -> bool:
     """Whether a check that ``assuming`` counted as passed fails; waits for the processes that compute them."""
     for check in assumed:
-        with _claimed(check.claim, wait=True):
+        with claimed(check.claim):
             pass
     return any(proven(check.package, check.what, check.device, check.prove) is not None for check in assumed)
-
-
-@contextlib.contextmanager
-def _claimed(path: Path, wait: bool) -> Iterator[bool]:
-    """Locks a file for the block, or gives False where another process has locked it. The system unlocks the file of a
-    process that ends."""
-    with contextlib.ExitStack() as opened:
-        is_claimed = True
-        with contextlib.suppress(OSError):  # a folder that cannot be written, or whose file system has no locks
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = opened.enter_context(path.open("wb"))
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-                opened.callback(path.unlink, missing_ok=True)
-            except BlockingIOError:
-                is_claimed = False
-        yield is_claimed
 
 
 def proven(package: str, what: str, device: cl.Device, prove: Callable[[], str | None]) -> str | None:
@@ -122,19 +99,18 @@ def _stored_answer(package: str, what: str, device: cl.Device, prove: Callable[[
     failure = None
     values = {"device": identity(device), "header": ConvProblem}
     subject = Subject(package, f"proof of {what}", values)
-    text_key, folder = subject.text_key(), TEXTS.folder()
+    text_key = subject.text_key()
 
     def passed() -> str | None:
         nonlocal failure
-        if _thread.assumed is not None and None not in (text_key, folder, fcntl):
-            claim = Path(str(folder), f"{str(text_key)[:40]}.check")
-            if not claimed.enter_context(_claimed(claim, wait=False)):
-                raise _UnderWay(claim)
+        is_shared = _thread.assumed is not None and text_key is not None
+        if is_shared and not until_stored.enter_context(claimed(str(text_key), wait=False)):
+            raise _UnderWay(text_key)
         with for_streams(launched_there=False):  # a probe launches on a queue of its own
             failure = prove()
         return _PASSED if failure is None else None
 
     pack_key = subject.artifact_key() if artifact_store.wants_texts() else None
-    with contextlib.ExitStack() as claimed:  # until the answer is stored
+    with contextlib.ExitStack() as until_stored:
         TEXTS.cached(text_key, pack_key, passed, f"{package} passed {what}")
     return failure

@@ -7,7 +7,8 @@
 //
 // Values the host defines besides:
 //   SAFE_FIRST SAFE_END   of a row's windows with all columns inside the first and the one behind the last
-//   LANES         16, 8 or 4: so many windows at once, at most SAFE_END - SAFE_FIRST; 1: none
+//   LANES         with NOTE 16, 8 or 4: so many windows at once, at most SAFE_END - SAFE_FIRST; 1: none (pool_rows.cl
+//                 has vectors where no places are noted)
 //   REAL          float or double, and ACC is the same
 
 #define ALONE __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
@@ -79,37 +80,21 @@ kernel ALONE void pool(global const REAL *restrict x, const long offset, global 
 #if LANES > 1
     for (int next = SAFE_FIRST; next < SAFE_END; next += LANES) {
       const int ox = min(next, SAFE_END - LANES), left = ox * SW - PW;
-#if AVERAGE
-      OF(REAL) sum = 0;
-#else
       OF(REAL) best = -INFINITY;
       OF(int) place = -1;
-#endif
       for (int ky = 0; ky < KH; ++ky) {
         const int iy = oy * SH - PH + ky * DH;
         if (iy < 0 || iy >= IH) continue;  // for all lanes alike
         _Pragma("unroll") for (int kx = 0; kx < KW; ++kx) {
           const OF(REAL) v = take(x + iy * IW + left + kx * DW);
-#if AVERAGE
-          sum += v;
-#elif NOTE
           const OF(int) better = place < 0 || JOIN(convert_int, LANES)(v > best || v != v);
           place = better ? iy * IW + left + kx * DW + SW * LANE_NUMBERS : place;
           best = v > best || v != v ? v : best;
-#else
-          best = v > best || v != v ? v : best;
-#endif
         }
       }
-#if AVERAGE
-      *(global few *)(y + oy * OW + ox) = sum / count_of(oy, ox);
-#else
       *(global few *)(y + oy * OW + ox) = best;
-#if NOTE
       const OF(int) cut = JOIN(convert_int, LANES)(best > 0) ? (OF(int))0 : (OF(int))CUT;
       *(global few_places *)(places + oy * OW + ox) = place + cut;
-#endif
-#endif
     }
 #endif
   }

@@ -285,7 +285,6 @@ def _launches(
         "pairs": pairs,
         "bytes": small,
         "index": "uint" if largest < 2**31 else "ulong",
-        **lanes,
         **values,
     }
     head = _element(dtype) + config_macros(macros)
@@ -299,7 +298,8 @@ def _launches(
         return ((channels, mb * area) if nhwc else (area, mb * channels)), None
 
     def program(note: bool = False, gated: bool = False) -> cl.Program:
-        text = head + config_macros({"note": note, "gated": gated}) + kernel_text(__package__, "pool_windows.cl")
+        options = {"note": note, "gated": gated, **lanes} | ({} if note else {"lanes": 1})
+        text = head + config_macros(options) + kernel_text(__package__, "pool_windows.cl")
         return build(context, text + kernel_text(__package__, "pool_planes.cl" if planes else "pool.cl"))
 
     names, back = ("x", "offset", "y", "places"), ("dy", "offset", "places", "dx")

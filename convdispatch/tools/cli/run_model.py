@@ -17,7 +17,6 @@ from .options import DEVICE, JOBS, OUTPUT, command_line, processes, stderr, stdo
 @click.option("--profile", is_flag=True, help="Then each layer: solver, why, error, share of the roofline.")
 @click.option("--html", "html_path", type=OUTPUT, default=None, help="Write the profile's page there.")
 @click.option("--trace", "trace_path", type=OUTPUT, default=None, help="Write a run's measured timeline there.")
-@click.option("--against", metavar="PEER", default=None, help="onnxruntime: the same file and arrays, errors and time.")
 @click.option("--output", type=OUTPUT, default=None, help="Write the results to this .npz.")
 @click.option("--math", default="float32", show_default=True, help="float32, ieee, tf32, fast or reproducible.")
 @click.option("--dtype", default=None, help="Compute in float16, bfloat16, float32 or float64.")
@@ -42,12 +41,10 @@ def run(model: Path, inputs: tuple[str, ...], output: Path | None, profile: bool
             raise click.ClickException("nothing is computed, so there is no timeline: every output is a constant")
         write_trace(net.latest, model.stem, report.device, trace_path)
     if profile or html_path is not None:
-        _profile(model, net, options["against"], options["device"], jobs, html_path)
+        _profile(model, net, options["device"], jobs, html_path)
 
 
-def _profile(
-    model: Path, net: Any, against: str | None, device: str | None, jobs: int | None, html_path: Path | None
-) -> None:
+def _profile(model: Path, net: Any, device: str | None, jobs: int | None, html_path: Path | None) -> None:
     """Each convolution of the form that just ran, timed with the solver that it has."""
     from ...measurement.shapes import Entry
     from ...runtime import device_info, find_device
@@ -67,7 +64,6 @@ def _profile(
     report = measure(
         {model.stem: list(entries.values())},
         device,
-        against=[against] if against else [],
         search=False,
         console=stderr(),
         jobs=processes(jobs, device_info(find_device(device))),

@@ -293,6 +293,8 @@ def _nvidia(target: str, text: str, folder: Path) -> list[Kernel]:
         ptx = re.sub(rf"(\.entry {name}\([^)]*\))", rf"\1\n{launch}", ptx)
     (folder / "kernel.ptx").write_text(ptx)
     output = _run(["ptxas", f"-arch={arch}", "-v", "kernel.ptx", "-o", "kernel.cubin"], folder)
+    if loss := re.search(r"Potential Performance Loss: (.*)", output):  # e.g. wgmma instructions run in turn
+        raise BuildFailed(f"ptxas: {loss[1]}", output)
     kernels = []
     for part in output.split("Compiling entry function '")[1:]:
         name, spilled = part.partition("'")[0], re.search(r"(\d+) bytes stack frame", part)

@@ -16,7 +16,7 @@ from ..dispatch import engine
 from ..dispatch.quick_depthwise import quick_depthwise
 from ..dispatch.routing import original, routed, settings_in_force
 from ..geometry import by_axis, has_sides, padded
-from .operators import FIXED_STRIDE_ORDER, autocasts, convolution, gradients, without_tangents
+from .operators import autocasts, convolution, define, gradients, without_tangents
 
 _F, _aten = torch.nn.functional, torch.ops.aten
 
@@ -86,13 +86,6 @@ def unfused(y: torch.Tensor, residual: Any, activation: str | None) -> torch.Ten
 
 
 _library = torch.library.Library("convdispatch", "FRAGMENT")
-_library.define(
-    "fused_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, str? activation, "
-    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor",
-    tags=FIXED_STRIDE_ORDER,
-)
-# ``padding`` has a number for each axis, or two: the zeros before each axis, then those after each.
-fused_convolution = torch.ops.convdispatch.fused_convolution.default
 
 
 def _geometry(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> tuple[Any, ...]:
@@ -121,13 +114,20 @@ def by_engine(x: torch.Tensor, w: torch.Tensor, bias: Any, residual: Any, activa
     return routed("convolution", engine.fused, theirs, arguments, settings_in_force(), quick)
 
 
-_library.impl("fused_convolution", _forward, "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake("convdispatch::fused_convolution", lib=_library)
-def _(x: Any, w: Any, bias: Any, residual: Any, activation: Any, *rest: Any) -> torch.Tensor:
+def _fake(x: Any, w: Any, bias: Any, residual: Any, activation: Any, *rest: Any) -> torch.Tensor:
     x, geometry = padded(x, _geometry(*rest))
     return unfused(_aten.convolution.default(x, w, bias, *geometry), residual, activation)
+
+
+fused_convolution = define(
+    _library,
+    "fused_convolution",
+    # ``padding`` has a number for each axis, or two: the zeros before each axis, then those after each.
+    "(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, str? activation, "
+    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor",
+    _forward,
+    _fake,
+)
 
 
 def _keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:

@@ -21,12 +21,9 @@ from .fused_operator import by_engine
 
 ALONE = "alone"
 """Passed instead of an activation: a plain ``convolution``, with that operator's rules for constant weights."""
-_HOST = {"cpu": True, "cuda": False}
-"""The device types whose calls the native call path takes, and whether each is a CPU."""
+_NAME = "convdispatch::fused_native"
 _KINDS = (torch.Tensor, torch.nn.Parameter)
 _C: Any = torch._C
-_state: dict[str, bool] = {}
-"""Whether the native call path takes calls on a device, by device, once that was checked."""
 _numbers: dict[tuple[Any, ...], int] = {}
 _layers: list[tuple[Any, ...]] = []
 """The layer parameters by number: activation, stride, padding, dilation, groups."""
@@ -41,12 +38,9 @@ def serves(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
     """Whether a call on these tensors is plain inference that the native call path may take: nothing records it, and no
     gradients are needed."""
     kind = x.device.type
-    if kind not in _HOST or x.is_complex() or torch.compiler.is_compiling():
+    if x.is_complex() or torch.compiler.is_compiling() or not native.installed(_NAME, kind, _missed):
         return False
-    installed = _state.get(kind)
-    if installed is None:
-        installed = _state[kind] = native.install(kind.upper(), [_missed], _HOST[kind], fused=True)
-    if not installed or _C._len_torch_dispatch_stack() or _C._is_torch_function_mode_enabled():
+    if _C._len_torch_dispatch_stack() or _C._is_torch_function_mode_enabled():
         return False
     if _C._get_tracing_state() is not None or forward_ad._current_level >= 0:
         return False

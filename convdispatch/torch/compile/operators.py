@@ -13,7 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ..captures import device_type
-from ..dispatch import engine
+from ..dispatch import engine, native
 from ..dispatch.quick_depthwise import quick_depthwise
 from ..dispatch.routing import original, routed, settings_in_force
 
@@ -24,16 +24,32 @@ FIXED_STRIDE_ORDER = (torch.Tag.needs_fixed_stride_order,)
 """The tag of every operator here: inductor hands an operator that a pass put into its graph operands in any strides,
 unless a tag says otherwise, and a convolution would copy those into its memory format first."""
 _library = torch.library.Library("convdispatch", "DEF")
-_library.define(
-    f"convolution(Tensor input, Tensor weight, Tensor? bias, {_GEOMETRY}) -> Tensor", tags=FIXED_STRIDE_ORDER
-)
-_library.define(
-    f"convolution_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, {_GEOMETRY}, "
-    "bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
-    tags=FIXED_STRIDE_ORDER,
-)
-convolution = torch.ops.convdispatch.convolution.default
-convolution_backward = torch.ops.convdispatch.convolution_backward.default
+BELOW_AUTOGRAD: dict[Any, Any] = {}
+"""The overloads without gradients, by operator: PyTorch's wrapper of gradients in Python takes as long as our kernel's
+launch, and a graph that AOTAutograd has split does not need it."""
+
+
+def define(library: torch.library.Library, name: str, signature: str, compute: Callable[..., Any], fake: Any) -> Any:
+    """Define an operator and its overload below autograd; returns the operator. ``compute`` is its kernel on every
+    device until the first call on one has registered the native path's kernel there, where there is one."""
+
+    def kernel(*arguments: Any) -> Any:
+        native.installed(f"convdispatch::{name}", arguments[0].device.type, compute)
+        return compute(*arguments)
+
+    for overload in (name, f"{name}.below_autograd"):
+        library.define(f"{overload}{signature}", tags=FIXED_STRIDE_ORDER)
+        library.impl(overload, kernel, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"convdispatch::{overload}", fake, lib=library)
+    packet = getattr(torch.ops.convdispatch, name)
+    BELOW_AUTOGRAD[packet.default] = packet.below_autograd
+    return packet.default
+
+
+def leave_autograd(graph: torch.fx.Graph) -> None:
+    """Let a graph in which nothing records gradients call our operators below autograd."""
+    for node in graph.nodes:
+        node.target = BELOW_AUTOGRAD.get(node.target, node.target) if node.op == "call_function" else node.target
 
 
 def without_tangents(name: str, arguments: Sequence[Any]) -> None:
@@ -77,16 +93,21 @@ def _fake_backward(grad: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
     return tuple(each if asked else grad.new_empty(0) for each, asked in zip(results, rest[-1], strict=True))
 
 
-for _operator, _compute in (("convolution", _forward), ("convolution_backward", _backward)):
-    _library.impl(_operator, _compute, "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake("convdispatch::convolution", lib=_library)
-def _(*arguments: Any) -> torch.Tensor:
-    return torch.ops.aten.convolution.default(*arguments)
-
-
-torch.library.register_fake("convdispatch::convolution_backward", _fake_backward, lib=_library)
+convolution = define(
+    _library,
+    "convolution",
+    f"(Tensor input, Tensor weight, Tensor? bias, {_GEOMETRY}) -> Tensor",
+    _forward,
+    lambda *arguments: torch.ops.aten.convolution.default(*arguments),
+)
+convolution_backward = define(
+    _library,
+    "convolution_backward",
+    f"(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, {_GEOMETRY}, "
+    "bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
+    _backward,
+    _fake_backward,
+)
 
 
 # Autograd formulas of ``convolution`` and of its backward.

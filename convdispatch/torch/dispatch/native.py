@@ -9,11 +9,13 @@ without Python. What is no plain launch on contiguous, aligned memory stays Pyth
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from ...api.errors import ConvDispatchWarning
 from ...api.policy import DEFAULT
@@ -42,11 +44,22 @@ _C: Any = torch._C
 _settings = settings.DEFAULT
 _numbers: dict[settings.Settings, int] = {settings.DEFAULT: 0}
 """A number for each set of arguments that ``enable`` was called with; it is part of the native path's cache key."""
-_FUSED, _HOST = 2, 3
-_operators: list[Any] = [None] * 6
-"""The Python functions that the native path calls if it has no decision: forward, backward and a fused layer, on CUDA
-and on a CPU."""
-_installed_on: set[str] = set()
+ATEN = ("aten::convolution", "aten::convolution_backward")
+_OPERATORS = (
+    *ATEN,
+    "convdispatch::fused_native",
+    "convdispatch::fused_convolution",
+    "convdispatch::convolution",
+    "convdispatch::convolution_backward",
+)
+"""The operators that have a kernel on the native path, by its numbers; those on a CPU follow in the same order."""
+_computes: list[Any] = [None] * 2 * len(_OPERATORS)
+"""The Python functions that the native path calls if it has no decision, by those numbers."""
+HOST = {"cpu": True, "cuda": False}
+"""The device types that have a native call path, and whether each is a CPU's."""
+_installed: dict[tuple[str, str], bool] = {}
+"""Whether a kernel of the native path was registered, by operator and dispatch key."""
+_lock = threading.Lock()
 
 
 class _Absent:
@@ -86,22 +99,21 @@ class Raised(BaseException):
         return words
 
 
-def install(key: str, computes: Sequence[Callable[..., Any]], host: bool = False, fused: bool = False) -> bool:
-    """Register the native path for aten's convolutions on a dispatch key, or for the operator of ``fused`` layers,
-    which is never unregistered; returns whether that succeeded. The native path calls ``computes``, forward and
-    backward or a fused layer's function, if it has no decision. ``host``: for tensors on a CPU."""
+def install(operator: str, key: str, compute: Callable[..., Any], host: bool) -> bool:
+    """Register the native path's kernel of an operator on a dispatch key; returns whether that succeeded. The native
+    path calls ``compute`` if it has no decision. ``host``: for tensors on a CPU."""
     global _launcher
-    begin = _HOST * host + _FUSED * fused
-    _operators[begin : begin + len(computes)] = computes
+    number = _number(operator, host)
+    _computes[number] = compute
     found = _module(host)
     if found is None:
         return False
     try:
         _ask(found)
-        found.install(key, host, fused)
+        found.install(number, key)
     except RuntimeError as error:  # PyTorch refused the kernel, or an interface has changed
         warnings.warn(f"convolutions on {key} go by Python: {error}", ConvDispatchWarning, stacklevel=2)
-        found.uninstall(host, fused)
+        found.uninstall(number)
         return False
     found.under(_numbers[_settings])
     if not _launcher:
@@ -109,9 +121,25 @@ def install(key: str, computes: Sequence[Callable[..., Any]], host: bool = False
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=lambda: runtime.forked and pause(True))
     _launcher = found
-    if not fused:
-        _installed_on.add(key)
+    _installed[operator, key] = True
     return True
+
+
+def _number(operator: str, host: bool) -> int:
+    return _OPERATORS.index(operator) + host * len(_OPERATORS)
+
+
+def installed(operator: str, kind: str, compute: Callable[..., Any]) -> bool:
+    """Whether the native path has a kernel of an operator of convdispatch for a device type: the first call registers
+    it, for good."""
+    key = kind.upper()
+    state = _installed.get((operator, key))
+    if state is None and kind in HOST:
+        with _lock:
+            state = _installed.get((operator, key))
+            if state is None:
+                state = _installed[operator, key] = install(operator, key, compute, HOST[kind])
+    return bool(state)
 
 
 def _module(host: bool) -> Any:
@@ -121,14 +149,19 @@ def _module(host: bool) -> Any:
 
 
 def _ask(found: Any) -> None:
-    always = _C._is_tracing, torch.is_inference_mode_enabled, torch.is_grad_enabled
+    always = _records, torch.is_inference_mode_enabled, torch.is_grad_enabled
     switches = (
         *(*always, _C._get_cudnn_allow_tf32, _C._get_deterministic_algorithms),
         *(_C._get_cudnn_deterministic, _C._get_cudnn_benchmark),
     )
     on_host = *always, _rounds, _C._get_deterministic_algorithms, _C._get_cudnn_benchmark
-    found.ask(DEFAULT, switches, on_host, tuple(_operators), Raised, torch.Tensor)
+    found.ask(DEFAULT, switches, on_host, tuple(_computes), Raised, torch.Tensor)
     found.further(MEETINGS)
+
+
+def _records() -> bool:
+    """Whether Python must see each call: ``torch.jit.trace`` records it, or it may have a forward-mode tangent."""
+    return forward_ad._current_level >= 0 or _C._is_tracing()  # type: ignore[no-any-return]
 
 
 def _rounds() -> bool:
@@ -137,8 +170,9 @@ def _rounds() -> bool:
 
 def uninstall() -> None:
     """Unregister the native path from aten's operators; its decisions apply again after the next ``install``."""
-    for host in (False, True):
-        _launcher.uninstall(host, False)
+    for operator in ATEN:
+        for host in (False, True):
+            _launcher.uninstall(_number(operator, host))
 
 
 def under(given: settings.Settings) -> None:
@@ -150,8 +184,8 @@ def under(given: settings.Settings) -> None:
 
 
 def runs(key: str) -> bool:
-    """Whether the native path was registered on a dispatch key in this process."""
-    return key in _installed_on
+    """Whether the native path was registered on a dispatch key for aten's operators in this process."""
+    return (ATEN[0], key) in _installed
 
 
 def forget() -> None:

@@ -30,8 +30,6 @@ TRACED = (
 )
 _tracing = torch._C._is_tracing
 _OPERATORS = {"convolution": engine.forward, "convolution_backward": engine.backward}
-_NATIVE = {"CPU": True, "CUDA": False}
-"""The dispatch keys that have a native call path, and whether each is a CPU's."""
 _originals: dict[tuple[str, str], Any] = {}
 _lock = threading.RLock()
 _library: Any = None
@@ -104,13 +102,14 @@ def _install() -> Any:
                 library.impl(operator, kernels[operator, key], key, with_keyset=True)
 
     for key in keys:
-        if key in _NATIVE and not native.runs(key):
+        host = native.HOST.get(key.lower())
+        if host is not None and not native.runs(key):
             # PyTorch reports an override from C++ to its log, which cannot be silenced.
             quietly = torch.library.Library("aten", "IMPL")
             in_python(key, quietly)
             quietly._destroy()
-        bound = [functools.partial(kernels[operator, key], _keyset(key)) for operator in _OPERATORS]
-        if key not in _NATIVE or not native.install(key, bound, _NATIVE[key]):
+        bound = {each: functools.partial(kernels[each, key], _keyset(key)) for each in _OPERATORS}
+        if host is None or not all(native.install(f"aten::{each}", key, bound[each], host) for each in bound):
             in_python(key, library)
     return library
 

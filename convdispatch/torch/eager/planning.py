@@ -114,11 +114,13 @@ def _call(request: CallRequest) -> Any:
 
             return OpenClTensors(problem, tuple(shape), x.dtype)
         if not x.is_cpu:
-            from .stream_tensors import device, stream_call
+            from .stream_tensors import begin_children, device, stream_call
 
             if x.device.type != device_type():
                 raise Fallback(f"no engine here runs on {x.device.type}")
             ranks.agree(problem, lambda: device(x), x)
+            if not tiers.waits(request.chosen, True, TORCH):
+                begin_children(x.get_device())
             # ``template`` is an empty tensor, because a call that is built later must not hold x.
             template = torch.empty(0, dtype=x.dtype, device=x.device)
             where, build = tiers.timed(lambda: device(x)), _under(request, stream_call, problem, shape, form, template)

@@ -9,17 +9,22 @@ their axes are permuted first, and both are computed in the order of memory. Wha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import fx
 
 from ..compile import fused_operator, operators
+from ..dispatch.routing import settings_in_force
 from ..geometry import FORMATS
-from ..settings import switches
+from ..settings import DEFAULT, math_of, switches
 
 _aten = torch.ops.aten
-_OPERANDS = {fused_operator.fused_convolution: (0, 1, 3), operators.convolution: (0, 1)}
+_OPERANDS: dict[Any, tuple[int, ...]] = {
+    fused_operator.fused_convolution: (0, 1, 3),
+    operators.convolution: (0, 1),
+}
 """The indices of a convolution's input, weight and residual."""
 _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 """Permutations from channels first to channels last, and back."""
@@ -32,7 +37,8 @@ def lay_channels_last(graph: fx.GraphModule, device: torch.device) -> None:
 
     A model that is channels first becomes so where tensor cores compute: in 16-bit types, and TF32 if that is allowed.
     """
-    layout = _Layout(graph.graph, switches(device.type == "cuda")[0])
+    math = math_of(settings_in_force() or DEFAULT, switches(device.type == "cuda"), "float32")
+    layout = _Layout(graph.graph, math in ("tf32", "fast"))
     for node in list(graph.graph.nodes):
         if node.target in _OPERANDS:
             layout.convolution(node)
@@ -63,14 +69,14 @@ class _Layout:
             return
         with self._graph.inserting_before(node):
             for index in _OPERANDS[node.target]:
-                operand = self._last.get(node.args[index], node.args[index])
+                operand = self._last_of(node.args[index])
                 if operand is not None and not operand.meta["val"].is_contiguous(memory_format=form):
                     operand = self._copy(operand, form)
                 node.update_arg(index, operand)
         self._replace(node, node, y)
 
     def resizing(self, node: fx.Node) -> None:
-        x = self._last.get(node.args[0], node.args[0])
+        x = self._last_of(node.args[0])
         value = x.meta["val"]
         floating = value.is_floating_point() and value.dtype is not torch.float64
         if floating and _is_last(value) and value.shape[1] >= MIN_RESIZED_CHANNELS:
@@ -80,14 +86,19 @@ class _Layout:
     def concat(self, node: fx.Node) -> None:
         """A concat of images along their channels, if the axes of one of them are permuted."""
         axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-        parts = [self._last.get(each, each) for each in node.args[0]]
-        images = all(part.meta["val"].ndim == len(_LAST) for part in parts)
-        if images and axis in (1, 1 - len(_LAST)) and any(part in self._permuted for part in parts):
+        images: Any = node.args[0]
+        parts = [self._last_of(each) for each in images]
+        along_channels = axis in (1, 1 - len(_LAST)) and all(part.meta["val"].ndim == len(_LAST) for part in parts)
+        if along_channels and any(part in self._permuted for part in parts):
             with self._graph.inserting_before(node):
                 permuted = [self._axes_last(part) for part in parts]
                 self._replace_by_permuted(node, _aten.cat.default, (permuted, len(_LAST) - 1))
 
-    def _replace_by_permuted(self, node: fx.Node, function: object, arguments: tuple[object, ...]) -> None:
+    def _last_of(self, node: Any) -> Any:
+        """The channels-last value of an operand, if it has one, else the operand."""
+        return self._last.get(node, node)
+
+    def _replace_by_permuted(self, node: fx.Node, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         result = self._graph.call_function(function, arguments)
         output = self._graph.call_function(_aten.permute.default, (result, _FIRST))
         value = node.meta["val"]

@@ -49,6 +49,7 @@ def _pass(tuned: bool) -> Any:
             use_our_operators(graph)
             normed_operators.sum_in_kernels(graph)
             prepare_kernels(graph, None, constant=False, tuned=tuned)
+            operators.leave_autograd(graph)
 
         def uuid(self) -> Any:
             return get_hash_for_files((__file__, use_our_operators.__code__.co_filename))
@@ -93,8 +94,9 @@ def with_our_operators(
     if compiled and device.type != "cpu":
         lay_channels_last(graph, device)
     freeze_weights(graph)
-    graph.recompile()
     prepare_kernels(graph.graph, device, constant=True, tuned=is_tuned(mode))
+    operators.leave_autograd(graph.graph)
+    graph.recompile()
     return graph
 
 
@@ -130,6 +132,7 @@ def operator_by_operator(graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
 
     graph = fx.GraphModule(graph, copy.deepcopy(graph.graph))
     use_our_operators(graph.graph)
+    operators.leave_autograd(graph.graph)
     graph, _ = without_fakes(graph)
     return make_boxed_func(graph.forward)  # type: ignore[no-any-return]
 

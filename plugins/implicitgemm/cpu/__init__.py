@@ -14,7 +14,6 @@ A new solver is a module with a ``Kernel`` of its configuration and a ``KernelSo
 - ``skinny``: forward layers of few pixels and long sums.
 - ``stem``: forward layers of few source channels, NCHW.
 - ``depthwise``: one channel per group, forward and data gradient.
-- ``depthwise_kernels``: kernels of ``depthwise``, which copy bands (NCHW) or read rows (NHWC).
 - ``depthwise_vectors``: depthwise kernels of all directions that compute from registers, NCHW.
 - ``depthwise_weights``: the weights' gradient of one channel per group.
 - ``depthwise_transposed``: transposed depthwise layers, NCHW.

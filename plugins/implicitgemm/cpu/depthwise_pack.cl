@@ -1,9 +1,7 @@
-// packed = the weights in the order in which depthwise kernels read them: [tap][channel], channels rounded up to vectors,
-// for NHWC; [channel][tap] for NCHW.
+// packed = the weights as [tap][channel], channels rounded up to vectors.
 //
 // A work item takes LANES channels.
 //
-// INTER        NHWC
 // CT, G        channels rounded up to vectors, channels
 // T? KS? KH_ KW_ WG  taps, from a tap's kernel position to the next one's, kernel's size; EMPTY: no tap reaches anything
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
@@ -15,6 +13,6 @@ void pack(global const REAL *restrict w, global ACC *restrict packed, long packe
       ONCE for (int ty = 0; ty < TH; ++ty)
         ONCE for (int tx = 0; tx < TW; ++tx) {
           const int tap = (tz * TH + ty) * TW + tx, at = ((fd + tz * KSD) * KH_ + fh + ty * KSH) * KW_ + fw + tx * KSW;
-          packed[INTER ? tap * CT + g : g * (TD * TH * TW) + tap] = EMPTY || g >= G ? (ACC)0 : LOAD(w, g * WG + at);
+          packed[tap * CT + g] = EMPTY || g >= G ? (ACC)0 : LOAD(w, g * WG + at);
         }
 }

@@ -13,11 +13,10 @@ from convdispatch.api.cpu import PAGE, Balance, cdiv
 from convdispatch.api.cpu import lanes as lanes_of
 
 from ..solving import KernelSolver
-from .depthwise_kernels import Bands
 from .depthwise_vectors import VectorSums
 from .kernel import Kernel
 from .passes import forward_pass
-from .places import fits
+from .places import MISFIT, fits
 
 SLOT_BYTES = 48 * 1024
 """Bytes of the source rows of one band, which a work item copies into its slot of the workspace."""
@@ -31,36 +30,48 @@ RESULT_OPS = 670.0  # operations at peak rate per element of dw
 
 
 class BandSums(Kernel):
-    """The kernel that copies bands of rows into slots, where x has the layout of the forward direction."""
+    """The kernel in NHWC, which copies bands of source rows into slots, with zeros around them."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(problem, config, forward_pass(problem))
-        self.bands = b = Bands(self.p, config)
         p = self.p
+        self.ct = cdiv(p.groups, self.lanes) * self.lanes
+        self.cb = self._channels()
+        width = (p.places[2] - 1) * p.step[2] + (p.taps[2] - 1) * p.spread[2] + 1
+        halo = (p.taps[1] - 1) * p.spread[1] + 1
+        fitting = (config["slot"] // (p.taps[0] * width * self.cb * self.size) - halo) // p.step[1] + 1
+        rows = max(1, min(p.places[1], max(fitting, min(4, p.places[1]))))
+        self.rows = cdiv(p.places[1], cdiv(p.places[1], rows))
+        source_rows = (self.rows - 1) * p.step[1] + halo
+        self.slot_x = cdiv(p.taps[0] * source_rows * width * self.cb + self.lanes, 16) * 16
         # All taps are summed in one pass while their sums fit the registers, otherwise one row of taps at a time.
-        all_taps = p.taps[1] * p.taps[2] <= config["sums"] and (p.taps[0] == 1 or not p.nhwc)
-        self.tile_rows = p.taps[1] if all_taps else 1
-        bands = p.images * p.places[0] * cdiv(p.places[1], b.rows)
-        self.chunks = cdiv(p.groups, b.cb) if p.nhwc else min(p.groups, config["chunks"])
+        self.tile_rows = p.taps[1] if p.taps[1] * p.taps[2] <= config["sums"] and p.taps[0] == 1 else 1
+        bands = p.images * p.places[0] * cdiv(p.places[1], self.rows)
+        self.chunks = cdiv(p.groups, self.cb)
         self.parts = max(1, min(bands, config["parts"] // self.chunks))
-        self.gradient = b.rows * (p.places[2] * b.cb if p.nhwc else b.wp) + b.lanes
-        self.slot = cdiv(b.slot_x + self.gradient + (0 if p.nhwc else p.volume * b.lanes), 16) * 16
+        gradient = self.rows * p.places[2] * self.cb + self.lanes
+        self.slot = cdiv(self.slot_x + gradient, 16) * 16
         areas = Areas(PAGE)
-        areas.add(self.parts * p.volume * b.ct * b.size)
-        self.slots_at = areas.add(self.parts * self.chunks * self.slot * b.size)
+        areas.add(self.parts * p.volume * self.ct * self.size)
+        self.slots_at = areas.add(self.parts * self.chunks * self.slot * self.size)
         self.workspace_size = areas.size
 
+    def _channels(self) -> int:
+        """Return the channels of a slot: all, so that whole rows are copied, unless that gives under 16 jobs."""
+        p, block = self.p, self.config["cb"]
+        if block:
+            return min(block, p.groups)
+        parts = cdiv(16, max(1, p.images * p.places[0] * cdiv(p.places[1], 8)))
+        return min(p.groups, cdiv(cdiv(p.groups, parts), self.lanes) * self.lanes)
+
     def text(self) -> str:
-        p, b = self.p, self.bands
+        p = self.p
         text = self.macros(
-            G=p.groups, GROUPS=p.groups, N=1, C=1, R=b.rows, CB=b.cb, CT=b.ct, CHUNKS=self.chunks, PARTS=self.parts,
-            SLOT=f"{self.slot}L", SLOT_X=b.slot_x, GRADIENT=self.gradient, WP=b.wp, PART=b.part, PROWS=b.prows,
-            ADD=int(self.problem.accumulate),
+            G=p.groups, R=self.rows, CB=self.cb, CT=self.ct, CHUNKS=self.chunks, PARTS=self.parts,
+            SLOT=f"{self.slot}L", SLOT_X=self.slot_x, ADD=int(self.problem.accumulate),
         )  # fmt: skip
-        files = ("runs.cl", "planes.cl.mako", "plain_sum.cl", "depthwise_weights.cl.mako")
-        values = {"lanes": b.lanes, "inter": p.nhwc, "tile_rows": self.tile_rows, "taps_w": p.taps[2]}
-        values |= {"step_w": p.step[2], "step_h": p.step[1], "spread_w": p.spread[2], "spread_h": p.spread[1]}
-        return text + self.rendered(files, **values)
+        files = ("runs.cl", "depthwise_weights.cl.mako")
+        return text + self.rendered(files, tile_rows=self.tile_rows, taps_w=p.taps[2])
 
     def plan(self, context: Any) -> StepPlan:
         """Compile the launch that computes the parts of dw, and the launch that adds them."""
@@ -93,18 +104,23 @@ class DepthwiseWeights(KernelSolver):
             return f"one channel in and out a group only, got {problem.ic} and {problem.oc} in {problem.g} groups"
         if problem.kw > 25:
             return f"25 taps a row at most, got {problem.kw}"
+        if problem.layout == "nchw" and not _fits(problem, device):
+            return MISFIT
         return f"1 image or more, got {problem.mb}" if problem.mb < 1 else None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Yield vectors per tile of register kernels; then slot size, channels per band and parts of the sum."""
+        """Yield vectors per tile of register kernels (NCHW), or slot size, channels per band and parts of the sum."""
         lanes, units = lanes_of(device, problem.dtype), device.compute_units
         sums = 25 if device.simd_width >= 16 else 12
-        if fits(problem.replace(direction="fwd", accumulate=False), lanes):
+        if problem.layout == "nchw":
             for rows in (6, 4, 2) if sums > 16 else (3, 2):
                 yield {"lanes": lanes, "items": 16 * units, "rows": rows, "sums": sums}
-        base = {"lanes": lanes, "p": 8, "cb": 0, "slot": SLOT_BYTES, "sums": sums}
-        base |= {"chunks": 16 * units, "parts": 16 * units}
+            return
+        base = {"lanes": lanes, "p": 8, "cb": 0, "slot": SLOT_BYTES, "sums": sums, "parts": 16 * units}
         yield base
         yield {**base, "slot": 4 * SLOT_BYTES}
-        if problem.layout == "nhwc":
-            yield {**base, "cb": lanes}
+        yield {**base, "cb": lanes}
+
+
+def _fits(problem: ConvProblem, device: DeviceInfo) -> bool:
+    return fits(problem.replace(direction="fwd", accumulate=False), lanes_of(device, problem.dtype))

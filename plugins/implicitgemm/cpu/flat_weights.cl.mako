@@ -101,7 +101,7 @@ void weights(global const REAL *restrict x, global const REAL *restrict y, globa
     const int begin = (int)((long)part * BANDS_ALL / PARTS), end = (int)((long)(part + 1) * BANDS_ALL / PARTS);
     ONCE for (int band = begin; band < end; ++band) {
       const int y0 = band % BANDS * R, z = band / BANDS % YD, image = band / (BANDS * YD), rows = min(R, YH - y0);
-      ONCE for (int c = 0; c < C; ++c) stage(slot + c * PLANE, x, image, g * C + c, 1, z, y0, pd, ph, pw);
+      ONCE for (int c = 0; c < C; ++c) stage(slot + c * PLANE, x, image, g * C + c, z, y0, pd, ph, pw);
       stage_gradient(gradient, y + (((long)image * GROUPS + g) * N * YD + z) * (YH * YW) + y0 * YW, rows);
       const int vectors = ((rows - 1) * WP + YW + LANES - 1) / LANES;
       global ACC *sums = area;

@@ -76,7 +76,7 @@ class FlatKernel(Kernel):
     def text(self) -> str:
         p, (nbn, nbc, nbt) = self.p, self.blocks
         text = self.macros(
-            GROUPS=p.groups, G=p.groups * p.c, C=p.c, N=p.n, R=self.rows, CB=1, WP=self.wp, PROWS=self.prows,
+            GROUPS=p.groups, G=p.groups * p.c, C=p.c, N=p.n, R=self.rows, WP=self.wp, PROWS=self.prows,
             PART=self.part, PLANE=self.plane, DY=self.dy, MN=self.mn, JC=self.jc, JW=self.jw, NBN=nbn, NBC=nbc, NBT=nbt,
             SUMS=self.sums, AREA=f"({self.tiles}L * SUMS)", PARTS=self.parts, ITEMS=self.items,
             SLOTS=f"{self.slots_at // self.size}L", SLOT=f"{self.slot}L", SLOT_X=self.slot_x,
@@ -84,7 +84,7 @@ class FlatKernel(Kernel):
         )  # fmt: skip
         files = ("runs.cl", "planes.cl.mako", "plain_sum.cl", "flat_weights.cl.mako")
         values = {"mn": self.mn, "jc": self.jc, "jw": self.jw, "step_w": p.step[2], "spread_w": p.spread[2]}
-        return text + self.rendered(files, inter=False, lanes=self.lanes, **values)
+        return text + self.rendered(files, lanes=self.lanes, **values)
 
     def plan(self, context: Any) -> StepPlan:
         """Compile the launch that computes the parts of dw, and the one that adds them if there are several."""

@@ -43,6 +43,10 @@ class Tile:
     stores: tuple[Store, ...]
 
 
+MISFIT = f"NCHW in one pass, planes of a vector or more and {MAX_TAPS_W} taps a row at most only"
+"""The reason for which the register kernels are refused a depthwise problem."""
+
+
 def fits(problem: ConvProblem, lanes: int) -> bool:
     """Whether register kernels can compute a depthwise problem: in NCHW, in one pass, planes of a vector or more."""
     p = passes(problem)[0]

@@ -1,40 +1,17 @@
-## slot = the source rows of a band, zeros around them: depthwise kernels compute from there without a test.
+## slot = the source rows of a band of one channel c0 in NCHW, zeros around them: kernels compute from there without a test.
 //
-// NHWC: [tz][row][column][CB], channels c0 to c0 + channels - 1 of G.
-// NCHW: [row % SH][column % SW][tz][row / SH][WP], one channel c0: neighbouring pixels of a row are neighbours here
-// whatever the step.
+// [row % SH][column % SW][tz][row / SH][WP]: neighbouring pixels of a row are neighbours here whatever the step.
 //
 // LANES, V  elements of a vector of sums, its type
 // R         rows of a band; ROWS source rows of WIDTH columns belong to it
-// CB        channels of a slot (NHWC); WP, PROWS, PART  columns, rows and elements of one part of a slot (NCHW)
+// WP, PROWS, PART  columns, rows and elements of one part of a slot
 // X? source, YW YH pixels, T? taps, S? step, D? spread
 #define ROWS ((R - 1) * SH + (TH - 1) * DH + 1)
 #define WIDTH ((YW - 1) * SW + (TW - 1) * DW + 1)
 #define BANDS ((YH + R - 1) / R)
-#define FLAT ((R - 1) * WP + YW)
-inline void stage(global ACC *restrict slot, global const REAL *restrict x, int image, int c0, int channels, int z,
+inline void stage(global ACC *restrict slot, global const REAL *restrict x, int image, int c0, int z,
                   int y0, int pd, int ph, int pw) {
   const int begin = clamp(pw, 0, WIDTH), end = clamp(XW + pw, begin, WIDTH);
-% if inter:
-  global ACC *to = slot;
-  ONCE for (int tz = 0; tz < TD; ++tz)
-    ONCE for (int row = 0; row < ROWS; ++row) {
-      const int iz = z * SD + tz * DD - pd, iy = y0 * SH + row - ph;
-      const int inside = (uint)iz < XD && (uint)iy < XH;
-      const int first = inside ? begin : WIDTH, stop = inside ? end : WIDTH;
-      global const REAL *from = x + ((((long)image * XD + iz) * XH + iy) * XW + first - pw) * G + c0;
-      zero_run(to, first * CB);
-      to += first * CB;
-      if (CB == G) {
-        copy_run(to, from, (stop - first) * CB);
-        to += (stop - first) * CB;
-      } else {
-        ONCE for (int i = first; i < stop; ++i, to += CB, from += G) copy_run(to, from, channels);
-      }
-      zero_run(to, (WIDTH - stop) * CB);
-      to += (WIDTH - stop) * CB;
-    }
-% else:
   ONCE for (int tz = 0; tz < TD; ++tz)
     ONCE for (int row = 0; row < ROWS; ++row) {
       const int iz = z * SD + tz * DD - pd, iy = y0 * SH + row - ph;
@@ -93,5 +70,4 @@ inline void stage(global ACC *restrict slot, global const REAL *restrict x, int 
       }
 % endif
     }
-% endif
 }

@@ -104,7 +104,7 @@ void conv(global const REAL *restrict x, global const REAL *restrict w, OUT_PARA
     const int y0 = job % BANDS * R, z = job / BANDS % YD, g = job / (BANDS * YD) % GROUPS, image = job / (BANDS * YD * GROUPS);
 % if staged:
     const int rows = min(R, YH - y0);
-    ONCE for (int c = 0; c < C; ++c) stage(slot + c * PLANE, x, image, g * C + c, 1, z, y0, pd, ph, pw);
+    ONCE for (int c = 0; c < C; ++c) stage(slot + c * PLANE, x, image, g * C + c, z, y0, pd, ph, pw);
 % else:
     const int rows = min(R, YH - y0), iz = z * SD - PD;
 % endif

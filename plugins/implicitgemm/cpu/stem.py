@@ -111,10 +111,10 @@ class StemKernel(Kernel):
             MR=mr, BLOCKS=cdiv(p.n, mr), ITEMS=self.items,
         )  # fmt: skip
         values = {"heights": [mr, p.n % mr] if p.n % mr else [mr], "bias": self.problem.bias, "taps_w": p.taps[2]}
-        values |= {"rereads": self.problem.accumulate or self.problem.residual, "staged": self.staged, "inter": False}
+        values |= {"rereads": self.problem.accumulate or self.problem.residual, "staged": self.staged}
         values |= {"step_w": p.step[2], "spread_w": p.spread[2], "wide": wide, "whole": width // wide * wide}
         if self.staged:
-            text += define(SLOT=f"{self.slot}L", CB=1, WP=self.wp, PROWS=self.prows, PART=self.part, PLANE=self.plane)
+            text += define(SLOT=f"{self.slot}L", WP=self.wp, PROWS=self.prows, PART=self.part, PLANE=self.plane)
             tiles = {f"tile_{i}": Across(tuple(starts), first, (), ()) for i, (starts, first) in enumerate(self.tiles)}
             values |= {"tiles": tiles, "calls": []}
             files = ["runs.cl", "planes.cl.mako", "stem.cl.mako"]

@@ -10,5 +10,4 @@ A new solver is a module with a dataclass of its configuration and a ``KernelSol
 - ``depthwise``: one channel per group, forward and data gradient.
 - ``depthwise_sums``: one channel per group, the weights' gradient.
 - ``depthwise_tile``: the tiles of both depthwise solvers.
-- ``depthwise_weights``: the weights' gradient of one input channel and several filters per group.
 """

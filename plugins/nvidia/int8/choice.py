@@ -18,16 +18,14 @@ from .tiling import Int8Tile, Int8Tiling, tiling_of
 
 MACS = {"mma": 1350.0, "wgmma": 2440.0, "tma": 2520.0, "halo": 2520.0}
 """Multiply-adds per cycle of one multiprocessor, by engine."""
-FLOAT8_MMA_MACS = 600.0
-"""Multiply-adds per cycle of float8 by ``mma.sync``, which Hopper has no tensor cores for; an assumption."""
+FLOAT8_MACS = {"mma": 600.0, "wgmma": 2440.0, "tma": 3400.0, "halo": 2620.0}
+"""The same of float8: ``tma`` and ``halo`` from five tiles of four layers on an H200 (29 November), ``wgmma`` as of
+integers; ``mma.sync`` is an assumption, since Hopper has no tensor cores for it."""
 PROMOTED_PER_CYCLE = 128.0
 """Sums of float8 that a multiprocessor adds to float32 registers per cycle: its float32 lanes. With persistent work
-groups, products of other warps hide this: 12 layers on an H200 took as long as their products or copies."""
-COLUMN_GROUP_MACS = 2300.0
-"""Multiply-adds per cycle of float8 in groups of columns: each group is added before the next is multiplied. An
-assumption: nine tenths of what a tile without groups reaches."""
-FLOAT8_SHARED_BYTES_PER_CYCLE = {"mma": 23.5, "wgmma": 23.5, "tma": 30.7, "halo": 30.7}
-"""``SHARED_BYTES_PER_CYCLE`` of float8 by engine, measured on 12 layers on an H200."""
+groups, products of other warps hide this."""
+FLOAT8_SHARED_BYTES_PER_CYCLE = {"mma": 23.5, "wgmma": 23.5, "tma": 40.0, "halo": 40.0}
+"""``SHARED_BYTES_PER_CYCLE`` of float8 by engine: tiles of 128x192 and 128x256 on the same layers."""
 COPY_BYTES_PER_CYCLE = 53.0  # bytes per cycle from the L2 cache into one multiprocessor
 SHARED_BYTES_PER_CYCLE = 26.7  # bytes per cycle from the L2 cache into each multiprocessor, while all copy
 SHORT_ROW_FACTOR = 1.5  # time of copying 64-byte rows by the copy engine over that of rows of 128 bytes
@@ -68,8 +66,7 @@ def seconds(tiling: Int8Tiling, units: int, copy: float = COPY) -> float:
     # Cycles of a tile's products or copies, whichever are longer.
     macs, shared = MACS[t.engine], SHARED_BYTES_PER_CYCLE
     if tiling.float8:
-        macs = FLOAT8_MMA_MACS if t.engine == "mma" else COLUMN_GROUP_MACS if tiling.column_groups > 1 else macs
-        shared = FLOAT8_SHARED_BYTES_PER_CYCLE[t.engine]
+        macs, shared = FLOAT8_MACS[t.engine], FLOAT8_SHARED_BYTES_PER_CYCLE[t.engine]
     busy = max(t.bm * t.bn * tiling.row_bytes / macs, copied / COPY_BYTES_PER_CYCLE)
     if tiling.float8 and t.engine not in STAYING_ENGINES:
         busy += tiling.slices * t.bm * t.bn / PROMOTED_PER_CYCLE

@@ -58,11 +58,12 @@ PART_PASSES = 1.5  # passes over the partial sums that writing and adding them t
 CARRY_FACTOR = 0.22  # time of compensated summation, relative to that of ``mma``'s products
 ADDITIONS_PER_CYCLE = 128.0  # float32 additions per cycle of a multiprocessor
 DRAIN_CYCLES = 60.0  # cycles until the tensor cores have finished and start again
-SUMS_CYCLES = {False: 0.05, True: 0.1}
-"""Cycles of a result whose channel is summed, by whether a norm's gradient is taken: 6 and 12 instructions for 32
-results, four in a cycle."""
-NORM_CYCLES = 0.053
-"""Cycles of a 16-bit number of x that is normalised in local memory: 54 instructions of a work item for eight."""
+SUMS_CYCLES = {False: 0.3, True: 0.6}
+"""Cycles of a result whose channel is summed, by whether a norm's gradient is taken, which has twice the instructions.
+Of ResNet-50's first layer in a training step on an H200."""
+NORM_CYCLES = 0.17
+"""Cycles of a 16-bit number of x that is normalised in local memory, three times those of its instructions, as in
+``tma``."""
 MERGE_CYCLES = 400.0  # cycles in which the work items of a tile merge their sums of channels: three barriers
 MAX_CHOICES = 40  # most tiles that are offered to a search
 MAX_STACKED_COLUMNS = 1024
@@ -196,7 +197,7 @@ def seconds(tiling: Tiling, units: int, copy: float = COPY) -> Any:
         total = total * PHASES_FACTOR
     if tiling.problem.masked:
         total = total + written / (MEMORY_SHARE * copy)
-    total = total + sums_seconds(tiling, copy)
+    total = total + sums_seconds(tiling, copy, tiling.sums_parts)
     if tiling.tile.window and tiling.format.float32_accurate:
         return total * FP32_WINDOW_FACTOR
     if tiling.format.name == "native":

@@ -42,14 +42,14 @@ COUNT_CYCLES = 1000.0  # cycles until a work group has counted its part of a til
 TAKE_CYCLES = 1450.0  # cycles until 32 columns of partial sums are taken over
 REWRITE_SECONDS = 1.5e-6  # seconds of the launch that writes folded, widened or transposed weights
 GATHER_SECONDS = 0.96e-12  # seconds per element of a first layer's rewritten source, on 132 multiprocessors
-SUMS_CYCLES = {False: 0.08, True: 0.13}
-"""Cycles of a result whose channel is summed, by whether a norm's gradient is taken: 83 and 134 instructions of a warp
-for 256 results, four in a cycle."""
-MERGE_CYCLES = 400.0  # cycles in which the warps of a tile merge their sums of channels, between two barriers
-NORM_CYCLES = {2: 0.053, 4: 0.059}
-"""Cycles of a number of x that is normalised in local memory, by its bytes: 54 and 30 instructions of a work item for
-16 bytes, four in a cycle for a warp."""
-NORM_WAIT_CYCLES = 60.0  # cycles of a K-slice until the warps of a group have met behind its norm
+SUMS_CYCLES = {False: 450.0, True: 1700.0}
+"""Cycles in which a warp sums 32 columns of a tile as it stores them, by whether a norm's gradient is taken. A warp
+waits for its own reads, not for others' instructions. Of ResNet-50's layers in a training step on an H200."""
+MERGE_CYCLES = 600.0  # cycles in which the warps of a work group merge their sums of channels, between two barriers
+NORM_CYCLES = 0.15
+"""Cycles of a number of x that is normalised in local memory, three times those of its instructions. Of ResNet-50's
+layers in a training step on an H200, together with ``NORM_WAIT_CYCLES``."""
+NORM_WAIT_CYCLES = 300.0  # cycles of a K-slice until the warps of a group have met behind its norm
 MAX_FIXUP_PARTS = 4  # most partial sums that work groups of the product add: more wait for each other's counters
 MAX_CHOICES = 24  # most tiles that are offered to a search
 
@@ -70,7 +70,7 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
     copy_cycles = copied / COPY_BYTES_PER_CYCLE
     macs = t.bm * t.bn * t.bk / MACS * size / 2
     normed = t.bk * (t.bm if tiling.data else t.bn)
-    norm_cycles = NORM_CYCLES[size] * normed + NORM_WAIT_CYCLES if t.norm_in_place else 0.0
+    norm_cycles = NORM_CYCLES * normed + NORM_WAIT_CYCLES if t.norm_in_place else 0.0
     slice_of = max(macs, copy_cycles, norm_cycles) + SLICE_CYCLES
     tile_cycles = (
         TILE_CYCLES
@@ -80,7 +80,8 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
         / STORE_BYTES_PER_CYCLE
     )
     if tiling.summed:
-        tile_cycles += MERGE_CYCLES + SUMS_CYCLES[problem.masked] * t.bm * t.bn
+        tile_cycles += SUMS_CYCLES[problem.masked] * t.bn / 32
+        tile_cycles += MERGE_CYCLES * tiling.sums_rows(units) / tiling.sums_parts
     # If all tiles run simultaneously, parts are counted one after another; otherwise a tile's last work group adds
     # them.
     if t.fixup:
@@ -107,7 +108,7 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
             total += REWRITE_SECONDS + 2 * source.bytes / copy
         else:
             total += REWRITE_SECONDS + GATHER_SECONDS * source.bytes / size * 132 / units
-    total += sums_seconds(tiling, copy)
+    total += sums_seconds(tiling, copy, tiling.sums_rows(units))
     return total + (SUM_SECONDS + tiling.partial_bytes / (SUM_MEMORY_SHARE * copy) if tiling.partial else 0)
 
 

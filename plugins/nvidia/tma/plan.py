@@ -16,6 +16,7 @@ from convdispatch.api import (
     define,
     epilogue_macros,
     kernel_text,
+    merging,
     norm_macros,
     normalising,
     numbers_as_arguments,
@@ -68,16 +69,14 @@ class TmaPlan(NvidiaPlan):
         problem, in_place = tiling.problem, tiling.tile.norm_in_place
         text = storage_macros(problem.dtype) + epilogue_macros(problem)
         text += norm_macros(problem) if problem.masked or in_place else ""
-        text += define(OUT_INDEX=tiling.out_index, PARTIAL=int(tiling.partial), PARTIAL_AT="0L", PAIRS=0, OCTETS=1)
+        text += define(OUT_INDEX=tiling.out_index, PARTIAL=int(tiling.partial), PARTIAL_AT="0L", PAIRS=0, OCTETS=0)
         text += tiling.instructions.text(emulate)
         narrow = () if tiling.format.tf32 else ("narrow.cl.mako",)
-        for file in (*narrow, "finish.cl", *(["stored.cl.mako"] if tiling.returning else [])):
+        for file in (*narrow, "finish.cl"):
             text += kernel_text(MATRIX_TILES, file, tiling=tiling)
         text += kernel_text(MATRIX_TILES, "parts.cl.mako", blocks=tiling.tile.bn // 32) if tiling.tile.fixup else ""
         if emulate:
             text += kernel_text(PLAIN_C, "copies.cl.mako", tiling=tiling)
-        else:
-            text += kernel_text(__package__, "exchange.cl")
         if in_place:
             text += kernel_text(MATRIX_TILES, "normed_chunk.cl.mako", tiling=tiling)
             text += "" if emulate else kernel_text(__package__, "group_meets.cl")
@@ -91,6 +90,12 @@ class TmaPlan(NvidiaPlan):
             return text + numbers_as_literals(product, named), []
         product, arguments = numbers_as_arguments(product, named)
         return text + product, arguments
+
+    def _sums(self, context: Any) -> list[Launch]:
+        if not self.tiling.summed:
+            return super()._sums(context)
+        rows = self.tiling.sums_rows(context.devices[0].max_compute_units)
+        return merging(context, self.tiling.problem, rows, self._layout.sums)
 
     def _product(self, context: Any) -> Launch:
         tiling, text, arguments = self.tiling, self.product_text(), self._program[1]

@@ -32,16 +32,19 @@ sums = t.frag_n * 4
 m_end = "PLACES" if data else "TARGET"
 unit = tiling.row_bytes
 columns = t.bn // 32
-addend = tiling.problem.residual and not tiling.partial and not many
 lines = -(-t.bn * tiling.itemsize // 128)
-run = tiling.run
-slope, summed, stored = tiling.problem.masked, tiling.summed, tiling.returning
-before = slope and stored and not many
+slope, summed = tiling.problem.masked, tiling.summed
+# A word of a row of results is two 16-bit ones or a float32 one; a warp's lanes hold a row of ``chunk`` columns.
+wide = tiling.partial or tiling.itemsize == 4
+of_word, word, vector = (1, "float", "float4") if wide else (2, "uint", "uint4")
+run, chunk = 4 * of_word, 32 * of_word
+reads = tiling.read_behind
+# Rows are apart so that neither a row's words nor those of the lanes that hold a fragment meet in a bank.
+pitch = tiling.row_pitch
+area = 8 * pitch
+word_of = {name: 2 * area * i for i, name in enumerate(reads)}
+result_of = tiling.row_words - area if set(reads) <= {"saved"} else 0
 in_place = t.norm_in_place
-read_ahead = ([("addend", "residual")] if addend else []) + ([("before", "saved")] if before else [])
-letters = [f".s{e}" for e in range(8)] if run == 8 else [".x", ".y", ".z", ".w"]
-nothing = "NO_RAW8" if run == 8 else "(float4)(0)"
-frags, exchange, own = (2, "FOUR", "lane % 2 * 8 + lane / 2 % 2 * 4") if run == 4 else (4, "EIGHT", "lane % 4 * 8")
 rows_bytes = 64 * unit
 tile_sums = t.bm * t.bn // 4
 box = tiling.gathered
@@ -249,185 +252,215 @@ ${normalise_rows(f"{at} + {a_bytes + i * box_bytes}")}\
       WGMMA(sum, ${at} + a_from + ${k * k_a}, ${at} + ${a_bytes + k * k_b}, ${"add" if k == 0 else 1});
 % endfor
 </%def>
-<%def name="column_of(j, first)">\
-        const int n = n0 + ${first} + ${j * 8} + ${own};
-        const int kept = ${"exists" if many else f"m < {m_end}"}${inside}${f" & n >= n_tile * {t.bn}" if ragged else ""};
-        const OUT_INDEX to = ${f"part * (OUT_INDEX)PART_ELEMENTS + " if tiling.partial else ""}(OUT_INDEX)${"place" if many else "m"} * TARGET_ALL + ${in_group}n;
+<%def name="rows_of(half)">\
+% for i in (0, 1):
+      const int result${i} = m0 + wg * 64 + warp % 4 * 16 + ${half * 8 + i * 4} + lane / 8;
+% if many:
+      const int line${i} = DIVIDED(result${i}, COUNT_W), image${i} = DIVIDED(result${i}, PIXELS), column${i} = result${i} - line${i} * COUNT_W;
+% if deep:
+      const int plane${i} = DIVIDED(line${i}, COUNT_H), row${i} = line${i} - plane${i} * COUNT_H, depth${i} = plane${i} - image${i} * COUNT_D;
+      const int frame${i} = image${i} * TARGET_D + depth${i} * ${geo.out_step[0]} + ${of("first", 0)};
+% else:
+      const int row${i} = line${i} - image${i} * COUNT_H, frame${i} = image${i};
+% endif
+      const int exists${i} = result${i} < ${m_end} & row${i} < ${of("count", 1)} & column${i} < ${of("count", 2)}${f" & depth{i} < {of('count', 0)}" if deep else ""};
+      const OUT_INDEX place${i} = (OUT_INDEX)(frame${i} * TARGET_H + row${i} * ${geo.out_step[1]} + ${of("first", 1)}) * TARGET_W + column${i} * ${geo.out_step[2]} + ${of("first", 2)};
+% else:
+      const int exists${i} = result${i} < ${m_end}, place${i} = ${"result0 + 4" if i else "result0"};
+% endif
+% endfor
 </%def>
-<%def name="write_columns(name, count, first)">\
-    // Four lanes hold two neighbouring columns each of every group of eight: they exchange until each has ${run}, 16 bytes,
-    // and together whole sectors of the cache.
+<%def name="columns_of(c, count, first)">\
+<% lanes = min(chunk, count * 8 - c * chunk) // run; narrow = f" & lane % 8 < {lanes}" if lanes < 8 else "" %>\
+        // This lane's ${run} neighbouring columns, of two rows.
+        const int n = n0 + ${first} + ${c * chunk} + lane % 8 * ${run};
+% if data:
+        const int inside = 1${inside}${f" & n >= n_tile * {t.bn}" if ragged else ""}${narrow};
+        const OUT_INDEX to0 = ${f"part * (OUT_INDEX)PART_ELEMENTS + " if tiling.partial else ""}(OUT_INDEX)place0 * TARGET_ALL + ${in_group}n;
+        const OUT_INDEX to1 = to0 + ${"(place1 - place0)" if many else 4} * TARGET_ALL;
+% else:
+        const int q = n / ${tiling.block}, tap = DIVIDED(q, BLOCKS), from = (q - tap * BLOCKS) * ${tiling.block} + n % ${tiling.block};
+        const int inside = tap < TAPS & from < SOURCE${narrow};
+% for i in (0, 1):
+        const OUT_INDEX to${i} = ((OUT_INDEX)${weights_part} * TARGET + result${i}) * COLUMNS + tap * SOURCE + from;
+% endfor
+% endif
+% for i in (0, 1):
+        const int kept${i} = exists${i} & inside;
+% endfor
+</%def>
+<%def name="read_rows(half, c, count, first)">\
+% if reads:
+      { // What the epilogue reads for these rows and columns; zeros for what is outside.
+${rows_of(half)}\
+${columns_of(c, count, first)}\
+% for operand in reads:
+% for i in (0, 1):
+        copy16((local uchar *)rows, rows_base, (${word_of[operand] + (half * -(-count * 8 // chunk) + c) % 2 * area} + (lane / 8 + ${i * 4}) * ${pitch} + lane % 8 * 4) * 4, ${operand} + (kept${i} ? to${i} : 0), kept${i});
+% endfor
+% endfor
+        copies_commit();
+      }
+% endif
+</%def>
+<%def name="write_columns(name, count, first, begun=False)">\
+<% chunks = -(-count * 8 // chunk) %>\
+    // Eight rows of a warp pass through local memory of its own: its lanes have pairs of neighbouring columns of many rows,
+    // and store ${run} of a row, so that a row's lanes store whole lines. What is added or saved comes the other way.
+% if not begun:
+${read_rows(0, 0, count, first)}\
+% endif
 % for half in (0, 1):
     {
-      const int m = m0 + wg * 64 + warp % 4 * 16 + lane / 4 + ${half * 8};
-% if many:
-      const int line = DIVIDED(m, COUNT_W), image = DIVIDED(m, PIXELS), column = m - line * COUNT_W;
-% if deep:
-      const int plane = DIVIDED(line, COUNT_H), row = line - plane * COUNT_H, depth = plane - image * COUNT_D;
-      const int frame = image * TARGET_D + depth * ${geo.out_step[0]} + ${of("first", 0)};
-% else:
-      const int row = line - image * COUNT_H, frame = image;
+${rows_of(half)}\
+% if summed and not slope:
+      // The share and the weight of these rows, when they are merged with those before.
+      const int real_rows = clamp(${m_end} - (m0 + wg * 64 + warp % 4 * 16 + ${half * 8}), 0, 8);
+      const float scale = 1.0f / max(real_rows, 1), share = real_rows / (float)max(warp_rows + real_rows, 1), weight = warp_rows * share;
 % endif
-      const int exists = m < ${m_end} & row < ${of("count", 1)} & column < ${of("count", 2)}${f" & depth < {of('count', 0)}" if deep else ""};
-      const OUT_INDEX place = (OUT_INDEX)(frame * TARGET_H + row * ${geo.out_step[1]} + ${of("first", 1)}) * TARGET_W + column * ${geo.out_step[2]} + ${of("first", 2)};
+% for c in range(chunks):
+      {
+<% number = half * chunks + c; buffer = number % 2 * area; result = result_of + buffer * (result_of == 0 and bool(reads)) %>\
+% if number + 1 < 2 * chunks:
+${read_rows((number + 1) // chunks, (number + 1) % chunks, count, first)}\
 % endif
+% if reads:
+        COPIES_WAIT(${int(number + 1 < 2 * chunks)});
+        warp_meets();
+% endif
+#pragma unroll
+        for (int j = 0; j < ${min(chunk, count * 8 - c * chunk) // 8}; ++j) {
+          const int at = lane / 4 * ${pitch} + ${"j * 8 + lane % 4 * 2" if wide else "j * 4 + lane % 4"}, i = (j + ${c * chunk // 8}) * 4 + ${half * 2};
+          float2 v = (float2)(${name}[i], ${name}[i + 1]);
+% if not tiling.partial:
+% if tiling.problem.bias or slope:
+          const int n = ${"n" if geo.m >= t.bn else "min(n"}0 + ${first} + ${c * chunk} + j * 8 + lane % 4 * 2${"" if geo.m >= t.bn else ", TARGET - 2)"};
+% endif
+          v = finished_pair(OUT_ARGS, v, ${"n - DIVIDED(n, CHANNELS) * CHANNELS" if t.pixels > 1 and tiling.problem.bias else in_group + "n" if tiling.problem.bias or slope else "0"}, rows + at + ${buffer});
+% endif
+          ${f"*(local float2 *)(rows + at + {result}) = v" if wide else f"rows[at + {result}] = NARROW_PAIR(v.x, v.y)"};
+        }
+        warp_meets();
+        {
+${columns_of(c, count, first)}\
+% for i in (0, 1):
+          {
+            local ${vector} *results = (local ${vector} *)(rows + ${result} + (lane / 8 + ${i * 4}) * ${pitch} + lane % 8 * 4);
+            if (kept${i}) *(global ${vector} *)(${"out + PARTS_AT / 4" if tiling.partial else "out"} + to${i}) = *results;
+% if summed and many:
+            else *results = (${vector})(0);
+% endif
+          }
+% endfor
+        }
 % if summed:
-${rows_of_half(half)}\
+% if many:
+        warp_meets();
 % endif
-% for batch in tiling.batches(half, count // frags) if read_ahead else [range(count // frags)]:
-% for array, operand in read_ahead:
-      RAW${run} ${array}${batch[0]}[${len(batch)}];
-% for number in batch:
-      {
-${column_of(number * frags, first)}\
-        ${array}${batch[0]}[${number - batch[0]}] = raw${run}(${operand} + (kept ? to : 0));
+${sum_rows(c, first, count, result, buffer)}\
+% endif
+        warp_meets();
       }
 % endfor
-% endfor
-% for j in (number * frags for number in batch):
-      {
-        float v[${run}];
-        ${exchange}(v, ${", ".join(f"{name}[{(j + i) * 4 + half * 2 + e}]" for i in range(frags) for e in range(2))});
-% if data:
-${column_of(j, first)}\
-        const int channel = ${"n - DIVIDED(n, CHANNELS) * CHANNELS" if t.pixels > 1 else in_group + "n"};
-% if stored:
-${store_and_sum(j, half, first, batch)}\
-% else:
-        if (kept) ${f"put{run}_addend(OUT_ARGS, v, addend{batch[0]}[{j // frags - batch[0]}], to, channel)" if addend else f"put{run}(v, to, channel)"};
+% if summed:
+      warp_rows += ${"8" if slope else "real_rows"};
 % endif
-% else:
-        const int column = n0 + ${first} + ${j * 8}, q = column / ${tiling.block}, tap = DIVIDED(q, BLOCKS);
-        const int c = (q - tap * BLOCKS) * ${tiling.block} + column % ${tiling.block} + ${own};
-        if (m < ${m_end} & tap < TAPS & c < SOURCE)
-          put${run}(v, ((OUT_INDEX)${weights_part} * TARGET + m) * COLUMNS + tap * SOURCE + c, 0);
-% endif
-      }
-% endfor
-% endfor
     }
 % endfor
 </%def>
-<%def name="rows_of_half(half)">\
-% if not slope:
-      // Rows are eight lanes apart by four: they are merged in three rounds, of lanes 16, 8 and 4 apart. A round's share and
-      // weight are those of the other lanes' rows; rows beyond the last count for nothing.
-      const int real_rows = clamp(${m_end} - (m0 + wg * 64 + warp % 4 * 16 + ${half * 8}), 0, 8), lane_row = lane / 4;
-      float rows_merged = lane_row < real_rows;
-% for number, others in enumerate(((4,), (2, 6), (1, 3, 5, 7))):
-      const float others${number} = ${" + ".join(f"((lane_row ^ {other}) < real_rows)" for other in others)};
-      const float share${number} = others${number} > 0 ? others${number} / (rows_merged + others${number}) : 0, weight${number} = rows_merged * share${number};
-      rows_merged += others${number};
+<%def name="sum_rows(c, first, count, result, buffer)">\
+        // Each lane sums ${"a column" if of_word == 1 else "two columns"} of the warp's eight rows${"" if slope else " about the first row's value"}, and merges that with what came before.
+        if (lane < ${min(32, (count * 8 - c * chunk) // of_word)}${"" if slope else " & real_rows > 0"}) {
+          local float2 *column = warp_sums + warp * ${t.bn} + ${first} + ${c * chunk} + lane * ${of_word};
+% for e in range(of_word):
+          float sum${e} = 0, squares${e} = 0${f", mean{e} = norm[{in_group}min(n0 + {first} + {c * chunk} + lane * {of_word} + {e}, TARGET - 1)]" if slope else f", origin{e}"};
 % endfor
-% endif
-</%def>\
-<%def name="store_and_sum(j, half, first, batch)">\
-<%
-at = j // frags - batch[0]
-added = f"addend{batch[0]}[{at}]" if addend else f"raw{run}(residual + to)" if tiling.problem.residual else nothing
-read = f"before{batch[0]}[{at}]" if before else f"raw{run}(saved + to)" if slope else nothing
-levels = run.bit_length() - 1
-%>\
-        float u[${run}];
-        if (kept) {
-% if slope:
-          const RAW${run} x_of_rows = ${read};
-% endif
-          put${run}_stored(OUT_ARGS, v, ${added}, ${"x_of_rows" if slope else read}, to, channel);
-% if slope and summed:
-          const float${run} x = ${"WIDE8(x_of_rows)" if run == 8 else "x_of_rows"};
-% for e, letter in enumerate(letters):
-          u[${e}] = v[${e}] * (x${letter} - norm[channel + ${e}]);
-% endfor
-% endif
-        }
-% if summed:
-        else {
 #pragma unroll
-          for (int e = 0; e < ${run}; ++e) v[e] = ${"u[e] = " if slope else ""}0;
-        }
-        // Lanes of a column's rows exchange halves of their columns until each has one column of all rows, its sums in v[0], u[0].
-% for number in range(3):
-<% apart, left = 16 >> number, max(1, run >> number + 1); halved = run >> number > 1 %>\
-        {
-          const int upper = lane & ${apart};
-% for e in range(left):
-% for q in ("v", "u") if slope or number else ("v",):
-<% own_sum, other_sum = (f"upper ? {q}[{e + left}] : {q}[{e}]", f"upper ? {q}[{e}] : {q}[{e + left}]") if halved else (f"{q}[{e}]", f"{q}[{e}]") %>\
-          const float ${q}_other${e} = shuffle_xor(${other_sum}, ${apart}), ${q}_own${e} = ${own_sum};
+          for (int r = 0; r < 8; ++r) {
+            const int word = r * ${pitch} + lane;
+% for name, begin in (("v", result), *([("x", word_of["saved"] + buffer)] if slope else [])):
+% if of_word == 1:
+            const float ${name}0 = rows[${begin} + word];
+% else:
+            const uint ${name}_pair = rows[${begin} + word];
+            const float ${name}0 = widen((ushort)${name}_pair), ${name}1 = widen((ushort)(${name}_pair >> 16));
+% endif
 % endfor
+% for e in range(of_word):
 % if slope:
-          v[${e}] = v_own${e} + v_other${e};
-          u[${e}] = u_own${e} + u_other${e};
+            sum${e} += v${e};
+            squares${e} = fma(v${e}, x${e} - mean${e}, squares${e});
 % else:
-          const float delta${e} = v_other${e} - v_own${e};
-          v[${e}] = fma(delta${e}, share${number}, v_own${e});
-          u[${e}] = fma(delta${e} * delta${e}, weight${number}, ${f"u_own{e} + u_other{e}" if number else "0"});
+            if (r == 0) origin${e} = v${e};
+            const float d${e} = v${e} - origin${e};
+            if (r < real_rows) sum${e} += d${e}, squares${e} = fma(d${e}, d${e}, squares${e});
 % endif
 % endfor
-        }
-% endfor
-<%
-column = {8: "lane % 4 * 8 + lane / 16 * 4 + lane / 8 % 2 * 2 + lane / 4 % 2", 4: "lane % 2 * 8 + lane / 2 % 2 * 4 + lane / 16 * 2 + lane / 8 % 2"}[run]
-guard = "" if run == 8 else "if (lane % 8 < 4) "
-%>\
-        ${guard}{
-          local float2 *of_column = warp_sums + warp * ${t.bn} + ${first} + ${j * 8} + ${column};
-% if half == 0:
-          *of_column = (float2)(v[0], u[0]);
-% elif slope:
-          const float2 upper_rows = *of_column;
-          *of_column = (float2)(upper_rows.x + v[0], upper_rows.y + u[0]);
+          }
+% for e in range(of_word):
+          {
+            const float2 sums = column[${e}];
+% if slope:
+            column[${e}] = warp_rows ? (float2)(sums.x + sum${e}, sums.y + squares${e}) : (float2)(sum${e}, squares${e});
 % else:
-          // The upper eight rows are whole if the lower eight begin inside.
-          const float2 upper_rows = *of_column;
-          const float delta = v[0] - upper_rows.x, share = rows_merged > 0 ? rows_merged / (8 + rows_merged) : 0;
-          *of_column = (float2)(fma(delta, share, upper_rows.x), upper_rows.y + fma(delta * delta, 8 * share, u[0]));
+            const float mean = fma(sum${e}, scale, origin${e}), delta = mean - sums.x;
+            squares${e} = fmax(fma(sum${e} * -scale, sum${e}, squares${e}), 0.0f);
+            column[${e}] = warp_rows ? (float2)(fma(delta, share, sums.x), sums.y + fma(delta * delta, weight, squares${e})) : (float2)(mean, squares${e});
 % endif
+          }
+% endfor
         }
-% endif
 </%def>\
 <%def name="leave_sums(first, count)">\
     // The warps' sums of each column are merged: means by their numbers of rows, squared distances about the common mean.
+    if (lane == 0) rows_of_warps[warp] = warp_rows;
     warps_meet(${t.items});
     for (int c = tid; c < ${count}; c += ${t.items}) {
       const int n = n0 + ${first} + c;
       if (n < TARGET${f" & n >= n_tile * {t.bn}" if ragged else ""}) {
-        global float *to = channel_parts + SUMS_AT + (long)(${"phase * M_TILES + " if many else ""}m_tile) * (${2 if slope else 3} * TARGET_ALL) + ${in_group}n;
+        const int row = ${"m_tile" if t.fixup else "same_columns ? DIVIDED(first, N_TILES) : m_tile"};
+        global float *to = channel_parts + SUMS_AT + (long)(row${"" if not many else " + phase * M_TILES" if t.fixup else " + phase * (same_columns ? DIVIDED(step, N_TILES) : M_TILES)"}) * (${2 if slope else 3} * TARGET_ALL) + ${in_group}n;
         local const float2 *of_warps = warp_sums + ${first} + c;
-% if slope:
-        float sum = 0, products = 0;
-#pragma unroll
-        for (int i = 0; i < ${warps}; ++i) sum += of_warps[i * ${t.bn}].x, products += of_warps[i * ${t.bn}].y;
-        to[0] = sum;
-        to[TARGET_ALL] = products;
-% else:
-        const float rows = min(${m_end} - m0, ${t.bm}), origin = of_warps[0].x;
         float sum = 0, squares = 0;
+% if slope:
 #pragma unroll
-        for (int i = 0; i < ${warps}; ++i) sum += clamp(${m_end} - m0 - i * 16, 0, 16) * (of_warps[i * ${t.bn}].x - origin);
-        const float mean = sum / rows;
+        for (int i = 0; i < ${warps}; ++i) sum += of_warps[i * ${t.bn}].x, squares += of_warps[i * ${t.bn}].y;
+        to[0] = sum;
+        to[TARGET_ALL] = squares;
+% else:
+        const float origin = of_warps[0].x;
+        int count = 0;
+#pragma unroll
+        for (int i = 0; i < ${warps}; ++i) {
+          count += rows_of_warps[i];
+          if (rows_of_warps[i] > 0) sum += rows_of_warps[i] * (of_warps[i * ${t.bn}].x - origin);
+        }
+        const float mean = sum / count;
 #pragma unroll
         for (int i = 0; i < ${warps}; ++i) {
           const float delta = of_warps[i * ${t.bn}].x - origin - mean;
-          squares += fma(clamp(${m_end} - m0 - i * 16, 0, 16) * delta, delta, of_warps[i * ${t.bn}].y);
+          if (rows_of_warps[i] > 0) squares += fma(rows_of_warps[i] * delta, delta, of_warps[i * ${t.bn}].y);
         }
-        to[0] = rows;
+        to[0] = count;
         to[TARGET_ALL] = origin + mean;
         to[2 * TARGET_ALL] = squares;
 % endif
       }
     }
     warps_meet(${t.items});
+    warp_rows = 0;
 </%def>\
 <%def name="prefetch_addend()">\
-% if before and t.split == 1:
+% if not t.fixup:
+${read_rows(0, 0, t.frag_n, 0)}\
+% endif
+% if slope and not many and t.split == 1:
       for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
         const int m = m0 + i / ${lines}, n = n0 + i % ${lines} * ${128 // tiling.itemsize};
         if (m < ${m_end} & n < TARGET) prefetch_line(saved + ((OUT_INDEX)m * TARGET_ALL + ${in_group}n));
       }
 % endif
-% if addend and t.split == 1:
+% if tiling.problem.residual and not many and t.split == 1:
       // What is added to the sums is on its way to the cache while they are made.
       for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
         const int m = m0 + i / ${lines}, n = n0 + i % ${lines} * ${128 // tiling.itemsize};
@@ -468,22 +501,47 @@ ${leave_sums("block * 32", 32)}\
       if (!polls) break;
     }
 % else:
-${write_columns("sum", t.frag_n, 0)}\
+${write_columns("sum", t.frag_n, 0, not emulate)}\
 % if summed:
+    const uint next_tile = tile + step, next_row = DIVIDED(next_tile, N_TILES);
+    if (!same_columns | next_tile >= TILES${f" || DIVIDED(next_row, M_TILES) != {'phase * GROUPS + group' if many and grouped else 'phase' if many else 'group'}" if many or grouped else ""}) {
 ${leave_sums(0, t.bn)}\
+    }
 % endif
 % endif
 </%def>
 <%def name="begin_sums()">\
 % if t.fixup:
   global ulong *states = (global ulong *)(workspace + STATES_AT);
-  const int polls = TILES <= get_num_groups(0) ? POLLS : 0;
+  const int polls = TILES <= step ? POLLS : 0;
+% endif
+% if summed:
+% if not t.fixup:
+  // A work group whose tiles all have the same columns merges their sums before it leaves them.
+  const int same_columns = step == DIVIDED(step, N_TILES) * N_TILES & M_TILES * N_TILES >= step;
+% endif
+  int warp_rows = 0;
 % endif
 </%def>
-% if tiling.partial:
-// Parts begin at PARTS_AT in the workspace.
-#undef OUT_ARGS
-#define OUT_ARGS (out + PARTS_AT / 4)
+% if not tiling.partial:
+% if not wide:
+#define NARROW_PAIR(low, high) ${tiling.narrow_pair}
+% endif
+// The epilogue of two neighbouring columns; ``at`` is where the words of what it reads are.
+<%def name="pair_of(operand)">\
+<% at = f"at[{word_of[operand]}]" if operand in reads else "" %>\
+${"(float2)(0)" if not at else f"*(local const float2 *)&{at}" if wide else f"(float2)(widen((ushort){at}), widen((ushort)({at} >> 16)))"}\
+</%def>\
+inline float2 finished_pair(OUT_PARAMS, float2 v, int channel, local const ${word} *at) {
+  EPILOGUE(float2, v, LOAD2(bias + channel), ${pair_of("residual")}, ${pair_of("out")})
+% if slope:
+  const float2 x = ${pair_of("saved")}, mean = *(global const float2 *)(norm + channel);
+  const float2 scale = *(global const float2 *)(norm + NORM_CHANNELS + channel), shift = *(global const float2 *)(norm + 2 * NORM_CHANNELS + channel);
+  v.x = norm_gradient(v.x, fma(x.x - mean.x, scale.x, shift.x));
+  v.y = norm_gradient(v.y, fma(x.y - mean.y, scale.y, shift.y));
+% endif
+  return v;
+}
 % endif
 % if not emulate:
 kernel __attribute__((reqd_work_group_size(${warps * 32 + 32}, 1, 1)))
@@ -492,11 +550,14 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
   local uchar *memory = (local uchar *)area;
   const uint base = LOCAL_BASE(memory), bars = base + ${stage_bytes * stages};
   local int *shared = (local int *)(memory + ${(stage_bytes + 16) * stages});
-% if summed:
-  local float2 *warp_sums = (local float2 *)(memory + ${tiling.sums_at});
-% endif
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
   const int first = get_group_id(0), step = get_num_groups(0);
+  local ${word} *rows = (local ${word} *)(memory + ${tiling.rows_at}) + warp * ${tiling.row_words};
+  const uint rows_base = LOCAL_BASE(rows);
+% if summed:
+  local float2 *warp_sums = (local float2 *)(memory + ${tiling.sums_at});
+  local int *rows_of_warps = (local int *)(memory + ${tiling.sums_at + warps * t.bn * 8});
+% endif
   if (tid == 0) {
 #pragma unroll
     for (int i = 0; i < ${stages}; ++i) {
@@ -592,18 +653,21 @@ ${write_sums()}\
 kernel __attribute__((reqd_work_group_size(${warps * 32}, 1, 1)))
 void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""} NUMBERS) {
   local uint4 area[${stage_bytes // 16}] __attribute__((aligned(1024)));
-  local float quads[${warps * 32 * 8}];
+  local ${word} all_rows[${warps * tiling.row_words}] __attribute__((aligned(16))), *rows = all_rows + get_local_id(0) / 32 * ${tiling.row_words};
+  const uint rows_base = LOCAL_BASE(rows);
 % if summed:
   local float2 warp_sums[${warps * t.bn}];
+  local int rows_of_warps[${warps}];
 % endif
   local uchar *memory = (local uchar *)area;
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32, wg = warp / 4;
   const uint a_from = wg * ${rows_bytes}, at = 0, full = 0;
+  const int first = get_group_id(0), step = get_num_groups(0);
   local int word[1], *shared = word;
 ${begin_sums()}\
   global const ushort *MAP_A = a + A_AT, *MAP_B = b + B_AT;
   float sum[${sums}];
-  for (int tile = get_group_id(0); tile < TILES; tile += get_num_groups(0)) {
+  for (int tile = first; tile < TILES; tile += step) {
 ${tile_of()}\
 ${rows_of_norm()}\
 ${first_copies()}\

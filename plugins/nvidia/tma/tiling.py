@@ -19,17 +19,16 @@ from .rewriting import Gathered, folded, gathered
 
 MAP_BYTES = 256
 """Bytes of the two tensor maps of a work group."""
+ALIGNMENT = 1024
+"""Bytes at whose multiples the slices of local memory begin, by which a kernel may take more than it declares."""
 MAX_GROUPS = 512
 """Most persistent work groups on a device."""
 BOX_COLUMNS = 64
 """Columns of a tensor map's box whose rows are k."""
-EPILOGUE_REGISTERS = 92
-"""Registers that the epilogue needs in addition to those of sums and residuals."""
-
-SUMS_REGISTERS = {False: (40, 53), True: (64, 78)}
-"""Registers beside those of the product's sums, if sums of channels leave too, by whether a norm's gradient is taken:
-those with which ptxas spills at most 12 bytes, and those that it takes if only the size of a work group limits it, as
-where several are on a multiprocessor. Of 33 tiles compiled for sm_90a."""
+SUMS_REGISTERS = {False: (64, 53), True: (40, 78)}
+"""Registers beside those of the product's sums, if sums of channels leave too, by whether a norm's gradient is taken.
+With 40 ptxas spills nothing (sm_90a), but forward tiles of 128 x 256 took twice what 192 x 128 took on an H200. The
+second are those that it takes if only a work group's size limits it, as where several are on a multiprocessor."""
 
 NORM_REGISTERS = {"float16": 64, "bfloat16": 64, "float32": 44}
 """Registers, beside those of the product's sums, of a main loop that normalises the rows of A in local memory, by the
@@ -101,8 +100,6 @@ class TmaTiling(Tiling):
         self.b_row_bytes = size * (BOX_COLUMNS if self.transposed_weights else self.block)
         self.a_bytes, self.b_bytes = t.bm * t.bk * size, t.bn * t.bk * size
         self.stage_bytes = self.a_bytes + self.b_bytes
-        # Local memory holds the K-slices, their barriers, and a word that the warps of a work group share.
-        self.local_bytes = (self.stage_bytes + 16) * t.stages + 16
         # Each phase has as many tiles of the result as the phase with the most output pixels.
         self.count = tuple(max(phase.count[axis] for phase in geo.phases) for axis in range(3))
         # axes: those of the copy engine's maps, from w on.
@@ -122,18 +119,21 @@ class TmaTiling(Tiling):
         self.partial_bytes = self.partial_elements * t.split * 4 * self.partial
         # summed: whether the product leaves the sums of its tiles' channels.
         self.summed = p.sums and not self.partial
-        # Its warps merge a tile's sums in local memory, behind the slices: mean and squared distances of a column each.
-        self.sums_at = (self.stage_bytes + 16) * t.stages + 16
-        if self.summed:
-            self.local_bytes += t.wm * 4 * t.bn * 8
+        # Behind the slices lie eight rows of each warp's results on their way out, and of the tensors that the epilogue
+        # reads, twice: the next are copied while these are used. Then each warp's sums of the columns, and its rows.
+        self.row_pitch = 40 if self.partial or size == 4 else 36
+        own_rows = set(self.read_behind) <= {"saved"}  # results replace what is added to them
+        self.row_words = 8 * self.row_pitch * (2 * len(self.read_behind) + own_rows)
+        self.rows_at = (self.stage_bytes + 16) * t.stages + 16
+        self.sums_at = self.rows_at + t.wm * 4 * self.row_words * 4
+        self.local_bytes = self.sums_at + t.wm * 4 * (t.bn * 8 + 4) * self.summed
         if t.fixup:
             self.partial_bytes = self.sums * (t.split * t.bm * t.bn * 4 + STATE_BYTES)
-        self.run = 4 if self.partial or size == 4 else 8  # results that one store of a work item writes: 16 bytes
 
     @property
     def instructions(self) -> Instructions:
         meet = self.tile.fixup or self.summed or (self.tile.norm_in_place and not self.data)
-        groups = ("bulk", "parts") if meet else ("bulk",)
+        groups = ("bulk", *(["parts"] if meet else []), *(["copies"] if self.read_behind else []))
         return Instructions(self.format.type, groups, self._wgmma)
 
     @property
@@ -165,35 +165,26 @@ class TmaTiling(Tiling):
         """Work groups of the launch on a device of ``units`` multiprocessors; each computes many tiles."""
         return min(self.tiles, units * self.tile.resident, MAX_GROUPS)
 
+    def sums_rows(self, units: int) -> int:
+        """The parts of a channel whose sums the product leaves on a device of ``units`` multiprocessors: one for each
+        work group whose tiles all have the same columns, or one for each tile."""
+        groups = self.groups(units)
+        same_columns = not self.tile.fixup and groups % self.n_tiles == 0 and self.m_tiles * self.n_tiles >= groups
+        return (groups // self.n_tiles if same_columns else self.m_tiles) * len(self.phases)
+
     @property
     def read_behind(self) -> tuple[str, ...]:
         """The tensors of the result's form that the epilogue reads, where the product finishes results."""
         if self.partial:
             return ()
-        return tuple(name for name in self.problem.epilogue_operands if name in ("residual", "saved"))
+        names = {"residual": self.problem.residual, "out": self.problem.accumulate, "saved": self.problem.masked}
+        return tuple(name for name, is_read in names.items() if is_read)
 
     @property
     def short_of_registers(self) -> bool:
         """Whether arguments in place of literals would spill registers (``ptxas``, sm_90a: up to 400 bytes). A residual
         of 128 x 256 results then took 1.19 of its time on an H200."""
         return bool(self.read_behind) or len(self.axes) > 2
-
-    def batches(self, half: int, runs: int) -> list[range]:
-        """A half's runs of results in batches that are added, or multiplied by a slope, after all are read: as many as
-        registers can hold.
-
-        Each run that is stored frees its sums; a quarter of a multiprocessor has 16384 registers for its warps.
-        """
-        t, result, start = self.tile, [], 0
-        warps = -(-(t.items + 32) * t.resident // 128)
-        free_registers = min(255, 512 // warps) - EPILOGUE_REGISTERS
-        sums_of_half = t.bn // 4 if runs > 16 // self.run else 0
-        while start < runs:
-            held_sums = (2 - half) * sums_of_half - start * self.run
-            count = max(1, min((free_registers - held_sums) // (4 * len(self.read_behind)), runs - start))
-            result.append(range(start, start + count))
-            start += count
-        return result
 
     def _reads(self, axis: int, last: bool) -> list[int]:
         """For each phase with taps: the first or the last pixel along an axis that output pixel 0 reads."""
@@ -284,7 +275,7 @@ class TmaTiling(Tiling):
         boxed = not self.data or self.transposed_weights
         if t.block not in (32, BOX_COLUMNS) or (boxed and t.bn * 2 % self.b_row_bytes):
             return "blocks of columns do not fit the tile"
-        if self.local_bytes > LOCAL_LIMIT:
+        if self.local_bytes + ALIGNMENT > LOCAL_LIMIT:
             return f"{self.local_bytes} bytes of local memory"
         if t.split > 1 and t.pixels > 1:
             return "whole sums of folded pixels"

@@ -1,10 +1,9 @@
-"""Turns a problem into transformed tiles and batched matrix products on GPUs, in passes or in one launch.
+"""Turns a problem into transformed tiles and batched matrix products on GPUs, in passes.
 
 A new pass is a template and a method of ``plan.Passes``.
 
 - ``work``: its pieces, and the layout of transformed tiles in memory.
 - ``plan``: the passes as launches.
-- ``fused``: the solver of the fused form.
 - ``choice``: configurations of the passes, their predicted time, and which math modes admit a tile size.
-- ``solver``: the solver of the passes, and what both solvers refuse.
+- ``solver``: the solver, and what it refuses.
 """

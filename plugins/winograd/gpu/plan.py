@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from convdispatch.api import OPERANDS, GemmPlan, Launch, Product, StepPlan, build, kernel_text
 
 from ..geometry import TileGeometry
-from .work import Data, Filter, FusedWork, Printer, Work
+from .work import Data, Filter, Printer, Work
 
 _GEMM = ("bm", "bn", "bk", "tm", "tn", "ln", "stages", "swap")
 
@@ -121,18 +120,6 @@ class Passes:
             sizes = (inverse.piece, geometry.target.channels)
         arguments = ["workspace", problem.written, *self._epilogue_operands(), np.int32(first)]
         return self._launch(program, "inverse", sizes, arguments)
-
-    def fused(self, work: FusedWork) -> Launch:
-        """Return the launch of the fused form: everything but the weights' transform."""
-        geometry = work.geometry
-        out = dataclasses.replace(self.work.inverse, width=1)
-        self._head += f"#define INDEX {work.index}\n"
-        program = self._program("put.cl.mako", "fused.cl.mako", o=out, f=work)
-        source, written = ("y", "x") if geometry.problem.direction == "bwd_data" else ("x", "y")
-        weights = "w" if geometry.problem.constant_weights else "workspace"
-        arguments = [source, weights, written, *self._epilogue_operands()]
-        size = (work.work_groups * work.items,)
-        return Launch(program, "fused", size, (work.items,), arguments, names=OPERANDS)
 
     def _epilogue_operands(self) -> list[str]:
         return [name for name in ("bias", "residual") if getattr(self.work.geometry.problem, name)]

@@ -13,7 +13,10 @@ from .plan import passes, work_of
 
 
 class Tiles(Solver):
-    """F(m, r) along every axis with r taps: stride 1, 1-D and 2-D, groups, any padding, every dtype."""
+    """F(m, r) along every axis with r taps, in several launches: transforms, batched products, inverse transform.
+
+    Stride 1, 1-D and 2-D, groups, any padding, every dtype.
+    """
 
     min_channels = 16
     """Least channels per group: with fewer the transforms cost more than the products that they save."""
@@ -49,15 +52,7 @@ class Tiles(Solver):
             return f"stride 1 only, got {problem.sh}x{problem.sw}"
         if any(d != 1 for d, k in zip((problem.dh, problem.dw), kernel, strict=True) if k > 1):
             return f"dilation 1 only, got {problem.dh}x{problem.dw}"
-        return refusal(TileGeometry(problem, self.m))
-
-
-class Batched(Tiles):
-    """F(m, r) in several launches: transforms, batched products, inverse transform."""
-
-    def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Reject also devices whose local memory holds no tile of the product."""
-        reason = super().limits(problem, device)
+        reason = refusal(TileGeometry(problem, self.m))
         if reason is None and next(choices(TileGeometry(problem, self.m), device), None) is None:
             reason = f"the product's smallest tile needs more than {device.local_mem_size} bytes of local memory"
         return reason

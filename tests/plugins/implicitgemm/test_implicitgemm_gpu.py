@@ -7,7 +7,6 @@ import itertools
 
 import convdispatch_implicitgemm
 import pytest
-from convdispatch_implicitgemm.gpu.depthwise_weights import DepthwiseWeights
 from convdispatch_implicitgemm.gpu.form import Form
 from convdispatch_implicitgemm.gpu.narrow import Narrow
 from convdispatch_implicitgemm.gpu.product import Product, Tile
@@ -44,11 +43,8 @@ def test_near_misses(queue, problem):
     "bwd_weights_bf16_g2mb1ic2id4ih5iw6oc8kd2kh2kw1",
 ])  # fmt: skip
 def test_several_filters_a_channel(queue, text):
-    """Their weights' gradient is a solver's own: sums by chunks of pixels, then the chunks are added."""
-    problem = ConvProblem.parse(text)
-    solver = SOLVERS["implicitgemm.tiled_depthwise_weights"]
-    for config in solver.configs(problem, SMALL):
-        check(queue, problem, solver.name, config)
+    """Their weights' gradient is a product of few rows."""
+    check(queue, ConvProblem.parse(text), "implicitgemm.tiled")
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -188,4 +184,3 @@ def test_a_cpu_is_refused_in_words():
 def test_what_is_left_out_is_refused():
     assert "4 output channels" in Narrow().rejects(ConvProblem.parse("mb1ic4ih8oc8kh3"), SMALL)
     assert "forward" in Narrow().rejects(ConvProblem.parse("bwd_weights_mb1ic4ih8oc4kh3"), SMALL)
-    assert "1 input channel" in DepthwiseWeights().rejects(ConvProblem.parse("bwd_weights_mb1ic4ih8oc8kh3"), SMALL)

@@ -28,7 +28,12 @@ from convdispatch.device import runtime
 from convdispatch.device.matrix_tiles.geometry import product_geometry, window
 from convdispatch.device.matrix_tiles.instruction import formats
 from convdispatch.device.matrix_tiles.product.plan import Layout
+from convdispatch.device.matrix_tiles.scales import Scales
+from convdispatch.device.plans.steps import Areas
+from convdispatch.device.programs.kernels import rendering
+from convdispatch.measurement import shapes
 from convdispatch.selection.plugins.loader import plugins
+from convdispatch.tools.targets.described import described_context
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 
@@ -219,6 +224,20 @@ def test_ptx_for_hopper():
         for_hopper(".target sm_90\n")
     with pytest.raises(BuildFailed, match=r"expected PTX for sm_90, got \.target sm_80"):
         for_hopper(".target sm_80\n//@x;\n")
+
+
+def test_scales_of_a_training_step_share_programs():
+    """ResNet-50's convolutions at batch 64: a program for each direction and way to read the planes of two tensors
+    (neighbouring channels or pixels, one or four at a time), of which each takes other numbers."""
+    texts, arguments = [], set()
+    for entry, direction in itertools.product(shapes.load("resnet50_full"), DIRECTIONS):
+        problem, areas = entry.problem.replace(direction=direction, mb=64), Areas()
+        scales = Scales(problem, areas, areas)
+        with rendering() as rendered:
+            launches = scales.launches(described_context(HOPPER), [scales.a.name, scales.b.name])
+        texts += [text for text in rendered if text not in texts]
+        arguments.add(tuple(tuple(launch._scalars) for launch in launches))
+    assert (len(texts), len(arguments)) == (11, 60)
 
 
 def test_rejects():

@@ -155,10 +155,10 @@ def test_sums_of_float8_leave_the_tensor_cores(queue, engine):
 
 @pytest.mark.parametrize("out", ["float8_e4m3", "float8_e5m2"])
 def test_the_sums_of_float8_results_leave_early_enough(out):
-    """What is cut off is at most half of what rounding can take away: half a unit in the last place, eps / 4 at least."""
+    """Truncation loses at most half of what rounding can: half a unit in the last place, which is eps / 4 or more."""
     products, least = tilings.NARROW_PROMOTED_PRODUCTS[out], float(ml_dtypes.finfo(numpy_dtype(out)).eps) / 4
     assert products * 2**-14 <= least / 2 < 2 * products * 2**-14
-    assert tilings.PROMOTED_PRODUCTS < products
+    assert products > tilings.PROMOTED_PRODUCTS
 
 
 @pytest.mark.parametrize("products", [128, 256, 512, 4096])
@@ -174,7 +174,7 @@ def test_what_truncated_sums_lose(queue, monkeypatch, products):
     x, w = (operands[name].astype(np.float64) for name in "xw")
     exact = np.einsum("nhwc,oc->nhwo", x, w[:, 0, 0])
     lost = (exact - tried.compute(operands)) / exact
-    assert 0 <= lost.min()
+    assert lost.min() >= 0
     assert lost.max() <= products * 2**-14
     assert (lost.mean() > 0.01) == (products > 2048)
 

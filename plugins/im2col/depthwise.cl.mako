@@ -14,6 +14,16 @@
 % if not gradient:
 #include <convdispatch/first_lanes.cl>
 % endif
+// Loads LANES elements from p on, of which n exist; the others are zeros.
+#include <convdispatch/lanes.cl>
+inline V load_first(global const REAL *p, int n) {
+  if (n >= LANES) return LOADV(p);
+  union { V v; ACC s[LANES]; } u;
+  u.v = 0;
+  for (int j = 0; j < n; ++j) u.s[j] = LOAD(p, j);
+  return u.v;
+}
+
 inline void fill(global const REAL *restrict x, global ACC *restrict plane) {
   for (int ez = 0; ez < EZ; ++ez)
     for (int ey = 0; ey < EY; ++ey) {
