@@ -15,6 +15,7 @@ from ..api.errors import ConvDispatchError, InvalidArgument
 from ..api.problem import ConvProblem
 from ..api.quantization import Quantization
 from ..device import background, runtime
+from ..device.cache.store import TEXTS
 from ..selection.plugins.loader import plugins
 from ..selection.prepared import Constant
 from ..selection.visible_problem import operand_sizes
@@ -115,7 +116,8 @@ def _find_default_device() -> None:
     # Threads begin without the caller's policy, of which ``frozen`` forbids to compile.
     finding = background.start(functools.partial(contextvars.copy_context().run, find), "convdispatch-first-device")
     plugins()
-    import mako.lookup  # noqa: F401
+    if TEXTS.is_empty():  # a machine that rendered texts before may need no template
+        import mako.lookup  # noqa: F401
 
     finding.join()
 

@@ -39,6 +39,18 @@ TABLES = pytest.mark.parametrize("table", VALUES, ids=lambda table: table.name)
 
 
 @TABLES
+def test_a_table_is_empty_until_one_of_its_own_values_is_on_disk(table):
+    assert table.is_empty(), "there is no folder yet"
+    for other in set(VALUES) - {table}:
+        other.put(KEY, VALUES[other][0])
+    assert table.is_empty(), "other tables share the folder"
+    table.put(KEY, VALUES[table][0])
+    assert not table.is_empty()
+    table.clear()
+    assert table.is_empty()
+
+
+@TABLES
 def test_a_value_lasts_and_is_replaced(table, folder):
     first, second = VALUES[table]
     assert table.get(KEY) is None

@@ -110,7 +110,7 @@ class PlannerPool:
         """Start all children at once, for problems that will be requested, if nothing was decided on this machine yet.
         Otherwise what is on disk most often suffices."""
         from_environment()
-        if DECISIONS.size()[0] or artifact_store.in_force(self.device):
+        if not DECISIONS.is_empty() or artifact_store.in_force(self.device):
             return
         with self._changed:
             while self._closed is None and self._children < self._max_children:

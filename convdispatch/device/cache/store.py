@@ -192,6 +192,12 @@ class Table:
         sizes = [status.st_size for status, _ in _listed(self.folder(), self._is_own)]
         return len(sizes), sum(sizes)
 
+    def is_empty(self) -> bool:
+        """Whether no value is on disk; cheaper than ``size``, because it ends at the first file."""
+        with contextlib.suppress(OSError), os.scandir(self.folder() or os.devnull) as files:
+            return not any(self._is_own(file.name) for file in files)
+        return True
+
     def clear(self) -> int:
         """Remove every value; returns the bytes of the files that were removed."""
         self.forget()
