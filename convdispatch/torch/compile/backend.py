@@ -43,8 +43,8 @@ class Backend:
         skip_our_frames()
         inductor_options = dict(options or {})
         self.engine, self.mode = inductor_options.pop("engine", None), mode
-        # In a CUDA graph ResNet-50's step gains by it (10.25 ms for 10.46 on an H200); outside of one it takes 41.7 ms for
-        # 24.8, because operators with norms are called by Python.
+        # In a CUDA graph ResNet-50's step gains by it (10.25 ms for 10.46 on an H200); outside of one it takes 41.7 ms
+        # for 24.8, because operators with norms are called by Python.
         self.fuse_norms = inductor_options.pop("fuse_norms", False)
         """Whether batch norms of graphs that learn are parts of convolutions; None lets selection decide."""
         if not isinstance(self.fuse_norms, bool | None):
