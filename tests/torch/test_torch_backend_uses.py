@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -303,3 +305,21 @@ def test_weights_made_in_inference_mode_fuse_and_writes_are_seen(write, channels
             for _ in range(3):
                 assert error(made(x), exactly()) < 1e-5
         assert "2 convolutions" in next(iter(ct.fusion(made).forms.values()))
+
+
+CUDA_GRAPHS_IN_A_FRESH_PROCESS = """
+import torch, convdispatch.torch
+model = torch.nn.Conv2d(3, 8, 3).eval()
+options = {"engine": "inductor", "triton.cudagraphs": True}
+with torch.no_grad():
+    torch.compile(model, backend="convdispatch", options=options)(torch.randn(1, 3, 8, 8))
+print(torch._C._is_key_in_tls("tree_manager_containers"))
+"""
+
+
+def test_cuda_graphs_are_kept_by_the_thread_that_calls():
+    """A graph is compiled in a thread of its own; PyTorch 2.11 keeps CUDA graphs only in the first thread that imports
+    their module, and fails in any other."""
+    command = [sys.executable, "-W", "ignore", "-c", CUDA_GRAPHS_IN_A_FRESH_PROCESS]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert finished.stdout.strip() == "True", finished.stderr

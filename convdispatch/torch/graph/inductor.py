@@ -105,6 +105,9 @@ def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backe
     with ``ours``, its convolutions are our operators. ``backend`` has the mode and the patches."""
     from torch._inductor.compile_fx import compile_fx
 
+    if backend.patches.get("triton.cudagraphs"):
+        # The module keeps CUDA graphs by thread, and PyTorch 2.11 sets up only the thread that imports it: the caller's.
+        import torch._inductor.cudagraph_trees
     if ours:
         graph = with_our_operators(graph, inputs[0].device, backend.mode, compiled=True)
     else:
