@@ -106,7 +106,7 @@ def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backe
     from torch._inductor.compile_fx import compile_fx
 
     if backend.patches.get("triton.cudagraphs"):
-        # The module keeps CUDA graphs by thread, and PyTorch 2.11 sets up only the thread that imports it: the caller's.
+        # The module keeps CUDA graphs by thread; PyTorch 2.11 sets up that thread alone which imports it: the caller's.
         import torch._inductor.cudagraph_trees
     if ours:
         graph = with_our_operators(graph, inputs[0].device, backend.mode, compiled=True)
