@@ -9,7 +9,6 @@ thing goes into the lowest zone that has what it needs; CONTRIBUTING.md has a ta
 - ``selection``: plugins, ranking, evidence, lock files, explanation, derived solvers.
 - ``measurement``: find, timing, the float64 reference, tables and dialects of problems, the conformance kit.
 - ``calls``: ``conv`` and its relatives at work: arguments, arrays, the call cache.
-- ``cluster``: many devices on many machines, by Dask.
 - ``elementwise``: tensors, and kernels from formulas.
 - ``tensor``: Tensor and Parameter, under the name by which users import them.
 - ``runtime``: devices, queues and memory, as users call them.

@@ -32,7 +32,6 @@ from .api import conv_backward_weights as conv_backward_weights
 from .api import conv_transpose as conv_transpose
 from .api import explain as explain
 from .api import find as find
-from .api import find_many as find_many
 from .api import load_pack as load_pack
 from .api.policy import Policy as Policy
 from .api.policy import frozen as frozen

@@ -3,7 +3,6 @@ from ..calls.conv import conv_backward_data as conv_backward_data
 from ..calls.conv import conv_backward_weights as conv_backward_weights
 from ..calls.conv import conv_transpose as conv_transpose
 from ..calls.conv import explain as explain
-from ..cluster.finding import find_many as find_many
 from ..device.gemm import PACKED as GEMM_PACKED
 from ..device.gemm import Axis as Axis
 from ..device.gemm import Epilogue as Epilogue

@@ -68,9 +68,6 @@ class Results(list[Result]):
     lost: str = ""
     """The solver after which nothing runs on the device in this process any more; empty if there was none."""
 
-    worker: str = ""
-    """The machine and the device's address, if a cluster's worker measured; else empty."""
-
     def __init__(self, results: Iterable[Result] = ()) -> None:
         super().__init__(results)
 

@@ -1,6 +1,6 @@
 """Child processes for work that may crash or hang: they are restarted after a death, and tasks are spread over them.
 
-The kit, find, the benchmark, bench/ and the workers of a cluster use it. A death costs the request that was running;
+The kit, find, the benchmark and bench/ use it. A death costs the request that was running;
 the caller decides whether to repeat it, and without which candidates.
 """
 

@@ -84,13 +84,12 @@ def why_find(
     *,
     budget_ms: float | None = 0.0,
     workspace_limit: int | None = None,
-    here: bool = True,
 ) -> str | None:
     """Why a problem should be measured (again) on a device, or None when what is known can be trusted.
 
     For a search that is resumed: what it has measured is skipped, and what an upgrade made doubtful, or a plugin
     brought since, is not. A search that its budget or its memory ended counts as done unless these limits (None: no
-    limit) are wider than its own. ``here`` says that this process has the device, and can ask who accepts the problem.
+    limit) are wider than its own.
     """
     from ..selection.choice.provenance import current
     from ..selection.records.perfdb import perfdb, scope_of
@@ -104,7 +103,7 @@ def why_find(
         doubt = stale(record, current(record.solver, device, workspace_limit))
         if doubt:
             return f"{record.solver} was {doubt}"
-    if here and (newcomers := _newcomers(problem, device, policy, records, workspace_limit)):
+    if newcomers := _newcomers(problem, device, policy, records, workspace_limit):
         return f"never measured: {', '.join(newcomers)}"
     newest = max(records, key=lambda record: record.created)
     if newest.inconclusive:

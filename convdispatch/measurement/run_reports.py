@@ -41,24 +41,11 @@ def environment(device: DeviceInfo, packages: Sequence[str] = ("convdispatch", "
     }
 
 
-def read_reports(path: Path, from_json: Callable[[Any], T]) -> list[T]:
-    """The report of a JSON file, or those of all kinds of device of a cluster.
-
-    Raises InvalidArgument, which names the file.
-    """
+def read_report(path: Path, from_json: Callable[[Any], T]) -> T:
+    """The report of a JSON file. Raises InvalidArgument, which names the file."""
     try:
-        values = jsontext.loads(plainfile.read_text(path))
-        if values == []:
-            raise InvalidArgument("it holds no report")
-        return [from_json(report) for report in (values if isinstance(values, list) else [values])]
+        return from_json(jsontext.loads(plainfile.read_text(path)))
     except InvalidArgument as error:
         raise InvalidArgument(f"{path}: {error}") from None
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"cannot read {path}: {error}") from error
-
-
-def only(reports: Sequence[T], path: Path) -> T:
-    """The one report of a file. Raises InvalidArgument."""
-    if len(reports) != 1:
-        raise InvalidArgument(f"{path} holds the reports of {len(reports)} kinds of device, where one was expected")
-    return reports[0]

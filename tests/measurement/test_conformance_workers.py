@@ -11,8 +11,7 @@ import types
 from pathlib import Path
 
 import pytest
-from command_line import run_cli
-from farms import PATIENT
+from command_line import PATIENT, run_cli
 
 from convdispatch.device import child
 from convdispatch.measurement.conformance.outcome import load

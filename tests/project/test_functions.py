@@ -15,7 +15,7 @@ REASONS = {
         nn/quantized.py:quantized_convolution nn/layers.py:__init__
     """,
     "the options of a public function or class": """
-        api/declared.py:__init__ api/policy.py:policy cluster/finding.py:find_many inference/building.py:build
+        api/declared.py:__init__ api/policy.py:policy inference/building.py:build
         measurement/conformance/verify.py:verify measurement/find.py:find models/efficientnet.py:__init__
         nn/normalization/norms.py:batch_norm nn/normalization/table_norm.py:table_norm
         nn/pooling/pooling2d.py:max_pool_with_places nn/pooling/pooling2d.py:max_pool

@@ -21,7 +21,7 @@ ZONES = [
     ["selection"],
     ["measurement"],
     ["calls"],
-    ["runtime", "elementwise", "conformance", "cluster"],
+    ["runtime", "elementwise", "conformance"],
     ["tensor"],
     ["nn"],
     ["inference", "models"],

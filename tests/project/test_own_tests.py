@@ -12,7 +12,7 @@ from paths import ROOT
 
 TESTS = ROOT / "tests"
 TABLE: dict[str, dict[str, str]] = yaml.safe_load((TESTS / "project" / "own_tests.yaml").read_text(encoding="utf-8"))
-ROOMS = {"cluster": "tools", "elementwise": "nn", "models": "nn"}
+ROOMS = {"elementwise": "nn", "models": "nn"}
 """The rooms of zones that have no room of their name."""
 
 

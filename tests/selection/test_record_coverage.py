@@ -126,7 +126,7 @@ def test_a_pack_s_race_of_what_the_user_did_not_measure_counts(known, tmp_path, 
 
 def test_an_old_record_is_read_as_it_was_written(known):
     old = made("slow", 0.0607).to_json()
-    del old["inconclusive"], old["benchmarked"], old["screening_ms"], old["worker"]
+    del old["inconclusive"], old["benchmarked"], old["screening_ms"]
     found = type(made("slow", 1.0)).from_json(old)
     assert (found.sure, found.inconclusive, found.median_ms) == (True, "", 0.0607)
 

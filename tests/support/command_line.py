@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from click.testing import CliRunner, Result
 
 from convdispatch.tools.cli import main
+
+PATIENT = [
+    sys.executable,
+    "-c",
+    "from convdispatch.tools.cli import interrupts, run; interrupts.DEAF_S = interrupts.ENDING_S = 300.0; run()",
+]
+"""The command line, with minutes to end in once a signal was sent: a busy machine takes longer than users wait."""
 
 
 def run_cli(*words: object, status: int | None = None, **options: Any) -> Result:

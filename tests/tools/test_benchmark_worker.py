@@ -11,8 +11,7 @@ import types
 from dataclasses import asdict
 
 import pytest
-from command_line import run_cli
-from farms import PATIENT
+from command_line import PATIENT, run_cli
 from paths import SUPPORT
 
 from convdispatch.api.problem import ConvProblem

@@ -11,8 +11,7 @@ import threading
 import time
 
 import pytest
-from command_line import run_cli
-from farms import PATIENT
+from command_line import PATIENT, run_cli
 
 PROBLEM = "mb1ic4ih6oc4kh3"
 

@@ -14,7 +14,7 @@ from ...api.dtypes import ALL_DTYPES
 from ...api.errors import InvalidArgument, InvalidProblem
 from ...api.problem import ConvProblem
 from ...device import jsontext
-from ..run_reports import only, read_reports
+from ..run_reports import read_report
 from .levels import VERSION, held
 from .space import covered
 
@@ -145,13 +145,8 @@ class Report:
 
 
 def load(path: Path) -> Report:
-    """The one report of a JSON file. Raises InvalidArgument."""
-    return only(load_all(path), path)
-
-
-def load_all(path: Path) -> list[Report]:
-    """The report of a JSON file, or those of all kinds of device of a cluster. Raises InvalidArgument."""
-    return read_reports(path, Report.from_json)
+    """The report of a JSON file. Raises InvalidArgument."""
+    return read_report(path, Report.from_json)
 
 
 def reasons(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:

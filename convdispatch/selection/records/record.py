@@ -116,8 +116,6 @@ class Record:
     contest: str = ""
     """The solvers that took part in the search, measured or not, as ``name:version``; stored in one record of each
     search."""
-    worker: str = ""
-    """The machine and device that measured, if a worker of a cluster did."""
     inconclusive: str = ""
     """The reason why the times decide nothing: the device had other work, or the solver in use was not measured."""
     source: str = field(default="", compare=False)
@@ -183,8 +181,7 @@ class Record:
         if not _all_finite(self.config):
             raise Damaged(f"config's numbers must be finite, got {_shortened(self.config)}")
         origin = self.provenance
-        texts = (self.device_name, self.conditions, self.created, self.version, self.worker)
-        texts += (self.contest, self.inconclusive)
+        texts = (self.device_name, self.conditions, self.created, self.version, self.contest, self.inconclusive)
         texts += (origin.plugin, origin.plugin_version, origin.kernel_hash, origin.driver)
         if not all(_is_text(text) for text in texts):
             raise Damaged("names, conditions, dates and versions must be texts of one line")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from ...api.errors import InvalidArgument
 from ...api.problem import ConvProblem
 from ...device import jsontext, plainfile
-from ...measurement.run_reports import only, read_reports
+from ...measurement.run_reports import read_report
 
 SCHEMA = 1
 EVIDENCE = 3
@@ -209,16 +209,10 @@ def without_folders(words: str) -> str:
 
 
 def load(path: Path) -> Report:
-    """The one report of a JSON file. Raises InvalidArgument."""
-    return only(load_all(path), path)
+    """The report of a JSON file. Raises InvalidArgument."""
+    return read_report(path, Report.from_json)
 
 
-def load_all(path: Path) -> list[Report]:
-    """The report of a JSON file, or those of all kinds of device of a cluster. Raises InvalidArgument."""
-    return read_reports(path, Report.from_json)
-
-
-def write_json(report: Report | Sequence[Report], path: Path) -> None:
-    """Write the report, or a list of several, for ``load_all``. The file is replaced when the new one is complete."""
-    values = report.to_json() if isinstance(report, Report) else [each.to_json() for each in report]
-    plainfile.publish(path, json.dumps(values, indent=1) + "\n")
+def write_json(report: Report, path: Path) -> None:
+    """Write the report for ``load``. The file is replaced when the new one is complete."""
+    plainfile.publish(path, json.dumps(report.to_json(), indent=1) + "\n")

@@ -17,7 +17,6 @@ A new subcommand is a function in a module here, named in ``COMMANDS``; options 
 - ``cache``: ``cache list``, ``cache show``, ``cache clear``; ``config``.
 - ``fit``: ``calibrate``, ``fit-cost``.
 - ``new_plugin``: ``new-plugin``.
-- ``cluster``: ``cluster``, ``worker``, and the options of commands that use one.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ COMMANDS = {
     "bench": ".bench",
     "cache": ".cache",
     "calibrate": ".fit",
-    "cluster": ".cluster",
     "config": ".cache",
     "db": ".database",
     "doctor": ".inspect",
@@ -55,7 +53,6 @@ COMMANDS = {
     "trace": ".pack",
     "translate": ".translate",
     "verify": ".verify",
-    "worker": ".cluster",
 }
 """The module of each subcommand, which is imported when the subcommand runs."""
 

@@ -11,8 +11,6 @@ import click
 
 from ..model_file import is_model
 from ..problems import known_nets, read_entries
-from ..progress import progress
-from .cluster import CLUSTER, security_of
 from .options import (
     BUDGET,
     CHANGES,
@@ -66,7 +64,6 @@ BUDGET_MS = 3000.0
     help="Measure nothing: two JSON files beside each other. Exit status 1 if something is slower for certain.",
 )
 @click.option("--render", type=click.Path(path_type=Path), default=None, help="Measure nothing: show this JSON.")
-@CLUSTER
 @DEVICE
 def bench(names: tuple[str, ...], files: tuple[Path, ...], device: str | None, **options: Any) -> None:
     """Time every solver on each layer, with the device's measured ceilings and other libraries in the same run.
@@ -74,13 +71,9 @@ def bench(names: tuple[str, ...], files: tuple[Path, ...], device: str | None, *
     Nets: convnet, alexnet, overfeat, vgg_a, googlenet, resnet50 (distinct layers), resnet50_full, resnext50,
     mobilenet, mobilenet_v3, efficientnet_b0, convnext_t, densenet121, inception_v3, unet, wavenet, unet3d; cpu10.
     Problems in any dialect. Files: MODEL.onnx, its convolutions as they run.
-
-    With --cluster the workers of a Dask scheduler measure, on every kind of device that they offer; the JSON
-    file holds all kinds, and each kind has a page, with its key in the file's name.
     """
-    security = security_of(options)
     outputs = {name: options.pop(f"{name}_path") for name in ("json", "html")}
-    render, compare, cluster = (options.pop(name) for name in ("render", "compare", "cluster"))
+    render, compare = options.pop("render"), options.pop("compare")
     if options["within_s"] is not None and not options["isolate"]:
         raise click.UsageError("--within ends a child process: it cannot be kept with --no-isolate")
     if not (names or files or render or compare):
@@ -92,25 +85,20 @@ def bench(names: tuple[str, ...], files: tuple[Path, ...], device: str | None, *
     if compare is not None:
         _compare(compare)
     elif render is not None:
-        from ..benchmark.report import load_all
+        from ..benchmark.report import load
 
         with shown(render):
-            _write(load_all(render), **outputs)
+            _write(load(render), **outputs)
     else:
         changes = {name: options.pop(name) for name in CHANGES}
         options |= search_limits(options.pop("given_ms"), BUDGET_MS) | {"command": command_line()}
         options["against"] = [peer.strip() for peer in options["against"].split(",") if peer.strip()]
         layers = _nets(names, files, changes)
-        if cluster is None:
-            _write([_report_here(layers, device, outputs["json"], options)], **outputs)
-        elif reports := _cluster_reports(layers, cluster, device, security, options):
-            _write(reports, **outputs)
-        else:
-            sys.exit(1)
+        _write(_measure(layers, device, outputs["json"], options), **outputs)
 
 
-def _report_here(layers: dict[str, Any], device: str | None, json_path: Path | None, options: dict[str, Any]) -> Any:
-    """Measure on one device of this machine and return its report; the JSON file is written after each problem."""
+def _measure(layers: dict[str, Any], device: str | None, json_path: Path | None, options: dict[str, Any]) -> Any:
+    """Measure on a device and return its report; the JSON file is written after each problem."""
     from ...device import runtime
     from ..benchmark.measuring.run import run
     from ..benchmark.report import write_json
@@ -123,42 +111,17 @@ def _report_here(layers: dict[str, Any], device: str | None, json_path: Path | N
     return run(layers, device, console=stderr(), keep=keep, **options)
 
 
-def _cluster_reports(
-    layers: dict[str, Any], cluster: str, device: str | None, security: Any, options: dict[str, Any]
-) -> Any:
-    """Measure by a cluster's workers and return a report of each kind of device that they offer."""
-    from ...cluster.running import cluster_run
-    from ..benchmark.measuring.cluster_run import benchmark_by_workers
-
-    alone = {name: options.pop(name) for name in ("record", "resume", "within_s", "isolate", "jobs")}
-    if alone["record"] or alone["resume"] or alone["within_s"] is not None or not alone["isolate"]:
-        raise click.UsageError(
-            "--record, --resume, --within and --no-isolate are for one device here; `find --cluster` records"
-        )
-    console = stderr()
-    with progress(console, "bench", 0) as step:
-
-        def say(words: str, done: int, total: int) -> None:
-            step.resize(total)
-            step(words, done)
-
-        with cluster_run(cluster, device, security=security, tell=console.print) as run:
-            return benchmark_by_workers(layers, run, say=say, **options)
-
-
-def _write(reports: list[Any], json: Path | None, html: Path | None) -> None:
-    """Show the reports and write the requested files: a page for each report, one JSON file for all."""
+def _write(report: Any, json: Path | None, html: Path | None) -> None:
+    """Show the report and write the requested files."""
     from ..benchmark.pages.page import write_html
     from ..benchmark.pages.terminal import show
     from ..benchmark.report import write_json
 
-    for report in reports:
-        show(report, stdout())
+    show(report, stdout())
     if json is not None:
-        write_json(reports if len(reports) > 1 else reports[0], json)
-    for report in reports if html is not None else ():
-        key = report.environment["device"]["key"]
-        write_html(report, html if len(reports) == 1 else html.with_stem(f"{html.stem}-{key}"))
+        write_json(report, json)
+    if html is not None:
+        write_html(report, html)
 
 
 def _compare(files: tuple[Path, Path]) -> None:

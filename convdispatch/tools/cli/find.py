@@ -16,7 +16,6 @@ from ...api.problem import ConvProblem
 from ...selection.text_table import Column, Table, columns
 from ..problems import read_entries
 from ..progress import progress
-from .cluster import CLUSTER, security_of
 from .options import (
     AS_JSON,
     BUDGET,
@@ -58,7 +57,6 @@ PRINTED = 5
 @click.option("--lock", type=click.Path(path_type=Path), default=None, help="Write the decisions to this lock file.")
 @click.option("--check", is_flag=True, help="Measure nothing: exit 1 if today's decisions differ from --lock.")
 @click.option("--verbose", "-v", is_flag=True, help="Print every candidate.")
-@CLUSTER
 @DEVICE
 @AS_JSON
 def find(
@@ -66,12 +64,11 @@ def find(
 ) -> None:
     """Measure the solvers for problems or whole nets and record the results, so that later calls choose by them.
 
-    What is known and not in doubt is skipped, so an interrupted search goes on where it was. With --cluster the workers
-    of a Dask scheduler measure, on every kind of device that they offer, or those that --device names.
+    What is known and not in doubt is skipped, so an interrupted search goes on where it was.
     """
-    security, as_json = security_of(options), options.pop("as_json")
+    as_json = options.pop("as_json")
     changes = {name: options.pop(name) for name in CHANGES}
-    check, verbose, cluster = (options.pop(name) for name in ("check", "verbose", "cluster"))
+    check, verbose = options.pop("check"), options.pop("verbose")
     entries = configure(read_entries(names, files, changes["batch"], changes["layout"]), **changes)
     problems = list(dict.fromkeys(entry.problem for entry in entries if entry.problem.mb))
     if check:
@@ -81,13 +78,7 @@ def find(
         OUTPUT.convert(lock, None, click.get_current_context())
     records_are_writable()
     options |= search_limits(options.pop("given_ms"), BUDGET_MS)
-    if cluster is None:
-        every_search = _search(problems, device, quiet=as_json, **options)
-    elif lock is not None:
-        raise click.UsageError("--lock writes one device's decisions: run it there, where the records are known")
-    else:
-        limits = {name: value for name, value in options.items() if name not in ("jobs", "isolate")}
-        every_search = _search_by_workers(problems, cluster, as_json, devices=device, security=security, **limits)
+    every_search = _search(problems, device, quiet=as_json, **options)
     if as_json:
         echo(json.dumps([_to_dict(results) for results in every_search], indent=1))
     else:
@@ -165,36 +156,11 @@ def _search(
     return every_search
 
 
-def _search_by_workers(problems: list[ConvProblem], client: str, quiet: bool, **options: Any) -> list[Any]:
-    """Search by a cluster's workers; returns what was measured until an interrupt."""
-    from ...cluster.finding import find_many
-
-    console, every_search = stderr(), list[Any]()
-    with progress(None if quiet else console, "find", 0) as step:
-
-        def start(total: int, known: int, devices: int) -> None:
-            step.resize(total)
-            step.begin(options["budget_ms"] / 1e3 / max(1, devices))
-            if known and not quiet:
-                console.print(f"{known} searches are recorded already and not in doubt (--again makes them again)")
-
-        def each(results: Any) -> None:
-            every_search.append(results)
-            step(f"{results.problem} on {results.worker}", 1)
-
-        try:
-            find_many(problems, client, each=each, start=start, tell=console.print, **options)
-        except KeyboardInterrupt:
-            console.print(f"interrupted: {len(every_search)} searches are measured and recorded; run again to go on")
-    return every_search
-
-
 def _show(results: Any, verbose: bool) -> None:
     console = stdout()
     winner = results.winner
-    where = f" on {results.device} at {results.worker}" if results.worker else ""
     console.print(
-        f"{results.problem}{where}: {winner.solver if winner else 'nothing could be measured'} "
+        f"{results.problem}: {winner.solver if winner else 'nothing could be measured'} "
         f"({results.verdict}) in {results.spent_ms / 1e3:.1f} s, at most {results.peak_bytes / 2**20:.0f} MiB",
         highlight=False,
     )
@@ -243,7 +209,6 @@ def _to_dict(results: Any) -> dict[str, Any]:
     return {
         "problem": str(results.problem),
         "device": str(results.device),
-        "worker": results.worker,
         "winner": results.winner.solver if results.winner else None,
         "verdict": results.verdict,
         "spent_ms": results.spent_ms,

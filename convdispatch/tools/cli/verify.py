@@ -19,7 +19,6 @@ from ...measurement.conformance.space import describe
 from ...selection.text_table import Column, Table, columns
 from ..problems import read_entries
 from ..progress import progress
-from .cluster import CLUSTER, security_of
 from .interrupts import interrupted
 from .kernel import Chosen, compile_for
 from .options import DEVICE, OUTPUT, command_line, stderr, stdout
@@ -54,7 +53,6 @@ from .output import echo, shown
 )
 @click.option("--list", "listing", is_flag=True, help="List the level's cases and run none.")
 @click.option("--verbose", "-v", is_flag=True, help="Print every outcome.")
-@CLUSTER
 @DEVICE
 def verify(
     plugins: tuple[str, ...],
@@ -68,13 +66,11 @@ def verify(
 
     Core is the forward convolution in 2-D, training adds the gradients, full the ranks, layouts, dtypes, epilogues.
     Accuracy, a level of its own, is every family of data that scaling makes harder, judged plane by plane.
-    With several plugins the files of --json are one each, with the plugin's name in theirs. With --cluster the workers
-    of a Dask scheduler verify, on every kind of device that they offer.
+    With several plugins the files of --json are one each, with the plugin's name in theirs.
     """
     context = click.get_current_context()
-    security, cluster, within_s = security_of(options), options.pop("cluster"), options.pop("within_s")
-    json_path = options.pop("json_path")
-    from ...measurement.conformance.outcome import load_all
+    within_s, json_path = options.pop("within_s"), options.pop("json_path")
+    from ...measurement.conformance.outcome import load
 
     if listing:
         for case in cases(level):
@@ -98,9 +94,7 @@ def verify(
         problems = [entry.problem for entry in read_entries((), options["files"])] if options["files"] else None
         chosen = Chosen(names, lambda name, plugin: plugin in plugins and fnmatchcase(name, pattern), problems)
         context.exit(compile_for(chosen, json_path=json_path))
-    if cluster is not None and (options["first"] or within_s is not None):
-        raise click.UsageError("--first and --within end a run on one machine; with --cluster, Ctrl-C does")
-    if render is None and cluster is None:
+    if render is None:
         from ...selection.plugins.loader import try_each
 
         # A plugin whose import ends the process is reported by name, and the other plugins are verified.
@@ -109,24 +103,17 @@ def verify(
     options["until"] = None if within_s is None else began + within_s
     options["jobs"] = min(2, os.cpu_count() or 1) if options["jobs"] is None else options["jobs"]
     for plugin in plugins if render is None else ("",):
-        run_worked = True
-        if render is not None:
-            reports = load_all(render)
-        elif cluster is not None:
-            reports, run_worked = _run_by_workers(plugin, level, cluster, security, **options)
-        else:
-            reports = [_run(plugin, level, **options)]
+        report = load(render) if render is not None else _run(plugin, level, **options)
         with shown(render):
             own = (
                 json_path
                 if json_path is None or len(plugins) < 2
                 else json_path.with_stem(f"{json_path.stem}-{plugin}")
             )
-            _present(reports, own, alone=len(reports) == 1 and cluster is None)
-        verdicts.append(", ".join(report.verdict() for report in reports) or "nothing ran")
-        all_passed = all_passed and run_worked and bool(reports) and all(report.passed for report in reports)
-        trusted = render is None and cluster is None and verdicts[-1] == "passed"
-        if trusted and not (reports[0].selected or reports[0].unasked):
+            _present(report, own)
+        verdicts.append(report.verdict())
+        all_passed = all_passed and report.passed
+        if render is None and verdicts[-1] == "passed" and not (report.selected or report.unasked):
             _trust(plugin)
     if len(plugins) > 1:
         verdict_texts = ", ".join(f"{plugin} {verdict}" for plugin, verdict in zip(plugins, verdicts))
@@ -139,26 +126,6 @@ def _run(plugin: str, level: str, **options: Any) -> Any:
 
     with _progress_shown(plugin, level, options) as callbacks:
         return examine(plugin, level, options.pop("device"), command=command_line(), **callbacks, **options)
-
-
-def _run_by_workers(plugin: str, level: str, cluster: str, security: Any, **options: Any) -> tuple[list[Any], bool]:
-    """Verify by a cluster's workers: a report a kind of device, and whether no part of the run failed."""
-    from ...cluster.running import cluster_run
-    from ...cluster.verifying import verify_many
-
-    faults, console = list[str](), stderr()
-
-    def tell(words: str) -> None:
-        faults.append(words)
-        console.print(words)
-
-    del options["first"], options["until"]
-    device = options.pop("device")
-    with (
-        _progress_shown(plugin, level, options) as callbacks,
-        cluster_run(cluster, device, security=security, tell=tell) as run,
-    ):
-        return verify_many(run, plugin, level, command=command_line(), **callbacks, **options), not faults
 
 
 @contextlib.contextmanager
@@ -181,15 +148,11 @@ def _progress_shown(plugin: str, level: str, options: dict[str, Any]) -> Iterato
         yield {"own": own_problems, "report": report_case}
 
 
-def _present(reports: list[Any], json_path: Path | None, alone: bool) -> None:
-    """Show the reports of one plugin, one a kind of device, and write the file that was asked for: a list of them
-    unless one is ``alone``."""
-    for report in reports:
-        _show(report)
+def _present(report: Any, json_path: Path | None) -> None:
+    """Show the report of a plugin and write the file that was asked for."""
+    _show(report)
     if json_path is not None:
-        values = [report.to_json() for report in reports]
-        text = json.dumps(values[0] if alone else values, indent=1) + "\n"
-        json_path.write_text(text, encoding="utf-8")
+        report.write(json_path)
 
 
 def _show(report: Any) -> None:

@@ -8,5 +8,4 @@ A new peer is a module with a class ``Peer``, named in ``PEERS`` of ``peers``.
 - ``peers``: what a peer is, and which there are.
 - ``torch_peer``: PyTorch.
 - ``onnx_peer``: onnxruntime.
-- ``cluster_run``: the benchmark on every kind of device of a cluster.
 """
