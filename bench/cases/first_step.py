@@ -3,9 +3,8 @@
     python -m bench first_step [--device cuda|cpu] [--rows resnet18-train-float32,...] [--seconds 30] [--json FILE]
 
 Each figure is a process of its own. ``torch`` is PyTorch alone. ``cold`` has empty caches, ours and the driver's;
-``warm`` is the process after it on the same machine; ``pack`` has empty caches and a plan pack of the net. A row tells
-the first step's seconds above PyTorch's own first one, the wall seconds after which steps keep 95 % of the final speed,
-how many programs were compiled, and the final step beside PyTorch's.
+``warm`` is the process after it on the same machine. A row tells the first
+step's seconds above PyTorch's own first one, the wall seconds after which steps keep 95 % of the final speed, how many programs were compiled, and the final step beside PyTorch's.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -39,7 +37,7 @@ SETTLED_S = 3.0
 
 
 def build():
-    """(model, inputs) of the row in FIRST_STEP_ROW, for ``convdispatch pack`` too."""
+    """(model, inputs) of the row in FIRST_STEP_ROW."""
     import torch
 
     name, what, form = os.environ["FIRST_STEP_ROW"].split("-")
@@ -140,9 +138,8 @@ def _keeps(times: list[float], last: float) -> bool:
     return bool(times) and sum(took <= last / STEADY for took in times[:50]) >= 0.8 * len(times[:50])
 
 
-def run(mode: str, row: str, arguments: argparse.Namespace, caches: Path, pack: Path | None = None) -> dict:
+def run(mode: str, row: str, arguments: argparse.Namespace, caches: Path) -> dict:
     environment = variables(row, arguments, caches) | {"XDG_CACHE_HOME": str(caches / "cache")}
-    environment |= {} if pack is None else {"CONVDISPATCH_PACK": str(pack)}
     command = [*again("first_step"), "--child", mode, "--seconds", str(arguments.seconds)]
     return last_object(command, 60 + 3 * arguments.seconds, environment)
 
@@ -151,22 +148,6 @@ def variables(row: str, arguments: argparse.Namespace, caches: Path) -> dict[str
     """A child's: the row, and where caches are."""
     said = {"FIRST_STEP_ROW": row, "FIRST_STEP_DEVICE": arguments.device, "CUDA_CACHE_PATH": str(caches / "cuda")}
     return os.environ | said | {"CONVDISPATCH_KERNEL_CACHE": str(caches / "kernels")}
-
-
-def packed(row: str, arguments: argparse.Namespace, caches: Path) -> Path:
-    """A pack of the row's model, made with the caches that are there."""
-    target = caches / "net.cdpack"
-    _, what, form = row.split("-")
-    function = "build" if what == "train" else "fused"
-    options = ["--training"] if what == "train" else []
-    options += ["--autocast", "bfloat16"] if form == "autocast" else []
-    options += ["--device", "nvidia" if arguments.device == "cuda" else "intel"]
-    command = [sys.executable, "-m", "convdispatch", "pack", f"{__file__}:{function}", "-o", str(target), *options]
-    env = variables(row, arguments, caches)
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    return target
 
 
 def described(row: str, mode: str, got: dict, plain: dict) -> str:
@@ -184,7 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rows", default=",".join(ROWS))
-    parser.add_argument("--modes", default="cold,warm,pack", help="``torch`` runs in any case")
+    parser.add_argument("--modes", default="cold,warm", help="``torch`` runs in any case")
     parser.add_argument("--seconds", type=float, default=30.0, help="the longest that a process runs")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child")
@@ -195,15 +176,14 @@ def main() -> None:
     found = {}
     for row in arguments.rows.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            caches, other = Path(folder) / "one", Path(folder) / "two"
+            caches = Path(folder) / "one"
             plain = run("torch", row, arguments, Path(folder) / "none")
             found[row] = {"torch": plain}
             for mode in arguments.modes.split(","):
                 if mode == "torch":
                     continue
                 try:
-                    pack = packed(row, arguments, caches) if mode == "pack" else None
-                    got = run(mode, row, arguments, other if mode == "pack" else caches, pack)
+                    got = run(mode, row, arguments, caches)
                 except (RuntimeError, subprocess.SubprocessError) as error:
                     print(f"{row} {mode}: {str(error)[-500:]}", flush=True)
                     continue

@@ -115,9 +115,9 @@ def _verify_report() -> bytes:
 
 
 def _rendered(command: click.Command, path: Path) -> None:
-    """As the command line shows it, and its page; a sentence of the command line is as good as one of the package."""
+    """As the command line shows it; a sentence of the command line is as good as one of the package."""
     with contextlib.suppress(click.ClickException, SystemExit), contextlib.redirect_stdout(io.StringIO()):
-        command.main(["--render", str(path), "--html", str(path.parent / "p.html")], standalone_mode=False)
+        command.main(["--render", str(path)], standalone_mode=False)
 
 
 def _verdicts(path: Path) -> None:

@@ -284,7 +284,7 @@ class SessionOptions(_Entries):
         requested = {name: getattr(self, name) for name in ("enable_profiling", "optimized_model_filepath")}
         for name, value in requested.items():
             if value:
-                hint = "; for layers' times: convdispatch run MODEL --profile" if name == "enable_profiling" else ""
+                hint = "; for layers' times: convdispatch bench MODEL" if name == "enable_profiling" else ""
                 warnings.warn(f"SessionOptions.{name} does nothing here{hint}", ConvDispatchWarning, stacklevel=4)
 
 

@@ -9,10 +9,8 @@ everything below; nothing imports tools.
 - ``doctor``: what was found, what did not load, why, and how to mend it.
 - ``folders``: the folders that are written on this machine.
 - ``problems``: what a command's argument names, as problems.
-- ``model_file``: an ONNX file on the command line: its inputs and its convolutions.
-- ``run_model``: a model file run on arrays, timed, and compared with another library.
+- ``model_file``: an ONNX file on the command line: its inputs' shapes and its convolutions.
 - ``ready``: makes ready a net, a model, a lock file or a problem, as its first call would, and writes plan packs.
-- ``torch_script``: makes ready a PyTorch model that a script returns.
 - ``rendered``: a solver's kernels as text, for a device that need not be there.
 - ``targets``: kernels compiled for devices that need not be there, and what they use.
 - ``progress``: how far a long command is and what remains.

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
 from ..device import startup_profile
 from ..device.cache import artifact_store
@@ -18,7 +17,6 @@ from ..models import catalogue
 from ..selection import dispatch, planpack
 from ..selection.choice import lockfile
 from ..selection.text_table import Column, Table
-from . import torch_script
 from .model_file import input_shapes, is_model
 
 
@@ -59,25 +57,15 @@ def _ms(spent: startup_profile.Spent | None) -> str:
     return "" if spent is None else f"{spent.seconds * 1e3:.1f} ({spent.count})"
 
 
-def make_ready(
-    what: str,
-    device: str | None = None,
-    batch: int | None = None,
-    training: bool = False,
-    autocast: str | None = None,
-) -> Ready:
-    """Make ready a net of the catalogue, an ONNX file, a script's model, a lock file's problems, or one problem.
-
-    ``training`` and ``autocast`` are a script's: with its backward, under autocast of this dtype.
+def make_ready(what: str, device: str | None = None, batch: int | None = None) -> Ready:
+    """Make ready a net of the catalogue, an ONNX file, a lock file's problems, or one problem.
 
     Raises InvalidArgument where nothing of that name is known, and what the first call would raise.
     """
-    chosen, scripted = find_device(device), torch_script.is_script(what)
-    if (training or autocast) and not scripted:
-        raise InvalidArgument(f"--training and --autocast are for a PyTorch script, net.py:function; got {what!r}")
+    chosen = find_device(device)
     with startup_profile.noting() as notes:
         start = time.perf_counter()
-        prepared = torch_script.make_ready(what, training, autocast) if scripted else _prepared(what, chosen, batch)
+        prepared = _prepared(what, chosen, batch)
         seconds = time.perf_counter() - start
     return Ready(str(what), str(device_info(chosen)), notes, seconds, prepared)
 
@@ -120,23 +108,22 @@ class _Forms:
 
 
 def make_pack(
-    what: str, target: str | Path, device: str | None = None, *, all_weights: bool = False, **options: Any
+    what: str, target: str | Path, device: str | None = None, *, batch: int | None = None, all_weights: bool = False
 ) -> str:
-    """Write a plan pack of a net by name, an ONNX file, a script's PyTorch model, a lock file or a problem; a sentence
-    about it.
+    """Write a plan pack of a net by name, an ONNX file, a lock file or a problem; a sentence about it.
 
-    Packed weights go in where they take longer to make than to read, or all of them. ``options`` are ``make_ready``'s.
+    Packed weights go in where they take longer to make than to read, or all of them.
     """
     chosen = find_device(device)
     with artifact_store.gathering(chosen) as first_artifacts:
-        make_ready(what, device, **options)
+        make_ready(what, device, batch)
     forms = _Forms(first_artifacts)
     artifact_store.put_in_force(forms)
     try:
         _forget()
         with artifact_store.gathering(chosen, all_weights) as gathered:
             probe(chosen)  # A process that loads the pack finds the device without the compiler.
-            ready = make_ready(what, device, **options)
+            ready = make_ready(what, device, batch)
     finally:
         artifact_store.take_out_of_force(forms)
     size = planpack.write(target, gathered)

@@ -263,5 +263,3 @@ def test_benchdnns_words(line, text):
 
     (entry,), _ = benchdnn.read_line(line)
     assert str(entry.problem) == text
-    (again,), _ = benchdnn.read_line(benchdnn.write(entry.problem))
-    assert again.problem == entry.problem

@@ -8,7 +8,7 @@ import pytest
 
 from convdispatch.api.errors import InvalidProblem
 from convdispatch.api.problem import ConvProblem
-from convdispatch.measurement.grammar import DIALECTS, read_file, write
+from convdispatch.measurement.grammar import read_file
 
 P = ConvProblem.parse
 RESNET = P("mb1ic3ih224iw224oc64kh7kw7sh2sw2ph3pw3")
@@ -51,10 +51,18 @@ def test_a_trace_replays(tmp_path):
     assert [e.problem for e in read_file(lines(tmp_path / "trace", text))] == [P("mb1ic3ih8oc4kh3")] * 2
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_file_of_each_dialect(tmp_path, dialect):
-    path = lines(tmp_path / "list", "\n".join(write(RESNET.replace(mb=mb), dialect, f"n{mb}") for mb in range(1, 5)))
-    assert [entry.problem.mb for entry in read_file(path)] == [1, 2, 3, 4]
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mb{}ic3ih8oc4kh3  n{}",
+        'mb{}ic3ih8oc4oh6kh3n"n{}"',
+        "MIOpenDriver conv -n {} -c 3",
+        "({}, 8, 3, {}, 4, 3, 3, 0, 0, 1, 1)",
+    ],
+)
+def test_a_file_of_each_dialect(tmp_path, line):
+    path = lines(tmp_path / "list", "\n".join(line.format(mb, mb) for mb in range(3, 7)))
+    assert [entry.problem.mb for entry in read_file(path)] == [3, 4, 5, 6]
 
 
 def test_errors_name_file_and_line(tmp_path):

@@ -277,7 +277,6 @@ def test_the_table_of_new_things_is_true():
         ("def rejects", "plugins/winograd/gpu/solver.py"),
         ("errata", "errata.yaml"),
         ("def refusal", "convdispatch/selection/choice/ranking.py"),
-        ("_WRITERS", "convdispatch/measurement/grammar/__init__.py"),
         ("_READERS", "convdispatch/measurement/grammar/files.py"),
         ("def _kind", "convdispatch/measurement/grammar/files.py"),
         ("def read_line", "convdispatch/measurement/grammar/deepbench.py"),

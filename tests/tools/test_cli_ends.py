@@ -20,8 +20,6 @@ PROBLEM = "mb1ic4ih6oc4kh3"
     "words",
     [
         ("bench", PROBLEM, "--json"),
-        ("bench", PROBLEM, "--html"),
-        ("run", "model.onnx", "--trace"),
         ("bench", PROBLEM, "--resume"),
         ("verify", "im2col", "--json"),
         ("find", PROBLEM, "--lock"),

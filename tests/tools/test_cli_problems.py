@@ -1,4 +1,4 @@
-"""Problems through the commands: files of any dialect measured, traces replayed, every dialect written and read."""
+"""Problems through the commands: files of any dialect measured, traces replayed."""
 
 from __future__ import annotations
 
@@ -9,28 +9,12 @@ from command_line import run_cli
 from paths import ROOT
 
 import convdispatch as cd
-from convdispatch.measurement import grammar, shapes
+from convdispatch.measurement import shapes
 from convdispatch.selection.plugins import loader
 from convdispatch.tools.benchmark.measuring import run as running
 from convdispatch.tools.benchmark.report import load
 
 SAME = cd.ConvProblem.parse("mb2ic4ih9oc6kh3ph1")
-
-
-@pytest.mark.parametrize("dialect", grammar.DIALECTS)
-def test_a_net_is_written_and_read_again(dialect, tmp_path):
-    done = run_cli("translate", "resnet50", "--to", dialect, "--batch", 2, status=0)
-    file = tmp_path / "problems.txt"
-    file.write_text(done.output)
-    expected = {entry.problem.replace(mb=2) for entry in shapes.load("resnet50")}
-    assert {entry.problem for entry in grammar.read_file(file)} == expected
-    again = run_cli("translate", "--from", file)
-    assert {line.split()[0] for line in again.output.splitlines()} == {str(problem) for problem in expected}
-
-
-def test_what_a_dialect_cannot_say_is_said():
-    done = run_cli("translate", "mobilenet", "--to", "deepbench", status=1)
-    assert "deepbench has no words for groups" in done.output
 
 
 @pytest.fixture
@@ -40,10 +24,18 @@ def quick(monkeypatch):
     monkeypatch.setattr(running._LocalSession, "roof", lambda self, dtype: roof)
 
 
-@pytest.mark.parametrize("dialect", grammar.DIALECTS)
-def test_a_file_of_each_dialect_is_measured(device, quick, dialect, tmp_path):
+@pytest.mark.parametrize(
+    "line",
+    [
+        str(SAME),
+        "mb2ic4ih9oc6oh9kh3ph1",
+        "MIOpenDriver conv -n 2 -c 4 -H 9 -W 9 -k 6 -y 3 -x 3 -p 1 -q 1",
+        "(9, 9, 4, 2, 6, 3, 3, 1, 1, 1, 1)",
+    ],
+)
+def test_a_file_of_each_dialect_is_measured(device, quick, line, tmp_path):
     file = tmp_path / "layers.txt"
-    file.write_text(grammar.write(SAME, dialect) + "\n")
+    file.write_text(line + "\n")
     run_cli("bench", "--from", file, "--no-find", "--no-isolate", "--json", tmp_path / "r.json", status=0)
     report = load(tmp_path / "r.json")
     assert [cd.ConvProblem.parse(text) for text in report.measured] == [SAME]
@@ -73,7 +65,7 @@ def test_a_trace_is_measured_with_its_counts(device, quick, tmp_path, monkeypatc
     assert counts == {"fwd_f32_mb1ic3ih8iw8oc4kh3kw3ph1pw1": 3, "bwd_data_f32_mb1ic3ih8iw8oc4kh3kw3ph1pw1": 1}
 
 
-@pytest.mark.parametrize("command", ["bench", "find", "translate"])
+@pytest.mark.parametrize("command", ["bench", "find"])
 @pytest.mark.parametrize(("name", "meant"), [("resnet51", "resnet50"), ("mobilnet", "mobilenet"), ("nosuchthing", "")])
 def test_an_unknown_net_lists_the_nets_there_are(command, name, meant):
     done = run_cli(command, name, status=1)

@@ -17,16 +17,16 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 import convdispatch.torch as ct  # noqa: E402
-from convdispatch import ConvProblem, InvalidArgument, frozen, load_pack, policy  # noqa: E402
+from convdispatch import ConvProblem, frozen, load_pack, policy  # noqa: E402
 from convdispatch.api.policy import Policy  # noqa: E402
 from convdispatch.calls.framework import tiers  # noqa: E402
 from convdispatch.calls.planner_pool import pool as pools  # noqa: E402
 from convdispatch.calls.planner_pool import progress_line  # noqa: E402
 from convdispatch.device import runtime  # noqa: E402
+from convdispatch.device.cache import artifact_store  # noqa: E402
 from convdispatch.device.cache.store import DECISIONS  # noqa: E402
 from convdispatch.device.programs import kernels  # noqa: E402
-from convdispatch.selection import dispatch, solver_query  # noqa: E402
-from convdispatch.tools.ready import make_pack  # noqa: E402
+from convdispatch.selection import dispatch, planpack, solver_query  # noqa: E402
 from convdispatch.torch import captures, ranks  # noqa: E402
 from convdispatch.torch.dispatch import quick_depthwise, routing  # noqa: E402
 from convdispatch.torch.eager import stream_tensors  # noqa: E402
@@ -415,47 +415,30 @@ def test_progress_is_told_on_a_terminal_where_much_lies_ahead(monkeypatch, attac
         assert shown.text == ""
 
 
-SCRIPT = """
-import torch
+def test_a_pack_answers_a_model_s_steps_without_children(tmp_path, monkeypatch):
+    target, device = tmp_path / "net.cdpack", runtime.default_device()
 
-def build():
-    torch.manual_seed(3)
-    return torch.nn.Conv2d(3, 20, 3, padding=1), torch.randn(1, 3, 14, 9)
+    def made():
+        torch.manual_seed(3)
+        return torch.nn.Conv2d(3, 20, 3, padding=1), torch.randn(1, 3, 14, 9)
 
-def nothing():
-    return 3
-"""
-
-
-def test_a_pack_of_a_scripts_model_answers_without_children(tmp_path, monkeypatch):
-    script, target = tmp_path / "net.py", tmp_path / "net.cdpack"
-    script.write_text(SCRIPT)
-    make_pack(f"{script}:build", target, training=True)
+    with artifact_store.gathering(device) as gathered, policy(tier="full"), ct.enable():
+        runtime.probe.__wrapped__(device)
+        conv, x = made()
+        conv(x).sum().backward()
+    planpack.write(target, gathered)
     dispatch.forget()
     kernels.forget()
     with load_pack(target), frozen():
-        assert runtime.probe.__wrapped__(runtime.default_device()) is None, "the device is found without the compiler"
+        assert runtime.probe.__wrapped__(device) is None, "the device is found without the compiler"
     ct.reset_counters()
     monkeypatch.setattr(tiers, "BURST_S", 0.0)
     monkeypatch.setattr(pools, "_Child", None)
-    torch.manual_seed(3)
-    made, x = torch.nn.Conv2d(3, 20, 3, padding=1), torch.randn(1, 3, 14, 9)
+    conv, x = made()
     with load_pack(target), ct.enable(), policy(tier="ready"):
-        made(x).sum().backward()
-        until(lambda: made(x) is not None and ct.counters()["ours"])
+        conv(x).sum().backward()
+        until(lambda: conv(x) is not None and ct.counters()["ours"])
     assert ct.counters()["left"] == 0
-
-
-@pytest.mark.parametrize(
-    ("named", "words"), [("none.py", "there is no file"), ("net.py", "has no function"), ("net.py:nothing", "answer")]
-)
-def test_a_script_that_is_none_is_refused_in_words(tmp_path, monkeypatch, named, words):
-    (tmp_path / "net.py").write_text(SCRIPT.replace("def build", "def other"))
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InvalidArgument, match=words):
-        make_pack(named, tmp_path / "net.cdpack")
-    with pytest.raises(InvalidArgument, match="for a PyTorch script"):
-        make_pack("mb1ic3ih8oc4kh3", tmp_path / "net.cdpack", training=True)
 
 
 def test_ready_waits_for_what_is_compiled_and_says_for_how_much(aside):

@@ -1,4 +1,4 @@
-"""Reads and writes problems in every dialect of the field.
+"""Reads problems in every dialect of the field.
 
 ============= =========================================================================================================
 convdispatch  ``fwd_f32_mb1ic3ih224iw224oc64kh7kw7sh2sw2ph3pw3+bias``; also a line of the trace layer
@@ -8,36 +8,27 @@ deepbench     ``(w, h, c, n, k, filter_w, filter_h, pad_w, pad_h, stride_w, stri
 ============= =========================================================================================================
 
 A text without a direction means forward without bias, whatever the dialect's own tool would run. Letters alone
-(``mb1ic3ih8oc4kh3``) are this project's own text. What a dialect cannot express is refused with a reason.
+(``mb1ic3ih8oc4kh3``) are this project's own text. What cannot be read is refused with a reason.
 
 - ``own``: this project's own text, and lines of the trace layer.
 - ``benchdnn``: oneDNN's benchdnn.
 - ``miopen``: MIOpenDriver's command lines.
 - ``deepbench``: DeepBench's tuples.
 - ``files``: files of any dialect, which is recognised from the text.
-- ``limits``: what a dialect can express, and numbers of a bounded size.
+- ``limits``: numbers of a bounded size.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from ...api.errors import InvalidArgument, InvalidProblem
 from ...api.problem import ConvProblem
-from . import benchdnn, deepbench, miopen, own
-from .files import Entry, detect, read_file, read_line
+from . import deepbench
+from .files import DIALECTS, Entry, detect, read_file, read_line
 
-__all__ = ["DIALECTS", "Entry", "detect", "read", "read_all", "read_file", "write"]
-
-_WRITERS = {
-    "convdispatch": own.write,
-    "benchdnn": benchdnn.write,
-    "miopen": miopen.write,
-    "deepbench": deepbench.write,
-}
-DIALECTS = tuple(_WRITERS)
+__all__ = ["DIALECTS", "Entry", "detect", "read", "read_all", "read_file"]
 
 
 def read_all(source: Any, dialect: str | None = None) -> list[ConvProblem]:
@@ -65,15 +56,6 @@ def read(source: Any, dialect: str | None = None) -> ConvProblem:
     return problems[0]
 
 
-def write(problem: ConvProblem, dialect: str = "convdispatch", name: str = "") -> str:
-    """The problem's text in a dialect, with its name if the dialect has names.
-
-    Raises InvalidArgument for what the dialect cannot express.
-    """
-    _check(dialect)
-    return _WRITERS[dialect](problem, re.sub(r'["\n]', "'", name))
-
-
 def _check(dialect: str | None) -> None:
-    if dialect is not None and dialect not in _WRITERS:
+    if dialect is not None and dialect not in DIALECTS:
         raise InvalidArgument(f"dialect must be one of {', '.join(DIALECTS)}, got {dialect!r}")

@@ -13,13 +13,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ...api.activations import ACTIVATIONS, onednn_eltwise
-from ...api.dtypes import ALL_DTYPES, DTYPES, QUANTIZED_INPUTS
-from ...api.errors import InvalidArgument, InvalidProblem
-from ...api.problem import DIRECTIONS, LAYOUTS, ConvProblem
+from ...api.activations import ACTIVATIONS
+from ...api.dtypes import DTYPES
+from ...api.errors import InvalidProblem
+from ...api.problem import ConvProblem
 from ...api.quantized import QUANTIZED_TEXTS
 from ..shapes import Entry
-from .limits import Dialect, number
+from .limits import number
 
 _LETTERS = frozenset({"g", "mb", "ic", "oc", *(a + b for a in "iokspd" for b in "dhw")})
 _DIRECTIONS = {
@@ -41,14 +41,6 @@ _IGNORED = re.compile(
     r"attr-deterministic|attr-acc-mode|cpu-isa-hints|start|mem-check|fast-ref|repeats-per-prb|num-streams"
 )
 """The options of benchdnn that say how to run, check and print a problem, and are ignored."""
-_DIALECT = Dialect(
-    "benchdnn",
-    flags=("bias", "residual", "activation", "accumulate"),
-    directions=DIRECTIONS,
-    dtypes=(*DTYPES, *QUANTIZED_INPUTS),
-    layouts=LAYOUTS,
-    maths=("float32", *_MATHS.values()),
-)
 _TOKEN = re.compile(r'(?:[^\s"]|"[^"]*")+')
 
 
@@ -267,37 +259,3 @@ def _axis(values: dict[str, int], axis: str, text: str) -> dict[str, int]:
         if not least_padding <= padding < least_padding + stride:
             fields["p_r"] = max(least_padding, 0)
     return fields
-
-
-def write(problem: ConvProblem, name: str = "") -> str:
-    """One line of knobs and descriptor. Raises InvalidArgument for what benchdnn cannot express.
-
-    The padding at the end of an axis is expressed by the output size, so that padding which adds no output is lost.
-    """
-    _DIALECT.check(problem)
-    direction = {"fwd": "FWD_B" if problem.bias else "FWD_D", "bwd_data": "BWD_D", "bwd_weights": "BWD_W"}
-    dtypes = re.sub(r"^([us]8)(s8)", r"\1:\2:", problem.dtype_text)
-    words = [f"--dir={direction[problem.direction]}", f"--dt={dtypes}"]
-    words += ["--stag=axb --dtag=axb"] if problem.layout == "nhwc" else []
-    words += [f"--attr-fpmath={name_}" for name_, math in _MATHS.items() if math == problem.math]
-    words += [f"--attr-post-ops={steps}"] if (steps := _post_ops(problem)) else []
-
-    def along(letter: str, shift: int = 0) -> str:
-        return "".join(f"{letter}{axis}{getattr(problem, letter + axis) - shift}" for axis in problem.axes)
-
-    text = (f"g{problem.g}" if problem.g != 1 else "") + f"mb{problem.mb}ic{problem.ic}{along('i')}"
-    text += f"oc{problem.oc}{along('o')}{along('k')}{along('s')}{along('p')}{along('d', 1)}"
-    return " ".join([*words, text + (f'n"{name}"' if name else "")])
-
-
-def _post_ops(problem: ConvProblem) -> str:
-    steps = ["sum"] if problem.accumulate else []
-    dtype = ALL_DTYPES[problem.written_dtype]
-    steps += [f"add:{dtype.short}:per_tensor"] if problem.residual else []
-    if problem.activation:
-        eltwise = onednn_eltwise(problem.activation)
-        if eltwise is None:
-            raise InvalidArgument(f"benchdnn has no words for the activation {problem.activation}: {problem}")
-        _, name, numbers = eltwise
-        steps.append(":".join([name, *(repr(number) for number in numbers)]))
-    return "+".join(steps)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ...api.errors import InvalidProblem
 from ...api.problem import ConvProblem
 from ..shapes import Entry
-from .limits import Dialect, number
+from .limits import number
 
 FIELDS = ("iw", "ih", "ic", "mb", "oc", "kw", "kh", "pw", "ph", "sw", "sh")
 TEXT = re.compile(r"(?:std::make_tuple|make_tuple)?\s*[({\[]?\s*([0-9]+(?:\s*[,\s]\s*[0-9]+){10})\s*[)}\]]?\s*[,;]?")
@@ -29,12 +29,3 @@ def read_line(line: str) -> list[Entry]:
         raise InvalidProblem(f"cannot read {line!r}; expected a tuple ({', '.join(FIELDS)})")
     problem = read_tuple([number(digits) for digits in re.findall(r"[0-9]+", match[1])])
     return [Entry(str(problem), problem)]
-
-
-_DIALECT = Dialect("deepbench", ranks=(2,), groups=False, dilation=False, asymmetric=False)
-
-
-def write(problem: ConvProblem, name: str = "") -> str:
-    """The problem's tuple, without a name. Raises InvalidArgument for what a tuple cannot express."""
-    _DIALECT.check(problem)
-    return "(" + ", ".join(str(getattr(problem, field)) for field in FIELDS) + ")"

@@ -12,7 +12,7 @@ from ...device import plainfile
 from ..shapes import Entry
 from . import benchdnn, deepbench, miopen, own
 
-__all__ = ["Entry", "detect", "read_file", "read_line"]
+__all__ = ["DIALECTS", "Entry", "detect", "read_file", "read_line"]
 
 _OWN = re.compile(rf"(fwd|bwd_data|bwd_weights|f32|f64|f16|bf16|nchw|nhwc|{'|'.join(MATHS)})_|[^+]*\+|\S*_r[0-9]")
 # Only benchdnn's text has underscores, names, options, output sizes and dilations counted from 0.
@@ -51,6 +51,7 @@ _READERS: dict[str, Callable[[str], list[Entry]]] = {
     "miopen": miopen.read_line,
     "deepbench": deepbench.read_line,
 }
+DIALECTS = tuple(_READERS)
 
 
 def read_line(line: str, dialect: str) -> list[Entry]:

@@ -7,17 +7,14 @@ driver's defaults (``-n 100 -c 3 -H 32 -W 32 -k 32 -y 3 -x 3``), except ``-F``: 
 
 from __future__ import annotations
 
-import itertools
 import re
 
 from ...api.errors import InvalidProblem
-from ...api.problem import DIRECTIONS, LAYOUTS, ConvProblem
+from ...api.problem import ConvProblem
 from ..shapes import Entry
-from .limits import Dialect
 
 COMMAND = re.compile(r"(?:\S*MIOpenDriver\s+|^\s*(?=conv\w*\s+-))(conv\w*)(?=\s|$)")
 _TYPES = {"conv": "float32", "convfp32": "float32", "convfp16": "float16", "convbfp16": "bfloat16"}
-# The first 19 options are the geometry of the convolution.
 _OPTIONS = {
     # Each field of ConvProblem has a short option, a long option and the driver's default.
     "mb": ("n", "batchsize", 100),
@@ -131,33 +128,3 @@ def _padding(mode: str, values: dict[str, int], axis: str) -> int:
     if mode != "same":
         raise InvalidProblem(f"-z must be same, valid or default, got {mode!r}")
     return max(kernel - (size % stride or stride), 0) // 2
-
-
-_COMMANDS = {"float32": "conv", "float16": "convfp16", "bfloat16": "convbfp16"}
-_DIALECT = Dialect(
-    "miopen",
-    flags=("bias",),
-    directions=DIRECTIONS,
-    dtypes=tuple(_COMMANDS),
-    layouts=LAYOUTS,
-    ranks=(2, 3),
-    asymmetric=False,
-)
-
-
-def write(problem: ConvProblem, name: str = "") -> str:
-    """The problem's command line, as MIOpen's log prints it, without a name. Raises InvalidArgument."""
-    _DIALECT.check(problem)
-    command = _COMMANDS[problem.dtype]
-    words = ["./bin/MIOpenDriver", command]
-    for field, (short, long, _) in itertools.islice(_OPTIONS.items(), 19):
-        if field[1:] != "d" or problem.ndim == 3:
-            words += ["--" + long if field[1:] == "d" else "-" + short, str(getattr(problem, field))]
-    if problem.ndim == 3:
-        words += ["--spatial_dim", "3"]
-    if problem.layout == "nhwc":
-        layout = "NHWC" if problem.ndim == 2 else "NDHWC"
-        words += [word for tensor in ("in", "fil", "out") for word in (f"--{tensor}_layout", layout)]
-    words += ["-b", "1"] if problem.bias else []
-    bit = next(bit for bit, direction in _DIRECTIONS if direction == problem.direction)
-    return " ".join([*words, "-m", "conv", "-F", str(bit), "-t", "1"])

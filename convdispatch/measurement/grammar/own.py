@@ -30,8 +30,3 @@ def read_line(line: str) -> list[Entry]:
         raise InvalidProblem(f"cannot read {line!r}; expected `problem  name *count`")
     problem = ConvProblem.parse(match["problem"])
     return [Entry(match["name"] or match["problem"], problem, number(match["count"] or "1"))]
-
-
-def write(problem: ConvProblem, name: str = "") -> str:
-    """``str(problem)``, then the name."""
-    return f"{problem}  {name}" if name else str(problem)

@@ -1,10 +1,10 @@
-"""The per-layer benchmark: turns problems into times of every solver and of peers, and these into tables and a page.
+"""The per-layer benchmark: turns problems into times of every solver and of peers, and these into tables.
 
-A new peer is a module of ``measuring``, a new figure a function of ``summary``, a new picture one of ``pages``.
+A new peer is a module of ``measuring``, a new figure a function of ``summary``.
 
 - ``measuring``: the measurements, in child processes.
 - ``report``: what was measured, as values that are read from and written to JSON.
 - ``summary``: what a report says: a line a layer, sums a net, gaps.
 - ``quiet``: whether the machine was quiet, and waiting until it is.
-- ``pages``: a report as a page, tables, a comparison.
+- ``terminal``: a report as tables in the terminal.
 """

@@ -131,12 +131,6 @@ class Measured:
         """Whether enough candidates were measured to speak of a winner."""
         return self.coverage[0] >= EVIDENCE
 
-    @property
-    def searched_ms(self) -> float | None:
-        """The best candidate's time in the search; other candidates' times of the search compare with it."""
-        best = self.best and (self.best.solver, self.best.config)
-        return next((row.median_ms for row in self.rows if (row.solver, row.config) == best), None)
-
     def peer(self, name: str) -> PeerTime | None:
         """A peer's fastest variant."""
         timed = [time for time in self.peers if time.peer == name and time.median_ms]

@@ -1,4 +1,4 @@
-"""Computes the summary of a report: a line per layer, sums per net and algorithm, means per type, gaps, regret."""
+"""Computes the summary of a report: a line per layer, sums per net, gaps, regret."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from ...api.problem import ConvProblem
 from .report import Layer, Measured, Report
 
-TYPES = ("first layer", "depthwise", "strided", "1x1", "3x3", "5x5 and more", "other")
 GAP = 0.5
 """A layer below this share of its roofline is listed as a gap."""
 
@@ -62,37 +61,11 @@ class Line:
         measured, offered = self.measured.coverage
         return f"{measured} of {offered}"
 
-    @property
-    def kind(self) -> str:
-        """The layer's type, one of TYPES."""
-        return layer_type(self.problem)
-
     def ratio(self, peer: str) -> float | None:
         """The peer's time over ours: above 1 we are faster. None where too few candidates were measured; where nothing
         was searched it is what the immediate choice takes."""
         peer_ms = self.measured.peer_ms(peer) if self.measured.sure or not self.measured.rows else None
         return peer_ms / self.ms if peer_ms and self.ms else None
-
-
-def layer_type(problem: ConvProblem) -> str:
-    """The first of TYPES that a problem belongs to."""
-    kernel = {getattr(problem, "k" + axis) for axis in problem.axes}
-    if problem.g > 1 and problem.ic == problem.g:
-        return "depthwise"
-    if problem.ic <= 4:
-        return "first layer"
-    if any(getattr(problem, "s" + axis) > 1 for axis in problem.axes):
-        return "strided"
-    if kernel == {1}:
-        return "1x1"
-    if kernel == {3}:
-        return "3x3"
-    return "5x5 and more" if min(kernel) >= 5 else "other"
-
-
-def family(solver: str) -> str:
-    """The algorithm: a solver's name up to the first dot."""
-    return solver.partition(".")[0]
 
 
 def known(every: Sequence[Line]) -> tuple[int, int]:
@@ -142,8 +115,6 @@ class Net:
     """For each peer, the sum of its times, the sum of our times over the same layers, and how many layers these are."""
     ratios: dict[str, float | None] = field(default_factory=dict)
     """For each peer, the geometric mean of its time over ours."""
-    batch: tuple[int, ...] = ()
-    dtype: str = ""
 
     @property
     def gflops(self) -> float | None:
@@ -162,8 +133,6 @@ def nets(every: Sequence[Line], peers: Sequence[str]) -> list[Net]:
 
 def _net(name: str, direction: str, group: list[Line], peers: Sequence[str]) -> Net:
     net = Net(name, direction, sum(line.layer.count for line in group))
-    net.batch = tuple(sorted({line.problem.mb for line in group}))
-    net.dtype = ", ".join(sorted({line.problem.dtype for line in group}))
     for line in group:
         count = line.layer.count
         net.gflop += count * line.measured.flops / 1e9

@@ -9,9 +9,7 @@ A new subcommand is a function in a module here, named in ``COMMANDS``; options 
 - ``find``: ``find``.
 - ``bench``: ``bench``.
 - ``verify``: ``verify``.
-- ``run_model``: ``run``.
 - ``pack``: ``trace``, ``pack``.
-- ``translate``: ``translate``.
 - ``kernel``: ``kernel``, ``targets``.
 - ``database``: ``db``.
 - ``cache``: ``cache list``, ``cache show``, ``cache clear``; ``config``.
@@ -47,11 +45,9 @@ COMMANDS = {
     "info": ".inspect",
     "kernel": ".kernel",
     "new-plugin": ".new_plugin",
-    "run": ".run_model",
     "pack": ".pack",
     "targets": ".kernel",
     "trace": ".pack",
-    "translate": ".translate",
     "verify": ".verify",
 }
 """The module of each subcommand, which is imported when the subcommand runs."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,20 +47,12 @@ BUDGET_MS = 3000.0
 @click.option("--within", "within_s", type=float, default=None, help="Most seconds of it all; what is left is said.")
 @JOBS
 @click.option("--json", "json_path", type=OUTPUT, default=None, help="Write JSON there.")
-@click.option("--html", "html_path", type=OUTPUT, default=None, help="Write one HTML page there.")
 @click.option(
     "--wait-quiet",
     "wait_quiet_s",
     type=click.FloatRange(min=0),
     default=0.0,
     help="Wait so many seconds at most until other work has ended.",
-)
-@click.option(
-    "--compare",
-    type=(click.Path(path_type=Path), click.Path(path_type=Path)),
-    metavar="OLD NEW",
-    default=None,
-    help="Measure nothing: two JSON files beside each other. Exit status 1 if something is slower for certain.",
 )
 @click.option("--render", type=click.Path(path_type=Path), default=None, help="Measure nothing: show this JSON.")
 @DEVICE
@@ -72,29 +63,26 @@ def bench(names: tuple[str, ...], files: tuple[Path, ...], device: str | None, *
     mobilenet, mobilenet_v3, efficientnet_b0, convnext_t, densenet121, inception_v3, unet, wavenet, unet3d; cpu10.
     Problems in any dialect. Files: MODEL.onnx, its convolutions as they run.
     """
-    outputs = {name: options.pop(f"{name}_path") for name in ("json", "html")}
-    render, compare = options.pop("render"), options.pop("compare")
+    json_path, render = options.pop("json_path"), options.pop("render")
     if options["within_s"] is not None and not options["isolate"]:
         raise click.UsageError("--within ends a child process: it cannot be kept with --no-isolate")
-    if not (names or files or render or compare):
+    if not (names or files or render):
         net_names = ", ".join(known_nets())
         raise click.UsageError(f"name a net, a problem, a model or a file (--from); nets are {net_names}")
     solvers_are_named(options["solver"])
     if options["record"]:
         records_are_writable()
-    if compare is not None:
-        _compare(compare)
-    elif render is not None:
+    if render is not None:
         from ..benchmark.report import load
 
         with shown(render):
-            _write(load(render), **outputs)
+            _write(load(render), json_path)
     else:
         changes = {name: options.pop(name) for name in CHANGES}
         options |= search_limits(options.pop("given_ms"), BUDGET_MS) | {"command": command_line()}
         options["against"] = [peer.strip() for peer in options["against"].split(",") if peer.strip()]
         layers = _nets(names, files, changes)
-        _write(_measure(layers, device, outputs["json"], options), **outputs)
+        _write(_measure(layers, device, json_path, options), json_path)
 
 
 def _measure(layers: dict[str, Any], device: str | None, json_path: Path | None, options: dict[str, Any]) -> Any:
@@ -111,28 +99,14 @@ def _measure(layers: dict[str, Any], device: str | None, json_path: Path | None,
     return run(layers, device, console=stderr(), keep=keep, **options)
 
 
-def _write(report: Any, json: Path | None, html: Path | None) -> None:
-    """Show the report and write the requested files."""
-    from ..benchmark.pages.page import write_html
-    from ..benchmark.pages.terminal import show
+def _write(report: Any, json_path: Path | None) -> None:
+    """Show the report and write the requested file."""
     from ..benchmark.report import write_json
+    from ..benchmark.terminal import show
 
     show(report, stdout())
-    if json is not None:
-        write_json(report, json)
-    if html is not None:
-        write_html(report, html)
-
-
-def _compare(files: tuple[Path, Path]) -> None:
-    from ..benchmark.pages.compare import compare, show_comparison
-    from ..benchmark.report import load
-
-    old, new = map(load, files)
-    with shown(" or ".join(map(str, files))):
-        compared = compare(old, new)
-        show_comparison(compared, stdout())
-    sys.exit(int(any(pair.verdict == "slower" and not pair.doubtful for pair in compared.pairs)))
+    if json_path is not None:
+        write_json(report, json_path)
 
 
 def _nets(names: tuple[str, ...], files: tuple[Path, ...], changes: dict[str, Any]) -> dict[str, Any]:

@@ -30,17 +30,13 @@ def trace(what: str, batch: int | None, device: str | None, as_json: bool) -> No
 
 
 @click.command()
-@click.argument("what", metavar="NET|MODEL|SCRIPT|LOCKFILE|PROBLEM")
+@click.argument("what", metavar="NET|MODEL|LOCKFILE|PROBLEM")
 @click.option("-o", "--output", type=OUTPUT, required=True, help="The pack, such as net.cdpack.")
 @click.option("--batch", type=click.IntRange(min=1), default=None, help="Pictures at once, of a net.")
 @click.option("--all-weights", is_flag=True, help="Also packed weights that take longer to read than to make.")
-@click.option("--training", is_flag=True, help="With the backward, of a script's model.")
-@click.option("--autocast", type=click.Choice(["float16", "bfloat16"]), default=None, help="Of a script's model.")
 @DEVICE
 def pack(what: str, output: Path, device: str | None, **options: Any) -> None:
     """Write decisions, configurations, compiled kernels and packed constant weights for a device into one file.
-
-    A SCRIPT is net.py:build, whose function build() answers (model, inputs) of PyTorch, on the device they run on.
 
     ``convdispatch.load_pack(FILE)`` or CONVDISPATCH_PACK=FILE puts it in force, here and on machines of the same kind.
     """

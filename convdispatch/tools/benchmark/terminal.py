@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
-from ....selection.text_table import Column, Table, columns
-from ..quiet import busy, disturbed, signs
-from ..report import EVIDENCE, Choice, PeerTime, Report, Row
-from ..summary import Line, gaps, geomean, known, lines, nets
+from ...selection.text_table import Column, Table, columns
+from .quiet import busy, disturbed, signs
+from .report import EVIDENCE, Choice, PeerTime, Report, Row
+from .summary import Line, gaps, geomean, known, lines, nets
 
 DOUBT = " (busy machine: not to be trusted)"
 WITHHELD = "withheld, the machine was busy"
