@@ -4,7 +4,8 @@
 
 Each figure is a process of its own. ``torch`` is PyTorch alone. ``cold`` has empty caches, ours and the driver's;
 ``warm`` is the process after it on the same machine. A row tells the first
-step's seconds above PyTorch's own first one, the wall seconds after which steps keep 95 % of the final speed, how many programs were compiled, and the final step beside PyTorch's.
+step's seconds above PyTorch's own first one, the wall seconds after which steps keep 95 % of the final speed, how many
+programs were compiled, and the final step beside PyTorch's.
 """
 
 from __future__ import annotations

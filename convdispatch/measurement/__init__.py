@@ -17,7 +17,6 @@ Measurements are stored by ``selection.records``. A new dialect goes to ``gramma
 - ``calibration``: measures a device's rates.
 - ``first_sight``: has a device calibrated in a child process when it is first used.
 - ``peaks``: measures a device's ceilings, for the roofline.
-- ``fitting``: fits a solver's cost to its measured records.
 - ``grammar``: reads problems in every dialect.
 - ``shapes``: tables of problems.
 """

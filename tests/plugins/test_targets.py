@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from paths import SUPPORT
 from selftest import cases, families
 from selftest import run as selftest
@@ -20,9 +17,7 @@ from selftest.targets import VARIABLE, compiling_for, finding_this, runnable
 from convdispatch.api.errors import InvalidArgument, NoDevice
 from convdispatch.device import runtime
 from convdispatch.device.opencl import platforms
-from convdispatch.measurement.conformance.outcome import Outcome, Report
 from convdispatch.nn.pooling import pooling2d
-from convdispatch.tools.cli import main
 
 SHARES = 112
 """Each target computes what is known to be hostile and one of so many shares of the rest; ``--full``: all of them."""
@@ -158,31 +153,6 @@ def test_a_question_without_an_answer_is_wrong_and_named(device, monkeypatch):
         result = run(runtime.address(device), looks)
     assert [sentence.split(":")[0] for sentence in result.wrong] == [named(case) for case in looks]
     assert "it gave no answer" in result.wrong[0]
-
-
-def test_doctor_computes_with_the_device(device):
-    """Each plugin's cases of the kit, in turn, for so many seconds."""
-    name = runtime.device_info(device).vendor
-    done = CliRunner().invoke(main, ["doctor", "--self-test", "40", "--device", name, "--json"])
-    assert done.exit_code == 0, done.output
-    ((said),) = json.loads(done.stdout).values()
-    assert said["computed"] > 10
-    assert said["wrong"] == []
-
-
-def test_doctor_says_what_is_wrong(device, monkeypatch):
-    """The kit's failures, each with its solver; the exit status is 1."""
-
-    def failing(plugin, level, device, **limits):
-        wrong = [Outcome(f"{plugin}.one", "1x1.fwd", "mb1ic1ih1oc1kh1", "core", "failed", "y is 2, not 1")]
-        return Report({}, {}, level, 1, "", outcomes=wrong, unasked=["3x3.fwd"])
-
-    monkeypatch.setattr("convdispatch.measurement.conformance.verify.verify", failing)
-    done = CliRunner().invoke(main, ["doctor", "--self-test", "--device", runtime.device_info(device).vendor])
-    assert done.exit_code == 1
-    assert re.search(
-        r"[2-9] wrong: \w+\.one 1x1\.fwd: y is 2, not 1 \(\d+ computed, \d+ cases not asked\)", done.output
-    )
 
 
 def test_a_pooling_has_what_pytorch_gives_at_googlenets_widths(queue):

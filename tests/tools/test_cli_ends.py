@@ -64,7 +64,7 @@ def test_mistakes_are_usage_errors_with_a_sentence(tmp_path, monkeypatch):
 
 
 def test_what_asks_for_json_is_told_in_json_when_it_fails():
-    for words in (("fit-cost", "im2col", "--json"), ("explain", "mb1", "--json"), ("find", "nonet", "--json")):
+    for words in (("explain", "mb1", "--json"), ("find", "nonet", "--json")):
         done = run_cli(*words, status=1)
         assert json.loads(done.stdout)["error"], done.output
 

@@ -2,8 +2,9 @@
 
 The order is: the incumbent, which would run without the search, because nothing is decided unless it is measured; the
 fastest on record, which must prove its time again; every solver's default configuration, of which the cheapest
-predicted comes first, then those without a prediction, then the others; the next on record;
-configurations without a record, alternating between predicted and unpredicted ones; last the slower ones on record. So a repeated search continues where its budget ended it.
+predicted comes first, then those without a prediction, then the others; the next on record; configurations without a
+record, alternating between predicted and unpredicted ones; last the slower ones on record. So a repeated search
+continues where its budget ended it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ A new subcommand is a function in a module here, named in ``COMMANDS``; options 
 - ``kernel``: ``kernel``, ``targets``.
 - ``database``: ``db``.
 - ``cache``: ``cache list``, ``cache show``, ``cache clear``; ``config``.
-- ``fit``: ``calibrate``, ``fit-cost``.
+- ``calibrate``: ``calibrate``.
 - ``new_plugin``: ``new-plugin``.
 """
 
@@ -35,13 +35,12 @@ __all__ = ["main", "run"]
 COMMANDS = {
     "bench": ".bench",
     "cache": ".cache",
-    "calibrate": ".fit",
+    "calibrate": ".calibrate",
     "config": ".cache",
     "db": ".database",
     "doctor": ".inspect",
     "explain": ".inspect",
     "find": ".find",
-    "fit-cost": ".fit",
     "info": ".inspect",
     "kernel": ".kernel",
     "new-plugin": ".new_plugin",

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from dataclasses import asdict
 from typing import Any
 
 import click
 
 from ...selection.text_table import Column, Table, columns
 from ..problems import read_entries
-from .options import AS_JSON, CONFIGURE, DEVICE, configure, stderr, stdout
+from .options import AS_JSON, CONFIGURE, DEVICE, configure, stdout
 from .output import echo
 
 
@@ -41,62 +39,17 @@ def info(as_json: bool) -> None:
 @click.command()
 @AS_JSON
 @click.option("--probe/--no-probe", default=True, help="Build and run a trivial kernel on each device.")
-@click.option("--self-test", "seconds", is_flag=False, flag_value=60.0, type=float, default=None, metavar="SECONDS",
-              help="Run the conformance kit on each device for so long (60).")  # fmt: skip
-@click.option("--device", metavar="NAME", default=None, help="The one device of the self-test.")
 @click.option("--again", is_flag=True, help="Try anew what was seen to crash, exit or hang, or to compute wrong.")
-def doctor(as_json: bool, probe: bool, seconds: float | None, device: str | None, again: bool) -> None:
+def doctor(as_json: bool, probe: bool, again: bool) -> None:
     """Show every vendor library, device and plugin: what loaded, what did not, why, and how to mend it."""
     from ..doctor import examine
 
-    if seconds is not None:
-        sys.exit(0 if _self_test(seconds, device, as_json) else 1)
     report = examine(probe=probe, again=again)
     if as_json:
         echo(json.dumps(report.to_dict(), indent=2))
     else:
         _show(report)
     sys.exit(0 if report.healthy else 1)
-
-
-def _self_test(seconds: float, chosen: str | None, as_json: bool) -> bool:
-    """The conformance kit's core cases of each plugin, on each device; whether any were computed and none wrong."""
-    from ...device import runtime
-    from ...measurement.conformance import verify as kit
-    from ...selection.plugins.loader import plugins
-    from ..progress import progress
-
-    simulators = {"oclgrind"}  # OpenCL simulators are too slow to run the self-test.
-    devices = [runtime.find_device(chosen)] if chosen else [
-        one for one in runtime.devices() if runtime.device_info(one).vendor not in simulators]  # fmt: skip
-    names = [entry.name for entry in plugins().report if entry.status == "loaded" and entry.solvers]
-    results: dict[str, dict[str, Any]] = {}
-    for device in devices:
-        title, problem, until = str(runtime.device_info(device)), runtime.probe(device), time.monotonic() + seconds
-        if problem is not None:
-            echo(f"{title}: not tested, it does not work: {problem}", err=as_json)
-            continue
-        outcomes, unasked = [], 0
-        with progress(stderr(), title, len(names)) as step:
-            for index, name in enumerate(names):
-                now = time.monotonic()
-                share = now + max(0.0, until - now) / (len(names) - index)
-                report = kit.verify(name, "core", device, jobs=1, until=share)
-                outcomes += report.outcomes
-                unasked += len(report.unasked)
-                step(name, 1)
-        wrong = [f"{o.solver} {o.case}: {o.reason}" for o in outcomes if o.status == "failed"]
-        computed = sum(o.status == "passed" for o in outcomes) + len(wrong)
-        results[title] = {"computed": computed, "wrong": wrong, "left": unasked}
-        verdict = (
-            f"{len(wrong)} wrong: {wrong[0]}" if wrong else "everything right" if computed else "nothing was computed"
-        )
-        echo(f"{title}: {verdict} ({computed} computed, {unasked} cases not asked)", err=as_json)
-        for sentence in wrong[1:10]:
-            echo(f"  {sentence}", err=as_json)
-    if as_json:
-        echo(json.dumps(results, indent=2))
-    return bool(results) and all(one["computed"] and not one["wrong"] for one in results.values())
 
 
 def _show(report: Any) -> None:
@@ -147,7 +100,6 @@ def _show(report: Any) -> None:
 @click.argument("names", metavar="NET|PROBLEM...", nargs=-1, required=True)
 @CONFIGURE
 @click.option("--verbose", "-v", is_flag=True, help="A line for each solver that refuses; for a net, all of it.")
-@click.option("--workspace", is_flag=True, help="What runs under each ceiling of the workspace, and in what time.")
 @DEVICE
 @AS_JSON
 def explain(names: tuple[str, ...], verbose: bool, device: str | None, as_json: bool, **changes: Any) -> None:
@@ -157,11 +109,7 @@ def explain(names: tuple[str, ...], verbose: bool, device: str | None, as_json: 
     """
     from ...selection.explanation import explain as explain_problem
 
-    by_ceiling = changes.pop("workspace")
     entries = configure(read_entries(names, (), changes.get("batch"), changes.get("layout")), **changes)
-    if by_ceiling:
-        _show_by_workspace([entry.problem for entry in entries], device, as_json)
-        return
     every = [(entry.name, explain_problem(entry.problem, device)) for entry in entries]
     if as_json:
         listed = [explanation.to_dict() for _, explanation in every]
@@ -174,18 +122,3 @@ def explain(names: tuple[str, ...], verbose: bool, device: str | None, as_json: 
         else:
             title = " ".join(dict.fromkeys((name, str(explanation.problem))))
             stdout().print(f"{title}: {explanation.why}", highlight=False)
-
-
-def _show_by_workspace(problems: list[Any], device: str | None, as_json: bool) -> None:
-    """Show which solver runs under each ceiling of the workspace, for each problem."""
-    from ...device import runtime
-    from ...selection.explanation import by_workspace, ceilings_text
-
-    info = runtime.device_info(runtime.find_device(device))
-    every = {problem: by_workspace(problem, info) for problem in problems}
-    if as_json:
-        listed = [{"problem": str(p), "device": str(info), "ceilings": [*map(asdict, every[p])]} for p in every]
-        echo(json.dumps(listed if len(listed) > 1 else listed[0], indent=2))
-        return
-    for problem, ceilings in every.items():
-        echo(ceilings_text(problem, info, ceilings, stdout().width))
