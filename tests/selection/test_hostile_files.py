@@ -193,7 +193,7 @@ def test_render_of_what_is_no_report(tmp_path, command, text):
         ("bench", {"roofs": {"float32": 3}}, "cannot be shown"),
         ("bench", {"environment": {}}, "cannot be shown"),
         ("bench", {"layers": [{"net": "a", "name": 1, "problem": "x"}]}, "name is str, got 1"),
-        ("bench", {"again": {"float32": None}}, "again"),
+        ("bench", {"roofs": None}, "roofs"),
     ],
 )
 def test_render_of_a_damaged_report(tmp_path, command, changes, words):
@@ -204,7 +204,7 @@ def test_render_of_a_damaged_report(tmp_path, command, changes, words):
     plugin = {"name": "acme", "version": "1", "source": "", "solvers": []}
     whole = {
         "verify": {"schema": 2, "plugin": plugin, "environment": seen, "level": "core", "version": 1, "digest": "a"},
-        "bench": {"schema": 1, "environment": seen | {"plugins": {}}, "layers": [], "measured": {}},
+        "bench": {"schema": 2, "environment": seen | {"plugins": {}}, "layers": [], "measured": {}},
     }[command]
     whole |= {"outcomes": []} if command == "verify" else {}
     path = tmp_path / "report.json"

@@ -1,15 +1,12 @@
-"""The benchmark's runs: measured, cut short, resumed, refused."""
+"""The benchmark's runs: measured, cut short, refused."""
 
 from __future__ import annotations
-
-import re
 
 import pytest
 from click.testing import CliRunner
 from reports import ROOFS
 
 from convdispatch.api import ConvProblem
-from convdispatch.api.errors import InvalidArgument
 from convdispatch.measurement.peaks import measure_roof
 from convdispatch.measurement.shapes import Entry
 from convdispatch.tools.benchmark.measuring import run, session
@@ -53,7 +50,7 @@ def test_command_measures_and_writes_everything(device, quick, tmp_path):
     assert str(tmp_path) not in path.read_text(), "a report names no folder of the machine it was made on"
 
 
-def test_interrupt_keeps_what_was_measured_and_a_rerun_goes_on(device, quick, tmp_path, monkeypatch):
+def test_an_interrupt_keeps_what_was_measured(device, quick, monkeypatch):
     asked, true = [], session.Session.measure
 
     def measure(self, problem, without=None):
@@ -64,30 +61,11 @@ def test_interrupt_keeps_what_was_measured_and_a_rerun_goes_on(device, quick, tm
 
     monkeypatch.setattr(session.Session, "measure", measure)
     problems = entries(TINY, "mb1ic4ih6oc4kh1")
-    options = {"search": False, "resume": tmp_path / "j"}
-    first = run.run(problems, device, **options)
+    kept = []
+    first = run.run(problems, device, search=False, keep=lambda report: kept.append(list(report.measured)))
     assert first.interrupted
     assert list(first.measured) == [str(ConvProblem.parse(TINY))]
-    second = run.run(problems, device, **options)
-    assert not second.interrupted
-    assert len(second.measured) == 2
-    assert asked.count(str(ConvProblem.parse(TINY))) == 1, "what was measured is not measured again"
-
-
-def test_resume_measures_again_what_another_search_measured(device, quick, tmp_path):
-    first = run.run(entries(TINY), device, search=False, resume=tmp_path / "j")
-    path = tmp_path / "j"
-    path.write_text(path.read_text().replace('"search": false', '"search": true'))
-    second = run.run(entries(TINY), device, search=False, resume=path)
-    assert second.measured != first.measured
-
-
-def test_resume_refuses_another_device(device, quick, tmp_path):
-    run.run(entries(TINY), device, search=False, resume=tmp_path / "j")
-    path = tmp_path / "j"
-    path.write_text(re.sub(r'"key": "[^"]*"', '"key": "elsewhere"', path.read_text()))
-    with pytest.raises(InvalidArgument, match="elsewhere"):
-        run.run(entries(TINY), device, resume=path)
+    assert kept == [list(first.measured)]
 
 
 def test_no_solver_is_said_and_ends_nothing(device, quick):

@@ -20,7 +20,6 @@ PROBLEM = "mb1ic4ih6oc4kh3"
     "words",
     [
         ("bench", PROBLEM, "--json"),
-        ("bench", PROBLEM, "--resume"),
         ("verify", "im2col", "--json"),
         ("find", PROBLEM, "--lock"),
         ("pack", PROBLEM, "-o"),

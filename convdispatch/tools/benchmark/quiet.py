@@ -1,8 +1,7 @@
-"""Says whether a machine was quiet: other work's load, ceilings measured twice, repeats that scatter; waits for quiet.
+"""Says whether a machine was quiet: other work's load, and repeats that scatter.
 
-Loads are processors that other processes keep busy; clocks and loads are the caller's, so that all of it is tested with
-ones that lie. On a busy machine times are too long and ratios mean nothing: a library whose threads wait for each other
-in a spin loses far more than one whose threads do not.
+Loads are processors that other processes keep busy. On a busy machine times are too long and ratios mean nothing: a
+library whose threads wait for each other in a spin loses far more than one whose threads do not.
 """
 
 from __future__ import annotations
@@ -15,12 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from .report import Measured, Report
-from .summary import Line, lines
 
 LOAD = 0.3
 """Other work's load, as a share of the device's compute units, from which on a CPU counts as busy."""
-CEILING = 0.15
-"""A device's ceiling that changes by more than this fraction during a run was not measured on a quiet machine."""
 SCATTER = 0.25
 """The width of a median's interval, as a fraction of the median, from which the samples count as disturbed."""
 SHARE = 0.25
@@ -72,25 +68,6 @@ def _ticks(stat: Path) -> tuple[float, float] | None:
     return (sum(ticks) - ticks[3] - ticks[4]) / rate, sum(ticks) / rate
 
 
-def wait_quiet(
-    most_s: float,
-    processors: int,
-    *,
-    load: Callable[[], float | None] = load_now,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-    say: Callable[[str], None] = lambda words: None,
-) -> float:
-    """Wait until other work is below the limit for that many processors, ``most_s`` seconds at most; seconds waited."""
-    began = clock()
-    while True:
-        processors_busy, waited = load(), clock() - began
-        if processors_busy is None or processors_busy < LOAD * processors or waited >= most_s:
-            return waited
-        say(f"waiting for quiet: a load of {processors_busy:g}, {most_s - waited:.0f} s at most")
-        sleep(min(2.0, most_s - waited))
-
-
 def loaded(load: float | None, device: Mapping[str, Any]) -> bool:
     """Whether other work's load disturbs the device: a GPU has its own processors."""
     return device["type"] == "cpu" and load is not None and load >= LOAD * device["compute_units"]
@@ -120,27 +97,11 @@ def _signs(report: Report, device: Mapping[str, Any]) -> Iterator[str]:
     during = [measurements.load for measurements in measured if loaded(measurements.load, device)]
     if len(during) > SHARE * len(measured):
         yield f"a load of {statistics.median(during):g} by others on {units} processors during the run"
-    for dtype, ceilings_at_end in report.again.items():
-        for name, rate in ceilings_at_end.items():
-            first_rate = report.roofs[dtype][name]["rate"]
-            if abs(rate / first_rate - 1) >= CEILING:
-                ceiling = {"flops": "multiply-adds", "bandwidth": "a copy"}.get(name, name)
-                yield f"the ceiling of {ceiling} ({dtype}) was {rate / first_rate:.2f} of the first one at the end"
-    beyond = [line for line in lines(report) if (line.fraction or 0.0) > 1 + CEILING and _bound(line)]
-    if beyond:
-        highest = max(line.fraction for line in beyond)
-        yield f"{len(beyond)} layers of 1x1 reach up to {highest:.0%} of the ceiling, so that was measured too low"
     wide = [s for measurements in measured if (s := _widest(measurements)) is not None]
     scattered = [s for s in wide if s >= SCATTER]
     if len(scattered) > SHARE * len(wide):
         median_spread = statistics.median(scattered)
         yield f"repeats of {len(scattered)} of {len(wide)} problems scatter by {median_spread:.0%} of their median"
-
-
-def _bound(line: Line) -> bool:
-    """Whether the ceiling of multiply-adds bounds a layer that no algorithm computes with fewer of them."""
-    p = line.problem
-    return line.bound == "compute" and p.kd == p.kh == p.kw == 1
 
 
 def _widest(measured: Measured) -> float | None:
@@ -154,6 +115,5 @@ def busy(disturbances: Sequence[str]) -> str:
         return ""
     return (
         f"Other work was running: {'; '.join(disturbances)}. Times are too long, and ratios cannot be trusted: a "
-        "library whose threads wait for each other in a spin loses far more than others. `bench --wait-quiet SECONDS` "
-        "waits for its end."
+        "library whose threads wait for each other in a spin loses far more than others."
     )

@@ -17,7 +17,7 @@ from ...api.problem import ConvProblem
 from ...device import jsontext, plainfile
 from ...measurement.run_reports import read_report
 
-SCHEMA = 1
+SCHEMA = 2
 EVIDENCE = 3
 """The least number of measured candidates from which a winner, a regret or a ratio is reported."""
 
@@ -100,8 +100,6 @@ class Measured:
     load: float | None = None
     """The number of processors that other processes kept busy during the measurement."""
     peak_bytes: int = 0
-    settings: dict[str, Any] = field(default_factory=dict)
-    """The settings that must be equal for a resumed run to reuse this: plugins' sources, solver, peers, search."""
 
     @property
     def parsed(self) -> ConvProblem:
@@ -172,8 +170,6 @@ class Report:
     """Whether the run ended before everything was measured."""
     time_limit: bool = False
     """Whether the run was ended by its time limit, not by a person."""
-    again: dict[str, dict[str, float]] = field(default_factory=dict)
-    """The device's ceilings measured once more at the run's end, by dtype."""
     schema: int = SCHEMA
 
     def rows(self) -> list[tuple[Layer, Measured]]:

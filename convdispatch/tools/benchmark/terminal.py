@@ -85,8 +85,7 @@ def show(report: Report, console: Console) -> None:
     if report.interrupted:
         missing = len({layer.problem for layer in report.layers} - set(report.measured))
         why = "time limit reached" if report.time_limit else "interrupted"
-        further = "; with --resume FILE a repeated run goes on where it ended" if report.settings.get("search") else ""
-        console.print(f"{why}: {missing} problems are not measured{further}")
+        console.print(f"{why}: {missing} problems are not measured")
 
 
 def evidence(every: list[Line], searched: bool) -> list[str]:
@@ -105,8 +104,6 @@ def _heading(report: Report, console: Console, warning: str) -> None:
     console.print(f"{device['title']}, driver {device['driver']}, {report.environment['created']}", highlight=False)
     if warning:
         console.print(warning, style="red")
-    if report.environment.get("waited_s"):
-        console.print(f"waited {report.environment['waited_s']:g} s for quiet", highlight=False)
     for dtype, roof in report.roofs.items():
         rates = {name: peak["rate"] / 1e9 for name, peak in roof.items() if isinstance(peak, dict)}
         rate_texts = [f"{rates['flops']:,.0f} GFLOP/s multiply-add", f"{rates['bandwidth']:,.1f} GB/s copy"]

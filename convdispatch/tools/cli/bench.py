@@ -41,19 +41,11 @@ BUDGET_MS = 3000.0
 @click.option("--find/--no-find", "search", default=True, help="Measure every solver, or only the immediate choice.")
 @BUDGET(BUDGET_MS)
 @click.option("--record/--no-record", default=False, help="Keep the results for later calls, as find does.")
-@click.option("--resume", type=OUTPUT, default=None, help="A report to go on with and write anew.")
 @click.option("--isolate/--no-isolate", default=True, help="Measure in a child process, which may die or hang.")
 @click.option("--timeout", "timeout_s", type=float, default=None, help="Seconds of silence after which one hangs.")
 @click.option("--within", "within_s", type=float, default=None, help="Most seconds of it all; what is left is said.")
 @JOBS
 @click.option("--json", "json_path", type=OUTPUT, default=None, help="Write JSON there.")
-@click.option(
-    "--wait-quiet",
-    "wait_quiet_s",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    help="Wait so many seconds at most until other work has ended.",
-)
 @click.option("--render", type=click.Path(path_type=Path), default=None, help="Measure nothing: show this JSON.")
 @DEVICE
 def bench(names: tuple[str, ...], files: tuple[Path, ...], device: str | None, **options: Any) -> None:

@@ -126,8 +126,8 @@ def _search(
     if again:
         for problem in problems:
             verdicts.lift(problem)
-    budget_s, skipped = limits["budget_ms"] / 1e3, 0
-    shown = progress(None if quiet else console, "find", len(problems), budget_s)
+    skipped = 0
+    shown = progress(None if quiet else console, "find", len(problems))
     with shown as step, answer_trial.reporting(lambda words: step(words, 0)):
         try:
             new = [problem for problem in problems if again or why_find(problem, info, **known_limits)]
@@ -139,7 +139,6 @@ def _search(
             if (compilers := processes(jobs, info)) and new:
                 most_s = precompile_s(len(new), limits["budget_ms"])
                 precompile(new, runtime.address(chosen), compilers, most_s, say=step)
-            step.begin()
             for problem in new:
                 step(str(problem), 0)
                 every_search.append(measure(problem, chosen, **limits))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...api.errors import InvalidArgument
-from ...api.problem import ConvProblem
 from ..problems import read_entries
 from ..progress import progress
 from .interrupts import INTERRUPTED
@@ -51,17 +49,6 @@ def kernel(problem: str, solver: str | None, config: str | None, device: str | N
         echo(text)
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """What is compiled: the targets' names (none: all that this machine compiles for), and whose kernels."""
-
-    names: Sequence[str]
-    takes: Callable[[str, str], bool]
-    """``takes(solver, plugin)``: whether the kernels of a solver of that plugin are compiled."""
-    problems: Sequence[ConvProblem] | None = None
-    """None: those of the shape tables and the kit."""
-
-
 @click.command()
 @click.argument("names", metavar="[TARGET...]", nargs=-1)
 @click.option("--solver", metavar="GLOB", default=None, help="Only these solvers.")
@@ -82,42 +69,31 @@ def targets(
     that are equal but for their numbers have the same one), then the others. Exit status 1 for a kernel that
     does not compile or exceeds a limit of the device.
     """
-    solvers_are_named(solver)
-    problems = [entry.problem for entry in read_entries((), files)] if files else None
-    chosen = Chosen(names, lambda name, plugin: fnmatchcase(name, solver or "*"), problems)
-    context.exit(compile_for(chosen, **options))
-
-
-def compile_for(
-    chosen: Chosen,
-    most: int = MOST,
-    within_s: float | None = None,
-    as_markdown: bool = False,
-    json_path: Path | None = None,
-) -> int:
-    """Compile what is chosen and show what its kernels use; the exit status."""
     from ...selection.plugins.loader import plugins
     from ..targets.compilers import identity, missing
     from ..targets.compiling import compile_all, markdown, plan_all, table, worst
     from ..targets.described import TARGETS
 
-    unknown = [name for name in chosen.names if name not in TARGETS]
+    most, within_s, json_path = options["most"], options["within_s"], options["json_path"]
+    solvers_are_named(solver)
+    problems = [entry.problem for entry in read_entries((), files)] if files else None
+    unknown = [name for name in names if name not in TARGETS]
     if unknown:
         raise InvalidArgument(f"targets are {', '.join(TARGETS)}, got {', '.join(unknown)}")
     console, loaded = stderr(), plugins()
-    reasons = {name: missing(name) for name in chosen.names or TARGETS}
+    reasons = {name: missing(name) for name in names or TARGETS}
     for name, reason in reasons.items():
         if reason:
             console.print(f"{name} is left out: it {reason}")
-    names = [name for name, reason in reasons.items() if not reason]
-    if not names:
+    usable = [name for name, reason in reasons.items() if not reason]
+    if not usable:
         raise InvalidArgument("this machine has no compiler for a target that was named")
-    solvers = [loaded.solvers[name] for name in sorted(loaded.solvers) if chosen.takes(name, loaded.provider(name))]
+    solvers = [loaded.solvers[name] for name in sorted(loaded.solvers) if fnmatchcase(name, solver or "*")]
     planned: list[tuple[Row, list[Text]]] = []
     status = 0
     try:
-        with progress(console, "targets", len(names) * len(solvers) * most) as step:
-            planned.extend(plan_all(names, solvers, chosen.problems, most, step))
+        with progress(console, "targets", len(usable) * len(solvers) * most) as step:
+            planned.extend(plan_all(usable, solvers, problems, most, step))
         until = None if within_s is None else time.monotonic() + within_s
         with progress(console, "texts", sum(row.texts for row, _ in planned)) as step:
             compile_all(planned, until, step)
@@ -127,7 +103,7 @@ def compile_for(
     if json_path is not None:  # Before the tables: an interrupted command is given seconds to end.
         json_path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
     tables = [table(rows), worst(rows)]
-    if as_markdown:
+    if options["as_markdown"]:
         echo("\n".join(map(markdown, tables)))
     else:
         for each in tables:
@@ -135,9 +111,9 @@ def compile_for(
     for row in rows:
         for problem, message in row.errors.items():
             console.print(f"{row.target} {row.solver} {problem}: {message}", soft_wrap=True)
-    for name in names:
+    for name in usable:
         console.print(f"{name}: {identity(name)}", soft_wrap=True)
     left = sum(row.texts - row.compiled for row in rows)
     if status or left:
         console.print(f"{left} texts are left: what was compiled is cached, and the same command continues there")
-    return status or int(any(row.errors for row in rows))
+    context.exit(status or int(any(row.errors for row in rows)))

@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from ...selection.text_table import Column, Table, columns
 from ..problems import read_entries
 from ..progress import progress
 from .interrupts import interrupted
-from .kernel import Chosen, compile_for
 from .options import DEVICE, OUTPUT, command_line, stderr, stdout
 from .output import echo, shown
 
@@ -46,7 +44,6 @@ from .output import echo, shown
 @click.option("--first", "-x", is_flag=True, help="End at the first case that fails.")
 @click.option("--json", "json_path", type=OUTPUT, default=None, help="Write the report there.")
 @click.option("--render", type=click.Path(path_type=Path), default=None, help="Verify nothing: show this JSON.")
-@click.option("--compile-only", metavar="TARGET,...", help="Run nothing: compile for these (see `targets`).")
 @click.option("--digests", type=OUTPUT, default=None, help="Verify nothing: write the bits' digests here.")
 @click.option(
     "--errata", is_flag=True, help="Try each erratum again, of whatever plugin. Exit status 1 if one is over."
@@ -59,7 +56,6 @@ def verify(
     level: str,
     render: Path | None,
     listing: bool,
-    compile_only: str | None,
     **options: Any,
 ) -> None:
     """Verify each PLUGIN: its solvers refuse every case in words or compute it right. Exit status 1 if not.
@@ -89,11 +85,6 @@ def verify(
         differing = write_digests(Kit(plugins[0], options["device"], options["solver"]), path)
         echo(f"{len(differing)} digests differ from the committed ones" + "".join(f"\n  {text}" for text in differing))
         context.exit(bool(differing))
-    if compile_only is not None:
-        names, pattern = compile_only.split(","), options["solver"] or "*"
-        problems = [entry.problem for entry in read_entries((), options["files"])] if options["files"] else None
-        chosen = Chosen(names, lambda name, plugin: plugin in plugins and fnmatchcase(name, pattern), problems)
-        context.exit(compile_for(chosen, json_path=json_path))
     if render is None:
         from ...selection.plugins.loader import try_each
 

@@ -1,34 +1,28 @@
-"""Runs a benchmark: the device's ceilings, then problem by problem, written, resumed, ended without loss."""
+"""Runs a benchmark: the device's ceilings, then problem by problem, written, ended without loss."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from ....api.errors import ConvDispatchError, InvalidArgument
+from ....api.errors import InvalidArgument
 from ....api.problem import ConvProblem
 from ....device import runtime
 from ....measurement.peaks import measure_roof
 from ....measurement.search.precompile import precompile, precompile_s
 from ....measurement.shapes import Entry
 from ...progress import Progress, progress
-from ..quiet import wait_quiet
-from ..report import Layer, Measured, Report, load, write_json
+from ..report import Layer, Measured, Report
 from . import peers as peer_modules
 from .session import Session, environment
 from .worker import OutOfTime, Worker
 
 SILENT_S = 60.0
 """Seconds, in addition to three times a problem's budget, after which a candidate without a message counts as hung."""
-RACE_S = 2.0
-"""The first estimate of the seconds that a problem takes beyond its budget, for compilers, benchmarking and the
-reference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +40,6 @@ class Options:
     """Whether the budget may be exceeded until every solver's first configuration was measured."""
     record: bool = False
     """Whether the results are stored as records, from which dispatch then chooses."""
-    resume: Path | None = None
-    """The report of an earlier run, which is read first and then written anew after each problem."""
     command: str = ""
     isolate: bool = False
     """Whether everything is measured in a child process, so that a candidate that crashes ends only that process."""
@@ -57,8 +49,6 @@ class Options:
     """The most seconds that the whole run takes; needs ``isolate``."""
     jobs: int = 0
     """The number of processes that compile candidates ahead of their measurement."""
-    wait_quiet_s: float = 0.0
-    """The most seconds in sum that the run waits, before and between problems, for other work to end."""
 
     @property
     def session(self) -> dict[str, Any]:
@@ -93,13 +83,10 @@ class _Run:
         self._layers = [Layer(net, entry.name, str(entry.problem), entry.count) for net, entry in entries]
         self._problems = {str(entry.problem): entry.problem for _, entry in entries}
         self._names = {layer.problem: f"{layer.net} {layer.name}" for layer in self._layers}
-        self._waited_s = 0.0
 
     def measure(self, console: Console | None, keep: Callable[[Report], None]) -> Report:
         options, info = self._options, runtime.device_info(self._device)
-        each_s = RACE_S + (options.budget_ms / 1e3 if options.search else 0.0)
-        with progress(console, "bench", len(self._names), each_s) as step:
-            self._wait_quiet(step, info.compute_units)
+        with progress(console, "bench", len(self._names)) as step:
             environment_values = environment(info)
             step("starting", 0)
             session = self._session()
@@ -109,27 +96,18 @@ class _Run:
                 for dtype in sorted({problem.dtype for problem in self._problems.values()}):
                     step(f"ceilings of the device, {dtype}", 0)
                     report.roofs[dtype] = session.roof(dtype)
-                report.measured = _resumed(options.resume, report, session.settings)
-                new = [problem for text, problem in self._problems.items() if text not in report.measured]
-                self._compile_ahead(new, step)
-                step.begin(done=len(self._names) - len(new))
-                for problem in new:
-                    self._wait_quiet(step, info.compute_units)
+                self._compile_ahead(list(self._problems.values()), step)
+                for problem in self._problems.values():
                     title = f"{self._names[str(problem)]} {problem.direction}"
                     step(title, 0)
                     measured = session.measure(problem, lambda at, title=title: step(f"{title} {at}", 0))
                     report.measured[str(problem)] = measured
-                    if options.resume:
-                        write_json(report, options.resume)
                     keep(report)
                     step("", 1)
-                if new:
-                    _measure_again(session, report, step)
             except (KeyboardInterrupt, OutOfTime) as ended:
                 report.interrupted, report.time_limit = True, isinstance(ended, OutOfTime)
             finally:
                 session.close()
-        report.environment["waited_s"] = round(self._waited_s, 1)
         return report
 
     def _session(self) -> Any:
@@ -152,24 +130,6 @@ class _Run:
                 most_s = min(most_s, (self._until - time.monotonic()) / 4)
             precompile(problems, runtime.address(self._device), options.jobs, most_s, options.solver, step)
 
-    def _wait_quiet(self, step: Progress, processors: int) -> None:
-        """Wait until other work has ended, while seconds are left."""
-        remaining_s = self._options.wait_quiet_s - self._waited_s
-        if remaining_s > 0:
-            self._waited_s += wait_quiet(remaining_s, processors, say=lambda words: step(words, 0))
-
-
-def _measure_again(session: Any, report: Report, step: Callable[[str, int], None]) -> None:
-    """Measure the ceilings once more: on a machine that others use they differ from those at the beginning."""
-    for dtype, roof in report.roofs.items():
-        step(f"ceilings of the device once more, {dtype}", 0)
-        # If the second measurement of the ceilings fails, the first one holds.
-        with contextlib.suppress(ConvDispatchError, OutOfTime):
-            ceilings_at_end = session.roof(dtype)
-            rates = {name: (peak, ceilings_at_end.get(name)) for name, peak in roof.items()}
-            both = {name: pair for name, pair in rates.items() if all(isinstance(peak, dict) for peak in pair)}
-            report.again[dtype] = {name: last_peak["rate"] for name, (_, last_peak) in both.items()}
-
 
 class _LocalSession:
     """A Session in this process, with the methods of a Worker."""
@@ -187,16 +147,3 @@ class _LocalSession:
 
     def close(self) -> None:
         pass
-
-
-def _resumed(path: Path | None, report: Report, settings: Mapping[str, Any]) -> dict[str, Measured]:
-    """What an earlier run measured of the same problems on the same device with the same solvers, peers and search."""
-    if path is None or not path.exists():
-        return {}
-    earlier = load(path)
-    earlier_device, device_key = earlier.environment.get("device"), report.environment["device"]["key"]
-    earlier_key = earlier_device.get("key") if isinstance(earlier_device, dict) else None
-    if earlier_key != device_key:
-        raise InvalidArgument(f"{path} was measured on {earlier_key}, this device is {device_key}: name another file")
-    problems = {layer.problem for layer in report.layers}
-    return {text: found for text, found in earlier.measured.items() if text in problems and found.settings == settings}

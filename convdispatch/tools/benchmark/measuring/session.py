@@ -50,8 +50,8 @@ LEAST_MS = 2.0
 class Session:
     """The state that all problems of a run share: device, solvers, peers, budget (milliseconds per problem).
 
-    ``watch`` is told by name of each candidate and peer before it first runs; ``limits`` are those that every rerun
-    must have too: ``solver``, ``search``, ``budget_ms``, ``every_solver``.
+    ``watch`` is told by name of each candidate and peer before it first runs; ``limits`` are ``solver``,
+    ``search``, ``budget_ms`` and ``every_solver``.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Session:
         The candidates and peers that ``without`` names do not run, for the reasons that it gives.
         """
         self._without = dict(without or {})
-        measured = Measured(str(problem), problem.flops, problem.bytes, settings=self.settings)
+        measured = Measured(str(problem), problem.flops, problem.bytes)
         other_processes = OtherProcesses()
         try:
             with policy(solver=self._limits["solver"]):

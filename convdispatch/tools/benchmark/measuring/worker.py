@@ -59,7 +59,7 @@ class Worker:
         except (Died, ConvDispatchError) as error:
             reason = without_folders(str(error))
         deaths = f"{len(without)} candidates took their process with them: {', '.join(without)}; " if without else ""
-        lost = Measured(str(problem), problem.flops, problem.bytes, settings=self.settings)
+        lost = Measured(str(problem), problem.flops, problem.bytes)
         lost.failure, lost.spent_ms = f"{deaths}the last process: {reason}", (time.monotonic() - began) * 1e3
         return lost
 
