@@ -1,7 +1,6 @@
 """Child processes for work that may crash or hang: they are restarted after a death, and tasks are spread over them.
 
-The kit, find, the benchmark and bench/ use it. A death costs the request that was running;
-the caller decides whether to repeat it, and without which candidates.
+The kit, find and bench/ use it. A death costs the request that was running; the caller decides whether to repeat it.
 """
 
 from __future__ import annotations
@@ -17,22 +16,12 @@ from ..device.child import Child, Silent
 
 START_S = 180.0
 """Seconds that a child may take to load its plugins and open the device, on a busy machine."""
-MAX_DEATHS = 6
-"""The most child processes that one request may end before it fails."""
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
 class Died(Exception):
-    """The child process has ended, by itself or killed because it was silent; the message says how.
-
-    ``at`` names the candidate that it last reported, or is empty; ``without`` holds earlier ones (``outlive``).
-    """
-
-    def __init__(self, how: str, at: str = "") -> None:
-        super().__init__(how)
-        self.at = at
-        self.without: dict[str, str] = {}
+    """The child process has ended, by itself or killed because it was silent; the message says how."""
 
 
 class NotStarted(Died):
@@ -99,32 +88,10 @@ class RestartingChild:
             raise OutOfTime
         raise Died(how)
 
-    def answer(
-        self, question: Mapping[str, Any], limit_s: float, say: Callable[[str], None] = lambda at: None
-    ) -> dict[str, Any]:
-        """Send a request, pass each message ``{"at": candidate}`` to ``say``, and return the reply.
-
-        The child may be silent for ``limit_s``. Raises Died with the last candidate; a message ``{"lost": words}``, by
-        which a child reports that its device runs nothing any more, counts as a death.
-        """
-        candidate = ""
+    def answer(self, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        """Send a request and return the reply, for which the child may take ``limit_s``; raises what ``hear`` raises."""
         self.ask(question)
-        while True:
-            try:
-                message = self.hear(limit_s)
-            except NotStarted:
-                raise
-            except Died as died:
-                died.at = candidate
-                raise
-            if "at" in message:
-                candidate = message["at"]
-                say(candidate)
-            elif "lost" in message:
-                self.close()
-                raise Died(f"it left a device that nothing runs on: {message['lost']}", candidate)
-            else:
-                return message
+        return self.hear(limit_s)
 
     def close(self) -> None:
         """End the child; the next request starts another."""
@@ -139,24 +106,6 @@ class RestartingChild:
             self._ended = True
         if self._child is not None:
             self._child.kill()
-
-
-def outlive(ask: Callable[[dict[str, str]], _R]) -> _R:
-    """What ``ask(without)`` returns; after a death it is called again without the candidate that the child was at.
-
-    Raises Died after DEATHS of them, or at the second that no candidate is to blame for.
-    """
-    without: dict[str, str] = {}
-    for turn in range(MAX_DEATHS):
-        try:
-            return ask(without)
-        except Died as died:
-            died.without = without
-            if isinstance(died, NotStarted) or turn == MAX_DEATHS - 1 or (turn and not died.at):
-                raise
-            if died.at:
-                without[died.at] = f"a process was lost: {died}"
-    raise AssertionError("unreachable")
 
 
 def farm(

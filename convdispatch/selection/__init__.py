@@ -9,7 +9,7 @@ device and api.
 - ``decision_store``: what this machine decided, from process to process; read before anything is ranked.
 - ``solver_query``: asks solvers, guarded, and caches what they answered.
 - ``visible_problem``: the problem as a solver sees it, without the parts that it does not fuse.
-- ``reach``: which problems no kernel is given as they are, because of padding and strides far beyond the input.
+- ``reach``: which problems no kernel is given, because of padding and strides far beyond the input.
 - ``derivation``: derived solvers: a plugin's gaps filled by rewriting problems.
 - ``prepared``: a plan with its workspace, packed weights and the passes for what its solver does not fuse.
 - ``constants``: constant weights and their packed forms.

@@ -79,10 +79,7 @@ class SolverAnswers:
             self._kind = "no answer"
         try:
             self.elsewhere = self._answer("serves", _checked_reason)
-            self.refused = self.elsewhere
-            if self.refused is None and "reduced" not in vars(solver).get("chain", ()):
-                self.refused = out_of_reach(problem)
-            self.refused = self.refused or self._answer("rejects", _checked_reason)
+            self.refused = self.elsewhere or out_of_reach(problem) or self._answer("rejects", _checked_reason)
             if self.refused is None:
                 self.default, self._configs = self._answer("configs", _checked_default)
                 self.cost(self.default)

@@ -21,7 +21,7 @@ ZONES = [
     ["selection"],
     ["measurement"],
     ["calls"],
-    ["runtime", "elementwise"],
+    ["runtime", "elementwise", "conformance"],
     ["tensor"],
     ["nn"],
     ["inference", "models"],

@@ -21,7 +21,8 @@ SAME = cd.ConvProblem.parse("mb2ic4ih9oc6kh3ph1")
 def quick(monkeypatch):
     peak = {"rate": 1e11, "how": "invented", "count": 1}
     roof = {"dtype": "float32", "flops": peak, "bandwidth": peak, "matrix": None}
-    monkeypatch.setattr(running._LocalSession, "roof", lambda self, dtype: roof)
+    monkeypatch.setattr(running, "measure_roof", lambda device, dtype: roof)
+    monkeypatch.setattr(running, "asdict", dict)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,8 @@ def test_a_trace_is_measured_with_its_counts(device, quick, tmp_path, monkeypatc
         loader.reload()
     peak = {"rate": 1e11, "how": "invented", "count": 1}
     roof = {"dtype": "float32", "flops": peak, "bandwidth": peak, "matrix": None}
-    monkeypatch.setattr(running._LocalSession, "roof", lambda self, dtype: roof)
+    monkeypatch.setattr(running, "measure_roof", lambda device, dtype: roof)
+    monkeypatch.setattr(running, "asdict", dict)
     run_cli("bench", "--from", trace, "--no-find", "--no-isolate", "--json", tmp_path / "r.json", status=0)
     counts = {layer.problem: layer.count for layer in load(tmp_path / "r.json").layers}
     assert counts == {"fwd_f32_mb1ic3ih8iw8oc4kh3kw3ph1pw1": 3, "bwd_data_f32_mb1ic3ih8iw8oc4kh3kw3ph1pw1": 1}

@@ -100,7 +100,8 @@ def test_a_run_watches_itself(device, monkeypatch):
     """The load of others while each problem is measured."""
     peak = {"rate": 1e11, "how": "invented", "count": 1}
     roof = {"dtype": "float32", "flops": peak, "bandwidth": peak, "matrix": None}
-    monkeypatch.setattr(run._LocalSession, "roof", lambda self, dtype: roof)
+    monkeypatch.setattr(run, "measure_roof", lambda device, dtype: roof)
+    monkeypatch.setattr(run, "asdict", dict)
     monkeypatch.setattr(quiet.OtherProcesses, "load", lambda self: 0.125)
     entries = [Entry(text, ConvProblem.parse(text), 1) for text in ("mb1ic4ih9oc4kh3ph1", "mb1ic4ih6oc4kh1")]
     report = run.run({"tiny": entries}, device, search=False)

@@ -1,4 +1,4 @@
-"""Runs cases through a plugin's solvers in this process, for the command and its workers."""
+"""Runs cases through a plugin's solvers in this process, for the command, its workers and pytest."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyopencl as cl
@@ -81,8 +81,6 @@ class SearchOptions:
     """Whether candidates run in a child process first; with None only those of unproven plugins."""
     watch: Callable[[str], None] = lambda name: None
     """A function that is called with the name of each candidate before it runs."""
-    without: Mapping[str, str] = field(default_factory=dict)
-    """The candidates that ended an earlier process, with the reason; they do not run."""
     incumbent: str | None = None
     """The choice (``choice_text``) that runs without the search; None to let this process determine it."""
 
@@ -197,9 +195,6 @@ class Search:
     def _try(self, entry: Entry, entries: list[Entry]) -> None:
         if self._lost:
             entry.ends("not tried", f"{self._lost} left a device that nothing runs on")
-            return
-        if entry.name in self.options.without:
-            entry.breaks("failed", self.options.without[entry.name])
             return
         if self._is_above_ceiling(entry, self._stated(entry)):
             return

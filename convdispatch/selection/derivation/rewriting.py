@@ -20,7 +20,6 @@ from ...api.errors import InvalidProblem
 from ...api.problem import ConvProblem
 from ...device.programs.kernels import Launch, build, kernel_text
 from ...device.runtime import device_info
-from ..reach import reduction
 
 MOST_GROUPS = 64
 """The most groups of a problem that is rewritten as a loop over groups; with more, launch overhead dominates."""
@@ -201,37 +200,6 @@ def _padded(problem: ConvProblem, remaining: Mapping[str, int], words: str) -> R
     return Rewritten(inner, words, (Copy("x", "x", _six_axes(axes)),), through={"w": "w", "y": "y"})
 
 
-def reduced(problem: ConvProblem) -> Rewritten | str:
-    """Padding, strides and dilations far beyond the input, without the taps and outputs that read no input."""
-    cuts = reduction(problem)
-    if cuts is None:
-        return "padding, strides or dilations far beyond the input only"
-    changes = {
-        letter + axis: getattr(cut, letter) for axis, cut in cuts.items() for letter in ("i", "k", "s", "d", "p")
-    }
-    changes |= {f"p{axis}_r": cut.p_r for axis, cut in cuts.items()}
-    inner = problem.replace(**changes)
-    copies: dict[str, Copy] = {}
-    for name, letter in (("x", "i"), ("w", "k"), ("y", "o")):
-        outer, inner_axes = axes_of(problem, name), axes_of(inner, name)
-        written = name == problem.written
-        if outer == inner_axes and not (written and any(not cut.meets for cut in cuts.values())):
-            continue
-        into, source = (outer, inner_axes) if written else (inner_axes, outer)
-        axes = {each: _whole_axis(each, into, source) for each in "ncdhw"}
-        for axis, cut in cuts.items():
-            # If no tap reads the input, the whole result is zeros.
-            first_index = getattr(cut, "first_" + letter) if cut.meets or not written else into[axis][0]
-            axes[axis] = dataclasses.replace(axes[axis], before=first_index if written else -first_index)
-        copies[name] = Copy(name, name, _six_axes([axes.pop("n"), *_ordered_axes(problem, axes)]))
-    back = copies.pop(problem.written, None)
-    if "w" in copies:
-        inner = inner.replace(constant_weights=False)
-    through = {name: name for name in "xwy" if name not in copies and not (back and name == problem.written)}
-    words = "taps and outputs that meet the input alone"
-    return Rewritten(inner, words, tuple(copies.values()), (back,) if back else (), through)
-
-
 def grouped(problem: ConvProblem) -> Rewritten | str:
     """Groups as a loop over convolutions of one group each."""
     if problem.g == 1:
@@ -277,7 +245,7 @@ def _valid(rewrite: Callable[[ConvProblem], Rewritten | str]) -> Callable[[ConvP
 
 
 REWRITINGS: dict[str, Callable[[ConvProblem], Rewritten | str]] = {
-    rewrite.__name__: _valid(rewrite) for rewrite in (flat, reduced, rotated, evened, padded, grouped, exchanged)
+    rewrite.__name__: _valid(rewrite) for rewrite in (flat, rotated, evened, padded, grouped, exchanged)
 }
 """The rewritings by name, in the order in which they are tried; each returns a Rewritten, or the reason why it does not
 apply."""

@@ -16,13 +16,9 @@ from ....measurement.peaks import measure_roof
 from ....measurement.search.precompile import precompile, precompile_s
 from ....measurement.shapes import Entry
 from ...progress import Progress, progress
-from ..report import Layer, Measured, Report
+from ..report import Layer, Report
 from . import peers as peer_modules
 from .session import Session, environment
-from .worker import OutOfTime, Worker
-
-SILENT_S = 60.0
-"""Seconds, in addition to three times a problem's budget, after which a candidate without a message counts as hung."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,19 +37,18 @@ class Options:
     record: bool = False
     """Whether the results are stored as records, from which dispatch then chooses."""
     command: str = ""
-    isolate: bool = False
-    """Whether everything is measured in a child process, so that a candidate that crashes ends only that process."""
-    timeout_s: float | None = None
-    """Seconds without a message after which a candidate in a child process counts as hung."""
+    isolate: bool | None = None
+    """Whether each candidate is tried in a child process first; None: those of plugins that were not verified here."""
     within_s: float | None = None
-    """The most seconds that the whole run takes; needs ``isolate``."""
+    """The seconds after which no further problem is begun."""
     jobs: int = 0
     """The number of processes that compile candidates ahead of their measurement."""
 
     @property
     def session(self) -> dict[str, Any]:
         """The options that are arguments of a Session."""
-        return {name: getattr(self, name) for name in ("solver", "search", "budget_ms", "every_solver", "record")}
+        names = ("solver", "search", "budget_ms", "every_solver", "record", "isolate")
+        return {name: getattr(self, name) for name in names}
 
 
 def run(
@@ -82,6 +77,7 @@ class _Run:
         peer_modules.check(options.against)
         self._layers = [Layer(net, entry.name, str(entry.problem), entry.count) for net, entry in entries]
         self._problems = {str(entry.problem): entry.problem for _, entry in entries}
+        self._now = ""
         self._names = {layer.problem: f"{layer.net} {layer.name}" for layer in self._layers}
 
     def measure(self, console: Console | None, keep: Callable[[Report], None]) -> Report:
@@ -89,38 +85,30 @@ class _Run:
         with progress(console, "bench", len(self._names)) as step:
             environment_values = environment(info)
             step("starting", 0)
-            session = self._session()
-            settings = {**session.settings, "command": options.command, "missing_peers": session.missing}
+            peers, missing = peer_modules.load(options.against, info)
+            session = Session(
+                self._device, peers=peers, watch=lambda name: step(f"{self._now} {name}", 0), **options.session
+            )
+            settings = {**session.settings, "command": options.command, "missing_peers": missing}
             report = Report(self._layers, environment_values, settings)
             try:
                 for dtype in sorted({problem.dtype for problem in self._problems.values()}):
                     step(f"ceilings of the device, {dtype}", 0)
-                    report.roofs[dtype] = session.roof(dtype)
+                    report.roofs[dtype] = asdict(measure_roof(self._device, dtype))
                 self._compile_ahead(list(self._problems.values()), step)
-                for problem in self._problems.values():
-                    title = f"{self._names[str(problem)]} {problem.direction}"
-                    step(title, 0)
-                    measured = session.measure(problem, lambda at, title=title: step(f"{title} {at}", 0))
-                    report.measured[str(problem)] = measured
+                for text, problem in self._problems.items():
+                    report.time_limit = self._until is not None and time.monotonic() > self._until
+                    if report.time_limit or session.lost:
+                        break
+                    self._now = f"{self._names[text]} {problem.direction}"
+                    step(self._now, 0)
+                    report.measured[text] = session.measure(problem)
                     keep(report)
                     step("", 1)
-            except (KeyboardInterrupt, OutOfTime) as ended:
-                report.interrupted, report.time_limit = True, isinstance(ended, OutOfTime)
-            finally:
-                session.close()
+                report.interrupted = len(report.measured) < len(self._problems)
+            except KeyboardInterrupt:
+                report.interrupted = True
         return report
-
-    def _session(self) -> Any:
-        options = self._options
-        if not options.isolate:
-            return _LocalSession(self._device, options)
-        silent_s = SILENT_S + 3e-3 * options.budget_ms if options.timeout_s is None else options.timeout_s
-        setup = {"device": runtime.address(self._device), "peers": list(options.against), **options.session}
-        try:
-            return Worker(setup, silent_s, self._until)
-        except OutOfTime:
-            message = f"nothing could be started within {options.within_s:g} s: give more time"
-            raise InvalidArgument(message) from None
 
     def _compile_ahead(self, problems: list[ConvProblem], step: Progress) -> None:
         options = self._options
@@ -129,21 +117,3 @@ class _Run:
             if self._until is not None:
                 most_s = min(most_s, (self._until - time.monotonic()) / 4)
             precompile(problems, runtime.address(self._device), options.jobs, most_s, options.solver, step)
-
-
-class _LocalSession:
-    """A Session in this process, with the methods of a Worker."""
-
-    def __init__(self, device: Any, options: Options) -> None:
-        peers, self.missing = peer_modules.load(options.against, runtime.device_info(device))
-        self._device, self._session = device, Session(device, peers=peers, **options.session)
-        self.settings = self._session.settings
-
-    def roof(self, dtype: str) -> dict[str, Any]:
-        return asdict(measure_roof(self._device, dtype))
-
-    def measure(self, problem: ConvProblem, say: Callable[[str], None]) -> Measured:
-        return self._session.measure(problem)
-
-    def close(self) -> None:
-        pass

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -60,22 +60,20 @@ class Session:
         *,
         peers: Sequence[Peer] = (),
         record: bool = False,
+        isolate: bool | None = None,
         watch: Callable[[str], None] = lambda name: None,
         **limits: Any,
     ) -> None:
         self.device, self.info = device, runtime.device_info(device)
-        self._peers, self._record, self._watch = list(peers), record, watch
+        self._peers, self._record, self._isolate, self._watch = list(peers), record, isolate, watch
         self._limits = {"solver": None, "search": True, "budget_ms": 3000.0, "every_solver": False} | limits
-        self._without: dict[str, str] = {}
+        self.lost = ""
+        """The solver after which nothing runs on the device in this process any more."""
         of_peers = {peer.name: dict(peer.settings) for peer in peers}
         self.settings = {**self._limits, "peers": of_peers, "plugins": plugin_texts(self.info)}
 
-    def measure(self, problem: ConvProblem, without: Mapping[str, str] | None = None) -> Measured:
-        """Measure a problem. A failure is a field of the result and ends nothing.
-
-        The candidates and peers that ``without`` names do not run, for the reasons that it gives.
-        """
-        self._without = dict(without or {})
+    def measure(self, problem: ConvProblem) -> Measured:
+        """Measure a problem. A failure is a field of the result and ends nothing."""
         measured = Measured(str(problem), problem.flops, problem.bytes)
         other_processes = OtherProcesses()
         try:
@@ -97,15 +95,14 @@ class Session:
                 budget_ms=self._limits["budget_ms"],
                 every_solver=self._limits["every_solver"],
                 watch=self._watch,
-                without=self._without,
-                # No candidate needs a child of its own: the session is in a child, or --no-isolate was given.
-                isolate=False,
+                isolate=self._isolate,
             )
             results = search.run()
             if self._record:
                 search.record(results)
+            self.lost = results.lost
             if results.lost:
-                raise ConvDispatchError(f"{results.lost} left a device that nothing runs on")
+                raise ConvDispatchError(f"{results.lost} left a device that nothing runs on: run again, with --isolate")
             measured.rows = [_row(result) for result in results]
             measured.conditions, measured.spent_ms = results.conditions, results.spent_ms
             measured.peak_bytes = results.peak_bytes
@@ -123,18 +120,15 @@ class Session:
         harness = Harness(problem, queue)
         rivals: dict[str, Candidate] = {}
         for choice in choices:
-            if _key(choice) not in rivals and _key(choice) not in self._without:
+            if _key(choice) not in rivals:
                 self._watch(_key(choice))
                 # A choice that fails has no time; its row in the report has the reason.
                 with contextlib.suppress(Exception):
                     rivals[_key(choice)] = self._candidate(harness, problem, choice)
         copies = max(1, min(8, 1 + 2 * self.device.global_mem_cache_size // max(1, measured.traffic)))
         for peer in self._peers:
-            if peer.name in self._without:
-                measured.peers.append(PeerTime(peer.name, "", reason=self._without[peer.name]))
-            else:
-                self._watch(peer.name)
-                measured.peers += _add_peer(peer, problem, harness, copies, rivals, self.info.type == "cpu")
+            self._watch(peer.name)
+            measured.peers += _add_peer(peer, problem, harness, copies, rivals, self.info.type == "cpu")
         self._watch("")
         settle = SETTLE_MS if self.info.type == "cpu" else 0.0
         round_ms = sum(settle + (rival.expected_ms or 0.0) for rival in rivals.values())
