@@ -89,7 +89,7 @@ class RestartingChild:
         raise Died(how)
 
     def answer(self, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        """Send a request and return the reply, for which the child may take ``limit_s``; raises what ``hear`` raises."""
+        """Send a request and return the reply, for which the child may take ``limit_s``. Raises as ``hear`` does."""
         self.ask(question)
         return self.hear(limit_s)
 

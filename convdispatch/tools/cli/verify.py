@@ -166,8 +166,6 @@ def _show(report: Any) -> None:
         first, others = group.failed[0], group.failed[1:]
         cases = f"{len(group.failed)} cases" if others else "1 case"
         console.print(f"your solver {group.solver} fails {cases} of {group.check}: {first.problem}: {first.reason}")
-        if group.common:
-            console.print(f"  {group.common}")
         console.print(f"  again: {first.rerun(report.plugin['name'])}")
         if others:
             names = ", ".join(outcome.case for outcome in others[:8])
