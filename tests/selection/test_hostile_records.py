@@ -17,7 +17,7 @@ from convdispatch.measurement.conformance import outcome
 from convdispatch.selection.choice import lockfile
 from convdispatch.selection.records.packs import export_pack, import_pack
 from convdispatch.selection.records.perfdb import PerfDB, perfdb
-from convdispatch.selection.records.record import Damaged, NewerSchema, Record, read_records
+from convdispatch.selection.records.record import Damaged, NewerSchema, Record
 from convdispatch.tools.benchmark import report
 
 BAD = {
@@ -209,24 +209,6 @@ def test_a_record_of_any_values_is_sound_or_damaged(changes):
 
 
 PACK = json.dumps({"schema": 1, "records": [GOOD]}).encode()
-LOCK = json.dumps({"schema": 1, "problems": {str(PROBLEM): {"solver": "im2col", "config": {"a": 1}}}}).encode()
-
-
-@seed(2026)
-@FUZZ
-@given(mutated(PACK))
-def test_a_mutated_pack_is_read_or_damaged(data):
-    answer((Damaged, NewerSchema), lambda: read_records("pack.json", data.decode(errors="surrogateescape")))
-
-
-@seed(2026)
-@FUZZ
-@given(data=mutated(LOCK))
-def test_a_mutated_lock_file_is_read_or_refused_by_name(tmp_path_factory, data):
-    path = tmp_path_factory.getbasetemp() / "fuzz.lock"
-    path.write_bytes(data)
-    _, words = answer(InvalidPolicy, lambda: lockfile.read(path))
-    assert not words or "fuzz.lock" in words
 
 
 @seed(2026)

@@ -180,3 +180,12 @@ def test_an_interrupt_is_said():
     report = example()
     report.measured, report.interrupted = {}, True
     assert "interrupted: 2 problems are not measured" in shown(report)
+
+
+def test_errors_on_normal_and_on_scaled_data_are_shown():
+    report = example()
+    found = next(iter(report.measured.values()))
+    found.best.error, found.best.error_scaled = 1e-7, 2e-3
+    found.chosen.error, found.chosen.error_scaled = 3e-7, 4e-7
+    found.peers[1].error, found.peers[1].error_scaled = 5e-7, 6e-7
+    assert all(words in shown(report) for words in ("1e-07 2e-03", "3e-07 4e-07", "5e-07 6e-07"))

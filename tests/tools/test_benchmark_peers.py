@@ -7,9 +7,10 @@ import pytest
 
 from convdispatch.api import ConvProblem
 from convdispatch.api.errors import InvalidArgument
+from convdispatch.device import runtime
 from convdispatch.measurement import reference
 from convdispatch.measurement.search.trialdata import operands_of, random_operands
-from convdispatch.tools.benchmark.measuring import peers
+from convdispatch.tools.benchmark.measuring import peers, session
 
 PEER_PROBLEMS = [
     "mb2ic6ih9iw7oc4kh3kw2sh2sw1ph1pw0",
@@ -56,3 +57,17 @@ def test_unknown_peers_are_refused_and_missing_ones_said():
     found, missing = peers.load(["torch"], tpu)
     assert not found
     assert "TPU" in missing["torch"]
+
+
+def test_a_peer_has_both_errors_as_ours_have(device, monkeypatch):
+    """Read from the report: of normal data, and of data whose images, channels and summed axis differ in scale."""
+    pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
+    monkeypatch.setattr(session, "ROUNDS", (2, 2))
+    found, _ = peers.load(["torch"], runtime.device_info(device))
+    for direction in ("fwd", "bwd_weights"):
+        problem = ConvProblem.parse(f"{direction}_f32_mb1ic4ih6iw6oc4kh3kw3")
+        times = session.Session(device, peers=found, search=False).measure(problem).peers
+        assert {time.variant for time in times} == {"nchw", "nhwc"}
+        for time in times:
+            assert 0 < time.error < 1e-5
+            assert 0 < time.error_scaled < 1e-5
