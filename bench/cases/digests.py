@@ -38,13 +38,13 @@ def main(device: str) -> None:
     agree, known = 0, digests.known()
     for text, digest in known.items():
         try:
-            same = digests.digest(result(place, ConvProblem.parse(text))) == digest
+            found = digests.digest(result(place, ConvProblem.parse(text)))
         except ConvDispatchError as error:
             print(f"{text}: {error}", flush=True)
             continue
-        agree += same
-        if not same:
-            print(f"{text}: other bits", flush=True)
+        agree += found == digest
+        if found != digest:
+            print(f"{text}: other bits, {found}", flush=True)
     print(f"{agree} of {len(known)} digests agree")
     sys.exit(agree != len(known))
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import json
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,6 @@ from ...selection.visible_problem import visible_problem
 from .. import reference
 from ..search.families import FAMILIES, draw, entering, families, family_limit, plane_errors
 from ..search.trialdata import error_limit, operands_of
-from . import digests
 from .checks import BATCHES, FEW_BATCHES, Examination
 from .contract import answer, configurations, statements
 from .levels import Case
@@ -200,23 +197,6 @@ def _first_of_each_kind(offered: Sequence[Any]) -> list[Any]:
     """The first configuration of each combination of text values, whatever their numbers such as tiles; at most six."""
     kinds = {tuple((k, v) for k, v in config.items() if isinstance(v, str)): config for config in reversed(offered)}
     return [config for config in offered if config in kinds.values()][:6]
-
-
-def write_digests(kit: Kit, path: Path) -> list[str]:
-    """Write the digests of reproducible results that the kit's solvers give on its device; returns the problems whose
-    committed digest differs.
-
-    Raises Fault for a plan that fails; a problem that every solver refuses has no digest.
-    """
-    by_problem: dict[str, str] = {}
-    for text, problem in ((text, ConvProblem.parse(text)) for text in digests.known()):
-        solver = next((s for s in kit.solvers.values() if s.rejects(problem, kit.info) is None), None)
-        if solver is not None:
-            config = next(iter(solver.configs(problem, kit.info)))
-            plan = Examination(solver, problem, config, None, kit.queue)
-            by_problem[text] = digests.digest(plan.compute(digests.operands(problem)))
-    path.write_text(json.dumps(by_problem, indent=0) + "\n", encoding="utf-8")
-    return [text for text in by_problem if by_problem[text] != digests.known()[text]]
 
 
 def examine(examination: Examination) -> None:

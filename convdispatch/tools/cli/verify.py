@@ -44,7 +44,6 @@ from .output import echo, shown
 @click.option("--first", "-x", is_flag=True, help="End at the first case that fails.")
 @click.option("--json", "json_path", type=OUTPUT, default=None, help="Write the report there.")
 @click.option("--render", type=click.Path(path_type=Path), default=None, help="Verify nothing: show this JSON.")
-@click.option("--digests", type=OUTPUT, default=None, help="Verify nothing: write the bits' digests here.")
 @click.option(
     "--errata", is_flag=True, help="Try each erratum again, of whatever plugin. Exit status 1 if one is over."
 )
@@ -64,7 +63,6 @@ def verify(
     Accuracy, a level of its own, is every family of data that scaling makes harder, judged plane by plane.
     With several plugins the files of --json are one each, with the plugin's name in theirs.
     """
-    context = click.get_current_context()
     within_s, json_path = options.pop("within_s"), options.pop("json_path")
     from ...measurement.conformance.outcome import load
 
@@ -79,12 +77,6 @@ def verify(
         sys.exit(0 if _try_errata(options["device"], json_path) else 1)
     if render is None and not plugins:
         raise click.UsageError("name a plugin; `convdispatch doctor` lists them")
-    if (path := options.pop("digests")) is not None:
-        from ...measurement.conformance.session import Kit, write_digests
-
-        differing = write_digests(Kit(plugins[0], options["device"], options["solver"]), path)
-        echo(f"{len(differing)} digests differ from the committed ones" + "".join(f"\n  {text}" for text in differing))
-        context.exit(bool(differing))
     if render is None:
         from ...selection.plugins.loader import try_each
 

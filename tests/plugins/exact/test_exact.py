@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import numpy as np
 import pyopencl as cl
 import pytest
-from command_line import run_cli
 from convdispatch_exact import solving
 from convdispatch_exact.registers import RegisterKernel
 from paths import ROOT
@@ -302,11 +300,3 @@ def test_the_kit_names_the_problem_whose_bits_differ(device, monkeypatch):
     monkeypatch.setattr(digests, "known", lambda: {str(case.problem): "0" * 64})
     (outcome,) = kit.run(case)
     assert (outcome.status, outcome.check, outcome.case) == ("failed", "digest", str(case.problem))
-
-
-def test_verify_writes_the_digests_of_a_device(tmp_path, monkeypatch, device):
-    some = dict(list(digests.known().items())[:3])
-    monkeypatch.setattr(digests, "known", lambda: some | {next(iter(some)): "another"})
-    done = run_cli("verify", "exact", "--digests", str(tmp_path / "bits.json"), "--device", "intel", status=1)
-    assert done.output.startswith("1 digests differ from the committed ones\n  " + next(iter(some)))
-    assert json.loads((tmp_path / "bits.json").read_text()) == some
