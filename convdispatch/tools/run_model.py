@@ -97,5 +97,5 @@ def _form_of(net: Any) -> list[str]:
         return ["nothing is computed: every output is a constant"]
     return [
         f"{len(built.layers)} operations, {built.commands} commands, {built.nbytes / 2**20:.1f} MiB of activations; "
-        f"layout {built.layout or 'as traced'}, {built.queues} queues"
+        f"layout {built.layout or 'as traced'}"
     ]

@@ -30,10 +30,9 @@ def fake(monkeypatch, device):
     return install(monkeypatch, device)
 
 
-@pytest.mark.parametrize("queues", [1, 4])
-def test_a_net_is_one_graph_on_the_arrays_stream(fake, queue, queues):
+def test_a_net_is_one_graph_on_the_arrays_stream(fake, queue):
     driver, _ = fake
-    net = inference.build(small_net.net(queue), (2, 3, 16, 16), queue=queue, queues=queues)
+    net = inference.build(small_net.net(queue), (2, 3, 16, 16), queue=queue)
     x = np.random.default_rng(0).standard_normal((2, 3, 16, 16), np.float32)
     expected = net(x)
     for scale in (1, 2):

@@ -1,7 +1,6 @@
-"""Program: a recording prepared to run on OpenCL's queues: one arena, bound kernels, one enqueue per command.
+"""Program: a recording prepared to run on an OpenCL queue: one arena, bound kernels, one enqueue per command.
 
-Memory is allocated and kernels are bound at the first run. Commands of one queue keep their order without events. A
-program on several queues waits for an event only where a step depends on a step of another queue.
+Memory is allocated and kernels are bound at the first run. The queue keeps the commands' order without events.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from ..cuda.bridge import bridge_of
 from ..memory.allocator import sub_region
 from ..places.stream import Stream, StreamPlace, place_of_device
 from .arena import Arena, lay_out, lifetimes
-from .schedule import Schedule
 
 
 class Program:
@@ -31,10 +29,9 @@ class Program:
     ``persistent`` slots have memory of their own, which ``memory(slot)`` returns; the others share the arena.
     """
 
-    def __init__(self, recording: Recording, schedule: Schedule | None = None) -> None:
+    def __init__(self, recording: Recording) -> None:
         self.queue, self.lock = recording.queue, threading.RLock()
         """The lock is held while commands are enqueued, and while memory is allocated."""
-        self.schedule = schedule or Schedule.single(recording.commands)
         self.what = [command.what for command in recording.commands]
         self._recording = recording
         self._own: dict[Slot, cl.MemoryObject] = {}
@@ -50,21 +47,20 @@ class Program:
     def arena(self) -> Arena:
         """The arena: the offset of each slot that is not persistent."""
         align = max(128, runtime.device_info(self._recording.device).buffer_alignment)
-        return lay_out(lifetimes(self._recording.commands, self.schedule.regions), align)
+        return lay_out(lifetimes(self._recording.commands), align)
 
     @functools.cached_property
     def _memory(self) -> cl.MemoryObject:
         return runtime.fresh(self.queue, self.arena.size)
 
     @functools.cached_property
-    def _queues(self) -> list[OpenCLQueue]:
-        others = range(self.schedule.queues - 1)
-        return [OpenCLQueue(queue) for queue in (self.queue, *(type(self.queue)(self.queue.context) for _ in others))]
+    def _commands(self) -> OpenCLQueue:
+        return OpenCLQueue(self.queue)
 
     @functools.cached_property
     def _runs(self) -> list[Callable[..., Any]]:
         """The functions that enqueue the commands, bound to their memory."""
-        return [command.make(self.memory, self._queues[0]) for command in self._recording.commands]
+        return [command.make(self.memory, self._commands) for command in self._recording.commands]
 
     def memory(self, slot: Slot) -> cl.MemoryObject:
         """The buffer of a slot."""
@@ -93,7 +89,10 @@ class Program:
             self._draw()
             if self.on_graph:
                 return self._run_beside()
-            return self._run_on_one() if self.schedule.queues == 1 else self._run_on_several()
+            event = None
+            for run in self._runs:
+                event = run(self._commands)
+            return event
 
     def _draw(self) -> None:
         for late in self._recording.lates:
@@ -132,7 +131,7 @@ class Program:
                 return None
             try:
                 self.queue.finish()  # wait for constant weights that are being packed on the queue
-                self._replay = self._place.replay(self._recording.commands, self.schedule, self.memory)
+                self._replay = self._place.replay(self._recording.commands, self.memory)
             except ConvDispatchError as error:
                 self.no_graph = str(error)
         return self._replay
@@ -157,31 +156,3 @@ class Program:
             across.enter()
             self._replay(self._place.stream(across.stream.value or 0))  # type: ignore[union-attr, misc]
             return across.leave()
-
-    def _run_on_one(self) -> Any:
-        commands, event = self._queues[0], None
-        for run in self._runs:
-            event = run(commands)
-        return event
-
-    def _run_on_several(self) -> Any:
-        last_events: list[Any] = [None] * len(self._queues)
-        done_events: dict[int, Any] = {}
-        steps = self.schedule.steps
-        start = [self._mark()] if any(step.starts for step in steps) else None
-        for step in steps:
-            commands = self._queues[step.queue]
-            wait = [done_events[key] for key in step.after] or (start if step.starts else None)
-            for index in step.commands:
-                last_events[step.queue] = self._runs[index](commands, wait)
-                wait = None
-            if step.awaited:
-                done_events[step.key] = last_events[step.queue]
-                commands.queue.flush()
-        return last_events[0]
-
-    def _mark(self) -> Any:
-        """An event after all earlier commands of the first queue."""
-        event = cl.enqueue_marker(self.queue)
-        self.queue.flush()
-        return event
