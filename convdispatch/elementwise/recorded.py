@@ -54,21 +54,19 @@ def reduce(
     *,
     keepdims: bool = False,
     out: Tensor | Sequence[Tensor] | None = None,
-    store: Tensor | None = None,
     **operands: Any,
 ) -> Any:
     """Combine an expression's values over ``axes`` (all when None): ``reduce("sum", "x * y", (0, 2), x=x, y=y)``.
 
     ``operation`` is sum, prod, mean, max or min. Operands are tensors and numbers, as ``apply`` takes them. Several
     expressions, given as a tuple, are reduced in one pass, and a list of tensors is returned. ``out`` holds contiguous
-    tensors for the results, which may be float32 where the operands are of 16 bits. ``store``, a tensor of the
-    operands' shape that shares no memory with them, gets the first expression's values; no gradient goes through it. A
+    tensors for the results, which may be float32 where the operands are of 16 bits. A
     sum of floats is taken in partial sums, of float32 for float16 and bfloat16; sums and products of integers are
     int64. Recorded on the tape in force, except prod, max and min.
 
     Raises InvalidArgument for axes, names or shapes that do not fit.
     """
-    call, results = combine(operation, expression, operands, axes, keepdims, out, store)
+    call, results = combine(operation, expression, operands, axes, keepdims, out)
     tape = current_tape()
     if tape is not None:
         _record_sums(tape, call, operation, operands, results)

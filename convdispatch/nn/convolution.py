@@ -21,7 +21,7 @@ from ..elementwise import apply, concatenate, reduce, zeros
 from ..elementwise.codegen.strides import broadcast
 from ..elementwise.tensor import Tensor
 from .activations import activate
-from .tape import Rectified, Tape, current_tape, paused
+from .tape import Tape, current_tape, paused
 
 
 @operation
@@ -105,10 +105,10 @@ def _fused(tape: Tape | None, activation: str | None) -> tuple[str | None, str |
     return None, activation
 
 
-def _sum_of_channels(tape: Tape, bias: Any, like: Tensor, layout: str, text: str = "", **given: Any) -> Tensor:
-    """A bias' gradient: the sum over all axes but the channels' of ``like``, or of a formula of its shape."""
-    axes = tuple(a for a in range(like.ndim) if a != (1 if layout == "nchw" else like.ndim - 1))
-    return reduce("sum", text or "x", axes, out=tape.sink(bias), **(given or {"x": like}))
+def _sum_of_channels(tape: Tape, bias: Any, dy: Tensor, layout: str) -> Tensor:
+    """A bias' gradient: the sum of ``dy`` over all axes but the channels'."""
+    axes = tuple(a for a in range(dy.ndim) if a != (1 if layout == "nchw" else dy.ndim - 1))
+    return reduce("sum", "x", axes, out=tape.sink(bias), x=dy)
 
 
 class _Note:
@@ -138,26 +138,13 @@ class _Note:
     def record(self, y: Tensor) -> None:
         self.y = y if self.slope else None
         self.tape.record(y, self.inputs, self.backward)
-        if self.activation == "relu":
-            self.tape.rectify(y)
 
     def backward(self, dy: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of x, w, bias and residual."""
         layout, db, dw, dx = self.geometry["layout"], None, None, None
-        # The pooling after the ReLU noted which values the ReLU cut, so dy has its slope already.
-        if type(dy) is Rectified:
-            if self.needs_bias:
-                db = _sum_of_channels(self.tape, self.bias, dy, layout, dy.formula, **dy.operands)
-        elif self.y is None:
-            dy = dense(dy)
-            if self.needs_bias:
-                db = _sum_of_channels(self.tape, self.bias, dy, layout)
-        elif self.needs_bias:
-            sloped = Tensor.empty(dy.shape, dy.dtype, dy.queue)
-            db = _sum_of_channels(self.tape, self.bias, dy, layout, self.slope, dy=dy, y=self.y, store=sloped)
-            dy = sloped
-        else:
-            dy = apply(self.slope, dy=dy, y=self.y)
+        dy = dense(dy) if self.y is None else apply(self.slope, dy=dy, y=self.y)
+        if self.needs_bias:
+            db = _sum_of_channels(self.tape, self.bias, dy, layout)
         d = dy if dy.ndim == len(self.given_shape) else dy.reshape(picture_of(dy.shape, layout))
         if self.w is not None:
             out, shape = self.tape.sink(self.w), self.weight.shape
