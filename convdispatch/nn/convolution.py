@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ..api.activations import gradient_of_result
-from ..api.dtypes import numpy_dtype
 from ..api.errors import InvalidArgument
 from ..api.policy import current_policy
 from ..calls.arguments import per_axis, transposed_shape
@@ -45,7 +41,7 @@ def convolution(
     """
     geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     geometry |= {"layout": layout, "math": math}
-    x, w, bias, residual = operands = cast(x, w, bias, residual)
+    operands = (x, w, bias, residual)
     tape = _tape_of(operands)
     fused, later_activation = _fused(tape, activation)
     dense_x = dense(x)
@@ -64,7 +60,7 @@ def linear(
     ``w`` is ``[oc, ic]``, or as ``conv()`` takes it: ``[oc, ic, 1, 1]``, with ``layout="nhwc"`` ``[oc, 1, 1, ic]``, or
     a constant made of it. Raises InvalidArgument unless x has two axes and w fits.
     """
-    x, w, bias = operands = cast(x, w, bias)
+    operands = (x, w, bias)
     if len(x.shape) != 2:
         raise InvalidArgument(f"a linear map takes x of shape (mb, features), got {x.shape}")
     shape = w.shape
@@ -197,7 +193,7 @@ def transposed_convolution(
 
     Where gradients are recorded, the sum with ``residual`` and the activation are kernels of their own.
     """
-    x, w, bias, residual = operands = cast(x, w, bias, residual)
+    operands = (x, w, bias, residual)
     tape = _tape_of(operands)
     if tape is not None and (activation is not None or residual is not None):
         options = {"stride": stride, "padding": padding, "output_padding": output_padding, "dilation": dilation}
@@ -244,54 +240,6 @@ def transposed_convolution(
         return dx, dw, db
 
     tape.record(y, (x, w if needs_w else None, bias), backward)
-    return y
-
-
-_threads = threading.local()
-
-
-class autocast:  # noqa: N801 (a context manager, used like a function)
-    """Inside the block, in this thread, products are of ``dtype``: "float16", "bfloat16", or "float32" for as it is.
-
-    Operands are rounded on the way in, weights stay float32, and gradients come back in the dtype of what they are of.
-    What follows takes the dtype that reaches it, and sums in float32 (Micikevicius et al. 2018).
-
-        with autocast("bfloat16"), Tape() as tape:
-            loss = cross_entropy(net(x).astype("float32"), labels)
-        tape.backward(loss)
-
-    Raises InvalidArgument for another dtype.
-    """
-
-    def __init__(self, dtype: Any) -> None:
-        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-        if name not in ("float16", "bfloat16", "float32"):
-            raise InvalidArgument(f"autocast takes float16, bfloat16 or float32, got {name}")
-        self._dtype = None if name == "float32" else numpy_dtype(name)
-
-    def __enter__(self) -> None:
-        self._outer = getattr(_threads, "dtype", None)
-        _threads.dtype = self._dtype
-
-    def __exit__(self, *error: object) -> None:
-        _threads.dtype = self._outer
-
-
-def cast(*operands: Any) -> Any:
-    """The operands in the dtype that is in force, those that are float32 or another 16-bit dtype; None stays None."""
-    dtype = getattr(_threads, "dtype", None)
-    return operands if dtype is None else tuple(_cast(x, dtype) for x in operands)
-
-
-def _cast(x: Any, dtype: np.dtype) -> Any:
-    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype.itemsize > 4 or x.dtype.kind in "iub":
-        return x
-    tape = current_tape()
-    with paused():
-        y = apply("x", x=x, dtype=dtype)
-    if tape is not None and tape.tracks(x):
-        original_dtype = x.dtype
-        tape.record(y, (x,), lambda dy: (dy if dy.dtype == original_dtype else apply("x", x=dy, dtype=original_dtype),))
     return y
 
 

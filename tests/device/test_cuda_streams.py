@@ -14,7 +14,7 @@ from host_cuda import CudaArray, HostDriver, install, installed
 from threads import together
 
 import convdispatch as cd
-from convdispatch import ConvDispatchError, ConvDispatchWarning, ConvProblem, InvalidArgument, Tensor
+from convdispatch import ConvDispatchError, ConvDispatchWarning, ConvProblem, InvalidArgument, NoSolver, Tensor
 from convdispatch.api.policy import Policy
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
@@ -334,9 +334,11 @@ def test_packing_that_does_not_load_is_the_next_solvers(monkeypatch, device):
     dispatch.forget()
     install(monkeypatch, device, unlaunchable=packers)
     x, w = (np.random.default_rng(0).standard_normal(shape, np.float32) for shape in ((2, 16, 9, 9), (16, 16, 3, 3)))
-    with cd.policy(solver=pin), pytest.warns(ConvDispatchWarning, match="%envreg9"):
-        got = cd.conv(CudaArray(x), cd.constant(CudaArray(w)))
-    assert np.allclose(got.values, cd.conv(x, w), atol=1e-3)
+    given = CudaArray(x), cd.constant(CudaArray(w))
+    refused = pytest.raises(NoSolver, match=r"solvers \(im2col, ...\): cannot run on a CUDA stream")
+    with cd.policy(solver=pin), pytest.warns(ConvDispatchWarning, match="%envreg9"), refused:
+        cd.conv(*given)  # each of them packs by this kernel, and was tried
+    assert np.allclose(cd.conv(*given).values, cd.conv(x, w), atol=1e-3)
     dispatch.forget()
 
 

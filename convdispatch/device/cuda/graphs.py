@@ -1,7 +1,4 @@
-"""CUDA graphs: commands captured once and launched together; a kernel's launch then takes under 1 us of the device.
-
-Kernels with a number that is computed at each replay cannot be part of a graph: they are launched between graphs.
-"""
+"""CUDA graphs: commands captured once and launched together; a kernel's launch then takes under 1 us of the device."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ class CudaGraph:
 
 
 class GraphReplay:
-    """A recording as CUDA graphs, on the memory that OpenCL's replay has; called with a stream of ``place``.
+    """A recording as a CUDA graph, on the memory that OpenCL's replay has; called with a stream of ``place``.
 
     Raises Unlaunchable if a program or a plan cannot run on a CUDA stream, ConvDispatchError if only OpenCL can see its
     memory, CudaError if the driver cannot capture a graph of it.
@@ -59,27 +56,9 @@ class GraphReplay:
         self._stream = place.new_stream()
         with place.cuda.current():
             runs = [command.make(memory, self._stream) for command in commands]
-            self.parts: list[Callable[[Any], Any]] = [*self._in_order(commands, runs)]
-
-    def _in_order(self, commands: Sequence[Command], runs: Sequence[Callable[..., Any]]) -> Any:
-        """CUDA graphs of all commands, and between the graphs the commands with late numbers."""
-        waiting: list[Callable[..., Any]] = []
-        for command, run in zip(commands, runs, strict=True):
-            if not command.late:
-                waiting.append(run)
-                continue
-            if waiting:
-                yield self._graph(waiting).launch
-                waiting = []
-            yield run
-        if waiting:
-            yield self._graph(waiting).launch
-
-    def _graph(self, runs: Sequence[Callable[..., Any]]) -> CudaGraph:
-        return CudaGraph(self._stream, lambda: [run(self._stream) for run in runs])
+            self._graph = CudaGraph(self._stream, lambda: [run(self._stream) for run in runs])
 
     def __call__(self, stream: Any) -> None:
         """Enqueue all commands on a stream, without a wait."""
         with stream.current():
-            for part in self.parts:
-                part(stream)
+            self._graph.launch(stream)

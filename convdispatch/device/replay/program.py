@@ -17,7 +17,6 @@ from ...api.errors import ConvDispatchError, InvalidArgument
 from .. import runtime
 from ..commands.queues import OpenCLQueue
 from ..commands.recording import Recording, Slot
-from ..cuda.bridge import bridge_of
 from ..memory.allocator import sub_region
 from ..places.stream import Stream, StreamPlace, place_of_device
 from .arena import Arena, lay_out, lifetimes
@@ -38,8 +37,6 @@ class Program:
         """Memory of inputs and results, by slot."""
         self._parts: dict[Any, Any] = {}
         self._replay: Callable[[Stream], Any] | None = None
-        self.on_graph = False
-        """Whether ``run`` launches a CUDA graph on the bridge's stream instead of enqueuing on the queue."""
         self.no_graph: str | None = None
         """The reason why the program has no CUDA graph, once one was requested."""
 
@@ -86,17 +83,10 @@ class Program:
     def run(self) -> cl.Event | None:
         """Enqueue all commands; returns the event of the last one. Never waits."""
         with self.lock:
-            self._draw()
-            if self.on_graph:
-                return self._run_beside()
             event = None
             for run in self._runs:
                 event = run(self._commands)
             return event
-
-    def _draw(self) -> None:
-        for late in self._recording.lates:
-            late.draw()
 
     def spans(self, runs: int) -> list[list[tuple[float, float]]]:
         """The start and end of each command in each of ``runs`` runs on one queue, in milliseconds of the device's
@@ -108,7 +98,6 @@ class Program:
         with self.lock:
             self.queue.finish()
             for _ in range(max(1, runs)):
-                self._draw()
                 events = [run(commands) for run in self._runs]
                 profiling.finish()
                 times.append([(float("nan"), float("nan"))] * len(events))
@@ -136,23 +125,9 @@ class Program:
                 self.no_graph = str(error)
         return self._replay
 
-    def use_graph(self) -> bool:
-        """Make ``run`` launch a CUDA graph from now on; returns whether that is possible."""
-        self.on_graph = self.replay is not None and bridge_of(self.queue) is not None
-        return self.on_graph
-
     def run_on(self, stream: Stream) -> None:
         """Launch all commands on a stream of the device, instead of the queue. Raises InvalidArgument."""
         if self.replay is None:
             raise InvalidArgument(f"the program does not run on a stream: {self.no_graph}")
         with self.lock:
-            self._draw()
             self.replay(stream)
-
-    def _run_beside(self) -> Any:
-        """Launch the graph on the bridge's CUDA stream, in the queue's order."""
-        across = bridge_of(self.queue)
-        with across:
-            across.enter()
-            self._replay(self._place.stream(across.stream.value or 0))  # type: ignore[union-attr, misc]
-            return across.leave()
