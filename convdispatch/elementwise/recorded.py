@@ -3,27 +3,23 @@ tape."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..api.errors import InvalidArgument
 from ..device.tracing import operation
 from .apply import compute
 from .codegen.expression import parse
-from .codegen.symbols import trace
 from .reductions import combine
 from .tensor import Tensor, current_tape
 
 
 @operation
-def apply(
-    expression: str | Callable[..., Any], *operands: Any, out: Tensor | None = None, dtype: Any = None, **named: Any
-) -> Any:
+def apply(expression: str, *, out: Tensor | None = None, dtype: Any = None, **named: Any) -> Any:
     """Compute ``expression`` for every element, in one kernel that is compiled once and cached.
 
-    ``expression`` is text over named operands, ``apply("max(x, 0) * s", x=x, s=0.5)``, or a Python function of element
-    values, ``apply(lambda x, y: x * y + 1, x, y)``. Operands are tensors, of any strides, that broadcast as in NumPy,
-    and numbers. The result is a new tensor, or ``out``, which may be a view and may be an operand. Its dtype is
+    ``expression`` is text over named operands, ``apply("max(x, 0) * s", x=x, s=0.5)``. Operands are tensors, of any
+    strides, that broadcast as in NumPy, and numbers. The result is a new tensor, or ``out``, which may be a view and may be an operand. Its dtype is
     ``dtype``, or what NumPy would give the tensors (numbers do not count; ``/`` and functions make floats of
     integers). A text may be statements, ``"v = m * v + g; p = p - r * v"``: a tensor that is assigned is written in
     place, other assigned names are temporary, and the call returns None unless the last statement is an expression.
@@ -32,13 +28,6 @@ def apply(
 
     Raises InvalidArgument for what is no formula, names that do not fit, and shapes that do not.
     """
-    if type(expression) is not str:
-        expression, names = trace(expression)
-        named = dict(zip(names, operands, strict=True)) if not named and len(operands) == len(names) else {}
-        if not named:
-            raise InvalidArgument(f"the function takes {', '.join(names) or 'nothing'}, got {len(operands)} operands")
-    elif operands:
-        raise InvalidArgument("operands of a text are passed by name: apply('x + y', x=..., y=...)")
     call, result = compute(expression, named, out, dtype)
     tape = current_tape()
     if tape is not None:
