@@ -40,7 +40,7 @@ def convdispatch_engine(path: str, feeds: dict, device: str | None):
     def run():
         return built(*tensors)
 
-    return run, first, f"{built.layout}, {built.queues} queues, {built.commands} commands"
+    return run, first, f"{built.layout}, {built.commands} commands"
 
 
 def onnxruntime_engine(path: str, feeds: dict, device: str | None):

@@ -65,8 +65,7 @@ def _stream_call(request: Request, library: Library, input1: Any, devices: Seque
     if problem.mb:
         refuse_capture(problem, stream)
     arrays = StreamArrays(library, device, problem)
-    through_host = functools.partial(_through_host, library, stream.device)
-    return StreamCall(problem, stream, arrays, names=request.roles, through_host=through_host)
+    return StreamCall(problem, stream, arrays, names=request.roles, has_fallback=False)
 
 
 def _own_call(request: Request, input1: Any, arrays: Any = HostArrays) -> Call:
@@ -205,17 +204,3 @@ def view_of(library: Library, array: Any) -> Any:
     if isinstance(array, Constant):
         return array.seen_as("host", lambda: view_of(library, array.array))
     return library.host(array)
-
-
-def _through_host(
-    library: Library, device: Any, problem: ConvProblem, names: Sequence[str], operands: Sequence[Any], *extra: Any
-) -> Any:
-    """The result of a call on CUDA arrays, computed on copies on the host by OpenCL's queue; waits."""
-    x, w, y, bias, residual = (
-        each if each is None or isinstance(each, np.ndarray) else library.fetch(each) for each in (*operands, *extra)
-    )
-    problem = problem.replace(constant_weights=False)
-    size = operand_sizes(problem)["xwy".index(problem.written)]
-    dtype = next(each.dtype for each in (x, y) if each is not None)
-    arrays = HostArrays(problem, device, dtype, size, False)
-    return HostCall(problem, runtime.context(device), arrays)(x, w, y, bias, None, residual)

@@ -273,7 +273,7 @@ def is_synchronous(queue: cl.CommandQueue) -> bool:
 
 def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
     """Memory of at least ``size`` bytes for work on ``queue``, from the queue's pool; see ``memory.allocate``."""
-    if thread.capturing is None and not isinstance(queue, Commands):
+    if not isinstance(queue, Commands):
         return memory.allocate(queue, size)
     return commands_of(queue).allocate(size)
 

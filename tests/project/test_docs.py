@@ -284,7 +284,7 @@ def test_the_table_of_new_things_is_true():
         ("class Peer", "convdispatch/tools/benchmark/measuring/onnx_peer.py"),
         ("class Library", "convdispatch/calls/arrays/array_library.py"),
         ("def _find", "convdispatch/calls/arrays/known_libraries.py"),
-        ("class Numba", "convdispatch/calls/arrays/known_libraries.py"),
+        ("class CuPy", "convdispatch/calls/arrays/known_libraries.py"),
         ("class Commands", "convdispatch/device/commands/interface.py"),
         ("(Commands)", "convdispatch/device/places/stream.py"),
         ("class StreamPlace", "convdispatch/device/places/stream.py"),

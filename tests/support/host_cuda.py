@@ -201,9 +201,6 @@ class HostLibrary(Library):
     def fetch(self, array):
         return array.values.copy()
 
-    def put(self, array, values):
-        array.values[...] = values
-
 
 @contextlib.contextmanager
 def installed(monkeypatch, device, unlaunchable=()):
