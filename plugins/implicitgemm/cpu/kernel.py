@@ -21,7 +21,7 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
-from convdispatch.api.cpu import PAGE, Balance, cdiv, transposed
+from convdispatch.api.cpu import PAGE, Balance, transposed
 
 from .passes import Pass
 
