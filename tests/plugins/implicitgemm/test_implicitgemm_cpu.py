@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import re
 from dataclasses import replace
 
 import checking
-import numpy as np
 import pytest
 import shape_tables
 from plans import check_config
-from processors import device_of
 
-import convdispatch
-from bench.place import options_of
-from convdispatch import NoSolver
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
-from convdispatch.measurement import reference
 from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("cpu")
@@ -218,54 +211,6 @@ def test_configurations(device, full, solver, text, direction):
         configs = list(chosen.configs(problem, info))
         for config in configs if full else [*configs[:-1:2], configs[-1]]:
             check_config(runtime.queue(device), problem, chosen, config)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(
-    ("number", "text"),
-    list(enumerate(["mb2ic6ih9oc35kh3ph1", "g19mb2ic19ih9oc19kh3ph1", "mb2ic18ih6oc21kh1"])),
-    ids=["direct", "depthwise", "1x1"],
-)
-def test_constant_weights_are_packed_once(device, thinned, number, text, layout):
-    """The packed form serves every later call, also under another batch size."""
-    thinned((number + LAYOUTS.index(layout)) % 2)
-    random = np.random.default_rng(0)
-    problem = ConvProblem.parse(text).replace(layout=layout)
-    w = random.integers(-4, 5, problem.w_shape).astype(np.float32)
-    held = convdispatch.constant(w)
-    with convdispatch.policy(solver="implicitgemm.*", fallback=False):
-        for mb in (2, 2, 3):
-            p = problem.replace(mb=mb)
-            x = random.integers(-4, 5, p.x_shape).astype(np.float32)
-            got = convdispatch.conv(x, held, **options_of(p), queue=runtime.queue(device))
-            assert np.array_equal(got, reference.compute(p, x=x, w=w))
-
-
-def test_same_bits_every_time(device):
-    checking.check_same_bits(ConvProblem.parse("bwd_weights_mb3ic20ih12oc40kh3ph1"), device, "implicitgemm.*")
-
-
-@pytest.mark.parametrize(
-    ("solver", "text", "reason"),
-    [
-        ("depthwise", "mb1ic4ih8oc4kh3", "one channel in and out a group only, got 4 and 4 in 1 groups"),
-        ("pointwise", "mb1ic4ih8oc4kh3", "1x1 only, got 3x3"),
-        ("pointwise", "mb1ic4ih8oc4kh1sh2", "stride 1 and no padding only"),
-        ("stem", "mb1ic9ih32oc4kh5", "8 channels a group at most, got 9"),
-        ("stem", "mb1ic3ih17oc4kh3", "rows of 16 places or more, got 15"),
-        ("stem", "mb1ic3ih32iw40oc4kh3kw12", "11 taps along w at most, got 12"),
-        ("weights", "mb1ic4ih8oc4kh3", "bwd_weights only, got fwd"),
-    ],
-)
-def test_refusals_are_sentences(device, solver, text, reason):
-    problem, lanes = ConvProblem.parse(text), runtime.device_info(device).simd_width
-    found = plugins().solvers[f"implicitgemm.{solver}"].rejects(problem, device_of("avx512"))
-    assert found == reason
-    if lanes != 16 and "places" in reason:
-        return  # the limit is a vector
-    operands, _ = checking.make_operands(ConvProblem.parse(text))
-    with convdispatch.policy(solver=f"implicitgemm.{solver}"), pytest.raises(NoSolver, match=re.escape(reason)):
-        checking.call(ConvProblem.parse(text), operands.present(), queue=runtime.queue(device))
 
 
 # Channels last in one block of source channels: sums go straight to the target, vectors' and rows' rests among them.
