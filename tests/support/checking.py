@@ -218,11 +218,3 @@ def rerun(problem: ConvProblem, solver: str | None, seed: int) -> str:
     test = os.environ.get("PYTEST_CURRENT_TEST", "").rsplit(" ", 1)[0]
     line = f"rerun: pytest '{test}'" if test else f"rerun: python tests/support/sweep.py --solver {solver} {problem}"
     return f"problem {problem}, solver {solver}, seed {seed}\n{line}"
-
-
-def check_same_bits(problem: ConvProblem, device: Any, solver: str) -> None:
-    """A solver's two results of the same data are the same bits."""
-    operands, _ = make_operands(problem, "real")
-    with convdispatch.policy(solver=solver, fallback=False):
-        first, second = (call(problem, operands.present(), queue=runtime.queue(device)) for _ in range(2))
-    assert np.array_equal(first, second)
