@@ -79,7 +79,7 @@ def render(path: Path) -> str:
     text += f"\n{page['intro']}\n" if page["intro"] else ""
     for table in page["tables"]:
         machine = known.get(table["machine"], table["machine"])
-        command = table["command"] if table["command"].startswith("see ") else f"`{table['command']}`"
+        command = table["command"] if table["command"].startswith(("see ", "by hand")) else f"`{table['command']}`"
         text += f"\n## {table['title']}\n\nMachine: {machine}. Date: {table['date']}. Command: {command}\n\n"
         text += markdown(table["columns"], table["rows"]) + "\n"
         text += f"\n{table['note']}\n" if table.get("note") else ""
