@@ -6,8 +6,8 @@
 
 Each engine runs in a process of its own, as many threads as there are cores; the processes take turns, and all but one
 stand still meanwhile. A time is the median over rounds of the least of some runs; a ratio is of two in one session.
-With ``--int8`` onnxruntime's tool quantizes each net, u8 activations and s8 weights by channels, and our float32 form is
-timed beside.
+With ``--int8`` onnxruntime's tool quantizes each net, u8 activations and s8 weights by channels; our float32 form is
+timed beside it.
 """
 
 from __future__ import annotations
