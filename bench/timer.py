@@ -18,18 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "CACHE",
-    "SAMPLES",
-    "Side",
-    "captured",
-    "graph_side",
-    "host_seconds",
-    "in_turns",
-    "medians",
-    "sets_of",
-    "stream_side",
-]
+__all__ = ["Side", "captured", "graph_side", "host_seconds", "in_turns", "medians", "sets_of", "stream_side"]
 
 CACHE = 100 << 20
 """Bytes that all sets together exceed: twice an H200's second-level cache."""
