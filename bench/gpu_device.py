@@ -129,7 +129,7 @@ class Bench:
         return medians({"ours": self.side(plan)}, seconds, samples=3)["ours"]
 
     def error(self, plan, problem: ConvProblem) -> float:
-        """Relative error in norm of drawn outputs; infinite where any of the output, which began as NaN, is not finite."""
+        """Relative error in norm of drawn outputs; infinite where the output, which began as NaN, is not all finite."""
         got = np.empty(problem.out_shape, self.block.dtype)
         cl.enqueue_fill_buffer(self.queue, self.out, np.uint8(0xFF), 0, got.nbytes)
         self.enqueue(plan).wait()

@@ -486,8 +486,8 @@ def shrunk(program: Program, door: str) -> Program:
             yield dataclasses.replace(program, habits=program.habits[:place] + program.habits[place + 1 :])
         yield dataclasses.replace(program, training=False, engine="operators", dynamic=None)
         for place, step in enumerate(program.steps):
-            for field in dataclasses.fields(Step):
-                plain = dataclasses.replace(step, **{field.name: field.default})
+            for name, value in vars(Step()).items():
+                plain = dataclasses.replace(step, **{name: value})
                 yield dataclasses.replace(program, steps=(*program.steps[:place], plain, *program.steps[place + 1 :]))
 
     while True:
@@ -501,11 +501,10 @@ def shrunk(program: Program, door: str) -> Program:
 
 def described(program: Program) -> str:
     """A program in few lines."""
-    steps = []
+    plain, steps = vars(Step()), []
     for step in program.steps:
-        fields = {f.name: getattr(step, f.name) for f in dataclasses.fields(Step)}
-        told = {name: value for name, value in fields.items() if value != Step.__dataclass_fields__[name].default}
-        steps.append("  " + ", ".join(f"{name} {value}" for name, value in told.items()) or "  plain")
+        told = [f"{name} {value}" for name, value in vars(step).items() if value != plain[name]]
+        steps.append("  " + (", ".join(told) or "plain"))
     head = f"habits: {', '.join(program.habits) or 'none'}; engine {program.engine}, dynamic {program.dynamic}"
     return "\n".join([head + ", training" * program.training + ", one layer" * program.simple, *steps])
 
