@@ -26,11 +26,9 @@ import click
 import numpy as np
 import pyopencl as cl
 import pyopencl.array as cla
-from rich.console import Console
-from rich.table import Table
 
 import convdispatch as cd
-from bench import results
+from bench.results import markdown
 from bench.timer import host_seconds, in_turns
 from convdispatch.api import Solver
 from convdispatch.calls.arrays.known_libraries import library_of
@@ -102,15 +100,15 @@ def median_us(call: Callable[[], object], finish: Callable[[], object], calls: i
 
 
 @click.command()
-@results.recording
 @click.option("--device", help="A device's name, vendor, type, or platform:device.")
 @click.option("--calls", default=5000, show_default=True)
 @click.option("--layers", is_flag=True, help="Five layers by where their arrays are.")
 def main(device: str | None, calls: int, layers: bool) -> None:
     """Measure."""
     queue = runtime.queue(runtime.find_device(device))
+    print(runtime.device_info(queue.device))
     if layers:
-        show(of_layers(queue))
+        print(of_layers(queue))
         return
     x, w, y = (cla.zeros(queue, shape, np.float32) for shape in ((1, 2, 4, 4), (2, 2, 3, 3), (1, 2, 2, 2)))
     problem = cd.ConvProblem(mb=1, ic=2, ih=4, iw=4, oc=2, kh=3, kw=3)
@@ -185,7 +183,6 @@ def main(device: str | None, calls: int, layers: bool) -> None:
                 cases |= {floor: (floor, theirs), left: (floor, theirs)}
                 around |= {left: lambda: ct.enable(min_flops=1e15)}
                 plain |= {floor, left}
-        table = Table("call", "median us", "above bare", title=f"Warm call on {runtime.device_info(queue.device)}")
         for array in (x, w, y):
             array.finish()  # else each call waits for what filled and read them, too, and the bare launch does not
 
@@ -195,23 +192,16 @@ def main(device: str | None, calls: int, layers: bool) -> None:
                 return context.run(median_us, cases[name][1], finish, calls // ROUNDS)
 
         medians = in_turns({name: functools.partial(sample, name) for name in cases}, ROUNDS)
-    for name, value in medians.items():
-        table.add_row(name, f"{value:.2f}", f"{value - medians[cases[name][0]]:.2f}")
-    show(table)
+    rows = [[name, f"{value:.2f}", f"{value - medians[cases[name][0]]:.2f}"] for name, value in medians.items()]
+    print(markdown(["call", "median us", "above bare"], rows))
 
 
-def show(table: Table) -> None:
-    Console(width=160).print(table)
-    results.keep_table(table)
-
-
-def of_layers(queue: Any) -> Table:
-    """Microseconds of each layer into device arrays, and the ratios of the other kinds of arrays."""
+def of_layers(queue: Any) -> str:
+    """A table: microseconds of each layer into device arrays, and the ratios of the other kinds of arrays."""
     import torch
 
     ways = ("NumPy", "NumPy out=", "new Array", "new Tensor", "torch")
-    table = Table("layer", "out= us", *ways, title=f"Ratios to out= on {runtime.device_info(queue.device)}")
-    random = np.random.default_rng(0)
+    random, rows = np.random.default_rng(0), []
     for name, (x_shape, w_shape, options) in LAYERS.items():
         x, w = (random.standard_normal(shape, dtype=np.float32) for shape in (x_shape, w_shape))
         on_device, tensors = [cla.to_device(queue, a) for a in (x, w)], [cd.Tensor.from_numpy(a, queue) for a in (x, w)]
@@ -234,8 +224,8 @@ def of_layers(queue: Any) -> Table:
         medians = in_turns(samples, ROUNDS)
         base = medians["out="]
         cells = [f"{medians[way] / base:.2f} ({(medians[way] - base) * 1e6:+.0f} us)" for way in ways]
-        table.add_row(name, f"{base * 1e6:.0f}", *cells)
-    return table
+        rows.append([name, f"{base * 1e6:.0f}", *cells])
+    return markdown(["layer", "out= us", *ways], rows)
 
 
 @contextlib.contextmanager
