@@ -229,7 +229,6 @@ def install(monkeypatch, device, unlaunchable=()):
         return HostFunction(cuda, kernel, queue)
 
     monkeypatch.setattr(stream, "function_of", function_of)
-    monkeypatch.setattr(stream, "function_of", function_of)
 
     def address(buffer):
         return interchange.host_address(queue, buffer, buffer.size)
