@@ -561,7 +561,7 @@ def test_operators_keep_pytorch_s_rules():
     for given in ((table(*norm), "relu", True), (None, None, True), (None, None, False)):
         torch.library.opcheck(normed_convolution, (x, w, None, *given, *GEOMETRY), test_utils=tests)
     grad = torch.randn(2, 4, 7, 8)
-    for residual, *mask in ((None, True, True, True), (None, False, False, True), (x + 1, True, False, False)):
+    for residual, *mask in ((None, True, True, True), (None, False, True, False), (x + 1, True, False, False)):
         arguments = (grad, x, w, table(*norm), residual, "relu", *GEOMETRY, mask)
         torch.library.opcheck(normed_convolution_backward, arguments, test_utils=tests)
 

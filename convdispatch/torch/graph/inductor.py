@@ -187,9 +187,9 @@ def _tasks(node: fx.Node, device: torch.device | None, constant: bool) -> Iterat
         grad, x, w, _, residual, norm, *geometry, mask = node.args
         tensors = (x, w, grad, None)
         if mask[0]:
-            parts = (None, residual is not None, norm, mask[1])
+            parts = (None, residual is not None, norm, mask[2])
             yield from _task(device, "data", _whole(*geometry), tensors, False, parts)
-        if mask[2]:
+        if mask[1]:
             yield from _task(device, "weights", _whole(*geometry), tensors, False, (None, False, norm, False))
     elif node.target is operators.convolution_backward:
         grad, x, w, _, *geometry_arguments, mask = node.args
