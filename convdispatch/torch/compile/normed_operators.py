@@ -201,7 +201,8 @@ _library = torch.library.Library("convdispatch", "FRAGMENT")
 normed_convolution = define(
     _library,
     "normed_convolution",
-    f"(Tensor input, Tensor weight, Tensor? bias, Tensor? table, str? norm, bool sums, {_GEOMETRY}) -> (Tensor, Tensor)",
+    "(Tensor input, Tensor weight, Tensor? bias, Tensor? table, str? norm, bool sums, "
+    f"{_GEOMETRY}) -> (Tensor, Tensor)",
     _forward,
     _fake,
 )

@@ -245,10 +245,12 @@ def learn(
     constant: Any,
     with_sums: bool = False,
 ) -> None:
-    """Offer the native path what computed the current call: (part, cached call, index of its result) for each part,
-    with the operands ``tensors`` (input, weights, bias, residual and table, or gradient, input, weights, table and
-    residual; those behind the last present one may be left out); ``with_sums``: the third result is the sum of the first tensor. A call is left to
-    Python if one of its parts is no plain launch."""
+    """Offer the native path what computed the current call: (part, cached call, index of its result) for each part. A
+    call is left to Python if one of its parts is no plain launch.
+
+    ``tensors`` are input, weights, bias, residual and table, or gradient, input, weights, table and residual; those
+    behind the last one that is there may be left out. ``with_sums``: the third result is the sum of the first tensor.
+    """
     if not _launcher:
         return None
     steps: list[tuple[Any, ...]] = []

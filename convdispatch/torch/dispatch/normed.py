@@ -50,9 +50,9 @@ def backward(
     *given: Any,
     settings: Settings = DEFAULT,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """The gradient of what the norm's activation reads, the weights' gradient, and the sums of the first one's channels;
-    None for what is not requested. ``given`` is the table, the residual, the norm's activation, stride, padding, dilation,
-    groups and the mask of requests."""
+    """The gradient of what the norm's activation reads, the weights' gradient, and the sums of the first one's
+    channels; None for what is not requested. ``given`` is the table, the residual, the norm's activation, stride,
+    padding, dilation, groups and the mask of requests."""
     table, residual, norm, *geometry, (wants_data, wants_weights, wants_sums) = given
     data = sums = weights = None
     data_call = weights_call = None
