@@ -74,7 +74,7 @@ def compiled(graph: fx.GraphModule, inputs: Sequence[Any], backend: Any) -> Call
     patches = {**backend.patches, "post_grad_custom_pre_pass": _pass(is_tuned(backend.mode))}
     decompositions = None
     on_cpu = all(each.is_cpu for each in inputs if isinstance(each, torch.Tensor))
-    if backend.fuse_norms or (backend.fuse_norms is None and not on_cpu):
+    if not on_cpu:
         # Inductor's kernel for a maximum's gradient writes each value once, in a fixed order. The decomposition adds
         # values into zeros in float32, which moves four times the bytes; on CPUs it takes three quarters of the time.
         with config.patch(backend.patches):
