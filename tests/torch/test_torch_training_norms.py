@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
+import torch_zoo  # noqa: E402
 from native_stand_in import stand_in  # noqa: E402, F401 (torch is asked for first)
 from torch_checks import error  # noqa: E402
 
@@ -443,6 +444,82 @@ def test_nothing_normalised_is_saved():
     outputs = [node.meta["val"] for node in graphs[0].graph.output_node().args[0] if node is not None]
     pictures = sorted(tuple(each.shape[:2]) for each in outputs if each.ndim == 4 and each.shape[2:] == (9, 8))
     assert pictures == [(2, 3), (2, 4), (2, 8), (2, 16)]  # input, result, and what each norm reads
+
+
+class _Split(Exception):
+    """Ends a step once its graphs are there."""
+
+
+@pytest.mark.parametrize("pays", ["all", "gradients", "statistics"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_no_more_is_saved_than_by_inductor(pays, dtype, judge, monkeypatch):
+    """Bytes of a ResNet that the forward pass leaves for the backward pass, each side by inductor's partition. Fewer
+    where gradients read no results of widening convolutions, or no activations."""
+    if not inductor.available("cpu"):
+        pytest.skip("no C++ compiler")
+    from torch._inductor import compile_fx
+
+    graphs, real = {}, compile_fx.compile_fx
+
+    def inner(graph, inputs, **options):
+        graphs["backward" if options.get("is_backward") else "forward"] = graph
+
+        def run(_):
+            raise _Split
+
+        run._boxed_call = True
+        return run
+
+    def split(graph, inputs, **options):
+        return real(graph, inputs, **{"inner_compile": inner, **options})
+
+    def saved(backend) -> int:
+        torch._dynamo.reset()
+        with (
+            torch._functorch.config.patch(force_non_lazy_backward_lowering=True),
+            torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16),
+            pytest.raises(_Split),
+        ):
+            torch.compile(model, backend=backend)(x)
+        read = {node.name for node in graphs["backward"].graph.find_nodes(op="placeholder")}
+        nodes = [each for each in graphs["forward"].graph.output_node().args[0] if each is not None]
+        return sum(each.meta["val"].nbytes for each in nodes if each.name in read and each.op != "placeholder")
+
+    monkeypatch.setattr(compile_fx, "compile_fx", split)
+    monkeypatch.setattr(inductor, "prepare_kernels", lambda *_, **__: None)
+    # Statistics alone: no convolution has a norm, or the sums of two gradients.
+    judge({
+        "all": lambda *_: True,
+        "gradients": lambda self, plain, fused, *_: all(each.sums for each in fused),
+        "statistics": lambda self, plain, fused, *_: all(each.direction == "fwd" for each in fused),
+    }[pays])  # fmt: skip
+    form = {"memory_format": torch.channels_last}
+    model = torch_zoo.ResNet((1, 2), torch_zoo._bottleneck, 4, base=8).train().to(**form)
+    x = torch.randn(4, 3, 64, 64).to(**form)
+    mine, theirs = saved(Backend()), saved(split)
+    assert mine <= theirs * (0.75 if pays == "all" else 1.01)
+
+
+def test_planning_holds_no_pictures(monkeypatch):
+    """Problems are planned side by side, while what the forward pass saved is there."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    held = []
+    monkeypatch.setattr(
+        inductor.engine, "cached_call", lambda part, geometry, tensors, *_: held.append([part, *tensors[:3]])
+    )
+    x, w, norm = _operands()
+
+    def program(x, w, rows):
+        y, _ = normed_convolution(x, w, None, rows, "relu", True, *GEOMETRY)
+        return normed_convolution_backward(y, x, w, rows, None, "relu", *GEOMETRY, [True, True, True])
+
+    graph = make_fx(program, tracing_mode="fake")(x, w, table(*norm))
+    inductor.prepare_kernels(graph.graph, None, constant=False)
+    assert sorted(part for part, *_ in held[-3:]) == ["data", "forward", "weights"]
+    for _, x_, w_, grad in held:
+        assert (x_.shape, x_.stride(), w_.shape) == (x.shape, x.stride(), w.shape)
+        assert [each.untyped_storage().nbytes() for each in (x_, grad) if each is not None] in ([0], [0, 0])
 
 
 def test_checkpoints_recompute():

@@ -218,6 +218,11 @@ def _plan(part: str, geometry: Any, values: Any, constant: bool, epilogue: Any, 
     x, w, grad, bias = (
         None if v is None else torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=device) for v in values
     )
+    # Planning reads no values, and problems that are planned side by side would hold gigabytes beside what the forward
+    # pass saved. Constant weights are looked at.
+    for tensor in (x, grad):
+        if tensor is not None:
+            tensor.untyped_storage().resize_(0)
     if constant:
         w = torch.nn.Parameter(w, requires_grad=False)
         constant = promise(w, fused=True) is not None
