@@ -295,8 +295,8 @@ with torch.inference_mode(), ct.enable():
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="how memory is kept is asked of glibc")
 def test_memory_that_operators_free_stays_for_the_next_ones():
     def faults(**given):
-        variables = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "LD_PRELOAD"))}
-        done = subprocess.run([sys.executable, "-c", FAULTS], env=variables | given, capture_output=True, text=True)
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "LD_PRELOAD"))}
+        done = subprocess.run([sys.executable, "-c", FAULTS], env=own | given, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return int(done.stdout.splitlines()[-1])
 
