@@ -19,10 +19,11 @@ def apply(expression: str, *, out: Tensor | None = None, dtype: Any = None, **na
     """Compute ``expression`` for every element, in one kernel that is compiled once and cached.
 
     ``expression`` is text over named operands, ``apply("max(x, 0) * s", x=x, s=0.5)``. Operands are tensors, of any
-    strides, that broadcast as in NumPy, and numbers. The result is a new tensor, or ``out``, which may be a view and may be an operand. Its dtype is
-    ``dtype``, or what NumPy would give the tensors (numbers do not count; ``/`` and functions make floats of
-    integers). A text may be statements, ``"v = m * v + g; p = p - r * v"``: a tensor that is assigned is written in
-    place, other assigned names are temporary, and the call returns None unless the last statement is an expression.
+    strides, that broadcast as in NumPy, and numbers. The result is a new tensor, or ``out``, which may be a view and
+    may be an operand. Its dtype is ``dtype``, or what NumPy would give the tensors (numbers do not count; ``/`` and
+    functions make floats of integers). A text may be statements, ``"v = m * v + g; p = p - r * v"``: a tensor that is
+    assigned is written in place, other assigned names are temporary, and the call returns None unless the last
+    statement is an expression.
 
     Float16 and bfloat16 are computed in float32. Results are recorded on the tape in force.
 
