@@ -17,6 +17,8 @@ FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _TRANSPOSED = {"forward": "bwd_data", "data": "fwd", "weights": "bwd_weights"}
 PLAIN: tuple[Any, ...] = (None, False, None, False)
 """The parts of a plain convolution's problem beside a bias: activation, residual, norm and sums."""
+ADDED: tuple[Any, ...] = (None, True, None, False)
+"""Of weights' gradients: they are added to what the result holds."""
 _PLAIN = {"forward": "fwd", "data": "bwd_data", "weights": "bwd_weights"}
 
 
@@ -162,7 +164,8 @@ def problem_of(
     else:
         y = None if grad_shape is None else order(grad_shape)
     activation, residual, norm, sums = after
-    return describe(
+    adds = part == "weights" and residual
+    problem = describe(
         direction,
         x,
         w,
@@ -178,10 +181,11 @@ def problem_of(
         bias=bias,
         constant_weights=constant,
         activation=activation,
-        residual=residual,
+        residual=residual and not adds,
         norm=norm,
         sums=sums,
     )
+    return problem.replace(accumulate=True) if adds else problem
 
 
 def _last_order(shape: Sequence[int]) -> tuple[int, ...]:
