@@ -1,13 +1,15 @@
-"""explain: which solver runs each convolution of a model and why, its error and time, and PyTorch's from the
+"""explain and report: which solver runs each convolution of a model and why, its error and time, and PyTorch's from the
 same run."""
 
 from __future__ import annotations
 
+import html
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -208,3 +210,31 @@ def _timed(our_call: Callable[[], Any], pytorch_call: Callable[[], Any], cuda: b
                 run()
                 side.append(1e3 * (time.perf_counter() - begin))
     return statistics.median(times[0]), statistics.median(times[1])
+
+
+_HEAD = ("layer", "solver", "ms", "PyTorch, ms", "ratio", "error", "PyTorch's error")
+_STYLE = "body{font-family:sans-serif;max-width:72em;margin:2em auto}td,th{padding:.2em .6em;text-align:right}"
+_STYLE += "td:first-child,td:nth-child(2){text-align:left}.why td{color:#666;font-size:.85em;text-align:left}"
+
+
+def report(model: torch.nn.Module, *inputs: Any, path: str | Path = "convdispatch-torch.html") -> Path:
+    """Write ``explain(model, *inputs)`` as one self-contained HTML page; returns its path."""
+    explained = explain(model, *inputs)
+    rows = []
+    for layer in explained.layers:
+        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell, _ in _cells(layer))
+        reason = html.escape(f"{layer.problem}: {layer.why}")
+        rows.append(f"<tr>{cells}</tr>\n<tr class=why><td colspan={len(_HEAD)}>{reason}</td></tr>")
+    head = "".join(f"<th>{each}</th>" for each in _HEAD)
+    our_ms, pytorch_ms = (sum(getattr(each, key) or 0 for each in explained.layers) for key in ("ms", "torch_ms"))
+    sums = f"{len(rows)} convolutions, {our_ms:.3f} ms, PyTorch {pytorch_ms:.3f} ms; medians of {_ROUNDS}, in turns"
+    title = html.escape(type(model).__name__)
+    page = (
+        f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>\n"
+        f"<h1>{title}</h1><p>{html.escape(explained.device)}; PyTorch {torch.__version__}. "
+        f"{sums}{explained.memory and f'; {explained.memory}'}. Errors: relative, against float64, first image.</p>\n"
+        f"<table><tr>{head}</tr>\n" + "\n".join(rows) + "</table>\n"
+    )
+    target = Path(path)
+    target.write_text(page, encoding="utf-8")
+    return target
