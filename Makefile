@@ -30,7 +30,6 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 
 bench: $(VENV)/.peers
-	$(BIN)/python -m bench gemm
 	$(BIN)/python -m bench overhead
 	$(BIN)/python -m bench layers --net cpu10 --against torch
 

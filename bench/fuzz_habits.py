@@ -121,20 +121,15 @@ def _attributed(y: torch.Tensor) -> torch.Tensor:
 
 READS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "a global": (lambda m, y: y * GAIN, lambda m, v: globals().update(GAIN=v)),
-    "a partial": (
-        lambda m, y: functools.partial(torch.mul, other=GAIN)(y),
-        lambda m, v: globals().update(GAIN=v),
-    ),
+    "a partial": (lambda m, y: functools.partial(torch.mul, other=GAIN)(y), lambda m, v: globals().update(GAIN=v)),
     "a function's global": (lambda m, y: _scaled(y), lambda m, v: globals().update(GAIN=v)),
     "a list": (lambda m, y: y * LIST[0], lambda m, v: LIST.__setitem__(0, v)),
     "a length": (lambda m, y: y * len(LIST), lambda m, v: LIST.__setitem__(slice(1, None), [2.0] * int(v))),
     "a default": (lambda m, y: _by_default(y), lambda m, v: LIST.__setitem__(0, v)),
     "a dictionary": (lambda m, y: y * DICTIONARY.get("gain", 1.0), lambda m, v: DICTIONARY.update(gain=v)),
     "a UserDict": (lambda m, y: y * USER_DICTIONARY.get("gain", 1.0), lambda m, v: USER_DICTIONARY.update(gain=v)),
-    "a dictionary's order": (
-        lambda m, y: y * next(iter(ORDERED.values())),
-        lambda m, v: ORDERED.update({"a": v}) or ORDERED.move_to_end("a", last=v == 3),
-    ),
+    "a dictionary's order": (lambda m, y: y * next(iter(ORDERED.values())),
+                             lambda m, v: ORDERED.update({"a": v}) or ORDERED.move_to_end("a", last=v == 3)),
     "slots": (lambda m, y: y * SLOTS.gain, lambda m, v: setattr(SLOTS, "gain", v)),
     "an enumeration": (lambda m, y: y * getattr(m, "mode", Mode.ONE).value, lambda m, v: setattr(m, "mode", Mode(v))),
     "a deque": (lambda m, y: y * DEQUE[0], lambda m, v: DEQUE.__setitem__(0, v)),
@@ -147,20 +142,13 @@ READS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "a model's class": (lambda m, y: y * m.factor, lambda m, v: setattr(type(m).__mro__[-3], "factor", v)),
     "thread locals": (lambda m, y: y * getattr(LOCAL, "gain", 1.0), lambda m, v: setattr(LOCAL, "gain", v)),
     "a context variable": (lambda m, y: y * VARIABLE.get(), lambda m, v: VARIABLE.set(v) and None),
-    "an environment variable": (
-        lambda m, y: y * float(os.environ.get("FUZZ_GAIN", "1")),
-        lambda m, v: os.environ.__setitem__("FUZZ_GAIN", str(v)),
-    ),
+    "an environment variable": (lambda m, y: y * float(os.environ.get("FUZZ_GAIN", "1")),
+                                lambda m, v: os.environ.__setitem__("FUZZ_GAIN", str(v))),
     "a sibling module": (lambda m, y: y * SIBLING.config.gain, lambda m, v: setattr(SIBLING.config, "gain", v)),
     "a sibling's function": (lambda m, y: SIBLING.scaled(y), lambda m, v: setattr(SIBLING.config, "gain", v)),
-    "another function": (
-        lambda m, y: SIBLING.scaled(y),
-        lambda m, v: setattr(SIBLING, "scaled", lambda y: y * v),
-    ),
-    "an import": (
-        lambda m, y: y * __import__("fuzz_sibling").config.gain,
-        lambda m, v: setattr(SIBLING.config, "gain", v),
-    ),
+    "another function": (lambda m, y: SIBLING.scaled(y), lambda m, v: setattr(SIBLING, "scaled", lambda y: y * v)),
+    "an import": (lambda m, y: y * __import__("fuzz_sibling").config.gain,
+                  lambda m, v: setattr(SIBLING.config, "gain", v)),
     "a closure": (lambda m, y: y * _closed(), lambda m, v: _change_closed(v)),
     "a function's attribute": (lambda m, y: _attributed(y), lambda m, v: setattr(_attributed, "gain", v)),
     "a global tensor": (lambda m, y: y * TENSOR, lambda m, v: TENSOR.fill_(v)),
@@ -170,22 +158,15 @@ READS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "an attribute": (lambda m, y: y * m.gain, lambda m, v: setattr(m, "gain", v)),
     "a switch": (lambda m, y: y * 3 if m.gain != 1 else y, lambda m, v: setattr(m, "gain", v)),
     "a new attribute": (lambda m, y: y * getattr(m, "later", 1.0), lambda m, v: setattr(m, "later", v)),
-    "a part's attribute": (
-        lambda m, y: y * getattr(m.layers[0], "gain", 1.0),
-        lambda m, v: setattr(m.layers[0], "gain", v),
-    ),
+    "a part's attribute": (lambda m, y: y * getattr(m.layers[0], "gain", 1.0),
+                           lambda m, v: setattr(m.layers[0], "gain", v)),
     "a buffer": (lambda m, y: y * m.table[0], lambda m, v: m.table.fill_(v)),
     "a buffer's row": (lambda m, y: y * m.table[1], lambda m, v: m.table.data[1].fill_(v)),
     "a buffer by NumPy": (lambda m, y: y * m.table[2], lambda m, v: m.table.numpy().fill(v)),
     "another buffer": (lambda m, y: y * m.table[0], lambda m, v: setattr(m, "table", torch.full_like(m.table, v))),
-    "the parts": (
-        lambda m, y: y * len([*m.children()]),
-        lambda m, v: m.add_module(f"more{v:.0f}", nn.Identity()),
-    ),
-    "deterministic algorithms": (
-        lambda m, y: y * (3 if torch.are_deterministic_algorithms_enabled() else 1),
-        lambda m, v: torch.use_deterministic_algorithms(v != 1, warn_only=True),
-    ),
+    "the parts": (lambda m, y: y * len([*m.children()]), lambda m, v: m.add_module(f"more{v:.0f}", nn.Identity())),
+    "deterministic algorithms": (lambda m, y: y * (3 if torch.are_deterministic_algorithms_enabled() else 1),
+                                 lambda m, v: torch.use_deterministic_algorithms(v != 1, warn_only=True)),
 }  # fmt: skip
 """The habit, which takes the model and ``y``, and what sets its state to a number."""
 
@@ -253,25 +234,10 @@ def fake_tensors_in_caches() -> list[str]:
 # --- what is done ---------------------------------------------------------------------------------------------------
 
 
-def _collects(m: Any, y: Any, x: Any, other: Any) -> Any:
-    SHARED["seen"].append(y.detach())
-    return y
-
-
 def _counts(m: Any, y: Any, x: Any, other: Any) -> Any:
     m.count += 1
     SHARED["count"] += 1
     return y * (m.count + SHARED["count"])
-
-
-def _writes_buffer(m: Any, y: Any, x: Any, other: Any) -> Any:
-    m.table += 1
-    return y * m.table[0]
-
-
-def _replaces_buffer(m: Any, y: Any, x: Any, other: Any) -> Any:
-    m.table = m.table + 1
-    return y * m.table[0]
 
 
 def _writes_input(m: Any, y: Any, x: Any, other: Any) -> Any:
@@ -287,6 +253,12 @@ def _writes_view(m: Any, y: Any, x: Any, other: Any) -> Any:
     return y
 
 
+def _refuses(m: Any, y: Any, x: Any, other: Any) -> Any:
+    if m.gain == 3.0:
+        raise Refused("gain is 3")
+    return y
+
+
 def _catches(m: Any, y: Any, x: Any, other: Any) -> Any:
     try:
         if y.shape[-1] > 2:
@@ -296,17 +268,6 @@ def _catches(m: Any, y: Any, x: Any, other: Any) -> Any:
         return y * 2
     finally:
         m.count += 1
-
-
-def _refuses(m: Any, y: Any, x: Any, other: Any) -> Any:
-    if m.gain == 3.0:
-        raise Refused("gain is 3")
-    return y
-
-
-def _asserts(m: Any, y: Any, x: Any, other: Any) -> Any:
-    torch._assert_async(x.abs().sum() < m.table[0, 0] * 1e9 - 2e9 * (m.gain == 3.0))
-    return y
 
 
 @contextlib.contextmanager
@@ -336,10 +297,6 @@ def _twice_given(m: Any, y: Any, x: Any, other: Any) -> Any:
     return y * (2 if other is x else 1) + m.extra(x).mean() - 2 * m.extra(other).mean()
 
 
-def _scales(m: Any, y: Any, x: Any, other: Any) -> Any:
-    return y if other is None or (isinstance(other, torch.Tensor) and other.ndim) else y * other
-
-
 def _gradient_inside(m: Any, y: Any, x: Any, other: Any) -> Any:
     with torch.enable_grad():
         inner = x.detach().clone().requires_grad_()
@@ -349,10 +306,6 @@ def _gradient_inside(m: Any, y: Any, x: Any, other: Any) -> Any:
 @torch.no_grad()
 def _decorated(m: Any, y: Any, x: Any, other: Any) -> Any:
     return y * m.extra(x).sigmoid().mean()
-
-
-def _reads_weights(m: Any, y: Any, x: Any, other: Any) -> Any:
-    return y * (1 + next(m.layers[0].parameters(), m.table).mean()) + m.extra.weight.flatten()[0]
 
 
 def _functional(m: Any, y: Any, x: Any, other: Any) -> Any:
@@ -365,15 +318,16 @@ HABITS: dict[str, Callable[..., Any]] = {
     **{f"reads {n}": (lambda m, y, x, other, read=read: read(m, y)) for n, (read, _) in READS.items()},
     **{f"asks {n}": (lambda m, y, x, other, ask=ask: y * 3 if ask(m, x) else y) for n, ask in BRANCHES.items()},
     **{f"caches in {n}": (lambda m, y, x, other, find=find: y + find(m, y.shape[-1])) for n, find in CACHES.items()},
-    "collects": _collects,
+    "collects": lambda m, y, x, other: SHARED["seen"].append(y.detach()) or y,
     "counts": _counts,
-    "writes a buffer": _writes_buffer,
-    "replaces a buffer": _replaces_buffer,
+    "writes a buffer": lambda m, y, x, other: y * m.table.add_(1)[0],
+    "replaces a buffer": lambda m, y, x, other: setattr(m, "table", m.table + 1) or y * m.table[0],
     "writes its input": _writes_input,
     "writes a view": _writes_view,
     "catches": _catches,
     "refuses": _refuses,
-    "asserts": _asserts,
+    "asserts": lambda m, y, x, other: (
+        torch._assert_async(x.abs().sum() < m.table[0, 0] * 1e9 - 2e9 * (m.gain == 3.0)) or y),
     "a context of its own": _in_own_context,
     "no_grad": _within(torch.no_grad),
     "enable_grad": _within(torch.enable_grad),
@@ -384,8 +338,10 @@ HABITS: dict[str, Callable[..., Any]] = {
     "decorated": _decorated,
     "a gradient inside": _gradient_inside,
     "given twice": _twice_given,
-    "scales": _scales,
-    "reads weights": _reads_weights,
+    "scales": lambda m, y, x, other: (
+        y if other is None or (isinstance(other, torch.Tensor) and other.ndim) else y * other),
+    "reads weights": lambda m, y, x, other: (
+        y * (1 + next(m.layers[0].parameters(), m.table).mean()) + m.extra.weight.flatten()[0]),
     "functional": _functional,
     "random": lambda m, y, x, other: y * random.random(),
     "NumPy's random": lambda m, y, x, other: y * float(np.random.rand()),

@@ -22,49 +22,40 @@ OF = {
 }
 
 
-class Residual(nn.Module):
+class Part(nn.Module):
+    """Layers that one of the classes below combines."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+
+class Residual(Part):
     """A sum with what went in."""
 
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.layers[0](x) + x)
+
+
+class Branches(Part):
+    """Layers of one input, joined along channels."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.body(x) + x)
+        return torch.cat([layer(x) for layer in self.layers], 1)
 
 
-class Branches(nn.Module):
-    """Two layers of one input, joined along channels."""
-
-    def __init__(self, one: nn.Module, other: nn.Module) -> None:
-        super().__init__()
-        self.one, self.other = one, other
+class Gate(Part):
+    """Squeeze and excite: a pooling and a layer."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([self.one(x), self.other(x)], 1)
+        return x * torch.sigmoid(self.layers[1](self.layers[0](x)))
 
 
-class Gate(nn.Module):
-    """Squeeze and excite."""
-
-    def __init__(self, pool: nn.Module, layer: nn.Module) -> None:
-        super().__init__()
-        self.pool, self.layer = pool, layer
+class Sized(Part):
+    """A transposed layer that is told how large its result is: odd, as of an image that was halved."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * torch.sigmoid(self.layer(self.pool(x)))
-
-
-class Sized(nn.Module):
-    """A transposed layer that is told how large its result is."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Odd sizes, as of an image that was halved."""
-        return self.layer(x, output_size=[2 * size - 1 for size in x.shape[2:]])
+        return self.layers[0](x, output_size=[2 * size - 1 for size in x.shape[2:]])
 
 
 class Net(nn.Module):

@@ -51,21 +51,6 @@ def _load(world: Any, assign: bool = False) -> None:
     world.model.load_state_dict(state, assign=assign)
 
 
-def _new(p: torch.Tensor) -> None:
-    p.data = p.data * 1.2
-
-
-@torch.no_grad()
-def _filters(p: torch.Tensor) -> None:
-    """One row after another, through ``.data``: filters are ablated that way."""
-    p.data[p.shape[0] // 2] = 0.0
-
-
-@torch.no_grad()
-def _set(p: torch.Tensor) -> None:
-    p.set_((p * 0.9).contiguous())  # type: ignore[call-overload]
-
-
 def _swap(world: Any) -> None:
     for p in list(world.model.parameters()):
         other = nn.Parameter(p.detach() * 0.9, requires_grad=p.requires_grad)
@@ -149,13 +134,7 @@ def _hooked(world: Any) -> None:
 
 
 def _hooked_before(world: Any) -> None:
-    handle = world.model.register_forward_pre_hook(lambda part, given: (given[0] * 2, *given[1:]))
-    world.handles.append(handle)
-
-
-def _unhooked(world: Any) -> None:
-    while world.handles:
-        world.handles.pop().remove()
+    world.handles.append(world.model.register_forward_pre_hook(lambda part, given: (given[0] * 2, *given[1:])))
 
 
 def _another_layer(world: Any) -> None:
@@ -171,9 +150,9 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     ".data.clamp_": _each(lambda p: p.data.clamp_(-0.2, 0.2)),
     ".data.sub_": _each(lambda p: p.data.sub_(0.01)),
     ".data.copy_": _each(lambda p: p.data.copy_(p.data.flip(0))),
-    ".data[i] =": _each(_filters),
-    ".data =": _each(_new),
-    "set_": _each(_set),
+    ".data[i] =": _each(lambda p: p.data[p.shape[0] // 2].fill_(0.0)),
+    ".data =": _each(lambda p: setattr(p, "data", p.data * 1.2)),
+    "set_": _each(lambda p: torch.no_grad()(p.set_)((p.detach() * 0.9).contiguous())),
     "mul_": _each(lambda p: torch.no_grad()(p.mul_)(0.8)),
     "row mul_": _each(lambda p: torch.no_grad()(p[0].mul_)(2.0)),
     "numpy": _each(lambda p: p.detach().numpy().__imul__(0.9)),
@@ -205,7 +184,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "another layer": _another_layer,
     "hook": _hooked,
     "hook before": _hooked_before,
-    "no hooks": _unhooked,
+    "no hooks": lambda w: [w.handles.pop().remove() for _ in list(w.handles)],
     "freeze": lambda w: w.model.requires_grad_(False),
     "unfreeze": lambda w: w.model.requires_grad_(True),
     "train": lambda w: w.model.train(),

@@ -1,14 +1,13 @@
 """Recorded figures as pages: docs/results/data/*.json become docs/results/*.md.
 
-    python -m bench layers --record cpu-layers --machine zen5     # a script records its table, and writes the page
     python -m bench.results                                       # write all pages
     python -m bench.results --check                               # fail if a page is not what its data say
-    python -m bench.results record NAME --title "Errors" --machine h200 --date 2026-11-25 --command "..." < table.md
+    python -m bench accuracy | python -m bench.results record accuracy --title "Errors" --machine h200 --command "..."
     python -m bench host_time nets | python -m bench.results record ... --columns row,ours_ms,torch_ms
 
 A file holds ``title``, ``intro`` and ``tables``, or is one table itself. A table has ``title``, ``machine`` (a key of
 ``machines.json`` or text), ``date``, ``command``, ``columns``, ``rows``, and ``note`` if a reader needs one. Recording
-a table under a title that is there already replaces it. Scripts take ``--record`` by ``@recording`` and call ``keep``.
+a table under a title that is there already replaces it.
 """
 
 from __future__ import annotations
@@ -16,16 +15,10 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import click
-
-if TYPE_CHECKING:
-    import rich.table
+from typing import Any
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results"
 DATA = FOLDER / "data"
@@ -79,7 +72,7 @@ def render(path: Path) -> str:
     text += f"\n{page['intro']}\n" if page["intro"] else ""
     for table in page["tables"]:
         machine = known.get(table["machine"], table["machine"])
-        command = table["command"] if table["command"].startswith("see ") else f"`{table['command']}`"
+        command = table["command"] if table["command"].startswith(("see ", "by hand")) else f"`{table['command']}`"
         text += f"\n## {table['title']}\n\nMachine: {machine}. Date: {table['date']}. Command: {command}\n\n"
         text += markdown(table["columns"], table["rows"]) + "\n"
         text += f"\n{table['note']}\n" if table.get("note") else ""
@@ -159,43 +152,6 @@ def store(name: str, table: dict[str, Any]) -> None:
     write()
 
 
-def recording(function: Any) -> Any:
-    """Give a click command ``--record NAME``, ``--machine`` and ``--title``, which ``keep`` reads."""
-
-    def note(context: click.Context, option: click.Parameter, value: str) -> None:
-        context.meta[f"results.{option.name}"] = value
-        if option.name == "machine" and not value and context.meta.get("results.record"):
-            raise click.UsageError("--record needs --machine: a key of docs/results/data/machines.json, or text")
-
-    for name, words in [
-        ("title", "With --record: instead of the table's own."),
-        ("machine", "With --record: a key of machines.json, or text."),
-        ("record", "Keep the table in docs/results/data/NAME.json."),
-    ]:
-        function = click.option(f"--{name}", default="", help=words, expose_value=False, callback=note)(function)
-    return function
-
-
-def keep(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """Record what a command with ``@recording`` measured, if ``--record`` asks for it."""
-    said = {key: click.get_current_context().meta[f"results.{key}"] for key in ("record", "machine", "title")}
-    if not said["record"]:
-        return
-    words, skip = ["python", "-m", "bench", Path(sys.argv[0]).stem], False
-    for word in sys.argv[1:]:
-        if not skip and not word.startswith(("--record", "--machine", "--title")):
-            words.append(word)
-        skip = word in ("--record", "--machine", "--title")
-    table = {"title": said["title"] or title, "machine": said["machine"], "date": str(datetime.date.today())}
-    store(said["record"], table | {"command": shlex.join(words), "columns": columns, "rows": rows})
-
-
-def keep_table(table: rich.table.Table) -> None:
-    """``keep`` of a table that is printed."""
-    cells = [list(column.cells) for column in table.columns]
-    keep(str(table.title), [str(column.header) for column in table.columns], [list(row) for row in zip(*cells)])
-
-
 def record(arguments: argparse.Namespace) -> None:
     text = sys.stdin.read()
     named = arguments.columns.split(",")
@@ -222,8 +178,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is not what its data say")
     recording = parser.add_subparsers(dest="what").add_parser("record", help="add a table from standard input")
     recording.add_argument("name", help="the data file's name, without .json")
-    for name in ("title", "machine", "date", "command"):
+    for name in ("title", "machine", "command"):
         recording.add_argument(f"--{name}", required=True)
+    recording.add_argument("--date", default=str(datetime.date.today()))
     recording.add_argument("--note", default="")
     recording.add_argument("--columns", default="", help="of JSON objects on standard input, with commas")
     arguments = parser.parse_args()

@@ -10,6 +10,7 @@ side's samples is its time.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import statistics
 import time
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CACHE", "SAMPLES", "Side", "graph_side", "host_seconds", "in_turns", "medians", "sets_of", "stream_side"]
+__all__ = ["Side", "captured", "graph_side", "host_seconds", "in_turns", "medians", "sets_of", "stream_side"]
 
 CACHE = 100 << 20
 """Bytes that all sets together exceed: twice an H200's second-level cache."""
@@ -69,24 +70,32 @@ def stream_side(batch: Callable[[int], Any]) -> Side:
 
 def graph_side(work: Callable[[int], Any]) -> Side:
     """The side of ``work(number)``, calls on PyTorch's current stream, as a CUDA graph of each whole sample."""
-    import torch
-
-    graphs: dict[int, Any] = {}
+    graphs: dict[int, Callable[[], None]] = {}
 
     def batch(runs: int) -> None:
         if runs not in graphs:
-            side = torch.cuda.Stream()
-            with torch.cuda.stream(side):
-                for number in range(2):
-                    work(number)
-            torch.cuda.synchronize()
-            graphs[runs] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graphs[runs]):
-                for number in range(runs):
-                    work(number)
-        graphs[runs].replay()
+            numbers = itertools.chain(range(2), range(runs))
+            graphs[runs] = captured(lambda: work(next(numbers)), 2, runs)
+        graphs[runs]()
 
     return stream_side(batch)
+
+
+def captured(run: Callable[[], Any], warm: int = 2, runs: int = 1) -> Callable[[], None]:
+    """The replay of a CUDA graph of so many runs, after ``warm`` ones."""
+    import torch
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(warm):
+            run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(runs):
+            run()
+    return graph.replay  # type: ignore[no-any-return]
 
 
 def sets_of(nbytes: int) -> int:

@@ -1,6 +1,6 @@
 """Trains a small net on scikit-learn's digits, or on Fashion-MNIST from Debian's package dataset-fashion-mnist.
 
-    $ python examples/train.py digits --epochs 10 --checkpoint digits.safetensors
+    $ python examples/train.py digits --epochs 10 --checkpoint digits.npz
 
 The same command continues a run from its checkpoint. A run that was killed and continued ends with the weights of an
 uninterrupted one, on the same device with the same solvers.
@@ -26,14 +26,9 @@ from convdispatch.nn import (
     Dropout,
     Flatten,
     Linear,
-    LossScaler,
     MaxPool2d,
     Sequential,
     Tape,
-    autocast,
-    capture,
-    load_tensors,
-    save_tensors,
 )
 from convdispatch.nn.functional import cross_entropy
 from convdispatch.runtime import find_device, queue
@@ -100,24 +95,18 @@ class Run:
         parameters = self.net.parameters()
         adam = settings.optimizer == "adam"
         self.optimizer = Adam(parameters, settings.lr) if adam else SGD(parameters, settings.lr, settings.momentum)
-        self.scaler = LossScaler(queue=self.queue) if settings.precision == "float16" else None
         self.steps_per_epoch = math.ceil(len(data.images) / settings.batch)
-        self._gradients = capture(self._backward)
-
-    def _backward(self, x: Tensor, labels: Tensor) -> Tensor:
-        with autocast(self.settings.precision), Tape() as tape:
-            loss = cross_entropy(self.net(x).astype(np.float32), labels)
-        tape.backward(loss, None if self.scaler is None else self.scaler.gradient)
-        return loss
 
     def step(self) -> None:
         """Train on the next batch, in an order that the seed and the epoch determine."""
         epoch, index = divmod(len(self.losses), self.steps_per_epoch)
         order = np.random.default_rng((self.settings.seed, epoch)).permutation(len(self.data.images))
         rows = order[index * self.settings.batch : (index + 1) * self.settings.batch]
-        batch = (Tensor.from_numpy(array[rows], self.queue) for array in (self.data.images, self.data.labels))
-        loss = self._gradients(*batch)
-        self.optimizer.step(self.scaler)
+        x, labels = (Tensor.from_numpy(array[rows], self.queue) for array in (self.data.images, self.data.labels))
+        with Tape() as tape:
+            loss = cross_entropy(self.net(x), labels)
+        tape.backward(loss)
+        self.optimizer.step()
         self.losses.append(float(loss.numpy()))
 
     def accuracy(self) -> float:
@@ -132,8 +121,7 @@ class Run:
         return right / len(self.data.test_images)
 
     def _parts(self) -> dict[str, Any]:
-        parts = {"model": self.net, "optimizer": self.optimizer, "scaler": self.scaler}
-        return {name: part for name, part in parts.items() if part is not None}
+        return {"model": self.net, "optimizer": self.optimizer}
 
     def _dropouts(self) -> list[Dropout]:
         return [module for _, module in self.net.named_modules() if isinstance(module, Dropout)]
@@ -143,17 +131,21 @@ class Run:
         tensors: dict[str, Any] = {"losses": np.array(self.losses)}
         for name, part in self._parts().items():
             tensors |= {f"{name}.{key}": value for key, value in part.state_dict().items()}
-        states = ",".join(str(part.generator.state) for part in self._dropouts())
-        save_tensors(path, tensors, {"dropout": states})
+        tensors["dropout"] = np.array([part.generator.state for part in self._dropouts()], np.int64)
+        draft = path.with_name(f".{path.name}.part")
+        with draft.open("wb") as file:
+            np.savez(file, **tensors)
+        draft.replace(path)
 
     def restore(self, path: Path) -> None:
         """Continue from a file that ``save`` wrote."""
-        tensors, metadata = load_tensors(path)
+        with np.load(path) as file:
+            tensors = dict(file)
         self.losses = tensors.pop("losses").tolist()
         for name, part in self._parts().items():
             state = {key.removeprefix(f"{name}."): tensors[key] for key in tensors if key.startswith(f"{name}.")}
             part.load_state_dict(state)
-        for part, state in zip(self._dropouts(), metadata["dropout"].split(","), strict=False):
+        for part, state in zip(self._dropouts(), tensors["dropout"], strict=True):
             part.generator.state = int(state)
 
 
@@ -181,7 +173,6 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--momentum", type=float, default=0.9)
     options.add_argument("--dropout", type=float, default=0.0)
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--precision", choices=["float32", "float16", "bfloat16"], default="float32")
     options.add_argument("--checkpoint", type=Path)
     options.add_argument("--every", type=int, default=200, help="Steps between checkpoints.")
     options.add_argument("--device")

@@ -108,7 +108,6 @@ def table(rows: list[dict]) -> str:
 
 
 @click.command()
-@results.recording
 @click.option("--device", default=None, help="As CONVDISPATCH_DEVICE.")
 @click.option("--math", "maths", multiple=True, default=("float32", "ieee"), show_default=True)
 @click.option("--size", type=click.Choice(list(SIZES)), default=None, help="Layers; default: small on a CPU.")
@@ -138,7 +137,6 @@ def main(device: str | None, maths, size: str | None, only: str, jobs: int, budg
     if os.environ.get("OUT"):
         Path(os.environ["OUT"], "accuracy.json").write_text(json.dumps(rows))
     print(table(rows))
-    results.keep("Errors by family of data", *results.parse_table(table(rows).splitlines()))
     if markdown:
         Path(markdown).write_text(table(rows) + "\n")
     wrong = [row for row in rows if broken(row)]

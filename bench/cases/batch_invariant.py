@@ -106,11 +106,11 @@ def call_of(place: Place, problem: ConvProblem) -> tuple[Compute, np.ndarray]:
     return lambda images: call(problem, {source: images, **held}), operands[source]
 
 
-def under(promise: str, asked: bool, compute: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
+def under(asked: bool, compute: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
     """``compute`` of the arguments and those that it is called with, under the policy or without it."""
 
     def run(*more: Any) -> Any:
-        with policy(**{promise: asked}):
+        with policy(batch_invariant=asked):
             return compute(*arguments, *more)
 
     return run
@@ -121,18 +121,18 @@ def choice_of(place: Place, problem: ConvProblem) -> Any:
     return rank(problem, runtime.device_info(place.queue.device))[0]
 
 
-def layer_ratio(place: Place, problem: ConvProblem, promise: str = "batch_invariant") -> float:
-    """A layer's time under the policy's promise over that of the free choice; 1 where both choices are the same."""
-    choices = {str(asked): under(promise, asked, choice_of, place, problem)() for asked in (False, True)}
+def layer_ratio(place: Place, problem: ConvProblem) -> float:
+    """A layer's time under the policy over that of the free choice; 1 where both choices are the same."""
+    choices = {str(asked): under(asked, choice_of, place, problem)() for asked in (False, True)}
     solvers, configs = zip(*((each.solver.name, each.config) for each in choices.values()))
     if solvers[0] == solvers[1] and configs[0] == configs[1]:
         return 1.0
     if place.name == "cpu":
         call = call_of(place, problem)
-        return wall_ratio(*(under(promise, asked, *call) for asked in (False, True)))
+        return wall_ratio(*(under(asked, *call) for asked in (False, True)))
     if place.name == "cuda":
         work = cuda_work(problem)
-        times = medians({str(asked): graph_side(under(promise, asked, work)) for asked in (False, True)})
+        times = medians({str(asked): graph_side(under(asked, work)) for asked in (False, True)})
     else:
         harness, samplers = Harness(problem, place.queue), {}
         for asked, choice in choices.items():
@@ -163,7 +163,7 @@ def net_of(place: Place, name: str, dtype: str) -> tuple[Compute, np.ndarray]:
 def net_ratio(place: Place, compute: Compute, images: np.ndarray) -> float:
     """The same for a net."""
     given = place.bring(images)
-    free, invariant = (under("batch_invariant", asked, compute, given) for asked in (False, True))
+    free, invariant = (under(asked, compute, given) for asked in (False, True))
     if place.name == "cuda":
         sides = {}
         for name, run in (("free", free), ("invariant", invariant)):

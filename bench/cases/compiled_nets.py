@@ -1,7 +1,7 @@
 """Nets of libraries by PyTorch eager, under ``enable()``, by our back end and by inductor: a process each.
 
 ``python -m bench compiled_nets [NAME ...] [--libraries N] [--draw N] [--seed S] [--sides eager enable backend inductor]
-[--batch 1] [--size 224] [--rounds 5] [--seconds 0.6] [--alone] [--minutes M] [--rows FILE]
+[--batch 1] [--size 224] [--rounds 5] [--seconds 0.6] [--alone] [--between MB] [--minutes M] [--rows FILE]
 [--device cuda --dtype float16 --mode reduce-overhead]``
 
 A name is one of timm's, or LIBRARY/NAME of ``library_models``; ``--libraries`` takes models of that list by seed, and
@@ -10,7 +10,10 @@ its users run it. The processes of a model are made ready one after another and 
 bursts of ``--seconds`` each, while the others sleep: a ratio is the median over rounds of two bursts that followed each
 other, so that a machine that is slower for a minute slows both sides. ``--alone`` gives a burst real-time priority, so
 that other work on the machine has no core meanwhile. A burst begins with a fifth of its time that is not
-counted, in which caches and threads come back. Weights are drawn by seed, the input is a picture of random numbers.
+counted, in which caches and threads come back. ``--between``: each burst is followed by two in which something runs
+before each call and is not timed: eager operators that write so many MB in PyTorch's threads, and NumPy's, which write
+as many in one thread, so that only the caches differ; what each leaves of a side's speed is told. Weights are drawn by
+seed, the input is a picture of random numbers.
 ``--rows`` keeps a JSON line for each model: a model that has one is not run again, so that a run goes on where it
 ended. With ``--minutes`` no model is begun after them. A line is printed after each model, the table at the end.
 Inductor has freezing on.
@@ -41,6 +44,8 @@ MAX_PARAMETERS = 60e6
 """Models with more are not drawn: two cores and a time limit."""
 TOO_LARGE = "giant", "huge", "large", "_xl", "enormous", "so400m", "gigantic"
 """Parts of the names of models that are not drawn."""
+BETWEEN = ("eager", "one thread's")
+"""What runs between the calls of further bursts: PyTorch's operators, and NumPy's, which spoil the caches alone."""
 GPU_CALLS = 10
 """Calls on a GPU between two waits for it."""
 MAX_PROCESS_S = 900
@@ -59,6 +64,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.6)
     parser.add_argument("--alone", action="store_true", help="bursts have real-time priority")
+    parser.add_argument("--between", type=float, help="MB that run between calls in further bursts")
     parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--engine", help="the back end's engine, instead of its own choice")
     parser.add_argument("--device", default="cpu", help="cuda: all sides there, channels last")
@@ -87,7 +93,10 @@ def in_turns(name: str, given: Any) -> dict[str, dict[str, Any]]:
     for request in [*["burst"] * given.rounds, "end"]:
         for side in given.sides:
             if "failed" not in rows[side]:  # a side that failed has no more bursts
-                rows[side] |= (said := processes[side].send(request))
+                said = processes[side].send(request)
+                for kind, ms in said.pop("between", {}).items():
+                    rows[side].setdefault(kind, []).append(ms)
+                rows[side] |= said
                 rows[side]["bursts"] += [said["ms"]] if "ms" in said else []
     for process in processes.values():
         process.close()
@@ -116,6 +125,10 @@ def line(name: str, rows: dict[str, dict[str, Any]]) -> str:
     ms = milliseconds(rows)
     told = [f"{side} {ms[side]:.2f}" if side in ms else f"{side}: {rows[side].get('failed')}" for side in rows]
     told += [f"{key} {ratio:.2f}" for key, ratio in ratios_of(rows).items()]
+    for side, row in rows.items():
+        for kind in (kind for kind in BETWEEN if kind in row):
+            keeps = statistics.median(alone / ms for alone, ms in zip(row["bursts"], row[kind], strict=True))
+            told.append(f"{side} keeps {keeps:.2f} after {kind} operators")
     form = rows.get("backend", {}).get("form", "")
     return f"{name}: {', '.join(told)} {form}"
 
@@ -232,9 +245,10 @@ def serve(name: str, side: str, given: Any) -> Iterator[dict[str, Any]]:
     begin = time.perf_counter()
     run, backend = side_of(side, model, given)
 
-    def burst(seconds: float) -> list[float]:
+    def burst(seconds: float, between: Any = lambda: None) -> list[float]:
         times, end = [], time.perf_counter() + seconds
         while time.perf_counter() < end or len(times) < 3:
+            between()
             begin = time.perf_counter()
             for _ in range(calls):
                 run(*args, **kwargs)
@@ -253,9 +267,13 @@ def serve(name: str, side: str, given: Any) -> Iterator[dict[str, Any]]:
                 schedule(os.SCHED_FIFO, 10)
             burst(given.seconds / 5)
             times = burst(given.seconds)
+            said = {"ms": statistics.median(times) * 1e3, "least": min(times) * 1e3}
+            if given.between:
+                kinds = zip(BETWEEN, operators(given.between), strict=True)
+                said["between"] = {kind: statistics.median(burst(given.seconds, run)) * 1e3 for kind, run in kinds}
             if given.alone:
                 schedule(os.SCHED_OTHER, 0)
-            request = yield {"ms": statistics.median(times) * 1e3, "least": min(times) * 1e3}
+            request = yield said
         row: dict[str, Any] = {}
         if side in ("backend", "inductor"):
             pairs = zip(tensors_of(y), tensors_of(model(*args, **kwargs)), strict=True)
@@ -263,6 +281,25 @@ def serve(name: str, side: str, given: Any) -> Iterator[dict[str, Any]]:
         if backend is not None:
             row["form"] = "; ".join(form for graph in backend.graphs for form in graph.descriptions().values())
         yield row
+
+
+def operators(megabytes: float) -> tuple[Any, Any]:
+    """What runs between calls, as ``BETWEEN`` names it; each writes so many MB and reads as many."""
+    import numpy as np
+    import torch
+
+    values = torch.ones(2, int(megabytes * 2**17))
+
+    def eager() -> None:
+        torch.add(values[0], 1.0, out=values[1])
+        torch.mul(values[1], 0.5, out=values[0])
+
+    def one_thread() -> None:
+        array = values.numpy()
+        np.add(array[0], 1.0, out=array[1])
+        np.multiply(array[1], 0.5, out=array[0])
+
+    return eager, one_thread
 
 
 def schedule(policy: int, priority: int) -> None:

@@ -25,10 +25,8 @@ import time
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from bench import results
+from bench.results import markdown
 from bench.workers import last_object
 
 _BEGIN = """
@@ -164,7 +162,6 @@ class Processes:
 
 
 @click.command()
-@results.recording
 @click.option("--device", default=None)
 @click.option("--runs", default=3, show_default=True)
 @click.option("--only", default="floor,first,net,pack,onnx,cli", show_default=True)
@@ -209,15 +206,14 @@ def main(device: str | None, runs: int, only: str, net: str) -> None:
                 found[name] = [{"seconds": children.command(*words)} for _ in range(runs)]
     speeds = ("half speed", "full speed")
     columns = ("what", "median, s", "least, s", "most, s", "compiled", "loaded")
-    table = Table(*columns, *(f"{each} after, s" for each in speeds))
+    rows = []
     for name, each in found.items():
         times, counts = [one["seconds"] for one in each], each[-1].get("counts", {})
         row = [f"{value:.3f}" for value in (statistics.median(times), min(times), max(times))]
         row += [str(counts.get(kind, "")) for kind in ("compile", "load")]
         row += [f"{statistics.median(one[kind] for one in each):.2f}" if kind in each[0] else "" for kind in speeds]
-        table.add_row(name, *row)
-    Console(width=120).print(table)
-    results.keep_table(table)
+        rows.append([name, *row])
+    print(markdown([*columns, *(f"{each} after, s" for each in speeds)], rows))
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ from convdispatch.tools.cli import bench, verify
 SLOW_S = 30.0
 DECISION = {
     "solver": "im2col", "config": {"tile": 8}, "source": "predicted", "math": "float32",
-    "layout": None, "queues": 1, "votes": 2, "noise": 0.5, "recalls": 0, "ms": 1.0,
+    "layout": None, "votes": 2, "noise": 0.5, "recalls": 0, "ms": 1.0,
 }  # fmt: skip
 """A decision about a problem, and about a net."""
 PROBLEM = "fwd_f32_mb1ic3ih8iw8oc4kh3kw3"
@@ -192,7 +192,7 @@ def _store_file() -> bytes:
 
 def _plan_pack() -> bytes:
     decisions = {PROBLEM: {"solver": "im2col", "config": {"a": 1}}}
-    tables = {"decisions": decisions, "forms": {"ab": {"layout": None, "queues": 2}}, "plugins": {"im2col": "ab"}}
+    tables = {"decisions": decisions, "forms": {"ab": {"layout": None}}, "plugins": {"im2col": "ab"}}
     members = {"programs": {"k": "programs/0.bin"}, "weights": {"w": "weights/0.bin", "v": ""}}
     return zipped({"plan pack": 1, "device": {"name": "a CPU", "driver": "1"}, **tables, **members})
 

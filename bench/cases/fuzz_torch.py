@@ -6,7 +6,7 @@ writes beside its weights), and 2 to 5 steps. A step makes a change (``fuzz_writ
 ``fuse=True``, and compiled by the back end. A model of eager PyTorch's goes beside it: results, gradients, buffers,
 what they share with the inputs, and what the code wrote must be the same. Without a compiler, so a seed takes a second.
 
-    python -m bench fuzz_torch --count 1000                # goes on where the last run stopped; Ctrl-C ends it
+    python -m bench fuzz_torch --first 1000 --count 1000   # Ctrl-C ends it
     python -m bench fuzz_torch --seed 17 --door fused      # one seed, step by step; --shrink makes it small
 
 A child process runs ``BATCH`` seeds; one that dies or hangs is a finding of the seed that it was at. What PyTorch's
@@ -20,7 +20,6 @@ import argparse
 import contextlib
 import dataclasses
 import io
-import json
 import random
 import sys
 import time
@@ -28,7 +27,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,8 +51,6 @@ NOISE = 1e-5
 BATCH = 20
 HANGS_S = 600.0
 """So long may one seed take behind one door, on a busy machine."""
-STATE = Path(__file__).parent / ".fuzz_torch.json"
-"""The next seed, what was found, how many seeds ran, and their seconds."""
 
 
 # --- ways to call a model: each takes a world and returns a callable, which later steps use again -------------------
@@ -490,8 +486,8 @@ def shrunk(program: Program, door: str) -> Program:
             yield dataclasses.replace(program, habits=program.habits[:place] + program.habits[place + 1 :])
         yield dataclasses.replace(program, training=False, engine="operators", dynamic=None)
         for place, step in enumerate(program.steps):
-            for field in dataclasses.fields(Step):
-                plain = dataclasses.replace(step, **{field.name: field.default})
+            for name, value in vars(Step()).items():
+                plain = dataclasses.replace(step, **{name: value})
                 yield dataclasses.replace(program, steps=(*program.steps[:place], plain, *program.steps[place + 1 :]))
 
     while True:
@@ -505,11 +501,10 @@ def shrunk(program: Program, door: str) -> Program:
 
 def described(program: Program) -> str:
     """A program in few lines."""
-    steps = []
+    plain, steps = vars(Step()), []
     for step in program.steps:
-        fields = {f.name: getattr(step, f.name) for f in dataclasses.fields(Step)}
-        told = {name: value for name, value in fields.items() if value != Step.__dataclass_fields__[name].default}
-        steps.append("  " + ", ".join(f"{name} {value}" for name, value in told.items()) or "  plain")
+        told = [f"{name} {value}" for name, value in vars(step).items() if value != plain[name]]
+        steps.append("  " + (", ".join(told) or "plain"))
     head = f"habits: {', '.join(program.habits) or 'none'}; engine {program.engine}, dynamic {program.dynamic}"
     return "\n".join([head + ", training" * program.training + ", one layer" * program.simple, *steps])
 
@@ -533,24 +528,19 @@ def check(task: tuple[int, str]) -> tuple[tuple[int, str], str]:
 
 def run_batches(given: argparse.Namespace) -> int:
     """Batches of seeds, each in a child; how many findings there were. A child that dies or hangs is a finding."""
-    state = {"next": given.first or 0, "seeds": 0, "seconds": 0.0, "found": []}
-    if given.first is None and STATE.exists():
-        state = json.loads(STATE.read_text())
-    last = state["next"] + given.count
-    while state["next"] < last:
-        seeds, started = range(state["next"], min(last, state["next"] + BATCH)), time.monotonic()
+    found, begun, last = 0, time.monotonic(), given.first + given.count
+    for first in range(given.first, last, BATCH):
+        seeds = range(first, min(last, first + BATCH))
         tasks = [(seed, door) for seed in seeds for door in given.door]
-        for told in farm(1, prepare, (), check, tasks, until=started + HANGS_S * len(tasks), task_s=HANGS_S):
+        until = time.monotonic() + HANGS_S * len(tasks)
+        for told in farm(1, prepare, (), check, tasks, until=until, task_s=HANGS_S):
             (seed, door), wrong = (told.task, told.why) if isinstance(told, Lost) else told
             if wrong:
-                state["found"].append((seed, door, wrong))
+                found += 1
                 print(f"--- python -m bench fuzz_torch --seed {seed} --door {door}\n{wrong}", flush=True)
-        state |= {"next": seeds.stop, "seeds": state["seeds"] + len(seeds)}
-        state["seconds"] += time.monotonic() - started
-        STATE.write_text(json.dumps(state))
-        rate = state["seconds"] / state["seeds"]
-        print(f"seed {state['next']} of {last}: {len(state['found'])} found, {rate:.2f} s a seed", flush=True)
-    return len(state["found"])
+        rate = (time.monotonic() - begun) / (seeds.stop - given.first)
+        print(f"seed {seeds.stop} of {last}: {found} found, {rate:.2f} s a seed", flush=True)
+    return found
 
 
 def main() -> None:
@@ -559,7 +549,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="run this one only")
     parser.add_argument("--shrink", action="store_true", help="with --seed: look for a smaller program that fails")
     parser.add_argument("--door", action="append", choices=DOORS, help="default: all")
-    parser.add_argument("--first", type=int, help="else where the last run stopped")
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=1000)
     given = parser.parse_args()
     given.door = given.door or list(DOORS)

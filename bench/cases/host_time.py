@@ -2,9 +2,9 @@
 
     python -m bench host_time stages            # a convolution's microseconds by stage, by every way that is here
     python -m bench host_time nets              # nets whose device waits for the host: inference, training, autocast
+    python -m bench host_time steps             # training steps as they are, eager
     python -m bench host_time captured          # training steps in CUDA graphs: times, gradients' bits, what is left
     python -m bench host_time memory            # peak memory of a training step
-    python -m bench host_time steps             # training steps as they are, eager
 
 All but ``stages`` need a CUDA device. Each time is a median of rounds in turns; a section prints one JSON line a row.
 ``CONVDISPATCH_NATIVE=0`` gives the figures of the way by Python alone.
@@ -14,22 +14,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 import torch
 
 import convdispatch.torch as ct
-from bench.timer import host_seconds
-from bench.timer import in_turns as turns
+from bench.timer import captured, host_seconds, in_turns
 from convdispatch import policy
 from convdispatch.calls.framework import tiers
 from convdispatch.torch.dispatch import native
 
 F = torch.nn.functional
-FORMS = ("infer fp32", "infer fp16", "train fp32", "train amp")
+Run = Callable[[], Any]
 
 
 def say(**values: Any) -> None:
@@ -43,18 +43,20 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def milliseconds(sides: dict[str, Callable[[], Any]], rounds: int, calls: int) -> dict[str, float]:
-    """Medians of the sides' times, taken in turns."""
+def milliseconds(sides: Mapping[str, Run], rounds: int, calls: int = 10) -> dict[str, float]:
+    """Medians of the sides' times, taken in turns, of which "ours" are under ``enable()``."""
 
-    def sample(side: Callable[[], Any]) -> float:
-        side()
-        wait()
-        return 1e3 * host_seconds(side, calls, wait)
+    def sample(name: str, run: Run) -> float:
+        with ct.enable() if name == "ours" else contextlib.nullcontext():
+            for _ in range(3):
+                run()
+            wait()
+            return 1e3 * host_seconds(run, calls, wait)
 
-    return turns({name: functools.partial(sample, side) for name, side in sides.items()}, rounds)
+    return in_turns({name: functools.partial(sample, name, run) for name, run in sides.items()}, rounds)
 
 
-def ready(run: Callable[[], Any], times: int = 3) -> None:
+def ready(run: Run, times: int = 3) -> None:
     """All kernels there, nothing compiled beside the measurement."""
     with policy(tier="full"):
         run()
@@ -64,31 +66,7 @@ def ready(run: Callable[[], Any], times: int = 3) -> None:
     wait()
 
 
-def under(on: bool) -> Any:
-    """Under ``enable()``, or not."""
-    return ct.enable() if on else contextlib.nullcontext()
-
-
-def in_turns(run: Callable[[], Any], rounds: int, calls: int) -> tuple[float, float]:
-    """(PyTorch's, ours) milliseconds of a call, in turns."""
-    run()
-    with under(True):
-        ready(run)
-
-    def sample(on: bool) -> float:
-        with under(on):
-            for _ in range(3):
-                run()
-            return milliseconds({"": run}, 1, calls)[""]
-
-    found = turns({side: functools.partial(sample, side == "ours") for side in ("PyTorch", "ours")}, rounds)
-    return found["PyTorch"], found["ours"]
-
-
-# --- nets -----------------------------------------------------------------------------------------------------------
-
-
-def net(name: str, form: str, images: int, size: int) -> tuple[Any, Callable[[], Any]]:
+def net(name: str, form: str, images: int, size: int) -> tuple[Any, Run]:
     """(model, a call or a training step of it)."""
     import torchvision
 
@@ -103,28 +81,21 @@ def net(name: str, form: str, images: int, size: int) -> tuple[Any, Callable[[],
     if form.startswith("infer"):
         model.eval().requires_grad_(False)
 
-        def call() -> Any:
+        def call() -> None:
             with torch.inference_mode():
-                return model(x)
+                model(x)
 
         return model, call
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, fused=True)
 
-    def step() -> Any:
+    def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        cast = torch.autocast("cuda", dtype=torch.bfloat16) if "amp" in form else contextlib.nullcontext()
-        with cast:
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled="amp" in form):
             loss = F.cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
-        return loss
 
     return model.train(), step
-
-
-def convolutions(model: Any) -> int:
-    """How many there are."""
-    return sum(isinstance(each, torch.nn.Conv2d) for each in model.modules())
 
 
 @click.group()
@@ -133,146 +104,105 @@ def main() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-@main.command()
-@click.option("--names", default="resnet18,resnet50")
-@click.option("--rounds", default=7)
-def nets(names: str, rounds: int) -> None:
-    """Nets with images so small that the device waits for the host."""
-    for name in names.split(","):
-        for form in FORMS:
-            model, run = net(name, form, 2, 64)
-            theirs, mine = in_turns(run, rounds, 10)
-            more = 1e3 * (mine - theirs) / convolutions(model)
-            say(net=name, form=form, torch_ms=theirs, ours_ms=mine, ratio=theirs / mine, us_a_layer=more,
-                native=native.runs("CUDA"), left=ct.counters()["left"])  # fmt: skip
+def of_nets(names: str, forms: str, rounds: int, called: str = "") -> Callable[[Callable[..., None]], Any]:
+    """A subcommand that is called with each net and form."""
 
-
-@main.command()
-@click.option("--names", default="resnet18")
-@click.option("--forms", default="train tf32,train amp")
-@click.option("--rounds", default=5)
-def steps(names: str, forms: str, rounds: int) -> None:
-    """Training steps at batch 32 and 224 by 224, eager: TF32 and autocast."""
-    for name in names.split(","):
-        for form in forms.split(","):
-            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
-            torch.backends.cudnn.benchmark = True
-            _, run = net(name, form.replace("tf32", "fp32"), 32, 224)
-            for _ in range(4):
-                run()
-            theirs = milliseconds({"": run}, rounds, 10)[""]
-            torch.backends.cudnn.benchmark = False
-            with ct.enable():
-                ready(run, 4)
-                mine = milliseconds({"": run}, rounds, 10)[""]
-            torch.backends.cudnn.benchmark = True
-            again = milliseconds({"": run}, rounds, 10)[""]
-            torch.backends.cudnn.benchmark = False
-            theirs = min(theirs, again)
-            say(net=name, form=form, torch_ms=theirs, ours_ms=mine, ratio=theirs / mine, left=ct.counters()["left"])
-
-
-# --- captured steps -------------------------------------------------------------------------------------------------
-
-
-def captured(model: Any, step: Callable[[], Any], warm: int = 4) -> Callable[[], None]:
-    """The whole step in a CUDA graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(warm):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    wait()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
-
-
-def state_of(model: Any) -> list[torch.Tensor]:
-    """Copies of parameters and buffers."""
-    return [each.detach().clone() for each in (*model.parameters(), *model.buffers())]
-
-
-def restore(model: Any, state: list[torch.Tensor]) -> None:
-    """Put copies back."""
-    with torch.no_grad():
-        for each, value in zip((*model.parameters(), *model.buffers()), state, strict=True):
-            each.copy_(value)
-
-
-def gradients(model: Any) -> list[torch.Tensor]:
-    """Copies of them."""
-    return [each.grad.detach().clone() for each in model.parameters()]
-
-
-def same_bits(model: Any, eager: Callable[[], Any], replay: Callable[[], Any]) -> str:
-    """Whether a replay's gradients are the eager step's, from the same state."""
-    state = state_of(model)
-    replay()
-    found = gradients(model)
-    restore(model, state)
-    eager()
-    wanted = gradients(model)
-    unlike = sum(not torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
-    return "equal" if not unlike else f"{unlike} of {len(found)} differ"
-
-
-@main.command(name="captured")
-@click.option("--names", default="resnet18,resnet50")
-@click.option("--forms", default="amp,fp32,tf32")
-@click.option("--rounds", default=5)
-def captured_steps(names: str, forms: str, rounds: int) -> None:
-    """Training steps at batch 32 in CUDA graphs, beside PyTorch's own."""
-    for name in names.split(","):
-        for form in forms.split(","):
-            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = form == "tf32"
-            torch.backends.cudnn.benchmark = True
-            model, step = net(name, f"train {form.replace('tf32', 'fp32')}", 32, 224)
-            theirs = captured(model, step)
-            torch.backends.cudnn.benchmark = False
-            other, mine = net(name, f"train {form.replace('tf32', 'fp32')}", 32, 224)
-            with ct.enable():
-                ready(mine)
-                before = ct.counters()
-                replay = captured(other, mine)
-                after = ct.counters()
-                times = milliseconds({"torch": theirs, "ours": replay}, rounds, 10)
-                bits = same_bits(other, mine, replay)
-            say(net=name, form=form, torch_ms=times["torch"], ours_ms=times["ours"], gradients=bits,
-                ratio=times["torch"] / times["ours"], left=after["left"] - before["left"],
-                ours=after["ours"] - before["ours"])  # fmt: skip
-            del theirs, replay, step, mine, model, other
-            torch.cuda.empty_cache()
-
-
-# --- memory ---------------------------------------------------------------------------------------------------------
-
-
-@main.command()
-@click.option("--names", default="resnet50,vgg16")
-@click.option("--images", default=64)
-def memory(names: str, images: int) -> None:
-    """Peak memory of a training step, by PyTorch's own count and by the driver's."""
-    for name in names.split(","):
-        for form in ("fp32", "amp"):
-            peaks = {}
-            for side in (False, True):
+    def command(measure: Callable[..., None]) -> Any:
+        def run(names: str, forms: str, **options: Any) -> None:
+            for name, form in itertools.product(names.split(","), forms.split(",")):
+                measure(name, form, **options)
                 torch.cuda.empty_cache()
-                model, step = net(name, f"train {form}", images, 224)
-                with under(side):
-                    ready(step, 1) if side else step()
-                    torch.cuda.reset_peak_memory_stats()
-                    step()
-                    wait()
-                    peaks[side] = torch.cuda.max_memory_allocated()
-                del model, step
-            say(net=name, form=form, torch_gib=peaks[False] / 2**30, ours_gib=peaks[True] / 2**30,
-                ratio=peaks[True] / peaks[False])  # fmt: skip
+
+        run.__doc__ = measure.__doc__
+        for option, default in (("--rounds", rounds), ("--forms", forms), ("--names", names)):
+            run = click.option(option, default=default, show_default=True)(run)
+        return main.command(name=called or measure.__name__)(run)
+
+    return command
 
 
-# --- stages ---------------------------------------------------------------------------------------------------------
+def eager(name: str, form: str, rounds: int, images: int, size: int) -> None:
+    """PyTorch's times beside ours, in turns."""
+    model, run = net(name, form, images, size)
+    run()
+    with ct.enable():
+        ready(run)
+    ms = milliseconds({"torch": run, "ours": run}, rounds)
+    layers = sum(isinstance(each, torch.nn.Conv2d) for each in model.modules())
+    more = {"us_a_layer": 1e3 * (ms["ours"] - ms["torch"]) / layers, "native": native.runs("CUDA")}
+    times = {"torch_ms": ms["torch"], "ours_ms": ms["ours"], "ratio": ms["torch"] / ms["ours"]}
+    say(net=name, form=form, **times, **more, left=ct.counters()["left"])
+
+
+@of_nets("resnet18,resnet50", "infer fp32,infer fp16,train fp32,train amp", 7)
+def nets(name: str, form: str, rounds: int) -> None:
+    """Nets with images so small that the device waits for the host."""
+    eager(name, form, rounds, 2, 64)
+
+
+@of_nets("resnet18", "train tf32,train amp", 5)
+def steps(name: str, form: str, rounds: int) -> None:
+    """Training steps at batch 32 and 224 by 224, eager: TF32 and autocast, PyTorch's algorithms measured first."""
+    torch.backends.cudnn.benchmark = True
+    set_tf32(True)
+    net(name, form, 32, 224)[1]()
+    torch.backends.cudnn.benchmark = False  # what it found stays
+    eager(name, form, rounds, 32, 224)
+
+
+def set_tf32(on: bool) -> None:
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = on
+
+
+def gradients(model: Any, step: Run) -> list[torch.Tensor]:
+    """Copies of a step's gradients; parameters and buffers are as before it."""
+    state = [*model.parameters(), *model.buffers()]
+    before = [each.detach().clone() for each in state]
+    step()
+    found = [each.grad.detach().clone() for each in model.parameters()]
+    with torch.no_grad():
+        for each, value in zip(state, before, strict=True):
+            each.copy_(value)
+    return found
+
+
+@of_nets("resnet18,resnet50", "amp,fp32,tf32", 5, "captured")
+def captured_steps(name: str, form: str, rounds: int) -> None:
+    """Training steps at batch 32 in CUDA graphs, beside PyTorch's own."""
+    torch.backends.cudnn.benchmark = True
+    set_tf32(form == "tf32")
+    theirs = captured(net(name, f"train {form}", 32, 224)[1], 4)
+    torch.backends.cudnn.benchmark = False
+    model, step = net(name, f"train {form}", 32, 224)
+    with ct.enable():
+        ready(step)
+        before = ct.counters()
+        replay = captured(step, 4)
+        after = ct.counters()
+        ms = milliseconds({"torch": theirs, "replay": replay}, rounds)
+        pairs = list(zip(gradients(model, replay), gradients(model, step), strict=True))
+    unlike = sum(not torch.equal(*pair) for pair in pairs)
+    say(net=name, form=form, torch_ms=ms["torch"], ours_ms=ms["replay"], ratio=ms["torch"] / ms["replay"],
+        gradients=f"{unlike} of {len(pairs)} differ" if unlike else "equal",
+        **{count: after[count] - before[count] for count in ("left", "ours")})  # fmt: skip
+
+
+@of_nets("resnet50,vgg16", "fp32,amp", 1)
+def memory(name: str, form: str, rounds: int) -> None:
+    """Peak memory of a training step of 64 images, the most of so many rounds, by PyTorch's own count."""
+    peaks = {}
+    for side in ("torch", "ours"):
+        torch.cuda.empty_cache()
+        _, step = net(name, f"train {form}", 64, 224)
+        with ct.enable() if side == "ours" else contextlib.nullcontext():
+            ready(step, 1) if side == "ours" else step()
+            torch.cuda.reset_peak_memory_stats()
+            for _ in range(rounds):
+                step()
+            wait()
+            peaks[side] = torch.cuda.max_memory_allocated() / 2**30
+        del step
+    say(net=name, form=form, torch_gib=peaks["torch"], ours_gib=peaks["ours"], ratio=peaks["ours"] / peaks["torch"])
 
 
 @main.command()
@@ -282,28 +212,26 @@ def stages(dtype: str) -> None:
     cuda = torch.cuda.is_available()
     where, kind = ("cuda", getattr(torch, dtype)) if cuda else ("cpu", torch.float32)
     x, w, grad = (torch.randn(s, device=where).to(kind) for s in ((1, 64, 14, 14), (64, 64, 3, 3), (1, 64, 14, 14)))
-    mask = [True, True, False]
+    geometry = [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+    runs: dict[str, Run] = {
+        "forward": lambda: F.conv2d(x, w, None, padding=1),
+        "backward": lambda: torch.ops.aten.convolution_backward(grad, x, w, None, *geometry),
+    }
 
-    def forward() -> Any:
-        return F.conv2d(x, w, None, padding=1)
-
-    def backward() -> Any:
-        return torch.ops.aten.convolution_backward(grad, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, mask)
-
-    def us(run: Callable[[], Any]) -> float:
-        return 1e3 * milliseconds({"": run}, 9, 200)[""]
+    def us(side: str) -> dict[str, float]:
+        return {f"{side}: {name}": 1e3 * ms for name, ms in milliseconds(runs, 9, 200).items()}
 
     with torch.no_grad():
-        rows = {"torch.empty of the result": us(lambda: torch.empty_like(grad)),
-                "PyTorch: forward": us(forward), "PyTorch: backward": us(backward)}  # fmt: skip
+        empty = {"torch.empty of the result": lambda: torch.empty_like(grad)}
+        rows = {name: 1e3 * ms for name, ms in milliseconds(empty, 9, 200).items()} | us("PyTorch")
         with ct.enable():
-            ready(forward)
-            ready(backward)
+            for run in runs.values():
+                ready(run)
             before = ct.counters()["solvers"]
-            rows |= {"enable(): forward": us(forward), "enable(): backward": us(backward)}
+            rows |= us("enable()")
             after = ct.counters()["solvers"]
             native.pause(True)
-            rows |= {"enable() by Python: forward": us(forward), "enable() by Python: backward": us(backward)}
+            rows |= us("enable() by Python")
             native.pause(False)
     for stage, value in rows.items():
         say(stage=stage, us=value)

@@ -10,6 +10,8 @@ import math
 import random
 import statistics
 import time
+from collections import defaultdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,32 +32,19 @@ def main() -> None:
 @click.option("--budget", default=120.0, show_default=True)
 def gpu(batch: int, seconds: float, budget: float) -> None:
     """int8 and float16, channels last, constant weights, each as a CUDA graph, in turns, operands not in the cache."""
-    import torch
 
     import convdispatch as cd
-    from bench.timer import medians
     from convdispatch.measurement import shapes
 
-    begun, ratios = time.monotonic(), []
     problems = [entry.problem for entry in shapes.load("resnet50")]
-    for p in dict.fromkeys(
-        each.replace(direction="fwd", mb=batch, layout="nhwc", dtype="float16") for each in problems
-    ):
-        if p.ic % 4:
-            continue
-        if time.monotonic() - begun > budget:
-            break
-        quantization = cd.Quantization(
-            x_scale=0.02, x_zero_point=3, w_scale=np.full(p.oc, 0.01, np.float32), y_scale=0.7, dtype="uint8"
-        )
-        sides = {"int8": _side(p, "uint8", "int8", quantization), "float16": _side(p, "float16", "float16")}
-        found = {name: 1e3 * ms for name, ms in medians(sides, seconds).items()}
-        ratios.append(found["float16"] / found["int8"])
-        rate = p.flops / found["int8"] / 1e6
-        print(f"{p}: int8 {found['int8']:.1f} us ({rate:.0f} TOP/s), float16 {found['float16']:.1f} us, ratio "
-              f"{found['float16'] / found['int8']:.2f}", flush=True)  # fmt: skip
-    mean = statistics.geometric_mean(ratios)
-    print(f"{torch.cuda.get_device_name()}, batch {batch}: geometric mean {mean:.2f}, least {min(ratios):.2f}")
+    problems = [p.replace(direction="fwd", mb=batch, layout="nhwc", dtype="float16") for p in problems if p.ic % 4 == 0]
+
+    def sides(p: Any) -> dict[str, Side]:
+        scales = {"x_scale": 0.02, "x_zero_point": 3, "w_scale": np.full(p.oc, 0.01, np.float32), "y_scale": 0.7}
+        quantization = cd.Quantization(**scales, dtype="uint8")
+        return {"int8": _side(p, "uint8", "int8", quantization), "float16": _side(p, "float16", "float16")}
+
+    compare([*dict.fromkeys(problems)], sides, seconds, budget)
 
 
 @main.command()
@@ -64,31 +53,43 @@ def gpu(batch: int, seconds: float, budget: float) -> None:
 @click.option("--search", default=0.0, show_default=True, help="Seconds of a search before each side's times.")
 def float8(layers: int, seconds: float, search: float) -> None:
     """float8 (e4m3), int8 (the same engine, whose sums stay in the tensor cores) and bfloat16; results of x's dtype."""
-    import torch
 
     import convdispatch as cd
-    from bench.timer import medians
 
-    logarithms: dict[str, list[float]] = {"float8": [], "int8": []}
-    for p in drawn(layers):
+    def sides(p: Any) -> dict[str, Side]:
         narrow = cd.Quantization(w_scale=1 / 16, y_scale=1 / 64, dtype="float8_e4m3")
         whole = cd.Quantization(w_scale=0.01, y_scale=0.7, dtype="int8")
         if search:
             for dtype in ("float8_e4m3", "int8", "bfloat16"):
                 out = None if dtype == "bfloat16" else dtype
                 cd.find(p.replace(dtype=dtype, out_dtype=out, constant_weights=True), "gpu", budget_ms=1e3 * search)
-        sides = {
+        return {
             "float8": _side(p, "float8_e4m3fn", "float8_e4m3fn", narrow),
             "int8": _side(p, "int8", "int8", whole),
             "bfloat16": _side(p, "bfloat16", "bfloat16"),
         }
-        found = {name: 1e3 * ms for name, ms in medians(sides, seconds).items()}
-        for name, of in logarithms.items():
-            of.append(math.log(found["bfloat16"] / found[name]))
-        rates = {name: f"{us:.1f} us ({p.flops / us / 1e6:.0f} T/s)" for name, us in found.items()}
-        print(f"{p}: {rates}, float8 {math.exp(logarithms['float8'][-1]):.2f} of bfloat16", flush=True)
-    means = {name: f"{math.exp(float(np.mean(of))):.2f}" for name, of in logarithms.items()}
-    print(f"{torch.cuda.get_device_name()}: geometric means over bfloat16 {means}")
+
+    compare(drawn(layers), sides, seconds)
+
+
+def compare(
+    problems: list[Any], sides: Callable[[Any], dict[str, Side]], seconds: float, budget: float = math.inf
+) -> None:
+    """Print each problem's times on all sides, and the last one's over the others', with geometric means."""
+    from bench.timer import medians
+
+    begun, ratios = time.monotonic(), defaultdict[str, list[float]](list)
+    for p in problems:
+        if time.monotonic() - begun > budget:
+            break
+        found = {name: 1e3 * ms for name, ms in medians(sides(p), seconds).items()}
+        *others, last = found
+        for name in others:
+            ratios[name].append(found[last] / found[name])
+        rates = ", ".join(f"{name} {us:.1f} us ({p.flops / us / 1e6:.0f} T/s)" for name, us in found.items())
+        print(f"{p}: {rates}, over {last}: {', '.join(f'{of[-1]:.2f}' for of in ratios.values())}", flush=True)
+    for name, of in ratios.items():
+        print(f"{name} over {last}: geometric mean {statistics.geometric_mean(of):.2f}, least {min(of):.2f}")
 
 
 def drawn(count: int) -> list[Any]:

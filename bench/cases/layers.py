@@ -19,11 +19,9 @@ from pathlib import Path
 import click
 import ml_dtypes  # noqa: F401 its import makes "bfloat16" a dtype of NumPy's
 import numpy as np
-import rich
-from rich.table import Table
 
-from bench import results
 from bench.drawn import drawn as draw
+from bench.results import markdown
 from convdispatch.api import ConvProblem
 from convdispatch.api.policy import Policy
 from convdispatch.device import runtime
@@ -173,7 +171,6 @@ def drawn_layers(count: int, seed: int) -> Iterator[tuple[str, ConvProblem, int]
 
 
 @click.command(help=__doc__)
-@results.recording
 @click.option("--net", default="cpu10", show_default=True, help="a table of convdispatch.measurement.shapes")
 @click.option("--drawn", type=int, default=0, help="so many forward layers that nobody chose, instead of a net's")
 @click.option("--seed", default=0, show_default=True, help="of the layers that are drawn")
@@ -195,11 +192,9 @@ def main(
     show_config: bool,
 ) -> None:  # fmt: skip
     layouts = [layout] if layout else ["nchw", "nhwc"]
-    table = Table(title=f"{net} {direction} {dtype}, {runtime.device_info(runtime.default_device())}")
-    table.add_column("layer")
-    for title in (*layouts, *([f"{against} nchw", f"{against} nhwc", "ratio"] if against in PEERS else []), "GFLOP/s"):
-        table.add_column(title, justify="right")
-    ratios, rows = [], []
+    print(f"{net} {direction} {dtype}, {runtime.device_info(runtime.default_device())}, ms")
+    peers = [f"{against} nchw", f"{against} nhwc", "ratio"] if against in PEERS else []
+    ratios, rows, lines = [], [], []
     chosen = layers(net, only) if not drawn else drawn_layers(drawn, seed)
     for name, plain, count in chosen:
         flags = {"constant_weights": constant and direction != "bwd_weights", "mb": mb or plain.mb}
@@ -208,7 +203,7 @@ def main(
         for each in layouts:
             ran, works[each] = solver_work(problem.replace(layout=each), solver, config)
             if show_config:
-                rich.print(name, each, ran)
+                print(name, each, ran)
         if against in PEERS:
             theirs = {f"{against} {each}": PEERS[against](problem.replace(layout=each)) for each in ("nchw", "nhwc")}
             works |= theirs
@@ -218,13 +213,12 @@ def main(
         if against in PEERS:
             ratios.append(min(times[each] for each in theirs) / ours)
             cells.append(f"{ratios[-1]:.2f}")
-        table.add_row(name, *cells, f"{problem.flops / ours / 1e6:.0f}")
+        lines.append([name, *cells, f"{problem.flops / ours / 1e6:.0f}"])
         rows.append({"layer": name, "problem": str(problem), "count": count, "ms": times})
-    rich.print(table)
-    results.keep_table(table)
+    print(markdown(["layer", *layouts, *peers, "GFLOP/s"], lines))
     if ratios:
         mean = statistics.geometric_mean(ratios)
-        rich.print(f"geometric mean of the ratios: {mean:.3f}")
+        print(f"geometric mean of the ratios: {mean:.3f}")
     if path:
         path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

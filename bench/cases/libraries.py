@@ -32,7 +32,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from bench import again
+from bench import again, timer
 from bench.results import append_row, markdown, read_rows
 from bench.timer import host_seconds, in_turns
 from bench.workers import ChildFailed, last_object
@@ -219,20 +219,10 @@ def work(library: str, name: str, given: argparse.Namespace) -> dict[str, Any]:
 
 def captured(runs: Sides) -> Sides:
     """Each as a CUDA graph's replay; none where one cannot be captured."""
-    import torch
-
     graphs: Sides = {}
     for name, run in runs.items():
         try:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                run(), run()
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                run()
-            graphs[name] = graph.replay
+            graphs[name] = timer.captured(run)
         except Exception as failure:
             print(f"{name}: {cause(failure)}", file=sys.stderr)
             break

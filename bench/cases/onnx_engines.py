@@ -1,17 +1,20 @@
 """ONNX's nine nets with seeded weights, nets of the catalogue, any files: errors against onnxruntime, times of engines.
 
 ``python -m bench onnx_engines [--nets resnet50,vgg19] [--files a.onnx,b.onnx] [--batches 1,8]
-[--catalogue resnet50,googlenet,vgg16,alexnet,efficientnet_lite0]
+[--catalogue resnet50,googlenet,vgg16,alexnet,efficientnet_lite0] [--int8]
 [--engines convdispatch,...] [--rounds 5] [--device NAME] [--json FILE]``
 
 Each engine runs in a process of its own, as many threads as there are cores; the processes take turns, and all but one
 stand still meanwhile. A time is the median over rounds of the least of some runs; a ratio is of two in one session.
+With ``--int8`` onnxruntime's tool quantizes each net, u8 activations and s8 weights by channels; our float32 form is
+timed beside it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import math
 import os
 import shutil
@@ -40,7 +43,7 @@ def convdispatch_engine(path: str, feeds: dict, device: str | None):
     def run():
         return built(*tensors)
 
-    return run, first, f"{built.layout}, {built.queues} queues, {built.commands} commands"
+    return run, first, f"{built.layout}, {built.commands} commands"
 
 
 def onnxruntime_engine(path: str, feeds: dict, device: str | None):
@@ -146,6 +149,25 @@ def exported(name: str, batch: int, path: str) -> dict:
     return {"x": x}
 
 
+def quantized(path: str, feeds: dict) -> str:
+    """The path of the file's net in 8 bits, calibrated on ``feeds``."""
+    from onnxruntime import quantization
+
+    class Reader(quantization.CalibrationDataReader):
+        left = iter([feeds])
+
+        def get_next(self):
+            return next(self.left, None)
+
+    prepared, made, kinds = f"{path}.prepared.onnx", f"{path}.int8.onnx", quantization.QuantType
+    logging.disable(logging.WARNING)
+    quantization.quant_pre_process(path, prepared)
+    types = {"activation_type": kinds.QUInt8, "weight_type": kinds.QInt8}
+    quantization.quantize_static(prepared, made, Reader(), per_channel=True, **types)
+    logging.disable(logging.NOTSET)
+    return made
+
+
 def main() -> None:
     import onnx
     import onnx_nets
@@ -156,6 +178,7 @@ def main() -> None:
         "--files", default="", help="ONNX files; their inputs are random, open sizes 1, 224 for pictures"
     )
     parser.add_argument("--catalogue", default="", help="nets of convdispatch.models, as PyTorch exports them")
+    parser.add_argument("--int8", action="store_true", help="quantize each net first")
     parser.add_argument("--batches", default="1,8")
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--rounds", type=int, default=5)
@@ -166,8 +189,13 @@ def main() -> None:
     rows = []
 
     def compare(name: str, path: str, feeds: dict) -> None:
-        rows.append(measure(name, path, feeds, given))
+        rows.append(measure(name, quantized(path, feeds) if given.int8 else path, feeds, given))
         show(rows[-1], given.engines)
+        if given.int8:
+            alone = argparse.Namespace(**{**vars(given), "engines": ["convdispatch"]})
+            ours = measure(name, path, feeds, alone)["convdispatch"].get("ms", math.nan)
+            rows[-1]["float"] = ours / rows[-1]["convdispatch"].get("ms", math.nan)
+            print(f"{'':24} our float32 {ours:.2f} ms, {rows[-1]['float']:.2f} times int8's", flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
         for batch in map(int, given.batches.split(",")):
@@ -186,10 +214,10 @@ def main() -> None:
                 feeds, _ = read_inputs(load(path, device=given.device), [], batch)
                 copy = shutil.copy(path, folder)
                 compare(f"{Path(path).stem} {batch}", copy, feeds)
-    ratios = [row["ratio"] for row in rows if "ratio" in row]
-    if ratios:
-        mean, least = statistics.geometric_mean(ratios), min(ratios)
-        print(f"{len(ratios)} runs: the better of the others over ours, geometric mean {mean:.3f}, least {least:.3f}")
+    for key, words in (("ratio", "the better of the others over ours"), ("float", "our float32 over our int8")):
+        if ratios := [row[key] for row in rows if row.get(key, math.nan) > 0]:
+            mean, least = statistics.geometric_mean(ratios), min(ratios)
+            print(f"{len(ratios)} runs: {words}, geometric mean {mean:.3f}, least {least:.3f}")
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

@@ -1,12 +1,14 @@
 """Host time of a warm conv() on a tiny problem, above the bare enqueue of the same kernel.
 
     python -m bench overhead [--device NAME] [--calls 5000]
+    python -m bench overhead --layers          # five layers instead, by where their arrays are
 
 Prints the median microseconds of: the kernel called through pyopencl; the plan; conv() into ``out=``; conv() that
 allocates its result; on every kind of array that is here. One queue, finished between batches so that no call waits for
 room, and all in turns. Each is compared with the bare launch on its path: an enqueue; one that waits for the event that
 an ``Array`` carries; an enqueue and its wait, for host memory; a launch by CUDA's driver; and, for ``enable()``,
-PyTorch's call of an operator that is overridden in Python by an enqueue and its wait.
+PyTorch's call of an operator that is overridden in Python by an enqueue and its wait. With ``--layers`` each kind of
+array is compared with ``out=`` on device arrays.
 """
 
 from __future__ import annotations
@@ -24,12 +26,10 @@ import click
 import numpy as np
 import pyopencl as cl
 import pyopencl.array as cla
-from rich.console import Console
-from rich.table import Table
 
 import convdispatch as cd
-from bench import results
-from bench.timer import in_turns
+from bench.results import markdown
+from bench.timer import host_seconds, in_turns
 from convdispatch.api import Solver
 from convdispatch.calls.arrays.known_libraries import library_of
 from convdispatch.calls.stream_call import loaded_launches
@@ -46,6 +46,17 @@ BARE = (
 ROUNDS = 10
 """All calls are measured in turns, so often."""
 NOTHING = "kernel void nothing(global const float *x, global const float *w, global float *y) { y[0] = x[0] * w[0]; }"
+
+
+LAYERS = {
+    "1x1 256->64, 56x56, batch 8": ((8, 256, 56, 56), (64, 256, 1, 1), {}),
+    "depthwise 144, 56x56, batch 8": ((8, 144, 56, 56), (144, 1, 3, 3), {"padding": 1, "groups": 144}),
+    "64->64 3x3, 224x224, batch 2": ((2, 64, 224, 224), (64, 64, 3, 3), {"padding": 1}),
+    "64->64 3x3, 56x56, batch 1": ((1, 64, 56, 56), (64, 64, 3, 3), {"padding": 1}),
+    "32->32 3x3, 14x14, batch 1": ((1, 32, 14, 14), (32, 32, 3, 3), {"padding": 1}),
+}
+SAMPLE_S = 0.01
+"""Seconds of a sample of a layer's calls."""
 
 
 class Tiny(Solver):
@@ -89,12 +100,16 @@ def median_us(call: Callable[[], object], finish: Callable[[], object], calls: i
 
 
 @click.command()
-@results.recording
 @click.option("--device", help="A device's name, vendor, type, or platform:device.")
 @click.option("--calls", default=5000, show_default=True)
-def main(device: str | None, calls: int) -> None:
+@click.option("--layers", is_flag=True, help="Five layers by where their arrays are.")
+def main(device: str | None, calls: int, layers: bool) -> None:
     """Measure."""
     queue = runtime.queue(runtime.find_device(device))
+    print(runtime.device_info(queue.device))
+    if layers:
+        print(of_layers(queue))
+        return
     x, w, y = (cla.zeros(queue, shape, np.float32) for shape in ((1, 2, 4, 4), (2, 2, 3, 3), (1, 2, 2, 2)))
     problem = cd.ConvProblem(mb=1, ic=2, ih=4, iw=4, oc=2, kh=3, kw=3)
     from convdispatch.selection.plugins.loader import plugins
@@ -168,7 +183,6 @@ def main(device: str | None, calls: int) -> None:
                 cases |= {floor: (floor, theirs), left: (floor, theirs)}
                 around |= {left: lambda: ct.enable(min_flops=1e15)}
                 plain |= {floor, left}
-        table = Table("call", "median us", "above bare", title=f"Warm call on {runtime.device_info(queue.device)}")
         for array in (x, w, y):
             array.finish()  # else each call waits for what filled and read them, too, and the bare launch does not
 
@@ -178,10 +192,40 @@ def main(device: str | None, calls: int) -> None:
                 return context.run(median_us, cases[name][1], finish, calls // ROUNDS)
 
         medians = in_turns({name: functools.partial(sample, name) for name in cases}, ROUNDS)
-    for name, value in medians.items():
-        table.add_row(name, f"{value:.2f}", f"{value - medians[cases[name][0]]:.2f}")
-    Console().print(table)
-    results.keep_table(table)
+    rows = [[name, f"{value:.2f}", f"{value - medians[cases[name][0]]:.2f}"] for name, value in medians.items()]
+    print(markdown(["call", "median us", "above bare"], rows))
+
+
+def of_layers(queue: Any) -> str:
+    """A table: microseconds of each layer into device arrays, and the ratios of the other kinds of arrays."""
+    import torch
+
+    ways = ("NumPy", "NumPy out=", "new Array", "new Tensor", "torch")
+    random, rows = np.random.default_rng(0), []
+    for name, (x_shape, w_shape, options) in LAYERS.items():
+        x, w = (random.standard_normal(shape, dtype=np.float32) for shape in (x_shape, w_shape))
+        on_device, tensors = [cla.to_device(queue, a) for a in (x, w)], [cd.Tensor.from_numpy(a, queue) for a in (x, w)]
+        torches, out = [torch.from_numpy(a) for a in (x, w)], cd.conv(*on_device, **options)
+        calls = {
+            "out=": functools.partial(cd.conv, *on_device, out=out, **options),
+            "NumPy": functools.partial(cd.conv, x, w, queue=queue, **options),
+            "NumPy out=": functools.partial(cd.conv, x, w, out=out.get(), queue=queue, **options),
+            "new Array": functools.partial(cd.conv, *on_device, **options),
+            "new Tensor": functools.partial(cd.conv, *tensors, **options),
+            "torch": functools.partial(cd.conv, *torches, **options),
+        }
+
+        def finished(way: str, calls: dict[str, Callable[[], Any]] = calls) -> None:
+            calls[way]()
+            queue.finish()
+
+        repeat = max(1, round(SAMPLE_S / min(host_seconds(functools.partial(finished, way), 3) for way in calls)))
+        samples = {way: functools.partial(host_seconds, functools.partial(finished, way), repeat) for way in calls}
+        medians = in_turns(samples, ROUNDS)
+        base = medians["out="]
+        cells = [f"{medians[way] / base:.2f} ({(medians[way] - base) * 1e6:+.0f} us)" for way in ways]
+        rows.append([name, f"{base * 1e6:.0f}", *cells])
+    return markdown(["layer", "out= us", *ways], rows)
 
 
 @contextlib.contextmanager

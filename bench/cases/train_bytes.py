@@ -65,15 +65,16 @@ def _counting(totals: dict[str, int]) -> Any:
 def _read_twice(graph: Any) -> int:
     """Bytes that both gradients of a convolution read, and products of a tensor with itself: the scheduler counts an
     operator's operands once."""
-    backward = torch.ops.convdispatch.normed_convolution_backward.default
-    normal = torch.ops.aten.convolution_backward.default, torch.ops.convdispatch.convolution_backward.default
+    ours, aten = torch.ops.convdispatch, torch.ops.aten
+    normed = ours.normed_convolution_backward.below_autograd
     size = 0
     for node in graph.graph.nodes:
-        if node.target is torch.ops.convdispatch.channel_products.default and node.args[0] is node.args[1]:
-            size += node.args[0].meta["val"].numel() * node.args[0].meta["val"].itemsize
-        mask = node.args[-1] if node.target in (backward, *normal) else [False]
-        if mask[0] and mask[2 if node.target is backward else 1]:
-            operands = node.args[: 2 if node.target is backward else 1]
+        mask, operands = [False, False], node.args[:1]
+        if node.target is ours.channel_products.below_autograd:
+            mask = [node.args[0] is node.args[1]] * 2
+        elif node.target in (normed, ours.convolution_backward.below_autograd, aten.convolution_backward.default):
+            mask, operands = node.args[-1], node.args[: 2 if node.target is normed else 1]
+        if mask[0] and mask[1]:
             size += sum(each.meta["val"].numel() * each.meta["val"].itemsize for each in operands)
     return size
 
@@ -102,14 +103,15 @@ def counted(net: str, side: str, batch: int, size: int, dtype: torch.dtype, devi
             return compile_fx(graph, inputs, **{"inner_compile": count, **options})
 
         def pays(judge: Any, plain: Any, fused: Any, *saved: int) -> bool:
-            return not any(problem.norm and problem.direction != "bwd_data" for problem in fused)
+            before = any(problem.norm and problem.direction != "bwd_data" for problem in fused)
+            return side == "fused" or (side == "gradients" and not before)
 
         with (
             mock.patch("torch._inductor.compile_fx.compile_fx", ours),
             mock.patch.object(inductor, "prepare_kernels"),
             mock.patch.object(FusionJudge, "pays", pays),
         ):
-            return Backend(options={"fuse_norms": {"apart": False, "fused": True}.get(side)})(graph, inputs)
+            return Backend()(graph, inputs)
 
     model = getattr(nets, net)().train().to(device, memory_format=torch.channels_last)
     x = torch.randn(batch, 3, size, size, device=device).to(memory_format=torch.channels_last)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyopencl as cl
 
 from ..api.dtypes import DTYPES, QUANTIZED_INPUTS, dtype_name, numpy_dtype
 from ..api.errors import ConvDispatchError, InvalidArgument
@@ -16,6 +18,7 @@ from ..api.problem import ConvProblem
 from ..api.quantization import Quantization
 from ..device import background, runtime
 from ..device.cache.store import TEXTS
+from ..selection import dispatch
 from ..selection.plugins.loader import plugins
 from ..selection.prepared import Constant
 from ..selection.visible_problem import operand_sizes
@@ -65,8 +68,7 @@ def _stream_call(request: Request, library: Library, input1: Any, devices: Seque
     if problem.mb:
         refuse_capture(problem, stream)
     arrays = StreamArrays(library, device, problem)
-    through_host = functools.partial(_through_host, library, stream.device)
-    return StreamCall(problem, stream, arrays, names=request.roles, through_host=through_host)
+    return StreamCall(problem, stream, arrays, names=request.roles, has_fallback=False)
 
 
 def _own_call(request: Request, input1: Any, arrays: Any = HostArrays) -> Call:
@@ -78,7 +80,7 @@ def _own_call(request: Request, input1: Any, arrays: Any = HostArrays) -> Call:
         # This is only a check: table_of raises for numbers that the table of a quantized convolution cannot hold.
         table_of(request.quantization, problem, request.bias, request.options[4])
     if isinstance(input1, np.ndarray):
-        queue = _own_queue() if request.queue is None else checked_queue(request.queue)
+        queue = _own_queue(problem) if request.queue is None else checked_queue(request.queue)
         size, arrays_given = operand_sizes(problem)[written], [*operands, request.bias, request.residual]
         foreign_order = any(
             not each.dtype.isnative for index, each in enumerate(arrays_given) if each is not None and index != written
@@ -98,27 +100,42 @@ def _own_call(request: Request, input1: Any, arrays: Any = HostArrays) -> Call:
     return queue_call
 
 
-def _own_queue() -> Any:
+def _own_queue(problem: ConvProblem) -> Any:
     """This thread's queue on the default device."""
-    _find_default_device()
+    if not _looked:
+        _looked.add(True)
+        _find_default_device(problem)
     return runtime.queue()
 
 
-@functools.lru_cache(maxsize=1)
-def _find_default_device() -> None:
-    """Loads plugins and the template engine while another thread finds the device: most of that time OpenCL's driver
-    compiles its first kernel. A quarter of a machine's first call was spent in waiting for one after the other."""
+_looked: set[bool] = set()
+"""Not empty once a call of this process has looked for the default device."""
+
+
+def _find_default_device(problem: ConvProblem) -> None:
+    """Loads plugins while another thread finds the device, and plans a machine's first problem while that thread probes
+    the device: most of that time OpenCL's driver compiles its first kernel. A third of a machine's first call was spent
+    in waiting for one after the other."""
+    listed, expected = threading.Event(), []
 
     def find() -> None:
         with contextlib.suppress(ConvDispatchError):  # the caller gets the same error from runtime.queue
+            try:
+                expected.append(runtime.expected_device())
+            finally:
+                listed.set()
             runtime.default_device()
 
     # Threads begin without the caller's policy, of which ``frozen`` forbids to compile.
     finding = background.start(functools.partial(contextvars.copy_context().run, find), "convdispatch-first-device")
     plugins()
-    if TEXTS.is_empty():  # a machine that rendered texts before may need no template
+    if TEXTS.is_empty():  # a machine that rendered texts before has its decisions, so that planning takes little
         import mako.lookup  # noqa: F401
 
+        listed.wait()
+        if problem.mb and expected and expected[0] is not None:
+            with contextlib.suppress(ConvDispatchError, cl.Error):  # the call itself gets that error, or another device
+                dispatch.prepare(problem, runtime.context(expected[0]))
     finding.join()
 
 
@@ -205,17 +222,3 @@ def view_of(library: Library, array: Any) -> Any:
     if isinstance(array, Constant):
         return array.seen_as("host", lambda: view_of(library, array.array))
     return library.host(array)
-
-
-def _through_host(
-    library: Library, device: Any, problem: ConvProblem, names: Sequence[str], operands: Sequence[Any], *extra: Any
-) -> Any:
-    """The result of a call on CUDA arrays, computed on copies on the host by OpenCL's queue; waits."""
-    x, w, y, bias, residual = (
-        each if each is None or isinstance(each, np.ndarray) else library.fetch(each) for each in (*operands, *extra)
-    )
-    problem = problem.replace(constant_weights=False)
-    size = operand_sizes(problem)["xwy".index(problem.written)]
-    dtype = next(each.dtype for each in (x, y) if each is not None)
-    arrays = HostArrays(problem, device, dtype, size, False)
-    return HostCall(problem, runtime.context(device), arrays)(x, w, y, bias, None, residual)

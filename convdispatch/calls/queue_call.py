@@ -17,7 +17,7 @@ from ..api.errors import InvalidArgument
 from ..api.policy import current_policy, forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..device import runtime
-from ..device.commands.interface import Commands, thread
+from ..device.commands.interface import Commands
 from ..device.executable import W
 from ..device.places.queue import QueueEnqueue, QueuePlace
 from ..selection import dispatch
@@ -165,7 +165,6 @@ class QueueCall(Call):
                 or input2.offset
                 or input1.strides != first_strides
                 or input2.strides != second_strides
-                or thread.capturing is not None
             ):
                 return None
             operands: list[Any] = [None, None, None, None, None]

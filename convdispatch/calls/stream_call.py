@@ -2,20 +2,19 @@
 device's own driver (CUDA), without copy or wait.
 
 Arrays of every library on such a device, PyTorch's operators and XLA's buffers are computed so. If the driver cannot
-launch a program, a call on a library's arrays goes through the host, with one warning that says why, and a framework's
-call is left to the framework's own kernel.
+launch a solver's program, the next solver computes a call on a library's arrays, with one warning that says why, and a
+framework's call is left to the framework's own kernel.
 """
 
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..api.errors import ConvDispatchError, ConvDispatchWarning
+from ..api.errors import ConvDispatchError
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
 from ..device import runtime
@@ -29,7 +28,6 @@ from .arrays.stream_arrays import ALIGNMENT
 from .call import Call, refuse_shared
 from .framework.fallback import Fallback
 
-_warned: set[tuple[str, str]] = set()
 _numbers = itertools.count()
 
 
@@ -43,29 +41,34 @@ class StreamCall(Call):
         arrays: Any = None,
         *,
         names: Sequence[str] = ("x", "w", "y"),
-        through_host: Callable[..., Any] | None = None,
+        has_fallback: bool = True,
         count: Callable[[str], Any] | None = None,
     ) -> None:
         """Plan, and load every program. ``arrays`` is a StreamArrays; without one ``launch`` is called with addresses
-        alone. ``names`` are those of x, w, y for errors. ``through_host(problem, names, operands, bias, residual)``
-        computes a call whose programs the driver cannot launch; without it Fallback is raised.
+        alone. ``names`` are those of x, w, y for errors. ``has_fallback``: the caller has a kernel of its own for a
+        problem whose programs the driver cannot launch, for which Fallback is raised; else the next solver is taken.
 
-        Raises Fallback, or ConvDispatchError for a quantized call.
+        Raises Fallback, and as ``dispatch.prepare``.
         """
         super().__init__(problem, stream.device, count)
-        self.arrays, self.place, self._names, self._through_host = arrays, stream.place, names, through_host
-        self.host_reason: str | None = None
-        """The reason why the call goes through the host; None if it does not."""
+        self.arrays, self.place, self._names = arrays, stream.place, names
+        self._has_fallback = has_fallback and not problem.quantized
         self._read = [(place, self.sizes[place]) for place in self.places[:2]]
         if self.empty:
             return
+        self._plan(stream)
+
+    def _plan(self, stream: Stream) -> None:
+        """Make the first candidate's plan whose programs can all be loaded for the stream. Raises as ``__init__``."""
         with stream.current(), for_streams():
-            self.prepare(stream.context)
-            self.packed_key = next(_numbers)
-            try:
-                self.launches = loaded_launches(self.prepared, stream)
-            except Unlaunchable as error:
-                self._use_host(error)
+            while self.launches is None:
+                self.prepare(stream.context)
+                self.packed_key = next(_numbers)
+                try:
+                    self.launches = loaded_launches(self.prepared, stream)
+                    return
+                except Unlaunchable as error:
+                    self._refuse(error)
 
     def launch(self, stream: Stream, addresses: Sequence[int], constant: Constant | None = None) -> None:
         """Launch on ``addresses`` of x, w, y, bias and residual, 0 for missing operands.
@@ -174,15 +177,14 @@ class StreamCall(Call):
                 if self.zeroes:
                     stream.fill(arrays.memory(out, stream, size, True), np.uint8(0), 0, size)
             else:
-                if self.host_reason is None:
+                while True:
                     try:
                         self._run(operands, bias, constant, residual, stream)
+                        break
                     except Unlaunchable as error:  # packing of constant weights failed, before any other kernel ran
-                        self._use_host(error)
-                if self.host_reason is not None:
-                    assert self._through_host is not None, "a framework's call is its own"
-                    result = self._through_host(self.problem, self._names, operands, bias, residual)
-                    arrays.library.put(out, result)
+                        self._refuse(error)
+                        self.launches = None
+                        self._plan(stream)
             if is_new:
                 out = arrays.finished(out, stream)
             arrays.keep(stream, (*caller_operands, bias, residual, out))
@@ -228,24 +230,18 @@ class StreamCall(Call):
         """Whether the result at ``out`` shares bytes with ``size`` bytes at ``address``."""
         return address < out + self.sizes[self.written] and out < address + size
 
-    def _use_host(self, error: Unlaunchable) -> None:
-        """Make the call go through the host from now on. Raises Fallback for a framework's call."""
-        what = f"cannot run on a {self.place.kind.upper()} stream"
-        if self.problem.quantized:
-            raise ConvDispatchError(
-                f"{self.solver} {what} ({self.problem}): {error}; call with NumPy's arrays or a pyopencl.array.Array"
-            ) from error
-        if self._through_host is None:
-            raise Fallback(f"{self.solver} {what}: {error}") from None
-        reason = self.host_reason = str(error)
-        if (self.solver, reason) not in _warned:
-            _warned.add((self.solver, reason))
-            warnings.warn(
-                f"{self.solver} {what}, its problems ({self.problem}) go through the host and OpenCL's queue, with "
-                f"copies and waits: {reason}",
-                ConvDispatchWarning,
-                stacklevel=4,
-            )
+    def _refuse(self, error: Unlaunchable) -> None:
+        """Set the solver aside for the problem and device, so that the next one is taken. Raises Fallback for a caller
+        that has a kernel of its own, ConvDispatchError where layers would refuse every solver."""
+        reason = f"{self.solver} cannot run on a {self.place.kind.upper()} stream: {error}"
+        if self._has_fallback:
+            raise Fallback(reason) from None
+        if self.prepared.layered:
+            raise ConvDispatchError(f"{reason}; call with NumPy's arrays or a pyopencl.array.Array") from error
+        reason = reason.removeprefix(f"{self.solver} ")
+        dispatch.quarantine(
+            self.problem, runtime.device_info(self.device), self.solver, reason, current_policy(), error
+        )
 
 
 def loaded_launches(prepared: Prepared, stream: Stream) -> Any:

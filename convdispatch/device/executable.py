@@ -99,8 +99,8 @@ class Executable:
         outputs: Sequence[int],
         enqueue: Callable[..., Any] | None = None,
     ) -> Executable:
-        """The executable of a recording; opaque if it has more than launches, or arguments that differ at each call."""
-        if any(command.kernel is None or command.late for command in recording.commands):
+        """The executable of a recording; opaque if it has more than launches."""
+        if any(command.kernel is None for command in recording.commands):
             return cls(None, operands, outputs, enqueue)
         launches = [(command.kernel, command.arguments) for command in recording.commands if command.kernel]
         return cls(launches, operands, outputs, enqueue)

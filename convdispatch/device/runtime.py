@@ -129,8 +129,9 @@ def _matches(device: cl.Device, choice: str) -> bool:
     return choice in (info.vendor, info.type) or choice in info.name.lower() or choice in info.platform.lower()
 
 
-@functools.lru_cache(maxsize=1)
-def _ranked() -> cl.Device:
+def _in_order() -> list[cl.Device]:
+    """All devices, the one that should be the default first."""
+
     def rank(device: cl.Device) -> tuple[int, int]:
         info = device_info(device)
         kind = {"gpu": 0, "accelerator": 1, "cpu": 2}[info.type]
@@ -138,8 +139,13 @@ def _ranked() -> cl.Device:
         simulator = info.vendor == "oclgrind"
         return (3 if simulator else kind, 1 if info.vendor == "pocl" else 0)
 
+    return sorted(devices(), key=rank)
+
+
+@functools.lru_cache(maxsize=1)
+def _ranked() -> cl.Device:
     failures = []
-    for device in sorted(devices(), key=rank):
+    for device in _in_order():
         problem = probe(device)
         if problem is None:
             return device
@@ -156,6 +162,14 @@ def default_device() -> cl.Device:
     """``CONVDISPATCH_DEVICE``, else a GPU that works, else a CPU that works. Raises NoDevice."""
     chosen = settings.DEVICE.value()
     return _named(chosen) if chosen else _ranked()
+
+
+def expected_device() -> cl.Device | None:
+    """The device that will be the default one if its probe succeeds; None unless it is a CPU of Intel's runtime, whose
+    programs are compiled in one thread, so that a program that is built now waits for the probe."""
+    device = next(iter(_in_order()), None) if not settings.DEVICE.value() else None
+    is_intel = device is not None and device.platform.name.startswith("Intel")
+    return device if is_intel and device_info(device).type == "cpu" else None
 
 
 @functools.lru_cache(maxsize=16)
@@ -273,7 +287,7 @@ def is_synchronous(queue: cl.CommandQueue) -> bool:
 
 def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
     """Memory of at least ``size`` bytes for work on ``queue``, from the queue's pool; see ``memory.allocate``."""
-    if thread.capturing is None and not isinstance(queue, Commands):
+    if not isinstance(queue, Commands):
         return memory.allocate(queue, size)
     return commands_of(queue).allocate(size)
 

@@ -17,7 +17,6 @@ A new function of formulas goes to ``codegen.expression``; a new operation to a 
 """
 
 from . import operators  # noqa: F401 (importing the module adds the operators to Tensor)
-from .codegen.symbols import where
 from .gathering import take, take_along_axis
 from .joining import concatenate, concatenation_buffer
 from .random import Generator, fill, full, zeros
@@ -39,6 +38,5 @@ __all__ = [
     "take",
     "take_along_axis",
     "topk",
-    "where",
     "zeros",
 ]

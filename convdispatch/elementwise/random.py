@@ -39,13 +39,8 @@ class Generator:
         """Normally distributed, by Box and Muller's transform."""
         return self._fill("normal", shape, dtype, mean, deviation)
 
-    def advance(self, blocks: int, queue: Any = None) -> Any:
-        """Reserve ``blocks`` counters, of four random numbers each, and return the first one.
-
-        For work on ``queue`` that is captured: what a kernel takes in its place, so that each replay does this anew.
-        """
-        if queue is not None:
-            return commands_of(queue).late(lambda: self.advance(blocks))
+    def advance(self, blocks: int) -> int:
+        """Reserve ``blocks`` counters, of four random numbers each, and return the first one."""
         first = self.state
         self.state += blocks
         return first
@@ -59,7 +54,7 @@ class Generator:
         result = Tensor.empty(shape, np.float32, self.queue)
         if size:
             blocks = -(-size // 4)
-            first = self.advance(blocks, self.queue)
+            first = self.advance(blocks)
             kernel_of = random_kernel(self.queue.context, kernel, blocks)
             commands_of(self.queue).launch(kernel_of, (result.base_data, size, self.seed, first, low, scale))
         return result if dtype == np.float32 else result.astype(dtype)

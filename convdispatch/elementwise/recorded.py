@@ -3,42 +3,32 @@ tape."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..api.errors import InvalidArgument
 from ..device.tracing import operation
 from .apply import compute
 from .codegen.expression import parse
-from .codegen.symbols import trace
 from .reductions import combine
 from .tensor import Tensor, current_tape
 
 
 @operation
-def apply(
-    expression: str | Callable[..., Any], *operands: Any, out: Tensor | None = None, dtype: Any = None, **named: Any
-) -> Any:
+def apply(expression: str, *, out: Tensor | None = None, dtype: Any = None, **named: Any) -> Any:
     """Compute ``expression`` for every element, in one kernel that is compiled once and cached.
 
-    ``expression`` is text over named operands, ``apply("max(x, 0) * s", x=x, s=0.5)``, or a Python function of element
-    values, ``apply(lambda x, y: x * y + 1, x, y)``. Operands are tensors, of any strides, that broadcast as in NumPy,
-    and numbers. The result is a new tensor, or ``out``, which may be a view and may be an operand. Its dtype is
-    ``dtype``, or what NumPy would give the tensors (numbers do not count; ``/`` and functions make floats of
-    integers). A text may be statements, ``"v = m * v + g; p = p - r * v"``: a tensor that is assigned is written in
-    place, other assigned names are temporary, and the call returns None unless the last statement is an expression.
+    ``expression`` is text over named operands, ``apply("max(x, 0) * s", x=x, s=0.5)``. Operands are tensors, of any
+    strides, that broadcast as in NumPy, and numbers. The result is a new tensor, or ``out``, which may be a view and
+    may be an operand. Its dtype is ``dtype``, or what NumPy would give the tensors (numbers do not count; ``/`` and
+    functions make floats of integers). A text may be statements, ``"v = m * v + g; p = p - r * v"``: a tensor that is
+    assigned is written in place, other assigned names are temporary, and the call returns None unless the last
+    statement is an expression.
 
     Float16 and bfloat16 are computed in float32. Results are recorded on the tape in force.
 
     Raises InvalidArgument for what is no formula, names that do not fit, and shapes that do not.
     """
-    if type(expression) is not str:
-        expression, names = trace(expression)
-        named = dict(zip(names, operands, strict=True)) if not named and len(operands) == len(names) else {}
-        if not named:
-            raise InvalidArgument(f"the function takes {', '.join(names) or 'nothing'}, got {len(operands)} operands")
-    elif operands:
-        raise InvalidArgument("operands of a text are passed by name: apply('x + y', x=..., y=...)")
     call, result = compute(expression, named, out, dtype)
     tape = current_tape()
     if tape is not None:
@@ -54,21 +44,19 @@ def reduce(
     *,
     keepdims: bool = False,
     out: Tensor | Sequence[Tensor] | None = None,
-    store: Tensor | None = None,
     **operands: Any,
 ) -> Any:
     """Combine an expression's values over ``axes`` (all when None): ``reduce("sum", "x * y", (0, 2), x=x, y=y)``.
 
     ``operation`` is sum, prod, mean, max or min. Operands are tensors and numbers, as ``apply`` takes them. Several
     expressions, given as a tuple, are reduced in one pass, and a list of tensors is returned. ``out`` holds contiguous
-    tensors for the results, which may be float32 where the operands are of 16 bits. ``store``, a tensor of the
-    operands' shape that shares no memory with them, gets the first expression's values; no gradient goes through it. A
+    tensors for the results, which may be float32 where the operands are of 16 bits. A
     sum of floats is taken in partial sums, of float32 for float16 and bfloat16; sums and products of integers are
     int64. Recorded on the tape in force, except prod, max and min.
 
     Raises InvalidArgument for axes, names or shapes that do not fit.
     """
-    call, results = combine(operation, expression, operands, axes, keepdims, out, store)
+    call, results = combine(operation, expression, operands, axes, keepdims, out)
     tape = current_tape()
     if tape is not None:
         _record_sums(tape, call, operation, operands, results)

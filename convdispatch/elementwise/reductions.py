@@ -36,7 +36,6 @@ class _BoundReduction:
         keepdims: bool,
         outs: tuple[np.dtype, ...] | None,
         given: dict[str, Any],
-        store: Any,
     ) -> None:
         if operation not in (*OPERATIONS, "mean"):
             raise InvalidArgument(f"reduce knows {', '.join((*OPERATIONS, 'mean'))}, got {operation!r}")
@@ -52,8 +51,6 @@ class _BoundReduction:
         if not tensors or given.keys() - names:
             raise InvalidArgument(f"reduce needs tensors, each used by {texts}; got {', '.join(given) or 'none'}")
         self.shape = shape = broadcast({name: tensor.shape for name, tensor in tensors.items()})
-        if store is not None and store.shape != shape:
-            raise InvalidArgument(f"store must have the operands' shape {shape}, got {store.shape}")
         self.axes = _axes(axes, len(shape))
         keep = tuple(1 if a in self.axes else size for a, size in enumerate(shape))
         self.short = keep if keepdims else tuple(size for a, size in enumerate(shape) if a not in self.axes)
@@ -68,7 +65,6 @@ class _BoundReduction:
         self.reduction: Reduction | None = None
         if math.prod(shape):
             operands = tuple(operand_of(name, tensor, shape, True, False) for name, tensor in tensors.items())
-            operands += () if store is None else (operand_of("", store, shape, False, True),)
             context = next(iter(tensors.values())).context
             kind = "sum" if operation == "mean" else operation
             self.reduction = plan(
@@ -83,7 +79,6 @@ def combine(
     axes: int | Sequence[int] | None = None,
     keepdims: bool = False,
     out: Tensor | Sequence[Tensor] | None = None,
-    store: Tensor | None = None,
 ) -> tuple[_BoundReduction, list[Tensor]]:
     """Compute ``reduce`` without recording it on a tape; return (the bound reduction, results)."""
     texts = (expression,) if isinstance(expression, str) else tuple(expression)
@@ -91,10 +86,10 @@ def combine(
     outs = tuple(each.dtype for each in given)
     whole = current_policy().is_invariant
     named = [operation, texts, tuple(axes) if isinstance(axes, list) else axes, keepdims, outs, whole]
-    key = forms(named, operands, store)
+    key = forms(named, operands, None)
     call = _calls.get(key)
     if call is None:
-        call = _calls.make(key, lambda: _BoundReduction(operation, texts, axes, keepdims, outs, operands, store))
+        call = _calls.make(key, lambda: _BoundReduction(operation, texts, axes, keepdims, outs, operands))
     queue, arguments, scalars = None, [], []
     for value in operands.values():
         if isinstance(value, Tensor):
@@ -102,8 +97,6 @@ def combine(
             arguments += (value.base_data, value.offset // value.dtype.itemsize)
         else:
             scalars.append(value)
-    if store is not None:
-        arguments += (store.base_data, store.offset // store.dtype.itemsize)
     if out is None:
         results = [Tensor.empty(call.short, dtype, queue) for dtype in call.dtypes]
     else:

@@ -19,12 +19,11 @@ from ..device.commands.interface import thread
 from ..device.places import intraop
 from ..device.programs.compile_pool import side_by_side
 from ..device.replay.program import Program
-from ..device.replay.schedule import Schedule
 from ..selection import dispatch
 from ..selection.planpack import from_environment
 from ..selection.prepared import Prepared
 from . import choice_cache
-from .form_benchmark import Verdict, benchmark_forms, check_purpose
+from .form_benchmark import Verdict, benchmark_forms
 from .form_tiers import Tiers, tiered
 from .graph import Background, Graph, Weights, is_planned
 from .graph_variants import in_layouts, layouts_of, mixed, planned_convolutions, traced_and_fused
@@ -42,9 +41,7 @@ def build(
     dtype: Any = np.float32,
     queue: cl.CommandQueue | None = None,
     layout: str | None = None,
-    queues: int | None = None,
     math: str | None = None,
-    for_: str = "latency",
     recall: bool = False,
     threads: str = OWN,
 ) -> InferenceNet:
@@ -56,15 +53,12 @@ def build(
     reach the result.
 
     Batch norms are folded, sums and activations fused, weights packed, memory shared by lifetimes. ``layout`` ("nchw",
-    "nhwc", or "mixed", where a plan over the net turns some pictures) and ``queues`` (at most so many, for branches
-    that do not depend on each other) are chosen by timing where they are None; with ``recall`` a choice on which two
-    measurements agree is kept on disk, and the next process builds that form alone. With ``recall`` a large net with
-    nothing cached on a CPU runs in the form that is predicted fastest: the others are built in the background, then
-    calls with arrays run all in turns, and the fastest stays. ``policy(tier="full")``, or ``deterministic``, waits for
-    all. Under ``batch_invariant`` the layout is the one that is predicted fastest for the batch of choice.
-
-    ``for_`` says what forms are timed at: ``"latency"``, one call that is waited for, or ``"throughput"``, calls that
-    follow each other.
+    "nhwc", or "mixed", where a plan over the net turns some pictures) is chosen by timing calls that are waited for
+    where it is None; with ``recall`` a choice on which two measurements agree is kept on disk, and the next process
+    builds that form alone. With ``recall`` a large net with nothing cached on a CPU runs in the form that is predicted
+    fastest: the others are built in the background, then calls with arrays run all in turns, and the fastest stays.
+    ``policy(tier="full")``, or ``deterministic``, waits for all. Under ``batch_invariant`` the layout is the one that
+    is predicted fastest for the batch of choice.
 
     The net's own weights may lie on another device than ``queue``'s.
 
@@ -74,27 +68,23 @@ def build(
 
     Raises InvalidArgument where the net computes by anything but convdispatch's operations.
     """
-    purpose = check_purpose(for_)
     queue = queue or runtime.queue()
     if layout not in (None, *LAYOUTS, MIXED):
         raise InvalidArgument(f"layout must be None or one of {', '.join((*LAYOUTS, MIXED))}, got {layout!r}")
-    if queues is not None and queues < 1:
-        raise InvalidArgument(f"queues must be None or at least 1, got {queues}")
     if threads not in THREADS:
         raise InvalidArgument(f"threads must be one of {', '.join(THREADS)}, got {threads!r}")
-    packed_use = choice_use = purpose
-    # In PyTorch's threads a call returns when it has finished, and the number of threads decides which form is fastest.
-    if threads == PYTORCH:
-        purpose, packed_use = "latency", "latency in PyTorch's threads"
+    packed_use = choice_use = "latency"
+    if threads == PYTORCH:  # the number of threads decides which form is fastest
+        packed_use = "latency in PyTorch's threads"
         choice_use = f"{packed_use}, {intraop.thread_count()}"
     from_environment()
     compiled = thread.compiled
     graph = traced_and_fused(net, shapes, dtype, queue, math)
     # A CPU net whose tracing had to compile kernels is cold; on a GPU, compilers that start would disturb the choice.
     is_cold = thread.compiled > compiled and runtime.device_info(queue.device).type == "cpu"
-    layouts, counts = layouts_of(graph, layout), _counts(queues, threads)
-    all_forms_allowed, invariant = layout is None and queues is None, current_policy().is_invariant
-    tiers = is_cold and recall and all_forms_allowed and purpose == "latency"
+    layouts = layouts_of(graph, layout)
+    all_forms_allowed, invariant = layout is None, current_policy().is_invariant
+    tiers = is_cold and recall and all_forms_allowed
     net_key = (
         key_of(packed_use, *choice_cache.described(graph))
         if all_forms_allowed and not invariant and (artifact_store.gathers() or artifact_store.in_force(queue.device))
@@ -108,22 +98,22 @@ def build(
     )
     stored_choice = None if key is None else choice_cache.load(key)
     if packed_form is not None and packed_form[0]["layout"] in (*layouts, MIXED):
-        layouts, counts = (packed_form[0]["layout"],), (packed_form[0]["queues"],)
+        layouts = (packed_form[0]["layout"],)
     elif stored_choice is not None and stored_choice.is_final and stored_choice.layout in (*layouts, MIXED):
-        layouts, counts = (stored_choice.layout,), (stored_choice.queues,)
+        layouts = (stored_choice.layout,)
     with side_by_side(queue.device, at_once=is_cold):
-        graphs, counts, ranked = pruned(in_layouts(graph, layouts, queue), counts, queue)
+        graphs, ranked = pruned(in_layouts(graph, layouts, queue), queue)
         if layout is None and len(layouts) > 1:
             turned = mixed(graph, queue, ranked)
             graphs = turned or graphs if invariant else graphs | turned
         graphs = {each: sliced(shaped, runtime.device_info(queue.device)) for each, shaped in graphs.items()}
         graphs, later = tiered(graphs, ranked, queue.device) if tiers else (graphs, {})
         plans = _plans(graphs, queue, ranked, graph.background)
-        forms = _forms(graphs, counts, queue, threads, *plans)
+        forms = _forms(graphs, queue, threads, *plans)
     graph.background.end()
-    best = _fastest(forms, purpose, key, stored_choice)
+    best = _fastest(forms, key, stored_choice)
     if net_key:
-        artifact_store.note("forms", net_key, lambda: {"layout": best.layout, "queues": best.queues}, queue.device)
+        artifact_store.note("forms", net_key, lambda: {"layout": best.layout}, queue.device)
     best.tried = [form.described for form in forms]
     if later:
 
@@ -131,11 +121,11 @@ def build(
             with side_by_side(queue.device, at_once=True, beside_calls=True):
                 planned = _plans(later, queue, ranked, Background())
                 with background.at_work():
-                    return _forms(later, counts, queue, threads, *planned)
+                    return _forms(later, queue, threads, *planned)
 
         def keep(form: InferenceNet, verdict: Verdict) -> None:
             if key is not None:
-                choice_cache.store(key, form.layout, form.queues, verdict, stored_choice)
+                choice_cache.store(key, form.layout, verdict, stored_choice)
 
         best.watch = Tiers(best, others, keep)
     return best
@@ -162,13 +152,6 @@ def problems(
     ]
 
 
-def _counts(queue_count: int | None, threads: str) -> tuple[int, ...]:
-    if queue_count is not None:
-        return (queue_count,)
-    # In PyTorch's threads commands run one after the other, so that several queues gain nothing.
-    return (1,) if threads == PYTORCH else (1, 4)
-
-
 def _plans(
     graphs: Mapping[str | None, Graph], queue: cl.CommandQueue, ranked: Ranked, pending: Background
 ) -> tuple[Mapping[ConvProblem, Prepared], Weights]:
@@ -184,41 +167,32 @@ def _plans(
 
 def _forms(
     graphs: Mapping[str | None, Graph],
-    counts: Sequence[int],
     queue: cl.CommandQueue,
     threads: str,
     ready: Mapping[ConvProblem, Prepared],
     weights: Weights,
 ) -> list[InferenceNet]:
-    """Each graph recorded, on each number of queues on which it is another program."""
+    """Each graph recorded."""
     forms = []
     for layout, graph in graphs.items():
         lowered = lower(graph, queue, ready, weights)
-        commands, layout_forms = lowered.recording.commands, []
-        for count in counts:
-            schedule = Schedule.single(commands) if count == 1 else Schedule.branches(commands, lowered.needs, count)
-            # Where no commands can overlap, a schedule for more queues equals that for one.
-            if schedule.queues > 1 or not layout_forms:
-                layout_forms.append(InferenceNet(lowered, Program(lowered.recording, schedule), layout, threads))
-        forms += layout_forms
+        forms.append(InferenceNet(lowered, Program(lowered.recording), layout, threads))
     weights.settle()
     return forms
 
 
-def _fastest(
-    forms: list[InferenceNet], purpose: str, key: str | None, stored_choice: choice_cache.Choice | None
-) -> InferenceNet:
-    """Return the form that is fastest for the purpose; the result of the benchmark is stored under ``key``."""
+def _fastest(forms: list[InferenceNet], key: str | None, stored_choice: choice_cache.Choice | None) -> InferenceNet:
+    """Return the fastest form; the result of the benchmark is stored under ``key``."""
     if len(forms) == 1:
         forms[0].watch = (
             choice_cache.Watch(key, stored_choice) if key is not None and stored_choice is not None else None
         )
         return forms[0]
-    names = [(form.layout, form.queues) for form in forms]
-    stored_form = None if stored_choice is None else (stored_choice.layout, stored_choice.queues)
-    verdict = benchmark_forms(forms, purpose, names.index(stored_form) if stored_form in names else None)
+    names = [form.layout for form in forms]
+    known = stored_choice is not None and stored_choice.layout in names
+    verdict = benchmark_forms(forms, names.index(stored_choice.layout) if known else None)  # type: ignore[union-attr]
     for form, ms in zip(forms, verdict.ms, strict=True):
         form.ms = ms
     if key is not None:
-        choice_cache.store(key, *names[verdict.best], verdict, stored_choice)
+        choice_cache.store(key, names[verdict.best], verdict, stored_choice)
     return forms[verdict.best]

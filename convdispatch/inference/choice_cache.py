@@ -1,4 +1,4 @@
-"""Which layout and how many queues were fastest for a net, stored so that the next process builds one form only.
+"""Which layout was fastest for a net, stored so that the next process builds one form only.
 
 A choice is an entry of the store's table ``forms``, under what the net computes, what it is for, and the
 circumstances (``selection.decision_store``). It is final when two measurements agree that nothing disturbed. One made
@@ -66,7 +66,6 @@ class Choice:
 
     layout: str | None
     """The form's layout; where engines were timed, the engine's name."""
-    queues: int
     votes: int = 0
     noise: float = 0.0
     recalls: int = 0
@@ -86,8 +85,8 @@ def load(key: str, names: Sequence[str | None] = (None, *LAYOUTS, MIXED)) -> Cho
     stored = FORMS.get(key)
     with contextlib.suppress(ValueError, TypeError):
         choice = Choice(**(stored or {}))
-        numbers = (choice.queues, choice.votes, choice.recalls)
-        if not all(type(n) is int and 0 <= n <= 1 << 30 for n in numbers) or not 1 <= choice.queues <= 64:
+        numbers = (choice.votes, choice.recalls)
+        if not all(type(n) is int and 0 <= n <= 1 << 30 for n in numbers):
             return None
         if choice.layout not in names or not all(0 <= float(n) < 1e9 for n in (choice.noise, choice.ms)):
             return None
@@ -97,13 +96,13 @@ def load(key: str, names: Sequence[str | None] = (None, *LAYOUTS, MIXED)) -> Cho
     return None
 
 
-def store(key: str, layout: str | None, queues: int, verdict: Verdict, before: Choice | None) -> None:
+def store(key: str, layout: str | None, verdict: Verdict, before: Choice | None) -> None:
     """Keep what a measurement found: its two series are two votes where they agree and nothing disturbed them, one
     where something did, none where they disagree."""
     votes = (2 if verdict.noise <= CALM else 1) if verdict.agreed else 0
-    if before is not None and (before.layout, before.queues) == (layout, queues) and votes:
+    if before is not None and before.layout == layout and votes:
         votes += min(before.votes, ENOUGH)
-    _write(key, Choice(layout, queues, votes, round(verdict.noise, 4), ms=round(verdict.ms[verdict.best], 4)))
+    _write(key, Choice(layout, votes, round(verdict.noise, 4), ms=round(verdict.ms[verdict.best], 4)))
 
 
 class Watch:

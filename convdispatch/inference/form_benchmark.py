@@ -1,23 +1,19 @@
-"""Which form of a net is fastest at what it is for: one call that is waited for, or calls that follow each other.
+"""Which form of a net is fastest: calls that are waited for are timed, in two series.
 
-Two queues look as good as one while calls follow each other, and may be much slower alone: so forms are timed as they
-will be used. Two series are taken, each in turns over all forms; a choice on which they agree, and that the machine's
-other work did not disturb, may be kept.
+Each series is taken in turns over all forms; a choice on which both agree, and that the machine's other work did not
+disturb, may be kept.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from ..api.errors import InvalidArgument
-
-PURPOSES = ("latency", "throughput")
 ROUNDS = 5
 """The number of timed samples of each form in a series, the forms interleaved."""
 LEAST_ROUNDS = 2
@@ -34,13 +30,9 @@ class Form(Protocol):
     """The methods that a net needs in order to be timed."""
 
     inputs: Sequence[Any]
-    queue: Any
 
     def __call__(self, *given: Any) -> Any:
         """The outputs for NumPy arrays; waits."""
-
-    def run(self) -> Any:
-        """Once more on the same arrays; waits for nothing."""
 
 
 @dataclass(frozen=True)
@@ -54,23 +46,15 @@ class Verdict:
     noise: float
 
 
-def check_purpose(given: Any) -> str:
-    """What ``for_`` was given. Raises InvalidArgument for anything but latency or throughput."""
-    if given not in PURPOSES:
-        raise InvalidArgument(f"for_ must be one of {', '.join(PURPOSES)}, got {given!r}")
-    return str(given)
-
-
-def benchmark_forms(forms: Sequence[Form], purpose: str, favourite: int | None = None) -> Verdict:
+def benchmark_forms(forms: Sequence[Form], favourite: int | None = None) -> Verdict:
     """Time ``forms``, nets that are ready to run; ``favourite`` wins ties."""
-    takes, fewest_calls = (_alone, 1) if purpose == "latency" else (_in_a_row, 3)
     single_times = []
     for form in forms:
-        takes(form, 1)
-        single_times.append(max(takes(form, 1)[0], 1e-5))
+        _alone(form, 1)
+        single_times.append(max(_alone(form, 1)[0], 1e-5))
     rounds = max(LEAST_ROUNDS, min(ROUNDS, round(SERIES_S / sum(max(each, SAMPLE_S) for each in single_times))))
-    calls = [max(fewest_calls, round(SAMPLE_S / each)) for each in single_times]
-    return verdict_of([_series(forms, takes, calls, rounds) for _ in range(2)], favourite)
+    calls = [max(1, round(SAMPLE_S / each)) for each in single_times]
+    return verdict_of([_series(forms, calls, rounds) for _ in range(2)], favourite)
 
 
 def verdict_of(series: Sequence[Sequence[Sequence[float]]], favourite: int | None) -> Verdict:
@@ -88,14 +72,12 @@ def verdict_of(series: Sequence[Sequence[Sequence[float]]], favourite: int | Non
     return Verdict(best, tuple(1e3 * each for each in ms), agreed, noise)
 
 
-def _series(
-    forms: Sequence[Form], takes: Callable[[Form, int], list[float]], calls: Sequence[int], rounds: int
-) -> list[list[float]]:
+def _series(forms: Sequence[Form], calls: Sequence[int], rounds: int) -> list[list[float]]:
     samples: list[list[float]] = [[] for _ in forms]
     for turn in range(rounds):
         order = range(len(forms)) if turn % 2 == 0 else reversed(range(len(forms)))
         for i in order:
-            samples[i] += takes(forms[i], calls[i])
+            samples[i] += _alone(forms[i], calls[i])
     return samples
 
 
@@ -108,12 +90,3 @@ def _alone(form: Form, calls: int) -> list[float]:
         form(*inputs)
         times.append(time.perf_counter() - start)
     return times
-
-
-def _in_a_row(form: Form, calls: int) -> list[float]:
-    """Seconds a run of ``calls`` that follow each other without waiting."""
-    start = time.perf_counter()
-    for _ in range(calls):
-        form.run()
-    form.queue.finish()
-    return [(time.perf_counter() - start) / calls]

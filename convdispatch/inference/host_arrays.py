@@ -64,8 +64,8 @@ class HostNet:
             return None, "the device takes no pointers, or a result is an input"
         commands = [_by_kernel(command, queue) for command in lowered.recording.commands]
         for command in commands:
-            if command.kernel is None or command.late:
-                return None, f"the command {command.what} is no kernel with the same numbers in every call"
+            if command.kernel is None:
+                return None, f"the command {command.what} is no kernel"
         own_threads: str | None = "the net was built so"
         if threads == PYTORCH:
             own_threads = intraop.refusal(queue.device, [command.kernel for command in commands if command.kernel])

@@ -10,7 +10,7 @@ wants the old. networkx finds the cut.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -179,28 +179,24 @@ PRUNED_FROM = 1.4
 was within a ninth of the measured one for three nets, but 1.3 where nets of depthwise layers were no slower."""
 
 
-def pruned(
-    graphs: Mapping[str | None, Graph], counts: Sequence[int], queue: cl.CommandQueue
-) -> tuple[dict[str | None, Graph], Sequence[int], Ranked]:
-    """Those of ``graphs``, by layout, and of the numbers of queues ``counts``, that need be built; at least one.
+def pruned(graphs: Mapping[str | None, Graph], queue: cl.CommandQueue) -> tuple[dict[str | None, Graph], Ranked]:
+    """Those of ``graphs``, by layout, that need be built; at least one.
 
     And the candidates of the convolutions that were ranked for it, so that they need not be ranked again.
     """
     device = device_info(queue.device)
     ranked: Ranked = {}
-    counts = counts[:1] if device.type == "cpu" else counts
     if len(graphs) < 2:
-        return dict(graphs), counts, ranked
+        return dict(graphs), ranked
     with phase("selection"):
         times = {layout: seconds(graph, device, ranked) for layout, graph in graphs.items()}
     if current_policy().is_invariant:
         # Timing forms of one batch would choose for that batch: the prediction for the batch of choice decides for all.
         best = min(times, key=lambda layout: (math.isnan(times[layout]), times[layout]))
-        return {best: graphs[best]}, counts, ranked
+        return {best: graphs[best]}, ranked
     least_seconds = min(times.values())
     return (
         {layout: graphs[layout] for layout, time in times.items() if not time > PRUNED_FROM * least_seconds},
-        counts,
         ranked,
     )
 
@@ -218,7 +214,7 @@ def seconds(graph: Graph, device: DeviceInfo, ranked: Ranked | None = None) -> f
     ``ranked`` takes the candidates of each convolution.
 
     It is what is predicted, or was measured, for the solvers that its convolutions would run, and for the reorders
-    round them. On a CPU a kernel has all cores, and branches on several queues only get in each other's way.
+    round them.
     """
     total, ranked, batch = 0.0, {} if ranked is None else ranked, _batch_factor(graph)
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""Turns a graph into a recorded program: each node's commands, in order, and the nodes on which each node depends."""
+"""Turns a graph into a recorded program: each node's commands, in order."""
 
 from __future__ import annotations
 
@@ -41,13 +41,12 @@ class LoweredNode:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A recording, its inputs and output, the nodes (a command's ``step`` is a node's place) and their needs."""
+    """A recording, its inputs and output, the nodes (a command's ``step`` is a node's place)."""
 
     recording: Recording
     inputs: list[Tensor]
     output: Any
     nodes: list[LoweredNode]
-    needs: dict[int, tuple[int, ...]]
 
 
 def lower(
@@ -110,7 +109,6 @@ class _Lowering:
         self.graph, self.recording = graph, Recording(queue)
         self._memory: dict[Value, Tensor] = {}
         self._align = self.recording.device.mem_base_addr_align // 8
-        self._place = {node: index for index, node in enumerate(graph.nodes)}
         self._plan_concatenations()
 
     def run(self) -> Lowered:
@@ -122,19 +120,13 @@ class _Lowering:
             nodes.append(replace(self._node(node), sources=node.sources))
         output = map_operands(self._operand, self.graph.output)
         map_operands(_keep, output)
-        return Lowered(self.recording, inputs, output, nodes, self._needs())
+        return Lowered(self.recording, inputs, output, nodes)
 
     def _await_constants(self) -> None:
         """Weights may just be computed on the queue of the net, with which the recording's has no order."""
         all_operands = [x for node in self.graph.nodes for x in operands((node.args, node.kwargs))]
         for queue in {x.queue for x in all_operands if not isinstance(x, Ref)} - {self.recording.queue}:
             queue.finish()
-
-    def _needs(self) -> dict[int, tuple[int, ...]]:
-        return {
-            index: tuple(sorted({self._place[ref.value.node] for ref in node.refs if ref.value.node is not None}))
-            for index, node in enumerate(self.graph.nodes)
-        }
 
     def _tensor(self, value: Value, persistent: bool = False) -> Tensor:
         if value not in self._memory:

@@ -60,7 +60,7 @@ class InferenceNet:
 
     def __init__(self, lowered: Lowered, program: Program, layout: str | None, threads: str = OWN) -> None:
         self._lowered, self._program, self._threads = lowered, program, threads
-        self.layout, self.queues = layout, program.schedule.queues
+        self.layout = layout
         self.ms = float("nan")
         """The milliseconds of a call when forms were compared; NaN if there was only one form."""
         self.watch: Watch | None = None
@@ -71,8 +71,8 @@ class InferenceNet:
 
     @property
     def described(self) -> str:
-        """Layout, queues and time."""
-        return f"{self.layout or 'as traced'}, {self.queues} queues: {self.ms:.3f} ms"
+        """Layout and time."""
+        return f"{self.layout or 'as traced'}: {self.ms:.3f} ms"
 
     @property
     def own_threads(self) -> str | None:
@@ -219,7 +219,7 @@ class InferenceNet:
         """Run as another form of the same net from now on."""
         self._on_host = form._on_host
         self._lowered, self._program, self._quick = form._lowered, form._program, None
-        self.layout, self.queues, self.ms = form.layout, form.queues, form.ms
+        self.layout, self.ms = form.layout, form.ms
 
     def _pin(self) -> None:
         if self.watch is not None:

@@ -6,7 +6,6 @@ Names are imported when first used: PyTorch's door wants one kernel of pooling, 
 
 - ``activations``: activations by name.
 - ``attention``: scaled dot-product attention.
-- ``capturing``: functions whose kernels are recorded once and replayed.
 - ``channel_sums``: a bias' gradient with channels last.
 - ``convolution``: convolutions, transposed convolutions and linear maps on the tape.
 - ``functional``: all operations, by the names that users import.
@@ -17,7 +16,6 @@ Names are imported when first used: PyTorch's door wants one kernel of pooling, 
 - ``optim``: optimisers.
 - ``pooling``: pooling.
 - ``quantized``: operations on integers of 8 bits.
-- ``saving``: safetensors files.
 - ``tape``: what was computed, in order, so that gradients can be computed backwards.
 """
 

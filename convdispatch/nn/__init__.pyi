@@ -1,8 +1,5 @@
 from ..elementwise.tensor import Parameter as Parameter
 from . import functional as functional
-from .capturing import Captured as Captured
-from .capturing import capture as capture
-from .convolution import autocast as autocast
 from .layers import LRN as LRN
 from .layers import Activation as Activation
 from .layers import AdaptiveAvgPool2d as AdaptiveAvgPool2d
@@ -19,8 +16,5 @@ from .modules import Module as Module
 from .modules import Sequential as Sequential
 from .optim import SGD as SGD
 from .optim import Adam as Adam
-from .optim import LossScaler as LossScaler
 from .optim import Optimizer as Optimizer
-from .saving import load_tensors as load_tensors
-from .saving import save_tensors as save_tensors
 from .tape import Tape as Tape

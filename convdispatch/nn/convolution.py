@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ..api.activations import gradient_of_result
-from ..api.dtypes import numpy_dtype
 from ..api.errors import InvalidArgument
 from ..api.policy import current_policy
 from ..calls.arguments import per_axis, transposed_shape
@@ -21,7 +17,7 @@ from ..elementwise import apply, concatenate, reduce, zeros
 from ..elementwise.codegen.strides import broadcast
 from ..elementwise.tensor import Tensor
 from .activations import activate
-from .tape import Rectified, Tape, current_tape, paused
+from .tape import Tape, current_tape, paused
 
 
 @operation
@@ -45,7 +41,7 @@ def convolution(
     """
     geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     geometry |= {"layout": layout, "math": math}
-    x, w, bias, residual = operands = cast(x, w, bias, residual)
+    operands = (x, w, bias, residual)
     tape = _tape_of(operands)
     fused, later_activation = _fused(tape, activation)
     dense_x = dense(x)
@@ -64,7 +60,7 @@ def linear(
     ``w`` is ``[oc, ic]``, or as ``conv()`` takes it: ``[oc, ic, 1, 1]``, with ``layout="nhwc"`` ``[oc, 1, 1, ic]``, or
     a constant made of it. Raises InvalidArgument unless x has two axes and w fits.
     """
-    x, w, bias = operands = cast(x, w, bias)
+    operands = (x, w, bias)
     if len(x.shape) != 2:
         raise InvalidArgument(f"a linear map takes x of shape (mb, features), got {x.shape}")
     shape = w.shape
@@ -105,10 +101,10 @@ def _fused(tape: Tape | None, activation: str | None) -> tuple[str | None, str |
     return None, activation
 
 
-def _sum_of_channels(tape: Tape, bias: Any, like: Tensor, layout: str, text: str = "", **given: Any) -> Tensor:
-    """A bias' gradient: the sum over all axes but the channels' of ``like``, or of a formula of its shape."""
-    axes = tuple(a for a in range(like.ndim) if a != (1 if layout == "nchw" else like.ndim - 1))
-    return reduce("sum", text or "x", axes, out=tape.sink(bias), **(given or {"x": like}))
+def _sum_of_channels(tape: Tape, bias: Any, dy: Tensor, layout: str) -> Tensor:
+    """A bias' gradient: the sum of ``dy`` over all axes but the channels'."""
+    axes = tuple(a for a in range(dy.ndim) if a != (1 if layout == "nchw" else dy.ndim - 1))
+    return reduce("sum", "x", axes, out=tape.sink(bias), x=dy)
 
 
 class _Note:
@@ -138,26 +134,13 @@ class _Note:
     def record(self, y: Tensor) -> None:
         self.y = y if self.slope else None
         self.tape.record(y, self.inputs, self.backward)
-        if self.activation == "relu":
-            self.tape.rectify(y)
 
     def backward(self, dy: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of x, w, bias and residual."""
         layout, db, dw, dx = self.geometry["layout"], None, None, None
-        # The pooling after the ReLU noted which values the ReLU cut, so dy has its slope already.
-        if type(dy) is Rectified:
-            if self.needs_bias:
-                db = _sum_of_channels(self.tape, self.bias, dy, layout, dy.formula, **dy.operands)
-        elif self.y is None:
-            dy = dense(dy)
-            if self.needs_bias:
-                db = _sum_of_channels(self.tape, self.bias, dy, layout)
-        elif self.needs_bias:
-            sloped = Tensor.empty(dy.shape, dy.dtype, dy.queue)
-            db = _sum_of_channels(self.tape, self.bias, dy, layout, self.slope, dy=dy, y=self.y, store=sloped)
-            dy = sloped
-        else:
-            dy = apply(self.slope, dy=dy, y=self.y)
+        dy = dense(dy) if self.y is None else apply(self.slope, dy=dy, y=self.y)
+        if self.needs_bias:
+            db = _sum_of_channels(self.tape, self.bias, dy, layout)
         d = dy if dy.ndim == len(self.given_shape) else dy.reshape(picture_of(dy.shape, layout))
         if self.w is not None:
             out, shape = self.tape.sink(self.w), self.weight.shape
@@ -210,7 +193,7 @@ def transposed_convolution(
 
     Where gradients are recorded, the sum with ``residual`` and the activation are kernels of their own.
     """
-    x, w, bias, residual = operands = cast(x, w, bias, residual)
+    operands = (x, w, bias, residual)
     tape = _tape_of(operands)
     if tape is not None and (activation is not None or residual is not None):
         options = {"stride": stride, "padding": padding, "output_padding": output_padding, "dilation": dilation}
@@ -257,54 +240,6 @@ def transposed_convolution(
         return dx, dw, db
 
     tape.record(y, (x, w if needs_w else None, bias), backward)
-    return y
-
-
-_threads = threading.local()
-
-
-class autocast:  # noqa: N801 (a context manager, used like a function)
-    """Inside the block, in this thread, products are of ``dtype``: "float16", "bfloat16", or "float32" for as it is.
-
-    Operands are rounded on the way in, weights stay float32, and gradients come back in the dtype of what they are of.
-    What follows takes the dtype that reaches it, and sums in float32 (Micikevicius et al. 2018).
-
-        with autocast("bfloat16"), Tape() as tape:
-            loss = cross_entropy(net(x).astype("float32"), labels)
-        tape.backward(loss)
-
-    Raises InvalidArgument for another dtype.
-    """
-
-    def __init__(self, dtype: Any) -> None:
-        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-        if name not in ("float16", "bfloat16", "float32"):
-            raise InvalidArgument(f"autocast takes float16, bfloat16 or float32, got {name}")
-        self._dtype = None if name == "float32" else numpy_dtype(name)
-
-    def __enter__(self) -> None:
-        self._outer = getattr(_threads, "dtype", None)
-        _threads.dtype = self._dtype
-
-    def __exit__(self, *error: object) -> None:
-        _threads.dtype = self._outer
-
-
-def cast(*operands: Any) -> Any:
-    """The operands in the dtype that is in force, those that are float32 or another 16-bit dtype; None stays None."""
-    dtype = getattr(_threads, "dtype", None)
-    return operands if dtype is None else tuple(_cast(x, dtype) for x in operands)
-
-
-def _cast(x: Any, dtype: np.dtype) -> Any:
-    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype.itemsize > 4 or x.dtype.kind in "iub":
-        return x
-    tape = current_tape()
-    with paused():
-        y = apply("x", x=x, dtype=dtype)
-    if tape is not None and tape.tracks(x):
-        original_dtype = x.dtype
-        tape.record(y, (x,), lambda dy: (dy if dy.dtype == original_dtype else apply("x", x=dy, dtype=original_dtype),))
     return y
 
 

@@ -124,7 +124,7 @@ def dropout(x: Tensor, p: float, generator: Generator) -> Tensor:
     tape, dense_x = current_tape(), dense(x)
     y = Tensor.empty(x.shape, x.dtype, x.queue)
     blocks = -(-x.size // 4)
-    first_counter, seed = generator.advance(blocks, x.queue), generator.seed
+    first_counter, seed = generator.advance(blocks), generator.seed
     launch = _launch(x.context, x.dtype.name, blocks)
     numbers = (np.int64(x.size), np.uint64(seed), first_counter, np.float32(p), np.float32(1 / (1 - p)))
     launch(x.queue, (dense_x.base_data, np.int64(dense_x.offset // x.dtype.itemsize), y.base_data, *numbers))

@@ -7,8 +7,7 @@ launch however many parameters there are. Each Parameter stays the object it was
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..device import runtime
-from ..elementwise import apply, fill, full, reduce
+from ..elementwise import apply, fill, full
 from ..elementwise.tensor import Parameter, Tensor
 
 
@@ -65,28 +64,13 @@ class Optimizer:
         """Set all gradients to zero; needed only before ``backward(accumulate=True)``."""
         fill(self.gradients, 0.0)
 
-    def step(self, scaler: LossScaler | None = None) -> None:
-        """Change the parameters by what their gradients say.
-
-        With a ``scaler`` the gradients are divided by its scale, and where one is infinite or NaN nothing changes but
-        the scale and the count of steps; the host learns nothing of it, so nothing waits.
-        """
+    def step(self) -> None:
+        """Change the parameters by what their gradients say."""
         self.steps += 1
-        if scaler is None:
-            self._update(self._text(), {})
-            return
-        bad, scale = scaler.check(self.gradients)
-        self._update(_where_finite(self._text(), self.written), {"bad": bad, "scale": scale})
-        scaler.update()
+        self._update()
 
-    written: tuple[str, ...] = ()
-    """The names in the formula ``_text`` of the tensors that a step changes."""
-
-    def _text(self) -> str:
-        """The formula of a step, in the parameter p, the gradient g and the state."""
-        raise NotImplementedError
-
-    def _update(self, text: str, scaling: dict[str, Tensor]) -> None:
+    def _update(self) -> None:
+        """Compute a step's formula, of the parameters p, the gradients g and the state."""
         raise NotImplementedError
 
     # --- the optimizer's state as arrays, for checkpoints ------------------------------------------------------------
@@ -119,16 +103,6 @@ class Optimizer:
         self.steps, self.lr = int(state["steps"]), float(state["lr"])
 
 
-def _where_finite(text: str, written: Sequence[str]) -> str:
-    """A step's formula over scaled gradients ``g``, which keeps what was there where ``bad`` is not 0."""
-    steps = []
-    for step in text.split(";"):
-        name, value = (part.strip() for part in step.split("=", 1))
-        value = re.sub(r"\bg\b", "(g / scale)", value)
-        steps.append(f"{name} = {f'where(bad > 0, {name}, {value})' if name in written else value}")
-    return "; ".join(steps)
-
-
 def _flat(size: int, example: Tensor) -> Tensor:
     """Zeros in memory that is no pool's: it stays as long as the parameters, and parts of it are buffers too."""
     memory = cl.Buffer(example.context, cl.mem_flags.READ_WRITE, size * example.dtype.itemsize)
@@ -157,20 +131,14 @@ class SGD(Optimizer):
         self.state_names = ("momentum",) if momentum else ()
         super().__init__(parameters, lr)
 
-    @property
-    def written(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("v", "p") if self.momentum else ("p",)
-
-    def _text(self) -> str:
+    def _update(self) -> None:
+        operands = {"p": self.values, "g": self.gradients, "lr": self.lr, "decay": self.weight_decay}
         if not self.momentum:
-            return "p = p - lr * (g + decay * p)"
+            apply("p = p - lr * (g + decay * p)", **operands)
+            return
         ahead = "d + momentum * v" if self.nesterov else "v"
-        return f"d = g + decay * p; v = momentum * v + d; p = p - lr * ({ahead})"
-
-    def _update(self, text: str, scaling: dict[str, Tensor]) -> None:
-        operands = {"p": self.values, "g": self.gradients, "lr": self.lr, "decay": self.weight_decay, **scaling}
-        momentum_operands = {"v": self.state["momentum"], "momentum": self.momentum} if self.momentum else {}
-        apply(text, **operands, **momentum_operands)
+        text = f"d = g + decay * p; v = momentum * v + d; p = p - lr * ({ahead})"
+        apply(text, **operands, v=self.state["momentum"], momentum=self.momentum)
 
 
 class Adam(Optimizer):
@@ -189,18 +157,11 @@ class Adam(Optimizer):
         self.betas, self.epsilon, self.weight_decay = betas, float(epsilon), float(weight_decay)
         super().__init__(parameters, lr)
 
-    written = ("m", "s", "p")
-
-    def _text(self) -> str:
-        return (
-            "d = g + decay * p; m = a * m + (1 - a) * d; s = b * s + (1 - b) * d * d; "
-            "p = p - rate * m / (sqrt(s) * root + epsilon)"
-        )
-
-    def _update(self, text: str, scaling: dict[str, Tensor]) -> None:
+    def _update(self) -> None:
         mean_decay, square_decay = self.betas
         apply(
-            text,
+            "d = g + decay * p; m = a * m + (1 - a) * d; s = b * s + (1 - b) * d * d; "
+            "p = p - rate * m / (sqrt(s) * root + epsilon)",
             p=self.values,
             g=self.gradients,
             m=self.state["mean"],
@@ -211,67 +172,4 @@ class Adam(Optimizer):
             rate=self.lr / (1 - mean_decay**self.steps),
             root=1 / math.sqrt(1 - square_decay**self.steps),
             epsilon=self.epsilon,
-            **scaling,
         )
-
-
-MAX_SCALE = 2.0**24
-"""The largest factor by which the loss is scaled."""
-MIN_SCALE = 1.0
-"""The smallest factor by which the loss is scaled."""
-_UPDATE = """
-scale = where(bad > 0, max(scale * 0.5, least), where(well + 1 >= interval, min(scale * 2, largest), scale))
-well = where(bad > 0, 0, where(well + 1 >= interval, 0, well + 1))
-"""
-
-
-class LossScaler:
-    """A factor of the loss, by which gradients are divided: those of float16 are 0 below 6e-8 (Micikevicius et al.
-    2018). It halves after a step with an infinite or NaN gradient and doubles after ``interval`` steps without one. It
-    lies on the device: nothing waits for the host, and a captured step holds.
-
-    tape.backward(loss, scaler.gradient)
-    optimizer.step(scaler)
-    """
-
-    def __init__(self, scale: float = 2.0**16, interval: int = 2000, queue: Any = None) -> None:
-        if not MIN_SCALE <= scale <= MAX_SCALE or interval < 1:
-            raise InvalidArgument(
-                f"a scale is {MIN_SCALE:g} to {MAX_SCALE:g} and an interval 1 or more, got {scale} and {interval}"
-            )
-        self.interval = interval
-        self._scale, self._well, self._bad = (full((1,), value, queue=queue) for value in (scale, 0.0, 0.0))
-
-    @property
-    def scale(self) -> float:
-        """The present scale; waits for it."""
-        return float(self._scale.numpy()[0])
-
-    @property
-    def gradient(self) -> Tensor:
-        """The gradient of a scaled loss with respect to the loss, one number: what ``Tape.backward`` begins with."""
-        return self._scale.reshape(())
-
-    def check(self, gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """(how many of the gradients are infinite or NaN, the scale), each of shape (1,)."""
-        reduce("sum", "where(abs(g) <= 3.4028234e38, 0.0, 1.0)", keepdims=True, g=gradients, out=self._bad)
-        return self._bad, self._scale
-
-    def update(self) -> None:
-        """Change the scale by the result of the last ``check``."""
-        apply(
-            ";".join(_UPDATE.strip().split("\n")),
-            **{"scale": self._scale, "well": self._well, "bad": self._bad},
-            **{"least": MIN_SCALE, "largest": MAX_SCALE, "interval": float(self.interval)},
-        )
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Scale and count of steps that went well, for checkpoints."""
-        return {"scale": self._scale.numpy(), "well": self._well.numpy()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what ``state_dict`` gave. Raises InvalidArgument unless it fits."""
-        if {name: np.shape(value) for name, value in state.items()} != {"scale": (1,), "well": (1,)}:
-            raise InvalidArgument(f"a loss scaler's state is scale and well of one number each, got {sorted(state)}")
-        self._scale.write(np.asarray(state["scale"]))
-        self._well.write(np.asarray(state["well"]))

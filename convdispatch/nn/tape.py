@@ -16,25 +16,12 @@ from ..api.errors import InvalidArgument
 from ..elementwise import apply, full
 from ..elementwise.tensor import Parameter, Tensor, current_tape, paused, put_in_force
 
-__all__ = ["Ones", "Rectified", "Tape", "current_tape", "paused"]
+__all__ = ["Ones", "Tape", "current_tape", "paused"]
 
 _marks = itertools.count(1)
 Backward = Callable[..., Sequence["Tensor | None"]]
 _AT_ONCE = 8
 """The most gradients of one tensor that one kernel adds up."""
-
-
-class Rectified(Tensor):
-    """The gradient of a ReLU's result with the ReLU's slope already in it: 0 where the result was not above 0.
-
-    ``formula`` over ``operands`` has the same sums over images and pixels, channel by channel, from fewer values.
-    """
-
-    __slots__ = ("formula", "operands")
-
-    def __init__(self, tensor: Tensor, formula: str, operands: dict[str, Tensor]) -> None:
-        super().__init__(tensor.base_data, tensor.shape, tensor.dtype, tensor.queue, tensor.strides, tensor.offset)
-        self.formula, self.operands = formula, operands
 
 
 class Ones(Tensor):
@@ -66,7 +53,6 @@ class Tape:
         self._outer: Tape | None = None
         self._written: set[int] = set()
         self._accumulate = False
-        self._rectified: set[int] = set()
 
     def __enter__(self) -> Tape:
         self._outer = put_in_force(self)
@@ -102,14 +88,6 @@ class Tape:
         for result in results:
             result.mark = next(_marks)
         self._notes.append((tuple(result.mark for result in results), marks, backward))
-
-    def rectify(self, result: Tensor) -> None:
-        """Note that ``result``, just recorded, ends in a ReLU, and that its backward takes a Rectified as it is."""
-        self._rectified.add(result.mark)
-
-    def is_rectified(self, mark: int) -> bool:
-        """Whether the gradient of the result with this mark may be a Rectified, for what ``backward`` calls."""
-        return mark in self._rectified
 
     def _mark(self, tensor: Tensor) -> int:
         if type(tensor) is Parameter and self._parameters.get(tensor.mark) is not tensor:
@@ -150,8 +128,6 @@ class Tape:
         elif gradient.shape != result.shape:
             raise InvalidArgument(f"the gradient must have the result's shape {result.shape}, got {gradient.shape}")
         kept_marks = {tensor.mark for tensor in keep}
-        # A gradient of a ReLU's result that the caller keeps must not include the ReLU's slope.
-        self._rectified -= kept_marks
         final: dict[int, Tensor] = {}
         self._written, self._accumulate = set(), accumulate
         gradients: dict[int, list[Tensor]] = {result.mark: [gradient]}

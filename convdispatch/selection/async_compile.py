@@ -23,7 +23,6 @@ from ..api.policy import Policy
 from ..api.problem import ConvProblem
 from ..api.solver import EPILOGUE, Solver
 from ..device import background, runtime
-from ..device.commands.interface import thread
 from ..device.plans.steps import StepPlan
 from ..device.programs.kernels import OPERANDS, Launch, Programs, build, define, kernel_text, without_numbers
 from .choice.ranking import Candidate
@@ -45,10 +44,7 @@ _under_way: dict[Any, Future[Prepared]] = {}
 
 def is_enabled(policy: Policy) -> bool:
     """Whether a call under a policy may run the general plan while its chosen plan compiles."""
-    # A graph capture waits for the chosen plan, because the recording would replay the general plan for good.
-    if policy.tier != "ready" or thread.capturing is not None:
-        return False
-    return not (policy.frozen or policy.repeats or policy.solver)
+    return policy.tier == "ready" and not (policy.frozen or policy.repeats or policy.solver)
 
 
 def ready_first(

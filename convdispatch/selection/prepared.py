@@ -15,7 +15,7 @@ from ..api.errors import PluginError
 from ..api.problem import EXTRAS, ConvProblem
 from ..api.solver import Plan
 from ..device import runtime
-from ..device.commands.interface import Commands, thread
+from ..device.commands.interface import Commands
 from ..device.commands.queues import OpenCLQueue, commands_of
 from ..device.commands.recording import Recording, Slot
 from ..device.executable import OUTPUTS, SUMS, Executable, W
@@ -98,7 +98,7 @@ class Prepared:
     def enqueue(self, queue: cl.CommandQueue, *operands: Any, wait_for: Sequence[cl.Event] | None = None) -> cl.Event:
         """Enqueue the convolution with all its parts, without waiting. ``operands`` are the memory of x, w, y and those
         of EXTRAS, which may end early; w is the packed form if ``packed_size`` is not 0."""
-        if thread.capturing is None and not isinstance(queue, Commands):
+        if not isinstance(queue, Commands):
             return self._enqueue(queue, operands, wait_for)
         commands = commands_of(queue)
         if type(commands) is Recording:

@@ -14,7 +14,7 @@ graphs. A new option of ``enable`` goes to ``settings``, a new private name of P
 - ``dispatch``: convolutions in PyTorch's dispatcher become cached calls.
 - ``dynamo_frames``: what Dynamo must not compile by itself.
 - ``eager``: one operator call at a time.
-- ``explaining``: ``explain`` and ``report`` of a model.
+- ``explaining``: ``explain`` of a model.
 - ``fake_modes``: what a capture holds of the model's tensors after it has ended.
 - ``functional``: ``conv1d`` to ``conv_transpose3d`` with PyTorch's signatures.
 - ``geometry``: arguments of ``aten::convolution`` as problems.
@@ -56,7 +56,7 @@ with collection_put_off():  # imported after require(), which checks PyTorch
 
 if TYPE_CHECKING:
     from .device.register import register_device
-    from .explaining import explain, report
+    from .explaining import explain
 
 __all__ = [
     "Fusion",
@@ -75,13 +75,12 @@ __all__ = [
     "prepare",
     "ready",
     "register_device",
-    "report",
     "reset_counters",
     "share_cores",
 ]
 
 
-_HOMES = {"explain": ".explaining", "report": ".explaining", "register_device": ".device.register"}
+_HOMES = {"explain": ".explaining", "register_device": ".device.register"}
 """Modules of the public names that are imported at first use: a first training step does not need them, and the device
 "opencl" imports all of ``nn``."""
 

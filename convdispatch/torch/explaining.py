@@ -1,15 +1,13 @@
-"""explain and report: which solver runs each convolution of a model and why, its error and time, and PyTorch's from the
+"""explain: which solver runs each convolution of a model and why, its error and time, and PyTorch's from the
 same run."""
 
 from __future__ import annotations
 
-import html
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,9 +19,8 @@ from ..selection.prepared import Constant
 from . import counting
 from .compile.fused_operator import unfused
 from .dispatch import engine
-from .dispatch.routing import disable, enable, original, settings_in_force
+from .dispatch.routing import enable, original, settings_in_force
 from .geometry import DTYPES
-from .settings import DEFAULT
 from .warmup import keeping_buffers
 
 _ROUNDS = 5
@@ -55,22 +52,10 @@ class Explained:
 
     device: str
     layers: tuple[Layer, ...]
-    peak_bytes: int | None = None
-    """Peak bytes allocated by PyTorch's CUDA allocator during the forward pass; None on other devices."""
-    torch_peak_bytes: int | None = None
-    """Peak bytes of the same forward pass with PyTorch's own convolutions."""
 
     def to_dict(self) -> dict[str, Any]:
         """The same content as JSON values."""
-        peaks = {"peak_bytes": self.peak_bytes, "torch_peak_bytes": self.torch_peak_bytes}
-        return {"device": self.device, "layers": [asdict(layer) for layer in self.layers], **peaks}
-
-    @property
-    def memory(self) -> str:
-        """Both memory peaks as text; empty where they were not measured."""
-        if self.peak_bytes is None or self.torch_peak_bytes is None:
-            return ""
-        return f"peak memory {self.peak_bytes / 2**20:.0f} MiB, PyTorch {self.torch_peak_bytes / 2**20:.0f} MiB"
+        return {"device": self.device, "layers": [asdict(layer) for layer in self.layers]}
 
     def __str__(self) -> str:
         lines = [
@@ -83,8 +68,6 @@ class Explained:
         our_ms, pytorch_ms = (sum(getattr(each, key) or 0 for each in self.layers) for key in ("ms", "torch_ms"))
         if our_ms:
             lines.append(f"{len(self.layers)} convolutions: {our_ms:.3f} ms, PyTorch {pytorch_ms:.3f} ms")
-        if self.memory:
-            lines.append(self.memory)
         return "\n".join(lines)
 
 
@@ -126,8 +109,6 @@ def explain(model: torch.nn.Module, *inputs: Any) -> Explained:
         eager = torch.compiler.set_stance("force_eager")  # compiled graphs do not call the model's modules
         with torch.no_grad(), keeping_buffers(model), _names(model, names), policy(tier="full"), eager:
             model(*inputs)
-        stop()
-        peaks = _peaks(model, inputs)
     finally:
         stop()
         unwatch()
@@ -136,32 +117,7 @@ def explain(model: torch.nn.Module, *inputs: Any) -> Explained:
     with torch.no_grad():
         layers = tuple(_layer(*each) for each in taken)
     where = next((str(runtime.device_info(call.device)) for _, call, _, _ in taken if call is not None), "no device")
-    return Explained(where, layers, *peaks)
-
-
-def _peaks(model: torch.nn.Module, inputs: Any) -> tuple[int | None, int | None]:
-    """Peak memory in bytes of a forward pass: with our convolutions, which are enabled now, and with PyTorch's."""
-    if not _on_cuda(model, inputs):
-        return None, None
-
-    def peak() -> int:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        with torch.no_grad(), keeping_buffers(model):
-            model(*inputs)
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated()
-
-    our_peak, settings = peak(), settings_in_force() or DEFAULT
-    disable()
-    try:
-        return our_peak, peak()
-    finally:
-        enable(**settings._asdict())
-
-
-def _on_cuda(model: torch.nn.Module, inputs: Any) -> bool:
-    return any(isinstance(each, torch.Tensor) and each.is_cuda for each in (*inputs, *model.parameters()))
+    return Explained(where, layers)
 
 
 def _module(names: list[str]) -> str:
@@ -252,31 +208,3 @@ def _timed(our_call: Callable[[], Any], pytorch_call: Callable[[], Any], cuda: b
                 run()
                 side.append(1e3 * (time.perf_counter() - begin))
     return statistics.median(times[0]), statistics.median(times[1])
-
-
-_HEAD = ("layer", "solver", "ms", "PyTorch, ms", "ratio", "error", "PyTorch's error")
-_STYLE = "body{font-family:sans-serif;max-width:72em;margin:2em auto}td,th{padding:.2em .6em;text-align:right}"
-_STYLE += "td:first-child,td:nth-child(2){text-align:left}.why td{color:#666;font-size:.85em;text-align:left}"
-
-
-def report(model: torch.nn.Module, *inputs: Any, path: str | Path = "convdispatch-torch.html") -> Path:
-    """Write ``explain(model, *inputs)`` as one self-contained HTML page; returns its path."""
-    explained = explain(model, *inputs)
-    rows = []
-    for layer in explained.layers:
-        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell, _ in _cells(layer))
-        reason = html.escape(f"{layer.problem}: {layer.why}")
-        rows.append(f"<tr>{cells}</tr>\n<tr class=why><td colspan={len(_HEAD)}>{reason}</td></tr>")
-    head = "".join(f"<th>{each}</th>" for each in _HEAD)
-    our_ms, pytorch_ms = (sum(getattr(each, key) or 0 for each in explained.layers) for key in ("ms", "torch_ms"))
-    sums = f"{len(rows)} convolutions, {our_ms:.3f} ms, PyTorch {pytorch_ms:.3f} ms; medians of {_ROUNDS}, in turns"
-    title = html.escape(type(model).__name__)
-    page = (
-        f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>\n"
-        f"<h1>{title}</h1><p>{html.escape(explained.device)}; PyTorch {torch.__version__}. "
-        f"{sums}{explained.memory and f'; {explained.memory}'}. Errors: relative, against float64, first image.</p>\n"
-        f"<table><tr>{head}</tr>\n" + "\n".join(rows) + "</table>\n"
-    )
-    target = Path(path)
-    target.write_text(page, encoding="utf-8")
-    return target

@@ -17,8 +17,6 @@ FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _TRANSPOSED = {"forward": "bwd_data", "data": "fwd", "weights": "bwd_weights"}
 PLAIN: tuple[Any, ...] = (None, False, None, False)
 """The parts of a plain convolution's problem beside a bias: activation, residual, norm and sums."""
-ADDED: tuple[Any, ...] = (None, True, None, False)
-"""Of weights' gradients: they are added to what the result holds."""
 _PLAIN = {"forward": "fwd", "data": "bwd_data", "weights": "bwd_weights"}
 
 
@@ -164,8 +162,7 @@ def problem_of(
     else:
         y = None if grad_shape is None else order(grad_shape)
     activation, residual, norm, sums = after
-    adds = part == "weights" and residual
-    problem = describe(
+    return describe(
         direction,
         x,
         w,
@@ -181,11 +178,10 @@ def problem_of(
         bias=bias,
         constant_weights=constant,
         activation=activation,
-        residual=residual and not adds,
+        residual=residual,
         norm=norm,
         sums=sums,
     )
-    return problem.replace(accumulate=True) if adds else problem
 
 
 def _last_order(shape: Sequence[int]) -> tuple[int, ...]:

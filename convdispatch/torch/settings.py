@@ -25,7 +25,6 @@ class Settings(NamedTuple):
     min_flops: float | None = None
     batch_invariant: bool | None = None
     strict_nan: bool | None = None
-    accumulate_grad: bool | None = None
 
     @property
     def promises(self) -> dict[str, bool]:

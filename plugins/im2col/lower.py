@@ -136,7 +136,3 @@ CONVERTED_OPS = 45.0
 million on two cores of a Xeon."""
 FOLLOWING_LAUNCH_OPS = 3e6
 """Operations at peak rate that a product's launch saves when it follows another launch directly."""
-UNCACHED_WEIGHT_BYTES = 3 << 19
-"""Bytes of weights from which on each image reads the weights from memory again."""
-WORSE_FORM_FACTOR = 1.07
-"""Measured over predicted time of the worse form of an in-place product: images as one matrix, or one by one."""

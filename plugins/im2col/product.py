@@ -1,14 +1,11 @@
 """``target = weights x lowered(source)``: the forward convolution, and for stride 1 its data gradient.
 
-A chunk of the source is lowered and multiplied while it is in the cache, then the next one. A source that is its own
-lowered matrix (1x1, stride 1, unpadded) is multiplied in place.
+A chunk of the source is lowered and multiplied while it is in the cache, then the next one.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,7 +18,6 @@ from convdispatch.api import (
     Epilogue,
     GemmPlan,
     GemmSpec,
-    Matrix,
     Product,
     StepPlan,
     gemm_configs,
@@ -37,9 +33,7 @@ from convdispatch.api.cpu import Balance
 from .lower import (
     CACHED_WEIGHT_BYTES,
     UNCACHED_PACKING_OPS,
-    UNCACHED_WEIGHT_BYTES,
     WIDE_PACKING_OPS,
-    WORSE_FORM_FACTOR,
     Lowering,
 )
 from .window import PatchWindow
@@ -49,15 +43,9 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
     """Configurations: the product's choices under the first cap, then its first choice under the smaller ones."""
     flipped = problem.direction == "bwd_data"
     window = PatchWindow.of(problem, flipped)
-    if not window.in_place:
-        forms = _forms(window, device)
-    elif window.nhwc or window.images == 1:
-        forms = ["flat"]
-    else:
-        forms = ["flat", "batched"] if _joins_images(window) else ["batched", "flat"]
     method, balance = "flipped" if flipped else "lower", Balance.of(rates(device))
     found_configs = []
-    for form in forms:
+    for form in _forms(window, device):
         # Configurations by product specification: the chunks of a small image are equal under many workspace caps.
         choices_by_spec: dict[GemmSpec, list[dict[str, Any]]] = {}
         for cap in caps:
@@ -66,21 +54,12 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
             spec = draft.spec(draft.largest)
             if spec not in choices_by_spec:
                 choices_by_spec[spec] = choices = list(filter(draft.suits, gemm_configs(spec, device)))
-                if draft.in_place and draft.cpu:
-                    choices.sort(key=functools.partial(gemm_cost, spec, balance=balance))
-                elif draft.cpu and not problem.constant_weights:
+                if draft.cpu and not problem.constant_weights:
                     choices.sort(key=functools.partial(draft.packing_cost, balance=balance))
             for gemm in choices_by_spec[spec][: 1 if cap != caps[0] else None]:
                 config = {"method": method, "form": form, "cap": cap, "gemm": gemm}
                 found_configs.append((caps.index(cap) > 0, config))
     yield from (config for _, config in sorted(found_configs, key=lambda pair: pair[0]))
-
-
-def _joins_images(window: PatchWindow) -> bool:
-    """Whether several NCHW images are expected to be faster as one matrix: if they have few pixels, or if no near cache
-    holds the weights from image to image."""
-    exceeds_cache = window.targets * window.k * window.accumulator_size > UNCACHED_WEIGHT_BYTES
-    return window.pixels < 32 or (exceeds_cache and 128 <= window.pixels < 256)
 
 
 def _forms(window: PatchWindow, device: DeviceInfo) -> list[str]:
@@ -102,20 +81,13 @@ class WindowProduct:
         self.window = window = PatchWindow.of(problem, self.flipped)
         self.gemm = config["gemm"]  # Until the product's configuration is chosen, ``gemm`` has only the key ``kind``.
         self.cpu = self.gemm["kind"] == "cpu"
-        form = config["form"]
-        self.in_place, self.batched = form in ("flat", "batched"), form == "batched"
-        position_bytes = window.k * window.groups * window.accumulator_size
-        max_positions = max(1, config["cap"] // position_bytes)
-        if self.batched:
-            max_positions = max(window.pixels, max_positions)
-        self.chunks = window.chunks(max_positions)
+        form, position_bytes = config["form"], window.k * window.groups * window.accumulator_size
+        self.chunks = window.chunks(max(1, config["cap"] // position_bytes))
         self.largest = self.chunks.largest
-        self.lowering = None
-        if not self.in_place:
-            width = 1
-            if form == "panel" and "split" in self.gemm:
-                width = packed_layout(self.spec(self.largest), self.gemm, "b").width
-            self.lowering = Lowering(window, form, width, self.largest, narrow_stored=not self.cpu)
+        width = 1
+        if form == "panel" and "split" in self.gemm:
+            width = packed_layout(self.spec(self.largest), self.gemm, "b").width
+        self.lowering = Lowering(window, form, width, self.largest, narrow_stored=not self.cpu)
 
     @property
     def packs_weights(self) -> bool:
@@ -144,40 +116,23 @@ class WindowProduct:
     def spec(self, count: int) -> GemmSpec:
         """Return the specification of the product over a chunk of ``count`` window positions."""
         window, problem = self.window, self.problem
-        batch, n = window.groups, count
-        a, c = window.weights(self.flipped), window.tensor(window.targets)
-        bias = Axis(window.group_targets)
-        if self.batched:
-            images, groups = count // window.pixels, window.groups
-            batch, n = images * groups, window.pixels
-            a = Matrix(a.row, a.col, Axis(a.batch.stride, groups, 0))
-            c = _over_images(c, window, window.targets)
-            bias = Axis(bias.stride, groups, 0)
-        if self.in_place:
-            b = window.tensor(window.channels)
-            b = _over_images(b, window, window.channels) if self.batched else b
-        else:
-            # Before the product's configuration is chosen, a lowering with panels of width 1 stands in for the real
-            # one.
-            lowering = getattr(self, "lowering", None) or Lowering(window, self.config["form"], 1, count)
-            b = lowering.matrix
-        epilogue, panels = Epilogue.of(problem, bias), self.config["form"] == "panel"
-        sizes = (window.group_targets, n, window.k, batch)
+        # Before the product's configuration is chosen, a lowering with panels of width 1 stands in for the real one.
+        lowering = getattr(self, "lowering", None) or Lowering(window, self.config["form"], 1, count)
+        a, b, c = window.weights(self.flipped), lowering.matrix, window.tensor(window.targets)
+        epilogue, panels = Epilogue.of(problem, Axis(window.group_targets)), self.config["form"] == "panel"
+        sizes = (window.group_targets, count, window.k, window.groups)
         return GemmSpec(*sizes, window.dtype, a, b, c, epilogue, self.packs_weights, panels, self._alignment)
 
     @property
     def _alignment(self) -> int:
         if self.cpu:
             return 1
-        window = self.window
-        tensors = [window.targets, window.channels] if self.in_place else [window.targets]
-        return 4 if all(window.aligned(channels, self.chunks) for channels in tensors) else 1
+        return 4 if self.window.aligned(self.window.targets, self.chunks) else 1
 
     def areas(self) -> tuple[int, int, int]:
         """Byte offsets of the products' scratch memory and of the packed weights, and the workspace's size."""
         areas = Areas()
-        if self.lowering is not None:
-            areas.add(max(self.lowering.size(count) for count in self.chunks.sizes))
+        areas.add(max(self.lowering.size(count) for count in self.chunks.sizes))
         scratch = areas.add(max(gemm_workspace(self.spec(count), self.gemm) for count in self.chunks.sizes))
         packed = areas.size
         if self.packs_weights and not self.problem.constant_weights:
@@ -191,12 +146,9 @@ class WindowProduct:
 
     def cost(self, balance: Balance) -> float:
         """Return the predicted time on a CPU, in operations at the device's peak rate."""
-        window, sizes = self.window, self.chunks.sizes
-        total = sum(times * gemm_cost(self.spec(count), self.gemm, balance) for count, times in sizes.items())
-        if self.in_place and window.images > 1 and not window.nhwc and self.batched == _joins_images(window):
-            total *= WORSE_FORM_FACTOR
-        if self.lowering is not None:
-            total += self.lowering.cost(self.chunks, balance)
+        sizes = self.chunks.sizes.items()
+        total = sum(times * gemm_cost(self.spec(count), self.gemm, balance) for count, times in sizes)
+        total += self.lowering.cost(self.chunks, balance)
         if self.packs_weights and not self.problem.constant_weights:
             total += self.packing_cost(self.gemm, balance)
         return total
@@ -212,26 +164,13 @@ class WindowProduct:
         if self.packs_weights and not self.problem.constant_weights:
             weights, weights_offset = "workspace", packed // window.accumulator_size
             steps.append(largest_plan.packing(weights_offset))
-        lowerings: Any = itertools.repeat(None, self.chunks.count)
-        if self.lowering is not None:
-            lowerings = self.lowering.launches(context, self.cpu, source, self.chunks)
+        lowerings = self.lowering.launches(context, self.cpu, source, self.chunks)
         for (start, count), lowering in zip(self.chunks, lowerings, strict=True):
-            steps += [] if lowering is None else [lowering]
-            columns, columns_offset = "workspace", 0
-            if self.in_place:
-                columns, columns_offset = source, window.offset(window.channels, start)
-            offsets = (weights_offset, columns_offset, window.offset(window.targets, start))
-            steps.append(Product(products[count], weights, columns, target, *offsets, scratch))
+            offsets = (weights_offset, 0, window.offset(window.targets, start))
+            steps += [lowering, Product(products[count], weights, "workspace", target, *offsets, scratch)]
         if not (self.packs_weights and self.problem.constant_weights):
             return StepPlan(workspace_size, steps)
         layout = packed_layout(largest_plan.spec, self.gemm, "a")
         key = f"im2col {self.problem.layout} {self.problem.dtype} {self.problem.w_shape} g{window.groups} "
         key += f"{self.config['method']} width {layout.width}"
         return StepPlan(workspace_size, steps, layout.size, [largest_plan.packing()], key)
-
-
-def _over_images(matrix: Matrix, window: PatchWindow, channels: int) -> Matrix:
-    """Return a tensor's matrix batched over (image, group) instead of group; its columns are one image's pixels."""
-    return dataclasses.replace(
-        matrix, col=Axis(1), batch=Axis(matrix.batch.stride, window.groups, channels * window.pixels)
-    )

@@ -80,8 +80,7 @@ class Im2col(Solver):
             peaks = rates(device)
             return dtype_factor * _METHODS[config["method"]](problem, config).cost(Balance.of(peaks)) / peaks.flops
         lowered = problem.flops / 2 / max(1, problem.oc // problem.g)
-        pointwise = problem.kd * problem.kh * problem.kw == 1
-        return (problem.flops / 0.8 + (0 if pointwise else 8 * lowered)) / (SUSTAINED * rates(device).flops)
+        return (problem.flops / 0.8 + 8 * lowered) / (SUSTAINED * rates(device).flops)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Any:
         return _METHODS[config["method"]](problem, config).plan(context)

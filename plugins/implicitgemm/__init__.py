@@ -33,8 +33,6 @@ def convdispatch_solvers() -> list[Solver]:
         declare(f"{cpu}.depthwise_weights", "DepthwiseWeights", name="implicitgemm.depthwise_weights", serves=cpus_only,
             fuses=adds),
         declare(f"{cpu}.direct", "Direct", name="implicitgemm.direct", serves=cpus_only, fuses=epilogue),
-        declare(f"{cpu}.flat_weights", "FlatWeights", name="implicitgemm.flat_weights", serves=cpus_only, fuses=adds),
-        declare(f"{cpu}.phases", "Phases", name="implicitgemm.phases", serves=cpus_only, fuses=epilogue),
         declare(f"{cpu}.pointwise", "Pointwise", name="implicitgemm.pointwise", serves=cpus_only, fuses=epilogue),
         declare(f"{cpu}.skinny", "Skinny", name="implicitgemm.skinny", serves=cpus_only, fuses=epilogue),
         declare(f"{cpu}.stem", "Stem", name="implicitgemm.stem", serves=cpus_only, fuses=epilogue),

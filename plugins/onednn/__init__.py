@@ -13,7 +13,10 @@ from convdispatch.api import EPILOGUE, Declared, DeviceInfo, Solver, cpus_only, 
 
 __all__ = ["convdispatch_solvers", "library_version", "unavailable"]
 
-_NO_NATIVE_KERNELS = {"oclgrind": "a simulator whose kernels are not the machine's code"}
+_NO_NATIVE_KERNELS = {
+    "oclgrind": "a simulator whose kernels are not the machine's code",
+    "pocl": "which hands a native kernel its buffers in another order",
+}
 
 
 @hookimpl

@@ -92,38 +92,12 @@ def _enqueue_native() -> Any:
     return function
 
 
-@functools.lru_cache(maxsize=16)
-def mixes_buffers(device: cl.Device) -> bool:
-    """Whether the device is PoCL's: a native kernel gets buffers in order of age, and a sub-buffer's parent (3.0)."""
-    return "portable computing" in device.platform.name.lower()
-
-
-def parent_buffers(buffers: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-    """By operand: (the buffer, or the parent of a sub-buffer; the operand's byte offset in that parent)."""
-    parents, offsets = {}, {}
-    for name, buffer in buffers.items():
-        parent = None if buffer is None else buffer.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
-        parents[name] = buffer if parent is None else parent
-        offsets[name] = 0 if parent is None else buffer.get_info(cl.mem_info.OFFSET)
-    return parents, offsets
-
-
-def split_by_buffer(calls: Sequence[Invocation]) -> list[Script]:
-    """Split calls into commands of one buffer each and one command without buffers, for runtimes that swap buffers."""
-    operands = tuple(dict.fromkeys(call.second for call in calls if isinstance(call.second, str)))
-    scripts = [Script([call for call in calls if call.second == name]) for name in operands]
-    return [*scripts, Script([call for call in calls if not isinstance(call.second, str)], extra_operands=operands)]
-
-
 class Script:
-    """A list of C calls as one command of a queue; ``status`` is the bitwise or of their results (0: all succeeded).
+    """A list of C calls as one command of a queue; ``status`` is the bitwise or of their results (0: all succeeded)."""
 
-    ``held`` names operands that no call has as argument, but that are in use while the command runs.
-    """
-
-    def __init__(self, calls: Sequence[Invocation], extra_operands: Sequence[str] = ()) -> None:
+    def __init__(self, calls: Sequence[Invocation]) -> None:
         self.status = c_int(0)
-        self.operands = (*dict.fromkeys(call.second for call in calls if isinstance(call.second, str)), *extra_operands)
+        self.operands = tuple(dict.fromkeys(call.second for call in calls if isinstance(call.second, str)))
         word_of = {name: _HEADER_WORDS + slot for slot, name in enumerate(self.operands)}
         records_start = _HEADER_WORDS + len(self.operands)
         self._words = (c_uint64 * (records_start + _RECORD_WORDS * len(calls) + 1))()
@@ -133,28 +107,13 @@ class Script:
             start = records_start + _RECORD_WORDS * index
             record = [call.function, call.first, second, call.third, call.fourth, 8 * word]
             self._words[start : start + _RECORD_WORDS] = record
-        self._offsets = [
-            (records_start + _RECORD_WORDS * index + 2, call.offset, call.second)
-            for index, call in enumerate(calls)
-            if isinstance(call.second, str)
-        ]
         base = ctypes.addressof(self._words)
         self._places = (c_void_p * len(word_of))(*(base + 8 * word for word in word_of.values()))
         self._buffers = c_void_p * len(word_of)
 
-    def enqueue(
-        self,
-        queue: cl.CommandQueue,
-        buffers: dict[str, Any],
-        wait_for: Sequence[cl.Event],
-        starts: dict[str, int] | None = None,
-    ) -> cl.Event:
-        """Enqueue the calls; the OpenCL runtime copies the list, so it may be enqueued again without waiting.
-
-        ``starts``: byte offset of each operand in its buffer. Two threads must not call this at the same time.
-        """
-        for position, offset, name in self._offsets if starts else ():
-            self._words[position] = offset + starts[name]
+    def enqueue(self, queue: cl.CommandQueue, buffers: dict[str, Any], wait_for: Sequence[cl.Event]) -> cl.Event:
+        """Enqueue the calls; the OpenCL runtime copies the list, so it may be enqueued again without waiting. Two
+        threads must not call this at the same time."""
         memory = self._buffers(*(buffers[name].int_ptr for name in self.operands))
         events = (c_void_p * len(wait_for))(*(event.int_ptr for event in wait_for)) if wait_for else None
         event = c_void_p()

@@ -17,7 +17,7 @@ from convdispatch.api import Areas, ConvDispatchError, ConvProblem, DeviceInfo, 
 from convdispatch.api.activations import onednn_eltwise
 
 from .library import OneDNNError, library, missing
-from .native import Invocation, Script, mixes_buffers, parent_buffers, split_by_buffer
+from .native import Invocation, Script
 from .primitive import Convolution, Descriptor, described, shared
 
 _BLOCKS = "blocked", "blocked8"
@@ -166,19 +166,13 @@ class _Runner:
 
     def __init__(self, work: _Work) -> None:
         self._work, self._lock = work, threading.Lock()
-        calls = work.calls()
-        self._joint_scripts, self._separate_scripts = [Script(calls)], split_by_buffer(calls)
+        self._script = Script(work.calls())
         # (OpenCL queue, event) of the previous run; None before the first run.
         self._last_run: tuple[Any, Any] | None = None
 
     def enqueue(self, queue: cl.CommandQueue, buffers: dict[str, Any], wait_for: Any) -> cl.Event:
-        separate = mixes_buffers(queue.device)
-        scripts, starts = (self._separate_scripts if separate else self._joint_scripts), None
-        if separate:
-            buffers, starts = parent_buffers(buffers)
-        for script in scripts:
-            if script.status.value:
-                raise ConvDispatchError(f"oneDNN: an earlier run failed with status {script.status.value}")
+        if status := self._script.status.value:
+            raise ConvDispatchError(f"oneDNN: an earlier run failed with status {status}")
         with self._lock:
             # oneDNN's memory objects hold the addresses of one run, so a run on another queue waits for the previous
             # run. Commands of the same in-order queue run one after another anyway.
@@ -186,9 +180,7 @@ class _Runner:
             if self._last_run is not None and (self._last_run[0] != queue or _out_of_order(queue)):
                 self._last_run[0].flush()
                 events.append(self._last_run[1])
-            for script in scripts:
-                event = script.enqueue(queue, buffers, events, starts)
-                events = [event]
+            event = self._script.enqueue(queue, buffers, events)
             self._last_run = (queue, event)
         return event
 

@@ -11,6 +11,7 @@ import itertools
 import threading
 
 import numpy as np
+import pyopencl as cl
 import pytest
 import shape_tables
 from checking import Operands, call, check, compare, first_choice, limit_of, make_operands, numpy_dtype
@@ -273,7 +274,34 @@ def test_plugins_load_while_the_device_is_found(monkeypatch):
 
     monkeypatch.setattr(runtime, "default_device", find)
     monkeypatch.setattr(described_call, "plugins", load)
-    described_call._find_default_device.__wrapped__()
+    described_call._find_default_device(ConvProblem())
+
+
+@pytest.mark.parametrize(("empty", "expects"), [(True, True), (True, False), (False, True)])
+def test_a_machines_first_problem_is_planned_while_its_device_is_probed(queue, monkeypatch, empty, expects):
+    from convdispatch.calls import described_call
+
+    planned, asked = threading.Event(), []
+    plans = empty and expects
+
+    def probe():
+        assert not plans or planned.wait(30), "nothing is planned until the device was probed"
+        raise convdispatch.NoDevice("the caller gets this error later")
+
+    def prepare(problem, context):
+        asked.append((problem, context))
+        planned.set()
+        raise cl.LogicError("the call itself gets this error")
+
+    problem = ConvProblem(ic=3, oc=5)
+    monkeypatch.setattr(runtime, "expected_device", lambda: queue.device if expects else None)
+    monkeypatch.setattr(runtime, "default_device", probe)
+    monkeypatch.setattr(described_call.dispatch, "prepare", prepare)
+    monkeypatch.setattr(described_call.TEXTS, "is_empty", lambda: empty)
+    described_call._find_default_device(problem)
+    assert asked == [(problem, runtime.context(queue.device))] * plans
+    described_call._find_default_device(problem.replace(mb=0))
+    assert len(asked) == plans, "a batch of no images has no plan"
 
 
 def test_a_warm_call_with_lists_is_found_again(monkeypatch):

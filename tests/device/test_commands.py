@@ -11,9 +11,8 @@ from convdispatch.api import ConvProblem, InvalidArgument, PluginError
 from convdispatch.api.policy import Policy
 from convdispatch.device import runtime
 from convdispatch.device.commands.interface import Commands
-from convdispatch.device.commands.queues import OpenCLQueue, commands_of
+from convdispatch.device.commands.queues import OpenCLQueue
 from convdispatch.device.commands.recording import Recording
-from convdispatch.device.programs.kernels import Launch, build
 from convdispatch.device.replay.program import Program
 from convdispatch.selection import dispatch
 from convdispatch.selection.choice import ranking
@@ -144,32 +143,3 @@ def test_a_recorded_command_cannot_be_waited_for(queue):
     command = recording.fill(recording.allocate(4), np.float32(0), 0, 4)
     with pytest.raises(InvalidArgument, match="when it is replayed"):
         command.wait()
-
-
-def test_a_captured_queue_stands_for_its_recording(queue):
-    recording, other = Recording(queue), cl.CommandQueue(queue.context)
-    assert type(commands_of(queue)) is OpenCLQueue
-    with recording.capture():
-        assert commands_of(queue) is recording
-        assert type(commands_of(other)) is OpenCLQueue
-    assert type(commands_of(queue)) is OpenCLQueue
-
-
-def test_late_numbers_are_asked_for_at_each_replay_on_any_kind(queue):
-    program = build(queue.context, "kernel void put(global int *p, int v) { p[0] = v; }")
-    launch = Launch(program, "put", (1,), (1,), "p v", names=("p", "v"), dtypes=[None, np.int32])
-    recording, drawn = Recording(queue), iter(range(5, 100))
-    out = recording.allocate(4, persistent=True)
-    launch(recording, (out, recording.late(lambda: next(drawn))))
-    got, memory = np.zeros(1, np.int32), Program(recording)
-    for expected in (5, 6):
-        memory.run()
-        cl.enqueue_copy(queue, got, memory.memory(out))
-        assert got[0] == expected
-    log = Log(queue)
-    run = recording.commands[0].make(memory.memory, log)
-    recording.lates[0].draw()
-    run(log)
-    cl.enqueue_copy(queue, got, memory.memory(out))
-    assert got[0] == 7
-    assert log.log == ["put"]

@@ -177,12 +177,12 @@ def test_a_net_is_planned_side_by_side(queue):
     shape = (1, 3, 13, 13)
     dispatch.forget()
     kernels.forget()
-    net = inference.build(small_net.net(queue), shape, layout="nchw", queues=1, queue=queue)
+    net = inference.build(small_net.net(queue), shape, layout="nchw", queue=queue)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compile_pool, "processors", lambda: 1)
         dispatch.forget()
         kernels.forget()
-        alone = inference.build(small_net.net(queue), shape, layout="nchw", queues=1, queue=queue)
+        alone = inference.build(small_net.net(queue), shape, layout="nchw", queue=queue)
     assert [layer.solver for layer in net.layers] == [layer.solver for layer in alone.layers]
     x = small_net.normal(*shape)
     np.testing.assert_array_equal(net(x), alone(x))

@@ -17,7 +17,6 @@ from convdispatch.api.errors import ConvDispatchWarning
 from convdispatch.calls import host_call
 from convdispatch.device import runtime
 from convdispatch.device.commands import host_memory
-from convdispatch.device.commands.recording import Recording
 from convdispatch.device.executable import Executable
 from convdispatch.device.places import copies
 from convdispatch.device.places import queue as queue_place
@@ -129,16 +128,6 @@ def test_launches_that_fail_set_the_solver_aside(constant, monkeypatch):
     finally:
         set_aside.forgive()
         dispatch.forget()
-
-
-def test_a_capture_takes_nothing_of_host_memory(queue):
-    problem = ConvProblem.parse("mb1ic24ih1iw1oc72kh1kw1")
-    operands, expected = make_operands(problem, seed=0)
-    recording = Recording(queue)
-    for _ in range(3):
-        with recording.capture():
-            np.testing.assert_array_equal(call(problem, operands.present(), queue=queue), expected)
-    assert not recording.commands
 
 
 def test_quantized_calls_and_an_out_of_order_queue(device):

@@ -14,7 +14,7 @@ from host_cuda import CudaArray, HostDriver, install, installed
 from threads import together
 
 import convdispatch as cd
-from convdispatch import ConvDispatchError, ConvDispatchWarning, ConvProblem, InvalidArgument, Tensor
+from convdispatch import ConvDispatchError, ConvDispatchWarning, ConvProblem, InvalidArgument, NoSolver, Tensor
 from convdispatch.api.policy import Policy
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
@@ -131,35 +131,45 @@ def test_strides_that_kernels_do_not_take_are_copied_on_the_device(fake):
         cd.conv(turned, w, out=CudaArray(np.empty((2, 6, 7, 4), np.float32).transpose(0, 3, 1, 2)))
 
 
-def test_what_does_not_load_goes_through_the_host_with_one_warning(monkeypatch, device):
+def test_what_does_not_load_is_the_next_solvers_with_one_warning(monkeypatch, device):
     if not host_memory.has_system_svm(device):
         pytest.skip("the host stands for CUDA's memory: system SVM only")
     dispatch.forget()
-    driver, _ = install(monkeypatch, device, unlaunchable={"im2col", "gemm", "product", "pack"})
-    x, w = (np.random.default_rng(0).standard_normal(shape, np.float32) for shape in ((2, 8, 9, 9), (8, 8, 3, 3)))
+    problem, pin = ConvProblem.parse("mb2ic8ih9oc8kh3"), "im*"  # im2col and implicitgemm
+    x, w = (np.random.default_rng(0).standard_normal(shape, np.float32) for shape in (problem.x_shape, problem.w_shape))
     expected = cd.conv(x, w)
-    with cd.policy(solver="im2col"), warnings.catch_warnings(record=True) as caught:
+    with cd.policy(solver=pin):
+        first = dispatch.prepare(problem, runtime.context(device))
+    kernels = {command.what for command in first.recorded(runtime.queue(device)).commands}
+    driver, _ = install(monkeypatch, device, unlaunchable=kernels)
+    with cd.policy(solver=pin), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         got = [cd.conv(CudaArray(x), CudaArray(w)).values for _ in range(3)]
-        cd.conv(CudaArray(x[:1]), CudaArray(w))
+        second = dispatch.prepare(problem, runtime.context(device)).solver.name
     assert all(np.allclose(each, expected, atol=1e-4) for each in got)
     told = [str(each.message) for each in caught if issubclass(each.category, ConvDispatchWarning)]
-    assert len(told) == 1
-    assert "im2col" in told[0]
-    assert "%envreg9" in told[0]
-    assert "cuLaunchKernel" not in driver.names(), "nothing of a plan runs before all of it is loaded"
+    assert second != first.solver.name
+    assert [first.solver.name in each and "cannot run on a CUDA stream" in each for each in told[:1]] == [True]
+    assert not kernels & {entry[1] for entry in driver.log if entry[0] == "cuLaunchKernel"}
+    with (
+        cd.policy(solver=first.solver.name, fallback=False),
+        pytest.raises(ConvDispatchError, match="cannot run on a CUDA stream"),
+    ):
+        cd.conv(CudaArray(x), CudaArray(w))
     dispatch.forget()
 
 
-def test_a_plan_of_its_own_means_goes_through_the_host(fake, device):
+def test_a_plan_of_its_own_means_is_the_next_solvers(fake, device):
     problem = ConvProblem.parse("mb2ic16ih9oc32kh3ph1")
     names = [name for name in _solvers(problem, device) if name.startswith("onednn")]
     if not names:
         pytest.skip("oneDNN is not installed")
     arrays, expected = make_operands(problem)
-    with cd.policy(solver=names[0]), pytest.warns(ConvDispatchWarning, match="its own means"):
-        got = call(problem, _on_cuda(arrays.present()))
-    assert np.array_equal(got.values, expected.astype(np.float32))
+    given = _on_cuda(arrays.present())
+    with cd.policy(solver=names[0], fallback=False), pytest.raises(ConvDispatchError, match="its own means"):
+        call(problem, given)
+    got = call(problem, given)
+    assert np.abs(got.values - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
 def test_a_fault_names_the_solvers_that_ran_last(fake):
@@ -313,27 +323,23 @@ def test_memory_that_vector_loads_cannot_take_is_copied(fake, where):
     assert driver.names().count("cuMemcpyAsync") == 1
 
 
-def test_packing_that_does_not_load_goes_through_the_host(monkeypatch, device):
+def test_packing_that_does_not_load_is_the_next_solvers(monkeypatch, device):
     if not host_memory.has_system_svm(device):
         pytest.skip("the host stands for CUDA's memory: system SVM only")
-    problem = ConvProblem.parse("mb2ic16ih9iw9oc16kh3kw3").replace(constant_weights=True)
-    for name in _solvers(problem, device):
-        if not name.startswith("winograd.f"):
-            continue
-        prepared = dispatch.prepare(problem, runtime.context(device), Policy(solver=name))
-        if prepared.packed_size:
-            break
-    else:
-        pytest.skip("no solver here packs weights")
+    problem, pin = ConvProblem.parse("mb2ic16ih9iw9oc16kh3kw3").replace(constant_weights=True), "[wi][im][np]*"
+    prepared = dispatch.prepare(problem, runtime.context(device), Policy(solver=pin))  # winograd or implicitgemm
     packers = {launch.kernel.name for launch in getattr(prepared.plan, "_packers", ()) if hasattr(launch, "kernel")}
     if not packers:
-        pytest.skip(f"{name} packs by other means than launches")
+        pytest.skip(f"{prepared.solver.name} packs no weights by launches")
     dispatch.forget()
     install(monkeypatch, device, unlaunchable=packers)
     x, w = (np.random.default_rng(0).standard_normal(shape, np.float32) for shape in ((2, 16, 9, 9), (16, 16, 3, 3)))
-    with cd.policy(solver=name), pytest.warns(ConvDispatchWarning, match="%envreg9"):
-        got = cd.conv(CudaArray(x), cd.constant(CudaArray(w)))
-    assert np.allclose(got.values, cd.conv(x, w), atol=1e-3)
+    given = CudaArray(x), cd.constant(CudaArray(w))
+    refused = pytest.raises(NoSolver, match=r"cannot run on a CUDA stream: its PTX reads %envreg9 .pack.")
+    with cd.policy(solver=pin), pytest.warns(ConvDispatchWarning, match="%envreg9"), refused:
+        cd.conv(*given)  # each of them packs by this kernel, and was tried
+    with warnings.catch_warnings(action="ignore"):
+        assert np.allclose(cd.conv(*given).values, cd.conv(x, w), atol=1e-3)
     dispatch.forget()
 
 

@@ -297,16 +297,6 @@ def test_a_launch_that_fails_after_another_leaves_no_sum_to_the_next_solver(devi
     assert found
 
 
-def test_a_capture_takes_nothing_of_host_memory(queue):
-    problem = ConvProblem.parse("mb1ic24ih1iw1oc72kh1kw1")
-    ((arrays, expected),) = turns(problem, 1)
-    recording = Recording(queue)
-    for _ in range(3):
-        with recording.capture():
-            np.testing.assert_array_equal(call(problem, arrays, queue=queue), expected)
-    assert not recording.commands
-
-
 def test_torch_takes_the_same_launches(given, monkeypatch):
     torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     import convdispatch.torch as ct

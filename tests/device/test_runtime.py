@@ -60,6 +60,17 @@ def test_the_simulator_is_never_the_default(monkeypatch):
     assert runtime.device_info(runtime.default_device()).vendor != "oclgrind"
 
 
+def test_what_is_expected_is_the_default_if_intel_s_compiler_probes_it(monkeypatch):
+    monkeypatch.setenv("CONVDISPATCH_DEVICE", "cpu")
+    assert runtime.expected_device() is None, "which of several a text means is known after probes"
+    monkeypatch.delenv("CONVDISPATCH_DEVICE")
+    expected, default = runtime.expected_device(), runtime.default_device()
+    is_intel = default.platform.name.startswith("Intel") and runtime.device_info(default).type == "cpu"
+    assert expected == (default if is_intel else None)
+    monkeypatch.setattr(runtime, "devices", list)
+    assert runtime.expected_device() is None
+
+
 def test_cpu_runtimes_have_names_of_their_own():
     """PoCL and Intel report one vendor id and similar vendors; the platform tells them apart."""
     for device in runtime.devices():

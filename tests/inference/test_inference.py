@@ -71,11 +71,11 @@ def nets():
 
 @pytest.mark.parametrize("traced", ["nchw", "nhwc"])
 @pytest.mark.parametrize("mb", [1, 3])
-@pytest.mark.parametrize(("layout", "queues"), [("nchw", 1), ("nhwc", 1), ("nchw", 3), ("nhwc", 3), (None, None)])
-def test_same_result_as_the_net(nets, all_forms, thinned, traced, mb, layout, queues):
-    thinned((traced == "nhwc") ^ (mb == 3) ^ (queues == 3))
+@pytest.mark.parametrize("layout", ["nchw", "nhwc", None])
+def test_same_result_as_the_net(nets, all_forms, thinned, traced, mb, layout):
+    thinned((traced == "nhwc") ^ (mb == 3) ^ (layout is None))
     net = nets[traced]
-    built = inference.build(net, picture(mb, traced).shape, layout=layout, queues=queues)
+    built = inference.build(net, picture(mb, traced).shape, layout=layout)
     for seed in (1, 2):  # a second run finds its memory used
         x = picture(mb, traced, seed)
         expected = net(Tensor.from_numpy(x)).numpy()
@@ -83,9 +83,8 @@ def test_same_result_as_the_net(nets, all_forms, thinned, traced, mb, layout, qu
         result = built(Tensor.from_numpy(x))
         np.testing.assert_allclose(result.numpy(), expected, rtol=2e-5, atol=1e-6)
     assert built.nbytes < built.unshared_nbytes
-    if layout and queues:
+    if layout:
         assert built.layout == layout
-        assert built.queues <= queues
     else:
         assert len(built.tried) >= 2
 
@@ -93,7 +92,7 @@ def test_same_result_as_the_net(nets, all_forms, thinned, traced, mb, layout, qu
 @pytest.fixture
 def gated(nets, queue):
     """``(net, its result, gate, picture)``: the net's queue does nothing before ``gate()``."""
-    built = inference.build(nets["nchw"], picture(1).shape, layout="nchw", queues=1)
+    built = inference.build(nets["nchw"], picture(1).shape, layout="nchw")
     expected = built(picture(1))
     event = cl.UserEvent(queue.context)
     cl.enqueue_barrier(built._program.queue, wait_for=[event])
@@ -127,7 +126,7 @@ def test_a_tensor_of_another_queue_may_go_while_it_is_copied(gated):
 
 
 def test_a_tensor_of_another_queue_is_read_when_it_is_written(nets, queue):
-    built = inference.build(nets["nchw"], picture(1).shape, layout="nchw", queues=1)
+    built = inference.build(nets["nchw"], picture(1).shape, layout="nchw")
     x, other, gate = picture(1), cl.CommandQueue(queue.context), cl.UserEvent(queue.context)
     given = Tensor.from_numpy(np.zeros_like(x), other)
     cl.enqueue_barrier(other, wait_for=[gate])
@@ -182,15 +181,15 @@ def test_turning_a_graph_twice_needs_reorders_only_at_its_ends(nets):
 
 
 def test_parts_of_a_concatenation_are_written_in_place(nets):
-    built = inference.build(nets["nchw"], (1, 3, 16, 16), layout="nchw", queues=1)
-    copied = inference.build(nets["nchw"], (2, 3, 16, 16), layout="nchw", queues=1)
+    built = inference.build(nets["nchw"], (1, 3, 16, 16), layout="nchw")
+    copied = inference.build(nets["nchw"], (2, 3, 16, 16), layout="nchw")
     assert built.commands < copied.commands
 
 
 def test_weights_are_read_when_built(nets):
     conv = nn.Conv2d(3, 4, 3)
     x = picture(1)
-    built = inference.build(conv, x.shape, layout="nchw", queues=1)
+    built = inference.build(conv, x.shape, layout="nchw")
     before = built(x)
     conv.weight.write(np.zeros(conv.weight.shape, np.float32))
     np.testing.assert_array_equal(built(x), before)
@@ -202,7 +201,7 @@ def test_refusals(nets):
         inference.build(net, (1, 3, 16, 16), layout="nwhc")
     with pytest.raises(InvalidArgument, match="queues must be None or at least 1, got 0"):
         inference.build(net, (1, 3, 16, 16), queues=0)
-    built = inference.build(nn.Conv2d(3, 4, 3), (1, 3, 16, 16), layout="nchw", queues=1)
+    built = inference.build(nn.Conv2d(3, 4, 3), (1, 3, 16, 16), layout="nchw")
     with pytest.raises(InvalidArgument, match=r"built for \(1, 3, 16, 16\) float32, got \(2, 3, 16, 16\) float32"):
         built(picture(2))
     with pytest.raises(InvalidArgument, match="takes 1 inputs, got 2"):
@@ -216,7 +215,7 @@ def test_a_net_in_training_is_built_as_it_is_used_and_stays_in_training():
     x = picture(2)
     expected = net(Tensor.from_numpy(x)).numpy()
     net.train()
-    built = inference.build(net, x.shape, layout="nchw", queues=1)
+    built = inference.build(net, x.shape, layout="nchw")
     assert net.training
     np.testing.assert_allclose(built(x), expected, rtol=2e-5, atol=1e-6)
 
@@ -242,7 +241,7 @@ def test_a_dense_block_is_one_memory(queue, mb, flat):
     """One image with channels first: only what came from outside is copied, once. Several images lie apart."""
     net = Dense(flat).eval()
     x = np.random.default_rng(0).standard_normal((mb, 16, 8, 8), np.float32)
-    built = inference.build(net, x.shape, queue=queue, layout="nchw", queues=1)
+    built = inference.build(net, x.shape, queue=queue, layout="nchw")
     wanted = net(Tensor.from_numpy(x, queue))
     for got, want in zip(built(x), wanted, strict=True):
         np.testing.assert_allclose(got, want.numpy(), rtol=1e-4, atol=1e-5)
@@ -266,7 +265,7 @@ def test_a_dense_block_that_is_read_element_by_element_grows_in_place(queue, lay
 
     shape = (mb, 8, 6, 6) if layout == "nchw" else (mb, 6, 6, 8)
     x = np.random.default_rng(0).standard_normal(shape, np.float32)
-    built = inference.build(net, x.shape, queue=queue, layout=layout, queues=1)
+    built = inference.build(net, x.shape, queue=queue, layout=layout)
     np.testing.assert_allclose(built(x), net(Tensor.from_numpy(x, queue)).numpy(), rtol=1e-4, atol=1e-5)
     names = [layer.name for layer in built.layers]
     assert [names[step] for step in built.steps].count("concatenate") == 4  # x and what each layer adds
@@ -330,7 +329,7 @@ def test_weights_that_are_computed_on_another_queue_are_waited_for(queue, monkey
     made = small_net.net(queue)
     made.eval()
     x = small_net.normal(1, 3, 13, 13)
-    expected = inference.build(made, x.shape, layout="nchw", queues=1)(x)
+    expected = inference.build(made, x.shape, layout="nchw")(x)
     fused, opened = inference.building.traced_and_fused, []
 
     def late(*given):
@@ -352,7 +351,7 @@ def test_weights_that_are_computed_on_another_queue_are_waited_for(queue, monkey
         return graph
 
     monkeypatch.setattr(inference.building, "traced_and_fused", late)
-    form = inference.build(made, x.shape, layout="nchw", queues=1)
+    form = inference.build(made, x.shape, layout="nchw")
     opened[0].join()
     queue.finish()
     np.testing.assert_array_equal(form(x), expected)

@@ -49,19 +49,17 @@ def test_a_choice_that_is_recalled_builds_one_form(net, folder, monkeypatch):
     """For the same net, device and records; a file that is damaged, and a policy in force, time all forms again."""
 
     monkeypatch.setattr(form_benchmark, "_alone", lambda form, n: [1.0 if form.layout == "nhwc" else 2.0] * n)
-    monkeypatch.setattr(form_benchmark, "_in_a_row", form_benchmark._alone)
     x = picture(1)
     first = inference.build(net, x.shape, recall=True)
     assert len(first.tried) >= 2
     again = inference.build(net, x.shape, recall=True)
     assert len(again.tried) == 1
-    assert (again.layout, again.queues) == (first.layout, first.queues)
+    assert again.layout == first.layout
     np.testing.assert_array_equal(again(x), first(x))
     assert len(inference.build(net, (2, 3, 13, 13), recall=True).tried) >= 2
-    assert len(inference.build(net, x.shape, recall=True, for_="throughput").tried) >= 2
     with policy(deterministic=True):
         assert len(inference.build(net, x.shape, recall=True).tried) >= 2
-    for value in ({"layout": "sideways", "queues": 1, "votes": 2}, {"layout": "nhwc", "queues": 1.5, "votes": 2}, None):
+    for value in ({"layout": "sideways", "votes": 2}, {"layout": "nhwc", "votes": 1.5}, None):
         for file in replace_forms(value):
             if value is None:
                 file.write_bytes(file.read_bytes()[:-1])
@@ -92,7 +90,7 @@ def test_what_was_measured_under_load_does_not_stay(net, folder, monkeypatch):
 
 @pytest.mark.parametrize(
     "value",
-    [{}, {"layout": [], "queues": 1}, {"layout": None, "queues": 1e9}, {"sideways": 1}, {"queues": "1"}],
+    [{}, {"layout": []}, {"layout": None, "votes": 1e9}, {"sideways": 1}, {"layout": None, "votes": "1"}],
     ids=str,
 )
 def test_a_damaged_entry_is_none(queue, value):
@@ -155,5 +153,5 @@ def test_two_series_agree_or_not(monkeypatch, series, best, agreed):
     taken = iter(series)
     monkeypatch.setattr(form_benchmark, "_alone", lambda form, n: [1.0])
     monkeypatch.setattr(form_benchmark, "_series", lambda *_: [[ms] for ms in next(taken)])
-    verdict = form_benchmark.benchmark_forms(["a", "b"], "latency", favourite=1)
+    verdict = form_benchmark.benchmark_forms(["a", "b"], favourite=1)
     assert (verdict.best, verdict.agreed) == (best, agreed)

@@ -48,7 +48,7 @@ class World:
         monkeypatch.setattr(form_tiers, "LEAST", 1)
         monkeypatch.setattr(form_tiers, "compilers", lambda device: 2)
         monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(tmp_path))
-        monkeypatch.setattr(choice_cache, "store", lambda key, *choice: self.kept.append(choice[:2]))
+        monkeypatch.setattr(choice_cache, "store", lambda key, *choice: self.kept.append(choice[:1]))
         monkeypatch.delenv("CONVDISPATCH_TIER", raising=False)
 
     def built(self, **options):
@@ -95,9 +95,9 @@ def test_one_form_answers_then_all_in_turns_then_the_fastest(world, best):
     assert form.watch is None
     assert len(form.tried) == 2
     assert (form.layout in layouts) == (best == 0)
-    assert world.kept == [(form.layout, form.queues)]
+    assert world.kept == [(form.layout,)]
     with policy(tier="full"):
-        alone = inference.build(world.net, SHAPE, layout=form.layout, queues=1)
+        alone = inference.build(world.net, SHAPE, layout=form.layout)
     np.testing.assert_array_equal(form(x), alone(x))
     assert [layer.problem for layer in form.layers] == [layer.problem for layer in alone.layers]
     form.inputs[0].queue.finish()
@@ -140,7 +140,7 @@ def test_what_goes_wrong_aside_costs_no_call(world, monkeypatch):
 
 @pytest.mark.parametrize(
     ("under", "options"),
-    [({"tier": "full"}, {}), ({"deterministic": True}, {}), ({}, {"recall": False}), ({}, {"for_": "throughput"})],
+    [({"tier": "full"}, {}), ({"deterministic": True}, {}), ({}, {"recall": False})],
 )
 def test_who_waits_gets_the_fastest_at_once(world, under, options):
     with policy(**under):
@@ -175,6 +175,6 @@ def test_whoever_waits_gets_the_fastest_form(world):
     world.other()
     assert form_tiers.settle_all() == 1
     assert form.watch is None
-    assert world.kept == [(form.layout, form.queues)]
+    assert world.kept == [(form.layout,)]
     assert form_tiers.settle_all() == 0, "nothing is left to wait for"
     calls(form, x, expected, 1)

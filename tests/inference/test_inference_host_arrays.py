@@ -51,9 +51,8 @@ def by_copies(built, *arrays):
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("queues", [1, 3])
-def test_the_bits_that_copies_give(queue, calls, layout, queues):
-    built = inference.build(small_net.net(queue).eval(), SHAPE, queue=queue, layout=layout, queues=queues)
+def test_the_bits_that_copies_give(queue, calls, layout):
+    built = inference.build(small_net.net(queue).eval(), SHAPE, queue=queue, layout=layout)
     results = []
     for seed in (1, 2, 1):
         x = small_net.normal(*SHAPE, seed=seed)
@@ -65,9 +64,8 @@ def test_the_bits_that_copies_give(queue, calls, layout, queues):
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize("queues", [1, 3])
-def test_several_inputs_and_results(queue, calls, queues):
-    built = inference.build(Two(queue), SHAPE, SHAPE, queue=queue, queues=queues)
+def test_several_inputs_and_results(queue, calls):
+    built = inference.build(Two(queue), SHAPE, SHAPE, queue=queue)
     a, b = (small_net.normal(*SHAPE, seed=seed) for seed in (3, 4))
     for given in ((a, b), (b, a), (a, a)):
         got, expected = built(*given), by_copies(built, *given)
@@ -227,7 +225,7 @@ def test_layers_alike_are_recorded_once(queue, monkeypatch):
     recorded, own = [], Prepared.recorded
     monkeypatch.setattr(Prepared, "recorded", lambda self, *given: recorded.append(self.problem) or own(self, *given))
     x = small_net.normal(2, 8, 9, 9)
-    built = inference.build(nn.Sequential(*layers), x.shape, queue=queue, layout="nchw", queues=1)
+    built = inference.build(nn.Sequential(*layers), x.shape, queue=queue, layout="nchw")
     assert len(recorded) == len(set(recorded)) == 1
     wanted = x
     for layer in layers:

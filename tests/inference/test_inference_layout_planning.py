@@ -69,7 +69,7 @@ def test_a_mixture_is_built_where_it_is_predicted_to_be_worth_it(queue, monkeypa
     priced(monkeypatch, lambda problem: 1.0 if (problem.ic == 16) == (problem.layout == "nchw") else 2.0)
     net = Chain().eval()
     x = np.random.default_rng(0).standard_normal((2, 16, 12, 12), np.float32)
-    built = inference.build(net, x.shape, queue=queue, layout="mixed", queues=1)
+    built = inference.build(net, x.shape, queue=queue, layout="mixed")
     assert built.layout == "mixed"
     assert [layer.problem.layout for layer in built.layers if layer.problem] == ["nchw", "nhwc"]
     assert [layer.name for layer in built.layers].count(reorder.__name__) >= 1

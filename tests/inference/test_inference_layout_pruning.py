@@ -34,14 +34,13 @@ SHAPE = (1, 3, 13, 13)
 )
 def test_a_layout_goes_where_the_prediction_is_sure(queue, monkeypatch, times, left):
     monkeypatch.setattr(layout_planning, "seconds", lambda graph, device, ranked: times[graph])
-    graphs, counts, _ = layout_planning.pruned({name: name for name in times}, (1, 4), queue)
+    graphs, _ = layout_planning.pruned({name: name for name in times}, queue)
     assert list(graphs) == left
-    assert counts == ((1,) if runtime.device_info(queue.device).type == "cpu" else (1, 4))
 
 
 def test_what_the_caller_says_is_built(queue, monkeypatch):
     monkeypatch.setattr(layout_planning, "seconds", lambda graph, device: pytest.fail("there is no choice"))
-    built = inference.build(small_net.net(queue), SHAPE, queue=queue, layout="nhwc", queues=3)
+    built = inference.build(small_net.net(queue), SHAPE, queue=queue, layout="nhwc")
     assert built.layout == "nhwc"
 
 
@@ -92,7 +91,7 @@ def test_compilers_start_before_the_choice_on_cpus_that_compile(queue, monkeypat
     runtime_of_kind = types.SimpleNamespace(device_info=lambda device: types.SimpleNamespace(type=kind))
     monkeypatch.setattr(building, "runtime", runtime_of_kind)
     net = small_net.net(queue)
-    inference.build(net, SHAPE, queue=queue, layout="nchw", queues=1)
+    inference.build(net, SHAPE, queue=queue, layout="nchw")
     said.clear()
-    inference.build(net, SHAPE, queue=queue, layout="nchw", queues=1)
+    inference.build(net, SHAPE, queue=queue, layout="nchw")
     assert said == [at_once]

@@ -41,7 +41,7 @@ def test_a_convolution_pads_by_itself(layout):
 
     assert names(net) == ["convolution", "convolution"]
     x = np.random.default_rng(0).standard_normal(SHAPE, dtype=np.float32)
-    built = inference.build(net, SHAPE, layout=layout, queues=1)
+    built = inference.build(net, SHAPE, layout=layout)
     for got, wanted in zip(built(x), net(Tensor.from_numpy(x)), strict=True):
         np.testing.assert_allclose(got, wanted.numpy(), rtol=1e-5, atol=1e-5)
 
@@ -72,7 +72,7 @@ def test_what_is_no_padding_by_zeros_stays(change):
     conv = layer()
     assert names(lambda x: conv(change(x))) == ["sampled", "convolution"]
     x = np.random.default_rng(1).standard_normal(SHAPE, dtype=np.float32)
-    built = inference.build(lambda x: conv(change(x)), SHAPE, layout="nchw", queues=1)
+    built = inference.build(lambda x: conv(change(x)), SHAPE, layout="nchw")
     np.testing.assert_allclose(built(x), conv(change(Tensor.from_numpy(x))).numpy(), rtol=1e-5, atol=1e-5)
 
 

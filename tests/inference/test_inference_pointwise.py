@@ -49,7 +49,7 @@ def test_a_chain_is_one_kernel(net, layout, dtype):
         pytest.skip("its constants are float32")
     x = normal(2, 5, 7, 6).astype(dtype)
     assert names(net, x.shape, dtype=dtype) == ["apply"]
-    built = inference.build(net, x.shape, dtype=dtype, layout=layout, queues=1)
+    built = inference.build(net, x.shape, dtype=dtype, layout=layout)
     np.testing.assert_allclose(built(x), net(Tensor.from_numpy(x)).numpy(), rtol=1e-5, atol=1e-5)
 
 
@@ -73,7 +73,7 @@ def response_norm(x):
 def test_few_numbers_are_computed_again():
     x = normal(2, 5, 4, 8)
     assert names(response_norm, x.shape) == ["reduce", "reduce", "apply"]
-    built = inference.build(response_norm, x.shape, queues=1)
+    built = inference.build(response_norm, x.shape)
     np.testing.assert_allclose(built(x), response_norm(Tensor.from_numpy(x)).numpy(), rtol=1e-5, atol=1e-5)
 
 
@@ -98,7 +98,7 @@ def a_test(x):
 def test_what_stays_apart(net, left):
     x = normal(65, 64)
     assert names(net, x.shape) == left
-    built, wanted = inference.build(net, x.shape, queues=1)(x), net(Tensor.from_numpy(x))
+    built, wanted = inference.build(net, x.shape)(x), net(Tensor.from_numpy(x))
     pairs = zip(built, wanted, strict=True) if isinstance(wanted, tuple) else [(built, wanted)]
     for got, want in pairs:
         np.testing.assert_allclose(got, want.numpy(), rtol=1e-6, atol=1e-6)
@@ -125,7 +125,7 @@ def test_pictures_stay_turned_through_sampling_and_broadcast_factors():
         return functional.convolution(y, w, padding=1)
 
     x = normal(2, 6, 7, 5)
-    turned = inference.build(net, x.shape, layout="nhwc", queues=1)
+    turned = inference.build(net, x.shape, layout="nhwc")
     assert [layer.name for layer in turned.layers].count("reorder") == 2
     np.testing.assert_allclose(turned(x), net(Tensor.from_numpy(x)).numpy(), rtol=1e-4, atol=1e-4)
 
@@ -140,7 +140,7 @@ def test_parts_of_a_value_may_begin_anywhere(mb):
         return functional.convolution(part, w), functional.transposed_convolution(part, t), functional.max_pool(part, 2)
 
     x = normal(mb, 6, 7, 7)
-    built = inference.build(net, x.shape, queues=1)
+    built = inference.build(net, x.shape)
     for got, want in zip(built(x), net(Tensor.from_numpy(x)), strict=True):
         np.testing.assert_allclose(got, want.numpy(), rtol=1e-5, atol=1e-5)
 
@@ -164,7 +164,7 @@ def test_a_constant_of_each_channel_is_folded(text, scale, layout):
 
     x, r = normal(2, 3, 7, 5), normal(2, 6, 7, 5, seed=7)
     assert names(net, x.shape, r.shape) == ["convolution"]
-    built = inference.build(net, x.shape, r.shape, layout=layout, queues=1)
+    built = inference.build(net, x.shape, r.shape, layout=layout)
     np.testing.assert_allclose(built(x, r), net(*map(Tensor.from_numpy, (x, r))).numpy(), rtol=1e-4, atol=1e-4)
 
 
@@ -178,7 +178,7 @@ def test_a_linear_maps_views_take_in_scale_and_residual():
 
     x = normal(2, 5, 6)
     assert names(net, x.shape) == ["convolution"]
-    built = inference.build(net, x.shape, queues=1)
+    built = inference.build(net, x.shape)
     np.testing.assert_allclose(built(x), net(Tensor.from_numpy(x)).numpy(), rtol=1e-5, atol=1e-5)
 
 
@@ -190,7 +190,7 @@ def test_a_transposed_convolutions_scale_meets_its_groups_channels():
 
     x = normal(1, 4, 5, 3)
     assert names(net, x.shape) == ["transposed_convolution"]
-    built = inference.build(net, x.shape, queues=1)
+    built = inference.build(net, x.shape)
     np.testing.assert_allclose(built(x), net(Tensor.from_numpy(x)).numpy(), rtol=1e-5, atol=1e-5)
 
 
@@ -215,7 +215,7 @@ def test_what_is_no_constant_of_each_channel_stays(text, shape, dtype):
 
     x = normal(2, 3, 6, 6).astype(dtype)
     assert names(net, x.shape, dtype=dtype) == ["convolution", "apply"]
-    built = inference.build(net, x.shape, dtype=dtype, queues=1)
+    built = inference.build(net, x.shape, dtype=dtype)
     limit = 1e-2 if dtype == np.float16 else 1e-4
     np.testing.assert_allclose(built(x), net(Tensor.from_numpy(x)).numpy(), rtol=limit, atol=limit)
 
@@ -229,7 +229,7 @@ def test_constants_are_not_folded_into_weights_that_are_rounded():
 
     net.parameters = lambda: [w]
     found = {
-        dtype: [layer.name for layer in inference.build(net, (1, 3, 4, 4), dtype=dtype, layout="nchw", queues=1).layers]
+        dtype: [layer.name for layer in inference.build(net, (1, 3, 4, 4), dtype=dtype, layout="nchw").layers]
         for dtype in (np.float32, np.float16)
     }
     assert found == {np.float32: ["convolution"], np.float16: ["convolution", "apply"]}
@@ -256,5 +256,5 @@ def test_a_norm_takes_its_activation_in(channels):
 
     x = normal(1, channels, 72, 72)
     assert names(net, x.shape) == ["grouped", "standardize"]
-    built = inference.build(net, x.shape, queues=1)
+    built = inference.build(net, x.shape)
     np.testing.assert_allclose(built(x), net(Tensor.from_numpy(x)).numpy(), rtol=1e-4, atol=1e-4)

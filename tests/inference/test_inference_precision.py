@@ -54,8 +54,8 @@ def run(form, dtype):
     ],
 )
 def test_weights_are_rounded_and_results_are_of_the_dtype(net, dtype, unit, layout):
-    plain = run(inference.build(net, SHAPE, queues=1), "float32")
-    form = inference.build(net, SHAPE, dtype=dtype, layout=layout, queues=1)
+    plain = run(inference.build(net, SHAPE), "float32")
+    form = inference.build(net, SHAPE, dtype=dtype, layout=layout)
     got = run(form, dtype)
     assert got.dtype == dtype_of(dtype)
     assert got.shape == plain.shape == (2, 8)
@@ -71,7 +71,7 @@ def test_math_reaches_every_convolution(net):
     found = inference.problems(net, SHAPE, math="tf32")
     assert len(found) >= 5
     assert {p.math for p in found} == {"tf32"}
-    plain, got = (run(inference.build(net, SHAPE, queues=1, math=m), "float32") for m in (None, "tf32"))
+    plain, got = (run(inference.build(net, SHAPE, math=m), "float32") for m in (None, "tf32"))
     np.testing.assert_allclose(got, plain, rtol=0.01, atol=0.01)
 
 

@@ -1,4 +1,4 @@
-"""Recorded programs: what is replayed computes what was recorded, in shared memory, on one queue or several."""
+"""Recorded programs: what is replayed computes what was recorded, in shared memory."""
 
 import numpy as np
 import pyopencl as cl
@@ -11,7 +11,6 @@ from convdispatch.device import runtime
 from convdispatch.device.commands.recording import Recording, Slot
 from convdispatch.device.replay.arena import lay_out, lifetimes
 from convdispatch.device.replay.program import Program
-from convdispatch.device.replay.schedule import Schedule
 from convdispatch.tensor import Tensor
 
 N = 256
@@ -60,11 +59,10 @@ def record(queue, steps):
 
 
 @settings(deadline=None, max_examples=60)
-@given(steps=graphs(), queues=st.integers(1, 4))
-def test_any_graph_on_any_number_of_queues(queue, steps, queues):
+@given(steps=graphs())
+def test_any_graph(queue, steps):
     recording, last, expected = record(queue, steps)
-    needs = dict(enumerate(steps))
-    program = Program(recording, Schedule.branches(recording.commands, needs, queues))
+    program = Program(recording)
     got = np.empty(N, np.float32)
     for _ in range(2):  # a second run must not overtake the first, nor find its memory changed
         cl.enqueue_fill_buffer(queue, program.memory(last), np.float32(np.nan), 0, 4 * N)
@@ -73,19 +71,8 @@ def test_any_graph_on_any_number_of_queues(queue, steps, queues):
         np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
-def test_branches_stand_on_queues_of_their_own(queue):
-    steps = [(), (0, 0), (0, 0), (0, 0), (1, 2), (4, 3)]
-    recording, *_ = record(queue, steps)
-    schedule = Schedule.branches(recording.commands, dict(enumerate(steps)), 4)
-    assert schedule.queues == 3
-    assert len({step.queue for step in schedule.steps if step.key in (1, 2, 3)}) == 3
-    assert schedule.steps[-1].queue == 0
-    assert schedule.regions == ((1, 4),)
-
-
-def test_a_chain_needs_one_queue_and_two_slots(queue):
+def test_a_chain_needs_two_slots(queue):
     recording, *_ = record(queue, [()] + [(i, i) for i in range(9)])
-    assert Schedule.branches(recording.commands, {i: (i - 1,) if i else () for i in range(10)}, 4).queues == 1
     arena = lay_out(lifetimes(recording.commands), 128)
     assert arena.size == 2 * 4 * N
     assert arena.unshared == 9 * 4 * N

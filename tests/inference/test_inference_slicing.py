@@ -84,7 +84,7 @@ def test_layers_in_groups_are_sliced(queue, small, monkeypatch, groups, layout):
     x = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
     wanted = net(Tensor.from_numpy(x, queue)).numpy()
     monkeypatch.setattr(building, "sliced", lambda graph, device: slicing.sliced(graph, CPU))
-    built = inference.build(net, shape, queue=queue, layout=layout, queues=1)
+    built = inference.build(net, shape, queue=queue, layout=layout)
     assert {layer.problem.mb for layer in built.layers if layer.problem is not None} == {2}
     np.testing.assert_allclose(built(x), wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
 
@@ -106,7 +106,7 @@ def test_slices_compute_what_the_net_computes(queue, small, monkeypatch, layout)
     assert images(slicing.sliced(relayout(graph, layout), CPU))[0] < 4
     monkeypatch.setattr(slicing, "sliced", lambda graph, device, real=slicing.sliced: real(graph, CPU))
     monkeypatch.setattr(building, "sliced", slicing.sliced)
-    built = inference.build(net, SHAPE, queue=queue, layout=layout, queues=1)
+    built = inference.build(net, SHAPE, queue=queue, layout=layout)
     assert next(layer.problem.mb for layer in built.layers if layer.problem is not None) < 4
     np.testing.assert_allclose(built(x), wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
     mine = inference.problems(net, SHAPE, queue=queue, layout=layout)

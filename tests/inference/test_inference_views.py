@@ -127,7 +127,7 @@ def test_norms_over_channels_read_and_write_pictures_of_the_other_layout():
 def test_a_block_with_norms_over_channels_is_right_in_each_layout(layout):
     net, shape = layers(2), (2, C, SIZE, SIZE)
     x = np.random.default_rng(3).standard_normal(shape, dtype=np.float32)
-    built = inference.build(net, shape, layout=layout, queues=1)
+    built = inference.build(net, shape, layout=layout)
     np.testing.assert_allclose(built(x), net(Tensor.from_numpy(x)).numpy(), rtol=1e-4, atol=1e-4)
 
 
@@ -155,7 +155,7 @@ def test_an_activation_of_a_view_is_the_convolutions_own():
     assert [node.name for node in graph.nodes] == ["convolution", "convolution"]
     assert graph.nodes[1].kwargs["x"].is_whole
     x = np.random.default_rng(7).standard_normal(shape, dtype=np.float32)
-    built = inference.build(net, shape, layout="nhwc", queues=1)
+    built = inference.build(net, shape, layout="nhwc")
     np.testing.assert_allclose(built(x), net(Tensor.from_numpy(x)).numpy(), rtol=1e-4, atol=1e-4)
 
 

@@ -77,7 +77,7 @@ def test_weights_are_rounded_once(queue, dtype, kernel):
 def test_plans_wait_for_weights_that_are_still_computed(queue, monkeypatch, layout):
     """Everything else is planned before the first product is made."""
     net, x = small_net.net(queue).eval(), small_net.normal(1, 3, 13, 13)
-    wanted = inference.build(net, x.shape, queue=queue, layout=layout, queues=1)(x)
+    wanted = inference.build(net, x.shape, queue=queue, layout=layout)(x)
     gate, multiply = threading.Event(), np.multiply
 
     def late(*args, **kwargs):
@@ -100,7 +100,7 @@ def test_plans_wait_for_weights_that_are_still_computed(queue, monkeypatch, layo
         return take(self, *given)
 
     monkeypatch.setattr(graph.Weights, "take", taken)
-    got = inference.build(net, x.shape, queue=queue, layout=layout, queues=1)(x)
+    got = inference.build(net, x.shape, queue=queue, layout=layout)(x)
     np.testing.assert_array_equal(got, wanted)
 
 
@@ -113,7 +113,7 @@ def test_slices_share_packed_weights(queue, monkeypatch):
     monkeypatch.setattr(building, "sliced", lambda graph, device, real=slicing.sliced: real(graph, cpu))
     net = nn.Sequential(nn.Conv2d(5, 8, 3, padding=1, queue=queue), nn.Conv2d(8, 6, 1, queue=queue))
     x = small_net.normal(*SHAPE)
-    form = inference.build(net, SHAPE, queue=queue, layout="nchw", queues=1)
+    form = inference.build(net, SHAPE, queue=queue, layout="nchw")
     assert len([layer for layer in form.layers if layer.problem is not None]) == 4
     assert len(packed) <= 2
     wanted = net(Tensor.from_numpy(x, queue)).numpy()
@@ -123,10 +123,10 @@ def test_slices_share_packed_weights(queue, monkeypatch):
 def test_the_weights_may_lie_elsewhere(device):
     """Another context stands for another device."""
     model = small_net.net(runtime.queue(device)).eval()
-    here = inference.build(model, (2, 3, 14, 14), queue=runtime.queue(device), layout="nchw", queues=1)
+    here = inference.build(model, (2, 3, 14, 14), queue=runtime.queue(device), layout="nchw")
     context = cl.Context([device])
     other = cl.CommandQueue(context)
-    there = inference.build(model, (2, 3, 14, 14), queue=other, layout="nchw", queues=1)
+    there = inference.build(model, (2, 3, 14, 14), queue=other, layout="nchw")
     assert there.queue.context == context
     x = small_net.normal(2, 3, 14, 14)
     np.testing.assert_array_equal(there(x), here(x))

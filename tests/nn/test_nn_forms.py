@@ -1,6 +1,6 @@
 """Kernels in each form: as this device gets them, and as a GPU would, which differ in how work items are counted.
 
-Pooling that knows what the ReLU before it cut, slopes stored while they are summed, reductions of neighbours, LRN.
+Pooling behind a ReLU, reductions of neighbours, LRN.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from as_gpu import as_gpu
 from checking import compare
 from small_net import normal
 
-from convdispatch.api.errors import InvalidArgument
 from convdispatch.device.programs.kernels import Launch, Programs
 from convdispatch.elementwise import reduce
 from convdispatch.elementwise.codegen import reduction_kernel
 from convdispatch.nn import Parameter, Tape, functional
 from convdispatch.nn.normalization import norms
 from convdispatch.nn.pooling import pooling2d
-from convdispatch.nn.tape import Rectified
 from convdispatch.tensor import Tensor
 
 ORDER = {"nchw": (0, 1, 2, 3), "nhwc": (0, 2, 3, 1)}
@@ -34,7 +32,7 @@ WINDOWS = {  # kernel, stride, padding, dilation, ceil_mode, height, width
     "overlapping, last cut": (3, 2, 0, 1, True, 12, 14),
     "overlapping, padded": (3, 1, 1, 1, False, 9, 10),
     "dilated, padded": (3, 2, 1, 2, False, 13, 15),
-    "too many values for a byte": (12, 12, 0, 1, False, 26, 27),
+    "large": (12, 12, 0, 1, False, 26, 27),
 }
 TURNS = [("as it is", "nchw"), ("as a GPU", "nhwc"), ("as it is", "nhwc"), ("as a GPU", "nchw")]
 
@@ -81,25 +79,8 @@ def test_convolution_relu_pooling_have_torchs_gradients(queue, full, thinned, fo
         compare(got.transpose(BACK[layout]) if got.ndim == 4 else got, other.numpy(), 1e-5)
 
 
-def test_a_relus_slope_is_taken_by_the_pooling(queue, form, monkeypatch):
-    """No pass of its own, and the bias' gradient is summed over what was pooled: counted in kernels."""
-    seen = []
-    monkeypatch.setattr("convdispatch.nn.convolution.apply", lambda *a, **k: pytest.fail("a pass for the slope"))
-    real = reduce
-    monkeypatch.setattr(
-        "convdispatch.nn.convolution.reduce",
-        lambda *a, **k: seen.append({n: k[n].shape for n in ("dy",)}) or real(*a, **k),
-    )
-    w, b = (Parameter(Tensor.from_numpy(normal(*shape), queue)) for shape in ((4, 2, 3, 3), (4,)))
-    with Tape() as tape:
-        y = functional.convolution(Tensor.from_numpy(normal(2, 2, 10, 10), queue), w, b, activation="relu")
-        pooled = functional.max_pool(y, 2)
-    tape.backward(pooled, Tensor.from_numpy(normal(2, 4, 4, 4), queue))
-    assert seen == [{"dy": (2, 4, 4, 4)}]
-
-
 @pytest.mark.parametrize("case", ["kept", "read twice", "no relu"])
-def test_the_slope_is_not_taken_where_it_may_not_be(queue, form, case):
+def test_a_relus_gradient_behind_a_pooling(queue, form, case):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     arrays = [normal(2, 3, 8, 8, seed=1), normal(4, 3, 3, 3, seed=2), normal(4, seed=3) - 1]
     theirs = [torch.tensor(a, requires_grad=True) for a in arrays]
@@ -118,29 +99,9 @@ def test_the_slope_is_not_taken_where_it_may_not_be(queue, form, case):
     z.backward(torch.tensor(dz))
     kept = tape.backward(pooled, Tensor.from_numpy(dz, queue), keep=[mine] if case == "kept" else [])
     if case == "kept":
-        assert type(kept[0]) is not Rectified
         compare(kept[0].numpy(), y.grad.numpy(), 1e-5)
     for a, b in zip(ours, theirs, strict=True):
         compare(a.grad.numpy(), b.grad.numpy(), 1e-5)
-
-
-STORED_AXES = [(0, 2), (0, 1), 2, None]
-STORED_SHAPES = [(3, 5, 40), (2, 700, 33), (1, 2, 100_000)]
-
-
-@pytest.mark.parametrize("axes", STORED_AXES)
-@pytest.mark.parametrize("shape", STORED_SHAPES)
-def test_a_reduction_stores_what_it_sums(queue, full, thinned, form, axes, shape):
-    """Each shape and each axes in both forms; each shape by each axes in both with --full."""
-    thinned((STORED_AXES.index(axes) + STORED_SHAPES.index(shape)) % 2 != (form == "as a GPU"))
-    x, y = normal(*shape), normal(*shape, seed=1)
-    store = Tensor.empty(shape, queue=queue)
-    given = {"x": Tensor.from_numpy(x, queue), "y": Tensor.from_numpy(y, queue)}
-    got = reduce("sum", ("where(y > 0, x, 0)", "x"), axes, **given, store=store)
-    np.testing.assert_array_equal(store.numpy(), np.where(y > 0, x, 0))
-    compare(got[0].numpy(), np.where(y > 0, x, 0).astype(np.float64).sum(axes), 1e-5)
-    with pytest.raises(InvalidArgument, match=r"store must have the operands' shape"):
-        reduce("sum", "x", axes, x=given["x"], store=Tensor.empty((3,), queue=queue))
 
 
 @pytest.mark.parametrize("operation", ["sum", "max", "mean"])

@@ -92,7 +92,7 @@ def grown(work, queue, device, watched, steps=STEPS) -> dict:
             "events": held,
             "programs": len(kernels._programs),
             "objects": found,
-            "tensors": found["Tensor"] + found["Rectified"] + found["Tape"],
+            "tensors": found["Tensor"] + found["Tape"],
             "resident": resident(),
         }
 

@@ -9,7 +9,6 @@ from convdispatch_fft.cpu.solver import Tiled
 from convdispatch_im2col.solver import Im2col
 from convdispatch_implicitgemm.cpu.depthwise import Depthwise
 from convdispatch_implicitgemm.cpu.direct import Direct
-from convdispatch_implicitgemm.cpu.phases import Phases
 from convdispatch_implicitgemm.cpu.pointwise import Pointwise
 from convdispatch_implicitgemm.cpu.weights import Weights
 from convdispatch_winograd.cpu.solver import Winograd
@@ -63,7 +62,6 @@ def test_gradients_of_weights_that_lie_pages_apart_cost_more():
     (Direct(), "mb1ic16ih7oc16kh3ph1", 2),
     (Weights(), "bwd_weights_f32_mb1ic16ih7oc16kh3ph1", 2),
     (Depthwise(), "mb1g32ic32ih7oc32kh3ph1", 1),
-    (Phases(), "bwd_data_f32_mb1ic16ih8oc16kh3sh2ph1", 2),
     (Pointwise(), "mb1ic32ih7oc32kh1+constant", 1),
     (Im2col(), "mb1ic16ih7oc16kh3ph1+constant", 2),
     (Im2col(), "bwd_weights_f32_mb1ic16ih7oc16kh3ph1", 2),

@@ -18,7 +18,7 @@ H200 = DeviceInfo(
     max_work_item_sizes=(1024, 1024, 64), local_mem_size=49152, global_mem_size=140 << 30, max_alloc_size=35 << 30,
     fp64=True,
 )  # fmt: skip
-_FFT: dict[str, Any] = {"local": 73728, "wide": 256, "bk": 8, "tm": 4, "tn": 4, "three": False, "unroll": 8,
+_FFT: dict[str, Any] = {"local": 73728, "wide": 256, "bk": 8, "tm": 4, "tn": 4, "unroll": 8,
                         "m_parts": 1, "n_parts": 1, "k_parts": 1}  # fmt: skip
 _SMALL = {**_FFT, "bm": 16, "bn": 16}
 _TAPS = {"bm": 16, "bn": 128, "tm": 4, "tn": 4, "walk": "taps"}

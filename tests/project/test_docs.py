@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import io
 import json
 import re
 import runpy
@@ -195,30 +196,20 @@ def test_a_recorded_table_is_checked(tmp_path):
     assert results.parse_objects('[{"a": 1}, {"a": 2}]', ["a"])[1] == [["1"], ["2"]]
 
 
-def test_a_script_records_its_table(tmp_path, monkeypatch):
-    import click
-    from click.testing import CliRunner
-
+def test_a_printed_table_is_recorded(tmp_path, monkeypatch):
     from bench import results
-
-    @click.command()
-    @results.recording
-    def script():
-        results.keep("seen", ["layer", "ms"], [["L1", "2"]])
 
     monkeypatch.setattr(results, "DATA", tmp_path)
     monkeypatch.setattr(results, "FOLDER", tmp_path)
-    monkeypatch.setattr(
-        sys, "argv", [str(ROOT / "bench" / "cases" / "layers.py"), "--only", "L1", "--record", "new", "--machine=zen5"]
-    )
     (tmp_path / "machines.json").write_text('{"zen5": "two cores"}')
-    assert CliRunner().invoke(script, []).exit_code == 0
-    assert not (tmp_path / "new.json").exists()
-    assert "--record needs --machine" in CliRunner().invoke(script, ["--record", "new"]).output
-    for _ in range(2):  # the second takes the first's place
-        assert CliRunner().invoke(script, ["--record", "new", "--machine", "zen5"]).exit_code == 0
+    words = ["record", "new", "--title", "seen", "--machine", "zen5", "--command", "python -m bench layers --only L1"]
+    monkeypatch.setattr(sys, "argv", ["results", *words])
+    for ms in (1, 2):  # the second takes the first's place
+        monkeypatch.setattr(sys, "stdin", io.StringIO(f"a device\n| layer | ms |\n|---|---|\n| L1 | {ms} |\n"))
+        assert results.main() == 0
     (table,) = results.read(tmp_path / "new.json")["tables"]
-    assert table["command"] == "python -m bench layers --only L1"
+    assert table["rows"] == [["L1", "2"]]
+    assert table["command"] == words[-1]
     page = (tmp_path / "new.md").read_text()
     assert "| L1 | 2 |" in page
     assert "two cores" in page
@@ -248,28 +239,11 @@ def test_the_table_of_new_things_is_true():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     table = text.partition("## Where a new thing goes")[2].partition("\n## ")[0]
     rows = [line.split("|")[1:4] for line in table.splitlines() if line.startswith("| ") and "goes to" not in line]
-    assert [row[0].strip() for row in rows] == [
-        "solver",
-        "field of the C interface",
-        "solver for depthwise layers",
-        "activation",
-        "ONNX operator",
-        "framework",
-        "device kind",
-        "refusal",
-        "dtype",
-        "policy field",
-        "environment variable",
-        "subcommand",
-        "benchmark",
-        "drawing",
-        "dialect",
-        "peer",
-        "array type",
-        "place where launches go",
-        "queue kind",
-        "kind of streams",
-    ]
+    assert "; ".join(row[0].strip() for row in rows) == (
+        "solver; field of the C interface; solver for depthwise layers; activation; ONNX operator; framework; "
+        "device kind; refusal; dtype; policy field; environment variable; subcommand; benchmark; drawing; dialect; "
+        "peer; array type; place where launches go; queue kind; kind of streams"
+    )
     for path in re.findall(r"`((?:convdispatch|plugins|bench|docs)/[\w/.]*)`", table):
         assert (ROOT / path).exists() or "NAME" in path, path
     for name, path in [
@@ -284,7 +258,7 @@ def test_the_table_of_new_things_is_true():
         ("class Peer", "convdispatch/tools/benchmark/measuring/onnx_peer.py"),
         ("class Library", "convdispatch/calls/arrays/array_library.py"),
         ("def _find", "convdispatch/calls/arrays/known_libraries.py"),
-        ("class Numba", "convdispatch/calls/arrays/known_libraries.py"),
+        ("class CuPy", "convdispatch/calls/arrays/known_libraries.py"),
         ("class Commands", "convdispatch/device/commands/interface.py"),
         ("(Commands)", "convdispatch/device/places/stream.py"),
         ("class StreamPlace", "convdispatch/device/places/stream.py"),

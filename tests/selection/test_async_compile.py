@@ -90,7 +90,7 @@ def test_frozen_refuses_as_ever(queue):
 
 def test_a_net_that_is_recorded_waits_for_its_plans(queue):
     with policy(tier="ready"):
-        built = inference.build(small_net.net(queue), (1, 3, 13, 13), queue=queue, layout="nchw", queues=1)
+        built = inference.build(small_net.net(queue), (1, 3, 13, 13), queue=queue, layout="nchw")
     assert "general" not in {layer.solver for layer in built.layers}
 
 

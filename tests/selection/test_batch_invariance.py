@@ -331,7 +331,7 @@ def test_nets_are_not_timed(invariant, monkeypatch):
 
     monkeypatch.setattr(building, "benchmark_forms", lambda *_: pytest.fail("forms were timed"))
     net = catalogue.create("lenet")
-    layouts = {inference.build(net, (n, net.CHANNELS, net.SIZE, net.SIZE), queues=1).layout for n in (1, 4)}
+    layouts = {inference.build(net, (n, net.CHANNELS, net.SIZE, net.SIZE)).layout for n in (1, 4)}
     assert len(layouts) == 1
 
 

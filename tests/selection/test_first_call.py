@@ -189,7 +189,7 @@ def test_a_net_compiles_few_programs(queue, monkeypatch):
     kernels._programs.drop()
     with startup_profile.noting() as notes:
         net = catalogue.create("resnet50", queue=queue)
-        net = inference.build(net, (1, 3, 64, 64), layout="nchw", queues=1, queue=queue)
+        net = inference.build(net, (1, 3, 64, 64), layout="nchw", queue=queue)
     assert len(net.layers) > 50
     by = {layer.solver for layer in net.layers}
     # Matrix registers' programs take all sizes as arguments; beside others' they bring weights of one more form.

@@ -103,7 +103,7 @@ def test_other_weights_are_packed_anew(queue, made):
     with load_pack(made[0]):
         other = inference.build(small_net.net(queue, seed=1), SHAPE, queue=queue)
     forget()
-    plain = inference.build(small_net.net(queue, seed=1), SHAPE, queue=queue, layout=other.layout, queues=other.queues)
+    plain = inference.build(small_net.net(queue, seed=1), SHAPE, queue=queue, layout=other.layout)
     x = small_net.normal(*SHAPE)
     np.testing.assert_allclose(other(x), plain(x), rtol=1e-4, atol=1e-5)
     assert np.abs(other(x) - made[1]).max() > 1e-3
@@ -331,8 +331,7 @@ HOSTILE = {
     "other form": (manifest(**{"plan pack": 2}), "of another form"),
     "list": (packed(**{form.MANIFEST: "[]"}), "of another form"),
     "deep": (packed(**{form.MANIFEST: "[" * 4000}), "is not JSON"),
-    "digits": (manifest(forms={"a": {"layout": None, "queues": 10**39}}), "1 to 64 queues"),
-    "layout": (manifest(forms={"a": {"layout": "../x", "queues": 1}}), "a form has a layout"),
+    "layout": (manifest(forms={"a": {"layout": "../x"}}), "a form has a layout"),
     "problem": (manifest(decisions={"fwd_mb0x": {"solver": "im2col", "config": {}}}), "fwd_mb0x"),
     "no solver": (manifest(decisions={"mb1ic1ih1oc1": {"config": {}}}), "names no solver"),
     "config": (manifest(decisions={"mb1ic1ih1oc1": {"solver": "im2col", "config": [1]}}), "is a mapping"),

@@ -17,6 +17,7 @@ import paths  # noqa: F401 (a script of this folder finds bench then)
 import convdispatch
 from bench.place import call as public_call
 from convdispatch.api.activations import ACTIVATIONS, parse_activation
+from convdispatch.api.dtypes import numpy_dtype
 from convdispatch.api.errors import NoSolver
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
@@ -31,15 +32,6 @@ _SENTINEL = 0xA5
 _EXACT_LIMIT = {"float32": 2**24, "float64": 2**53, "float16": 2**11, "bfloat16": 2**8}
 """Integers up to here are exact in the dtype."""
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12, "float16": 2e-3, "bfloat16": 1e-2}
-
-
-def numpy_dtype(name: str) -> np.dtype:
-    """The NumPy dtype of a problem's dtype; bfloat16 comes from ml_dtypes."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
 
 
 @dataclass
@@ -218,11 +210,3 @@ def rerun(problem: ConvProblem, solver: str | None, seed: int) -> str:
     test = os.environ.get("PYTEST_CURRENT_TEST", "").rsplit(" ", 1)[0]
     line = f"rerun: pytest '{test}'" if test else f"rerun: python tests/support/sweep.py --solver {solver} {problem}"
     return f"problem {problem}, solver {solver}, seed {seed}\n{line}"
-
-
-def check_same_bits(problem: ConvProblem, device: Any, solver: str) -> None:
-    """A solver's two results of the same data are the same bits."""
-    operands, _ = make_operands(problem, "real")
-    with convdispatch.policy(solver=solver, fallback=False):
-        first, second = (call(problem, operands.present(), queue=runtime.queue(device)) for _ in range(2))
-    assert np.array_equal(first, second)

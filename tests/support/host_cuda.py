@@ -201,9 +201,6 @@ class HostLibrary(Library):
     def fetch(self, array):
         return array.values.copy()
 
-    def put(self, array, values):
-        array.values[...] = values
-
 
 @contextlib.contextmanager
 def installed(monkeypatch, device, unlaunchable=()):
@@ -231,7 +228,6 @@ def install(monkeypatch, device, unlaunchable=()):
             raise Unlaunchable(f"its PTX reads %envreg9 ({kernel.name})")
         return HostFunction(cuda, kernel, queue)
 
-    monkeypatch.setattr(stream, "function_of", function_of)
     monkeypatch.setattr(stream, "function_of", function_of)
 
     def address(buffer):

@@ -17,28 +17,19 @@ ReduceMean ReduceMin ReduceSum Relu Reshape Resize Selu Shape Sigmoid Sign Slice
 Split Sqrt Squeeze Sub Sum Swish Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Upsample Where Xor
 """
 CNN = frozenset(_NAMES.split())
-"""Operators of the selection's single nodes."""
-_CORE_NAMES = """
-AveragePool BatchNormalization Conv ConvTranspose Gemm GlobalAveragePool GlobalMaxPool GroupNormalization
-InstanceNormalization LRN LpPool MaxPool Relu
-"""
-CORE = frozenset(_CORE_NAMES.split())
-"""Operators of convolutional layers: with what was converted from PyTorch and the nine nets, 216 cases in onnx 1.23."""
-KINDS = ("node", "pytorch-converted", "pytorch-operator")
-NETS = "real"
-"""The nine whole nets, which carry no results: onnxruntime computes them (the reference is 0.3 % off in DenseNet)."""
+"""Operators of the single nodes."""
 
 
-def cases(kinds=KINDS, operators=CNN) -> dict:
-    """Case by name; single nodes of ``operators`` alone. Loading those takes seconds."""
+def cases() -> dict:
+    """Case by name: single nodes of ``CNN``, and what was converted from PyTorch. Loading takes seconds."""
     from onnx.backend.test.loader import load_model_tests
 
     found = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for kind in kinds:
+        for kind in ("node", "pytorch-converted", "pytorch-operator"):
             for case in load_model_tests(kind=kind):
-                if kind != "node" or {node.op_type for node in case.model.graph.node} <= operators:
+                if kind != "node" or {node.op_type for node in case.model.graph.node} <= CNN:
                     found[f"{kind}:{case.name}"] = case
     return found
 
@@ -56,31 +47,12 @@ def data_sets(case):
             read.append(numpy_helper.to_array(tensor))
         return read
 
-    if case.kind == NETS:
-        yield _by_onnxruntime(_light(case))
-        return
     if case.data_sets is not None:
         for inputs, outputs in case.data_sets:
             yield [_array(v) for v in inputs], [_array(v) for v in outputs]
         return
     for folder in sorted(Path(case.model_dir).glob("test_data_set*")):
         yield arrays(folder, "input"), arrays(folder, "output")
-
-
-def _light(case) -> Path:
-    import onnx
-
-    return Path(onnx.__file__).parents[1] / case.url
-
-
-def _by_onnxruntime(path):
-    """Random pictures and what onnxruntime makes of them."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    rng = np.random.default_rng(0)
-    feeds = {value.name: rng.random(value.shape, np.float32) for value in session.get_inputs()}
-    return list(feeds.values()), session.run(None, feeds)
 
 
 def _array(value):
@@ -93,8 +65,7 @@ def run(case, prepare) -> None:
     """Run a case by ``prepare(model).run(inputs)`` and compare as onnx's own runner does."""
     import onnx
 
-    path = _light(case) if case.kind == NETS else f"{case.model_dir}/model.onnx"
-    model = case.model if case.model is not None else onnx.load(path)
+    model = case.model if case.model is not None else onnx.load(f"{case.model_dir}/model.onnx")
     prepared = prepare(model)
     for inputs, expected in data_sets(case):
         got = prepared.run(inputs)

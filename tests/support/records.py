@@ -12,18 +12,8 @@ PROBLEM = ConvProblem(mb=1, ic=3, ih=8, iw=8, oc=4, kh=3, kw=3)
 
 
 def record(solver="im2col.gemm", ms=2.0, problem=PROBLEM, created="2026-01-01", **more) -> Record:
-    values = {"config": {}, "device": KEY} | more
-    return Record(
-        problem=str(problem),
-        solver=solver,
-        median_ms=ms,
-        ci_ms=(ms * 0.9, ms * 1.1),
-        p20_ms=ms * 0.95,
-        p80_ms=ms * 1.05,
-        count=25,
-        created=created,
-        **values,
-    )
+    values = {"config": {}, "device": KEY, "problem": str(problem), "solver": solver, "created": created} | more
+    return Record(median_ms=ms, ci_ms=(ms * 0.9, ms * 1.1), p20_ms=ms * 0.95, p80_ms=ms * 1.05, count=25, **values)
 
 
 def solvers(records):

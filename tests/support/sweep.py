@@ -11,14 +11,13 @@ import argparse
 import itertools
 import sys
 import time
-import traceback
 
 import checking
 import shape_tables
 
 import convdispatch
 from convdispatch import ConvProblem
-from convdispatch.api.problem import DIRECTIONS
+from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 from convdispatch.device import runtime
 from convdispatch.selection.plugins.loader import plugins
 
@@ -29,37 +28,28 @@ def main() -> int:
     parser.add_argument("problems", nargs="*", help="ConvProblem texts")
     parser.add_argument("--table", action="append", default=[], help="shape table; may repeat")
     parser.add_argument("--solver", action="append", help="name or glob; may repeat: one sweep after another")
-    parser.add_argument("--directions", default="fwd,bwd_data,bwd_weights")
-    parser.add_argument("--layouts", default="nchw,nhwc")
-    parser.add_argument("--dtypes", default="float32")
-    parser.add_argument("--data", default="integer")
     parser.add_argument("--every", type=int, default=1, help="only every n-th problem")
     parser.add_argument("--no-guards", action="store_true", help="exact buffers, so that a simulator sees any overrun")
-    parser.add_argument("--traceback", action="store_true")
     choices = parser.parse_args()
     checking.GUARD = 0 if choices.no_guards else checking.GUARD
-    listed = [problem for table in choices.table for problem in shape_tables.load(table)]
-    problems = [problem for text in choices.problems for problem in [ConvProblem.parse(text)]]
+    listed = [entry.problem for table in choices.table for entry in shape_tables.load(table)]
+    problems = [ConvProblem.parse(text) for text in choices.problems]
     problems += [
-        entry.problem.replace(direction=direction, layout=layout, dtype=dtype)
-        for entry in listed
-        for direction in choices.directions.split(",")
-        for layout in choices.layouts.split(",")
-        for dtype in choices.dtypes.split(",")
+        problem.replace(direction=direction, layout=layout)
+        for problem, direction, layout in itertools.product(listed, DIRECTIONS, LAYOUTS)
     ]
-    assert set(choices.directions.split(",")) <= set(DIRECTIONS)
     counts = {"passed": 0, "refused": 0, "failed": 0}
     for solver, problem in itertools.product(choices.solver or [None], problems[:: choices.every]):
         print(*filter(None, (solver, str(problem))), end=" ", flush=True)
         start = time.perf_counter()
-        outcome = sweep_one(problem, solver, choices)
+        outcome = sweep_one(problem, solver)
         counts[outcome] += 1
         print(f"{outcome} {time.perf_counter() - start:.2f} s", flush=True)
     print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()), flush=True)
     return int(counts["failed"] > 0 or counts["passed"] == 0)
 
 
-def sweep_one(problem: ConvProblem, solver: str | None, choices: argparse.Namespace) -> str:
+def sweep_one(problem: ConvProblem, solver: str | None) -> str:
     """Check one problem; ``passed``, ``refused`` or ``failed``, the latter with its reason printed."""
     try:
         pinned = plugins().solvers.get(solver)
@@ -68,10 +58,8 @@ def sweep_one(problem: ConvProblem, solver: str | None, choices: argparse.Namesp
         with convdispatch.policy(solver=solver):
             if checking.first_choice(problem, runtime.default_device()) is None:
                 return "refused"
-        checking.check(problem, solver=solver, data=choices.data)
+        checking.check(problem, solver=solver)
     except Exception as error:
-        if choices.traceback:
-            traceback.print_exc()
         print(f"\n  {type(error).__name__}: {error}")
         return "failed"
     return "passed"

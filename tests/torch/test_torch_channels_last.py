@@ -162,7 +162,7 @@ def test_inductor_hands_our_operators_the_graph_s_strides(monkeypatch):
         torch.autocast("cpu", torch.bfloat16),
         pytest.raises(_Lowered),
     ):
-        torch.compile(model, backend=Backend(options={"fuse_norms": False}))(x)
+        torch.compile(model, backend=Backend())(x)
     assert not _channels_first(operations, 20)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -267,6 +271,38 @@ def test_numpy_views_of_results(tmp_path):
     assert np.array_equal(y.numpy(), y.clone().numpy())
     torch.save(y, tmp_path / "y.pt")
     assert torch.equal(torch.load(tmp_path / "y.pt"), y)
+
+
+FAULTS = """
+import resource, torch
+import convdispatch.torch as ct
+x, w, large = torch.ones(1, 8, 32, 32), torch.ones(8, 8, 3, 3), torch.ones(5 << 18)
+def faults():  # pages that operators between our convolutions make the system map; the first turns grow the heap
+    for turn in range(40):
+        if turn == 20:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.nn.functional.conv2d(x, w)
+        a = large + 1
+        b = a + 1
+        c = b + a
+        del a, b, c
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+with torch.inference_mode(), ct.enable():
+    print(faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="how memory is kept is asked of glibc")
+def test_memory_that_operators_free_stays_for_the_next_ones():
+    def faults(**given):
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "LD_PRELOAD"))}
+        done = subprocess.run([sys.executable, "-c", FAULTS], env=own | given, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout.splitlines()[-1])
+
+    pages = 20 * (5 << 20) // 4096
+    assert faults() < pages / 10
+    assert faults(MALLOC_TRIM_THRESHOLD_="131072") >= pages, "the user's threshold holds"
 
 
 def test_torch_s_threads_leave_the_cores_unless_the_user_decided(monkeypatch):

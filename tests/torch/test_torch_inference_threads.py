@@ -91,7 +91,7 @@ def runs(monkeypatch):
 @pytest.mark.parametrize("name", NETS)
 def test_the_bits_of_the_devices_own_threads(here, queue, runs, name, layout, dtype):
     make, shapes = NETS[name]
-    net, common = make(queue).eval(), {"queue": queue, "layout": layout, "queues": 1, "dtype": dtype}
+    net, common = make(queue).eval(), {"queue": queue, "layout": layout, "dtype": dtype}
     own, built = (inference.build(net, *shapes, **common, threads=each) for each in ("own", "pytorch"))
     assert own.own_threads, "nobody asked for PyTorch's"
     assert built.own_threads is None
@@ -244,7 +244,7 @@ def test_why_a_net_stays_in_the_devices_own_threads(here, queue, monkeypatch):
     net, x = make(queue).eval(), small_net.normal(*shapes[0])
 
     def built():
-        return inference.build(net, *shapes, queue=queue, layout="nchw", queues=1, threads="pytorch")
+        return inference.build(net, *shapes, queue=queue, layout="nchw", threads="pytorch")
 
     expected = built()(x)
     with pytest.raises(InvalidArgument, match="threads must be one of own, pytorch, got 'mine'"):

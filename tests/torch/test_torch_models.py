@@ -9,7 +9,6 @@ torch = pytest.importorskip("torch", reason="torch is not installed (extra: torc
 import torch_zoo as zoo  # noqa: E402
 
 import convdispatch.torch as ct  # noqa: E402 (torch is asked for first)
-from convdispatch.torch import explaining  # noqa: E402
 from convdispatch.torch.dispatch.routing import settings_in_force  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("counted")
@@ -54,7 +53,7 @@ def test_a_net_trains_and_runs(name, full):
         assert float((mine.double() - exact).norm() / scale) <= max(1e-4, 10 * reference)
 
 
-def test_explain_tells_of_every_layer(tmp_path, monkeypatch):
+def test_explain_tells_of_every_layer():
     model, x = zoo.ZOO["unet"][0](), torch.randn(2, 3, 16, 20)
     state = {key: value.clone() for key, value in model.state_dict().items()}
     found = ct.explain(model, x)
@@ -70,19 +69,9 @@ def test_explain_tells_of_every_layer(tmp_path, monkeypatch):
     assert all(layer.error < 1e-5 for layer in ct.explain(model, x).layers)
     assert found.layers[0].solver in str(found)
     assert len(found.to_dict()["layers"]) == 4
-    page = ct.report(model, x, path=tmp_path / "page.html").read_text()
-    assert all(layer.name in page and layer.problem in page for layer in found.layers)
-    assert found.peak_bytes is None, "PyTorch counts memory on CUDA alone"
-    peaks = iter([3 << 20, 2 << 20])
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(peaks))
-    for name in ("synchronize", "reset_peak_memory_stats"):
-        monkeypatch.setattr(torch.cuda, name, lambda: None)
-    monkeypatch.setattr(explaining, "_on_cuda", lambda *_: True)
     with ct.enable(math="ieee"):
-        text = str(ct.explain(model, x))
-        assert settings_in_force().math == "ieee", "what was in force is again"
-    assert "peak memory 3 MiB, PyTorch 2 MiB" in text
-    monkeypatch.undo()
+        ct.explain(model, x)
+        assert settings_in_force().math == "ieee", "what was in force stays"
     with ct.enable(min_flops=1e5):
         kept = ct.explain(model, x)
     assert [layer.solver is None for layer in kept.layers] == [False, False, True, True]

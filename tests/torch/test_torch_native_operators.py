@@ -52,6 +52,56 @@ def exact_gradients(grad, x, w):
     return torch.ops.aten.convolution_backward.default(*arguments)
 
 
+def normed_runs(overload, x, w, bias, grad):
+    """By name, a call of an operator with a norm or sums, and its exact results, None for one not requested."""
+    normed, normed_backward = (
+        getattr(each, overload) for each in (D.normed_convolution, D.normed_convolution_backward)
+    )
+    table = torch.stack([integers(8, seed=7), 2.0 ** integers(8, seed=8).clamp(-1, 1), integers(8, seed=9)])
+    mean, scale, shift = (row.double().reshape(1, -1, 1, 1) for row in table)
+    residual, geometry = integers(*x.shape, seed=10), GEOMETRY[:3]
+    before = (x.double() - mean) * scale + shift
+    data, weights, _ = exact_gradients(grad, F.relu(before), w)
+    masked = torch.where(before > 0, data, 0)
+    added = torch.where(before > 0, data + residual, 0)
+
+    def sums(data):
+        return torch.stack([data.sum((0, 2, 3)), (data * (x.double() - mean)).sum((0, 2, 3))])
+
+    def convolution(read, *rest):
+        y = F.conv2d(read, w.double(), rest[0] and bias.double(), padding=1)
+        variance, center = torch.var_mean(y, (0, 2, 3), correction=0)
+        rows = [torch.full_like(center, 2 * 9 * 8), center, 2 * 9 * 8 * variance]
+        return y, torch.stack(rows) if rest[1] else None
+
+    wanted = {
+        "norm": convolution(F.relu(before), None, False),
+        "sums": convolution(x.double(), bias is not None, True),
+        "norm and sums": convolution(F.relu(before), None, True),
+    }
+    runs = {
+        "norm": lambda: normed(x, w, None, table, "relu", False, *geometry, 1),
+        "sums": lambda: normed(x, w, bias, None, None, True, *geometry, 1),
+        "norm and sums": lambda: normed(x, w, None, table, "relu", True, *geometry, 1),
+    }
+    masks = {"all": [True] * 3, "data": [True, False, False], "weights": [False, True, False]}
+    for name, mask in masks.items():
+        runs[name] = lambda mask=mask: normed_backward(grad, x, w, table, None, "relu", *geometry, 1, mask)
+        exact = masked, weights, sums(masked)
+        wanted[name] = [one if asks else None for one, asks in zip(exact, mask, strict=True)]
+    runs["join"] = lambda: normed_backward(grad, x, w, table, residual, "relu", *geometry, 1, [True, False, True])
+    wanted["join"] = added, None, sums(added)
+    return {name: (runs[name], wanted[name]) for name in runs}
+
+
+def check_normed(got, wanted):
+    for one, exact in zip(got, wanted, strict=True):
+        if exact is None:
+            assert one.shape == (0,)
+        else:
+            torch.testing.assert_close(one.double(), exact, rtol=1e-6, atol=1e-4)
+
+
 def functions(run):
     """The names of the Python functions that ``run()`` runs below itself, and its result."""
     called = []
@@ -87,6 +137,87 @@ def test_warm_calls_below_autograd_run_no_more_python_than_the_switches(asked): 
                 if turn > 1:
                     assert not asked
                     assert len(names) <= MOST_FUNCTIONS, names
+
+
+@pytest.mark.parametrize("overload", OVERLOADS)
+def test_operators_with_norms_run_no_more_python_either(asked, overload):  # noqa: F811
+    """Sums take a work group of several work items, which PyTorch's threads do not run."""
+    with torch.no_grad():
+        for turn in range(4):
+            for name, (run, wanted) in normed_runs(overload, *operands(10 * turn)).items():
+                ct.reset_counters()
+                asked.clear()
+                names, got = functions(run)
+                check_normed(got, wanted)
+                assert ct.counters()["ours"] == 1
+                if turn > 1 and name in ("norm", "data", "weights"):
+                    assert not asked
+                    assert len(names) <= MOST_FUNCTIONS, names
+
+
+@pytest.mark.parametrize("overload", OVERLOADS)
+def test_kernels_with_norms_and_sums_are_launched_below_python(stand_in, overload):  # noqa: F811
+    for turn in range(4):
+        for name, (run, wanted) in normed_runs(overload, *operands(10 * turn)).items():
+            ct.reset_counters()
+            stand_in.launched.clear()
+            names, got = functions(run)
+            check_normed(got, wanted)
+            if turn > 1:
+                assert stand_in.launched, f"{name} must launch below Python"
+                assert not {"routed", "forward", "backward"} & set(names)
+            assert ct.counters()["ours"] == 1
+    for each in (integers(2, 8, 9, 8).to(memory_format=torch.channels_last), integers(2, 8, 8, 9).mT):  # other strides
+        for _ in range(3):
+            for run, wanted in normed_runs(overload, each, *operands()[1:]).values():
+                check_normed(run(), wanted)
+
+
+def test_a_table_and_sums_are_in_the_key(asked):  # noqa: F811
+    """The same input and weights: with another activation, of a part of the results, in float64."""
+    x, w, _, grad = operands()
+    norm = torch.stack([torch.zeros(8), torch.ones(8), torch.zeros(8)])
+    normed, back = D.normed_convolution.default, D.normed_convolution_backward.default
+    for _ in range(3):
+        for wide in (False, True):
+            given = [each.double() if wide else each for each in (x, w, norm, grad)]
+            for activation, function in {"relu": F.relu, "identity": lambda v: v, "relu6": F.relu6}.items():
+                geometry = (*GEOMETRY[:3], 1)
+                y, sums = normed(given[0], given[1], None, given[2], activation, True, *geometry)
+                assert y.dtype is sums.dtype is given[0].dtype
+                exact = F.conv2d(function(x.double()), w.double(), padding=1)
+                assert torch.equal(y.double(), exact)
+                torch.testing.assert_close(sums[1].double(), exact.mean((0, 2, 3)), rtol=1e-6, atol=1e-5)
+                grads = given[3], given[0], given[1], given[2], None, activation, *geometry
+                data, _, sums = back(*grads, [True, False, True])
+                assert data.dtype is sums.dtype is given[0].dtype
+                leaf = x.double().requires_grad_()
+                F.conv2d(function(leaf), w.double(), padding=1).backward(grad.double())
+                assert torch.equal(data.double(), leaf.grad)
+
+
+def test_products_of_channels_are_pytorch_s_below_python(stand_in):  # noqa: F811
+    """Where channels lie last; others are multiplied by Python's function."""
+    products = torch.library.Library("aten", "IMPL")
+    seen = []
+    products.impl(
+        "mm.dtype", lambda left, right, dtype: (seen.append(dtype), left.to(dtype) @ right.to(dtype))[1], "CPU"
+    )
+    left, right = (integers(2, channels, 5, 4, dtype=torch.bfloat16) for channels in (8, 16))
+    exact = torch.einsum("ncyx,nkyx->ck", left.float(), right.float())
+    try:
+        for last in (True, False):
+            operands = left, right
+            if last:
+                operands = [each.to(memory_format=torch.channels_last) for each in operands]
+            for turn in range(3):
+                seen.clear()
+                got = D.channel_products.below_autograd(*operands)
+                assert got.dtype is torch.float32
+                assert torch.equal(got, exact)
+                assert seen == [torch.float32] * (last and turn > 0)
+    finally:
+        products._destroy()
 
 
 @pytest.mark.parametrize("overload", OVERLOADS)
@@ -310,10 +441,13 @@ def test_a_compiled_step_runs_no_function_of_ours_for_a_convolution(asked, monke
 
 def test_every_operator_that_inductor_calls_has_an_overload_below_autograd():
     assert {each.name() for each in BELOW_AUTOGRAD} == {
-        *("convdispatch::convolution", "convdispatch::convolution_backward", "convdispatch::fused_convolution")
+        *("convdispatch::convolution", "convdispatch::convolution_backward", "convdispatch::fused_convolution"),
+        *("convdispatch::normed_convolution", "convdispatch::normed_convolution_backward"),
+        "convdispatch::channel_products",
     }
     for operator, overload in BELOW_AUTOGRAD.items():
         assert [each.type for each in operator._schema.arguments] == [each.type for each in overload._schema.arguments]
         assert torch.Tag.needs_fixed_stride_order in overload.tags
         assert not torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "Autograd")
-        assert torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "Autograd")
+        if "normed" not in operator.name() and "products" not in operator.name():  # functions of autograd have these
+            assert torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "Autograd")

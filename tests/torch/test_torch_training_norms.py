@@ -9,11 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
+import torch_zoo  # noqa: E402
 from native_stand_in import stand_in  # noqa: E402, F401 (torch is asked for first)
 from torch_checks import error  # noqa: E402
 
 import convdispatch.torch as ct  # noqa: E402
-from convdispatch import ConvProblem, InvalidArgument  # noqa: E402
+from convdispatch import ConvProblem  # noqa: E402
 from convdispatch.torch.compile.backend import Backend  # noqa: E402
 from convdispatch.torch.compile.normed_operators import (  # noqa: E402
     activated,
@@ -36,6 +37,18 @@ GEOMETRY = ([1, 1], [1, 1], [1, 1], 1)
 def _fresh():
     torch._dynamo.reset()
     ct.reset_counters()
+
+
+@pytest.fixture(autouse=True)
+def judge(monkeypatch):
+    """Rewrites all that can be, except with ``judge(function)``, which decides instead; None lets selection decide."""
+    real = FusionJudge.pays
+
+    def decides(pays):
+        monkeypatch.setattr(FusionJudge, "pays", pays or real)
+
+    decides(lambda *_: True)
+    return decides
 
 
 def conv(ic: int, oc: int, kernel: int = 3, **options) -> nn.Module:
@@ -163,11 +176,11 @@ def seen_by(graphs: list) -> list[str]:
     return [str(getattr(node.target, "__name__", node.target)) for graph in graphs for node in graph.graph.nodes]
 
 
-def compiled(model: nn.Module, graphs: list, forced: bool | None = True, **options):
+def compiled(model: nn.Module, graphs: list, **options):
     """The model by its rewritten graph, operator by operator, with PyTorch's own autograd."""
 
     def backend(graph, inputs):
-        fuse_training_norms(graph, forced)
+        fuse_training_norms(graph)
         graphs.append(graph)
         return graph.forward
 
@@ -219,17 +232,14 @@ def test_a_step_is_pytorch_s_for_each_structure(name):
 
 
 @pytest.mark.parametrize("name", ["relu", "silu", "frozen", "residual", "used twice"])
-def test_a_norm_in_the_gradient_of_the_input_alone(name, monkeypatch):
+def test_a_norm_in_the_gradient_of_the_input_alone(name, judge):
     """As where kernels normalise no input: forward and the weights' gradient read the activation's result."""
 
-    def pays(self, plain, fused, *saved):
-        return all(each.sums for each in fused)
-
-    monkeypatch.setattr(FusionJudge, "pays", pays)
+    judge(lambda self, plain, fused, *saved: all(each.sums for each in fused))
     build, rewritten, taken_in = STRUCTURES[name]
     torch.manual_seed(0)
     model, graphs = build(), []
-    check(model, compiled(model, graphs, forced=None), torch.randn(2, 3, 9, 8))
+    check(model, compiled(model, graphs), torch.randn(2, 3, 9, 8))
     names = seen_by(graphs)
     assert names.count("learning_norm") + names.count("frozen_norm") == rewritten
     assert names.count("normalised") == rewritten - taken_in
@@ -241,7 +251,7 @@ WIDENING = ([conv(3, 6, 1), norm(6)], 1), ([conv(3, 3), norm(3), nn.ReLU(), conv
 
 @pytest.mark.parametrize("pays", [True, False])
 @pytest.mark.parametrize(("layers", "norms"), WIDENING)
-def test_gradients_by_products_of_channels(layers, norms, pays, monkeypatch):
+def test_gradients_by_products_of_channels(layers, norms, pays, judge):
     """Behind a convolution to more channels: judged like the other parts; with a norm before it in the input's gradient
     alone; and of a gradient that is the same at every pixel, where a wrong constant shows."""
 
@@ -250,10 +260,10 @@ def test_gradients_by_products_of_channels(layers, norms, pays, monkeypatch):
             each.norm and each.direction != "bwd_data" for each in fused
         )
 
-    monkeypatch.setattr(FusionJudge, "pays", judged)
+    judge(judged)
     torch.manual_seed(0)
     model, graphs, x = copy.deepcopy(nn.Sequential(*layers)), [], torch.randn(2, 3, 9, 8)
-    call = compiled(model, graphs, forced=None)
+    call = compiled(model, graphs)
     check(model, call, x)
     assert seen_by(graphs).count("normalised_pointwise") == pays
     model.zero_grad()
@@ -379,7 +389,7 @@ def test_the_back_end_trains(engine, monkeypatch):
         pytest.skip("no C++ compiler")
     monkeypatch.setattr(inductor, "available", lambda device: engine == "inductor")
     model, x = _composite(), torch.randn(2, 3, 17, 15)
-    call = torch.compile(model, backend=Backend(options={"fuse_norms": True}))
+    call = torch.compile(model, backend=Backend())
     first = check(model, call, x)
     counts = ct.counters()
     # Behind a residual join the gradients of input and weights are two operators. A convolution with more channels of
@@ -424,7 +434,7 @@ def test_nothing_normalised_is_saved():
         return inductor.operator_by_operator(graph)
 
     def backend(graph, inputs):
-        fuse_training_norms(graph, True)
+        fuse_training_norms(graph)
         split = {"fw_compiler": recorded, "bw_compiler": inductor.operator_by_operator_compiler}
         return aot_autograd(**split, partition_fn=min_cut_rematerialization_partition)(graph, inputs)
 
@@ -436,12 +446,88 @@ def test_nothing_normalised_is_saved():
     assert pictures == [(2, 3), (2, 4), (2, 8), (2, 16)]  # input, result, and what each norm reads
 
 
+class _Split(Exception):
+    """Ends a step once its graphs are there."""
+
+
+@pytest.mark.parametrize("pays", ["all", "gradients", "statistics"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_no_more_is_saved_than_by_inductor(pays, dtype, judge, monkeypatch):
+    """Bytes of a ResNet that the forward pass leaves for the backward pass, each side by inductor's partition. Fewer
+    where gradients read no results of widening convolutions, or no activations."""
+    if not inductor.available("cpu"):
+        pytest.skip("no C++ compiler")
+    from torch._inductor import compile_fx
+
+    graphs, real = {}, compile_fx.compile_fx
+
+    def inner(graph, inputs, **options):
+        graphs["backward" if options.get("is_backward") else "forward"] = graph
+
+        def run(_):
+            raise _Split
+
+        run._boxed_call = True
+        return run
+
+    def split(graph, inputs, **options):
+        return real(graph, inputs, **{"inner_compile": inner, **options})
+
+    def saved(backend) -> int:
+        torch._dynamo.reset()
+        with (
+            torch._functorch.config.patch(force_non_lazy_backward_lowering=True),
+            torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16),
+            pytest.raises(_Split),
+        ):
+            torch.compile(model, backend=backend)(x)
+        read = {node.name for node in graphs["backward"].graph.find_nodes(op="placeholder")}
+        nodes = [each for each in graphs["forward"].graph.output_node().args[0] if each is not None]
+        return sum(each.meta["val"].nbytes for each in nodes if each.name in read and each.op != "placeholder")
+
+    monkeypatch.setattr(compile_fx, "compile_fx", split)
+    monkeypatch.setattr(inductor, "prepare_kernels", lambda *_, **__: None)
+    # Statistics alone: no convolution has a norm, or the sums of two gradients.
+    judge({
+        "all": lambda *_: True,
+        "gradients": lambda self, plain, fused, *_: all(each.sums for each in fused),
+        "statistics": lambda self, plain, fused, *_: all(each.direction == "fwd" for each in fused),
+    }[pays])  # fmt: skip
+    form = {"memory_format": torch.channels_last}
+    model = torch_zoo.ResNet((1, 2), torch_zoo._bottleneck, 4, base=8).train().to(**form)
+    x = torch.randn(4, 3, 64, 64).to(**form)
+    mine, theirs = saved(Backend()), saved(split)
+    assert mine <= theirs * (0.75 if pays == "all" else 1.01)
+
+
+def test_planning_holds_no_pictures(monkeypatch):
+    """Problems are planned side by side, while what the forward pass saved is there."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    held = []
+    monkeypatch.setattr(
+        inductor.engine, "cached_call", lambda part, geometry, tensors, *_: held.append([part, *tensors[:3]])
+    )
+    x, w, norm = _operands()
+
+    def program(x, w, rows):
+        y, _ = normed_convolution(x, w, None, rows, "relu", True, *GEOMETRY)
+        return normed_convolution_backward(y, x, w, rows, None, "relu", *GEOMETRY, [True, True, True])
+
+    graph = make_fx(program, tracing_mode="fake")(x, w, table(*norm))
+    inductor.prepare_kernels(graph.graph, None, constant=False)
+    assert sorted(part for part, *_ in held[-3:]) == ["data", "forward", "weights"]
+    for _, x_, w_, grad in held:
+        assert (x_.shape, x_.stride(), w_.shape) == (x.shape, x.stride(), w.shape)
+        assert [each.untyped_storage().nbytes() for each in (x_, grad) if each is not None] in ([0], [0, 0])
+
+
 def test_checkpoints_recompute():
     torch.manual_seed(0)
     inner = nn.Sequential(conv(3, 8), norm(8), nn.ReLU(), conv(8, 3))
     model = Net(lambda m, x: m[2](m[1](torch.utils.checkpoint.checkpoint(m[0], x, use_reentrant=False))),
                 inner, norm(3), conv(3, 2))  # fmt: skip
-    backend = Backend(options={"fuse_norms": True, "engine": "operators"})
+    backend = Backend(options={"engine": "operators"})
     # A compiled checkpoint updates running statistics once, PyTorch's eager one twice.
     check(model, torch.compile(model, backend=backend), torch.randn(2, 3, 9, 8), without="running")
 
@@ -450,7 +536,7 @@ def test_without_gradients_and_in_autocast():
     torch.manual_seed(0)
     model, x = chain(nn.ReLU()), torch.randn(2, 3, 19, 18)
     own = copy.deepcopy(model)
-    call = torch.compile(model, backend=Backend(options={"fuse_norms": True, "engine": "operators"}))
+    call = torch.compile(model, backend=Backend(options={"engine": "operators"}))
     with torch.no_grad():
         torch.testing.assert_close(call(x), own(x))
         torch.testing.assert_close(model[1].running_var, own[1].running_var)
@@ -459,24 +545,24 @@ def test_without_gradients_and_in_autocast():
     assert ct.counters()["left"] == 0
 
 
-def test_unknown_sizes_and_the_switch_leave_norms_alone():
+def test_unknown_sizes_and_devices_without_such_solvers_leave_norms_alone(judge):
     model, graphs = chain(nn.ReLU()), []
-    compiled(model, graphs, forced=False)(torch.randn(2, 3, 9, 8))
-    compiled(model, graphs, forced=None)(torch.randn(2, 3, 9, 8))  # no solver of a CPU fuses norms
-    torch._dynamo.reset()
     compiled(model, graphs, dynamic=True)(torch.randn(2, 3, 9, 8))
-    assert seen_by(graphs).count("batch_norm") == 6
-    with pytest.raises(InvalidArgument, match="fuse_norms"):
-        Backend(options={"fuse_norms": "yes"})
+    torch._dynamo.reset()
+    judge(None)
+    compiled(model, graphs)(torch.randn(2, 3, 9, 8))  # no solver of a CPU fuses norms
+    assert seen_by(graphs).count("batch_norm") == 4
 
 
-@pytest.mark.parametrize(("fuse_norms", "decomposed"), [(True, False), (None, True), (False, True)])
-def test_the_gradient_of_a_maximum_is_one_kernel(fuse_norms, decomposed, monkeypatch):
+@pytest.mark.parametrize("place", ["cpu", "meta"])
+def test_the_gradient_of_a_maximum_is_one_kernel(place, monkeypatch):
+    """Except on a CPU."""
     tables = []
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda *_, **given: tables.append(given))
-    inductor.compiled(None, [torch.zeros(1)], types.SimpleNamespace(patches={}, mode=None, fuse_norms=fuse_norms))
+    inductor.compiled(None, [torch.zeros(1, device=place)], types.SimpleNamespace(patches={}, mode=None))
     table = tables[0]["decompositions"]
-    assert (table is None or torch.ops.aten.max_pool2d_with_indices_backward.default in table) == decomposed
+    assert (table is None) == (place == "cpu")
+    assert table is None or torch.ops.aten.max_pool2d_with_indices_backward.default not in table
 
 
 def test_a_sum_of_a_gradient_is_its_kernel_s():
@@ -526,7 +612,8 @@ class Solver:
         (("norm", "sums"), None, 1e-3, 1, 0, True),
     ],
 )
-def test_the_judge_asks_selection(monkeypatch, fuses, plain_s, with_parts_s, megabytes, launches, pays):
+def test_the_judge_asks_selection(monkeypatch, judge, fuses, plain_s, with_parts_s, megabytes, launches, pays):
+    judge(None)
     solver = Solver(fuses, None)
     chosen = types.SimpleNamespace(first=types.SimpleNamespace(solver=solver, config={}, math=""))
     monkeypatch.setattr(training_norms, "plugins", lambda: types.SimpleNamespace(solvers={solver.name: solver}))
@@ -561,7 +648,7 @@ def test_operators_keep_pytorch_s_rules():
     for given in ((table(*norm), "relu", True), (None, None, True), (None, None, False)):
         torch.library.opcheck(normed_convolution, (x, w, None, *given, *GEOMETRY), test_utils=tests)
     grad = torch.randn(2, 4, 7, 8)
-    for residual, *mask in ((None, True, True, True), (None, False, False, True), (x + 1, True, False, False)):
+    for residual, *mask in ((None, True, True, True), (None, False, True, False), (x + 1, True, False, False)):
         arguments = (grad, x, w, table(*norm), residual, "relu", *GEOMETRY, mask)
         torch.library.opcheck(normed_convolution_backward, arguments, test_utils=tests)
 

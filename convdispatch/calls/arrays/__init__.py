@@ -6,7 +6,7 @@ goes to ``known_libraries``.
 - ``array_library``: the interface to another library's arrays.
 - ``host_arrays``: arrays in host memory, as a call on the host sees them.
 - ``interchange``: DLPack and the array interfaces.
-- ``known_libraries``: PyTorch, CuPy, Numba, and the library of an array.
+- ``known_libraries``: PyTorch, CuPy, and the library of an array.
 - ``operands``: arrays of OpenCL queues as memory and events.
 - ``stream_arrays``: arrays in CUDA memory, as a call on a stream sees them.
 """

@@ -31,7 +31,7 @@ def shape_of(array: Any, name: str) -> tuple[int, ...]:
     if not is_array(array):
         raise InvalidArgument(
             f"{name} must be a NumPy array, a pyopencl.array.Array, a Tensor, or another library's array with "
-            f"__dlpack__ or __cuda_array_interface__, got {type(array).__name__}"
+            f"__dlpack__, got {type(array).__name__}"
         )
     return tuple(array.shape)
 

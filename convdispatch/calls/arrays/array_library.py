@@ -12,13 +12,12 @@ import numpy as np
 
 from ...api.dtypes import dtype_name
 from ...device.places.stream import Stream, stream_kind
-from .operands import is_contiguous
 
 
 class Library:
-    """Operations on one library's arrays; the methods here use ``__cuda_array_interface__``, as Numba's arrays do."""
+    """Operations on one library's arrays."""
 
-    name = "an array with __cuda_array_interface__"
+    name: str
     immutable = False
     """Whether the library's arrays are immutable, so that they cannot be ``out``."""
     records_gradients = False
@@ -29,7 +28,7 @@ class Library:
 
     def device(self, array: Any) -> Any:
         """The array's device with streams; None for host memory."""
-        return 0
+        raise NotImplementedError
 
     def title(self, device: Any) -> str:
         """What errors call a device with streams."""
@@ -57,11 +56,7 @@ class Library:
     def pointer(self, array: Any, stream: Stream) -> tuple[int, Any]:
         """Returns (address of the first element, an object that must live until the work is on the stream); the address
         is 0 for an array that is not contiguous in C order."""
-        interface = array.__cuda_array_interface__
-        strides = interface.get("strides")
-        if strides is not None and not is_contiguous(array.shape, strides, np.dtype(array.dtype).itemsize):
-            return 0, None
-        return interface["data"][0], array
+        raise NotImplementedError
 
     def pointers(self, arrays: Sequence[Any], stream: Stream) -> list[int]:
         """The addresses of arrays that live until the work is launched; 0 for an array that is not contiguous."""
@@ -113,8 +108,4 @@ class Library:
 
     def fetch(self, array: Any) -> np.ndarray:
         """A copy on the host; waits."""
-        raise NotImplementedError
-
-    def put(self, array: Any, values: np.ndarray) -> None:
-        """Copy NumPy's values into an array on a device; waits."""
         raise NotImplementedError

@@ -1,8 +1,7 @@
-"""The libraries whose arrays calls take: PyTorch, CuPy, Numba, and any library with ``__dlpack__``. Nothing is copied
-here.
+"""The libraries whose arrays calls take: PyTorch, CuPy, and any library with ``__dlpack__``. Nothing is copied here.
 
-PyTorch and CuPy are used by their own functions, other arrays by ``__cuda_array_interface__`` (Numba) or
-``__dlpack__``. The library of an array's class is cached; no library is imported that the caller has not imported.
+PyTorch and CuPy are used by their own functions, other arrays by ``__dlpack__``. The library of an array's class is
+cached; no library is imported that the caller has not imported.
 """
 
 from __future__ import annotations
@@ -143,9 +142,6 @@ class Torch(Library):
     def fetch(self, array: Any) -> np.ndarray:
         return self.host(array.detach().cpu())
 
-    def put(self, array: Any, values: np.ndarray) -> None:
-        array.detach().copy_(self.from_host(values, array))
-
 
 class CuPy(Library):
     """CuPy's arrays; workspaces come from its pool."""
@@ -186,37 +182,6 @@ class CuPy(Library):
     def fetch(self, array: Any) -> np.ndarray:
         return array.get()
 
-    def put(self, array: Any, values: np.ndarray) -> None:
-        array.set(np.ascontiguousarray(values))
-
-
-class Numba(Library):
-    """Numba's device arrays, on the stream of the array or else the default stream."""
-
-    name = "numba.cuda.DeviceNDArray"
-
-    def __init__(self, cuda: Any) -> None:
-        self.cuda = cuda
-
-    def device(self, array: Any) -> int | None:
-        return int(getattr(array.gpu_data.device, "id", 0)) if hasattr(array.gpu_data, "device") else 0
-
-    def stream(self, array: Any, number: int) -> Stream:
-        handle = getattr(array.stream, "handle", 0) or 0
-        return stream_kind(self.stream_kind).numbered(number).stream(int(getattr(handle, "value", handle) or 0))
-
-    def compact(self, array: Any) -> Any:
-        raise InvalidArgument("a Numba array must be contiguous (C order), got one with gaps: copy it first")
-
-    def empty(self, shape: tuple[int, ...], like: Any, stream: Stream, dtype: str | None = None) -> Any:
-        return self.cuda.device_array(shape, numpy_dtype(dtype) if dtype else like.dtype, stream=like.stream)
-
-    def fetch(self, array: Any) -> np.ndarray:
-        return array.copy_to_host()
-
-    def put(self, array: Any, values: np.ndarray) -> None:
-        array.copy_to_device(np.ascontiguousarray(values))
-
 
 def library_of(kind: type) -> Library | None:
     """The library of arrays of a class; None for NumPy's, OpenCL's, this package's tensors, and all other objects."""
@@ -239,8 +204,6 @@ def _find(kind: type) -> Library | None:
         return _torch()
     if "cupy" in names and hasattr(kind, "__cuda_array_interface__"):
         return CuPy(sys.modules["cupy"])
-    if names & {"numba", "numba_cuda"} and hasattr(kind, "__cuda_array_interface__"):
-        return Numba(sys.modules["numba.cuda"])
     if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
         if not hasattr(kind, "__array_namespace__"):
             return BARE

@@ -18,7 +18,7 @@ from pyopencl import SVM
 
 from ...api.errors import InvalidArgument
 from ...device import runtime
-from ...device.commands.interface import Commands, thread
+from ...device.commands.interface import Commands
 from ...device.commands.queues import commands_of
 from ...device.memory import allocator as memory
 from ...device.places.stream import Stream
@@ -218,8 +218,8 @@ def maker_of(kind: type, shape: tuple[int, ...], strides: tuple[int, ...], dtype
         def tensor(queue: Any, like: Any) -> Any:
             nonlocal last
             last_queue, allocate = last
-            if last_queue is not queue or thread.capturing is not None:
-                if isinstance(queue, Commands) or thread.capturing is not None:
+            if last_queue is not queue:
+                if isinstance(queue, Commands):
                     return base(runtime.allocate(queue, nbytes), shape, dtype, queue, strides)
                 _, allocate = last = queue, memory.taker(queue, nbytes)
             return base(allocate(), shape, dtype, queue, strides)

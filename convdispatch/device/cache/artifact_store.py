@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 TABLES = ("decisions", "forms", "texts", "programs", "weights")
-"""Keys and values of the tables: problem to solver and configuration; net to layout and queues; a text's sources to the
+"""Keys and values of the tables: problem to solver and configuration; net to layout; a text's sources to the
 text; text to binary; weights and the key of their packed form to the packed form."""
 
 

@@ -253,7 +253,7 @@ class Table:
 
 
 DECISIONS = Table("decisions", "the solver and configuration that run a problem", JSON)
-FORMS = Table("forms", "the layout, queues or engine that run a net", JSON)
+FORMS = Table("forms", "the layout or engine that runs a net", JSON)
 TEXTS = Table("texts", "texts of kernels, and checks that a device passed", TEXT)
 PROGRAMS = Table("programs", "compiled kernels, and machine code of CUDA's driver", BYTES)
 TRIALS = Table("trials", "what libraries did in child processes", JSON, lambda: folder() or default_folder())

@@ -64,20 +64,6 @@ class Kernel:
         return cl.Kernel(getattr(self.program, "opencl", self.program), self.name)
 
 
-class Late:
-    """A kernel's argument that differs at every replay: a number that ``ask()`` returns, such as the next counter of a
-    random stream, or memory that the caller sets."""
-
-    __slots__ = ("ask", "value")
-
-    def __init__(self, ask: Callable[[], Any]) -> None:
-        self.ask, self.value = ask, None
-
-    def draw(self) -> None:
-        """Call ``ask`` for the number that kernels enqueued from now on get."""
-        self.value = self.ask()
-
-
 class Commands:
     """Takes commands in order. ``context`` and ``device`` are OpenCL's, which compiled the kernels.
 
@@ -152,26 +138,15 @@ class Commands:
 
     def bind(self, kernel: Kernel, arguments: Sequence[Any]) -> Callable[..., Any]:
         """Returns ``run(commands, wait_for=None)``, a launch with its arguments set, for replays on such commands."""
-        if not any(type(a) is Late for a in arguments):
-            return lambda commands, wait_for=None: commands.launch(kernel, arguments, wait_for)
-
-        def run(commands: Commands, wait_for: Any = None) -> Any:
-            return commands.launch(kernel, [a.value if type(a) is Late else a for a in arguments], wait_for)
-
-        return run
-
-    def late(self, ask: Callable[[], Any]) -> Any:
-        """A number for ``launch``: ``ask()`` now, or at each replay."""
-        return ask()
+        return lambda commands, wait_for=None: commands.launch(kernel, arguments, wait_for)
 
 
 class _Thread(threading.local):
-    capturing: Any = None
     texts: list[str | bytes] | None = None
     enqueued = compiled = slow = 0
 
 
 thread = _Thread()
-"""This thread's state: ``capturing`` is the recording that takes its commands for a queue; ``texts`` collects program
-texts that are rendered instead of compiled (``kernels.rendering``); ``enqueued`` counts its commands, ``compiled`` the
-texts that were compiled for it, ``slow`` its slow builds, from text or binary."""
+"""This thread's state: ``texts`` collects program texts that are rendered instead of compiled (``kernels.rendering``);
+``enqueued`` counts its commands, ``compiled`` the texts that were compiled for it, ``slow`` its slow builds, from text
+or binary."""

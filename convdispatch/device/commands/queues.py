@@ -9,7 +9,7 @@ import numpy as np
 import pyopencl as cl
 
 from ..memory import allocator as memory
-from .interface import Commands, Kernel, Late, thread
+from .interface import Commands, Kernel
 
 
 class OpenCLQueue(Commands):
@@ -32,16 +32,10 @@ class OpenCLQueue(Commands):
     def bind(self, kernel: Kernel, arguments: Sequence[Any]) -> Callable[..., cl.Event]:
         """Binds a launch to a new pyopencl kernel that stores its arguments, so that a replay is one enqueue."""
         launched, sizes, enqueue = kernel.plain(), (kernel.global_size, kernel.local_size), cl.enqueue_nd_range_kernel
-        late_arguments = []
         for index, (argument, dtype) in enumerate(zip(arguments, kernel.dtypes, strict=True)):
-            if type(argument) is Late:
-                late_arguments.append((index, dtype, argument))
-            else:
-                launched.set_arg(index, argument if dtype is None else dtype.type(argument))
+            launched.set_arg(index, argument if dtype is None else dtype.type(argument))
 
         def run(commands: OpenCLQueue, wait_for: Any = None, _held: Any = arguments) -> cl.Event:
-            for index, dtype, argument in late_arguments:
-                launched.set_arg(index, argument.value if dtype is None else dtype.type(argument.value))
             return enqueue(commands.queue, launched, *sizes, wait_for=wait_for)
 
         return run  # the closure keeps the arguments' memory alive, which a cl.Kernel does not
@@ -74,10 +68,5 @@ class OpenCLQueue(Commands):
 
 
 def commands_of(queue: Any) -> Commands:
-    """The Commands for ``queue``: the queue itself, the recording that captures it, or an OpenCLQueue."""
-    if isinstance(queue, Commands):
-        return queue
-    capturing = thread.capturing
-    if capturing is not None and queue == capturing.queue:
-        return capturing
-    return OpenCLQueue(queue)
+    """The Commands for ``queue``: the queue itself, or an OpenCLQueue."""
+    return queue if isinstance(queue, Commands) else OpenCLQueue(queue)

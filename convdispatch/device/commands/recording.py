@@ -7,8 +7,7 @@ another library) is stored as a call, which is repeated at each replay.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import pyopencl as cl
 
 from ...api.errors import InvalidArgument
-from .interface import Commands, Kernel, Late, thread
+from .interface import Commands, Kernel
 
 
 class Slot:
@@ -55,8 +54,6 @@ class Command:
     """The kernel that the command launches with ``arguments``; None for other commands."""
     arguments: Sequence[Any] = ()
     """The arguments of the kernel, or of the call of ``copy``; empty for other commands."""
-    late: bool = False
-    """Whether the command has an argument that differs at each replay."""
 
     def wait(self) -> None:
         """Raises InvalidArgument, because a recorded command has not run."""
@@ -73,24 +70,8 @@ class Recording(Commands):
     commands: list[Command] = field(default_factory=list)
     step: int = 0
     """The number of the unit of work that is being recorded; the caller counts them."""
-    lates: list[Late] = field(default_factory=list)
-    """The late arguments, which a replay draws before its first command."""
 
     replayed = True
-
-    @contextlib.contextmanager
-    def capture(self) -> Iterator[Recording]:
-        """Inside the block, this thread's commands for the real queue are recorded, and nothing runs."""
-        outer_recording, thread.capturing = thread.capturing, self
-        try:
-            yield self
-        finally:
-            thread.capturing = outer_recording
-
-    def late(self, ask: Callable[[], Any]) -> Late:
-        """An argument for ``launch`` that is ``ask()`` at each replay."""
-        self.lates.append(Late(ask))
-        return self.lates[-1]
 
     def allocate(self, size: int, persistent: bool = False) -> Slot:
         """A slot of at least ``size`` bytes."""
@@ -110,7 +91,6 @@ class Recording(Commands):
             lambda memory, commands: commands.bind(kernel, _memory_of(memory, arguments)), arguments, kernel.name
         )
         command.kernel, command.arguments = kernel, arguments
-        command.late = any(type(argument) is Late for argument in arguments)
         return command
 
     def copy(

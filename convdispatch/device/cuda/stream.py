@@ -44,7 +44,6 @@ from .modules import assemble, function_of
 if TYPE_CHECKING:
     from ..commands.recording import Command
     from ..executable import Executable
-    from ..replay.schedule import Schedule
 
 _LATE_ERRORS = {700, 710, 713, 714, 715, 716, 717, 718, 719}
 """CUDA's codes of errors that a kernel caused before the call that returns them; each of them loses the context."""
@@ -115,11 +114,9 @@ class CudaPlace(StreamPlace):
         for kernel, _, _ in executable.launches:
             assemble(self.cuda, kernel)
 
-    def replay(
-        self, commands: Sequence[Command], schedule: Schedule, memory: Callable[[Any], Any]
-    ) -> Callable[[Any], Any]:
+    def replay(self, commands: Sequence[Command], memory: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """See StreamPlace; as CUDA graphs."""
-        return GraphReplay(commands, schedule, memory, self)
+        return GraphReplay(commands, memory, self)
 
     def current(self) -> Any:
         return self.cuda.current()
@@ -218,11 +215,6 @@ class CudaStream(Stream):
         event = self.place.cuda.make("cuEventCreate", NO_TIMING)
         self._call("cuEventRecord", event, self._stream)
         return event
-
-    def wait_for(self, event: c_void_p) -> None:
-        """Make all later commands wait for a CUDA event."""
-        self.early = False
-        self._call("cuStreamWaitEvent", self._stream, event, 0)
 
     def launch_graph(self, graph: c_void_p) -> None:
         """Launch an instantiated CUDA graph on the stream."""

@@ -142,7 +142,7 @@ PyObject *offer(PyObject *, PyObject *given) {
   });
   if (!copies) return nullptr;
   const bool theirs = made->steps.empty(), holding = holds != Py_None;
-  const bool known = !is_fused(missed.operation) &&
+  const bool known = is_plain(missed.operation) &&
                      (on_host(missed.operation) || (driver.forward && driver.backward));  // PyTorch has kernels to call
   const bool cannot = !holding || !known;
   if (theirs ? cannot : holding && !missed.by_weights) Py_RETURN_FALSE;

@@ -19,16 +19,30 @@ struct Python {
 };
 inline Python python;
 
-// A layer and a fused convolution include the addition of a residual and the activation. The operations from kOwnForward
-// on are those of aten as operators of convdispatch. Those on a CPU are the same numbers from kOnHost on.
-enum Operation : int { kForward, kBackward, kLayer, kFused, kOwnForward, kOwnBackward, kOnHost, kOperations = 2 * kOnHost };
+// A layer and a fused convolution include the addition of a residual and the activation; a normed convolution and its
+// backward include a norm and sums of channels. kOwnForward and kOwnBackward are aten's as operators of convdispatch.
+// Operations on a CPU are the same numbers from kOnHost on.
+enum Operation : int {
+  kForward, kBackward, kLayer, kFused, kOwnForward, kOwnBackward, kNormed, kNormedBackward, kProducts, kOnHost,
+  kOperations = 2 * kOnHost
+};
 inline bool on_host(int operation) { return operation >= kOnHost; }
-inline bool is_own(int operation) { return operation % kOnHost >= kOwnForward; }
+inline bool is_own(int operation) {
+  return operation % kOnHost == kOwnForward || operation % kOnHost == kOwnBackward;
+}
+inline bool is_normed(int operation) {
+  return operation % kOnHost == kNormed || operation % kOnHost == kNormedBackward;
+}
 // The operation whose decisions serve a call: the same problem has one decision, whichever operator asks.
 inline int decided_as(int operation) { return is_own(operation) ? operation - kOwnForward : operation; }
-inline bool is_backward(int operation) { return decided_as(operation) % kOnHost == kBackward; }
+inline bool is_plain(int operation) { return decided_as(operation) % kOnHost <= kBackward; }  // PyTorch has the same
+inline bool is_backward(int operation) {
+  return decided_as(operation) % kOnHost == kBackward || operation % kOnHost == kNormedBackward;
+}
 inline bool is_fused(int operation) { return operation % kOnHost == kLayer || operation % kOnHost == kFused; }
-enum Source : int { kX, kW, kGrad, kBias, kResidual, kOut, kNone };
+inline int result_count(int operation) { return is_backward(operation) ? 3 : is_normed(operation) ? 2 : 1; }
+// kSums is the operator's last result: sums of channels, written by the kernels that write another result.
+enum Source : int { kX, kW, kGrad, kBias, kResidual, kNorm, kOut, kSums, kNone };
 
 struct Step {
   Shared program;
@@ -188,7 +202,7 @@ struct Key {
 struct Incoming {
   int operation;
   const Arguments &given;
-  std::optional<Seen> seen[4];
+  std::optional<Seen> seen[5];
   const Seen *of[kNone + 1] = {};  // the tensors, by Source
   uint64_t addresses[kNone + 1] = {};
   Key key;
@@ -203,7 +217,7 @@ struct Incoming {
       if (here) {
         const Seen &one = seen[at].emplace(given.tensor(at));
         if (!(ok = ok && one.ok)) return;
-        source == kW || source == kBias ? key.add(one) : key.add_sized(one);
+        source == kW || source == kBias || source == kNorm ? key.add(one) : key.add_sized(one);
         of[source] = &one;
         addresses[source] = one.at();
       }
@@ -241,7 +255,7 @@ inline const Decided &pytorchs = *new Decided(std::make_shared<Decision>());  //
 
 // Whether a call without a decision has a further size of a known layer, which has not come often enough.
 inline bool further(const Incoming &call) {
-  if (layers.empty() || !on_host(call.operation) || is_fused(call.operation)) return false;
+  if (layers.empty() || !on_host(call.operation) || !is_plain(call.operation)) return false;
   static thread_local std::string key;
   call.key.layer(call.addresses[kW], key);
   const auto layer = layers.find(key);
@@ -266,7 +280,8 @@ inline Decided found(Incoming &call, uint64_t &packed, Ref &kept, Missed &asked)
   if (bits < 0) return nullptr;
   const uint64_t weights = call.addresses[kW];
   call.key.add(bits);
-  const bool may_stay = (bits & 2) || ((host || is_fused(call.operation)) && frozen(call));
+  const bool may_stay = !is_normed(call.operation) &&
+                        ((bits & 2) || ((host || is_fused(call.operation)) && frozen(call)));
   call.key.add(may_stay);
   if (!call.key.fits()) return nullptr;
   static thread_local std::string key;  // static, so that its memory is reused by later calls
@@ -325,6 +340,17 @@ inline bool copied(const Seen &from, const std::vector<int64_t> &strides, Owned 
   return true;
 }
 
+// Allocates sums of channels: three rows of the result's, or two of the input's backward; returns their address, or 0.
+inline uint64_t sums_for(const Incoming &call, Owned &out) {
+  const Seen &lead = *call.seen[0];
+  const bool back = is_backward(call.operation);
+  const int64_t sizes[] = {back ? 2 : 3, back ? call.of[kX]->sizes[1] : call.of[kW]->sizes[0]}, strides[] = {sizes[1], 1};
+  const int32_t wide = aoti_torch_dtype_float64(), dtype = lead.dtype == wide ? wide : aoti_torch_dtype_float32();
+  void *data = nullptr;
+  const bool fine = made(out, aoti_torch_empty_strided, 2, sizes, strides, dtype, lead.kind, lead.index);
+  return fine && !aoti_torch_get_data_ptr(out.get(), &data) ? reinterpret_cast<uint64_t>(data) : 0;
+}
+
 // Launches a decision; returns false, without results, if Python must handle the call.
 inline bool launched(const Decision &decided, const Incoming &call, uint64_t packed, Owned *results) {
   const Seen &lead = *call.seen[0];
@@ -352,6 +378,9 @@ inline bool launched(const Decision &decided, const Incoming &call, uint64_t pac
         address = packed;
       } else if (source == kOut) {
         address = program.allocate(made[step.result], lead);
+        if (!address) return false;
+      } else if (source == kSums) {
+        address = sums_for(call, made[result_count(call.operation) - 1]);
         if (!address) return false;
       }
       all |= address;
@@ -428,7 +457,7 @@ inline void by_python(int operation, const Arguments &given, Owned *results, Mis
   Ref answer(PyObject_CallObject(PyTuple_GetItem(python.operators, operation), arguments.get()));
   std::swap(missed, asked);
   if (!answer) throw Raised();
-  if (!is_backward(operation)) answer.reset(PyTuple_Pack(1, answer.get()));
+  if (result_count(operation) == 1) answer.reset(PyTuple_Pack(1, answer.get()));
   int at = 0;
   if (!each_of(answer.get(), [&](PyObject *each) { return at < 3 && handle_of(each, results[at++]); })) throw Raised();
 }
@@ -459,9 +488,9 @@ inline void compute(int operation, StableIValue *stack, const char *kinds, std::
       if (!done || kept) gil.emplace(), kept.reset();
       if (!done) count(operation, *decided, -1);
     }
-    if (done && is_own(operation) && is_backward(operation)) {
-      // An operator cannot return None: a gradient that was not requested is an empty tensor.
-      for (Owned &each : results) done = done && defined(each, *call.seen[0]);
+    if (done && (is_own(operation) || is_normed(operation))) {
+      // An operator cannot return None: a result that was not requested is an empty tensor.
+      for (int at = 0; at < result_count(operation); ++at) done = done && defined(results[at], *call.seen[0]);
       if (!done) gil.emplace();
     }
     if (!done) {
@@ -469,7 +498,7 @@ inline void compute(int operation, StableIValue *stack, const char *kinds, std::
       by_python(operation, given, results, asked);
     }
   }
-  for (int at = 0; at < (is_backward(operation) ? 3 : 1); ++at) {
+  for (int at = 0; at < result_count(operation); ++at) {
     if (!results[at]) made(results[at], aoti_torch_new_uninitialized_tensor);
     stack[at] = reinterpret_cast<StableIValue>(results[at].release());
   }
@@ -502,6 +531,58 @@ void fused(StableIValue *stack, uint64_t, uint64_t) {
   compute(Operation, stack, "ttTTSllli", {kX, kW, kBias, kResidual});
 }
 
+// Arguments: input, weight, bias, table, norm, sums, stride, padding, dilation, groups.
+template <int Operation>
+void normed(StableIValue *stack, uint64_t, uint64_t) {
+  compute(Operation, stack, "ttTTSfllli", {kX, kW, kBias, kNorm});
+}
+
+// Arguments: grad_output, input, weight, table, residual, norm, stride, padding, dilation, groups, output_mask.
+template <int Operation>
+void normed_backward(StableIValue *stack, uint64_t, uint64_t) {
+  compute(Operation, stack, "ttttTSlllim", {kGrad, kX, kW, kNorm, kResidual});
+}
+
+// Views a tensor whose channels lie last as the matrix of pixels by channels, or of channels by pixels.
+inline bool matrix_of(AtenTensorHandle tensor, bool channels_first, Owned &out) {
+  const Seen seen(tensor);
+  if (!seen.ok || seen.dims < 3 || seen.strides[1] != 1) return false;
+  const int64_t channels = seen.sizes[1];
+  int64_t pixels = 1, offset = 0;
+  for (int64_t axis = seen.dims; axis-- > 0;) {
+    if (axis == 1) continue;
+    if (seen.sizes[axis] != 1 && seen.strides[axis] != pixels * channels) return false;
+    pixels *= seen.sizes[axis];
+  }
+  const int64_t sizes[] = {channels_first ? channels : pixels, channels_first ? pixels : channels};
+  const int64_t strides[] = {channels_first ? 1 : channels, channels_first ? channels : 1};
+  return !aoti_torch_get_storage_offset(tensor, &offset) &&
+         made(out, aoti_torch__reinterpret_tensor, tensor, 2, sizes, strides, offset);
+}
+
+// Arguments: left, right. PyTorch's matrix product computes it on CUDA.
+template <int Operation>
+void products(StableIValue *stack, uint64_t, uint64_t) {
+  Owned result;
+  {
+    Arguments given(stack, "tt");
+    Owned left, right;
+    if (!on_host(Operation) && matrix_of(given.tensor(0), true, left) && matrix_of(given.tensor(1), false, right)) {
+      StableIValue operands[] = {reinterpret_cast<StableIValue>(left.release()),
+                                 reinterpret_cast<StableIValue>(right.release()),
+                                 static_cast<StableIValue>(aoti_torch_dtype_float32())};
+      if (!torch_call_dispatcher("aten::mm", "dtype", operands, TORCH_TARGET_VERSION))
+        result.reset(reinterpret_cast<AtenTensorHandle>(operands[0]));
+    }
+    if (!result) {
+      Gil gil;
+      Missed none;
+      by_python(Operation, given, &result, none);
+    }
+  }
+  stack[0] = reinterpret_cast<StableIValue>(result.release());
+}
+
 struct Operator {
   const char *library, *names[2];  // with its overload for compiled graphs, if there is one
   Kernel kernels[2];  // on CUDA and on a CPU
@@ -517,6 +598,12 @@ inline const Operator operators[kOnHost] = {  // by Operation
      {convolution<kOwnForward>, convolution<kOnHost + kOwnForward>}},
     {"convdispatch", {"convolution_backward", "convolution_backward.below_autograd"},
      {convolution_backward<kOwnBackward>, convolution_backward<kOnHost + kOwnBackward>}},
+    {"convdispatch", {"normed_convolution", "normed_convolution.below_autograd"},
+     {normed<kNormed>, normed<kOnHost + kNormed>}},
+    {"convdispatch", {"normed_convolution_backward", "normed_convolution_backward.below_autograd"},
+     {normed_backward<kNormedBackward>, normed_backward<kOnHost + kNormedBackward>}},
+    {"convdispatch", {"channel_products", "channel_products.below_autograd"},
+     {products<kProducts>, products<kOnHost + kProducts>}},
 };
 
 }  // namespace launcher

@@ -14,7 +14,6 @@ import numpy as np
 import pyopencl as cl
 
 from .. import runtime
-from ..commands.interface import thread
 from ..executable import Executable
 from .queue import QueuePlace
 
@@ -50,22 +49,17 @@ class CopyPlace(NamedTuple):
         outputs: Sequence[int] = (),
     ) -> None:
         """Call ``work(queue, *memory)`` on copies of the operands, copy ``outputs`` back, and wait."""
-        # Commands on host memory cannot be captured, so they run at once.
-        capturing, thread.capturing = thread.capturing, None
-        try:
-            copies, buffers = _Copies(queue), []
-            for number, (address, size) in enumerate(zip(addresses, sizes, strict=True)):
-                if size is None or type(address) is not int:
-                    buffers.append(None if size is None else address)
-                elif number in outputs:
-                    buffers.append(copies.write(_bytes_at(address, size), self.keeps))
-                else:
-                    buffers.append(copies.read(_bytes_at(address, size)))
-            if copies.events:
-                cl.wait_for_events(copies.events)
-            copies.finish(work(queue, *buffers))
-        finally:
-            thread.capturing = capturing
+        copies, buffers = _Copies(queue), []
+        for number, (address, size) in enumerate(zip(addresses, sizes, strict=True)):
+            if size is None or type(address) is not int:
+                buffers.append(None if size is None else address)
+            elif number in outputs:
+                buffers.append(copies.write(_bytes_at(address, size), self.keeps))
+            else:
+                buffers.append(copies.read(_bytes_at(address, size)))
+        if copies.events:
+            cl.wait_for_events(copies.events)
+        copies.finish(work(queue, *buffers))
 
 
 class CopyLaunches:

@@ -22,7 +22,6 @@ from ..commands.interface import Commands
 if TYPE_CHECKING:
     from ..commands.recording import Command
     from ..executable import Executable
-    from ..replay.schedule import Schedule
 
 Allocate = Callable[[int], tuple[int, Any]]
 """``allocate(size) -> (address, owner)``: memory for work on the stream, which the owner's destructor frees."""
@@ -115,9 +114,7 @@ class StreamPlace:
         Unlaunchable."""
         self.bind(executable)
 
-    def replay(
-        self, commands: Sequence[Command], schedule: Schedule, memory: Callable[[Any], Any]
-    ) -> Callable[[Stream], Any]:
+    def replay(self, commands: Sequence[Command], memory: Callable[[Any], Any]) -> Callable[[Stream], Any]:
         """Returns ``give(stream)``, which enqueues all recorded commands without a wait; here one by one, in order.
 
         Raises Unlaunchable if a program or a plan cannot run on a stream.

@@ -349,7 +349,7 @@ class Launch:
                 for place, scalar in zip(self._places, self._scalars, strict=True)
             ]
         # On an OpenCL queue, launch as OpenCLQueue.launch does.
-        if thread.capturing is None and not isinstance(queue, Commands):
+        if not isinstance(queue, Commands):
             kernel = self.kernel
             bound = kernel._bound or kernel.bound
             with kernel.lock:

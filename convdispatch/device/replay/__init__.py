@@ -1,6 +1,5 @@
-"""Recordings that are replayed: memory laid out once, commands on queues or on a stream.
+"""Recordings that are replayed: memory laid out once, commands on a queue or on a stream.
 
 - ``arena``: one block of memory for all slots of a recording.
-- ``program``: a recording prepared to run on queues.
-- ``schedule``: which command runs on which queue.
+- ``program``: a recording prepared to run on a queue.
 """

@@ -34,28 +34,15 @@ class Arena:
     unshared: int
 
 
-def lifetimes(commands: Sequence[Command], regions: Sequence[tuple[int, int]] = ()) -> list[Lifetime]:
-    """The lifetime of each root slot that is not persistent.
-
-    ``regions`` are ranges of commands (first, last) that may run in any order: a slot used inside one is in use
-    throughout it.
-    """
+def lifetimes(commands: Sequence[Command]) -> list[Lifetime]:
+    """The lifetime of each root slot that is not persistent."""
     first: dict[Slot, int] = {}
     last: dict[Slot, int] = {}
     for index, command in enumerate(commands):
         for slot in command.slots:
             first.setdefault(slot.root, index)
             last[slot.root] = index
-    lives = []
-    for slot in first:
-        if slot.persistent:
-            continue
-        begin, end = first[slot], last[slot]
-        for low, high in regions:
-            if begin <= high and low <= end:
-                begin, end = (low if low <= begin else begin), (high if end <= high else end)
-        lives.append(Lifetime(slot, begin, end))
-    return lives
+    return [Lifetime(slot, first[slot], last[slot]) for slot in first if not slot.persistent]
 
 
 def lay_out(used: Sequence[Lifetime], align: int) -> Arena:

@@ -1,7 +1,6 @@
-"""Program: a recording prepared to run on OpenCL's queues: one arena, bound kernels, one enqueue per command.
+"""Program: a recording prepared to run on an OpenCL queue: one arena, bound kernels, one enqueue per command.
 
-Memory is allocated and kernels are bound at the first run. Commands of one queue keep their order without events. A
-program on several queues waits for an event only where a step depends on a step of another queue.
+Memory is allocated and kernels are bound at the first run. The queue keeps the commands' order without events.
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ from ...api.errors import ConvDispatchError, InvalidArgument
 from .. import runtime
 from ..commands.queues import OpenCLQueue
 from ..commands.recording import Recording, Slot
-from ..cuda.bridge import bridge_of
 from ..memory.allocator import sub_region
 from ..places.stream import Stream, StreamPlace, place_of_device
 from .arena import Arena, lay_out, lifetimes
-from .schedule import Schedule
 
 
 class Program:
@@ -31,18 +28,15 @@ class Program:
     ``persistent`` slots have memory of their own, which ``memory(slot)`` returns; the others share the arena.
     """
 
-    def __init__(self, recording: Recording, schedule: Schedule | None = None) -> None:
+    def __init__(self, recording: Recording) -> None:
         self.queue, self.lock = recording.queue, threading.RLock()
         """The lock is held while commands are enqueued, and while memory is allocated."""
-        self.schedule = schedule or Schedule.single(recording.commands)
         self.what = [command.what for command in recording.commands]
         self._recording = recording
         self._own: dict[Slot, cl.MemoryObject] = {}
         """Memory of inputs and results, by slot."""
         self._parts: dict[Any, Any] = {}
         self._replay: Callable[[Stream], Any] | None = None
-        self.on_graph = False
-        """Whether ``run`` launches a CUDA graph on the bridge's stream instead of enqueuing on the queue."""
         self.no_graph: str | None = None
         """The reason why the program has no CUDA graph, once one was requested."""
 
@@ -50,21 +44,20 @@ class Program:
     def arena(self) -> Arena:
         """The arena: the offset of each slot that is not persistent."""
         align = max(128, runtime.device_info(self._recording.device).buffer_alignment)
-        return lay_out(lifetimes(self._recording.commands, self.schedule.regions), align)
+        return lay_out(lifetimes(self._recording.commands), align)
 
     @functools.cached_property
     def _memory(self) -> cl.MemoryObject:
         return runtime.fresh(self.queue, self.arena.size)
 
     @functools.cached_property
-    def _queues(self) -> list[OpenCLQueue]:
-        others = range(self.schedule.queues - 1)
-        return [OpenCLQueue(queue) for queue in (self.queue, *(type(self.queue)(self.queue.context) for _ in others))]
+    def _commands(self) -> OpenCLQueue:
+        return OpenCLQueue(self.queue)
 
     @functools.cached_property
     def _runs(self) -> list[Callable[..., Any]]:
         """The functions that enqueue the commands, bound to their memory."""
-        return [command.make(self.memory, self._queues[0]) for command in self._recording.commands]
+        return [command.make(self.memory, self._commands) for command in self._recording.commands]
 
     def memory(self, slot: Slot) -> cl.MemoryObject:
         """The buffer of a slot."""
@@ -90,14 +83,10 @@ class Program:
     def run(self) -> cl.Event | None:
         """Enqueue all commands; returns the event of the last one. Never waits."""
         with self.lock:
-            self._draw()
-            if self.on_graph:
-                return self._run_beside()
-            return self._run_on_one() if self.schedule.queues == 1 else self._run_on_several()
-
-    def _draw(self) -> None:
-        for late in self._recording.lates:
-            late.draw()
+            event = None
+            for run in self._runs:
+                event = run(self._commands)
+            return event
 
     def spans(self, runs: int) -> list[list[tuple[float, float]]]:
         """The start and end of each command in each of ``runs`` runs on one queue, in milliseconds of the device's
@@ -109,7 +98,6 @@ class Program:
         with self.lock:
             self.queue.finish()
             for _ in range(max(1, runs)):
-                self._draw()
                 events = [run(commands) for run in self._runs]
                 profiling.finish()
                 times.append([(float("nan"), float("nan"))] * len(events))
@@ -132,56 +120,14 @@ class Program:
                 return None
             try:
                 self.queue.finish()  # wait for constant weights that are being packed on the queue
-                self._replay = self._place.replay(self._recording.commands, self.schedule, self.memory)
+                self._replay = self._place.replay(self._recording.commands, self.memory)
             except ConvDispatchError as error:
                 self.no_graph = str(error)
         return self._replay
-
-    def use_graph(self) -> bool:
-        """Make ``run`` launch a CUDA graph from now on; returns whether that is possible."""
-        self.on_graph = self.replay is not None and bridge_of(self.queue) is not None
-        return self.on_graph
 
     def run_on(self, stream: Stream) -> None:
         """Launch all commands on a stream of the device, instead of the queue. Raises InvalidArgument."""
         if self.replay is None:
             raise InvalidArgument(f"the program does not run on a stream: {self.no_graph}")
         with self.lock:
-            self._draw()
             self.replay(stream)
-
-    def _run_beside(self) -> Any:
-        """Launch the graph on the bridge's CUDA stream, in the queue's order."""
-        across = bridge_of(self.queue)
-        with across:
-            across.enter()
-            self._replay(self._place.stream(across.stream.value or 0))  # type: ignore[union-attr, misc]
-            return across.leave()
-
-    def _run_on_one(self) -> Any:
-        commands, event = self._queues[0], None
-        for run in self._runs:
-            event = run(commands)
-        return event
-
-    def _run_on_several(self) -> Any:
-        last_events: list[Any] = [None] * len(self._queues)
-        done_events: dict[int, Any] = {}
-        steps = self.schedule.steps
-        start = [self._mark()] if any(step.starts for step in steps) else None
-        for step in steps:
-            commands = self._queues[step.queue]
-            wait = [done_events[key] for key in step.after] or (start if step.starts else None)
-            for index in step.commands:
-                last_events[step.queue] = self._runs[index](commands, wait)
-                wait = None
-            if step.awaited:
-                done_events[step.key] = last_events[step.queue]
-                commands.queue.flush()
-        return last_events[0]
-
-    def _mark(self) -> Any:
-        """An event after all earlier commands of the first queue."""
-        event = cl.enqueue_marker(self.queue)
-        self.queue.flush()
-        return event

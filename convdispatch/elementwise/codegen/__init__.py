@@ -5,5 +5,4 @@
 - ``kernel``: the kernel of an element-wise formula.
 - ``reduction_kernel``: the kernels of a reduction.
 - ``strides``: views with as few axes as they need.
-- ``symbols``: Python functions to formulas.
 """

@@ -53,7 +53,7 @@ class _Form:
     free_steps: tuple[tuple[int, ...], ...]
     reduced_steps: tuple[tuple[int, ...], ...]
     operands: tuple[tuple[str, str], ...]
-    """The operands' names and types; the operand named "" receives the first formula's values."""
+    """The operands' names and types."""
     scalars: tuple[str, ...]
     kind: str
     results: tuple[str, ...]
@@ -197,10 +197,7 @@ def _launch(context: cl.Context, form: _Form) -> Launch:
 def _source(form: _Form) -> str:
     dtypes = [numpy_dtype(dtype) for _, dtype in form.operands]
     outs = [numpy_dtype(dtype) for dtype in form.results]
-    arguments = [
-        f"global {'const ' if name else ''}{element(d).storage} *restrict p{i}, const long o{i}"
-        for i, (d, (name, _)) in enumerate(zip(dtypes, form.operands, strict=True))
-    ]
+    arguments = [f"global const {element(d).storage} *restrict p{i}, const long o{i}" for i, d in enumerate(dtypes)]
     arguments += [f"const {form.kind} v_{name}" for name in form.scalars]
     arguments += [f"global {element(d).storage} *pr{i}, const long or{i}" for i, d in enumerate(outs)]
     combine, neutral, integer_neutral = OPERATIONS[form.operation]
@@ -222,11 +219,9 @@ def _values(form: _Form, lane: str = "") -> list[str]:
     """
     lines = []
     for i, (name, dtype) in enumerate(form.operands):
-        if name:
-            load = element(numpy_dtype(dtype)).load
-            lines.append(
-                f"const {form.kind} v_{name} = {_load(i, load, form.reduced_steps[i][-1:] != (0,), lane, form.kind)};"
-            )
+        load = element(numpy_dtype(dtype)).load
+        value = _load(i, load, form.reduced_steps[i][-1:] != (0,), lane, form.kind)
+        lines.append(f"const {form.kind} v_{name} = {value};")
     for number, formula in enumerate(form.formulas):
         statements, result = formula.opencl(form.kind)
         if statements:
@@ -236,27 +231,19 @@ def _values(form: _Form, lane: str = "") -> list[str]:
             lines.append(f"x{number} = {result}; }}")
         else:
             lines.append(f"const {form.kind} x{number} = {result};")
-    for i, (name, dtype) in enumerate(form.operands):
-        if not name:
-            store = element(numpy_dtype(dtype)).store
-            guard = "" if form.gpu or form.rows else "if (own) "
-            lines.append(f"w{i}{lane} = x0;" if lane else guard + store.format(p=f"p{i}", i=f"i{i}", v="x0") + ";")
     return lines
 
 
 def _quads(form: _Form, combine: list[str]) -> list[str]:
-    """Four neighbours at ``i<n>``: loaded at once, computed and combined one by one, stored at once."""
-    lines, stored = [], []
-    for i, (name, dtype) in enumerate(form.operands):
+    """Four neighbours at ``i<n>``: loaded at once, computed and combined one by one."""
+    lines = []
+    for i, (_, dtype) in enumerate(form.operands):
         kind = f"{element(numpy_dtype(dtype)).storage}{VECTOR}"
-        if not name:
-            lines.append(f"{kind} w{i};")
-            stored.append(f"*(global {kind} *)(p{i} + i{i}) = w{i};")
-        elif form.reduced_steps[i][-1]:
+        if form.reduced_steps[i][-1]:
             lines.append(f"const {kind} w{i} = *(global const {kind} *)(p{i} + i{i});")
     for lane in range(VECTOR):
         lines += ["{", *("  " + line for line in [*_values(form, f".s{lane}"), *combine]), "}"]
-    return lines + stored
+    return lines
 
 
 def _split(name: str, index: str, sizes: tuple[int, ...], steps: tuple[tuple[int, ...], ...], base: str) -> list[str]:

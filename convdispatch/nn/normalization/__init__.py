@@ -1,6 +1,5 @@
 """Normalisation: by batch, by group, by neighbours.
 
-- ``batch_norm_kernel``: training in one kernel each way, on GPUs.
 - ``norms``: batch norm, local response norm.
 - ``row_norm``: rows by their own statistics in one kernel.
 - ``table_norm``: norms over channels of bytes, by tables.

@@ -19,7 +19,6 @@ from ...elementwise.tensor import Tensor
 from ..activations import activate
 from ..convolution import dense
 from ..tape import current_tape, paused
-from .batch_norm_kernel import normalise, takes
 from .row_norm import row_norm
 
 # This formula over channels gives batch norm's mean, 1 / deviation, factor of x, and running statistics from the sums
@@ -35,14 +34,12 @@ running_variance = running_variance + momentum * (variance * unbias - running_va
 """
 LRN_GROUP_ITEMS = 128
 """The number of work items of a work group on a GPU for local response normalisation."""
-LRN_LANES = 16
-"""The number of elements of the CPU kernel's vectors for local response normalisation."""
 LRN_CHANNELS_FIRST_RUN = 8
-"""The number of channels that a work item of local response normalisation computes with channels first."""
+"""The number of channels that a work item of local response normalisation computes with channels first on a GPU."""
 LRN_CHANNELS_LAST_RUN = 4
-"""The number of channels that a work item of local response normalisation computes with channels last."""
-LRN_MAX_ROWS = 32
-"""The most pixels that a CPU's work item of local response normalisation computes with channels last."""
+"""The number of channels that a work item of local response normalisation computes with channels last on a GPU."""
+LRN_CPU_RUN = 64
+"""The most channels that a CPU's work item of local response normalisation computes."""
 _NORMALISE = "(x - mean) * factor + shift"
 
 
@@ -90,9 +87,6 @@ def batch_norm(
     if count < 2:
         raise InvalidArgument(f"training needs more than one value a channel, got x of shape {x.shape}")
     tape = current_tape()
-    vectors = (scale, shift, running_mean, running_variance)
-    if takes(x, axis, vectors, residual, tape):
-        return normalise(x, vectors, residual, (momentum, epsilon), bool(activation), tape)
     with paused():
         axes = tuple(a for a in range(x.ndim) if a != axis)
         # The first value of each channel is viewed as a tensor that broadcasts with x.
@@ -132,15 +126,13 @@ def batch_norm(
         targets = [Tensor.empty((channels,), shift.dtype, x.queue) if sink is None else sink]
         (sums, _), (c, wide_c), (e, wide_e) = _vectors(3, x, wide)
         targets.append(sums)
-        # If the residual needs a gradient, dy times relu's slope is computed once, and stored while it is summed.
+        # If the residual needs a gradient, dy times relu's slope is computed once.
+        slope, slope_operands = d, gated
+        if tape.tracks(residual) and activation:
+            dy, slope, slope_operands = apply(d, dy=dy, **gated), "dy", {}
         dresidual = dy if tape.tracks(residual) else None
-        store, slope, slope_operands = None, d, gated
-        if dresidual is not None and activation:
-            dresidual = store = Tensor.empty(dy.shape, dy.dtype, dy.queue)
-        operands = {"dy": dy, "x": x, "mean": middle, **gated}
-        ds, dq = reduce("sum", (d, f"({d}) * (x - mean)"), axes, **operands, out=targets, store=store)
-        if store is not None:
-            dy, slope, slope_operands = store, "dy", {}
+        operands = {"dy": dy, "x": x, "mean": middle, **slope_operands}
+        ds, dq = reduce("sum", (slope, f"({slope}) * (x - mean)"), axes, **operands, out=targets)
         dscale = tape.sink(scale) if tape.tracks(scale) else None
         dscale = Tensor.empty((channels,), scale.dtype, x.queue) if dscale is None else dscale
         text = "g = dq * deviation; c = ds * r; e = g * deviation * r"
@@ -251,12 +243,8 @@ def _lrn(
 ) -> tuple[Launch, Launch]:
     suffix = "" if dtype == "float64" else "f"
     gpu = runtime.device_info(context.devices[0]).type != "cpu"
-    lanes = LRN_LANES if not gpu and dtype == "float32" and (inner == 1 or inner >= LRN_LANES) else 1
-    vectors = min(-(-channels // lanes), 4) * lanes
-    run = LRN_CHANNELS_FIRST_RUN if inner > 1 else LRN_CHANNELS_LAST_RUN if lanes == 1 else vectors
+    run = min(LRN_CPU_RUN, channels) if not gpu else LRN_CHANNELS_FIRST_RUN if inner > 1 else LRN_CHANNELS_LAST_RUN
     pixels = total // channels
-    each = max(1, min(LRN_MAX_ROWS, pixels // LRN_MAX_ROWS))
-    rows = lanes > 1 and inner == 1 and channels % lanes == 0 and size // 2 <= lanes
     values = {
         "channels": channels,
         "pixels": pixels,
@@ -266,23 +254,15 @@ def _lrn(
         "run": run,
         "flat": gpu,
         "index": "uint" if total < 2**31 else "ulong",
-        "lanes": lanes,
-        "each_pixels": each,
     }
     values |= {name: f"{float(value)!r}{suffix}" for name, value in (("scale", scale), ("beta", beta), ("bias", k))}
     program = build(context, storage_macros(dtype) + config_macros(values) + kernel_text(__package__, "lrn.cl"))
     runs = -(-channels // run)
     group: tuple[int, ...] | None = None
-    work: tuple[int, ...] = (-(-inner // lanes), runs, total // (channels * inner))
-    if inner == 1:
-        work = (runs, total // channels)
+    work: tuple[int, ...] = (runs, pixels) if inner == 1 else (inner, runs, total // (channels * inner))
     if gpu:
         work, group = (-(-math.prod(work) // LRN_GROUP_ITEMS) * LRN_GROUP_ITEMS,), (LRN_GROUP_ITEMS,)
-    # The kernel requires this work-group size too, so the driver may not choose another.
-    elif lanes > 1:
-        group = (1,) * len(work)
-    name, items = ("lrn_rows", (-(-pixels // each), 1)) if rows else ("lrn", work)
-    forward = Launch(program, name, items, group, "x offset y", names=("x", "offset", "y"))
+    forward = Launch(program, "lrn", work, group, "x offset y", names=("x", "offset", "y"))
     names = ("x", "offset", "dy", "dy_offset", "dx")
     return forward, Launch(program, "lrn_backward", work, group, " ".join(names), names=names)
 

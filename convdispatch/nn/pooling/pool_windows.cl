@@ -11,12 +11,10 @@
 //   SUM           1 with AVERAGE for the sum
 //   COUNT_PAD     1 if the padding's zeros count in a mean
 //   MB CHANNELS NHWC   images, channels, the layout
-//   FLAT PLANES   how work items are counted
+//   FLAT          how work items are counted
 //   INDEX         uint or ulong: holds any element's number
 //   INSIDE        1 if no window reaches beyond the input
-//   NOTE          1 to store each window's place of the largest
-//   BYTES         1 if a note is a byte, ky * KW + kx; 0: an int, the pixel; both plus CUT unless the largest is above 0
-//   GATED         1 to take no gradient where the largest is not above 0: the slope of a ReLU that made x
+//   NOTE          1 to store the pixel of each window's largest value, an int
 //   REAL ACC LOAD STORE   the element type (convdispatch.api.dtypes)
 
 #if ADAPTIVE
@@ -47,9 +45,7 @@
 #define START(area) ((long)plane * (area))
 #endif
 // This work item's plane, and its pixel among the `area` ones that work items are counted over.
-#if PLANES
-#define PLACE(area) const long plane = get_global_id(0);
-#elif FLAT
+#if FLAT
 #define ITEM(area)                                          \
   const INDEX item = get_global_id(0);                      \
   if (item >= (INDEX)MB * CHANNELS * (area)) return;
@@ -75,19 +71,6 @@
   const int pixel = get_global_id(0);                       \
   const long plane = get_global_id(1);
 #endif
-#if BYTES
-#define NOTED uchar
-#define CUT 128
-#else
-#define NOTED int
-#define CUT (1 << 30)
-#endif
-// The place that a note names; with GATED it is none, CUT or more, where the largest is not above 0.
-#if GATED
-#define WHERE(note) (note)
-#else
-#define WHERE(note) ((note) & (CUT - 1))
-#endif
 
 // How many of a window's K values, D apart from `begin` on, lie between `low` and `high`.
 #define COUNT(begin, k, d, low, high) \
@@ -107,7 +90,7 @@ inline int rows_of(int oy) { return VALUES(oy, IH, OH, KH, SH, PH, DH, PH_R); }
 inline int columns_of(int ox) { return VALUES(ox, IW, OW, KW, SW, PW, DW, PW_R); }
 inline ACC count_of(int oy, int ox) { return (ACC)(rows_of(oy) * columns_of(ox)); }
 
-// Runs over the window's values, each at pixel `at`; a note calls it `number`. `within` says whether it lies inside the
+// Runs over the window's values, each at pixel `at`. `within` says whether it lies inside the
 // input. Windows of one size run a constant number of times, and compare only where a window can leave the input.
 //
 // Where neighbours of one vector differ in what lies inside, nothing is skipped: the nearest pixel is read instead, and
@@ -118,7 +101,7 @@ inline ACC count_of(int oy, int ox) { return (ACC)(rows_of(oy) * columns_of(ox))
   const int bottom = END(oy, IH, OH, KH, SH, PH, DH), right = END(ox, IW, OW, KW, SW, PW, DW);  \
   for (int iy = BEGIN(oy, IH, OH, KH, SH, PH); iy < bottom; ++iy)                               \
     for (int ix = BEGIN(ox, IW, OW, KW, SW, PW); ix < right; ++ix) {                            \
-      const int at = iy * IW + ix, number = at, within = 1;                                     \
+      const int at = iy * IW + ix, within = 1;                                                  \
       body                                                                                      \
     }
 #else
@@ -135,7 +118,7 @@ inline ACC count_of(int oy, int ox) { return (ACC)(rows_of(oy) * columns_of(ox))
       const int iy = oy * SH - PH + ky * DH, ix = ox * SW - PW + kx * DW;                       \
       const int within = INSIDE || (iy >= 0 && iy < IH && ix >= 0 && ix < IW);                  \
       SKIP                                                                                      \
-      const int at = NEAREST, number = BYTES ? ky * KW + kx : at;                               \
+      const int at = NEAREST;                                                                   \
       body                                                                                      \
     }
 #endif

@@ -17,7 +17,7 @@ from ...device.tracing import operation
 from ...elementwise import apply, reduce
 from ...elementwise.tensor import Tensor
 from ..convolution import dense
-from ..tape import Rectified, current_tape
+from ..tape import current_tape
 
 _GROUP = 256
 _REALS = ("float32", "float64")
@@ -183,28 +183,15 @@ def _pool(kind: str, x: Tensor, values: dict[str, int], layout: str) -> Tensor:
     watched = tape is not None and tape.tracks(x)
     y, maximum_indices, key = pooled(kind, x, values, layout, gradients=watched, notes=watched and kind == "max")
     if watched and y.size:
-        x_shape, dtype, queue, mark = x.shape, x.dtype, x.queue, x.mark
+        x_shape, dtype, queue = x.shape, x.dtype, x.queue
 
         def backward(dy: Tensor) -> tuple[Tensor]:
             dy, dx = dense(dy), Tensor.empty(x_shape, dtype, queue)
-            element_offset = np.int64(dy.offset // dtype.itemsize)
-            launches = _launches(*key, True)
-            # The forward pass noted which values the ReLU cut, so that the ReLU's backward pass need not.
-            gate = maximum_indices is not None and launches.gated is not None and tape.is_rectified(mark)
-            back = launches.gated if gate else launches.backward
+            back = _launches(*key, True).backward
             assert back is not None
-            back(
-                queue,
-                (
-                    dy.base_data,
-                    element_offset,
-                    (dy if maximum_indices is None else maximum_indices).base_data,
-                    dx.base_data,
-                ),
-            )
-            if not gate:
-                return (dx,)
-            return (Rectified(dx, f"where(note < {launches.cut}, dy, 0)", {"dy": dy, "note": maximum_indices}),)
+            places = dy if maximum_indices is None else maximum_indices
+            back(queue, (dy.base_data, np.int64(dy.offset // dtype.itemsize), places.base_data, dx.base_data))
+            return (dx,)
 
         tape.record(y, (x,), backward)
     return y
@@ -213,7 +200,7 @@ def _pool(kind: str, x: Tensor, values: dict[str, int], layout: str) -> Tensor:
 def pooled(
     kind: str, x: Tensor, values: dict[str, int], layout: str, *, gradients: bool, notes: bool
 ) -> tuple[Tensor, Tensor | None, tuple[Any, ...]]:
-    """The pooling itself: y, where its largest values stood as ``notes``, and what its launches are kept by."""
+    """The pooling itself: y, the pixels of its largest values if ``notes``, and what its launches are kept by."""
     mb, channels, *_ = _sizes(x, layout)
     size = (values["oh"], values["ow"])
     shape = (mb, channels, *size) if layout == "nchw" else (mb, *size, channels)
@@ -228,7 +215,7 @@ def pooled(
     if not notes or launches.noting is None:
         launches.forward(x.queue, memory)
         return y, None, key
-    maximum_indices = Tensor.empty(shape, launches.noted, x.queue)
+    maximum_indices = Tensor.empty(shape, np.int32, x.queue)
     launches.noting(x.queue, (*memory, maximum_indices.base_data))
     return y, maximum_indices, key
 
@@ -238,17 +225,9 @@ class _Launches(NamedTuple):
     unused."""
 
     forward: Launch
-    noted: type
     noting: Launch | None = None
-    """The launch of the forward pass that also writes notes of type ``noted``."""
+    """The launch of the forward pass that also writes the pixels of the largest values."""
     backward: Launch | None = None
-    gated: Launch | None = None
-    """The launch of the backward pass through the pooling and the ReLU before it."""
-
-    @property
-    def cut(self) -> int:
-        """The least note of a window whose largest value is not above 0."""
-        return 128 if self.noted is np.uint8 else 1 << 30
 
 
 @keeps_programs
@@ -264,14 +243,8 @@ def _launches(
 ) -> _Launches:
     values = dict(items)
     gpu = runtime.device_info(context.devices[0]).type != "cpu"
-    planes = not gpu and not nhwc and dtype in _REALS
-    apart = not planes and _apart(values)
-    small = kind == "max" and not planes and not values["adaptive"] and values["kh"] * values["kw"] < 128
-    h, w = (values["ih"], values["iw"]) if not apart else (-(-values[f"i{a}"] // values[f"s{a}"]) for a in "hw")
     largest = mb * channels * max(values["ih"] * values["iw"], values["oh"] * values["ow"])
-    pairs = apart and not nhwc and dtype == "float32" and values["sw"] == 2 and values["iw"] % 2 == 0
     most_lanes = 64 // ALL_DTYPES[dtype].accumulator_size
-    lanes = _lanes(values, most_lanes) if planes else {}
     row_lanes = _row_lanes(values, channels if nhwc else None, most_lanes) if not gpu and dtype in _VECTORS else 1
     macros = {
         "mb": mb,
@@ -280,47 +253,35 @@ def _launches(
         "average": kind != "max",
         "sum": kind == "sum",
         "flat": gpu,
-        "planes": planes,
-        "apart": apart,
-        "pairs": pairs,
-        "bytes": small,
         "index": "uint" if largest < 2**31 else "ulong",
         **values,
     }
     head = _element(dtype) + config_macros(macros)
 
     def sizes(area: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        if planes:
-            # The kernel requires this work-group size too, so the driver may not choose another.
-            return (mb * channels,), (1,)
         if gpu:
             return (-(-mb * channels * area // _GROUP) * _GROUP,), (_GROUP,)
         return ((channels, mb * area) if nhwc else (area, mb * channels)), None
 
-    def program(note: bool = False, gated: bool = False) -> cl.Program:
-        options = {"note": note, "gated": gated, **lanes} | ({} if note else {"lanes": 1})
-        text = head + config_macros(options) + kernel_text(__package__, "pool_windows.cl")
-        return build(context, text + kernel_text(__package__, "pool_planes.cl" if planes else "pool.cl"))
+    def program(note: bool = False) -> cl.Program:
+        files = (kernel_text(__package__, file) for file in ("pool_windows.cl", "pool.cl"))
+        return build(context, "".join([head, config_macros({"note": note}), *files]))
 
     names, back = ("x", "offset", "y", "places"), ("dy", "offset", "places", "dx")
-    out, into = sizes(values["oh"] * values["ow"]), sizes(h * w)
+    out, into = sizes(values["oh"] * values["ow"]), sizes(values["ih"] * values["iw"])
     if row_lanes > 1:
-        options = macros | {"lanes": row_lanes, "note": False, "gated": False}
         files = (kernel_text(__package__, file) for file in ("pool_windows.cl", "pool_rows.cl"))
-        text = "".join([_element(dtype), config_macros(options), *files])
+        text = "".join([head, config_macros({"lanes": row_lanes, "note": False}), *files])
+        # The kernel requires this work-group size too, so the driver may not choose another.
         out_rows = (mb * values["oh"] if nhwc else mb * channels,), (1,)
         forward = Launch(build(context, text), "pool", *out_rows, "x offset y", names=names[:3])
     else:
         forward = Launch(program(), "pool", *out, "x offset y", names=names[:3])
-    noted = np.uint8 if small else np.int32
     if not gradients:
-        return _Launches(forward, noted)
+        return _Launches(forward)
     backward = Launch(program(), "pool_backward", *into, " ".join(back), names=back)
-    if kind != "max":
-        return _Launches(forward, noted, None, backward)
-    noting = Launch(program(note=True), "pool", *out, " ".join(names), names=names)
-    gated = Launch(program(gated=True), "pool_backward", *into, " ".join(back), names=back)
-    return _Launches(forward, noted, noting, backward, gated)
+    noting = Launch(program(note=True), "pool", *out, " ".join(names), names=names) if kind == "max" else None
+    return _Launches(forward, noting, backward)
 
 
 def _element(dtype: str) -> str:
@@ -333,17 +294,6 @@ def _element(dtype: str) -> str:
     )  # fmt: skip
 
 
-def _lanes(values: dict[str, int], most_lanes: int) -> dict[str, int]:
-    """For planes: a row's windows with all columns inside, and how many of them a CPU takes at once."""
-    if values["adaptive"] or values["sw"] > 2:
-        return {"safe_first": 0, "safe_end": 0, "lanes": 1}
-    first_safe = min(values["ow"], -(-values["pw"] // values["sw"]))
-    reach = values["iw"] + values["pw"] - (values["kw"] - 1) * values["dw"]
-    end = max(first_safe, min(values["ow"], -(-reach // values["sw"])))
-    lanes = next((n for n in (16, 8, 4) if n <= min(most_lanes, end - first_safe)), 1)
-    return {"safe_first": first_safe, "safe_end": end, "lanes": lanes}
-
-
 def _row_lanes(values: dict[str, int], channels: int | None, most_lanes: int) -> int:
     """How many windows of a row, or channels where they are last, a CPU takes at once; 1 where it cannot."""
     if values["adaptive"]:
@@ -352,17 +302,6 @@ def _row_lanes(values: dict[str, int], channels: int | None, most_lanes: int) ->
         return 1
     room = min(values["ow"], values["iw"]) if channels is None else channels
     return next((n for n in (16, 8, 4) if n <= min(most_lanes, room)), 1)
-
-
-def _apart(values: dict[str, int]) -> bool:
-    """No value lies in two windows, and none in the padding."""
-    return not values["adaptive"] and all(
-        not values[f"p{a}"] and (values[f"k{a}"] - 1) * values[f"d{a}"] < values[f"s{a}"] for a in "hw"
-    )
-
-
-_CUT = 1 << 30
-"""A power of two above every pixel's number in a note, so that ``note % _CUT`` is the pixel."""
 
 
 @operation
@@ -393,15 +332,6 @@ def max_pool_with_places(
         return Tensor.from_numpy(np.arange(count, dtype=np.int64).reshape(wide), queue)
 
     operands: dict[str, Any] = {"note": notes, "plane": numbers(mb * channels, mb, channels, 1, 1)}
-    if notes.dtype == np.uint8:
-        k = {name: values[name] for name in ("sh", "sw", "ph", "pw", "dh", "dw", "kw")}
-        text = (
-            "q = note % 128; r = oy * {sh} - {ph} + q // {kw} * {dh}; c = ox * {sw} - {pw} + q % {kw} * {dw}; ".format(
-                **k
-            )
-        )
-        operands |= {"oy": numbers(shape[2], shape[2], 1), "ox": numbers(shape[3], shape[3])}
-    else:
-        text = f"q = note % {_CUT}; r = q // {w}; c = q % {w}; "
+    text = f"r = note // {w}; c = note % {w}; "
     pixel = f"c * {h} + r" if column_major else f"r * {w} + c"
     return y, apply(f"{text} plane * {h * w} + {pixel}", dtype=np.int64, **operands)

@@ -150,12 +150,10 @@ class PackFile:
         self.forms = {}
         for key, form in _mapping(manifest.get("forms"), "forms").items():
             form = _mapping(form, "a form")
-            layout, queues = form.get("layout"), form.get("queues")
-            if layout not in _LAYOUTS or type(queues) is not int or not 1 <= queues <= 64:
-                raise _Invalid(
-                    f"a form has a layout and 1 to 64 queues, got {str(layout)[:40]!r} and {str(queues)[:40]}"
-                )
-            self.forms[key] = {"layout": layout, "queues": queues}
+            layout = form.get("layout")
+            if layout not in _LAYOUTS:
+                raise _Invalid(f"a form has a layout, got {str(layout)[:40]!r}")
+            self.forms[key] = {"layout": layout}
 
     def _table(self, manifest: Mapping[str, Any], table: str) -> dict[str, str]:
         members = _text_mapping(manifest.get(table), table)

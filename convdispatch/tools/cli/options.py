@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import shlex
 import sys
@@ -16,7 +17,6 @@ import click
 from rich.console import Console
 
 from ...api.device import DeviceInfo
-from ...api.errors import InvalidArgument
 from ...api.problem import DIRECTIONS, ConvProblem
 from ...measurement.shapes import Entry
 from .output import ours
@@ -32,16 +32,24 @@ class OutputFile(click.Path):
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
-        from ...nn.saving import try_place
-
         path = super().convert(value, param, context)
         if not path.parent.is_dir():
             self.fail(f"there is no folder {path.parent} for {path.name}: make it first", param, context)
         try:
-            try_place(path)
-        except InvalidArgument as error:
-            self.fail(str(error), param, context)
+            _try_place(path)
+        except (OSError, ValueError) as error:
+            self.fail(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}", param, context)
         return path
+
+
+def _try_place(path: Path) -> None:
+    """Raise OSError or ValueError where no file of this name could be written now; nothing is left behind."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{path.name}.", suffix=".part") as file:
+        file.write(b"\0" * 4096)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 OUTPUT = OutputFile()

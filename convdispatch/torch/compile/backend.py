@@ -35,7 +35,7 @@ class Backend:
     graphs."""
 
     def __init__(self, mode: str | None = None, options: Mapping[str, Any] | None = None) -> None:
-        """``mode`` and ``options`` are ``torch.compile``'s; the options "engine", "fuse_norms", "batch_invariant" and
+        """``mode`` and ``options`` are ``torch.compile``'s; the options "engine", "batch_invariant" and
         "strict_nan" (``policy``'s) are this package's, the others are inductor's.
 
         Raises InvalidArgument for an engine that there is not, InvalidPolicy for another kind of value.
@@ -43,12 +43,6 @@ class Backend:
         skip_our_frames()
         inductor_options = dict(options or {})
         self.engine, self.mode = inductor_options.pop("engine", None), mode
-        # In a CUDA graph ResNet-50's step gains by it (10.25 ms for 10.46 on an H200); outside of one it takes 41.7 ms
-        # for 24.8, because operators with norms are called by Python.
-        self.fuse_norms = inductor_options.pop("fuse_norms", False)
-        """Whether batch norms of graphs that learn are parts of convolutions; None lets selection decide."""
-        if not isinstance(self.fuse_norms, bool | None):
-            raise InvalidArgument(f"options['fuse_norms'] must be None, True or False, got {self.fuse_norms!r}")
         self.promises = {name: inductor_options.pop(name, None) for name in PROMISES}
         with promising(self.promises):  # checks the kinds of the values
             pass
@@ -90,7 +84,7 @@ class Backend:
         if learns and by_inductor and on_stream and channels_last.pays(device):
             channels_last.lay_channels_last(graph)
         if learns:
-            fuse_training_norms(graph, self.fuse_norms)
+            fuse_training_norms(graph)
         if by_inductor:
             self.graphs.append(Compiled(tensors, learns))
             return let_go_of_capture(inductor.compiled(graph, inputs, self), graph)

@@ -18,25 +18,10 @@ from ..dispatch import normed
 from ..dispatch.normed import sums_type
 from ..dispatch.routing import original, routed, settings_in_force
 from .fused_operator import activate, slope_times
-from .operators import FIXED_STRIDE_ORDER, convolution_backward, gradients, in_autocast, without_tangents
+from .operators import convolution_backward, define, gradients, in_autocast, without_tangents
 
 _aten = torch.ops.aten
 _GEOMETRY = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
-_library = torch.library.Library("convdispatch", "FRAGMENT")
-_library.define(
-    f"normed_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor? table, str? norm, bool sums, {_GEOMETRY}) "
-    "-> (Tensor, Tensor)",
-    tags=FIXED_STRIDE_ORDER,
-)
-_library.define(
-    "normed_convolution_backward(Tensor grad_output, Tensor input, Tensor weight, Tensor table, Tensor? residual, "
-    f"str norm, {_GEOMETRY}, bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
-    tags=FIXED_STRIDE_ORDER,
-)
-_library.define("channel_products(Tensor left, Tensor right) -> Tensor")
-normed_convolution = torch.ops.convdispatch.normed_convolution.default
-normed_convolution_backward = torch.ops.convdispatch.normed_convolution_backward.default
-channel_products = torch.ops.convdispatch.channel_products.default
 
 
 # Batch norm in PyTorch's operators. Its numbers are tensors of one number a channel, mean, scale and shift, because a
@@ -154,22 +139,27 @@ def _input(x: torch.Tensor, table: Any, norm: str | None) -> torch.Tensor:
 def _forward(x: torch.Tensor, w: torch.Tensor, bias: Any, table: Any, norm: Any, sums: bool, *geometry: Any) -> Any:
     without_tangents("normed_convolution", (x, w, bias, table))
 
-    def theirs() -> tuple[torch.Tensor, torch.Tensor]:
+    def theirs() -> tuple[torch.Tensor, torch.Tensor | None]:
         y = original("convolution", _input(x, table, norm), w, bias, *_whole(*geometry))
         if not sums:
-            return y, x.new_empty(0, dtype=sums_type(x.dtype))
+            return y, None
         mean, squares = statistics(y)
         return y, torch.stack([torch.full_like(mean, y.numel() // y.shape[1]), mean, squares])
 
     arguments = (x, w, bias, table, norm, sums, *geometry)
-    return routed("convolution", normed.forward, theirs, arguments, settings_in_force())
+    return _defined(x, routed("convolution", normed.forward, theirs, arguments, settings_in_force()))
+
+
+def _defined(like: torch.Tensor, results: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """An operator cannot return None: a result that was not requested is an empty tensor, also in the fake kernel."""
+    return tuple(like.new_empty(0) if each is None else each for each in results)
 
 
 def _backward(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *rest: Any) -> Any:
     table, residual, norm, *geometry, mask = rest
 
     def theirs() -> tuple[Any, Any, Any]:
-        arguments = (grad, _input(x, table, norm), w, None, *_whole(*geometry), [mask[0], mask[2], False])
+        arguments = (grad, _input(x, table, norm), w, None, *_whole(*geometry), [*mask[:2], False])
         data, weights, _ = original("convolution_backward", *arguments)
         sums = None
         if mask[0]:
@@ -177,15 +167,13 @@ def _backward(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *rest: Any) 
             data = data if residual is None else data + residual
             data = data if norm == "identity" else slope_times(data, norm, x=normed_input)
             data = data.to(x.dtype)
-        if mask[1]:
+        if mask[2]:
             axes, stored = [0, *range(2, x.ndim)], data.to(table.dtype)
             sums = torch.stack([stored.sum(axes), (stored * (x - _over_channels(table[0], x.ndim))).sum(axes)])
-        return data, sums, weights
+        return data, weights, sums
 
     arguments = (grad, x, w, *rest)
-    results = routed("convolution_backward", normed.backward, theirs, arguments, settings_in_force())
-    # An operator cannot return None: a gradient that was not requested is an empty tensor, also in the fake kernel.
-    return tuple(grad.new_empty(0) if each is None else each for each in results)
+    return _defined(grad, routed("convolution_backward", normed.backward, theirs, arguments, settings_in_force()))
 
 
 def _channel_products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -196,33 +184,43 @@ def _channel_products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return columns.T.float() @ rows.float()
 
 
-_COMPUTED = {
-    "normed_convolution": _forward,
-    "normed_convolution_backward": _backward,
-    "channel_products": _channel_products,
-}
-for _name, _compute in _COMPUTED.items():
-    _library.impl(_name, _compute, "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake("convdispatch::normed_convolution", lib=_library)
-def _(x: Any, w: Any, bias: Any, table: Any, norm: Any, sums: bool, *geometry: Any) -> Any:
+def _fake(x: Any, w: Any, bias: Any, table: Any, norm: Any, sums: bool, *geometry: Any) -> Any:
     y = _aten.convolution.default(x, w, bias, *_whole(*geometry))
-    return y, x.new_empty((3, w.shape[0]) if sums else (0,), dtype=sums_type(x.dtype))
+    return y, x.new_empty((3, w.shape[0]), dtype=sums_type(x.dtype)) if sums else x.new_empty(0)
 
 
-@torch.library.register_fake("convdispatch::normed_convolution_backward", lib=_library)
-def _(grad: Any, x: Any, w: Any, table: Any, residual: Any, norm: Any, *rest: Any) -> Any:
-    *geometry, (wants_data, wants_sums, wants_weights) = rest
-    mask = [wants_data, wants_weights, False]
-    data, weights, _ = _aten.convolution_backward.default(grad, x, w, None, *_whole(*geometry), mask)
-    sums = x.new_empty((2, x.shape[1]), dtype=sums_type(x.dtype)) if wants_sums else grad.new_empty(0)
-    return data if wants_data else grad.new_empty(0), sums, weights if wants_weights else grad.new_empty(0)
+def _fake_backward(grad: Any, x: Any, w: Any, table: Any, residual: Any, norm: Any, *rest: Any) -> Any:
+    *geometry, mask = rest
+    plain = [*mask[:2], False]
+    data, weights, _ = _aten.convolution_backward.default(grad, x, w, None, *_whole(*geometry), plain)
+    sums = x.new_empty((2, x.shape[1]), dtype=sums_type(x.dtype)) if mask[2] else None
+    return tuple(each if asked else grad.new_empty(0) for each, asked in zip((data, weights, sums), mask, strict=True))
 
 
-@torch.library.register_fake("convdispatch::channel_products", lib=_library)
-def _(left: Any, right: Any) -> Any:
-    return left.new_empty((left.shape[1], right.shape[1]), dtype=torch.float32)
+_library = torch.library.Library("convdispatch", "FRAGMENT")
+normed_convolution = define(
+    _library,
+    "normed_convolution",
+    "(Tensor input, Tensor weight, Tensor? bias, Tensor? table, str? norm, bool sums, "
+    f"{_GEOMETRY}) -> (Tensor, Tensor)",
+    _forward,
+    _fake,
+)
+normed_convolution_backward = define(
+    _library,
+    "normed_convolution_backward",
+    "(Tensor grad_output, Tensor input, Tensor weight, Tensor table, Tensor? residual, str? norm, "
+    f"{_GEOMETRY}, bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
+    _backward,
+    _fake_backward,
+)
+channel_products = define(
+    _library,
+    "channel_products",
+    "(Tensor left, Tensor right) -> Tensor",
+    _channel_products,
+    lambda left, right: left.new_empty((left.shape[1], right.shape[1]), dtype=torch.float32),
+)
 
 
 def sum_in_kernels(graph: Any) -> None:
@@ -238,12 +236,12 @@ def sum_in_kernels(graph: Any) -> None:
         values = call.meta["val"]
         if node.meta["val"].numel() != values[0].shape[1]:
             continue
-        *rest, (wants_data, _, wants_weights) = call.args
-        call.args = (*rest, [wants_data, True, wants_weights])
+        *rest, (wants_data, wants_weights, _) = call.args
+        call.args = (*rest, [wants_data, wants_weights, True])
         sums = values[0].new_empty((2, values[0].shape[1]), dtype=sums_type(values[0].dtype))
-        call.meta["val"] = (values[0], sums, values[2])
+        call.meta["val"] = (*values[:2], sums)
         with graph.inserting_after(call):
-            rows = graph.call_function(operator.getitem, (call, 1))
+            rows = graph.call_function(operator.getitem, (call, 2))
         with graph.inserting_after(rows):
             row = graph.call_function(_aten.select.int, (rows, 0, 0))
         rows.meta["val"], row.meta = sums, dict(node.meta)
@@ -304,15 +302,15 @@ class _NormedConvolution(torch.autograd.Function):
         by_x = by_bias = weights = None
         by_norm: tuple[Any, Any, Any] = (None, None, None)
         is_join = scale is None
-        mask = [needs_x or any(needs_norm), not is_join and any(needs_norm), needs_w and activated_x is None]
+        mask = [needs_x or any(needs_norm), needs_w and activated_x is None, not is_join and any(needs_norm)]
         if needs_w and activated_x is not None:
             arguments = (grad, activated_x, w, None, *_whole(*ctx.geometry), [False, True, False])
             weights = convolution_backward(*arguments)[1]
         if any(mask):
             saved, residual = (activated_x, more[-1]) if is_join else (x, None)
             results = normed_convolution_backward(grad, saved, w, rows, residual, ctx.activation, *ctx.geometry, mask)
-            data, sums, weights = results[0], results[1], results[2] if mask[2] else weights
-            if mask[1]:
+            data, weights, sums = results[0], results[1] if mask[1] else weights, results[2]
+            if mask[2]:
                 by_norm = -scale * sums[0], sums[1], sums[0]
             if needs_x:
                 by_x = data if is_join else (data.to(scale.dtype) * _over_channels(scale, x.ndim)).to(x.dtype)
@@ -382,8 +380,8 @@ class _NormalisedPointwise(torch.autograd.Function):
                 mask = [True, False, False]
                 by_x = convolution_backward(grad, a, scaled, None, *_whole(*geometry), mask)[0] + correction
             else:
-                arguments = (grad, x, scaled, rows, correction, ctx.activation, *geometry, [True, needs_norm, False])
-                data, sums, _ = normed_convolution_backward(*arguments)
+                arguments = (grad, x, scaled, rows, correction, ctx.activation, *geometry, [True, False, needs_norm])
+                data, _, sums = normed_convolution_backward(*arguments)
                 by_x = (data.to(wide) * _over_channels(input_scale, x.ndim)).to(x.dtype)
                 by_norm = (-input_scale * sums[0], sums[1], sums[0]) if needs_norm else by_norm
         by_bias = w.new_zeros(w.shape[0]) if ctx.has_bias else None  # the norm subtracts the bias again

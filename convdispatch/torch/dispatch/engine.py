@@ -16,8 +16,6 @@ import torch
 
 from ...api.errors import ConvDispatchError
 from ...api.policy import current_policy
-from ...api.problem import EXTRAS
-from ...calls.arrays.stream_arrays import ALIGNMENT
 from ...calls.call_cache import CallCache
 from ...calls.framework import autotune, tiers
 from ...calls.framework.fallback import Fallback
@@ -28,7 +26,7 @@ from ...selection import dispatch
 from .. import ranks
 from ..eager.bias_gradient import bias_gradient, make_ready
 from ..eager.planning import TORCH, CallRequest, LeftToPyTorch, planned_call
-from ..geometry import ADDED, PLAIN, Geometry
+from ..geometry import PLAIN, Geometry
 from ..settings import DEFAULT, Settings, benchmark, policy_of, switches
 from ..weights import alive, promise
 from . import native
@@ -49,11 +47,6 @@ def _forget() -> None:
     _cache.forget()
     _alive.clear()
     native.forget()
-
-
-_OPERANDS = ("x", "w", "y", *EXTRAS)
-_IN_FORMAT = ("x", "w", "y", "residual", "saved")
-"""The operands that have the memory format of the call; the others are contiguous."""
 
 
 _watchers: list[Callable[[str, Any, Sequence[Any], Geometry], None]] = []
@@ -125,8 +118,6 @@ def backward(
             data = data[(..., *(slice(size) for size in x.shape[2:]))].contiguous()
         return data, *others  # type: ignore[return-value]
     transposed = geometry[3]
-    accumulates = settings.accumulate_grad and output_mask[1] and not transposed
-    adding = _adding_call(geometry, (x, w, grad, None), settings) if accumulates else None
     data = weights = sums = constant = None
     parts: list[tuple[str, Any, int]] = []
     # Both calls are planned before either runs: if one is left to PyTorch, the whole backward is.
@@ -135,7 +126,7 @@ def backward(
         data = cached_call("data", geometry, (x, w, grad, None), constant is not None, settings)
         parts.append(("data", data, 0))
     if output_mask[1]:
-        weights = adding or cached_call("weights", geometry, (x, w, grad, None), False, settings)
+        weights = cached_call("weights", geometry, (x, w, grad, None), False, settings)
         parts.append(("weights", weights, 1))
     for part, call, _ in parts:
         if isinstance(call, Pending | LeftToPyTorch):  # raises before the other gradient is computed in vain
@@ -144,79 +135,10 @@ def backward(
         data = data(grad, w, None, None, constant) if transposed else data(None, w, grad, None, constant)
     if output_mask[2]:
         sums = bias_gradient(grad)
-    if adding is not None:  # last: once ``w.grad`` has changed, PyTorch cannot compute the whole backward instead
-        launch(adding, {"x": x, "w": w.grad, "y": grad})
-        torch.autograd.graph.increment_version(w.grad)
-        weights = None
-    elif weights is not None:
+    if weights is not None:
         weights = weights(grad, None, x) if transposed else weights(x, None, grad)
-    if accumulates:
-        native.decline()
-    else:
-        native.learn(parts, transposed, (grad, x, w), w, constant, with_sums=output_mask[2])
+    native.learn(parts, transposed, (grad, x, w), w, constant, with_sums=output_mask[2])
     return data, weights, sums
-
-
-def launch(call: Any, tensors: dict[str, torch.Tensor | None]) -> None:
-    """Launch a call on tensors by operand; copies those that its kernels cannot read in place."""
-    if call.empty:
-        raise Fallback("nothing to compute")
-    in_place: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        if tensor is None or not tensor.numel():
-            continue
-        readable = tensor.contiguous(memory_format=call.form if name in _IN_FORMAT else torch.contiguous_format)
-        if readable.is_neg() or readable.data_ptr() % ALIGNMENT:
-            readable = readable.resolve_neg().clone(memory_format=torch.preserve_format)
-        in_place[name] = readable
-    names = _OPERANDS[: len(call.sizes)]
-    addresses = [in_place[name].data_ptr() if name in in_place else 0 for name in names]
-    if call.host:
-        launched = call.launch(addresses, call.ask())
-        assert launched, "all operands have addresses of their own"
-    else:
-        stream = call.arrays.stream(in_place["x"])
-        with contextlib.nullcontext() if call.arrays.is_current(stream) else stream.current():
-            call.launch(stream, addresses)
-    if call.count is not None:
-        call.count(call.solver)
-
-
-def _adding_call(geometry: Any, tensors: tuple[Any, ...], settings: Settings) -> Any:
-    """The call that adds the weights' gradient to ``w.grad``; None if autograd is to do that."""
-    total = accumulated_gradient(tensors[1])
-    if total is None:
-        return None
-    call = cached_call("weights", geometry, tensors, False, settings, ADDED)
-    if not hasattr(call, "launch") or call.empty or total.data_ptr() % ALIGNMENT:
-        return None
-    return call if total.is_contiguous(memory_format=call.form) else None
-
-
-def accumulated_gradient(w: torch.Tensor) -> torch.Tensor | None:
-    """``w.grad``, if it is certain that autograd adds this convolution's gradient to it and does nothing else with it.
-
-    None where autograd returns the gradient instead, where a hook of the weights reads it, where it has a graph of its
-    own, and where ``w.grad`` is no plain tensor like the gradient. Hooks of nodes are invisible; those that come after
-    AccumulateGrad, as DistributedDataParallel's, find ``w.grad`` as always.
-    """
-    if torch.is_grad_enabled() or not w.is_leaf or w._backward_hooks or w._post_accumulate_grad_hooks:
-        return None
-    total, node = w.grad, torch._C._current_autograd_node()
-    if total is None or node is None or node.name() != "ConvolutionBackward0":
-        return None
-    destination = node.next_functions[1][0]
-    if getattr(destination, "variable", None) is not w or type(total) is not torch.Tensor or total.requires_grad:
-        return None
-    if (total.layout, total.dtype, total.device, total.stride()) != (w.layout, w.dtype, w.device, w.stride()):
-        return None
-    streams = None if w.is_cpu else torch.get_device_module(w.device)
-    if streams is not None and streams.current_stream(w.device) != streams.default_stream(w.device):
-        return None  # AccumulateGrad may add on another stream
-    try:
-        return total if torch._C._will_engine_execute_node(destination) else None
-    except RuntimeError:  # ``torch.autograd.grad`` returns the gradient
-        return None
 
 
 def _prepare_backward(

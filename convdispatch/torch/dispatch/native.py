@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 
 from ...api.errors import ConvDispatchWarning
 from ...api.policy import DEFAULT
+from ...api.problem import EXTRAS
 from ...calls.arrays.stream_arrays import ALIGNMENT
 from ...calls.call import Call
 from ...calls.framework.sizes import MEETINGS
@@ -29,8 +30,9 @@ from .. import counting, settings
 from ..eager.bias_gradient import kernels_of
 from ..weights import still
 
-_X, _W, _GRAD, _BIAS, _RESIDUAL, _OUT, _NONE = range(7)
+_X, _W, _GRAD, _BIAS, _RESIDUAL, _NORM, _OUT, _SUMS, _NONE = range(9)
 """Where an operand of a plan comes from: an argument of the operator, a new result, or nowhere."""
+_EXTRAS = dict(zip(EXTRAS, (_BIAS, _RESIDUAL, _NORM, _X, _SUMS), strict=True))
 _SOURCES = {
     ("forward", False): (_X, _W, _OUT),
     ("forward", True): (_OUT, _W, _X),
@@ -51,6 +53,9 @@ _OPERATORS = (
     "convdispatch::fused_convolution",
     "convdispatch::convolution",
     "convdispatch::convolution_backward",
+    "convdispatch::normed_convolution",
+    "convdispatch::normed_convolution_backward",
+    "convdispatch::channel_products",
 )
 """The operators that have a kernel on the native path, by its numbers; those on a CPU follow in the same order."""
 _computes: list[Any] = [None] * 2 * len(_OPERATORS)
@@ -240,9 +245,12 @@ def learn(
     constant: Any,
     with_sums: bool = False,
 ) -> None:
-    """Offer the native path what computed the current call: (part, cached call, index of its result) for each part,
-    with the operands ``tensors``; ``with_sums``: the third result is the sum of the first tensor. A call is left to
-    Python if one of its parts is no plain launch."""
+    """Offer the native path what computed the current call: (part, cached call, index of its result) for each part. A
+    call is left to Python if one of its parts is no plain launch.
+
+    ``tensors`` are input, weights, bias, residual and table, or gradient, input, weights, table and residual; those
+    behind the last one that is there may be left out. ``with_sums``: the third result is the sum of the first tensor.
+    """
     if not _launcher:
         return None
     steps: list[tuple[Any, ...]] = []
@@ -257,10 +265,8 @@ def learn(
             if not packed or holds is None:
                 return decline()
             packed = getattr(packed, "svm_ptr", packed)
-        bias, residual = (part == "forward" and each is not None for each in (*tensors[2:], None, None)[:2])
-        sources = _SOURCES[part, transposed]
-        sources = (*sources, _BIAS if bias else _NONE, _RESIDUAL if residual else _NONE)
-        steps.append((program, sources, result, packs))
+        extras = [_EXTRAS[name] if name in call.problem.extras else _NONE for name in EXTRAS[: len(call.sizes) - 3]]
+        steps.append((program, (*_SOURCES[part, transposed], *extras), result, packs))
     laid = _laid(steps, parts, tensors)
     if laid is None:
         return decline()
@@ -283,12 +289,13 @@ def _laid(
     """The operands that kernels read as copies with other strides, and those strides; None if an operand's address is
     not aligned for the kernels' vector loads."""
     read = {source for _, sources, _, packs in steps for source in sources if source != _W or not packs}
-    places = (_X, _W, _BIAS, _RESIDUAL) if parts and parts[0][0] == "forward" else (_GRAD, _X, _W)
+    forward = parts and parts[0][0] == "forward"
+    places = (_X, _W, _BIAS, _RESIDUAL, _NORM) if forward else (_GRAD, _X, _W, _NORM, _RESIDUAL)
     found = []
     for place, tensor in zip(places, tensors, strict=False):
         if tensor is None or place not in read:
             continue
-        form = torch.contiguous_format if tensor.ndim == 1 else parts[0][1].form
+        form = torch.contiguous_format if tensor.ndim < 3 else parts[0][1].form
         if not tensor.is_contiguous(memory_format=form):
             found.append((place, torch.empty(tensor.shape, device="meta", memory_format=form).stride()))
         elif tensor.data_ptr() % ALIGNMENT:

@@ -13,7 +13,7 @@ import torch
 
 from ...calls.framework.fallback import Fallback
 from ..settings import DEFAULT, Settings
-from . import engine
+from . import engine, native
 
 
 def sums_type(dtype: torch.dtype) -> torch.dtype:
@@ -28,17 +28,19 @@ def forward(
     table: torch.Tensor | None,
     *given: Any,
     settings: Settings = DEFAULT,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The convolution of ``norm(x)``, and the sums of the result's channels, an empty tensor if they are not requested.
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The convolution of ``norm(x)``, and the sums of the result's channels, None if they are not requested.
 
     ``given`` is the norm's activation, whether sums are requested, and stride, padding, dilation and groups.
     """
     norm, sums, *geometry = given
     call = _call("forward", geometry, (x, w, None, bias), (None, False, norm, sums), settings)
-    result = {"y": _result(call, x)}
-    result["sums"] = x.new_empty((3, w.shape[0]) if sums else 0, dtype=sums_type(x.dtype))
-    engine.launch(call, {"x": x, "w": w, "bias": bias, "norm": table, **result})
-    return result["y"], result["sums"]
+    y, rows = _result(call, x), None
+    if sums:
+        rows = x.new_empty((3, w.shape[0]), dtype=sums_type(x.dtype))
+    engine.launch(call, {"x": x, "w": w, "bias": bias, "norm": table, "y": y, "sums": rows})
+    native.learn([("forward", call, 0)], False, (x, w, bias, None, table), w, None)
+    return y, rows
 
 
 def backward(
@@ -48,12 +50,13 @@ def backward(
     *given: Any,
     settings: Settings = DEFAULT,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """The gradient of what the norm's activation reads, the sums of its channels, and the weights' gradient; None for
-    what is not requested. ``given`` is the table, the residual, the norm's activation, stride, padding, dilation,
-    groups and the mask of requests."""
-    table, residual, norm, *geometry, (wants_data, wants_sums, wants_weights) = given
+    """The gradient of what the norm's activation reads, the weights' gradient, and the sums of the first one's
+    channels; None for what is not requested. ``given`` is the table, the residual, the norm's activation, stride,
+    padding, dilation, groups and the mask of requests."""
+    table, residual, norm, *geometry, (wants_data, wants_weights, wants_sums) = given
     data = sums = weights = None
     data_call = weights_call = None
+    learnt: list[tuple[str, Any, int]] = []
     # Both calls are planned before either runs: if one is left to PyTorch, the whole backward is.
     if wants_data:
         parts = (None, residual is not None, norm, wants_sums)
@@ -65,10 +68,13 @@ def backward(
         sums = x.new_empty((2, x.shape[1]), dtype=sums_type(x.dtype)) if wants_sums else None
         operands = {"w": w, "y": grad, "residual": residual, "norm": table, "saved": x, "sums": sums}
         engine.launch(data_call, {"x": data, **operands})
+        learnt.append(("data", data_call, 0))
     if weights_call is not None:
         weights = _result(weights_call, x)
         engine.launch(weights_call, {"x": x, "w": weights, "y": grad, "norm": table})
-    return data, sums, weights
+        learnt.append(("weights", weights_call, 1))
+    native.learn(learnt, False, (grad, x, w, table, residual), w, None)
+    return data, weights, sums
 
 
 def _call(part: str, geometry: Sequence[Any], tensors: Any, parts: tuple[Any, ...], settings: Settings) -> Any:

@@ -43,7 +43,6 @@ def enable(
     min_flops: float | None = None,
     batch_invariant: bool | None = None,
     strict_nan: bool | None = None,
-    accumulate_grad: bool = False,
 ) -> Enabled:
     """Compute this process's convolutions by this package, forward and backward, on CPUs and CUDA devices.
 
@@ -51,16 +50,14 @@ def enable(
     switches (``torch.backends.cudnn.allow_tf32`` on CUDA, ``torch.set_float32_matmul_precision`` on CPUs). ``solver``
     names the only solvers that may run, by glob; convolutions of fewer than ``min_flops`` operations stay PyTorch's.
     ``batch_invariant`` and ``strict_nan`` are ``policy``'s: an image's bits do not depend on the batch, an infinity or
-    NaN reaches only what reads it; None leaves it to the policy. ``accumulate_grad``: kernels of weights' gradients add
-    to a ``.grad`` that is there, where autograd would; hooks of autograd's nodes then see no gradient of the weights.
-    What cannot be done here goes to PyTorch's own kernel, and ``counters`` says why.
+    NaN reaches only what reads it; None leaves it to the policy. What cannot be done here goes to
+    PyTorch's own kernel, and ``counters`` says why.
 
     Raises InvalidArgument, and RuntimeError for a rank that hears nothing of rank 0.
     """
     environment.check()
     promises = {"batch_invariant": batch_invariant, "strict_nan": strict_nan}
-    flags = {**promises, "accumulate_grad": accumulate_grad}
-    settings, before = checked(math, solver, min_flops, **flags), _in_force
+    settings, before = checked(math, solver, min_flops, **promises), _in_force
     ranks.meet()
     watch_captures()
     _set(settings)

@@ -106,7 +106,7 @@ class Race:
 
         verdict = faster(list(candidates.values()), inputs)
         name, winner = list(candidates.items())[verdict.best]
-        choice_cache.store(self._key, name, 1, verdict, self._known)
+        choice_cache.store(self._key, name, verdict, self._known)
         return winner
 
 

@@ -74,7 +74,7 @@ def compiled(graph: fx.GraphModule, inputs: Sequence[Any], backend: Any) -> Call
     patches = {**backend.patches, "post_grad_custom_pre_pass": _pass(is_tuned(backend.mode))}
     decompositions = None
     on_cpu = all(each.is_cpu for each in inputs if isinstance(each, torch.Tensor))
-    if backend.fuse_norms or (backend.fuse_norms is None and not on_cpu):
+    if not on_cpu:
         # Inductor's kernel for a maximum's gradient writes each value once, in a fixed order. The decomposition adds
         # values into zeros in float32, which moves four times the bytes; on CPUs it takes three quarters of the time.
         with config.patch(backend.patches):
@@ -190,9 +190,9 @@ def _tasks(node: fx.Node, device: torch.device | None, constant: bool) -> Iterat
         grad, x, w, _, residual, norm, *geometry, mask = node.args
         tensors = (x, w, grad, None)
         if mask[0]:
-            parts = (None, residual is not None, norm, mask[1])
+            parts = (None, residual is not None, norm, mask[2])
             yield from _task(device, "data", _whole(*geometry), tensors, False, parts)
-        if mask[2]:
+        if mask[1]:
             yield from _task(device, "weights", _whole(*geometry), tensors, False, (None, False, norm, False))
     elif node.target is operators.convolution_backward:
         grad, x, w, _, *geometry_arguments, mask = node.args
@@ -221,6 +221,11 @@ def _plan(part: str, geometry: Any, values: Any, constant: bool, epilogue: Any, 
     x, w, grad, bias = (
         None if v is None else torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=device) for v in values
     )
+    # Planning reads no values, and problems that are planned side by side would hold gigabytes beside what the forward
+    # pass saved. Constant weights are looked at.
+    for tensor in (x, grad):
+        if tensor is not None:
+            tensor.untyped_storage().resize_(0)
     if constant:
         w = torch.nn.Parameter(w, requires_grad=False)
         constant = promise(w, fused=True) is not None

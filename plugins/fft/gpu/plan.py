@@ -27,8 +27,6 @@ class Tile(NamedTuple):
     """Length in k of one slice of the operands in local memory."""
     tm: int
     tn: int
-    three: bool
-    """Whether a complex product is computed by three real products instead of four."""
     unroll: int
     """Steps of k by which the loop over a slice is unrolled."""
 
@@ -40,7 +38,7 @@ class Tile(NamedTuple):
     @property
     def local_size(self) -> int:
         """Bytes of local memory: two slices of both operands."""
-        return 2 * self.bk * (self.bm + self.bn) * (12 if self.three else 8)
+        return 2 * self.bk * (self.bm + self.bn) * 8
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,15 @@
 // Elements are (re, im) pairs, side by side. A work group computes BM x BN of one frequency from slices of BK k's in local
 // memory; a work item computes TM x TN, in units of 2 that are 2 BM / TM rows and 2 BN / TN columns apart, so that
 // neighbours read neighbouring 16 bytes. A complex product takes four real ones.
-% if three:
-// Here it takes three (Gauss): re = ar br - ai bi, im = (ar + ai)(br + bi) - ar br - ai bi. Slices are three planes (re, im,
-// re + im) in local memory, units are of 4, and a work item computes TM x TN of each plane's product.
-% endif
 <%
 rows, columns = bm // tm, bn // tn
 items = rows * columns
 warp_n = min(8, columns)
 warp_m = max(1, min(32 // warp_n, rows))
-unit = 4 if three else 2
 sides = [("a", bm, m, m_pitch, "m0"), ("b", bn, n, n_pitch, "n0")]
 minus, plus = ("", "-") if conjugate else ("-", "")
 n_tiles, m_tiles = -(-n // bn), -(-m // bm)
-def size(tile): return 3 * bk * tile // 4 if three else bk * tile // 2
+def size(tile): return bk * tile // 2
 %>\
 // The compiler fuses no products of its own choice, which would depend on the sizes.
 #pragma OPENCL FP_CONTRACT OFF
@@ -46,15 +41,7 @@ at = f"(kt + (tid + {s * items}) / {tile // 2}) * {pitch // 2} + (tid + {s * ite
 <% total = bk * tile // 2 %>\
 % for s in range(-(-total // items)):
       ${f"if (tid + {s * items} < {total}) " if total % items and (s + 1) * items > total else ""}{
-% if three:
-        local PAIR *to = (local PAIR *)(s${o} + stage * ${size(tile)}) + tid + ${s * items};
-        const PAIR re = ${o}_next${s}.s02, im = ${"-" if o == "a" and conjugate else ""}${o}_next${s}.s13;
-        to[0] = re;
-        to[${total}] = im;
-        to[${2 * total}] = re + im;
-% else:
         s${o}[stage * ${total} + tid + ${s * items}] = ${o}_next${s};
-% endif
       }
 % endfor
 % endfor
@@ -71,15 +58,9 @@ void product(global const QUAD *restrict a, long a_off, global const QUAD *restr
   const long f = get_group_id(0) / ${n_tiles * m_tiles};
   global const QUAD *restrict pa = a + a_off + f * ${k * m_pitch // 2} + m0 / 2;
   global const QUAD *restrict pb = b + b_off + f * ${k * n_pitch // 2} + n0 / 2;
-% if three:
-% for plane, q in pairs(range(3), range(tm)):
-  QUAD ${", ".join(f"u{plane}_{q}_{p} = (QUAD)(0)" for p in range(tn // 4))};
-% endfor
-% else:
 % for q, p in pairs(range(tm), range(tn // 2)):
   QUAD ${f"u{q}_{p} = (QUAD)(0)"};
 % endfor
-% endif
 % for o, tile, *_ in sides:
   QUAD ${", ".join(f"{o}_next{s}" for s in range(-(-(bk * tile // 2) // items)))};
 % endfor
@@ -95,21 +76,6 @@ ${fetch()}\
     local const QUAD *la = sa + stage * ${size(bm)} + ty, *lb = sb + stage * ${size(bn)} + tx;
 #pragma unroll ${unroll}
     for (int k = 0; k < ${bk}; ++k) {
-% if three:
-% for plane in range(3):
-      {
-% for q in range(tm // 4):
-        const QUAD a${q} = la[${plane * bk * bm // 4} + k * ${bm // 4} + ${q * rows}];
-% endfor
-% for p in range(tn // 4):
-        const QUAD b${p} = lb[${plane * bk * bn // 4} + k * ${bn // 4} + ${p * columns}];
-% endfor
-% for q, p in pairs(range(tm), range(tn // 4)):
-        u${plane}_${q}_${p} = fma((QUAD)(a${q // 4}.s${q % 4}), b${p}, u${plane}_${q}_${p});
-% endfor
-      }
-% endfor
-% else:
 % for q in range(tm // 2):
       const QUAD a${q} = la[k * ${bm // 2} + ${q * rows}];
 % endfor
@@ -125,7 +91,6 @@ ${fetch()}\
       u${q}_${p}.s13 = fma((PAIR)(${plus}a${q // 2}.s${q % 2 * 2 + 1}), b${p}.s02, u${q}_${p}.s13);
 % endfor
 % endfor
-% endif
     }
     if (kt >= ${k}) break;
     stage ^= 1;
@@ -135,21 +100,13 @@ ${keep()}\
   c += c_off + f * ${m * n_pitch // 2} + n0 / 2;
 % for q in range(tm):
   {
-    const int row = m0 + (ty + ${q // unit * rows}) * ${unit} + ${q % unit};
+    const int row = m0 + (ty + ${q // 2 * rows}) * 2 + ${q % 2};
     ${f"if (row < {m})" if m % bm else ""} {
-% for p in range(tn // unit):
-      ${f"if (n0 + (tx + {p * columns}) * {unit} < {n_pitch})" if n_pitch % bn else ""} {
-% if three:
-        const long at = row * ${n_pitch // 2}L + (tx + ${p * columns}) * 2;
-        const QUAD re = u0_${q}_${p} - u1_${q}_${p}, im = u2_${q}_${p} - u0_${q}_${p} - u1_${q}_${p};
-        const QUAD first = (QUAD)(re.s0, im.s0, re.s1, im.s1), second = (QUAD)(re.s2, im.s2, re.s3, im.s3);
-        c[at] = ${"c[at] + first" if accumulate else "first"};
-        c[at + 1] = ${"c[at + 1] + second" if accumulate else "second"};
-% else:
+% for p in range(tn // 2):
+      ${f"if (n0 + (tx + {p * columns}) * 2 < {n_pitch})" if n_pitch % bn else ""} {
         const long at = row * ${n_pitch // 2}L + tx + ${p * columns};
         const QUAD r = u${q}_${p};
         c[at] = ${"c[at] + r" if accumulate else "r"};
-% endif
       }
 % endfor
     }

@@ -51,16 +51,14 @@ MAX_PARTS = 256
 """Most parts that a layout is cut into."""
 # (Tile of a product, percent of a compute unit's peak that it reaches); a complex product counts as four real ones.
 TILES = (
-    (Tile(128, 64, 8, 8, 8, True, 8), 88),
-    (Tile(64, 128, 8, 8, 8, True, 8), 88),
-    (Tile(64, 64, 8, 8, 4, False, 4), 79),
-    (Tile(64, 64, 8, 4, 4, False, 8), 78),
-    (Tile(32, 64, 8, 4, 4, False, 8), 78),
-    (Tile(64, 32, 8, 4, 4, False, 8), 77),
-    (Tile(32, 32, 8, 4, 4, False, 8), 76),
-    (Tile(16, 64, 8, 4, 4, False, 8), 60),
-    (Tile(64, 16, 8, 4, 4, False, 8), 60),
-    (Tile(16, 16, 8, 4, 4, False, 8), 42),
+    (Tile(64, 64, 8, 8, 4, 4), 79),
+    (Tile(64, 64, 8, 4, 4, 8), 78),
+    (Tile(32, 64, 8, 4, 4, 8), 78),
+    (Tile(64, 32, 8, 4, 4, 8), 77),
+    (Tile(32, 32, 8, 4, 4, 8), 76),
+    (Tile(16, 64, 8, 4, 4, 8), 60),
+    (Tile(64, 16, 8, 4, 4, 8), 60),
+    (Tile(16, 16, 8, 4, 4, 8), 42),
 )
 SHARES = dict(TILES)
 
@@ -149,15 +147,8 @@ def _product_seconds(layout: Layout, device: DeviceInfo) -> float:
     tile = layout.tile
     m, n, k = layout.result_rows, layout.chunks[1], layout.chunks[2]
     groups = -(-m // tile.bm) * -(-n // tile.bn) * layout.transform.frequencies * layout.problem.g
-    # A tile with three planes of sums leaves registers for two work groups per compute unit, which start and end
-    # together.
-    round_size = device.compute_units * (2 if tile.three else 1)
-    rounds = -(-groups // round_size) * round_size
+    rounds = -(-groups // device.compute_units) * device.compute_units
     share = SHARES.get(tile, 72)
-    if tile.three and device.vendor != "nvidia":
-        # A tile with three planes has 192 sums and needs over 240 registers, which halves the speed of GPUs not from
-        # NVIDIA.
-        share //= 2
     multiply_seconds = 8.0 * rounds * tile.bm * tile.bn * (k + START_STEPS) * 100 / share
     move_seconds = sum(layout.sizes) + (layout.sizes[2] if len(layout.starts[2]) > 1 else 0)
     multiply_seconds, move_seconds = multiply_seconds / peaks.flops, move_seconds / (COPY_SHARE * peaks.bandwidth)

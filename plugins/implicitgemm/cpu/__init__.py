@@ -8,8 +8,6 @@ A new solver is a module with a ``Kernel`` of its configuration and a ``KernelSo
 - ``places``: which vectors of a plane a depthwise tile reads, and how their lanes are moved.
 - ``direct``: forward and data gradient of every geometry.
 - ``weights``: the weights' gradient of every geometry.
-- ``flat_weights``: the weights' gradient of few channels per group, NCHW.
-- ``phases``: strided data gradients, all phases in one launch, NCHW.
 - ``pointwise``: 1x1 layers as one matrix product.
 - ``skinny``: forward layers of few pixels and long sums.
 - ``stem``: forward layers of few source channels, NCHW.

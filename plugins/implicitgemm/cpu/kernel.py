@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from convdispatch.api import (
@@ -21,26 +21,9 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
-from convdispatch.api.cpu import PAGE, Balance, cdiv, transposed
+from convdispatch.api.cpu import PAGE, Balance, transposed
 
 from .passes import Pass
-
-MOST_BANDS = 1024
-"""Most bands that the rows of an image are divided into; with more, bands would be lower than any that is chosen."""
-
-
-def band_heights(rows: int) -> list[int]:
-    """Return the heights of bands (in rows) that divide ``rows`` evenly, the tallest first."""
-    return sorted({cdiv(rows, count) for count in range(1, min(rows, MOST_BANDS) + 1)}, reverse=True)
-
-
-def cheapest(rated: Iterable[tuple[Any, float, dict[str, Any]]], fallback: dict[str, Any]) -> list[dict[str, Any]]:
-    """The cheapest configuration of each of the four cheapest tiles; ``rated`` has (tile, cost, configuration)."""
-    best: dict[Any, tuple[float, dict[str, Any]]] = {}
-    for tile, cost, config in rated:
-        if tile not in best or cost < best[tile][0]:
-            best[tile] = cost, config
-    return [config for _, config in sorted(best.values(), key=lambda each: each[0])[:4]] or [fallback]
 
 
 class Kernel:

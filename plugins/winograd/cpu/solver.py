@@ -101,7 +101,7 @@ def expected_error(problem: ConvProblem, m: int, r: int) -> float:
     """Relative error of F(m, r) on standard normal data.
 
     It grows with the root of the number of products that a transformed element sums one after the other.
-    ``bench/cases/winograd_error.py`` prints the tables of docs/results/accuracy.md, where the rates come from.
+    The rates come from the tables of docs/results/accuracy.md.
     """
     axes = (problem.kh > 1) + (problem.kw > 1)
     merged = m**axes if problem.direction == "bwd_weights" else r**axes

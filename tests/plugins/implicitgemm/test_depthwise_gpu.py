@@ -77,14 +77,3 @@ def test_every_configuration_fits_its_text_and_memory():
                 assert tile.lanes * tile.deep <= 128
                 assert tile.lanes * tile.slabs >= tile.across
                 assert tile.geometry.volume * tile.vector * tile.lanes * tile.accsize <= 32768
-
-
-@pytest.mark.parametrize(("text", "words"), [
-    ("fwd_f16_nhwc_g8mb1ic16ih6oc16kh3", "one channel"),
-    ("fwd_f16_nhwc_g8mb1ic8ih6oc16kh3", "one channel"),
-    ("fwd_f16_nhwc_g8mb0ic8ih6oc8kh3", "1 image"),
-    ("bwd_weights_f16_nhwc_g8mb1ic8ih6oc8kh3", "weights' gradient"),
-    ("fwd_f32_g8mb1ic8ih60oc8kh51", "multiply-adds"),
-])  # fmt: skip
-def test_refused_in_words(text, words):
-    assert words in Depthwise().rejects(ConvProblem.parse(text), SMALL)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from checking import check
-from processors import described, device_of
+from processors import described
 
 import convdispatch as cd
 from convdispatch import ConvProblem
 from convdispatch.selection.choice import ranking
-from convdispatch.selection.plugins.loader import plugins
-from convdispatch.selection.solver_query import query
 
 NAME = "implicitgemm.depthwise_transposed"
 SHAPES = {
@@ -76,21 +74,6 @@ def test_what_is_not_finite_stays_where_it_is_read(shape, value):
             got = cd.conv_backward_data(dy, w, problem.x_shape, **options)
             reached = cd.conv_backward_data(*touched, problem.x_shape, **options)
         np.testing.assert_array_equal(np.isfinite(got), reached == 0)
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("fwd_f32_g2mb1ic2ih9oc2kh3sh2", "bwd_data only"),
-        ("bwd_data_f32_nhwc_g2mb1ic2ih9oc2kh3sh2", "nchw only"),
-        ("bwd_data_f32_g2mb1ic2ih9oc2kh3", "a stride only"),
-        ("bwd_data_f32_g2mb1ic2ih9iw9oc2kh3kw3sh2sw2dh1dw2", "dilation 1 along w only"),
-        ("bwd_data_f32_mb1ic2ih9oc5kh3sh2", "4 output channels a group at most"),
-        ("bwd_data_f32_g2mb1ic2ih40000iw40000oc2kh8kw8sh4sw4", "planes of"),
-    ],
-)
-def test_near_misses(text, reason):
-    assert reason in query(plugins().solvers[NAME], ConvProblem.parse(text), device_of("avx512")).refused
 
 
 @pytest.mark.parametrize(

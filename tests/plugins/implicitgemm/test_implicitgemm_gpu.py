@@ -14,11 +14,9 @@ from convdispatch_implicitgemm.gpu.solver import Tiled
 from plans import LARGE, SMALL, check_solver, declared, table_cases
 
 from convdispatch import ConvProblem
-from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 from convdispatch.device import rates
 from convdispatch.measurement import shapes
-from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 SOLVERS = declared(convdispatch_implicitgemm, SMALL)
@@ -125,12 +123,6 @@ def test_what_is_compiled_decides_the_form():
     assert Form.of(Product(base.replace(mb=5, ic=48, oc=96, kh=5, kw=5), tile)) == forms[0]
 
 
-def test_columns_that_no_int_counts_are_refused():
-    """65536 images of 2^15 pixels are 2^31 columns."""
-    assert "columns" in Tiled().rejects(ConvProblem.parse("mb65536ic1ih128iw256oc1kh1"), LARGE)
-    assert Tiled().rejects(ConvProblem.parse("mb32768ic1ih128iw256oc1kh1"), LARGE) is None
-
-
 @pytest.mark.parametrize("text", ["bwd_data_mb2ic3ih13oc6kh7sh2ph3", "bwd_data_nhwc_g2mb1ic4ih9iw14oc4kh5sh3ph1"])
 def test_narrow_groups_in_every_shape(queue, text):
     problem = ConvProblem.parse(text)
@@ -173,14 +165,3 @@ def on_a_queue(monkeypatch, tmp_path):
 ])  # fmt: skip
 def test_costs_are_times_measured_on_an_h200(on_a_queue, solver, text, config, ms):
     assert solver.cost(ConvProblem.parse(text), LARGE, config) * 1e3 == pytest.approx(ms, rel=0.25)
-
-
-def test_a_cpu_is_refused_in_words():
-    cpu = DeviceInfo("some", "intel", "cpu", "simd512", max_work_group_size=4096)
-    for name in SOLVERS:
-        assert "CPU" in plugins().solvers[name].rejects(ConvProblem.parse("mb1ic4ih8oc4kh3"), cpu)
-
-
-def test_what_is_left_out_is_refused():
-    assert "4 output channels" in Narrow().rejects(ConvProblem.parse("mb1ic4ih8oc8kh3"), SMALL)
-    assert "forward" in Narrow().rejects(ConvProblem.parse("bwd_weights_mb1ic4ih8oc4kh3"), SMALL)

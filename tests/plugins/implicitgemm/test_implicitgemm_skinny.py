@@ -120,22 +120,6 @@ def run(problem, x, w, device):
         return convdispatch.conv(x, w, **options_of(problem), queue=runtime.queue(device))
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("bwd_data_mb1ic512ih2oc64kh1", "forward only, got bwd_data"),
-        ("mb0ic512ih2oc64kh1", "1 to 64 places of all images, got 0"),
-        ("mb5ic512ih4oc64kh1", "1 to 64 places of all images, got 80"),
-        ("mb1ic512ih13oc64kh13", "128 taps at most, got 169"),
-        ("mb1ic63ih2oc64kh1", "sums of 64 products or more, got 63"),
-        ("g8mb1ic504ih2oc64kh1", "sums of 64 products or more, got 63"),
-    ],
-)
-def test_refusals_are_sentences(text, reason):
-    solver = plugins().solvers[SKINNY]
-    assert solver.rejects(ConvProblem.parse(text), device_of("avx512")) == reason
-
-
 @pytest.mark.parametrize("units", [2, 16])
 @pytest.mark.parametrize("name", ["avx2", "avx512"])
 @pytest.mark.parametrize(

@@ -11,12 +11,8 @@ import pytest
 from convdispatch_winograd.cpu.solver import TILES, expected_error, plain_error, shrunk
 from plans import check_config
 
-import convdispatch
-from bench.place import options_of
-from convdispatch import NoSolver
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
-from convdispatch.measurement import reference
 from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("cpu")
@@ -173,45 +169,6 @@ def test_configurations(device, full, direction):
     found = list(solver.configs(problem, info))
     for number in range(len(found)) if full else {1, len(found) - 1}:
         assert run(problem, device, (4, 3), number) <= 1e-5
-
-
-def test_constant_weights_are_packed_once(device):
-    """The packed form serves every later call, also under another batch size."""
-    random = np.random.default_rng(0)
-    problem = ConvProblem.parse("mb2ic18ih9oc35kh3ph1")
-    w = random.standard_normal(problem.w_shape).astype(np.float32)
-    held = convdispatch.constant(w)
-    with convdispatch.policy(solver="winograd.f4x3", fallback=False):
-        for mb in (2, 2, 3):
-            p = problem.replace(mb=mb)
-            x = random.standard_normal(p.x_shape).astype(np.float32)
-            got = convdispatch.conv(x, held, **options_of(p), queue=runtime.queue(device))
-            assert reference.relative_error(got, reference.compute(p, x=x, w=w)) <= 1e-5
-
-
-def test_same_bits_every_time(device):
-    checking.check_same_bits(ConvProblem.parse("bwd_weights_mb2ic24ih14oc40kh3ph1"), device, "winograd.f4x3")
-
-
-@pytest.mark.parametrize(
-    ("tile", "text", "reason"),
-    [
-        ((4, 3), "mb1ic16ih8oc16kh5", "3x3, 3x1 or 1x3 only, got 5x5"),
-        ((4, 3), "mb1ic16ih9oc16kh3sh2", "stride 1 only, got 2x2"),
-        ((4, 3), "mb1ic16ih9oc16kh3dh2", "dilation 1 only, got 2x2"),
-        ((4, 3), "mb1ic16id9ih9iw9oc16kd3kh3kw3", "1-D and 2-D only, got 3-D"),
-        ((4, 3), "mb1ic3ih9oc16kh3", "channels a group or more, got 3"),
-        ((6, 3), "mb1ic64ih3oc64kh3", "multiplications spared 1.2 times or more, got"),
-        ((6, 3), "mb1ic64ih28oc64kh3ph1+tanh", "got 3.3e-06, 3.7 times that behind tanh"),
-        ((6, 3), "ieee_mb1ic64ih14oc64kh3", "twice a plain sum's error"),
-    ],
-)
-def test_refusals_are_sentences(device, tile, text, reason):
-    problem = ConvProblem.parse(text)
-    assert reason in solver_of(tile).rejects(problem, runtime.device_info(device))
-    operands, _ = checking.make_operands(problem)
-    with convdispatch.policy(solver=solver_of(tile).name), pytest.raises(NoSolver):
-        checking.call(problem, operands.present(), queue=runtime.queue(device))
 
 
 def test_ieee_takes_small_tiles(device):

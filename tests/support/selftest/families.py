@@ -5,6 +5,7 @@ A family's options are its kernels' forms: layouts, dtypes, windows, axes. ``run
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,91 +36,52 @@ _MEAN = [
 ]
 _SIZES = [{"size": (3, 5)}, {"size": (1, 7)}]
 _SHAPES = ["-w", "4 -w", "-4 w", "3 w -5", "-3 w -5", "-2 3 -w", "2 -3 w"]
+
+
+def forms(**choices: Any) -> list[dict[str, Any]]:
+    """Every combination of a word's choices; a choice of the word ``also`` is several words at once."""
+    found = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+    return [form.pop("also", {}) | form for form in found]
+
+
+def windows(kind: str, dtypes: tuple[str, ...], also: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A pooling's; of dtypes but float32 those of stride 1."""
+    every = forms(kind=(kind,), layout=LAYOUTS, dtype=dtypes, also=also)
+    return [form for form in every if form["dtype"] == "float32" or form["stride"] == 1]
+
+
+LAYOUTS, FEW, SINGLE = ("nchw", "nhwc"), ("float32", "float16"), ("float32",)
+_GATED = [{"kernel": 3, "stride": 1, "padding": 1}, {"kernel": 2, "stride": 1, "padding": 0},
+          {"kernel": 3, "stride": 2, "padding": 1}]  # fmt: skip
+_LRN = [{"size": 5, "beta": 0.75}, {"size": 4, "beta": 0.5}, {"size": 3, "beta": 0.6}]
+_NORM = [{"relu": False, "plus": False}, {"relu": True, "plus": False}, {"relu": True, "plus": True}]
+ACROSS = ("channels", "pixels")
 FAMILIES: dict[str, tuple[Callable[..., Found], list[dict[str, Any]]]] = {
-    "max_pool": (
-        images.pooling,
-        [
-            {"kind": "max", "layout": layout, "dtype": dtype, **window}
-            for layout in ("nchw", "nhwc")
-            for dtype in ("float32", "float64", "float16")
-            for window in _MAX
-            if dtype == "float32" or window["stride"] == 1
-        ],
-    ),
-    "avg_pool": (
-        images.pooling,
-        [
-            {"kind": "avg", "layout": layout, "dtype": dtype, **window}
-            for layout in ("nchw", "nhwc")
-            for dtype in ("float32", "float64")
-            for window in _MEAN
-            if dtype == "float32" or window["stride"] == 1
-        ],
-    ),
-    "adaptive_pool": (
-        images.pooling,
-        [
-            {"kind": kind, "layout": layout, "dtype": "float32", **size}
-            for kind in ("max", "avg")
-            for layout in ("nchw", "nhwc")
-            for size in _SIZES
-        ],
-    ),
-    "relu_max_pool": (
-        images.gated_pooling,
-        [
-            {"layout": layout, "kernel": k, "stride": s, "padding": p}
-            for layout in ("nchw", "nhwc")
-            for k, s, p in ((3, 1, 1), (2, 1, 0), (3, 2, 1))
-        ],
-    ),
-    "lrn": (
-        images.lrn,
-        [
-            {"layout": layout, "size": size, "beta": beta, "dtype": "float32", "across": across}
-            for layout in ("nchw", "nhwc")
-            for size, beta in ((5, 0.75), (4, 0.5), (3, 0.6))
-            for across in ("channels", "pixels")
-        ],
-    ),
-    "batch_norm": (
-        images.batch_norm,
-        [
-            {"layout": layout, "relu": relu, "plus": plus, "across": across}
-            for layout in ("nchw", "nhwc")
-            for relu, plus in ((False, False), (True, False), (True, True))
-            for across in ("channels", "pixels")
-        ],
-    ),
-    "softmax": (elements.softmax, [{"dtype": d, "axis": axis} for d in ("float32", "float64") for axis in (-1, 1)]),
-    "cross_entropy": (
-        elements.cross_entropy,
-        [{"dtype": d, "reduction": r} for d in ("float32", "float64") for r in ("mean", "none")],
-    ),
+    "max_pool": (images.pooling, windows("max", ("float32", "float64", "float16"), _MAX)),
+    "avg_pool": (images.pooling, windows("avg", ("float32", "float64"), _MEAN)),
+    "adaptive_pool": (images.pooling, forms(kind=("max", "avg"), layout=LAYOUTS, dtype=SINGLE, also=_SIZES)),
+    "relu_max_pool": (images.gated_pooling, forms(layout=LAYOUTS, also=_GATED)),
+    "lrn": (images.lrn, forms(layout=LAYOUTS, also=_LRN, dtype=SINGLE, across=ACROSS)),
+    "batch_norm": (images.batch_norm, forms(layout=LAYOUTS, also=_NORM, across=ACROSS)),
+    "softmax": (elements.softmax, forms(dtype=("float32", "float64"), axis=(-1, 1))),
+    "cross_entropy": (elements.cross_entropy, forms(dtype=("float32", "float64"), reduction=("mean", "none"))),
     "reduction": (
         elements.reduction,
-        [{"operation": "sum", "shape": shape, "dtype": d} for shape in _SHAPES for d in ("float32", "float16")]
-        + [{"operation": o, "shape": shape, "dtype": "float32"} for o in ("max", "min", "mean") for shape in _SHAPES],
+        forms(operation=("sum",), shape=_SHAPES, dtype=FEW)
+        + forms(operation=("max", "min", "mean"), shape=_SHAPES, dtype=SINGLE),
     ),
     "formula": (
         elements.formula,
-        [
-            {"shapes": shapes, "dtype": dtype}
-            for shapes in ("w w", "3xw w", "3xw 3x1", "wx3 3", "2x5xw 5x1", "wx2x3 2x1")
-            for dtype in ("float32", "float16", "float64")
-        ],
+        forms(shapes=("w w", "3xw w", "3xw 3x1", "wx3 3", "2x5xw 5x1", "wx2x3 2x1"), dtype=(*FEW, "float64")),
     ),
-    "activation": (
-        elements.activation,
-        [{"name": name, "dtype": d} for name in ACTIVATIONS for d in ("float32", "float16")],
-    ),
-    "views": (elements.views, [{"dtype": d} for d in ("float32", "float64", "float16", "int8")]),
-    "joining": (elements.joining, [{"axis": axis, "dtype": d} for axis in (1, 2) for d in ("float32", "float16")]),
-    "random": (elements.random, [{"kind": kind} for kind in ("uniform", "normal")]),
-    "dropout": (elements.dropout, [{"dtype": d} for d in ("float32", "float16")]),
-    "linear": (elements.linear, [{"across": across} for across in ("rows", "inner", "outer")]),
-    "optimiser": (elements.optimiser, [{"kind": kind} for kind in ("sgd", "adam")]),
-    "look": (elements.look, [{"itemsize": size} for size in (2, 4, 8)]),
+    "activation": (elements.activation, forms(name=ACTIVATIONS, dtype=FEW)),
+    "views": (elements.views, forms(dtype=("float32", "float64", "float16", "int8"))),
+    "joining": (elements.joining, forms(axis=(1, 2), dtype=FEW)),
+    "random": (elements.random, forms(kind=("uniform", "normal"))),
+    "dropout": (elements.dropout, forms(dtype=FEW)),
+    "linear": (elements.linear, forms(across=("rows", "inner", "outer"))),
+    "optimiser": (elements.optimiser, forms(kind=("sgd", "adam"))),
+    "look": (elements.look, forms(itemsize=(2, 4, 8))),
 }
 """Name to what computes it and the forms there are."""
 

@@ -1,103 +1,108 @@
-"""Families over images: pooling and the norms over channels, each a function of a width."""
+"""Families over images: pooling and the norms over channels, each a function of a width; PyTorch says what is right."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from convdispatch.nn import functional
 from convdispatch.tensor import Tensor
 
-from . import oracle
 from .bench import Bench, Found, in_layout
+
+torch = pytest.importorskip("torch", reason="torch, which says what is right, is not installed (extra: torch)")
+F = torch.nn.functional
+
+
+def expected(of: Callable[..., Any], dy: Callable[..., np.ndarray], *arrays: np.ndarray) -> tuple[Any, Any, Any]:
+    """``of(*arrays)`` in float64, its gradient ``dy(*shape)``, and the arrays' gradients."""
+    leaves = [torch.from_numpy(array.astype(np.float64)).requires_grad_() for array in arrays]
+    y = of(*leaves)
+    slope = dy(*y.shape)
+    found = torch.autograd.grad(y, leaves, torch.from_numpy(slope.astype(np.float64)))
+    return y.detach().numpy(), slope, [each.numpy() for each in found]
 
 
 def pooling(bench: Bench, width: int, kind: str, layout: str, dtype: str, **window: Any) -> Found:
     """``window``: what functional's pooling takes, or ``size`` for an adaptive one."""
-    height = max(5, width % 9 + 3)
-    x = bench.draw(2, 3, height, width, dtype=dtype)
+    x = bench.draw(2, 3, max(5, width % 9 + 3), width, dtype=dtype)
+    name, theirs = f"{kind}_pool", {"kernel_size" if word == "kernel" else word: n for word, n in window.items()}
     if "size" in window:
-        found = oracle.adaptive_windows((height, width), window["size"])
-        operation = getattr(functional, f"adaptive_{kind}_pool")
-    else:
-        pairs = {name: (n, n) for name, n in window.items() if name in ("kernel", "stride", "padding", "dilation")}
-        fits = width + 2 * window["padding"] > window.get("dilation", 1) * (window["kernel"] - 1)
-        if not fits:
-            return
-        rest = {new: window[old] for old, new in (("ceil_mode", "ceil_mode"), ("count_include_pad", "count_pad"))
-                if old in window}  # fmt: skip
-        found = oracle.windows((height, width), **pairs, **rest)
-        operation = getattr(functional, f"{kind}_pool")
-    slopes: dict[str, np.ndarray] = {}
+        name, theirs = f"adaptive_{name}", {"output_size": window["size"]}
+    elif width + 2 * window["padding"] <= window.get("dilation", 1) * (window["kernel"] - 1):
+        return
+    y, dy, (dx,) = expected(lambda t: getattr(F, f"{name}2d")(t, **theirs), lambda *s: bench.draw(*s, dtype=dtype), x)
 
-    def dy(shape: tuple[int, ...]) -> np.ndarray:
-        return slopes.setdefault("dy", bench.draw(*shape, dtype=dtype)).astype(np.float64)
+    def ours(t: Tensor) -> Tensor:
+        return getattr(functional, name)(t, layout=layout, **window)
 
-    y, dx = oracle.pool("max" if kind == "max" else "average", x.astype(np.float64), found, dy)
-    given = bench.put(x, layout)
-    yield "y", operation(given, layout=layout, **window).numpy(), in_layout(y, layout)
-    got, (back,) = bench.gradients(
-        lambda t: operation(t, layout=layout, **window), [given], lambda _: bench.put(slopes["dy"], layout)
-    )
+    yield "y", ours(bench.put(x, layout)).numpy(), in_layout(y, layout)
+    got, (back,) = bench.gradients(ours, [bench.put(x, layout)], lambda _: bench.put(dy, layout))
     yield "y with notes", got.numpy(), in_layout(y, layout)
     yield "dx", back.numpy(), in_layout(dx, layout)
 
 
 def gated_pooling(bench: Bench, width: int, layout: str, kernel: int, stride: int, padding: int) -> Found:
     """A pooling right behind a ReLU, whose slope its gradient takes along."""
-    x = bench.draw(2, 3, 7, width)
-    scale, shift = np.ones(3, np.float32), np.zeros(3, np.float32)
-    z, *_ = (value for _, value in oracle.batch_norm(x.astype(np.float64), scale, shift, None, True, np.zeros(x.shape)))
-    found = oracle.windows((7, width), (kernel, kernel), (stride, stride), (padding, padding))
-    slope = bench.draw(*oracle.pool("max", z, found)[0].shape)
-    y, dz = oracle.pool("max", z, found, lambda _: slope.astype(np.float64))
-    expected = dict(oracle.batch_norm(x.astype(np.float64), scale, shift, None, True, dz))
-    vectors = [bench.put(v.copy()) for v in (scale, shift, shift, scale)]
+    x, window = bench.draw(2, 3, 7, width), (kernel, stride, padding)
 
-    def net(t: Tensor) -> Tensor:
+    def theirs(t: Any) -> Any:
+        return F.max_pool2d(F.batch_norm(t, None, None, training=True).relu(), *window)
+
+    y, dy, (dx,) = expected(theirs, bench.draw, x)
+    vectors = [bench.put(fill(3, np.float32)) for fill in (np.ones, np.zeros, np.zeros, np.ones)]
+
+    def ours(t: Tensor) -> Tensor:
         normal = functional.batch_norm(t, *vectors, training=True, activation="relu", layout=layout)
-        return functional.max_pool(normal, kernel, stride, padding, layout=layout)
+        return functional.max_pool(normal, *window, layout=layout)
 
-    got, (dx,) = bench.gradients(net, [bench.put(x, layout)], lambda _: bench.put(slope, layout))
+    got, (back,) = bench.gradients(ours, [bench.put(x, layout)], lambda _: bench.put(dy, layout))
     yield "y", got.numpy(), in_layout(y, layout)
-    yield "dx", dx.numpy(), in_layout(expected["dx"], layout)
+    yield "dx", back.numpy(), in_layout(dx, layout)
 
 
 def lrn(bench: Bench, width: int, layout: str, size: int, beta: float, dtype: str, across: str) -> Found:
     """``across``: whether the width is that of channels or of pixels."""
-    shape = (2, width, 3, 5) if across == "channels" else (2, 7, 3, width)
-    x, dy = bench.draw(*shape, dtype=dtype), bench.draw(*shape, dtype=dtype)
-    y, dx = oracle.lrn(x.astype(np.float64), size, 0.5, beta, 1.5, dy.astype(np.float64))
+    x = bench.draw(*((2, width, 3, 5) if across == "channels" else (2, 7, 3, width)), dtype=dtype)
+    options = size, 0.5, beta, 1.5
+    y, dy, (dx,) = expected(lambda t: F.local_response_norm(t, *options), lambda *s: bench.draw(*s, dtype=dtype), x)
 
-    def operation(t: Tensor) -> Tensor:
-        return functional.local_response_norm(t, size, 0.5, beta, 1.5, layout=layout)
+    def ours(t: Tensor) -> Tensor:
+        return functional.local_response_norm(t, *options, layout=layout)
 
-    got, (back,) = bench.gradients(operation, [bench.put(x, layout)], lambda _: bench.put(dy, layout))
+    got, (back,) = bench.gradients(ours, [bench.put(x, layout)], lambda _: bench.put(dy, layout))
     yield "y", got.numpy(), in_layout(y, layout)
     yield "dx", back.numpy(), in_layout(dx, layout)
 
 
 def batch_norm(bench: Bench, width: int, layout: str, relu: bool, plus: bool, across: str) -> Found:
     shape = (2, width, 3, 5) if across == "channels" else (2, 5, 3, width)
-    x, dy, extra = (bench.draw(*shape) for _ in range(3))
-    scale, shift = bench.draw(shape[1]), bench.draw(shape[1])
-    residual = extra.astype(np.float64) if plus else None
-    expected = dict(oracle.batch_norm(*(a.astype(np.float64) for a in (x, scale, shift)), residual, relu, dy))
+    arrays = {"dx": bench.draw(*shape), "dscale": bench.draw(shape[1]), "dshift": bench.draw(shape[1])}
+    arrays |= {"dresidual": bench.draw(*shape)} if plus else {}
+    right = {"mean": np.zeros(shape[1]), "variance": np.zeros(shape[1])}
+    statistics = [torch.from_numpy(each) for each in right.values()]
+
+    def theirs(t: Any, a: Any, b: Any, r: Any = 0, training: bool = True) -> Any:
+        y = F.batch_norm(t, *statistics, a, b, training, 1.0) + r
+        return y.relu() if relu else y
+
+    right["y"], dy, slopes = expected(theirs, bench.draw, *arrays.values())
+    right |= dict(zip(arrays, slopes, strict=True))
+    inputs = [bench.put(array, layout if array.ndim == 4 else "nchw") for array in arrays.values()]
     mean, variance = (bench.put(np.zeros(shape[1], np.float32)) for _ in range(2))
-    inputs = [bench.put(x, layout), bench.put(scale), bench.put(shift), *([bench.put(extra, layout)] if plus else [])]
     options = {"layout": layout, "activation": "relu" if relu else None}
 
-    def operation(t: Tensor, a: Tensor, b: Tensor, r: Tensor | None = None) -> Tensor:
+    def ours(t: Tensor, a: Tensor, b: Tensor, r: Tensor | None = None) -> Tensor:
         return functional.batch_norm(t, a, b, mean, variance, training=True, momentum=1.0, residual=r, **options)
 
-    y, (dx, dscale, dshift, *rest) = bench.gradients(operation, inputs, lambda _: bench.put(dy, layout))
-    names = {"y": y, "mean": mean, "variance": variance, "dx": dx, "dscale": dscale, "dshift": dshift}
-    names |= dict(zip(["dresidual"], rest, strict=False))
-    for name, got in names.items():
-        yield name, got.numpy(), in_layout(expected[name], layout) if expected[name].ndim == 4 else expected[name]
-    still = functional.batch_norm(*inputs[:3], mean, variance, training=False, **options).numpy()
-    wide = (1, -1, 1, 1)
-    factor = scale / np.sqrt(expected["variance"] + 1e-5)
-    right = (x - expected["mean"].reshape(wide)) * factor.reshape(wide) + shift.reshape(wide)
-    yield "y of inference", still, in_layout(np.maximum(right, 0) if relu else right, layout)
+    y, found = bench.gradients(ours, inputs, lambda _: bench.put(dy, layout))
+    for name, got in ({"y": y, "mean": mean, "variance": variance} | dict(zip(arrays, found, strict=True))).items():
+        yield name, got.numpy(), in_layout(right[name], layout) if right[name].ndim == 4 else right[name]
+    with torch.no_grad():
+        wide = [torch.from_numpy(each.astype(np.float64)) for each in list(arrays.values())[:3]]
+        plain = theirs(*wide, training=False)
+    got = functional.batch_norm(*inputs[:3], mean, variance, training=False, **options).numpy()
+    yield "y of inference", got, in_layout(plain.numpy(), layout)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,16 +22,6 @@ class Result:
     """Of solvers, in words."""
     wrong: list[str] = field(default_factory=list)
     """A sentence for each question that went wrong."""
-    left: int = 0
-    """Questions that the time left no room for."""
-    kinds: Counter[str] = field(default_factory=Counter)
-    """Questions answered, by family or solver."""
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        found = f"{len(self.wrong)} wrong: {self.wrong[0]}" if self.wrong else "everything right" if self.right else ""
-        counts = f"{self.right + len(self.wrong)} computed, {self.refused} refused, {self.left} not asked"
-        return f"{found or 'nothing was computed'} ({counts}; {self.seconds:.0f} s)"
 
 
 def named(case: dict[str, Any]) -> str:
@@ -44,34 +32,21 @@ def named(case: dict[str, Any]) -> str:
     return f"{case['family']} width={case['width']} {options}".strip()
 
 
-def run(
-    device: str,
-    cases: Sequence[dict[str, Any]],
-    until: float | None = None,
-    step: Callable[[str, int], None] = lambda words, advance: None,
-) -> Result:
+def run(device: str, cases: Sequence[dict[str, Any]]) -> Result:
     """Ask a device, by its address (``runtime.address``), one question after the other.
 
-    A child that ends or hangs costs the question it was at, and another takes its place. None begins after ``until``
-    (``time.monotonic``). ``step(words, 1)`` is told of each.
+    A child that ends or hangs costs the question it was at, and another takes its place.
     """
-    result, began = Result(), time.monotonic()
-    child = RestartingChild(__name__, {"device": device})
+    result, child = Result(), RestartingChild(__name__, {"device": device})
     try:
-        for number, case in enumerate(cases):
-            if until is not None and time.monotonic() > until:
-                result.left = len(cases) - number
-                break
-            step(named(case), 1)
+        for case in cases:
             try:
                 said = child.answer(case, CASE_S)
             except NotStarted as died:
                 result.wrong.append(f"no process could use the device: {died}")
-                result.left = len(cases) - number
                 break
             except Died as died:
                 said = {"wrong": [str(died)]}
-            result.kinds[case.get("family") or case["solver"]] += "refused" not in said
             if "refused" in said:
                 result.refused += 1
             elif said["wrong"]:
@@ -80,7 +55,6 @@ def run(
                 result.right += 1
     finally:
         child.close()
-    result.seconds = time.monotonic() - began
     return result
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,30 +168,21 @@ class FusionJudge:
 
 
 class _Judges(dict[torch.device, FusionJudge]):
-    """The judges of a graph's devices; ``forced`` finds that everything pays."""
+    """The judges of a graph's devices."""
 
-    def __init__(self, forced: bool | None) -> None:
-        super().__init__()
-        self._forced = bool(forced)
-
-    def of(self, device: torch.device) -> Callable[..., bool]:
-        """The ``FusionJudge.pays`` of a device."""
-        if self._forced:
-            return lambda *_: True
-        if device not in self:
-            self[device] = FusionJudge(device)
-        return self[device].pays
+    def __missing__(self, device: torch.device) -> FusionJudge:
+        self[device] = FusionJudge(device)
+        return self[device]
 
 
-def fuse_training_norms(graph: fx.GraphModule, forced: bool | None = None) -> int:
-    """Rewrite the graph in place; returns the number of batch norms that were rewritten. ``forced`` overrules
-    selection: True rewrites all that can be, False none."""
+def fuse_training_norms(graph: fx.GraphModule) -> int:
+    """Rewrite the graph in place; returns the number of batch norms that were rewritten."""
     nodes = list(graph.graph.nodes)
-    if forced is False or not any(node.target is _BATCH_NORM for node in nodes):
+    if not any(node.target is _BATCH_NORM for node in nodes):
         return 0
     with torch._subclasses.fake_tensor.unset_fake_temporarily():
         convolutions = {node: part for node in nodes if (part := _convolution(node)) is not None}
-        judges = _Judges(forced)
+        judges = _Judges()
         norms = [norm for node in nodes if (norm := _norm(node, convolutions, judges)) is not None]
         taken = {norm.activation for norm in norms if norm.consumers}
         joins = [
@@ -283,7 +274,7 @@ def _norm(node: fx.Node, convolutions: dict[fx.Node, Convolution], judges: _Judg
         return None
     if value.device.type not in _DEVICES or type(given["training"]) is not bool:
         return None
-    pays = judges.of(value.device)
+    pays = judges[value.device].pays
     producer = convolutions.get(given["input"])
     if given["training"] and producer is not None and all(map(_only_reads, producer.node.users)):
         taken_in = producer.norm is not None and producer.norm.is_prologue
@@ -343,7 +334,7 @@ def _join(node: fx.Node, convolutions: dict[fx.Node, Convolution], judges: _Judg
     sums = any(each.normalised is not None for each in convolutions.values())
     fused = plain.replace(norm="relu", residual=True, sums=sums)
     # Passes for sums and for a gradient would each read two gradients and relu's result, and now read one gradient.
-    if not judges.of(_value(x).device)([plain], [fused], 4 * operand_bytes(plain, "x"), 0):
+    if not judges[_value(x).device].pays([plain], [fused], 4 * operand_bytes(plain, "x"), 0):
         return None
     part.join = node
     return part
