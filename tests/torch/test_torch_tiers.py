@@ -422,6 +422,8 @@ def test_a_pack_answers_a_model_s_steps_without_children(tmp_path, monkeypatch):
         torch.manual_seed(3)
         return torch.nn.Conv2d(3, 20, 3, padding=1), torch.randn(1, 3, 14, 9)
 
+    dispatch.forget()
+    kernels.forget()
     with artifact_store.gathering(device) as gathered, policy(tier="full"), ct.enable():
         runtime.probe.__wrapped__(device)
         conv, x = made()

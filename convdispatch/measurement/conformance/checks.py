@@ -206,7 +206,7 @@ class Examination:
             return False
         actual = digests.digest(self.compute(digests.operands(self.problem)))
         if actual != expected:
-            raise Fault("digest", f"its bits have the digest {actual[:12]}..., every other device's {expected[:12]}...")
+            raise Fault("digest", f"its bits have the digest {actual}, every other device's {expected[:12]}...")
         return True
 
     def _check_equal(self, left: np.ndarray, right: np.ndarray, check: str, when: str) -> None:

@@ -1,7 +1,7 @@
 """Digests of results under ``math="reproducible"``, one for each problem, which the results of all devices must have.
 
-A problem is added to ``digests.json`` with any text as its digest; ``python -m bench digests`` prints the one that a
-device gives.
+A problem is added to ``digests.json`` with any text as its digest; ``convdispatch verify exact`` names the
+problem and prints the one that the device gives.
 """
 
 from __future__ import annotations
