@@ -52,7 +52,8 @@ def test_every_kernel_is_right_for_each_target(target, full):
 
 def test_every_kernel_is_right_under_pocl(full):
     device = device_of("pocl")
-    result = run(runtime.address(device), asked("pocl", full))
+    with finding_this():
+        result = run(runtime.address(device), asked("pocl", full))
     assert result.right > len(cases.KNOWN), str(result)
     assert not result.wrong, "\n".join(result.wrong)
 
@@ -65,7 +66,8 @@ def test_kernels_are_right_under_rusticl(monkeypatch):
     monkeypatch.setattr(selftest, "CASE_S", 900.0)
     asked = [case for case in cases.families(13) if case["options"].get("dtype") == "float32"][::12]
     asked += [{"solver": name, "problem": cases.PROBLEMS[0]} for name in ("implicitgemm.stem", "im2col")]
-    result = run(runtime.address(device), asked)
+    with finding_this():
+        result = run(runtime.address(device), asked)
     assert result.right > 2, str(result)
     assert not result.wrong, "\n".join(result.wrong)
 
