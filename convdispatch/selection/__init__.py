@@ -5,7 +5,7 @@ Records are in this zone because a choice reads them, while ``measurement``, one
 device and api.
 
 - ``dispatch``: makes the first candidate's plan and runs it; where one fails, the next candidate's.
-- ``choice``: the order of choice: rules, records and lock files.
+- ``choice``: the order of choice: rules, records, neighbours and lock files.
 - ``decision_store``: what this machine decided, from process to process; read before anything is ranked.
 - ``solver_query``: asks solvers, guarded, and caches what they answered.
 - ``visible_problem``: the problem as a solver sees it, without the parts that it does not fuse.

@@ -140,7 +140,7 @@ class Verdict:
     reason: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     source: str | None = None
-    """What gave the solver its rank: a lock file, a measurement, a line of the registry, or a
+    """What gave the solver its rank: a lock file, a measurement, a neighbour, a line of the registry, or a
     prediction."""
     predicted: float | None = None
     """The time that the solver predicts for the problem, in seconds."""
@@ -277,7 +277,7 @@ def _by(verdict: Verdict) -> str:
     source = str(verdict.source)
     if source.startswith("measured"):
         return "record" if verdict.benchmarked else "screening"
-    words = {"lock file": "lock file", "predicted": "cost", "name": "name"}
+    words = {"neighbour": "neighbour", "lock file": "lock file", "predicted": "cost", "name": "name"}
     return next((word for start, word in words.items() if source.startswith(start)), "rule")
 
 

@@ -140,7 +140,7 @@ def test_explain_says_the_price(invariant):
 
 
 def test_what_one_batch_measured_decides_for_no_other(tmp_path, monkeypatch, read_anew, invariant):
-    """A user's record, which would put the slowest solver first, does not."""
+    """A user's record, which would put the slowest solver first, and a neighbour's, do not."""
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path))
     read_anew()
     info, problem = runtime.device_info(runtime.find_device("cpu")), ConvProblem.parse(TEXT)

@@ -1,4 +1,4 @@
-"""Selection by evidence: records, doubt, error budgets, lock files; a warm choice reads no file."""
+"""Selection by evidence: records, doubt, neighbours, error budgets, lock files; a warm choice reads no file."""
 
 from __future__ import annotations
 
@@ -115,10 +115,76 @@ def test_deterministic_is_what_was_seen_not_what_was_said(db):
         assert cd.explain(PROBLEM).chosen == im2col()
 
 
-def test_a_measured_problem_says_nothing_of_another(db):
+def test_an_unmeasured_problem_borrows_from_its_neighbour(db):
     put(db, "naive.direct", 1.0)
     put(db, im2col(), 2.0)
-    assert cd.explain(PROBLEM.replace(ih=9, iw=9)).chosen == im2col()
+    near = PROBLEM.replace(ih=9, iw=9)
+    explanation = cd.explain(near)
+    assert explanation.chosen == "naive.direct"
+    assert explanation.source.startswith(f"neighbour: prediction corrected by {PROBLEM}, ")
+    assert "regret" in explanation.source
+    far = PROBLEM.replace(ic=512, oc=512, ih=64, iw=64, kh=1, kw=1)
+    assert cd.explain(far).chosen == im2col()
+    assert not cd.explain(far).source.startswith("neighbour")
+
+
+@pytest.mark.parametrize(
+    ("measured", "taken"),
+    [
+        ({"form": "b", "depth": 90, "inner": {"split": 4}}, 2),  # the same words; the nearer depth
+        ({"form": "b", "depth": 5, "inner": {"split": 4}}, 1),
+        ({"form": "a", "depth": 64, "inner": {"split": 1}}, 0),  # offered as it is
+        ({"form": "c", "depth": 64, "inner": {"split": 1}}, 0),  # no such form: what else agrees
+        ({"form": "b", "depth": 64, "inner": {"split": True}}, 2),  # a word is no number
+        ({"other": 1}, 0),  # nothing agrees: the first
+    ],
+)
+def test_of_what_is_offered_the_most_alike_is_borrowed(db, monkeypatch, measured, taken):
+    """A neighbour's configuration is seldom offered for other sizes."""
+    offered = [
+        {"form": "a", "depth": 64, "inner": {"split": 1}},
+        {"form": "b", "depth": 8, "inner": {"split": 4}},
+        {"form": "b", "depth": 128, "inner": {"split": 4}},
+    ]
+    put(db, "naive.direct", 1.0, config=measured)
+    put(db, im2col(), 2.0)
+    monkeypatch.setattr(type(cd_solver("naive.direct")), "configs", lambda *_: iter(offered), raising=False)
+    explanation = cd.explain(PROBLEM.replace(ih=9, iw=9))
+    assert explanation.chosen == "naive.direct"
+    (verdict,) = [verdict for verdict in explanation.verdicts if verdict.solver == "naive.direct"]
+    assert verdict.config == offered[taken]
+
+
+@pytest.mark.parametrize(("ms", "taken"), [(1.0, 3), (1.95, 0)])
+def test_a_solver_that_predicts_keeps_its_own_choice_unless_another_was_clearly_faster(db, monkeypatch, ms, taken):
+    """What is taken is offered here: the configuration most like the fastest there."""
+    here = runtime.device_info(runtime.default_device())
+    info = replace(here, type="cpu", simd_width=16, arch="simd512")  # what is offered depends on the lanes
+    monkeypatch.setattr(runtime, "device_info", lambda device: info)
+    near = PROBLEM.replace(ih=9, iw=9)
+    there, here = (list(cd_solver(im2col()).configs(problem, info)) for problem in (PROBLEM, near))
+    put(db, im2col(), 2.0, config=there[0])
+    put(db, im2col(), ms, config=there[3])
+    with cd.policy(solver="im2col*"):
+        explanation = cd.explain(near)
+    assert explanation.source.startswith("neighbour: ")
+    assert explanation.verdicts[0].config == here[taken]
+
+
+def test_what_is_borrowed_keeps_the_workspace_limit(db):
+    info = runtime.device_info(runtime.default_device())
+    asked, solver = cd.ConvProblem(mb=2, ic=40, ih=40, iw=40, oc=9, kh=3, kw=3, ph=1, pw=1), cd_solver(im2col())
+    near = asked.replace(ih=39, iw=39)
+    configs = list(solver.configs(near, info))
+    greedy = max(configs, key=lambda config: solver.workspace(near, info, config))
+    modest = min(configs, key=lambda config: solver.workspace(near, info, config))
+    put(db, solver.name, 5.0, problem=near, config=modest)
+    put(db, solver.name, 1.0, problem=near, config=greedy)
+    limit = min(solver.workspace(asked, info, config) for config in solver.configs(asked, info))
+    with cd.policy(workspace_limit=limit, solver="im2col*"):
+        verdict = cd.explain(asked).verdicts[0]
+    assert verdict.source.startswith("neighbour: ")
+    assert solver.workspace(asked, info, verdict.config) <= limit
 
 
 def test_a_warm_choice_reads_no_file(db, monkeypatch):

@@ -109,6 +109,18 @@ def test_a_record_names_only_what_a_solver_offers(attacked, name):
     assert not str(cd.explain(problem).source).startswith("measured")
 
 
+@pytest.mark.parametrize("name", sorted(set(ATTACKS) - {"nan"}))
+def test_what_a_neighbour_ran_runs_only_if_it_is_offered_here(attacked, name):
+    problem, solver, changes = ATTACKS[name]
+    near = problem.replace(mb=3)
+    key = device_key(runtime.device_info(runtime.default_device()))
+    bad = Record(str(near), key, solver, config_of(problem, solver, changes), 1e-6, (1e-6, 1e-6), 1e-6, 1e-6, 30,
+                 error=1e-7, created=now())  # fmt: skip
+    perfdb().record(bad)
+    dispatch.forget()
+    check(problem)
+
+
 @pytest.mark.parametrize(
     ("config", "macro"),
     [

@@ -142,6 +142,23 @@ def test_a_lock_file_names_what_runs(known, tmp_path, monkeypatch):
     assert lockfile.read(lock)[str(PROBLEM)].solver == "loud.fast"
 
 
+NEAR = PROBLEM.replace(mb=3)
+
+
+@pytest.mark.parametrize(
+    ("records", "first"),
+    [
+        ([("s", 0.05, {"problem": NEAR})], "fast"),
+        ([("s", 0.005, {"problem": NEAR})], "s"),
+        ([("slow", 0.0607, {"problem": NEAR})], "fast"),
+        ([("slow", 0.005, {"problem": NEAR, "inconclusive": "busy"}), ("fast", 0.9, {"problem": NEAR})], "fast"),
+        ([("slow", 0.005, {"problem": NEAR}), ("fast", 0.9, {"problem": NEAR})], "slow"),
+    ],
+)
+def test_a_neighbour_speaks_for_whom_it_measured(known, records, first):
+    assert known(*records)[0] == first
+
+
 def test_json_carries_it(known):
     known(("slow", 0.0607, {}))
     said = json.loads(json.dumps(explain(PROBLEM, LARGE).to_dict()))

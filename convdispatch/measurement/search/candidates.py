@@ -2,9 +2,9 @@
 
 The order is: the incumbent, which would run without the search, because nothing is decided unless it is measured; the
 fastest on record, which must prove its time again; every solver's default configuration, of which the cheapest
-predicted comes first, then those without a prediction, then the others; the next on record; configurations without a
-record, alternating between predicted and unpredicted ones; last the slower ones on record. So a repeated search
-continues where its budget ended it.
+predicted comes first, then those without a prediction, then the others; further good ones: the next on record, and the
+choice of the nearest measured problem; configurations without a record, alternating between predicted and unpredicted
+ones; last the slower ones on record. So a repeated search continues where its budget ended it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ...api.problem import ConvProblem
 from ...api.results import Result
 from ...api.solver import Solver
 from ...selection.choice import ranking
+from ...selection.choice.neighbours import neighbours
 from ...selection.prepared import Prepared
 from ...selection.records.perfdb import perfdb, scope_of
 from ...selection.records.record import choice_text
@@ -137,6 +138,9 @@ def _on_record(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tupl
     records = db.lookup(problem, device, scope_of(policy))
     recorded = [choice_text(r.solver, r.config) for r in records if not r.inconclusive]
     best = recorded[:RECORDED_FIRST] or [""]
+    neighbour = neighbours(db, device).nearest(problem)
+    if neighbour is not None and choice_text(neighbour.solver, neighbour.config) not in recorded:
+        best.append(choice_text(neighbour.solver, neighbour.config))
     return best, set(recorded[RECORDED_FIRST:])
 
 

@@ -1,4 +1,4 @@
-"""What is known of a problem before anything runs: measured records, and how they stand beside predictions."""
+"""What is known of a problem before anything runs: measured records, and the nearest measured neighbour's decision."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ...api.problem import ConvProblem
 from ...api.solver import Solver
 from ..records.perfdb import perfdb, scope_of
 from ..records.record import Record, stale
+from .neighbours import MARGIN, Cost, Neighbour, Offer, neighbours
 from .provenance import current
 
 Configs = Callable[[str], list[Mapping[str, Any]]]
@@ -64,6 +65,41 @@ def measured(
         source += f"; in doubt: {doubt}" if doubt else ""
         evidence[record.solver] = Evidence(record.solver, config, source, record)
     return list(evidence.values())
+
+
+def from_neighbours(
+    problem: ConvProblem, device: DeviceInfo, offers: Mapping[str, Offer], first: str, configs: Configs, cost: Cost
+) -> Evidence | None:
+    """The solver that runs best by the nearest measured problems; ``first`` is what would run without them."""
+    near = neighbours(perfdb(), device).choose(problem, offers, first)
+    if near is None:
+        return None
+    config = near.config if offers[near.solver].cost is None else _neighbour_config(problem, near, configs, cost)
+    # A record's configuration may not exist for this problem: the most similar one that the solver offers runs.
+    config = _most_similar(config, configs(near.solver))
+    return Evidence(near.solver, config, f"neighbour: {near}")
+
+
+def _neighbour_config(problem: ConvProblem, near: Neighbour, configs: Configs, cost: Cost) -> Mapping[str, Any]:
+    """The configuration to run: the solver's own choice, unless another one took MARGIN less time at the neighbour and
+    is expected to take MARGIN less for ``problem``.
+
+    The expected time is that at the neighbour, times the ratio of the predictions for the two problems.
+    """
+    if not near.tried or near.tried[-1].median_ms <= near.tried[0].median_ms * (1 + MARGIN):
+        return near.config  # The measured times of the configurations differ too little to matter.
+    measured, fastest = ConvProblem.parse(near.problem), near.tried[0]
+    similar = _most_similar(near.config, [record.config for record in near.tried])
+    default = next(record for record in near.tried if record.config == similar)
+    if default.median_ms <= fastest.median_ms * (1 + MARGIN):
+        return near.config
+    config = _most_similar(fastest.config, configs(near.solver))
+
+    def expected_ms(record: Record, config: Mapping[str, Any]) -> float:
+        there_s, here_s = cost(near.solver, measured, record.config), cost(near.solver, problem, config)
+        return record.median_ms * (here_s / there_s if here_s and there_s else 1.0)
+
+    return config if expected_ms(fastest, config) * (1 + MARGIN) < expected_ms(default, near.config) else near.config
 
 
 def error_reason(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Policy) -> str | None:
@@ -118,6 +154,36 @@ def _admitted(record: Record, policy: Policy) -> bool:
     if policy.max_error is not None and (record.error is None or record.error > policy.max_error):
         return False
     return policy.workspace_limit is None or record.workspace <= policy.workspace_limit
+
+
+def _most_similar(config: Mapping[str, Any], offered: list[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the offered configuration that is most similar to ``config``: texts are equal or not, numbers compare by
+    their logarithms, because loop depths and splits follow from a problem's sizes."""
+    if not offered or _offered(config, offered):
+        return dict(config) if offered else {}
+    target = _flat_values(config)
+
+    def config_distance(choice: Mapping[str, Any]) -> float:
+        values = _flat_values(choice)
+        return sum(_value_distance(target.get(key), values.get(key)) for key in target.keys() | values.keys())
+
+    # Of equally similar configurations ``min`` returns the first, which the solver offers as the more promising one.
+    return min(offered, key=config_distance)
+
+
+def _flat_values(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in config.items():
+        leaves |= _flat_values(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return leaves
+
+
+def _value_distance(left: Any, right: Any) -> float:
+    """The distance of two values: 0 if equal, 1 for texts that differ, less for numbers within a factor of 16."""
+    if all(type(value) in (int, float) and value > 0 for value in (left, right)):
+        return min(1.0, abs(math.log2(left / right)) / 4)
+    # The type is compared too, because True == 1 in Python.
+    return float(type(left) is not type(right) or left != right)
 
 
 def _offered(config: Mapping[str, Any], offered: list[Mapping[str, Any]]) -> bool:

@@ -1,7 +1,7 @@
 """The order of choice: the solvers for a problem on a device, best first, each with its configuration and the reason.
 
 Solvers that accept the problem rank in this order: the one that a lock file names; those that records measured, the
-fastest first; those that ``registry.yaml`` prefers; then the least predicted
+fastest first; the one that measured neighbours favour; those that ``registry.yaml`` prefers; then the least predicted
 time; then the name. An unmeasured solver may rank before measured ones (``evidence.ahead``). A policy that names a
 solver refuses all others.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,22 +29,12 @@ from ..derivation import Derived, derived, may_beat
 from ..plugins.loader import plugins
 from ..plugins.registry import Rule, packaged_path, registry
 from ..records.perfdb import perfdb
-from ..solver_query import Fault, SolverAnswers, query
+from ..solver_query import Fault, SolverAnswers, predicted, query
 from ..visible_problem import unfused_seconds
 from . import lockfile
-from .evidence import Evidence, Prediction, admitted_records, ahead, error_reason, measured
+from .evidence import Evidence, Prediction, admitted_records, ahead, error_reason, from_neighbours, measured
+from .neighbours import MARGIN, Offer, neighbours
 from .set_aside import erratum, needs_too_much, quarantined
-
-MARGIN = 0.1
-"""The fraction by which copies may take longer than the best direct solver before no derived solver is looked at."""
-
-
-@dataclass(frozen=True)
-class Offer:
-    """The configuration that a solver would run for a problem if nothing were measured, and its predicted time."""
-
-    config: Mapping[str, Any]
-    cost: float | None
 
 
 @dataclass(frozen=True)
@@ -133,14 +123,16 @@ def _first_cheaply(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> 
     first = placed[0][0]
     records = [one for one in admitted_records(problem, device, policy) if not one.inconclusive]
     recorded = [record.solver for record in records]
-    if _may_derived_be_first(problem, device, predicting, placed, recorded):
+    # Measured neighbours are records of other batches: they do not bear on a choice for every batch.
+    nearby = set() if policy.is_invariant else neighbours(perfdb(), device).solvers(problem)
+    if _may_derived_be_first(problem, device, predicting, placed, recorded, nearby):
         return None
     # A measured solver was put first; records that are slower than its own do not affect the choice.
     if first.source.startswith("measured "):
         last = max(place for place, name in enumerate(recorded) if name == first.solver.name)
         faster = [*records[:last], *(one for one in records[last:] if one.median_ms < records[last].median_ms)]
         return None if any(loaded.provider(one.solver) in silent for one in faster) else first
-    if any(loaded.provider(name) in silent for name in recorded):
+    if any(loaded.provider(name) in silent for name in (*recorded, *nearby)):
         return None
     least_place = min(place for _, place in placed)
     order = preferred(problem, device)
@@ -157,15 +149,16 @@ def _may_derived_be_first(
     by_plugin: Mapping[str, Mapping[str, Solver]],
     placed: list[tuple[Candidate, tuple[Any, ...]]],
     recorded: list[str],
+    nearby: Iterable[str],
 ) -> bool:
     """Whether a solver that is derived from one of ``own`` may go before the direct ones, ``placed``.
 
-    It may where a rule or a record names derived ones. Else no rule prefers it, so it goes neither before
+    It may where a rule, a record or a neighbour names derived ones. Else no rule prefers it, so it goes neither before
     one that a rule prefers, nor before one that is predicted to take less than the copies that the derivation makes.
     """
     order = preferred(problem, device)
     (_, first_place), places = placed[0], [place for _, place in placed]
-    if any(rule.may_select_derived() for rule in order) or any("+" in name for name in recorded):
+    if any(rule.may_select_derived() for rule in order) or any("+" in name for name in (*recorded, *nearby)):
         return True
     behind_rules = [place for (candidate, place) in placed if candidate.solver.name in recorded] or [min(places)]
     if all(place[0] < len(order) for place in (first_place, *behind_rules)):
@@ -271,17 +264,22 @@ class _Ranking:
         self.accepted, self.reasons = accepted, reasons
 
     def candidates(self) -> list[tuple[Candidate, tuple[Any, ...]]]:
-        """Locked and measured solvers, then by registry, predicted cost and name; each with its sort key."""
+        """Locked, measured and neighbours' solvers, then by registry, predicted cost and name; each with its sort
+        key."""
         ordered: list[Candidate] = []
         evidence = measured(self.problem, self.device, self.policy, self.accepted, self.configs)
         offers = self._offers()
         placed = self._unmeasured(offers)
         unmeasured = [candidate for candidate, _ in placed]
+        neighbour = None
+        if not evidence and not self.policy.is_invariant:
+            first = unmeasured[0].solver.name
+            neighbour = from_neighbours(self.problem, self.device, offers, first, self._affordable, self._cost)
         places = {candidate.solver.name: place for candidate, place in placed}
         recorded = [
             *(_candidate(self.accepted, item) for item in self._locked()),
             *(self._unbeaten(evidence, placed, offers) if evidence else ()),
-            *(_candidate(self.accepted, item) for item in evidence),
+            *(_candidate(self.accepted, item) for item in (*evidence, *([neighbour] if neighbour else []))),
         ]
         for candidate in (*recorded, *unmeasured):
             if all(candidate.solver.name != ranked.solver.name for ranked in ordered):
@@ -295,6 +293,8 @@ class _Ranking:
         offers: Mapping[str, Offer],
     ) -> list[Candidate]:
         """The candidate that ranks before the first record without being it, with the reason; perhaps none."""
+        is_free = not self.policy.is_invariant
+        corrections = neighbours(perfdb(), self.device).corrections(self.problem, offers) if is_free else {}
         configs = {item.solver: item.config for item in known}
         predictions = {}
         for candidate, place in placed:
@@ -302,7 +302,7 @@ class _Ranking:
             # A measured solver's prediction is for the configuration that was measured.
             if name in configs:
                 cost = query(candidate.solver, self.problem, self.device).cost(configs[name])
-            predicted = None if cost is None else 1e3 * cost
+            predicted = None if cost is None else 1e3 * cost * corrections.get(name, 1.0)
             predictions[name] = Prediction(name, place, predicted, candidate.rule != "")
         choice = ahead(known, predictions)
         if choice is None:
@@ -317,6 +317,14 @@ class _Ranking:
     def configs(self, solver: str) -> list[Mapping[str, Any]]:
         """Return the configurations that a solver offers for the problem, and that the policy admits."""
         return offered(query(self.accepted[solver], self.problem, self.device), self.policy)
+
+    def _affordable(self, solver: str) -> list[Mapping[str, Any]]:
+        """Return the configurations that a solver offers within the policy's workspace limit."""
+        return list(admitted(query(self.accepted[solver], self.problem, self.device), self.policy))
+
+    def _cost(self, solver: str, problem: ConvProblem, config: Mapping[str, Any]) -> float | None:
+        """What a solver predicts for a problem and configuration; None if the configuration is not valid for it."""
+        return predicted(self.accepted[solver], problem, self.device, config)
 
     def _offers(self) -> dict[str, Offer]:
         """Return the configuration that each accepting solver would run if nothing were measured."""
