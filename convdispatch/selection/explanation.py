@@ -19,6 +19,7 @@ from .choice.ranking import Candidate, contestants, rank, refusal
 from .choice.set_aside import errata_of
 from .derivation import Derived
 from .plugins.loader import plugins
+from .records.record import Record
 from .solver_query import Fault, predicted, query
 from .text_table import PIPED_WIDTH, UNBOUNDED, Column, Table
 from .visible_problem import unfused_seconds, visible_problem
@@ -77,6 +78,42 @@ def _invariance_cost(invariant: Candidate, problem: ConvProblem, device: DeviceI
         f"{chosen}; it is predicted to take {invariant_ms:.3g} ms here, and {free.solver.name}, which would run "
         f"without batch_invariant, {free_ms:.3g} ms: {invariant_ms / max(free_ms, 1e-9):.2f} times as long"
     )
+
+
+def by_workspace(problem: ConvProblem, device: DeviceInfo) -> list[Ceiling]:
+    """The solver that runs under each ceiling of the workspace, the lowest first: one entry for each change.
+
+    A choice can change only if another configuration fits, so the workspaces of all configurations are tried.
+    """
+    policy, ceilings = current_policy(), list[Ceiling]()
+    problem = policy.problem_of_choice(problem)
+    records = admitted_records(problem, device, policy)
+    sizes = {0, *(record.workspace for record in records)}
+    for solver in contestants(problem, device).values():
+        if refusal(solver, problem, device, policy) is None:
+            answers = query(solver, problem, device)
+            sizes.update(answers.workspace(config) or 0 for config in answers.within(policy.workspace_limit))
+    for size in sorted(size for size in sizes if policy.workspace_limit is None or size <= policy.workspace_limit):
+        try:
+            best = rank(problem, device, replace(policy, workspace_limit=size))[0]
+        except NoSolver:
+            best = None
+        ceiling = _ceiling_entry(size, best, problem, device, records)
+        if not ceilings or (ceiling.solver, ceiling.config) != (ceilings[-1].solver, ceilings[-1].config):
+            ceilings.append(ceiling)
+    return ceilings
+
+
+def _ceiling_entry(
+    size: int, candidate: Candidate | None, problem: ConvProblem, device: DeviceInfo, records: Iterable[Record]
+) -> Ceiling:
+    """The entry for a ceiling of ``size`` bytes, under which ``candidate`` runs, or no solver."""
+    if candidate is None:
+        return Ceiling(size, None, {}, None, None)
+    name, config = candidate.solver.name, dict(candidate.config)
+    cost = query(candidate.solver, problem, device).cost(config)
+    measured_ms = next((r.median_ms for r in records if (r.solver, dict(r.config)) == (name, config)), None)
+    return Ceiling(size, name, config, None if cost is None else 1e3 * cost, measured_ms)
 
 
 def _inconclusive_records(problem: ConvProblem, device: DeviceInfo) -> Iterator[str]:
@@ -199,6 +236,29 @@ class Explanation:
 
     def __repr__(self) -> str:
         return f"<Explanation of {self.problem} on {self.device}: {self.chosen or 'nobody'} runs>"
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """The choice under a ceiling of the workspace, which holds up to the next higher ceiling."""
+
+    workspace: int
+    """The lowest ceiling of this choice, in bytes."""
+    solver: str | None
+    """The solver that runs; None if no solver has so small a workspace."""
+    config: Mapping[str, Any]
+    predicted_ms: float | None
+    measured_ms: float | None
+    """The median time of the choice's record, in milliseconds."""
+
+
+def ceilings_text(problem: ConvProblem, device: DeviceInfo, ceilings: Iterable[Ceiling], width: int = WIDTH) -> str:
+    """Return a table of the solver and time under each ceiling of the workspace."""
+    table = Table(Column("workspace from"), Column("solver", "name"), Column("predicted ms"), Column("measured ms"))
+    for ceiling in ceilings:
+        times = ("-" if ms is None else f"{ms:.3g}" for ms in (ceiling.predicted_ms, ceiling.measured_ms))
+        table.add_row(_bytes(ceiling.workspace), ceiling.solver or "nobody", *times)
+    return "\n".join([f"{problem} on {device}, by the ceiling of the workspace", *table.lines(width)])
 
 
 def sentence(verdicts: Iterable[Verdict], because: str) -> str:

@@ -232,7 +232,7 @@ def report(model: torch.nn.Module, *inputs: Any, path: str | Path = "convdispatc
     page = (
         f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>\n"
         f"<h1>{title}</h1><p>{html.escape(explained.device)}; PyTorch {torch.__version__}. "
-        f"{sums}{explained.memory and f'; {explained.memory}'}. Errors: relative, against float64, first image.</p>\n"
+        f"{sums}. Errors: relative, against float64, first image.</p>\n"
         f"<table><tr>{head}</tr>\n" + "\n".join(rows) + "</table>\n"
     )
     target = Path(path)

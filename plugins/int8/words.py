@@ -38,8 +38,8 @@ PRODUCT_INSTRUCTIONS = 4.0
 EPILOGUE_INSTRUCTIONS = 36.0
 """Instructions of the epilogue of each output pixel."""
 ISSUE_RATE, CPU_ISSUE_RATE = 0.35, 0.065
-"""Instructions issued in the time of one operation at the device's peak rate; measured on an H200, and on two cores with
-AVX2, where nine layers took 3.5 to 9 times what the GPU's rate predicts."""
+"""Instructions issued in the time of one operation at the device's peak rate; measured on an H200, and on two cores
+with AVX2, where nine layers took 3.5 to 9 times what the GPU's rate predicts."""
 FULL_ITEMS = 256
 """Work items that a multiprocessor needs to reach ``ISSUE_RATE``."""
 

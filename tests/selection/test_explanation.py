@@ -10,7 +10,10 @@ import pytest
 from records import record
 
 from convdispatch.api import ConvProblem, DeviceInfo
-from convdispatch.selection.explanation import explain
+from convdispatch.api.errors import NoSolver
+from convdispatch.api.policy import policy
+from convdispatch.selection.choice.ranking import rank
+from convdispatch.selection.explanation import by_workspace, ceilings_text, explain
 from convdispatch.selection.records import perfdb
 from convdispatch.selection.records.record import device_key
 
@@ -125,3 +128,43 @@ def test_nobody_runs_it():
     assert found.why == "nobody runs it: every solver refuses"
     assert found.chosen is None
     assert "predicted ms" not in str(found)
+
+
+# --- by the ceiling of the workspace ---------------------------------------------------------------------------------
+
+
+def test_each_ceiling_at_which_the_choice_changes(db):
+    """What stands there runs under that ceiling and under each higher one, up to the next."""
+    found = by_workspace(DENSE, CPU)
+    assert len(found) > 3
+    assert [one.workspace for one in found] == sorted({one.workspace for one in found})
+    for one, after in zip(found, [*found[1:], None], strict=True):
+        for limit in (one.workspace, after.workspace - 1 if after else None):
+            with policy(workspace_limit=limit):
+                if one.solver is None:
+                    with pytest.raises(NoSolver):
+                        rank(DENSE, CPU)
+                    continue
+                first = rank(DENSE, CPU)[0]
+                assert (first.solver.name, dict(first.config)) == (one.solver, one.config)
+    lines = ceilings_text(DENSE, CPU, found).splitlines()
+    assert lines[0].endswith("by the ceiling of the workspace")
+    assert re.search(r"0 B +nobody +- +-", lines[-len(found)])
+    assert found[-1].solver == explain(DENSE, CPU).chosen
+    assert f"{found[-1].solver} " in lines[-1]
+    assert f"{found[-1].predicted_ms:.3g}" in lines[-1]
+
+
+def test_a_record_s_time_stands_at_its_ceiling(db):
+    workspace = next(v.workspace for v in explain(DENSE, CPU).verdicts if v.solver == "im2col")
+    db("im2col", 0.001, workspace=workspace)
+    found = by_workspace(DENSE, CPU)
+    assert (found[-1].solver, found[-1].workspace, found[-1].measured_ms) == ("im2col", workspace, 0.001)
+    assert "0.001" in ceilings_text(DENSE, CPU, found).splitlines()[-1]
+    assert all(one.measured_ms is None for one in found[:-1])
+
+
+def test_a_limit_of_the_policy_is_the_highest_ceiling(db):
+    found = by_workspace(DENSE, CPU)
+    with policy(workspace_limit=found[2].workspace):
+        assert by_workspace(DENSE, CPU) == found[:3]

@@ -53,7 +53,7 @@ def test_a_net_trains_and_runs(name, full):
         assert float((mine.double() - exact).norm() / scale) <= max(1e-4, 10 * reference)
 
 
-def test_explain_tells_of_every_layer(tmp_path, monkeypatch):
+def test_explain_tells_of_every_layer(tmp_path):
     model, x = zoo.ZOO["unet"][0](), torch.randn(2, 3, 16, 20)
     state = {key: value.clone() for key, value in model.state_dict().items()}
     found = ct.explain(model, x)
@@ -71,12 +71,6 @@ def test_explain_tells_of_every_layer(tmp_path, monkeypatch):
     assert len(found.to_dict()["layers"]) == 4
     page = ct.report(model, x, path=tmp_path / "page.html").read_text()
     assert all(layer.name in page and layer.problem in page for layer in found.layers)
-    assert found.peak_bytes is None, "PyTorch counts memory on CUDA alone"
-    peaks = iter([3 << 20, 2 << 20])
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(peaks))
-    for name in ("synchronize", "reset_peak_memory_stats"):
-        monkeypatch.setattr(torch.cuda, name, lambda: None)
-    monkeypatch.setattr(explaining, "_on_cuda", lambda *_: True)
     with ct.enable(math="ieee"):
         ct.explain(model, x)
         assert settings_in_force().math == "ieee", "what was in force stays"

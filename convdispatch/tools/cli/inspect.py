@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -100,6 +101,7 @@ def _show(report: Any) -> None:
 @click.argument("names", metavar="NET|PROBLEM...", nargs=-1, required=True)
 @CONFIGURE
 @click.option("--verbose", "-v", is_flag=True, help="A line for each solver that refuses; for a net, all of it.")
+@click.option("--workspace", is_flag=True, help="What runs under each ceiling of the workspace, and in what time.")
 @DEVICE
 @AS_JSON
 def explain(names: tuple[str, ...], verbose: bool, device: str | None, as_json: bool, **changes: Any) -> None:
@@ -109,7 +111,11 @@ def explain(names: tuple[str, ...], verbose: bool, device: str | None, as_json: 
     """
     from ...selection.explanation import explain as explain_problem
 
+    by_ceiling = changes.pop("workspace")
     entries = configure(read_entries(names, (), changes.get("batch"), changes.get("layout")), **changes)
+    if by_ceiling:
+        _show_by_workspace([entry.problem for entry in entries], device, as_json)
+        return
     every = [(entry.name, explain_problem(entry.problem, device)) for entry in entries]
     if as_json:
         listed = [explanation.to_dict() for _, explanation in every]
@@ -122,3 +128,18 @@ def explain(names: tuple[str, ...], verbose: bool, device: str | None, as_json: 
         else:
             title = " ".join(dict.fromkeys((name, str(explanation.problem))))
             stdout().print(f"{title}: {explanation.why}", highlight=False)
+
+
+def _show_by_workspace(problems: list[Any], device: str | None, as_json: bool) -> None:
+    """Show which solver runs under each ceiling of the workspace, for each problem."""
+    from ...device import runtime
+    from ...selection.explanation import by_workspace, ceilings_text
+
+    info = runtime.device_info(runtime.find_device(device))
+    every = {problem: by_workspace(problem, info) for problem in problems}
+    if as_json:
+        listed = [{"problem": str(p), "device": str(info), "ceilings": [*map(asdict, every[p])]} for p in every]
+        echo(json.dumps(listed if len(listed) > 1 else listed[0], indent=2))
+        return
+    for problem, ceilings in every.items():
+        echo(ceilings_text(problem, info, ceilings, stdout().width))
