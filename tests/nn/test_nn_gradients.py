@@ -53,7 +53,7 @@ CASES = {
         [distinct(6, 7) + 0.003, distinct(6, 7, seed=1) + 0.001],
     ),
     "traced": (
-        lambda a: apply(lambda v: np.where(v > 0, v * v, np.exp(v)) % 0.7, a),
+        lambda a: apply("where(v > 0, v * v, exp(v)) % 0.7", v=a),
         None,
         [distinct(30)],
     ),

@@ -59,17 +59,17 @@ def passes(queue, launched, module, x):
     return {name: launched[name] for name in ("apply", "reduce_over", "pool", "pool_backward") if launched[name]}
 
 
-def test_a_convolution_with_relu_before_a_pooling_adds_three(queue, launched):
-    """Pooling, its gradient with the ReLU's slope, and the bias' gradient from what was pooled."""
+def test_a_convolution_with_relu_before_a_pooling_adds_four(queue, launched):
+    """Pooling, its gradient, the ReLU's slope and the bias' gradient."""
     module = Sequential(Conv2d(3, 4, 3, activation="relu", queue=queue), MaxPool2d(2))
     x = Tensor.from_numpy(normal(2, 3, 10, 10), queue)
-    assert passes(queue, launched, module, x) == {"pool": 1, "pool_backward": 1, "reduce_over": 1}
+    assert passes(queue, launched, module, x) == {"apply": 1, "pool": 1, "pool_backward": 1, "reduce_over": 1}
 
 
-def test_a_convolution_with_relu_adds_one(queue, launched):
-    """The slope and its sum over images and pixels in one pass."""
+def test_a_convolution_with_relu_adds_two(queue, launched):
+    """The slope, and its sum over images and pixels."""
     x = Tensor.from_numpy(normal(2, 3, 10, 10), queue)
-    assert passes(queue, launched, Conv2d(3, 4, 3, activation="relu", queue=queue), x) == {"reduce_over": 1}
+    assert passes(queue, launched, Conv2d(3, 4, 3, activation="relu", queue=queue), x) == {"apply": 1, "reduce_over": 1}
 
 
 @pytest.mark.parametrize("residual", [False, True])
@@ -81,7 +81,7 @@ def test_a_batch_norm_reads_its_input_four_times(queue, launched, residual):
         parameter.grad = Tensor.empty(x.shape, queue=queue)
     seen = passes(queue, launched, lambda x: module(x, residual=other if residual else None), x)
     delivered = 1 + residual  # here x and the residual are Parameters, to whose gradients is copied
-    assert seen == {"reduce_over": 2, "apply": 4 + delivered}
+    assert seen == {"reduce_over": 2, "apply": 4 + delivered + residual}  # the slope, where a residual needs it too
 
 
 def test_a_whole_step_launches_no_more_than_it_did(queue, launched):
@@ -95,7 +95,7 @@ def test_a_whole_step_launches_no_more_than_it_did(queue, launched):
             loss = functional.cross_entropy(module(x), labels)
         tape.backward(loss)
         optimizer.step()
-    # Batch norm's four; the optimiser. The loss's slope is its gradient as it is.
-    assert launched["apply"] == 4 + 1
+    # Batch norm's four; a convolution's slope; the optimiser. The loss's slope is its gradient as it is.
+    assert launched["apply"] == 4 + 1 + 1
     # Batch norm's two, a convolution's and a linear map's bias, the mean of the losses.
     assert launched["reduce_over"] == 2 + 2 + 1
