@@ -151,23 +151,30 @@ class Scales:
         """Offset, in ints, of an operand's exponents (one per row or column), in its buffer."""
         return self._marks[name]
 
-    def exponent(self, name: str, norms: str, marks: str, at: tuple[str, str, str], margin: int = 0) -> str:
-        """OpenCL expression: the exponent by which an operand's element is scaled. ``norms`` and ``marks`` point to the
-        two buffers as ints, ``at`` is (group, row, k) of the element; ``margin``: bits by which it may grow later."""
-        group, row, k = at
-        operand, sign = (self.a, "") if name == self.a.name else (self.b, "-")
-        norm = f"{norms}[{self.norms_at} + {group} * {operand.k} + {k}]"
-        mark = f"{marks}[{self._marks[name]} + {group} * {operand.rows} + {row}]"
-        return f"{sign}{norm} - {mark} + {TOP - margin}"
+    def exponent(self, name: str, number: int = 0, margin: int = 0) -> str:
+        """OpenCL expression: the exponent by which an element of the program's tensor ``number`` is scaled. ``{norms}``
+        and ``{marks}`` stand for pointers to the two buffers as ints, ``{group}``, ``{row}`` and ``{k}`` for the
+        element; ``margin``: bits by which it may grow later."""
+        sign = "" if name == self.a.name else "-"
+        norm, mark = f"NORMS + {{group}} * K{number} + {{k}}", f"MARKS{number} + {{group}} * ROWS{number} + {{row}}"
+        return f"{sign}({{norms}})[{norm}] - ({{marks}})[{mark}] + {TOP - margin}"
+
+    def numbers(self, names: Sequence[str]) -> dict[str, Any]:
+        """The numbers that the exponents of the operands ``names`` name, each by its place among them."""
+        result: dict[str, Any] = {"NORMS": np.int32(self.norms_at)}
+        for number, name in enumerate(names):
+            operand = self.a if name == self.a.name else self.b
+            result |= {f"K{number}": np.int32(operand.k), f"ROWS{number}": np.int32(operand.rows),
+                       f"MARKS{number}": np.int32(self._marks[name])}  # fmt: skip
+        return result
 
     def launches(self, context: Any, names: Sequence[str]) -> list[Launch]:
         """Launches that compute the scales of the operands ``names``; B's norms come first, if B is among them."""
         scaled = [operand for operand in (self.a, self.b) if operand.name in names]
         has_b = self.b in scaled
-        numbers: dict[str, Any] = {"NORMS": np.int32(self.norms_at)}
+        numbers = self.numbers([operand.name for operand in scaled])
         for i, operand in enumerate(scaled):
-            numbers |= operand.numbers(i) | {f"TABLE{i}": np.int64(self._table[operand.name]),
-                                             f"MARKS{i}": np.int32(self._marks[operand.name])}  # fmt: skip
+            numbers |= operand.numbers(i) | {f"TABLE{i}": np.int64(self._table[operand.name])}
         # Scales of a normalised x are those of its norm.
         of_norm, text = self._problem.normalised and "x" in names, ""
         if of_norm:

@@ -25,6 +25,7 @@ from .. import MATRIX_TILES
 from ..geometry import along
 from ..scales import Scales
 from .form import AXES, LETTERS, ProductForm, numbers
+from .packing import PackForm, pack_numbers, work_groups
 from .tiling import ProductTiling, Source
 
 
@@ -186,34 +187,27 @@ class ProductPlan(StepPlan):
     def _pack(self, context: Any, tensors: Sequence[tuple[str, Source | None]]) -> list[Launch]:
         if not tensors:
             return []
-        tiling, layout, pieces, operands = self.tiling, self._layout, [], []
-        for name, source in tensors:
-            if source is None:
-                chunks = tiling.geometry.groups * tiling.n_tiles * tiling.tile.bn * tiling.weight_chunks
-                items = chunks * tiling.tap_parts
-            else:
-                pixels = source.images * source.pixels
-                if tiling.problem.layout == "nhwc":
-                    items = pixels * source.groups * source.c8
-                else:
-                    items = -(-pixels * source.turn // 256) * 256 * source.groups * -(-source.c8 // source.turn)
-            pieces.append((name, "weights" if source is None else source, -(-items // 256), layout.at[name] // 2))
+        tiling, layout, problem = self.tiling, self._layout, self.tiling.problem
+        operands, names = [], [name for name, _ in tensors]
+        for name in names:
             operands += [name, "workspace"]
-        text = common_macros(tiling.problem) + tiling.conversions.text(self._emulate)
-        text += kernel_text(MATRIX_TILES, "narrow.cl.mako", tiling=tiling)
-        text += kernel_text("convdispatch.api", "norm.cl") if tiling.problem.normalised else ""
+        normalises = problem.normalised and "x" in names
+        text = common_macros(problem if normalises else problem.replace(norm=None))
+        text += tiling.conversions.text(self._emulate)
+        form, named = PackForm.of(tiling, tensors, layout.scales), pack_numbers(tiling, tensors, layout.at)
+        text += kernel_text(MATRIX_TILES, "narrow.cl.mako", tiling=form)
+        text += kernel_text("convdispatch.api", "norm.cl") if normalises else ""
         text += kernel_text(MATRIX_TILES, "shifted.cl") if layout.scales else ""
-        text += kernel_text(__package__, "pack.cl.mako", tiling=tiling, pieces=pieces, scales=layout.scales)
-        program = build(context, text)
+        named |= layout.scales.numbers(names) if layout.scales else {}
+        pack, arguments = numbers_as_arguments(kernel_text(__package__, "pack.cl.mako", form=form), named)
+        program = build(context, text + pack)
         launches = []
         if layout.scales:
-            names = [name for name, _ in tensors]
             launches += layout.scales.launches(context, names)
             operands.append("w" if layout.constant and "w" not in names else "workspace")
-        if tiling.problem.normalised and any(name == "x" for name, _ in tensors):
-            operands.append("norm")
-        size = sum(piece[2] for piece in pieces) * 256
-        launches.append(Launch(program, "pack", (size,), (256,), operands, names=OPERANDS))
+        operands += ["norm"] if normalises else []
+        size = (sum(work_groups(tiling, source) for _, source in tensors) * 256,)
+        launches.append(Launch(program, "pack", size, (256,), [*operands, *arguments], names=OPERANDS))
         return launches
 
     def product_text(self) -> str:
