@@ -20,6 +20,7 @@ def within(i):
 def exponent(i, row, k):
     return form.exponents[i].format(norms="norms", marks=f"(global const int *)to{i}", group="group", row=row, k=k)
 %>\
+#define INDEX ${form.index}
 #define VALUE_TYPE ${"ushort" if native else "float"}
 #define FETCH(p, i) ${"((p)[i])" if native else "LOAD(p, i)"}
 // Writes eight values as one chunk of 16 bytes for each plane.
@@ -59,9 +60,9 @@ inline void put8(global ushort *out, const VALUE_TYPE *v, long plane) {
 image = f"DIVIDED(place, PIXELS{i})"
 def fetch(at, channel):
     if not p.of_norm:
-        return f"FETCH(from, {at})"
+        return f"FETCH(from{i}, {at})"
     c = f"group * FOLDED{i} + {channel}"
-    return f"narrow(normed(norm, widen(FETCH(from, {at})), {c}))" if native else f"normed(norm, FETCH(from, {at}), {c})"
+    return f"narrow(normed(norm, widen(FETCH(from{i}, {at})), {c}))" if native else f"normed(norm, FETCH(from{i}, {at}), {c})"
 step = "" if form.nhwc else f" * CHANNEL_STEP{i}"
 %>\
       VALUE_TYPE v[8];
@@ -70,25 +71,25 @@ step = "" if form.nhwc else f" * CHANNEL_STEP{i}"
 % endif
 % if p.fold:
       const int line = DIVIDED(pixel, WIDTH${i}), column = (pixel - line * WIDTH${i}) * STRIDE${i} - PAD${i};
-      global const ${type} *from = from${i} + (long)image * IMAGE${i} + (long)group * GROUP_STEP${i} + (long)(line * OWN_WIDTH${i} + column) * PIXEL_STEP${i};
+      const INDEX at = (INDEX)image * IMAGE${i} + (INDEX)group * GROUP_STEP${i} + (INDEX)(line * OWN_WIDTH${i} + column) * PIXEL_STEP${i};
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         const int c = q * 8 + e, tap = DIVIDED(c, FOLDED${i}), shift = tap * DILATION${i}, channel = c - tap * FOLDED${i};
-        v[e] = c < SOURCE${i} && (uint)(column + shift) < (uint)OWN_WIDTH${i} ? ${fetch(f"(long)channel{step} + shift * PIXEL_STEP{i}", "channel")} : 0;
+        v[e] = c < SOURCE${i} && (uint)(column + shift) < (uint)OWN_WIDTH${i} ? ${fetch(f"at + (INDEX)channel{step} + shift * PIXEL_STEP{i}", "channel")} : 0;
       }
 % else:
 % if form.nhwc:
-      global const ${type} *from = from${i} + (long)place * PIXEL_STEP${i} + (long)group * GROUP_STEP${i} + q * 8;
+      const INDEX at = (INDEX)place * PIXEL_STEP${i} + (INDEX)group * GROUP_STEP${i} + q * 8;
 % else:
-      global const ${type} *from = from${i} + (long)image * IMAGE${i} + (long)group * GROUP_STEP${i} + pixel + (long)q * 8${step};
+      const INDEX at = (INDEX)image * IMAGE${i} + (INDEX)group * GROUP_STEP${i} + pixel + (INDEX)q * 8${step};
 % endif
 #pragma unroll
-      for (int e = 0; e < 8; ++e) v[e] = ${f"q * 8 + e < SOURCE{i} ? {fetch(f'(long)e{step}', 'q * 8 + e')} : 0" if p.ragged else fetch(f"(long)e{step}", "q * 8 + e")};
+      for (int e = 0; e < 8; ++e) v[e] = ${f"q * 8 + e < SOURCE{i} ? {fetch(f'at + e{step}', 'q * 8 + e')} : 0" if p.ragged else fetch(f"at + e{step}", "q * 8 + e")};
 % endif
 % if f.scaled:
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
-        const int channel = min(q * 8 + e, SOURCE${i} - 1)${f", tap = DIVIDED(channel, FOLDED{i}), in_tap = channel - tap * FOLDED{i}" if p.fold else ""};
+        const int channel = ${f"min(q * 8 + e, SOURCE{i} - 1)" if p.ragged else "q * 8 + e"}${f", tap = DIVIDED(channel, FOLDED{i}), in_tap = channel - tap * FOLDED{i}" if p.fold else ""};
         v[e] = shifted(v[e], ${exponent(i, *(("image", "in_tap" if p.fold else "channel") if form.data else ("in_tap" if p.fold else "channel", "image")))});
       }
 % endif
@@ -176,14 +177,14 @@ ${turned(i, p)}\
         const int c = q * 8 + e;
 % if w.stacked:
         const int in_stack = row - stack * FOLDED${i};
-        const long from = (long)group * W_GROUP${i} + (long)c * W_OC${i} + (long)in_stack * W_IC${i} + (long)kernel_tap * W_TAP${i};
+        const INDEX from = (INDEX)group * W_GROUP${i} + (INDEX)c * W_OC${i} + (INDEX)in_stack * W_IC${i} + (INDEX)kernel_tap * W_TAP${i};
 % elif w.fold:
         const int kernel_x = DIVIDED(c, FOLDED${i}), channel = c - kernel_x * FOLDED${i};
-        const long from = (long)group * W_GROUP${i} + (long)row * W_OC${i} + (long)channel * W_IC${i} + (long)(tap * KERNEL_W${i} + kernel_x) * W_TAP${i};
+        const INDEX from = (INDEX)group * W_GROUP${i} + (INDEX)row * W_OC${i} + (INDEX)channel * W_IC${i} + (INDEX)(tap * KERNEL_W${i} + kernel_x) * W_TAP${i};
 % else:
-        const long from = (long)group * W_GROUP${i} + (long)${"row" if form.forward else "c"} * W_OC${i} + (long)${"c" if form.forward else "row"} * W_IC${i} + (long)kernel_tap * W_TAP${i};
+        const INDEX from = (INDEX)group * W_GROUP${i} + (INDEX)${"row" if form.forward else "c"} * W_OC${i} + (INDEX)${"c" if form.forward else "row"} * W_IC${i} + (INDEX)kernel_tap * W_TAP${i};
 % endif
-        v[e] = row < TARGET${i} && c < SOURCE${i}${" && has" if w.stacked else ""} ? ${f"shifted(FETCH(from{i}, from), {exponent(i, 'in_stack' if w.stacked else 'row', 'channel' if w.fold else 'c')})" if f.scaled else f"FETCH(from{i}, from)"} : 0;
+        v[e] = row < TARGET${i}${f" && c < SOURCE{i}" if w.ragged else ""}${" && has" if w.stacked else ""} ? ${f"shifted(FETCH(from{i}, from), {exponent(i, 'in_stack' if w.stacked else 'row', 'channel' if w.fold else 'c')})" if f.scaled else f"FETCH(from{i}, from)"} : 0;
       }
 % if w.window:
       const int slice = q / ${cr} * TAPS${i} + tap, chunk = q % ${cr};
@@ -192,14 +193,16 @@ ${turned(i, p)}\
 % endif
       put8(packed + (long)slice * SLICE_STEP${i} + ((chunk ^ ${swizzled}) << 3), v, ${w.bn * bk});
     }
-% if not w.window:
+% if not w.window and (w.phases or not w.whole):
     const int ${f"depth{loop.index}" if w.phases else "depth"} = ${volume} * CHUNKS${i}, ${f"slices{loop.index}" if w.phases else "slices"} = (${volume} * CHUNKS${i} + ${cr - 1}) / ${cr};
+% if not w.whole:
     if (q == 0 && part == 0)
       for (int k = ${f"depth{loop.index}" if w.phases else "depth"}; k < ${f"slices{loop.index}" if w.phases else "slices"} * ${cr}; ++k) {
         const VALUE_TYPE v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         const int chunk = k % ${cr};
         put8(packed + (long)(${"before + " if w.phases else ""}k / ${cr}) * SLICE_STEP${i} + ((chunk ^ ${swizzled}) << 3), v, ${w.bn * bk});
       }
+% endif
 % if w.phases:
     before += slices${loop.index};
 % endif

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ....api.problem import ConvProblem
 from ..geometry import Triple, along
 from ..instruction import Format
 from .form import AXES
@@ -36,6 +37,10 @@ class WeightsForm:
     window: bool
     fold: bool
     stacked: Triple | None
+    ragged: bool
+    """Whether there are chunks with fewer than eight channels."""
+    whole: bool
+    """Whether each K-slice belongs to one tap."""
     phases: tuple[tuple[Triple, Triple], ...]
     """Of several phases: their taps and the first one."""
     tap_step: Triple
@@ -55,6 +60,8 @@ class PackForm:
     pieces: tuple[SourceForm | None, ...]
     """None is the weights."""
     weights: WeightsForm | None
+    index: str
+    """OpenCL type of offsets in the tensors that are packed."""
     exponents: tuple[str, ...]
     """Of each piece, the OpenCL expression of its elements' exponents; empty if nothing is scaled."""
 
@@ -66,7 +73,13 @@ class PackForm:
         pieces = tuple(source and _source_form(tiling, source) for _, source in tensors)
         exponents = tuple(scales.exponent(name, number) for number, (name, _) in enumerate(tensors)) if scales else ()
         return cls(tiling.format, tiling.tile.bk, tiling.data, p.direction == "fwd", p.layout == "nhwc", pieces,
-                   weights, exponents)  # fmt: skip
+                   weights, _index(p), exponents)  # fmt: skip
+
+
+def _index(problem: ConvProblem) -> str:
+    """OpenCL type of offsets in the problem's tensors."""
+    sizes = map(math.prod, (problem.x_shape, problem.w_shape, problem.y_shape))
+    return "int" if max(sizes) < 2**31 else "long"
 
 
 def _source_form(tiling: ProductTiling, source: Source) -> SourceForm:
@@ -79,7 +92,8 @@ def _weights_form(tiling: ProductTiling) -> WeightsForm:
     geo, t, ones = tiling.geometry, tiling.tile, (1, 1, 1)
     many = len(geo.phases) > 1
     phases = tuple((phase.taps, phase.tap0) for phase in geo.phases) if many else ()
-    return WeightsForm(t.bn, t.window, geo.fold, geo.stacked, phases, geo.tap_step if many else ones,
+    ragged, whole = tiling.weight_chunks * 8 > geo.c, geo.c8 % (t.bk // 8) == 0
+    return WeightsForm(t.bn, t.window, geo.fold, geo.stacked, ragged, whole, phases, geo.tap_step if many else ones,
                        geo.kernel if many else ones)  # fmt: skip
 
 
@@ -100,12 +114,14 @@ def pack_numbers(
     """The numbers that ``pack.cl.mako`` names; ``at`` are the byte offsets of packed tensors."""
     result: dict[str, Any] = {}
     begin = 0
+    index = np.int32 if _index(tiling.problem) == "int" else np.int64
     for number, (name, source) in enumerate(tensors):
         groups = work_groups(tiling, source)
-        ints, longs = _weights_numbers(tiling) if source is None else _source_numbers(tiling, source)
+        ints, offsets = _weights_numbers(tiling) if source is None else _source_numbers(tiling, source)
         ints |= {"BEGIN": begin, "WORK_GROUPS": groups}
         result |= {f"{key}{number}": np.int32(value) for key, value in ints.items()}
-        result |= {f"{key}{number}": np.int64(value) for key, value in (longs | {"AT": at[name] // 2}).items()}
+        result |= {f"{key}{number}": index(value) for key, value in offsets.items()}
+        result[f"AT{number}"] = np.int64(at[name] // 2)
         begin += groups
     return result
 
@@ -119,10 +135,11 @@ def _source_numbers(tiling: ProductTiling, source: Source) -> tuple[dict[str, in
         "PLACES": source.images * source.pixels, "PIXELS": source.pixels, "CHUNKS": source.c8, "SOURCE": source.c,
         "BLOCKS": -(-source.c8 // source.turn), "GROUPS": source.groups, "WIDTH": source.size[2],
         "OWN_WIDTH": own[2], "FOLDED": p.ic // p.g, "STRIDE": p.sw, "PAD": p.pw, "DILATION": p.dw,
-        "PIXEL_STEP": channels if nhwc else 1, "CHANNEL_STEP": 1 if nhwc else pixels, "TO_PIXEL": source.pixel,
-        "TO_PLANE": source.plane,
+        "TO_PIXEL": source.pixel, "TO_PLANE": source.plane,
     }  # fmt: skip
-    return ints, {"IMAGE": channels * pixels, "GROUP_STEP": in_group * (1 if nhwc else pixels)}
+    pixel, channel = (channels, 1) if nhwc else (1, pixels)
+    return ints, {"IMAGE": channels * pixels, "GROUP_STEP": in_group * channel, "CHANNEL_STEP": channel,
+                  "PIXEL_STEP": pixel}  # fmt: skip
 
 
 def _weights_numbers(tiling: ProductTiling) -> tuple[dict[str, int], dict[str, int]]:
