@@ -53,10 +53,10 @@ class Layout:
         return self.scales.marks_at(self.scales.named(letter))
 
 
-def common_macros(problem: ConvProblem) -> str:
-    """Macros of the storage, the epilogue and a norm, without the geometry."""
+def common_macros(problem: ConvProblem, normed: bool) -> str:
+    """Macros of the storage, of the epilogue, and of a norm that the program applies; nothing of the geometry."""
     text = storage_macros(problem.dtype) + epilogue_macros(problem)
-    return text + (norm_macros(problem) if problem.norm else "")
+    return text + (norm_macros(problem) if normed else "")
 
 
 # Functions that render text are module functions, not closures, so that rendered texts can be cached: the template's
@@ -123,7 +123,7 @@ class ProductLaunch:
         tiling, problem, form = self.tiling, self.tiling.problem, ProductForm.of(self.tiling)
         nhwc = problem.layout == "nhwc" and not tiling.tile.stacked
         # x is read as it was normalised before, unless the product does it.
-        text = common_macros(problem if problem.masked or tiling.tile.norm_in_place else problem.replace(norm=None))
+        text = common_macros(problem, normed=problem.masked or tiling.tile.norm_in_place)
         text += define(OUT_INDEX=tiling.out_index, PARTIAL=int(tiling.partial), PARTIAL_AT="0L")
         text += define(PAIRS=int(nhwc and tiling.geometry.m % 2 == 0), OCTETS=int(nhwc and tiling.geometry.m % 8 == 0))
         text += tiling.instructions.text(self._emulate)
@@ -192,7 +192,7 @@ class ProductPlan(StepPlan):
         for name in names:
             operands += [name, "workspace"]
         normalises = problem.normalised and "x" in names
-        text = common_macros(problem if normalises else problem.replace(norm=None))
+        text = common_macros(problem, normalises)
         text += tiling.conversions.text(self._emulate)
         form, named = PackForm.of(tiling, tensors, layout.scales), pack_numbers(tiling, tensors, layout.at)
         text += kernel_text(MATRIX_TILES, "narrow.cl.mako", tiling=form)
