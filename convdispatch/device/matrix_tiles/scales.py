@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,6 +49,15 @@ WANTED_GROUPS = 512
 """Work groups that should search a tensor for its exponents; few planes are cut into parts to reach the number."""
 WANTED_READS = 16
 """The fewest reads that a work item of the search for exponents should do."""
+
+
+class Reads(NamedTuple):
+    """What decides the code that searches a tensor's planes for their exponents, [group][row][part][k]."""
+
+    near: bool
+    width: int
+    outer_summed: bool
+    of_norm: bool
 
 
 @dataclass(unsafe_hash=True)
@@ -86,11 +95,6 @@ class Planes:
         self.work_groups = groups * self.parts
         # table_bytes: bytes of the table of exponents, one for each plane and part.
         self.table_bytes = self.groups * self.rows * self.parts * self.k
-
-    def cell(self, group: str, outer: str, channel: str, part: str, number: int) -> str:
-        """OpenCL expression: offset of a part's exponent in the table, [group][row][part][k], of tensor ``number``."""
-        row, k = (channel, outer) if self.summed == "outer" else (outer, channel)
-        return f"(((long){group} * ROWS{number} + {row}) * PARTS{number} + {part}) * K{number} + {k}"
 
     def numbers(self, number: int) -> dict[str, Any]:
         """The numbers of the tensor by the names that kernels give them, as the tensor ``number`` of a program."""
@@ -180,9 +184,13 @@ class Scales:
         if of_norm:
             text = self._problem.macros() + kernel_text("convdispatch.api", "vectors.cl")
             text += kernel_text("convdispatch.api", "norm.cl")
+        reads = tuple(
+            Reads(operand.near, operand.width, operand.summed == "outer", of_norm and operand.name == "x")
+            for operand in scaled
+        )
         arguments = {}
         for kernel in ("exponents", *(["norms"] if has_b else []), "marks"):
-            part = kernel_text(MATRIX_TILES, "scales.cl.mako", kernel=kernel, of_norm=of_norm, tensors=scaled,
+            part = kernel_text(MATRIX_TILES, "scales.cl.mako", kernel=kernel, of_norm=of_norm, tensors=reads,
                                b=len(scaled) - 1, signs=["+" if operand is self.a else "-" for operand in scaled],
                                least=LEAST_EXPONENT, reach=MEAN_REACH, nothing=NO_EXPONENT)  # fmt: skip
             part, arguments[kernel] = numbers_as_arguments(part, numbers)

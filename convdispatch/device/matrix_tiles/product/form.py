@@ -44,21 +44,20 @@ class ProductForm:
     guarded: tuple[int, ...]
     """Axes along which a phase reads outside the source."""
     spread: Triple
-    """Source pixels from tap to tap along each axis: 1, -1, or 0 for every other number."""
+    """Source pixels from tap to tap along each guarded axis: 1, -1, or 0 for every other number."""
     flat: bool
     """Whether a place reads the source pixel of its own number and no other one."""
     flat_target: bool
     """Whether places are the target's pixels in their order."""
     whole: bool
-    """Whether each K-slice belongs to one tap."""
+    """Whether each K-slice of forward and data gradient belongs to one tap."""
     weights: str
     """``packed``, or read in place: by ``rows``, or ``transposed``."""
     phases: tuple[tuple[int, ...], ...]
     """Of several phases: first place, taps and origin along d, h and w, and the volume."""
     out_step: Triple
-    """Target pixels from place to place along each axis; of one phase without stacked channels 1."""
+    """Of several phases: target pixels from place to place along each axis."""
     stacked: Triple | None
-    fold: bool
     under_way: int
     drained: bool
     row_bytes: int
@@ -88,6 +87,7 @@ class ProductForm:
     def of(cls, tiling: ProductTiling) -> ProductForm:
         """The form of a tiling."""
         t, geo, p = tiling.tile, tiling.geometry, tiling.problem
+        data = tiling.data
         axes, phases, (first, *_) = tuple(range(3 - p.ndim, 3)), geo.phases, geo.phases
         many, ones = len(phases) > 1, (1, 1, 1)
         tapped = tuple(axis for axis in axes if max(phase.taps[axis] for phase in phases) > 1)
@@ -95,14 +95,14 @@ class ProductForm:
         weights = "transposed" if tiling.transposed_weights else "rows" if tiling.direct_weights else "packed"
         return cls(
             tile=dataclasses.replace(t, split=min(t.split, 2)), format=tiling.format, narrow_pair=tiling.narrow_pair,
-            unshift=tiling.unshift, data=tiling.data, nhwc=p.layout == "nhwc", axes=axes, tapped=tapped,
+            unshift=tiling.unshift, data=data, nhwc=data and p.layout == "nhwc", axes=axes, tapped=tapped,
             guarded=tuple(axis for axis in axes if tiling.guarded[axis]),
-            spread=tuple(step if abs(step) == 1 else 0 for step in geo.spread),  # type: ignore[arg-type]
+            spread=tuple(step if abs(step) == 1 and guard and data else 0 for step, guard in zip(geo.spread, tiling.guarded)),
             flat=simple and first.volume == 1 and not any(tiling.guarded),
-            flat_target=not many and geo.out_step == ones and not geo.stacked and not t.window,
-            whole=geo.c8 % (t.bk // 8) == 0, weights=weights,
+            flat_target=data and not many and geo.out_step == ones and not geo.stacked and not t.window,
+            whole=data and geo.c8 % (t.bk // 8) == 0, weights=weights,
             phases=tuple((*phase.first, *phase.taps, *phase.origin, phase.volume) for phase in phases) if many else (),
-            out_step=geo.out_step, stacked=geo.stacked, fold=geo.fold, window_rows=tiling.window_rows,
+            out_step=geo.out_step if many else ones, stacked=geo.stacked, window_rows=tiling.window_rows,
             **{name: getattr(tiling, name) for name in _LOCAL},
             span=first.volume - tiling.under_way if t.window else 0,
             ragged=tiling.summed and geo.m % t.bn > 0, residual=p.residual, masked=p.masked, summed=tiling.summed,

@@ -100,6 +100,13 @@ def _values(form: ProductForm) -> dict[str, Any]:
     return values
 
 
+@functools.lru_cache(maxsize=256)
+def pack_text(form: PackForm) -> str:
+    """The kernel ``pack`` of a form."""
+    return kernel_text(__package__, "pack.cl.mako", form=form)
+
+
+@functools.lru_cache(maxsize=256)
 def product_text(form: ProductForm) -> str:
     """The kernel ``product`` of a form; the functions that it calls precede it in the program."""
     return kernel_text(__package__, "product.cl.mako", **_values(form), part=functools.partial(_part, form))
@@ -121,7 +128,7 @@ class ProductLaunch:
     def _program(self) -> tuple[str, list[Any]]:
         """The text of the program, and the launch's arguments beyond the operands."""
         tiling, problem, form = self.tiling, self.tiling.problem, ProductForm.of(self.tiling)
-        nhwc = problem.layout == "nhwc" and not tiling.tile.stacked
+        nhwc = form.nhwc and not form.stacked
         # x is read as it was normalised before, unless the product does it.
         text = common_macros(problem, normed=problem.masked or tiling.tile.norm_in_place)
         text += define(OUT_INDEX=tiling.out_index, PARTIAL=int(tiling.partial), PARTIAL_AT="0L")
@@ -199,7 +206,7 @@ class ProductPlan(StepPlan):
         text += kernel_text("convdispatch.api", "norm.cl") if normalises else ""
         text += kernel_text(MATRIX_TILES, "shifted.cl") if layout.scales else ""
         named |= layout.scales.numbers(names) if layout.scales else {}
-        pack, arguments = numbers_as_arguments(kernel_text(__package__, "pack.cl.mako", form=form), named)
+        pack, arguments = numbers_as_arguments(pack_text(form), named)
         program = build(context, text + pack)
         launches = []
         if layout.scales:
