@@ -1,6 +1,6 @@
 """How many programs the convolutions of a training step need, by solver, on a described GPU: nothing is compiled.
 
-    python tests/support/step_programs.py            four nets, in float16 channels last and TF32 of NCHW
+python tests/support/step_programs.py            four nets, in float16 channels last and TF32 of NCHW
 """
 
 from __future__ import annotations

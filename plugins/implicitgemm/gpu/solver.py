@@ -144,7 +144,9 @@ class TiledPlan(StepPlan):
         functions += kernel_text(__package__, "output.cl")
         operands = ["workspace", problem.written, *self._extras]
         text, arguments = numbers_as_arguments(kernel_text(__package__, "reduce.cl"), numbers)
-        return self._launch((functions + text, arguments), "reduce", (-(-product.out_size // 128) * 128,), (128,), operands)
+        return self._launch(
+            (functions + text, arguments), "reduce", (-(-product.out_size // 128) * 128,), (128,), operands
+        )
 
 
 _AXES = "zyx"

@@ -26,7 +26,8 @@ NEAR_MISSES = {
     "gradient": (SMALL, ("bwd_data_mb2ic16ih6oc64kh3ph1", "bwd_data_mb1ic40ih7iw5oc96kh3ph1")),
     "strided gradient": (SMALL, ("bwd_data_mb2ic16ih6oc64kh3ph1sh2", "bwd_data_mb1ic40ih10iw8oc96kh3ph1sh2")),
     "weights": (WEIGHTS, ("bwd_weights_mb2ic24ih6oc64kh3ph1", "bwd_weights_mb3ic32ih7iw5oc80kh3ph1sh2")),
-    "channels last": ({**SMALL, "format": "float16"}, ("f16_nhwc_mb2ic64ih6oc16kh3ph1", "f16_nhwc_mb1ic96ih7iw5oc40kh3ph1")),
+    "channels last": ({**SMALL, "format": "float16"},
+                      ("f16_nhwc_mb2ic64ih6oc16kh3ph1", "f16_nhwc_mb1ic96ih7iw5oc40kh3ph1")),
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """What is compiled into a product's program, and the numbers of a geometry, which are the kernel's arguments.
 
-Templates see a ``ProductForm`` and nothing else of a problem, so that a text is rendered once for all geometries of a form.
+Templates see a ``ProductForm`` and nothing else of a problem, so that a text is rendered once for all geometries of a
+form.
 """
 
 from __future__ import annotations
@@ -92,12 +93,14 @@ class ProductForm:
         many, ones = len(phases) > 1, (1, 1, 1)
         tapped = tuple(axis for axis in axes if max(phase.taps[axis] for phase in phases) > 1)
         simple = not many and geo.step == ones and first.origin == (0, 0, 0) and first.count == geo.source
+        near = (data and guarded and abs(step) == 1 for step, guarded in zip(geo.spread, tiling.guarded, strict=True))
+        z, y, x = (step if one else 0 for step, one in zip(geo.spread, near, strict=True))
         weights = "transposed" if tiling.transposed_weights else "rows" if tiling.direct_weights else "packed"
         return cls(
             tile=dataclasses.replace(t, split=min(t.split, 2)), format=tiling.format, narrow_pair=tiling.narrow_pair,
             unshift=tiling.unshift, data=data, nhwc=data and p.layout == "nhwc", axes=axes, tapped=tapped,
             guarded=tuple(axis for axis in axes if tiling.guarded[axis]),
-            spread=tuple(step if abs(step) == 1 and guard and data else 0 for step, guard in zip(geo.spread, tiling.guarded)),
+            spread=(z, y, x),
             flat=simple and first.volume == 1 and not any(tiling.guarded),
             flat_target=data and not many and geo.out_step == ones and not geo.stacked and not t.window,
             whole=data and geo.c8 % (t.bk // 8) == 0, weights=weights,
@@ -120,7 +123,7 @@ class ProductForm:
         return f"{field}_{LETTERS[axis]}" if self.phases else f"{field.upper()}_{AXES[axis]}"
 
     def over(self, value: str, field: str, axis: int) -> str:
-        """OpenCL expression: a variable divided by a number of the phase, which may be 0 only where nothing is copied."""
+        """OpenCL expression: a variable divided by a number of the phase, 0 only where nothing is copied."""
         if self.phases:
             return f"{value} / max(1, {self.number(field, axis)})"
         return f"DIVIDED({value}, {self.number(field, axis)})"
@@ -176,8 +179,12 @@ def numbers(tiling: ProductTiling, layout: Any) -> dict[str, Any]:
              "SIZE": geo.source, "KERNEL": geo.kernel, "OUT_STEP": geo.out_step, "TARGET": geo.target}  # fmt: skip
     if t.window:
         win = tiling.window
-        ints |= {"M_END": win.places, "BLOCKS": tiling.slices[0] // phase.volume, "FIRST_SHIFT": win.shifts[0],
-                 "WINDOW_IMAGE": win.image}
+        ints |= {
+            "M_END": win.places,
+            "BLOCKS": tiling.slices[0] // phase.volume,
+            "FIRST_SHIFT": win.shifts[0],
+            "WINDOW_IMAGE": win.image,
+        }
         ints |= {f"SHIFT_{AXES[axis]}": geo.spread[axis] * step
                  for axis, step in enumerate((win.size[1] * win.size[2], win.size[2], 1))}  # fmt: skip
         along |= {"NEAR": win.near, "WINDOW": win.size}
@@ -194,7 +201,10 @@ def numbers(tiling: ProductTiling, layout: Any) -> dict[str, Any]:
         ints["PLACES_CHANNELS"] = dy.c8 * 8
     for axis in range(3):
         ints |= {f"{name}_{AXES[axis]}": values[axis] for name, values in along.items()}
-        indices |= {f"SOURCE_{AXES[axis]}": source.axes[axis], f"TAP_{AXES[axis]}": geo.spread[axis] * source.axes[axis]}
+        indices |= {
+            f"SOURCE_{AXES[axis]}": source.axes[axis],
+            f"TAP_{AXES[axis]}": geo.spread[axis] * source.axes[axis],
+        }
     a, b = (source.name, "w") if data else ("y", "x")
     longs = {"A_AT": layout.at.get(a, 0) // 2, "B_AT": layout.at.get(b, 0) // 2, "WEIGHTS_GROUP": groups_weights,
              "PARTS_AT": layout.partial // 4, "SUMS_AT": getattr(layout, "sums", 0) // 4}  # fmt: skip

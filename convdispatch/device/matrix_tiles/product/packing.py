@@ -1,4 +1,4 @@
-"""What is compiled into a program that packs tensors, and the numbers of a geometry, which are the kernel's arguments."""
+"""What is compiled into a program that packs tensors, and a geometry's numbers, which are the kernel's arguments."""
 
 from __future__ import annotations
 
