@@ -145,8 +145,8 @@ ${turned(i, p)}\
     const int id = ${unit(i)} * 256 + tid, above = DIVIDED(id, ${inner}), further = DIVIDED(above, ${outer}), part = DIVIDED(further, GROUPS${i});
     const int ${"row" if by_row else "q"} = id - above * ${inner}, ${"q" if by_row else "row"} = above - further * ${outer}, group = further - part * GROUPS${i};
     if (part < TAP_PARTS${i}) {
-    const int n = row % ${w.bn}, n_tile = row / ${w.bn};
-    global ushort *packed = to${i} + AT${i} + (long)group * GROUP_SLICES${i} * SLICE_STEP${i} + (long)n_tile * ${w.bn * bk * f.planes} + n * ${bk};
+    const int n_tile = DIVIDED(row, BN${i}), n = row - n_tile * BN${i};
+    global ushort *packed = to${i} + AT${i} + (long)group * GROUP_SLICES${i} * SLICE_STEP${i} + (long)n_tile * TILE${i} + n * ${bk};
 % if w.phases:
     int before = 0;
 % endif
@@ -191,7 +191,7 @@ ${turned(i, p)}\
 % else:
       const int k = tap * CHUNKS${i} + q, slice = ${"before + " if w.phases else ""}k / ${cr}, chunk = k % ${cr};
 % endif
-      put8(packed + (long)slice * SLICE_STEP${i} + ((chunk ^ ${swizzled}) << 3), v, ${w.bn * bk});
+      put8(packed + (long)slice * SLICE_STEP${i} + ((chunk ^ ${swizzled}) << 3), v, BN${i} * ${bk});
     }
 % if not w.window and (w.phases or not w.whole):
     const int ${f"depth{loop.index}" if w.phases else "depth"} = ${volume} * CHUNKS${i}, ${f"slices{loop.index}" if w.phases else "slices"} = (${volume} * CHUNKS${i} + ${cr - 1}) / ${cr};
@@ -200,7 +200,7 @@ ${turned(i, p)}\
       for (int k = ${f"depth{loop.index}" if w.phases else "depth"}; k < ${f"slices{loop.index}" if w.phases else "slices"} * ${cr}; ++k) {
         const VALUE_TYPE v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         const int chunk = k % ${cr};
-        put8(packed + (long)(${"before + " if w.phases else ""}k / ${cr}) * SLICE_STEP${i} + ((chunk ^ ${swizzled}) << 3), v, ${w.bn * bk});
+        put8(packed + (long)(${"before + " if w.phases else ""}k / ${cr}) * SLICE_STEP${i} + ((chunk ^ ${swizzled}) << 3), v, BN${i} * ${bk});
       }
 % endif
 % if w.phases:

@@ -33,7 +33,6 @@ class SourceForm:
 class WeightsForm:
     """The packed weights' properties that decide code."""
 
-    bn: int
     window: bool
     fold: bool
     stacked: Triple | None
@@ -93,7 +92,7 @@ def _weights_form(tiling: ProductTiling) -> WeightsForm:
     many = len(geo.phases) > 1
     phases = tuple((phase.taps, phase.tap0) for phase in geo.phases) if many else ()
     ragged, whole = tiling.weight_chunks * 8 > geo.c, geo.c8 % (t.bk // 8) == 0
-    return WeightsForm(t.bn, t.window, geo.fold, geo.stacked, ragged, whole, phases, geo.tap_step if many else ones,
+    return WeightsForm(t.window, geo.fold, geo.stacked, ragged, whole, phases, geo.tap_step if many else ones,
                        geo.kernel if many else ones)  # fmt: skip
 
 
@@ -150,6 +149,7 @@ def _weights_numbers(tiling: ProductTiling) -> tuple[dict[str, int], dict[str, i
         "TAP_PARTS": tiling.tap_parts, "TAPS": phase.volume, "SLICE_STEP": tiling.n_tiles * tiling.weight_slice,
         "GROUP_SLICES": sum(tiling.slices), "TARGET": geo.m, "SOURCE": geo.c, "FOLDED": p.ic // p.g,
         "W_OC": oc, "W_IC": ic, "W_TAP": tap,
+        "BN": tiling.tile.bn, "TILE": tiling.weight_slice,
     }  # fmt: skip
     letters = {"PAD": "p", "STRIDE": "s", "DILATION": "d", "KERNEL": "k"}
     numbers = {name: along(p, letter) for name, letter in letters.items()}
