@@ -20,7 +20,6 @@ NEAR_MISSES = {
     "padded": (SMALL, ("mb2ic64ih6oc16kh3ph1", "mb1ic96ih7iw5oc40kh3ph1", "mb3ic64ih5iw9oc17kh5kw3ph2pw1",
                        "mb1ic128ih8oc8kh3ph1sh2", "mb2ic64ih6oc16kh3ph2")),
     "parts": ({**SMALL, "split": 2}, ("mb1ic64ih6oc16kh3ph1", "mb2ic96ih5iw7oc24kh3ph1sh2")),
-    "ragged": (SMALL, ("mb2ic37ih6oc16kh3ph1", "mb1ic45ih7iw5oc10kh3ph1")),
     "flat": (SMALL, ("mb2ic64ih6oc16kh1", "mb1ic96ih7iw5oc40kh1", "mb3ic128ih1iw9oc17kh1")),
     "groups": (SMALL, ("mb1ic128ih6oc32kh3ph1g2", "mb2ic192ih5iw7oc51kh3ph1g3")),
     "gradient": (SMALL, ("bwd_data_mb2ic16ih6oc64kh3ph1", "bwd_data_mb1ic40ih7iw5oc96kh3ph1")),
@@ -50,6 +49,16 @@ def test_near_misses_share_their_programs(queue, kind, full):
         plan = NvidiaPlan(queue.context, problem, config, "wgmma", emulate=True)
         check_plan(queue, problem, plan, text)
     assert seen
+
+
+def test_where_items_divide_in_the_main_loop_numbers_are_literals():
+    """Windows, slices with parts of several taps; the packing of folded channels."""
+    context, cases = described_context(DESCRIBED["h200"]), (("mb1ic64ih7oc16kh3ph1", {"window": True}, 1),
+        ("mb1ic40ih7oc16kh3ph1", {}, 1), ("mb1ic3ih9oc16kh3ph1", {}, 2), ("mb1ic64ih7oc16kh3ph1", {}, 0))  # fmt: skip
+    for text, more, literal in cases:
+        with rendering() as texts:
+            NvidiaPlan(context, ConvProblem.parse(text), {**SMALL, **more}, "wgmma", emulate=True)
+        assert sum("#define NUMBERS\n" in each for each in texts) == literal, text
 
 
 @pytest.mark.usefixtures("item_by_item")

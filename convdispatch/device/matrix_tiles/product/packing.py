@@ -64,6 +64,12 @@ class PackForm:
     exponents: tuple[str, ...]
     """Of each piece, the OpenCL expression of its elements' exponents; empty if nothing is scaled."""
 
+    @property
+    def specialised(self) -> bool:
+        """Whether the geometry's numbers are literals: of folded sources, whose elements are each divided by them, and
+        of channels that are no whole chunks. First layers took 1.07 to 1.11 times as long with arguments on an H200."""
+        return any(source is not None and (source.fold or source.ragged) for source in self.pieces)
+
     @classmethod
     def of(cls, tiling: ProductTiling, tensors: Sequence[tuple[str, Source | None]], scales: Any) -> PackForm:
         """The form of the tensors of a tiling; a source of None is the weights."""

@@ -19,7 +19,7 @@ from ....api.dtypes import storage_macros
 from ....api.problem import ConvProblem, epilogue_macros, norm_macros
 from ...plans.channel_sums import merging, summing
 from ...plans.steps import Areas, StepPlan
-from ...programs.geometry_arguments import divided_by, numbers_as_arguments
+from ...programs.geometry_arguments import divided_by, numbers_as_arguments, numbers_as_literals
 from ...programs.kernels import OPERANDS, Launch, build, define, kernel_text
 from .. import MATRIX_TILES
 from ..geometry import along
@@ -138,7 +138,10 @@ class ProductLaunch:
             text += kernel_text(MATRIX_TILES, file, tiling=form)
         text += kernel_text(MATRIX_TILES, "stored.cl.mako", tiling=form) if form.returning else ""
         text += kernel_text(MATRIX_TILES, "normed_chunk.cl.mako", tiling=form) if tiling.tile.norm_in_place else ""
-        product, arguments = numbers_as_arguments(product_text(form), numbers(tiling, self._layout))
+        product, named = product_text(form), numbers(tiling, self._layout)
+        if form.specialised:
+            return text + numbers_as_literals(product, named), []
+        product, arguments = numbers_as_arguments(product, named)
         return text + product, arguments
 
     def launch(self, context: Any) -> Launch:
@@ -206,7 +209,11 @@ class ProductPlan(StepPlan):
         text += kernel_text("convdispatch.api", "norm.cl") if normalises else ""
         text += kernel_text(MATRIX_TILES, "shifted.cl") if layout.scales else ""
         named |= layout.scales.numbers(names) if layout.scales else {}
-        pack, arguments = numbers_as_arguments(pack_text(form), named)
+        pack, arguments = pack_text(form), []
+        if form.specialised:
+            pack = numbers_as_literals(pack, named)
+        else:
+            pack, arguments = numbers_as_arguments(pack, named)
         program = build(context, text + pack)
         launches = []
         if layout.scales:
