@@ -120,9 +120,11 @@ class ProductForm:
 
     @property
     def specialised(self) -> bool:
-        """Whether the geometry's numbers are literals: where each item divides by them in the main loop. As arguments
-        they took, on an H200, 1.03 to 1.55 times as long of windows, 1.08 of stacked phases, and 1.48 where slices have parts
-        of several taps; of others 1.02 in the mean."""
+        """Whether the geometry's numbers are literals, where each item divides by them in the main loop.
+
+        As arguments they took, on an H200, 1.03 to 1.55 times as long of windows, 1.08 of stacked phases, and 1.48
+        where slices have parts of several taps; of others 1.02 in the mean.
+        """
         parts_of_taps = self.data and bool(self.tapped) and not self.whole
         return self.tile.window or bool(self.stacked) or parts_of_taps
 
