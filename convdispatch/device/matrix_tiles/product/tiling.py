@@ -209,16 +209,6 @@ class ProductTiling:
         return phase.volume * self.geometry.c8
 
     @property
-    def before(self) -> tuple[int, ...]:
-        """For each phase, the number of K-slices of all phases before it."""
-        return tuple(sum(self.slices[:number]) for number in range(len(self.slices)))
-
-    @property
-    def returning(self) -> bool:
-        """Whether results are needed as they are stored, because their channels are summed, or pass a norm's slope."""
-        return (self.problem.sums or self.problem.masked) and not self.partial
-
-    @property
     def sums_parts(self) -> int:
         """The parts of a channel whose sums the product leaves: its tiles."""
         return self.m_tiles * len(self.geometry.phases)
