@@ -124,7 +124,7 @@ class DirectPlan(StepPlan):
         text += kernel_text(MATRIX_TILES, "parts.cl.mako", blocks=tile.frag_m) if tile.fixup else ""
         text += kernel_text(__package__, "split.cl.mako", depth=tile.depth)
         product, named = product_text(DirectForm.of(tiling), self._emulate), numbers(tiling)
-        if tiling.short:
+        if tiling.specialised:
             return text + numbers_as_literals(product, named), []
         product, arguments = numbers_as_arguments(product, named)
         return text + product, arguments

@@ -223,10 +223,11 @@ class DirectTiling:
         return self.added_bytes
 
     @property
-    def short(self) -> bool:
-        """Whether a sum is so short that numbers as arguments would take a notable share of it: each work group reads
-        and divides by them before its first copy."""
-        return self.slices < SHORT_SLICES * self.tile.split
+    def specialised(self) -> bool:
+        """Whether the geometry's numbers are literals: as arguments they would take a notable share of a short sum, as each
+        work group divides by them before its first copy, and spill registers where zeros are written between results.
+        """
+        return self.gaps or self.slices < SHORT_SLICES * self.tile.split
 
     @property
     def index(self) -> str:

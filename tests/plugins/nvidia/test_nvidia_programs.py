@@ -71,7 +71,7 @@ def test_long_sums_of_direct_share_a_program(queue):
         plan = DirectPlan(queue.context, problem, config, emulate=True)
         check_plan(queue, problem, plan, text)
         texts.append(plan.product_text())
-        assert DirectTiling(problem, DirectTile.of(config)).short == (problem.ic == 64)
+        assert DirectTiling(problem, DirectTile.of(config)).specialised == (problem.ic == 64)
     assert texts[0] == texts[1] != texts[2]
 
 
