@@ -224,8 +224,8 @@ class DirectTiling:
 
     @property
     def specialised(self) -> bool:
-        """Whether the geometry's numbers are literals: as arguments they would take a notable share of a short sum, as each
-        work group divides by them before its first copy, and spill registers where zeros are written between results.
+        """Whether the geometry's numbers are literals: as arguments they would take a notable share of a short sum, as
+        each work group divides by them before its first copy, and spill registers where zeros stand between results.
         """
         return self.gaps or self.slices < SHORT_SLICES * self.tile.split
 
