@@ -3,7 +3,7 @@
 ## the text has the numbers' names alone (``Scales.numbers``); those of a tensor end with its number.
 ##
 ## kernel   the kernel to render
-## tensors  Planes of each tensor whose scales are computed
+## tensors  ``Reads`` of each tensor whose scales are computed
 ## b        B's number among them
 ## signs    of each tensor, "+" for A and "-" for B
 %if kernel == "exponents":
@@ -35,12 +35,12 @@ void exponents(${args}${", global const float *restrict norm" if of_norm else ""
     apart = 1;
 % endif
     writes = lane == 0 && channel < CHANNELS${i};
-    to = to${i} + TABLE${i} + ${p.cell("group", "outer", "channel", "part", i)};
+    to = to${i} + TABLE${i} + (((long)group * ROWS${i} + ${"channel" if p.outer_summed else "outer"}) * PARTS${i} + part) * K${i} + ${"outer" if p.outer_summed else "channel"};
     if (channel < CHANNELS${i}) {
       global const float *from = from${i} + (long)group * GROUP_STEP${i} + (long)outer * OUTER_STEP${i} + (long)channel * CHANNEL_STEP${i};
       const int begin = PARTS${i} > 1 ? (int)((long)READS${i} * part / PARTS${i}) : 0;
       const int end = PARTS${i} > 1 ? (int)((long)READS${i} * (part + 1) / PARTS${i}) : READS${i};
-<% c, normed = f"group * CHANNELS{i} + channel", of_norm and p.name == "x" %>\
+<% c, normed = f"group * CHANNELS{i} + channel", p.of_norm %>\
 #pragma unroll 8
       for (int i = begin + lane; i < end; i += lanes) {
 % if p.width == 4:

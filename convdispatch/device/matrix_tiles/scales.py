@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,6 +49,15 @@ WANTED_GROUPS = 512
 """Work groups that should search a tensor for its exponents; few planes are cut into parts to reach the number."""
 WANTED_READS = 16
 """The fewest reads that a work item of the search for exponents should do."""
+
+
+class Reads(NamedTuple):
+    """What decides the code that searches a tensor's planes for their exponents, [group][row][part][k]."""
+
+    near: bool
+    width: int
+    outer_summed: bool
+    of_norm: bool
 
 
 @dataclass(unsafe_hash=True)
@@ -86,11 +95,6 @@ class Planes:
         self.work_groups = groups * self.parts
         # table_bytes: bytes of the table of exponents, one for each plane and part.
         self.table_bytes = self.groups * self.rows * self.parts * self.k
-
-    def cell(self, group: str, outer: str, channel: str, part: str, number: int) -> str:
-        """OpenCL expression: offset of a part's exponent in the table, [group][row][part][k], of tensor ``number``."""
-        row, k = (channel, outer) if self.summed == "outer" else (outer, channel)
-        return f"(((long){group} * ROWS{number} + {row}) * PARTS{number} + {part}) * K{number} + {k}"
 
     def numbers(self, number: int) -> dict[str, Any]:
         """The numbers of the tensor by the names that kernels give them, as the tensor ``number`` of a program."""
@@ -151,31 +155,42 @@ class Scales:
         """Offset, in ints, of an operand's exponents (one per row or column), in its buffer."""
         return self._marks[name]
 
-    def exponent(self, name: str, norms: str, marks: str, at: tuple[str, str, str], margin: int = 0) -> str:
-        """OpenCL expression: the exponent by which an operand's element is scaled. ``norms`` and ``marks`` point to the
-        two buffers as ints, ``at`` is (group, row, k) of the element; ``margin``: bits by which it may grow later."""
-        group, row, k = at
-        operand, sign = (self.a, "") if name == self.a.name else (self.b, "-")
-        norm = f"{norms}[{self.norms_at} + {group} * {operand.k} + {k}]"
-        mark = f"{marks}[{self._marks[name]} + {group} * {operand.rows} + {row}]"
-        return f"{sign}{norm} - {mark} + {TOP - margin}"
+    def exponent(self, name: str, number: int = 0, margin: int = 0) -> str:
+        """OpenCL expression: the exponent by which an element of the program's tensor ``number`` is scaled. ``{norms}``
+        and ``{marks}`` stand for pointers to the two buffers as ints, ``{group}``, ``{row}`` and ``{k}`` for the
+        element; ``margin``: bits by which it may grow later."""
+        sign = "" if name == self.a.name else "-"
+        norm, mark = f"NORMS + {{group}} * K{number} + {{k}}", f"MARKS{number} + {{group}} * ROWS{number} + {{row}}"
+        return f"{sign}({{norms}})[{norm}] - ({{marks}})[{mark}] + {TOP - margin}"
+
+    def numbers(self, names: Sequence[str]) -> dict[str, Any]:
+        """The numbers that the exponents of the operands ``names`` name, each by its place among them."""
+        result: dict[str, Any] = {"NORMS": np.int32(self.norms_at)}
+        for number, name in enumerate(names):
+            operand = self.a if name == self.a.name else self.b
+            result |= {f"K{number}": np.int32(operand.k), f"ROWS{number}": np.int32(operand.rows),
+                       f"MARKS{number}": np.int32(self._marks[name])}  # fmt: skip
+        return result
 
     def launches(self, context: Any, names: Sequence[str]) -> list[Launch]:
         """Launches that compute the scales of the operands ``names``; B's norms come first, if B is among them."""
         scaled = [operand for operand in (self.a, self.b) if operand.name in names]
         has_b = self.b in scaled
-        numbers: dict[str, Any] = {"NORMS": np.int32(self.norms_at)}
+        numbers = self.numbers([operand.name for operand in scaled])
         for i, operand in enumerate(scaled):
-            numbers |= operand.numbers(i) | {f"TABLE{i}": np.int64(self._table[operand.name]),
-                                             f"MARKS{i}": np.int32(self._marks[operand.name])}  # fmt: skip
+            numbers |= operand.numbers(i) | {f"TABLE{i}": np.int64(self._table[operand.name])}
         # Scales of a normalised x are those of its norm.
         of_norm, text = self._problem.normalised and "x" in names, ""
         if of_norm:
             text = self._problem.macros() + kernel_text("convdispatch.api", "vectors.cl")
             text += kernel_text("convdispatch.api", "norm.cl")
+        reads = tuple(
+            Reads(operand.near, operand.width, operand.summed == "outer", of_norm and operand.name == "x")
+            for operand in scaled
+        )
         arguments = {}
         for kernel in ("exponents", *(["norms"] if has_b else []), "marks"):
-            part = kernel_text(MATRIX_TILES, "scales.cl.mako", kernel=kernel, of_norm=of_norm, tensors=scaled,
+            part = kernel_text(MATRIX_TILES, "scales.cl.mako", kernel=kernel, of_norm=of_norm, tensors=reads,
                                b=len(scaled) - 1, signs=["+" if operand is self.a else "-" for operand in scaled],
                                least=LEAST_EXPONENT, reach=MEAN_REACH, nothing=NO_EXPONENT)  # fmt: skip
             part, arguments[kernel] = numbers_as_arguments(part, numbers)

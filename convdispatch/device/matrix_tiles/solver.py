@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,10 +20,12 @@ from ...api.device import DeviceInfo
 from ...api.geometry import MOST_PHASES, phase_count
 from ...api.problem import ConvProblem
 from ...api.solver import Solver
+from ..programs.geometry_arguments import MAX_DIVIDEND
 from ..programs.kernels import build, kernel_text
 from ..rates import rates
 from . import MATRIX_TILES
 from .configured import MAX_BYTES, fitting, many, part_counts
+from .geometry import along, chunks
 from .instruction import FORMATS, TileInstruction, formats
 from .product.plan import Layout, ProductPlan
 from .product.tiling import ProductTile, ProductTiling
@@ -31,6 +34,8 @@ EMULATION = "emulated_tiles"
 """The test package whose plain OpenCL C replaces the instructions of a plan that is built with ``emulate``."""
 ROOF_SHARE = 0.3
 """The share of the matrix cores' peak that a product is predicted to reach; a guess, a third of vendors' libraries'."""
+WIDEST_TILE = 256
+"""Columns of the widest tile."""
 MIN_CHANNELS = 4
 """The fewest channels per group of a grouped convolution; fewer leave matrix cores idle."""
 MAX_CHOICES = 24
@@ -49,7 +54,21 @@ def size_limits(problem: ConvProblem) -> str | None:
         return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
     if problem.mb < 1:
         return f"1 image or more, got {problem.mb}"
-    return f"at most {MAX_BYTES} bytes, got {problem.bytes}" if problem.bytes > MAX_BYTES else None
+    if problem.bytes > MAX_BYTES:
+        return f"at most {MAX_BYTES} bytes, got {problem.bytes}"
+    counted = _counted(problem)
+    return f"at most {MAX_DIVIDEND} chunks or columns, got {counted}" if counted > MAX_DIVIDEND else None
+
+
+def _counted(problem: ConvProblem) -> int:
+    """The most that a kernel counts in 32 bits: chunks of a tensor with its pads, columns, or numbers of a K-slice."""
+    sizes = zip(*(along(problem, letter) for letter in "ipo"), strict=True)
+    far = (getattr(problem, f"p{axis}_r") for axis in "dhw")
+    places = problem.mb * math.prod(max(i + p + r, o) for (i, p, o), r in zip(sizes, far, strict=True))
+    channels, taps = max(problem.ic, problem.oc), math.prod(along(problem, "k"))
+    stacked = math.prod(along(problem, "s")) if problem.direction == "bwd_data" else 1
+    slice_numbers = (channels * stacked + WIDEST_TILE) * 64 * max(each.planes for each in FORMATS.values())
+    return max(places * problem.g * chunks(-(-channels // problem.g)), taps * (channels + 8), slice_numbers)
 
 
 def group_limits(problem: ConvProblem) -> str | None:

@@ -7,7 +7,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from convdispatch.api import ConvProblem, DeviceInfo, StepPlan, define, kernel_text, rates
+import numpy as np
+
+from convdispatch.api import (
+    ConvProblem,
+    DeviceInfo,
+    StepPlan,
+    define,
+    epilogue_macros,
+    kernel_text,
+    numbers_as_arguments,
+    rates,
+    storage_macros,
+)
 
 from ..solving import KernelSolver, launch
 from .depthwise_tile import DepthwiseTile, busy, limits, shapes
@@ -75,12 +87,13 @@ class Sums:
         steps = [launch(context, text, "sums", size, local, operands)]
         if self.parts == 1:
             return StepPlan(0, steps)
-        macros += define(CHANNELS=problem.oc, TAPS=tile.geometry.volume, COUNT=self.parts)
-        macros += define(ACROSS=FOLD_ACROSS, DEEP=FOLD_DEEP)
-        text = macros + kernel_text(__package__, "depthwise_fold.cl")
+        sizes = {"CHANNELS": problem.oc, "TAPS": tile.geometry.volume, "WEIGHTS": self.size, "COUNT": self.parts}
+        numbers = {name: np.int32(value) for name, value in sizes.items()}
+        fold, arguments = numbers_as_arguments(kernel_text(__package__, "depthwise_fold.cl"), numbers)
+        text = storage_macros(problem.dtype) + epilogue_macros(problem) + define(ACROSS=FOLD_ACROSS, DEEP=FOLD_DEEP)
         items = FOLD_ACROSS * FOLD_DEEP
         size = -(-self.size // FOLD_ACROSS) * items
-        steps.append(launch(context, text, "fold", [size], [items], ["workspace", "w"]))
+        steps.append(launch(context, text + fold, "fold", [size], [items], ["workspace", "w", *arguments]))
         return StepPlan(self.workspace_size, steps)
 
     def seconds(self, device: DeviceInfo) -> float:

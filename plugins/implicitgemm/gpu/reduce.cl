@@ -1,6 +1,6 @@
 // y[i] = epilogue(sum over parts of partial[part][i]), the parts added in their order: deterministic.
 //
-// OUT_SIZE  elements of the output; PARTS parts of the sum, the first at PARTS_AT
+// OUT_SIZE  elements of the output; PARTS parts of the sum (a literal), the first at PARTS_AT
 // WEIGHTS   1: partial sums are [oc][tap][ic/g] and are written as NCHW weights [oc][ic/g][tap]; 0: in the result's order
 // INNER, CHANNELS  element i belongs to channel i / INNER % CHANNELS; with WEIGHTS, to channel i % INNER of tap
 //                  i / INNER % CHANNELS

@@ -18,6 +18,7 @@ from convdispatch.api import (
     kernel_text,
     merging,
     norm_macros,
+    numbers_as_arguments,
     numbers_as_literals,
     phase_count,
     storage_macros,
@@ -107,17 +108,19 @@ class TiledPlan(StepPlan):
                      tile.bm, tile.bk, tile.walk))  # fmt: skip
 
     def _launch(
-        self, texts: tuple[str, str], name: str, size: tuple[int, ...], local: tuple[int, ...], operands: list[str]
+        self, text: tuple[str, list[Any]], name: str, size: tuple[int, ...], local: tuple[int, ...], operands: list[str]
     ) -> Launch:
-        """``texts``: macros and functions, and the kernel, whose numbers are literals."""
-        text = numbers_as_literals(texts[1], self._numbers)
-        return launch(self._context, self._macros + texts[0] + text, name, size, local, operands)
+        """``text``: the program without the macros of all, and the kernel's arguments beyond the operands."""
+        return launch(self._context, self._macros + text[0], name, size, local, [*operands, *text[1]])
 
     def _pack_launch(self) -> Launch:
         product = self._product
         rows = product.m_tiles * product.tile.bm
         size = (-(-rows // 32) * 32, -(-product.c_padded // 4) * 4, product.geometry.groups)
-        return self._launch(("", pack_text(self._form)), "pack", size, (32, 4, 1), ["w", "workspace"])
+        pack, numbers = pack_text(self._form), self._numbers
+        # Functions, in which kernels' arguments are not known, compute the phases' numbers.
+        text = (numbers_as_literals(pack, numbers), []) if self._form.phased else numbers_as_arguments(pack, numbers)
+        return self._launch(text, "pack", size, (32, 4, 1), ["w", "workspace"])
 
     def _product_launch(self) -> Launch:
         product, problem = self._product, self._product.problem
@@ -130,16 +133,20 @@ class TiledPlan(StepPlan):
         operands += [] if product.partial else self._extras
         operands += (["norm"] if product.norm else []) + (["workspace"] if product.sums else [])
         items = product.tile.items
-        texts = functions, product_text(self._form)
-        return self._launch(texts, "product", (product.work_groups * items,), (items,), operands)
+        text = functions + numbers_as_literals(product_text(self._form), self._numbers), []
+        return self._launch(text, "product", (product.work_groups * items,), (items,), operands)
 
     def _reduce_launch(self) -> Launch:
         product, problem = self._product, self._product.problem
         wide = int(product.out_index == "long")
-        functions = define(PARTIAL=0, WEIGHTS=int(product.reordered), WIDE=wide) + kernel_text(__package__, "output.cl")
+        numbers = dict(self._numbers)
+        functions = define(PARTIAL=0, WEIGHTS=int(product.reordered), WIDE=wide, PARTS=numbers.pop("PARTS"))
+        functions += kernel_text(__package__, "output.cl")
         operands = ["workspace", problem.written, *self._extras]
-        texts = functions, kernel_text(__package__, "reduce.cl")
-        return self._launch(texts, "reduce", (-(-product.out_size // 128) * 128,), (128,), operands)
+        text, arguments = numbers_as_arguments(kernel_text(__package__, "reduce.cl"), numbers)
+        return self._launch(
+            (functions + text, arguments), "reduce", (-(-product.out_size // 128) * 128,), (128,), operands
+        )
 
 
 _AXES = "zyx"

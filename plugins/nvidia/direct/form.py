@@ -1,4 +1,5 @@
-"""What is compiled into nvidia.direct's programs, and the numbers of a geometry, which are literals."""
+"""What is compiled into nvidia.direct's programs, and the numbers of a geometry, which are its arguments or,
+for short sums, literals."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from convdispatch.api import (
     define,
     epilogue_macros,
     kernel_text,
+    numbers_as_arguments,
     numbers_as_literals,
     storage_macros,
 )
@@ -95,9 +96,9 @@ class DirectPlan(StepPlan):
         operands = [operand.name for operand in tiling.operands]
         operands += ["workspace"] if tile.split > 1 else []
         operands += [] if self._partial else outputs
-        text = self.product_text()
+        text, arguments = self._program
         program, size = build(context, text), (tiling.work_groups * tile.items,)
-        steps = [Launch(program, "direct", size, (tile.items,), operands, names=OPERANDS)]
+        steps = [Launch(program, "direct", size, (tile.items,), [*operands, *arguments], names=OPERANDS)]
         if self._partial:
             parts = Parts(tile.split, tiling.partial_elements, tiling.out_index)
             steps.append(reduction_launch(context, problem, parts, outputs))
@@ -105,6 +106,11 @@ class DirectPlan(StepPlan):
 
     def product_text(self) -> str:
         """The text of the product's program."""
+        return self._program[0]
+
+    @functools.cached_property
+    def _program(self) -> tuple[str, list[Any]]:
+        """The text of the product's program, and the launch's arguments beyond the operands."""
         tiling, tile, problem = self.tiling, self.tiling.tile, self.tiling.problem
         groups = ("copies", "mma", "parts") if tile.fixup else ("copies", "mma")
         instructions = Instructions("bf16" if tile.depth == 16 else "tf32", groups)
@@ -117,4 +123,8 @@ class DirectPlan(StepPlan):
         )
         text += kernel_text(MATRIX_TILES, "parts.cl.mako", blocks=tile.frag_m) if tile.fixup else ""
         text += kernel_text(__package__, "split.cl.mako", depth=tile.depth)
-        return text + numbers_as_literals(product_text(DirectForm.of(tiling), self._emulate), numbers(tiling))
+        product, named = product_text(DirectForm.of(tiling), self._emulate), numbers(tiling)
+        if tiling.specialised:
+            return text + numbers_as_literals(product, named), []
+        product, arguments = numbers_as_arguments(product, named)
+        return text + product, arguments

@@ -35,6 +35,11 @@ FORMATS = {"tf32x3": 3, "bf16x3": 3, "tf32": 1}
 """Tensor core products per multiplication: a float32 is split into two TF32 or bfloat16 numbers, or is one TF32."""
 
 
+SHORT_SLICES = 6
+"""Slices of a work group's sum below which a program has its geometry as literals: on an H200 sums of two slices took
+1.45 times as long with arguments."""
+
+
 @dataclass(frozen=True)
 class DirectTile(NvidiaTile):
     """Shape of a work group's tile, and how the product is divided; ``product.cl.mako`` explains it."""
@@ -216,6 +221,13 @@ class DirectTiling:
         if self.tile.fixup:
             return self.states_at + self.work_groups // self.tile.split * STATE_BYTES
         return self.added_bytes
+
+    @property
+    def specialised(self) -> bool:
+        """Whether the geometry's numbers are literals: as arguments they would take a notable share of a short sum, as
+        each work group divides by them before its first copy, and spill registers where zeros stand between results.
+        """
+        return self.gaps or self.slices < SHORT_SLICES * self.tile.split
 
     @property
     def index(self) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from convdispatch_winograd.gpu.plan import Passes
 from convdispatch_winograd.gpu.work import Data, Printer
 
-from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, kernel_text
+from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, kernel_text, numbers_as_literals
 from convdispatch.api.matrix import MATRIX_TILES, ProductLaunch
 
 from ..instructions import Instructions
@@ -61,13 +61,14 @@ class WinogradPlan(StepPlan):
         operands = ["workspace", "w" if self._layout.constant else "workspace"]
         return ProductLaunch(self.tiling, self._layout, operands, emulate=self._emulate).launch(context)
 
-    def _text(self, file: str, **values: Any) -> str:
-        tiling = self.tiling
+    def _text(self, file: str, operand: str, margin: int, **values: Any) -> str:
+        tiling, scales = self.tiling, self._layout.scales
         text = self._points.problem.macros() + Instructions(tiling.format.type).text(self._emulate)
         text += kernel_text(MATRIX_TILES, "narrow.cl.mako", tiling=tiling)
         text += kernel_text(MATRIX_TILES, "shifted.cl") + kernel_text(__package__, "split.cl.mako")
-        values |= {"scales": self._layout.scales, "program": Printer("float")}
-        return text + kernel_text(__package__, file, tiling=tiling, geometry=self._points.geometry, **values)
+        values |= {"exponent": scales.exponent(operand, 0, margin), "program": Printer("float")}
+        kernel = kernel_text(__package__, file, tiling=tiling, geometry=self._points.geometry, **values)
+        return text + numbers_as_literals(kernel, scales.numbers([operand]))
 
     def _scales(self, names: str) -> list[Launch]:
         """Launches that search for the scales of the operands ``names``."""
@@ -78,8 +79,8 @@ class WinogradPlan(StepPlan):
         tiling, layout = self.tiling, self._layout
         source = tiling.source if inner == "x" else tiling.places
         runs = [(j, 1) for j in range(data.inputs[1])] if data.tensor.nhwc else data.runs
-        text = self._text("tiles.cl.mako", d=data, src=source, runs=runs, margin=margin(data.matrices),
-                          source_at=layout.at[inner] // 2, tile_marks=layout.tile_marks, operand=operand,
+        text = self._text("tiles.cl.mako", operand, margin(data.matrices), d=data, src=source, runs=runs,
+                          source_at=layout.at[inner] // 2, tile_marks=layout.tile_marks,
                           tiles=GROUP_TILES, channels=GROUP_CHANNELS,
                           channel_blocks=-(-data.channels // GROUP_CHANNELS))  # fmt: skip
         items = GROUP_TILES * GROUP_CHANNELS
@@ -89,7 +90,7 @@ class WinogradPlan(StepPlan):
 
     def _weights(self) -> Launch:
         tiling, layout, geometry = self.tiling, self._layout, self._points.geometry
-        text = self._text("weights.cl.mako", f=self._points.work.filter, margin=margin(geometry.matrices("g")),
+        text = self._text("weights.cl.mako", "w", margin(geometry.matrices("g")), f=self._points.work.filter,
                           weights_at=layout.at["w"] // 2)  # fmt: skip
         size = (-(-tiling.slices[0] * tiling.tile.bk // 64) * 64, -(-tiling.n_tiles * tiling.tile.bn // 4) * 4)
         return Launch(build(self._context, text), "weights", size, (64, 4), ["w", "workspace"], names=OPERANDS)

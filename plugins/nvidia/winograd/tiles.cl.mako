@@ -30,9 +30,9 @@ void tiles(global const REAL *restrict from, global ushort *restrict to, global 
   const int y = tile / ${d.counts[1]} % ${d.counts[0]} * ${d.step[0]} + (${d.origin[0]});
   const int x = tile % ${d.counts[1]} * ${d.step[1]} + (${d.origin[1]});
   global int *marks = (global int *)to;
-  const int shift = ${scales.exponent(operand, "norms", "marks", ("0", "image", "channel") if tiling.data else ("0", "channel", "image"), margin)};
+  const int shift = ${exponent.format(norms="norms", marks="marks", group="0", row="image" if tiling.data else "channel", k="channel" if tiling.data else "image")};
 % if tiling.data:
-  if (c == 0 && t < ${d.rows}) marks[${tile_marks} + t] = marks[${scales.marks_at(operand)} + image];
+  if (c == 0 && t < ${d.rows}) marks[${tile_marks} + t] = marks[MARKS0 + image];
 % endif
   from += (long)image * ${tensor.image} + (long)channel * ${tensor.channel} + (long)y * ${steps[0]} + (long)x * ${steps[1]};
 % for i in range(n_h):

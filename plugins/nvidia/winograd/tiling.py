@@ -46,12 +46,14 @@ class PointsTiling(Tiling):
     def _source(self, name: str, c: int, size: tuple[int, int, int], fold: bool) -> Source:
         return Source(name, 1, self.problem.g, c, size, self.format.planes, direct=True, points=True)
 
-    def row_mark(self, m: str, per: str) -> str:
+    @property
+    def row_mark(self) -> str:
         """Each row, a tile, has its exponent; the exponents of dy's channels apply to all points."""
-        return m
+        return "{m}"
 
-    def column_mark(self, n: str) -> str:
-        return n if self.data else f"min({n}, {self.geometry.c - 1})"
+    @property
+    def column_mark(self) -> str:
+        return "n" if self.data else "c"
 
     @property
     def misfit(self) -> str | None:

@@ -19,7 +19,7 @@ void weights(global const REAL *restrict w, global ushort *restrict to) {
   global const int *marks = (global const int *)to;
   if (n >= ${tiling.n_tiles * t.bn} || k >= ${slices * t.bk}) return;
   const int exists = n < ${f.m} && k < ${f.k};
-  const int shift = exists ? ${scales.exponent("w", "marks", "marks", ("0", "n", "k"), margin)} : 0;
+  const int shift = exists ? ${exponent.format(norms="marks", marks="marks", group="0", row="n", k="k")} : 0;
   w += exists ? (long)n * ${s_m} + (long)k * ${s_k} : 0;
   const int row = n % ${t.bn}, chunk = k % ${t.bk} / 8 ^ ${"row % 8" if t.bk == 64 else "row / 2 % 4"};
   to += ${weights_at}L + ((long)(k / ${t.bk}) * ${tiling.n_tiles} + n / ${t.bn}) * ${tiling.weight_slice} + row * ${t.bk} + (chunk << 3) + k % 8;

@@ -249,6 +249,9 @@ def test_rejects():
     assert solver.rejects(problem, cpu) == "nvidia gpus only, got pocl cpu"
     assert solver.limits(problem.replace(g=64), HOPPER) == "4 channels a group or more, got 1"
     assert solver.limits(problem.replace(mb=0), HOPPER) == "1 image or more, got 0"
+    counted = "at most 2147483647 chunks or columns, got "  # 16 * 16 padded places of 8 chunks an image
+    assert solver.limits(problem.replace(mb=1_100_000), HOPPER) == counted + str(1_100_000 * 16 * 16 * 8)
+    assert solver.limits(problem.replace(mb=1_000_000), HOPPER) is None
     assert refusal(HOPPER, "wgmma") is None  # until a plan needs it
     older = dataclasses.replace(HOPPER, arch="sm_75")
     assert refusal(older, "wgmma") == "the device NVIDIA H200 is no longer listed"

@@ -4,23 +4,23 @@
 ## A work item reads four numbers at once: of four channels (channels last), or four rows of one channel, which are summed
 ## apart. The work items of a channel are merged in their order.
 <%
-nhwc, slope, pitch = dst.nhwc, tiling.problem.masked, tiling.staging[1]
-channels, rows = tiling.problem.channels_out, 2 if tiling.problem.masked else 3
+nhwc, slope, pitch = form.nhwc, form.masked, staging[1]
+rows = 2 if slope else 3
 vectors, step = (t.bn // 4, 1) if nhwc else (t.bn, 4)
 lanes = max(1, min(16, t.bm // 4, items // vectors))
 rounds = -(-t.bm // step // lanes)
 def real(e):
     return "place_of_row[r] >= 0" if nhwc else f"place_of_row[r + {e}] >= 0"
 def exists(e):
-    return real(e) + (f" & n0 + c{f' + {e}' if nhwc else ''} < {geo.m}" if geo.m % t.bn else "")
+    return real(e) + (f" & n0 + c{f' + {e}' if nhwc else ''} < TARGET" if form.ragged else "")
 def place(e):
-    return f"place_of_row[r] + n0 + c + {e}" if nhwc else f"place_of_row[r + {e}] + (OUT_INDEX)(n0 + c) * {dst.channel}"
+    return f"place_of_row[r] + n0 + c + {e}" if nhwc else f"place_of_row[r + {e}] + (OUT_INDEX)(n0 + c) * OUT_CHANNEL"
 %>\
 <%def name="sums_of_columns()">\
       const int c = unit % ${vectors}${" * 4" if nhwc else ""}, lane_of_column = unit / ${vectors};
 % if slope:
       ACC center[4];
-      for (int e = 0; e < 4; ++e) center[e] = norm[group * ${geo.m} + min(n0 + c${" + e" if nhwc else ""}, ${geo.m - 1})];
+      for (int e = 0; e < 4; ++e) center[e] = norm[group * TARGET + min(n0 + c${" + e" if nhwc else ""}, TARGET - 1)];
 % endif
       for (int e = 0; e < 4; ++e) total[e].count = total[e].mean = total[e].squares = 0;
       for (int block = 0; block < ${rounds}; block += 8) {
@@ -62,14 +62,14 @@ def place(e):
 % endif
 </%def>
 <%def name="leave(c, total)">\
-      if (n0 + ${c} < ${geo.m}) {
-        global ACC *to = channel_parts + SUMS_AT + (long)(number * ${tiling.m_tiles} + m_tile) * ${rows * channels} + group * ${geo.m} + n0 + ${c};
+      if (n0 + ${c} < TARGET) {
+        global ACC *to = channel_parts + SUMS_AT + (long)(number * M_TILES + m_tile) * ${rows} * TARGET * GROUPS + group * TARGET + n0 + ${c};
 % if not slope:
         *to = ${total}.count;
-        to += ${channels};
+        to += TARGET * GROUPS;
 % endif
         to[0] = ${total}.mean;
-        to[${channels}] = ${total}.squares;
+        to[TARGET * GROUPS] = ${total}.squares;
       }
 </%def>
     barrier(CLK_LOCAL_MEM_FENCE);

@@ -1,47 +1,71 @@
-## The start of a work item's copies: its chunk of 16 bytes, its rows, their source pixels, and the taps inside the
-## source. A part of ``product.cl.mako``.
-% if data:
+## The start of a work item's copies: its chunk of 16 bytes, its rows, their source pixels, the taps inside the source,
+## and the first slice's tap. A part of ``product.cl.mako``.
+% if form.data:
   // The work item's chunk of a row, and its rows: their source pixels, and the taps that are inside the source.
   const int chunk = tid % ${cr}, row = tid / ${cr};
   const uint to = row * ${rowb} + ((chunk ^ ${swizzled("row")}) << 4);
-  a += (long)group * ${src.group};
-% if tiling.transposed_weights:
+  a += (INDEX)group * SOURCE_GROUP;
+% if form.weights == "transposed":
   // The work item's chunk of a block of 64 columns, and its rows along k.
   const int b_chunk = tid % 8, b_row = tid / 8;
   const uint b_to = b_row * 128 + ((b_chunk ^ b_row % 8) << 4);
-  b += (long)group * ${geo.c} * ${tiling.weight_strides[0]} + n0 + b_chunk * 8;
-% elif tiling.direct_weights:
-  b += ((long)group * ${geo.m} + n0) * ${tiling.depth(geo.phases[0]) * 8};
+  b += group * WEIGHTS_GROUP + n0 + b_chunk * 8;
+% elif form.weights == "rows":
+  b += group * WEIGHTS_GROUP + (long)n0 * WEIGHTS_ROW;
 % else:
-  b += ((long)group * ${sum(tiling.slices)}${" + before" if many else ""}) * ${tiling.n_tiles * tiling.weight_slice}L + (long)n_tile * ${tiling.weight_slice} + tid * 8;
+  b += ((long)group * GROUP_SLICES${" + before" if many else ""}) * SLICE_STEP + (long)n_tile * ${weight_slice} + tid * 8;
 % endif
 % for i in range(0 if t.window else rows_a):
   INDEX at${i};
   uint ok${i} = 0;
   {
-    const int n = min(m0 + row + ${i * step_a}, m_end - 1), image = n / ${per}, pixel = n % ${per};
-    const int iz = pixel / (${count[1]} * ${count[2]}) * ${geo.step[0]} + (${phase("origin", 0)});
-    const int iy = pixel / ${count[2]} % ${count[1]} * ${geo.step[1]} + (${phase("origin", 1)});
-    const int ix = pixel % ${count[2]} * ${geo.step[2]} + (${phase("origin", 2)});
-    at${i} = (INDEX)image * ${src.image} + (INDEX)iz * ${src.axes[0]} + (INDEX)iy * ${src.axes[1]} + (INDEX)ix * ${src.axes[2]};
-<% low = [tiling.tap_bits[1] + tiling.tap_bits[2], tiling.tap_bits[2], 0] %>\
-% for axis in axes:
-% for tap in range(tiling.tap_bits[axis]):
-    ok${i} |= (uint)((uint)(i${names[axis]} + ${tap * geo.spread[axis]}) < ${src.size[axis]}u) << ${low[axis] + tap};
+    const int n = min(m0 + row + ${i * step_a}, m_end - 1);
+% if form.flat:
+    at${i} = (INDEX)n * SOURCE_W;
+% else:
+    ${form.split("n", "COUNT", form.along("o"), "image")}
+% for axis in form.axes:
+    const int i${letters[axis]} = o${letters[axis]} * STEP_${capitals[axis]} + ${form.number("origin", axis)};
 % endfor
+    at${i} = (INDEX)image * SOURCE_IMAGE + ${form.summand(form.along("i"), "SOURCE")};
+% for axis in form.guarded:
+<% at, size, taps, low = f"i{letters[axis]}", f"SIZE_{capitals[axis]}", form.number("taps", axis), f" << LOW_{capitals[axis]}" if axis < 2 else "" %>\
+% if form.spread[axis]:
+    {
+<% lowest, end = (f"-{at}", f"{size} - {at}") if form.spread[axis] > 0 else (f"{at} - {size} + 1", f"{at} + 1") %>\
+      const int low = max(0, ${lowest}), inside = min(${taps}, ${end}) - low;
+      if (inside > 0) ok${i} |= 0xffffffffu >> (32 - inside) << low${low};
+    }
+% else:
+    for (int tap = 0; tap < ${taps}; ++tap) ok${i} |= (uint)((uint)(${at} + tap * SPREAD_${capitals[axis]}) < (uint)${size}) << tap${low};
+% endif
 % endfor
+% endif
   }
 % endfor
+% if counted:
+  // The tap of the next slice to copy, and its block of channels.
+  const int begin_tap = DIVIDED(begin, BLOCKS);
+  int next_block = begin - begin_tap * BLOCKS;
+  ${form.split("begin_tap", "TAPS", form.along("n", False), "").replace("const int", "int")}
+% endif
 % else:
   // The work item's chunk of a block of 64 channels, and its rows, which are output pixels.
   const int chunk = tid % 8, row = tid / 8;
   const uint to = row * 128 + ((chunk ^ row % 8) << 4);
   const int a_c = m0 + chunk * 8;
-  const INDEX a_at = (INDEX)group * ${tiling.places.group} + a_c;
-<% k = geo.kernel %>\
+  const INDEX a_at = (INDEX)group * PLACES_GROUP + a_c;
 % for block in range(t.bn // 64):
-  const int q${block} = n0 / 8 + ${block * 8} + chunk, tap${block} = q${block} / ${c8}, real_b${block} = q${block} < depth;
-  const int shift_z${block} = tap${block} / ${k[1] * k[2]} * ${geo.spread[0]}, shift_y${block} = tap${block} / ${k[2]} % ${k[1]} * ${geo.spread[1]}, shift_x${block} = tap${block} % ${k[2]} * ${geo.spread[2]};
-  const INDEX b_at${block} = (INDEX)group * ${src.group} + q${block} % ${c8} * 8 + (INDEX)shift_z${block} * ${src.axes[0]} + (INDEX)shift_y${block} * ${src.axes[1]} + (INDEX)shift_x${block} * ${src.axes[2]};
+  const int q${block} = n0 / 8 + ${block * 8} + chunk, real_b${block} = q${block} < DEPTH;
+% if form.tapped:
+  const int tap${block} = DIVIDED(q${block}, C8);
+  ${form.split(f"tap{block}", "KERNEL", [name and f"{name}{block}" for name in form.along("t", False)], "")}
+  const INDEX b_at${block} = (INDEX)group * SOURCE_GROUP + (q${block} - tap${block} * C8) * 8 + ${form.summand([name and f"{name}{block}" for name in form.along("t", False)], "TAP")};
+% for axis in form.tapped:
+  const int shift_${letters[axis]}${block} = t${letters[axis]}${block} * SPREAD_${capitals[axis]};
+% endfor
+% else:
+  const INDEX b_at${block} = (INDEX)group * SOURCE_GROUP + q${block} * 8;
+% endif
 % endfor
 % endif

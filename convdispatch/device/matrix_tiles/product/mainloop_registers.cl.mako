@@ -2,14 +2,14 @@
 ## description has no fragments) and multiply them there. A part of ``product.cl.mako``.
 <%def name="load_matrices(p, k)">\
 % for i in range(frag_m):
-% if data:
+% if form.data:
         LDMATRIX(fa[${p}][${i}], ${a_base} + ${p * a_plane + i * 16 * rowb} + a_row${f" + shift * {rowb}" if t.window else ""} + (((${k * 2} + lane / 16) ^ (${swizzled("lane + shift" if t.window else "lane")})) << 4));
 % else:
         LDMATRIX_TRANS(fa[${p}][${i}], stage_at + ${p * a_bytes + k * 2048} + a_row + (a_chunk + ${i * 2}) / 8 * ${t.bk * 128} + (((a_chunk + ${i * 2}) % 8 ^ lane % 8) << 4));
 % endif
 % endfor
 % for j in range(frag_n // 2):
-% if data:
+% if form.data:
         LDMATRIX(fb[${p}][${j}], stage_at + ${b_const + p * b_bytes + j * 16 * rowb} + b_row + (((${k * 2} + lane / 8 % 2) ^ (${swizzled("lane")})) << 4));
 % else:
         LDMATRIX_TRANS(fb[${p}][${j}], stage_at + ${planes * a_bytes + p * b_bytes + k * 2048} + b_row + (b_chunk + ${j * 2}) / 8 * ${t.bk * 128} + (((b_chunk + ${j * 2}) % 8 ^ lane % 8) << 4));
@@ -20,7 +20,7 @@
 ## transposed slice each number is in another row.
 <%def name="load_runs(to, fragment, at, line, k)">\
 % for which, (far, deep) in enumerate(fragment.runs):
-% if data:
+% if form.data:
         LOAD_RUN${fragment.run}(${to} + ${which * fragment.run}, ${at} + row_place(${line} + ${far}, ${k} + ${deep}));
 % else:
 % for e in range(fragment.run):
@@ -40,7 +40,7 @@
 ${load_runs(f"fa[{p}][{i}]", core.a, f"{a_base} + {p * a_plane}", f"a_line + {i * core.m}{' + shift' if t.window else ''}", f"a_k + {k * core.k}")}\
 % endfor
 % for j in range(frag_n):
-${load_runs(f"fb[{p}][{j}]", core.b, f"stage_at + {(b_const if data else planes * a_bytes) + p * b_bytes}", f"b_line + {j * core.n}", f"b_k + {k * core.k}")}\
+${load_runs(f"fb[{p}][{j}]", core.b, f"stage_at + {(b_const if form.data else planes * a_bytes) + p * b_bytes}", f"b_line + {j * core.n}", f"b_k + {k * core.k}")}\
 % endfor
 % endfor
 % else:

@@ -8,8 +8,8 @@
 % for pa, pb in f.products:
 % for k in steps:
 <%
-k_at = k * 32 if data else k * 2048
-bk_at = k * 2048 if tiling.transposed_weights else k_at
+k_at = k * 32 if form.data else k * 2048
+bk_at = k * 2048 if form.weights == "transposed" else k_at
 add = "1" if (k, (pa, pb)) != (steps[0], f.products[0]) or compensated else "0" if drained else "add"
 %>\
     WGMMA(${"fresh" if separate else "sum"}, ${a_base} + a_from + ${pa * a_plane + k_at}${f' + shift * {rowb}' if t.window else ''}, stage_at + b_from + ${pb * b_bytes + bk_at}, ${add});

@@ -1,25 +1,26 @@
 ## Packs tensors as planes of 16-bit numbers: sources channels last, [image][pixel][plane][group][chunks of 8 channels],
 ## and weights in the slices that a work group of ``product`` copies unchanged to local memory.
 ##
-## One launch packs several tensors (pieces): each has a range of work groups of 256 items.
+## One launch packs several tensors (pieces): each has a range of work groups of 256 items. A name in capitals is a number of
+## the geometry, which is an argument; those of a piece end with its number.
 ## Scaled formats multiply by the powers of two that the launches of ``scales.py`` compute.
 ##
-## pieces  (name, kind, work groups, offset in 16-bit numbers) of each tensor
-## scales  the problem's Scales, or None
+## form    a ``PackForm``
 <%
-t, geo, f = tiling.tile, tiling.geometry, tiling.format
-problem = tiling.problem
+f, bk = form.format, form.bk
 native = f.name == "native"
-nhwc = problem.layout == "nhwc"
-icg = problem.ic // problem.g
-# Slices of a window hold one block of channels, tap after tap; others run through taps and channels alike.
-cr = t.bk // 8
-c8 = tiling.weight_chunks
+cr = bk // 8
 type = "ushort" if native else "REAL"
-def exponent(name, row, k):
-    return scales.exponent(name, "norms", "marks", ("group", row, k))
-w_oc, w_ic, w_tap, w_group = tiling.weight_strides
+swizzled = "n % 8" if bk == 64 else "n / 2 % 4"
+def unit(i):
+    return f"((int)get_group_id(0) - BEGIN{i})" if i else "(int)get_group_id(0)"
+def within(i):
+    low = f"(int)get_group_id(0) >= BEGIN{i} && " if i else ""
+    return f"{low}(int)get_group_id(0) < BEGIN{i} + WORK_GROUPS{i}" if i else f"(int)get_group_id(0) < WORK_GROUPS{i}"
+def exponent(i, row, k):
+    return form.exponents[i].format(norms="norms", marks=f"(global const int *)to{i}", group="group", row=row, k=k)
 %>\
+#define INDEX ${form.index}
 #define VALUE_TYPE ${"ushort" if native else "float"}
 #define FETCH(p, i) ${"((p)[i])" if native else "LOAD(p, i)"}
 // Writes eight values as one chunk of 16 bytes for each plane.
@@ -53,167 +54,192 @@ inline void put8(global ushort *out, const VALUE_TYPE *v, long plane) {
 #pragma unroll
   for (int p = 0; p < ${f.planes}; ++p) *(global uint4 *)(out + p * plane) = chunk[p];
 }
-% for name, kind, groups, at in pieces:
-% if kind == "weights":
-// A work item packs eight k of one row in every tap, or in every ${tiling.tap_parts}th tap. Neighbouring work items
-// read neighbouring weights: chunks of a row, or rows in the data gradient, where these are contiguous.
-inline void pack_${name}(global const ${type} *w, global ushort *packed, uint id, global const int *norms, global const int *marks, local uint4 *turn) {
-<% rows = tiling.n_tiles * t.bn; by_row = problem.direction == "bwd_data" and not geo.stacked %>\
-  const int q = ${f"id / {rows} % {c8}" if by_row else f"id % {c8}"}, row = ${f"id % {rows}" if by_row else f"id / {c8} % {rows}"}, group = id / ${c8 * rows} % ${geo.groups}, part = id / ${c8 * rows * geo.groups};
-  if (part >= ${tiling.tap_parts}) return;
-  const int n = row % ${t.bn}, n_tile = row / ${t.bn};
-  packed += ((long)group * ${sum(tiling.slices)} * ${tiling.n_tiles} + n_tile) * ${tiling.weight_slice} + n * ${t.bk};
-% for number, p in enumerate(geo.phases):
-% if p.volume:
-  for (int tap = part; tap < ${p.volume}; tap += ${tiling.tap_parts}) {
-    const int z = tap / ${p.taps[1] * p.taps[2]} * ${geo.tap_step[0]} + ${p.tap0[0]};
-    const int y = tap / ${p.taps[2]} % ${p.taps[1]} * ${geo.tap_step[1]} + ${p.tap0[1]};
-    const int x = tap % ${p.taps[2]} * ${geo.tap_step[2]} + ${p.tap0[2]};
-    VALUE_TYPE v[8];
-% if geo.stacked:
+## The source pixel that a work item packs: eight channels of one place, as ``v``.
+<%def name="read8(i, p)">\
 <%
-parts, place = geo.stacked, geo.phases[0].origin
-numbers = [(f"row / {icg * parts[1] * parts[2]}", problem.pd, problem.sd, problem.dd, problem.kd, "z", place[0]),
-           (f"row / {icg * parts[2]} % {parts[1]}", problem.ph, problem.sh, problem.dh, problem.kh, "y", place[1]),
-           (f"row / {icg} % {parts[2]}", problem.pw, problem.sw, problem.dw, problem.kw, "x", place[2])]
+image = f"DIVIDED(place, PIXELS{i})"
+def fetch(at, channel):
+    if not p.of_norm:
+        return f"FETCH(from{i}, {at})"
+    c = f"group * FOLDED{i} + {channel}"
+    return f"narrow(normed(norm, widen(FETCH(from{i}, {at})), {c}))" if native else f"normed(norm, FETCH(from{i}, {at}), {c})"
+step = "" if form.nhwc else f" * CHANNEL_STEP{i}"
 %>\
-    // The kernel's tap with which this row's phase reads the source here, if there is one.
-% for phase, pad, stride, dilation, kernel, letter, origin in numbers:
-    const int n${letter} = ${phase} + ${pad} - (${letter} + (${origin})) * ${stride}, k${letter} = n${letter} / ${dilation};
-% endfor
-    const int has = ${" & ".join(f"(n{letter} >= 0 & n{letter} % {dilation} == 0 & k{letter} < {kernel})" for _, _, _, dilation, kernel, letter, _ in numbers)};
+      VALUE_TYPE v[8];
+% if p.fold or not form.nhwc or f.scaled:
+      const int image = ${image}, pixel = place - image * PIXELS${i};
+% endif
+% if p.fold:
+      const int line = DIVIDED(pixel, WIDTH${i}), column = (pixel - line * WIDTH${i}) * STRIDE${i} - PAD${i};
+      const INDEX at = (INDEX)image * IMAGE${i} + (INDEX)group * GROUP_STEP${i} + (INDEX)(line * OWN_WIDTH${i} + column) * PIXEL_STEP${i};
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const int c = q * 8 + e, tap = DIVIDED(c, FOLDED${i}), shift = tap * DILATION${i}, channel = c - tap * FOLDED${i};
+        v[e] = c < SOURCE${i} && (uint)(column + shift) < (uint)OWN_WIDTH${i} ? ${fetch(f"at + (INDEX)channel{step} + shift * PIXEL_STEP{i}", "channel")} : 0;
+      }
+% else:
+% if form.nhwc:
+      const INDEX at = (INDEX)place * PIXEL_STEP${i} + (INDEX)group * GROUP_STEP${i} + q * 8;
+% else:
+      const INDEX at = (INDEX)image * IMAGE${i} + (INDEX)group * GROUP_STEP${i} + pixel + (INDEX)q * 8${step};
 % endif
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      const int c = q * 8 + e;
-% if geo.stacked:
-      const long from = (long)group * ${w_group} + (long)c * ${w_oc} + (long)(row % ${icg}) * ${w_ic} + ((kz * ${problem.kh} + ky) * ${problem.kw} + kx) * ${w_tap};
-% elif geo.fold:
-      const long from = (long)group * ${w_group} + (long)row * ${w_oc} + c % ${icg} * ${w_ic} + ((z * ${problem.kh} + y) * ${problem.kw} + c / ${icg}) * ${w_tap};
-% elif problem.direction == "fwd":
-      const long from = (long)group * ${w_group} + (long)row * ${w_oc} + (long)c * ${w_ic} + ((z * ${problem.kh} + y) * ${problem.kw} + x) * ${w_tap};
-% else:
-      const long from = (long)group * ${w_group} + (long)c * ${w_oc} + (long)row * ${w_ic} + ((z * ${problem.kh} + y) * ${problem.kw} + x) * ${w_tap};
-% endif
-      v[e] = row < ${geo.m} && c < ${geo.c}${" && has" if geo.stacked else ""} ? ${"shifted(FETCH(w, from), " + exponent("w", f"row % {icg}" if geo.stacked else "row", f"c % {icg}" if geo.fold else "c") + ")" if f.scaled else "FETCH(w, from)"} : 0;
-    }
-% if t.window:
-    const int slice = q / ${cr} * ${p.volume} + tap, chunk = q % ${cr};
-% else:
-    const int k = tap * ${c8} + q, slice = ${tiling.before[number]} + k / ${cr}, chunk = k % ${cr};
-% endif
-    put8(packed + (long)slice * ${tiling.n_tiles * tiling.weight_slice} + ((chunk ^ ${"n % 8" if t.bk == 64 else "n / 2 % 4"}) << 3), v, ${t.bn * t.bk});
-  }
-% if not t.window:
-  if (q == 0 && part == 0)
-    for (int k = ${tiling.depth(p)}; k < ${tiling.slices[number] * t.bk // 8}; ++k) {
-      const VALUE_TYPE v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-      const int chunk = k % ${t.bk // 8};
-      put8(packed + (long)(${tiling.before[number]} + k / ${t.bk // 8}) * ${tiling.n_tiles * tiling.weight_slice} + ((chunk ^ ${"n % 8" if t.bk == 64 else "n / 2 % 4"}) << 3), v, ${t.bn * t.bk});
-    }
-% endif
-% endif
-% endfor
-}
-% else:
-<%
-src = kind
-channels = src.groups * (icg if src.fold else src.c)
-of_norm = problem.normalised and src.name == "x"
-table, passed = (", global const float *norm", ", norm") if of_norm else ("", "")
-def fetch(i, channel):
-    if not of_norm:
-        return f"FETCH(x, {i})"
-    at = f"group * {icg} + {channel}"
-    return f"narrow(normed(norm, widen(FETCH(x, {i})), {at}))" if native else f"normed(norm, FETCH(x, {i}), {at})"
-own = (problem.id, problem.ih, problem.iw) if src.name == "x" else (problem.od, problem.oh, problem.ow)
-pixels_own = own[0] * own[1] * own[2]
-image_own = channels * pixels_own
-step_c, step_p = (1, channels) if nhwc else (pixels_own, 1)
-%>\
-// A work item packs eight channels of one pixel.
-inline void read8_${name}(VALUE_TYPE *v, global const ${type} *x, int place, int group, int q, global const int *norms, global const int *marks${table}) {
-  const int image = place / ${src.pixels}, pixel = place % ${src.pixels};
-  x += (long)image * ${image_own} + (long)group * ${channels // src.groups * step_c};
-% if src.fold:
-  const int column = pixel % ${src.size[2]} * ${problem.sw} - ${problem.pw};
-  x += (pixel / ${src.size[2]} * ${own[2]} + column) * ${step_p};
-#pragma unroll
-  for (int e = 0; e < 8; ++e) {
-    const int c = q * 8 + e, shift = c / ${icg} * ${problem.dw};
-    v[e] = c < ${src.c} && (uint)(column + shift) < ${own[2]}u ? ${fetch(f"(long)(c % {icg}) * {step_c} + shift * {step_p}", f"c % {icg}")} : 0;
-  }
-% else:
-  x += (long)pixel * ${step_p} + (long)q * ${8 * step_c};
-#pragma unroll
-  for (int e = 0; e < 8; ++e) v[e] = ${f"q * 8 + e < {src.c} ? {fetch(f'(long)e * {step_c}', 'q * 8 + e')} : 0" if src.c % 8 else fetch(f"(long)e * {step_c}", "q * 8 + e")};
+      for (int e = 0; e < 8; ++e) v[e] = ${f"q * 8 + e < SOURCE{i} ? {fetch(f'at + e{step}', 'q * 8 + e')} : 0" if p.ragged else fetch(f"at + e{step}", "q * 8 + e")};
 % endif
 % if f.scaled:
-<% channel = f"min(q * 8 + e, {src.c - 1})" + (f" % {icg}" if src.fold else ""); row, k = ("image", channel) if tiling.data else (channel, "image") %>\
 #pragma unroll
-  for (int e = 0; e < 8; ++e) v[e] = shifted(v[e], ${exponent(name, row, k)});
+      for (int e = 0; e < 8; ++e) {
+        const int channel = ${f"min(q * 8 + e, SOURCE{i} - 1)" if p.ragged else "q * 8 + e"}${f", tap = DIVIDED(channel, FOLDED{i}), in_tap = channel - tap * FOLDED{i}" if p.fold else ""};
+        v[e] = shifted(v[e], ${exponent(i, *(("image", "in_tap" if p.fold else "channel") if form.data else ("in_tap" if p.fold else "channel", "image")))});
+      }
 % endif
-}
-% if nhwc:
-inline void pack_${name}(global const ${type} *x, global ushort *packed, uint id, global const int *norms, global const int *marks, local uint4 *turn${table}) {
-  const int q = id % ${src.c8}, group = id / ${src.c8} % ${src.groups}, place = id / ${src.c8 * src.groups};
-  if (place >= ${src.images * src.pixels}) return;
-  VALUE_TYPE v[8];
-  read8_${name}(v, x, place, group, q, norms, marks${passed});
-  put8(packed + (long)place * ${src.pixel} + group * ${src.c8 * 8} + q * 8, v, ${src.plane});
-}
+</%def>
+<%def name="pack_nhwc(i, p)">\
+    const int id = ${unit(i)} * 256 + tid;
+    int rest = DIVIDED(id, CHUNKS${i});
+    const int q = id - rest * CHUNKS${i};
+% if p.grouped:
+    const int place = DIVIDED(rest, GROUPS${i}), group = rest - place * GROUPS${i};
 % else:
-// For NCHW: work items read neighbouring pixels, exchange them in local memory, and write neighbouring chunks.
-<% wide = src.turn; blocks = -(-src.c8 // wide); places = 256 // wide %>\
-#define TURN_${name} 1
-inline void pack_${name}(global const ${type} *x, global ushort *packed, uint id, global const int *norms, global const int *marks, local uint4 *turn${table}) {
-  const int tid = id % 256, unit = id / 256;
-  const int block = unit % ${blocks}, group = unit / ${blocks} % ${src.groups}, first = unit / ${blocks * src.groups} * ${places};
-  const int place = first + tid % ${places}, q = block * ${wide} + tid / ${places};
-  uint4 chunk[${f.planes}];
-  if (place < ${src.images * src.pixels}${f" && q < {src.c8}" if src.c8 % wide else ""}) {
-    VALUE_TYPE v[8];
-    read8_${name}(v, x, place, group, q, norms, marks${passed});
-    split8(chunk, v);
+    const int place = rest, group = 0;
+% endif
+    if (place < PLACES${i}) {
+${read8(i, p)}\
+      put8(to${i} + AT${i} + (long)place * TO_PIXEL${i} + (group * CHUNKS${i} + q) * 8, v, TO_PLANE${i});
+    }
+</%def>
+## For NCHW: work items read neighbouring pixels, exchange them in local memory, and write neighbouring chunks.
+<%def name="turned(i, p)">\
+    const int unit = ${unit(i)}, block_row = DIVIDED(unit, BLOCKS${i}), block = unit - block_row * BLOCKS${i};
+% if p.grouped:
+    const int turn_of_places = DIVIDED(block_row, GROUPS${i}), group = block_row - turn_of_places * GROUPS${i};
+% else:
+    const int turn_of_places = block_row, group = 0;
+% endif
+</%def>
+<%def name="pack_nchw(i, p)">\
+<% wide = p.turn; places = 256 // wide %>\
+${turned(i, p)}\
+    const int place = turn_of_places * ${places} + tid % ${places}, q = block * ${wide} + tid / ${places};
+    if (place < PLACES${i} && q < CHUNKS${i}) {
+      uint4 chunk[${f.planes}];
+${read8(i, p)}\
+      split8(chunk, v);
 #pragma unroll
-    for (int p = 0; p < ${f.planes}; ++p) turn[p * 256 + tid % ${places} * ${wide} + (tid / ${places} ^ tid % ${wide})] = chunk[p];
-  }
-}
-inline void write_${name}(global ushort *packed, uint id, local uint4 *turn) {
-  const int tid = id % 256, unit = id / 256;
-  const int block = unit % ${blocks}, group = unit / ${blocks} % ${src.groups}, first = unit / ${blocks * src.groups} * ${places};
-  const int place = first + tid / ${wide}, q = block * ${wide} + tid % ${wide};
-  if (place < ${src.images * src.pixels}${f" && q < {src.c8}" if src.c8 % wide else ""})
+      for (int p = 0; p < ${f.planes}; ++p) turn[p * 256 + tid % ${places} * ${wide} + (tid / ${places} ^ tid % ${wide})] = chunk[p];
+    }
+</%def>
+<%def name="write_nchw(i, p)">\
+<% wide = p.turn; places = 256 // wide %>\
+${turned(i, p)}\
+    const int place = turn_of_places * ${places} + tid / ${wide}, q = block * ${wide} + tid % ${wide};
+    if (place < PLACES${i} && q < CHUNKS${i})
 #pragma unroll
-    for (int p = 0; p < ${f.planes}; ++p)
-      *(global uint4 *)(packed + (long)place * ${src.pixel} + p * ${src.plane} + group * ${src.c8 * 8} + q * 8) = turn[p * 256 + tid / ${wide} * ${wide} + (tid % ${wide} ^ tid / ${wide} % ${wide})];
-}
+      for (int p = 0; p < ${f.planes}; ++p)
+        *(global uint4 *)(to${i} + AT${i} + (long)place * TO_PIXEL${i} + p * TO_PLANE${i} + (group * CHUNKS${i} + q) * 8) = turn[p * 256 + tid / ${wide} * ${wide} + (tid % ${wide} ^ tid / ${wide} % ${wide})];
+</%def>
+## A work item packs eight k of one row in every tap, or in every so many of TAP_PARTS. Neighbouring work items read
+## neighbouring weights: chunks of a row, or rows in the data gradient, where these are contiguous.
+<%def name="pack_weights(i)">\
+<% w = form.weights; by_row = not form.forward and not w.stacked; inner = f"{'LINES' if by_row else 'CHUNKS'}{i}"; outer = f"{'CHUNKS' if by_row else 'LINES'}{i}" %>\
+    const int id = ${unit(i)} * 256 + tid, above = DIVIDED(id, ${inner}), further = DIVIDED(above, ${outer}), part = DIVIDED(further, GROUPS${i});
+    const int ${"row" if by_row else "q"} = id - above * ${inner}, ${"q" if by_row else "row"} = above - further * ${outer}, group = further - part * GROUPS${i};
+    if (part < TAP_PARTS${i}) {
+    const int n_tile = DIVIDED(row, BN${i}), n = row - n_tile * BN${i};
+    global ushort *packed = to${i} + AT${i} + (long)group * GROUP_SLICES${i} * SLICE_STEP${i} + (long)n_tile * TILE${i} + n * ${bk};
+% if w.phases:
+    int before = 0;
+% endif
+% for taps, tap0 in w.phases or ((None, None),):
+<% volume = taps[0] * taps[1] * taps[2] if taps else f"TAPS{i}" %>\
+% if volume:
+    for (int tap = part; tap < ${volume}; tap += TAP_PARTS${i}) {
+% if w.phases:
+      const int z = tap / ${taps[1] * taps[2]} * ${w.tap_step[0]} + ${tap0[0]};
+      const int y = tap / ${taps[2]} % ${taps[1]} * ${w.tap_step[1]} + ${tap0[1]};
+      const int x = tap % ${taps[2]} * ${w.tap_step[2]} + ${tap0[2]};
+      const int kernel_tap = (z * ${w.kernel[1]} + y) * ${w.kernel[2]} + x;
+% elif w.stacked:
+      // The kernel's tap with which this row's phase reads the source here, if there is one.
+      const int above_x = DIVIDED(tap, TAPS_W${i}), x = tap - above_x * TAPS_W${i}, z = DIVIDED(above_x, TAPS_H${i}), y = above_x - z * TAPS_H${i};
+      const int stack = DIVIDED(row, FOLDED${i}), stack_x = stack % ${w.stacked[2]}, stack_y = stack / ${w.stacked[2]} % ${w.stacked[1]}, stack_z = stack / ${w.stacked[1] * w.stacked[2]};
+% for letter, capital in zip("zyx", "DHW"):
+      const int n${letter} = stack_${letter} + PAD_${capital}${i} - (${letter} + ORIGIN_${capital}${i}) * STRIDE_${capital}${i}, k${letter} = DIVIDED(n${letter}, DILATION_${capital}${i});
+% endfor
+      const int has = ${" & ".join(f"(n{letter} >= 0 & n{letter} == k{letter} * DILATION_{capital}{i} & k{letter} < KERNEL_{capital}{i})" for letter, capital in zip("zyx", "DHW"))};
+      const int kernel_tap = (kz * KERNEL_H${i} + ky) * KERNEL_W${i} + kx;
+% elif not w.fold:
+      const int kernel_tap = tap;
+% endif
+      VALUE_TYPE v[8];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const int c = q * 8 + e;
+% if w.stacked:
+        const int in_stack = row - stack * FOLDED${i};
+        const INDEX from = (INDEX)group * W_GROUP${i} + (INDEX)c * W_OC${i} + (INDEX)in_stack * W_IC${i} + (INDEX)kernel_tap * W_TAP${i};
+% elif w.fold:
+        const int kernel_x = DIVIDED(c, FOLDED${i}), channel = c - kernel_x * FOLDED${i};
+        const INDEX from = (INDEX)group * W_GROUP${i} + (INDEX)row * W_OC${i} + (INDEX)channel * W_IC${i} + (INDEX)(tap * KERNEL_W${i} + kernel_x) * W_TAP${i};
+% else:
+        const INDEX from = (INDEX)group * W_GROUP${i} + (INDEX)${"row" if form.forward else "c"} * W_OC${i} + (INDEX)${"c" if form.forward else "row"} * W_IC${i} + (INDEX)kernel_tap * W_TAP${i};
+% endif
+        v[e] = row < TARGET${i}${f" && c < SOURCE{i}" if w.ragged else ""}${" && has" if w.stacked else ""} ? ${f"shifted(FETCH(from{i}, from), {exponent(i, 'in_stack' if w.stacked else 'row', 'channel' if w.fold else 'c')})" if f.scaled else f"FETCH(from{i}, from)"} : 0;
+      }
+% if w.window:
+      const int slice = q / ${cr} * TAPS${i} + tap, chunk = q % ${cr};
+% else:
+      const int k = tap * CHUNKS${i} + q, slice = ${"before + " if w.phases else ""}k / ${cr}, chunk = k % ${cr};
+% endif
+      put8(packed + (long)slice * SLICE_STEP${i} + ((chunk ^ ${swizzled}) << 3), v, BN${i} * ${bk});
+    }
+% if not w.window and (w.phases or not w.whole):
+    const int ${f"depth{loop.index}" if w.phases else "depth"} = ${volume} * CHUNKS${i}, ${f"slices{loop.index}" if w.phases else "slices"} = (${volume} * CHUNKS${i} + ${cr - 1}) / ${cr};
+% if not w.whole:
+    if (q == 0 && part == 0)
+      for (int k = ${f"depth{loop.index}" if w.phases else "depth"}; k < ${f"slices{loop.index}" if w.phases else "slices"} * ${cr}; ++k) {
+        const VALUE_TYPE v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        const int chunk = k % ${cr};
+        put8(packed + (long)(${"before + " if w.phases else ""}k / ${cr}) * SLICE_STEP${i} + ((chunk ^ ${swizzled}) << 3), v, BN${i} * ${bk});
+      }
+% endif
+% if w.phases:
+    before += slices${loop.index};
+% endif
 % endif
 % endif
 % endfor
+    }
+</%def>
 <%
-normalises = problem.normalised and any(piece[0] == "x" for piece in pieces)
-args = ", ".join(f"global const {type} *restrict {p[0]}_from, global ushort *restrict {p[0]}_to" for p in pieces)
+normalises = any(p and p.of_norm for p in form.pieces)
+args = ", ".join(f"global const {type} *restrict from{i}, global ushort *restrict to{i}" for i in range(len(form.pieces)))
 %>\
 kernel __attribute__((reqd_work_group_size(256, 1, 1)))
-void pack(${args}${", global const int *restrict norms" if f.scaled else ""}${", global const float *restrict norm" if normalises else ""}) {
+void pack(${args}${", global const int *restrict norms" if f.scaled else ""}${", global const float *restrict norm" if normalises else ""} NUMBERS) {
   const int tid = get_local_id(0);
-  const int group = get_group_id(0);
   local uint4 turn[${256 * f.planes}];
-  // A work group's piece is the last whose range begins before it. No work item returns before the barrier, because
-  // PoCL 3 miscompiles such guards.
-<% begin = 0 %>\
-% for name, kind, groups, at in pieces:
-  if (group >= ${begin} && group < ${begin + groups})
-    pack_${name}(${name}_from, ${name}_to + ${at}L, (uint)(group - ${begin}) * 256u + tid, ${f"norms, (global const int *){name}_to" if f.scaled else "0, 0"}, turn${", norm" if normalises and name == "x" else ""});
-<% begin += groups %>\
+  // A work group's piece is the one in whose range it is. No work item returns before the barrier, because PoCL 3
+  // miscompiles such guards.
+% for i, p in enumerate(form.pieces):
+  if (${within(i)}) {
+% if p is None:
+${pack_weights(i)}\
+% elif form.nhwc:
+${pack_nhwc(i, p)}\
+% else:
+${pack_nchw(i, p)}\
+% endif
+  }
 % endfor
+% if not form.nhwc and any(form.pieces):
   barrier(CLK_LOCAL_MEM_FENCE);
-<% begin = 0 %>\
-% for name, kind, groups, at in pieces:
-#ifdef TURN_${name}
-  if (group >= ${begin} && group < ${begin + groups}) write_${name}(${name}_to + ${at}L, (uint)(group - ${begin}) * 256u + tid, turn);
-#endif
-<% begin += groups %>\
+% for i, p in enumerate(form.pieces):
+% if p is not None:
+  if (${within(i)}) {
+${write_nchw(i, p)}\
+  }
+% endif
 % endfor
+% endif
 }

@@ -19,11 +19,13 @@ from ....api.dtypes import storage_macros
 from ....api.problem import ConvProblem, epilogue_macros, norm_macros
 from ...plans.channel_sums import merging, summing
 from ...plans.steps import Areas, StepPlan
-from ...programs.geometry_arguments import divided_by
+from ...programs.geometry_arguments import divided_by, numbers_as_arguments, numbers_as_literals
 from ...programs.kernels import OPERANDS, Launch, build, define, kernel_text
 from .. import MATRIX_TILES
 from ..geometry import along
 from ..scales import Scales
+from .form import AXES, LETTERS, ProductForm, numbers
+from .packing import PackForm, pack_numbers, work_groups
 from .tiling import ProductTiling, Source
 
 
@@ -51,76 +53,63 @@ class Layout:
         return self.scales.marks_at(self.scales.named(letter))
 
 
-def common_macros(tiling: ProductTiling, problem: ConvProblem | None = None) -> str:
-    """The macros of the tiling's problem, or of a part of it, and the type of offsets in the output."""
-    return (problem or tiling.problem).macros() + f"#define OUT_INDEX {tiling.out_index}\n"
-
-
-def product_macros(tiling: ProductTiling) -> str:
-    """The macros of the product, which reads x as it was normalised before."""
-    problem = tiling.problem
-    normed_before = problem.normalised and not tiling.tile.norm_in_place
-    return common_macros(tiling, problem.replace(norm=None) if normed_before else problem)
-
-
-_AXES = "zyx"
+def common_macros(problem: ConvProblem, normed: bool) -> str:
+    """Macros of the storage, of the epilogue, and of a norm that the program applies; nothing of the geometry."""
+    text = storage_macros(problem.dtype) + epilogue_macros(problem)
+    return text + (norm_macros(problem) if normed else "")
 
 
 # Functions that render text are module functions, not closures, so that rendered texts can be cached: the template's
 # values contain everything that a text depends on.
 
 
-def _phase(tiling: ProductTiling, field: str, axis: int) -> str:
-    """A number of the work group's phase, as OpenCL text: a literal if there is only one phase."""
-    phases = tiling.geometry.phases
-    return f"{field}_{_AXES[axis]}" if len(phases) > 1 else str(getattr(phases[0], field)[axis])
-
-
-def _swizzled(tiling: ProductTiling, row: str) -> str:
+def _swizzled(row_bytes: int, row: str) -> str:
     """OpenCL expression: the swizzle of a row of local memory, for its 16-byte chunks."""
-    return f"({row}) % 8" if tiling.row_bytes == 128 else f"({row}) / 2 % 4"
+    return f"({row}) % 8" if row_bytes == 128 else f"({row}) / 2 % 4"
 
 
-def _part(tiling: ProductTiling, file: str, **extra_values: Any) -> str:
+def _part(form: ProductForm, file: str, **extra_values: Any) -> str:
     """A part of the product's text, rendered with the values of the whole."""
-    return kernel_text(__package__, file, **_values(tiling), **{"number": None, "normalise": False, **extra_values})
+    return kernel_text(__package__, file, **_values(form), **{"number": None, "normalise": False, **extra_values})
 
 
-def _values(tiling: ProductTiling) -> dict[str, Any]:
+def _values(form: ProductForm) -> dict[str, Any]:
     """The values that the kernel templates use, by name."""
-    t, geo, f = tiling.tile, tiling.geometry, tiling.format
-    wgmma, several_phases = t.engine == "wgmma", len(geo.phases) > 1
-    items, planes, rowb, cr = t.items, f.planes, tiling.row_bytes, t.bk // 8
-    core, distance, steps = t.instruction, tiling.under_way, t.bk // t.instruction.k
-    phase = functools.partial(_phase, tiling)
+    t, f = form.tile, form.format
+    wgmma, items, planes, rowb, cr = t.engine == "wgmma", t.items, f.planes, form.row_bytes, t.bk // 8
+    core, steps = t.instruction, t.bk // t.instruction.k
     values: dict[str, Any] = {
-        "tiling": tiling, "t": t, "geo": geo, "f": f, "src": tiling.source,
-        "dst": tiling.target if tiling.data else None,
-        "data": tiling.data, "wgmma": wgmma, "many": several_phases, "axes": range(3), "names": _AXES, "items": items,
-        "planes": planes, "rowb": rowb, "cr": cr, "c8": geo.c8, "distance": distance,
-        "separate": wgmma and f.float32_accurate,
+        "form": form, "t": t, "f": f, "letters": LETTERS, "capitals": AXES, "wgmma": wgmma, "many": bool(form.phases),
+        "counted": form.data and not t.window and form.whole and bool(form.tapped),
+        "items": items, "planes": planes, "rowb": rowb, "cr": cr, "distance": form.under_way,
+        "local_bytes": form.local_bytes, "staging": form.staging, "staged": form.staged,
+        "weight_slice": t.bn * t.bk * planes, "separate": wgmma and f.float32_accurate,
         "frag_m": t.frag_m, "frag_n": t.frag_n, "sums": t.frag_m * t.frag_n * core.sums,
-        "core": core, "steps": steps, "a_bytes": tiling.a_bytes,
-        "b_bytes": tiling.b_bytes, "stage_bytes": tiling.stage_bytes, "phase": phase,
-        "swizzled": functools.partial(_swizzled, tiling), "count": [phase("count", axis) for axis in range(3)],
-        "per": "places" if several_phases else str(geo.phases[0].places),
-        "win": None, "wplane": 0, "wbytes": 0, "volume": 0, "span": 0, "rows_w": 0, "step_w": 0,
+        "core": core, "steps": steps, "a_bytes": form.a_bytes, "b_bytes": form.b_bytes, "stage_bytes": form.stage_bytes,
+        "swizzled": functools.partial(_swizzled, rowb), "wplane": 0, "wbytes": 0, "rows_w": 0, "step_w": 0,
         "rows_a": t.bm * cr // items, "step_a": items // cr, "rows_k": t.bk * 8 // items, "step_k": items // 8,
-        "compensated": f.float32_accurate and t.compensated, "drained": tiling.drained,
-        "batches": [[k] for k in range(steps)] if tiling.drained and t.flush_every == 0 else [list(range(steps))],
-        "a_base": "stage_at", "a_plane": tiling.a_bytes, "b_const": planes * tiling.a_bytes,
+        "compensated": f.float32_accurate and t.compensated, "drained": form.drained,
+        "batches": [[k] for k in range(steps)] if form.drained and t.flush_every == 0 else [list(range(steps))],
+        "a_base": "stage_at", "a_plane": form.a_bytes, "b_const": planes * form.a_bytes,
     }  # fmt: skip
     if t.window:
-        wbytes, volume = tiling.window_bytes * planes, geo.phases[0].volume
-        values |= {"win": tiling.window, "wplane": tiling.window_bytes, "wbytes": wbytes, "volume": volume,
-                   "span": volume - distance, "rows_w": -(-tiling.window_rows * cr // items), "step_w": items // cr,
-                   "a_base": "window_at", "a_plane": tiling.window_bytes, "b_const": 2 * wbytes}  # fmt: skip
+        wbytes = form.window_bytes * planes
+        values |= {"wplane": form.window_bytes, "wbytes": wbytes, "rows_w": -(-form.window_rows * cr // items),
+                   "step_w": items // cr, "a_base": "window_at", "a_plane": form.window_bytes,
+                   "b_const": 2 * wbytes}  # fmt: skip
     return values
 
 
-def product_text(tiling: ProductTiling) -> str:
-    """The kernel ``product`` for a tiling; the functions that it calls precede it in the program."""
-    return kernel_text(__package__, "product.cl.mako", **_values(tiling), part=functools.partial(_part, tiling))
+@functools.lru_cache(maxsize=256)
+def pack_text(form: PackForm) -> str:
+    """The kernel ``pack`` of a form."""
+    return kernel_text(__package__, "pack.cl.mako", form=form)
+
+
+@functools.lru_cache(maxsize=256)
+def product_text(form: ProductForm) -> str:
+    """The kernel ``product`` of a form; the functions that it calls precede it in the program."""
+    return kernel_text(__package__, "product.cl.mako", **_values(form), part=functools.partial(_part, form))
 
 
 class ProductLaunch:
@@ -132,23 +121,28 @@ class ProductLaunch:
         self.tiling, self._layout, self._operands, self._emulate = tiling, layout, list(operands), emulate
 
     def text(self) -> str:
-        tiling, layout = self.tiling, self._layout
-        operands = (tiling.source.name, "w") if tiling.data else ("y", "x")
-        text = product_macros(tiling)
-        text += define(SUMS_AT=f"{layout.sums // 4}L") if tiling.summed else ""
-        text += define(PARTIAL=int(tiling.partial), PARTIAL_AT=f"{layout.partial // 4}L")
-        nhwc = tiling.problem.layout == "nhwc" and not tiling.tile.stacked
+        """The text of the program."""
+        return self._program[0]
+
+    @functools.cached_property
+    def _program(self) -> tuple[str, list[Any]]:
+        """The text of the program, and the launch's arguments beyond the operands."""
+        tiling, problem, form = self.tiling, self.tiling.problem, ProductForm.of(self.tiling)
+        nhwc = form.nhwc and not form.stacked
+        # x is read as it was normalised before, unless the product does it.
+        text = common_macros(problem, normed=problem.masked or tiling.tile.norm_in_place)
+        text += define(OUT_INDEX=tiling.out_index, PARTIAL=int(tiling.partial), PARTIAL_AT="0L")
         text += define(PAIRS=int(nhwc and tiling.geometry.m % 2 == 0), OCTETS=int(nhwc and tiling.geometry.m % 8 == 0))
-        for letter, name in zip("AB", operands, strict=True):
-            text += f"#define {letter}_AT {layout.at.get(name, 0) // 2}L\n"
-            if layout.scales:
-                text += f"#define MARKS_{letter}_AT {layout.marks_at(letter)}L\n"
         text += tiling.instructions.text(self._emulate)
         for file in ("narrow.cl.mako", "finish.cl", "sums.cl", "shifted.cl"):
-            text += kernel_text(MATRIX_TILES, file, tiling=tiling)
-        text += kernel_text(MATRIX_TILES, "stored.cl.mako", tiling=tiling) if tiling.returning else ""
-        text += kernel_text(MATRIX_TILES, "normed_chunk.cl.mako", tiling=tiling) if tiling.tile.norm_in_place else ""
-        return text + product_text(tiling)
+            text += kernel_text(MATRIX_TILES, file, tiling=form)
+        text += kernel_text(MATRIX_TILES, "stored.cl.mako", tiling=form) if form.returning else ""
+        text += kernel_text(MATRIX_TILES, "normed_chunk.cl.mako", tiling=form) if tiling.tile.norm_in_place else ""
+        product, named = product_text(form), numbers(tiling, self._layout)
+        if form.specialised:
+            return text + numbers_as_literals(product, named), []
+        product, arguments = numbers_as_arguments(product, named)
+        return text + product, arguments
 
     def launch(self, context: Any) -> Launch:
         """Compile the product and return its launch."""
@@ -157,9 +151,11 @@ class ProductLaunch:
             operands += operands
         operands += ["workspace"] if tiling.partial else written(tiling.problem)
         operands += (["workspace"] if tiling.summed else []) + (["norm"] if tiling.tile.norm_in_place else [])
-        program = tiling.instructions.build(context, self.text(), self._emulate)
+        text, arguments = self._program
+        program = tiling.instructions.build(context, text, self._emulate)
         items = tiling.tile.items
-        return Launch(program, "product", (tiling.work_groups * items,), (items,), operands, names=OPERANDS)
+        size = (tiling.work_groups * items,)
+        return Launch(program, "product", size, (items,), [*operands, *arguments], names=OPERANDS)
 
 
 class ProductPlan(StepPlan):
@@ -176,7 +172,6 @@ class ProductPlan(StepPlan):
     ) -> None:
         tiling = self.tiling = self._tiling_of(problem, {**config, "engine": engine})
         layout = self._layout = Layout(tiling)
-        self._macros = product_macros(tiling)
         self._emulate = emulate
         sources = [(source.name, source) for source in tiling.sources]
         weights = [("w", None)] if tiling.data and not tiling.direct_weights else []
@@ -202,34 +197,31 @@ class ProductPlan(StepPlan):
     def _pack(self, context: Any, tensors: Sequence[tuple[str, Source | None]]) -> list[Launch]:
         if not tensors:
             return []
-        tiling, layout, pieces, operands = self.tiling, self._layout, [], []
-        for name, source in tensors:
-            if source is None:
-                chunks = tiling.geometry.groups * tiling.n_tiles * tiling.tile.bn * tiling.weight_chunks
-                items = chunks * tiling.tap_parts
-            else:
-                pixels = source.images * source.pixels
-                if tiling.problem.layout == "nhwc":
-                    items = pixels * source.groups * source.c8
-                else:
-                    items = -(-pixels * source.turn // 256) * 256 * source.groups * -(-source.c8 // source.turn)
-            pieces.append((name, "weights" if source is None else source, -(-items // 256), layout.at[name] // 2))
+        tiling, layout, problem = self.tiling, self._layout, self.tiling.problem
+        operands, names = [], [name for name, _ in tensors]
+        for name in names:
             operands += [name, "workspace"]
-        text = common_macros(tiling) + tiling.conversions.text(self._emulate)
-        text += kernel_text(MATRIX_TILES, "narrow.cl.mako", tiling=tiling)
-        text += kernel_text("convdispatch.api", "norm.cl") if tiling.problem.normalised else ""
+        normalises = problem.normalised and "x" in names
+        text = common_macros(problem, normalises)
+        text += tiling.conversions.text(self._emulate)
+        form, named = PackForm.of(tiling, tensors, layout.scales), pack_numbers(tiling, tensors, layout.at)
+        text += kernel_text(MATRIX_TILES, "narrow.cl.mako", tiling=form)
+        text += kernel_text("convdispatch.api", "norm.cl") if normalises else ""
         text += kernel_text(MATRIX_TILES, "shifted.cl") if layout.scales else ""
-        text += kernel_text(__package__, "pack.cl.mako", tiling=tiling, pieces=pieces, scales=layout.scales)
-        program = build(context, text)
+        named |= layout.scales.numbers(names) if layout.scales else {}
+        pack, arguments = pack_text(form), []
+        if form.specialised:
+            pack = numbers_as_literals(pack, named)
+        else:
+            pack, arguments = numbers_as_arguments(pack, named)
+        program = build(context, text + pack)
         launches = []
         if layout.scales:
-            names = [name for name, _ in tensors]
             launches += layout.scales.launches(context, names)
             operands.append("w" if layout.constant and "w" not in names else "workspace")
-        if tiling.problem.normalised and any(name == "x" for name, _ in tensors):
-            operands.append("norm")
-        size = sum(piece[2] for piece in pieces) * 256
-        launches.append(Launch(program, "pack", (size,), (256,), operands, names=OPERANDS))
+        operands += ["norm"] if normalises else []
+        size = (sum(work_groups(tiling, source) for _, source in tensors) * 256,)
+        launches.append(Launch(program, "pack", size, (256,), [*operands, *arguments], names=OPERANDS))
         return launches
 
     def product_text(self) -> str:

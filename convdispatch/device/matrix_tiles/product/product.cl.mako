@@ -23,23 +23,20 @@
 ## Parts: ``iterator`` (addresses of copies), ``copies`` (the pipeline: a slice's copies), ``window``, ``fragments``,
 ## ``mainloop_registers`` and ``mainloop_wgmma`` (a slice's products and sums), ``results`` (the epilogue and the stores),
 ## ``channel_sums`` (of the stored results).
-## The template's values come from ``plan.py``.
+## The template sees a ``ProductForm`` (``form.py``); a name in capitals is a number of the geometry, which is an argument.
 <%namespace name="window" file="window.cl.mako"/>\
 <%namespace name="register_loop" file="mainloop_registers.cl.mako"/>\
 <%namespace name="wgmma_loop" file="mainloop_wgmma.cl.mako"/>\
-#define INDEX ${tiling.index}
+#define INDEX ${form.index}
 % if many:
-// A row for each phase: first, count, taps and origin along d, h, w; slices of the phases before it, and its own.
-constant int PHASES[${len(geo.phases)}][14] = {
-% for number, p in enumerate(geo.phases):
-  {${", ".join(map(str, (*p.first, *p.count, *p.taps, *p.origin, tiling.before[number], tiling.slices[number])))}},
+// A row for each phase: first place, taps and origin along d, h, w, and all taps.
+constant int PHASES[${len(form.phases)}][10] = {
+% for row in form.phases:
+  {${", ".join(map(str, row))}},
 % endfor
 };
+inline int slices_of(int taps, int c8) { return ${"taps * c8 / " + str(cr) if form.whole else f"(taps * c8 + {cr - 1}) / {cr}"}; }
 % endif
-
-
-
-
 % if core.a:
 // Byte offset in a slice of the number k of a line: for rows along k, and for a transposed slice.
 inline uint row_place(int row, int k) { return row * ${rowb} + ((k / 8 ^ (${swizzled("row")})) << 4) + k % 8 * 2; }
@@ -48,39 +45,50 @@ inline uint column_place(int line, int k) { return line / 64 * ${t.bk * 128} + k
 #define LBO ${t.bk * 128}
 #define SBO ${8 * rowb}
 #define B_LBO ${t.bk * 128}
-#define B_SBO ${1024 if tiling.transposed_weights else 8 * rowb}
+#define B_SBO ${1024 if form.weights == "transposed" else 8 * rowb}
 % endif
 ${core.attributes}kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
-void product(global const ushort *restrict a, global const ushort *restrict b${", global const int *restrict marks_a, global const int *restrict marks_b" if f.scaled else ""}, OUT_PARAMS${", global float *channel_parts" if tiling.summed else ""}${", global const float *norm" if t.norm_in_place else ""}) {
-  local uint4 area[${tiling.local_bytes // 16}] __attribute__((aligned(1024)));
+void product(global const ushort *restrict a, global const ushort *restrict b${", global const int *restrict marks_a, global const int *restrict marks_b" if f.scaled else ""}, OUT_PARAMS${", global float *channel_parts" if form.summed else ""}${", global const float *norm" if t.norm_in_place else ""} NUMBERS) {
+  local uint4 area[${local_bytes // 16}] __attribute__((aligned(1024)));
   SCRATCH(${items});
   local uchar *memory = (local uchar *)area;
   const uint base = LOCAL_BASE(memory);
   const int tid = get_local_id(0), lane = tid % ${core.lanes}, warp = tid / ${core.lanes};
-  int rest = get_group_id(0);
-  const int n_tile = rest % ${tiling.n_tiles};
-  rest /= ${tiling.n_tiles};
-  const int m_tile = rest % ${tiling.m_tiles};
-  rest /= ${tiling.m_tiles};
-  const int part = rest % ${t.split};
-  rest /= ${t.split};
-  const int number = rest % ${len(geo.phases)}, group = rest / ${len(geo.phases)};
+  int rest = get_group_id(0), next = DIVIDED(rest, N_TILES);
+  const int n_tile = rest - next * N_TILES;
+  rest = next, next = DIVIDED(rest, M_TILES);
+  const int m_tile = rest - next * M_TILES;
+% if t.split > 1:
+  rest = next, next = DIVIDED(rest, SPLIT);
+  const int part = rest - next * SPLIT;
+% else:
+  const int part = 0;
+% endif
+  const int number = ${f"next % {len(form.phases)}" if many else 0}, group = ${f"next / {len(form.phases)}" if many else "next"};
   const int m0 = m_tile * ${t.bm}, n0 = n_tile * ${t.bn};
 % if many:
   constant int *row_of = PHASES[number];
-  const int ${", ".join(f"{field}_{names[axis]} = row_of[{3 * i + axis}]" for i, field in enumerate(("first", "count", "taps", "origin")) for axis in axes)};
-  const int before = row_of[12], slices = row_of[13];
-  const int places = count_z * count_y * count_x, m_end = places * ${geo.images};
-  const int depth = taps_z * taps_y * taps_x * ${c8};
+  const int ${", ".join(f"{field}_{letters[axis]} = row_of[{3 * i + axis}]" for i, field in enumerate(("first", "taps", "origin")) for axis in range(3))};
+% for axis in form.axes:
+  const int count_${letters[axis]} = (TARGET_${capitals[axis]} + ${form.out_step[axis] - 1} - first_${letters[axis]}) / ${form.out_step[axis]};
+% endfor
+  int before = 0;
+  for (int p = 0; p < number; ++p) before += slices_of(PHASES[p][9], C8);
+  const int slices = slices_of(row_of[9], C8), m_end = ${" * ".join(f"count_{letters[axis]}" for axis in form.axes)} * IMAGES, depth = row_of[9] * C8;
 % else:
-  const int slices = ${tiling.slices[0]}, m_end = ${(win.places if t.window else geo.images * geo.phases[0].places) if data else geo.m};
-  const int depth = ${tiling.depth(geo.phases[0])};
+  const int slices = ${"BLOCKS" if t.window else "SLICES"}, m_end = M_END, depth = DEPTH;
 % endif
-% if t.window:
-  const int begin = ${tiling.slices[0] // volume} * part / ${t.split} * ${volume}, end = ${tiling.slices[0] // volume} * (part + 1) / ${t.split} * ${volume};
+<% taps = " * TAPS" if t.window else "" %>\
+% if t.split > 1:
+  // Part p begins at slice (of a window, at block of channels) slices p / SPLIT.
+  const uint share = DIVIDED(slices, SPLIT), spare = slices - share * SPLIT, past = spare * part, until = past + spare;
+  const int begin = (share * part + DIVIDED(past, SPLIT))${taps}, last = (share * (part + 1) + DIVIDED(until, SPLIT))${taps};
 % else:
-<% first, last = ("0", "slices") if t.split == 1 else (f"(int)((long)slices * part / {t.split})", f"(int)((long)slices * (part + 1) / {t.split})") %>\
-  const int begin = ${first}, end = ${f"m0 < m_end ? {last} : {first}" if many else last};
+  const int begin = 0, last = slices${taps};
+% endif
+  const int end = ${"m0 < m_end ? last : begin" if many else "last"};
+% if form.partial:
+  out += PARTS_AT;
 % endif
   a += A_AT;
   b += B_AT;

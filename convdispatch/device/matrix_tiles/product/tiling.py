@@ -209,16 +209,6 @@ class ProductTiling:
         return phase.volume * self.geometry.c8
 
     @property
-    def before(self) -> tuple[int, ...]:
-        """For each phase, the number of K-slices of all phases before it."""
-        return tuple(sum(self.slices[:number]) for number in range(len(self.slices)))
-
-    @property
-    def returning(self) -> bool:
-        """Whether results are needed as they are stored, because their channels are summed, or pass a norm's slope."""
-        return (self.problem.sums or self.problem.masked) and not self.partial
-
-    @property
     def sums_parts(self) -> int:
         """The parts of a channel whose sums the product leaves: its tiles."""
         return self.m_tiles * len(self.geometry.phases)
@@ -257,19 +247,17 @@ class ProductTiling:
         """OpenCL type of offsets in the output and its parts."""
         return "int" if self.partial_elements * self.tile.split < 2**31 else "long"
 
-    def row_mark(self, m: str, per: str) -> str:
-        """OpenCL expression: the index of a row's exponent among A's; ``per`` is the output pixels of an image."""
-        if not self.data:
-            return f"group * {self.geometry.m} + {m}"
-        image = f"min({m} / {self.window.image}, {self.problem.mb - 1})" if self.tile.window else f"{m} / {per}"
-        return f"group * {self.problem.mb} + {image}"
+    @property
+    def row_mark(self) -> str:
+        """OpenCL expression of ``{m}`` and ``{image}``: the index of a row's exponent among A's."""
+        return "group * IMAGES + {image}" if self.data else "group * TARGET + {m}"
 
-    def column_mark(self, n: str) -> str:
-        """OpenCL expression: the index of a column's exponent among B's."""
-        channels = (self.problem.channels_out if self.data else self.problem.ic) // self.problem.g
+    @property
+    def column_mark(self) -> str:
+        """OpenCL expression of the column ``n``, or of its channel ``c``: the index of its exponent among B's."""
         if not self.data:
-            n = f"min({n} % {self.geometry.c8 * 8}, {self.geometry.c - 1})"
-        return f"group * {channels} + {n} % {channels}"
+            return "group * FOLDED + " + ("c - DIVIDED(c, FOLDED) * FOLDED" if self.geometry.fold else "c")
+        return "group * CHANNELS + " + ("n - DIVIDED(n, CHANNELS) * CHANNELS" if self.geometry.stacked else "n")
 
     @property
     def misfit(self) -> str | None:

@@ -3,31 +3,28 @@
 ##
 ## The distance in rows from a tap's first row to the window's first row.
 <%def name="shift_of_tap()">\
-<%
-k = geo.phases[0].taps
-stride = (win.size[1] * win.size[2], win.size[2], 1)
-%>\
-    const int shift = ${win.shifts[0]}${"".join(f" + ({divided}) * ({geo.spread[axis] * stride[axis]})" for axis, divided in enumerate((f"tap / {k[1] * k[2]}", f"tap / {k[2]} % {k[1]}", f"tap % {k[2]}")) if k[axis] > 1)};
+    ${form.split("tap", "TAPS", form.along("t", False), "")}
+    const int shift = FIRST_SHIFT${"".join(f" + t{letters[axis]} * SHIFT_{capitals[axis]}" for axis in form.tapped)};
 </%def>
 ## Copies the window of the first block of channels.
 <%def name="first()">\
 % if t.window:
+  uint window_at = 0;
+  int tap = 0, block = DIVIDED(begin, TAPS);
   if (begin < end) {
 % for i in range(rows_w):
-${part("copies.cl.mako", number=i, slice=f"(begin / {volume})", stage="0")}\
+${part("copies.cl.mako", number=i, slice="block", stage="0")}\
 % endfor
   }
-  uint window_at = 0;
-  int tap = 0, block = begin / ${volume};
 % endif
 </%def>
 ## Copies the window of the next block of channels, a piece at each tap.
 <%def name="next()">\
 % if t.window:
     // From tap 1 on nobody reads the other window any more, so each tap copies a piece of its next content.
-    if ((block + 1) * ${volume} < end) {
+    if ((block + 1) * TAPS < end) {
 % for i in range(rows_w):
-      if (tap == ${1 + i * span // rows_w})
+      if (tap == ${1 + i * form.span // rows_w})
 ${part("copies.cl.mako", number=i, slice="(block + 1)", stage=f"({wbytes}u - window_at)")}\
 % endfor
     }
@@ -36,7 +33,7 @@ ${part("copies.cl.mako", number=i, slice="(block + 1)", stage=f"({wbytes}u - win
 ## Advances the counters after a tap.
 <%def name="turn()">\
 % if t.window:
-    if (++tap == ${volume}) {
+    if (++tap == TAPS) {
       tap = 0;
       ++block;
       window_at = ${wbytes} - window_at;

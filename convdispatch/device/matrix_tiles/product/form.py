@@ -1,0 +1,224 @@
+"""What is compiled into a product's program, and the numbers of a geometry, which are the kernel's arguments.
+
+Templates see a ``ProductForm`` and nothing else of a problem, so that a text is rendered once for all geometries of a
+form.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..geometry import Triple
+from ..instruction import Format
+from .tiling import ProductTile, ProductTiling
+
+LETTERS, AXES = "zyx", "DHW"
+"""The ends of the names of variables and of numbers along (d, h, w)."""
+
+
+_LOCAL = ("under_way", "drained", "row_bytes", "a_bytes", "b_bytes", "stage_bytes", "local_bytes", "window_bytes",
+          "staging", "staged")  # fmt: skip
+"""Fields of a form that are the tiling's, which a tile and the rows of its window decide."""
+
+
+@dataclass(frozen=True)
+class ProductForm:
+    """A tile, and the properties of a geometry that decide which code is generated."""
+
+    tile: ProductTile
+    """The tile; its sum is in one part, or for all other numbers of parts in two."""
+    format: Format
+    narrow_pair: str
+    unshift: int
+    """The exponents that are subtracted from the sums of scaled formats."""
+    data: bool
+    nhwc: bool
+    axes: tuple[int, ...]
+    """The axes of the problem, of (d, h, w)."""
+    tapped: tuple[int, ...]
+    """Axes along which some phase has several taps."""
+    guarded: tuple[int, ...]
+    """Axes along which a phase reads outside the source."""
+    spread: Triple
+    """Source pixels from tap to tap along each guarded axis: 1, -1, or 0 for every other number."""
+    flat: bool
+    """Whether a place reads the source pixel of its own number and no other one."""
+    flat_target: bool
+    """Whether places are the target's pixels in their order."""
+    whole: bool
+    """Whether each K-slice of forward and data gradient belongs to one tap."""
+    weights: str
+    """``packed``, or read in place: by ``rows``, or ``transposed``."""
+    phases: tuple[tuple[int, ...], ...]
+    """Of several phases: first place, taps and origin along d, h and w, and the volume."""
+    out_step: Triple
+    """Of several phases: target pixels from place to place along each axis."""
+    stacked: Triple | None
+    under_way: int
+    drained: bool
+    row_bytes: int
+    a_bytes: int
+    b_bytes: int
+    stage_bytes: int
+    local_bytes: int
+    window_rows: int
+    window_bytes: int
+    staging: tuple[int, int]
+    staged: bool
+    span: int
+    """Taps of a window over which the copies of the next one are spread; 0 without a window."""
+    ragged: bool
+    """Whether the last tile has columns beyond the last channel; False where sums of channels do not leave."""
+    residual: bool
+    masked: bool
+    summed: bool
+    partial: bool
+    index: str
+    out_index: str
+    row_mark: str
+    """OpenCL expression of ``{m}`` and ``{image}``: the index of a row's exponent among A's."""
+    column_mark: str
+
+    @classmethod
+    def of(cls, tiling: ProductTiling) -> ProductForm:
+        """The form of a tiling."""
+        t, geo, p = tiling.tile, tiling.geometry, tiling.problem
+        data = tiling.data
+        axes, phases, (first, *_) = tuple(range(3 - p.ndim, 3)), geo.phases, geo.phases
+        many, ones = len(phases) > 1, (1, 1, 1)
+        tapped = tuple(axis for axis in axes if max(phase.taps[axis] for phase in phases) > 1)
+        simple = not many and geo.step == ones and first.origin == (0, 0, 0) and first.count == geo.source
+        near = (data and guarded and abs(step) == 1 for step, guarded in zip(geo.spread, tiling.guarded, strict=True))
+        z, y, x = (step if one else 0 for step, one in zip(geo.spread, near, strict=True))
+        weights = "transposed" if tiling.transposed_weights else "rows" if tiling.direct_weights else "packed"
+        return cls(
+            tile=dataclasses.replace(t, split=min(t.split, 2)), format=tiling.format, narrow_pair=tiling.narrow_pair,
+            unshift=tiling.unshift, data=data, nhwc=data and p.layout == "nhwc", axes=axes, tapped=tapped,
+            guarded=tuple(axis for axis in axes if tiling.guarded[axis]),
+            spread=(z, y, x),
+            flat=simple and first.volume == 1 and not any(tiling.guarded),
+            flat_target=data and not many and geo.out_step == ones and not geo.stacked and not t.window,
+            whole=data and geo.c8 % (t.bk // 8) == 0, weights=weights,
+            phases=tuple((*phase.first, *phase.taps, *phase.origin, phase.volume) for phase in phases) if many else (),
+            out_step=geo.out_step if many else ones, stacked=geo.stacked, window_rows=tiling.window_rows,
+            **{name: getattr(tiling, name) for name in _LOCAL},
+            span=first.volume - tiling.under_way if t.window else 0,
+            ragged=tiling.summed and geo.m % t.bn > 0, residual=p.residual, masked=p.masked, summed=tiling.summed,
+            partial=bool(tiling.partial), index=tiling.index, out_index=tiling.out_index,
+            row_mark=tiling.row_mark, column_mark=tiling.column_mark,
+        )  # fmt: skip
+
+    @property
+    def returning(self) -> bool:
+        """Whether results are needed as they are stored."""
+        return (self.summed or self.masked) and not self.partial
+
+    @property
+    def specialised(self) -> bool:
+        """Whether the geometry's numbers are literals, where each item divides by them in the main loop.
+
+        As arguments they took, on an H200, 1.03 to 1.55 times as long of windows, 1.08 of stacked phases, and 1.48
+        where slices have parts of several taps; of others 1.02 in the mean.
+        """
+        parts_of_taps = self.data and bool(self.tapped) and not self.whole
+        return self.tile.window or bool(self.stacked) or parts_of_taps
+
+    def number(self, field: str, axis: int) -> str:
+        """OpenCL expression: the phase's ``first``, ``count``, ``taps`` or ``origin`` along an axis."""
+        return f"{field}_{LETTERS[axis]}" if self.phases else f"{field.upper()}_{AXES[axis]}"
+
+    def over(self, value: str, field: str, axis: int) -> str:
+        """OpenCL expression: a variable divided by a number of the phase, 0 only where nothing is copied."""
+        if self.phases:
+            return f"{value} / max(1, {self.number(field, axis)})"
+        return f"DIVIDED({value}, {self.number(field, axis)})"
+
+    def split(self, value: str, field: str, names: Sequence[str], first: str) -> str:
+        """OpenCL statements that divide a variable into coordinates, the last axis fastest: ``names`` are those of the
+        axes (d, h, w), empty without one; ``first`` is the variable of what remains, or empty if nothing does."""
+        axes, text, rest = [axis for axis in range(3) if names[axis]], "", value
+        for axis in reversed(axes):
+            if axis == axes[0] and not first:
+                return f"{text}const int {names[axis]} = {rest}; "
+            above = first if axis == axes[0] else f"above_{names[axis]}"
+            size = f"{field}_{AXES[axis]}"
+            quotient = f"DIVIDED({rest}, {size})"
+            if self.phases and field in ("COUNT", "TAPS"):
+                size = self.number(field.lower(), axis)
+                quotient = self.over(rest, field.lower(), axis)
+            text += f"const int {above} = {quotient}, {names[axis]} = {rest} - {above} * {size}; "
+            rest = above
+        return text or (f"const int {first} = {value}; " if first else "")
+
+    def along(self, prefix: str, of_problem: bool = True) -> list[str]:
+        """Names of variables along (d, h, w), empty for an axis that the problem lacks, or that has no taps."""
+        axes = self.axes if of_problem else self.tapped
+        return [prefix + LETTERS[axis] if axis in axes else "" for axis in range(3)]
+
+    def summand(self, names: Sequence[str], stride: str) -> str:
+        """OpenCL expression: the sum of the variables times the numbers ``stride`` along each axis."""
+        terms = [f"({self.index}){name} * {stride}_{AXES[axis]}" for axis, name in enumerate(names) if name]
+        return " + ".join(terms) or "0"
+
+
+def numbers(tiling: ProductTiling, layout: Any) -> dict[str, Any]:
+    """The numbers that ``product.cl.mako`` names, of NumPy's integer types."""
+    t, geo, p = tiling.tile, tiling.geometry, tiling.problem
+    phase, data, source = geo.phases[0], tiling.data, tiling.source
+    index, out_index = (np.int64 if kind == "long" else np.int32 for kind in (tiling.index, tiling.out_index))
+    rows = geo.images * phase.places if data else geo.m
+    ints = {
+        "N_TILES": tiling.n_tiles, "M_TILES": tiling.m_tiles, "SPLIT": t.split, "GROUPS": geo.groups,
+        "SLICES": tiling.slices[0], "BLOCKS": -(-geo.c8 * 8 // t.bk), "TAPS": phase.volume, "C8": geo.c8,
+        "DEPTH": tiling.depth(phase), "IMAGES": geo.images, "M_END": rows, "PLACES": tiling.n_places,
+        "PIXELS": phase.places, "SOURCE": geo.c, "TARGET": geo.m, "COLUMNS": tiling.n, "CHUNKED": geo.c8 * 8,
+        "CHANNELS": geo.m // (np.prod(geo.stacked) if geo.stacked else 1), "FOLDED": p.ic // p.g,
+        "SLICE_STEP": tiling.n_tiles * tiling.weight_slice, "GROUP_SLICES": sum(tiling.slices),
+        "WEIGHTS_ROW": tiling.depth(phase) * 8, "CHANNEL_STEP": tiling.weight_strides[0],
+        "LOW_H": tiling.tap_bits[2], "LOW_D": tiling.tap_bits[1] + tiling.tap_bits[2],
+    }  # fmt: skip
+    indices = {"SOURCE_IMAGE": source.image, "SOURCE_GROUP": source.group, 
+               "SOURCE_PLANE": source.plane}  # fmt: skip
+    outs = {"PART_ELEMENTS": tiling.partial_elements}
+    along = {"COUNT": phase.count, "ORIGIN": phase.origin, "TAPS": phase.taps, "STEP": geo.step, "SPREAD": geo.spread,
+             "SIZE": geo.source, "KERNEL": geo.kernel, "OUT_STEP": geo.out_step, "TARGET": geo.target}  # fmt: skip
+    if t.window:
+        win = tiling.window
+        ints |= {
+            "M_END": win.places,
+            "BLOCKS": tiling.slices[0] // phase.volume,
+            "FIRST_SHIFT": win.shifts[0],
+            "WINDOW_IMAGE": win.image,
+        }
+        ints |= {f"SHIFT_{AXES[axis]}": geo.spread[axis] * step
+                 for axis, step in enumerate((win.size[1] * win.size[2], win.size[2], 1))}  # fmt: skip
+        along |= {"NEAR": win.near, "WINDOW": win.size}
+    if data:
+        dst = tiling.target
+        outs |= {"OUT_IMAGE": dst.image, "OUT_CHANNEL": dst.channel, "OUT_GROUP": dst.channel * int(ints["CHANNELS"])}
+        outs |= {f"OUT_{AXES[axis]}": dst.axes[axis] for axis in range(3)}
+        ints |= {f"KERNEL_STEP_{AXES[axis]}": geo.tap_step[axis] * tiling.kernel_axes[axis] for axis in range(3)}
+        ints["KERNEL_AT"] = sum(tap * step for tap, step in zip(phase.tap0, tiling.kernel_axes, strict=True))
+        groups_weights = geo.c * tiling.weight_strides[0] if tiling.transposed_weights else geo.m * ints["WEIGHTS_ROW"]
+    else:
+        dy, groups_weights = tiling.places, 0
+        indices |= {"PLACES_GROUP": dy.group, "PLACES_PIXEL": dy.pixel, "PLACES_PLANE": dy.plane}
+        ints["PLACES_CHANNELS"] = dy.c8 * 8
+    for axis in range(3):
+        ints |= {f"{name}_{AXES[axis]}": values[axis] for name, values in along.items()}
+        indices |= {
+            f"SOURCE_{AXES[axis]}": source.axes[axis],
+            f"TAP_{AXES[axis]}": geo.spread[axis] * source.axes[axis],
+        }
+    a, b = (source.name, "w") if data else ("y", "x")
+    longs = {"A_AT": layout.at.get(a, 0) // 2, "B_AT": layout.at.get(b, 0) // 2, "WEIGHTS_GROUP": groups_weights,
+             "PARTS_AT": layout.partial // 4, "SUMS_AT": getattr(layout, "sums", 0) // 4}  # fmt: skip
+    if layout.scales:
+        longs |= {"MARKS_A_AT": layout.marks_at("A"), "MARKS_B_AT": layout.marks_at("B")}
+    kinds = ((np.int32, ints), (index, indices), (out_index, outs), (np.int64, longs))
+    return {name: kind(value) for kind, values in kinds for name, value in values.items()}
