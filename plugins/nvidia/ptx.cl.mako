@@ -215,13 +215,12 @@ inline void barrier_release(uint bar) {
 #define REGISTERS_GROW(count) asm volatile("//@setmaxnreg.inc.sync.aligned.u32 " #count ";\n")
 
 // --- Hopper's copy engine, told by tensor maps in global memory
-inline void map_address(global ulong *map, global const ushort *tensor) {
+inline void map_address(global ulong *map, global const void *tensor) {
   asm volatile("//@tensormap.replace.tile.global_address.global.b1024.b64 [%0], %1;\n" ::"l"(map), "l"(tensor) : "memory");
 }
-inline void maps_visible(global ulong *maps) {
+inline void map_visible(global ulong *map) {
   asm volatile("//@fence.proxy.tensormap::generic.release.gpu;\n"
-               "//@fence.proxy.tensormap::generic.acquire.gpu [%0], 128;\n"
-               "//@fence.proxy.tensormap::generic.acquire.gpu [%1], 128;\n" ::"l"(maps), "l"(maps + 16) : "memory");
+               "//@fence.proxy.tensormap::generic.acquire.gpu [%0], 128;\n" ::"l"(map) : "memory");
 }
 <%def name="copier(name, kind, coordinates, offsets)">\
 <%

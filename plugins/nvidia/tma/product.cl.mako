@@ -8,7 +8,8 @@
 ## One warp copies and the others multiply. The copying warp tells the copy engine (TMA) boxes of two tensor maps: it
 ## gathers the places of a tap by itself, stores zeros for those outside, and swizzles. A slice of local memory is
 ## handed over by two barriers: ``full`` counts bytes that arrived, ``empty`` warps that have read. Work groups stay:
-## the copies of the next tile are in flight while a tile's sums leave.
+## the copies of the next tile are in flight while a tile's sums leave. What the epilogue reads (a residual, ``saved``) comes
+## as further slices behind those of a tile's sum: 128 bytes of columns of all its rows, which results replace on their way out.
 ##
 ## bm, bn   tile of a work group; each group of four warps multiplies 64 rows by all columns
 ## stages   slices in local memory
@@ -26,6 +27,7 @@ deep = len(tiling.axes) > 2
 empty = t.split > min(tiling.slices) or not min(tiling.slices)
 data = tiling.data
 stage_bytes, a_bytes, stages = tiling.stage_bytes, tiling.a_bytes, t.stages
+tensors = [("A", "a + A_AT"), ("B", "b + B_AT"), *((name.upper(), name) for name in tiling.read_behind if tiling.slices_behind)]
 rows = 64 * t.wm
 warps = t.wm * 4
 sums = t.frag_n * 4
@@ -38,12 +40,15 @@ slope, summed = tiling.problem.masked, tiling.summed
 wide = tiling.partial or tiling.itemsize == 4
 of_word, word, vector = (1, "float", "float4") if wide else (2, "uint", "uint4")
 run, chunk = 4 * of_word, 32 * of_word
-reads = tiling.read_behind
-# Rows are apart so that neither a row's words nor those of the lanes that hold a fragment meet in a bank.
-pitch = tiling.row_pitch
-area = 8 * pitch
-word_of = {name: 2 * area * i for i, name in enumerate(reads)}
-result_of = tiling.row_words - area if set(reads) <= {"saved"} else 0
+reads, behind = tiling.read_behind, tiling.slices_behind
+# Rows are apart, or swizzled in slices, so that neither a row's words nor those of the lanes that hold a fragment meet in a bank.
+pitch = 32 if behind else tiling.row_pitch
+area = 32 * t.bm if behind else 8 * pitch
+word_of = {name: area * i for i, name in enumerate(reads)}
+result_of = area * (tiling.areas - 1) if set(reads) <= {"saved"} else 0
+def at_word(row, word):
+    """OpenCL expression: a word of one of a warp's eight rows in an area."""
+    return f"({row}) * 32 + (({word}) ^ ({row}) * 4)" if behind else f"({row}) * {pitch} + {word}"
 in_place = t.norm_in_place
 rows_bytes = 64 * unit
 tile_sums = t.bm * t.bn // 4
@@ -70,12 +75,21 @@ def of(name, axis=0):
         step = geo.out_step[axis]
         return f"((TARGET_{'DHW'[axis]} + {step - 1} - {of('first', axis)}) / {step})"
     return f"PHASES[phase * 13 + {1 + 3 * FIELDS.index(name) + axis}]"
+def first_of(axis):
+    """The first pixel that the tile's phase writes along an axis."""
+    return of("first", axis) if many else "0"
 def numbers(phase):
     return (phase.volume, *phase.taps, *phase.tap0, *phase.offset, *phase.first)
 def over(name, axis):
     """OpenCL expression: a variable divided by the phase's taps along an axis."""
     return f"{name} / {of('taps', axis)}" if many else f"DIVIDED({name}, {of('taps', axis)})"
 %>\
+% if behind:
+% if not emulate:
+#define COPY_BEHIND COPY_IM2COL
+#define COPY_BEHIND3 COPY_IM2COL3
+% endif
+% endif
 #define LBO 8192
 #define SBO ${sbo_a}
 #define B_LBO ${box_bytes}
@@ -173,6 +187,22 @@ ${tap_of("const int")}\
       }
 % endif
 </%def>
+<%def name="copies_behind()">\
+      {
+        const int from = m0, image = DIVIDED(from, PIXELS), pixel = from - image * PIXELS, line = DIVIDED(pixel, COUNT_W);
+% if deep:
+        const int frame = DIVIDED(line, COUNT_H), d = frame * ${geo.out_step[0]};
+% endif
+        const int h = ${"(line - frame * COUNT_H)" if deep else "line"} * ${geo.out_step[1]}, w = (pixel - line * COUNT_W) * ${geo.out_step[2]};
+% for i, name in enumerate(reads):
+% if deep:
+        COPY_BEHIND3(MAP_${name.upper()}, at + ${i * area * 4}, ${in_group}n0 + slice * ${chunk}, w, h, d, image, ${first_of(2)}, ${first_of(1)}, ${first_of(0)}, full);
+% else:
+        COPY_BEHIND(MAP_${name.upper()}, at + ${i * area * 4}, ${in_group}n0 + slice * ${chunk}, w, h, image, ${first_of(2)}, ${first_of(1)}, full);
+% endif
+% endfor
+      }
+</%def>\
 <%
 # x in local memory is A's rows, which a group of warps rewrites for itself, or boxes of B, which all warps rewrite together.
 # A work item rewrites the same 16-byte chunk of every few rows, which are swizzled alike.
@@ -290,62 +320,54 @@ ${normalise_rows(f"{at} + {a_bytes + i * box_bytes}")}\
 % endfor
 </%def>
 <%def name="read_rows(half, c, count, first)">\
-% if reads:
-      { // What the epilogue reads for these rows and columns; zeros for what is outside.
+        // What the epilogue reads for these rows and columns; zeros for what is outside.
+        {
 ${rows_of(half)}\
 ${columns_of(c, count, first)}\
 % for operand in reads:
 % for i in (0, 1):
-        copy16((local uchar *)rows, rows_base, (${word_of[operand] + (half * -(-count * 8 // chunk) + c) % 2 * area} + (lane / 8 + ${i * 4}) * ${pitch} + lane % 8 * 4) * 4, ${operand} + (kept${i} ? to${i} : 0), kept${i});
+          *(local uint4 *)(rows + ${word_of[operand]} + (lane / 8 + ${i * 4}) * ${pitch} + lane % 8 * 4) = kept${i} ? *(global const uint4 *)(${operand} + to${i}) : (uint4)(0);
 % endfor
 % endfor
-        copies_commit();
-      }
-% endif
+        }
+        warp_meets();
 </%def>
-<%def name="write_columns(name, count, first, begun=False)">\
-<% chunks = -(-count * 8 // chunk) %>\
-    // Eight rows of a warp pass through local memory of its own: its lanes have pairs of neighbouring columns of many rows,
-    // and store ${run} of a row, so that a row's lanes store whole lines. What is added or saved comes the other way.
-% if not begun:
-${read_rows(0, 0, count, first)}\
-% endif
-% for half in (0, 1):
-    {
-${rows_of(half)}\
+<%def name="weights_of_rows(half)">\
 % if summed and not slope:
       // The share and the weight of these rows, when they are merged with those before.
-      const int real_rows = clamp(${m_end} - (m0 + wg * 64 + warp % 4 * 16 + ${half * 8}), 0, 8);
-      const float scale = 1.0f / max(real_rows, 1), share = real_rows / (float)max(warp_rows + real_rows, 1), weight = warp_rows * share;
+      const int real_rows${half} = clamp(${m_end} - (m0 + wg * 64 + warp % 4 * 16 + ${half * 8}), 0, 8), before${half} = ${f"before0 + real_rows0" if half and behind else "warp_rows"};
+      const float scale${half} = 1.0f / max(real_rows${half}, 1), share${half} = real_rows${half} / (float)max(before${half} + real_rows${half}, 1), weight${half} = before${half} * share${half};
 % endif
-% for c in range(chunks):
-      {
-<% number = half * chunks + c; buffer = number % 2 * area; result = result_of + buffer * (result_of == 0 and bool(reads)) %>\
-% if number + 1 < 2 * chunks:
-${read_rows((number + 1) // chunks, (number + 1) % chunks, count, first)}\
-% endif
-% if reads:
-        COPIES_WAIT(${int(number + 1 < 2 * chunks)});
-        warp_meets();
-% endif
+</%def>
+<%def name="finish(name, halves, c, count, first)">\
 #pragma unroll
         for (int j = 0; j < ${min(chunk, count * 8 - c * chunk) // 8}; ++j) {
-          const int at = lane / 4 * ${pitch} + ${"j * 8 + lane % 4 * 2" if wide else "j * 4 + lane % 4"}, i = (j + ${c * chunk // 8}) * 4 + ${half * 2};
-          float2 v = (float2)(${name}[i], ${name}[i + 1]);
 % if not tiling.partial:
 % if tiling.problem.bias or slope:
           const int n = ${"n" if geo.m >= t.bn else "min(n"}0 + ${first} + ${c * chunk} + j * 8 + lane % 4 * 2${"" if geo.m >= t.bn else ", TARGET - 2)"};
 % endif
-          v = finished_pair(OUT_ARGS, v, ${"n - DIVIDED(n, CHANNELS) * CHANNELS" if t.pixels > 1 and tiling.problem.bias else in_group + "n" if tiling.problem.bias or slope else "0"}, rows + at + ${buffer});
+          const int channel = ${"n - DIVIDED(n, CHANNELS) * CHANNELS" if t.pixels > 1 and tiling.problem.bias else in_group + "n" if tiling.problem.bias or slope else "0"};
 % endif
-          ${f"*(local float2 *)(rows + at + {result}) = v" if wide else f"rows[at + {result}] = NARROW_PAIR(v.x, v.y)"};
+% for half in halves:
+          {
+            const int place = ${half * 256 if behind else 0} + ${at_word("lane / 4", "j * 8 + lane % 4 * 2" if wide else "j * 4 + lane % 4")}, i = (j + ${c * chunk // 8}) * 4 + ${half * 2};
+            float2 v = (float2)(${name}[i], ${name}[i + 1]);
+% if not tiling.partial:
+            v = finished_pair(OUT_ARGS, v, channel, rows + place);
+% endif
+            ${f"*(local float2 *)(rows + place + {result_of}) = v" if wide else f"rows[place + {result_of}] = NARROW_PAIR(v.x, v.y)"};
+          }
+% endfor
         }
         warp_meets();
+</%def>
+<%def name="store(half, c, count, first)">\
         {
+${rows_of(half)}\
 ${columns_of(c, count, first)}\
 % for i in (0, 1):
           {
-            local ${vector} *results = (local ${vector} *)(rows + ${result} + (lane / 8 + ${i * 4}) * ${pitch} + lane % 8 * 4);
+            local ${vector} *results = (local ${vector} *)(rows + ${result_of + (half * 256 if behind else 0)} + ${at_word(f"(lane / 8 + {i * 4})", "lane % 8 * 4")});
             if (kept${i}) *(global ${vector} *)(${"out + PARTS_AT / 4" if tiling.partial else "out"} + to${i}) = *results;
 % if summed and many:
             else *results = (${vector})(0);
@@ -353,32 +375,97 @@ ${columns_of(c, count, first)}\
           }
 % endfor
         }
+</%def>
+<%def name="write_columns(name, count, first)">\
+<% chunks = -(-count * 8 // chunk) %>\
+% if behind:
+${weights_of_rows(0)}\
+${weights_of_rows(1)}\
+% for c in range(chunks):
+      {
+% if not emulate:
+        barrier_wait(bar, parity);
+% else:
+        const int slice = ${c};
+        barrier(CLK_LOCAL_MEM_FENCE);
+${copies_behind()}\
+        barrier(CLK_LOCAL_MEM_FENCE);
+% endif
+        local ${word} *rows = (local ${word} *)(memory + at) + (wg * 64 + warp % 4 * 16) * 32;
+${finish(name, (0, 1), c, count, first)}\
+% for half in (0, 1):
+${store(half, c, count, first)}\
+% endfor
 % if summed:
 % if many:
         warp_meets();
 % endif
-${sum_rows(c, first, count, result, buffer)}\
+% for half in (0, 1):
+${sum_rows(half, c, first, count)}\
+% endfor
+% endif
+        // What was written here comes before the copies that follow.
+        VISIBLE_TO_WGMMA();
+        warp_meets();
+% if not emulate:
+        if (lane == 0) barrier_release(bar + 8);
+${next_slice()}\
+% endif
+      }
+% endfor
+% if summed:
+      warp_rows ${"+= 16" if slope else "= before1 + real_rows1"};
+% endif
+% else:
+    // Eight rows of a warp pass through local memory of its own: its lanes have pairs of neighbouring columns of many rows,
+    // and store ${run} of a row, so that a row's lanes store whole lines. What is added or saved comes the other way.
+% for half in (0, 1):
+    {
+${weights_of_rows(half)}\
+% for c in range(chunks):
+      {
+% if reads:
+${read_rows(half, c, count, first)}\
+% endif
+${finish(name, (half,), c, count, first)}\
+${store(half, c, count, first)}\
+% if summed:
+% if many:
+        warp_meets();
+% endif
+${sum_rows(half, c, first, count)}\
 % endif
         warp_meets();
       }
 % endfor
 % if summed:
-      warp_rows += ${"8" if slope else "real_rows"};
+      warp_rows += ${"8" if slope else f"real_rows{half}"};
 % endif
     }
 % endfor
+% endif
 </%def>
-<%def name="sum_rows(c, first, count, result, buffer)">\
+<%def name="next_slice()">\
+        at += ${stage_bytes};
+        bar += 16;
+        if (at == ${stage_bytes * stages}) {
+          at = 0;
+          bar = bars;
+          parity ^= 1;
+        }
+</%def>
+<%def name="sum_rows(half, c, first, count)">\
+<% before = f"warp_rows + {half * 8 if behind else 0}" if slope else f"before{half}" %>\
         // Each lane sums ${"a column" if of_word == 1 else "two columns"} of the warp's eight rows${"" if slope else " about the first row's value"}, and merges that with what came before.
-        if (lane < ${min(32, (count * 8 - c * chunk) // of_word)}${"" if slope else " & real_rows > 0"}) {
+        if (lane < ${min(32, (count * 8 - c * chunk) // of_word)}${"" if slope else f" & real_rows{half} > 0"}) {
           local float2 *column = warp_sums + warp * ${t.bn} + ${first} + ${c * chunk} + lane * ${of_word};
 % for e in range(of_word):
           float sum${e} = 0, squares${e} = 0${f", mean{e} = norm[{in_group}min(n0 + {first} + {c * chunk} + lane * {of_word} + {e}, TARGET - 1)]" if slope else f", origin{e}"};
 % endfor
 #pragma unroll
           for (int r = 0; r < 8; ++r) {
-            const int word = r * ${pitch} + lane;
-% for name, begin in (("v", result), *([("x", word_of["saved"] + buffer)] if slope else [])):
+            const int word = ${half * 256 if behind else 0} + ${at_word("r", "lane")};
+% for name, begin in (("v", result_of), *([("x", word_of["saved"])] if slope else [])):
 % if of_word == 1:
             const float ${name}0 = rows[${begin} + word];
 % else:
@@ -393,7 +480,7 @@ ${sum_rows(c, first, count, result, buffer)}\
 % else:
             if (r == 0) origin${e} = v${e};
             const float d${e} = v${e} - origin${e};
-            if (r < real_rows) sum${e} += d${e}, squares${e} = fma(d${e}, d${e}, squares${e});
+            if (r < real_rows${half}) sum${e} += d${e}, squares${e} = fma(d${e}, d${e}, squares${e});
 % endif
 % endfor
           }
@@ -401,11 +488,11 @@ ${sum_rows(c, first, count, result, buffer)}\
           {
             const float2 sums = column[${e}];
 % if slope:
-            column[${e}] = warp_rows ? (float2)(sums.x + sum${e}, sums.y + squares${e}) : (float2)(sum${e}, squares${e});
+            column[${e}] = ${before} ? (float2)(sums.x + sum${e}, sums.y + squares${e}) : (float2)(sum${e}, squares${e});
 % else:
-            const float mean = fma(sum${e}, scale, origin${e}), delta = mean - sums.x;
-            squares${e} = fmax(fma(sum${e} * -scale, sum${e}, squares${e}), 0.0f);
-            column[${e}] = warp_rows ? (float2)(fma(delta, share, sums.x), sums.y + fma(delta * delta, weight, squares${e})) : (float2)(mean, squares${e});
+            const float mean = fma(sum${e}, scale${half}, origin${e}), delta = mean - sums.x;
+            squares${e} = fmax(fma(sum${e} * -scale${half}, sum${e}, squares${e}), 0.0f);
+            column[${e}] = ${before} ? (float2)(fma(delta, share${half}, sums.x), sums.y + fma(delta * delta, weight${half}, squares${e})) : (float2)(mean, squares${e});
 % endif
           }
 % endfor
@@ -450,24 +537,6 @@ ${sum_rows(c, first, count, result, buffer)}\
     warps_meet(${t.items});
     warp_rows = 0;
 </%def>\
-<%def name="prefetch_addend()">\
-% if not t.fixup:
-${read_rows(0, 0, t.frag_n, 0)}\
-% endif
-% if slope and not many and t.split == 1:
-      for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
-        const int m = m0 + i / ${lines}, n = n0 + i % ${lines} * ${128 // tiling.itemsize};
-        if (m < ${m_end} & n < TARGET) prefetch_line(saved + ((OUT_INDEX)m * TARGET_ALL + ${in_group}n));
-      }
-% endif
-% if tiling.problem.residual and not many and t.split == 1:
-      // What is added to the sums is on its way to the cache while they are made.
-      for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
-        const int m = m0 + i / ${lines}, n = n0 + i % ${lines} * ${128 // tiling.itemsize};
-        if (m < ${m_end} & n < TARGET) prefetch_line(residual + ((OUT_INDEX)m * TARGET_ALL + ${in_group}n));
-      }
-% endif
-</%def>
 <%def name="write_sums()">\
 % if t.fixup:
     const int whole = (${("(phase * GROUPS + group)" if grouped else "phase") if many else "group" if grouped else "0"} * M_TILES + m_tile) * N_TILES + n_tile;
@@ -501,7 +570,7 @@ ${leave_sums("block * 32", 32)}\
       if (!polls) break;
     }
 % else:
-${write_columns("sum", t.frag_n, 0, not emulate)}\
+${write_columns("sum", t.frag_n, 0)}\
 % if summed:
     const uint next_tile = tile + step, next_row = DIVIDED(next_tile, N_TILES);
     if (!same_columns | next_tile >= TILES${f" || DIVIDED(next_row, M_TILES) != {'phase * GROUPS + group' if many and grouped else 'phase' if many else 'group'}" if many or grouped else ""}) {
@@ -552,8 +621,9 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
   local int *shared = (local int *)(memory + ${(stage_bytes + 16) * stages});
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
   const int first = get_group_id(0), step = get_num_groups(0);
+% if not behind:
   local ${word} *rows = (local ${word} *)(memory + ${tiling.rows_at}) + warp * ${tiling.row_words};
-  const uint rows_base = LOCAL_BASE(rows);
+% endif
 % if summed:
   local float2 *warp_sums = (local float2 *)(memory + ${tiling.sums_at});
   local int *rows_of_warps = (local int *)(memory + ${tiling.sums_at + warps * t.bn * 8});
@@ -569,14 +639,15 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
   barrier(CLK_LOCAL_MEM_FENCE);
   if (warp == ${warps}) {
     if (lane == 0) {
-      global ulong *maps = (global ulong *)(workspace + MAPS_AT + get_group_id(0) * ${maps_each});
+      global ulong *maps = (global ulong *)(workspace + MAPS_AT + get_group_id(0) * ${tiling.maps_each});
 % for i, word in enumerate(words):
       maps[${i}] = ${word};
 % endfor
-      map_address(maps, a + A_AT);
-      map_address(maps + 16, b + B_AT);
-      maps_visible(maps);
-      const ulong MAP_A = (ulong)maps, MAP_B = (ulong)(maps + 16);
+% for i, (name, tensor) in enumerate(tensors):
+      map_address(maps + ${i * 16}, ${tensor});
+      map_visible(maps + ${i * 16});
+      const ulong MAP_${name} = (ulong)(maps + ${i * 16});
+% endfor
       uint at = 0, bar = bars, parity = 1;
       for (int tile = first; tile < TILES; tile += step) {
 ${tile_of()}\
@@ -589,14 +660,17 @@ ${first_copies()}\
           const uint full = bar;
           barrier_expect(full, ${a_bytes + boxes * box_bytes});
 ${copies()}\
-          at += ${stage_bytes};
-          bar += 16;
-          if (at == ${stage_bytes * stages}) {
-            at = 0;
-            bar = bars;
-            parity ^= 1;
-          }
+${next_slice()}\
         }
+% if behind:
+        for (int slice = 0; slice < ${lines}; ++slice) {
+          barrier_wait(bar + 8, parity);
+          const uint full = bar;
+          barrier_expect(full, ${len(reads) * area * 4});
+${copies_behind()}\
+${next_slice()}\
+        }
+% endif
       }
     }
   } else {
@@ -609,7 +683,6 @@ ${begin_sums()}\
     for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
     for (int tile = first; tile < TILES; tile += step) {
 ${tile_of()}\
-${prefetch_addend()}\
       uint last = 0;
       int add = 0;
 % if t.fixup or empty or not data:
@@ -635,13 +708,7 @@ ${multiply("at")}\
         }
         add = 1;
         last = bar + 8;
-        at += ${stage_bytes};
-        bar += 16;
-        if (at == ${stage_bytes * stages}) {
-          at = 0;
-          bar = bars;
-          parity ^= 1;
-        }
+${next_slice()}\
       }
       wgmma_finish(sum);
       if (lane == 0${" & add" if empty else ""}) barrier_release(last);
@@ -653,8 +720,9 @@ ${write_sums()}\
 kernel __attribute__((reqd_work_group_size(${warps * 32}, 1, 1)))
 void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""} NUMBERS) {
   local uint4 area[${stage_bytes // 16}] __attribute__((aligned(1024)));
+% if not behind:
   local ${word} all_rows[${warps * tiling.row_words}] __attribute__((aligned(16))), *rows = all_rows + get_local_id(0) / 32 * ${tiling.row_words};
-  const uint rows_base = LOCAL_BASE(rows);
+% endif
 % if summed:
   local float2 warp_sums[${warps * t.bn}];
   local int rows_of_warps[${warps}];
@@ -665,7 +733,9 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
   const int first = get_group_id(0), step = get_num_groups(0);
   local int word[1], *shared = word;
 ${begin_sums()}\
-  global const ushort *MAP_A = a + A_AT, *MAP_B = b + B_AT;
+% for name, tensor in tensors:
+  global const void *MAP_${name} = ${tensor};
+% endfor
   float sum[${sums}];
   for (int tile = first; tile < TILES; tile += step) {
 ${tile_of()}\

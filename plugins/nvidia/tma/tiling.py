@@ -17,8 +17,8 @@ from ..packed.tiling import Tile, Tiling
 from .maps import FARTHEST_CORNER, MAX_OFFSET, MAX_STEP, NEAREST_CORNER, Im2col, Map, Tiled
 from .rewriting import Gathered, folded, gathered
 
-MAP_BYTES = 256
-"""Bytes of the two tensor maps of a work group."""
+MAP_BYTES = 128
+"""Bytes of a tensor map."""
 ALIGNMENT = 1024
 """Bytes at whose multiples the slices of local memory begin, by which a kernel may take more than it declares."""
 MAX_GROUPS = 512
@@ -74,8 +74,6 @@ class PhaseOfTiles:
 class TmaTiling(Tiling):
     """A Tiling (same m, n and k) whose operands are not packed: each K-slice belongs to one tap."""
 
-    maps_bytes = MAX_GROUPS * MAP_BYTES
-
     staged = False  # results are stored from registers, not through local memory
 
     @classmethod
@@ -119,11 +117,15 @@ class TmaTiling(Tiling):
         self.partial_bytes = self.partial_elements * t.split * 4 * self.partial
         # summed: whether the product leaves the sums of its tiles' channels.
         self.summed = p.sums and not self.partial
-        # Behind the slices lie eight rows of each warp's results on their way out, and of the tensors that the epilogue
-        # reads, twice: the next are copied while these are used. Then each warp's sums of the columns, and its rows.
+        # slices_behind: whether the copy engine brings what the epilogue reads, in slices from which results leave.
+        # Otherwise eight rows of each warp's results on their way out, and of what is read, lie behind the slices. Then
+        # come each warp's sums of the columns, and its rows.
+        self.slices_behind = self.data and bool(self.read_behind) and not t.fixup
+        self.areas = len(self.read_behind) + (set(self.read_behind) <= {"saved"})  # results replace what is added to them
         self.row_pitch = 40 if self.partial or size == 4 else 36
-        own_rows = set(self.read_behind) <= {"saved"}  # results replace what is added to them
-        self.row_words = 8 * self.row_pitch * (2 * len(self.read_behind) + own_rows)
+        self.row_words = 0 if self.slices_behind else 8 * self.row_pitch * self.areas
+        self.maps_each = MAP_BYTES * (2 + len(self.read_behind) * self.slices_behind)
+        self.maps_bytes = MAX_GROUPS * self.maps_each
         self.rows_at = (self.stage_bytes + 16) * t.stages + 16
         self.sums_at = self.rows_at + t.wm * 4 * self.row_words * 4
         self.local_bytes = self.sums_at + t.wm * 4 * (t.bn * 8 + 4) * self.summed
@@ -133,8 +135,7 @@ class TmaTiling(Tiling):
     @property
     def instructions(self) -> Instructions:
         meet = self.tile.fixup or self.summed or (self.tile.norm_in_place and not self.data)
-        groups = ("bulk", *(["parts"] if meet else []), *(["copies"] if self.read_behind else []))
-        return Instructions(self.format.type, groups, self._wgmma)
+        return Instructions(self.format.type, ("bulk", *(["parts"] if meet else [])), self._wgmma)
 
     @property
     def sources(self) -> tuple[Gathered, ...]:  # type: ignore[override]
@@ -220,10 +221,20 @@ class TmaTiling(Tiling):
         box = (BOX_COLUMNS, 1, t.bk) if self.transposed_weights else (t.bk, 1, min(t.bn, self.geometry.m))
         return Tiled(problem.dtype, sizes, box)
 
+    @functools.cached_property
+    def behind(self) -> Im2col:
+        """The map of each tensor that the epilogue reads, whose columns are the rows of a phase's tiles."""
+        geo = self.geometry
+        upper = tuple((self.count[a] - 1) * geo.out_step[a] - (geo.target[a] - 1) for a in self.axes)
+        sizes = (geo.m * geo.groups, *(geo.target[a] for a in self.axes), geo.images)
+        lower, step = (0,) * len(self.axes), tuple(geo.out_step[a] for a in self.axes)
+        return Im2col(self.problem.dtype, sizes, lower, upper, step, self.tile.bm, 128 // self.itemsize, True)
+
     @property
-    def maps(self) -> tuple[Map, Map]:
-        """The tensor maps of A and of B."""
-        return (self.gathered, self.other) if self.data else (self.other, self.gathered)
+    def maps(self) -> tuple[Map, ...]:
+        """The tensor maps of A and of B, and of what the epilogue reads."""
+        behind = (self.behind,) * (len(self.read_behind) * self.slices_behind)
+        return (*((self.gathered, self.other) if self.data else (self.other, self.gathered)), *behind)
 
     @property
     def column_boxes(self) -> int:
@@ -275,6 +286,8 @@ class TmaTiling(Tiling):
         boxed = not self.data or self.transposed_weights
         if t.block not in (32, BOX_COLUMNS) or (boxed and t.bn * 2 % self.b_row_bytes):
             return "blocks of columns do not fit the tile"
+        if self.slices_behind and self.areas * t.bm * 128 > self.stage_bytes:
+            return "more of what the epilogue reads than a slice holds"
         if self.local_bytes + ALIGNMENT > LOCAL_LIMIT:
             return f"{self.local_bytes} bytes of local memory"
         if t.split > 1 and t.pixels > 1:
