@@ -57,7 +57,7 @@ boxes = tiling.column_boxes
 box_bytes = tiling.b_box_bytes
 # Boxes that are outside are slow, all work groups' together: the last tile's columns begin earlier, and are not written twice.
 ragged = data and geo.m > t.bn and geo.m % t.bn
-inside = "" if data and geo.m >= t.bn and not tiling.read_behind else " & n < TARGET"
+inside = "" if data and geo.m >= t.bn else " & n < TARGET"
 grouped = geo.groups > 1
 weights_part = ("(part * GROUPS + group)" if grouped else "part") if tiling.partial else "group" if grouped else "0"
 in_source = "group * SOURCE + " if grouped else ""
@@ -204,83 +204,65 @@ ${tap_of("const int")}\
       }
 </%def>\
 <%
-# x in local memory is A's rows, which a group of warps rewrites for itself, or boxes of B, which all warps rewrite together.
-# A work item rewrites the same 16-byte chunk of every few rows, which are swizzled alike.
-team, member = (128, "tid % 128") if data else (t.items, "tid")
-chunks = (unit if data else tiling.b_row_bytes) // 16
-chunk_numbers, rows_apart = 16 // tiling.itemsize, team // chunks
-norm_rounds = -(-64 // rows_apart)
-norm_chunk = "(norm_chunk ^ " + ("norm_row % 8" if chunks == 8 else "norm_row / 2 % 4") + f") * {chunk_numbers}"
+# x is A's rows, of which a warp loads its own into registers, normalises them there and multiplies from there.
+steps_k = unit // 32
 guarded = [axis for axis in (1, 2) if geo.guarded[axis]]
-begin_of_taps = (" + " + of("offset", 1), " + " + of("offset", 2)) if data else ("", "")
 %>\
 <%def name="rows_of_norm()">\
 % if in_place:
-      const int norm_row = ${member} / ${chunks}, norm_chunk = ${member} % ${chunks};
-% if data:
-${pixels_of_norm("m0 + wg * 64")}\
-% endif
-% endif
-</%def>\
-<%def name="pixels_of_norm(first)">\
+      const uint norm_from = a_from + (warp % 4 * 16 + lane % 16) * ${unit};
+      int norm_tap = DIVIDED(begin, BLOCKS), norm_block = begin - norm_tap * BLOCKS;
 % if guarded:
-      // The source pixel that tap 0 reads for each row that this work item normalises.
-% for i in range(norm_rounds):
-      const int norm_place${i} = ${first} + norm_row + ${i * rows_apart}, norm_line${i} = DIVIDED(norm_place${i}, COUNT_W), norm_image${i} = DIVIDED(norm_place${i}, PIXELS);
-      const int norm_h${i} = (norm_line${i} - norm_image${i} * COUNT_H) * STEP_H + LOW_H${begin_of_taps[0]}, norm_w${i} = (norm_place${i} - norm_line${i} * COUNT_W) * STEP_W + LOW_W${begin_of_taps[1]};
+      // The source pixel that tap 0 reads for each of a lane's two rows.
+% for i in (0, 1):
+      const int norm_place${i} = m0 + wg * 64 + warp % 4 * 16 + lane / 4 + ${i * 8}, norm_line${i} = DIVIDED(norm_place${i}, COUNT_W), norm_image${i} = DIVIDED(norm_place${i}, PIXELS);
+      const int norm_h${i} = (norm_line${i} - norm_image${i} * COUNT_H) * STEP_H + LOW_H + ${of("offset", 1)}, norm_w${i} = (norm_place${i} - norm_line${i} * COUNT_W) * STEP_W + LOW_W + ${of("offset", 2)};
 % endfor
 % endif
+% endif
 </%def>\
-<%def name="table_of_norm(k, width)">\
-        const int norm_tap = DIVIDED(${k}, BLOCKS), norm_c = (${k} - norm_tap * BLOCKS) * ${width} + ${norm_chunk};
+<%def name="multiply_normed(at)">\
+% for i in (0, 1) if guarded else ():
+<%
+inside_of_x = [f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < (uint)SOURCE_{'DHW'[axis]}" for axis in guarded]
+%>\
+        const uint norm_inside${i} = ${" & ".join(inside_of_x)} ? 0xffffffffu : 0;
+% endfor
+        const int norm_c = norm_block * ${t.bk} + lane % 4 * ${of_word};
+        global const float *norm_table = norm + ${in_source}norm_c;
+% for k in range(steps_k):
+        {
+          // A lane's numbers are of the same ${"four" if tiling.itemsize == 2 else "two"} channels of two rows; zeros outside of the source stay zeros.
+          uint x[4];
+<% of_step, apart, number = (16, 8, "float2") if tiling.itemsize == 2 else (8, 4, "float") %>\
+% for i in (0, 1):
+% for row, name in enumerate(("mean", "scale", "shift")):
+          const ${number} ${name}${i} = ${f"norm_c + {k * of_step + i * apart} >= SOURCE ? ({number})(0) : " if geo.c % t.bk else ""}*(global const ${number} *)(norm_table + ${f"{row} * SOURCE_ALL + " if row else ""}${k * of_step + i * apart});
+% endfor
+% endfor
+          WGMMA_WAIT(${steps_k - 1});
+          LDMATRIX(x, ${at} + norm_from + ((${2 * k} + lane / 16) ^ ${"lane % 8" if unit == 128 else "lane / 2 % 4"}) * 16);
+% for i in range(4):
+          x[${i}] = ${f"norm_inside{i % 2} & " if guarded else ""}normed_${"pair" if tiling.itemsize == 2 else "word"}(x[${i}], mean${i // 2}, scale${i // 2}, shift${i // 2});
+% endfor
+          WGMMA_BEGIN();
+          WGMMA_ROWS(sum, x, ${at} + ${a_bytes + k * k_b}, ${"add" if k == 0 else 1});
+          WGMMA_COMMIT();
+        }
+% endfor
+</%def>\
+<%def name="multiply(at)">\
+% if in_place:
 % if guarded:
         const int norm_ky = ${over("norm_tap", 2)}, norm_y = norm_ky * SPREAD_H, norm_x = (norm_tap - norm_ky * ${of("taps", 2)}) * SPREAD_W;
 % endif
-        float4 norm_table[3][${chunk_numbers // 4}];
-#pragma unroll
-        for (int i = 0; i < 3; ++i)
-#pragma unroll
-          for (int j = 0; j < ${chunk_numbers // 4}; ++j)
-            norm_table[i][j] = ((global const float4 *)(norm + i * SOURCE_ALL + ${in_source}min(norm_c, SOURCE - ${chunk_numbers})))[j];
-</%def>\
-<%def name="normalise_rows(begin)">\
-        // Zeros outside of the source stay zeros.
-        if (norm_c < SOURCE) {
-% for i in range(norm_rounds):
-<%
-inside = [f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < (uint)SOURCE_{'DHW'[axis]}" for axis in guarded]
-inside += [f"norm_row + {i * rows_apart} < 64"] if (i + 1) * rows_apart > 64 else []
-%>\
-          ${f"if ({' & '.join(inside)}) " if inside else ""}{
-            local uint4 *numbers = (local uint4 *)(memory + ${begin} + (norm_row + ${i * rows_apart}) * ${chunks * 16} + norm_chunk * 16);
-            *numbers = normed_chunk(*numbers, norm_table[0], norm_table[1], norm_table[2]);
-          }
-% endfor
-        }
-</%def>\
-<%def name="before_arrival()">\
-% if in_place and data:
-${table_of_norm("slice", t.bk)}\
-% endif
-</%def>\
-<%def name="normalise(at)">\
-% if in_place and data:
-${normalise_rows(f"{at} + a_from")}\
-% elif in_place:
-${pixels_of_norm("slice * 64")}\
-% for i in range(boxes):
-        {
-          const int norm_box = min(n0 / ${tiling.block} + ${i}, LAST_BOX);
-${table_of_norm("norm_box", tiling.block)}\
-${normalise_rows(f"{at} + {a_bytes + i * box_bytes}")}\
-        }
-% endfor
-% endif
-</%def>\
-<%def name="multiply(at)">\
+${multiply_normed(at)}\
+        if (++norm_block == BLOCKS) norm_block = 0, ++norm_tap;
+% else:
 % for k in range(unit // 32 if data else t.bk // 16):
       WGMMA(sum, ${at} + a_from + ${k * k_a}, ${at} + ${a_bytes + k * k_b}, ${"add" if k == 0 else 1});
 % endfor
+% endif
 </%def>
 <%def name="rows_of(half)">\
 % for i in (0, 1):
@@ -359,6 +341,9 @@ ${columns_of(c, count, first)}\
           }
 % endfor
         }
+% if behind:
+        VISIBLE_TO_WGMMA();  // what was written to a slice comes before the copies that follow
+% endif
         warp_meets();
 </%def>
 <%def name="store(half, c, count, first)">\
@@ -398,14 +383,13 @@ ${store(half, c, count, first)}\
 % endfor
 % if summed:
 % if many:
+        VISIBLE_TO_WGMMA();
         warp_meets();
 % endif
 % for half in (0, 1):
 ${sum_rows(half, c, first, count)}\
 % endfor
 % endif
-        // What was written here comes before the copies that follow.
-        VISIBLE_TO_WGMMA();
         warp_meets();
 % if not emulate:
         if (lane == 0) barrier_release(bar + 8);
@@ -691,14 +675,13 @@ ${tile_of()}\
       for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
 % endif
 ${rows_of_norm()}\
-      for (int ${"slice = begin; slice < end; ++slice" if in_place else "left = end - begin; left > 0; --left"}) {
-${before_arrival()}\
+      for (int left = end - begin; left > 0; --left) {
         barrier_wait(bar, parity);
-${normalise("at")}\
 % if in_place:
-        VISIBLE_TO_WGMMA();
-        ${"group_meets(wg)" if data else f"warps_meet({t.items})"};
-% endif
+${multiply("at")}\
+        // The slice before was waited for by the last step.
+        if (lane == 0 & add) barrier_release(last);
+% else:
         WGMMA_BEGIN();
 ${multiply("at")}\
         WGMMA_COMMIT();
@@ -706,6 +689,7 @@ ${multiply("at")}\
           WGMMA_WAIT(1);
           if (lane == 0) barrier_release(last);
         }
+% endif
         add = 1;
         last = bar + 8;
 ${next_slice()}\
@@ -728,6 +712,9 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
   local int rows_of_warps[${warps}];
 % endif
   local uchar *memory = (local uchar *)area;
+% if in_place:
+  SCRATCH(${t.items});
+% endif
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32, wg = warp / 4;
   const uint a_from = wg * ${rows_bytes}, at = 0, full = 0;
   const int first = get_group_id(0), step = get_num_groups(0);
@@ -742,17 +729,12 @@ ${tile_of()}\
 ${rows_of_norm()}\
 ${first_copies()}\
     for (int slice = begin; slice < end; ++slice) {
-${before_arrival()}\
       const int add = slice > begin;
 % if data:
 ${start_of("m0")}\
 % endif
 ${copies()}\
       barrier(CLK_LOCAL_MEM_FENCE);
-% if in_place:
-${normalise("at")}\
-      barrier(CLK_LOCAL_MEM_FENCE);
-% endif
 ${multiply("at")}\
       barrier(CLK_LOCAL_MEM_FENCE);
     }

@@ -30,13 +30,9 @@ SUMS_REGISTERS = {False: (64, 53), True: (40, 78)}
 With 40 ptxas spills nothing (sm_90a), but forward tiles of 128 x 256 took twice what 192 x 128 took on an H200. The
 second are those that it takes if only a work group's size limits it, as where several are on a multiprocessor."""
 
-NORM_REGISTERS = {"float16": 64, "bfloat16": 64, "float32": 44}
-"""Registers, beside those of the product's sums, of a main loop that normalises the rows of A in local memory, by the
-dtype. Of seven tiles compiled for sm_90a."""
-WEIGHTS_NORM_REGISTERS = 40
-"""The same of a main loop that normalises boxes of B, of five tiles."""
-PADDED_NORM_REGISTERS = 8
-"""Further ones if taps read outside of x, where zeros must stay."""
+NORM_REGISTERS = 88
+"""Registers, beside those of the product's sums, of a main loop that normalises the rows of A in registers. Of eight
+tiles compiled for sm_90a, with sums of channels."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +130,9 @@ class TmaTiling(Tiling):
 
     @property
     def instructions(self) -> Instructions:
-        meet = self.tile.fixup or self.summed or (self.tile.norm_in_place and not self.data)
-        return Instructions(self.format.type, ("bulk", *(["parts"] if meet else [])), self._wgmma)
+        meet, rows = self.tile.fixup or self.summed, self.tile.norm_in_place
+        groups = ("bulk", *(["parts"] if meet else []), *(["rows"] if rows else []))
+        return Instructions(self.format.type, groups, self._wgmma)
 
     @property
     def sources(self) -> tuple[Gathered, ...]:  # type: ignore[override]
@@ -296,15 +293,13 @@ class TmaTiling(Tiling):
             return "more parts than slices, or than work groups count"
         if t.bn // 2 + 46 > 65536 // (t.items + 32) // t.resident:
             return "more sums than registers"
-        if t.norm_in_place and (not self.problem.normalised or len(self.axes) > 2):
-            return "a norm of x of two axes"
+        if t.norm_in_place and (not self.problem.normalised or not self.data or len(self.axes) > 2):
+            return "a norm of x of two axes, forward"
         # A quarter of a multiprocessor has 512 registers for each lane of its warps, which get them in eights.
         registers = 512 // -(-(t.items + 32) * t.resident // 128) // 8 * 8
         if self.summed and t.bn // 2 + SUMS_REGISTERS[self.problem.masked][t.resident > 1] > registers:
             return "more sums than registers"
-        padded = PADDED_NORM_REGISTERS * any(self.geometry.guarded)
-        of_norm = NORM_REGISTERS[self.problem.dtype] if self.data else WEIGHTS_NORM_REGISTERS
-        if t.norm_in_place and t.bn // 2 + of_norm + padded > registers:
+        if t.norm_in_place and t.bn // 2 + NORM_REGISTERS > registers:
             return "more sums than registers"
         if t.resident * (self.local_bytes + 1024) > LOCAL_LIMIT + 1024:
             return "more work groups than local memory"
