@@ -260,6 +260,12 @@ ${copier("copy_im2col3", "im2col", 5, 3)}\
 ${copier("copy_box2", "tile", 2, 0)}\
 ${copier("copy_box3", "tile", 3, 0)}\
 ${copier("copy_box4", "tile", 4, 0)}\
+// ``bytes`` neighbouring ones, a multiple of 16.
+inline void copy_run(uint to, global const void *from, int bytes, uint bar) {
+  asm volatile("//@cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n"
+               ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
+}
+#define COPY_RUN(to, from, bytes, bar) copy_run(base + (to), from, bytes, bar)
 #define COPY_IM2COL(map, to, c, w, h, n, ow, oh, bar) copy_im2col(map, base + (to), c, w, h, n, ow, oh, bar)
 #define COPY_IM2COL3(map, to, c, w, h, d, n, ow, oh, od, bar) copy_im2col3(map, base + (to), c, w, h, d, n, ow, oh, od, bar)
 #define COPY_BOX2(map, to, c0, c1, bar) copy_box2(map, base + (to), c0, c1, bar)

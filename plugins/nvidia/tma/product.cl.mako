@@ -49,7 +49,8 @@ result_of = area * (tiling.areas - 1) if set(reads) <= {"saved"} else 0
 def at_word(row, word):
     """OpenCL expression: a word of one of a warp's eight rows in an area."""
     return f"({row}) * 32 + (({word}) ^ ({row}) * 4)" if behind else f"({row}) * {pitch} + {word}"
-in_place = t.norm_in_place
+in_place, tables = t.norm_in_place, tiling.table_columns
+slice_table = stage_bytes if emulate else f"{tiling.tables_at} + (bar - bars) * {tiling.table_bytes // 16}"
 rows_bytes = 64 * unit
 tile_sums = t.bm * t.bn // 4
 box = tiling.gathered
@@ -187,8 +188,20 @@ ${tap_of("const int")}\
       }
 % endif
 </%def>
+<%def name="bytes_of_table(left)">\
+          const int table_bytes = clamp(${left}, 0, ${tables}) * 4;
+</%def>
+<%def name="copy_table(channel)">\
+          if (table_bytes > 0) {
+#pragma unroll
+            for (int i = 0; i < 3; ++i) COPY_RUN(${slice_table} + i * ${4 * tables}, norm + i * NORM_CHANNELS + ${channel}, table_bytes, full);
+          }
+</%def>
 <%def name="copies_behind()">\
       {
+% if tables:
+${copy_table(f"{in_group}n0 + slice * {chunk}")}\
+% endif
         const int from = m0, image = DIVIDED(from, PIXELS), pixel = from - image * PIXELS, line = DIVIDED(pixel, COUNT_W);
 % if deep:
         const int frame = DIVIDED(line, COUNT_H), d = frame * ${geo.out_step[0]};
@@ -210,8 +223,10 @@ guarded = [axis for axis in (1, 2) if geo.guarded[axis]]
 %>\
 <%def name="rows_of_norm()">\
 % if in_place:
-      const uint norm_from = a_from + (warp % 4 * 16 + lane % 16) * ${unit};
+% if geo.c % t.bk or guarded:
       int norm_tap = DIVIDED(begin, BLOCKS), norm_block = begin - norm_tap * BLOCKS;
+% endif
+      const uint norm_from = a_from + (warp % 4 * 16 + lane % 16) * ${unit};
 % if guarded:
       // The source pixel that tap 0 reads for each of a lane's two rows.
 % for i in (0, 1):
@@ -228,8 +243,10 @@ inside_of_x = [f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < (uint)SOUR
 %>\
         const uint norm_inside${i} = ${" & ".join(inside_of_x)} ? 0xffffffffu : 0;
 % endfor
+% if geo.c % t.bk:
         const int norm_c = norm_block * ${t.bk} + lane % 4 * ${of_word};
-        global const float *norm_table = norm + ${in_source}norm_c;
+% endif
+        local const float *norm_table = (local const float *)(memory + ${slice_table}) + lane % 4 * ${of_word};
 % for k in range(steps_k):
         {
           // A lane's numbers are of the same ${"four" if tiling.itemsize == 2 else "two"} channels of two rows; zeros outside of the source stay zeros.
@@ -237,7 +254,7 @@ inside_of_x = [f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < (uint)SOUR
 <% of_step, apart, number = (16, 8, "float2") if tiling.itemsize == 2 else (8, 4, "float") %>\
 % for i in (0, 1):
 % for row, name in enumerate(("mean", "scale", "shift")):
-          const ${number} ${name}${i} = ${f"norm_c + {k * of_step + i * apart} >= SOURCE ? ({number})(0) : " if geo.c % t.bk else ""}*(global const ${number} *)(norm_table + ${f"{row} * SOURCE_ALL + " if row else ""}${k * of_step + i * apart});
+          const ${number} ${name}${i} = ${f"norm_c + {k * of_step + i * apart} >= SOURCE ? ({number})(0) : " if geo.c % t.bk else ""}*(local const ${number} *)(norm_table + ${row * tables + k * of_step + i * apart});
 % endfor
 % endfor
           WGMMA_WAIT(${steps_k - 1});
@@ -257,7 +274,9 @@ inside_of_x = [f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < (uint)SOUR
         const int norm_ky = ${over("norm_tap", 2)}, norm_y = norm_ky * SPREAD_H, norm_x = (norm_tap - norm_ky * ${of("taps", 2)}) * SPREAD_W;
 % endif
 ${multiply_normed(at)}\
+% if geo.c % t.bk or guarded:
         if (++norm_block == BLOCKS) norm_block = 0, ++norm_tap;
+% endif
 % else:
 % for k in range(unit // 32 if data else t.bk // 16):
       WGMMA(sum, ${at} + a_from + ${k * k_a}, ${at} + ${a_bytes + k * k_b}, ${"add" if k == 0 else 1});
@@ -335,7 +354,7 @@ ${columns_of(c, count, first)}\
             const int place = ${half * 256 if behind else 0} + ${at_word("lane / 4", "j * 8 + lane % 4 * 2" if wide else "j * 4 + lane % 4")}, i = (j + ${c * chunk // 8}) * 4 + ${half * 2};
             float2 v = (float2)(${name}[i], ${name}[i + 1]);
 % if not tiling.partial:
-            v = finished_pair(OUT_ARGS, v, channel, rows + place);
+            v = finished_pair(OUT_ARGS, v, channel, rows + place${", table + j * 8 + lane % 4 * 2" if slope and behind else ", norm + channel" if slope else ""});
 % endif
             ${f"*(local float2 *)(rows + place + {result_of}) = v" if wide else f"rows[place + {result_of}] = NARROW_PAIR(v.x, v.y)"};
           }
@@ -373,10 +392,16 @@ ${weights_of_rows(1)}\
 % else:
         const int slice = ${c};
         barrier(CLK_LOCAL_MEM_FENCE);
+% if tables:
+${bytes_of_table(f"TARGET - n0 - slice * {chunk}")}\
+% endif
 ${copies_behind()}\
         barrier(CLK_LOCAL_MEM_FENCE);
 % endif
         local ${word} *rows = (local ${word} *)(memory + at) + (wg * 64 + warp % 4 * 16) * 32;
+% if tables:
+        local const float *table = (local const float *)(memory + ${slice_table});
+% endif
 ${finish(name, (0, 1), c, count, first)}\
 % for half in (0, 1):
 ${store(half, c, count, first)}\
@@ -444,7 +469,7 @@ ${sum_rows(half, c, first, count)}\
         if (lane < ${min(32, (count * 8 - c * chunk) // of_word)}${"" if slope else f" & real_rows{half} > 0"}) {
           local float2 *column = warp_sums + warp * ${t.bn} + ${first} + ${c * chunk} + lane * ${of_word};
 % for e in range(of_word):
-          float sum${e} = 0, squares${e} = 0${f", mean{e} = norm[{in_group}min(n0 + {first} + {c * chunk} + lane * {of_word} + {e}, TARGET - 1)]" if slope else f", origin{e}"};
+          float sum${e} = 0, squares${e} = 0${f", mean{e} = table[lane * {of_word} + {e}]" if slope and behind else f", mean{e} = norm[{in_group}min(n0 + {first} + {c * chunk} + lane * {of_word} + {e}, TARGET - 1)]" if slope else f", origin{e}"};
 % endfor
 #pragma unroll
           for (int r = 0; r < 8; ++r) {
@@ -585,11 +610,12 @@ ${leave_sums(0, t.bn)}\
 <% at = f"at[{word_of[operand]}]" if operand in reads else "" %>\
 ${"(float2)(0)" if not at else f"*(local const float2 *)&{at}" if wide else f"(float2)(widen((ushort){at}), widen((ushort)({at} >> 16)))"}\
 </%def>\
-inline float2 finished_pair(OUT_PARAMS, float2 v, int channel, local const ${word} *at) {
+<% table_step = tables if behind else "NORM_CHANNELS" %>\
+inline float2 finished_pair(OUT_PARAMS, float2 v, int channel, local const ${word} *at${f', {"local" if behind else "global"} const float *table' if slope else ""}) {
   EPILOGUE(float2, v, LOAD2(bias + channel), ${pair_of("residual")}, ${pair_of("out")})
 % if slope:
-  const float2 x = ${pair_of("saved")}, mean = *(global const float2 *)(norm + channel);
-  const float2 scale = *(global const float2 *)(norm + NORM_CHANNELS + channel), shift = *(global const float2 *)(norm + 2 * NORM_CHANNELS + channel);
+  const float2 x = ${pair_of("saved")}, mean = *(${"local" if behind else "global"} const float2 *)table;
+  const float2 scale = *(${"local" if behind else "global"} const float2 *)(table + ${table_step}), shift = *(${"local" if behind else "global"} const float2 *)(table + 2 * ${table_step});
   v.x = norm_gradient(v.x, fma(x.x - mean.x, scale.x, shift.x));
   v.y = norm_gradient(v.y, fma(x.y - mean.y, scale.y, shift.y));
 % endif
@@ -642,7 +668,13 @@ ${first_copies()}\
         for (int slice = begin; slice < end; ++slice) {
           barrier_wait(bar + 8, parity);
           const uint full = bar;
-          barrier_expect(full, ${a_bytes + boxes * box_bytes});
+% if in_place:
+${bytes_of_table(f"SOURCE - block * {t.bk}")}\
+% endif
+          barrier_expect(full, ${a_bytes + boxes * box_bytes}${" + 3 * table_bytes" if in_place else ""});
+% if in_place:
+${copy_table(f"{in_source}block * {t.bk}")}\
+% endif
 ${copies()}\
 ${next_slice()}\
         }
@@ -650,7 +682,10 @@ ${next_slice()}\
         for (int slice = 0; slice < ${lines}; ++slice) {
           barrier_wait(bar + 8, parity);
           const uint full = bar;
-          barrier_expect(full, ${len(reads) * area * 4});
+% if tables:
+${bytes_of_table(f"TARGET - n0 - slice * {chunk}")}\
+% endif
+          barrier_expect(full, ${len(reads) * area * 4}${" + 3 * table_bytes" if tables else ""});
 ${copies_behind()}\
 ${next_slice()}\
         }
@@ -703,7 +738,7 @@ ${write_sums()}\
 % else:
 kernel __attribute__((reqd_work_group_size(${warps * 32}, 1, 1)))
 void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""} NUMBERS) {
-  local uint4 area[${stage_bytes // 16}] __attribute__((aligned(1024)));
+  local uint4 area[${(stage_bytes + tiling.table_bytes) // 16}] __attribute__((aligned(1024)));
 % if not behind:
   local ${word} all_rows[${warps * tiling.row_words}] __attribute__((aligned(16))), *rows = all_rows + get_local_id(0) / 32 * ${tiling.row_words};
 % endif
@@ -732,6 +767,10 @@ ${first_copies()}\
       const int add = slice > begin;
 % if data:
 ${start_of("m0")}\
+% endif
+% if in_place:
+${bytes_of_table(f"SOURCE - block * {t.bk}")}\
+${copy_table(f"{in_source}block * {t.bk}")}\
 % endif
 ${copies()}\
       barrier(CLK_LOCAL_MEM_FENCE);

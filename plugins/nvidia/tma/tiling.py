@@ -117,12 +117,17 @@ class TmaTiling(Tiling):
         # Otherwise eight rows of each warp's results on their way out, and of what is read, lie behind the slices. Then
         # come each warp's sums of the columns, and its rows.
         self.slices_behind = self.data and bool(self.read_behind) and not t.fixup
-        self.areas = len(self.read_behind) + (set(self.read_behind) <= {"saved"})  # results replace what is added to them
+        # Results replace what is added to them.
+        self.areas = len(self.read_behind) + (set(self.read_behind) <= {"saved"})
         self.row_pitch = 40 if self.partial or size == 4 else 36
         self.row_words = 0 if self.slices_behind else 8 * self.row_pitch * self.areas
         self.maps_each = MAP_BYTES * (2 + len(self.read_behind) * self.slices_behind)
         self.maps_bytes = MAX_GROUPS * self.maps_each
-        self.rows_at = (self.stage_bytes + 16) * t.stages + 16
+        # A slice comes with the columns of the norm's table that are taken to it.
+        self.table_columns = (p.masked and self.slices_behind) * 128 // size or t.norm_in_place * t.bk
+        self.table_bytes = 3 * 4 * self.table_columns
+        self.tables_at = (self.stage_bytes + 16) * t.stages + 16
+        self.rows_at = self.tables_at + self.table_bytes * t.stages
         self.sums_at = self.rows_at + t.wm * 4 * self.row_words * 4
         self.local_bytes = self.sums_at + t.wm * 4 * (t.bn * 8 + 4) * self.summed
         if t.fixup:

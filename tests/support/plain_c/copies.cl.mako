@@ -41,6 +41,8 @@ inline void copy_box(local uchar *memory, global const ${number} *tensor, uint t
     put_swizzled(memory, ${wide}, to, i / ${wide}, i % ${wide}, ${rounded.format("v")});
   }
 }
+#define COPY_RUN(to, from, bytes, bar) \
+  for (int run = get_local_id(0); run < (bytes) / 4; run += get_local_size(0)) ((local float *)(memory + (to)))[run] = (from)[run]
 #define COPY_IM2COL(map, to, c, w, h, n, ow, oh, bar) copy_im2col(memory, (global const ${number} *)(map), to, c, w, h, 0, n, ow, oh, 0)
 #define COPY_IM2COL3(map, to, c, w, h, d, n, ow, oh, od, bar) copy_im2col(memory, (global const ${number} *)(map), to, c, w, h, d, n, ow, oh, od)
 #define COPY_BOX2(map, to, c0, c1, bar) copy_box(memory, (global const ${number} *)(map), to, c0, 0, c1)
