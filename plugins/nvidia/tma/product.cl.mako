@@ -249,18 +249,18 @@ inside_of_x = [f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < (uint)SOUR
         local const float *norm_table = (local const float *)(memory + ${slice_table}) + lane % 4 * ${of_word};
 % for k in range(steps_k):
         {
-          // A lane's numbers are of the same ${"four" if tiling.itemsize == 2 else "two"} channels of two rows; zeros outside of the source stay zeros.
+          // A lane's numbers are of the same ${"four" if tiling.itemsize == 2 else "two"} channels of two rows; what is outside of the source stays 0.
           uint x[4];
 <% of_step, apart, number = (16, 8, "float2") if tiling.itemsize == 2 else (8, 4, "float") %>\
 % for i in (0, 1):
 % for row, name in enumerate(("mean", "scale", "shift")):
-          const ${number} ${name}${i} = ${f"norm_c + {k * of_step + i * apart} >= SOURCE ? ({number})(0) : " if geo.c % t.bk else ""}*(local const ${number} *)(norm_table + ${row * tables + k * of_step + i * apart});
+          const ${number} ${name}${i} = *(local const ${number} *)(norm_table + ${row * tables + k * of_step + i * apart});
 % endfor
 % endfor
           WGMMA_WAIT(${steps_k - 1});
           LDMATRIX(x, ${at} + norm_from + ((${2 * k} + lane / 16) ^ ${"lane % 8" if unit == 128 else "lane / 2 % 4"}) * 16);
 % for i in range(4):
-          x[${i}] = ${f"norm_inside{i % 2} & " if guarded else ""}normed_${"pair" if tiling.itemsize == 2 else "word"}(x[${i}], mean${i // 2}, scale${i // 2}, shift${i // 2});
+          x[${i}] = ${f"norm_inside{i % 2} & " if guarded else ""}${f"-(uint)(norm_c + {k * of_step + i // 2 * apart} < SOURCE) & " if geo.c % t.bk else ""}normed_${"pair" if tiling.itemsize == 2 else "word"}(x[${i}], mean${i // 2}, scale${i // 2}, shift${i // 2});
 % endfor
           WGMMA_BEGIN();
           WGMMA_ROWS(sum, x, ${at} + ${a_bytes + k * k_b}, ${"add" if k == 0 else 1});

@@ -187,13 +187,14 @@ CALLED void wgmma_rows(SUM *c, local const uchar *memory, local uint *scratch, c
   const int lane = get_local_id(0) % 32;
   local uint *mine = scratch + get_local_id(0) / 32 * 192;
   barrier(CLK_LOCAL_MEM_FENCE);
-  for (int i = 0; i < 4; ++i) mine[lane * 4 + i] = a[i];
+  for (int i = 0; i < 4; ++i) mine[lane * 6 + i] = a[i];
   barrier(CLK_LOCAL_MEM_FENCE);
   for (int i = 0; i < ${wgmma.sums}; ++i) {
     const int row = lane / 4 + (i & 2) * 4, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
     ${begin("add ? c[i] : 0")};
+#pragma nounroll  // unrolled, a compiler for CPUs took two indices for one address
     for (int k = 0; k < ${8 * each}; ++k)
-      ${"terms[k] =" if float8 else "sum +="} value_of(mine[(row % 8 * 4 + k / ${each} % 4) * 4 + row / 8 + k / ${4 * each} * 2], k % ${each}) * value_of_b(element(memory, ${wgmma.rows[1]}, matrix_at(${int(wgmma.b_transposed)}, ${wgmma.rows[1]}, b, b_lbo, b_sbo, column, k)), 0);
+      ${"terms[k] =" if float8 else "sum +="} value_of(mine[(row % 8 * 4 + k / ${each} % 4) * 6 + row / 8 + k / ${4 * each} * 2], k % ${each}) * value_of_b(element(memory, ${wgmma.rows[1]}, matrix_at(${int(wgmma.b_transposed)}, ${wgmma.rows[1]}, b, b_lbo, b_sbo, column, k)), 0);
     c[i] = ${result};
   }
 }
