@@ -44,10 +44,12 @@ REWRITE_SECONDS = 1.5e-6  # seconds of the launch that writes folded, widened or
 GATHER_SECONDS = 0.96e-12  # seconds per element of a first layer's rewritten source, on 132 multiprocessors
 SUMS_CYCLES = {False: 450.0, True: 700.0}
 """Cycles in which a warp sums 32 columns of a tile as it stores them, by whether a norm's gradient is taken. The first
-of ResNet-50's layers in a training step on an H200, the second counted: 273 instructions, of two warps in turns."""
+of ResNet-50's layers in a training step on an H200, the second counted (273 instructions, of two warps in turns) and
+found there."""
 MERGE_CYCLES = 600.0  # cycles in which the warps of a work group merge their sums of channels, between two barriers
-NORM_CYCLES = 0.085
-"""Cycles of a number of x that is normalised in registers, of which a multiprocessor issues 0.063 in instructions."""
+NORM_CYCLES = 0.12
+"""Cycles of a number of x that is normalised in registers: 0.063 are its instructions; 0.17 on an H200 while the norm's
+table was read from memory, and not measured since it comes with the slices."""
 MAX_FIXUP_PARTS = 4  # most partial sums that work groups of the product add: more wait for each other's counters
 MAX_CHOICES = 24  # most tiles that are offered to a search
 
