@@ -77,6 +77,14 @@ inline uint cvt_f16x2_${each}x2(ushort pair) {
 }
 % endfor
 % endif
+% if type in ("f16", "bf16"):
+// The nearest numbers of v0 (lower half) and v1, or 0 where they are negative; NaN stays NaN.
+inline uint cvt_relu_${type}x2_f32(float v0, float v1) {
+  uint u;
+  asm("cvt.rn.relu.${type}x2.f32 %0, %1, %2;" : "=r"(u) : "f"(v1), "f"(v0));
+  return u;
+}
+% endif
 % if integers:
 // 2 ** 23 and one byte of a word, as a number.
 inline float byte_over_2_23(uint word, int which) {
@@ -116,9 +124,9 @@ inline void copy${size}(local uchar *memory, uint base, uint to, global const vo
 inline void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 #define COPIES_WAIT(left) asm volatile("cp.async.wait_group " #left ";" ::: "memory")
 % endif
-% if "mma" in groups:
+% if "mma" in groups or "rows" in groups:
 
-// --- tensor cores of Ampere: a warp's matrices, spread over its lanes' registers
+// --- a warp's matrices, spread over its lanes' registers
 // Four 8x8 matrices of 16-bit numbers, one a register; lane i gives the address of row i.
 inline void ldmatrix(uint *r, uint at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -128,6 +136,12 @@ inline void ldmatrix_trans(uint *r, uint at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
 }
+#define LDMATRIX(r, at) ldmatrix(r, base + (at))
+#define LDMATRIX_TRANS(r, at) ldmatrix_trans(r, base + (at))
+% endif
+% if "mma" in groups:
+
+// --- tensor cores of Ampere
 <%
 depth = {"tf32": 8, "f16": 16, "bf16": 16}.get(type, 32)
 shape, c_type, c = f"m16n8k{depth}", "int" if integers else "float", "r" if integers else "f"
@@ -147,8 +161,6 @@ inline void mma(${c_type} *c, const uint *a, const uint *b) {
                : "+${c}"(c[0]), "+${c}"(c[1]), "+${c}"(c[2]), "+${c}"(c[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-#define LDMATRIX(r, at) ldmatrix(r, base + (at))
-#define LDMATRIX_TRANS(r, at) ldmatrix_trans(r, base + (at))
 #define MMA(c, a, b) mma(c, a, b)
 % endif
 % if wgmma:
@@ -176,6 +188,15 @@ inline void wgmma(${c_type} *c, ulong a, ulong b, int add) {
                "//@wgmma.mma_async.sync.aligned.m64n${wgmma.columns}k${depth}.${types} {${registers}}, %${sums}, %${sums + 1}, p${how};\n}\n"
                : ${outs} : "l"(a), "l"(b), "r"(add) : "memory");
 }
+% if "rows" in groups:
+// The same of rows of A that each warp has in registers, as ``mma`` takes them; they stay as they are until its group is waited for.
+inline void wgmma_rows(${c_type} *c, const uint *a, ulong b, int add) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %${sums + 5}, 0;\n"
+               "//@wgmma.mma_async.sync.aligned.m64n${wgmma.columns}k${depth}.${types} {${registers}}, {%${sums}, %${sums + 1}, %${sums + 2}, %${sums + 3}}, %${sums + 4}, p, 1, 1${"" if type == "tf32" else f", {int(wgmma.b_transposed)}"};\n}\n"
+               : ${outs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add) : "memory");
+}
+#define WGMMA_ROWS(c, a, b, add) wgmma_rows(c, a, descriptor(base + (b), ${1 if wgmma.rows[1] == 128 else 2}, B_LBO, B_SBO), add)
+% endif
 // The sums are complete after this; naming them keeps their uses behind it.
 inline void wgmma_finish(${c_type} *c) {
   asm volatile("//@wgmma.wait_group.sync.aligned 0;\n" : ${outs} :: "memory");
@@ -215,13 +236,12 @@ inline void barrier_release(uint bar) {
 #define REGISTERS_GROW(count) asm volatile("//@setmaxnreg.inc.sync.aligned.u32 " #count ";\n")
 
 // --- Hopper's copy engine, told by tensor maps in global memory
-inline void map_address(global ulong *map, global const ushort *tensor) {
+inline void map_address(global ulong *map, global const void *tensor) {
   asm volatile("//@tensormap.replace.tile.global_address.global.b1024.b64 [%0], %1;\n" ::"l"(map), "l"(tensor) : "memory");
 }
-inline void maps_visible(global ulong *maps) {
+inline void map_visible(global ulong *map) {
   asm volatile("//@fence.proxy.tensormap::generic.release.gpu;\n"
-               "//@fence.proxy.tensormap::generic.acquire.gpu [%0], 128;\n"
-               "//@fence.proxy.tensormap::generic.acquire.gpu [%1], 128;\n" ::"l"(maps), "l"(maps + 16) : "memory");
+               "//@fence.proxy.tensormap::generic.acquire.gpu [%0], 128;\n" ::"l"(map) : "memory");
 }
 <%def name="copier(name, kind, coordinates, offsets)">\
 <%
@@ -240,6 +260,12 @@ ${copier("copy_im2col3", "im2col", 5, 3)}\
 ${copier("copy_box2", "tile", 2, 0)}\
 ${copier("copy_box3", "tile", 3, 0)}\
 ${copier("copy_box4", "tile", 4, 0)}\
+// ``bytes`` neighbouring ones, a multiple of 16.
+inline void copy_run(uint to, global const void *from, int bytes, uint bar) {
+  asm volatile("//@cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n"
+               ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
+}
+#define COPY_RUN(to, from, bytes, bar) copy_run(base + (to), from, bytes, bar)
 #define COPY_IM2COL(map, to, c, w, h, n, ow, oh, bar) copy_im2col(map, base + (to), c, w, h, n, ow, oh, bar)
 #define COPY_IM2COL3(map, to, c, w, h, d, n, ow, oh, od, bar) copy_im2col3(map, base + (to), c, w, h, d, n, ow, oh, od, bar)
 #define COPY_BOX2(map, to, c0, c1, bar) copy_box2(map, base + (to), c0, c1, bar)

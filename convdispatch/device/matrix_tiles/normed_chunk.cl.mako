@@ -1,21 +1,24 @@
 // Normalises 16 bytes of neighbouring channels in local memory: their means, scales and shifts are the table's rows.
 % if tiling.format.tf32:
-inline float normed_number(float v, float mean, float scale, float shift) {
-  v = fma(v - mean, scale, shift);
-  return NORM_ACTIVATION(float, v);
+inline uint normed_word(uint u, float mean, float scale, float shift) {
+  float v = fma(as_float(u) - mean, scale, shift);
+  v = NORM_ACTIVATION(float, v);
+  return cvt_tf32_f32(v);
 }
 inline uint4 normed_chunk(uint4 u, const float4 *mean, const float4 *scale, const float4 *shift) {
-  return (uint4)(cvt_tf32_f32(normed_number(as_float(u.x), mean->x, scale->x, shift->x)),
-                 cvt_tf32_f32(normed_number(as_float(u.y), mean->y, scale->y, shift->y)),
-                 cvt_tf32_f32(normed_number(as_float(u.z), mean->z, scale->z, shift->z)),
-                 cvt_tf32_f32(normed_number(as_float(u.w), mean->w, scale->w, shift->w)));
+  return (uint4)(normed_word(u.x, mean->x, scale->x, shift->x), normed_word(u.y, mean->y, scale->y, shift->y),
+                 normed_word(u.z, mean->z, scale->z, shift->z), normed_word(u.w, mean->w, scale->w, shift->w));
 }
 % else:
 inline uint normed_pair(uint u, float2 mean, float2 scale, float2 shift) {
   float low = fma(widen((ushort)u) - mean.x, scale.x, shift.x), high = fma(widen((ushort)(u >> 16)) - mean.y, scale.y, shift.y);
+% if tiling.problem.norm_activation == "relu" and tiling.narrow_relu_pair:
+  return ${tiling.narrow_relu_pair};
+% else:
   low = NORM_ACTIVATION(float, low);
   high = NORM_ACTIVATION(float, high);
   return ${tiling.narrow_pair};
+% endif
 }
 inline uint4 normed_chunk(uint4 u, const float4 *mean, const float4 *scale, const float4 *shift) {
 #define PAIR_OF(row, half) half ? (float2)((row).z, (row).w) : (float2)((row).x, (row).y)

@@ -54,7 +54,8 @@ void product(global const uchar *restrict x, global const uchar *restrict w, lon
       for (int i = 0; i < 32; ++i) maps[i] = MAPS[i];
       map_address(maps, (global const ushort *)x);
       map_address(maps + 16, (global const ushort *)w);
-      maps_visible(maps);
+      map_visible(maps);
+      map_visible(maps + 16);
       const ulong MAP_A = (ulong)maps, MAP_B = (ulong)(maps + 16);
 </%def>\
 ## The next slot of a ring.

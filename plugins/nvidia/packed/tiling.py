@@ -28,6 +28,10 @@ class Tiling(ProductTiling):
         return "cvt_bf16x2_f32(low, high)" if self.format.type == "bf16" else super().narrow_pair
 
     @property
+    def narrow_relu_pair(self) -> str:  # type: ignore[override]
+        return f"cvt_relu_{self.format.type}x2_f32(low, high)"
+
+    @property
     def instructions(self) -> Instructions:
         if self.tile.engine == "mma":
             return Instructions(self.format.type, ("copies", "mma"))

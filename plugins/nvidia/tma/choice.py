@@ -42,14 +42,14 @@ COUNT_CYCLES = 1000.0  # cycles until a work group has counted its part of a til
 TAKE_CYCLES = 1450.0  # cycles until 32 columns of partial sums are taken over
 REWRITE_SECONDS = 1.5e-6  # seconds of the launch that writes folded, widened or transposed weights
 GATHER_SECONDS = 0.96e-12  # seconds per element of a first layer's rewritten source, on 132 multiprocessors
-SUMS_CYCLES = {False: 450.0, True: 1700.0}
-"""Cycles in which a warp sums 32 columns of a tile as it stores them, by whether a norm's gradient is taken. A warp
-waits for its own reads, not for others' instructions. Of ResNet-50's layers in a training step on an H200."""
+SUMS_CYCLES = {False: 450.0, True: 700.0}
+"""Cycles in which a warp sums 32 columns of a tile as it stores them, by whether a norm's gradient is taken. The first
+of ResNet-50's layers in a training step on an H200, the second counted (273 instructions, of two warps in turns) and
+found there."""
 MERGE_CYCLES = 600.0  # cycles in which the warps of a work group merge their sums of channels, between two barriers
-NORM_CYCLES = 0.15
-"""Cycles of a number of x that is normalised in local memory, three times those of its instructions. Of ResNet-50's
-layers in a training step on an H200, together with ``NORM_WAIT_CYCLES``."""
-NORM_WAIT_CYCLES = 300.0  # cycles of a K-slice until the warps of a group have met behind its norm
+NORM_CYCLES = 0.12
+"""Cycles of a number of x that is normalised in registers: 0.063 are its instructions; 0.17 on an H200 while the norm's
+table was read from memory, and not measured since it comes with the slices."""
 MAX_FIXUP_PARTS = 4  # most partial sums that work groups of the product add: more wait for each other's counters
 MAX_CHOICES = 24  # most tiles that are offered to a search
 
@@ -69,8 +69,7 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
     copied = tiling.a_bytes * half_a * _unaligned(a) + tiling.b_bytes * half_b * _unaligned(b)
     copy_cycles = copied / COPY_BYTES_PER_CYCLE
     macs = t.bm * t.bn * t.bk / MACS * size / 2
-    normed = t.bk * (t.bm if tiling.data else t.bn)
-    norm_cycles = NORM_CYCLES * normed + NORM_WAIT_CYCLES if t.norm_in_place else 0.0
+    norm_cycles = NORM_CYCLES * t.bk * t.bm if t.norm_in_place else 0.0
     slice_of = max(macs, copy_cycles, norm_cycles) + SLICE_CYCLES
     tile_cycles = (
         TILE_CYCLES
@@ -151,7 +150,7 @@ def _tiles(unfolded: ConvProblem, units: int, pixels: int) -> Iterator[TmaTile]:
                 if not (fixup and (split > MAX_FIXUP_PARTS or resident > 1)):
                     divided.append(dataclasses.replace(tile, split=split, fixup=fixup))
             for each in divided:
-                in_place = [dataclasses.replace(each, norm_in_place=True)] if problem.normalised else []
+                in_place = [dataclasses.replace(each, norm_in_place=True)] if problem.normalised and data else []
                 yield from (one for one in (each, *in_place) if TmaTiling(problem, one).misfit is None)
 
 

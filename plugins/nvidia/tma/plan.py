@@ -30,7 +30,7 @@ from ..packed.plan import NvidiaPlan
 from ..packed.tiling import Tiling
 from .maps import WORDS, encoded
 from .rewriting import fold_launch, gather_launch, transpose_launch
-from .tiling import MAP_BYTES, TmaTile, TmaTiling, numbers
+from .tiling import TmaTile, TmaTiling, numbers
 
 
 class TmaPlan(NvidiaPlan):
@@ -79,12 +79,10 @@ class TmaPlan(NvidiaPlan):
             text += kernel_text(PLAIN_C, "copies.cl.mako", tiling=tiling)
         if in_place:
             text += kernel_text(MATRIX_TILES, "normed_chunk.cl.mako", tiling=tiling)
-            text += "" if emulate else kernel_text(__package__, "group_meets.cl")
         # Words of the maps that are 0 are compiled.
         words = {f"MAP{i}": np.uint64(word) for i, word in enumerate(sum(encoded(tiling.maps, emulate), ())) if word}
-        names = tuple(f"MAP{i}" if f"MAP{i}" in words else "0" for i in range(2 * WORDS))
-        product = kernel_text(__package__, "product.cl.mako", tiling=tiling, emulate=emulate, words=names,
-                              maps_each=MAP_BYTES)  # fmt: skip
+        names = tuple(f"MAP{i}" if f"MAP{i}" in words else "0" for i in range(len(tiling.maps) * WORDS))
+        product = kernel_text(__package__, "product.cl.mako", tiling=tiling, emulate=emulate, words=names)
         named = numbers(tiling, self._layout) | words
         if tiling.short_of_registers:
             return text + numbers_as_literals(product, named), []

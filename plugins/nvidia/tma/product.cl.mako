@@ -8,7 +8,8 @@
 ## One warp copies and the others multiply. The copying warp tells the copy engine (TMA) boxes of two tensor maps: it
 ## gathers the places of a tap by itself, stores zeros for those outside, and swizzles. A slice of local memory is
 ## handed over by two barriers: ``full`` counts bytes that arrived, ``empty`` warps that have read. Work groups stay:
-## the copies of the next tile are in flight while a tile's sums leave.
+## the copies of the next tile are in flight while a tile's sums leave. What the epilogue reads (a residual, ``saved``) comes
+## as further slices behind those of a tile's sum: 128 bytes of columns of all its rows, which results replace on their way out.
 ##
 ## bm, bn   tile of a work group; each group of four warps multiplies 64 rows by all columns
 ## stages   slices in local memory
@@ -26,6 +27,7 @@ deep = len(tiling.axes) > 2
 empty = t.split > min(tiling.slices) or not min(tiling.slices)
 data = tiling.data
 stage_bytes, a_bytes, stages = tiling.stage_bytes, tiling.a_bytes, t.stages
+tensors = [("A", "a + A_AT"), ("B", "b + B_AT"), *((name.upper(), name) for name in tiling.read_behind if tiling.slices_behind)]
 rows = 64 * t.wm
 warps = t.wm * 4
 sums = t.frag_n * 4
@@ -38,13 +40,17 @@ slope, summed = tiling.problem.masked, tiling.summed
 wide = tiling.partial or tiling.itemsize == 4
 of_word, word, vector = (1, "float", "float4") if wide else (2, "uint", "uint4")
 run, chunk = 4 * of_word, 32 * of_word
-reads = tiling.read_behind
-# Rows are apart so that neither a row's words nor those of the lanes that hold a fragment meet in a bank.
-pitch = tiling.row_pitch
-area = 8 * pitch
-word_of = {name: 2 * area * i for i, name in enumerate(reads)}
-result_of = tiling.row_words - area if set(reads) <= {"saved"} else 0
-in_place = t.norm_in_place
+reads, behind = tiling.read_behind, tiling.slices_behind
+# Rows are apart, or swizzled in slices, so that neither a row's words nor those of the lanes that hold a fragment meet in a bank.
+pitch = 32 if behind else tiling.row_pitch
+area = 32 * t.bm if behind else 8 * pitch
+word_of = {name: area * i for i, name in enumerate(reads)}
+result_of = area * (tiling.areas - 1) if set(reads) <= {"saved"} else 0
+def at_word(row, word):
+    """OpenCL expression: a word of one of a warp's eight rows in an area."""
+    return f"({row}) * 32 + (({word}) ^ ({row}) * 4)" if behind else f"({row}) * {pitch} + {word}"
+in_place, tables = t.norm_in_place, tiling.table_columns
+slice_table = stage_bytes if emulate else f"{tiling.tables_at} + (bar - bars) * {tiling.table_bytes // 16}"
 rows_bytes = 64 * unit
 tile_sums = t.bm * t.bn // 4
 box = tiling.gathered
@@ -52,7 +58,7 @@ boxes = tiling.column_boxes
 box_bytes = tiling.b_box_bytes
 # Boxes that are outside are slow, all work groups' together: the last tile's columns begin earlier, and are not written twice.
 ragged = data and geo.m > t.bn and geo.m % t.bn
-inside = "" if data and geo.m >= t.bn and not tiling.read_behind else " & n < TARGET"
+inside = "" if data and geo.m >= t.bn else " & n < TARGET"
 grouped = geo.groups > 1
 weights_part = ("(part * GROUPS + group)" if grouped else "part") if tiling.partial else "group" if grouped else "0"
 in_source = "group * SOURCE + " if grouped else ""
@@ -70,12 +76,21 @@ def of(name, axis=0):
         step = geo.out_step[axis]
         return f"((TARGET_{'DHW'[axis]} + {step - 1} - {of('first', axis)}) / {step})"
     return f"PHASES[phase * 13 + {1 + 3 * FIELDS.index(name) + axis}]"
+def first_of(axis):
+    """The first pixel that the tile's phase writes along an axis."""
+    return of("first", axis) if many else "0"
 def numbers(phase):
     return (phase.volume, *phase.taps, *phase.tap0, *phase.offset, *phase.first)
 def over(name, axis):
     """OpenCL expression: a variable divided by the phase's taps along an axis."""
     return f"{name} / {of('taps', axis)}" if many else f"DIVIDED({name}, {of('taps', axis)})"
 %>\
+% if behind:
+% if not emulate:
+#define COPY_BEHIND COPY_IM2COL
+#define COPY_BEHIND3 COPY_IM2COL3
+% endif
+% endif
 #define LBO 8192
 #define SBO ${sbo_a}
 #define B_LBO ${box_bytes}
@@ -173,84 +188,100 @@ ${tap_of("const int")}\
       }
 % endif
 </%def>
+<%def name="bytes_of_table(left)">\
+          const int table_bytes = clamp(${left}, 0, ${tables}) * 4;
+</%def>
+<%def name="copy_table(channel)">\
+          if (table_bytes > 0) {
+#pragma unroll
+            for (int i = 0; i < 3; ++i) COPY_RUN(${slice_table} + i * ${4 * tables}, norm + i * NORM_CHANNELS + ${channel}, table_bytes, full);
+          }
+</%def>
+<%def name="copies_behind()">\
+      {
+% if tables:
+${copy_table(f"{in_group}n0 + slice * {chunk}")}\
+% endif
+        const int from = m0, image = DIVIDED(from, PIXELS), pixel = from - image * PIXELS, line = DIVIDED(pixel, COUNT_W);
+% if deep:
+        const int frame = DIVIDED(line, COUNT_H), d = frame * ${geo.out_step[0]};
+% endif
+        const int h = ${"(line - frame * COUNT_H)" if deep else "line"} * ${geo.out_step[1]}, w = (pixel - line * COUNT_W) * ${geo.out_step[2]};
+% for i, name in enumerate(reads):
+% if deep:
+        COPY_BEHIND3(MAP_${name.upper()}, at + ${i * area * 4}, ${in_group}n0 + slice * ${chunk}, w, h, d, image, ${first_of(2)}, ${first_of(1)}, ${first_of(0)}, full);
+% else:
+        COPY_BEHIND(MAP_${name.upper()}, at + ${i * area * 4}, ${in_group}n0 + slice * ${chunk}, w, h, image, ${first_of(2)}, ${first_of(1)}, full);
+% endif
+% endfor
+      }
+</%def>\
 <%
-# x in local memory is A's rows, which a group of warps rewrites for itself, or boxes of B, which all warps rewrite together.
-# A work item rewrites the same 16-byte chunk of every few rows, which are swizzled alike.
-team, member = (128, "tid % 128") if data else (t.items, "tid")
-chunks = (unit if data else tiling.b_row_bytes) // 16
-chunk_numbers, rows_apart = 16 // tiling.itemsize, team // chunks
-norm_rounds = -(-64 // rows_apart)
-norm_chunk = "(norm_chunk ^ " + ("norm_row % 8" if chunks == 8 else "norm_row / 2 % 4") + f") * {chunk_numbers}"
+# x is A's rows, of which a warp loads its own into registers, normalises them there and multiplies from there.
+steps_k = unit // 32
 guarded = [axis for axis in (1, 2) if geo.guarded[axis]]
-begin_of_taps = (" + " + of("offset", 1), " + " + of("offset", 2)) if data else ("", "")
 %>\
 <%def name="rows_of_norm()">\
 % if in_place:
-      const int norm_row = ${member} / ${chunks}, norm_chunk = ${member} % ${chunks};
-% if data:
-${pixels_of_norm("m0 + wg * 64")}\
+% if geo.c % t.bk or guarded:
+      int norm_tap = DIVIDED(begin, BLOCKS), norm_block = begin - norm_tap * BLOCKS;
 % endif
-% endif
-</%def>\
-<%def name="pixels_of_norm(first)">\
+      const uint norm_from = a_from + (warp % 4 * 16 + lane % 16) * ${unit};
 % if guarded:
-      // The source pixel that tap 0 reads for each row that this work item normalises.
-% for i in range(norm_rounds):
-      const int norm_place${i} = ${first} + norm_row + ${i * rows_apart}, norm_line${i} = DIVIDED(norm_place${i}, COUNT_W), norm_image${i} = DIVIDED(norm_place${i}, PIXELS);
-      const int norm_h${i} = (norm_line${i} - norm_image${i} * COUNT_H) * STEP_H + LOW_H${begin_of_taps[0]}, norm_w${i} = (norm_place${i} - norm_line${i} * COUNT_W) * STEP_W + LOW_W${begin_of_taps[1]};
+      // The source pixel that tap 0 reads for each of a lane's two rows.
+% for i in (0, 1):
+      const int norm_place${i} = m0 + wg * 64 + warp % 4 * 16 + lane / 4 + ${i * 8}, norm_line${i} = DIVIDED(norm_place${i}, COUNT_W), norm_image${i} = DIVIDED(norm_place${i}, PIXELS);
+      const int norm_h${i} = (norm_line${i} - norm_image${i} * COUNT_H) * STEP_H + LOW_H + ${of("offset", 1)}, norm_w${i} = (norm_place${i} - norm_line${i} * COUNT_W) * STEP_W + LOW_W + ${of("offset", 2)};
 % endfor
 % endif
+% endif
 </%def>\
-<%def name="table_of_norm(k, width)">\
-        const int norm_tap = DIVIDED(${k}, BLOCKS), norm_c = (${k} - norm_tap * BLOCKS) * ${width} + ${norm_chunk};
+<%def name="multiply_normed(at)">\
+% for i in (0, 1) if guarded else ():
+<%
+inside_of_x = [f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < (uint)SOURCE_{'DHW'[axis]}" for axis in guarded]
+%>\
+        const uint norm_inside${i} = ${" & ".join(inside_of_x)} ? 0xffffffffu : 0;
+% endfor
+% if geo.c % t.bk:
+        const int norm_c = norm_block * ${t.bk} + lane % 4 * ${of_word};
+% endif
+        local const float *norm_table = (local const float *)(memory + ${slice_table}) + lane % 4 * ${of_word};
+% for k in range(steps_k):
+        {
+          // A lane's numbers are of the same ${"four" if tiling.itemsize == 2 else "two"} channels of two rows; what is outside of the source stays 0.
+          uint x[4];
+<% of_step, apart, number = (16, 8, "float2") if tiling.itemsize == 2 else (8, 4, "float") %>\
+% for i in (0, 1):
+% for row, name in enumerate(("mean", "scale", "shift")):
+          const ${number} ${name}${i} = *(local const ${number} *)(norm_table + ${row * tables + k * of_step + i * apart});
+% endfor
+% endfor
+          WGMMA_WAIT(${steps_k - 1});
+          LDMATRIX(x, ${at} + norm_from + ((${2 * k} + lane / 16) ^ ${"lane % 8" if unit == 128 else "lane / 2 % 4"}) * 16);
+% for i in range(4):
+          x[${i}] = ${f"norm_inside{i % 2} & " if guarded else ""}${f"-(uint)(norm_c + {k * of_step + i // 2 * apart} < SOURCE) & " if geo.c % t.bk else ""}normed_${"pair" if tiling.itemsize == 2 else "word"}(x[${i}], mean${i // 2}, scale${i // 2}, shift${i // 2});
+% endfor
+          WGMMA_BEGIN();
+          WGMMA_ROWS(sum, x, ${at} + ${a_bytes + k * k_b}, ${"add" if k == 0 else 1});
+          WGMMA_COMMIT();
+        }
+% endfor
+</%def>\
+<%def name="multiply(at)">\
+% if in_place:
 % if guarded:
         const int norm_ky = ${over("norm_tap", 2)}, norm_y = norm_ky * SPREAD_H, norm_x = (norm_tap - norm_ky * ${of("taps", 2)}) * SPREAD_W;
 % endif
-        float4 norm_table[3][${chunk_numbers // 4}];
-#pragma unroll
-        for (int i = 0; i < 3; ++i)
-#pragma unroll
-          for (int j = 0; j < ${chunk_numbers // 4}; ++j)
-            norm_table[i][j] = ((global const float4 *)(norm + i * SOURCE_ALL + ${in_source}min(norm_c, SOURCE - ${chunk_numbers})))[j];
-</%def>\
-<%def name="normalise_rows(begin)">\
-        // Zeros outside of the source stay zeros.
-        if (norm_c < SOURCE) {
-% for i in range(norm_rounds):
-<%
-inside = [f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < (uint)SOURCE_{'DHW'[axis]}" for axis in guarded]
-inside += [f"norm_row + {i * rows_apart} < 64"] if (i + 1) * rows_apart > 64 else []
-%>\
-          ${f"if ({' & '.join(inside)}) " if inside else ""}{
-            local uint4 *numbers = (local uint4 *)(memory + ${begin} + (norm_row + ${i * rows_apart}) * ${chunks * 16} + norm_chunk * 16);
-            *numbers = normed_chunk(*numbers, norm_table[0], norm_table[1], norm_table[2]);
-          }
-% endfor
-        }
-</%def>\
-<%def name="before_arrival()">\
-% if in_place and data:
-${table_of_norm("slice", t.bk)}\
+${multiply_normed(at)}\
+% if geo.c % t.bk or guarded:
+        if (++norm_block == BLOCKS) norm_block = 0, ++norm_tap;
 % endif
-</%def>\
-<%def name="normalise(at)">\
-% if in_place and data:
-${normalise_rows(f"{at} + a_from")}\
-% elif in_place:
-${pixels_of_norm("slice * 64")}\
-% for i in range(boxes):
-        {
-          const int norm_box = min(n0 / ${tiling.block} + ${i}, LAST_BOX);
-${table_of_norm("norm_box", tiling.block)}\
-${normalise_rows(f"{at} + {a_bytes + i * box_bytes}")}\
-        }
-% endfor
-% endif
-</%def>\
-<%def name="multiply(at)">\
+% else:
 % for k in range(unit // 32 if data else t.bk // 16):
       WGMMA(sum, ${at} + a_from + ${k * k_a}, ${at} + ${a_bytes + k * k_b}, ${"add" if k == 0 else 1});
 % endfor
+% endif
 </%def>
 <%def name="rows_of(half)">\
 % for i in (0, 1):
@@ -290,62 +321,57 @@ ${normalise_rows(f"{at} + {a_bytes + i * box_bytes}")}\
 % endfor
 </%def>
 <%def name="read_rows(half, c, count, first)">\
-% if reads:
-      { // What the epilogue reads for these rows and columns; zeros for what is outside.
+        // What the epilogue reads for these rows and columns; zeros for what is outside.
+        {
 ${rows_of(half)}\
 ${columns_of(c, count, first)}\
 % for operand in reads:
 % for i in (0, 1):
-        copy16((local uchar *)rows, rows_base, (${word_of[operand] + (half * -(-count * 8 // chunk) + c) % 2 * area} + (lane / 8 + ${i * 4}) * ${pitch} + lane % 8 * 4) * 4, ${operand} + (kept${i} ? to${i} : 0), kept${i});
+          *(local uint4 *)(rows + ${word_of[operand]} + (lane / 8 + ${i * 4}) * ${pitch} + lane % 8 * 4) = kept${i} ? *(global const uint4 *)(${operand} + to${i}) : (uint4)(0);
 % endfor
 % endfor
-        copies_commit();
-      }
-% endif
+        }
+        warp_meets();
 </%def>
-<%def name="write_columns(name, count, first, begun=False)">\
-<% chunks = -(-count * 8 // chunk) %>\
-    // Eight rows of a warp pass through local memory of its own: its lanes have pairs of neighbouring columns of many rows,
-    // and store ${run} of a row, so that a row's lanes store whole lines. What is added or saved comes the other way.
-% if not begun:
-${read_rows(0, 0, count, first)}\
-% endif
-% for half in (0, 1):
-    {
-${rows_of(half)}\
+<%def name="weights_of_rows(half)">\
 % if summed and not slope:
       // The share and the weight of these rows, when they are merged with those before.
-      const int real_rows = clamp(${m_end} - (m0 + wg * 64 + warp % 4 * 16 + ${half * 8}), 0, 8);
-      const float scale = 1.0f / max(real_rows, 1), share = real_rows / (float)max(warp_rows + real_rows, 1), weight = warp_rows * share;
+      const int real_rows${half} = clamp(${m_end} - (m0 + wg * 64 + warp % 4 * 16 + ${half * 8}), 0, 8), before${half} = ${f"before0 + real_rows0" if half and behind else "warp_rows"};
+      const float scale${half} = 1.0f / max(real_rows${half}, 1), share${half} = real_rows${half} / (float)max(before${half} + real_rows${half}, 1), weight${half} = before${half} * share${half};
 % endif
-% for c in range(chunks):
-      {
-<% number = half * chunks + c; buffer = number % 2 * area; result = result_of + buffer * (result_of == 0 and bool(reads)) %>\
-% if number + 1 < 2 * chunks:
-${read_rows((number + 1) // chunks, (number + 1) % chunks, count, first)}\
-% endif
-% if reads:
-        COPIES_WAIT(${int(number + 1 < 2 * chunks)});
-        warp_meets();
-% endif
+</%def>
+<%def name="finish(name, halves, c, count, first)">\
 #pragma unroll
         for (int j = 0; j < ${min(chunk, count * 8 - c * chunk) // 8}; ++j) {
-          const int at = lane / 4 * ${pitch} + ${"j * 8 + lane % 4 * 2" if wide else "j * 4 + lane % 4"}, i = (j + ${c * chunk // 8}) * 4 + ${half * 2};
-          float2 v = (float2)(${name}[i], ${name}[i + 1]);
 % if not tiling.partial:
 % if tiling.problem.bias or slope:
           const int n = ${"n" if geo.m >= t.bn else "min(n"}0 + ${first} + ${c * chunk} + j * 8 + lane % 4 * 2${"" if geo.m >= t.bn else ", TARGET - 2)"};
 % endif
-          v = finished_pair(OUT_ARGS, v, ${"n - DIVIDED(n, CHANNELS) * CHANNELS" if t.pixels > 1 and tiling.problem.bias else in_group + "n" if tiling.problem.bias or slope else "0"}, rows + at + ${buffer});
+          const int channel = ${"n - DIVIDED(n, CHANNELS) * CHANNELS" if t.pixels > 1 and tiling.problem.bias else in_group + "n" if tiling.problem.bias or slope else "0"};
 % endif
-          ${f"*(local float2 *)(rows + at + {result}) = v" if wide else f"rows[at + {result}] = NARROW_PAIR(v.x, v.y)"};
+% for half in halves:
+          {
+            const int place = ${half * 256 if behind else 0} + ${at_word("lane / 4", "j * 8 + lane % 4 * 2" if wide else "j * 4 + lane % 4")}, i = (j + ${c * chunk // 8}) * 4 + ${half * 2};
+            float2 v = (float2)(${name}[i], ${name}[i + 1]);
+% if not tiling.partial:
+            v = finished_pair(OUT_ARGS, v, channel, rows + place${", table + j * 8 + lane % 4 * 2" if slope and behind else ", norm + channel" if slope else ""});
+% endif
+            ${f"*(local float2 *)(rows + place + {result_of}) = v" if wide else f"rows[place + {result_of}] = NARROW_PAIR(v.x, v.y)"};
+          }
+% endfor
         }
+% if behind:
+        VISIBLE_TO_WGMMA();  // what was written to a slice comes before the copies that follow
+% endif
         warp_meets();
+</%def>
+<%def name="store(half, c, count, first)">\
         {
+${rows_of(half)}\
 ${columns_of(c, count, first)}\
 % for i in (0, 1):
           {
-            local ${vector} *results = (local ${vector} *)(rows + ${result} + (lane / 8 + ${i * 4}) * ${pitch} + lane % 8 * 4);
+            local ${vector} *results = (local ${vector} *)(rows + ${result_of + (half * 256 if behind else 0)} + ${at_word(f"(lane / 8 + {i * 4})", "lane % 8 * 4")});
             if (kept${i}) *(global ${vector} *)(${"out + PARTS_AT / 4" if tiling.partial else "out"} + to${i}) = *results;
 % if summed and many:
             else *results = (${vector})(0);
@@ -353,32 +379,102 @@ ${columns_of(c, count, first)}\
           }
 % endfor
         }
+</%def>
+<%def name="write_columns(name, count, first)">\
+<% chunks = -(-count * 8 // chunk) %>\
+% if behind:
+${weights_of_rows(0)}\
+${weights_of_rows(1)}\
+% for c in range(chunks):
+      {
+% if not emulate:
+        barrier_wait(bar, parity);
+% else:
+        const int slice = ${c};
+        barrier(CLK_LOCAL_MEM_FENCE);
+% if tables:
+${bytes_of_table(f"TARGET - n0 - slice * {chunk}")}\
+% endif
+${copies_behind()}\
+        barrier(CLK_LOCAL_MEM_FENCE);
+% endif
+        local ${word} *rows = (local ${word} *)(memory + at) + (wg * 64 + warp % 4 * 16) * 32;
+% if tables:
+        local const float *table = (local const float *)(memory + ${slice_table});
+% endif
+${finish(name, (0, 1), c, count, first)}\
+% for half in (0, 1):
+${store(half, c, count, first)}\
+% endfor
+% if summed:
+% if many:
+        VISIBLE_TO_WGMMA();
+        warp_meets();
+% endif
+% for half in (0, 1):
+${sum_rows(half, c, first, count)}\
+% endfor
+% endif
+        warp_meets();
+% if not emulate:
+        if (lane == 0) barrier_release(bar + 8);
+${next_slice()}\
+% endif
+      }
+% endfor
+% if summed:
+      warp_rows ${"+= 16" if slope else "= before1 + real_rows1"};
+% endif
+% else:
+    // Eight rows of a warp pass through local memory of its own: its lanes have pairs of neighbouring columns of many rows,
+    // and store ${run} of a row, so that a row's lanes store whole lines. What is added or saved comes the other way.
+% for half in (0, 1):
+    {
+${weights_of_rows(half)}\
+% for c in range(chunks):
+      {
+% if reads:
+${read_rows(half, c, count, first)}\
+% endif
+${finish(name, (half,), c, count, first)}\
+${store(half, c, count, first)}\
 % if summed:
 % if many:
         warp_meets();
 % endif
-${sum_rows(c, first, count, result, buffer)}\
+${sum_rows(half, c, first, count)}\
 % endif
         warp_meets();
       }
 % endfor
 % if summed:
-      warp_rows += ${"8" if slope else "real_rows"};
+      warp_rows += ${"8" if slope else f"real_rows{half}"};
 % endif
     }
 % endfor
+% endif
 </%def>
-<%def name="sum_rows(c, first, count, result, buffer)">\
+<%def name="next_slice()">\
+        at += ${stage_bytes};
+        bar += 16;
+        if (at == ${stage_bytes * stages}) {
+          at = 0;
+          bar = bars;
+          parity ^= 1;
+        }
+</%def>
+<%def name="sum_rows(half, c, first, count)">\
+<% before = f"warp_rows + {half * 8 if behind else 0}" if slope else f"before{half}" %>\
         // Each lane sums ${"a column" if of_word == 1 else "two columns"} of the warp's eight rows${"" if slope else " about the first row's value"}, and merges that with what came before.
-        if (lane < ${min(32, (count * 8 - c * chunk) // of_word)}${"" if slope else " & real_rows > 0"}) {
+        if (lane < ${min(32, (count * 8 - c * chunk) // of_word)}${"" if slope else f" & real_rows{half} > 0"}) {
           local float2 *column = warp_sums + warp * ${t.bn} + ${first} + ${c * chunk} + lane * ${of_word};
 % for e in range(of_word):
-          float sum${e} = 0, squares${e} = 0${f", mean{e} = norm[{in_group}min(n0 + {first} + {c * chunk} + lane * {of_word} + {e}, TARGET - 1)]" if slope else f", origin{e}"};
+          float sum${e} = 0, squares${e} = 0${f", mean{e} = table[lane * {of_word} + {e}]" if slope and behind else f", mean{e} = norm[{in_group}min(n0 + {first} + {c * chunk} + lane * {of_word} + {e}, TARGET - 1)]" if slope else f", origin{e}"};
 % endfor
 #pragma unroll
           for (int r = 0; r < 8; ++r) {
-            const int word = r * ${pitch} + lane;
-% for name, begin in (("v", result), *([("x", word_of["saved"] + buffer)] if slope else [])):
+            const int word = ${half * 256 if behind else 0} + ${at_word("r", "lane")};
+% for name, begin in (("v", result_of), *([("x", word_of["saved"])] if slope else [])):
 % if of_word == 1:
             const float ${name}0 = rows[${begin} + word];
 % else:
@@ -393,7 +489,7 @@ ${sum_rows(c, first, count, result, buffer)}\
 % else:
             if (r == 0) origin${e} = v${e};
             const float d${e} = v${e} - origin${e};
-            if (r < real_rows) sum${e} += d${e}, squares${e} = fma(d${e}, d${e}, squares${e});
+            if (r < real_rows${half}) sum${e} += d${e}, squares${e} = fma(d${e}, d${e}, squares${e});
 % endif
 % endfor
           }
@@ -401,11 +497,11 @@ ${sum_rows(c, first, count, result, buffer)}\
           {
             const float2 sums = column[${e}];
 % if slope:
-            column[${e}] = warp_rows ? (float2)(sums.x + sum${e}, sums.y + squares${e}) : (float2)(sum${e}, squares${e});
+            column[${e}] = ${before} ? (float2)(sums.x + sum${e}, sums.y + squares${e}) : (float2)(sum${e}, squares${e});
 % else:
-            const float mean = fma(sum${e}, scale, origin${e}), delta = mean - sums.x;
-            squares${e} = fmax(fma(sum${e} * -scale, sum${e}, squares${e}), 0.0f);
-            column[${e}] = warp_rows ? (float2)(fma(delta, share, sums.x), sums.y + fma(delta * delta, weight, squares${e})) : (float2)(mean, squares${e});
+            const float mean = fma(sum${e}, scale${half}, origin${e}), delta = mean - sums.x;
+            squares${e} = fmax(fma(sum${e} * -scale${half}, sum${e}, squares${e}), 0.0f);
+            column[${e}] = ${before} ? (float2)(fma(delta, share${half}, sums.x), sums.y + fma(delta * delta, weight${half}, squares${e})) : (float2)(mean, squares${e});
 % endif
           }
 % endfor
@@ -450,24 +546,6 @@ ${sum_rows(c, first, count, result, buffer)}\
     warps_meet(${t.items});
     warp_rows = 0;
 </%def>\
-<%def name="prefetch_addend()">\
-% if not t.fixup:
-${read_rows(0, 0, t.frag_n, 0)}\
-% endif
-% if slope and not many and t.split == 1:
-      for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
-        const int m = m0 + i / ${lines}, n = n0 + i % ${lines} * ${128 // tiling.itemsize};
-        if (m < ${m_end} & n < TARGET) prefetch_line(saved + ((OUT_INDEX)m * TARGET_ALL + ${in_group}n));
-      }
-% endif
-% if tiling.problem.residual and not many and t.split == 1:
-      // What is added to the sums is on its way to the cache while they are made.
-      for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
-        const int m = m0 + i / ${lines}, n = n0 + i % ${lines} * ${128 // tiling.itemsize};
-        if (m < ${m_end} & n < TARGET) prefetch_line(residual + ((OUT_INDEX)m * TARGET_ALL + ${in_group}n));
-      }
-% endif
-</%def>
 <%def name="write_sums()">\
 % if t.fixup:
     const int whole = (${("(phase * GROUPS + group)" if grouped else "phase") if many else "group" if grouped else "0"} * M_TILES + m_tile) * N_TILES + n_tile;
@@ -501,7 +579,7 @@ ${leave_sums("block * 32", 32)}\
       if (!polls) break;
     }
 % else:
-${write_columns("sum", t.frag_n, 0, not emulate)}\
+${write_columns("sum", t.frag_n, 0)}\
 % if summed:
     const uint next_tile = tile + step, next_row = DIVIDED(next_tile, N_TILES);
     if (!same_columns | next_tile >= TILES${f" || DIVIDED(next_row, M_TILES) != {'phase * GROUPS + group' if many and grouped else 'phase' if many else 'group'}" if many or grouped else ""}) {
@@ -532,11 +610,12 @@ ${leave_sums(0, t.bn)}\
 <% at = f"at[{word_of[operand]}]" if operand in reads else "" %>\
 ${"(float2)(0)" if not at else f"*(local const float2 *)&{at}" if wide else f"(float2)(widen((ushort){at}), widen((ushort)({at} >> 16)))"}\
 </%def>\
-inline float2 finished_pair(OUT_PARAMS, float2 v, int channel, local const ${word} *at) {
+<% table_step = tables if behind else "NORM_CHANNELS" %>\
+inline float2 finished_pair(OUT_PARAMS, float2 v, int channel, local const ${word} *at${f', {"local" if behind else "global"} const float *table' if slope else ""}) {
   EPILOGUE(float2, v, LOAD2(bias + channel), ${pair_of("residual")}, ${pair_of("out")})
 % if slope:
-  const float2 x = ${pair_of("saved")}, mean = *(global const float2 *)(norm + channel);
-  const float2 scale = *(global const float2 *)(norm + NORM_CHANNELS + channel), shift = *(global const float2 *)(norm + 2 * NORM_CHANNELS + channel);
+  const float2 x = ${pair_of("saved")}, mean = *(${"local" if behind else "global"} const float2 *)table;
+  const float2 scale = *(${"local" if behind else "global"} const float2 *)(table + ${table_step}), shift = *(${"local" if behind else "global"} const float2 *)(table + 2 * ${table_step});
   v.x = norm_gradient(v.x, fma(x.x - mean.x, scale.x, shift.x));
   v.y = norm_gradient(v.y, fma(x.y - mean.y, scale.y, shift.y));
 % endif
@@ -552,8 +631,9 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
   local int *shared = (local int *)(memory + ${(stage_bytes + 16) * stages});
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
   const int first = get_group_id(0), step = get_num_groups(0);
+% if not behind:
   local ${word} *rows = (local ${word} *)(memory + ${tiling.rows_at}) + warp * ${tiling.row_words};
-  const uint rows_base = LOCAL_BASE(rows);
+% endif
 % if summed:
   local float2 *warp_sums = (local float2 *)(memory + ${tiling.sums_at});
   local int *rows_of_warps = (local int *)(memory + ${tiling.sums_at + warps * t.bn * 8});
@@ -569,14 +649,15 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
   barrier(CLK_LOCAL_MEM_FENCE);
   if (warp == ${warps}) {
     if (lane == 0) {
-      global ulong *maps = (global ulong *)(workspace + MAPS_AT + get_group_id(0) * ${maps_each});
+      global ulong *maps = (global ulong *)(workspace + MAPS_AT + get_group_id(0) * ${tiling.maps_each});
 % for i, word in enumerate(words):
       maps[${i}] = ${word};
 % endfor
-      map_address(maps, a + A_AT);
-      map_address(maps + 16, b + B_AT);
-      maps_visible(maps);
-      const ulong MAP_A = (ulong)maps, MAP_B = (ulong)(maps + 16);
+% for i, (name, tensor) in enumerate(tensors):
+      map_address(maps + ${i * 16}, ${tensor});
+      map_visible(maps + ${i * 16});
+      const ulong MAP_${name} = (ulong)(maps + ${i * 16});
+% endfor
       uint at = 0, bar = bars, parity = 1;
       for (int tile = first; tile < TILES; tile += step) {
 ${tile_of()}\
@@ -587,16 +668,28 @@ ${first_copies()}\
         for (int slice = begin; slice < end; ++slice) {
           barrier_wait(bar + 8, parity);
           const uint full = bar;
-          barrier_expect(full, ${a_bytes + boxes * box_bytes});
+% if in_place:
+${bytes_of_table(f"SOURCE - block * {t.bk}")}\
+% endif
+          barrier_expect(full, ${a_bytes + boxes * box_bytes}${" + 3 * table_bytes" if in_place else ""});
+% if in_place:
+${copy_table(f"{in_source}block * {t.bk}")}\
+% endif
 ${copies()}\
-          at += ${stage_bytes};
-          bar += 16;
-          if (at == ${stage_bytes * stages}) {
-            at = 0;
-            bar = bars;
-            parity ^= 1;
-          }
+${next_slice()}\
         }
+% if behind:
+        for (int slice = 0; slice < ${lines}; ++slice) {
+          barrier_wait(bar + 8, parity);
+          const uint full = bar;
+% if tables:
+${bytes_of_table(f"TARGET - n0 - slice * {chunk}")}\
+% endif
+          barrier_expect(full, ${len(reads) * area * 4}${" + 3 * table_bytes" if tables else ""});
+${copies_behind()}\
+${next_slice()}\
+        }
+% endif
       }
     }
   } else {
@@ -609,7 +702,6 @@ ${begin_sums()}\
     for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
     for (int tile = first; tile < TILES; tile += step) {
 ${tile_of()}\
-${prefetch_addend()}\
       uint last = 0;
       int add = 0;
 % if t.fixup or empty or not data:
@@ -618,14 +710,13 @@ ${prefetch_addend()}\
       for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
 % endif
 ${rows_of_norm()}\
-      for (int ${"slice = begin; slice < end; ++slice" if in_place else "left = end - begin; left > 0; --left"}) {
-${before_arrival()}\
+      for (int left = end - begin; left > 0; --left) {
         barrier_wait(bar, parity);
-${normalise("at")}\
 % if in_place:
-        VISIBLE_TO_WGMMA();
-        ${"group_meets(wg)" if data else f"warps_meet({t.items})"};
-% endif
+${multiply("at")}\
+        // The slice before was waited for by the last step.
+        if (lane == 0 & add) barrier_release(last);
+% else:
         WGMMA_BEGIN();
 ${multiply("at")}\
         WGMMA_COMMIT();
@@ -633,15 +724,10 @@ ${multiply("at")}\
           WGMMA_WAIT(1);
           if (lane == 0) barrier_release(last);
         }
+% endif
         add = 1;
         last = bar + 8;
-        at += ${stage_bytes};
-        bar += 16;
-        if (at == ${stage_bytes * stages}) {
-          at = 0;
-          bar = bars;
-          parity ^= 1;
-        }
+${next_slice()}\
       }
       wgmma_finish(sum);
       if (lane == 0${" & add" if empty else ""}) barrier_release(last);
@@ -652,37 +738,42 @@ ${write_sums()}\
 % else:
 kernel __attribute__((reqd_work_group_size(${warps * 32}, 1, 1)))
 void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""} NUMBERS) {
-  local uint4 area[${stage_bytes // 16}] __attribute__((aligned(1024)));
+  local uint4 area[${(stage_bytes + tiling.table_bytes) // 16}] __attribute__((aligned(1024)));
+% if not behind:
   local ${word} all_rows[${warps * tiling.row_words}] __attribute__((aligned(16))), *rows = all_rows + get_local_id(0) / 32 * ${tiling.row_words};
-  const uint rows_base = LOCAL_BASE(rows);
+% endif
 % if summed:
   local float2 warp_sums[${warps * t.bn}];
   local int rows_of_warps[${warps}];
 % endif
   local uchar *memory = (local uchar *)area;
+% if in_place:
+  SCRATCH(${t.items});
+% endif
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32, wg = warp / 4;
   const uint a_from = wg * ${rows_bytes}, at = 0, full = 0;
   const int first = get_group_id(0), step = get_num_groups(0);
   local int word[1], *shared = word;
 ${begin_sums()}\
-  global const ushort *MAP_A = a + A_AT, *MAP_B = b + B_AT;
+% for name, tensor in tensors:
+  global const void *MAP_${name} = ${tensor};
+% endfor
   float sum[${sums}];
   for (int tile = first; tile < TILES; tile += step) {
 ${tile_of()}\
 ${rows_of_norm()}\
 ${first_copies()}\
     for (int slice = begin; slice < end; ++slice) {
-${before_arrival()}\
       const int add = slice > begin;
 % if data:
 ${start_of("m0")}\
 % endif
+% if in_place:
+${bytes_of_table(f"SOURCE - block * {t.bk}")}\
+${copy_table(f"{in_source}block * {t.bk}")}\
+% endif
 ${copies()}\
       barrier(CLK_LOCAL_MEM_FENCE);
-% if in_place:
-${normalise("at")}\
-      barrier(CLK_LOCAL_MEM_FENCE);
-% endif
 ${multiply("at")}\
       barrier(CLK_LOCAL_MEM_FENCE);
     }

@@ -42,7 +42,7 @@ class Tma(TensorCores):
             return f"1 image or more, got {problem.mb}"
         format_name, depth = (problem.dtype, 32) if problem.itemsize == 2 else ("tf32", 16)
         depth = 64 if problem.direction == "bwd_weights" else depth
-        tile = TmaTile(64, 64, 1, 1, format_name, "wgmma", depth, block=32, taps=gathers(problem))
+        tile = TmaTile(64, 256, 1, 1, format_name, "wgmma", depth, block=32, taps=gathers(problem))
         reason = TmaTiling.of(problem, tile).misfit
         return f"{reason} only" if reason else None
 

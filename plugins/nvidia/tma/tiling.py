@@ -17,8 +17,8 @@ from ..packed.tiling import Tile, Tiling
 from .maps import FARTHEST_CORNER, MAX_OFFSET, MAX_STEP, NEAREST_CORNER, Im2col, Map, Tiled
 from .rewriting import Gathered, folded, gathered
 
-MAP_BYTES = 256
-"""Bytes of the two tensor maps of a work group."""
+MAP_BYTES = 128
+"""Bytes of a tensor map."""
 ALIGNMENT = 1024
 """Bytes at whose multiples the slices of local memory begin, by which a kernel may take more than it declares."""
 MAX_GROUPS = 512
@@ -30,13 +30,9 @@ SUMS_REGISTERS = {False: (64, 53), True: (40, 78)}
 With 40 ptxas spills nothing (sm_90a), but forward tiles of 128 x 256 took twice what 192 x 128 took on an H200. The
 second are those that it takes if only a work group's size limits it, as where several are on a multiprocessor."""
 
-NORM_REGISTERS = {"float16": 64, "bfloat16": 64, "float32": 44}
-"""Registers, beside those of the product's sums, of a main loop that normalises the rows of A in local memory, by the
-dtype. Of seven tiles compiled for sm_90a."""
-WEIGHTS_NORM_REGISTERS = 40
-"""The same of a main loop that normalises boxes of B, of five tiles."""
-PADDED_NORM_REGISTERS = 8
-"""Further ones if taps read outside of x, where zeros must stay."""
+NORM_REGISTERS = 88
+"""Registers, beside those of the product's sums, of a main loop that normalises the rows of A in registers. Of eight
+tiles compiled for sm_90a, with sums of channels."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +69,6 @@ class PhaseOfTiles:
 @dataclass(unsafe_hash=True)
 class TmaTiling(Tiling):
     """A Tiling (same m, n and k) whose operands are not packed: each K-slice belongs to one tap."""
-
-    maps_bytes = MAX_GROUPS * MAP_BYTES
 
     staged = False  # results are stored from registers, not through local memory
 
@@ -119,12 +113,21 @@ class TmaTiling(Tiling):
         self.partial_bytes = self.partial_elements * t.split * 4 * self.partial
         # summed: whether the product leaves the sums of its tiles' channels.
         self.summed = p.sums and not self.partial
-        # Behind the slices lie eight rows of each warp's results on their way out, and of the tensors that the epilogue
-        # reads, twice: the next are copied while these are used. Then each warp's sums of the columns, and its rows.
+        # slices_behind: whether the copy engine brings what the epilogue reads, in slices from which results leave.
+        # Otherwise eight rows of each warp's results on their way out, and of what is read, lie behind the slices. Then
+        # come each warp's sums of the columns, and its rows.
+        self.slices_behind = self.data and bool(self.read_behind) and not t.fixup
+        # Results replace what is added to them.
+        self.areas = len(self.read_behind) + (set(self.read_behind) <= {"saved"})
         self.row_pitch = 40 if self.partial or size == 4 else 36
-        own_rows = set(self.read_behind) <= {"saved"}  # results replace what is added to them
-        self.row_words = 8 * self.row_pitch * (2 * len(self.read_behind) + own_rows)
-        self.rows_at = (self.stage_bytes + 16) * t.stages + 16
+        self.row_words = 0 if self.slices_behind else 8 * self.row_pitch * self.areas
+        self.maps_each = MAP_BYTES * (2 + len(self.read_behind) * self.slices_behind)
+        self.maps_bytes = MAX_GROUPS * self.maps_each
+        # A slice comes with the columns of the norm's table that are taken to it.
+        self.table_columns = (p.masked and self.slices_behind) * 128 // size or t.norm_in_place * t.bk
+        self.table_bytes = 3 * 4 * self.table_columns
+        self.tables_at = (self.stage_bytes + 16) * t.stages + 16
+        self.rows_at = self.tables_at + self.table_bytes * t.stages
         self.sums_at = self.rows_at + t.wm * 4 * self.row_words * 4
         self.local_bytes = self.sums_at + t.wm * 4 * (t.bn * 8 + 4) * self.summed
         if t.fixup:
@@ -132,8 +135,8 @@ class TmaTiling(Tiling):
 
     @property
     def instructions(self) -> Instructions:
-        meet = self.tile.fixup or self.summed or (self.tile.norm_in_place and not self.data)
-        groups = ("bulk", *(["parts"] if meet else []), *(["copies"] if self.read_behind else []))
+        meet, rows = self.tile.fixup or self.summed, self.tile.norm_in_place
+        groups = ("bulk", *(["parts"] if meet else []), *(["rows"] if rows else []))
         return Instructions(self.format.type, groups, self._wgmma)
 
     @property
@@ -220,10 +223,20 @@ class TmaTiling(Tiling):
         box = (BOX_COLUMNS, 1, t.bk) if self.transposed_weights else (t.bk, 1, min(t.bn, self.geometry.m))
         return Tiled(problem.dtype, sizes, box)
 
+    @functools.cached_property
+    def behind(self) -> Im2col:
+        """The map of each tensor that the epilogue reads, whose columns are the rows of a phase's tiles."""
+        geo = self.geometry
+        upper = tuple((self.count[a] - 1) * geo.out_step[a] - (geo.target[a] - 1) for a in self.axes)
+        sizes = (geo.m * geo.groups, *(geo.target[a] for a in self.axes), geo.images)
+        lower, step = (0,) * len(self.axes), tuple(geo.out_step[a] for a in self.axes)
+        return Im2col(self.problem.dtype, sizes, lower, upper, step, self.tile.bm, 128 // self.itemsize, True)
+
     @property
-    def maps(self) -> tuple[Map, Map]:
-        """The tensor maps of A and of B."""
-        return (self.gathered, self.other) if self.data else (self.other, self.gathered)
+    def maps(self) -> tuple[Map, ...]:
+        """The tensor maps of A and of B, and of what the epilogue reads."""
+        behind = (self.behind,) * (len(self.read_behind) * self.slices_behind)
+        return (*((self.gathered, self.other) if self.data else (self.other, self.gathered)), *behind)
 
     @property
     def column_boxes(self) -> int:
@@ -275,6 +288,8 @@ class TmaTiling(Tiling):
         boxed = not self.data or self.transposed_weights
         if t.block not in (32, BOX_COLUMNS) or (boxed and t.bn * 2 % self.b_row_bytes):
             return "blocks of columns do not fit the tile"
+        if self.slices_behind and self.areas * t.bm * 128 > self.stage_bytes:
+            return "more of what the epilogue reads than a slice holds"
         if self.local_bytes + ALIGNMENT > LOCAL_LIMIT:
             return f"{self.local_bytes} bytes of local memory"
         if t.split > 1 and t.pixels > 1:
@@ -283,15 +298,13 @@ class TmaTiling(Tiling):
             return "more parts than slices, or than work groups count"
         if t.bn // 2 + 46 > 65536 // (t.items + 32) // t.resident:
             return "more sums than registers"
-        if t.norm_in_place and (not self.problem.normalised or len(self.axes) > 2):
-            return "a norm of x of two axes"
+        if t.norm_in_place and (not self.problem.normalised or not self.data or len(self.axes) > 2):
+            return "a norm of x of two axes, forward"
         # A quarter of a multiprocessor has 512 registers for each lane of its warps, which get them in eights.
         registers = 512 // -(-(t.items + 32) * t.resident // 128) // 8 * 8
         if self.summed and t.bn // 2 + SUMS_REGISTERS[self.problem.masked][t.resident > 1] > registers:
             return "more sums than registers"
-        padded = PADDED_NORM_REGISTERS * any(self.geometry.guarded)
-        of_norm = NORM_REGISTERS[self.problem.dtype] if self.data else WEIGHTS_NORM_REGISTERS
-        if t.norm_in_place and t.bn // 2 + of_norm + padded > registers:
+        if t.norm_in_place and t.bn // 2 + NORM_REGISTERS > registers:
             return "more sums than registers"
         if t.resident * (self.local_bytes + 1024) > LOCAL_LIMIT + 1024:
             return "more work groups than local memory"

@@ -1,14 +1,15 @@
 ## Hopper's copy engine in plain OpenCL C: all work items copy; the kernel's barriers stand for the engine's.
 <%
-box, size = tiling.gathered, tiling.itemsize
+size = tiling.itemsize
 number, rounded = ("uint", "cvt_tf32_f32(as_float({}))") if tiling.format.tf32 else ("ushort", "{}")
 %>\
 inline void put_swizzled(local uchar *memory, int width, uint to, int row, int c, ${number} v) {
   const int place = (row * width + c) * ${size};
   *(local ${number} *)(memory + to + (place ^ (place >> 7 & (width == ${128 // size} ? 7 : 3)) << 4)) = v;
 }
+<%def name="gather(name, box)">\
 // What the copy engine does with a map: ${box.pixels} places of ${box.channels} channels from (w, h, d, n) on.
-inline void copy_im2col(local uchar *memory, global const ${number} *tensor, uint to, int c, int w, int h, int d, int n, int ow, int oh, int od) {
+inline void ${name}(local uchar *memory, global const ${number} *tensor, uint to, int c, int w, int h, int d, int n, int ow, int oh, int od) {
 <%
 deep = len(box.places) > 2
 cols, lines, frames = (*box.places, 1)[:3]
@@ -24,6 +25,13 @@ cs, ws, hs, ds, ns = (*box.sizes[:3], *(box.sizes[3:] if deep else (1, box.sizes
     put_swizzled(memory, ${box.channels}, to, r, i % ${box.channels}, ${"v" if box.unrounded else rounded.format("v")});
   }
 }
+</%def>\
+${gather("copy_im2col", tiling.gathered)}\
+% if tiling.slices_behind:
+${gather("copy_behind", tiling.behind)}\
+#define COPY_BEHIND(map, to, c, w, h, n, ow, oh, bar) copy_behind(memory, (global const ${number} *)(map), to, c, w, h, 0, n, ow, oh, 0)
+#define COPY_BEHIND3(map, to, c, w, h, d, n, ow, oh, od, bar) copy_behind(memory, (global const ${number} *)(map), to, c, w, h, d, n, ow, oh, od)
+% endif
 <% sizes, rows, wide = tiling.other.sizes, tiling.other.box[-1], tiling.other.box[0] %>\
 inline void copy_box(local uchar *memory, global const ${number} *tensor, uint to, int c0, int c1, int c2) {
   for (int i = get_local_id(0); i < ${rows * wide}; i += get_local_size(0)) {
@@ -33,6 +41,8 @@ inline void copy_box(local uchar *memory, global const ${number} *tensor, uint t
     put_swizzled(memory, ${wide}, to, i / ${wide}, i % ${wide}, ${rounded.format("v")});
   }
 }
+#define COPY_RUN(to, from, bytes, bar) \
+  for (int run = get_local_id(0); run < (bytes) / 4; run += get_local_size(0)) ((local float *)(memory + (to)))[run] = (from)[run]
 #define COPY_IM2COL(map, to, c, w, h, n, ow, oh, bar) copy_im2col(memory, (global const ${number} *)(map), to, c, w, h, 0, n, ow, oh, 0)
 #define COPY_IM2COL3(map, to, c, w, h, d, n, ow, oh, od, bar) copy_im2col(memory, (global const ${number} *)(map), to, c, w, h, d, n, ow, oh, od)
 #define COPY_BOX2(map, to, c0, c1, bar) copy_box(memory, (global const ${number} *)(map), to, c0, 0, c1)

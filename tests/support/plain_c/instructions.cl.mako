@@ -88,6 +88,12 @@ inline uint cvt_tf32_f32(float v) {
 }
 inline WIDE value_of(uint u, int upper) { return as_float(u & 0xffffe000u); }
 % endif
+% if type in ("f16", "bf16"):
+inline uint cvt_relu_${type}x2_f32(float v0, float v1) {
+  v0 = v0 < 0 ? 0 : v0, v1 = v1 < 0 ? 0 : v1;
+  return ${"cvt_bf16x2_f32(v0, v1)" if type == "bf16" else "cvt_f16_f32(v0) | (uint)cvt_f16_f32(v1) << 16"};
+}
+% endif
 % if not integers:
 #define value_of_b value_of
 % endif
@@ -106,9 +112,9 @@ CALLED void copy${size}(local uchar *memory, uint base, uint to, global const vo
 #define copies_commit()
 #define COPIES_WAIT(left)
 % endif
-% if "mma" in groups:
+% if "mma" in groups or "rows" in groups:
 
-// --- tensor cores of Ampere
+// --- a warp's matrices in registers
 // What ldmatrix gives, from where its lanes point: each lane gathers its own two numbers a register.
 CALLED void gather(uint *r, local uchar *memory, local uint *scratch, uint at, int transposed) {
   const int lane = get_local_id(0) % 32;
@@ -123,6 +129,12 @@ CALLED void gather(uint *r, local uchar *memory, local uint *scratch, uint at, i
     r[i] = low | (uint)high << 16;
   }
 }
+#define LDMATRIX(r, at) gather(r, memory, scratch, at, 0)
+#define LDMATRIX_TRANS(r, at) gather(r, memory, scratch, at, 1)
+% endif
+% if "mma" in groups:
+
+// --- tensor cores of Ampere
 CALLED void mma(SUM *c, local uint *scratch, const uint *a, const uint *b) {
   const int lane = get_local_id(0) % 32;
   local uint *mine = scratch + get_local_id(0) / 32 * 192;
@@ -141,8 +153,6 @@ CALLED void mma(SUM *c, local uint *scratch, const uint *a, const uint *b) {
     c[i] = ${result};
   }
 }
-#define LDMATRIX(r, at) gather(r, memory, scratch, at, 0)
-#define LDMATRIX_TRANS(r, at) gather(r, memory, scratch, at, 1)
 #define MMA(c, a, b) mma(c, scratch, a, b)
 % endif
 % if wgmma:
@@ -172,6 +182,24 @@ CALLED void wgmma(SUM *c, local const uchar *memory, uint a, uint b, uint lbo, u
   }
 }
 #define WGMMA(c, a, b, add) wgmma(c, memory, a, b, LBO, SBO, B_LBO, B_SBO, add)
+% if "rows" in groups:
+CALLED void wgmma_rows(SUM *c, local const uchar *memory, local uint *scratch, const uint *a, uint b, uint b_lbo, uint b_sbo, int add) {
+  const int lane = get_local_id(0) % 32;
+  local uint *mine = scratch + get_local_id(0) / 32 * 192;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int i = 0; i < 4; ++i) mine[lane * 6 + i] = a[i];
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int i = 0; i < ${wgmma.sums}; ++i) {
+    const int row = lane / 4 + (i & 2) * 4, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    ${begin("add ? c[i] : 0")};
+#pragma nounroll  // unrolled, a compiler for CPUs took two indices for one address
+    for (int k = 0; k < ${8 * each}; ++k)
+      ${"terms[k] =" if float8 else "sum +="} value_of(mine[(row % 8 * 4 + k / ${each} % 4) * 6 + row / 8 + k / ${4 * each} * 2], k % ${each}) * value_of_b(element(memory, ${wgmma.rows[1]}, matrix_at(${int(wgmma.b_transposed)}, ${wgmma.rows[1]}, b, b_lbo, b_sbo, column, k)), 0);
+    c[i] = ${result};
+  }
+}
+#define WGMMA_ROWS(c, a, b, add) wgmma_rows(c, memory, scratch, a, b, B_LBO, B_SBO, add)
+% endif
 % endif
 % if "parts" in groups:
 

@@ -101,6 +101,8 @@ class ProductTiling:
     """Whether sums go to the workspace even if the sum is not split."""
     narrow_pair = "(narrow(low) | (uint)narrow(high) << 16)"
     """OpenCL expression: two float32 numbers, low and high, in the format's 16-bit type."""
+    narrow_relu_pair = ""
+    """The same of numbers of which negative ones become 0, where the device has an instruction for it."""
     maps_bytes = 0
     """Bytes of tensor maps that the kernel writes for itself."""
 
