@@ -30,6 +30,8 @@ SUMS_REGISTERS = {False: (64, 53), True: (40, 78)}
 With 40 ptxas spills nothing (sm_90a), but forward tiles of 128 x 256 took twice what 192 x 128 took on an H200. The
 second are those that it takes if only a work group's size limits it, as where several are on a multiprocessor."""
 
+BEHIND_REGISTERS = 36
+"""The same of tiles whose epilogue reads tensors, of five tiles."""
 NORM_REGISTERS = 88
 """Registers, beside those of the product's sums, of a main loop that normalises the rows of A in registers. Of eight
 tiles compiled for sm_90a, with sums of channels."""
@@ -303,6 +305,8 @@ class TmaTiling(Tiling):
         # A quarter of a multiprocessor has 512 registers for each lane of its warps, which get them in eights.
         registers = 512 // -(-(t.items + 32) * t.resident // 128) // 8 * 8
         if self.summed and t.bn // 2 + SUMS_REGISTERS[self.problem.masked][t.resident > 1] > registers:
+            return "more sums than registers"
+        if self.slices_behind and t.resident == 1 and t.bn // 2 + BEHIND_REGISTERS > registers:
             return "more sums than registers"
         if t.norm_in_place and t.bn // 2 + NORM_REGISTERS > registers:
             return "more sums than registers"

@@ -158,8 +158,9 @@ def test_parts_of_sums():
     strided = tiling("bwd_data_f16_nhwc_mb64ic64ih28oc64kh3ph1sh2sw2+norm(relu)+sums")
     assert [strided.sums_rows(units) for units in (132, 300)] == [4 * 132, 4 * 196]
     wide = {"bm": 256, "bn": 128, "wm": 4}
-    assert tiling("fwd_f16_nhwc_mb64ic64ih28oc128kh1+residual", **wide).misfit is None
-    assert "registers" in tiling("fwd_f16_nhwc_mb64ic64ih28oc128kh1+sums", **wide).misfit
+    assert tiling("fwd_f16_nhwc_mb64ic64ih28oc128kh1+bias", **wide).misfit is None
+    for part in ("residual", "sums"):
+        assert "registers" in tiling(f"fwd_f16_nhwc_mb64ic64ih28oc128kh1+{part}", **wide).misfit
 
 
 def text_of(problem: ConvProblem, engine: str, config: dict) -> str:

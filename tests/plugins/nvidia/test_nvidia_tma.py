@@ -212,7 +212,7 @@ def test_tf32_on_the_device(queue):
         ("bwd_weights_f16_nhwc_mb64ic256ih14oc256kh3ph1", {"bm": 128, "bn": 256, "wm": 2, "split": 7, "fixup": True}),
         ("bwd_data_f16_nhwc_mb64ic256ih56oc256kh3ph1sh2sw2", {"bm": 128, "bn": 256, "wm": 2, "bk": 32}),
         ("bwd_data_f16_nhwc_mb64ic256ih56oc512kh1sh2sw2", {"bm": 128, "bn": 128, "wm": 2, "split": 2, "fixup": True}),
-        ("fwd_f16_nhwc_mb64ic64ih56oc256kh1+bias+residual+relu", {"bm": 256, "bn": 128, "wm": 4}),
+        ("fwd_f16_nhwc_mb64ic64ih56oc256kh1+bias+residual+relu", {"bm": 192, "bn": 128, "wm": 3}),
         ("bwd_data_f16_nhwc_mb64ic256ih56oc64kh1+residual+norm(relu)", {"bm": 128, "bn": 256, "wm": 2}),
         ("fwd_f16_nhwc_mb64ic64ih56oc256kh1+bias+residual+relu", {"bm": 128, "bn": 128, "wm": 2, "resident": 2}),
         ("fwd_f32_tf32_nhwc_mb64ic256ih56oc256kh3ph1+bias+relu", {"bm": 128, "bn": 256, "wm": 2, "bk": 32}),
