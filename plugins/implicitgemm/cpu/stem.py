@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from convdispatch.api import ConvProblem, DeviceInfo, StepPlan
+from convdispatch.api import ConvProblem, DeviceInfo, StepPlan, define
 from convdispatch.api.cpu import Balance, cdiv, registers
 from convdispatch.api.cpu import lanes as lanes_of
 
 from ..solving import KernelSolver
 from .kernel import Kernel
-from .passes import passes
+from .passes import Pass, passes
+from .places import Read, cover, gather_lanes, name, runs_of
 from .tiles import source_width
 
 MAX_CHANNELS = 8
-"""Most source channels per group."""
+"""Most source channels per group if rows are copied to a slot."""
+MAX_CHANNELS_IN_PLACE = 32
+"""Most source channels per group if taps are read from the tensor in place."""
 MAX_TAPS_W = 11
 """Most taps along w: the loop over them is unrolled."""
+MAX_TAPS_IN_PLACE = 3
+"""Most taps along w if taps are read from the tensor in place."""
 SLOT_BYTES = 24 * 1024
 """Most bytes of the source rows of one band: half of a first-level cache, which also holds a tile's results."""
 
@@ -28,10 +33,21 @@ SLOT_BYTES = 24 * 1024
 # drawn at random.
 OPERATION_OPS = 1.15  # operations at peak rate per operation of a register tile
 STAGED_OPS = 20.0  # operations at peak rate per element that is copied for a band
+READ_OPS = 6.0  # operations at peak rate per element that is read from the tensor in place
 # Operations at peak rate per element that is copied alone; rows are copied in vectors only for strides of 1, 2 and 4
 SINGLE_OPS = 150.0
 STORED_OPS = 12.0  # operations at peak rate per element of the result
 LAUNCH_OPS = 4e6  # operations at peak rate in the time of the one kernel launch
+
+
+class Across(NamedTuple):
+    """A tile along a row: first pixels of its vectors, the last vector's first lane that no other tile computes,
+    windows of the source that it reads, and for each tap each vector's operand, None if it is outside of the row."""
+
+    starts: tuple[int, ...]
+    first: int
+    windows: tuple[int, ...]
+    reads: tuple[tuple[Read | None, ...], ...]
 
 
 class StemKernel(Kernel):
@@ -49,7 +65,9 @@ class StemKernel(Kernel):
         self.slot = cdiv(p.c * self.plane, 16) * 16 + 80
         self.bands = cdiv(p.places[1], config["rows"])
         self.items = min(p.images * p.groups * p.places[0] * self.bands, config["items"])
-        self.workspace_size = self.items * self.slot * self.size
+        self.staged = config.get("staged", True)
+        """Whether a band's rows are copied to a slot; otherwise taps are read from the tensor."""
+        self.workspace_size = self.items * self.slot * self.size if self.staged else 0
 
     @property
     def tiles(self) -> list[tuple[list[int], int]]:
@@ -63,20 +81,54 @@ class StemKernel(Kernel):
             result.append(([*starts, rest - self.lanes], self.lanes - extra) if extra else (starts, 0))
         return result
 
+    def _across(self) -> tuple[dict[Across, str], list[tuple[str, int, int, int]]]:
+        """Return the functions that read taps from the tensor, and their calls along a row."""
+        p, wide, width = self.p, self.config["nv"] * self.lanes, self.p.places[2]
+        tiles: dict[Across, str] = {}
+        calls = []
+        for column in range(0, width, wide):
+            starts, first_lane = self.tiles[0] if column + wide <= width else self.tiles[-1]
+            base, windows, reads = column * p.step[2], [], []
+            for tap in range(p.taps[2]):
+                operands = []
+                for start in starts:
+                    first_read = (column + start) * p.step[2] + tap * p.spread[2] - p.pad[2]
+                    positions = (first_read + i * p.step[2] for i in range(self.lanes))
+                    offsets = tuple(position - base if 0 <= position < p.source[2] else None for position in positions)
+                    outside = all(position is None for position in offsets)
+                    highest = p.source[2] - self.lanes - base
+                    operands.append(None if outside else cover(offsets, windows, -base, highest))
+                reads.append(tuple(operands))
+            tile = Across(tuple(starts), first_lane, tuple(windows), tuple(reads))
+            calls.append((0, column, tiles.setdefault(tile, f"tile_{len(tiles)}")))
+        return tiles, runs_of(calls)[0].calls
+
     def text(self) -> str:
         p, config, mr = self.p, self.config, self.config["mr"]
         wide, width = config["nv"] * self.lanes, p.places[2]
         text = self.macros(
-            "XYTSD", GROUPS=p.groups, G=p.groups * p.c, C=p.c, N=p.n, R=config["rows"], MR=mr, BLOCKS=cdiv(p.n, mr),
-            ITEMS=self.items, SLOT=f"{self.slot}L", WP=self.wp, PROWS=self.prows, PART=self.part, PLANE=self.plane,
+            "XYTSDP" if not self.staged else "XYTSD", GROUPS=p.groups, G=p.groups * p.c, C=p.c, N=p.n, R=config["rows"],
+            MR=mr, BLOCKS=cdiv(p.n, mr), ITEMS=self.items,
         )  # fmt: skip
         values = {"heights": [mr, p.n % mr] if p.n % mr else [mr], "bias": self.problem.bias, "taps_w": p.taps[2]}
-        values |= {"rereads": self.problem.accumulate or self.problem.residual, "tiles": self.tiles}
+        values |= {"rereads": self.problem.accumulate or self.problem.residual, "staged": self.staged}
         values |= {"step_w": p.step[2], "spread_w": p.spread[2], "wide": wide, "whole": width // wide * wide}
-        return text + self.rendered(["runs.cl", "planes.cl.mako", "stem.cl.mako"], **values)
+        if self.staged:
+            text += define(SLOT=f"{self.slot}L", WP=self.wp, PROWS=self.prows, PART=self.part, PLANE=self.plane)
+            tiles = {f"tile_{i}": Across(tuple(starts), first, (), ()) for i, (starts, first) in enumerate(self.tiles)}
+            values |= {"tiles": tiles, "calls": []}
+            files = ["runs.cl", "planes.cl.mako", "stem.cl.mako"]
+        else:
+            text += define(BANDS=self.bands)
+            tiles, calls = self._across()
+            values |= {"tiles": {function: tile for tile, function in tiles.items()}, "calls": calls}
+            files = ["masks.cl", "stem.cl.mako"]
+        return text + self.rendered(files, gather_lanes=gather_lanes, name=name, **values)
 
     def plan(self, context: Any) -> StepPlan:
-        arguments = ["x", "w", "workspace", "y", *self.extras, *map(np.int32, self.p.pad)]
+        arguments = ["x", "w", "y", *self.extras]
+        if self.staged:
+            arguments = ["x", "w", "workspace", "y", *self.extras, *map(np.int32, self.p.pad)]
         return StepPlan(self.workspace_size, [self.launch(context, "conv", [self.items], arguments)])
 
     @staticmethod
@@ -100,7 +152,7 @@ class StemKernel(Kernel):
         cycles = self.cycles(problem, config["mr"], config["nv"], config["lanes"])
         tile_ops = 2 * config["lanes"] * cycles * p.images * p.groups * p.c * p.volume * p.places[0] * p.places[1]
         halo = 1 + (p.taps[1] - 1) / max(1, config["rows"] * p.step[1])
-        copied = STAGED_OPS if p.step[2] in (1, 2, 4) else SINGLE_OPS
+        copied = READ_OPS if not self.staged else STAGED_OPS if p.step[2] in (1, 2, 4) else SINGLE_OPS
         element_ops = copied * math.prod(problem.x_shape) * halo * p.taps[0] + STORED_OPS * math.prod(problem.y_shape)
         return OPERATION_OPS * tile_ops + element_ops + LAUNCH_OPS * balance.launch
 
@@ -117,8 +169,9 @@ class Stem(KernelSolver):
         if problem.layout != "nchw":
             return f"nchw only, got {problem.layout}"
         lanes = lanes_of(device, problem.dtype)
-        if problem.ic // problem.g > MAX_CHANNELS:
-            return f"{MAX_CHANNELS} channels a group at most, got {problem.ic // problem.g}"
+        max_channels = MAX_CHANNELS_IN_PLACE if _in_place(passes(problem)[0], lanes) else MAX_CHANNELS
+        if problem.ic // problem.g > max_channels:
+            return f"{max_channels} channels a group at most, got {problem.ic // problem.g}"
         if problem.kw > MAX_TAPS_W:
             return f"{MAX_TAPS_W} taps along w at most, got {problem.kw}"
         if problem.ow < lanes:
@@ -146,7 +199,17 @@ class Stem(KernelSolver):
         rows = min(rows, max(1, p.places[1] * planes // (8 * device.compute_units)), p.places[1])
         base = {"lanes": lanes, "rows": rows, "items": 16 * device.compute_units}
         choices.sort()
+        if _in_place(p, lanes):
+            # Vectors that are read in place and moved between lanes also need registers, so only small tiles are
+            # offered.
+            small_tiles = [(nv, mr) for _, nv, mr in choices if nv <= 2 and mr <= register_count // 4]
+            yield from ({**base, "mr": mr, "nv": nv, "staged": False} for nv, mr in small_tiles[:2])
         for _, nv, mr in choices[:3]:
             yield {**base, "mr": mr, "nv": nv}
         if rows > 3:
             yield {**base, "rows": rows // 2, "mr": choices[0][2], "nv": choices[0][1]}
+
+
+def _in_place(p: Pass, lanes: int) -> bool:
+    """Whether taps may be read from the tensor. With a stride of 2 copied rows are 1.2 times as fast."""
+    return p.source[2] >= lanes and p.step[2] == 1 and p.taps[2] <= MAX_TAPS_IN_PLACE

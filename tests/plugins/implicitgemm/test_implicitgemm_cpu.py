@@ -105,6 +105,8 @@ STEMS = (
     "mb1ic4ih9iw47oc9kh3kw2ph2pw1+accumulate",
     "mb1ic3ih9iw90oc9kh3sh2dh3ph4+residual",
     "g2mb1ic16ih9iw36oc26kh3sh2ph1+bias",
+    "mb1ic32ih5iw18oc8kh3ph1",
+    "g2mb1ic40ih9iw36oc26kh3ph1+bias",
     "mb1ic3ih21iw33oc16kh5kw7ph2pw3sh1sw2+bias+relu",
     "mb1ic2ih21iw70oc9kh3kw4ph1pw2sh3sw3dh2dw2+bias+residual+relu",
     "g2mb2ic4ih21iw36oc10kh4sh2ph1+accumulate",
@@ -135,8 +137,8 @@ def test_every_tile_and_band_of_a_stem_gives_the_same_integers(device, step):
     solver, queue = plugins().solvers["implicitgemm.stem"], runtime.queue(device)
     base = next(iter(solver.configs(problem, runtime.device_info(device))))
     tiles = [(11, 1, 1, 1), (4, 2, 5, 3), (3, 1, 13, 32)]
-    for mr, nv, rows, items in tiles:
-        config = {**base, "mr": mr, "nv": nv, "rows": rows, "items": items}
+    for (mr, nv, rows, items), staged in itertools.product(tiles, (True, False)):
+        config = {**base, "mr": mr, "nv": nv, "rows": rows, "items": items, "staged": staged}
         check_config(queue, problem, solver, config)
 
 
