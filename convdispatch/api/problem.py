@@ -291,6 +291,7 @@ class ConvProblem:
 
     def form(self, operand: str) -> tuple[tuple[int, ...], str]:
         """Shape and dtype of x, w, y, one of EXTRAS, or initial (what the output holds before)."""
+        shape: tuple[int, ...]
         if operand in ("norm", "sums"):
             shape = (3, self.ic) if operand == "norm" else (2 if self.masked else 3, self.channels_out)
             return shape, "float64" if self.dtype == "float64" else "float32"
