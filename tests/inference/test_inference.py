@@ -1,4 +1,4 @@
-"""The inference form: what it fuses, what it must not, its memory, layouts, queues, and what it refuses."""
+"""The inference form: what it fuses, what it must not, its memory, layouts, and what it refuses."""
 
 import threading
 import time
@@ -11,7 +11,6 @@ import small_net
 from convdispatch import inference, nn
 from convdispatch.api import InvalidArgument
 from convdispatch.device import runtime
-from convdispatch.elementwise import joining
 from convdispatch.inference.graph import Ref
 from convdispatch.inference.passes.fusion import fuse
 from convdispatch.inference.passes.layout import relayout, reorder
@@ -167,7 +166,7 @@ def test_a_value_that_others_read_stays(nets):
     graph = fuse(trace(net, [(1, C, 4, 4)], np.float32, runtime.queue()))
     assert [node.name for node in graph.nodes] == ["convolution", "apply"]
     x = np.random.default_rng(0).standard_normal((1, C, 4, 4), dtype=np.float32)
-    built = inference.build(net, x.shape, layout="nhwc", queues=2)
+    built = inference.build(net, x.shape, layout="nhwc")
     np.testing.assert_allclose(built(x), net(Tensor.from_numpy(x)).numpy(), rtol=1e-5, atol=1e-5)
 
 
@@ -199,8 +198,6 @@ def test_refusals(nets):
     net = nets["nchw"]
     with pytest.raises(InvalidArgument, match="layout must be None or one of nchw, nhwc, mixed, got 'nwhc'"):
         inference.build(net, (1, 3, 16, 16), layout="nwhc")
-    with pytest.raises(InvalidArgument, match="queues must be None or at least 1, got 0"):
-        inference.build(net, (1, 3, 16, 16), queues=0)
     built = inference.build(nn.Conv2d(3, 4, 3), (1, 3, 16, 16), layout="nchw")
     with pytest.raises(InvalidArgument, match=r"built for \(1, 3, 16, 16\) float32, got \(2, 3, 16, 16\) float32"):
         built(picture(2))
@@ -296,17 +293,6 @@ def test_rows_are_joined(queue):
         parts = [rng.standard_normal((rows, width), np.float32) for width in widths]
         got = functional.concatenate([Tensor.from_numpy(part, queue) for part in parts], 1).numpy()
         np.testing.assert_array_equal(got, np.concatenate(parts, 1))
-
-
-def test_many_parts_are_joined_by_few_launches(queue, monkeypatch):
-    if runtime.device_info(queue.device).type != "cpu":
-        pytest.skip("how many launches a GPU takes depends on the lengths")
-    parts, launched, launch = [np.full((40, 32), number, np.float32) for number in range(20)], [], joining._launch
-    tensors = [Tensor.from_numpy(part, queue) for part in parts]
-    monkeypatch.setattr(joining, "compute", lambda *_, **__: pytest.fail("a part was copied by itself"))
-    monkeypatch.setattr(joining, "_launch", lambda *given: launched.append(1) or launch(*given))
-    np.testing.assert_array_equal(functional.concatenate(tensors, 1).numpy(), np.concatenate(parts, 1))
-    assert len(launched) == 3
 
 
 def test_large_buffers_hold_what_they_are_given(queue):

@@ -148,7 +148,7 @@ def test_a_repeated_search_goes_on_where_it_was(faults, device, monkeypatch):
     slow = replace(sample, solver="faulty.good", median_ms=9.0)
     perfdb.perfdb().record(replace(sample, solver="faulty.many", config={"extra": 8192}), slow)
     assert order(PROBLEM) == [("many", 8192), ("good", 0), ("many", 0), ("many", 4096)]
-    assert order(PROBLEM.replace(mb=2)) == [("good", 0), ("many", 0), ("many", 4096), ("many", 8192)]
+    assert order(PROBLEM.replace(mb=2)) == [("many", 8192), ("good", 0), ("many", 0), ("many", 4096)]
 
 
 def test_every_solver_s_first_configuration_is_tried_before_anyone_s_second(faults, device, monkeypatch):
@@ -279,6 +279,7 @@ def test_a_newcomer_is_a_reason_to_measure_again(faults, device):
     assert why_find(PROBLEM, info) is None
     faults("good", "many")
     assert why_find(PROBLEM, info) == "never measured: faulty.many"
+    assert why_find(PROBLEM, info, here=False) is None
     assert why_find(PROBLEM, info, Policy(solver="faulty.good")) is None
     find(PROBLEM, device, budget_ms=60_000)
     assert why_find(PROBLEM, info) is None

@@ -110,7 +110,9 @@ def db(tmp_path, monkeypatch, read_anew):
         ("loud.a", PROBLEM, "loud.a", False),
         ("loud.a", PROBLEM.replace(mb=3), "loud.a", False),
         ("silent.s", PROBLEM, "silent.s", True),
-        ("silent.s", PROBLEM.replace(mb=3), "loud.a", False),
+        ("silent.s", PROBLEM.replace(mb=3), "silent.s", True),  # near by, faster than all who predict
+        ("silent.s", PROBLEM.replace(mb=64, ih=99), "loud.a", True),  # too far away, but it might have been nearer
+        ("silent.s", PROBLEM.replace(direction="bwd_data"), "loud.a", False),
     ],
 )
 def test_a_record_of_it_has_it_asked(asked, db, solver, problem, first, was_asked):

@@ -1,3 +1,4 @@
+## relu_pair: expression that clamps at zero and rounds ``low`` and ``high``, where the norm's activation is that; or empty
 // Normalises 16 bytes of neighbouring channels in local memory: their means, scales and shifts are the table's rows.
 % if tiling.format.tf32:
 inline uint normed_word(uint u, float mean, float scale, float shift) {
@@ -12,8 +13,8 @@ inline uint4 normed_chunk(uint4 u, const float4 *mean, const float4 *scale, cons
 % else:
 inline uint normed_pair(uint u, float2 mean, float2 scale, float2 shift) {
   float low = fma(widen((ushort)u) - mean.x, scale.x, shift.x), high = fma(widen((ushort)(u >> 16)) - mean.y, scale.y, shift.y);
-% if tiling.problem.norm_activation == "relu" and tiling.narrow_relu_pair:
-  return ${tiling.narrow_relu_pair};
+% if relu_pair:
+  return ${relu_pair};
 % else:
   low = NORM_ACTIVATION(float, low);
   high = NORM_ACTIVATION(float, high);

@@ -78,7 +78,8 @@ class TmaPlan(NvidiaPlan):
         if emulate:
             text += kernel_text(PLAIN_C, "copies.cl.mako", tiling=tiling)
         if in_place:
-            text += kernel_text(MATRIX_TILES, "normed_chunk.cl.mako", tiling=tiling)
+            relu_pair = tiling.narrow_relu_pair if tiling.problem.norm_activation == "relu" else ""
+            text += kernel_text(MATRIX_TILES, "normed_chunk.cl.mako", tiling=tiling, relu_pair=relu_pair)
         # Words of the maps that are 0 are compiled.
         words = {f"MAP{i}": np.uint64(word) for i, word in enumerate(sum(encoded(tiling.maps, emulate), ())) if word}
         names = tuple(f"MAP{i}" if f"MAP{i}" in words else "0" for i in range(len(tiling.maps) * WORDS))

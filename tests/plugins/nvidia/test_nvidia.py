@@ -326,15 +326,15 @@ WIDE, NARROW, TURNED = Wgmma(64, True, False, 128), Wgmma(8, False, False, 64), 
 @pytest.mark.parametrize(
     ("given", "count"),
     [
-        (Instructions("f16"), 2),
-        (Instructions("bf16", ("copies", "mma")), 1 + 6 + 3),
-        (Instructions("f16", ("copies", "mma")), 2 + 6 + 3),
+        (Instructions("f16"), 3),
+        (Instructions("bf16", ("copies", "mma")), 2 + 6 + 3),
+        (Instructions("f16", ("copies", "mma")), 3 + 6 + 3),
         (Instructions("tf32", ("copies", "mma")), 1 + 6 + 3),
-        (Instructions("bf16", ("copies",), WIDE), 1 + 6 + 6),
-        (Instructions("f16", ("copies",), NARROW), 2 + 6 + 6),
-        (Instructions("f16", ("bulk",), TURNED), 2 + 6 + 5 + 2 + 2 + 5 + 2),
-        (Instructions("tf32", ("bulk",), WIDE), 1 + 6 + 5 + 2 + 2 + 5 + 2),
-        (Instructions("f16", ("parts",)), 2 + 1 + 1 + 1 + 1),
+        (Instructions("bf16", ("copies",), WIDE), 2 + 6 + 6),
+        (Instructions("f16", ("copies",), NARROW), 3 + 6 + 6),
+        (Instructions("f16", ("bulk",), TURNED), 3 + 6 + 5 + 2 + 2 + 5 + 3),
+        (Instructions("tf32", ("bulk",), WIDE), 1 + 6 + 5 + 2 + 2 + 5 + 3),
+        (Instructions("f16", ("parts",)), 3 + 1 + 1 + 1 + 1),
     ],
 )
 def test_instructions_assemble(given, count, tmp_path):

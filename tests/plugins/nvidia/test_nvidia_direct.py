@@ -192,7 +192,7 @@ def test_rejects():
     assert solver.limits(problem.replace(pw=1), HOPPER) == "no padding, got 1"
     assert solver.limits(problem.replace(g=64), HOPPER) == "4 channels a group or more, got 1"
     assert solver.limits(problem.replace(mb=0), HOPPER) == "1 image or more, got 0"
-    assert solver.limits(problem.replace(mb=2**26), HOPPER).startswith("at most 2147418112 output pixels")
+    assert solver.limits(problem.replace(mb=2**26), HOPPER).startswith("at most 2147483647 chunks or columns")
     assert refusal(HOPPER, "direct") is None  # until a plan needs it
     older = dataclasses.replace(HOPPER, arch="sm_75")
     assert refusal(older, "direct") == "the device NVIDIA H200 is no longer listed"

@@ -30,7 +30,7 @@ kernel void direct(global const float *x, global const float *w, global float *s
       for (int b = 0; b < kw; ++b) {
         const int h = p * sh - ph + a * dh, v = q * sw - pw + b * dw;
         if (h >= 0 && h < ih && v >= 0 && v < iw)
-          sum += w[((o * icg + c) * kh + a) * kw + b] * x[((n * ic + first + c) * ih + h) * iw + v];
+          sum = fma(w[((o * icg + c) * kh + a) * kw + b], x[((n * ic + first + c) * ih + h) * iw + v], sum);
       }
   scratch[at] += sum;
 }

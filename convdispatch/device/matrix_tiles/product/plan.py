@@ -137,7 +137,9 @@ class ProductLaunch:
         for file in ("narrow.cl.mako", "finish.cl", "sums.cl", "shifted.cl"):
             text += kernel_text(MATRIX_TILES, file, tiling=form)
         text += kernel_text(MATRIX_TILES, "stored.cl.mako", tiling=form) if form.returning else ""
-        text += kernel_text(MATRIX_TILES, "normed_chunk.cl.mako", tiling=form) if tiling.tile.norm_in_place else ""
+        if tiling.tile.norm_in_place:
+            relu_pair = tiling.narrow_relu_pair if problem.norm_activation == "relu" else ""
+            text += kernel_text(MATRIX_TILES, "normed_chunk.cl.mako", tiling=form, relu_pair=relu_pair)
         product, named = product_text(form), numbers(tiling, self._layout)
         if form.specialised:
             return text + numbers_as_literals(product, named), []
