@@ -22,7 +22,7 @@ from .arrays import Caller
 from .call import NeedsValue
 from .interpreter import Interpreter, Scope, check_operators, standard
 from .qoperators import in_onnxs_words
-from .reading import dense, dtype_of, onnx_package, read, supported, to_array, without_initializers
+from .reading import Storage, dense, dtype_of, onnx_package, read, supported, to_array, without_initializers
 
 _MOST_VALUES = 4096
 """The most elements of an input whose values a form may depend on."""
@@ -48,8 +48,8 @@ def load(
     Raises InvalidArgument for what is no model, lies about its sizes or asks for what is not there: all missing
     operators at once, with their nodes' names. NoDevice where there is no device.
     """
-    proto, folder = read(model)
-    net = OnnxNet(proto, folder, device, math, dtype)
+    proto, storage = read(model)
+    net = OnnxNet(proto, storage, device, math, dtype)
     net.promises = {"batch_invariant": batch_invariant, "strict_nan": strict_nan}
     return net
 
@@ -91,7 +91,7 @@ class OnnxNet:
     promises: Mapping[str, bool | None] = {}
     """The promises that ``load`` was asked for; None leaves them to the policy in force."""
 
-    def __init__(self, proto: Any, folder: Any, device: Any, math: str, dtype: Any) -> None:
+    def __init__(self, proto: Any, storage: Storage, device: Any, math: str, dtype: Any) -> None:
         proto = in_onnxs_words(proto)
         self.model, self.math = proto, math
         self.queue = runtime.queue(runtime.find_device(device))
@@ -102,12 +102,14 @@ class OnnxNet:
         initializer_names = {tensor.name for tensor in proto.graph.initializer}
         self.inputs = [self._port(value) for value in proto.graph.input if value.name not in initializer_names]
         self.outputs = [_output(value) for value in proto.graph.output]
-        self._constants = {tensor.name: self._converted(to_array(tensor, folder)) for tensor in proto.graph.initializer}
+        self._constants = {
+            tensor.name: self._converted(to_array(tensor, storage)) for tensor in proto.graph.initializer
+        }
         for sparse in proto.graph.sparse_initializer:
             self._constants[sparse.values.name] = self._converted(dense(sparse))
         self.optional = [self._port(value) for value in proto.graph.input if value.name in initializer_names]
         """The initialisers that are also inputs, so that a call may replace their values."""
-        self._folder, self._feeding = folder, dict[frozenset[str], OnnxNet]()
+        self._storage, self._feeding = storage, dict[frozenset[str], OnnxNet]()
         self._memory: dict[Any, Any] = {"lasting": {id(value) for value in self._constants.values()}}
         self._forms = Programs.of(self)
         self._latest: inference.InferenceNet | None = None
@@ -172,7 +174,7 @@ class OnnxNet:
         """The same net, whose initialisers ``names`` are inputs like others."""
         if names not in self._feeding:
             proto = without_initializers(self.model, names)
-            self._feeding[names] = OnnxNet(proto, self._folder, self.queue.device, self.math, self.dtype)
+            self._feeding[names] = OnnxNet(proto, self._storage, self.queue.device, self.math, self.dtype)
             self._feeding[names].promises = self.promises
         return self._feeding[names]
 

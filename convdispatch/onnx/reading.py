@@ -6,16 +6,20 @@ file is ever run; a graph is data.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import os
-from collections.abc import Collection, Iterator
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from ..api.errors import InvalidArgument
 from .call import Unsupported
+from .raw_weights import without_weights
 
 MOST_BYTES = 1 << 31
 """The most bytes of a protocol buffer, and so of a model file without external data."""
@@ -31,30 +35,42 @@ def onnx_package() -> Any:
     return onnx
 
 
-def read(source: Any) -> tuple[Any, Path | None]:
-    """``(ModelProto, folder of its external data)`` of a path, bytes, or a ModelProto.
+class Storage(NamedTuple):
+    """Where the values of initialisers are that their ModelProto lacks."""
+
+    folder: Path | None = None
+    """The folder of external data; None for a model without a path."""
+    apart: Mapping[str, np.ndarray] = {}
+    """The bytes of large initialisers, by name."""
+
+
+def read(source: Any) -> tuple[Any, Storage]:
+    """``(ModelProto, the values that it lacks)`` of a path, bytes, or a ModelProto.
 
     Raises InvalidArgument, in one sentence that names the file, for what is no model or lies about its sizes.
     """
     onnx = onnx_package()
-    folder = None
+    storage = Storage()
     if isinstance(source, onnx.ModelProto):
         model, name = source, "the model"
     elif isinstance(source, bytes | bytearray):
-        model, name = _parse(bytes(source), "the bytes"), "the model"
+        name = "the model"
+        model, apart = _parse(io.BytesIO(source), len(source), "the bytes")
+        storage = Storage(None, apart)
     else:
         path = Path(source)
-        name, folder = str(path), path.resolve().parent
-        model = _parse(_bytes(path), name)
+        name = str(path)
+        model, apart = _parsed_file(path)
+        storage = Storage(path.resolve().parent, apart)
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise InvalidArgument(f"{name} holds no graph: expected an ONNX model")
     _check_texts(model.graph, name)
-    for tensor, owner in _tensors(model.graph):
-        _check(tensor, owner, folder, name)
-    return model, folder
+    for index, (tensor, owner) in enumerate(_tensors(model.graph)):  # the graph's own initialisers come first
+        _check(tensor, owner, storage if index < len(model.graph.initializer) else Storage(storage.folder), name)
+    return model, storage
 
 
-def _bytes(path: Path) -> bytes:
+def _parsed_file(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
     try:
         if not path.is_file():
             raise InvalidArgument(f"{path} is no file: expected an ONNX model")
@@ -63,17 +79,30 @@ def _bytes(path: Path) -> bytes:
             raise InvalidArgument(
                 f"{path} has {size} bytes, a model file at most {MOST_BYTES - 1}: save its weights apart"
             )
-        return path.read_bytes()
+        with path.open("rb") as file:
+            return _parse(file, size, str(path))
     except (OSError, ValueError) as error:  # A NUL character in the path raises ValueError.
         if isinstance(error, InvalidArgument):
             raise
         raise InvalidArgument(f"{str(path)[:200]!r} cannot be read: {getattr(error, 'strerror', error)}") from None
 
 
-def _parse(data: bytes, name: str) -> Any:
+def _parse(file: BinaryIO, size: int, name: str) -> tuple[Any, dict[str, np.ndarray]]:
+    """The ModelProto without the bytes of large initialisers, and these by name."""
+    with contextlib.suppress(ValueError):  # protobuf says what is wrong
+        message, weights = without_weights(file, size)
+        model = _parsed(message, name)
+        names = [tensor.name for tensor in model.graph.initializer]
+        if len(set(names)) == len(names):
+            return model, {names[index]: values for index, values in weights.items()}
+    file.seek(0)
+    return _parsed(file.read(), name), {}
+
+
+def _parsed(message: bytes, name: str) -> Any:
     model = onnx_package().ModelProto()
     try:
-        model.ParseFromString(data)
+        model.ParseFromString(message)
     except Exception as error:  # protobuf raises DecodeError, whose class differs between versions.
         raise InvalidArgument(f"{name} is no ONNX model: {error}") from None
     return model
@@ -136,20 +165,19 @@ def _nbytes(tensor: Any, owner: str, name: str) -> int:
     return (math.prod(shape) * bits + 7) // 8
 
 
-def _check(tensor: Any, owner: str, folder: Path | None, name: str) -> None:
+def _check(tensor: Any, owner: str, storage: Storage, name: str) -> None:
     """The values are there, all of them, and no more."""
     onnx = onnx_package()
     if tensor.data_type == onnx.TensorProto.STRING:
         return
     count_needed, shape = _nbytes(tensor, owner, name), tensor_shape(tensor)
     if _is_external(tensor):
-        _file_of(tensor, owner, folder, name, count_needed)
+        _file_of(tensor, owner, storage.folder, name, count_needed)
         return
-    if tensor.HasField("raw_data"):
-        if len(tensor.raw_data) != count_needed:
-            raise InvalidArgument(
-                f"{name}: {owner} of shape {shape} needs {count_needed} bytes, {len(tensor.raw_data)} are there"
-            )
+    if tensor.HasField("raw_data") or tensor.name in storage.apart:
+        found = len(storage.apart.get(tensor.name, tensor.raw_data))
+        if found != count_needed:
+            raise InvalidArgument(f"{name}: {owner} of shape {shape} needs {count_needed} bytes, {found} are there")
         return
     field = onnx.helper.tensor_dtype_to_field(tensor.data_type)
     count_found, count = len(getattr(tensor, field)), math.prod(shape)
@@ -199,17 +227,20 @@ def without_initializers(model: Any, names: Collection[str]) -> Any:
     return copy
 
 
-def to_array(tensor: Any, folder: Path | None) -> np.ndarray:
+def to_array(tensor: Any, storage: Storage | None) -> np.ndarray:
     """A checked tensor's values."""
     onnx = onnx_package()
-    if not _is_external(tensor):
+    raw = storage.apart.get(tensor.name) if storage else None
+    if _is_external(tensor):
+        folder, nbytes = storage.folder if storage else None, _nbytes(tensor, "a tensor", "the model")
+        path, start = _file_of(tensor, f"initialiser {tensor.name!r}", folder, "the model", nbytes)
+        raw = np.fromfile(path, np.uint8, nbytes, offset=start)
+    if raw is None:
         return np.asarray(onnx.numpy_helper.to_array(tensor))
-    nbytes = _nbytes(tensor, "a tensor", "the model")
-    path, start = _file_of(tensor, f"initialiser {tensor.name!r}", folder, "the model", nbytes)
-    copy = onnx.TensorProto(dims=tensor.dims, data_type=tensor.data_type, name=tensor.name)
-    with path.open("rb") as file:
-        file.seek(start)
-        copy.raw_data = file.read(nbytes)
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    if supported(dtype) and sys.byteorder == "little":
+        return raw.view(dtype).reshape(tensor_shape(tensor))
+    copy = onnx.TensorProto(dims=tensor.dims, data_type=tensor.data_type, name=tensor.name, raw_data=raw.tobytes())
     return np.asarray(onnx.numpy_helper.to_array(copy))
 
 
