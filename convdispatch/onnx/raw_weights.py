@@ -15,6 +15,8 @@ _PATH = (7, 5, 9)
 """The numbers of the fields on the way from a model to a weight's bytes."""
 _LEAST_BYTES = 4096
 """Shorter weights stay in their message."""
+_ALIGNED = 128
+"""The bytes to a multiple of which weights begin, so that devices use them where they are."""
 _LENGTHS = {1: 8, 5: 4}
 """The bytes of a content of fixed size, by wire type."""
 _DELIMITED = 2
@@ -28,9 +30,12 @@ def without_weights(file: BinaryIO, size: int) -> tuple[bytes, dict[int, np.ndar
     Raises ValueError for what is no message. Memory is taken for lengths that fit into the file alone.
     """
     weights: dict[int, np.ndarray] = {}
+    # One block for all weights has larger pages than an array for each, so that the system hands out fewer.
+    block, used = np.empty(size, np.uint8), 0
     seen = [-1]  # the index of the latest initialiser; a graph may come in several fields
 
     def rest(end: int, depth: int) -> bytes:
+        nonlocal used
         parts = []
         for number, start, begin, stop in _fields(file, end):
             if number != _PATH[depth] or begin == start or (depth == 2 and stop - begin < _LEAST_BYTES):
@@ -41,8 +46,14 @@ def without_weights(file: BinaryIO, size: int) -> tuple[bytes, dict[int, np.ndar
                 content = rest(stop, depth + 1)
                 parts += [_varint_of(number << 3 | _DELIMITED), _varint_of(len(content)), content]
             else:
-                weights[seen[0]] = np.empty(stop - begin, np.uint8)
-                if file.readinto(weights[seen[0]].data) != stop - begin:  # type: ignore[attr-defined]
+                used += -(block.ctypes.data + used) % _ALIGNED
+                values = (
+                    block[used : used + stop - begin]
+                    if used + stop - begin <= size
+                    else np.empty(stop - begin, np.uint8)
+                )
+                weights[seen[0]], used = values, used + stop - begin
+                if file.readinto(values.data) != stop - begin:  # type: ignore[attr-defined]
                     raise ValueError("the file ends within a field")
         return b"".join(parts)
 
