@@ -14,6 +14,7 @@ import numpy as np
 
 from ..api.errors import ConvDispatchError, InvalidArgument
 from ..api.fault_text import words
+from ..device.opencl.platforms import device_info
 from ..device.tracing import naming
 from ..elementwise.tensor import Tensor
 from . import folding
@@ -84,6 +85,7 @@ class Interpreter:
         """The ``id`` of each array that is the same in every pass: initialisers, and constants folded from them."""
         self._functions = {(f.domain, f.name, getattr(f, "overload", "")): f for f in model.functions}
         self._nodes, self._most = 0, queue.device.global_mem_size
+        self._on_host = device_info(queue.device).type == "cpu"
         self.zero_pads: dict[int, tuple[Tensor, Tensor, dict[int, tuple[int, int]]]] = {}
         """Tensors, by ``id``, that are zero-padded copies: the padded tensor, the original, and the zeros before and
         after each axis."""
@@ -99,8 +101,11 @@ class Interpreter:
         key = ("upload", id(value))
         if key not in memory:
             native = value.astype(value.dtype.newbyteorder("="), copy=False)
-            # The array is cached with its copy, so that no other array gets its ``id``, which is the key.
-            memory[key] = (Tensor.from_numpy(native, self.queue), value)
+            # A processor reads the model's own arrays, which nobody writes, where they are.
+            shared = memory is self._memory and self._on_host and native.flags.carray and native.dtype.kind in "fiu"
+            make = Tensor.from_dlpack if shared else Tensor.from_numpy
+            # The array is cached with its tensor, so that no other array gets its ``id``, which is the key.
+            memory[key] = (make(native, self.queue), value)
         return memory[key][0]  # type: ignore[no-any-return]
 
     def derive(self, what: tuple[Any, ...], source: np.ndarray, make: Callable[[], np.ndarray]) -> np.ndarray:
