@@ -19,6 +19,7 @@ from ..device.tracing import naming
 from ..elementwise.tensor import Tensor
 from . import folding
 from .call import OPERATORS, BoundNode, NeedsValue, Operand, Unsupported, attribute_value, standard
+from .raw_weights import ALIGNED
 from .reading import onnx_package, to_array
 
 MOST_NODES = 200_000
@@ -102,7 +103,8 @@ class Interpreter:
         if key not in memory:
             native = value.astype(value.dtype.newbyteorder("="), copy=False)
             # A processor reads the model's own arrays, which nobody writes, where they are.
-            shared = memory is self._memory and self._on_host and native.flags.carray and native.dtype.kind in "fiu"
+            shared = memory is self._memory and self._on_host and native.dtype.kind in "fiu"
+            shared = shared and native.flags.carray and native.ctypes.data % ALIGNED == 0
             make = Tensor.from_dlpack if shared else Tensor.from_numpy
             # The array is cached with its tensor, so that no other array gets its ``id``, which is the key.
             memory[key] = (make(native, self.queue), value)

@@ -15,7 +15,7 @@ _PATH = (7, 5, 9)
 """The numbers of the fields on the way from a model to a weight's bytes."""
 _LEAST_BYTES = 4096
 """Shorter weights stay in their message."""
-_ALIGNED = 128
+ALIGNED = 128
 """The bytes to a multiple of which weights begin, so that devices use them where they are."""
 _LENGTHS = {1: 8, 5: 4}
 """The bytes of a content of fixed size, by wire type."""
@@ -46,7 +46,7 @@ def without_weights(file: BinaryIO, size: int) -> tuple[bytes, dict[int, np.ndar
                 content = rest(stop, depth + 1)
                 parts += [_varint_of(number << 3 | _DELIMITED), _varint_of(len(content)), content]
             else:
-                used += -(block.ctypes.data + used) % _ALIGNED
+                used += -(block.ctypes.data + used) % ALIGNED
                 values = (
                     block[used : used + stop - begin]
                     if used + stop - begin <= size
