@@ -13,7 +13,6 @@ form of the net is cached for each set of input shapes. A new operator goes to a
 - ``model``: a model file to a net that is called with arrays.
 - ``operators``: ONNX's operators as operations of tensors.
 - ``qoperators``: onnxruntime's quantized operators in ONNX's own.
-- ``raw_weights``: a file without its large weights, and these.
 - ``reading``: a file to a ModelProto whose sizes are checked.
 - ``session``: onnxruntime's InferenceSession.
 """

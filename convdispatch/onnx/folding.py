@@ -108,7 +108,7 @@ def value_of(node: Any) -> np.ndarray | None:
     """The value of a Constant node; None for one that only onnx's reference reads (strings, sparse tensors)."""
     for attribute in node.attribute:
         if attribute.name == "value" and not attribute.ref_attr_name:
-            return to_array(attribute.t, None)
+            return to_array(attribute.t)
         if attribute.name in _NUMBERS and not attribute.ref_attr_name:
             field, dtype = _NUMBERS[attribute.name]
             return np.array(getattr(attribute, field), dtype)

@@ -19,8 +19,7 @@ from ..device.tracing import naming
 from ..elementwise.tensor import Tensor
 from . import folding
 from .call import OPERATORS, BoundNode, NeedsValue, Operand, Unsupported, attribute_value, standard
-from .raw_weights import ALIGNED
-from .reading import onnx_package, to_array
+from .reading import ALIGNED, onnx_package, to_array
 
 MOST_NODES = 200_000
 """The most nodes of a graph, those of its functions and subgraphs included."""
@@ -86,7 +85,6 @@ class Interpreter:
         """The ``id`` of each array that is the same in every pass: initialisers, and constants folded from them."""
         self._functions = {(f.domain, f.name, getattr(f, "overload", "")): f for f in model.functions}
         self._nodes, self._most = 0, queue.device.global_mem_size
-        self._on_host = device_info(queue.device).type == "cpu"
         self.zero_pads: dict[int, tuple[Tensor, Tensor, dict[int, tuple[int, int]]]] = {}
         """Tensors, by ``id``, that are zero-padded copies: the padded tensor, the original, and the zeros before and
         after each axis."""
@@ -103,11 +101,10 @@ class Interpreter:
         if key not in memory:
             native = value.astype(value.dtype.newbyteorder("="), copy=False)
             # A processor reads the model's own arrays, which nobody writes, where they are.
-            shared = memory is self._memory and self._on_host and native.dtype.kind in "fiu"
-            shared = shared and native.flags.carray and native.ctypes.data % ALIGNED == 0
-            make = Tensor.from_dlpack if shared else Tensor.from_numpy
+            shared = memory is self._memory and native.flags.carray and native.ctypes.data % ALIGNED == 0
+            shared = shared and native.dtype.kind in "fiu" and device_info(self.queue.device).type == "cpu"
             # The array is cached with its tensor, so that no other array gets its ``id``, which is the key.
-            memory[key] = (make(native, self.queue), value)
+            memory[key] = ((Tensor.from_dlpack if shared else Tensor.from_numpy)(native, self.queue), value)
         return memory[key][0]  # type: ignore[no-any-return]
 
     def derive(self, what: tuple[Any, ...], source: np.ndarray, make: Callable[[], np.ndarray]) -> np.ndarray:
@@ -218,7 +215,7 @@ class Interpreter:
         graph = call.attributes["then_branch" if bool(np.ravel(condition)[0]) else "else_branch"]
         branch_scope = Scope(scope.opsets, scope, scope.attributes)
         for tensor in graph.initializer:
-            branch_scope.values[tensor.name] = to_array(tensor, None)
+            branch_scope.values[tensor.name] = to_array(tensor)
         self.run(graph.node, branch_scope)
         for name, branch_output in zip(node.output, graph.output, strict=False):
             scope.values[name], scope.sources[name] = branch_scope.find(branch_output.name)

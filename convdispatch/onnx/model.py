@@ -102,9 +102,7 @@ class OnnxNet:
         initializer_names = {tensor.name for tensor in proto.graph.initializer}
         self.inputs = [self._port(value) for value in proto.graph.input if value.name not in initializer_names]
         self.outputs = [_output(value) for value in proto.graph.output]
-        self._constants = {
-            tensor.name: self._converted(to_array(tensor, storage)) for tensor in proto.graph.initializer
-        }
+        self._constants = {each.name: self._converted(to_array(each, storage)) for each in proto.graph.initializer}
         for sparse in proto.graph.sparse_initializer:
             self._constants[sparse.values.name] = self._converted(dense(sparse))
         self.optional = [self._port(value) for value in proto.graph.input if value.name in initializer_names]

@@ -6,24 +6,24 @@ file is ever run; a graph is data.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
 import os
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from ..api.errors import InvalidArgument
 from .call import Unsupported
-from .raw_weights import without_weights
 
 MOST_BYTES = 1 << 31
 """The most bytes of a protocol buffer, and so of a model file without external data."""
 MOST_AXES = 64
+ALIGNED, _LEAST_APART = 128, 4096
+"""Weights apart begin at multiples of ALIGNED bytes, so that processors use them there; shorter ones stay."""
+_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # the numbers of these fields in ModelProto, GraphProto and TensorProto
 
 
 def onnx_package() -> Any:
@@ -35,13 +35,8 @@ def onnx_package() -> Any:
     return onnx
 
 
-class Storage(NamedTuple):
-    """Where the values of initialisers are that their ModelProto lacks."""
-
-    folder: Path | None = None
-    """The folder of external data; None for a model without a path."""
-    apart: Mapping[str, np.ndarray] = {}
-    """The bytes of large initialisers, by name."""
+Storage = tuple[Path | None, Mapping[str, np.ndarray]]
+"""The folder of external data, None for a model without a path, and the bytes of initialisers apart, by name."""
 
 
 def read(source: Any) -> tuple[Any, Storage]:
@@ -50,24 +45,21 @@ def read(source: Any) -> tuple[Any, Storage]:
     Raises InvalidArgument, in one sentence that names the file, for what is no model or lies about its sizes.
     """
     onnx = onnx_package()
-    storage = Storage()
+    name, folder, apart = "the model", None, dict[str, np.ndarray]()
     if isinstance(source, onnx.ModelProto):
-        model, name = source, "the model"
+        model = source
     elif isinstance(source, bytes | bytearray):
-        name = "the model"
         model, apart = _parse(io.BytesIO(source), len(source), "the bytes")
-        storage = Storage(None, apart)
     else:
         path = Path(source)
-        name = str(path)
+        name, folder = str(path), path.resolve().parent
         model, apart = _parsed_file(path)
-        storage = Storage(path.resolve().parent, apart)
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise InvalidArgument(f"{name} holds no graph: expected an ONNX model")
     _check_texts(model.graph, name)
     for index, (tensor, owner) in enumerate(_tensors(model.graph)):  # the graph's own initialisers come first
-        _check(tensor, owner, storage if index < len(model.graph.initializer) else Storage(storage.folder), name)
-    return model, storage
+        _check(tensor, owner, (folder, apart if index < len(model.graph.initializer) else {}), name)
+    return model, (folder, apart)
 
 
 def _parsed_file(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
@@ -88,24 +80,63 @@ def _parsed_file(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
 
 
 def _parse(file: BinaryIO, size: int, name: str) -> tuple[Any, dict[str, np.ndarray]]:
-    """The ModelProto without the bytes of large initialisers, and these by name."""
-    with contextlib.suppress(ValueError):  # protobuf says what is wrong
-        message, weights = without_weights(file, size)
-        model = _parsed(message, name)
-        names = [tensor.name for tensor in model.graph.initializer]
-        if len(set(names)) == len(names):
-            return model, {names[index]: values for index, values in weights.items()}
-    file.seek(0)
-    return _parsed(file.read(), name), {}
+    """The ModelProto of a file of ``size`` bytes without the bytes of large initialisers, and these by name: they go
+    from the file to where they stay, and are copied no more."""
+    model, apart = onnx_package().ModelProto(), dict[str, np.ndarray]()
+    # One block has larger pages than an array for each weight. Alignment adds less than one byte in 32.
+    block, used = np.empty(size + size // 32 + ALIGNED, np.uint8), 0
 
+    def fill(message: Any, end: int, within: int = 0) -> None:
+        nonlocal used
+        kept, raw = [], None
+        for number, start, begin, stop in _fields(file, end):
+            if begin and (within, number) == (0, _GRAPH):
+                message.graph.SetInParent()
+                fill(message.graph, stop, _GRAPH)
+            elif begin and (within, number) == (_GRAPH, _INITIALIZER):
+                fill(message.initializer.add(), stop, _INITIALIZER)
+            elif begin and (within, number) == (_INITIALIZER, _RAW_DATA) and stop - begin >= _LEAST_APART:
+                used += -(block.ctypes.data + used) % ALIGNED
+                raw, used = block[used : used + stop - begin], used + stop - begin
+                file.readinto(raw.data)  # type: ignore[attr-defined]
+            else:
+                file.seek(start)
+                kept.append(file.read(stop - start))
+        message.MergeFromString(b"".join(kept))
+        if within == _INITIALIZER:
+            apart.pop(message.name, None)
+            apart.update({} if raw is None else {message.name: raw})
 
-def _parsed(message: bytes, name: str) -> Any:
-    model = onnx_package().ModelProto()
     try:
-        model.ParseFromString(message)
+        fill(model, size)
     except Exception as error:  # protobuf raises DecodeError, whose class differs between versions.
         raise InvalidArgument(f"{name} is no ONNX model: {error}") from None
-    return model
+    return model, apart
+
+
+def _fields(file: BinaryIO, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """``(number, start, start of a content that has a length, or 0, end)`` of the fields of a message from
+    here to ``end``: each a number and a wire type, then its content. Raises ValueError."""
+    while (start := file.tell()) < end:
+        key = _varint(file)
+        number = _varint(file) if key & 7 in (0, 2) else 0
+        begin = file.tell()
+        stop = begin + {0: 0, 1: 8, 2: number, 5: 4}.get(key & 7, end)  # by wire type
+        if stop > end:
+            raise ValueError("a field has no type, or is longer than what holds it")
+        yield key >> 3, start, begin if key & 7 == 2 else 0, stop
+        file.seek(stop)
+
+
+def _varint(file: BinaryIO) -> int:
+    """A number in groups of seven bits, the least significant first."""
+    number = 0
+    for shift in range(0, 70, 7):
+        byte = (file.read(1) or b"\xff")[0]
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number
+    raise ValueError("a number does not end")
 
 
 def _check_texts(graph: Any, name: str) -> None:
@@ -135,15 +166,6 @@ def _tensors(graph: Any) -> Iterator[tuple[Any, str]]:
                 yield from _tensors(subgraph)
 
 
-def tensor_shape(tensor: Any) -> tuple[int, ...]:
-    """A TensorProto's shape."""
-    return tuple(tensor.dims)
-
-
-def _external(tensor: Any) -> dict[str, str]:
-    return {entry.key: entry.value for entry in tensor.external_data}
-
-
 def _is_external(tensor: Any) -> bool:
     return bool(tensor.data_location == onnx_package().TensorProto.EXTERNAL)
 
@@ -151,7 +173,7 @@ def _is_external(tensor: Any) -> bool:
 def _nbytes(tensor: Any, owner: str, name: str) -> int:
     """Bytes that the values must have. Raises InvalidArgument for a type or shape that is none."""
     onnx = onnx_package()
-    shape = tensor_shape(tensor)
+    shape = tuple(tensor.dims)
     if len(shape) > MOST_AXES or any(size < 0 for size in shape):
         raise InvalidArgument(
             f"{name}: {owner} has the shape {shape[:8]}, expected at most {MOST_AXES} sizes of 0 or more"
@@ -170,12 +192,12 @@ def _check(tensor: Any, owner: str, storage: Storage, name: str) -> None:
     onnx = onnx_package()
     if tensor.data_type == onnx.TensorProto.STRING:
         return
-    count_needed, shape = _nbytes(tensor, owner, name), tensor_shape(tensor)
+    count_needed, shape, (folder, apart) = _nbytes(tensor, owner, name), tuple(tensor.dims), storage
     if _is_external(tensor):
-        _file_of(tensor, owner, storage.folder, name, count_needed)
+        _file_of(tensor, owner, folder, name, count_needed)
         return
-    if tensor.HasField("raw_data") or tensor.name in storage.apart:
-        found = len(storage.apart.get(tensor.name, tensor.raw_data))
+    if tensor.HasField("raw_data") or tensor.name in apart:
+        found = len(apart.get(tensor.name, tensor.raw_data))
         if found != count_needed:
             raise InvalidArgument(f"{name}: {owner} of shape {shape} needs {count_needed} bytes, {found} are there")
         return
@@ -189,7 +211,7 @@ def _check(tensor: Any, owner: str, storage: Storage, name: str) -> None:
 
 def _file_of(tensor: Any, owner: str, folder: Path | None, name: str, wanted: int) -> tuple[Path, int]:
     """The file that holds the values, and the byte they begin at. Raises InvalidArgument, before anything is read."""
-    location_fields = _external(tensor)
+    location_fields = {entry.key: entry.value for entry in tensor.external_data}
     location = location_fields.get("location", "")
     if folder is None:
         raise InvalidArgument(f"{name}: {owner} lies in the file {location!r}: load the model by its path")
@@ -227,26 +249,26 @@ def without_initializers(model: Any, names: Collection[str]) -> Any:
     return copy
 
 
-def to_array(tensor: Any, storage: Storage | None) -> np.ndarray:
+def to_array(tensor: Any, storage: Storage = (None, {})) -> np.ndarray:
     """A checked tensor's values."""
-    onnx = onnx_package()
-    raw = storage.apart.get(tensor.name) if storage else None
+    onnx, (folder, apart) = onnx_package(), storage
+    raw = apart.get(tensor.name)
     if _is_external(tensor):
-        folder, nbytes = storage.folder if storage else None, _nbytes(tensor, "a tensor", "the model")
+        nbytes = _nbytes(tensor, "a tensor", "the model")
         path, start = _file_of(tensor, f"initialiser {tensor.name!r}", folder, "the model", nbytes)
         raw = np.fromfile(path, np.uint8, nbytes, offset=start)
     if raw is None:
         return np.asarray(onnx.numpy_helper.to_array(tensor))
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
-    if supported(dtype) and sys.byteorder == "little":
-        return raw.view(dtype).reshape(tensor_shape(tensor))
+    if supported(dtype):
+        return raw.view(dtype).reshape(tuple(tensor.dims))
     copy = onnx.TensorProto(dims=tensor.dims, data_type=tensor.data_type, name=tensor.name, raw_data=raw.tobytes())
     return np.asarray(onnx.numpy_helper.to_array(copy))
 
 
 def dense(sparse: Any) -> np.ndarray:
     """A sparse initialiser's values where they stand."""
-    values, indices = to_array(sparse.values, None), to_array(sparse.indices, None)
+    values, indices = to_array(sparse.values), to_array(sparse.indices)
     shape = tuple(sparse.dims)
     if np.prod(shape, dtype=np.float64) * values.itemsize > 1 << 31:
         raise InvalidArgument(f"the sparse initialiser {sparse.values.name!r} has the shape {shape}: refused")
