@@ -123,8 +123,8 @@ def test_the_cases_have_every_width_of_every_form():
 @pytest.mark.parametrize(
     ("family", "written", "mutant"),
     [
-        ("max_pool", "v > best || v != v ? v : best", "v < best || v != v ? v : best"),
-        ("max_pool", "min(next, SAFE_END - LANES)", "next"),
+        ("max_pool", "place < 0 || v > best || v != v", "place < 0 || v < best || v != v"),
+        ("max_pool", "within && (place < 0", "(place < 0"),
         ("avg_pool", "into += v;", "into = v;"),
     ],
 )

@@ -39,8 +39,8 @@ def test_a_row_tells_what_its_processes_find(script, what, monkeypatch, capsys, 
     monkeypatch.setenv("FIRST_STEP_ROW", row)
     asked, told = [], []
 
-    def run(mode, row, arguments, caches, pack=None):
-        asked.append((mode, pack))
+    def run(mode, row, arguments, caches):
+        asked.append(mode)
         script.child(mode, 0.0)
         ct.disable()
         *lines, found = capsys.readouterr().out.splitlines()
@@ -48,13 +48,12 @@ def test_a_row_tells_what_its_processes_find(script, what, monkeypatch, capsys, 
         return json.loads(found)
 
     monkeypatch.setattr(script, "run", run)
-    monkeypatch.setattr(script, "packed", lambda row, arguments, caches: tmp_path / "pack")
-    words = ["--rows", row, "--modes", "torch,cold,pack", "--json", str(tmp_path / "found.json")]
+    words = ["--rows", row, "--modes", "torch,cold,warm", "--json", str(tmp_path / "found.json")]
     monkeypatch.setattr(sys, "argv", ["first_step.py", *words])
     script.main()
     told += capsys.readouterr().out.splitlines()
-    assert asked == [("torch", None), ("cold", None), ("pack", tmp_path / "pack")]
-    assert [text.split()[:2] for text in told] == [[row, "cold"], [row, "pack"]], "PyTorch's own is beside each"
+    assert asked == ["torch", "cold", "warm"]
+    assert [text.split()[:2] for text in told] == [[row, "cold"], [row, "warm"]], "PyTorch's own is beside each"
     found = json.loads((tmp_path / "found.json").read_text())[row]
-    assert set(found) == {"torch", "cold", "pack"}
+    assert set(found) == {"torch", "cold", "warm"}
     assert found["cold"]["ours"] >= 2

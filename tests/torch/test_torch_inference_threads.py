@@ -272,7 +272,7 @@ def test_forms_are_timed_in_the_threads_in_which_they_run(here, queue, runs, tmp
     make, shapes = NETS["pools"]
     net = make(queue).eval()
     for each in ("own", "pytorch"):
-        built = inference.build(net, *shapes, queue=queue, recall=True, threads=each, for_="throughput")
+        built = inference.build(net, *shapes, queue=queue, recall=True, threads=each)
         assert bool(runs) == (each == "pytorch")
     assert len(built.tried) == 2, "one queue each"
     before = torch.get_num_threads()

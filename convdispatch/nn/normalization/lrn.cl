@@ -12,11 +12,12 @@
 //   FLAT          1 to count work items in one dimension (GPUs); INDEX, uint or ulong, holds any element's number
 //   REAL ACC LOAD STORE   the element type (convdispatch.api.dtypes)
 
-// d^-BETA; roots where they do, for a power costs ten times as much.
+// d^-BETA; roots where they do, for a power costs ten times as much. rsqrt and sums that may be fused or not have other
+// bits in a compiler's vectors than in what its vectors leave over, which depends on how work items are shared out.
 #if ROOTS == 3
-#define POWER(d) rsqrt((d) * sqrt(d))
+#define POWER(d) ((ACC)1 / sqrt((d) * sqrt(d)))
 #elif ROOTS == 2
-#define POWER(d) rsqrt(d)
+#define POWER(d) ((ACC)1 / sqrt(d))
 #else
 #define POWER(d) pow(d, -BETA)
 #endif
@@ -59,8 +60,8 @@ inline ACC take(global const REAL *p, const int c, const int j) {
 // d of the window that begins at value n of `xs`.
 inline ACC window(const ACC *xs, const int n) {
   ACC sum = 0;
-  EACH(j, SIZE) sum += xs[n + j] * xs[n + j];
-  return BIAS + SCALE * sum;
+  EACH(j, SIZE) sum = fma(xs[n + j], xs[n + j], sum);
+  return fma((ACC)SCALE, sum, (ACC)BIAS);
 }
 
 kernel void lrn(global const REAL *restrict x, const long offset, global REAL *restrict y) {

@@ -107,7 +107,7 @@ def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backe
 
     if backend.patches.get("triton.cudagraphs"):
         # The module keeps CUDA graphs by thread; PyTorch 2.11 sets up that thread alone which imports it: the caller's.
-        import torch._inductor.cudagraph_trees
+        from torch._inductor import cudagraph_trees  # noqa: F401 (imported for that alone)
     if ours:
         graph = with_our_operators(graph, inputs[0].device, backend.mode, compiled=True)
     else:
