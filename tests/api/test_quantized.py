@@ -6,7 +6,6 @@ import itertools
 
 import numpy as np
 import pytest
-
 from onnx_quantized import saturates
 
 from convdispatch import ConvProblem, InvalidArgument, InvalidProblem, Quantization, constant, conv, conv_backward_data

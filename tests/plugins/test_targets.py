@@ -124,7 +124,7 @@ def test_the_cases_have_every_width_of_every_form():
     ("family", "written", "mutant"),
     [
         ("max_pool", "place < 0 || v > best || v != v", "place < 0 || v < best || v != v"),
-        ("max_pool", "within && (place < 0", "(place < 0"),
+        ("max_pool", "best = better ? v : best;", "best = v;"),
         ("avg_pool", "into += v;", "into = v;"),
     ],
 )
