@@ -452,7 +452,7 @@ def test_autocast_under_vmap_casts_what_pytorch_casts(name, way):
     with torch.autocast("cpu", torch.bfloat16):
         found, wanted = TRANSFORMED[way](ours, x, w), TRANSFORMED[way](theirs, x, w)
     assert found.dtype is wanted.dtype
-    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
+    assert error(found, wanted) < 1e-2, "in norm: without bfloat16's instructions PyTorch rounds sums on the way"
 
 
 @pytest.mark.parametrize("layer", [nn.Conv1d, nn.ConvTranspose1d, nn.Conv2d])
