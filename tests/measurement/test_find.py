@@ -279,7 +279,6 @@ def test_a_newcomer_is_a_reason_to_measure_again(faults, device):
     assert why_find(PROBLEM, info) is None
     faults("good", "many")
     assert why_find(PROBLEM, info) == "never measured: faulty.many"
-    assert why_find(PROBLEM, info, here=False) is None
     assert why_find(PROBLEM, info, Policy(solver="faulty.good")) is None
     find(PROBLEM, device, budget_ms=60_000)
     assert why_find(PROBLEM, info) is None
