@@ -90,16 +90,12 @@ def test_an_interrupt_is_130_whatever_is_shown_then(words, tmp_path):
 
 
 def test_a_time_limit_is_no_interrupt(tmp_path):
-    words = ["bench", "cpu10", "--within", "12", "--json", str(tmp_path / "r.json")]
+    words = ["bench", "cpu10", "--within", "0.01", "--json", str(tmp_path / "r.json")]
     done = subprocess.run([sys.executable, "-m", "convdispatch", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "time limit reached: " in done.stdout
+    assert "time limit reached: 10 problems are not measured" in done.stdout
     assert "interrupted" not in done.stdout
     assert json.loads((tmp_path / "r.json").read_text())["time_limit"]
-    done = subprocess.run([sys.executable, "-m", "convdispatch", "bench", "cpu10", "--within", "0.01"],
-                          capture_output=True, text=True)  # fmt: skip
-    assert done.returncode == 1
-    assert "Error: nothing could be started within 0.01 s" in done.stderr
 
 
 def test_a_trace_begins_with_a_header(tmp_path, monkeypatch):
