@@ -447,12 +447,12 @@ TRANSFORMED = {
 @pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d"])
 def test_autocast_under_vmap_casts_what_pytorch_casts(name, way):
     """On a CPU PyTorch finds vmap's rule before that of autocast, so some results stay float32."""
-    x, w = picture(), torch.randn(3, 3, 3, 3)
+    x, w = picture().abs(), torch.rand(3, 3, 3, 3)  # without signs, so that no sum cancels its roundings
     ours, theirs = (getattr(module, name) for module in (ct, nn.functional))
     with torch.autocast("cpu", torch.bfloat16):
         found, wanted = TRANSFORMED[way](ours, x, w), TRANSFORMED[way](theirs, x, w)
     assert found.dtype is wanted.dtype
-    assert error(found, wanted) < 1e-2, "in norm: without bfloat16's instructions PyTorch rounds sums on the way"
+    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("layer", [nn.Conv1d, nn.ConvTranspose1d, nn.Conv2d])
