@@ -10,7 +10,6 @@ A new method is a module with ``configs`` and a class of its configuration, and 
 - ``col2im``: the data gradient in general.
 - ``weights``: the weights' gradient.
 - ``depthwise``: one channel per group in NCHW, lowered in registers.
-- ``phases``: the strided data gradient of one channel per group.
 - ``convert``: conversion between 16-bit elements and float32.
 - ``solver``: the solver, which chooses among the methods.
 """

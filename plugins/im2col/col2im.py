@@ -188,6 +188,5 @@ class Col2im:
         else:
             rows, local = 1, (128,)
             size = (-(-math.prod((*window.source, image[1], piece)) // 128) * 128,)
-        epilogue_operands = [name for name in ("bias", "residual") if getattr(self.problem, name)]
-        arguments = ["workspace", "x", *epilogue_operands, *map(np.int32, (rows, *image, *group, *channel))]
+        arguments = ["workspace", "x", *self.problem.epilogue_operands, *map(np.int32, (rows, *image, *group, *channel))]
         return Launch(program, "gather", size, local, arguments, names=OPERANDS)

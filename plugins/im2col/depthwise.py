@@ -1,7 +1,8 @@
 """Convolutions with one source channel per group in NCHW on a CPU, lowered in registers.
 
 A matrix product with one or a few rows would spend its time on copying the lowered matrix. This method serves the
-forward convolution, the data gradient of stride 1 with the taps flipped, and the weights' gradient.
+forward convolution, the data gradient, of whose stride all phases are computed in one launch, and the weights'
+gradient.
 """
 
 from __future__ import annotations
@@ -9,28 +10,33 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from convdispatch.api import (
     DTYPES,
+    MOST_PHASES,
     OPERANDS,
     ConvProblem,
     DeviceInfo,
     Launch,
+    Phase,
     StepPlan,
     build,
     define,
     epilogue_macros,
+    geometry_of,
     kernel_text,
+    phase_count,
+    storage_macros,
 )
 from convdispatch.api.cpu import Balance, round_up
-
-from .window import PatchWindow
 
 MAX_TAPS = 128
 """Most taps of a kernel: the loop over taps is unrolled."""
 MAX_TARGETS = 8
-"""Most output channels per group."""
+"""Most output channels per group; a strided data gradient has one."""
+MAX_STEP = 8
+"""Most phases of a row of a strided data gradient."""
 MAX_PLANE_BYTES = 1 << 26
 """Most bytes of one padded plane of the source, which one work item copies."""
 
@@ -42,22 +48,35 @@ FILLED_OPS = (12.0, 31.0)
 # Operations at peak rate per element copied into its padded plane, where a stride separates the columns by phase
 STRIDED_OPS = 42.0
 ADDED_OPS = 700.0  # operations at peak rate per element of dw: the lanes of its vector of sums are added one by one
+PAIR_OPS, SINGLE_OPS = 3.0, 35.0
+"""Operations at peak rate per element of x that a strided gradient writes: in pairs (stride 2), and one by one."""
+
+
+class Row(NamedTuple):
+    """Target rows congruent modulo the stride s; ``phases[f]`` has (tap, offset) of all terms of columns f, f + s, ..."""
+
+    first: tuple[int, ...]
+    count: tuple[int, ...]
+    """Rows along d and h."""
+    phases: list[list[tuple[int, int]]]
 
 
 def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterator[dict[str, Any]]:
     """Yield one configuration per workspace cap; none on GPUs, in NHWC, nor if the problem is not depthwise or exceeds
     a limit above."""
-    if device.type != "cpu" or problem.layout == "nhwc":
+    if device.type != "cpu" or problem.layout == "nhwc" or problem.g == 1:
         return
-    flipped = problem.direction == "bwd_data"
-    window = PatchWindow.of(problem, flipped)
-    if window.groups == 1 or window.group_channels > 1 or window.volume > MAX_TAPS:
+    if problem.kd * problem.kh * problem.kw > MAX_TAPS or phase_count(problem) > MOST_PHASES:
         return
-    if window.group_targets > MAX_TARGETS:
+    geometry = geometry_of(problem)
+    strided = max(geometry.out_step) > 1
+    if geometry.c > 1 or geometry.m > (1 if strided else MAX_TARGETS) or geometry.out_step[2] > MAX_STEP:
         return
-    config = {"method": "depthwise", "flipped": flipped}
-    plane = Depthwise(problem, {**config, "items": 1}).workspace_size
-    jobs = window.targets if problem.direction == "bwd_weights" else window.images * window.groups
+    config: dict[str, Any] = {"method": "phases"}
+    if not strided:
+        config = {"method": "depthwise", "flipped": problem.direction == "bwd_data"}
+    plane = Depthwise(problem, {"items": 1}).workspace_size
+    jobs = geometry.target.channels if problem.direction == "bwd_weights" else geometry.images * geometry.groups
     for cap in caps if plane <= MAX_PLANE_BYTES else []:
         yield {**config, "items": max(1, min(jobs, 16 * device.compute_units, cap // plane))}
 
@@ -66,64 +85,75 @@ class Depthwise:
     """The depthwise method under one configuration: sizes, text and launches; nothing is compiled."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
-        self.problem, self.config = problem, config
-        self.window = window = PatchWindow.of(problem, config["flipped"])
-        self.lanes = 64 // window.accumulator_size
+        self.problem, self.items = problem, config["items"]
+        self.geometry = geometry = geometry_of(problem)
+        self.lanes = 64 // problem.accumulator_size
         self.gradient = problem.direction == "bwd_weights"
-        # In a padded plane, ``reach`` has the taps' offsets along each axis from the plane's first element, and
-        # ``zero`` is the position of that element in x.
-        low = [min(0, (taps - 1) * spread) for taps, spread in zip(window.taps, window.spread, strict=True)]
-        self.zero = [base - pad for base, pad in zip(low, window.pad, strict=True)]
-        self.reach = [
-            [tap * spread - base for tap in range(taps)]
-            for taps, spread, base in zip(window.taps, window.spread, low, strict=True)
-        ]
-        self.extent = [
-            (positions - 1) * step + max(reach) + 1
-            for positions, step, reach in zip(window.positions, window.step, self.reach, strict=True)
-        ]
-        width = round_up(window.positions[2], self.lanes) + max(self.reach[2]) // window.step[2]
-        self.pitch = round_up(width, self.lanes)
+        self.columns = max(phase.count[2] for phase in geometry.phases)
+        """Pixels of the longest phase of a row of the target."""
+        steps = enumerate(zip(geometry.step, geometry.spread, strict=True))
+        reads = [[p.reads(axis, *step) for p in geometry.phases if p.volume] for axis, step in steps]
+        self.zero = [min((r.start for r in ranges), default=0) for ranges in reads]
+        """Position in the source of the padded plane's first element, along each axis."""
+        self.extent = [max((r.stop for r in each), default=1) - zero for each, zero in zip(reads, self.zero)]
+        step = geometry.step[2]
+        beyond = (self.extent[2] - 1 - (self.columns - 1) * step) // step
+        self.pitch = round_up(round_up(self.columns, self.lanes) + beyond, self.lanes)
 
     @property
     def workspace_size(self) -> int:
         """Bytes of the work items' padded planes."""
-        plane = self.extent[0] * self.extent[1] * self.window.step[2] * self.pitch
-        return plane * self.window.accumulator_size * self.config["items"]
+        plane = self.extent[0] * self.extent[1] * self.geometry.step[2] * self.pitch
+        return plane * self.problem.accumulator_size * self.items
 
     def cost(self, balance: Balance) -> float:
-        """Return operations at peak rate on a CPU: one launch, padded planes, vectors with empty lanes at row ends."""
-        window = self.window
-        source = window.images * window.channels * math.prod(window.source)
-        fill_ops = (STRIDED_OPS if window.step[2] > 1 else FILLED_OPS[self.gradient]) * source
-        fill_ops += ADDED_OPS * math.prod(self.problem.w_shape) * self.gradient
-        sum_ops = OPERATION_OPS * self.problem.flops * round_up(window.positions[2], self.lanes) / window.positions[2]
+        """Return operations at peak rate on a CPU: one launch, padded planes, vectors with empty lanes at row ends, and
+        stores of the phases of a stride."""
+        problem, geometry = self.problem, self.geometry
+        read, written = (each.image * geometry.images for each in (geometry.source, geometry.target))
+        fill_ops = (STRIDED_OPS if geometry.step[2] > 1 else FILLED_OPS[self.gradient]) * read
+        fill_ops += ADDED_OPS * math.prod(problem.w_shape) * self.gradient
+        sum_ops = OPERATION_OPS * problem.flops * round_up(self.columns, self.lanes) / self.columns
+        if max(geometry.out_step) > 1:
+            sum_ops += (PAIR_OPS if geometry.out_step[2] == 2 else SINGLE_OPS) * written
         return LAUNCH_OPS * balance.launch + fill_ops + sum_ops
 
     def plan(self, context: Any) -> StepPlan:
         """Compile the one launch of the convolution."""
-        program, size = build(context, self.text()), (self.config["items"], 1, 1)
-        if self.gradient:
-            launch = Launch(program, "gradient", size, (1, 1, 1), ["x", "y", "w", "workspace"], names=OPERANDS)
-            return StepPlan(self.workspace_size, [launch])
-        source, target = ("y", "x") if self.config["flipped"] else ("x", "y")
-        epilogue_operands = [part for part in ("bias", "residual") if getattr(self.problem, part)]
-        operands = [source, "w", target, *epilogue_operands, "workspace"]
-        launch = Launch(program, "depthwise", size, (1, 1, 1), operands, names=OPERANDS)
+        name, operands = "gradient", ["x", "y", "w", "workspace"]
+        if not self.gradient:
+            name, (source, target) = "depthwise", "yx" if self.problem.direction == "bwd_data" else "xy"
+            operands = [source, "w", target, *self.problem.epilogue_operands, "workspace"]
+        launch = Launch(build(context, self.text()), name, (self.items, 1, 1), (1, 1, 1), operands, names=OPERANDS)
         return StepPlan(self.workspace_size, [launch])
 
     def text(self) -> str:
-        window, problem = self.window, self.problem
-        text = window.macros() + epilogue_macros(problem)
-        text += define(ACCSIZE=window.accumulator_size, IMAGES=window.images, M=window.group_targets)
-        text += define(LANES=self.lanes, V=f"{DTYPES[window.dtype].accumulator}{self.lanes}")
-        text += define(ITEMS=self.config["items"], EZ=self.extent[0], EY=self.extent[1], PITCH=self.pitch)
-        text += define(ZERO_Z=f"({self.zero[0]})", ZERO_Y=f"({self.zero[1]})")
-        step, row = window.step[2], window.step[2] * self.pitch
-        offsets = [
-            (z * self.extent[1] + y) * row + x % step * self.pitch + x // step
-            for z, y, x in itertools.product(*self.reach)
-        ]
-        values = {"gradient": self.gradient, "volume": window.volume, "offsets": offsets, "lanes": self.lanes}
-        values |= {"step": step, "pitch": self.pitch, "zero_x": self.zero[2], "width": window.source[2]}
-        return text + kernel_text(__package__, "depthwise.cl.mako", bias=problem.bias, **values)
+        problem, geometry = self.problem, self.geometry
+        text = storage_macros(problem.dtype) + epilogue_macros(problem)
+        triples = {"X": geometry.source.size, "Y": geometry.target.size, "S": geometry.step, "U": geometry.out_step}
+        for prefix, triple in triples.items():
+            text += define(**{prefix + axis: value for axis, value in zip("DHW", triple, strict=True)})
+        text += define(
+            IMAGES=geometry.images, G=geometry.groups, M=geometry.m, TAPS=geometry.volume, ITEMS=self.items,
+            LANES=self.lanes, V=f"{DTYPES[problem.dtype].accumulator}{self.lanes}", EZ=self.extent[0],
+            EY=self.extent[1], PITCH=self.pitch, ZERO_Z=f"({self.zero[0]})", ZERO_Y=f"({self.zero[1]})",
+        )  # fmt: skip
+        values = {"gradient": self.gradient, "rows": list(self._rows()), "columns": self.columns, "lanes": self.lanes}
+        values |= {"step": geometry.step[2], "out_step": geometry.out_step[2], "pitch": self.pitch}
+        values |= {"zero_x": self.zero[2], "width": geometry.source.size[2], "bias": problem.bias}
+        return text + kernel_text(__package__, "depthwise.cl.mako", **values)
+
+    def _rows(self) -> Iterator[Row]:
+        for first, group in itertools.groupby(self.geometry.phases, key=lambda phase: phase.first[:2]):
+            phases = list(group)
+            terms = [[self._term(phase, taps) for taps in itertools.product(*map(range, phase.taps))] for phase in phases]
+            yield Row(first, phases[0].count[:2], terms)
+
+    def _term(self, phase: Phase, taps: tuple[int, ...]) -> tuple[int, int]:
+        """Return a phase's tap in the kernel, and the offset in the padded plane that the first result reads for it."""
+        geometry, tap, at = self.geometry, 0, []
+        for axis, t in enumerate(taps):
+            tap = tap * geometry.kernel[axis] + phase.tap0[axis] + t * geometry.tap_step[axis]
+            at.append(phase.origin[axis] + t * geometry.spread[axis] - self.zero[axis])
+        step = geometry.step[2]
+        return tap, ((at[0] * self.extent[1] + at[1]) * step + at[2] % step) * self.pitch + at[2] // step

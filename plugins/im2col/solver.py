@@ -9,7 +9,7 @@ from typing import Any
 from convdispatch.api import DTYPES, ConvProblem, DeviceInfo, Solver, rates
 from convdispatch.api.cpu import Balance
 
-from . import col2im, depthwise, phases, product, weights
+from . import col2im, depthwise, product, weights
 
 CPU_CHUNK_BYTES = (8 << 20, 2 << 20, 1 << 19, 1 << 16)
 """Bytes of a lowered chunk, the default first: a chunk is multiplied while it is in a CPU's cache."""
@@ -28,7 +28,7 @@ _METHODS = {
     "flipped": product.WindowProduct,
     "col2im": col2im.Col2im,
     "depthwise": depthwise.Depthwise,
-    "phases": phases.DepthwisePhases,
+    "phases": depthwise.Depthwise,
     "weights": weights.WeightsProduct,
 }
 
@@ -53,21 +53,17 @@ class Im2col(Solver):
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """The best method's choices under the default cap first, then smaller caps; the last needs the least memory."""
         caps = list(CPU_CHUNK_BYTES if device.type == "cpu" else GPU_CHUNK_BYTES)
+        yield from depthwise.configs(problem, device, caps)
         if problem.direction == "fwd":
-            yield from depthwise.configs(problem, device, caps)
-            yield from product.configs(problem, device, caps)
+            methods = [product.configs(problem, device, caps)]
         elif problem.direction == "bwd_weights":
-            yield from depthwise.configs(problem, device, caps)
-            yield from weights.configs(problem, device, caps)
+            methods = [weights.configs(problem, device, caps)]
         else:
             methods = [col2im.configs(problem, device, caps)]
             if {problem.sd, problem.sh, problem.sw} == {1}:
-                yield from depthwise.configs(problem, device, caps)
                 flipped_index = 1 if col2im.flipped_pays(problem) else 0
                 methods.insert(1 - flipped_index, product.configs(problem, device, caps))
-            else:
-                yield from phases.configs(problem, device, caps)
-            yield from itertools.chain(*methods)
+        yield from itertools.chain(*methods)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         return _METHODS[config["method"]](problem, config).workspace_size
