@@ -1,13 +1,15 @@
-"""Properties of a CPU device that plugins' kernels need: vector width, registers, instructions, sizes of pages."""
+"""What plugins' kernels need of CPU devices: vector width, registers, sizes of pages, instructions in inline assembly."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import platform
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from .declared import cpus_only
 from .device import DeviceInfo
 from .dtypes import DTYPES
 from .rates import DeviceRates
@@ -110,3 +112,49 @@ def flags() -> frozenset[str]:
 def _granted() -> str | None:
     status = ctypes.CDLL(None, use_errno=True).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA)
     return None if status == 0 else f"the system grants no matrix registers (errno {ctypes.get_errno()})"
+
+
+def unserved(needed: tuple[str, ...], device: DeviceInfo) -> str | None:
+    """Why a device does not run kernels with ``needed`` instructions in inline assembly, or None."""
+    reason = cpus_only(device)
+    if reason is None and (device.vendor != "intel" or device.simd_width < 16):
+        reason = f"Intel's runtime with vectors of 16 floats only, got {device.vendor} with {device.simd_width}"
+    return reason or lacking(*needed)
+
+
+TILE_MACROS = """
+// Eight tiles of 16 rows of 64 bytes; the first four hold sums.
+constant ulong TILES[8] = {1, 0, 0x0040004000400040ul, 0x0040004000400040ul, 0, 0, 0x1010101010101010ul, 0};
+#define TILES_BEGIN() __asm__ volatile("ldtilecfg (%0)" ::"r"(TILES) : "memory")
+#define TILES_END() __asm__ volatile("tilerelease" ::: "memory")
+"""
+"""OpenCL text that configures and releases the AMX tiles of a work item."""
+
+
+def assembly(
+    name: str,
+    parameters: str,
+    lines: Iterable[str],
+    changed: Iterable[str],
+    read: Mapping[str, str],
+    temporaries: Iterable[str] = (),
+) -> str:
+    """OpenCL function ``name(parameters)`` whose body is one block of inline assembly of 64-bit operands ``%[operand]``.
+
+    ``changed`` are parameters that the block changes, ``read`` maps what it only reads to OpenCL expressions, and
+    ``temporaries`` are registers of its own. The compiler is not told which tiles and vector registers change: the
+    function holds nothing else, and is not inlined.
+    """
+    outputs = [f'[{each}] "+r"({each})' for each in changed] + [f'[{each}] "=&r"({each})' for each in temporaries]
+    inputs = [f'[{each}] "r"({value})' for each, value in read.items()]
+    declared = "  long {};\n".format(", ".join(temporaries)) if temporaries else ""
+    body = "\\n".join(lines)
+    return f"""
+__attribute__((noinline))
+void {name}({parameters}) {{
+{declared}  __asm__ volatile("{body}"
+                   : {", ".join(outputs)}
+                   : {", ".join(inputs)}
+                   : "memory");
+}}
+"""

@@ -13,7 +13,6 @@ lowered. All instructions are in ``instructions``.
 - ``geometry``: rows of positions in which a tap is one offset.
 - ``instructions``: generates functions that multiply in AMX tiles.
 - ``probe``: a test run that a device must pass once.
-- ``processor``: whether the processor has the instructions.
 - ``vectors``: ``amx.vectors`` and ``amx.vector_weights``.
 - ``weights``: ``amx.weights``: the weights' gradient.
 """
@@ -23,11 +22,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-from convdispatch.api import EPILOGUE, Declared, DeviceInfo, Solver, cpus_only, hookimpl
-
-from .processor import missing
+from convdispatch.api import EPILOGUE, Declared, Solver, hookimpl
+from convdispatch.api.cpu import unserved
 
 __all__ = ["convdispatch_solvers"]
+
+NEEDED = {False: ("amx_tile", "amx_bf16"), True: ("avx512_bf16",)}
+"""Instructions, by Linux' names, of kernels that multiply by matrix registers, and of those that multiply by vectors."""
 
 
 @hookimpl
@@ -35,7 +36,7 @@ def convdispatch_solvers() -> list[Solver]:
     """This plugin's solvers; on a processor without the instructions each refuses every problem with a reason."""
 
     def declare(module: str, make: str, name: str, vectors: bool, fuses: Iterable[str]) -> Declared:
-        serves = functools.partial(_serves, vectors)
+        serves = functools.partial(unserved, NEEDED[vectors])
         # Weight-gradient kernels multiply the padding zeros between rows of dy with x: Inf and NaN of x spread.
         spreads = make in ("Weights", "VectorWeights")
         dtypes = ("bfloat16",) if vectors else ("float32", "float16", "bfloat16")
@@ -48,10 +49,3 @@ def convdispatch_solvers() -> list[Solver]:
         declare("vectors", "Vectors", "amx.vectors", True, EPILOGUE),
         declare("vectors", "VectorWeights", "amx.vector_weights", True, {"accumulate"}),
     ]
-
-
-def _serves(vectors: bool, device: DeviceInfo) -> str | None:
-    reason = cpus_only(device)
-    if reason is None and (device.vendor != "intel" or device.simd_width < 16):
-        reason = f"Intel's runtime with vectors of 16 floats only, got {device.vendor} with {device.simd_width}"
-    return reason or missing(vectors)

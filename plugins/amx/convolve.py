@@ -24,11 +24,11 @@ from convdispatch.api import (
     phase_count,
     storage_macros,
 )
-from convdispatch.api.cpu import PAGE, cdiv, uneven
+from convdispatch.api.cpu import PAGE, TILE_MACROS, cdiv, uneven
 
 from .banded import MAX_SLOT_BYTES, BandedKernel, BandedSolver, tiles_of
 from .geometry import bands_of
-from .instructions import CONFIGURE, PRODUCTS, product
+from .instructions import PRODUCTS, product
 from .probe import require
 
 SLOT_BYTES = 768 * 1024
@@ -165,7 +165,7 @@ class TilesKernel(BandedKernel):
         else:
             a, b, narrow = {"row": 64 * self.planes, "tile": 1024 * self.planes, "plane": 64}, weights, (2, 1)
         return (
-            CONFIGURE + product("tile", self.planes, a, b, (2, 2)) + product("narrow_tile", self.planes, a, b, narrow)
+            TILE_MACROS + product("tile", self.planes, a, b, (2, 2)) + product("narrow_tile", self.planes, a, b, narrow)
         )
 
     def areas(self) -> tuple[int, int, int]:

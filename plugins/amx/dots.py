@@ -9,6 +9,8 @@ instructions are in volume 2 of Intel's manual.
 
 from __future__ import annotations
 
+from convdispatch.api.cpu import assembly
+
 NO_TILES = """
 #define TILES_BEGIN()
 #define TILES_END()
@@ -94,21 +96,9 @@ def _block(name: str, a: dict[str, int], b: dict[str, int], columns: int, accumu
             lines += ["add %[pitch], %[sums]"]
     else:
         lines += [f"vmovups %%zmm{k}, {128 * i + 64 * j}(%[sums])" for (i, j), k in register.items()]
-    declared, _ = _parameters(a, b, rounded)
-    listed = "t" in first.values()
-    in_out = ["a", "b", *["offsets"] * listed, "steps", *["sums"] * rounded]
-    outputs = [f'[{each}] "+r"({each})' for each in in_out]
-    outputs += [f'[{each}] "=&r"({each})' for each in [*["t"] * listed, "below"]]
+    listed = ["t"] * ("t" in first.values())
+    changed = ["a", "b", *["offsets"] * len(listed), "steps", *["sums"] * rounded]
     row = f"{a['row']}L" if "row" in a else "line"
-    inputs = [f'[row] "r"({row})', f'[row3] "r"(3 * {row})', *['[line] "r"(line)'] * ("row" not in b)]
-    inputs += ['[pitch] "r"(pitch)'] if rounded else ['[sums] "r"(sums)']
-    body = "\\n".join(lines)
-    return f"""
-__attribute__((noinline))
-void {name}_rows({declared}) {{
-  long {"t, " * listed}below;
-  __asm__ volatile("{body}"
-                   : {", ".join(outputs)}
-                   : {", ".join(inputs)}
-                   : "memory");
-}}"""
+    read = {"row": row, "row3": f"3 * {row}"} | ({} if "row" in b else {"line": "line"})
+    read |= {"pitch": "pitch"} if rounded else {"sums": "sums"}
+    return assembly(f"{name}_rows", _parameters(a, b, rounded)[0], lines, changed, read, [*listed, "below"])

@@ -8,16 +8,10 @@ from __future__ import annotations
 
 from convdispatch.api import ConvProblem
 from convdispatch.api.activations import ACTIVATIONS, parse_activation
+from convdispatch.api.cpu import assembly
 
 ROWS, BYTES = 16, 64
 """Rows of an AMX tile, and bytes of each row."""
-
-CONFIGURE = f"""
-// Eight tiles of {ROWS} rows of {BYTES} bytes; the first four hold sums.
-constant ulong TILES[8] = {{1, 0, 0x0040004000400040ul, 0x0040004000400040ul, 0, 0, 0x1010101010101010ul, 0}};
-#define TILES_BEGIN() __asm__ volatile("ldtilecfg (%0)" ::"r"(TILES) : "memory")
-#define TILES_END() __asm__ volatile("tilerelease" ::: "memory")
-"""
 
 
 def product(
@@ -64,24 +58,13 @@ def product(
     lines += [f"add ${strides['step']}, %[{side}]" for side, (strides, _, _) in sides.items() if side not in listed]
     lines += ["dec %[steps]", "jnz 1b"]
     lines += [f"tilestored %%tmm{2 * i + j}, {i * ROWS * 128 + j * BYTES}(%[sums],%[pitch],1)" for i, j in sums]
-    body = "\\n".join(lines)
     rows = {side: f"line * {planes}" if side in with_line else f"{by['row']}L" for side, (by, *_) in sides.items()}
-    in_out = ["a", "b", *(["offsets"] if listed else []), "steps"]
-    outputs = [f'[{name}] "+r"({name})' for name in in_out]
-    outputs += [f'[{name}] "=&r"({name})' for name in address_registers]
-    inputs = [f'[{side}row] "r"({row})' for side, row in rows.items()] + ['[line] "r"(line)'] * bool(with_line)
+    read = {f"{side}row": row for side, row in rows.items()} | ({"line": "line"} if with_line else {})
     parameters = ["global const uchar *a", "global const uchar *b", *["global const int *offsets"] * bool(listed)]
     parameters += ["long steps", "global float *sums", *["long line"] * bool(with_line)]
-    return f"""
-__attribute__((noinline))
-void {name}({", ".join(parameters)}) {{
-  {f"long {', '.join(address_registers)};" if address_registers else ""}
-  __asm__ volatile("{body}"
-                   : {", ".join(outputs)}
-                   : {", ".join(inputs)}, [sums] "r"(sums), [pitch] "r"(128L)
-                   : "memory");
-}}
-"""
+    changed = ["a", "b", *["offsets"] * bool(listed), "steps"]
+    read |= {"sums": "sums", "pitch": "128L"}
+    return assembly(name, ", ".join(parameters), lines, changed, read, address_registers)
 
 
 PRODUCTS: dict[int, tuple[tuple[int, int], ...]] = {

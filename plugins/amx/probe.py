@@ -9,8 +9,9 @@ import numpy as np
 import pyopencl as cl
 
 from convdispatch.api import ConvProblem, Frozen, PluginError, proven
+from convdispatch.api.cpu import lacking
 
-from .processor import missing
+from . import NEEDED
 
 _PROBLEM = ConvProblem(mb=2, ic=40, ih=9, iw=8, oc=24, kh=3, kw=3, ph=1, pw=1, layout="nhwc")
 _ONE_TAP = {"kh": 1, "kw": 1, "ph": 0, "pw": 0, "ph_r": 0, "pw_r": 0}
@@ -25,7 +26,7 @@ def require(context: Any, problem: ConvProblem = _PROBLEM, tiles: Any = None) ->
     probed = _PROBLEM.replace(layout=problem.layout, **({} if taps == 3 else _ONE_TAP))
     if tiles.vectors:
         probed = probed.replace(dtype="bfloat16")
-    failure = missing(tiles.vectors) or proven(
+    failure = lacking(*NEEDED[tiles.vectors]) or proven(
         __package__, tiles.name, context.devices[0], lambda: _probe_failure(context, probed, tiles)
     )
     if failure is not None:

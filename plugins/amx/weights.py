@@ -18,12 +18,12 @@ from convdispatch.api import (
     kernel_text,
     storage_macros,
 )
-from convdispatch.api.cpu import PAGE, cdiv, uneven
+from convdispatch.api.cpu import PAGE, TILE_MACROS, cdiv, uneven
 
 from .banded import MAX_SLOT_BYTES, BandedKernel, BandedSolver, tiles_of
 from .convolve import TilesKernel
 from .geometry import bands_of
-from .instructions import CONFIGURE, PRODUCTS, product
+from .instructions import PRODUCTS, product
 from .probe import require
 
 SLOT_BYTES = 1 << 20
@@ -131,7 +131,7 @@ class WeightsKernel(BandedKernel):
 
     def products(self, x: dict[str, int], dy: dict[str, int], kinds: list[tuple[str, tuple[int, int], bool]]) -> str:
         """OpenCL functions that multiply tiles; ``kinds``: (name, tiles of x and dy, whether it adds to its sums)."""
-        return CONFIGURE + "".join(product(name, self.planes, x, dy, tiles, add) for name, tiles, add in kinds)
+        return TILE_MACROS + "".join(product(name, self.planes, x, dy, tiles, add) for name, tiles, add in kinds)
 
     def _tables(self) -> str:
         flat = self.flat

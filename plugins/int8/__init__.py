@@ -15,7 +15,6 @@ quantization's numbers (``convdispatch.api.Quantization``); convdispatch/quantiz
 - ``interleaved_code``: generates the functions of ``interleaved``.
 - ``packed_kernel``: bands of x, packed weights, launches and costs that kernels share.
 - ``probe``: a test run that a device must pass once.
-- ``processor``: whether the processor has the instructions.
 - ``tiles``: ``int8.amx``: matrix registers.
 - ``vector_code``: generates functions that multiply by AVX512-VNNI.
 - ``vectors``: ``int8.vnni``: vectors.
@@ -24,11 +23,15 @@ quantization's numbers (``convdispatch.api.Quantization``); convdispatch/quantiz
 
 from __future__ import annotations
 
+import functools
+
 from convdispatch.api import Declared, Solver, cpus_only, hookimpl
+from convdispatch.api.cpu import unserved
 
-from .processor import serves_tiles, serves_vectors
+__all__ = ["convdispatch_solvers", "serves_vectors"]
 
-__all__ = ["convdispatch_solvers"]
+serves_vectors = functools.partial(unserved, ("avx512f", "avx512_vnni"))
+"""Why a device has no AVX512-VNNI from OpenCL, or None."""
 
 
 @hookimpl
@@ -51,5 +54,5 @@ def convdispatch_solvers() -> list[Solver]:
         declare("depthwise", "Depthwise", "int8.depthwise", cpus_only),
         declare("interleaved", "Interleaved", "int8.interleaved", serves_vectors, residual=False),
         declare("vectors", "Vectors", "int8.vnni", serves_vectors),
-        declare("tiles", "Tiles", "int8.amx", serves_tiles),
+        declare("tiles", "Tiles", "int8.amx", functools.partial(unserved, ("amx_tile", "amx_int8"))),
     ]

@@ -22,10 +22,10 @@ from convdispatch.api import (
 )
 from convdispatch.api.cpu import registers, uneven
 
+from . import serves_vectors
 from .instructions import byte_finish
 from .packed_kernel import LAUNCH_COST, ONCE, depthwise_refusal, run_arguments
 from .probe import require
-from .processor import serves_vectors
 from .vectors import PROBED, VectorsKernel
 
 MAX_TAPS = (1 << 24) // (255 * 128)

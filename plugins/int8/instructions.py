@@ -7,14 +7,9 @@ of the compiler's may be in them. A product sums over taps, whose byte offsets a
 
 from __future__ import annotations
 
-__all__ = ["CONFIGURE", "byte_finish", "tile_product"]
+from convdispatch.api.cpu import assembly
 
-CONFIGURE = """
-// Eight tiles of 16 rows of 64 bytes; the first four hold sums.
-constant ulong TILES[8] = {1, 0, 0x0040004000400040ul, 0x0040004000400040ul, 0, 0, 0x1010101010101010ul, 0};
-#define TILES_BEGIN() __asm__ volatile("ldtilecfg (%0)" ::"r"(TILES) : "memory")
-#define TILES_END() __asm__ volatile("tilerelease" ::: "memory")
-"""
+__all__ = ["byte_finish", "tile_product"]
 
 
 def tile_product(name: str, tiles: tuple[int, int], row: int, steps: int, signed: bool) -> str:
@@ -33,17 +28,9 @@ def tile_product(name: str, tiles: tuple[int, int], row: int, steps: int, signed
     lines += ["1:", "movslq (%[offsets]), %[t]", "add %[a], %[t]", "add $4, %[offsets]", f"mov ${steps}, %[k]"]
     lines += ["2:", *step_lines, "add $64, %[t]", "add $2048, %[b]", "dec %[k]", "jnz 2b", "dec %[taps]", "jnz 1b"]
     lines += [f"tilestored %%tmm{2 * i + j}, {2048 * i + 64 * j}(%[sums],%[pitch],1)" for i, j in sums]
-    body = "\\n".join(lines)
-    return f"""
-__attribute__((noinline))
-void {name}(global const uchar *a, global const uchar *b, constant int *offsets, long taps, global int *sums) {{
-  long t, k;
-  __asm__ volatile("{body}"
-                   : [b] "+r"(b), [offsets] "+r"(offsets), [taps] "+r"(taps), [t] "=&r"(t), [k] "=&r"(k)
-                   : [a] "r"(a), [sums] "r"(sums), [row] "r"({row}L), [pitch] "r"(128L)
-                   : "memory");
-}}
-"""
+    parameters = "global const uchar *a, global const uchar *b, constant int *offsets, long taps, global int *sums"
+    read = {"a": "a", "sums": "sums", "row": f"{row}L", "pitch": "128L"}
+    return assembly(name, parameters, lines, ("b", "offsets", "taps"), read, ("t", "k"))
 
 
 def byte_finish(name: str, residual: str | None, halves: int = 2) -> str:
@@ -95,17 +82,10 @@ def byte_finish(name: str, residual: str | None, halves: int = 2) -> str:
         lines += for_each_half(step)
     lines += ["add %[y], %[t]", *(f"vpmovdb %%zmm{j}, {16 * j}(%[t]) %{{%%k{1 + j}%}}" for j in range(halves))]
     lines += ["3:", f"add ${64 * halves}, %[sums]", "dec %[count]", "jnz 1b"]
-    body, residual_parameter = "\\n".join(lines), ", global const char *residual" if residual is not None else ""
-    temporary = ', [u] "=&r"(u)' if residual is not None else ""
-    residual_input = ', [residual] "r"(residual)' if residual is not None else ""
-    return f"""
-__attribute__((noinline))
-void {name}(global const int *sums, global const int *numbers, global const long *to, long count,
-            global char *y{residual_parameter}) {{
-  long t{", u" if residual is not None else ""};
-  __asm__ volatile("{body}"
-                   : [sums] "+r"(sums), [to] "+r"(to), [count] "+r"(count), [t] "=&r"(t){temporary}
-                   : [numbers] "r"(numbers), [y] "r"(y){residual_input}
-                   : "memory");
-}}
-"""
+    parameters = "global const int *sums, global const int *numbers, global const long *to, long count, global char *y"
+    read, temporaries = {"numbers": "numbers", "y": "y"}, ["t"]
+    if residual is not None:
+        parameters += ", global const char *residual"
+        read |= {"residual": "residual"}
+        temporaries.append("u")
+    return assembly(name, parameters, lines, ("sums", "to", "count"), read, temporaries)

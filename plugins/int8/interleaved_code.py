@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from convdispatch.api.cpu import assembly
+
 from .vector_code import finish_lines, number_at, pack_lines
 
 __all__ = ["Product", "depthwise_columns", "interleave"]
@@ -63,19 +65,9 @@ def interleave(name: str, size: int, step: int, flip: bool) -> str:
     if tail:
         lines += [*chunk(" %{%%k1%}%{z%}", tail // 16), f"add ${4 * tail}, %[to]"]
     lines += [f"add ${step - 64 * full_chunks}, %[{each}]" for each in "abcd"]
-    body = "\\n".join([*lines, "dec %[count]", "jnz 1b"])
-    pointers = ", ".join(f"global const uchar *{each}" for each in "abcd")
-    outputs = ", ".join(f'[{each}] "+r"({each})' for each in ("a", "b", "c", "d", "to", "count"))
-    return f"""
-__attribute__((noinline))
-void {name}({pointers}, global uchar *to, long count) {{
-  long k;
-  __asm__ volatile("{body}"
-                   : {outputs}, [k] "=&r"(k)
-                   :
-                   : "memory");
-}}
-"""
+    changed = ("a", "b", "c", "d", "to", "count")
+    parameters = ", ".join(f"global const uchar *{each}" for each in changed[:4]) + ", global uchar *to, long count"
+    return assembly(name, parameters, [*lines, "dec %[count]", "jnz 1b"], changed, {}, ("k",))
 
 
 def depthwise_columns(
@@ -112,14 +104,7 @@ def depthwise_columns(
             lines.append(f"vextracti32x4 ${i}, %%zmm{vectors[0]}, {i * channels}(%[y{row}])")
     pointer_steps = {"v": columns * pitch, "y0": columns * channels, "y1": columns * channels}
     lines += [f"add ${size}, %[{product}]" for product, size in pointer_steps.items()]
-    body = "\\n".join([*lines, "dec %[count]", "jnz 1b"])
-    return f"""
-__attribute__((noinline))
-void {name}(global const uchar *v, global const uchar *w, global const int *shifts, global const int *numbers,
-            global char *y0, global char *y1, long count) {{
-  __asm__ volatile("{body}"
-                   : [v] "+r"(v), [y0] "+r"(y0), [y1] "+r"(y1), [count] "+r"(count)
-                   : [w] "r"(w), [shifts] "r"(shifts), [numbers] "r"(numbers)
-                   : "memory");
-}}
-"""
+    parameters = "global const uchar *v, global const uchar *w, global const int *shifts, global const int *numbers, "
+    parameters += "global char *y0, global char *y1, long count"
+    read = {each: each for each in ("w", "shifts", "numbers")}
+    return assembly(name, parameters, [*lines, "dec %[count]", "jnz 1b"], ("v", "y0", "y1", "count"), read)

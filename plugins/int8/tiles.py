@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from convdispatch.api import ConvProblem, DeviceInfo, StepPlan, kernel_text
-from convdispatch.api.cpu import PAGE, cdiv
+from convdispatch.api.cpu import PAGE, TILE_MACROS, cdiv
 
-from .instructions import CONFIGURE, byte_finish, tile_product
+from .instructions import byte_finish, tile_product
 from .packed_kernel import MIN_POSITIONS, Band, BandKernel, BandSolver
 from .probe import require
 
@@ -45,7 +45,7 @@ class TilesKernel(BandKernel):
     def text(self) -> str:
         text = self.macros(FLIP=0, TILE=self.tile, ROW=self.row, PLACES=self.band.row_positions,
                            SUMS_AT=f"{self.sums_at}L", POSITIONS=self.positions)  # fmt: skip
-        text += CONFIGURE
+        text += TILE_MACROS
         for rows in (1, 2):
             for columns in (1, 2):
                 name = f"tile{rows}{columns}"

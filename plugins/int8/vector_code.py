@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from convdispatch.api.cpu import assembly
+
 __all__ = ["NUMBERS", "Tile", "finish_lines", "number_at", "number_macros", "pack_lines", "vector_tile"]
 
 NUMBERS = {
@@ -141,23 +143,12 @@ def vector_tile(name: str, tile: Tile, steps: int, out: str | None, residual: st
     lines += ["add $4, %[t]", "add $128, %[b]", "dec %[k]", "jnz 2b", "dec %[taps]", "jnz 1b"]
     if out is None:
         lines += [f"vmovdqu32 {z}, {128 * p + 64 * j}(%[sums])" for p, j, z in sums]
-        inputs, parameters = '[sums] "r"(sums)', "global int *sums"
+        written = {"sums": "global int *"}
     else:
         lines += _as_bytes(tile, out == "int8", residual)
-        inputs = '[channels] "r"(channels), [numbers] "r"(numbers), [y] "r"(y)'
-        parameters = "global const int *channels, global int *numbers, global char *y"
-        if residual is not None:
-            inputs, parameters = inputs + ', [residual] "r"(residual)', parameters + ", global const char *residual"
-    body = "\\n".join(lines)
-    return f"""
-__attribute__((noinline))
-void {name}(global const uchar *a, global const uchar *b, global const uchar *ahead, constant int *offsets, long taps,
-            {parameters}) {{
-  long t, k;
-  __asm__ volatile("{body}"
-                   : [b] "+r"(b), [ahead] "+r"(ahead), [offsets] "+r"(offsets), [taps] "+r"(taps), [t] "=&r"(t),
-                     [k] "=&r"(k)
-                   : [a] "r"(a), {inputs}
-                   : "memory");
-}}
-"""
+        written = {"channels": "global const int *", "numbers": "global int *", "y": "global char *"}
+        written |= {} if residual is None else {"residual": "global const char *"}
+    parameters = "global const uchar *a, global const uchar *b, global const uchar *ahead, constant int *offsets, long taps"
+    parameters += "".join(f", {kind}{each}" for each, kind in written.items())
+    read = {each: each for each in ("a", *written)}
+    return assembly(name, parameters, lines, ("b", "ahead", "offsets", "taps"), read, ("t", "k"))

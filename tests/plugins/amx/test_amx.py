@@ -20,7 +20,7 @@ import pyopencl as cl
 import pytest
 from as_amx import native, translated
 from checking import numpy_dtype
-from convdispatch_amx import instructions, processor
+from convdispatch_amx import NEEDED, instructions
 from convdispatch_amx.convolve import Tiles
 from convdispatch_amx.instructions import PRODUCTS, planes_of
 
@@ -129,8 +129,7 @@ def machine(monkeypatch):
         library = types.SimpleNamespace(syscall=lambda *words: granted if words == (158, 0x1023, 18) else -2)
         monkeypatch.setattr(cpu.ctypes, "CDLL", lambda *_, **__: library)
         ctypes.set_errno(22)
-        monkeypatch.setattr(processor, "lacking", cpu.lacking.__wrapped__)
-        return processor.missing()
+        return cpu.lacking.__wrapped__(*NEEDED[False])
 
     return ask
 
@@ -214,7 +213,7 @@ def test_rejects(text, words):
 
 def test_the_tiles_are_whole():
     """Palette 1; eight tiles of 16 rows of 64 bytes; the rest, bytes that the manual reserves, are 0."""
-    words = instructions.CONFIGURE.partition("{")[2].partition("}")[0].replace("ul", "").split(",")
+    words = cpu.TILE_MACROS.partition("{")[2].partition("}")[0].replace("ul", "").split(",")
     made = struct.pack("<8Q", *(int(word, 0) for word in words))
     assert made[:16] == bytes([1]) + bytes(15)
     assert struct.unpack("<8H", made[16:32]) == (64,) * 8
@@ -268,7 +267,7 @@ def test_product(queue, device, planes, listed, lined, tiles, goes_on):
         else {key: value for key, value in where.items() if key != "step" or side != listed}
         for side in "ab"
     ]
-    text = instructions.CONFIGURE + instructions.product("product", planes, *sides, tiles, goes_on)
+    text = cpu.TILE_MACROS + instructions.product("product", planes, *sides, tiles, goes_on)
     more = (*(["offsets"] if listed else []), steps, "sums", *([128] if lined else []))
     held = [memory[side].view(np.uint8) for side in "ab"]
     np.testing.assert_array_equal(multiplied(queue, translated(text), *held, offsets, more, before), expected)

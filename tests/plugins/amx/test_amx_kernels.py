@@ -277,7 +277,7 @@ def test_public_calls(instructions):
 def test_the_probe_in_every_form(queue, cpu, emulated, monkeypatch, text):
     """It passes, and notices a product that is wrong."""
     problem = ConvProblem.parse(text)
-    monkeypatch.setattr(probe, "missing", lambda vectors: None)
+    monkeypatch.setattr(probe, "lacking", lambda *needed: None)
     monkeypatch.setattr(probe, "proven", lambda package, what, device, answer: answer())
     probe.require(queue.context, problem, convolve.TilesKernel)
     monkeypatch.setattr(instructions, "ROWS", 15)  # the second tile of sums begins a row too early

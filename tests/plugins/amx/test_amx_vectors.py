@@ -16,7 +16,7 @@ import pyopencl as cl
 import pytest
 from as_amx import native, translated
 from checking import call, check, make_operands, numpy_dtype
-from convdispatch_amx import dots, probe, processor, vectors
+from convdispatch_amx import NEEDED, dots, probe, vectors
 from paths import SUPPORT
 from plans import check_changes, check_not_finite, table_cases
 from processors import described
@@ -61,8 +61,7 @@ def test_missing(monkeypatch, flags, system, words):
     monkeypatch.setattr(api_cpu.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(api_cpu, "flags", lambda: frozenset(flags.split()))
     monkeypatch.setattr(api_cpu.ctypes, "CDLL", lambda *_, **__: pytest.fail("no leave is needed"))
-    monkeypatch.setattr(processor, "lacking", api_cpu.lacking.__wrapped__)
-    assert processor.missing(True) == words
+    assert api_cpu.lacking.__wrapped__(*NEEDED[True]) == words
 
 
 @pytest.mark.parametrize(
@@ -282,7 +281,7 @@ def test_public_calls(instructions, layout):
 def test_the_probe_in_every_form(queue, cpu, emulated, monkeypatch, text):
     """It passes, and notices a product that is wrong."""
     problem = ConvProblem.parse(f"bf16_{text}")
-    monkeypatch.setattr(probe, "missing", lambda vectors: None)
+    monkeypatch.setattr(probe, "lacking", lambda *needed: None)
     monkeypatch.setattr(probe, "proven", lambda package, what, device, answer: answer())
     probe.require(queue.context, problem, vectors.VectorsKernel)
     monkeypatch.setattr(dots, "_PAIRS", 15)  # the last pair of each step is left out
