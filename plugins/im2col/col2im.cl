@@ -19,8 +19,15 @@ inline int place(int i, int tap, int step, int spread, int pad, int places) {
   const int o = from / step;
   return from >= 0 && o < places && o * step == from ? o : -1;
 }
+// Rows of taps that read row iy of plane iz, and the row oy of plane oz of pixels that do.
+#define TAP_ROWS \
+  TURN for (int tz = 0, oz; tz < TD; ++tz) \
+    if ((oz = place(iz, tz, SD, DD, PD, YD)) >= 0) \
+      TURN for (int ty = 0, oy; ty < TH; ++ty) \
+        if ((oy = place(iy, ty, SH, DH, PH, YH)) >= 0)
 
 #if !ROWS
+#define TURN
 kernel void gather(PARAMS) {
   const long id = get_global_id(0);
   const int pieces = groups * channels;
@@ -37,25 +44,18 @@ kernel void gather(PARAMS) {
   const int ix = pixel % XW, iy = pixel / XW % XH, iz = pixel / (XW * XH) % XD;
   const int group = piece / channels, c = piece % channels;
   ACC sum = 0;
-  for (int tz = 0; tz < TD; ++tz) {
-    const int oz = place(iz, tz, SD, DD, PD, YD);
-    if (oz < 0) continue;
-    for (int ty = 0; ty < TH; ++ty) {
-      const int oy = place(iy, ty, SH, DH, PH, YH);
-      if (oy < 0) continue;
-      for (int tx = 0; tx < TW; ++tx) {
-        const int ox = place(ix, tx, SW, DW, PW, YW);
-        if (ox < 0) continue;
-        const long o = image * PLACES + ((long)oz * YH + oy) * YW + ox;
-        const int tap = (tz * TH + ty) * TW + tx;
+  TAP_ROWS
+    for (int tx = 0; tx < TW; ++tx) {
+      const int ox = place(ix, tx, SW, DW, PW, YW);
+      if (ox < 0) continue;
+      const long o = image * PLACES + ((long)oz * YH + oy) * YW + ox;
+      const int tap = (tz * TH + ty) * TW + tx;
 #if NHWC
-        sum += columns[((o * groups + group) * TAPS + tap) * channels + c];
+      sum += columns[((o * groups + group) * TAPS + tap) * channels + c];
 #else
-        sum += columns[((long)piece * TAPS + tap) * (images * PLACES) + o];
+      sum += columns[((long)piece * TAPS + tap) * (images * PLACES) + o];
 #endif
-      }
     }
-  }
   const int channel = (group0 + group) * CG + channel0 + c;
 #if NHWC
   const long at = ((((long)(image0 + image) * XD + iz) * XH + iy) * XW + ix) * C + channel;
@@ -65,6 +65,7 @@ kernel void gather(PARAMS) {
   put(OUT_ARGS, sum, at, channel);
 }
 #elif NHWC
+#define TURN
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void gather(PARAMS) {
   const int y0 = get_global_id(0) * rows, y1 = min(XH, y0 + rows);
@@ -77,24 +78,16 @@ void gather(PARAMS) {
         for (int c = 0; c < channels; c += TILE) {
           const int n = min(TILE, channels - c);
           for (int j = 0; j < n; ++j) sum[j] = 0;
-          for (int tz = 0; tz < TD; ++tz) {
-            const int oz = place(iz, tz, SD, DD, PD, YD);
-            if (oz < 0) continue;
-            for (int ty = 0; ty < TH; ++ty) {
-              const int oy = place(iy, ty, SH, DH, PH, YH);
-              if (oy < 0) continue;
-              for (int tx = 0; tx < TW; ++tx) {
-                const int ox = place(ix, tx, SW, DW, PW, YW);
-                if (ox < 0) continue;
-                const long o = image * PLACES + ((long)oz * YH + oy) * YW + ox;
-                global const ACC *from = columns
-                    + ((o * groups + group) * TAPS + (tz * TH + ty) * TW + tx) * channels + c;
-                int j = 0;
-                for (; j + 16 <= n; j += 16) *(run16 *)(sum + j) += *(global const run16 *)(from + j);
-                for (; j < n; ++j) sum[j] += from[j];
-              }
+          TAP_ROWS
+            for (int tx = 0; tx < TW; ++tx) {
+              const int ox = place(ix, tx, SW, DW, PW, YW);
+              if (ox < 0) continue;
+              const long o = image * PLACES + ((long)oz * YH + oy) * YW + ox;
+              global const ACC *from = columns + ((o * groups + group) * TAPS + (tz * TH + ty) * TW + tx) * channels + c;
+              int j = 0;
+              for (; j + 16 <= n; j += 16) *(run16 *)(sum + j) += *(global const run16 *)(from + j);
+              for (; j < n; ++j) sum[j] += from[j];
             }
-          }
           const int channel = (group0 + group) * CG + channel0 + c;
           const long at = ((((long)(image0 + image) * XD + iz) * XH + iy) * XW + ix) * C + channel;
           for (int j = 0; j < n; ++j) put(OUT_ARGS, sum[j], at + j, channel + j);
@@ -102,6 +95,7 @@ void gather(PARAMS) {
 }
 #else
 #include <convdispatch/first_lanes.cl>
+#define TURN ONCE
 // Places from ox on of a row of columns, 0 beyond its ends. What is read there is the workspace's.
 inline V row_of(global const ACC *restrict from, int ox) {
   const KEPT at = ox + (KEPT)(IDS);
@@ -124,17 +118,11 @@ void gather(PARAMS) {
     ONCE for (int ix = 0; ix < XW; ix += SW * LANES) {
       union { V v[SW]; ACC s[SW * LANES]; } u;  // of elements that are congruent modulo the stride, side by side
       for (int f = 0; f < SW; ++f) u.v[f] = 0;
-      ONCE for (int tz = 0; tz < TD; ++tz) {
-        const int oz = place(iz, tz, SD, DD, PD, YD);
-        if (oz < 0) continue;
-        ONCE for (int ty = 0; ty < TH; ++ty) {
-          const int oy = place(iy, ty, SH, DH, PH, YH);
-          if (oy < 0) continue;
-          global const ACC *from = columns + (long)(tz * TH + ty) * (TW * images * PLACES) + ((long)oz * YH + oy) * YW;
-          for (int tx = 0; tx < TW; ++tx, from += images * PLACES) {
-            const int to = tx * DW - PW, f = (to % SW + SW) % SW;
-            u.v[f] += row_of(from, ix / SW + (f - to) / SW);
-          }
+      TAP_ROWS {
+        global const ACC *from = columns + (long)(tz * TH + ty) * (TW * images * PLACES) + ((long)oz * YH + oy) * YW;
+        for (int tx = 0; tx < TW; ++tx, from += images * PLACES) {
+          const int to = tx * DW - PW, f = (to % SW + SW) % SW;
+          u.v[f] += row_of(from, ix / SW + (f - to) / SW);
         }
       }
       const int n = min(SW * LANES, XW - ix);
