@@ -1,4 +1,4 @@
-"""What plugins' kernels need of CPU devices: vector width, registers, sizes of pages, instructions in inline assembly."""
+"""What plugins' kernels need of CPU devices: vector width, registers, sizes of pages, functions of inline assembly."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def assembly(
     read: Mapping[str, str],
     temporaries: Iterable[str] = (),
 ) -> str:
-    """OpenCL function ``name(parameters)`` whose body is one block of inline assembly of 64-bit operands ``%[operand]``.
+    """OpenCL function ``name(parameters)`` whose body is inline assembly over 64-bit operands ``%[operand]``.
 
     ``changed`` are parameters that the block changes, ``read`` maps what it only reads to OpenCL expressions, and
     ``temporaries`` are registers of its own. The compiler is not told which tiles and vector registers change: the

@@ -28,7 +28,7 @@ from convdispatch.api.cpu import unserved
 __all__ = ["convdispatch_solvers"]
 
 NEEDED = {False: ("amx_tile", "amx_bf16"), True: ("avx512_bf16",)}
-"""Instructions, by Linux' names, of kernels that multiply by matrix registers, and of those that multiply by vectors."""
+"""Instructions that kernels need, by Linux' names: those by matrix registers, and those by vectors."""
 
 
 @hookimpl

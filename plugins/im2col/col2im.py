@@ -188,5 +188,6 @@ class Col2im:
         else:
             rows, local = 1, (128,)
             size = (-(-math.prod((*window.source, image[1], piece)) // 128) * 128,)
-        arguments = ["workspace", "x", *self.problem.epilogue_operands, *map(np.int32, (rows, *image, *group, *channel))]
+        numbers = map(np.int32, (rows, *image, *group, *channel))
+        arguments = ["workspace", "x", *self.problem.epilogue_operands, *numbers]
         return Launch(program, "gather", size, local, arguments, names=OPERANDS)

@@ -53,7 +53,7 @@ PAIR_OPS, SINGLE_OPS = 3.0, 35.0
 
 
 class Row(NamedTuple):
-    """Target rows congruent modulo the stride s; ``phases[f]`` has (tap, offset) of all terms of columns f, f + s, ..."""
+    """Target rows congruent modulo the stride s; ``phases[f]`` has (tap, offset) of each term of columns f, f + s, ..."""
 
     first: tuple[int, ...]
     count: tuple[int, ...]
@@ -146,7 +146,9 @@ class Depthwise:
     def _rows(self) -> Iterator[Row]:
         for first, group in itertools.groupby(self.geometry.phases, key=lambda phase: phase.first[:2]):
             phases = list(group)
-            terms = [[self._term(phase, taps) for taps in itertools.product(*map(range, phase.taps))] for phase in phases]
+            terms = [
+                [self._term(phase, taps) for taps in itertools.product(*map(range, phase.taps))] for phase in phases
+            ]
             yield Row(first, phases[0].count[:2], terms)
 
     def _term(self, phase: Phase, taps: tuple[int, ...]) -> tuple[int, int]:

@@ -148,7 +148,7 @@ def vector_tile(name: str, tile: Tile, steps: int, out: str | None, residual: st
         lines += _as_bytes(tile, out == "int8", residual)
         written = {"channels": "global const int *", "numbers": "global int *", "y": "global char *"}
         written |= {} if residual is None else {"residual": "global const char *"}
-    parameters = "global const uchar *a, global const uchar *b, global const uchar *ahead, constant int *offsets, long taps"
-    parameters += "".join(f", {kind}{each}" for each, kind in written.items())
+    parameters = "global const uchar *a, global const uchar *b, global const uchar *ahead, constant int *offsets, "
+    parameters += "long taps" + "".join(f", {kind}{each}" for each, kind in written.items())
     read = {each: each for each in ("a", *written)}
     return assembly(name, parameters, lines, ("b", "ahead", "offsets", "taps"), read, ("t", "k"))

@@ -21,7 +21,6 @@ import pytest
 from as_amx import native, translated
 from checking import numpy_dtype
 from convdispatch_amx import NEEDED, instructions
-from convdispatch_amx.convolve import Tiles
 from convdispatch_amx.instructions import PRODUCTS, planes_of
 
 from convdispatch import ConvProblem
@@ -120,16 +119,16 @@ def test_what_is_finite_stays_so(queue, planes):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """``machine(flags, system, machine, granted)``: why such a one has no matrix registers."""
+    """``machine(flags, system, machine, granted)``: why such a one has no matrix registers, or no bfloat16 vectors."""
 
-    def ask(flags="amx_tile amx_bf16 avx512f", system="Linux", name="x86_64", granted=0):
+    def ask(flags="amx_tile amx_bf16 avx512f", system="Linux", name="x86_64", granted=0, vectors=False):
         monkeypatch.setattr(cpu.platform, "system", lambda: system)
         monkeypatch.setattr(cpu.platform, "machine", lambda: name)
         monkeypatch.setattr(cpu, "flags", lambda: frozenset(flags.split()))
         library = types.SimpleNamespace(syscall=lambda *words: granted if words == (158, 0x1023, 18) else -2)
-        monkeypatch.setattr(cpu.ctypes, "CDLL", lambda *_, **__: library)
+        monkeypatch.setattr(cpu.ctypes, "CDLL", lambda *_, **__: pytest.fail("asks the system") if vectors else library)
         ctypes.set_errno(22)
-        return cpu.lacking.__wrapped__(*NEEDED[False])
+        return cpu.lacking.__wrapped__(*NEEDED[vectors])
 
     return ask
 
@@ -147,6 +146,10 @@ def test_missing(machine):
     assert machine(name="aarch64") == "x86-64 under Linux only, got aarch64 under Linux"
     assert machine(system="Windows") == "x86-64 under Linux only, got x86_64 under Windows"
     assert machine(granted=-1) == "the system grants no matrix registers (errno 22)"
+    assert machine("avx512f avx512_bf16", vectors=True) is None
+    without = "processors with avx512_bf16 only, got one without avx512_bf16"
+    assert machine("avx512f amx_bf16", vectors=True) == without
+    assert machine("avx512_bf16", "Windows", vectors=True) == "x86-64 under Linux only, got x86_64 under Windows"
 
 
 @described
@@ -201,10 +204,14 @@ def test_every_device_answers():
         ("mb1ic4096ih4oc8kh1", None),
         ("bf16_mb1ic2730ih4oc8kh7ph3", "4096 steps of 32 summed products at most, got 4214"),
         ("mb1ic32ih4iw40000oc8kh3ph1", "rows of 4194304 bytes for all channels of a group at most, got"),
+        ("vectors bf16_mb1ic7ih8oc16kh3", "8 channels a group or more, got 7"),
+        ("vectors bf16_mb1ic8ih8oc8kh3", None),
+        ("vector_weights bwd_weights_bf16_mb1ic8ih8oc8kh3", None),
     ],
 )
 def test_rejects(text, words):
-    reason = Tiles().rejects(ConvProblem.parse(text), CPU)
+    name, _, text = text.rpartition(" ")
+    reason = plugins().solvers[f"amx.{name or 'tiles'}"].solver.rejects(ConvProblem.parse(text), CPU)
     assert reason == words or (words.endswith("got") and reason.startswith(words))
 
 

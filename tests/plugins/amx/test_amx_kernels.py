@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from as_amx import native
 from checking import call, check, make_operands
-from convdispatch_amx import convolve, instructions, probe
+from convdispatch_amx import convolve, dots, instructions, probe, vectors
 from paths import SUPPORT
 from plans import check_changes, check_not_finite, computed, table_cases
 from threads import together
@@ -272,18 +272,25 @@ def test_public_calls(instructions):
 
 
 @pytest.mark.parametrize(
+    ("kernel", "module", "constant"),
+    [
+        (convolve.TilesKernel, instructions, "ROWS"),  # at 15 the second tile of sums begins a row too early
+        (vectors.VectorsKernel, dots, "_PAIRS"),  # at 15 the last pair of each step is left out
+    ],
+)
+@pytest.mark.parametrize(
     "text", ["mb1ic16ih5oc16kh1", "mb1ic16ih5oc16kh3", "nhwc_mb1ic16ih5oc16kh1", "nhwc_mb1ic16iw5oc16kw3"]
 )
-def test_the_probe_in_every_form(queue, cpu, emulated, monkeypatch, text):
+def test_the_probe_in_every_form(queue, cpu, emulated, monkeypatch, text, kernel, module, constant):
     """It passes, and notices a product that is wrong."""
-    problem = ConvProblem.parse(text)
+    problem = ConvProblem.parse(text).replace(**({"dtype": "bfloat16"} if kernel.vectors else {}))
     monkeypatch.setattr(probe, "lacking", lambda *needed: None)
     monkeypatch.setattr(probe, "proven", lambda package, what, device, answer: answer())
-    probe.require(queue.context, problem, convolve.TilesKernel)
-    monkeypatch.setattr(instructions, "ROWS", 15)  # the second tile of sums begins a row too early
+    probe.require(queue.context, problem, kernel)
+    monkeypatch.setattr(module, constant, 15)
     kernels._programs.drop()
     with pytest.raises(convdispatch.PluginError, match="wrong results"):
-        probe.require(queue.context, problem, convolve.TilesKernel)
+        probe.require(queue.context, problem, kernel)
 
 
 def test_threads(instructions):

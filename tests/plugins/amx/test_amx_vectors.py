@@ -6,7 +6,6 @@ Geometry is that of matrix registers (``test_amx_kernels.py``, whose shapes run 
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 from fnmatch import fnmatchcase
@@ -15,20 +14,16 @@ import numpy as np
 import pyopencl as cl
 import pytest
 from as_amx import native, translated
-from checking import call, check, make_operands, numpy_dtype
-from convdispatch_amx import NEEDED, dots, probe, vectors
+from checking import check, numpy_dtype
+from convdispatch_amx import dots
 from paths import SUPPORT
 from plans import check_changes, check_not_finite, table_cases
 from processors import described
 from test_amx_kernels import BANDS, EPILOGUES, SHAPES, ways
 
-import convdispatch
 from convdispatch.api import ConvProblem, Solver
-from convdispatch.api import cpu as api_cpu
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS
-from convdispatch.device import runtime
-from convdispatch.device.programs import kernels
 from convdispatch.selection.plugins.loader import plugins
 
 VECTORS, WEIGHTS = (plugins().solvers[name].solver for name in ("amx.vectors", "amx.vector_weights"))
@@ -43,47 +38,6 @@ def solver_of(problem: ConvProblem) -> Solver:
 def run(queue, problem: ConvProblem, *changes: dict, **options) -> float:
     """The solver's first configuration, with each of the changes; the last error."""
     return check_changes(queue, problem.replace(dtype="bfloat16"), solver_of(problem), *changes, **options)
-
-
-# --- refusals ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("flags", "system", "words"),
-    [
-        ("avx512f avx512_bf16", "Linux", None),  # asks the system for nothing
-        ("avx512f amx_bf16", "Linux", "processors with avx512_bf16 only, got one without avx512_bf16"),
-        ("avx512_bf16", "Windows", "x86-64 under Linux only, got x86_64 under Windows"),
-    ],
-)
-def test_missing(monkeypatch, flags, system, words):
-    monkeypatch.setattr(api_cpu.platform, "system", lambda: system)
-    monkeypatch.setattr(api_cpu.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(api_cpu, "flags", lambda: frozenset(flags.split()))
-    monkeypatch.setattr(api_cpu.ctypes, "CDLL", lambda *_, **__: pytest.fail("no leave is needed"))
-    assert api_cpu.lacking.__wrapped__(*NEEDED[True]) == words
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("bf16_mb1ic7ih8oc16kh3", "8 channels a group or more, got 7"),
-        ("bf16_mb1ic8ih8oc8kh3", None),
-        ("bwd_weights_bf16_mb1ic8ih8oc8kh3", None),
-    ],
-)
-def test_rejects(text, words):
-    problem = ConvProblem.parse(text)
-    assert solver_of(problem).rejects(problem, CPU) == words
-
-
-def test_other_devices_are_refused_in_words():
-    problem = ConvProblem.parse("bf16_mb1ic16ih8oc16kh3")
-    narrow = "Intel's runtime with vectors of 16 floats only, got intel with 8"
-    for changes, words in (({"type": "gpu", "vendor": "nvidia"}, "cpu only, got gpu"), ({"simd_width": 8}, narrow)):
-        device = dataclasses.replace(CPU, **changes)
-        assert plugins().solvers[VECTORS.name].rejects(problem, device) == words
-        assert plugins().solvers[WEIGHTS.name].rejects(problem, device) == words
 
 
 # --- products ---------------------------------------------------------------------------------------------------------
@@ -275,21 +229,6 @@ def test_public_calls(instructions, layout):
             check(problem, instructions, solver=solver_of(problem).name, offset=offset)
 
 
-@pytest.mark.parametrize(
-    "text", ["mb1ic16ih5oc16kh1", "mb1ic16ih5oc16kh3", "nhwc_mb1ic16ih5oc16kh1", "nhwc_mb1ic16ih5oc16kh3"]
-)
-def test_the_probe_in_every_form(queue, cpu, emulated, monkeypatch, text):
-    """It passes, and notices a product that is wrong."""
-    problem = ConvProblem.parse(f"bf16_{text}")
-    monkeypatch.setattr(probe, "lacking", lambda *needed: None)
-    monkeypatch.setattr(probe, "proven", lambda package, what, device, answer: answer())
-    probe.require(queue.context, problem, vectors.VectorsKernel)
-    monkeypatch.setattr(dots, "_PAIRS", 15)  # the last pair of each step is left out
-    kernels._programs.drop()
-    with pytest.raises(convdispatch.PluginError, match="wrong results"):
-        probe.require(queue.context, problem, vectors.VectorsKernel)
-
-
 CHOICES = [
     ("bf16", "bf16_nhwc_mb4ic192ih28oc96kh1+constant", "amx.vectors"),
     ("bf16", "bwd_weights_bf16_nhwc_mb4ic192ih28oc96kh1", "amx.vector_weights"),
@@ -311,12 +250,3 @@ def test_is_chosen_for_pointwise_layers(name, text, chosen):
                 found[solver.name] = solver.cost(problem, info, config)
     best = min((name for name, cost in found.items() if cost is not None), key=found.__getitem__)
     assert fnmatchcase(best, chosen), found
-
-
-def test_calls_in_both_layouts(instructions):
-    for text in ("bf16_mb2ic40ih9oc24kh3ph1", "bf16_nhwc_mb2ic64ih9oc96kh1"):
-        problem = ConvProblem.parse(text)
-        operands, expected = make_operands(problem)
-        with convdispatch.policy(solver=VECTORS.name, fallback=False):
-            got = call(problem, operands.present(), queue=runtime.queue(instructions))
-        np.testing.assert_array_equal(np.asarray(got, np.float64), expected.astype(np.float64))
