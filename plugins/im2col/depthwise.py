@@ -53,7 +53,7 @@ PAIR_OPS, SINGLE_OPS = 3.0, 35.0
 
 
 class Row(NamedTuple):
-    """Target rows congruent modulo the stride s; ``phases[f]`` has (tap, offset) of each term of columns f, f + s, ..."""
+    """Target rows congruent modulo the stride s; ``phases[f]`` has (tap, offset) of all terms of column f, f + s ..."""
 
     first: tuple[int, ...]
     count: tuple[int, ...]

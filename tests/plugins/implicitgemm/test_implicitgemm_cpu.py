@@ -65,16 +65,6 @@ def test_edges(device, thinned, text, direction, layout):
     run(text, device, "direct" if direction != "bwd_weights" else "weights", direction=direction, layout=layout)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["mb1ic5ih6oc45kh3", "g2mb2ic6ih9oc68kh4sh2ph1", "nhwc_mb1ic19ih5oc70kh3ph1", "nhwc_mb1ic2ih5oc33kh2",
-     "f64_mb1ic3ih5oc19kh3", "bf16_mb1ic3ih5oc35kh3", "mb1ic3iw20oc33kw2", "mb1ic9ih4oc32kh3+constant"],
-)  # fmt: skip
-def test_weights_turned_in_registers_are_exact(device, text):
-    """Channels and (channel, tap) pairs of whole blocks and a rest, of less than a block, of one group and of two."""
-    run(text, device, "direct")
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("number", "text"),
@@ -87,14 +77,6 @@ def test_groups_of_a_weights_gradient_are_dealt_to_work_items(device, thinned, n
     first = next(iter(solver.configs(problem, replace(info, compute_units=2))))  # of many there are not groups for each
     assert first["parts"] * first["chunks"] >= 4
     run(problem, device, "weights")
-
-
-@pytest.mark.parametrize(
-    "text", ["mb2ic5ih7iw5oc58kh1", "g2mb1ic6ih9iw7oc70kh3ph1", "mb2ic4ih3oc20kh1", "mb1ic20ih9iw11oc9kh3+accumulate"]
-)
-def test_weights_gradients_of_channels_that_end_within_a_vector(device, text):
-    """Places of several vectors and a rest, and of less than one; nothing beyond the last channel is touched."""
-    run(f"bwd_weights_{text}", device, "weights")
 
 
 STEMS = (
@@ -125,12 +107,6 @@ STEMS = (
 )
 
 
-@pytest.mark.parametrize("text", STEMS)
-def test_stems_are_exact(device, text):
-    problem = ConvProblem.parse(text)
-    run(problem, device, "stem")
-
-
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_every_tile_and_band_of_a_stem_gives_the_same_integers(device, step):
     problem = ConvProblem.parse(f"mb2ic3ih13iw77oc11kh3ph1sh{step}")
@@ -140,12 +116,6 @@ def test_every_tile_and_band_of_a_stem_gives_the_same_integers(device, step):
     for (mr, nv, rows, items), staged in itertools.product(tiles, (True, False)):
         config = {**base, "mr": mr, "nv": nv, "rows": rows, "items": items, "staged": staged}
         check_config(queue, problem, solver, config)
-
-
-@pytest.mark.parametrize("text", ["mb3ic35ih5iw7oc70kh1", "g2mb2ic70ih4iw8oc66kh1", "f16_mb2ic33ih6iw6oc40kh1"])
-def test_sums_over_several_images_pack_runs_of_any_length(device, text):
-    problem = ConvProblem.parse(text).replace(direction="bwd_weights")
-    run(problem, device, "pointwise")
 
 
 EPILOGUES = (
@@ -225,19 +195,29 @@ STRAIGHT = (
     "f16_mb1ic3ih11iw15oc33kh3sh2ph1+bias",
     "f64_mb1ic3ih11iw15oc12kh3sh2ph1",
 )
+# Weights turned in registers: channels and (channel, tap) pairs of whole blocks and a rest, of less than a block.
+TURNED = (
+    "mb1ic5ih6oc45kh3", "g2mb2ic6ih9oc68kh4sh2ph1", "nhwc_mb1ic19ih5oc70kh3ph1", "nhwc_mb1ic2ih5oc33kh2",
+    "f64_mb1ic3ih5oc19kh3", "bf16_mb1ic3ih5oc35kh3", "mb1ic3iw20oc33kw2", "mb1ic9ih4oc32kh3+constant",
+)  # fmt: skip
+# Weights' gradients of channels that end within a vector: places of several vectors and a rest, and of less than one.
+ENDS = ("mb2ic5ih7iw5oc58kh1", "g2mb1ic6ih9iw7oc70kh3ph1", "mb2ic4ih3oc20kh1", "mb1ic20ih9iw11oc9kh3+accumulate")
+# Sums over several images, which pack runs of any length.
+IMAGES = ("mb3ic35ih5iw7oc70kh1", "g2mb2ic70ih4iw8oc66kh1", "f16_mb2ic33ih6iw6oc40kh1")
+# Constant weights whose lines are prefetched: the last ones lie beyond the operand's end.
+AHEAD = ("mb1ic600ih5oc130kh1+bias", "f16_mb1ic520ih3oc150kh1", "mb1ic1100ih1oc70kh1")
+CASES = [
+    *(("direct", text) for text in TURNED),
+    *(("stem", text) for text in STEMS),
+    *(("weights", f"bwd_weights_{text}") for text in ENDS),
+    *(("pointwise", f"bwd_weights_{text}") for text in IMAGES),
+    *(("direct", f"nhwc_{text}") for text in STRAIGHT),
+    *(("direct", f"bwd_data_nhwc_{text.partition('+b')[0].partition('+r')[0]}") for text in STRAIGHT),
+    *(("pointwise", f"{layout}{text}+constant") for layout in ("", "nhwc_") for text in AHEAD),
+]
 
 
-@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
-@pytest.mark.parametrize("text", STRAIGHT)
-def test_sums_that_go_straight_to_the_target_are_exact(device, text, direction):
-    problem = ConvProblem.parse(text).replace(layout="nhwc")
-    if direction == "bwd_data":
-        problem = problem.replace(direction=direction, bias=False, residual=False, activation=None)
-    run(problem, device, "direct")
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("text", ["mb1ic600ih5oc130kh1+bias", "f16_mb1ic520ih3oc150kh1", "mb1ic1100ih1oc70kh1"])
-def test_weights_whose_lines_are_asked_for_ahead_give_the_same_integers(device, text, layout):
-    """The last lines asked for lie beyond the operand's end."""
-    run(text, device, "pointwise", layout=layout, constant_weights=True)
+@pytest.mark.parametrize(("solver", "text"), CASES)
+def test_shapes_at_the_edges_of_a_kernels_form_are_exact(device, solver, text):
+    """Between guard zones; nothing beyond the last channel is touched."""
+    run(text, device, solver)
