@@ -94,6 +94,5 @@ class BandedSolver(Solver):
         return self.kernel(problem, config).operations(device)
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Predicted seconds: tile products, splitting into planes, transposing, storing, adding parts, and launches."""
         kernel = self.kernel(problem, config)
         return kernel.operations(device) * kernel.timed[kernel.planes > 1] / rates(device).flops

@@ -243,7 +243,6 @@ class Tiles(BandedSolver):
     kernel: type[TilesKernel] = TilesKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Refuses weight gradients, few channels per group, and bands that fit no cache."""
         if problem.direction == "bwd_weights":
             return "forward and data gradient only, got bwd_weights"
         if phase_count(problem) > MAX_PHASES:
@@ -277,7 +276,6 @@ class Tiles(BandedSolver):
         return self.cost(problem, device, config)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Bytes of workspace: the slots, and packed weights unless they are constant."""
         return self.kernel(problem, config).areas()[0]
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:

@@ -180,7 +180,6 @@ class Weights(BandedSolver):
     kernel: type[WeightsKernel] = WeightsKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Refuses other directions, few channels per group, and bands that fit no cache."""
         if problem.direction != "bwd_weights":
             return f"bwd_weights only, got {problem.direction}"
         reason = self.common_refusal(problem)
@@ -207,7 +206,6 @@ class Weights(BandedSolver):
                         yield {**config, "splits": kernel.splits}
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Bytes of workspace: the partial sums of dw, and the slots."""
         return self.kernel(problem, config).workspace_size
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:

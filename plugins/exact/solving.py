@@ -97,22 +97,18 @@ class ExactSolver(Solver):
         return 1.0
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Predicted seconds: multiply-adds of whole tiles, and launches."""
         known = rates(device)
         seconds = problem.flops / (self.reached * self.filled(problem, config) * known.flops)
         return seconds + 3 * len(passes(problem)) * known.launch
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Reject what the definition does not cover."""
         return refuses(problem, device)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Bytes of the slots, and of the packed operand unless it is constant."""
         _, packed, slots = _areas(self.kernels(problem, config, device.compute_units))
         return slots + (0 if _constant(problem) else packed)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """Compile the packing, then the passes."""
         require(context, problem.dtype)
         kernels = self.kernels(problem, config, context.devices[0].max_compute_units)
         offsets, packed, slots = _areas(kernels)

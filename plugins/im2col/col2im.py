@@ -120,7 +120,6 @@ class Col2im:
 
     @property
     def workspace_size(self) -> int:
-        """Bytes of workspace that this configuration needs."""
         return self.areas()[-1]
 
     def cost(self, balance: Balance) -> float:
@@ -138,7 +137,6 @@ class Col2im:
         return total + copy_ops + launch * sum(sizes.values())
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile the launches: for each piece the product that computes its columns, then their sums into x."""
         window, problem = self.window, self.problem
         scratch, wide_y, wide_w, workspace_size = self.areas()
         gradient, gradient_offset, weights, weights_offset = "y", 0, "w", 0

@@ -119,7 +119,6 @@ class Depthwise:
         return LAUNCH_OPS * balance.launch + fill_ops + sum_ops
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile the one launch of the convolution."""
         name, operands = "gradient", ["x", "y", "w", "workspace"]
         if not self.gradient:
             name, (source, target) = "depthwise", "yx" if self.problem.direction == "bwd_data" else "xy"

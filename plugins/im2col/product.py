@@ -141,7 +141,6 @@ class WindowProduct:
 
     @property
     def workspace_size(self) -> int:
-        """Bytes of workspace that this configuration needs."""
         return self.areas()[-1]
 
     def cost(self, balance: Balance) -> float:
@@ -154,7 +153,6 @@ class WindowProduct:
         return total
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile the launches: each chunk of the source is lowered, then multiplied."""
         window, (scratch, packed, workspace_size) = self.window, self.areas()
         source, target = ("y", "x") if self.flipped else ("x", "y")
         products = {count: GemmPlan(context, self.spec(count), self.gemm) for count in self.chunks.sizes}

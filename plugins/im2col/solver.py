@@ -37,7 +37,6 @@ class Im2col(Solver):
     """Lowering to a matrix product: every direction, rank, group, stride, dilation, padding, layout and dtype."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Reject empty problems and images beyond what a product can address."""
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         pixels = max(problem.id * problem.ih * problem.iw, problem.od * problem.oh * problem.ow)

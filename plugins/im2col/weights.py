@@ -140,7 +140,6 @@ class WeightsProduct:
 
     @property
     def workspace_size(self) -> int:
-        """Bytes of workspace that this configuration needs."""
         return self.areas()[-1]
 
     def cost(self, balance: Balance) -> float:
@@ -158,7 +157,6 @@ class WeightsProduct:
         return FOLLOWING_LAUNCH_OPS * balance.launch * (self.chunks.count - 1) if self.in_place else 0.0
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile the launches: each chunk is lowered and multiplied, and the products are added."""
         window, problem = self.window, self.problem
         scratch, wide_y, wide_w, workspace_size = self.areas()
         gradient, gradient_offset, result, result_offset = "y", 0, "w", 0

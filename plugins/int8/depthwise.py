@@ -43,7 +43,6 @@ class Depthwise(Solver):
     """Depthwise quantized convolutions in NHWC."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Refuses layouts other than NHWC, too many taps, and convolutions that are not depthwise."""
         reason = depthwise_refusal(problem)
         if reason:
             return reason
@@ -74,14 +73,12 @@ class Depthwise(Solver):
             yield {"columns": columns, "rows": min(rows, p.od * p.oh), "finish": finish}
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
-        """Predicted seconds, from the operations and the stored elements."""
         peaks, elements = rates(device), math.prod(problem.y_shape)
         jobs = problem.mb * -(-problem.od * problem.oh // config["rows"])
         operations = (WORK_COST * problem.flops + STORE_COST * elements / 16) * uneven(jobs, device)
         return peaks.launch + (LAUNCH_COST + operations) / peaks.flops
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
-        """Bytes of workspace: packed weights, unless they are constant."""
         return 0 if problem.constant_weights else self._packed_size(problem)
 
     @staticmethod

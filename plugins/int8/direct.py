@@ -20,7 +20,6 @@ class Direct(Solver):
     """Every quantized problem."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Refuses an empty batch, and results of 2**31 elements or more."""
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         if math.prod(problem.y_shape) >= 1 << 31:

@@ -106,7 +106,6 @@ class InterleavedKernel(PackedKernel):
 
     @property
     def pack_key(self) -> list[Any]:
-        """Cache key of packed weights: their shape and the taps of every vector."""
         return ["int8.interleaved", *self.problem.w_shape, self.vectors]
 
 
@@ -116,7 +115,6 @@ class Interleaved(PackedSolver):
     kernel = InterleavedKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Refuses other layouts, non-depthwise channels, results that are not bytes, and overlong lines."""
         p, reason = problem, depthwise_refusal(problem)
         if reason:
             return reason
@@ -149,7 +147,6 @@ class Interleaved(PackedSolver):
         return (len(kernel.products) / rows + 4.0 * kernel.groups * p.sw / rows + 7) / 2 * kernel.high * rows / p.oh
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
-        """Predicted seconds, from the cycles of all elements of y."""
         peaks, kernel = rates(device), InterleavedKernel(problem, config)
         operations = CYCLE_COST * self._cycles(problem, config["rows"]) * math.prod(problem.y_shape) / 16
         operations += 0 if problem.constant_weights else PACK_COST * kernel.packed_size

@@ -145,7 +145,6 @@ class PackedSolver(Solver):
     kernel: type[PackedKernel]
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
-        """Bytes of workspace: slots, and packed weights unless they are constant."""
         return self.kernel(problem, config).areas()[0]
 
 

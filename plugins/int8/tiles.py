@@ -57,7 +57,6 @@ class TilesKernel(BandKernel):
 
     @property
     def pack_key(self) -> list[Any]:
-        """Cache key of packed weights: shapes and the layout of a panel."""
         p = self.problem
         return ["int8", p.w_shape, p.g, p.layout, self.unit, self.steps, self.taps]
 
@@ -76,7 +75,6 @@ class Tiles(BandSolver):
     kernel = TilesKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Refuses depthwise convolutions, and rows that fit no cache."""
         smallest, reason = self.least(problem)
         if reason is None and smallest.row * 32 >= 1 << 31:
             return f"tiles within 2**31 bytes, got {smallest.row * 32}"
@@ -105,7 +103,6 @@ class Tiles(BandSolver):
         return config
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
-        """Predicted seconds, from steps of tiles, bytes of bands and weights, and stored elements."""
         kernel = TilesKernel(problem, config)
         tiles = cdiv(kernel.positions, kernel.tile)
         return kernel.cost(device, STEP_COST * (kernel.bands * tiles * kernel.panels * kernel.taps * kernel.steps))

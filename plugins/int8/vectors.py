@@ -111,7 +111,6 @@ class VectorsKernel(BandKernel):
 
     @property
     def pack_key(self) -> list[Any]:
-        """Cache key of packed weights: shapes and the layout of a panel."""
         p = self.problem
         return ["int8.vnni", p.w_shape, p.g, p.layout, self.band.pixel, self.steps, self.taps]
 
@@ -139,7 +138,6 @@ class Vectors(BandSolver):
     kernel = VectorsKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Refuses depthwise convolutions, and rows that fit no cache."""
         smallest, reason = self.least(problem)
         if reason is None:
             largest_offset = max(max(tile.a[-1], tile.y[-1]) for tile in smallest.tiles().values())
@@ -176,7 +174,6 @@ class Vectors(BandSolver):
         return config | {"rows": best * smallest.row_unit, "panels": shared(best)[1]}
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
-        """Predicted seconds, from steps of tiles, bytes of bands and weights, and stored elements."""
         kernel = VectorsKernel(problem, config)
         size = kernel.down * kernel.across
         steps = kernel.bands * cdiv(kernel.positions, size) * kernel.panels * kernel.taps * kernel.steps

@@ -48,7 +48,6 @@ class Words(Solver):
     """Depthwise quantized convolutions in NHWC."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Refuses layouts other than NHWC, and convolutions that are not depthwise."""
         reason = depthwise_refusal(problem)
         if reason:
             return reason
@@ -77,7 +76,6 @@ class Words(Solver):
         return columns, rows, p.mb * p.od * rows * columns * (p.oc // 4)
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Predicted seconds, bounded by instructions or by memory."""
         p, peaks, (rows, columns) = problem, rates(device), (config["rows"], config["columns"])
         items = self._items(p, config)[2]
         x_columns = (columns - 1) * p.sw + (p.kw - 1) * p.dw + 1
@@ -95,11 +93,9 @@ class Words(Solver):
         return peaks.launch + max(compute, bytes_moved / peaks.bandwidth)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo | None, config: Mapping[str, Any]) -> int:
-        """Bytes of workspace: packed weights, unless they are constant."""
         return 0 if problem.constant_weights else 4 * math.prod(problem.w_shape)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """A plan of one launch; weights that are not constant are packed by another launch before it."""
         columns, rows, items = self._items(problem, config)
         sign_shift = 128 if problem.dtype == "int8" else 0
         text = problem.macros() + define(

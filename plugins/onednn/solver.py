@@ -60,7 +60,6 @@ class _OneDNN(Solver):
     directions: tuple[str, ...] = ()
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Refuses other directions, a missing oneDNN, and problems that only oneDNN's reference code supports."""
         if problem.direction not in self.directions:
             return f"{' or '.join(self.directions)} only, got {problem.direction}"
         if problem.mb == 0:
@@ -83,7 +82,6 @@ class _OneDNN(Solver):
         return _choices(shared(problem))[0]
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Bytes that reordered images, weights that are not constant, and the library's scratch memory take."""
         return workspace_areas(problem, described(shared(problem), config["data"]))[1]
 
     def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> OneDNNPlan:

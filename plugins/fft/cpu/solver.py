@@ -117,7 +117,6 @@ class Tiled(Solver):
     """Stride 1, sums of float32, all directions, 1-D to 3-D, on a CPU."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Reject strides, kernels of one tap, one channel per group, tiles that exceed a transform of 64 points."""
         reason = unsuited(problem)
         if reason:
             return reason
@@ -134,11 +133,9 @@ class Tiled(Solver):
         return choices(problem, device)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Return the bytes of the spectra of one piece."""
         return Geometry(problem, config).areas["size"]
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Return the predicted time of products, transforms and memory traffic."""
         peaks = rates(device)
         return predicted(Geometry(problem, config), Balance.of(peaks)) / peaks.flops
 

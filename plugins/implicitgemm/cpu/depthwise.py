@@ -70,7 +70,6 @@ class RowKernel(PackedKernel):
         return self.launch(context, "pack", [self.ct // self.lanes], arguments)
 
     def convolution(self, context: Any, weights: str, offset: int) -> Launch:
-        """Return the launch of the convolution, which reads the packed weights."""
         arguments = [self.source, weights, np.int64(offset // self.size), self.target, *self.extras]
         arguments += [np.int32(v) for v in (*self.p.pad, *self.p.start)]
         return self.launch(context, "depthwise", [self.items], arguments)
@@ -80,7 +79,6 @@ class Depthwise(PackedSolver):
     """Solves layers of one input and one output channel per group on a CPU: forward and data gradient."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Reject everything but forward and data gradient of one channel per group."""
         if problem.direction == "bwd_weights":
             return "forward and bwd_data only, got bwd_weights"
         if not problem.ic == problem.oc == problem.g:
@@ -127,7 +125,6 @@ class Depthwise(PackedSolver):
         return 0 if "rows" in config else super().workspace(problem, device, config)
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Return the predicted seconds: launches, operations, elements, and the packing of weights that change."""
         if "rows" in config:
             return VectorKernel(problem, config).seconds(device)
         peaks = rates(device)

@@ -68,7 +68,6 @@ class TransposedKernel(Kernel):
         return StepPlan(self.workspace_size, [self.launch(context, "transposed", [self.items], operands)])
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """Return operations at peak rate: the launch, spreading rows of y, taps, and writing rows of x."""
         p = self.problem
         spread_elements = p.ic // p.g * math.prod(p.y_shape) * p.sw
         rows = p.mb * p.ic * p.id * p.ih
@@ -84,7 +83,6 @@ class DepthwiseTransposed(KernelSolver):
     kernel = TransposedKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Reject everything but NCHW data gradients of a stride and few channels per group."""
         if problem.direction != "bwd_data":
             return f"bwd_data only, got {problem.direction}"
         if problem.layout != "nchw":

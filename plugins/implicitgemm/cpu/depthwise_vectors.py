@@ -55,7 +55,6 @@ class VectorKernel(Kernel):
         return StepPlan(0, [self.launch(context, "depthwise", [self.items], arguments)])
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """Return operations at peak rate: the launch, the lanes of all tiles, and the elements of x and y."""
         problem = self.problem
         x, y = math.prod(problem.x_shape), math.prod(problem.y_shape)
         element = ELEMENT_OPS if problem.sw == 1 else STRIDED_OPS
@@ -105,7 +104,6 @@ class VectorSums(Kernel):
         return StepPlan(0, [self.launch(context, "gradient", [self.items], ["x", "y", "w"])])
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """Return operations at peak rate: the launch, the lanes of all tiles, and the elements of x, dy and dw."""
         problem = self.problem
         x, y, w = (math.prod(getattr(problem, f"{name}_shape")) for name in "xyw")
         lane_ops = GRADIENT_LANE_OPS * 2 * lanes_in(self.p, self.lanes) * problem.kh * problem.kw

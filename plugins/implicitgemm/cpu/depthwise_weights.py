@@ -74,7 +74,6 @@ class BandSums(Kernel):
         return text + self.rendered(files, tile_rows=self.tile_rows, taps_w=p.taps[2])
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile the launch that computes the parts of dw, and the launch that adds them."""
         pads = [*map(np.int32, self.p.pad)]
         arguments = ["x", "y", "workspace", np.int64(self.slots_at // self.size), *pads]
         parts = self.launch(context, "weights", [self.parts, self.chunks], arguments)
@@ -82,7 +81,6 @@ class BandSums(Kernel):
         return StepPlan(self.workspace_size, [parts, total])
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """Return operations at peak rate: the launches, the direct sum, and the copies of x and dy."""
         x, y, w = (math.prod(getattr(self.problem, f"{name}_shape")) for name in "xyw")
         copied, result = COPIED_OPS * (x + y), RESULT_OPS * w
         return LAUNCHES_OPS * balance.launch + OPERATION_OPS * self.problem.flops + copied + result
@@ -97,7 +95,6 @@ class DepthwiseWeights(KernelSolver):
         return (VectorSums if "rows" in config else BandSums)(problem, config)
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Reject everything but the weights' gradient of one channel per group."""
         if problem.direction != "bwd_weights":
             return f"bwd_weights only, got {problem.direction}"
         if not problem.ic == problem.oc == problem.g:

@@ -100,7 +100,6 @@ class Direct(PackedSolver):
     """Register tiles over bands of rows: any rank, group, stride, dilation, padding, layout and dtype."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Reject everything but forward convolutions and data gradients on a CPU."""
         if problem.direction == "bwd_weights":
             return "forward and bwd_data only, got bwd_weights"
         if phase_count(problem) > MOST_PHASES:
@@ -124,7 +123,6 @@ class Direct(PackedSolver):
         return kernels
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Return the predicted seconds: tiles, copies of bands, stores, launches, packing of weights that change."""
         kernels, peaks = self.kernels(problem, config, device), rates(device)
         balance = Balance.of(peaks)
         launch, far_ops = LAUNCH_OPS * balance.launch, FAR_PACKED_OPS * balance.memory

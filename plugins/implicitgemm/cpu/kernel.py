@@ -105,12 +105,10 @@ class PackedSolver(Solver):
         return [self.name, str(problem), dict(config)]
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Return the bytes of the slots, and of the packed weights unless they are constant."""
         _, weights, slots = _areas(self.kernels(problem, config, device))
         return slots if problem.constant_weights else slots + weights
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """Compile the packing of the weights, then the passes."""
         device = _Device(config["lanes"] * problem.accumulator_size // 4, context.devices[0].max_compute_units)
         kernels = self.kernels(problem, config, device)
         offsets, weights, slots = _areas(kernels)

@@ -93,7 +93,6 @@ class Pointwise(Solver):
     """1x1 convolutions of stride 1 without padding, all directions, on a CPU."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Reject every layer that is not one matrix product of the tensors themselves, and every device but CPUs."""
         kernel = (problem.kd, problem.kh, problem.kw)
         if kernel != (1, 1, 1):
             return "1x1 only, got " + "x".join(map(str, kernel[3 - problem.ndim :]))
@@ -118,17 +117,14 @@ class Pointwise(Solver):
                 yield {"fold": fold, "gemm": gemm}
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Return the product's workspace in bytes: operands packed at each call, and parts of a split sum."""
         return gemm_workspace(_spec(problem, config["fold"]), config["gemm"])
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Return the predicted seconds of the product: operations, elements read, packed and written, and launches."""
         is_worse_form, peaks = _has_two_forms(problem) and config["fold"] != _folds(problem), rates(device)
         cost = gemm_cost(_spec(problem, config["fold"]), config["gemm"], Balance.of(peaks))
         return (WORSE_FORM_FACTOR if is_worse_form else 1.0) * cost / peaks.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """Compile one product, whose weights are packed only once if they are constant."""
         product = GemmPlan(context, _spec(problem, config["fold"]), config["gemm"])
         key = [self.name, problem.dtype, problem.direction, problem.w_shape, problem.g, dict(config)]
         operands = {"fwd": "wxy", "bwd_data": "wyx", "bwd_weights": "yxw"}[problem.direction]

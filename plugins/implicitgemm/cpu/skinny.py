@@ -103,7 +103,6 @@ class SkinnyKernel(Kernel):
         return text + self.rendered([*copies, "masks.cl", "skinny.cl.mako"], **values)
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile the copy of the windows, unless they are read in place, then the product."""
         p = self.p
         steps = []
         if not self.in_place:
@@ -122,7 +121,6 @@ class Skinny(KernelSolver):
     kernel = SkinnyKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Reject everything but forward layers with few output pixels and long sums."""
         if problem.direction != "fwd":
             return f"forward only, got {problem.direction}"
         pixels, taps = problem.mb * problem.od * problem.oh * problem.ow, problem.kd * problem.kh * problem.kw

@@ -147,7 +147,6 @@ class StemKernel(Kernel):
         )
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """Return operations at peak rate: the tiles' cycles, copied and written elements, and one launch."""
         p, config, problem = self.p, self.config, self.problem
         cycles = self.cycles(problem, config["mr"], config["nv"], config["lanes"])
         tile_ops = 2 * config["lanes"] * cycles * p.images * p.groups * p.c * p.volume * p.places[0] * p.places[1]
@@ -163,7 +162,6 @@ class Stem(KernelSolver):
     kernel = StemKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Reject everything but few channels, a short kernel and rows of a vector or more."""
         if problem.direction != "fwd":
             return f"forward only, got {problem.direction}"
         if problem.layout != "nchw":

@@ -76,14 +76,12 @@ class WeightsKernel(Kernel):
         return text + self.rendered(("runs.cl", "stage.cl.mako", "weights.cl.mako"), **values)
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile the launch that computes the parts of dw, and the launch that adds them."""
         arguments = ["x", "y", "workspace", np.int64(self.slots_at // self.size), *map(np.int32, self.p.pad)]
         parts = self.launch(context, "weights", [self.config["parts"], self.config["chunks"]], arguments)
         total = self.launch(context, "reduce", [self.p.c, self.p.groups * self.blocks], ["workspace", "w"])
         return StepPlan(self.workspace_size, [parts, total])
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """Return operations at peak rate: the tiles' cycles, the copies of x and dy, the sum of the parts."""
         return _operations(self.p, self.config, device, balance)
 
 
@@ -161,7 +159,6 @@ class Weights(KernelSolver):
     kernel = WeightsKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Reject everything but weights' gradients on a CPU."""
         if problem.direction != "bwd_weights":
             return f"bwd_weights only, got {problem.direction}"
         return f"1 image or more, got {problem.mb}" if problem.mb < 1 else None

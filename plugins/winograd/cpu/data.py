@@ -177,7 +177,6 @@ class DataKernel(Kernel):
         return self.launch(context, "spread", [strips, ceil(self.case.c, ITEM_CHANNELS)], arguments)
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile the packing of the weights, then the convolution."""
         p = self.case.problem
         if p.constant_weights:
             nv, lanes = self.config["nv"], self.case.lanes

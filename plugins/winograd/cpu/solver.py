@@ -26,7 +26,6 @@ class Winograd(Solver):
         self.m, self.r = m, r
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Reject other kernels, strides, dilations, errors beyond the math mode, layers that tiles slow down."""
         if problem.ndim > 2:
             return f"1-D and 2-D only, got {problem.ndim}-D"
         kernel = (problem.kh, problem.kw)
@@ -56,11 +55,9 @@ class Winograd(Solver):
         return kernel(Case(problem, self.m, config["lanes"]), config)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Return the bytes of transformed tiles, and of packed weights unless they are constant."""
         return self._kernel(problem, config).workspace_size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Return the predicted seconds of products, transforms and their memory traffic."""
         pace = Pace.of(device, config["lanes"])
         return predicted(Case(problem, self.m, config["lanes"]), config, pace) / rates(device).flops
 

@@ -78,7 +78,6 @@ class WeightsKernel(Kernel):
         return text + self.rendered(parts, self.m_at * case.size, True)
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile the transforms and products of each chunk, and the inverse transform if it is a separate launch."""
         case, groups, items = self.case, self.case.problem.g, self.config["items"]
         parts = max(1, min(self.blocks, ceil(4 * items, case.products)))
         steps: list[Step] = []
