@@ -35,6 +35,8 @@ from ..device.programs.proven import proven as proven
 from ..device.rates import LAUNCH as GEMM_LAUNCH
 from ..device.rates import rates as rates
 from ..measurement.find import find as find
+from ..measurement.probing import probe_failure as probe_failure
+from ..measurement.probing import require_proven as require_proven
 from ..measurement.sampled import sampled_fault as sampled_fault
 from ..selection.choice.set_aside import kernel_erratum as kernel_erratum
 from ..selection.constants import constant as constant

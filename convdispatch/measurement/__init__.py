@@ -12,6 +12,7 @@ Measurements are stored by ``selection.records``. A new dialect goes to ``gramma
 - ``farm``: child processes that are started again after a death, and tasks spread over them.
 - ``reference``: the float64 reference of every convolution.
 - ``quantized``: the reference, and random operands, of quantized convolutions.
+- ``probing``: checks once that a device computes a small problem as a plan should.
 - ``sampled``: judges a computed tensor by float64 at a sample of its elements.
 - ``conformance``: the kit behind ``convdispatch verify``.
 - ``calibration``: measures a device's rates.

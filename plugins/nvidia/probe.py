@@ -6,10 +6,9 @@ import functools
 import importlib
 from typing import Any
 
-import numpy as np
 import pyopencl as cl
 
-from convdispatch.api import ConvProblem, DeviceInfo, Frozen, PluginError, Quantization, proven
+from convdispatch.api import ConvProblem, DeviceInfo, Frozen, PluginError, probe_failure, proven
 
 PROBLEM = ConvProblem(mb=2, ic=16, ih=9, iw=8, oc=24, kh=3, kw=3, ph=1, pw=1)
 POINTWISE = ConvProblem(mb=2, ic=68, ih=9, iw=8, oc=24)
@@ -41,10 +40,6 @@ ENGINES: dict[str, tuple[tuple[str, ...], str, ConvProblem, dict[str, Any]]] = {
 }  # fmt: skip
 """For each engine: the architectures that have its instructions (the driver may still refuse them); its plan class,
 which is imported when it is probed; a problem that uses all of its instructions; a configuration."""
-QUANTIZATION = Quantization(x_scale=0.75, x_zero_point=1, y_scale=0.75, y_zero_point=5, dtype="int8",
-                            residual_scale=0.5, residual_zero_point=2)  # fmt: skip
-"""Scales of the quantized probe: a sum of 1 is one step of y, and no result is halfway between two steps."""
-FLOAT8_QUANTIZATION = Quantization(x_scale=0.5, y_scale=0.5, dtype="float8_e4m3", residual_scale=0.25)
 _failed: dict[tuple[str, str, str], str] = {}
 """Reason of each failed probe of this process, by (device, driver, engine)."""
 
@@ -65,53 +60,7 @@ def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
 
 
 def _probe_failure(context: Any, engine: str) -> str | None:
-    import ml_dtypes
-
-    queue = cl.CommandQueue(context)
-    random = np.random.default_rng(3)
-    try:
-        problem, plan = _plan(context, engine)
-        # Small integers, so that sums are exact in 16 bits.
-        x = random.integers(-3, 4, (problem.mb, problem.id, problem.ih, problem.iw, problem.ic))
-        w = random.integers(-1, 2, (problem.oc, problem.kd, problem.kh, problem.kw, problem.ic))
-        channels_last = problem.layout == "nhwc"
-        floats = problem.dtype.startswith("float8")
-        dtype = np.dtype(ml_dtypes.float8_e4m3fn) if floats else np.dtype(problem.dtype)
-        # The output is filled with a value that no result has.
-        y = np.full(problem.y_shape, -128 if problem.quantized else -999, dtype)
-        operands = [x, w] if channels_last else [np.moveaxis(x, -1, 1), np.moveaxis(w, -1, 1)]
-        operands = [np.ascontiguousarray(operand, dtype) for operand in operands]
-        residual = random.integers(-60, 60, problem.y_shape).astype(dtype)
-        scales = FLOAT8_QUANTIZATION if floats else QUANTIZATION
-        table = (scales.float8_table if floats else scales.table)(problem.oc, residual=True)
-        flags = cl.mem_flags
-        *buffers, table, added = [cl.Buffer(context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=each)
-                                  for each in (*operands, y, table, residual)]  # fmt: skip
-        epilogue_operands = {"bias": table, "residual": added} if problem.quantized else {}
-        workspace = cl.Buffer(context, flags.READ_WRITE, max(4, plan.workspace_size))
-        plan.enqueue(queue, *buffers, workspace, **epilogue_operands)
-        cl.enqueue_copy(queue, y, buffers[2])
-    except Frozen:
-        raise
-    except Exception as error:
-        return f"the probe failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-    if problem.quantized:
-        x = x - scales.x_zero_point
-    sides = ((getattr(problem, f"p{axis}"), getattr(problem, f"p{axis}_r")) for axis in "dhw")
-    padded = np.pad(x, ((0, 0), *sides, (0, 0)))
-    expected = sum(
-        np.einsum("oc,ndhwc->ndhwo", w[:, z, i, j], padded[:, z:, i:, j:][:, : problem.od, : problem.oh, : problem.ow])
-        for z in range(problem.kd)
-        for i in range(problem.kh)
-        for j in range(problem.kw)
-    )
-    expected = expected.reshape(problem.mb, *(getattr(problem, "o" + axis) for axis in problem.axes), problem.oc)
-    if problem.quantized:
-        added = (residual.astype(np.float64) - scales.residual_zero_point) * scales.residual_scale
-        expected = (expected * scales.x_scale + added) / scales.y_scale
-        expected = expected.astype(dtype) if floats else np.clip(np.rint(expected) + scales.y_zero_point, -128, 127)
-    equal = np.array_equal(y if channels_last else np.moveaxis(y, 1, -1), expected)
-    return None if equal else "the probe computed wrong results"
+    return probe_failure(context, ENGINES[engine][2], lambda: _plan(context, engine)[1])
 
 
 def _find_device(device: DeviceInfo) -> Any:

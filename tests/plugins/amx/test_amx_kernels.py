@@ -24,7 +24,7 @@ from convdispatch.api import ConvProblem, Solver
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
 from convdispatch.device.programs import kernels
-from convdispatch.measurement import reference
+from convdispatch.measurement import probing, reference
 from convdispatch.measurement.search.families import draw, entering, families, family_limit, plane_errors
 from convdispatch.selection.plugins.loader import plugins
 
@@ -285,7 +285,7 @@ def test_the_probe_in_every_form(queue, cpu, emulated, monkeypatch, text, kernel
     """It passes, and notices a product that is wrong."""
     problem = ConvProblem.parse(text).replace(**({"dtype": "bfloat16"} if kernel.vectors else {}))
     monkeypatch.setattr(probe, "lacking", lambda *needed: None)
-    monkeypatch.setattr(probe, "proven", lambda package, what, device, answer: answer())
+    monkeypatch.setattr(probing, "proven", lambda package, what, device, answer: answer())
     probe.require(queue.context, problem, kernel)
     monkeypatch.setattr(module, constant, 15)
     kernels._programs.drop()
