@@ -127,14 +127,21 @@ def check_plan(
 
 
 def computed(queue: cl.CommandQueue, problem: ConvProblem, plan: Any, operands: Mapping[str, Any]) -> np.ndarray:
-    """What a plan makes of operands; output and workspace begin as NaN."""
+    """What a plan makes of operands (``initial`` is what the output holds before); output and workspace begin as NaN,
+    and what it packs into as whatever lies there."""
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
     out = np.full(problem.out_shape, np.nan, numpy_dtype(problem.dtype))
-    arrays = {**operands, problem.written: out}
-    buffers = {name: cl.Buffer(queue.context, flags, hostbuf=arrays[name]) for name in "xwy"}
+    arrays = {**operands, problem.written: operands["initial"] if problem.accumulate else out}
+    names = [*"xwy", *problem.epilogue_operands]
+    buffers = {name: cl.Buffer(queue.context, flags, hostbuf=arrays[name]) for name in names}
+    written = buffers[problem.written]
     scratch = cl.Buffer(queue.context, flags, hostbuf=np.full(plan.workspace_size + 1, 0xFF, np.uint8))
-    plan.enqueue(queue, buffers["x"], buffers["w"], buffers["y"], scratch).wait()
-    cl.enqueue_copy(queue, out, buffers[problem.written])
+    if getattr(plan, "packed_size", 0):
+        packed = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, plan.packed_size)
+        plan.pack(queue, buffers["w"], packed)
+        buffers["w"] = packed
+    plan.enqueue(queue, *(buffers.pop(name) for name in "xwy"), scratch, **buffers).wait()
+    cl.enqueue_copy(queue, out, written)
     return out
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import plans
 import pyopencl as cl
 import pytest
 from convdispatch_exact import solving
@@ -119,23 +120,7 @@ def expected(problem: ConvProblem, operands: dict[str, np.ndarray], page: dict) 
 
 def computed(queue, solver, problem: ConvProblem, config, operands) -> np.ndarray:
     """What a solver's plan makes of operands."""
-    plan = solver.plan(queue.context, problem, config)
-    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-    out = np.full(problem.out_shape, np.nan, problem.dtype)
-    arrays = {**operands, problem.written: operands["initial"] if problem.accumulate else out}
-    buffers = {name: cl.Buffer(queue.context, flags, hostbuf=arrays[name]) for name in ("x", "w", "y")}
-    more = {
-        n: cl.Buffer(queue.context, flags, hostbuf=operands[n]) for n in ("bias", "residual") if getattr(problem, n)
-    }
-    workspace = np.full(max(1, plan.workspace_size // problem.itemsize), np.nan, problem.dtype)
-    workspace = cl.Buffer(queue.context, flags, hostbuf=workspace)
-    w = buffers["w"]
-    if plan.packed_size:
-        w = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, plan.packed_size)
-        plan.pack(queue, buffers["w"], w)
-    plan.enqueue(queue, buffers["x"], w, buffers["y"], workspace, **more)
-    cl.enqueue_copy(queue, out, buffers[problem.written])
-    return out
+    return plans.computed(queue, problem, solver.plan(queue.context, problem, config), operands)
 
 
 def configs(solver, problem: ConvProblem, queue, number: int | None) -> list:

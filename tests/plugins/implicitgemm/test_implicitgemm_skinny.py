@@ -5,6 +5,7 @@ from __future__ import annotations
 import checking
 import numpy as np
 import pytest
+from plans import check_config
 from processors import described, device_of
 
 import convdispatch
@@ -72,22 +73,11 @@ def test_real_numbers(device, info, text):
 
 def test_every_tile_gives_the_same_integers(device, info):
     """Tiles of one sum, of more sums than a vector has lanes, of rows and places that leave some over or not."""
-    import pyopencl as cl
-
     problem = ConvProblem.parse("mb2ic20ih4oc13kh3sh2ph1+bias")
-    solver, queue = plugins().solvers[SKINNY], runtime.queue(device)
-    operands, expected = checking.make_operands(problem)
-    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-    x, w, bias = (cl.Buffer(queue.context, flags, hostbuf=operands.present()[name]) for name in ("x", "w", "bias"))
+    solver = plugins().solvers[SKINNY]
     base = next(iter(solver.configs(problem, info)))
     for mr, pc, items in ((1, 1, 1), (8, 3, 64), (13, 1, 3)):
-        plan = solver.plan(queue.context, problem, {**base, "mr": mr, "pc": pc, "items": items})
-        out = np.full(problem.out_shape, np.nan, np.float32)
-        y = cl.Buffer(queue.context, flags, hostbuf=out)
-        scratch = cl.Buffer(queue.context, flags, hostbuf=np.full(plan.workspace_size + 1, 0xFF, np.uint8))
-        plan.enqueue(queue, x, w, y, scratch, bias=bias)
-        cl.enqueue_copy(queue, out, y)
-        np.testing.assert_array_equal(out, expected, err_msg=f"{mr}x{pc}")
+        check_config(runtime.queue(device), problem, solver, {**base, "mr": mr, "pc": pc, "items": items})
 
 
 @pytest.mark.parametrize("text", ["mb4ic67ih1oc5kh1", "nhwc_mb1ic67ih2oc5kh1", "mb1ic9ih4oc5kh3sh2ph1"])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import shape_tables
 from checking import check, make_operands
+from plans import check_config
 from threads import together
 
 import convdispatch
@@ -138,28 +139,7 @@ def test_every_configuration(device):
         assert configs
         assert len({str(config) for config in configs}) == len(configs)
         for config in configs:
-            _run_config(solver, config, problem, device)
-
-
-def _run_config(solver, config, problem, device):
-    import pyopencl as cl
-
-    queue = runtime.queue(device)
-    operands, expected = make_operands(problem)
-    prepared = dispatch.make(solver, config, problem, queue.context)
-    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-    given = operands.present() | {problem.written: np.full(problem.out_shape, np.nan, np.float32)}
-    memory = {
-        name: cl.Buffer(queue.context, flags, hostbuf=np.ascontiguousarray(array)) for name, array in given.items()
-    }
-    # The workspace holds NaN: a plan that reads what it has not written shows it.
-    scratch = np.full(prepared.workspace_size // 4 + 1, np.nan, np.float32)
-    workspace = cl.Buffer(queue.context, flags, hostbuf=scratch)
-    for _ in range(2):
-        prepared.plan.enqueue(queue, memory["x"], memory["w"], memory["y"], workspace).wait()
-        got = np.empty(problem.out_shape, np.float32)
-        cl.enqueue_copy(queue, got, memory[problem.written])
-        assert np.array_equal(got, expected), f"{solver.name} {config} on {problem}"
+            check_config(runtime.queue(device), problem, solver, config)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
