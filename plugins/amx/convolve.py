@@ -180,9 +180,8 @@ class TilesKernel(BandedKernel):
         size, packed_offset, packed_size = self.areas()
         (text, sizes), (packing, taps) = self.sizes(), self._packing()
         source, target = ("x", "y") if problem.direction == "fwd" else ("y", "x")
-        epilogue_operands = [name for name in ("bias", "residual") if getattr(problem, name)]
         weights, weights_offset = "w" if problem.constant_weights else "workspace", np.int64(packed_offset)
-        arguments = [source, weights, weights_offset, "workspace", sizes, target, *epilogue_operands]
+        arguments = [source, weights, weights_offset, "workspace", sizes, target, *problem.epilogue_operands]
         run = Launch(build(context, self.text(text)), "conv", (self.items, 1, 1), (1, 1, 1), arguments, names=OPERANDS)
         items = (self.geometry.groups * self.panels, self.blocks, 1)
         arguments = ["w", "workspace", weights_offset, taps]

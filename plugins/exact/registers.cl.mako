@@ -13,28 +13,8 @@
 #define LANES ${lanes}
 #define V ${vector}
 #include <convdispatch/output_lanes.cl>
+#include <convdispatch/runs.cl>
 <% k_step, column_step = (1, "PITCH") if k_runs else ("PITCH", 1) %>
-% for width in widths:
-typedef ${acc}${width} __attribute__((aligned(sizeof(ACC)))) vec${width};
-% endfor
-// size elements, by vectors of which the last overlaps the one before.
-<%def name="by_vectors(value)">\
-% for width in widths:
-  if (size >= ${width}) {
-    ONCE for (int i = 0; i + ${width} < size; i += ${width}) *(global vec${width} *)(to + i) = ${value(width, "i")};
-    *(global vec${width} *)(to + size - ${width}) = ${value(width, f"size - {width}")};
-    return;
-  }
-% endfor
-</%def>\
-inline void copy_run(global ACC *restrict to, global const ACC *restrict from, int size) {
-${by_vectors(lambda width, at: f"*(global const vec{width} *)(from + {at})")}\
-  ONCE for (int i = 0; i < size; ++i) to[i] = from[i];
-}
-inline void zero_run(global ACC *restrict to, int size) {
-${by_vectors(lambda width, at: "0")}\
-  ONCE for (int i = 0; i < size; ++i) to[i] = 0;
-}
 
 // size elements of the source, +0 outside: neighbouring channels (NHWC), or every SW-th column of a row from u on (NCHW),
 // of so many channels.

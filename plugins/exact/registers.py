@@ -60,8 +60,7 @@ class RegisterKernel(Kernel):
     def values(self) -> dict[str, Any]:
         """The tile, the layout, and how squares of the sums are transposed."""
         lanes, acc = self.config["lanes"], self.accumulator
-        widths = [width for width in (lanes, lanes // 2, lanes // 4) if width > 1]
-        more = {"acc": acc, "vector": f"{acc}{lanes}", "widths": widths, "stages": lanes.bit_length() - 1}
+        more = {"vector": f"{acc}{lanes}", "stages": lanes.bit_length() - 1}
         more |= {"nhwc": bool(self.n["NHWC"]), "k_runs": self.k_runs, "bias": self.problem.bias}
         return {**self.config, **more, "transposed": transposed}
 

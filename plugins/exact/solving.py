@@ -73,9 +73,9 @@ class Kernel:
         head = storage_macros(problem.dtype) + macros(problem, n) + kernel_text(__package__, "order.cl")
         program = build(context, head + kernel_text(__package__, self.template, weights=self.weights, **self.values()))
         runs = n["IMAGES"] * n["YD"] * n["YH"] if self.weights else n["TAPS"] * cdiv(n["C"], n["PACKED_RUN"])
-        size, extras = (n["BM"], runs, n["G"] * n["MB"]), [e for e in ("bias", "residual") if getattr(problem, e)]
+        size = (n["BM"], runs, n["G"] * n["MB"])
         packing = Launch(program, "pack", size, None, [operand, "workspace", offset], names=OPERANDS)
-        return [packing, *self.compute(program, [source, packed, offset], [written, *extras])]
+        return [packing, *self.compute(program, [source, packed, offset], [written, *problem.epilogue_operands])]
 
 
 class ExactSolver(Solver):

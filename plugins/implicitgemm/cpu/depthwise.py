@@ -70,7 +70,7 @@ class RowKernel(PackedKernel):
         return self.launch(context, "pack", [self.ct // self.lanes], arguments)
 
     def convolution(self, context: Any, weights: str, offset: int) -> Launch:
-        arguments = [self.source, weights, np.int64(offset // self.size), self.target, *self.extras]
+        arguments = [self.source, weights, np.int64(offset // self.size), self.target, *self.problem.epilogue_operands]
         arguments += [np.int32(v) for v in (*self.p.pad, *self.p.start)]
         return self.launch(context, "depthwise", [self.items], arguments)
 

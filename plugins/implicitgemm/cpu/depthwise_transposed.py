@@ -64,7 +64,7 @@ class TransposedKernel(Kernel):
         return text + self.rendered(["depthwise_transposed.cl.mako"], **values)
 
     def plan(self, context: Any) -> StepPlan:
-        operands = ["y", "w", "x", *self.extras, "workspace"]
+        operands = ["y", "w", "x", *self.problem.epilogue_operands, "workspace"]
         return StepPlan(self.workspace_size, [self.launch(context, "transposed", [self.items], operands)])
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:

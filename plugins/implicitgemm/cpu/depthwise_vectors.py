@@ -51,7 +51,7 @@ class VectorKernel(Kernel):
         return text + self.rendered(files, gather_lanes=gather_lanes, name=name, **values)
 
     def plan(self, context: Any) -> StepPlan:
-        arguments = [self.source, "w", self.target, *self.extras]
+        arguments = [self.source, "w", self.target, *self.problem.epilogue_operands]
         return StepPlan(0, [self.launch(context, "depthwise", [self.items], arguments)])
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:

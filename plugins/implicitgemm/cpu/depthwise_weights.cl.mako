@@ -9,6 +9,7 @@
 // PARTS     parts of the sum, each over its share of BANDS_ALL bands
 // CHUNKS    work items that share the channels; CB channels at a time
 // ADD       1: the sums are added to dw
+#include <convdispatch/runs.cl>
 #define ROWS ((R - 1) * SH + (TH - 1) * DH + 1)
 #define WIDTH ((YW - 1) * SW + (TW - 1) * DW + 1)
 #define BANDS ((YH + R - 1) / R)

@@ -70,8 +70,7 @@ class BandSums(Kernel):
             G=p.groups, R=self.rows, CB=self.cb, CT=self.ct, CHUNKS=self.chunks, PARTS=self.parts,
             SLOT=f"{self.slot}L", SLOT_X=self.slot_x, ADD=int(self.problem.accumulate),
         )  # fmt: skip
-        files = ("runs.cl", "depthwise_weights.cl.mako")
-        return text + self.rendered(files, tile_rows=self.tile_rows, taps_w=p.taps[2])
+        return text + self.rendered(["depthwise_weights.cl.mako"], tile_rows=self.tile_rows, taps_w=p.taps[2])
 
     def plan(self, context: Any) -> StepPlan:
         pads = [*map(np.int32, self.p.pad)]

@@ -73,7 +73,7 @@ class PassKernel(PackedKernel):
             "inter": p.nhwc, "c": p.c, "cp": self.cp, "groups": p.groups, "straight": self.straight,
             "runs": p.spread[2] == 1 and self.cp == p.c, "dense": p.dense, "fold": p.fold, "bias": problem.bias,
         }  # fmt: skip
-        text += self.rendered(["pack.cl.mako"], lanes=self.lanes, turned=self.turned) + self.rendered(["runs.cl"])
+        text += self.rendered(["pack.cl.mako"], lanes=self.lanes, turned=self.turned)
         finish_files = [] if self.straight else ["finish.cl.mako"]
         return text + self.rendered(("stage.cl.mako", *finish_files, "direct.cl.mako"), **values)
 
@@ -92,7 +92,7 @@ class PassKernel(PackedKernel):
 
     def convolution(self, context: Any, weights: str, offset: int) -> Launch:
         arguments = [self.source, weights, np.int64(offset // self.size), "workspace", np.int64(0), self.target]
-        arguments += [*self.extras, *(np.int32(v) for v in (*self.p.pad, *self.p.start))]
+        arguments += [*self.problem.epilogue_operands, *(np.int32(v) for v in (*self.p.pad, *self.p.start))]
         return self.launch(context, "conv", [self.config["items"], self.config["parts"]], arguments)
 
 

@@ -37,7 +37,6 @@ class Kernel:
         self.size = p.accumulator_size
         """Bytes of one accumulator."""
         self.source, self.target = ("y", "x") if problem.direction == "bwd_data" else ("x", "y")
-        self.extras = [name for name in ("bias", "residual") if getattr(problem, name)]
         self._program: Any = None
 
     def macros(self, names: str = "XYTSD", **values: object) -> str:

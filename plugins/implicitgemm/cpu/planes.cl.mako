@@ -6,6 +6,7 @@
 // R         rows of a band; ROWS source rows of WIDTH columns belong to it
 // WP, PROWS, PART  columns, rows and elements of one part of a slot
 // X? source, YW YH pixels, T? taps, S? step, D? spread
+#include <convdispatch/runs.cl>
 #define ROWS ((R - 1) * SH + (TH - 1) * DH + 1)
 #define WIDTH ((YW - 1) * SW + (TW - 1) * DW + 1)
 #define BANDS ((YH + R - 1) / R)

@@ -38,6 +38,7 @@ def kept(value):
 %>
 % if not in_place:
 % if nhwc:
+#include <convdispatch/runs.cl>
 // Copies a row of taps of a pixel's window, in runs of channels.
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void lower(global const REAL *restrict x, global ACC *restrict lowered) {

@@ -99,8 +99,7 @@ class SkinnyKernel(Kernel):
         )
         values = {"lanes": self.lanes, "rest": self.k % self.lanes, "in_place": in_place, "nhwc": p.nhwc}
         values |= {"heights": rows, "widths": cols, "ahead": AHEAD_ELEMENTS if self.far else 0}
-        copies = ["runs.cl"] if p.nhwc and not in_place else []
-        return text + self.rendered([*copies, "masks.cl", "skinny.cl.mako"], **values)
+        return text + self.rendered(["masks.cl", "skinny.cl.mako"], **values)
 
     def plan(self, context: Any) -> StepPlan:
         p = self.p
@@ -111,7 +110,7 @@ class SkinnyKernel(Kernel):
                 size = (p.images, cdiv(p.c, self.run), p.groups)
             steps.append(self.launch(context, "lower", size, ["x", "workspace"]))
         source = "x" if self.in_place else "workspace"
-        steps.append(self.launch(context, "conv", [self.items], [source, "w", "y", *self.extras]))
+        steps.append(self.launch(context, "conv", [self.items], [source, "w", "y", *self.problem.epilogue_operands]))
         return StepPlan(self.workspace_size, steps)
 
 

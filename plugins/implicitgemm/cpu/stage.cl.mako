@@ -5,6 +5,7 @@
 // CB, NCB   source channels of a block, blocks
 // INTER     0: slot [block][c][tz][row][WP] from NCHW; 1: [block][tz][row][column][CP] from NHWC
 // XD XH XW, YW  source, width of the pixels; TD TH TW taps; S? step; D? spread; C, G channels per group, groups
+#include <convdispatch/runs.cl>
 #define ROWS ((R - 1) * SH + (TH - 1) * DH + 1)
 #define WIDTH ((YW - 1) * SW + (TW - 1) * DW + 1)
 #define BANDS ((YH + R - 1) / R)

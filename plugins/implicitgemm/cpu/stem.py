@@ -117,7 +117,7 @@ class StemKernel(Kernel):
             text += define(SLOT=f"{self.slot}L", WP=self.wp, PROWS=self.prows, PART=self.part, PLANE=self.plane)
             tiles = {f"tile_{i}": Across(tuple(starts), first, (), ()) for i, (starts, first) in enumerate(self.tiles)}
             values |= {"tiles": tiles, "calls": []}
-            files = ["runs.cl", "planes.cl.mako", "stem.cl.mako"]
+            files = ["planes.cl.mako", "stem.cl.mako"]
         else:
             text += define(BANDS=self.bands)
             tiles, calls = self._across()
@@ -126,9 +126,9 @@ class StemKernel(Kernel):
         return text + self.rendered(files, gather_lanes=gather_lanes, name=name, **values)
 
     def plan(self, context: Any) -> StepPlan:
-        arguments = ["x", "w", "y", *self.extras]
+        arguments = ["x", "w", "y", *self.problem.epilogue_operands]
         if self.staged:
-            arguments = ["x", "w", "workspace", "y", *self.extras, *map(np.int32, self.p.pad)]
+            arguments = ["x", "w", "workspace", "y", *self.problem.epilogue_operands, *map(np.int32, self.p.pad)]
         return StepPlan(self.workspace_size, [self.launch(context, "conv", [self.items], arguments)])
 
     @staticmethod

@@ -73,7 +73,7 @@ class WeightsKernel(Kernel):
         rest = p.c % config["jc"]
         values = {"inter": p.nhwc, "cp": self.cp, "c": p.c, "groups": p.groups, "lanes": self.lanes, "nv": config["nv"]}
         values |= {"jw": config["jw"], "heights": [config["jc"], rest] if rest else [config["jc"]]}
-        return text + self.rendered(("runs.cl", "stage.cl.mako", "weights.cl.mako"), **values)
+        return text + self.rendered(("stage.cl.mako", "weights.cl.mako"), **values)
 
     def plan(self, context: Any) -> StepPlan:
         arguments = ["x", "y", "workspace", np.int64(self.slots_at // self.size), *map(np.int32, self.p.pad)]

@@ -47,10 +47,9 @@ class DataKernel(Kernel):
 
     def __init__(self, case: Case, config: Mapping[str, Any]) -> None:
         super().__init__(case, config)
-        p = case.problem
         self.apart = config["form"] != "fused"
         self.source, self.target = ("y", "x") if case.rotated else ("x", "y")
-        self.epilogue_operands = [name for name in ("bias", "residual") if getattr(p, name)]
+        self.epilogue_operands = case.problem.epilogue_operands
         self._areas(ceil(self.s * case.strip, config["mr"]) * config["mr"])
 
     def _areas(self, rows: int) -> None:
