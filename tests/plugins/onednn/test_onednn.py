@@ -129,11 +129,12 @@ def test_epilogue(flags, layout, device):
 
 
 def test_every_configuration(device):
+    """Computes, in the workspace that is stated without a plan; constant weights are packed before."""
     info = runtime.device_info(device)
-    for text, layout, direction in itertools.product(
-        ("mb2ic20ih9oc32kh3ph1", "mb2ic3ih9oc16kh3sh2"), ("nchw", "nhwc"), ("fwd", "bwd_data", "bwd_weights")
-    ):
-        problem = ConvProblem.parse(text).replace(layout=layout, direction=direction)
+    texts = ("mb2ic20ih9oc32kh3ph1", "mb2ic3ih9oc16kh3sh2", "nhwc_mb2ic20ih9oc32kh3ph1", "nhwc_mb2ic3ih9oc16kh3sh2")
+    forms = ("fwd", False), ("fwd", True), ("bwd_data", False), ("bwd_data", True), ("bwd_weights", False)
+    for text, (direction, constant) in itertools.product((*texts, *SHAPES[:4]), forms):
+        problem = ConvProblem.parse(text).replace(direction=direction, constant_weights=constant)
         solver = plugins().solvers[solver_of(problem)]
         configs = list(solver.configs(problem, info))
         assert configs
@@ -289,17 +290,6 @@ def test_a_recording_runs_it_again(queue):
             assert np.array_equal(got, expected)
         else:
             assert not np.array_equal(got, expected)
-
-
-def test_states_its_workspace_without_a_plan(device):
-    info = runtime.device_info(device)
-    for text, direction, constant in itertools.product(SHAPES[:4], ("fwd", "bwd_data", "bwd_weights"), (False, True)):
-        problem = ConvProblem.parse(text).replace(direction=direction)
-        problem = problem.replace(constant_weights=constant and direction != "bwd_weights")
-        solver = plugins().solvers[solver_of(problem)]
-        for config in solver.configs(problem, info):
-            plan = solver.plan(runtime.context(device), problem, config)
-            assert solver.workspace(problem, info, config) == plan.workspace_size
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
