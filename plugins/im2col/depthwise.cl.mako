@@ -115,8 +115,8 @@ void depthwise(global const REAL *restrict x, global const REAL *restrict w, OUT
 % endfor
       const long to = (long)(job * (long)M + m) * (YD * YH * YW);
 % for row in rows:
-      ${once}for (int oz = 0; oz < ${row.count[0]}; ++oz)
-        ${once}for (int oy = 0; oy < ${row.count[1]}; ++oy) {
+      ${once}for (int oz = 0; oz < ${row.rows[0]}; ++oz)
+        ${once}for (int oy = 0; oy < ${row.rows[1]}; ++oy) {
           global const ACC *from = plane + (oz * SD * EY + oy * SH) * (SW * PITCH);
           const long at = to + ((long)(oz * UD + ${row.first[0]}) * YH + oy * UH + ${row.first[1]}) * YW;
           ${once}for (int ox = 0; ox < ${columns}; ox += LANES) {

@@ -56,7 +56,7 @@ class Row(NamedTuple):
     """Target rows congruent modulo the stride s; ``phases[f]`` has (tap, offset) of all terms of column f, f + s ..."""
 
     first: tuple[int, ...]
-    count: tuple[int, ...]
+    rows: tuple[int, ...]
     """Rows along d and h."""
     phases: list[list[tuple[int, int]]]
 
