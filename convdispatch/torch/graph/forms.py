@@ -259,11 +259,12 @@ class GraphForms:
 
     def _race(self, inputs: Sequence[Any], key: Any) -> Race | None:
         """The timed choice between a form and inductor; None if there is no choice: inductor is unavailable, results
-        must repeat from process to process or spread no NaN, or a form is sure to win."""
+        must repeat from process to process or spread no NaN, or nearly all is convolutions and no search was asked
+        for."""
         if not inductor.available("cpu") or self._compiled >= MAX_COMPILED or key[2].binds:
             return None
         graph = self._specialised(inputs)
-        return Race(graph) if may_lose(graph) else None
+        return Race(graph) if is_tuned(self._backend.mode) or may_lose(graph) else None
 
     def _build_by_inductor(
         self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], why: str, strict_nan: bool
