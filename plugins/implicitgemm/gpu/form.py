@@ -80,7 +80,7 @@ def numbers(p: Product, parts_at: int) -> dict[str, Any]:
         "IMAGES": geo.images, "SLICES": p.slices[0], "N_END": p.n, "PLACES_ALL": p.n_places, "PLACES": phase.places,
         "PLANE": phase.count[1] * phase.count[2], "COUNT_X": phase.count[2], "CHUNKS_N": -(-geo.c // t.bn),
         "KERNEL": geo.volume, "SOURCE_CHANNELS": geo.c, "TARGET_CHANNELS": geo.m, "CHANNELS_PADDED": p.c_padded,
-        "CHUNKS": -(-geo.c // t.bk), "RUNS": p.runs if p.taps_in_slice else 1, "PARTS": t.split,
+        "CHUNKS": -(-geo.c // t.bk), "RUNS": p.runs if p.taps_in_slice else 1,
     }  # fmt: skip
     triples = {
         "STEP": geo.step, "SPREAD": geo.spread, "OUT_STEP": geo.out_step, "TAP_STEP": geo.tap_step, "TAPS": phase.taps,
@@ -104,10 +104,4 @@ def numbers(p: Product, parts_at: int) -> dict[str, Any]:
     longs = {"GROUP_WEIGHTS": geo.m * geo.c * geo.volume, "WEIGHT_M": m, "WEIGHT_C": c, "WEIGHT_TAP": tap,
              "SLICES_ALL": p.slices_all, "PACKED_SLICE": p.m_tiles * t.bk * t.bm, "PARTS_AT": parts_at}  # fmt: skip
     result |= {name: np.int64(value) for name, value in longs.items()}
-    taps, nhwc = geo.volume, problem.layout == "nhwc"
-    pixels = 1 if nhwc else math.prod(problem.out_shape[2:])
-    if p.reordered:
-        result |= {"INNER": np.int32(geo.c), "CHANNELS": np.int32(taps)}
-    else:
-        result |= {"INNER": np.int32(pixels), "CHANNELS": np.int32(problem.channels_out)}
     return result | {"OUT_SIZE": out_offset(p.out_size)}

@@ -106,13 +106,9 @@ class NarrowProduct:
         """Return some phases' taps by the (depth, column) that they read, relative to the work item's output pixel."""
         geo, columns = self.geometry, {}
         for number in phases:
-            phase = geo.phases[number]
-            for tap in itertools.product(*map(range, phase.taps)):
-                dz, dy, dx = (o + t * d for o, t, d in zip(phase.origin, tap, geo.spread, strict=True))
-                kernel = [tap0 + t * s for tap0, t, s in zip(phase.tap0, tap, geo.tap_step, strict=True)]
-                kernel_tap = (kernel[0] * geo.kernel[1] + kernel[1]) * geo.kernel[2] + kernel[2]
+            for tap, dz, dy, dx in geo.reads(geo.phases[number]):
                 rows = tuple(dy + j * geo.step[1] for j in range(self.rows))
-                columns.setdefault((dz, dx), []).append(_Use(number, kernel_tap, rows))
+                columns.setdefault((dz, dx), []).append(_Use(number, tap, rows))
         return columns
 
     @staticmethod

@@ -24,6 +24,7 @@ from convdispatch.api import (
     storage_macros,
     summing,
 )
+from convdispatch.api.matrix import Parts, reduction_launch
 
 from ..solving import launch
 from .choice import choices, fits, seconds
@@ -137,16 +138,11 @@ class TiledPlan(StepPlan):
         return self._launch(text, "product", (product.work_groups * items,), (items,), operands)
 
     def _reduce_launch(self) -> Launch:
-        product, problem = self._product, self._product.problem
-        wide = int(product.out_index == "long")
-        numbers = dict(self._numbers)
-        functions = define(PARTIAL=0, WEIGHTS=int(product.reordered), WIDE=wide, PARTS=numbers.pop("PARTS"))
-        functions += kernel_text(__package__, "output.cl")
-        operands = ["workspace", problem.written, *self._extras]
-        text, arguments = numbers_as_arguments(kernel_text(__package__, "reduce.cl"), numbers)
-        return self._launch(
-            (functions + text, arguments), "reduce", (-(-product.out_size // 128) * 128,), (128,), operands
-        )
+        product, geo = self._product, self._product.geometry
+        order = {"order": 1, "axes": (geo.c, geo.volume)} if product.reordered else {}
+        parts = Parts(product.split, product.out_size, product.out_index, self._pack_bytes // product.accsize,
+                      lanes=1, items=128, **order)  # fmt: skip
+        return reduction_launch(self._context, product.problem, parts, [product.problem.written, *self._extras])
 
 
 _AXES = "zyx"

@@ -2,7 +2,6 @@
 
 - ``choice``: which tiles are tried, and their predicted time.
 - ``form``: what of a problem is compiled into the product's program, and the numbers that are its arguments.
-- ``plan``: the launches of the product and of the sum of its parts.
-- ``solver``: what it refuses, offers and predicts.
+- ``solver``: what it refuses and offers, and its plan: the launches of the product and of the sum of its parts.
 - ``tiling``: the operands as matrices, and the numbers of a problem under a tile.
 """

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from convdispatch.api import ConvProblem, DeviceInfo
-from convdispatch.api.matrix import group_limits, size_limits
+from convdispatch.api import (
+    OPERANDS,
+    ConvProblem,
+    DeviceInfo,
+    Launch,
+    StepPlan,
+    build,
+    define,
+    epilogue_macros,
+    kernel_text,
+    numbers_as_arguments,
+    numbers_as_literals,
+    storage_macros,
+)
+from convdispatch.api.matrix import MATRIX_TILES, Parts, group_limits, reduction_launch, size_limits, written
 
+from ..instructions import Instructions
 from ..probe import require
 from ..solving import TileSolver, kernel_words
 from .choice import choices, seconds
-from .plan import DirectPlan
+from .form import DirectForm, numbers
 from .tiling import DirectTile, DirectTiling
 
 MAX_PIXELS = 2**31 - 2**16
@@ -52,3 +68,106 @@ class Direct(TileSolver):
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> DirectPlan:
         require(context, "direct")
         return DirectPlan(context, problem, config)
+
+
+@dataclass(frozen=True)
+class Copies:
+    """How work items copy an operand's tile to local memory, for the templates."""
+
+    form: DirectForm
+    number: int
+    """Index of the operand: 0 is A, 1 is B."""
+
+    def __post_init__(self) -> None:
+        self.__dict__.update(self._numbers())
+
+    def _numbers(self) -> dict[str, Any]:
+        tile, number, operand = self.form.tile, self.number, self.form.operands[self.number]
+        width, extent = operand.width, (tile.bm, tile.bn)[number]
+        # width: float32 numbers per copy; pitch: float32 numbers from line to line in local memory.
+        values = {"operand": operand, "letter": "ab"[number], "width": width, "pitch": self.form.pitch[number],
+                  "extent": extent, "origin": ("m0", "n0")[number]}  # fmt: skip
+        # How copies are divided: work items along a line, rows per work item, the stride between its rows, the stride
+        # between its steps along k, and the number of these steps.
+        if operand.along_k:
+            across = tile.bk // width
+            rows, row_step, k_step, k_steps = -(-extent * across // tile.items), tile.items // across, 0, 1
+        else:
+            across = min(extent // width, tile.items)
+            rows, row_step, k_step = extent // width // across, across * width, tile.items // across
+            k_steps = -(-tile.bk // k_step)
+        return values | {"across": across, "rows": rows, "row_step": row_step, "k_step": k_step, "k_steps": k_steps}
+
+    def guard(self, i: int, j: int) -> str:
+        """The OpenCL condition before the copy of row step i and k step j, if some work items do not copy there."""
+        if self.operand.along_k and (i + 1) * self.row_step > self.extent:
+            return f"if ({self.letter}_row + {i * self.row_step} < {self.extent}) "
+        if not self.operand.along_k and (j + 1) * self.k_step > self.form.tile.bk:
+            return f"if ({self.letter}_k + {j * self.k_step} < {self.form.tile.bk}) "
+        return ""
+
+    def to(self, i: int, j: int) -> int:
+        """Bytes from the work item's first number to that of row step i and k step j."""
+        row_stride, k_stride = (self.pitch, 1) if self.operand.along_k else (1, self.pitch)
+        return 4 * (i * self.row_step * row_stride + j * self.k_step * k_stride + self.form.floats[0] * self.number)
+
+
+@functools.lru_cache(maxsize=256)
+def product_text(f: DirectForm, emulate: bool) -> str:
+    """The text of the kernel ``direct`` for a form, without the functions that it calls."""
+    t, width = f.tile, f.out_width
+    across = min(t.bn // width, t.items)
+    values: dict[str, Any] = {
+        "f": f, "t": t, "both": [Copies(f, 0), Copies(f, 1)], "unroll": "" if emulate else "#pragma unroll",
+        "exact": t.products == 3, "separate": t.flush_every > 0, "sums": t.frag_m * t.frag_n * 4,
+        "distance": t.stages - 1, "stage_bytes": f.stage * 4,
+        "order": ["m_tile", "n_tile"] if f.data and not f.nhwc else ["n_tile", "m_tile"],
+        "width": width, "run": "float" if width == 1 else f"float{width}", "pitch_out": t.bn + 8,
+        "across": across, "down": t.items // across, "rows_at_once": 4 if f.residual and not f.gaps else 1,
+        "row": f.target[0], "column": f.target[1], "tile_sums": t.bm * t.bn // 4,
+    }  # fmt: skip
+    return kernel_text(__package__, "product.cl.mako", **values)
+
+
+class DirectPlan(StepPlan):
+    """The plan of nvidia.direct; ``product.cl.mako`` explains the kernel. ``emulate``: tests build plain C."""
+
+    def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
+        tiling, self._emulate = DirectTiling(problem, DirectTile.of(config)), emulate
+        self.tiling, tile, outputs = tiling, tiling.tile, written(problem)
+        self._partial = tile.split > 1 and not tile.fixup
+        operands = [operand.name for operand in tiling.operands]
+        operands += ["workspace"] if tile.split > 1 else []
+        operands += [] if self._partial else outputs
+        text, arguments = self._program
+        program, size = build(context, text), (tiling.work_groups * tile.items,)
+        steps = [Launch(program, "direct", size, (tile.items,), [*operands, *arguments], names=OPERANDS)]
+        if self._partial:
+            parts = Parts(tile.split, tiling.partial_elements, tiling.out_index)
+            steps.append(reduction_launch(context, problem, parts, outputs))
+        super().__init__(tiling.partial_bytes, steps)
+
+    def product_text(self) -> str:
+        """The text of the product's program."""
+        return self._program[0]
+
+    @functools.cached_property
+    def _program(self) -> tuple[str, list[Any]]:
+        """The text of the product's program, and the launch's arguments beyond the operands."""
+        tiling, tile, problem = self.tiling, self.tiling.tile, self.tiling.problem
+        groups = ("copies", "mma", "parts") if tile.fixup else ("copies", "mma")
+        instructions = Instructions("bf16" if tile.depth == 16 else "tf32", groups)
+        text = storage_macros(problem.dtype) + epilogue_macros(problem)
+        text += define(NHWC=int(tiling.nhwc), OUT_INDEX=tiling.out_index, PARTIAL=int(self._partial), PARTIAL_AT="0L")
+        text += (
+            kernel_text(MATRIX_TILES, "finish.cl")
+            + instructions.text(self._emulate)
+            + kernel_text(MATRIX_TILES, "sums.cl")
+        )
+        text += kernel_text(MATRIX_TILES, "parts.cl.mako", blocks=tile.frag_m) if tile.fixup else ""
+        text += kernel_text(__package__, "split.cl.mako", depth=tile.depth)
+        product, named = product_text(DirectForm.of(tiling), self._emulate), numbers(tiling)
+        if tiling.specialised:
+            return text + numbers_as_literals(product, named), []
+        product, arguments = numbers_as_arguments(product, named)
+        return text + product, arguments

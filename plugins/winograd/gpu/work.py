@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from convdispatch.api import DTYPES, Areas, Axis, Epilogue, GemmSpec, Matrix, TensorLayout
 from convdispatch.api.cpu import round_up
@@ -231,3 +233,8 @@ class Work:
         b = Matrix(b.row, b.col, Axis(self.kp * rows))
         c = Matrix(c.row, c.col, Axis(self.mp * rows))
         return GemmSpec(self.mp, rows, self.kp, geometry.points * groups, dtype, a, b, c, epilogue, alignment=4)
+
+
+def work_of(geometry: TileGeometry, config: Mapping[str, Any]) -> Work:
+    """Return the ``Work`` that a configuration describes."""
+    return Work(geometry, config["pieces"], config["parts"])
