@@ -54,13 +54,7 @@ def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
     _, path, problem, tile = ENGINES[engine]
     module, _, name = path.rpartition(".")
     kind = getattr(importlib.import_module(f"{__package__}.{module}"), name)
-    arguments = {
-        "tma_tf32": ("wgmma",),
-        "tma": ("wgmma",),
-        "tma_deep": ("wgmma",),
-        "mma": ("mma",),
-        "wgmma": ("wgmma",),
-    }.get(engine, ())
+    arguments = {"tma": ["wgmma"], "packed": [engine]}.get(path.split(".")[0], ())
     return problem, kind(context, problem, tile, *arguments)
 
 

@@ -34,10 +34,7 @@ MAX_CHANNELS = 1 << 16
 class Grouped(TileSolver):
     """Convolutions of 16-bit NHWC tensors, all directions, in which a slab of 32 channels reads few other slabs."""
 
-    seconds = staticmethod(seconds)
-
-    def engine_of(self, problem: ConvProblem) -> str:
-        return "grouped"
+    seconds, engine = staticmethod(seconds), "grouped"
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         if problem.layout != "nhwc":

@@ -43,10 +43,7 @@ class Winograd(TileSolver):
     / (74 sqrt(tiles)), which is far above 1e32.
     """
 
-    seconds = staticmethod(seconds)
-
-    def engine_of(self, problem: ConvProblem) -> str:
-        return "wgmma"
+    seconds, engine = staticmethod(seconds), "wgmma"
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         if problem.math != "float32":

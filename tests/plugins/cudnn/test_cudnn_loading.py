@@ -24,15 +24,15 @@ from convdispatch.tensor import Tensor
 
 
 @pytest.fixture
-def device(monkeypatch):
+def fake(monkeypatch):
     """CUDA that notes its calls; ``packs`` are the addresses of variant packs."""
-    device = FakeCuda()
-    device.packs = []
-    monkeypatch.setattr(loading, "library", lambda: device)
+    fake = FakeCuda()
+    fake.packs = []
+    monkeypatch.setattr(loading, "library", lambda: fake)
     monkeypatch.setattr(
-        loading, "variant_pack", lambda places: device.packs.append(places) or types.SimpleNamespace(handle=1)
+        loading, "variant_pack", lambda places: fake.packs.append(places) or types.SimpleNamespace(handle=1)
     )
-    return device
+    return fake
 
 
 @pytest.fixture
@@ -45,27 +45,27 @@ def handles(monkeypatch):
 
 @pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("workspace", [0, 300])
-def test_kernels_are_loaded_by_a_run(short, workspace, device):
-    device.failing = ("cuMemAllocAsync",) if short else ()
+def test_kernels_are_loaded_by_a_run(short, workspace, fake):
+    fake.failing = ("cuMemAllocAsync",) if short else ()
     plan = types.SimpleNamespace(handle=2)
-    assert loading.load(device, "handle", "stream", plan, (1000, 256, 1, workspace)) == (not short)
+    assert loading.load(fake, "handle", "stream", plan, (1000, 256, 1, workspace)) == (not short)
     if short:
-        assert not device.packs
+        assert not fake.packs
         return
-    (places,) = device.packs
+    (places,) = fake.packs
     assert all(place and place % 256 == 0 for place in places[:3])
     assert bool(places[3]) == bool(workspace)
     assert len(set(places)) == 4
-    allocated = next(call[2] for call in device.calls if call[0] == "cuMemAllocAsync")
+    allocated = next(call[2] for call in fake.calls if call[0] == "cuMemAllocAsync")
     assert allocated == 1024 + 256 + 256 + (512 if workspace else 0)
-    assert device.names() == ["cuMemAllocAsync", "cudnnBackendExecute", "cuMemFreeAsync", "cuStreamSynchronize"]
+    assert fake.names() == ["cuMemAllocAsync", "cudnnBackendExecute", "cuMemFreeAsync", "cuStreamSynchronize"]
 
 
-def test_an_engine_that_cannot_run_makes_no_plan(device):
-    device.failing = ("cudnnBackendExecute",)
+def test_an_engine_that_cannot_run_makes_no_plan(fake):
+    fake.failing = ("cudnnBackendExecute",)
     with pytest.raises(ConvDispatchError, match="cudnnBackendExecute"):
-        loading.load(device, "handle", "stream", types.SimpleNamespace(handle=2), (1, 1, 1, 1))
-    assert device.names()[-2:] == ["cuMemFreeAsync", "cuStreamSynchronize"]
+        loading.load(fake, "handle", "stream", types.SimpleNamespace(handle=2), (1, 1, 1, 1))
+    assert fake.names()[-2:] == ["cuMemFreeAsync", "cuStreamSynchronize"]
 
 
 def test_a_plan_loads_its_kernels_and_a_choice_does_not(handles, monkeypatch):

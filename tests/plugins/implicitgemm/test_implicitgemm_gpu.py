@@ -6,10 +6,9 @@ import dataclasses
 
 import convdispatch_implicitgemm
 import pytest
-from convdispatch_implicitgemm.gpu.form import Form
 from convdispatch_implicitgemm.gpu.narrow import Narrow
 from convdispatch_implicitgemm.gpu.product import Product, Tile
-from convdispatch_implicitgemm.gpu.solver import Tiled
+from convdispatch_implicitgemm.gpu.solver import Form, Tiled
 from plans import LARGE, SMALL, check_solver, declared
 
 from convdispatch import ConvProblem

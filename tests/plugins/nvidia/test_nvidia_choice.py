@@ -60,9 +60,12 @@ def test_direct_tiles_are_rated_together_as_alone(text, math):
     problem = ConvProblem.parse(text).replace(math=math)
     for name in direct.FORMATS_OF_MATH[problem.math]:
         plain, numbers = direct._tiles(problem, name, UNITS)
-        together = direct._seconds(DirectTiling(problem, direct._tiles_of(plain, numbers)), UNITS, direct.COPY)
+        together = direct._seconds(
+            DirectTiling(problem, direct.many(plain, direct.NUMBERS, numbers)), UNITS, direct.COPY
+        )
         for row in _rows(numbers):
-            tile = direct._tile(plain, tuple(numbers[row].tolist()))
+            named = dict(zip(direct.NUMBERS, numbers[row].tolist(), strict=True))
+            tile = dataclasses.replace(plain, **named)
             assert DirectTiling(problem, tile).misfit is None
             assert direct.seconds(DirectTiling(problem, tile), UNITS) == pytest.approx(float(together[row]), rel=1e-12)
 

@@ -67,10 +67,6 @@ MORE = [
     ("bwd_weights_f32_mb5ic20ih7oc24+accumulate", {"bk": 16, "split": 15}),
     ("bwd_weights_f32_nhwc_mb5ic20ih8oc24g2sh2+accumulate", {"bk": 16, "split": 5}),
     ("bwd_weights_f32_mb6ic20ih7oc24", {"bk": 16, "split": 18}),  # lanes share the parts
-    # parts that work groups of the product add
-    ("fwd_f32_mb2ic200ih5oc50+bias+residual+relu", {"bk": 16, "split": 3, "fixup": True}),
-    ("bwd_data_f32_mb1ic70ih6oc80g2sh2sw2+bias", {"bk": 16, "split": 2, "bm": 64, "wm": 2, "fixup": True}),
-    ("bwd_weights_f32_tf32_mb5ic70ih7oc40", {"format": "tf32", "bk": 16, "split": 15, "fixup": True}),
     ("fwd_f32_mb1ic24ih5oc16+constant", {}),
     ("fwd_f32_mb2ic12ih8iw8oc12sh2sw2", {}),  # sizes in fours, gathered pixels
     ("fwd_f32_tf32_mb1ic24ih5oc16", {"format": "tf32"}),

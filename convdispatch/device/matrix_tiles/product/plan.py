@@ -25,8 +25,7 @@ from ...programs.kernels import OPERANDS, Launch, build, define, kernel_text
 from .. import MATRIX_TILES
 from ..geometry import along
 from ..scales import Scales
-from .form import AXES, LETTERS, ProductForm, numbers
-from .packing import PackForm, pack_numbers, work_groups
+from .form import AXES, LETTERS, PackForm, ProductForm, numbers, pack_numbers, work_groups
 from .tiling import ProductTiling, Source
 
 
