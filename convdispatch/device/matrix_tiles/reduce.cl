@@ -17,7 +17,7 @@
 #endif
 kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void reduce(global const ACC *restrict partial, OUT_PARAMS, const long at, const OUT_INDEX size, const OUT_INDEX part_stride, DIVISOR(inner), DIVISOR(channels) ROW_PARAMS) {
-  const int lane = get_local_id(0) / WIDTH;
+  const int lane = LANES > 1 ? get_local_id(0) / WIDTH : 0;
   const OUT_INDEX i = (OUT_INDEX)get_group_id(0) * WIDTH + get_local_id(0) % WIDTH;
   const OUT_INDEX next = DIVIDED(i, inner), outer = DIVIDED(next, channels);
   const int last = i - next * inner, middle = next - outer * channels;

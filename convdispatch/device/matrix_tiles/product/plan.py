@@ -249,7 +249,8 @@ class ProductPlan(StepPlan):
 
     def _reduce(self, context: Any) -> Launch:
         tiling, problem, geo = self.tiling, self.tiling.problem, self.tiling.geometry
-        parts = Parts(tiling.tile.split, math.prod(problem.out_shape), tiling.out_index, self._layout.partial // 4)
+        size, at = math.prod(problem.out_shape), self._layout.partial // 4
+        parts = Parts(tiling.tile.split, size, tiling.out_index, at, lanes=1)
         if not tiling.data:
             nhwc, axes = problem.layout == "nhwc", (problem.kd * problem.kh * problem.kw, problem.ic // problem.g)
             rows = (tiling.n, geo.c8 * 8, problem.kw)
