@@ -110,30 +110,27 @@ def test_a_residual_over_any_scale(queue, out):
         assert np.array_equal(tried.compute(operands), expected), (exponent, apart)
 
 
-@pytest.mark.parametrize("engine", ["int8", "int8_wgmma", "int8_tma", "int8_halo"])
-def test_the_probe_looks_at_bytes(queue, monkeypatch, engine):
-    """A sum, a zero point and a residual that are off by one step are seen."""
-    sound = Int8Plan.product_text
-    monkeypatch.setattr("convdispatch_nvidia.int8.solver.Int8Plan", functools.partial(Int8Plan, emulate=True))
-    assert probe._probe_failure(queue.context, engine) is None
-    for right, wrong in (("X_ZERO(table) * (uint)", "(X_ZERO(table) - 1) * (uint)"), ("NUMBER(4)", "NUMBER(5)"),
-                         ("= (words[1] & 1)", "= 2 + (words[1] & 1)")):  # fmt: skip
-        monkeypatch.setattr(Int8Plan, "product_text", lambda plan, a=right, b=wrong: sound(plan).replace(a, b))
-        assert probe._probe_failure(queue.context, engine) == "the probe computed wrong results", right
+WRONG = {
+    # a sum, a zero point and a residual that are off by one step
+    "int8": (("X_ZERO(table) * (uint)", "(X_ZERO(table) - 1) * (uint)"), ("NUMBER(4)", "NUMBER(5)"),
+             ("= (words[1] & 1)", "= 2 + (words[1] & 1)")),
+    # a bias, a residual and a scale that are off, and sums of one slice alone
+    "float8": (("as_float(offset->each[i])", "2.0f"), ("NUMBER(4)", "NUMBER(5)"),
+               ("NUMBER(14)), NUMBER(15)", "NUMBER(14)), NUMBER(14)"), ("] += sum[i]", "] = sum[i]")),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("engine", ["float8", "float8_wgmma", "float8_tma", "float8_halo"])
-def test_the_probe_looks_at_floats(queue, monkeypatch, engine):
-    """A bias, a residual and a scale that are off are seen, and so are sums of one slice alone."""
+@pytest.mark.parametrize("engine", ["", "_wgmma", "_tma", "_halo"])
+@pytest.mark.parametrize("kind", WRONG)
+def test_the_probe_looks_at_numbers(queue, monkeypatch, kind, engine):
+    """What is off is seen."""
     sound = Int8Plan.product_text
     monkeypatch.setattr("convdispatch_nvidia.int8.solver.Int8Plan", functools.partial(Int8Plan, emulate=True))
-    assert probe._probe_failure(queue.context, engine) is None
-    for right, wrong in (("as_float(offset->each[i])", "2.0f"), ("NUMBER(4)", "NUMBER(5)"),
-                         ("NUMBER(14)), NUMBER(15)", "NUMBER(14)), NUMBER(14)"),
-                         ("] += sum[i]", "] = sum[i]")):  # fmt: skip
-        assert right in sound(probe._plan(queue.context, engine)[1])
+    assert probe._probe_failure(queue.context, kind + engine) is None
+    for right, wrong in WRONG[kind]:
+        assert right in sound(probe._plan(queue.context, kind + engine)[1])
         monkeypatch.setattr(Int8Plan, "product_text", lambda plan, a=right, b=wrong: sound(plan).replace(a, b))
-        assert probe._probe_failure(queue.context, engine) == "the probe computed wrong results", right
+        assert probe._probe_failure(queue.context, kind + engine) == "the probe computed wrong results", right
         monkeypatch.setattr(Int8Plan, "product_text", sound)
 
 
