@@ -145,6 +145,15 @@ class Geometry:
         reads = [phase.reads(axis, step, spread) for phase in self.phases]
         return all(read.start >= 0 and read.stop <= size for read in reads)
 
+    def reads(self, phase: Phase) -> list[tuple[int, int, int, int]]:
+        """(kernel tap, d, h, w) of each tap of a phase: a place reads it at ``place * step`` plus d, h and w."""
+        taps = []
+        for tap in itertools.product(*map(range, phase.taps)):
+            z, y, x = (tap0 + t * s for tap0, t, s in zip(phase.tap0, tap, self.tap_step, strict=True))
+            at = _triple(o + t * d for o, t, d in zip(phase.origin, tap, self.spread, strict=True))
+            taps.append(((z * self.kernel[1] + y) * self.kernel[2] + x, *at))
+        return taps
+
     @property
     def pointwise(self) -> bool:
         """Whether each output place reads one tap at its own source pixel, so that the convolution is a plain matrix

@@ -147,20 +147,6 @@ def candidates(problem: ConvProblem, handle: c_void_p) -> list[Candidate]:
     return [each for each in _proposed(request, handle.value or 0) if _allowed(problem, each)]
 
 
-def engines(problem: ConvProblem, handle: c_void_p) -> list[Candidate]:
-    """Every engine that supports the problem and that its ``math`` permits, without knobs and heuristics."""
-    graph, supported = _graph(problem, handle), []
-    for number in range(graph.get(802, "int")[0]):
-        engine = Descriptor(Kind.ENGINE).set(1300, "descriptor", graph).set(1301, "int", number)
-        try:
-            candidate = Candidate(Descriptor(Kind.CONFIG).set(300, "descriptor", engine.finalize()).finalize())
-        except CudnnError:
-            continue
-        if _allowed(problem, candidate):
-            supported.append(candidate)
-    return supported
-
-
 def execution_plan(problem: ConvProblem, handle: c_void_p, config: Mapping[str, Any]) -> tuple[Descriptor, int]:
     """(execution plan, bytes of workspace) of an engine's configuration. Raises CudnnError if the engine cannot."""
     engine = Descriptor(Kind.ENGINE).set(1300, "descriptor", _graph(problem, handle)).set(1301, "int", config["engine"])

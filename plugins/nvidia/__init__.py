@@ -2,8 +2,8 @@
 
     y[pixel, oc] = sum over (tap, ic) of x[pixel * step + origin + tap * spread, ic] w[oc, tap, ic]
 
-Each solver has a folder, which turns a problem and a tile into numbers (``tiling``), rates tiles (``choice``), renders
-kernels (``plan``) and declares what it accepts (``solver``). What several solvers share is in this folder, or in
+Each solver has a folder, which turns a problem and a tile into numbers (``tiling``), rates tiles (``choice``), and
+declares what it accepts and renders kernels (``solver``). What several solvers share is in this folder, or in
 ``convdispatch.api.matrix`` if other vendors' matrix cores use it too; an instruction goes into ``ptx.cl.mako``.
 
 - ``direct``: 1x1 kernels of float32, which is split into 16-bit or TF32 numbers in registers.

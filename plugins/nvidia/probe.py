@@ -29,13 +29,13 @@ ENGINES: dict[str, tuple[tuple[str, ...], str, ConvProblem, dict[str, Any]]] = {
     "tma_deep": (HOPPER, "tma.plan.TmaPlan", VIDEO, {**GROUP, "bn": 64, "format": "float16", "stages": 3}),
     "tma_tf32": (HOPPER, "tma.plan.TmaPlan", PROBLEM.replace(layout="nhwc", math="tf32"),
                  {**GROUP, "bn": 64, "bk": 32, "format": "tf32", "stages": 3}),
-    "direct": (AMPERE, "direct.plan.DirectPlan", POINTWISE, {"bm": 32, "bn": 64, "wm": 1, "wn": 2, "bk": 16}),
-    "grouped": (AMPERE, "grouped.plan.GroupedPlan", HALVES, {"frag_m": 1, "warps": 4}),
-    "int8": (AMPERE, "int8.plan.Int8Plan", BYTES, {"bm": 32, "bn": 64, "wm": 2, "wn": 2}),
-    **{f"int8_{engine}": (HOPPER, "int8.plan.Int8Plan", BYTES, {**GROUP, "engine": engine})
+    "direct": (AMPERE, "direct.solver.DirectPlan", POINTWISE, {"bm": 32, "bn": 64, "wm": 1, "wn": 2, "bk": 16}),
+    "grouped": (AMPERE, "grouped.solver.GroupedPlan", HALVES, {"frag_m": 1, "warps": 4}),
+    "int8": (AMPERE, "int8.solver.Int8Plan", BYTES, {"bm": 32, "bn": 64, "wm": 2, "wn": 2}),
+    **{f"int8_{engine}": (HOPPER, "int8.solver.Int8Plan", BYTES, {**GROUP, "engine": engine})
        for engine in ("wgmma", "tma", "halo")},
-    "float8": (ADA, "int8.plan.Int8Plan", FLOATS, {"bm": 32, "bn": 64, "wm": 2, "wn": 2}),
-    **{f"float8_{engine}": (HOPPER, "int8.plan.Int8Plan", FLOATS, {**GROUP, "engine": engine})
+    "float8": (ADA, "int8.solver.Int8Plan", FLOATS, {"bm": 32, "bn": 64, "wm": 2, "wn": 2}),
+    **{f"float8_{engine}": (HOPPER, "int8.solver.Int8Plan", FLOATS, {**GROUP, "engine": engine})
        for engine in ("wgmma", "tma", "halo")},
 }  # fmt: skip
 """For each engine: the architectures that have its instructions (the driver may still refuse them); its plan class,
@@ -49,13 +49,7 @@ def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
     _, path, problem, tile = ENGINES[engine]
     module, _, name = path.rpartition(".")
     kind = getattr(importlib.import_module(f"{__package__}.{module}"), name)
-    arguments = {
-        "tma_tf32": ("wgmma",),
-        "tma": ("wgmma",),
-        "tma_deep": ("wgmma",),
-        "mma": ("mma",),
-        "wgmma": ("wgmma",),
-    }.get(engine, ())
+    arguments = {"tma": ["wgmma"], "packed": [engine]}.get(path.split(".")[0], ())
     return problem, kind(context, problem, tile, *arguments)
 
 

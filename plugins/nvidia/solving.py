@@ -24,9 +24,11 @@ class TileSolver(Solver):
         """The reason to refuse a problem that does not depend on a probe of the device; otherwise None."""
         raise NotImplementedError
 
+    engine: str
+
     def engine_of(self, problem: ConvProblem) -> str:
         """The engine that a problem needs, a key of ``probe.ENGINES``."""
-        raise NotImplementedError
+        return self.engine
 
     def tiles(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Configured]:
         """Tiles, the fastest by prediction first."""

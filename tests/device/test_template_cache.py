@@ -9,8 +9,8 @@ import sys
 
 import pytest
 from convdispatch_implicitgemm.gpu import choice as tiled
-from convdispatch_implicitgemm.gpu.form import Form
 from convdispatch_implicitgemm.gpu.product import Product
+from convdispatch_implicitgemm.gpu.solver import Form
 from convdispatch_implicitgemm.gpu.solver import product_text as tiled_text
 from convdispatch_nvidia.packed import choice as packed
 from convdispatch_nvidia.packed.tiling import Tiling

@@ -11,8 +11,7 @@ import pyopencl as cl
 import pytest
 from convdispatch_nvidia.packed.plan import NvidiaPlan
 from convdispatch_nvidia.packed.solver import TensorCores
-from convdispatch_nvidia.winograd.plan import WinogradPlan
-from convdispatch_nvidia.winograd.solver import Winograd
+from convdispatch_nvidia.winograd.solver import Winograd, WinogradPlan
 from plans import SMALL
 
 from convdispatch import ConvProblem, constant, conv, conv_backward_data, policy, runtime

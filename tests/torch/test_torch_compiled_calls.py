@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch_checks import error  # noqa: E402 (torch is asked for first)
 
 import convdispatch.torch as ct  # noqa: E402
-from convdispatch.torch.graph import inductor  # noqa: E402
-from convdispatch.torch.graph.constants import MAX_SETS  # noqa: E402
+from convdispatch.torch.graph import constants, inductor  # noqa: E402
+from convdispatch.torch.graph.engine_choice import Race  # noqa: E402
 from convdispatch.torch.graph.forms import GraphForms  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
@@ -219,9 +219,10 @@ def graphs():
     return [each for each in gc.get_objects() if type(each) is GraphForms and each._weight_sets.sets]
 
 
-@pytest.mark.parametrize("count", [2, MAX_SETS, MAX_SETS + 2])
-def test_models_of_one_class_keep_their_weights(count):
+@pytest.mark.parametrize("count", [2, 4, 6])
+def test_models_of_one_class_keep_their_weights(count, monkeypatch):
     """Dynamo may use one graph for all; forms of the last sets of weights are kept, and freed with their models."""
+    monkeypatch.setattr(constants, "MAX_SETS", 4)
     before = set(map(id, graphs()))
     models = [Net().eval() for _ in range(count)]
     ours, x = [compiled(model) for model in models], picture()
@@ -230,10 +231,58 @@ def test_models_of_one_class_keep_their_weights(count):
             for model, each in zip(models, ours, strict=True):
                 alike(each(x), model(x))
     sets = [len(graph._weight_sets.sets) for graph in graphs() if id(graph) not in before]
-    assert max(sets) == min(count, MAX_SETS)
+    assert max(sets) == min(count, 4)
     with torch.no_grad():
         models[0].one.weight.mul_(2)
         alike(ours[0](x), models[0](x))
+
+
+class Block(nn.Sequential):
+    """A frame of its own for Dynamo, which compiles none of PyTorch's modules alone."""
+
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+class Blocks(nn.Module):
+    """Blocks between graph breaks, for which Dynamo compiles one graph."""
+
+    def __init__(self, block, count):
+        super().__init__()
+        self.blocks = nn.ModuleList(block() for _ in range(count))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+            torch._dynamo.graph_break()
+        return x
+
+
+BLOCKS = {
+    "form": lambda: Block(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 1)),
+    "inductor": lambda: Block(nn.Conv2d(16, 16, 1), nn.Linear(12, 12)),
+}
+
+
+@pytest.mark.parametrize("engine", BLOCKS)
+def test_blocks_of_a_net_that_share_a_graph_are_each_built_once(engine, monkeypatch):
+    """The weights of seven blocks take turns: no call packs, times or compiles again what an earlier one did, and
+    inductor compiles the graph twice, with the first block's weights and for those of all others."""
+    monkeypatch.setattr(Race, "winner", property(lambda race: engine, lambda race, found: None), raising=False)
+    builds, compiled_graphs = [], []
+    build, aside = GraphForms._build, inductor._compiled_aside
+    monkeypatch.setattr(GraphForms, "_build", lambda *given: builds.append(1) or build(*given))
+    monkeypatch.setattr(inductor, "_compiled_aside", lambda *given: compiled_graphs.append(1) or aside(*given))
+    model, x = Blocks(BLOCKS[engine], 7).eval().requires_grad_(False), torch.randn(1, 16, 12, 12)
+    ours = compiled(model)
+    with torch.no_grad():
+        for calls in range(5):
+            alike(ours(x), model(x))
+            assert len(builds) == (1 if calls == 0 else 7)
+        assert len(compiled_graphs) == (2 if engine == "inductor" else 0)
+        model.blocks[3][0].weight.mul_(2)
+        for _ in range(3):
+            alike(ours(x), model(x))
 
 
 def _tie(m):

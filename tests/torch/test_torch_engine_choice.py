@@ -133,6 +133,15 @@ def test_convolutions_alone_and_deterministic_graphs_do_not_race(races):
     assert not races
 
 
+@with_compiler
+def test_convolutions_alone_race_where_a_search_is_asked_for(races, monkeypatch):
+    monkeypatch.setattr(tuning, "find", lambda *given, **named: None)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3)).eval()
+    run_and_check(net, torch.randn(1, 3, 16, 16), mode="max-autotune")
+    assert races == [2]
+
+
 @pytest.mark.parametrize("engine", ["form", "operators"])
 def test_max_autotune_measures_each_convolution_of_the_graph(engine, monkeypatch):
     measured = []

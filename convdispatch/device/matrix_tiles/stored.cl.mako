@@ -1,13 +1,39 @@
 ## Finishes and stores results, and returns them as they are stored: one (``put_stored``), or eight neighbouring channels
-## (OCTETS). ``finish.cl`` precedes, and ``narrow`` where results have 16 bits.
+## (OCTETS: channels last, whole octets), 16 or 32 bytes at once. ``finish.cl`` and ``narrow`` precede.
 ##
 ## addend, before  the residual's and the saved tensor's numbers there, read before for many rows at once
+% if form.returning:
 #include <convdispatch/moments.cl>
-#if FLOAT32
-#define AS_STORED(v) (v)
+% endif
+#if PARTIAL
+inline void put8_part(OUT_PARAMS, const float *v, OUT_INDEX at) {
+  global float4 *to = (global float4 *)(out + PARTIAL_AT + at);
+  to[0] = (float4)(v[0], v[1], v[2], v[3]);
+  to[1] = (float4)(v[4], v[5], v[6], v[7]);
+}
+#define put8(v, at, row) put8_part(OUT_ARGS, v, at)
 #else
+// Eight neighbouring channels as stored, and as floats.
+#if FLOAT32
+#define RAW8 float8
+#define NO_RAW8 ((float8)(0))
+#define AS_STORED(v) (v)
+inline RAW8 raw8(global const REAL *p) {
+  global const float4 *from = (global const float4 *)p;
+  return (float8)(from[0], from[1]);
+}
+#define WIDE8(v) (v)
+#else
+#define RAW8 uint4
+#define NO_RAW8 ((uint4)(0))
 #define AS_STORED(v) widen(narrow(v))
-#define NARROW_PAIR(low, high) ${tiling.narrow_pair}
+#define NARROW_PAIR(low, high) ${form.narrow_pair}
+inline RAW8 raw8(global const REAL *p) { return *(global const uint4 *)p; }
+inline float8 wide8(uint4 u) {
+  return (float8)(widen((ushort)u.x), widen((ushort)(u.x >> 16)), widen((ushort)u.y), widen((ushort)(u.y >> 16)),
+                  widen((ushort)u.z), widen((ushort)(u.z >> 16)), widen((ushort)u.w), widen((ushort)(u.w >> 16)));
+}
+#define WIDE8(v) wide8(v)
 #endif
 inline float put_stored(OUT_PARAMS, float v, OUT_INDEX at, int row) {
   v = finished(OUT_ARGS, v, at, row);
@@ -46,4 +72,6 @@ inline RAW8 put8_stored(OUT_PARAMS, const float *v, RAW8 addend, RAW8 before, OU
   return stored;
 #endif
 }
+#define put8(v, at, row) put8_stored(OUT_ARGS, v, NO_RAW8, NO_RAW8, at, row)
+#endif
 #endif

@@ -46,8 +46,11 @@ _FOLDED = frozenset(f"aten.{name}.Tensor" for name in ("mul", "add", "sub", "div
 """The operators whose constant operand is folded so."""
 _COPIES = "aten.clone.default", "aten._unsafe_view.default"
 """The operators that copy their input, as layers that drop nothing and views of attention's results are traced."""
-MAX_SETS = 4
-"""The number of weight sets for which one graph caches forms; the least recently used set is freed for a fifth."""
+MAX_SETS = 64
+"""The number of weight sets for which one graph caches forms. Dynamo may use one graph for all blocks of a net."""
+IN_USE = 4 * MAX_SETS
+"""A set that one of so many last calls had is not freed for a further one: sets that take turns would each be packed at
+every call."""
 
 
 def packed_inputs(graph: fx.GraphModule, static: Sequence[int]) -> list[int]:
@@ -118,6 +121,8 @@ class Constants:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.tensors = list(tensors)
         self.forms: OrderedDict[Any, Any] = OrderedDict()
+        self.last_call = 0
+        """The number of the graph's last call with these weights."""
         self.forget_reads()
         samples = [Sample.of(each) for each in tensors]
         self._same_samples = together([sample for sample in samples if sample is not None])
@@ -159,7 +164,7 @@ class Constants:
 
 class WeightSets:
     """The weight sets with which one graph was called lately, with the forms of each set, most recently used first:
-    Dynamo may use one graph for several models of a class alternately."""
+    Dynamo may use one graph for several blocks of a net, or models of a class, alternately."""
 
     def __init__(self) -> None:
         self.sets: list[Constants] = []
@@ -167,6 +172,7 @@ class WeightSets:
         time."""
         _watch_collections()
         _weight_sets.add(self)
+        self._calls = 0
         self._missed: deque[Any] = deque(maxlen=2 * MAX_SETS)
         """Ids and versions of the weights of the last calls that matched no set."""
 
@@ -177,13 +183,16 @@ class WeightSets:
 
     def find(self, tensors: Sequence[torch.Tensor]) -> Constants | None:
         """The set of these weights. None if their values have changed, or if they are new while other sets exist: new
-        weights are packed at their second call, because packing does not pay for weights that differ at each call."""
+        weights are packed at their second call, because packing does not pay for weights that differ at each call.
+        None also if there are ``MAX_SETS`` already that are in use."""
+        self._calls += 1
         for each in self.sets:
             if each.are(tensors):
                 other_sets = [weight_set for weight_set in self.sets if weight_set is not each]
                 unchanged = each.unchanged()
                 self.sets = [each, *other_sets] if unchanged else other_sets
                 if unchanged:
+                    each.last_call = self._calls
                     return each
                 break
         _let_go_of_forgotten()
@@ -194,7 +203,10 @@ class WeightSets:
             self._missed.append(identity)
             return None
         self._missed.append(identity)
+        if len(self.sets) >= MAX_SETS and self.sets[-1].last_call > self._calls - IN_USE:
+            return None
         new_set = Constants(tensors)
+        new_set.last_call = self._calls
         self.sets = [new_set, *self.sets[: MAX_SETS - 1]]
         return new_set
 

@@ -31,7 +31,7 @@ from .aten_net import AtenNet, Missing
 from .constants import Constants, WeightSets, packed_inputs
 from .engine_choice import Race, may_lose
 from .quantized import QUANTIZING
-from .specialised import forget_originals, specialised, without_fakes
+from .specialised import alias, forget_originals, specialised, without_fakes
 from .tuning import is_tuned, tune
 
 MAX_FORMS = 12
@@ -62,6 +62,11 @@ class Form:
         self._net, self._program = net, program
         self._layout, self._solvers = program.layout, _solvers(program)
 
+    @property
+    def layout(self) -> str | None:
+        """The layout in which the program computes now."""
+        return self._program.layout  # type: ignore[no-any-return]
+
     def __str__(self) -> str:
         program = self._program
         return f"{program.layout or 'as traced'}, {program.commands} commands, {len(self._solvers)} convolutions"
@@ -83,8 +88,8 @@ class OperatorForm:
     """A graph for one set of shapes with frozen weights and our convolutions: compiled by inductor, or run operator by
     operator."""
 
-    def __init__(self, run: Callable[..., Any], words: str) -> None:
-        self._run, self._words = run, words
+    def __init__(self, run: Callable[..., Any], engine: str, words: str) -> None:
+        self._run, self.engine, self._words = run, engine, words
 
     def __str__(self) -> str:
         return self._words
@@ -118,6 +123,11 @@ class GraphForms:
         """The weights of the call that is looking for its form; between calls a graph references weights only in its
         sets."""
         self._compiled = 0
+        self._engines: dict[Any, tuple[str, str | None]] = {}
+        """The engine, and a form's layout, that the first weight set got, by the key of a call: further sets get the
+        same, and nothing is timed again."""
+        self._shared: dict[Any, Any] = {}
+        """The graph as inductor compiled it for all further weight sets, by the key of a call."""
         self._lock = threading.RLock()
 
     def descriptions(self) -> dict[str, str]:
@@ -172,9 +182,25 @@ class GraphForms:
     def _build(
         self, inputs: Sequence[Any], dynamic: Sequence[Any], key: Any, dtype: torch.dtype
     ) -> Form | OperatorForm:
-        """Build what computes the graph for such inputs."""
+        """Build what computes the graph for such inputs; for a further weight set, as for the first."""
         forget_originals()
         tensors = [each for each in dynamic if isinstance(each, torch.Tensor)]
+        engine, layout = self._engines.get(key, ("", None))
+        if engine == "inductor":
+            return self._build_shared(inputs, key)
+        if engine == "form":
+            built = self._build_form(inputs, tensors, key, dtype, layout)
+            if not isinstance(built, str):
+                return built
+        form = self._build_first(inputs, tensors, key, dtype)
+        engine = "form" if isinstance(form, Form) else form.engine
+        self._engines[key] = engine, form.layout if isinstance(form, Form) else None
+        return form
+
+    def _build_first(
+        self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], key: Any, dtype: torch.dtype
+    ) -> Form | OperatorForm:
+        """Build what computes the graph for such inputs with its first weight set, by the engine that is fastest."""
         device = tensors[0].device.type
         engine = self._backend.engine or ("inductor" if device in KINDS else "")
         race = self._race(inputs, key) if not engine else None
@@ -197,7 +223,35 @@ class GraphForms:
         if form is not None:
             return form
         run = inductor.with_our_operators(self._specialised(inputs), tensors[0].device, self._backend.mode)
-        return OperatorForm(run, f"operator by operator, convolutions ours{why}")
+        return OperatorForm(run, "operators", f"operator by operator, convolutions ours{why}")
+
+    def _build_shared(self, inputs: Sequence[Any], key: Any) -> OperatorForm:
+        """The graph for a further weight set: inductor compiles it once for all of them, with weights as inputs:
+        a compilation takes seconds and a net may have a set for each of its blocks."""
+        tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
+        ours = self._takes_our_convolutions(tensors, key[2].is_strict_nan)
+        if key not in self._shared:
+            graph = specialised(self._graph, self._is_static, inputs, ())
+            with torch.inference_mode(False):
+                aliases = [alias(each) for each in tensors]
+                self._shared[key] = inductor.compiled_for_any_weights(graph, aliases, self._backend, ours)
+        indices = [index for index, each in enumerate(inputs) if isinstance(each, torch.Tensor)]
+        fixed = dict(zip(self._packed, map(alias, self._constants.tensors), strict=True))  # type: ignore[union-attr]
+        run = self._shared[key]
+
+        def with_weights(*dynamic: torch.Tensor) -> Any:
+            rest = iter(dynamic)
+            return run(*(fixed[index] if index in fixed else next(rest) for index in indices))
+
+        return OperatorForm(
+            with_weights, "inductor", f"by inductor{', convolutions ours' if ours else ''}, for any weights"
+        )
+
+    def _takes_our_convolutions(self, tensors: Sequence[torch.Tensor], strict_nan: bool) -> bool:
+        """Whether inductor's code has our convolutions: on a GPU and if that was requested, or the policy holds them to
+        spread no NaN. Else the whole graph is inductor's, because on a CPU it fuses what follows oneDNN's convolutions,
+        and calls of ours cost the host more."""
+        return self._backend.engine == "inductor" or not tensors[0].is_cpu or strict_nan
 
     def _specialised(self, inputs: Sequence[Any]) -> fx.GraphModule:
         """The graph specialised for the sizes and weights of a call."""
@@ -205,29 +259,33 @@ class GraphForms:
 
     def _race(self, inputs: Sequence[Any], key: Any) -> Race | None:
         """The timed choice between a form and inductor; None if there is no choice: inductor is unavailable, results
-        must repeat from process to process or spread no NaN, or a form is sure to win."""
+        must repeat from process to process or spread no NaN, or nearly all is convolutions and no search was asked
+        for."""
         if not inductor.available("cpu") or self._compiled >= MAX_COMPILED or key[2].binds:
             return None
         graph = self._specialised(inputs)
-        return Race(graph) if may_lose(graph) else None
+        return Race(graph) if is_tuned(self._backend.mode) or may_lose(graph) else None
 
     def _build_by_inductor(
         self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], why: str, strict_nan: bool
     ) -> OperatorForm:
-        """The graph compiled by inductor: with our convolutions on a GPU and if that was requested, or the policy holds
-        them to spread no NaN; else as a whole,
-        because on a CPU inductor fuses what follows oneDNN's convolutions, and calls of ours cost the host more."""
+        """The graph with its weights compiled by inductor."""
         self._compiled += 1
-        ours = self._backend.engine == "inductor" or not tensors[0].is_cpu or strict_nan
+        ours = self._takes_our_convolutions(tensors, strict_nan)
         graph = self._specialised(inputs)
         with torch.inference_mode(False):
             run = inductor.compiled_frozen(graph, [each.detach() for each in tensors], self._backend, ours)
-        return OperatorForm(run, f"by inductor{', convolutions ours' if ours else ''}{why}")
+        return OperatorForm(run, "inductor", f"by inductor{', convolutions ours' if ours else ''}{why}")
 
     def _build_form(
-        self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], key: Any, dtype: torch.dtype
+        self,
+        inputs: Sequence[Any],
+        tensors: Sequence[torch.Tensor],
+        key: Any,
+        dtype: torch.dtype,
+        layout: str | None = None,
     ) -> Form | str:
-        """A form for the graph, or the reason why there is none, as text."""
+        """A form for the graph, or the reason why there is none, as text; without ``layout``, in the fastest."""
         from ... import inference
 
         _, math, chosen = key
@@ -242,11 +300,12 @@ class GraphForms:
             with policy(solver=chosen.solver, **chosen.promises), torch.inference_mode(False):
                 feeds = net.feeds(net.given(tensors))
                 # The layout is fixed: timing might choose another one in each process.
-                layout = "nchw" if chosen.deterministic and feeds[0].ndim == 4 else None
+                if chosen.deterministic and feeds[0].ndim == 4:
+                    layout = "nchw"
                 shapes, dtypes = [tuple(x.shape) for x in feeds], [DTYPES[x.dtype] for x in feeds]
                 if is_tuned(self._backend.mode):
                     tune(inference.problems(net, *shapes, dtype=dtypes, queue=queue, layout=layout), queue.device)
-                build_options = {"queue": queue, "layout": layout, "recall": True, "threads": "pytorch"}
+                build_options: dict[str, Any] = {"queue": queue, "layout": layout, "recall": True, "threads": "pytorch"}
                 form = Form(net, inference.build(net, *shapes, dtype=dtypes, **build_options))
         except (Missing, Fallback, ConvDispatchError) as error:
             return str(error).splitlines()[0]

@@ -103,8 +103,6 @@ def with_our_operators(
 def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backend: Any, ours: bool) -> Any:
     """An inference graph whose weights are attributes, compiled by inductor, which packs weights too where that pays;
     with ``ours``, its convolutions are our operators. ``backend`` has the mode and the patches."""
-    from torch._inductor.compile_fx import compile_fx
-
     if backend.patches.get("triton.cudagraphs"):
         # The module keeps CUDA graphs by thread; PyTorch 2.11 sets up that thread alone which imports it: the caller's.
         from torch._inductor import cudagraph_trees  # noqa: F401 (imported for that alone)
@@ -114,12 +112,24 @@ def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backe
         fold_constants(graph)
         fold_batch_norms(graph)
 
+    return _compiled_aside(graph, inputs, {**backend.patches, "freezing": True})
+
+
+def compiled_for_any_weights(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backend: Any, ours: bool) -> Any:
+    """As ``compiled_frozen``, for a graph whose weights are among its inputs."""
+    patches = backend.patches | ({"post_grad_custom_pre_pass": _pass(is_tuned(backend.mode))} if ours else {})
+    return _compiled_aside(graph, inputs, patches)
+
+
+def _compiled_aside(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], patches: Mapping[str, Any]) -> Any:
+    """A graph without gradients compiled by inductor in a new thread: during a compiled graph's call PyTorch disables
+    dispatch keys that tracing needs."""
+    from torch._inductor.compile_fx import compile_fx
+
     def compile_graph() -> Any:
         with torch.no_grad():
-            patches = {"fallback_random": True, **backend.patches, "freezing": True}
-            return compile_fx(graph, list(inputs), config_patches=patches)
+            return compile_fx(graph, list(inputs), config_patches={"fallback_random": True, **patches})
 
-    # Compile in a new thread: during a compiled graph's call PyTorch disables dispatch keys that tracing needs.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(compile_graph).result()
 

@@ -198,14 +198,14 @@ def make_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> 
             left, operand = (m_index * len(k_starts) + k_index) * layout.sizes[0], "w"
         if current_left != (m, k):
             current_left = (m, k)
-            step = kernels.analyse(True, left, k, m)
+            step = kernels.analyse(0, left, k, m)
             if not layout.packs:
                 steps.append(step)
             elif n == 0:
                 packers.append(step)
         if current_right != (n, k):
             current_right = (n, k)
-            steps.append(kernels.analyse(False, right_area, k, n))
+            steps.append(kernels.analyse(1, right_area, k, n))
         steps.append(kernels.product(operand, left, right_area, result_area, k > 0))
         if k == k_starts[-1]:
             steps.append(kernels.synthesise(result_area, m, n))
@@ -219,34 +219,28 @@ class _Kernels:
 
     def __init__(self, context: Any, layout: Layout) -> None:
         self._context, self._layout = context, layout
-        self._macros = layout.problem.macros()
+        self._passes = layout.forward(True), layout.forward(False), layout.inverse()
 
     @functools.cache  # noqa: B019  (the cache lives only while the plan is built)
-    def _forward(self, other: bool) -> tuple[Any, Forward]:
-        transform = self._layout.forward(other)
-        return build(self._context, self._macros + kernel_text(__package__, "forward.cl.mako", p=transform)), transform
-
-    @functools.cache  # noqa: B019
-    def _inverse(self) -> tuple[Any, Inverse]:
-        transform = self._layout.inverse()
-        return build(self._context, self._macros + kernel_text(__package__, "inverse.cl.mako", p=transform)), transform
-
-    @functools.cache  # noqa: B019
-    def _product(self, accumulate: bool) -> Any:
+    def _program(self, file: str, of: int) -> Any:
+        """The program of one of the passes, or of the product, which adds to its result or not."""
         layout = self._layout
-        m, n, k = layout.result_rows, layout.chunks[1], layout.chunks[2]
-        values = layout.tile._asdict() | {"m": m, "n": n, "k": k, "accumulate": accumulate}
-        values |= {"m_pitch": layout.chunks[0], "n_pitch": n}
-        values |= {"conjugate": layout.problem.direction != "bwd_data"}
-        return build(self._context, self._macros + kernel_text(__package__, "product.cl.mako", **values))
+        values: dict[str, Any] = {"p": self._passes[of]}
+        if file == "product.cl.mako":
+            (m_pitch, n, k), conjugate = layout.chunks, layout.problem.direction != "bwd_data"
+            values = layout.tile._asdict() | {"m": layout.result_rows, "n": n, "k": k, "accumulate": bool(of)}
+            values |= {"m_pitch": m_pitch, "n_pitch": n, "conjugate": conjugate}
+        return build(self._context, layout.problem.macros() + kernel_text(__package__, file, **values))
 
-    def analyse(self, other: bool, place: int, row: int, slot: int) -> Launch:
-        """Return the launch that transforms a part of the left (``other``) or right operand to byte ``place``."""
-        program, transform = self._forward(other)
-        tensor, area = transform.planes.tensor, "workspace"
-        arguments = [tensor, area, np.int64(place // _PAIR), np.int32(row), np.int32(slot)]
-        size = (transform.work_groups * transform.items,)
-        return Launch(program, "analyse", size, (transform.items,), arguments, names=OPERANDS)
+    def analyse(self, side: int, place: int, row: int, slot: int) -> Launch:
+        """Return the launch that transforms a part of the left (0) or right (1) operand to byte ``place``."""
+        transform = self._passes[side]
+        arguments = [transform.planes.tensor, "workspace", np.int64(place // _PAIR), np.int32(row), np.int32(slot)]
+        return self._pass("analyse", "forward.cl.mako", side, arguments)
+
+    def _pass(self, name: str, file: str, of: int, arguments: list[Any]) -> Launch:
+        items, size = self._passes[of].items, self._passes[of].work_groups * self._passes[of].items
+        return Launch(self._program(file, of), name, (size,), (items,), arguments, names=OPERANDS)
 
     def product(self, left_operand: str, left: int, right: int, result: int, accumulate: bool) -> Launch:
         """Return the launch that multiplies parts at ``left`` (of operand ``home``) and ``right`` into ``result``."""
@@ -256,14 +250,12 @@ class _Kernels:
         groups *= layout.transform.frequencies * layout.problem.g
         arguments = [left_operand, np.int64(left // 16), "workspace", np.int64(right // 16)]
         arguments += ["workspace", np.int64(result // 16)]
-        program = self._product(accumulate)
+        program = self._program("product.cl.mako", int(accumulate))
         return Launch(program, "product", (groups * items,), (items,), arguments, names=OPERANDS)
 
     def synthesise(self, result: int, row: int, slot: int) -> Launch:
         """Return the launch that transforms the part at byte ``result`` back into the output."""
-        program, transform = self._inverse()
         problem = self._layout.problem
         outputs = [problem.written, *(name for name in ("bias", "residual") if getattr(problem, name))]
         arguments = ["workspace", np.int64(result // _PAIR), *outputs, np.int32(row), np.int32(slot)]
-        size = (transform.work_groups * transform.items,)
-        return Launch(program, "synthesise", size, (transform.items,), arguments, names=OPERANDS)
+        return self._pass("synthesise", "inverse.cl.mako", 2, arguments)

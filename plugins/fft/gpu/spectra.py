@@ -37,22 +37,16 @@ class _Pass:
 
     def __post_init__(self) -> None:
         self.row_size, self.height = self.transform.rows.size, self.transform.height
-        """Points of a row, and rows of half a spectrum."""
         self.width = self._width()
-        """Number of columns that a tile transforms."""
         self.blocks = self.pitch // self.slots
-        """Number of work groups for one row."""
         self.work_groups = self.blocks * self.rows * self.groups
-        """Number of work groups in the launch."""
         self.items = group_items(self.slots, self.width, self.height, self.wide)
-        """Number of work items in a work group."""
         # With these pitches rows of adjacent slots, and adjacent columns, are in different banks of local memory.
         self.row_pitch = self.width | 1
         """Complex numbers from row to row of a half spectrum in local memory, an odd count."""
         self.slot_pitch = slot_pitch(self.slots, self.width, self.height)
         """Complex numbers from slot to slot in local memory."""
         self.stage_size = self.slots * self.slot_pitch
-        """Complex numbers in local memory of a work group."""
         self.frequency_stride = self.groups * self.rows * self.pitch
         """Complex numbers from one frequency to the next in memory."""
 
@@ -116,7 +110,6 @@ class Forward(_Pass):
         self.column_elements = range(-(-self.columns.given // self.columns.spread))
         """Indices of the elements in a column of the tile."""
         self.column_stride = self.planes.column_stride
-        """Elements of the tensor between a column's neighbours."""
         super().__post_init__()
 
     def _width(self) -> int:

@@ -2,12 +2,11 @@
 
 A new solver is a module with a dataclass of its configuration and a ``KernelSolver`` around it.
 
-- ``solver``: the solver of the tiled product, for every geometry: its text and launches.
+- ``solver``: the solver of the tiled product, for every geometry: what of a problem is compiled into its programs, the
+  numbers that are their arguments, and its launches.
 - ``product``: tiles, and the sizes, loaders and offsets of the tiled product, from a problem and a tile.
-- ``form``: what of a problem is compiled into the tiled product's programs, and the numbers that are their arguments.
 - ``choice``: tiles that fit a device, and their predicted time.
 - ``narrow``: groups of at most four output channels, without local memory.
-- ``depthwise``: one channel per group, forward and data gradient.
+- ``depthwise``: one channel per group, forward and data gradient; the tiles of both depthwise solvers.
 - ``depthwise_sums``: one channel per group, the weights' gradient.
-- ``depthwise_tile``: the tiles of both depthwise solvers.
 """

@@ -1,6 +1,6 @@
 ## dw[c, tap] = sum over pixels of dy[pixel, c] x[pixel * step + origin + tap * spread, c]: the weights' gradient of
 ## depthwise layers. A work item sums all taps of a vector of channels over some tiles of pixels; a group's items are
-## added in local memory in a fixed order and leave partial[part][tap][c], which ``fold`` adds; one part is the result.
+## added in local memory in a fixed order and leave partial[part][tap][c], which ``reduce`` adds; one part is the result.
 ##
 ## lanes, deep   work items of a group: along channels and along pixels
 ## per           tiles of a part; chunk: sums that local memory holds at a time, of all items

@@ -7,29 +7,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from convdispatch.api import (
-    ConvProblem,
-    DeviceInfo,
-    StepPlan,
-    define,
-    epilogue_macros,
-    kernel_text,
-    numbers_as_arguments,
-    rates,
-    storage_macros,
-)
+from convdispatch.api import ConvProblem, DeviceInfo, StepPlan, kernel_text, rates
+from convdispatch.api.matrix import Parts, reduction_launch
 
 from ..solving import KernelSolver, launch
-from .depthwise_tile import DepthwiseTile, busy, limits, shapes
+from .depthwise import DepthwiseTile, busy, limits, shapes
+from .product import element_index
 
 MAX_CONFIGS = 24
 LOCAL_BYTES = 16384
 """Bytes of local memory in which a work group adds the sums of its work items."""
-FOLD_ACROSS = 16
-FOLD_DEEP = 16
-"""A work group of the kernel ``fold`` has ``FOLD_ACROSS`` channels by ``FOLD_DEEP`` shares of an element's sum."""
+REDUCTION_LANES = 16
+"""Work items that share the sum of an element's parts."""
 GROUPS_PER_UNIT = (1, 2, 3, 4, 6)
 """Numbers of work groups per compute unit that are tried."""
 
@@ -59,14 +48,12 @@ class Sums:
     def __post_init__(self) -> None:
         tile = self.tile
         self.per = -(-tile.tiles // self.parts)
-        """Number of tiles in one part of the sum."""
         values = tile.geometry.volume * len(tile.parts)
         self.chunk = max(1, min(values, LOCAL_BYTES // (tile.lanes * tile.deep * tile.part * tile.accsize)))
         """Sums of each work item that are in local memory at the same time."""
         self.segments = max(1, min(tile.deep // 2, tile.deep // self.chunk))
         """Number of work items that add the sum of one element of dw."""
         self.size = math.prod(tile.problem.w_shape)
-        """Elements of one partial dw."""
         self.workspace_size = self.parts * self.size * tile.accsize if self.parts > 1 else 0
 
     @classmethod
@@ -87,14 +74,9 @@ class Sums:
         steps = [launch(context, text, "sums", size, local, operands)]
         if self.parts == 1:
             return StepPlan(0, steps)
-        sizes = {"CHANNELS": problem.oc, "TAPS": tile.geometry.volume, "WEIGHTS": self.size, "COUNT": self.parts}
-        numbers = {name: np.int32(value) for name, value in sizes.items()}
-        fold, arguments = numbers_as_arguments(kernel_text(__package__, "depthwise_fold.cl"), numbers)
-        text = storage_macros(problem.dtype) + epilogue_macros(problem) + define(ACROSS=FOLD_ACROSS, DEEP=FOLD_DEEP)
-        items = FOLD_ACROSS * FOLD_DEEP
-        size = -(-self.size // FOLD_ACROSS) * items
-        steps.append(launch(context, text + fold, "fold", [size], [items], ["workspace", "w", *arguments]))
-        return StepPlan(self.workspace_size, steps)
+        parts = Parts(self.parts, self.size, element_index(self.parts * self.size), order=1,
+                      axes=(problem.oc, tile.geometry.volume), lanes=REDUCTION_LANES)  # fmt: skip
+        return StepPlan(self.workspace_size, [*steps, reduction_launch(context, problem, parts, ["w"])])
 
     def seconds(self, device: DeviceInfo) -> float:
         """Return the predicted seconds: instructions, memory traffic, adding parts, and idle time of few work items."""

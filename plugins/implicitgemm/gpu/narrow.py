@@ -79,7 +79,6 @@ class NarrowProduct:
         self.count = tuple(max(phase.count[axis] for phase in geo.phases) for axis in range(3))
         """Output pixels of the largest phase along each axis."""
         self.blocks = -(-self.count[1] // self.rows)
-        """Number of blocks of ``rows`` output rows."""
         self.work_items = geo.images * geo.groups * self.count[0] * self.blocks * self.count[2]
         """Number of work items that compute something (the launch may be rounded up)."""
         sets: dict[object, list[int]] = {}
@@ -91,9 +90,7 @@ class NarrowProduct:
         self.steps = taps * self.rows * geo.m
         """Most multiply-adds that a work item does per channel."""
         self.sums = max(map(len, self.sets)) * self.rows * geo.m
-        """Most sums that a work item computes."""
         self.index = element_index(geo.images * geo.source.image)
-        """OpenCL type of element offsets in the source."""
         self.weight_strides = weight_strides(problem)
         self.packed_elements = geo.groups * geo.c * geo.volume * self.mp
         self.packed_size = self.packed_elements * problem.accumulator_size
@@ -106,13 +103,9 @@ class NarrowProduct:
         """Return some phases' taps by the (depth, column) that they read, relative to the work item's output pixel."""
         geo, columns = self.geometry, {}
         for number in phases:
-            phase = geo.phases[number]
-            for tap in itertools.product(*map(range, phase.taps)):
-                dz, dy, dx = (o + t * d for o, t, d in zip(phase.origin, tap, geo.spread, strict=True))
-                kernel = [tap0 + t * s for tap0, t, s in zip(phase.tap0, tap, geo.tap_step, strict=True)]
-                kernel_tap = (kernel[0] * geo.kernel[1] + kernel[1]) * geo.kernel[2] + kernel[2]
+            for tap, dz, dy, dx in geo.reads(geo.phases[number]):
                 rows = tuple(dy + j * geo.step[1] for j in range(self.rows))
-                columns.setdefault((dz, dx), []).append(_Use(number, kernel_tap, rows))
+                columns.setdefault((dz, dx), []).append(_Use(number, tap, rows))
         return columns
 
     @staticmethod

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from convdispatch.api import ConvProblem, Geometry, TensorLayout, geometry_of, merged_bytes, summing_bytes
+from convdispatch.api.matrix import Configured
 
 MAX_INT_OFFSET = 2**31 - 2**24
 """Offsets below this limit have the OpenCL type int; the margin to 2**31 is for padding and partial tiles."""
@@ -26,33 +24,22 @@ class Product:
         problem, tile = self.problem, self.tile
         self.geometry = geo = geometry_of(problem)
         self.data = problem.direction != "bwd_weights"
-        """Whether this is a forward convolution or a data gradient, not a weights' gradient."""
         self.accsize = problem.accumulator_size
-        """Bytes of one accumulator."""
         self.taps_in_slice = self.data and tile.walk == "taps"
-        """Whether a slice contains taps of one channel."""
         self.flat = tile.walk == "flat"
-        """Whether the weights' columns run over channels and taps."""
         self.split = tile.split
-        """Number of parts that the sum over k is split into."""
         self.n_places = geo.images * geo.target.pixels
-        """Target pixels of all images."""
         self.n = geo.images * geo.phases[0].places if self.data else geo.c * geo.volume
         """Columns of the product: target pixels of one phase, or channels times taps in the weights' gradient."""
         self.m_tiles = -(-geo.m // tile.bm)
-        """Number of tiles along m."""
         self.c_padded = geo.c if self.taps_in_slice else -(-geo.c // tile.bk) * tile.bk
         """Channels of the packed weights, padding included."""
         self.c_ragged = not self.taps_in_slice and geo.c % tile.bk > 0
-        """Whether the last slice has channels that do not exist."""
         self.out_size = math.prod(problem.out_shape)
-        """Number of elements of the output."""
         self.partial = (tile.split > 1) | (not self.data)
         """Whether the kernel writes partial sums, which the kernel ``reduce`` adds."""
         self.partial_size = tile.split * self.out_size * self.accsize * self.partial
-        """Bytes of partial sums."""
         self.weight_strides = weight_strides(problem)
-        """Element strides of the weights along m, channel and tap."""
         self.reordered = not self.data and not self.flat and problem.layout == "nchw" and geo.volume > 1
         """Whether the parts' order of a filter, (tap, channel), is not the weights' own."""
         self.out_plain = len(geo.phases) == 1 and geo.out_step == (1, 1, 1)
@@ -268,15 +255,11 @@ class Loader:
 
     def __post_init__(self) -> None:
         self.kh = self.items // max(1, self.kf * self.xl)
-        """Number of groups of ``kf`` work items along k."""
+        # A work item's loads (slots) along k and along x, and the elements that all work items of a group load in one.
         self.k_step, self.x_step = self.kf * self.kh * self.vk, self.xl * self.vx
-        """Elements along k and along x that all work items of a group together load in one slot."""
         self.k_slots, self.x_slots = self.bk // max(1, self.k_step), self.bx // max(1, self.x_step)
-        """Number of loads (slots) of a work item along k and along x."""
         self.vec = self.vx == 4 or self.vk == 4
-        """Whether each load reads a vector of four elements."""
         self.type = "ACC4" if self.vec else "ACC"
-        """OpenCL type of the elements that one load (slot) reads."""
         self.pitch = self.bx + (4 if self.kf > 1 else 0)
         """Elements from row to row of the slice; 4 more if consecutive items write to consecutive rows."""
 
@@ -306,7 +289,7 @@ def along(letter: str, bx: int, bk: int, items: int, wide: bool) -> Loader:
 
 
 @dataclass(frozen=True)
-class Tile:
+class Tile(Configured):
     """One configuration of the tiled product; ``product.cl.mako`` explains it."""
 
     bm: int
@@ -337,12 +320,3 @@ class Tile:
             return [(m, n) for m in range(self.tm) for n in range(self.tn)]
         columns = [*range(0, self.tn, 2), *range(1, self.tn, 2)]
         return [(m, n) for m in range(self.tm) for n in (columns[::-1] if m % 2 else columns)]
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Tile:
-        return cls(**config)
-
-    def config(self) -> dict[str, Any]:
-        """The configuration: the fields that differ from their defaults."""
-        fields = [(field.name, field.default) for field in dataclasses.fields(self)]
-        return {name: value for name, default in fields if (value := getattr(self, name)) != default}

@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +37,6 @@ MEMORY_SHARE = 1.11  # memory bandwidth relative to a copy's; above 1, because s
 SLICE_CYCLES = 60  # cycles of the barriers of one K-slice
 FILL_CYCLES = 770  # cycles of the prologue and the epilogue of one tile
 PART_PASSES = 1.35  # passes over the partial sums that writing and adding them takes
-FIXUP_CYCLES = 10900.0  # cycles that a tile takes longer if work groups of the product add its partial sums
-FIXUP_CYCLES_PER_BYTE = 0.3  # cycles per byte of results, if work groups of the product add partial sums
-MAX_FIXUP_PARTS = 4  # most partial sums that work groups of the product add: more wait for each other's counters
 MAX_CHOICES = 32  # most tiles that are offered to a search
 MIN_CHOICES = 4  # best tiles of each number format that are always offered to a search
 SHAPES = (
@@ -86,7 +82,7 @@ FORMATS_OF_MATH = {
 """Formats that have the accuracy that each ``math`` promises, the preferred one first."""
 COMPENSATED_FROM = 512
 """With ``math="ieee"``, sums of more products than this are compensated."""
-NUMBERS = ("bm", "bn", "wm", "wn", "bk", "stages", "split", "flush_every", "fixup")
+NUMBERS = ("bm", "bn", "wm", "wn", "bk", "stages", "split", "flush_every")
 """Fields of a DirectTile that are arrays when many tiles are rated together."""
 
 
@@ -148,8 +144,7 @@ def _seconds(tiling: DirectTiling, units: int, copy: float) -> np.ndarray:
         return np.maximum(shared_cycles + wait_cycles, tiles * shared_cycles) + output_cycles
 
     cycles = in_waves(tiling, units, _resident(tiling), together)
-    t, launch, partial_bytes = tiling.tile, RATES[tiling.tile.products].launch, tiling.added_bytes
-    cycles = np.where(t.fixup, cycles + (FIXUP_CYCLES + t.bm * t.bn * 4 * FIXUP_CYCLES_PER_BYTE), cycles)
+    launch, partial_bytes = RATES[tiling.tile.products].launch, tiling.partial_bytes
     total = _root_of_squares(cycles / CLOCK, (tiling.problem.bytes + partial_bytes) / (MEMORY_SHARE * copy)) + launch
     return np.where(partial_bytes > 0, total + (launch + partial_bytes * PART_PASSES / (MEMORY_SHARE * copy)), total)
 
@@ -157,21 +152,7 @@ def _seconds(tiling: DirectTiling, units: int, copy: float) -> np.ndarray:
 def seconds(tiling: DirectTiling, units: int, copy: float = COPY) -> float:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
     row = np.array([[getattr(tiling.tile, name) for name in NUMBERS]], np.int64)
-    return float(_seconds(DirectTiling(tiling.problem, _tiles_of(tiling.tile, row)), units, copy)[0])
-
-
-def _tiles_of(tile: DirectTile, numbers: np.ndarray) -> DirectTile:
-    tiles = many(tile, NUMBERS, numbers)
-    return dataclasses.replace(tiles, fixup=tiles.fixup > 0)
-
-
-def _part_counts(tiling: DirectTiling, units: int) -> Iterator[list[tuple[int, int]]]:
-    """For each tile the pairs (parts of the sums, whether work groups add them) that are worth trying."""
-    fixups = (0, 1) if tiling.tile.format == "tf32" else (0,)
-    numbers = ((units * _resident(tiling)).tolist(), tiling.work_groups.tolist(), tiling.slices.tolist())
-    for resident, groups, slices in zip(*numbers, strict=True):
-        parts = part_counts(resident, groups, slices // 2)
-        yield [(1, 0), *((n, fixup) for n in parts for fixup in fixups if not fixup or n <= MAX_FIXUP_PARTS)]
+    return float(_seconds(DirectTiling(tiling.problem, many(tiling.tile, NUMBERS, row)), units, copy)[0])
 
 
 def _tiles(problem: ConvProblem, name: str, units: int) -> tuple[DirectTile, np.ndarray]:
@@ -182,21 +163,22 @@ def _tiles(problem: ConvProblem, name: str, units: int) -> tuple[DirectTile, np.
     shapes = SHAPES + WIDE_SHAPES if name == "tf32" else SHAPES
     numbers = np.array(
         [
-            (*shape, bk, stages, 1, flush_every, 0)
+            (*shape, bk, stages, 1, flush_every)
             for shape, (bk, stages) in itertools.product(shapes, DEPTHS)
             for flush_every in ((0, 64 // bk) if name != "tf32" and problem.math != "ieee" else (0,))
         ],
         np.int64,
     )
     oversized = (numbers[:, 0] >= 2 * max(32, untiled.m)) | (numbers[:, 1] >= 2 * max(32, untiled.n))
-    numbers = numbers[fitting(DirectTiling(problem, _tiles_of(base, numbers)), len(numbers)) & ~oversized]
+    numbers = numbers[fitting(DirectTiling(problem, many(base, NUMBERS, numbers)), len(numbers)) & ~oversized]
     if not len(numbers):
         return base, numbers
-    divisions = list(_part_counts(DirectTiling(problem, _tiles_of(base, numbers)), units))
-    rows = np.repeat(np.arange(len(numbers)), [len(division) for division in divisions])
-    numbers = numbers[rows]
-    numbers[:, [6, 8]] = [division for cut in divisions for division in cut]
-    return base, numbers[fitting(DirectTiling(problem, _tiles_of(base, numbers)), len(numbers))]
+    tiling = DirectTiling(problem, many(base, NUMBERS, numbers))
+    sizes = ((units * _resident(tiling)).tolist(), tiling.work_groups.tolist(), (tiling.slices // 2).tolist())
+    counts = [[1, *part_counts(*each)] for each in zip(*sizes, strict=True)]
+    numbers = np.repeat(numbers, list(map(len, counts)), axis=0)
+    numbers[:, NUMBERS.index("split")] = list(itertools.chain.from_iterable(counts))
+    return base, numbers[fitting(DirectTiling(problem, many(base, NUMBERS, numbers)), len(numbers))]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -208,15 +190,11 @@ def choices(problem: ConvProblem, units: int) -> tuple[DirectTile, ...]:
         base, numbers = _tiles(problem, name, units)
         if not len(numbers):
             continue
-        costs = _seconds(DirectTiling(problem, _tiles_of(base, numbers)), units, COPY)
+        costs = _seconds(DirectTiling(problem, many(base, NUMBERS, numbers)), units, COPY)
         order = np.argsort(costs, kind="stable")[:MAX_CHOICES]
         best = [(cost, base, tuple(row)) for cost, row in zip(costs[order].tolist(), numbers[order].tolist())]
         rated += best
         best_of_formats += best[:MIN_CHOICES]
     rated.sort(key=lambda each: each[0])  # a stable sort: of equal costs the first format's tile stays first
-    return tuple(dict.fromkeys(_tile(base, row) for _, base, row in (*rated[:MAX_CHOICES], *best_of_formats)))
-
-
-def _tile(plain: DirectTile, row: tuple[int, ...]) -> DirectTile:
-    fields = dict(zip(NUMBERS, row, strict=True))
-    return dataclasses.replace(plain, **{**fields, "fixup": bool(fields["fixup"])})
+    offered = ((base, dict(zip(NUMBERS, row))) for _, base, row in (*rated[:MAX_CHOICES], *best_of_formats))
+    return tuple(dict.fromkeys(dataclasses.replace(base, **fields) for base, fields in offered))

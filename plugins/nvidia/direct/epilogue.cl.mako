@@ -42,48 +42,9 @@ inline void put_run(OUT_PARAMS, local const float *from, int kept, ${run} addend
       put_run(OUT_ARGS, from, 1, ADDEND(at), at, channel);
 % endif
 </%def>
-## Sums of column fragment j, ``first`` fragments into ``name``, to the lines of ``row``.
-<%def name="stage(name, first, row)">\
-      local float *to = staging + (${row}) * ${pitch_out} + column0 + j * 8 + lane % 4 * 2;
-      const int at = (${first} + j) * 4;
-      *(local float2 *)to = (float2)(${name}[at], ${name}[at + 1]);
-      *(local float2 *)(to + ${8 * pitch_out}) = (float2)(${name}[at + 2], ${name}[at + 3]);
-</%def>
-<%def name="place_of(m)">\
-      const int m = ${m}, channel = group * GROUP_CHANNELS + ${"n" if f.nhwc else "m"};
+<%def name="place()">\
+      const int m = m0 + r, channel = group * GROUP_CHANNELS + ${"n" if f.nhwc else "m"};
       const OUT_INDEX at = at_n + ${row.at("m", "OUT_INDEX")};
-</%def>
-## ``rows`` lines of local memory, of which line r is the tile's row ``m``, to memory.
-<%def name="leave(rows, m)">\
-  for (int c = tid % ${across} * ${width}; c < ${t.bn} && n0 + c < N; c += ${across * width}) {
-    const int n = n0 + c;
-    const OUT_INDEX at_n = ${"(OUT_INDEX)part * PARTIAL_ELEMENTS + " if t.split > 1 and not t.fixup else ""}(OUT_INDEX)group * OUT_GROUP + ${column.at("n", "OUT_INDEX")};
-% if rows_at_once > 1:
-    // Residuals of ${rows_at_once} rows are read before one of them is written: else each would wait for the one before.
-    for (int first = tid / ${across}; first < ${rows}; first += ${rows_at_once * down}) {
-      ${run} addend[${rows_at_once}];
-${unroll}
-      for (int u = 0; u < ${rows_at_once}; ++u) {
-        const int r = min(first + u * ${down}, ${rows} - 1);
-${place_of(m)}\
-        addend[u] = ADDEND(m < M ? at : 0);
-      }
-${unroll}
-      for (int u = 0; u < ${rows_at_once}; ++u) {
-        const int r = first + u * ${down};
-        if (r >= ${rows}) continue;
-${place_of(m)}\
-        if (m < M) put_run(OUT_ARGS, staging + r * ${pitch_out} + c, 1, addend[u], at, channel);
-      }
-    }
-% else:
-    for (int r = tid / ${across}; r < ${rows} && ${m} < M; r += ${down}) {
-${place_of(m)}\
-      local const float *from = staging + r * ${pitch_out} + c;
-${put_pixels()}\
-    }
-% endif
-  }
 </%def>
 <%def name="write()">\
   barrier(CLK_LOCAL_MEM_FENCE);
@@ -91,8 +52,39 @@ ${unroll}
   for (int i = 0; i < ${t.frag_m}; ++i)
 ${unroll}
     for (int j = 0; j < ${t.frag_n}; ++j) {
-${stage("sum", f"i * {t.frag_n}", "row0 + i * 16")}\
+      local float *to = staging + (row0 + i * 16) * ${pitch_out} + column0 + j * 8 + lane % 4 * 2;
+      const int at = (i * ${t.frag_n} + j) * 4;
+      *(local float2 *)to = (float2)(sum[at], sum[at + 1]);
+      *(local float2 *)(to + ${8 * pitch_out}) = (float2)(sum[at + 2], sum[at + 3]);
     }
   barrier(CLK_LOCAL_MEM_FENCE);
-${leave(t.bm, "m0 + r")}\
+  for (int c = tid % ${across} * ${width}; c < ${t.bn} && n0 + c < N; c += ${across * width}) {
+    const int n = n0 + c;
+    const OUT_INDEX at_n = ${"(OUT_INDEX)part * PARTIAL_ELEMENTS + " if t.split > 1 else ""}(OUT_INDEX)group * OUT_GROUP + ${column.at("n", "OUT_INDEX")};
+% if rows_at_once > 1:
+    // Residuals of ${rows_at_once} rows are read before one of them is written: else each would wait for the one before.
+    for (int first = tid / ${across}; first < ${t.bm}; first += ${rows_at_once * down}) {
+      ${run} addend[${rows_at_once}];
+${unroll}
+      for (int u = 0; u < ${rows_at_once}; ++u) {
+        const int r = min(first + u * ${down}, ${t.bm} - 1);
+${place()}\
+        addend[u] = ADDEND(m < M ? at : 0);
+      }
+${unroll}
+      for (int u = 0; u < ${rows_at_once}; ++u) {
+        const int r = first + u * ${down};
+        if (r >= ${t.bm}) continue;
+${place()}\
+        if (m < M) put_run(OUT_ARGS, staging + r * ${pitch_out} + c, 1, addend[u], at, channel);
+      }
+    }
+% else:
+    for (int r = tid / ${across}; r < ${t.bm} && m0 + r < M; r += ${down}) {
+${place()}\
+      local const float *from = staging + r * ${pitch_out} + c;
+${put_pixels()}\
+    }
+% endif
+  }
 </%def>

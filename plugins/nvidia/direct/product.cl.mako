@@ -18,18 +18,16 @@
 ## split       parts of the sum over k, which end in the workspace
 ## flush_every     split values: slices after which sums move to float32 registers; 0: after every product of tensor cores
 ## compensated       split values: what an addition to those registers rounds away begins the next sums
-## fixup       parts of the sum are added by work groups of this launch, 16 rows of every warp at a time; see parts.cl.mako
 ## PARTIAL     1: sums go to the workspace as they are
 ##
 ## Parts: ``iterator`` (places of copies), ``pipeline`` (a slice's copies), ``mainloop`` (a slice's products),
-## ``accumulation`` (their sums), ``epilogue`` and ``fixup`` (the sums' way out). The template sees a
-## ``DirectForm`` (``form.py``); a name in capitals is a number of the geometry.
+## ``accumulation`` (their sums), ``epilogue`` (the sums' way out). The template sees a
+## ``DirectForm`` (``solver.py``); a name in capitals is a number of the geometry.
 <%namespace name="iterator" file="iterator.cl.mako"/>\
 <%namespace name="pipeline" file="pipeline.cl.mako"/>\
 <%namespace name="mainloop" file="mainloop.cl.mako"/>\
 <%namespace name="accumulation" file="accumulation.cl.mako"/>\
 <%namespace name="epilogue" file="epilogue.cl.mako"/>\
-<%namespace name="fixup" file="fixup.cl.mako"/>\
 
 
 
@@ -40,7 +38,7 @@
 ${epilogue.functions()}\
 #define INDEX ${f.index}
 kernel __attribute__((reqd_work_group_size(${t.items}, 1, 1)))
-void direct(global const float *restrict a, global const float *restrict b, ${"global uchar *workspace, " if t.fixup else ""}OUT_PARAMS NUMBERS) {
+void direct(global const float *restrict a, global const float *restrict b, OUT_PARAMS NUMBERS) {
   local float4 area[${-(-f.local_bytes // 16)}] __attribute__((aligned(128)));
   SCRATCH(${t.items});
   local uchar *memory = (local uchar *)area;
@@ -88,9 +86,5 @@ ${accumulation.flush()}\
 ${accumulation.finish()}\
   // Through local memory: then neighbours write neighbours.
   local float *staging = (local float *)area;
-% if t.fixup:
-${fixup.write()}\
-% else:
 ${epilogue.write()}\
-% endif
 }

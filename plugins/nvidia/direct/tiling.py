@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convdispatch.api import ConvProblem
-from convdispatch.api.matrix import MAX_PARTS, STATE_BYTES, first_fault, largest
+from convdispatch.api.matrix import first_fault, largest
 
 from ..instructions import LOCAL_LIMIT, NvidiaTile
 
@@ -57,8 +57,6 @@ class DirectTile(NvidiaTile):
     """In split formats, K-slices after which sums move to float32 registers; 0: after every tensor core product."""
     compensated: bool = False
     """In split formats, whether the rounding error of a move to float32 registers is added to the next sums."""
-    fixup: bool = False
-    """Whether work groups of the product add the partial sums, instead of a separate launch."""
 
     @property
     def depth(self) -> int:
@@ -198,12 +196,10 @@ class DirectTiling:
         self.pitch = tuple(t.bk + 4 if k else rows + 8 for k, rows in zip(along_k, self.extent))
         self.floats = tuple((rows if k else t.bk) * n for k, rows, n in zip(along_k, self.extent, self.pitch))
         self.stage = sum(self.floats)
-        # Local memory holds the stages, after them the results before they are stored, and a word that items share.
-        self.local_bytes = 4 * largest(self.stage * t.stages, t.bm * (t.bn + 8)) + 16 * t.fixup
-        # added_bytes: bytes of the partial sums of a split k that a separate launch adds.
+        # Local memory holds the stages, after them the results before they are stored.
+        self.local_bytes = 4 * largest(self.stage * t.stages, t.bm * (t.bn + 8))
         self.partial_elements = math.prod(p.out_shape)
-        self.added_bytes = self.partial_elements * t.split * 4 * (t.split > 1) * (t.fixup ^ True)
-        self.states_at = self.work_groups * t.bm * t.bn * 4  # byte offset of the tiles' states in the workspace
+        self.partial_bytes = self.partial_elements * t.split * 4 * (t.split > 1)  # bytes of all partial sums
 
     @functools.cached_property
     def target(self) -> Operand:
@@ -214,13 +210,6 @@ class DirectTiling:
     def out_width(self) -> int:
         """Results that one store writes."""
         return self.target.together(True) if self.nhwc or not self.gaps else 1
-
-    @property
-    def partial_bytes(self) -> int:
-        """Bytes of all partial sums; if work groups add them, of whole tiles and of the tiles' states."""
-        if self.tile.fixup:
-            return self.states_at + self.work_groups // self.tile.split * STATE_BYTES
-        return self.added_bytes
 
     @property
     def specialised(self) -> bool:
@@ -255,8 +244,7 @@ class DirectTiling:
             yield t.bm & (t.bm - 1) > 0, "rows that are neighbours in memory come in powers of two"
         yield t.stages < 2, "two stages or more"
         yield self.local_bytes > LOCAL_LIMIT, "{tiling.local_bytes} bytes of local memory"
-        uncounted = t.fixup & ((t.split <= 1) | (t.split > MAX_PARTS))
-        yield (t.split > self.slices) | uncounted, "more parts than slices, or than a tile's state counts"
+        yield t.split > self.slices, "more parts than slices"
         moves = (t.flush_every > 0) | t.compensated
         if t.products == 1:
             yield moves, "only split values move their sums to float32 registers"

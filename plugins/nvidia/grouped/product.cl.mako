@@ -15,7 +15,7 @@ forward = tiling.problem.direction == "fwd"
 whole = dst.channels % 32 == 0
 pixel_bytes = region.pixels * tiling.pitch
 unroll = "" if emulate else "#pragma unroll"
-numbers = [(f, tap) for f, phase in enumerate(phases) for tap in reads_of(geometry, phase)]
+numbers = [(f, tap) for f, phase in enumerate(phases) for tap in geometry.reads(phase)]
 first_of = [sum(phase.volume for phase in phases[:f]) for f in range(len(phases))]
 %>\
 #define INDEX ${tiling.index}
@@ -89,7 +89,7 @@ ${unroll}
       for (int source = 0; source < ${tiling.sources}; ++source) {
         local const uint2 *held = weights + source * ${len(pairs) * 32} + lane;
         const uint from = source * 64;
-% for number, (_, dz, dy, dx) in enumerate(reads_of(geometry, phase), first_of[f]):
+% for number, (_, dz, dy, dx) in enumerate(geometry.reads(phase), first_of[f]):
         {
           uint a[${t.frag_m}][4];
 % for k in range(2):

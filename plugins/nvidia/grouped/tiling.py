@@ -11,12 +11,11 @@ weights' gradient sums products of slabs of dy and of x, in parts of the regions
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
 
-from convdispatch.api import ConvProblem, Geometry, Phase, geometry_of
+from convdispatch.api import ConvProblem, Geometry, geometry_of
 from convdispatch.api.matrix import Configured
 
 SLAB = 32
@@ -95,9 +94,7 @@ class Region:
         rows = -(-height // -(-height // max_rows))
         whole_image = rows == height and columns == width
         images = max(1, min(geometry.images, capacity // (rows * columns))) if whole_image else 1
-        reads = [
-            [tap[axis] for phase in geometry.phases for tap in reads_of(geometry, phase)] or [0] for axis in (2, 3)
-        ]
+        reads = [[tap[axis] for phase in geometry.phases for tap in geometry.reads(phase)] or [0] for axis in (2, 3)]
         lowest = (min(reads[0]), min(reads[1]))
         highest = ((rows - 1) * geometry.step[1] + max(reads[0]), (columns - 1) * geometry.step[2] + max(reads[1]))
         return cls(images, rows, columns, lowest, highest[0] - lowest[0] + 1, highest[1] - lowest[1] + 1)
@@ -106,16 +103,6 @@ class Region:
 def _largest_phase(geometry: Geometry) -> list[int]:
     """The most output pixels that any phase has along each of d, h and w."""
     return [max(phase.count[axis] for phase in geometry.phases) for axis in range(3)]
-
-
-def reads_of(geometry: Geometry, phase: Phase) -> list[tuple[int, int, int, int]]:
-    """(kernel tap, z, y, x) of a phase's taps; z, y, x is where a tap reads relative to the output pixel's position."""
-    reads = []
-    for tap in itertools.product(*map(range, phase.taps)):
-        position = [o + t * d for o, t, d in zip(phase.origin, tap, geometry.spread, strict=True)]
-        kernel = [tap0 + t * s for tap0, t, s in zip(phase.tap0, tap, geometry.tap_step, strict=True)]
-        reads.append(((kernel[0] * geometry.kernel[1] + kernel[1]) * geometry.kernel[2] + kernel[2], *position))
-    return reads
 
 
 @functools.lru_cache(maxsize=256)

@@ -23,9 +23,6 @@ class TensorCores(TileSolver):
     def __init__(self, engine: str) -> None:
         self.engine = engine
 
-    def engine_of(self, problem: ConvProblem) -> str:
-        return self.engine
-
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         reason = size_limits(problem) or group_limits(problem)
         return reason or (None if fits(problem, self.engine) else "no tile fits")

@@ -1,7 +1,6 @@
 """nvidia.winograd: Winograd's minimal filtering with its products on tensor cores.
 
 - ``choice``: which tiles are tried, and their predicted time.
-- ``plan``: launches that find scales, transform, multiply and transform back.
-- ``solver``: what it refuses, offers and predicts.
+- ``solver``: what it refuses and offers, and launches that find scales, transform, multiply and transform back.
 - ``tiling``: transformed tiles as a 1x1 convolution of ``packed``.
 """

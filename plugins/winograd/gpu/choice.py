@@ -10,8 +10,7 @@ from typing import Any
 from convdispatch.api import ConvProblem, DeviceInfo, gemm_configs, rates
 
 from ..geometry import TileGeometry
-from .plan import work_of
-from .work import Work
+from .work import Work, work_of
 
 MAX_TILES = 4
 """Most product tiles that are offered as configurations."""

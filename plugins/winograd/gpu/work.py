@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from convdispatch.api import DTYPES, Areas, Axis, Epilogue, GemmSpec, Matrix, TensorLayout
 from convdispatch.api.cpu import round_up
@@ -134,16 +136,12 @@ class Work:
     def __post_init__(self) -> None:
         geo = self.geometry
         self.acc = DTYPES[geo.problem.dtype].accumulator
-        """OpenCL type of sums."""
         self.accsize = 8 if self.acc == "double" else 4
-        """Bytes of one accumulator."""
         self.m, self.k = geo.target.channels // geo.groups, geo.source.channels // geo.groups
         """Target channels per group (channels of dy in the weights' gradient), which are rows of the products, and
         source channels per group."""
         self.mp, self.kp = round_up(self.m, 4), round_up(self.k, 4)
-        """``m`` and ``k`` rounded up to whole vectors of four."""
         self.piece = -(-geo.tiles // self.pieces)
-        """Number of tiles in one piece."""
         # The rows of a piece are its tiles, rounded up to whole vectors, whole slices of a sum, or whole tiles of a
         # large product.
         self.rows = round_up(self.piece, 128 if self.piece > 1024 else 32 if self.piece > 128 else 4)
@@ -151,15 +149,12 @@ class Work:
             self.rows = self.parts * round_up(-(-self.piece // self.parts), 16)
         matrices = geo.points * geo.groups
         self.source_size = matrices * self.kp * self.rows
-        """Size of the source's transformed tiles, in accumulators."""
         self.second_size = matrices * self.mp * (self.rows if geo.weights else self.kp)
         """Size of the product's other operand in accumulators: transformed weights, or transformed tiles of dy."""
         self.product_size = matrices * self.mp * (self.parts * self.kp if geo.weights else self.rows)
-        """Size of the product's result in accumulators."""
         self.constant = not geo.weights and geo.problem.constant_weights
         """Whether the weights are transformed once."""
         self.packed_size = self.second_size * self.accsize if self.constant else 0
-        """Bytes of transformed constant weights."""
 
     @functools.cached_property
     def areas(self) -> tuple[int, int, int, int]:
@@ -231,3 +226,8 @@ class Work:
         b = Matrix(b.row, b.col, Axis(self.kp * rows))
         c = Matrix(c.row, c.col, Axis(self.mp * rows))
         return GemmSpec(self.mp, rows, self.kp, geometry.points * groups, dtype, a, b, c, epilogue, alignment=4)
+
+
+def work_of(geometry: TileGeometry, config: Mapping[str, Any]) -> Work:
+    """Return the ``Work`` that a configuration describes."""
+    return Work(geometry, config["pieces"], config["parts"])

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
-import sys
 import types
 from typing import ClassVar
 
 import numpy as np
 import pytest
 from checking import check, make_operands
+from convdispatch_cudnn import graph
+from convdispatch_cudnn import solver as module
 from fake_cuda import FakeCuda
 from host_cuda import HostDriver
 from threads import together
@@ -54,7 +54,6 @@ def test_refuses_in_words():
 
 def test_the_threads_context_stays_its_own(monkeypatch):
     """A thread that works on one GPU may have another's plans made."""
-    module = importlib.import_module("convdispatch_cudnn.solver")
     driver = HostDriver()
     driver.current = 0xAB
     other, inside = Cuda(driver, 1), []
@@ -81,7 +80,6 @@ def test_the_threads_context_stays_its_own(monkeypatch):
 
 def test_refuses_tensors_that_cuda_cannot_see(monkeypatch):
     """Where OpenCL shares no more than so much."""
-    module = sys.modules[type(plugins().solvers["cudnn.convolution"].solver).__module__]
     monkeypatch.setattr(module, "unavailable", lambda: None)
     monkeypatch.setattr(module, "cuda_devices", lambda info, size=1: ["a device"] if size <= 384 << 20 else [])
     monkeypatch.setattr(module, "_choices", lambda problem, device, deterministic: ({"engine": 1},))
@@ -93,8 +91,7 @@ def test_refuses_tensors_that_cuda_cannot_see(monkeypatch):
 
 
 def test_says_what_is_missing_and_costs_nothing(monkeypatch):
-    unavailable = sys.modules["convdispatch_cudnn"].unavailable
-    reason = unavailable()
+    reason = module.unavailable()
     if reason is None:
         pytest.skip("CUDA and cuDNN are here")
     assert "CUDA" in reason or "cudnn" in reason
@@ -148,21 +145,27 @@ class FakeBridge:
         return "done"
 
 
-@pytest.mark.parametrize("foreign", ["", "x", "xw", "xwy", "s", "xwys"])
-@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_weights"])
-def test_stand_ins(foreign, direction, monkeypatch):
-    """What CUDA does not see has a stand-in of its own, copied before or after; the rest is used where it is."""
-    plan_module = importlib.import_module("convdispatch_cudnn.solver")
+@pytest.fixture
+def bridged(monkeypatch):
+    """A plan with a workspace, the bridge that notes what it asks of it, and the addresses of its runs."""
     across, executed = FakeBridge(), []
-    monkeypatch.setattr(plan_module, "bridge_of", lambda queue: across)
-    monkeypatch.setattr(plan_module, "running", lambda device, cuda, stream: contextlib.nullcontext())
+    monkeypatch.setattr(module, "bridge_of", lambda queue: across)
+    monkeypatch.setattr(module, "running", lambda device, cuda, stream: contextlib.nullcontext())
     monkeypatch.setattr(bridge, "cuda_address", lambda memory: memory.address)
-    written = {"fwd": "y", "bwd_data": "x", "bwd_weights": "w"}[direction]
-    plan = plan_module.CudnnPlan.__new__(plan_module.CudnnPlan)
-    plan.workspace_size, plan._written, plan._sizes = 64, written, {"x": 100, "w": 200, "y": 300}
+    plan = module.CudnnPlan.__new__(module.CudnnPlan)
+    plan.workspace_size, plan._written, plan._sizes = 64, "y", {"x": 100, "w": 200, "y": 300}
     plan._plan = types.SimpleNamespace(handle=None)
     plan._library = lambda *arguments: across.notes.append(("execute",))
     monkeypatch.setattr(plan, "_pack", lambda places: executed.append(places) or plan._plan, raising=False)
+    return plan, across, executed
+
+
+@pytest.mark.parametrize("foreign", ["", "x", "xw", "xwy", "s", "xwys"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_weights"])
+def test_stand_ins(foreign, direction, bridged):
+    """What CUDA does not see has a stand-in of its own, copied before or after; the rest is used where it is."""
+    plan, across, executed = bridged
+    plan._written = written = {"fwd": "y", "bwd_data": "x", "bwd_weights": "w"}[direction]
     given = {name: FakeMemory(name not in foreign) for name in "xwys"}
     queue = types.SimpleNamespace(device=None)
     event = plan.enqueue(queue, given["x"], given["w"], given["y"], given["s"], ["before"])
@@ -180,22 +183,14 @@ def test_stand_ins(foreign, direction, monkeypatch):
     assert event == (f"copied {len(across.notes)}" if back else "done")
 
 
-def test_a_workspace_that_cuda_cannot_see(monkeypatch):
+def test_a_workspace_that_cuda_cannot_see(bridged):
     """Where OpenCL cannot share so much, the workspace is CUDA's alone, taken and given back in the stream's order; and
     a tensor of that size is an error, in words."""
-    plan_module = importlib.import_module("convdispatch_cudnn.solver")
-    across, executed = FakeBridge(), []
+    plan, across, executed = bridged
     across.cuda, across.stream = FakeCuda(), "stream"
     across.allocate = lambda size: FakeMemory(seen=False)
     across.shares = lambda size: False
-    monkeypatch.setattr(plan_module, "bridge_of", lambda queue: across)
-    monkeypatch.setattr(plan_module, "running", lambda device, cuda, stream: contextlib.nullcontext())
-    monkeypatch.setattr(bridge, "cuda_address", lambda memory: memory.address)
-    plan = plan_module.CudnnPlan.__new__(plan_module.CudnnPlan)
-    plan.workspace_size, plan._written, plan._sizes = 64, "y", {"x": 100, "w": 200, "y": 300}
-    plan._plan = types.SimpleNamespace(handle=None)
     plan._library = lambda *arguments: across.cuda.calls.append(("execute",))
-    monkeypatch.setattr(plan, "_pack", lambda places: executed.append(places) or plan._plan, raising=False)
     given, queue = [FakeMemory() for _ in "xwy"], types.SimpleNamespace(device=None)
     plan.enqueue(queue, *given, FakeMemory(seen=False))
     assert executed == [(*(memory.address for memory in given), 1 << 30)]
@@ -206,7 +201,6 @@ def test_a_workspace_that_cuda_cannot_see(monkeypatch):
 
 
 def test_math_chooses_engines():
-    graph = importlib.import_module("convdispatch_cudnn.graph")
     problem = ConvProblem.parse(SHAPES[0])
 
     def allowed(math, notes=(), engine=1, direction="fwd", dtype="float32", **changes):

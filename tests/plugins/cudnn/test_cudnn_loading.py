@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import subprocess
 import sys
 import threading
@@ -12,6 +11,7 @@ import types
 import numpy as np
 import pytest
 from checking import make_operands
+from convdispatch_cudnn import solver as loading
 from fake_cuda import FakeCuda
 from paths import SUPPORT
 from test_cudnn import NAMES
@@ -23,71 +23,76 @@ from convdispatch.selection.plugins.loader import plugins
 from convdispatch.tensor import Tensor
 
 
+@pytest.fixture
+def fake(monkeypatch):
+    """CUDA that notes its calls; ``packs`` are the addresses of variant packs."""
+    fake = FakeCuda()
+    fake.packs = []
+    monkeypatch.setattr(loading, "library", lambda: fake)
+    monkeypatch.setattr(
+        loading, "variant_pack", lambda places: fake.packs.append(places) or types.SimpleNamespace(handle=1)
+    )
+    return fake
+
+
+@pytest.fixture
+def handles(monkeypatch):
+    """A device with both of its handles, and no library."""
+    monkeypatch.setattr(loading, "cuda_of", lambda device: types.SimpleNamespace(current=contextlib.nullcontext))
+    monkeypatch.setattr(loading, "_handles", {("device", "make"): "maker", ("device", "run"): "runner"})
+    monkeypatch.setattr(loading, "library", lambda: lambda *arguments: None)
+
+
 @pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("workspace", [0, 300])
-def test_kernels_are_loaded_by_a_run(short, workspace, monkeypatch):
-    loading = importlib.import_module("convdispatch_cudnn.solver")
-    device, packs = FakeCuda(), []
-    monkeypatch.setattr(loading, "library", lambda: device)
-    monkeypatch.setattr(loading, "variant_pack", lambda places: packs.append(places) or types.SimpleNamespace(handle=1))
-    device.failing = ("cuMemAllocAsync",) if short else ()
+def test_kernels_are_loaded_by_a_run(short, workspace, fake):
+    fake.failing = ("cuMemAllocAsync",) if short else ()
     plan = types.SimpleNamespace(handle=2)
-    assert loading.load(device, "handle", "stream", plan, (1000, 256, 1, workspace)) == (not short)
+    assert loading.load(fake, "handle", "stream", plan, (1000, 256, 1, workspace)) == (not short)
     if short:
-        assert not packs
+        assert not fake.packs
         return
-    (places,) = packs
+    (places,) = fake.packs
     assert all(place and place % 256 == 0 for place in places[:3])
     assert bool(places[3]) == bool(workspace)
     assert len(set(places)) == 4
-    allocated = next(call[2] for call in device.calls if call[0] == "cuMemAllocAsync")
+    allocated = next(call[2] for call in fake.calls if call[0] == "cuMemAllocAsync")
     assert allocated == 1024 + 256 + 256 + (512 if workspace else 0)
-    assert device.names() == ["cuMemAllocAsync", "cudnnBackendExecute", "cuMemFreeAsync", "cuStreamSynchronize"]
+    assert fake.names() == ["cuMemAllocAsync", "cudnnBackendExecute", "cuMemFreeAsync", "cuStreamSynchronize"]
 
 
-def test_an_engine_that_cannot_run_makes_no_plan(monkeypatch):
-    loading = importlib.import_module("convdispatch_cudnn.solver")
-    device = FakeCuda(failing=("cudnnBackendExecute",))
-    monkeypatch.setattr(loading, "library", lambda: device)
-    monkeypatch.setattr(loading, "variant_pack", lambda places: types.SimpleNamespace(handle=1))
+def test_an_engine_that_cannot_run_makes_no_plan(fake):
+    fake.failing = ("cudnnBackendExecute",)
     with pytest.raises(ConvDispatchError, match="cudnnBackendExecute"):
-        loading.load(device, "handle", "stream", types.SimpleNamespace(handle=2), (1, 1, 1, 1))
-    assert device.names()[-2:] == ["cuMemFreeAsync", "cuStreamSynchronize"]
+        loading.load(fake, "handle", "stream", types.SimpleNamespace(handle=2), (1, 1, 1, 1))
+    assert fake.names()[-2:] == ["cuMemFreeAsync", "cuStreamSynchronize"]
 
 
-def test_a_plan_loads_its_kernels_and_a_choice_does_not(monkeypatch):
-    plan_module = importlib.import_module("convdispatch_cudnn.solver")
+def test_a_plan_loads_its_kernels_and_a_choice_does_not(handles, monkeypatch):
     problem, loaded = ConvProblem.parse("mb2ic16ih9oc32kh3ph1"), []
     context = types.SimpleNamespace(devices=["device"])
-    monkeypatch.setattr(plan_module, "execution_plan", lambda problem, handle, config: ("plan", 64))
-    monkeypatch.setattr(plan_module, "library", lambda: None)
-    monkeypatch.setattr(plan_module, "cuda_of", lambda device: types.SimpleNamespace(current=contextlib.nullcontext))
-    monkeypatch.setattr(plan_module, "_handles", {("device", "make"): "maker", ("device", "run"): "runner"})
-    monkeypatch.setattr(plan_module, "_loading_streams", {"device": "stream"})
-    monkeypatch.setattr(plan_module, "load", lambda *arguments: loaded.append(arguments[1:]))
+    monkeypatch.setattr(loading, "execution_plan", lambda problem, handle, config: ("plan", 64))
+    monkeypatch.setattr(loading, "_loading_streams", {"device": "stream"})
+    monkeypatch.setattr(loading, "load", lambda *arguments: loaded.append(arguments[1:]))
     prepared = []
-    monkeypatch.setattr(plan_module.Bridge, "prepare", staticmethod(lambda *arguments: prepared.append(arguments)))
+    monkeypatch.setattr(loading.Bridge, "prepare", staticmethod(lambda *arguments: prepared.append(arguments)))
     candidate = types.SimpleNamespace(config={"engine": 1, "knobs": []}, notes=frozenset())
-    monkeypatch.setattr(plan_module, "candidates", lambda problem, handle: [candidate])
-    assert plan_module._working(problem, None, False) == [candidate.config]
+    monkeypatch.setattr(loading, "candidates", lambda problem, handle: [candidate])
+    assert loading._working(problem, None, False) == [candidate.config]
     assert not loaded
-    plan_module.CudnnPlan(context, problem, candidate.config)
+    loading.CudnnPlan(context, problem, candidate.config)
     assert loaded == [("maker", "stream", "plan", [4 * 2 * 16 * 81, 4 * 32 * 16 * 9, 4 * 2 * 32 * 81, 64])]
     assert prepared == [(context, "device")]
 
 
-def test_a_plan_in_the_making_holds_up_no_enqueue(monkeypatch):
-    plan_module = importlib.import_module("convdispatch_cudnn.solver")
-    monkeypatch.setattr(plan_module, "cuda_of", lambda device: types.SimpleNamespace(current=contextlib.nullcontext))
-    monkeypatch.setattr(plan_module, "library", lambda: lambda *arguments: None)
-    monkeypatch.setattr(plan_module, "_handles", {("device", "make"): "maker", ("device", "run"): "runner"})
+def test_a_plan_in_the_making_holds_up_no_enqueue(handles):
     across, ran = types.SimpleNamespace(cuda=types.SimpleNamespace(current=contextlib.nullcontext), stream=1), []
 
     def enqueue():
-        with plan_module.running("device", across.cuda, across.stream) as handle:
+        with loading.running("device", across.cuda, across.stream) as handle:
             ran.append(handle)
 
-    with plan_module.planning_handle("device"):
+    with loading.planning_handle("device"):
         thread = threading.Thread(target=enqueue)
         thread.start()
         thread.join(120)

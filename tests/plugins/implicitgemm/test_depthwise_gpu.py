@@ -8,9 +8,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from convdispatch_implicitgemm.gpu.depthwise import Depthwise
+from convdispatch_implicitgemm.gpu.depthwise import Depthwise, DepthwiseTile
 from convdispatch_implicitgemm.gpu.depthwise_sums import DepthwiseSums, Sums
-from convdispatch_implicitgemm.gpu.depthwise_tile import DepthwiseTile
 from plans import LARGE, SMALL, check_solver
 
 from convdispatch import ConvProblem

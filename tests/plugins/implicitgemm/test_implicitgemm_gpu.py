@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import convdispatch_implicitgemm
 import pytest
-from convdispatch_implicitgemm.gpu.form import Form
 from convdispatch_implicitgemm.gpu.narrow import Narrow
 from convdispatch_implicitgemm.gpu.product import Product, Tile
-from convdispatch_implicitgemm.gpu.solver import Tiled
-from plans import LARGE, SMALL, check_solver, declared, table_cases
+from convdispatch_implicitgemm.gpu.solver import Form, Tiled
+from plans import LARGE, SMALL, check_solver, declared
 
 from convdispatch import ConvProblem
-from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 from convdispatch.device import rates
-from convdispatch.measurement import shapes
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 SOLVERS = declared(convdispatch_implicitgemm, SMALL)
@@ -24,13 +20,6 @@ SOLVERS = declared(convdispatch_implicitgemm, SMALL)
 
 def check(queue, problem: ConvProblem, name: str, config=None, **options) -> None:
     check_solver(queue, problem, SOLVERS[name], config, **options)
-
-
-@pytest.mark.parametrize("problem", table_cases(19))
-def test_near_misses(queue, problem):
-    for name, solver in SOLVERS.items():
-        if solver.rejects(problem, SMALL) is None:
-            check(queue, problem, name)
 
 
 @pytest.mark.parametrize("text", [
@@ -43,35 +32,6 @@ def test_near_misses(queue, problem):
 def test_several_filters_a_channel(queue, text):
     """Their weights' gradient is a product of few rows."""
     check(queue, ConvProblem.parse(text), "implicitgemm.tiled")
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
-def test_dtypes(queue, dtype, direction):
-    layout = LAYOUTS[len(dtype + direction) % 2]
-    text = "mb2ic8ih9iw8oc12kh3ph1"
-    problem = ConvProblem.parse(text).replace(direction=direction, dtype=dtype, layout=layout)
-    check(queue, problem, "implicitgemm.tiled")
-    check(queue, problem, "implicitgemm.tiled", data="real")
-
-
-@pytest.mark.parametrize("text", [
-    "fwd_mb2ic8ih6oc8kh3ph1+bias+residual+relu",
-    "fwd_nhwc_mb2ic8ih6oc8kh3ph1+bias+residual+relu",
-    "fwd_mb2ic8ih7oc10kh1+bias+constant",
-    "fwd_nhwc_f16_mb1ic5ih7oc6kh3+bias+relu+constant",
-    "fwd_mb2ic6ih6oc8kh3+accumulate",
-    "bwd_data_mb2ic8ih9oc8kh3sh2ph1+bias+relu+constant",
-    "bwd_data_mb2ic3ih9oc8kh3sh2ph1+bias+residual",
-    "bwd_weights_mb2ic8ih6oc8kh3ph1+accumulate",
-    "bwd_weights_g4mb2ic4ih6oc4kh3ph1+accumulate",
-    "fwd_g4mb2ic4ih6oc4kh3ph1+bias+relu6+constant",
-])  # fmt: skip
-def test_epilogues_and_constant_weights(queue, text):
-    problem = ConvProblem.parse(text)
-    for name, solver in SOLVERS.items():
-        if solver.rejects(problem, SMALL) is None:
-            check(queue, problem, name)
 
 
 # One problem a way of reading: enough channels, places and taps that several slices and tiles follow each other.
@@ -128,21 +88,6 @@ def test_narrow_groups_in_every_shape(queue, text):
     problem = ConvProblem.parse(text)
     for config in Narrow().configs(problem, SMALL):
         check(queue, problem, "implicitgemm.tiled_narrow", config)
-
-
-@pytest.mark.parametrize("net", ["resnet50", "alexnet", "googlenet"])
-def test_configurations_keep_to_the_devices_limits(net):
-    for entry, direction, device in itertools.product(shapes.load(net)[:9], DIRECTIONS, (SMALL, LARGE)):
-        problem = entry.problem.replace(direction=direction)
-        for solver in SOLVERS.values():
-            if solver.rejects(problem, device):
-                continue
-            configs = list(solver.configs(problem, device))
-            assert configs
-            assert all(solver.cost(problem, device, config) > 0 for config in configs)
-            if isinstance(solver, Tiled):
-                assert all(Product(problem, Tile.of(config)).local_size <= device.local_mem_size for config in configs)
-                assert all(Tile.of(config).items <= device.max_work_group_size for config in configs)
 
 
 @pytest.fixture

@@ -12,22 +12,17 @@ import shutil
 import subprocess
 
 import pytest
-import shape_tables
-from as_cuda import assembles_without_spills, needs_nvcc
 from convdispatch_nvidia.instructions import Instructions, Wgmma, for_hopper
 from convdispatch_nvidia.packed.plan import NvidiaPlan
 from convdispatch_nvidia.packed.tiling import Tile, Tiling
-from convdispatch_nvidia.probe import refusal
 from plans import check_extremes, check_plan
 
 from convdispatch import ConvProblem
 from convdispatch.api import BuildFailed
 from convdispatch.api.device import DeviceInfo
-from convdispatch.api.problem import DIRECTIONS, LAYOUTS
+from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
 from convdispatch.device.matrix_tiles.geometry import product_geometry, window
-from convdispatch.device.matrix_tiles.instruction import formats
-from convdispatch.device.matrix_tiles.product.plan import Layout
 from convdispatch.device.matrix_tiles.scales import Scales
 from convdispatch.device.plans.steps import Areas
 from convdispatch.device.programs.kernels import rendering
@@ -185,34 +180,6 @@ def test_extremes(queue, full, name, compensated):
     check_extremes(queue, problem, plan, 2e-3 if name == "half1" else 1e-5)
 
 
-@needs_nvcc
-@pytest.mark.parametrize(
-    ("direction", "extra"),
-    [
-        ("fwd", {"bn": 176, "window": True, "bk": 64, "stages": 2}),
-        ("bwd_weights", {"bn": 192, "split": 11, "bk": 64, "stages": 2}),
-        ("bwd_weights", {"bn": 192, "split": 11, "bk": 32, "flush_every": 0}),
-    ],
-)
-def test_carried_sums_stay_in_registers(full, direction, extra, tmp_path):
-    """What additions round away has the tensor cores' own registers: the widest tiles assemble without a spill."""
-    if not full and extra["bk"] == 32:
-        pytest.skip("thinned out; --full runs it")
-
-    class Text(NvidiaPlan):
-        def _product(self, context):
-            return None
-
-        _reduce = _product
-
-        def _pack(self, context, tensors):
-            return []
-
-    problem = ConvProblem.parse(f"{direction}_f32_ieee_mb64ic512ih28oc512kh3ph1")
-    plan = Text(None, problem, {"bm": 128, "wm": 2, "wn": 1, "format": "half2", "compensated": True, **extra}, "wgmma")
-    assembles_without_spills(plan.product_text(), "sm_90a", tmp_path)
-
-
 def test_ptx_for_hopper():
     """Marked instructions are uncovered and the target rewritten; text without them is refused in words."""
     ptx = ".version 9.0\n.target sm_90, texmode_independent\n//@wgmma.fence.sync.aligned;\n"
@@ -238,41 +205,6 @@ def test_scales_of_a_training_step_share_programs():
         texts += [text for text in rendered if text not in texts]
         arguments.add(tuple(tuple(launch._scalars) for launch in launches))
     assert (len(texts), len(arguments)) == (11, 60)
-
-
-def test_rejects():
-    """Words, before the device is asked anything."""
-    solver = solver_of("wgmma")
-    problem = ConvProblem.parse("fwd_f32_mb4ic64ih14oc64kh3ph1")
-    assert solver.limits(problem, HOPPER) is None
-    cpu = DeviceInfo("a cpu", "pocl", "cpu", "simd512")
-    assert solver.rejects(problem, cpu) == "nvidia gpus only, got pocl cpu"
-    assert solver.limits(problem.replace(g=64), HOPPER) == "4 channels a group or more, got 1"
-    assert solver.limits(problem.replace(mb=0), HOPPER) == "1 image or more, got 0"
-    counted = "at most 2147483647 chunks or columns, got "  # 16 * 16 padded places of 8 chunks an image
-    assert solver.limits(problem.replace(mb=1_100_000), HOPPER) == counted + str(1_100_000 * 16 * 16 * 8)
-    assert solver.limits(problem.replace(mb=1_000_000), HOPPER) is None
-    assert refusal(HOPPER, "wgmma") is None  # until a plan needs it
-    older = dataclasses.replace(HOPPER, arch="sm_75")
-    assert refusal(older, "wgmma") == "the device NVIDIA H200 is no longer listed"
-
-
-@pytest.mark.parametrize("engine", ["wgmma", "mma"])
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_choices(full, engine, direction):
-    """Every offered tile fits its problem, its workspace is what its plan lays out, and all formats are offered."""
-    solver = solver_of(engine)
-    ways = itertools.product([*shape_tables.load("near_miss"), *shape_tables.load("resnet50")], LAYOUTS)
-    for entry, layout in ways if full else itertools.islice(ways, DIRECTIONS.index(direction), None, 5):
-        problem = entry.problem.replace(direction=direction, layout=layout)
-        if not problem.mb or solver.limits(problem, HOPPER):
-            continue
-        configs = list(solver.configs(problem, HOPPER))
-        for config in configs:
-            tiling = Tiling(problem, Tile.of({**config, "engine": engine}))
-            assert tiling.misfit is None, (problem, config)
-            assert solver.workspace(problem, HOPPER, config) == Layout(tiling).size
-        assert {config["format"] for config in configs} == set(formats(problem)), problem
 
 
 @pytest.mark.parametrize("engine", ["wgmma", "mma"])

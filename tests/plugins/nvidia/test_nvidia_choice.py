@@ -12,7 +12,6 @@ from convdispatch_nvidia.packed.tiling import Tiling
 
 from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
-from convdispatch.selection.plugins.loader import plugins
 
 HOPPER = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
 UNITS = 132
@@ -61,9 +60,12 @@ def test_direct_tiles_are_rated_together_as_alone(text, math):
     problem = ConvProblem.parse(text).replace(math=math)
     for name in direct.FORMATS_OF_MATH[problem.math]:
         plain, numbers = direct._tiles(problem, name, UNITS)
-        together = direct._seconds(DirectTiling(problem, direct._tiles_of(plain, numbers)), UNITS, direct.COPY)
+        together = direct._seconds(
+            DirectTiling(problem, direct.many(plain, direct.NUMBERS, numbers)), UNITS, direct.COPY
+        )
         for row in _rows(numbers):
-            tile = direct._tile(plain, tuple(numbers[row].tolist()))
+            named = dict(zip(direct.NUMBERS, numbers[row].tolist(), strict=True))
+            tile = dataclasses.replace(plain, **named)
             assert DirectTiling(problem, tile).misfit is None
             assert direct.seconds(DirectTiling(problem, tile), UNITS) == pytest.approx(float(together[row]), rel=1e-12)
 
@@ -87,11 +89,3 @@ def test_the_first_choice_is_the_cheapest(text, engine):
     first = [tile for tile in tiles if tile.format == tiles[0].format]
     costs = [float(packed.seconds(Tiling(problem, tile), UNITS)) for tile in first]
     assert costs[0] == min(costs)
-
-
-@pytest.mark.parametrize("name", ["wgmma", "mma", "direct", "winograd"])
-def test_tensors_that_no_device_holds_are_refused(name):
-    kernel = "kh1" if name == "direct" else "kh3ph1"
-    problem = ConvProblem.parse(f"fwd_f32_mb1048576ic1024ih4096iw4096oc1024{kernel}")
-    reason = plugins().solvers[f"nvidia.{name}"].solver.limits(problem, HOPPER)
-    assert reason.startswith("at most 281474976710656 bytes, got")

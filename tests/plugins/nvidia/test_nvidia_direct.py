@@ -6,25 +6,19 @@ so that real data show the error that promotion leaves.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import numpy as np
 import pytest
-import shape_tables
-from as_cuda import assembles_without_spills, needs_nvcc
 from checking import make_operands
-from convdispatch_nvidia.direct.choice import FORMATS_OF_MATH
-from convdispatch_nvidia.direct.plan import DirectPlan
+from convdispatch_nvidia.direct.solver import DirectPlan
 from convdispatch_nvidia.direct.tiling import DirectTile, DirectTiling
-from convdispatch_nvidia.probe import refusal
 from plans import check_extremes, check_plan
 
 from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 from convdispatch.device import runtime
-from convdispatch.device.programs.kernels import rendering
 from convdispatch.measurement import reference
 from convdispatch.selection.plugins.loader import plugins
 
@@ -73,10 +67,6 @@ MORE = [
     ("bwd_weights_f32_mb5ic20ih7oc24+accumulate", {"bk": 16, "split": 15}),
     ("bwd_weights_f32_nhwc_mb5ic20ih8oc24g2sh2+accumulate", {"bk": 16, "split": 5}),
     ("bwd_weights_f32_mb6ic20ih7oc24", {"bk": 16, "split": 18}),  # lanes share the parts
-    # parts that work groups of the product add
-    ("fwd_f32_mb2ic200ih5oc50+bias+residual+relu", {"bk": 16, "split": 3, "fixup": True}),
-    ("bwd_data_f32_mb1ic70ih6oc80g2sh2sw2+bias", {"bk": 16, "split": 2, "bm": 64, "wm": 2, "fixup": True}),
-    ("bwd_weights_f32_tf32_mb5ic70ih7oc40", {"format": "tf32", "bk": 16, "split": 15, "fixup": True}),
     ("fwd_f32_mb1ic24ih5oc16+constant", {}),
     ("fwd_f32_mb2ic12ih8iw8oc12sh2sw2", {}),  # sizes in fours, gathered pixels
     ("fwd_f32_tf32_mb1ic24ih5oc16", {"format": "tf32"}),
@@ -177,83 +167,6 @@ def test_extremes(queue, full, number, name, compensated, layout):
     problem = ConvProblem.parse("fwd_f32_mb1ic36ih6iw6oc20kh1").replace(layout=layout)
     plan = DirectPlan(queue.context, problem, {**SMALL, "format": name, "compensated": compensated}, emulate=True)
     check_extremes(queue, problem, plan, {"tf32": 2e-3, "bf16x3": 1e-5, "tf32x3": 1e-6}[name])
-
-
-def test_rejects():
-    """Words, before the device is asked anything."""
-    solver = SOLVER
-    problem = ConvProblem.parse("fwd_f32_mb4ic64ih14oc64kh1")
-    assert solver.limits(problem, HOPPER) is None
-    assert solver.limits(problem.replace(sh=2), HOPPER) is None
-    cpu = DeviceInfo("a cpu", "pocl", "cpu", "simd512")
-    assert solver.rejects(problem, cpu) == "nvidia gpus only, got pocl cpu"
-    assert solver.limits(problem.replace(math="ieee"), HOPPER) is None
-    assert solver.limits(problem.replace(kh=3), HOPPER) == "1x1 kernels only, got 3x1"
-    assert solver.limits(problem.replace(pw=1), HOPPER) == "no padding, got 1"
-    assert solver.limits(problem.replace(g=64), HOPPER) == "4 channels a group or more, got 1"
-    assert solver.limits(problem.replace(mb=0), HOPPER) == "1 image or more, got 0"
-    assert solver.limits(problem.replace(mb=2**26), HOPPER).startswith("at most 2147483647 chunks or columns")
-    assert refusal(HOPPER, "direct") is None  # until a plan needs it
-    older = dataclasses.replace(HOPPER, arch="sm_75")
-    assert refusal(older, "direct") == "the device NVIDIA H200 is no longer listed"
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_choices(full, direction):
-    """Every offered tile fits, its workspace is what its plan asks for, and all formats are offered."""
-    solver, seen = SOLVER, 0
-    entries = [*shape_tables.load("near_miss"), *shape_tables.load("resnet50"), *shape_tables.load("googlenet")]
-    ways = itertools.product(entries, LAYOUTS, ("float32", "ieee", "tf32"))
-    for entry, layout, math in ways if full else itertools.islice(ways, DIRECTIONS.index(direction), None, 5):
-        problem = entry.problem.replace(direction=direction, layout=layout, math=math)
-        if not problem.mb or solver.limits(problem, HOPPER):
-            continue
-        configs = list(solver.configs(problem, HOPPER))
-        seen += 1
-        for config in configs:
-            tiling = DirectTiling(problem, DirectTile.of(config))
-            assert tiling.misfit is None, (problem, config)
-            assert solver.workspace(problem, HOPPER, config) == tiling.partial_bytes
-            assert solver.cost(problem, HOPPER, config) > 0
-        assert {config.get("format", "tf32x3") for config in configs} == set(FORMATS_OF_MATH[problem.math]), problem
-        assert math != "ieee" or not any(config.get("flush_every") for config in configs)
-        long = math == "ieee" and DirectTiling(problem, DirectTile.of(configs[0])).k > 512
-        assert all(config.get("compensated", False) == long for config in configs), problem
-    assert seen > 50
-
-
-@pytest.mark.parametrize(("text", "config", "ms"), [
-    ("fwd_f32_mb128ic192ih28oc32kh1", {"bm": 32, "bn": 128, "wm": 1, "wn": 4}, 0.0382),
-    ("bwd_data_f32_tf32_mb64ic256ih56oc128kh1",
-     {"bm": 64, "bn": 128, "wm": 2, "wn": 2, "format": "tf32", "bk": 16, "stages": 4}, 0.1256),
-    ("bwd_weights_f32_mb64ic256ih56oc128kh1",
-     {"bm": 128, "bn": 128, "wm": 2, "wn": 4, "format": "bf16x3", "split": 66}, 0.1854),
-])  # fmt: skip
-def test_costs_are_times_measured_on_an_h200(text, config, ms):
-    assert SOLVER.cost(ConvProblem.parse(text), HOPPER, config) * 1e3 == pytest.approx(ms, rel=0.2)
-
-
-@needs_nvcc
-@pytest.mark.parametrize(
-    ("text", "extra"),
-    [
-        ("fwd_f32_mb64ic256ih56oc64kh1", {"bm": 64, "bn": 128}),
-        ("fwd_f32_nhwc_mb64ic256ih56oc64kh1sh2", {"bm": 128, "bn": 64, "flush_every": 2}),
-        ("bwd_data_f32_mb128ic832ih7oc32kh1+bias+residual+relu", {"bm": 64, "bn": 64}),
-        ("bwd_data_f32_nhwc_mb64ic256ih55oc512kh1sh2+bias", {"bm": 128, "bn": 128, "wn": 4}),
-        ("bwd_weights_f32_mb64ic258ih27iw2oc64kh1", {"bm": 64, "bn": 64, "split": 9}),
-        ("fwd_f32_tf32_mb64ic256ih56oc64kh1", {"bm": 64, "bn": 128, "format": "tf32"}),
-        ("fwd_f32_mb64ic256ih56oc64kh1", {"bm": 64, "bn": 128, "wn": 4, "format": "bf16x3"}),
-    ],
-)
-def test_instructions_assemble(full, text, extra, tmp_path):
-    """The whole kernel with its instructions assembles for Hopper, and its sums stay in registers."""
-    if not full and extra in ({"bm": 64, "bn": 128}, {"bm": 64, "bn": 128, "format": "tf32"}):  # others' are more
-        pytest.skip("thinned out; --full runs it")
-
-    with rendering():
-        plan = DirectPlan(None, ConvProblem.parse(text), {"wm": 2, "wn": 2, **extra})
-    assembles_without_spills(plan.product_text(), "sm_90", tmp_path)
 
 
 def _samples(configs) -> list:

@@ -8,7 +8,7 @@ import numpy as np
 import pyopencl as cl
 import pytest
 from convdispatch_nvidia.packed.plan import NvidiaPlan
-from convdispatch_nvidia.winograd.plan import WinogradPlan
+from convdispatch_nvidia.winograd.solver import WinogradPlan
 
 from convdispatch import ConvProblem
 from convdispatch.api.problem import DIRECTIONS

@@ -6,13 +6,10 @@ Plans run as ``plans.py`` says; integer data compare exactly.
 from __future__ import annotations
 
 import pytest
-from as_cuda import assembles_without_spills, needs_nvcc
-from convdispatch_nvidia.grouped.plan import GroupedPlan, GroupedSumsPlan
-from convdispatch_nvidia.grouped.tiling import GroupedSums, GroupedTile, GroupedTiling, SumsTile
+from convdispatch_nvidia.grouped.solver import GroupedPlan, GroupedSumsPlan
 from plans import LARGE, check_on_device, check_plan
 
 from convdispatch import ConvProblem
-from convdispatch.api.device import DeviceInfo
 from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
@@ -54,42 +51,6 @@ def test_emulated_weights(queue, text, config):
     plan = GroupedSumsPlan(queue.context, problem, config, emulate=True)
     assert plan.workspace_size == SOLVER.workspace(problem, LARGE, config)
     check_plan(queue, problem, plan, f"{problem} {config}")
-
-
-@pytest.mark.parametrize(("text", "words"), [
-    ("fwd_f16_g8mb2ic32ih6oc32kh3", "channels last"),
-    ("fwd_f16_nhwc_g3mb2ic12ih6oc12kh3", "multiples of eight"),
-    ("bwd_data_f16_nhwc_mb2ic16ih30oc16kh5sh5", "phases"),
-    ("fwd_f16_nhwc_mb2ic256ih6oc16kh3", "bytes of pixels and weights"),
-    ("bwd_weights_f16_nhwc_g8mb2ic32ih9oc32kh8", "7x7"),
-])  # fmt: skip
-def test_refused_in_words(text, words):
-    assert words in SOLVER.limits(ConvProblem.parse(text), LARGE)
-    assert "nvidia gpus" in SOLVER.rejects(ConvProblem.parse(text), DeviceInfo("some", "arm", "gpu", ""))
-
-
-def test_the_first_configuration_is_the_cheapest():
-    for direction in ("fwd", "bwd_data", "bwd_weights"):
-        problem = ConvProblem.parse(f"{direction}_f16_nhwc_g32mb16ic256ih28oc256kh3ph1")
-        costs = [SOLVER.cost(problem, LARGE, config) for config in SOLVER.configs(problem, LARGE)]
-        assert costs == sorted(costs)
-        assert len(costs) > 3
-
-
-@needs_nvcc
-@pytest.mark.parametrize(
-    "text", ["fwd_f16_nhwc_g32mb16ic128ih56oc128kh3ph1", "bwd_data_f16_nhwc_mb4ic32ih64oc64kh3ph1sh2"]
-)
-def test_the_instructions_assemble(tmp_path, text):
-    plan = GroupedPlan.__new__(GroupedPlan)
-    plan.tiling, plan._emulate = GroupedTiling(ConvProblem.parse(text), GroupedTile(frag_m=4, warps=8)), False
-    assembles_without_spills(plan.product_text(), "sm_90a", tmp_path)
-
-
-@needs_nvcc
-def test_the_instructions_of_the_weights_gradient_assemble(tmp_path):
-    tiling = GroupedSums(ConvProblem.parse("bwd_weights_f16_nhwc_g32mb16ic128ih56oc128kh3ph1"), SumsTile(10, 2))
-    assembles_without_spills(GroupedSumsPlan.sums_text(tiling, False), "sm_90a", tmp_path)
 
 
 def test_on_the_device(queue):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from convdispatch_nvidia.direct.plan import DirectPlan
+from convdispatch_nvidia.direct.solver import DirectPlan
 from convdispatch_nvidia.direct.tiling import DirectTile, DirectTiling
 from convdispatch_nvidia.packed.plan import NvidiaPlan
 from plans import check_plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyopencl as cl
 import pytest
-from convdispatch_nvidia.direct.plan import DirectPlan
+from convdispatch_nvidia.direct.solver import DirectPlan
 from convdispatch_nvidia.packed.plan import NvidiaPlan
 
 from convdispatch import ConvProblem

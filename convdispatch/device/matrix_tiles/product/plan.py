@@ -6,6 +6,7 @@ nvidia.winograd too.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import math
@@ -24,8 +25,7 @@ from ...programs.kernels import OPERANDS, Launch, build, define, kernel_text
 from .. import MATRIX_TILES
 from ..geometry import along
 from ..scales import Scales
-from .form import AXES, LETTERS, ProductForm, numbers
-from .packing import PackForm, pack_numbers, work_groups
+from .form import AXES, LETTERS, PackForm, ProductForm, numbers, pack_numbers, work_groups
 from .tiling import ProductTiling, Source
 
 
@@ -136,7 +136,7 @@ class ProductLaunch:
         text += tiling.instructions.text(self._emulate)
         for file in ("narrow.cl.mako", "finish.cl", "sums.cl", "shifted.cl"):
             text += kernel_text(MATRIX_TILES, file, tiling=form)
-        text += kernel_text(MATRIX_TILES, "stored.cl.mako", tiling=form) if form.returning else ""
+        text += kernel_text(MATRIX_TILES, "stored.cl.mako", form=form)
         if tiling.tile.norm_in_place:
             relu_pair = tiling.narrow_relu_pair if problem.norm_activation == "relu" else ""
             text += kernel_text(MATRIX_TILES, "normed_chunk.cl.mako", tiling=form, relu_pair=relu_pair)
@@ -249,21 +249,14 @@ class ProductPlan(StepPlan):
 
     def _reduce(self, context: Any) -> Launch:
         tiling, problem, geo = self.tiling, self.tiling.problem, self.tiling.geometry
-        size, offset_dtype = math.prod(problem.out_shape), offset_type(tiling.out_index)
-        nhwc, icg = problem.layout == "nhwc", problem.ic // problem.g
-        if tiling.data:
-            axes = 1 if nhwc else math.prod(problem.out_shape[2:]), problem.channels_out
-        else:
-            taps = problem.kd * problem.kh * problem.kw
-            axes = (icg, taps) if nhwc else (taps, icg)
-        text = reduction_macros(problem, tiling.out_index)
-        text += define(PARTS=tiling.tile.split, WEIGHTS=0 if tiling.data else 1 + nhwc, FOLD=int(geo.fold))
-        text += kernel_text(__package__, "reduce.cl")
-        sizes = [np.int64(self._layout.partial // 4), offset_dtype(size), offset_dtype(tiling.partial_elements)]
-        sizes += divided_by(*axes)
-        sizes += [np.int32(0 if tiling.data else tiling.n), np.int32(geo.c8 * 8), *divided_by(problem.kw)]
-        operands = ["workspace", *written(problem), *sizes]
-        return Launch(build(context, text), "reduce", (-(-size // 256) * 256,), (256,), operands, names=OPERANDS)
+        size, at = math.prod(problem.out_shape), self._layout.partial // 4
+        parts = Parts(tiling.tile.split, size, tiling.out_index, at, lanes=1)
+        if not tiling.data:
+            nhwc, axes = problem.layout == "nhwc", (problem.kd * problem.kh * problem.kw, problem.ic // problem.g)
+            rows = (tiling.n, geo.c8 * 8, problem.kw)
+            parts = dataclasses.replace(parts, stride=tiling.partial_elements, order=2 + nhwc, rows=rows,
+                                        axes=axes[::-1] if nhwc else axes, fold=geo.fold)  # fmt: skip
+        return reduction_launch(context, problem, parts, written(problem))
 
 
 MAX_PARTS = 255
@@ -279,41 +272,42 @@ def written(problem: ConvProblem) -> list[str]:
 
 @dataclass(frozen=True)
 class Parts:
-    """Parts of an output in the workspace, each in the output's own layout."""
+    """Parts of an output in the workspace; ``reduce.cl`` adds them, and says what the fields are."""
 
     count: int
     elements: int
-    """Elements of one part."""
+    """Elements of the output."""
     index: str
     """OpenCL type of offsets in the parts."""
-
-    @property
-    def lanes(self) -> int:
-        """Work items that share the sum of an element's parts."""
-        return 8 if self.count >= 16 else 1
+    at: int = 0
+    stride: int = 0
+    """Elements from part to part; 0: those of the output."""
+    order: int = 0
+    axes: tuple[int, int] | None = None
+    """``inner`` and ``channels``; None: of parts in the output's order."""
+    rows: tuple[int, ...] = ()
+    """Of rows of taps: ``columns``, ``step`` and ``window``."""
+    fold: bool = False
+    lanes: int = 0
+    """Work items that share the sum of an element's parts; 0: several where there are many parts."""
+    items: int = 256
 
 
 def reduction_launch(context: Any, problem: ConvProblem, parts: Parts, operands: Sequence[str]) -> Launch:
     """A launch that adds the parts, applies the epilogue and writes the result to ``operands``."""
-    inner = 1 if problem.layout == "nhwc" else math.prod(problem.out_shape[2:])
-    text = reduction_macros(problem, parts.index) + define(PARTS=parts.count, LANES=parts.lanes)
-    sizes = [offset_type(parts.index)(parts.elements), *divided_by(inner, problem.channels_out)]
-    size = -(-parts.elements * parts.lanes // 256) * 256
-    program = build(context, text + kernel_text(MATRIX_TILES, "reduce.cl"))
-    return Launch(program, "reduce", (size,), (256,), ["workspace", *operands, *sizes], names=OPERANDS)
-
-
-def reduction_macros(problem: ConvProblem, index: str) -> str:
-    """Macros of a program that adds parts: types and the epilogue, no sizes."""
-    text = storage_macros(problem.dtype) + epilogue_macros(problem)
-    text += norm_macros(problem) if problem.masked else ""
-    text += define(OUT_INDEX=index, PARTIAL=0, WIDE=int(index == "long"))
-    return text + kernel_text("convdispatch.api", "divide.cl")
-
-
-def offset_type(index: str) -> Any:
-    """NumPy's type of arguments that are offsets of OpenCL's type ``index``."""
-    return {"int": np.int32, "long": np.int64}[index]
+    lanes, offset = parts.lanes or (8 if parts.count >= 16 else 1), {"int": np.int32, "long": np.int64}[parts.index]
+    pixels = 1 if problem.layout == "nhwc" else math.prod(problem.out_shape[2:])
+    text = common_macros(problem, problem.masked)
+    text += define(OUT_INDEX=parts.index, PARTIAL=0, WIDE=int(parts.index == "long"), PARTS=parts.count, LANES=lanes)
+    text += define(ITEMS=parts.items, ORDER=parts.order, FOLD=int(parts.fold))
+    text += kernel_text("convdispatch.api", "divide.cl") + kernel_text(MATRIX_TILES, "reduce.cl")
+    sizes = [np.int64(parts.at), offset(parts.elements), offset(parts.stride or parts.elements)]
+    sizes += divided_by(*(parts.axes or (pixels, problem.channels_out)))
+    if parts.rows:
+        sizes += [*map(np.int32, parts.rows[:2]), *divided_by(parts.rows[2])]
+    size = -(-parts.elements * lanes // parts.items) * parts.items
+    return Launch(build(context, text), "reduce", (size,), (parts.items,), ["workspace", *operands, *sizes],
+                  names=OPERANDS)  # fmt: skip
 
 
 def parts_magic(tiling: Any) -> np.uint64:

@@ -116,9 +116,10 @@ ${place_of("m")}\
             }
         }
     }
-% elif form.nhwc and form.returning:
-#if OCTETS
-    // What is added, and what a norm's gradient depends on, is read for four octets before any is written.
+% elif form.nhwc:
+#if OCTETS && ${int(form.returning or residual and not form.partial)}
+    // What is added, and what a norm's gradient depends on, is read for four octets before any is written, so that a read
+    // does not wait for the preceding write.
     for (int first = tid; first < ${octets}; first += ${4 * items}) {
       RAW8 addend[4], before[4];
 #pragma unroll
@@ -147,36 +148,6 @@ ${staged_octet()}\
 #else
     for (int i = tid; i < ${octets}; i += ${items}) {
 ${octet("i")}\
-      if (out_at >= 0)
-        for (int e = 0; e < min(8, TARGET - n); ++e)
-          staging[r * ${pitch} + c + e] = put_stored(OUT_ARGS, staging[r * ${pitch} + c + e], out_at + n + e, row + e);
-    }
-#endif
-% elif form.nhwc:
-#if OCTETS && RESIDUAL && !PARTIAL
-    // Residuals of four octets are read before any is written, so that a read does not wait for the preceding write.
-    for (int first = tid; first < ${octets}; first += ${4 * items}) {
-      RAW8 addend[4];
-#pragma unroll
-      for (int u = 0; u < 4; ++u) {
-        const int i = min(first + u * ${items}, ${octets - 1});
-${octet("i")}\
-        addend[u] = raw8(residual + (out_at >= 0 & n < TARGET ? out_at + n : 0));
-      }
-#pragma unroll
-      for (int u = 0; u < 4; ++u) {
-        const int i = first + u * ${items};
-        if (i >= ${octets}) continue;
-${octet("i")}\
-        if (out_at >= 0 & n < TARGET) {
-${staged_octet()}\
-          put8_addend(OUT_ARGS, v, addend[u], out_at + n, row);
-        }
-      }
-    }
-#else
-    for (int i = tid; i < ${octets}; i += ${items}) {
-${octet("i")}\
       if (out_at >= 0 & n < TARGET) {
 ${staged_octet()}\
 #if OCTETS
@@ -184,7 +155,7 @@ ${staged_octet()}\
 #else
 #pragma unroll
         for (int e = 0; e < 8; ++e)
-          if (n + e < TARGET) put(OUT_ARGS, v[e], out_at + n + e, row + e);
+          if (n + e < TARGET) ${f"staging[r * {pitch} + c + e] = put_stored" if form.returning else "put"}(OUT_ARGS, v[e], out_at + n + e, row + e);
 #endif
       }
     }
