@@ -5,7 +5,6 @@ transformation of operands goes to ``geometry``. Needs jax, including private mo
 'convdispatch[jax]'``.
 
 - ``calls``: the handlers, and the calls that they run.
-- ``explaining``: the solver of each convolution of a function, for ``explain``.
 - ``ffi``: XLA's foreign calls by ctypes.
 - ``geometry``: turns a convolution of jax into a problem.
 - ``lowering``: lowers a convolution of jax to a foreign call, or to XLA's operator.

@@ -95,11 +95,6 @@ def disable() -> None:
     _set(None)
 
 
-def settings_in_force() -> dict[str, Any] | None:
-    """The arguments of ``enable``; None if it is not in force."""
-    return _in_force
-
-
 def _set(settings: dict[str, Any] | None) -> None:
     global _in_force
     with _lock:
