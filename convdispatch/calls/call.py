@@ -29,6 +29,8 @@ class Call:
     fast_path: Any = None
     """``path(input1, input2, out, queue, bias, constant, residual)`` makes the call on arrays that kernels use in place
     and returns the result, or None if it has done nothing. None itself if nothing is quicker than ``generally``."""
+    arrays: Any
+    """The operations on the call's kind of arrays."""
     host = False
     """Whether operands are in host memory."""
     ask: Callable[[], Any]
@@ -120,7 +122,11 @@ class Call:
 
     def program(self, launcher: Any) -> Any:
         """The launches in the form of the native call path, converted once; None if it cannot make the call."""
-        raise NotImplementedError
+        if self.native is None:
+            layout = self.arrays.shape, self.arrays.strides
+            converted = None if self.arrays.strides is None else self.launches.program(launcher, self.solver, *layout)
+            self.native = converted or False
+        return self.native or None
 
     def check_out(self, shape: tuple[int, ...], dtype: str, expected: str) -> None:
         """Raises InvalidArgument for an ``out`` without the result's shape or dtype."""

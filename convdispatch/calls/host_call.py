@@ -175,13 +175,10 @@ class HostCall(Call):
         return repeat
 
     def program(self, launcher: Any) -> Any:
-        if self.native is None:
-            layout = self.arrays.shape, self.arrays.strides
-            converted = None if self.arrays.strides is None else self.launches.program(launcher, self.solver, *layout)
-            self.native = converted or False
-        if self.native:
+        program = super().program(launcher)
+        if program is not None:
             intraop.lend_queues(self.device)
-        return self.native or None
+        return program
 
 
 def _facts(array: Any) -> Any:
