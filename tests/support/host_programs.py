@@ -17,9 +17,9 @@ ADD = """kernel void add(global const float *a, global const float *b, global fl
 }"""
 
 
-def solvers(problem, device):
-    """Names of the solvers that take the problem on the device, without derived ones."""
+def solvers(problem, device, derived=False):
+    """Names of the solvers that take the problem on the device, without derived ones where they are not asked for."""
     info = runtime.device_info(device)
     for name, solver in ranking.contestants(problem, info).items():
-        if ranking.refusal(solver, problem, info, Policy()) is None and "+" not in name:
+        if ranking.refusal(solver, problem, info, Policy()) is None and (derived or "+" not in name):
             yield name
