@@ -1,6 +1,9 @@
-"""Problems, solvers and a kernel by which launches on the host's memory are tested, in each kind of threads."""
+"""Problems, solvers and kernels by which programs and launches on the host's memory are tested."""
 
 from __future__ import annotations
+
+import numpy as np
+import pyopencl as cl
 
 from convdispatch.api.policy import Policy
 from convdispatch.device import runtime
@@ -15,6 +18,14 @@ TEXTS = (
 ADD = """kernel void add(global const float *a, global const float *b, global float *c, int n) {
     for (int i = 0; i < n; i++) c[i] = a[i] + b[i];
 }"""
+
+
+def answer(queue, program):
+    """What the kernel ``k`` of a program writes to the first int of its memory."""
+    memory, found = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 4), np.zeros(1, np.int32)
+    program.k(queue, (1,), None, memory)
+    cl.enqueue_copy(queue, found, memory)
+    return int(found[0])
 
 
 def solvers(problem, device, derived=False):
