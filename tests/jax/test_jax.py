@@ -18,7 +18,7 @@ import convdispatch.jax as cj  # noqa: E402
 from convdispatch import policy  # noqa: E402
 from convdispatch.api import InvalidArgument, InvalidPolicy  # noqa: E402
 from convdispatch.calls.framework.fallback import Fallback, cpu_device  # noqa: E402
-from convdispatch.jax import calls, ffi, lowering  # noqa: E402
+from convdispatch.jax import calls, ffi, primitive  # noqa: E402
 
 try:
     cpu_device(pointers=True)
@@ -232,7 +232,7 @@ def test_precision_decides_the_mathematics(precision, math):
     net = jax.make_jaxpr(lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", precision=precision))(x, w)
     (layer,) = net.eqns
     avals = [variable.aval for variable in (*layer.invars, *layer.outvars)]
-    assert lowering.planned("cpu", *avals, None, layer.params).problem.math == (math or "float32")
+    assert primitive.planned("cpu", *avals, None, layer.params).problem.math == (math or "float32")
 
 
 def test_errors_are_jaxs():
