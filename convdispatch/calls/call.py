@@ -123,8 +123,10 @@ class Call:
     def program(self, launcher: Any) -> Any:
         """The launches in the form of the native call path, converted once; None if it cannot make the call."""
         if self.native is None:
-            layout = self.arrays.shape, self.arrays.strides
-            converted = None if self.arrays.strides is None else self.launches.program(launcher, self.solver, *layout)
+            arrays = self.arrays
+            # Only launches of kernels on addresses can be converted.
+            convert = None if arrays.strides is None else getattr(self.launches, "program", None)
+            converted = convert and convert(launcher, self.solver, arrays.shape, arrays.strides)
             self.native = converted or False
         return self.native or None
 
