@@ -114,8 +114,8 @@ class HostCall(Call):
         return arrays.finished(result, operands[self.first]) if out is None else out
 
     def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
-        """See Call; among other libraries only PyTorch's arrays can be checked so quickly. The function does not keep the
-        call alive."""
+        """See Call; among other libraries only PyTorch's arrays can be checked so quickly. The function does not keep
+        the call alive."""
         can_check = library is None or (library.records_gradients and type(given[self.second]) is not Constant)
         if self.fast_path is None or not can_check:
             return None

@@ -60,8 +60,8 @@ class QueueCall(Call):
         self.fast_path = self._make_fast_path()
 
     def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
-        """See Call; for calls without bias, residual and queue. Most of a warm call's time goes to reading the attributes
-        of its arrays: each is read once."""
+        """See Call; for calls without bias, residual and queue. Most of a warm call's time goes to reading its arrays'
+        attributes: each is read once."""
         if self.fast_path is None or any(each is not None for each in given[3:]):
             return None
         (first, second, written), fast_path = self.places, self.fast_path
@@ -71,7 +71,8 @@ class QueueCall(Call):
         known, launches, policies = self.known, self.queue_launches, (current_policy(),)
         compares_tuples = launches is not None and hasattr(input1, "events") and out_kind is first_kind
         strides = [self.strides[place] for place in self.places]
-        expected = (dtype, dtype2, dtype, first_shape, second_shape, self.out_shape, *strides, known, known, known, 0, 0, 0)
+        kinds, shapes = (dtype, dtype2, dtype), (first_shape, second_shape, self.out_shape)
+        expected = (*kinds, *shapes, *strides, known, known, known, 0, 0, 0)
 
         def repeat(operands: Sequence[Any], given_options: tuple[Any, ...], sizes: Any) -> Any:
             x, w, out = operands[first], operands[second], operands[written]

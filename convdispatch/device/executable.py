@@ -66,7 +66,8 @@ class Executable:
         scratch = [lifetime for lifetime in lifetimes(slots) if lifetime.slot not in roots]
         roots |= {lifetime.slot: number for number, lifetime in enumerate(scratch, len(operands))}
         self.launches = tuple(
-            KernelLaunch(kernel, tuple(arguments), _memory_arguments(arguments, roots)) for kernel, arguments in launches
+            KernelLaunch(kernel, tuple(arguments), _memory_arguments(arguments, roots))
+            for kernel, arguments in launches
         )
         self.scratch_sizes = tuple(lifetime.slot.size for lifetime in scratch)
         arena = lay_out(scratch, SCRATCH_ALIGNMENT_BYTES)

@@ -115,8 +115,8 @@ class CudaPlace(StreamPlace):
             assemble(self.cuda, kernel)
 
     def replay(self, commands: Sequence[Command], memory: Callable[[Any], Any]) -> Callable[[Stream], Any]:
-        """See StreamPlace; as a CUDA graph. Also raises ConvDispatchError for memory that only OpenCL sees, CudaError if
-        the driver cannot capture a command."""
+        """See StreamPlace; as a CUDA graph. Also raises ConvDispatchError for memory that only OpenCL sees, CudaError
+        if the driver cannot capture a command."""
         return CudaGraph(self, commands, memory)
 
     def current(self) -> Any:

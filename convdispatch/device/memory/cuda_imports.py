@@ -124,7 +124,7 @@ def _key(device: cl.Device) -> str:
 
 
 def _attempt(address: str) -> None:
-    """Import a large block on the device of an address, and end this process, whose exit status says what came of it."""
+    """Import a large block on the device of an address, and end this process: its exit status says what came of it."""
     from ..runtime import context, find_device
 
     device = find_device(address)
