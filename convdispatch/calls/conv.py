@@ -207,7 +207,7 @@ def _looked_up(request: Request) -> Any:
     except AttributeError:
         key = None
     if call is None:
-        converted = with_kind_of(request.arrays, input1, written)
+        converted = with_kind_of(request.arrays, library, input1, written)
         if converted is not None:  # some operands were of another kind than the first input, and have been converted
             x, w, y, bias, residual = converted
             result = _looked_up(request._replace(operands=(x, w, y), bias=bias, residual=residual))

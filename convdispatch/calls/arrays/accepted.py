@@ -10,6 +10,7 @@ import numpy as np
 
 from ...api.errors import InvalidArgument
 from ...selection.prepared import Constant
+from .array_library import Library
 from .known_libraries import library_of
 
 
@@ -37,10 +38,9 @@ def refuse_mask(name: str, array: Any) -> None:
         raise InvalidArgument(f"{name} must be an array without a mask, got a masked array: pass its .filled(0)")
 
 
-def with_kind_of(given: Sequence[Any], input1: Any, written: int) -> tuple[Any, ...] | None:
-    """The operands with NumPy's arrays as arrays of ``input1``'s library, if its arrays are immutable; None if none
-    needs a conversion. The one at ``written`` and those of another dtype stay, to be refused."""
-    library = library_of(type(input1))
+def with_kind_of(given: Sequence[Any], library: Library | None, input1: Any, written: int) -> tuple[Any, ...] | None:
+    """The operands with NumPy's arrays as arrays of ``library``, that of ``input1``, if its arrays are immutable; None
+    if none needs a conversion. The one at ``written`` and those of another dtype stay, to be refused."""
     if library is None or not library.immutable:
         return None
     converted = list(given)
