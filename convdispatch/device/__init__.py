@@ -6,6 +6,7 @@ new place for commands goes to ``places``. May import api alone.
 - ``cache_home``: a folder for caches where the user's cannot be written.
 - ``child``: a child process that answers questions.
 - ``commands``: the interface for commands, and its kinds.
+- ``compiler``: a child that compiles kernel text.
 - ``cuda``: CUDA beside OpenCL.
 - ``cuda_driver``: CUDA's driver by ctypes.
 - ``executable``: a plan's launches, recorded once.

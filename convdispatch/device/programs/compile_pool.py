@@ -23,7 +23,7 @@ import pyopencl as cl
 from ...api.errors import BuildFailed
 from .. import background
 from ..background import locked, unlocked
-from ..child import FEW_THREADS, Child, answer, questions
+from ..child import FEW_THREADS, Child
 from ..commands.interface import thread
 from ..opencl.platforms import address
 from ..startup_profile import current_layer, layer, phase
@@ -268,7 +268,7 @@ class _Pool:
 
 class _Child(Child):
     def __init__(self, device: cl.Device) -> None:
-        super().__init__(f"{__package__}.compile_pool", {"device": address(device)}, environment=FEW_THREADS)
+        super().__init__("convdispatch.device.compiler", {"device": address(device)}, environment=FEW_THREADS)
 
     def compile(self, text: str | bytes, options: Sequence[str], for_cuda: bool = False) -> bytes:
         """The binary of a text; a binary is only loaded by the child, and returns nothing. Raises as ``ask``, and
@@ -279,47 +279,3 @@ class _Child(Child):
         if reply.get("failed"):
             raise BuildFailed(reply["failed"], reply.get("log", ""))
         return reply.content
-
-
-# --- the child process -----------------------------------------------------------------------------------------------
-
-
-def _serve() -> None:
-    """Compile texts, and load binaries, for the device that the setup names."""
-    from ..cuda.modules import load
-    from ..cuda_driver import cuda_of
-    from .binary_cache import built
-
-    requests = questions()
-    platform, number = map(int, next(requests)["device"].split(":"))
-    device = cl.get_platforms()[platform].get_devices()[number]
-    context = cl.Context([device])
-    cuda = None
-    # A GPU program's binary may not be machine code yet. Loading it here makes the driver compile it further and cache
-    # the result; in the parent process that would take a third of the compile time, one thread at a time.
-    compiles_further = bool(device.type & cl.device_type.GPU)
-    for request in requests:
-        text = request.content
-        try:
-            if not request["is_text"]:
-                with contextlib.suppress(Exception):
-                    built(context, request["options"], context.devices, [text])
-                answer({})
-                continue
-            program = built(context, request["options"], text.decode())
-            binary = program.get_info(cl.program_info.BINARIES)[0]
-            if request["for_cuda"]:
-                # The parent process loads the binary too, and reports what is wrong with it.
-                with contextlib.suppress(Exception):
-                    cuda = cuda or cuda_of(device)
-                    load(cuda, binary)
-            elif compiles_further:
-                built(context, request["options"], context.devices, [binary])
-            answer({}, binary)
-        except BuildFailed as error:
-            answer({"failed": str(error), "log": error.log})
-
-
-if __name__ == "__main__":
-    _serve()
-    os._exit(0)  # end without exit handlers: drivers need not be shut down
