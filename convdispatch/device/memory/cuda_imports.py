@@ -9,10 +9,8 @@ reboots. ``CONVDISPATCH_LARGE_IMPORTS``, 0 or 1, decides without a trial.
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 import signal
-import sys
 import threading
 import warnings
 from pathlib import Path
@@ -23,17 +21,16 @@ from ...api import settings
 from ...api.errors import ConvDispatchWarning
 from ..cache.keys import key_of
 from ..cache.store import TRIALS
-from ..child import Child, Silent, questions
-from ..cuda_driver import Cuda, CudaError, Shared, cuda_of
+from ..child import Child, Silent
+from ..cuda_driver import Cuda, CudaError, Shared
 from ..opencl.platforms import address
 
 USUAL = 384 << 20
 """Bytes of the largest import that has ended no process on any host."""
 _EXTERNAL_FD = 0x2060
 """OpenCL's constant CL_EXTERNAL_MEMORY_HANDLE_OPAQUE_FD_KHR."""
-_TRIAL_BYTES = 512 << 20  # bytes of the block that the child imports
 _TRIAL_S = 60  # the most seconds that the child's trial may take
-_CHILD = "convdispatch.device.memory.cuda_imports"
+_CHILD = "convdispatch.device.cuda.import_trial"
 REFUSED = 3  # the child's exit status if OpenCL returns an error
 NO_MEMORY = 4  # the child's exit status if there is no memory for the trial
 _CRASHES = tuple(-getattr(signal, name) for name in ("SIGSEGV", "SIGABRT", "SIGBUS") if hasattr(signal, name))
@@ -121,27 +118,3 @@ def _key(device: cl.Device) -> str:
     except OSError:
         host = platform.node()
     return key_of("large import", device.name, device.driver_version, host)
-
-
-def _attempt(address: str) -> None:
-    """Import a large block on the device of an address, and end this process: its exit status says what came of it."""
-    from ..runtime import context, find_device
-
-    device = find_device(address)
-    cuda = cuda_of(device)
-    if cuda is None:
-        raise CudaError(f"{device.name.strip()} is not CUDA's")
-    try:
-        shared = cuda.shared(_TRIAL_BYTES)
-    except CudaError as error:
-        print(error, file=sys.stderr, flush=True)
-        os._exit(NO_MEMORY)
-    try:
-        opencl_buffer(context(device), shared)
-    except CudaError:
-        os._exit(REFUSED)
-    os._exit(0)  # end without exit handlers: drivers may crash in theirs, and only the import is on trial
-
-
-if __name__ == "__main__":
-    _attempt(next(questions())["device"])
