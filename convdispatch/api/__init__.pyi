@@ -13,11 +13,11 @@ from ..device.gemm import configs as gemm_configs
 from ..device.gemm import packed_layout as packed_layout
 from ..device.gemm import product_cost as gemm_cost
 from ..device.gemm import workspace_size as gemm_workspace
-from ..device.plans.channel_sums import merged_bytes as merged_bytes
-from ..device.plans.channel_sums import merging as merging
-from ..device.plans.channel_sums import summing as summing
-from ..device.plans.channel_sums import summing_bytes as summing_bytes
-from ..device.plans.normalised import normalising as normalising
+from ..device.plans.norms_and_sums import merged_bytes as merged_bytes
+from ..device.plans.norms_and_sums import merging as merging
+from ..device.plans.norms_and_sums import normalising as normalising
+from ..device.plans.norms_and_sums import summing as summing
+from ..device.plans.norms_and_sums import summing_bytes as summing_bytes
 from ..device.plans.steps import Areas as Areas
 from ..device.plans.steps import KernelPlan as KernelPlan
 from ..device.plans.steps import Product as Product

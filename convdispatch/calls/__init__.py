@@ -10,7 +10,6 @@ May import measurement, selection, device and api.
 - ``conv``: the public functions, ``explain`` among them, and the look-up of their calls.
 - ``described_call``: checks a caller's arrays and builds their call.
 - ``framework``: the common part of the integrations into frameworks.
-- ``guarded_replay``: the fast path of a repeated call.
 - ``host_call``: calls on host memory.
 - ``planner_pool``: plans in child processes.
 - ``quantized``: problems and tables of quantized calls.

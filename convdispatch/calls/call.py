@@ -29,6 +29,8 @@ class Call:
     fast_path: Any = None
     """``path(input1, input2, out, queue, bias, constant, residual)`` makes the call on arrays that kernels use in place
     and returns the result, or None if it has done nothing. None itself if nothing is quicker than ``generally``."""
+    arrays: Any
+    """The operations on the call's kind of arrays."""
     host = False
     """Whether operands are in host memory."""
     ask: Callable[[], Any]
@@ -42,7 +44,7 @@ class Call:
     packed_key: Any = None
     """The key under which a Constant stores the address of the weights that were packed for this call."""
     repeat: Any = None
-    """The fast path that repeats the call, set once it was made twice in a row; see ``guarded_replay``."""
+    """The function that ``replay`` returned, set once the call was made twice in a row."""
     form: Any = None
     """The memory format of all operands, for PyTorch's operators."""
     shape: Any = None
@@ -112,13 +114,21 @@ class Call:
         return self.problem.direction == "bwd_weights" and not self.problem.accumulate
 
     def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
-        """A function that repeats the call that was just made twice with ``given`` (x, w, y, bias, residual and queue);
-        None if there is no such fast path. ``library`` is that of its arrays, None for NumPy's and OpenCL's."""
+        """A function that repeats the call that was just made twice with ``given`` (x, w, y, bias, residual and queue),
+        without a key to build or look up; None if there is no such fast path. It compares its arguments, ``(operands,
+        options, shape)`` and on host memory ``bias, residual, queue``, with those of that call, and returns the result,
+        or None for a call that differs. ``library`` is that of the arrays, None for NumPy's and OpenCL's."""
         return None
 
     def program(self, launcher: Any) -> Any:
         """The launches in the form of the native call path, converted once; None if it cannot make the call."""
-        raise NotImplementedError
+        if self.native is None:
+            arrays = self.arrays
+            # Only launches of kernels on addresses can be converted.
+            convert = None if arrays.strides is None else getattr(self.launches, "program", None)
+            converted = convert and convert(launcher, self.solver, arrays.shape, arrays.strides)
+            self.native = converted or False
+        return self.native or None
 
     def check_out(self, shape: tuple[int, ...], dtype: str, expected: str) -> None:
         """Raises InvalidArgument for an ``out`` without the result's shape or dtype."""

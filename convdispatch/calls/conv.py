@@ -26,7 +26,7 @@ from ..selection.derivation.rewriting import Copy, CopyAxis, contiguous
 from ..selection.prepared import constant as constant
 from .arguments import PLACES, Request, described_problem, hashable, sizes_of, transposed_shape
 from .arrays.accepted import shape_of, with_kind_of
-from .arrays.known_libraries import BARE, library_of
+from .arrays.known_libraries import library_of
 from .arrays.operands import Operands, contiguous_strides, maker_of
 from .call_cache import CALLS, LAST, cached_call
 from .described_call import described_call
@@ -157,8 +157,6 @@ def conv_transpose(
     1) * stride - near - far + dilation * (kh - 1) + output_padding + 1``; with ``layout="nhwc"`` channels come last,
     w ``[ic, kh, kw, oc/groups]``. ``output_padding`` is below stride or dilation. Raises as ``conv`` does.
     """
-    if not (hasattr(x, "shape") and hasattr(w, "shape")):
-        x, w = with_kind_of((x, w), x, 2) or (x, w)
     shape, pads, zeros = transposed_shape(
         shape_of(x, "x"),
         shape_of(w, "w"),
@@ -197,7 +195,6 @@ def _looked_up(request: Request) -> Any:
     call: Any = None
     runtime.refuse_forked()
     library = library_of(type(input1))
-    library = None if library is BARE else library
     devices = None if library is None else library.places(request.arrays)
     try:
         key = request.key(devices)
@@ -210,7 +207,7 @@ def _looked_up(request: Request) -> Any:
     except AttributeError:
         key = None
     if call is None:
-        converted = with_kind_of(request.arrays, input1, written)
+        converted = with_kind_of(request.arrays, library, input1, written)
         if converted is not None:  # some operands were of another kind than the first input, and have been converted
             x, w, y, bias, residual = converted
             result = _looked_up(request._replace(operands=(x, w, y), bias=bias, residual=residual))

@@ -24,7 +24,6 @@ from ..selection import dispatch
 from ..selection.prepared import Constant
 from .arrays.operands import Operands, contiguous_strides, maker_of, overlaps
 from .call import Call, refuse_shared
-from .guarded_replay import replay_on_queue
 
 
 class QueueCall(Call):
@@ -61,8 +60,55 @@ class QueueCall(Call):
         self.fast_path = self._make_fast_path()
 
     def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
-        plain = self.fast_path is not None and all(each is None for each in given[3:])
-        return replay_on_queue(self, given[:3], options, shape) if plain else None
+        """See Call; for calls without bias, residual and queue. Most of a warm call's time goes to reading its arrays'
+        attributes: each is read once."""
+        if self.fast_path is None or any(each is not None for each in given[3:]):
+            return None
+        (first, second, written), fast_path = self.places, self.fast_path
+        input1, input2 = given[first], given[second]
+        first_kind, second_kind, out_kind = type(input1), type(input2), type(given[written])
+        dtype, dtype2, first_shape, second_shape = input1.dtype, input2.dtype, input1.shape, input2.shape
+        known, launches, policies = self.known, self.queue_launches, (current_policy(),)
+        compares_tuples = launches is not None and hasattr(input1, "events") and out_kind is first_kind
+        strides = [self.strides[place] for place in self.places]
+        kinds, shapes = (dtype, dtype2, dtype), (first_shape, second_shape, self.out_shape)
+        expected = (*kinds, *shapes, *strides, known, known, known, 0, 0, 0)
+
+        def repeat(operands: Sequence[Any], given_options: tuple[Any, ...], sizes: Any) -> Any:
+            x, w, out = operands[first], operands[second], operands[written]
+            try:
+                if given_options != options or sizes != shape:
+                    return None
+            except ValueError:  # options that contain an array cannot be compared
+                return None
+            if type(x) is not first_kind or type(w) is not second_kind or type(out) is not out_kind:
+                return None
+            if current_policy() not in policies:  # `in` compares by identity before it compares by value
+                return None
+            # This does all checks of the fast path as one comparison of tuples, which tests identity before equality.
+            if compares_tuples and expected == (
+                x.dtype, w.dtype, out.dtype, x.shape, w.shape, out.shape, x.strides, w.strides, out.strides,
+                x.queue, w.queue, out.queue, x.offset, w.offset, out.offset,
+            ):  # fmt: skip
+                memory = operands[0].base_data, operands[1].base_data, operands[2].base_data
+                if memory[written] in (memory[first], memory[second]):
+                    return None
+                before = out.events
+                wait_for = x.events + w.events + before if x.events or w.events else before
+                try:
+                    event = launches.run(known, memory, wait_for or None)
+                except Exception:  # the fast path gets the same error, and handles it
+                    return fast_path(x, w, out, None)
+                if len(before) == 1:  # replacing one element takes a third of the time that assigning a slice takes
+                    before[0] = event
+                else:
+                    before[:] = (event,)
+                return out
+            if x.dtype is not dtype or w.dtype is not dtype2 or x.shape != first_shape or w.shape != second_shape:
+                return None
+            return fast_path(x, w, out, None)
+
+        return repeat
 
     def generally(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, queue: Any) -> Any:
         """See Call; enqueued on a queue of the context."""

@@ -120,12 +120,6 @@ class StreamCall(Call):
         except RuntimeError:  # PyTorch's objects do not have the layout that the native call path expects
             return None
 
-    def program(self, launcher: Any) -> Any:
-        if self.native is None:
-            converted = self.launches.program(launcher, self.solver, self.arrays.shape, self.arrays.strides)
-            self.native = converted or False
-        return self.native or None
-
     def fast_path(
         self, input1: Any, input2: Any, out: Any, queue: Any, bias: Any, constant: Constant | None, residual: Any
     ) -> Any:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from .commands.interface import Kernel, thread
 from .commands.recording import Recording, Slot
-from .replay.arena import Lifetime, lay_out
+from .replay.arena import lay_out, lifetimes
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -45,19 +45,6 @@ class Executable:
     at ``offsets`` of a block of ``scratch_size`` bytes. ``outputs`` are the numbers of the operands that are
     written."""
 
-    __slots__ = (
-        "_bound",
-        "enqueue",
-        "finished",
-        "launches",
-        "offsets",
-        "opaque",
-        "operands",
-        "outputs",
-        "scratch_size",
-        "scratch_sizes",
-    )
-
     def __init__(
         self,
         launches: Sequence[tuple[Kernel, Sequence[Any]]] | None,
@@ -75,20 +62,16 @@ class Executable:
         self.opaque, launches, self.enqueue = launches is None, launches or (), enqueue
         self.operands, self.outputs = tuple(None if slot is None else slot.size for slot in operands), tuple(outputs)
         roots = {slot.root: number for number, slot in enumerate(operands) if slot is not None}
-        recorded, lifetimes = [], dict[Slot, tuple[int, int]]()
-        for step, (kernel, arguments) in enumerate(launches):
-            memory = []
-            for index, argument in enumerate(arguments):
-                if type(argument) is Slot:
-                    root = argument.root
-                    if roots.setdefault(root, len(operands) + len(lifetimes)) >= len(operands):
-                        lifetimes[root] = lifetimes.get(root, (step, step))[0], step
-                    memory.append((index, roots[root], argument.offset))
-            recorded.append(KernelLaunch(kernel, tuple(arguments), tuple(memory)))
-        self.launches = tuple(recorded)
-        self.scratch_sizes = tuple(slot.size for slot in lifetimes)
-        arena = lay_out([Lifetime(slot, *between) for slot, between in lifetimes.items()], SCRATCH_ALIGNMENT_BYTES)
-        self.offsets, self.scratch_size = tuple(arena.offsets[slot] for slot in lifetimes), arena.size
+        slots = [[each for each in arguments if type(each) is Slot] for _, arguments in launches]
+        scratch = [lifetime for lifetime in lifetimes(slots) if lifetime.slot not in roots]
+        roots |= {lifetime.slot: number for number, lifetime in enumerate(scratch, len(operands))}
+        self.launches = tuple(
+            KernelLaunch(kernel, tuple(arguments), _memory_arguments(arguments, roots))
+            for kernel, arguments in launches
+        )
+        self.scratch_sizes = tuple(lifetime.slot.size for lifetime in scratch)
+        arena = lay_out(scratch, SCRATCH_ALIGNMENT_BYTES)
+        self.offsets, self.scratch_size = tuple(arena.offsets[lifetime.slot] for lifetime in scratch), arena.size
         self._bound: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 
     @classmethod
@@ -155,6 +138,12 @@ class Executable:
                 if not address or (number != output and begin < address + size and address < end):
                     return True
         return False
+
+
+def _memory_arguments(arguments: Sequence[Any], roots: Mapping[Slot, int]) -> tuple[tuple[int, int, int], ...]:
+    """See ``KernelLaunch.memory``; ``roots`` are the operands' numbers by root slot."""
+    slots = ((index, each) for index, each in enumerate(arguments) if type(each) is Slot)
+    return tuple((index, roots[slot.root], slot.offset) for index, slot in slots)
 
 
 def _nothing() -> None:

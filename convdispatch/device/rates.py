@@ -6,7 +6,6 @@ data folder. With ``off`` nothing is measured or saved, and estimates are used.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import re
@@ -57,8 +56,6 @@ def rates(device: DeviceInfo) -> DeviceRates:
     if switched_off():
         return estimate(device)
     path = place(device)
-    if device.processor and not path.exists():  # the file may be of a version whose file names lacked the processor
-        path = place(dataclasses.replace(device, processor=""))
     try:
         values = jsontext.loads(plainfile.read_text(path))
         measured_rates = DeviceRates(*(float(values[name]) for name in _FIELDS), measured=True)

@@ -85,11 +85,6 @@ class InferenceNet:
         return self._program.nbytes
 
     @property
-    def unshared_nbytes(self) -> int:
-        """Return what ``nbytes`` would be if no values shared memory."""
-        return self._program.nbytes - self._program.arena.size + self._program.arena.unshared
-
-    @property
     def queue(self) -> cl.CommandQueue:
         """The queue on which a run begins and ends."""
         return self._program.queue
@@ -232,17 +227,6 @@ class InferenceNet:
             self._program.run_on(stream)
             return None
         return self._program.run()
-
-    def timeline(self) -> list[tuple[int, float, float]]:
-        """A warm run as the device's clock saw it: for each command its place in ``layers``, its start from the first
-        command's, and its length, in milliseconds. Between two commands is what the queue and the host took."""
-        spans = [
-            (step, start, end)
-            for step, (start, end) in zip(self.steps, self._program.spans(2)[-1], strict=True)
-            if start == start
-        ]
-        beginning = min((start for _, start, _ in spans), default=0.0)
-        return [(step, start - beginning, end - start) for step, start, end in spans]
 
     @property
     def inputs(self) -> list[Tensor]:

@@ -5,11 +5,9 @@ transformation of operands goes to ``geometry``. Needs jax, including private mo
 'convdispatch[jax]'``.
 
 - ``calls``: the handlers, and the calls that they run.
-- ``explaining``: the solver of each convolution of a function, for ``explain``.
 - ``ffi``: XLA's foreign calls by ctypes.
 - ``geometry``: turns a convolution of jax into a problem.
-- ``lowering``: lowers a convolution of jax to a foreign call, or to XLA's operator.
-- ``primitive``: ``conv_general_dilated`` and ``enable``.
+- ``primitive``: ``conv_general_dilated`` and ``enable``, lowered to foreign calls or to XLA's operator.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 from ..calls.framework.fallback import Enabled as Enabled
 from .calls import counters as counters
 from .calls import reset_counters as reset_counters
-from .explaining import Explained as Explained
-from .explaining import Layer as Layer
-from .explaining import explain as explain
 from .primitive import conv_general_dilated as conv_general_dilated
 from .primitive import disable as disable
 from .primitive import enable as enable

@@ -179,6 +179,6 @@ def _read(commands: Commands, memory: Any, size: int, *events: Any) -> np.ndarra
 
 def constant(w: Any) -> Constant:
     """Promise that ``w`` (NumPy array, ``pyopencl.array.Array`` or Tensor) keeps its values; see Constant."""
-    if not (hasattr(w, "dtype") or hasattr(w, "__dlpack__")):
+    if not hasattr(w, "dtype"):
         raise InvalidArgument(f"constant takes an array of weights, got {type(w).__name__}")
     return w if isinstance(w, Constant) else Constant(w)

@@ -21,8 +21,7 @@ from ..device.commands.recording import Recording, Slot
 from ..device.executable import OUTPUTS, SUMS, Executable, W
 from ..device.memory.allocator import out_of_memory, same_memory
 from ..device.places.stream import Unlaunchable
-from ..device.plans.channel_sums import summing, summing_bytes
-from ..device.plans.normalised import CPU_CHUNK, normalising
+from ..device.plans.norms_and_sums import CPU_CHUNK, normalising, summing, summing_bytes
 from ..device.plans.steps import StepPlan
 from ..device.programs.kernels import OPERANDS as LAUNCH_OPERANDS
 from ..device.programs.kernels import Launch, build, define, kernel_text

@@ -10,7 +10,7 @@ from ..api.device import DeviceInfo
 from ..api.dtypes import ALL_DTYPES
 from ..api.problem import EXTRAS, ConvProblem
 from ..api.solver import Solver
-from ..device.plans.channel_sums import summing_launches
+from ..device.plans.norms_and_sums import summing_launches
 from ..device.rates import rates
 
 SIZES_OF_A_LAYER = 4

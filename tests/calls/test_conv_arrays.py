@@ -71,39 +71,6 @@ def test_numpy_out_may_be_a_slice_of_a_larger_array(case):
     assert (whole[0] == 7).all()
 
 
-def test_numpy_out_may_be_an_operand():
-    """In place: the values read are those before the call."""
-    problem = ConvProblem.parse("mb2ic4ih6oc4kh3ph1")
-    operands, expected = make_operands(problem)
-    x = operands.x.copy()
-    np.testing.assert_array_equal(convdispatch.conv(x, operands.w, padding=1, out=x), expected)
-
-
-def test_numpy_out_may_be_the_residual():
-    problem = ConvProblem.parse("mb2ic4ih6oc4kh3ph1+residual+relu")
-    operands, expected = make_operands(problem)
-    out = operands.residual.copy()
-    convdispatch.conv(operands.x, operands.w, padding=1, residual=out, activation="relu", out=out)
-    np.testing.assert_array_equal(out, expected)
-
-
-@pytest.mark.parametrize("offset", [0, 4096])
-def test_device_out_may_be_the_residual(queue, naive, offset):
-    """Also where the solver leaves the residual to a pass after the convolution, which has written over it by then."""
-    import pyopencl.array as cl_array
-
-    problem = ConvProblem.parse("mb2ic4ih6oc4kh3ph1+residual+relu")
-    operands, expected = make_operands(problem)
-    x, w = (cl_array.to_device(queue, array) for array in (operands.x, operands.w))
-    whole = cl_array.zeros(queue, operands.residual.size + offset, np.float32)
-    out = whole[offset:].reshape(operands.residual.shape)
-    for solver in (None, "naive.direct"):
-        out.set(operands.residual)
-        with convdispatch.policy(solver=solver):
-            convdispatch.conv(x, w, padding=1, residual=out, activation="relu", out=out)
-        np.testing.assert_array_equal(out.get(), expected)
-
-
 @pytest.mark.parametrize(
     "make", [cl_array.to_device, lambda queue, array: convdispatch.Tensor.from_numpy(array, queue)]
 )

@@ -127,7 +127,7 @@ def test_whether_elements_overlap_is_exact(shape):
 @pytest.mark.parametrize("operand", ["x", "w", "bias", "residual"])
 def test_numpy_out_over_an_operand_holds_what_the_operands_said_before(operand, layout):
     """Also where only a part is shared, and the operand begins before or after."""
-    problem = PROBLEM.replace(layout=layout, bias=True, residual=True)
+    problem = PROBLEM.replace(layout=layout, bias=True, residual=True, activation="relu")
     operands, expected = make_operands(problem)
     arrays = operands.present()
     size, length = arrays[operand].size, expected.size
@@ -153,18 +153,19 @@ def test_quantized_out_over_the_weights():
     np.testing.assert_array_equal(out, expected)
 
 
-@pytest.mark.parametrize("shift", [-64, 64])
-def test_a_device_out_over_a_part_of_the_residual(queue, naive, shift):
-    """The residual's values are those before the call, whether its own kernel adds them or a later one."""
+@pytest.mark.parametrize(("begin", "shift"), [(64, -64), (64, 64), (0, 0), (4096, 0)])
+def test_a_device_out_over_the_residual_or_a_part_of_it(queue, naive, begin, shift):
+    """The residual's values are those before the call, whether its own kernel adds them or a later one, which comes
+    when the convolution has written over them."""
     cl_array = pytest.importorskip("pyopencl.array")
     problem = ConvProblem.parse("mb2ic4ih6oc4kh3ph1+residual+relu")
     operands, expected = make_operands(problem)
     x, w = (cl_array.to_device(queue, array) for array in (operands.x, operands.w))
     size = expected.size
     for solver in (None, "naive.direct"):
-        memory = cl_array.zeros(queue, size + 128, np.float32)
-        residual = memory[64 : 64 + size].reshape(expected.shape)
-        out = memory[64 + shift : 64 + shift + size].reshape(expected.shape)
+        memory = cl_array.zeros(queue, begin + size + max(shift, 0), np.float32)
+        out = memory[begin + shift : begin + shift + size].reshape(expected.shape)
+        residual = memory[begin : begin + size].reshape(expected.shape) if shift else out
         residual.set(operands.residual)
         with cd.policy(solver=solver):
             cd.conv(x, w, padding=1, residual=residual, activation="relu", out=out)

@@ -59,40 +59,39 @@ CASES = {
 }
 
 
+def given(case, real=False):
+    """x, w and the options of a case: whole numbers, or float64's."""
+    shape, ocg, kernel, *options = CASES[case]
+    random = np.random.default_rng(0)
+    drawn = random.standard_normal if real else lambda size: random.integers(-4, 5, size).astype(np.float32)
+    x, w = drawn(shape), drawn((shape[1], ocg, *kernel))
+    return x, w, dict(zip(("stride", "padding", "output_padding", "dilation", "groups"), options, strict=True))
+
+
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_definition(full, case, layout):
     if not full and layout == "nchw" and list(CASES).index(case) % 2:
         pytest.skip("thinned out; --full runs it, and PyTorch is compared with below")
-    shape, ocg, kernel, stride, padding, output_padding, dilation, groups = CASES[case]
-    random = np.random.default_rng(0)
-    x = random.integers(-4, 5, shape).astype(np.float32)
-    w = random.integers(-4, 5, (shape[1], ocg, *kernel)).astype(np.float32)
-    bias = random.integers(-4, 5, ocg * groups).astype(np.float32)
-    expected = scattered(x, w, stride, padding, output_padding, dilation, groups)
-    expected = expected + bias.reshape(-1, *[1] * len(kernel))
+    x, w, options = given(case)
+    bias = np.random.default_rng(1).integers(-4, 5, w.shape[1] * options["groups"]).astype(np.float32)
+    expected = scattered(x, w, **options) + bias.reshape(-1, *[1] * (x.ndim - 2))
     if layout == "nhwc":
         x, w, expected = (np.moveaxis(array, 1, -1) for array in (x, w, expected))
-    geometry = {"stride": stride, "padding": padding, "output_padding": output_padding, "dilation": dilation}
-    geometry |= {"groups": groups, "layout": layout}
+    options["layout"] = layout
     with policy(solver="im2col"):  # adds whole numbers without rounding; what is chosen may transform them
-        np.testing.assert_array_equal(convdispatch.conv_transpose(x, w, bias, **geometry), expected)
-    chosen = convdispatch.conv_transpose(x, w, bias, **geometry)
+        np.testing.assert_array_equal(convdispatch.conv_transpose(x, w, bias, **options), expected)
+    chosen = convdispatch.conv_transpose(x, w, bias, **options)
     assert np.linalg.norm(chosen - expected) <= 1e-5 * np.linalg.norm(expected)  # what math="float32" promises
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "plain"])
 def test_as_pytorch(case):
     torch = pytest.importorskip("torch", reason="torch is not installed (extra: peers)")
-    shape, ocg, kernel, stride, padding, output_padding, dilation, groups = CASES[case]
-    random = np.random.default_rng(0)
-    x, w = random.standard_normal(shape), random.standard_normal((shape[1], ocg, *kernel))
-    function = getattr(torch.nn.functional, f"conv_transpose{len(kernel)}d")
-    geometry = (stride, padding, output_padding, groups, dilation)
-    expected = function(torch.from_numpy(x), torch.from_numpy(w), None, *geometry)
-    got = convdispatch.conv_transpose(
-        x, w, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation, groups=groups
-    )
+    x, w, options = given(case, real=True)
+    function = getattr(torch.nn.functional, f"conv_transpose{x.ndim - 2}d")
+    expected = function(torch.from_numpy(x), torch.from_numpy(w), **options)
+    got = convdispatch.conv_transpose(x, w, **options)
     np.testing.assert_allclose(got, expected.numpy(), rtol=1e-10, atol=1e-10)
 
 
@@ -105,25 +104,16 @@ BEYOND = [case for case in CASES if case.startswith("beyond")]
 def test_arrays_on_a_device(queue, thinned, case, kind, layout):
     """Zeros are appended on the queue, whatever the array is a part of."""
     thinned((BEYOND.index(case) + len(kind) + (layout == "nhwc")) % 2)
-    shape, ocg, kernel, stride, padding, output_padding, dilation, groups = CASES[case]
-    random = np.random.default_rng(0)
-    x = random.integers(-4, 5, shape).astype(np.float32)
-    w = random.integers(-4, 5, (shape[1], ocg, *kernel)).astype(np.float32)
-    expected = scattered(x, w, stride, padding, output_padding, dilation, groups)
+    x, w, options = given(case)
+    expected = scattered(x, w, **options)
     if layout == "nhwc":
         x, w, expected = (np.ascontiguousarray(np.moveaxis(array, 1, -1)) for array in (x, w, expected))
     if kind == "tensor":
         x, w = convdispatch.Tensor.from_numpy(x, queue), convdispatch.Tensor.from_numpy(w, queue)
     else:
-        w, whole = (
-            cl.array.to_device(queue, w),
-            cl.array.to_device(queue, np.append(9, x).astype(np.float32)),
-        )
+        w, whole = (cl.array.to_device(queue, each) for each in (w, np.append(9, x).astype(np.float32)))
         x = whole[1:].reshape(x.shape) if kind == "part of an array" else cl.array.to_device(queue, x)
-    got = convdispatch.conv_transpose(
-        x, w, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation, groups=groups,
-        layout=layout, queue=queue,
-    )  # fmt: skip
+    got = convdispatch.conv_transpose(x, w, layout=layout, queue=queue, **options)
     np.testing.assert_array_equal(got.numpy() if kind == "tensor" else got.get(), expected)
 
 
@@ -135,12 +125,11 @@ def test_gradients_as_pytorch(queue, case, followed):
     from convdispatch.nn.convolution import transposed_convolution
     from convdispatch.tensor import Parameter, Tensor
 
-    shape, ocg, kernel, stride, padding, output_padding, dilation, groups = CASES[case]
-    random = np.random.default_rng(0)
-    x, w = random.standard_normal(shape), random.standard_normal((shape[1], ocg, *kernel))
+    x, w, options = given(case, real=True)
+    random = np.random.default_rng(1)
     theirs = [torch.from_numpy(array).requires_grad_() for array in (x, w)]
-    function = getattr(torch.nn.functional, f"conv_transpose{len(kernel)}d")
-    expected = function(*theirs, None, stride, padding, output_padding, groups, dilation)
+    function = getattr(torch.nn.functional, f"conv_transpose{x.ndim - 2}d")
+    expected = function(*theirs, **options)
     after = {}
     if followed:
         added = random.standard_normal(expected.shape)
@@ -152,8 +141,7 @@ def test_gradients_as_pytorch(queue, case, followed):
     if followed:
         after = {"residual": Parameter(Tensor.from_numpy(added, queue)), "activation": "silu"}
     with Tape() as tape:
-        y = transposed_convolution(*ours, stride=stride, padding=padding, output_padding=output_padding,
-                                   dilation=dilation, groups=groups, **after)  # fmt: skip
+        y = transposed_convolution(*ours, **options, **after)
     ours += [after["residual"]] if followed else []
     tape.backward(y, Tensor.from_numpy(dy, queue))
     np.testing.assert_allclose(y.numpy(), expected.detach().numpy(), rtol=1e-10, atol=1e-10)

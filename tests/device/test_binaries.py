@@ -5,9 +5,9 @@ from __future__ import annotations
 import types
 import warnings
 
-import numpy as np
 import pyopencl as cl
 import pytest
+from host_programs import answer
 from pyopencl import characterize
 from threads import together
 
@@ -32,14 +32,6 @@ def compilations(monkeypatch):
     texts, real = [], binary_cache._from_text
     monkeypatch.setattr(binary_cache, "_from_text", lambda c, text, o: texts.append(text) or real(c, text, o))
     return texts
-
-
-def answer(queue, program) -> int:
-    memory = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 4)
-    program.k(queue, (1,), None, memory)
-    found = np.zeros(1, np.int32)
-    cl.enqueue_copy(queue, found, memory)
-    return int(found[0])
 
 
 def test_second_time_from_the_file(queue, folder, compilations):

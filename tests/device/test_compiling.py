@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import pyopencl as cl
 import pytest
+from host_programs import answer
 
 from convdispatch import inference
 from convdispatch.api import BuildFailed, build
@@ -25,13 +26,6 @@ TEXT = "kernel void k(global int *x) { x[get_global_id(0)] = %d; }\n"
 def two(monkeypatch):
     monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", "off")
     monkeypatch.setattr(compile_pool, "processors", lambda: 2)
-
-
-def answer(queue, program) -> int:
-    memory, found = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 4), np.zeros(1, np.int32)
-    program.k(queue, (1,), None, memory)
-    cl.enqueue_copy(queue, found, memory)
-    return int(found[0])
 
 
 def make_all(queue, numbers, padding=lambda number: "", for_cuda=False):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import small_net
-from host_cuda import CudaArray, install
+from host_cuda import CudaArray, installed
 
 from convdispatch import InvalidArgument, inference
 from convdispatch.api import ConvProblem
 from convdispatch.api.policy import Policy
 from convdispatch.device import runtime
-from convdispatch.device.commands import host_memory
 from convdispatch.device.commands.recording import Recording
 from convdispatch.device.cuda.stream import CudaStream
 from convdispatch.device.places.stream import Unlaunchable
@@ -19,13 +18,6 @@ from convdispatch.device.programs.kernels import Launch, build
 from convdispatch.device.replay.program import Program
 from convdispatch.selection import dispatch
 from convdispatch.selection.plugins.loader import plugins
-
-
-@pytest.fixture
-def fake(monkeypatch, device):
-    if not host_memory.has_system_svm(device):
-        pytest.skip("the host stands for CUDA's memory: system SVM only")
-    return install(monkeypatch, device)
 
 
 def test_a_net_is_one_graph_on_the_arrays_stream(fake, queue):
@@ -65,14 +57,12 @@ def test_a_plan_of_its_own_means_makes_no_graph_and_says_why(fake, queue):
 
 
 def test_what_does_not_load_leaves_the_queue(monkeypatch, device, queue):
-    if not host_memory.has_system_svm(device):
-        pytest.skip("the host stands for CUDA's memory: system SVM only")
-    install(monkeypatch, device, unlaunchable={"put"})
     recording = Recording(queue)
     out = recording.allocate(4, persistent=True)
     program = build(queue.context, "kernel void put(global int *p) { p[0] = 7; }")
     Launch(program, "put", (1,), (1,), "p", names=("p",))(recording, (out,))
-    made = Program(recording)
+    with installed(monkeypatch, device, unlaunchable={"put"}):
+        made = Program(recording)
     assert made.replay is None
     assert "%envreg9" in made.no_graph
     made.run().wait()

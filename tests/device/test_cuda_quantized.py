@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from host_cuda import CudaArray, installed
+from host_cuda import CudaArray
 
 import convdispatch as cd
 from convdispatch import ConvDispatchError, InvalidArgument, Quantization
 from convdispatch.api.dtypes import numpy_dtype
 
 SHAPE = {"padding": 1, "layout": "nhwc"}
-
-
-@pytest.fixture
-def fake(monkeypatch, device):
-    with installed(monkeypatch, device) as fakes:
-        yield fakes
 
 
 def _given():

@@ -10,7 +10,8 @@ import warnings
 import numpy as np
 import pytest
 from checking import call, make_operands
-from host_cuda import CudaArray, HostDriver, install, installed
+from host_cuda import CudaArray, HostDriver, install
+from host_programs import solvers
 from threads import together
 
 import convdispatch as cd
@@ -23,27 +24,13 @@ from convdispatch.device.cuda.stream import CudaStream
 from convdispatch.device.cuda_driver import Cuda, CudaError
 from convdispatch.device.places.stream import StreamMemory
 from convdispatch.selection import dispatch
-from convdispatch.selection.choice import ranking
 
 SHAPES = ("mb2ic5ih9iw8oc7kh3kw3ph1pw1", "mb1ic16ih8iw8oc32", "g16mb1ic16ih9iw9oc16kh3kw3ph1pw1")
 """Those of test_host_memory.py, so that they are compiled once."""
 
 
-@pytest.fixture
-def fake(monkeypatch, device):
-    with installed(monkeypatch, device) as fakes:
-        yield fakes
-
-
 def _on_cuda(arrays, **options):
     return {name: CudaArray(np.ascontiguousarray(array), **options) for name, array in arrays.items()}
-
-
-def _solvers(problem, device):
-    info = runtime.device_info(device)
-    for name, solver in ranking.contestants(problem, info).items():
-        if ranking.refusal(solver, problem, info, Policy()) is None:
-            yield name
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -53,7 +40,7 @@ def test_every_solver_gives_the_bits_of_the_queue(fake, device, shape, direction
     problem = ConvProblem.parse(shape).replace(direction=direction)
     arrays = make_operands(problem, "real")[0].present()
     ran = []
-    for name in _solvers(problem, device):
+    for name in solvers(problem, device, derived=True):
         if name.startswith("onednn"):
             continue
         with cd.policy(solver=name, fallback=False):
@@ -161,7 +148,7 @@ def test_what_does_not_load_is_the_next_solvers_with_one_warning(monkeypatch, de
 
 def test_a_plan_of_its_own_means_is_the_next_solvers(fake, device):
     problem = ConvProblem.parse("mb2ic16ih9oc32kh3ph1")
-    names = [name for name in _solvers(problem, device) if name.startswith("onednn")]
+    names = [name for name in solvers(problem, device, derived=True) if name.startswith("onednn")]
     if not names:
         pytest.skip("oneDNN is not installed")
     arrays, expected = make_operands(problem)

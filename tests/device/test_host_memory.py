@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checking import call, make_operands
+from host_programs import solvers
 
 import convdispatch as cd
 from convdispatch import ConvProblem, MemoryLimit
@@ -21,7 +22,6 @@ from convdispatch.device import runtime
 from convdispatch.device.commands import host_memory
 from convdispatch.device.memory.host_pool import IDLE_TURNS, KEEP, KEEP_IDLE, HostPool
 from convdispatch.selection import dispatch
-from convdispatch.selection.choice import ranking
 
 GUARD = 4096
 SHAPES = (
@@ -54,13 +54,6 @@ class Guarded:
         return (before == 0xA5).all() and (after == 0xA5).all()
 
 
-def _solvers(problem, device):
-    info = runtime.device_info(device)
-    for name, solver in ranking.contestants(problem, info).items():
-        if ranking.refusal(solver, problem, info, Policy()) is None and "+" not in name:
-            yield name
-
-
 @pytest.mark.parametrize("offset", [4, 16, 64])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -69,7 +62,7 @@ def test_every_solver_stays_within_arrays_at_any_alignment(device, shape, direct
     operands, expected = make_operands(problem, "real")
     held = {name: Guarded(array, offset) for name, array in operands.present().items()}
     ran = 0
-    for name in _solvers(problem, device):
+    for name in solvers(problem, device):
         out = Guarded(np.full(problem.out_shape, np.nan, np.float32), offset)
         with cd.policy(solver=name, fallback=False):
             call(problem, {each: guarded.array for each, guarded in held.items()}, out=out.array)
@@ -196,7 +189,7 @@ def test_constant_weights_and_the_epilogue_on_the_hosts_memory(device):
     operands, expected = make_operands(problem)
     given = operands.present()
     w = cd.constant(given["w"])
-    for name in _solvers(problem.replace(constant_weights=True), device):
+    for name in solvers(problem.replace(constant_weights=True), device):
         with cd.policy(solver=name, fallback=False):
             y = cd.conv(given["x"], w, given["bias"], padding=1, residual=given["residual"], activation="relu")
         assert np.allclose(y, expected, atol=0.02), name

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 from types import SimpleNamespace
 
 import pytest
+from fake_cuda import Driver, Program
 
 from convdispatch.device.cache import artifact_store
 from convdispatch.device.cuda import machine_code, modules
-from convdispatch.device.cuda_driver import CudaError
 from convdispatch.device.places.stream import Unlaunchable
 from convdispatch.device.programs import ptx_program
 
@@ -18,40 +16,6 @@ PTX = b""".version 8.3
 .target sm_90, texmode_independent
 .visible .entry scale(.param .u64 .ptr .global .align 4 x, .param .u32 n) .reqntid 32, 1, 1 { ret; }
 """
-
-
-class Driver:
-    """CUDA's driver as far as programs are assembled and loaded."""
-
-    number = 0
-
-    def __init__(self, failing=(), version=13000):
-        self.failing, self.version, self.loaded, self.assembled, self.code = failing, version, [], [], b""
-
-    def current(self):
-        return contextlib.nullcontext()
-
-    def __call__(self, name, *arguments):
-        if name in self.failing:
-            raise CudaError(name)
-        if name == "cuDriverGetVersion":
-            arguments[0]._obj.value = self.version
-        if name == "cuDeviceGetAttribute":
-            arguments[0]._obj.value = 9 if arguments[1] == 75 else 0
-        if name == "cuLinkAddData_v2":
-            self.assembled.append(ctypes.string_at(arguments[2], arguments[3]))
-        if name == "cuLinkComplete":
-            self.code = ctypes.create_string_buffer(b"\x7fELF" + self.assembled[-1], 4 + len(self.assembled[-1]))
-            arguments[1]._obj.value, arguments[2]._obj.value = ctypes.addressof(self.code), len(self.code)
-        if name == "cuModuleLoadData":
-            if "ELF" in self.failing and arguments[1].startswith(b"\x7fELF"):
-                raise CudaError(name)
-            self.loaded.append(arguments[1])
-
-
-class Program:
-    def get_info(self, what):
-        return [PTX + b"\0"]
 
 
 @pytest.fixture(autouse=True)
@@ -62,12 +26,12 @@ def fresh(monkeypatch, tmp_path):
 
 def test_it_is_assembled_once_and_loaded_from_disk_then(monkeypatch):
     first, second = Driver(), Driver()
-    modules._module(first, Program())
+    modules._module(first, Program(PTX))
     assert len(first.assembled) == 1
     assert b"griddepcontrol.wait" in first.assembled[0]
     assert first.loaded[0].startswith(b"\x7fELF")
     monkeypatch.setattr(modules, "_modules", {})
-    assert modules._module(second, Program()).form.overlaps, "its kernels may overlap"
+    assert modules._module(second, Program(PTX)).form.overlaps, "its kernels may overlap"
     assert second.assembled == []
     assert second.loaded == first.loaded
 
@@ -82,7 +46,7 @@ def test_the_loader_assembles_what_the_linker_would_ignore():
 
 def kernel_of(groups=1):
     """The program's kernel, of so many groups of 32 work items."""
-    return SimpleNamespace(name="scale", program=Program(), global_size=(32, groups), local_size=(32, 1))
+    return SimpleNamespace(name="scale", program=Program(PTX), global_size=(32, groups), local_size=(32, 1))
 
 
 @pytest.mark.parametrize("groups", [1, 70_000])
@@ -108,7 +72,7 @@ def test_a_child_loads_what_the_linker_refuses(monkeypatch):
 
 @pytest.mark.parametrize("change", ["driver", "damage"])
 def test_another_driver_or_damage_assembles_anew(change, monkeypatch, tmp_path):
-    modules._module(Driver(), Program())
+    modules._module(Driver(), Program(PTX))
     monkeypatch.setattr(modules, "_modules", {})
     other = Driver(version=13010) if change == "driver" else Driver()
     if change == "damage":
@@ -116,7 +80,7 @@ def test_another_driver_or_damage_assembles_anew(change, monkeypatch, tmp_path):
         content = bytearray(path.read_bytes())
         content[-3] ^= 1
         path.write_bytes(content)
-    modules._module(other, Program())
+    modules._module(other, Program(PTX))
     assert len(other.assembled) == 1
 
 
@@ -125,7 +89,7 @@ def test_another_driver_or_damage_assembles_anew(change, monkeypatch, tmp_path):
 )
 def test_a_driver_that_hands_out_none_loads_ptx(failing):
     driver = Driver(failing=(failing,))
-    modules._module(driver, Program())
+    modules._module(driver, Program(PTX))
     assert driver.loaded[-1].startswith(b".version")
 
 
@@ -133,14 +97,14 @@ def test_a_disk_that_refuses_costs_nothing_but_the_next_assembly(monkeypatch, tm
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(tmp_path / "file" / "below"))
     driver = Driver()
-    modules._module(driver, Program())
+    modules._module(driver, Program(PTX))
     assert driver.loaded[0].startswith(b"\x7fELF")
 
 
 def test_without_a_cache_the_drivers_own_serves(monkeypatch):
     monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", "off")
     driver = Driver()
-    modules._module(driver, Program())
+    modules._module(driver, Program(PTX))
     assert driver.assembled == []
     assert driver.loaded[0].startswith(b".version")
 
@@ -149,10 +113,10 @@ def test_without_a_cache_the_drivers_own_serves(monkeypatch):
 def test_packs_hold_it_also_of_what_was_loaded_before(cache, monkeypatch, tmp_path):
     if cache == "off":
         monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", "off")
-    modules._module(Driver(), Program())
+    modules._module(Driver(), Program(PTX))
     gathered = artifact_store.Gathered({"device": "a test's"})
     monkeypatch.setattr(artifact_store, "_gathering", [gathered])
-    modules._module(Driver(), Program())
+    modules._module(Driver(), Program(PTX))
     (code,) = (each for each in gathered.tables["programs"].values() if each.startswith(b"\x7fELF"))
     monkeypatch.setattr(artifact_store, "_gathering", [])
     monkeypatch.setattr(modules, "_modules", {})
@@ -161,7 +125,7 @@ def test_packs_hold_it_also_of_what_was_loaded_before(cache, monkeypatch, tmp_pa
     try:
         assert machine_code.carried()
         carried = Driver()
-        modules._module(carried, Program())
+        modules._module(carried, Program(PTX))
     finally:
         artifact_store.take_out_of_force(gathered)
     assert carried.assembled == []
@@ -189,11 +153,7 @@ def test_a_program_of_streams_is_built_when_opencl_launches_it():
 
 
 def test_text_that_no_driver_takes_is_said_each_time():
-    class Broken:
-        def get_info(self, what):
-            return [b"\x00\xff binary"]
-
     for _ in range(2):
         with pytest.raises(Unlaunchable, match="no PTX"):
-            modules._module(Driver(), Broken())
+            modules._module(Driver(), Program(b"\x00\xff binary"))
     assert machine_code.machine_code(Driver(failing=("cuLinkCreate_v2",)), PTX.decode()) is None

@@ -374,19 +374,14 @@ def test_other_weights_wait_at_their_first_size(by_size, asked, way):
     assert counts() == (sizes.FIRST_SIZES, 2, 0)
 
 
-@pytest.mark.parametrize("given", [{"solver": "im2col"}, {"min_flops": 1}])
-def test_who_asks_for_more_waits(by_size, asked, given):
+@pytest.mark.parametrize(
+    ("within", "given"),
+    [(ct.enable, {"solver": "im2col"}), (ct.enable, {"min_flops": 1})]
+    + [(cd.policy, given) for given in ({"tier": "full"}, {"deterministic": True}, {"solver": "im2col"})],
+)
+def test_who_asks_for_more_waits(by_size, asked, within, given):
     w = torch.randn(6, 3, 3, 3)
-    with ct.enable(**given):
-        for size in range(9, 13):
-            F.conv2d(torch.randn(2, 3, size, size), w)
-    assert counts() == (4, 0, 0)
-
-
-@pytest.mark.parametrize("given", [{"tier": "full"}, {"deterministic": True}, {"solver": "im2col"}])
-def test_policies_that_promise_more_wait(by_size, asked, given):
-    w = torch.randn(6, 3, 3, 3)
-    with cd.policy(**given):
+    with within(**given):
         for size in range(9, 13):
             F.conv2d(torch.randn(2, 3, size, size), w)
     assert counts() == (4, 0, 0)

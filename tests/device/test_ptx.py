@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import shutil
 import struct
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fake_cuda import Driver, Program
 
 from convdispatch.device.cuda import modules
 from convdispatch.device.cuda.ptx import Parameter, dynamic_shared, entries, for_cuda, overlapping
@@ -136,46 +136,12 @@ def test_entries_and_their_parameters():
         entries(HEADER + ".entry k(.param .texref t) { ret; }")
 
 
-class Driver:
-    """What ``modules`` asks of CUDA's driver."""
-
-    def __init__(self, failing=()):
-        self.failing, self.loaded, self.launched, self.allowed, self.number = failing, [], [], [], 0
-        self.driver = self
-
-    def __call__(self, name, *arguments):
-        from convdispatch.device.cuda_driver import CudaError
-
-        if name in self.failing:
-            raise CudaError(f"{name}: CUDA_ERROR_INVALID_PTX (218)")
-        if name == "cuModuleLoadData":
-            self.loaded.append(arguments[1])
-        if name == "cuFuncSetAttribute":
-            self.allowed.append(arguments[1:])
-
-    def cuLaunchKernelEx(self, at, handle, none, extra):
-        config = at._obj
-        sizes = [getattr(config, name) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")]
-        length = ctypes.c_size_t.from_address(extra[3]).value
-        self.launched.append((sizes, config.stream, ctypes.string_at(extra[1], length), extra[0], extra[2]))
-        self.early = config.count and (config.attributes[0].kind, config.attributes[0].value[0])
-        return 0
-
-
-class Program:
-    def __init__(self, text):
-        self.text = text
-
-    def get_info(self, _):
-        return [self.text.encode()]
-
-
 TYPES = (None, None, "int32", "float32", "uint64")
 
 
 class Kernel:
     def __init__(self, text=ADD, name="add", dtypes=TYPES, size=(128,), local=(64,)):
-        self.program, self.name, self.global_size, self.local_size = Program(text), name, size, local
+        self.program, self.name, self.global_size, self.local_size = Program(text.encode()), name, size, local
         self.dtypes, self.streams = [None if d is None else np.dtype(d) for d in dtypes], None
 
 

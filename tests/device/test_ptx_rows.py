@@ -6,7 +6,8 @@ import math
 import shutil
 
 import pytest
-from test_ptx import HEADER, Driver, Kernel, assembled
+from fake_cuda import Driver
+from test_ptx import HEADER, Kernel, assembled
 
 from convdispatch.device.cuda import modules
 from convdispatch.device.cuda.ptx import entries, for_cuda, in_one_row, overlapping

@@ -52,7 +52,8 @@ def test_what_is_kept_is_in_force(folder):
     path = keep(H200, found)
     assert path.parent == folder
     assert rates(H200) == found
-    assert not rates(dataclasses.replace(H200, compute_units=1)).measured  # another device
+    for another in ({"compute_units": 1}, {"processor": "f6m85 avx2 1024k"}):
+        assert not rates(dataclasses.replace(H200, **another)).measured
 
 
 @pytest.mark.parametrize(
@@ -212,22 +213,31 @@ def test_a_framework_s_problem_has_its_device_seen(sight, device):
     assert device in sight._checked
 
 
-def test_on_a_busy_device_nothing_is_kept(device, monkeypatch, folder):
-    busy = peaks.Roof("float32", peaks.Peak(1e12, "a", 15, 2.0), peaks.Peak(1e11, "b", 15, 1.0))
-    monkeypatch.setattr(calibration, "measure_roof", lambda *given, **more: busy)
-    with pytest.raises(calibration.Unsteady, match=r"had other work: multiply-adds took 2\.00 times"):
-        calibrate(device, steady=True)
-    assert not list(folder.glob("*.json"))
-
-
-def test_under_steady_load_nothing_is_kept(device, monkeypatch, folder):
-    info = runtime.device_info(device)
-    if info.type != "cpu":
+def roof_found(monkeypatch, device, kind, peak):
+    """``peak`` is what measurements find on a device of this kind."""
+    if kind == "gpu":
+        gpu = dataclasses.replace(runtime.device_info(device), type=kind, vendor="nvidia")
+        monkeypatch.setattr(runtime, "device_info", lambda device: gpu)
+    elif runtime.device_info(device).type != "cpu":
         pytest.skip("CPUs only: their processors are what others share")
-    had = peaks.Peak(1e12, "a", 15, 1.0, info.compute_units * 0.4)
-    monkeypatch.setattr(calibration, "measure_roof", lambda *given, **more: peaks.Roof("float32", had, had))
+    monkeypatch.setattr(calibration, "measure_roof", lambda *given, **more: peaks.Roof("float32", peak, peak))
     monkeypatch.setattr(calibration, "_launch_seconds", lambda device: 1e-6)
-    with pytest.raises(calibration.Unsteady, match=rf"multiply-adds had .* of its {info.compute_units} processors"):
+    monkeypatch.setattr(calibration, "glance", lambda device: None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "spread", "share", "single", "reason"),
+    [
+        ("gpu", 2.0, 1.0, 1.0, r"had other work: multiply-adds took 2\.00 times"),
+        ("cpu", 1.0, 0.4, 1.0, "multiply-adds had .* of its .* processors"),
+        # samples that are alike, each twice as long as a single run that another process's work did not interrupt
+        ("gpu", 1.0, 1.0, 0.5, r"multiply-adds took 2\.00 times as long as one run"),
+    ],
+)
+def test_what_other_work_disturbed_is_not_kept(device, monkeypatch, folder, kind, spread, share, single, reason):
+    cores = runtime.device_info(device).compute_units * share
+    roof_found(monkeypatch, device, kind, peaks.Peak(1e12, "a", 15, spread, cores, single))
+    with pytest.raises(calibration.Unsteady, match=reason):
         calibrate(device, steady=True)
     assert not list(folder.glob("*.json"))
     assert calibrate(device).flops == 1e12, "asked for, it is measured as things are"
@@ -236,11 +246,7 @@ def test_under_steady_load_nothing_is_kept(device, monkeypatch, folder):
 def test_a_quota_is_all_that_a_process_is_expected_to_have(device, monkeypatch, folder):
     """Half of the processors, all of them under load: a container that may use half keeps what it measured."""
     info = runtime.device_info(device)
-    if info.type != "cpu":
-        pytest.skip("CPUs only: their processors are what a quota shares out")
-    had = peaks.Peak(1e12, "a", 15, 1.0, info.compute_units * 0.5)
-    monkeypatch.setattr(calibration, "measure_roof", lambda *given, **more: peaks.Roof("float32", had, had))
-    monkeypatch.setattr(calibration, "_launch_seconds", lambda device: 1e-6)
+    roof_found(monkeypatch, device, "cpu", peaks.Peak(1e12, "a", 15, 1.0, info.compute_units * 0.5))
     monkeypatch.setattr(calibration, "quota", lambda: None)
     with pytest.raises(calibration.Unsteady, match="processors"):
         calibrate(device, steady=True)
@@ -268,19 +274,6 @@ def test_a_control_group_s_quota(own, files, processors, tmp_path):
     assert quota(tmp_path / "groups", tmp_path / "own") == processors
 
 
-def test_a_gpu_in_slices_of_time_keeps_nothing(device, monkeypatch, folder):
-    """Samples that are alike, each twice as long as a single run that another process's work did not interrupt."""
-    gpu = dataclasses.replace(runtime.device_info(device), type="gpu", vendor="nvidia")
-    monkeypatch.setattr(runtime, "device_info", lambda device: gpu)
-    sliced = peaks.Peak(1e12, "a", 15, 1.0, single=0.5)
-    monkeypatch.setattr(calibration, "measure_roof", lambda *given, **more: peaks.Roof("float32", sliced, sliced))
-    monkeypatch.setattr(calibration, "glance", lambda device: None)
-    with pytest.raises(calibration.Unsteady, match=r"multiply-adds took 2\.00 times as long as one run"):
-        calibrate(device, steady=True)
-    assert not list(folder.glob("*.json"))
-    assert calibrate(device).measured, "asked for, it is measured as things are"
-
-
 def test_a_gpu_that_others_use_is_left_alone_after_a_glance(device, monkeypatch, folder):
     """A training step goes on meanwhile: seconds of measurements that would be discarded slow it down."""
     gpu = dataclasses.replace(runtime.device_info(device), type="gpu", vendor="nvidia")
@@ -303,14 +296,6 @@ def test_a_peak_says_how_a_single_run_stood_to_samples(monkeypatch):
     found = peaks._best(iter([Variant("a kernel", 1e9, lambda: None)]))
     assert found is not None
     assert (found.single, found.spread) == (0.5, 1.0)
-
-
-def test_rates_from_before_files_named_processors_hold(folder):
-    keep(CPU, DeviceRates(1e12, 1e11, 1e-6, measured=True))
-    named = dataclasses.replace(CPU, processor="f6m85 avx2 1024k")
-    assert rates(named).flops == 1e12
-    keep(named, DeviceRates(2e12, 1e11, 1e-6, measured=True))
-    assert (rates(named).flops, rates(CPU).flops) == (2e12, 1e12)
 
 
 def test_doctor_says_what_was_measured(device):

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pyopencl as cl
 import pytest
+from fake_cuda import FakeCuda
 from threads import together
 
 import convdispatch
@@ -33,14 +34,6 @@ class FakeShared:
 
     def release(self):
         self.released = True
-
-
-class FakeCuda:
-    def __init__(self):
-        self.calls = []
-
-    def __call__(self, name, *arguments):
-        self.calls.append(name)
 
 
 @pytest.fixture

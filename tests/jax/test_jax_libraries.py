@@ -38,20 +38,37 @@ def flax():
     return net.init(jax.random.key(0), x), lambda weights, x: net.apply(weights, x), x
 
 
+def nnx():
+    nnx = pytest.importorskip("flax.nnx", reason="flax is not installed")
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.conv = nnx.Conv(3, 8, (3, 3), strides=2, rngs=rngs)
+            self.depthwise = nnx.Conv(8, 8, (3, 3), feature_group_count=8, rngs=rngs)
+            self.up = nnx.ConvTranspose(8, 4, (3, 3), strides=(2, 2), rngs=rngs)
+
+        def __call__(self, x):
+            return self.up(nnx.gelu(self.depthwise(self.conv(x))))
+
+    definition, weights = nnx.split(Net(nnx.Rngs(0)))
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 8, 8, 3)), jnp.float32)
+    return weights, lambda weights, x: nnx.merge(definition, weights)(x), x
+
+
 def equinox():
     eqx = pytest.importorskip("equinox", reason="equinox is not installed")
-    keys = jax.random.split(jax.random.key(0), 2)
-    layers = eqx.nn.Conv2d(3, 8, 3, padding=1, key=keys[0]), eqx.nn.Conv2d(8, 4, 3, 2, groups=2, key=keys[1])
-    weights, rest = eqx.partition(layers, eqx.is_array)
+    one, two, three = jax.random.split(jax.random.key(0), 3)
+    strided, up = eqx.nn.Conv2d(8, 4, 3, 2, groups=2, key=two), eqx.nn.ConvTranspose2d(4, 4, 3, 2, key=three)
+    net = eqx.nn.Sequential([eqx.nn.Conv2d(3, 8, 3, padding=1, key=one), eqx.nn.Lambda(jax.nn.relu), strided, up])
+    weights, rest = eqx.partition(net, eqx.is_array)
 
     def apply(weights, x):
-        one, two = eqx.combine(weights, rest)
-        return jax.vmap(lambda picture: two(jax.nn.relu(one(picture))))(x)
+        return jax.vmap(eqx.combine(weights, rest))(x)
 
     return weights, apply, jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 9, 9)), jnp.float32)
 
 
-@pytest.mark.parametrize(("make", "count"), [(flax, 3), (equinox, 2)])
+@pytest.mark.parametrize(("make", "count"), [(flax, 3), (nnx, 3), (equinox, 3)])
 def test_a_librarys_layers(make, count):
     weights, apply, x = make()
 

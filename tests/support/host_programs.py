@@ -1,6 +1,9 @@
-"""Problems, solvers and a kernel by which launches on the host's memory are tested, in each kind of threads."""
+"""Problems, solvers and kernels by which programs and launches on the host's memory are tested."""
 
 from __future__ import annotations
+
+import numpy as np
+import pyopencl as cl
 
 from convdispatch.api.policy import Policy
 from convdispatch.device import runtime
@@ -17,9 +20,17 @@ ADD = """kernel void add(global const float *a, global const float *b, global fl
 }"""
 
 
-def solvers(problem, device):
-    """Names of the solvers that take the problem on the device, without derived ones."""
+def answer(queue, program):
+    """What the kernel ``k`` of a program writes to the first int of its memory."""
+    memory, found = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 4), np.zeros(1, np.int32)
+    program.k(queue, (1,), None, memory)
+    cl.enqueue_copy(queue, found, memory)
+    return int(found[0])
+
+
+def solvers(problem, device, derived=False):
+    """Names of the solvers that take the problem on the device, without derived ones where they are not asked for."""
     info = runtime.device_info(device)
     for name, solver in ranking.contestants(problem, info).items():
-        if ranking.refusal(solver, problem, info, Policy()) is None and "+" not in name:
+        if ranking.refusal(solver, problem, info, Policy()) is None and (derived or "+" not in name):
             yield name

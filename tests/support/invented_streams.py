@@ -78,9 +78,6 @@ class Launches:
             stream.launch(kernel, given)
         return True
 
-    def program(self, launcher, name, sizes, strides):
-        return None
-
 
 class InventedStream(Stream):
     """Each command is over when it is given, or taken by a capture."""

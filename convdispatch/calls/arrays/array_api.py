@@ -104,13 +104,10 @@ class Exchange(Library):
         except Exception:  # from_dlpack refuses some dtypes and alignments; asarray then makes a copy
             return namespace.asarray(array)
 
-    def adopted(self, array: Any, like: Any) -> Any:
-        """See Library; also converts NumPy arrays, to the device of ``like``."""
-        if isinstance(array, np.ndarray):
-            if self.device(like) is None:
-                return self.from_host(array, like)
-            return like.__array_namespace__().asarray(array, device=like.device)
-        return like.__array_namespace__().from_dlpack(array)
+    def adopted(self, array: np.ndarray, like: Any) -> Any:
+        if self.device(like) is None:
+            return self.from_host(array, like)
+        return like.__array_namespace__().asarray(array, device=like.device)
 
     def fetch(self, array: Any) -> np.ndarray:
         return np.asarray(array)

@@ -102,9 +102,9 @@ class Library:
         """An array of this library over NumPy's memory."""
         return array
 
-    def adopted(self, array: Any, like: Any) -> Any:
-        """An array of this library over the memory of an object with ``__dlpack__``, or the object if there is none."""
-        return array
+    def adopted(self, array: np.ndarray, like: Any) -> Any:
+        """A NumPy array as an array of this library, where ``like`` is; only for libraries of immutable arrays."""
+        raise NotImplementedError
 
     def fetch(self, array: Any) -> np.ndarray:
         """A copy on the host; waits."""

@@ -1,4 +1,4 @@
-"""The libraries whose arrays calls take: PyTorch, CuPy, and any library with ``__dlpack__``. Nothing is copied here.
+"""The libraries whose arrays calls take: PyTorch, CuPy, and any with DLPack and the array API. Copies nothing.
 
 PyTorch and CuPy are used by their own functions, other arrays by ``__dlpack__``. The library of an array's class is
 cached; no library is imported that the caller has not imported.
@@ -20,10 +20,6 @@ from ...device.places.stream import KINDS, Stream, stream_kind
 from .array_library import Library
 
 _known: dict[type, Library | None] = {}
-BARE = Library()
-"""The library of objects that have ``__dlpack__`` and nothing else, which ``accepted`` converts."""
-BARE.name = "an object with __dlpack__"
-
 
 _FROM_ML_DTYPES = ("bfloat", "float8")
 """Beginnings of the names of dtypes that NumPy only has from the package ml_dtypes."""
@@ -136,9 +132,6 @@ class Torch(Library):
             return self.torch.from_numpy(bits).view(getattr(self.torch, ALL_DTYPES[name].array_name))
         return self.torch.from_numpy(array)
 
-    def adopted(self, array: Any, like: Any) -> Any:
-        return self.torch.from_dlpack(array)
-
     def fetch(self, array: Any) -> np.ndarray:
         return self.host(array.detach().cpu())
 
@@ -176,9 +169,6 @@ class CuPy(Library):
         with like.device:
             return self.cupy.empty(shape, numpy_dtype(dtype) if dtype else like.dtype)
 
-    def adopted(self, array: Any, like: Any) -> Any:
-        return self.cupy.from_dlpack(array)
-
     def fetch(self, array: Any) -> np.ndarray:
         return array.get()
 
@@ -204,9 +194,7 @@ def _find(kind: type) -> Library | None:
         return _torch()
     if "cupy" in names and hasattr(kind, "__cuda_array_interface__"):
         return CuPy(sys.modules["cupy"])
-    if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
-        if not hasattr(kind, "__array_namespace__"):
-            return BARE
+    if all(hasattr(kind, name) for name in ("__dlpack__", "__dlpack_device__", "__array_namespace__")):
         from .array_api import Exchange
 
         return Exchange(kind)

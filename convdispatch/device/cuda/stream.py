@@ -38,7 +38,6 @@ from ..memory.allocator import NoDeviceMemory, out_of_memory
 from ..memory.shared_pool import cuda_address
 from ..native import loading
 from ..places.stream import Allocate, Stream, StreamMemory, StreamPlace
-from .graphs import GraphReplay
 from .modules import assemble, function_of
 
 if TYPE_CHECKING:
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
 _LATE_ERRORS = {700, 710, 713, 714, 715, 716, 717, 718, 719}
 """CUDA's codes of errors that a kernel caused before the call that returns them; each of them loses the context."""
 BLOCKING = "CUDA_LAUNCH_BLOCKING"
+_RELAXED = 2  # CUDA's constant CU_STREAM_CAPTURE_MODE_RELAXED
 _lock = threading.Lock()
 
 
@@ -114,9 +114,10 @@ class CudaPlace(StreamPlace):
         for kernel, _, _ in executable.launches:
             assemble(self.cuda, kernel)
 
-    def replay(self, commands: Sequence[Command], memory: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """See StreamPlace; as CUDA graphs."""
-        return GraphReplay(commands, memory, self)
+    def replay(self, commands: Sequence[Command], memory: Callable[[Any], Any]) -> Callable[[Stream], Any]:
+        """See StreamPlace; as a CUDA graph. Also raises ConvDispatchError for memory that only OpenCL sees, CudaError
+        if the driver cannot capture a command."""
+        return CudaGraph(self, commands, memory)
 
     def current(self) -> Any:
         return self.cuda.current()
@@ -274,6 +275,43 @@ class CudaStream(Stream):
             f"{error}: a kernel that ran before failed, and CUDA's context is lost with it. Of convdispatch's on "
             f"device {self.place.number}, the last first: {solvers}. {BLOCKING}=1 tells which"
         )
+
+
+class CudaGraph:
+    """Recorded commands, captured once and launched together; a kernel's launch then takes under 1 us of the device.
+
+    Raises as ``CudaPlace.replay``.
+    """
+
+    def __init__(self, place: CudaPlace, commands: Sequence[Command], memory: Callable[[Any], Any]) -> None:
+        self._cuda, self._instance = place.cuda, c_void_p()
+        cuda, graph, stream = place.cuda, c_void_p(), place.new_stream()
+        with cuda.current():
+            runs = [command.make(memory, stream) for command in commands]
+            cuda("cuStreamBeginCapture_v2", c_void_p(stream.handle), _RELAXED)
+            try:
+                for run in runs:
+                    run(stream)
+            except BaseException:
+                cuda.driver.cuStreamEndCapture(c_void_p(stream.handle), byref(graph))
+                if graph.value:
+                    cuda.driver.cuGraphDestroy(graph)
+                raise
+            cuda("cuStreamEndCapture", c_void_p(stream.handle), byref(graph))
+            try:
+                cuda("cuGraphInstantiateWithFlags", byref(self._instance), graph, 0)
+            finally:
+                cuda("cuGraphDestroy", graph)
+
+    def __call__(self, stream: Any) -> None:
+        """Launch the graph on a stream of the device, without a wait."""
+        with stream.current():
+            stream.launch_graph(self._instance)
+
+    def __del__(self) -> None:
+        if self._instance.value and not sys.is_finalizing():
+            with self._cuda.current():
+                self._cuda.driver.cuGraphExecDestroy(self._instance)
 
 
 def address_of(region: Any) -> int:

@@ -1,5 +1,1 @@
-"""OpenCL's drivers, platforms and devices on this machine.
-
-- ``icd``: finds vendors' libraries.
-- ``platforms``: platforms and devices, described.
-"""
+"""OpenCL's drivers, platforms and devices on this machine."""

@@ -86,9 +86,6 @@ class CopyLaunches:
         executable.finished()
         return True
 
-    def program(self, launcher: Any, name: str, sizes: Sequence[int], strides: Sequence[int]) -> None:
-        """Returns None, because the native call path launches on addresses only, not on buffers."""
-
 
 class _Copies:
     """The buffers of one call, and the events of the copies into them."""

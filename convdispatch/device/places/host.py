@@ -90,9 +90,6 @@ class HostEnqueue:
             raise
         return True
 
-    def program(self, launcher: Any, name: str, sizes: Sequence[int], strides: Sequence[int]) -> None:
-        """Returns None, because the native call path makes kernel launches only."""
-
 
 class _ThreadKernels:
     """A thread's kernels with their sizes, the addresses that their arguments were set to, and its last queue."""

@@ -1,6 +1,1 @@
-"""Plans made of steps.
-
-- ``steps``: launches and products in order, as a plan.
-- ``channel_sums``: launches that sum the channels of a result.
-- ``normalised``: the launch that writes a norm of the input.
-"""
+"""Plans made of steps, and launches for norms before a convolution and sums of channels behind it."""

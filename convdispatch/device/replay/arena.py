@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..commands.recording import Command, Slot
+from ..commands.recording import Slot
 
 
 @dataclass(frozen=True)
@@ -27,22 +27,19 @@ class Lifetime:
 
 @dataclass(frozen=True)
 class Arena:
-    """The offset of each root slot, the arena's size, and the size without sharing, all in bytes."""
+    """The offset of each root slot, and the arena's size, both in bytes."""
 
     offsets: dict[Slot, int]
     size: int
-    unshared: int
 
 
-def lifetimes(commands: Sequence[Command]) -> list[Lifetime]:
-    """The lifetime of each root slot that is not persistent."""
-    first: dict[Slot, int] = {}
-    last: dict[Slot, int] = {}
-    for index, command in enumerate(commands):
-        for slot in command.slots:
-            first.setdefault(slot.root, index)
-            last[slot.root] = index
-    return [Lifetime(slot, first[slot], last[slot]) for slot in first if not slot.persistent]
+def lifetimes(used: Sequence[Sequence[Slot]]) -> list[Lifetime]:
+    """The lifetime of each root slot that is not persistent; ``used`` are the slots of each command."""
+    between: dict[Slot, tuple[int, int]] = {}
+    for index, slots in enumerate(used):
+        for slot in slots:
+            between[slot.root] = between.get(slot.root, (index, index))[0], index
+    return [Lifetime(slot, *commands) for slot, commands in between.items() if not slot.persistent]
 
 
 def lay_out(used: Sequence[Lifetime], align: int) -> Arena:
@@ -50,7 +47,7 @@ def lay_out(used: Sequence[Lifetime], align: int) -> Arena:
     placed: list[tuple[int, int, Lifetime]] = []
     offsets: dict[Slot, int] = {}
     for life in sorted(used, key=lambda life: (-life.slot.size, life.first)):
-        size = _up(life.slot.size, align)
+        size = -(-life.slot.size // align) * align
         start = 0
         for low, high in sorted((low, high) for low, high, other in placed if other.meets(life)):
             if start + size <= low:
@@ -58,8 +55,4 @@ def lay_out(used: Sequence[Lifetime], align: int) -> Arena:
             start = max(start, high)
         offsets[life.slot] = start
         placed.append((start, start + size, life))
-    return Arena(offsets, max((high for _, high, _ in placed), default=0), sum(_up(u.slot.size, align) for u in used))
-
-
-def _up(size: int, align: int) -> int:
-    return -(-size // align) * align
+    return Arena(offsets, max((high for _, high, _ in placed), default=0))

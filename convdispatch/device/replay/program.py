@@ -5,7 +5,6 @@ Memory is allocated and kernels are bound at the first run. The queue keeps the 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 from collections.abc import Callable
@@ -44,7 +43,7 @@ class Program:
     def arena(self) -> Arena:
         """The arena: the offset of each slot that is not persistent."""
         align = max(128, runtime.device_info(self._recording.device).buffer_alignment)
-        return lay_out(lifetimes(self._recording.commands), align)
+        return lay_out(lifetimes([command.slots for command in self._recording.commands]), align)
 
     @functools.cached_property
     def _memory(self) -> cl.MemoryObject:
@@ -87,24 +86,6 @@ class Program:
             for run in self._runs:
                 event = run(self._commands)
             return event
-
-    def spans(self, runs: int) -> list[list[tuple[float, float]]]:
-        """The start and end of each command in each of ``runs`` runs on one queue, in milliseconds of the device's
-        clock; NaN if the device does not report them."""
-        profiling = type(self.queue)(
-            self.queue.context, self.queue.device, cl.command_queue_properties.PROFILING_ENABLE
-        )
-        commands, times = OpenCLQueue(profiling), []
-        with self.lock:
-            self.queue.finish()
-            for _ in range(max(1, runs)):
-                events = [run(commands) for run in self._runs]
-                profiling.finish()
-                times.append([(float("nan"), float("nan"))] * len(events))
-                for index, event in enumerate(events):
-                    with contextlib.suppress(cl.Error, AttributeError):
-                        times[-1][index] = event.profile.start * 1e-6, event.profile.end * 1e-6
-        return times
 
     @functools.cached_property
     def _place(self) -> StreamPlace | None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ....api.dtypes import storage_macros
 from ....api.problem import ConvProblem, epilogue_macros, norm_macros
-from ...plans.channel_sums import merging, summing
+from ...plans.norms_and_sums import merging, summing
 from ...plans.steps import Areas, StepPlan
 from ...programs.geometry_arguments import divided_by, numbers_as_arguments, numbers_as_literals
 from ...programs.kernels import OPERANDS, Launch, build, define, kernel_text

@@ -16,7 +16,7 @@ from typing import Any
 
 from ....api.geometry import TensorLayout
 from ....api.problem import ConvProblem
-from ...plans.channel_sums import merged_bytes, summing_bytes
+from ...plans.norms_and_sums import merged_bytes, summing_bytes
 from ..configured import WarpTile, first_fault
 from ..geometry import Phase, along, chunks, product_geometry, window
 from ..instruction import FORMATS, InstructionText

@@ -1,6 +1,8 @@
-"""Sums of channels: many parts, means that are much larger than the spread, and the same bits each time."""
+"""Norms of x, and sums of channels: many parts, means much larger than the spread, the same bits each time."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 import pyopencl as cl
@@ -8,7 +10,8 @@ import pytest
 
 from convdispatch import ConvProblem
 from convdispatch.device import runtime
-from convdispatch.device.plans.channel_sums import MERGED_PARTS, _rounds, summing, summing_bytes
+from convdispatch.device.plans import norms_and_sums
+from convdispatch.device.plans.norms_and_sums import MERGED_PARTS, _rounds, normalising, summing, summing_bytes
 from convdispatch.measurement import reference
 
 
@@ -60,3 +63,32 @@ def test_one_element_and_constant_channels(queue):
     problem = ConvProblem.parse("mb3ic4ih40oc2kh1+sums")
     y = np.broadcast_to(np.float32([0.1, 1e30]).reshape(1, 2, 1, 1), problem.y_shape).copy()
     assert sums_of(queue, problem, y).tolist() == [[4800, 4800], [np.float32(0.1), np.float32(1e30)], [0, 0]]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.parametrize("text", [
+    "fwd_f32_nhwc_mb2ic12ih5oc1kh1+norm(relu)", "fwd_f16_mb2ic3ih6oc1kh1+norm(identity)",
+    "fwd_f32_mb2ic3ih5oc1kh1+norm(relu)", "fwd_f32_mb3ic8ih1oc1kh1+norm(relu)",
+])  # fmt: skip
+def test_norms_of_every_width(queue, monkeypatch, text, kind):
+    """Four elements at once on a GPU, one where channels or pixels are no fours; behind an offset, with nothing written
+    before or after it."""
+    info = norms_and_sums.device_info
+    monkeypatch.setattr(norms_and_sums, "device_info", lambda device: dataclasses.replace(info(device), type=kind))
+    problem, random = ConvProblem.parse(text), np.random.default_rng(0)
+    dtype, channel_axis = np.dtype(problem.dtype), 1 if problem.layout == "nchw" else -1
+    x = random.standard_normal(problem.x_shape).astype(dtype)
+    table = random.standard_normal((3, problem.ic)).astype(np.float32)
+    start = 128 // dtype.itemsize
+    result = np.full(x.size + 2 * start, 7, dtype)
+    memory = [runtime.fresh(queue, array.nbytes, array) for array in (result, x, table)]
+    names = ("to", "x", "norm")
+    normalising(queue.context, problem, names, start=128, names=names)(queue, memory, None).wait()
+    cl.enqueue_copy(queue, result, memory[0])
+    mean, scale, shift = np.moveaxis(table.reshape(3, *[1] * (x.ndim - 1), problem.ic), -1, channel_axis % x.ndim + 1)
+    expected = (x.astype(np.float64) - mean) * scale + shift
+    if "relu" in text:
+        expected = np.maximum(expected, 0)
+    assert (result[:start] == 7).all()
+    assert (result[start + x.size :] == 7).all()
+    np.testing.assert_allclose(result[start : start + x.size].reshape(x.shape), expected, rtol=2e-3, atol=2e-3)

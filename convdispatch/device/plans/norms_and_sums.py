@@ -1,11 +1,13 @@
-"""Launches that sum the channels of a convolution's result: counts, means and squared distances, or a norm's gradients.
+"""Launches for what the kernels of a convolution's plan do not take in: a norm of x before it, sums of channels behind.
 
-A plan whose kernels leave the sums of parts of the result calls ``merging``; ``summing`` reads the result itself.
+The sums are counts, means and squared distances, or a norm's gradients. A plan whose kernels leave the sums of parts of
+the result calls ``merging``; ``summing`` reads the result itself.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from ...api.problem import ConvProblem, norm_macros
 from ..programs.kernels import OPERANDS, Launch, build, define, kernel_text
 from ..runtime import device_info
 
+CPU_CHUNK = 1024
+"""Neighbouring elements that one work item of a CPU computes; a GPU's computes four, or one."""
 PART_LENGTH = 256
 """The fewest elements of a channel that one work item sums."""
 MAX_PARTS = 4096
@@ -23,6 +27,26 @@ MERGED_WIDTH, MERGING_ITEMS = 8, 32
 """Channels of a work group that merges parts, and its work items for each channel."""
 MERGED_PARTS = 16 * MERGING_ITEMS
 """Parts that one work group merges: short sums are accurate, and few launches follow each other."""
+
+
+def normalising(
+    context: Any,
+    problem: ConvProblem,
+    operands: Sequence[str] = ("workspace", "x", "norm"),
+    *,
+    start: int = 0,
+    names: Sequence[str] = OPERANDS,
+) -> Launch:
+    """The launch that writes the norm of x from byte ``start`` of the first of ``operands`` on."""
+    size, shape = math.prod(problem.x_shape), problem.x_shape
+    inner = 1 if problem.layout == "nhwc" else math.prod(shape[2:])
+    on_cpu = device_info(context.devices[0]).type == "cpu"
+    quads = not on_cpu and (problem.ic if inner == 1 else inner) % 4 == 0
+    chunk = CPU_CHUNK if on_cpu else 4 if quads else 1
+    text = storage_macros(problem.dtype) + norm_macros(problem)
+    text += define(SIZE=size, INNER=inner, CHUNK=chunk, QUADS=int(quads), START=f"{start // problem.itemsize}L")
+    program = build(context, text + kernel_text(__package__, "normalised.cl"))
+    return Launch(program, "normalise", (max(1, -(-size // chunk)),), None, operands, names=names)
 
 
 def part_bytes(problem: ConvProblem) -> int:
