@@ -14,9 +14,6 @@ _counts: Counter[str] = Counter()
 _reasons: Counter[str] = Counter()
 _solvers: Counter[str] = Counter()
 _watchers: list[Callable[[str, str], None]] = []
-_ticks: dict[str, list[None]] = {"convolution": [], "convolution_backward": []}
-"""Lists with one None per call that is not in the counts yet: Python's append is atomic, so it takes no lock."""
-_MOST_TICKS = 4096
 _others: list[Callable[[], tuple[int, int, dict[str, int], int]]] = []
 
 
@@ -28,25 +25,15 @@ def also(counts: Callable[[], tuple[int, int, dict[str, int], int]]) -> None:
 
 def ours(operator: str) -> None:
     """Count a call of ``operator`` that this package computed."""
-    ticks = _ticks[operator]
-    ticks.append(None)
-    if len(ticks) > _MOST_TICKS:
-        with _lock:
-            _add_ticks()
+    with _lock:
+        _counts[operator] += 1
 
 
-def _add_ticks() -> None:
-    """Move the pending calls into the counts; the caller holds the lock. Calls that arrive meanwhile are moved next
-    time."""
-    for operator, ticks in _ticks.items():
-        count = len(ticks)
-        del ticks[:count]
-        _counts[operator] += count
+def _add_others() -> None:
+    """Add what the other sources counted; the caller holds the lock."""
     for counts in _others:
         forward, backward, solvers, compiling = counts()
-        _counts["compiling"] += compiling
-        _counts["convolution"] += forward
-        _counts["convolution_backward"] += backward
+        _counts.update(compiling=compiling, convolution=forward, convolution_backward=backward)
         _solvers.update(solvers)
 
 
@@ -94,7 +81,7 @@ def counters() -> dict[str, Any]:
     """
     names = ("left", "compiling", "convolution", "convolution_backward", "fallback")
     with _lock:
-        _add_ticks()
+        _add_others()
         computed_here = _counts["convolution"] + _counts["convolution_backward"]
         counts: dict[str, Any] = {"ours": computed_here} | {name: _counts[name] for name in names}
         return counts | {"reasons": dict(_reasons), "solvers": dict(_solvers)}
@@ -118,6 +105,6 @@ autotune.calls_elsewhere(_calls_so_far)  # autotune sees native-path calls only 
 def reset_counters() -> None:
     """Reset all counts to zero."""
     with _lock:
-        _add_ticks()
+        _add_others()
         for each in (_counts, _reasons, _solvers):
             each.clear()

@@ -1,4 +1,9 @@
-"""conv1d to conv_transpose3d with ``torch.nn.functional``'s signatures, by an operator that compilers keep whole."""
+"""conv1d to conv_transpose3d with ``torch.nn.functional``'s signatures, by an operator that compilers keep whole.
+
+``torch.func``'s transforms and forward-mode differentiation have rules for ``aten::convolution``; ``torch.jit.trace``
+and the ONNX exporters know it. A custom operator would lose tangents, or be unknown to whoever loads the graph, so
+there these functions call PyTorch's. Below it, under ``enable()``, the numbers are computed here all the same.
+"""
 
 from __future__ import annotations
 
@@ -6,112 +11,102 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from ..device.places.stream import KINDS
-from .compile import native_layers
-from .compile.fused_operator import fused_convolution, unfused
-from .compile.operators import convolution, in_autocast
-from .compile.transforms import plain_operators, vmap_comes_first
+from .compile.fused_operator import activate, fused_convolution
+from .compile.operators import BELOW_AUTOGRAD, convolution, in_autocast
+from .geometry import for_each_axis
+
+_C: Any = torch._C
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
-def _each(value: Any, ndim: int) -> list[int]:
-    values = [value] if isinstance(value, int | torch.SymInt) else list(value)
-    return values * ndim if len(values) == 1 else values
-
-
-def _conv(
-    ndim: int, x: torch.Tensor, w: torch.Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
+def convolve(
+    ndim: int,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: Any,
+    window: tuple[Any, Any, Any],
+    groups: int,
+    activation: str | None = None,
 ) -> torch.Tensor:
-    batched, lists = True, (stride, padding, dilation)
-    if not (isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor)):  # PyTorch raises its own error
-        return getattr(torch.nn.functional, f"conv{ndim}d")(x, w, bias, *lists, groups)  # type: ignore[no-any-return]
-    if not _as_layers_have_it(ndim, x, lists):
-        x, batched, lists = _prepared(ndim, x, w, stride, padding, dilation)
-    if native_layers.serves(x, w, bias):
-        y = native_layers.run(x, w, bias, None, native_layers.ALONE, *lists, groups)
+    """``activation(convolution)`` in one pass, of input with a batch axis or without; ``window`` is stride, padding and
+    dilation as ``torch.nn.functional`` takes them. Raises PyTorch's kinds of errors."""
+    if _is_pytorchs(x, w):
+        return activate(getattr(torch.nn.functional, f"conv{ndim}d")(x, w, bias, *window, groups), activation)
+    x, batched = _batched(x, ndim)
+    stride, padding, dilation = window
+    strides, dilations = for_each_axis(stride, ndim), for_each_axis(dilation, ndim)
+    if isinstance(padding, str):
+        x, pads = _by_word(padding, x, w, strides, dilations)
     else:
-        y = _operator(x)(x, w, bias, *(_each(values, ndim) for values in lists), False, [0] * ndim, groups)
+        pads = for_each_axis(padding, ndim)
+    if activation is None or plain_operators():
+        y = activate(_operator(x, w, bias)(x, w, bias, strides, pads, dilations, False, [0] * ndim, groups), activation)
+    else:
+        operator = BELOW_AUTOGRAD[fused_convolution] if _is_plain_inference(x, w, bias) else fused_convolution
+        y = operator(x, w, bias, None, activation, strides, pads, dilations, groups)
     return y if batched else y.squeeze(0)
 
 
-def _as_layers_have_it(ndim: int, x: torch.Tensor, lists: tuple[Any, Any, Any]) -> bool:
-    """Whether the arguments need no conversion: the input has a batch axis, and stride, padding and dilation are
-    tuples."""
-    stride, padding, dilation = lists
-    return type(stride) is type(padding) is type(dilation) is tuple and x.ndim == ndim + 2
+def _is_pytorchs(x: Any, w: Any) -> bool:
+    """Whether PyTorch's function is called: for what is no tensor it raises its own error, and complex numbers it
+    computes by three convolutions of real ones."""
+    return not (isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor)) or x.is_complex()
 
 
-def _operator(x: torch.Tensor) -> Any:
-    if x.is_complex():
-        return _of_real_ones
+def _operator(*operands: torch.Tensor | None) -> Any:
+    """The operator with the arguments of ``aten::convolution`` that computes a call on these operands."""
+    if _is_plain_inference(*operands):
+        return BELOW_AUTOGRAD[convolution]
     return _plain if plain_operators() else convolution
+
+
+def _is_plain_inference(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
+    """Whether nothing records a call on these tensors, and no gradients are needed: the operators' overloads below
+    autograd spare the host several times a launch."""
+    kind = x.device.type
+    if kind not in ("cpu", *KINDS) or torch.compiler.is_compiling():
+        return False
+    if _C._len_torch_dispatch_stack() or _C._is_torch_function_mode_enabled() or _C._get_tracing_state() is not None:
+        return False
+    if forward_ad._current_level >= 0 or _C._functorch.peek_interpreter_stack() is not None:
+        return False
+    learns = torch.is_grad_enabled()
+    return not torch.is_autocast_enabled(kind) and all(
+        each is None or (type(each) in _TENSORS and not (learns and each.requires_grad)) for each in (x, *others)
+    )
+
+
+def plain_operators() -> bool:
+    """Whether a layer's call must use PyTorch's ``convolution`` now: it is recorded, or differentiated by a
+    transform."""
+    if torch.compiler.is_compiling():  # compilers and torch.export keep custom operators whole
+        return torch.onnx.is_in_onnx_export()
+    if _C._get_tracing_state() is not None or forward_ad._current_level >= 0:
+        return True
+    functionalize = _C._functorch.TransformType.Functionalize  # which takes any operator
+    transforms = _C._functorch.get_interpreter_stack() if _C._functorch.peek_interpreter_stack() is not None else ()
+    return any(each.key() != functionalize for each in transforms)
 
 
 def _plain(x: torch.Tensor, w: torch.Tensor, bias: Any, *geometry: Any) -> torch.Tensor:
     """PyTorch's operator, which autocast does not know on CPUs: it knows what is above it, unless vmap is nearer."""
     kind = x.device.type
-    casts = kind in KINDS or (kind == "cpu" and not vmap_comes_first((x, w, bias)))
+    casts = kind in KINDS or (kind == "cpu" and not _vmap_comes_first((x, w, bias)))
     if casts and torch.is_autocast_enabled(kind):
         x, w, bias = in_autocast(kind, (x, w, bias))
     return torch.ops.aten.convolution.default(x, w, bias, *geometry)
 
 
-def _of_real_ones(x: torch.Tensor, w: torch.Tensor, bias: Any, *geometry: Any) -> torch.Tensor:
-    """A complex convolution by three real ones, as PyTorch computes it above its operator, which takes real numbers
-    only."""
-    (a, b), (c, d) = (torch.view_as_real(each.resolve_conj()).unbind(-1) for each in (x, w))
-    function = _operator(a)
-    real_product, imaginary_product, sum_product = (
-        function(input_part, weight_part, None, *geometry)
-        for input_part, weight_part in ((a, c), (b, d), (a + b, c + d))
-    )
-    y = torch.complex(real_product - imaginary_product, sum_product - real_product - imaginary_product)
-    return y if bias is None else y + bias.reshape(-1, *[1] * (w.ndim - 2))
-
-
-def _prepared(
-    ndim: int, x: torch.Tensor, w: torch.Tensor, stride: Any, padding: Any, dilation: Any
-) -> tuple[torch.Tensor, bool, tuple[Any, Any, Any]]:
-    """The input with a batch axis, whether it had one, and stride, padding and dilation as tuples with a number per
-    axis."""
-    strides, dilations = _each(stride, ndim), _each(dilation, ndim)
-    x, batched = _batched(x, ndim)
-    if isinstance(padding, str):
-        x, pads = _by_word(padding, x, w, strides, dilations)
-    else:
-        pads = _each(padding, ndim)
-    return x, batched, (tuple(strides), tuple(pads), tuple(dilations))
-
-
-def fused(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: Any,
-    activation: str | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    groups: int,
-) -> torch.Tensor:
-    """``activation(conv(x) + residual)`` in one pass; the residual may be anything that broadcasts."""
-    ndim = w.ndim - 2
-    if residual is not None and not (isinstance(residual, torch.Tensor) and residual.ndim == x.ndim):
-        return unfused(_conv(ndim, x, w, bias, stride, padding, dilation, groups), residual, activation)
-    batched, window = True, (stride, padding, dilation)
-    if not _as_layers_have_it(ndim, x, window):
-        x, batched, window = _prepared(ndim, x, w, stride, padding, dilation)
-    if not batched and residual is not None:
-        residual = residual.unsqueeze(0)
-    if native_layers.serves(x, w, bias, residual):
-        y = native_layers.run(x, w, bias, residual, activation, *window, groups)
-        return y if batched else y.squeeze(0)
-    lists = [_each(values, ndim) for values in window]
-    if x.is_complex() or plain_operators():
-        y = unfused(_operator(x)(x, w, bias, *lists, False, [0] * ndim, groups), residual, activation)
-    else:
-        y = fused_convolution(x, w, bias, residual, activation, *lists, groups)
-    return y if batched else y.squeeze(0)
+def _vmap_comes_first(operands: Sequence[Any]) -> bool:
+    """Whether ``torch.vmap`` is the innermost transform, and one of these operands has an axis of its: then PyTorch
+    looks for vmap's rule before that of autocast."""
+    innermost = _C._functorch.peek_interpreter_stack()
+    if innermost is None or innermost.key() != _C._functorch.TransformType.Vmap:
+        return False
+    return any(isinstance(each, torch.Tensor) and _C._functorch.is_batchedtensor(each) for each in operands)
 
 
 def _batched(x: torch.Tensor, ndim: int) -> tuple[torch.Tensor, bool]:
@@ -137,26 +132,6 @@ def _by_word(
     return x, [total // 2 for total in totals]
 
 
-def _conv_transpose(
-    ndim: int,
-    x: torch.Tensor,
-    w: torch.Tensor,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    output_padding: Any,
-    groups: int,
-    dilation: Any,
-) -> torch.Tensor:
-    lists = [_each(value, ndim) for value in (stride, padding, dilation, output_padding)]
-    if not (isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor)):
-        pytorch_function = getattr(torch.nn.functional, f"conv_transpose{ndim}d")
-        return pytorch_function(x, w, bias, stride, padding, output_padding, groups, dilation)  # type: ignore[no-any-return]
-    x, batched = _batched(x, ndim)
-    y = _operator(x)(x, w, bias, *lists[:3], True, lists[3], groups)
-    return y if batched else y.squeeze(0)
-
-
 _Ints = int | Sequence[int]
 _Tensor = torch.Tensor
 
@@ -173,7 +148,7 @@ def _convolution(ndim: int) -> Callable[..., torch.Tensor]:
         dilation: _Ints = 1,
         groups: int = 1,
     ) -> _Tensor:
-        return _conv(ndim, input, weight, bias, stride, padding, dilation, groups)
+        return convolve(ndim, input, weight, bias, (stride, padding, dilation), groups)
 
     return _named(conv, f"conv{ndim}d")
 
@@ -191,7 +166,13 @@ def _transposed_convolution(ndim: int) -> Callable[..., torch.Tensor]:
         groups: int = 1,
         dilation: _Ints = 1,
     ) -> _Tensor:
-        return _conv_transpose(ndim, input, weight, bias, stride, padding, output_padding, groups, dilation)
+        if _is_pytorchs(input, weight):
+            pytorch_function = getattr(torch.nn.functional, f"conv_transpose{ndim}d")
+            return pytorch_function(input, weight, bias, stride, padding, output_padding, groups, dilation)  # type: ignore[no-any-return]
+        x, batched = _batched(input, ndim)
+        *lists, extra = (for_each_axis(value, ndim) for value in (stride, padding, dilation, output_padding))
+        y = _operator(x, weight, bias)(x, weight, bias, *lists, True, extra, groups)
+        return y if batched else y.squeeze(0)
 
     return _named(conv_transpose, f"conv_transpose{ndim}d")
 

@@ -22,6 +22,12 @@ ADDED: tuple[Any, ...] = (None, True, None, False)
 _PLAIN = {"forward": "fwd", "data": "bwd_data", "weights": "bwd_weights"}
 
 
+def for_each_axis(values: Any, ndim: int) -> list[int]:
+    """A number for each of ``ndim`` axes: one number, by itself or in a sequence, applies to all."""
+    numbers = [values] if isinstance(values, int | torch.SymInt) else list(values)
+    return numbers * ndim if len(numbers) == 1 else numbers
+
+
 class Geometry(NamedTuple):
     """The arguments of ``aten::convolution`` that are not tensors; a sequence of one number applies to all axes.
 
@@ -55,24 +61,20 @@ class Geometry(NamedTuple):
         if not self.transposed or not any(self.output_padding):
             return [0] * ndim
 
-        def spread(values: tuple[int, ...]) -> tuple[int, ...]:
-            return values * ndim if len(values) == 1 else values
-
-        sizes = (self.output_padding, self.stride, self.padding)
-        for extra, step, spacing in zip(*map(spread, (*sizes[:2], self.dilation)), strict=True):
+        lists = (for_each_axis(each, ndim) for each in (self.output_padding, self.stride, self.padding, self.dilation))
+        rows = []
+        for extra, step, pad, spacing in zip(*lists, strict=True):
             if extra >= max(step, spacing):
                 raise InvalidArgument(
                     "output_padding must be smaller than the stride or the dilation, "
                     f"got {extra} for {step} and {spacing}"
                 )
-        axes = zip(*map(spread, sizes), strict=True)
-        return [max(0, extra - pad) // max(step, 1) if extra >= step else 0 for extra, step, pad in axes]
+            rows.append(max(0, extra - pad) // max(step, 1) if extra >= step else 0)
+        return rows
 
     def without(self, rows: Sequence[int]) -> Geometry:
         """The geometry for an input to which these rows of zeros have been appended."""
-        ndim = len(rows)
-        extra = self.output_padding * ndim if len(self.output_padding) == 1 else self.output_padding
-        steps = self.stride * ndim if len(self.stride) == 1 else self.stride
+        extra, steps = (for_each_axis(each, len(rows)) for each in (self.output_padding, self.stride))
         output_padding = tuple(each - count * step for each, count, step in zip(extra, rows, steps, strict=True))
         return self._replace(output_padding=output_padding)
 
@@ -91,17 +93,11 @@ def roles(part: str, transposed: bool) -> tuple[str, tuple[str, str, str]]:
 def format_of(x: torch.Tensor, w: torch.Tensor, bias: Any, geometry: Geometry) -> Any:
     """The memory format of PyTorch's result; None if it cannot be known for such a tensor."""
     with_bias = None if bias is None else [w.shape[0]]
-    backend = torch._C._select_conv_backend(x, w, bias, *_full(geometry, x.ndim - 2), with_bias)
+    stride, padding, dilation, transposed, extra, groups = geometry
+    stride, padding, dilation, extra = (for_each_axis(each, x.ndim - 2) for each in (stride, padding, dilation, extra))  # type: ignore[assignment]
+    arguments = stride, padding[: x.ndim - 2], dilation, transposed, extra, groups, with_bias
+    backend = torch._C._select_conv_backend(x, w, bias, *arguments)
     return torch._C._conv_determine_backend_memory_format(x, w, backend)
-
-
-def _full(geometry: Geometry, ndim: int) -> list[Any]:
-    def spread(values: tuple[int, ...]) -> list[int]:
-        return list(values) * ndim if len(values) == 1 else list(values)
-
-    g = geometry
-    lists = spread(g.stride), spread(g.padding)[:ndim], spread(g.dilation)
-    return [*lists, g.transposed, spread(g.output_padding), g.groups]
 
 
 def has_sides(padding: Sequence[int], ndim: int) -> bool:

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..api.activations import ACTIVATIONS, Torch, gradient_of_result
+from ..api.activations import ACTIVATIONS, gradient_of_result
 from . import functional
-
-F = nn.functional
+from .compile.fused_operator import named_activation
 
 
 def _unless_scripted(original: Callable[..., Any]) -> Any:
@@ -26,77 +25,38 @@ def _unless_scripted(original: Callable[..., Any]) -> Any:
     return functools.wraps(original)(types.FunctionType(method.__code__, original.__globals__))
 
 
-class _Conv:
-    """``nn.ConvNd._conv_forward`` by our operator; weights, hooks and state are the layer's own."""
-
-    def _by_operator(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        layer: Any = self
-        function = getattr(functional, f"conv{len(layer.kernel_size)}d")
-        if layer.padding_mode != "zeros":
-            input = F.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
-            return function(input, weight, bias, layer.stride, 0, layer.dilation, layer.groups)
-        return function(input, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+def _layer(theirs: Any, method: str, by_operator: Callable[..., Any]) -> Any:
+    """PyTorch's class ``theirs`` by our operator: a class of the same name, whose ``method`` calls ``by_operator``."""
+    words = f"``nn.{theirs.__name__}`` by our operator."
+    body = {"__doc__": words, "_by_operator": by_operator, method: _unless_scripted(getattr(theirs, method))}
+    return type(theirs.__name__, (theirs,), body)
 
 
-class Conv1d(_Conv, nn.Conv1d):
-    """``nn.Conv1d`` by our operator."""
-
-    _conv_forward = _unless_scripted(nn.Conv1d._conv_forward)
-
-
-class Conv2d(_Conv, nn.Conv2d):
-    """``nn.Conv2d`` by our operator."""
-
-    _conv_forward = _unless_scripted(nn.Conv2d._conv_forward)
-
-
-class Conv3d(_Conv, nn.Conv3d):
-    """``nn.Conv3d`` by our operator."""
-
-    _conv_forward = _unless_scripted(nn.Conv3d._conv_forward)
-
-
-class _ConvTranspose:
-    def _by_operator(self, input: torch.Tensor, output_size: Any = None) -> torch.Tensor:
-        layer: Any = self
-        ndim = len(layer.kernel_size)
-        sizes = (layer.stride, layer.padding, layer.kernel_size)
-        extra = layer._output_padding(input, output_size, *sizes, ndim, layer.dilation)
-        function = getattr(functional, f"conv_transpose{ndim}d")
-        geometry = (layer.stride, layer.padding, extra, layer.groups, layer.dilation)
-        return function(input, layer.weight, layer.bias, *geometry)
-
-
-class ConvTranspose1d(_ConvTranspose, nn.ConvTranspose1d):
-    """``nn.ConvTranspose1d`` by our operator."""
-
-    forward = _unless_scripted(nn.ConvTranspose1d.forward)
-
-
-class ConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
-    """``nn.ConvTranspose2d`` by our operator."""
-
-    forward = _unless_scripted(nn.ConvTranspose2d.forward)
-
-
-class ConvTranspose3d(_ConvTranspose, nn.ConvTranspose3d):
-    """``nn.ConvTranspose3d`` by our operator."""
-
-    forward = _unless_scripted(nn.ConvTranspose3d.forward)
-
-
-_OURS: dict[type, type] = {
-    each.__mro__[2]: each for each in (Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)
-}
-
-
-def _fused(layer: Any, input: torch.Tensor, activation: str | None) -> torch.Tensor:
+def _convolved(layer: Any, input: torch.Tensor, weight: torch.Tensor, bias: Any, activation: str | None = None) -> Any:
     padding = layer.padding
     if layer.padding_mode != "zeros":
-        input = F.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
+        input = nn.functional.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
         padding = 0
-    geometry = (layer.stride, padding, layer.dilation, layer.groups)
-    return functional.fused(input, layer.weight, layer.bias, None, activation, *geometry)
+    window = layer.stride, padding, layer.dilation
+    return functional.convolve(len(layer.kernel_size), input, weight, bias, window, layer.groups, activation)
+
+
+def _transposed(layer: Any, input: torch.Tensor, output_size: Any = None) -> torch.Tensor:
+    ndim = len(layer.kernel_size)
+    sizes = (layer.stride, layer.padding, layer.kernel_size)
+    extra = layer._output_padding(input, output_size, *sizes, ndim, layer.dilation)
+    geometry = (layer.stride, layer.padding, extra, layer.groups, layer.dilation)
+    function = getattr(functional, f"conv_transpose{ndim}d")
+    return function(input, layer.weight, layer.bias, *geometry)  # type: ignore[no-any-return]
+
+
+Conv1d, Conv2d, Conv3d = _PAIRED = tuple(
+    _layer(each, "_conv_forward", _convolved) for each in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+)
+ConvTranspose1d, ConvTranspose2d, ConvTranspose3d = _TRANSPOSED = tuple(
+    _layer(each, "forward", _transposed) for each in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+)
+_OURS: dict[type, type] = {each.__base__: each for each in (*_PAIRED, *_TRANSPOSED)}
 
 
 class Sequential(nn.Sequential):
@@ -108,12 +68,13 @@ class Sequential(nn.Sequential):
     forward = _unless_scripted(nn.Sequential.forward)
 
     def _by_operator(self, input: Any) -> Any:
-        waiting_layer = None
+        waiting_layer: Any = None
         for layer in self:
             if waiting_layer is not None:
                 activation = _activation(waiting_layer, layer) if isinstance(input, torch.Tensor) else None
                 if activation is not None:
-                    input, waiting_layer = _fused(waiting_layer, input, activation), None
+                    input = _convolved(waiting_layer, input, waiting_layer.weight, waiting_layer.bias, activation)
+                    waiting_layer = None
                     continue
                 input, waiting_layer = waiting_layer(input), None
             if type(layer) in _PAIRED:
@@ -123,29 +84,22 @@ class Sequential(nn.Sequential):
         return input if waiting_layer is None else waiting_layer(input)
 
 
-_PAIRED = (Conv1d, Conv2d, Conv3d)
-
-
 def _activation(layer: Any, activation_layer: Any) -> str | None:
     """The activation string of ``conv()`` for the layer after a convolution, if one pass may compute both and the
     activation's result determines its slope."""
-    kind = type(activation_layer)
-    if kind not in MODULES or _watched(layer) or _watched(activation_layer):
+    if type(activation_layer) not in MODULES or _watched(layer) or _watched(activation_layer):
         return None
-    activation = MODULES[kind](activation_layer)
+    activation = text_of(activation_layer)
     return None if activation is None or gradient_of_result(activation) is None else activation
 
 
 def _watched(module: Any) -> bool:
     """Whether hooks see or change a module's calls, or those of all modules."""
-    hooks = nn.modules.module
-    return bool(
-        has_hooks(module)
-        or "forward" in module.__dict__
-        or hooks._global_forward_hooks
-        or hooks._global_forward_pre_hooks
-        or hooks._global_backward_hooks
-        or hooks._global_backward_pre_hooks
+    every = nn.modules.module
+    return "forward" in module.__dict__ or any(
+        getattr(owner, f"{prefix}_{kind}_hooks")
+        for owner, prefix in ((module, ""), (every, "_global"))
+        for kind in ("forward", "forward_pre", "backward", "backward_pre")
     )
 
 
@@ -158,23 +112,16 @@ def swap(module: nn.Module, pairs: bool = False) -> bool:
     return our_class is not None
 
 
-def _words_of(name: str, theirs: Torch) -> Callable[[Any], str | None]:
-    def words(layer: Any) -> str | None:
-        if any(getattr(layer, key, value) != value for key, value in theirs.only.items()):
-            return None
-        numbers = ", ".join(repr(float(getattr(layer, each))) for each in theirs.attributes)
-        return f"{name}({numbers})" if numbers else name
-
-    return words
-
-
-MODULES: dict[type, Callable[[Any], str | None]] = {
-    getattr(nn, each.torch.module): _words_of(name, each.torch) for name, each in ACTIVATIONS.items() if each.torch
+MODULES: dict[type, str] = {
+    getattr(nn, each.torch.module): name for name, each in ACTIVATIONS.items() if each.torch is not None
 }
-"""For each activation layer class, a function that returns the activation string of ``conv()``, or None."""
+"""The activation's name for each of PyTorch's activation layers."""
 
 
-def has_hooks(module: Any) -> bool:
-    """Whether a module has hooks, which see or change its calls."""
-    early_hooks = module._forward_pre_hooks or module._backward_pre_hooks
-    return bool(early_hooks or module._forward_hooks or module._backward_hooks)
+def text_of(layer: nn.Module) -> str | None:
+    """The activation string of ``conv()`` for a layer of a class in MODULES; None if it has other numbers than ours."""
+    name = MODULES[type(layer)]
+    entry: Any = ACTIVATIONS[name].torch
+    return named_activation(
+        name, {key: getattr(layer, key) for key in (*entry.attributes, *entry.only) if hasattr(layer, key)}
+    )

@@ -32,7 +32,6 @@ _WHOLE = 4096
 _RUNS, _RUN = 48, 64
 """The number of pieces that are compared of a larger tensor, and the bytes of each piece: one cache line."""
 _FLOATS = {torch.float32: np.float32, torch.float64: np.float64, torch.float16: np.float16}
-_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -43,26 +42,26 @@ def version_of(tensor: torch.Tensor) -> int:
 class Sample:
     """A sample of a tensor's memory and its values; valid only while the tensor has that memory."""
 
-    __slots__ = ("_held", "_places", "_runs", "_words", "holds", "pieces")
+    __slots__ = ("_indices", "addresses", "holds", "memory", "sizes", "values")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         unit, size = tensor.element_size(), tensor.numel() * tensor.element_size()
-        memory = np.frombuffer((ctypes.c_char * size).from_address(tensor.data_ptr()), np.uint8)
-        self._runs, indices = memory, []
+        self.memory = np.frombuffer((ctypes.c_char * size).from_address(tensor.data_ptr()), np.uint8)
+        starts, run, elements = np.zeros(1, np.int64), size, []
         if size > _WHOLE:
             # Rows of weights have even numbers of elements: a step of an odd number of cache lines hits other columns
             # in each.
             step = max(_RUN, (size - _RUN) // (_RUNS * _RUN) * _RUN)
             step -= _RUN if step > _RUN and step // _RUN % 2 == 0 else 0
-            self._runs = np.lib.stride_tricks.as_strided(memory, ((size - _RUN) // step + 1, _RUN), (step, 1))
+            starts, run = np.arange(0, size - _RUN + 1, step), _RUN
             if tensor.is_floating_point():
-                indices = _extremes(_numbers(memory, tensor.dtype), tensor.shape[0])
-        self._held = self._runs.tobytes()
-        self._words = memoryview(memory.view(_WORDS[unit])) if indices else None
-        self._places = [(index, self._words[index]) for index in indices] if self._words is not None else []
-        self.pieces = self._pieces(memory, unit)
-        """The addresses and sizes of all that is compared, and its bytes."""
-        self.holds: Callable[[], bool] = _natively([self]) or self._holds
+                elements = [unit * index for index in _extremes(_numbers(self.memory, tensor.dtype), tensor.shape[0])]
+        self.sizes = np.repeat(np.array([run, unit], np.uint32), [len(starts), len(elements)])
+        starts = np.concatenate([starts, np.array(elements, np.int64)])
+        self.addresses = starts.astype(np.uint64) + np.uint64(tensor.data_ptr())
+        self._indices = np.concatenate(list(map(np.arange, starts, starts + self.sizes)))
+        self.values = self.memory[self._indices].tobytes()
+        self.holds = together([self])
         """A function that returns whether the sampled memory still has its values."""
 
     @classmethod
@@ -74,36 +73,15 @@ class Sample:
         dense = any(form is not None and tensor.is_contiguous(memory_format=form) for form in forms)
         return cls(tensor) if dense and tensor.numel() else None
 
-    def _pieces(self, memory: np.ndarray, unit: int) -> tuple[np.ndarray, np.ndarray, bytes]:
-        begin = memory.__array_interface__["data"][0]
-        rows, step = (self._runs.shape[0], self._runs.strides[0]) if self._runs.ndim == 2 else (1, 0)
-        runs = begin + step * np.arange(rows, dtype=np.uint64)
-        addresses = begin + unit * np.array([index for index, _ in self._places], np.uint64)
-        sizes = np.repeat(np.array([self._runs.shape[-1], unit], np.uint32), [rows, len(addresses)])
-        values = [memory[index * unit : (index + 1) * unit].tobytes() for index, _ in self._places]
-        return np.concatenate([runs, addresses]), sizes, b"".join([self._held, *values])
-
-    def _holds(self) -> bool:
-        memory = self._words
-        for index, value in self._places:
-            if memory[index] != value:  # type: ignore[index]
-                return False
-        return self._runs.tobytes() == self._held
-
 
 def together(samples: Sequence[Sample]) -> Callable[[], bool]:
     """A function that returns whether all samples still have their values."""
-    return _natively(samples) or (lambda: all(sample.holds() for sample in samples))
-
-
-def _natively(samples: Sequence[Sample]) -> Callable[[], bool] | None:
-    """The same function by the native module; None if that is not available."""
     native = loading.module()
     if native is None:
-        return None
-    addresses, sizes, values = ([sample.pieces[part] for sample in samples] for part in range(3))
-    packed_arrays = (np.concatenate(each).tobytes() if each else b"" for each in (addresses, sizes))
-    return functools.partial(native.hold, native.pieces(*packed_arrays, b"".join(values)))
+        parts = [(each.memory, each._indices, each.values) for each in samples]
+        return lambda: all(memory[indices].tobytes() == values for memory, indices, values in parts)
+    addresses, sizes = (b"".join(getattr(each, name).tobytes() for each in samples) for name in ("addresses", "sizes"))
+    return functools.partial(native.hold, native.pieces(addresses, sizes, b"".join(each.values for each in samples)))
 
 
 def _numbers(memory: np.ndarray, dtype: torch.dtype) -> np.ndarray:

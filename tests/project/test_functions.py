@@ -33,12 +33,12 @@ REASONS = {
         calls/queue_call.py:fast_path calls/stream_call.py:fast_path torch/geometry.py:problem_of
     """,
     "the signature of an operator of PyTorch, which calls it so": """
-        torch/functional.py:_conv torch/functional.py:fused torch/functional.py:_conv_transpose
-        torch/functional.py:conv torch/functional.py:conv_transpose torch/graph/aten_net.py:_convolution
+        torch/functional.py:convolve torch/functional.py:conv torch/functional.py:conv_transpose
+        torch/graph/aten_net.py:_convolution
         torch/graph/aten_net.py:_batch_norm torch/graph/aten_net.py:_native torch/graph/aten_norms.py:_group_norm
         torch/graph/aten_norms.py:_no_statistics torch/graph/aten_norms.py:of_the_batch
         torch/graph/aten_norms.py:_attention torch/graph/aten_norms.py:_max_pool torch/graph/aten_norms.py:_avg_pool
-        torch/graph/epilogues.py:_folded torch/graph/quantized.py:quantize torch/graph/quantized.py:dequantize
+        torch/graph/quantized.py:quantize torch/graph/quantized.py:dequantize
     """,
     "a kernel's builder: what its text depends on": """
         elementwise/codegen/kernel.py:_source elementwise/codegen/reduction_kernel.py:plan

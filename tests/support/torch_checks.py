@@ -1,8 +1,9 @@
-"""What tests of PyTorch's door compare: errors, counted calls, results with all gradients."""
+"""What tests of PyTorch's door compare: errors, counted calls, results and gradients, answers of compiled models."""
 
-from __future__ import annotations
+import copy
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 import convdispatch.torch as ct
 
@@ -28,6 +29,33 @@ def gradients(function, *tensors):
     return y, *torch.autograd.grad(y, leaves, grad)
 
 
+def alike(got, wanted, limit=1e-5) -> None:
+    """Assert that answers have one structure, and tensors the same shapes, types and, but for roundings, values."""
+    got, structure = tree_flatten(got)
+    wanted, own = tree_flatten(wanted)
+    assert structure == own
+    for one, other in zip(got, wanted, strict=True):
+        assert type(one) is type(other)
+        if isinstance(other, torch.Tensor):
+            assert (one.shape, one.dtype) == (other.shape, other.dtype)
+            assert torch.equal(one, other) if not other.is_floating_point() else error(one, other) < limit
+
+
+def in_double(model, *given, **named):
+    """What a copy of the model answers in float64."""
+    wide = tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, (given, named))
+    return copy.deepcopy(model).double()(*wide[0], **wide[1])
+
+
+def right(made, model, *given, limit=1e-5, **named) -> None:
+    """Assert that a compiled model's answer, a tensor, is the model's own in float64. The model is copied, which reads
+    ``.data`` of its parameters."""
+    wanted = in_double(model, *given, **named)  # first, for a call may write what it is given
+    got = made(*given, **named)
+    assert got.shape == wanted.shape
+    assert error(got, wanted) < limit
+
+
 def forms(model) -> list[str]:
     """The forms that a converted model's calls have, or the reasons why there is none, in words."""
     return list(ct.fusion(model).forms.values())
@@ -47,3 +75,15 @@ def layers(model) -> list[str]:
     (program,) = programs(model)
     problems = [(layer.name, layer.problem and layer.problem.activation) for layer in program.layers]
     return [name if activation is None else f"{name} + {activation}" for name, activation in problems]
+
+
+def with_statistics(model):
+    """The model in eval mode, its batch norms with statistics and parameters that are no identity."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+            if module.affine:
+                torch.nn.init.uniform_(module.weight, 0.5, 2)
+                torch.nn.init.normal_(module.bias)
+    return model.eval()

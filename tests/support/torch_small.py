@@ -1,11 +1,9 @@
-"""A net of two convolutions with code between them, for what Dynamo makes of that code."""
-
-from __future__ import annotations
+"""Nets of two convolutions with code of a test's own, for what Dynamo makes of that code."""
 
 import torch
 from torch import nn
 
-__all__ = ["Disabled", "Net"]
+__all__ = ["Body", "Disabled", "Net"]
 
 
 class Net(nn.Module):
@@ -28,3 +26,16 @@ class Disabled(Net):
     @torch.compiler.disable
     def middle(self, y):
         return y * float(y.numpy().max())
+
+
+class Body(nn.Module):
+    """Layers by name, and ``body(self, ...)``, which uses them."""
+
+    def __init__(self, body, **layers):
+        super().__init__()
+        self.body = body
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, *given, **named):
+        return self.body(self, *given, **named)

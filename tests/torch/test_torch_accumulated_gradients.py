@@ -1,18 +1,14 @@
 """Weights' gradients that are added to ``.grad`` by the kernel that computes them, and where they must not be."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
+import torch
+from torch_checks import error
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-from torch_checks import error  # noqa: E402 (torch is asked for first)
-
-import convdispatch.torch as ct  # noqa: E402
-from convdispatch import InvalidArgument  # noqa: E402
-from convdispatch.torch.dispatch import engine  # noqa: E402
+import convdispatch.torch as ct
+from convdispatch import InvalidArgument
+from convdispatch.torch.dispatch import engine
 
 nn, F = torch.nn, torch.nn.functional
 

@@ -1,7 +1,5 @@
 """``cudnn.benchmark``: measuring aside gives way to calls, takes what is clearly faster, and keeps out of captures."""
 
-from __future__ import annotations
-
 import queue
 import threading
 import time
@@ -10,21 +8,20 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-from convdispatch.api import ConvProblem  # noqa: E402
-from convdispatch.api.policy import Policy  # noqa: E402
-from convdispatch.api.results import Result, Results  # noqa: E402
-from convdispatch.calls.framework import autotune  # noqa: E402
-from convdispatch.device import runtime  # noqa: E402
-from convdispatch.device.child import Silent  # noqa: E402
-from convdispatch.measurement import aside  # noqa: E402
-from convdispatch.selection import dispatch  # noqa: E402
-from convdispatch.selection.choice import ranking  # noqa: E402
-from convdispatch.selection.records.perfdb import perfdb  # noqa: E402
-from convdispatch.selection.records.record import Record, choice_text, device_key  # noqa: E402
-from convdispatch.torch import captures, counting  # noqa: E402
+from convdispatch.api import ConvProblem
+from convdispatch.api.policy import Policy
+from convdispatch.api.results import Result, Results
+from convdispatch.calls.framework import autotune
+from convdispatch.device import runtime
+from convdispatch.device.child import Silent
+from convdispatch.measurement import aside
+from convdispatch.selection import dispatch
+from convdispatch.selection.choice import ranking
+from convdispatch.selection.records.perfdb import perfdb
+from convdispatch.selection.records.record import Record, choice_text, device_key
+from convdispatch.torch import captures, counting
 
 PROBLEM = ConvProblem.parse("mb1ic8ih12oc16kh3ph1")
 FOUND = {"records": [], "unsound": {}}

@@ -1,19 +1,17 @@
 """The back end for torch.compile: its engines, graphs that learn, and what it refuses."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import itertools
 
 import pytest
+import torch
+from torch_checks import error, in_double, with_statistics
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-import convdispatch.torch as ct  # noqa: E402
-from convdispatch import InvalidArgument  # noqa: E402
-from convdispatch.torch.compile.backend import Backend  # noqa: E402
-from convdispatch.torch.graph import engine_choice, inductor  # noqa: E402
+import convdispatch.torch as ct
+from convdispatch import InvalidArgument
+from convdispatch.torch.compile.backend import Backend
+from convdispatch.torch.graph import engine_choice, inductor
 
 nn = torch.nn
 
@@ -30,12 +28,8 @@ class Block(nn.Module):
 
 def _net() -> nn.Module:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), Block(8), nn.Conv2d(8, 6, 1), nn.SiLU(), Block(6))
-    for each in net.modules():
-        if isinstance(each, nn.BatchNorm2d):
-            each.running_mean.normal_()
-            each.running_var.uniform_(0.5, 2)
-    return net
+    layers = nn.Conv2d(3, 8, 3, stride=2), Block(8), nn.Conv2d(8, 6, 1), nn.SiLU(), Block(6)
+    return with_statistics(nn.Sequential(*layers)).train()
 
 
 @pytest.fixture(autouse=True)
@@ -44,17 +38,13 @@ def _fresh():
     ct.reset_counters()
 
 
-def _error(mine: torch.Tensor, exact: torch.Tensor) -> float:
-    return float((mine.double() - exact).norm() / exact.norm())
-
-
 @pytest.mark.parametrize("engine", ["form", "operators"])
 def test_each_engine_computes_the_model(engine):
     net, x = _net().eval(), torch.randn(2, 3, 21, 17)
     backend = Backend(options={"engine": engine})
     compiled = torch.compile(net, backend=backend)
     with torch.no_grad():
-        assert _error(compiled(x), copy.deepcopy(net).double()(x.double())) < 2e-6
+        assert error(compiled(x), in_double(net, x)) < 2e-6
     (words,) = backend.graphs[0].descriptions().values()
     assert ("commands" in words) == (engine == "form")
     assert sum(ct.counters()["solvers"].values()) >= 4  # all four convolutions are ours
@@ -76,32 +66,22 @@ def test_operators_fold_norms_and_take_in_what_follows():
     assert seen == ["convdispatch.fused_convolution.below_autograd"] * 4  # sums, activations and norms are in them
 
 
-def test_gradients_are_the_model_s_without_a_compiler(monkeypatch):
-    monkeypatch.setattr(inductor, "available", lambda device: False)
-    net, x = _net(), torch.randn(2, 3, 15, 15)
+@pytest.mark.parametrize("has_compiler", [False, True])
+def test_gradients_are_the_model_s_and_convolutions_ours(has_compiler, monkeypatch):
+    if has_compiler and not inductor.available("cpu"):
+        pytest.skip("no C++ compiler")
+    monkeypatch.setattr(inductor, "available", lambda device: has_compiler)
+    net, x, backend = _net(), torch.randn(2, 3, 15, 15), Backend()
     exact = copy.deepcopy(net).double()
-    compiled = torch.compile(net, backend=Backend())
-    compiled(x).square().sum().backward()
-    exact(x.double()).square().sum().backward()
-    for mine, own in zip(net.parameters(), exact.parameters(), strict=True):
-        assert _error(mine.grad, own.grad) < 1e-5
-    assert ct.counters()["convolution_backward"] == 4
-    for mine, own in zip(net.buffers(), exact.buffers(), strict=True):
-        torch.testing.assert_close(mine.double(), own.double(), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.skipif(not inductor.available("cpu"), reason="no C++ compiler")
-def test_inductor_compiles_what_lies_between_and_convolutions_stay_ours():
-    net, x = _net(), torch.randn(2, 3, 15, 15)
-    exact = copy.deepcopy(net).double()
-    backend = Backend()
     torch.compile(net, backend=backend)(x).square().sum().backward()
     exact(x.double()).square().sum().backward()
     for mine, own in zip(net.parameters(), exact.parameters(), strict=True):
-        assert _error(mine.grad, own.grad) < 1e-5
+        assert error(mine.grad, own.grad) < 1e-5
+    for mine, own in zip(net.buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(mine.double(), own.double(), rtol=1e-5, atol=1e-6)
     counts = ct.counters()
     assert (counts["convolution"], counts["convolution_backward"], counts["left"]) == (4, 4, 0)
-    assert "with gradients" in next(iter(backend.graphs[0].descriptions().values()))
+    assert not has_compiler or "with gradients" in next(iter(backend.graphs[0].descriptions().values()))
 
 
 @pytest.fixture
@@ -139,58 +119,6 @@ def test_an_unknown_engine_is_refused_in_words():
         Backend(options={"engine": "fastest"})
 
 
-def test_torch_compile_finds_it_by_name():
-    assert "convdispatch" in torch._dynamo.list_backends()
-    net, x = _net().eval(), torch.randn(1, 3, 12, 12)
-    with torch.no_grad():
-        assert _error(torch.compile(net, backend="convdispatch")(x), copy.deepcopy(net).double()(x.double())) < 2e-6
-
-
-def test_an_assertion_on_values_holds():
-    class Checked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
-
-        def forward(self, x):
-            torch._assert_async(x.amax() < 100)
-            return self.conv(x)
-
-    compiled, x = torch.compile(Checked().eval(), backend=Backend()), torch.randn(1, 3, 8, 8)
-    with torch.no_grad():
-        compiled(x)
-        with pytest.raises(RuntimeError, match="nonzero"):
-            compiled(x * 1e6)
-
-
-def test_graph_breaks_are_told_with_their_line():
-    class Breaks(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 3, 3)
-
-        def forward(self, x):
-            y = self.conv(x)
-            return self.conv(y) * float(y.sum().item())
-
-    fused = ct.convert(Breaks().eval(), fuse=True)
-    with torch.no_grad():
-        fused(torch.randn(1, 3, 9, 9))
-    (where,) = ct.fusion(fused).breaks
-    assert "test_torch_backend.py" in where
-    assert "item()" in where
-
-
-@pytest.mark.parametrize("layer", [nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(3, 4, 3, stride=2), nn.Conv1d(3, 4, 3)])
-def test_a_layer_alone_is_a_form_without_a_warning(layer, recwarn):
-    x = torch.randn(1, 3, *[9] * (layer.weight.ndim - 2))
-    fused = ct.convert(layer.eval(), fuse=True)
-    with torch.no_grad():
-        assert _error(fused(x), copy.deepcopy(layer).double()(x.double())) < 1e-5
-    assert not [each for each in recwarn if "fused" in str(each.message)]
-    assert "1 convolutions" in str(ct.fusion(fused))
-
-
 class Tabled(nn.Module):
     """A convolution whose result gets a bias from a table, by an index; and one that counts its calls."""
 
@@ -207,21 +135,27 @@ class Tabled(nn.Module):
         return self.conv(x) + self.table[self.index.view(-1)].view(8, 8, 4).permute(2, 0, 1) + self.calls
 
 
+def names_of_packed(backend) -> list[str]:
+    """The names of the inputs of a back end's only graph that a form packs."""
+    (graph,) = backend.graphs
+    return [graph._graph.graph.find_nodes(op="placeholder")[index].name for index in graph._packed]
+
+
 def test_a_table_is_looked_up_once_and_writes_to_it_are_seen():
     net, x = Tabled().eval(), torch.randn(1, 3, 8, 8)
     backend = Backend(options={"engine": "form"})
     compiled = torch.compile(net, backend=backend)
 
     def check() -> None:
-        expected = copy.deepcopy(net).double()(x.double())
-        assert _error(compiled(x), expected) < 2e-6
+        expected = in_double(net, x)
+        assert error(compiled(x), expected) < 2e-6
 
     with torch.no_grad():
         check()
-        (graph,) = backend.graphs
-        packed = [graph._graph.graph.find_nodes(op="placeholder")[index].name for index in graph._packed]
+        packed = names_of_packed(backend)
         assert len(packed) == 4  # weight, bias, table, index
         assert not any("calls" in name for name in packed)
+        (graph,) = backend.graphs
         assert "commands" in next(iter(graph.descriptions().values()))
         for write in (
             lambda: net.table.mul_(2),
@@ -272,9 +206,8 @@ def test_a_layer_scale_is_folded_and_writes_to_it_are_seen():
             write()
             for _ in range(3):
                 got, net.calls[...] = compiled(x), net.calls - 1
-                assert _error(got, copy.deepcopy(net).double()(x.double())) < 2e-6
+                assert error(got, in_double(net, x)) < 2e-6
                 net.calls += 1
-        (graph,) = backend.graphs
-        packed = [graph._graph.graph.find_nodes(op="placeholder")[index].name for index in graph._packed]
+        packed = names_of_packed(backend)
         assert len(packed) == 7  # weight, bias, four vectors of the norm, scale
         assert not any("calls" in name for name in packed)

@@ -1,7 +1,5 @@
 """A capture waits for kernels: each way of capturing, the host in the place of a GPU, and a compiler that is slow."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading
@@ -10,18 +8,15 @@ import warnings
 from concurrent.futures import Future
 
 import pytest
+import torch
+from torch._inductor import cudagraph_trees
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-from native_stand_in import stand_in  # noqa: E402, F401 (torch is asked for first)
-from torch._inductor import cudagraph_trees  # noqa: E402
-
-import convdispatch.torch as ct  # noqa: E402
-from convdispatch import ConvDispatchWarning  # noqa: E402
-from convdispatch.calls.framework import tiers  # noqa: E402
-from convdispatch.calls.planner_pool import progress_line  # noqa: E402
-from convdispatch.torch import captures  # noqa: E402
-from convdispatch.torch.eager import planning, stream_tensors  # noqa: E402
+import convdispatch.torch as ct
+from convdispatch import ConvDispatchWarning
+from convdispatch.calls.framework import tiers
+from convdispatch.calls.planner_pool import progress_line
+from convdispatch.torch import captures
+from convdispatch.torch.eager import planning, stream_tensors
 
 F = torch.nn.functional
 MINUTES = 300.0
@@ -87,7 +82,7 @@ def stream_context(stream):
 
 
 @pytest.fixture
-def compiler(stand_in, monkeypatch):  # noqa: F811
+def compiler(stand_in, monkeypatch):
     """CPU tensors run on the driver that stands for CUDA's; every new problem goes to the compiler."""
     Gpu.driver, Gpu.native, Gpu.begun, Gpu.launched, Gpu.streams = stand_in.driver, stand_in, [], [], []
     made = Compiler()

@@ -1,16 +1,20 @@
 """Graphs that learn on a GPU are laid channels last as a whole: here by the pass itself, on the CPU."""
 
-from __future__ import annotations
-
 import types
 
 import pytest
+import torch
+import torch_zoo
+from torch.fx.experimental.proxy_tensor import make_fx
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-import torch_zoo  # noqa: E402
-
-from convdispatch.torch.graph.learning.channels_last import lay_channels_last  # noqa: E402
+from convdispatch.torch import enable
+from convdispatch.torch.compile.backend import Backend
+from convdispatch.torch.compile.fused_operator import fused_convolution
+from convdispatch.torch.graph import inductor
+from convdispatch.torch.graph.channels_last import resized
+from convdispatch.torch.graph.learning.channels_last import lay_channels_last
+from convdispatch.torch.graph.specialised import without_fakes
+from convdispatch.torch.graph.upsampling import whole_upsampling
 
 
 def _compiled(model: torch.nn.Module, graphs: list[object]) -> torch.nn.Module:
@@ -145,9 +149,6 @@ def test_inductor_hands_our_operators_the_graph_s_strides(monkeypatch):
     came channels first, and every call copied them."""
     from torch._inductor import compile_fx
 
-    from convdispatch.torch.compile.backend import Backend
-    from convdispatch.torch.graph import inductor
-
     operations: list[object] = []
     plain, lower = compile_fx.compile_fx, _operations(operations, is_inference=False)
     monkeypatch.setattr(
@@ -192,11 +193,6 @@ class _Head(torch.nn.Module):
 
 def _graph_of(model, x, monkeypatch):
     """A model's inference graph, its weights attributes, as the back end has inductor compile it."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    from convdispatch.torch.graph import inductor
-    from convdispatch.torch.graph.specialised import without_fakes
-    from convdispatch.torch.graph.upsampling import whole_upsampling
 
     monkeypatch.setattr(inductor, "prepare_kernels", lambda *_, **__: None)
     with torch.no_grad(), whole_upsampling():
@@ -209,8 +205,6 @@ def test_a_graph_on_a_gpu_writes_channels_last_what_our_convolutions_read(monkey
     """Inductor wrote a concat of resized images channels first, by kernels that read across the lines of memory, and
     copied it: SegFormer took 1.4 times inductor's own time."""
     from torch._inductor import compile_fx, ir
-
-    from convdispatch.torch.graph import inductor
 
     model = _Head().eval().requires_grad_(False).to(memory_format=form)
     x = torch.randn(2, 3, 33, 33).to(memory_format=form)
@@ -233,8 +227,6 @@ def test_a_graph_on_a_gpu_writes_channels_last_what_our_convolutions_read(monkey
 
 def test_convolutions_of_a_channels_first_model_hand_their_results_on_channels_last(monkeypatch):
     """What reads a result otherwise, as ``view`` does, has the model's strides; float32 without TF32 stays as it is."""
-    from convdispatch.torch import enable
-    from convdispatch.torch.graph import inductor
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:
@@ -267,7 +259,6 @@ def test_convolutions_of_a_channels_first_model_hand_their_results_on_channels_l
 
 def test_weights_of_two_convolutions_stay_theirs():
     """A weight that something reads channels first is copied, not replaced."""
-    from convdispatch.torch.compile.fused_operator import fused_convolution
     from convdispatch.torch.graph.channels_last import lay_channels_last
 
     weight, x = torch.nn.Parameter(torch.randn(4, 4, 3, 3), requires_grad=False), torch.randn(1, 4, 5, 5)
@@ -292,8 +283,6 @@ def test_weights_of_two_convolutions_stay_theirs():
 @pytest.mark.parametrize("corners", [False, True])
 @pytest.mark.parametrize(("sizes", "scales"), [((9, 4), (None, None)), ((1, 14), (None, None)), ((14, 21), (2.1, 3.1))])
 def test_images_are_resized_with_pytorch_s_roundings(dtype, corners, sizes, scales):
-    from convdispatch.torch.graph.channels_last import resized
-
     x = torch.randn(2, 7, 7, 3).to(dtype)
     decomposition = torch._decomp.decomposition_table[torch.ops.aten.upsample_bilinear2d.default]
     theirs = decomposition(x.permute(0, 3, 1, 2), sizes, corners, *scales)
@@ -301,8 +290,6 @@ def test_images_are_resized_with_pytorch_s_roundings(dtype, corners, sizes, scal
 
 
 def test_images_that_keep_their_size_are_copied():
-    from convdispatch.torch.graph.channels_last import resized
-
     x = torch.tensor([1.0, float("inf"), 2.0, 3.0]).reshape(1, 2, 2, 1)
     y = resized(x, (2, 2), False, None, None)
     assert torch.equal(x, y)

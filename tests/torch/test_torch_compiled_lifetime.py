@@ -1,12 +1,11 @@
 """From a compiled model's making to its end: lazy and parametrized layers, training between calls, copies, files,
 forks; and what a model that is gone leaves behind: nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import ctypes
 import gc
+import io
 import os
 import pickle
 import resource
@@ -15,17 +14,18 @@ import weakref
 from pathlib import Path
 
 import pytest
+import torch
+from threads import together
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch_checks import error, forms, in_double, right, with_statistics
+from torch_small import Body
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402 (torch is asked for first)
-from torch_checks import error  # noqa: E402
-
-import convdispatch.torch as ct  # noqa: E402
-from convdispatch.api.errors import InvalidArgument  # noqa: E402
-from convdispatch.torch import dynamo_frames  # noqa: E402
-from convdispatch.torch.graph import conversion, inductor  # noqa: E402
-from convdispatch.torch.graph.forms import Form, GraphForms  # noqa: E402
+import convdispatch.torch as ct
+from convdispatch.api.errors import InvalidArgument
+from convdispatch.torch import dynamo_frames
+from convdispatch.torch.graph import conversion, inductor
+from convdispatch.torch.graph import forms as forms_module
+from convdispatch.torch.graph.forms import Form, GraphForms
 
 nn = torch.nn
 DOORS = {
@@ -160,22 +160,48 @@ def test_compiled_twice(door):
     same(second, model)
 
 
-def test_copies_and_files_after_a_call():
-    model = Net().eval()
+def _saved(model):
+    place = io.BytesIO()
+    torch.save(model, place)
+    place.seek(0)
+    return torch.load(place, weights_only=False)
+
+
+COPIES = {
+    "deep": copy.deepcopy,
+    "pickled": lambda model: pickle.loads(pickle.dumps(model)),
+    "saved": _saved,
+}
+
+
+@pytest.mark.parametrize("called", [True, False])
+@pytest.mark.parametrize("how", COPIES)
+@torch.no_grad()
+def test_copies_and_files(how, called):
+    """They hold the model alone, of its own class, and are compiled anew."""
+    model, x = Net().eval(), picture()
     compiled = ct.convert(model, fuse=True)
-    same(compiled, model)
-    copies = [copy.deepcopy(compiled), copy.copy(compiled), pickle.loads(pickle.dumps(compiled))]
-    for each in copies:
-        same(each, model)
-    with torch.no_grad():
-        copies[0].two.weight.mul_(2)
-        compiled.two.bias.add_(1)
-    same(copies[2], model)
-    x = picture()
-    with torch.no_grad():
-        assert error(copies[0](x), model(x)) > 0.1
-        assert error(copies[1](x), compiled(x)) < 1e-6  # a shallow copy has the same parameters
-        assert error(compiled(x), model(x)) > 0.1
+    if called:
+        right(compiled, model, x)
+    made = COPIES[how](compiled)
+    assert type(made).__name__ == "Net"
+    assert isinstance(made, Net)
+    assert not forms(made)
+    assert list(made.state_dict()) == list(model.state_dict())
+    assert not any(p.requires_grad for p in made.parameters())
+    made.load_state_dict(compiled.state_dict())
+    for _ in range(2):
+        right(made, model, x)
+    assert "2 convolutions" in forms(made)[0]
+    right(made.forward, model, x)
+    assert made.one.weight.data_ptr() != compiled.one.weight.data_ptr()
+    made.two.weight.mul_(2)
+    right(compiled, model, x)
+    assert error(made(x), model(x)) > 0.1
+    shallow = copy.copy(compiled)  # which has the same parameters
+    compiled.two.bias.add_(1)
+    assert error(shallow(x), compiled(x)) < 1e-6
+    assert error(compiled(x), model(x)) > 0.1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
@@ -229,6 +255,152 @@ def test_dynamo_does_not_look_on_where_a_parts_state_is_made(monkeypatch):
     assert seen == [None] * 3
 
 
+# --- calls of several threads, and calls that are more than inference -----------------------------------------------
+
+
+class Tailed(nn.Module):
+    """A net with one form, and what other nets have behind their convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3)
+        tail = nn.MaxPool2d(3, 2, 1), nn.Dropout(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4)
+        self.relu, self.tail = nn.ReLU(inplace=True), nn.Sequential(*tail)
+
+    def forward(self, x):
+        return self.tail(self.relu(self.bn(self.conv(x)) + x))
+
+
+@pytest.fixture
+def whole():
+    """A net, the converted one, an input and its result in float64."""
+    ct.reset_counters()
+    with ct.enable(solver="im2col*"):  # one solver: few kernels to compile
+        model, x = with_statistics(Tailed()), torch.randn(2, 3, 8, 8)
+        with torch.no_grad():
+            yield model, ct.convert(model, fuse=True), x, in_double(model, x)
+
+
+def near(got, wanted, limit=1e-5):
+    assert got.shape == wanted.shape
+    assert error(got, wanted) < limit
+
+
+def test_a_plain_call_runs_by_one_form(whole):
+    _, made, x, expected = whole
+    with torch.inference_mode():
+        made(x)
+        assert len(forms(made)) == 1, forms(made)
+        assert "2 convolutions" in forms(made)[0]
+        ct.reset_counters()
+        got = made(x)
+        assert ct.counters()["ours"] == 2, ct.counters()  # the linear map is one too
+        assert made(x.to(memory_format=torch.channels_last)).equal(got)
+        assert made(x).data_ptr() != got.data_ptr()
+    near(got, expected)
+
+
+def test_calls_that_are_not_plain_inference(whole):
+    model, made, x, expected = whole
+    with torch.enable_grad():
+        given = x.clone().requires_grad_()
+        near(y := made(given), expected)
+        y.sum().backward()
+        primal, tangent = torch.func.jvp(made, (x,), (x,))
+        near(primal, expected)
+        near(tangent, torch.func.jvp(model, (x,), (x,))[1])
+    assert given.grad.abs().sum() > 0
+    assert ct.counters()["convolution_backward"] == 1
+    assert not forms(made)
+    seen = []
+    handle = made.conv.register_forward_hook(lambda module, inputs, y: seen.append(y.shape))
+    near(made(x), expected)
+    handle.remove()
+    assert seen == [(2, 3, 8, 8)]
+    near(made(x), expected)
+    assert len(seen) == 1
+    dropout = made.get_submodule("tail.1").train()
+    for p, wanted in ((0.0, expected), (1.0, made.tail[4].bias.double().expand(2, -1))):
+        dropout.p = p
+        near(made(x), wanted)
+    dropout.eval()
+    near(made(x), expected)
+    near(torch.vmap(made.forward)(x[None])[0], expected)
+    near(torch.vmap(made)(x[None])[0], expected)
+    with torch.autocast("cpu"):
+        near(made(x), expected, 2e-2)
+        assert made(x).dtype is torch.bfloat16
+    assert made(x).dtype is torch.float32
+
+
+def test_changed_weights_are_packed_at_the_second_call(whole):
+    _, made, x, expected = whole
+    with torch.inference_mode():
+        near(made(x), expected)
+        with torch.inference_mode(False), torch.no_grad():
+            made.tail.get_submodule("4").bias.add_(1)
+        near(made(x), expected + 1)  # operator by operator, for it may change again
+        assert not forms(made)
+        near(made(x), expected + 1)
+        assert len(forms(made)) == 1
+
+
+def test_compilers_and_export_take_it_whole(whole):
+    _, made, x, expected = whole
+    near(torch.compile(made, fullgraph=True, backend="aot_eager")(x), expected)
+    near(torch.compile(nn.Sequential(made, nn.ReLU()), fullgraph=True, backend="aot_eager")(x), expected.relu())
+    program = torch.export.export(made, (x,))
+    targets = [str(node.target) for node in program.graph.nodes]
+    assert targets.count("convdispatch.convolution.default") == 1
+    near(program.module()(x), expected)
+    again = ct.convert(program, fuse=True)
+    near(again(x), expected)
+    assert "2 convolutions" in forms(again)[0]
+    near(ct.convert(made, fuse=True)(x), expected)
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_threads_share_a_form(whole, is_compiled):
+    """One that was compiled before, whose layout stays then; or that the threads compile together."""
+    _, made, x, expected = whole
+    inputs, wanted = [x] * 4, [expected] * 4
+    if is_compiled:
+        made(x)
+        ct.ready()  # forms differ in rounding: the one that stays is chosen
+        inputs = [x * (i + 1) for i in range(4)]
+        wanted = [made(each) for each in inputs]
+    before = forms(made)
+
+    def work(i):
+        with torch.no_grad():
+            return [error(made(inputs[i]), wanted[i]) for _ in range(20)]
+
+    differences = [each for thread in together(work, 4) for each in thread]
+    assert max(differences) <= (0 if is_compiled else 1e-5), (differences, forms(made))
+    assert forms(made) == before or not is_compiled
+
+
+def test_explain_tells_of_fused_models(whole):
+    _, made, x, _ = whole
+    (found,) = ct.explain(made, x).layers
+    assert (found.name, found.solver) == ("conv", "im2col")
+    assert max(found.error, found.torch_error) < 1e-5
+
+
+def test_a_form_or_its_reason_for_each_shape(monkeypatch):
+    monkeypatch.setattr(forms_module, "MAX_FORMS", 1)
+    model = with_statistics(
+        Body(lambda m, x: torch.cumsum(m.bn(m.conv(x)), 1), conv=nn.Conv2d(3, 3, 3), bn=nn.BatchNorm2d(3))
+    )
+    made, x = ct.convert(model, fuse=True), torch.randn(1, 3, 4, 4)
+    with torch.no_grad():
+        right(made, model, x)
+        assert list(ct.fusion(made).forms) == ["the model, 1x3x4x4"]
+        assert "aten.cumsum.default has no counterpart here" in forms(made)[0]
+        right(made, model, x[..., :3])
+    assert len(made._compiled_state.backend.graphs[-1].descriptions()) == 1
+
+
 # --- what a model that is gone leaves -------------------------------------------------------------------------------
 
 KINDS = {"net": Net, "sequence": sequence, "breaks": Breaking, "layer": lambda width=8: nn.Conv2d(3, width, 3)}
@@ -255,6 +427,7 @@ def test_a_model_that_is_gone_leaves_nothing(door, kind):
         for size in (8, 9, 10):  # the second makes graphs with symbols for sizes
             compiled(picture(size))
     assert left()[0] > before[0]
+    assert left()[2] <= before[2], "a graph holds no fake tensors"
     held = [weakref.ref(compiled), *map(weakref.ref, compiled.parameters()), *map(weakref.ref, model.parameters())]
     del compiled, model
     gc.collect()

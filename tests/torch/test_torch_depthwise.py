@@ -1,18 +1,15 @@
 """Gradients of depthwise layers on CUDA while theirs are compiled: PyTorch's own, which cuDNN need not compile."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-import convdispatch.torch as ct  # noqa: E402
-from convdispatch import policy  # noqa: E402
-from convdispatch.calls.framework import tiers  # noqa: E402
-from convdispatch.selection import dispatch  # noqa: E402
-from convdispatch.torch.dispatch import quick_depthwise, routing  # noqa: E402
+import convdispatch.torch as ct
+from convdispatch import policy
+from convdispatch.calls.framework import tiers
+from convdispatch.selection import dispatch
+from convdispatch.torch.dispatch import quick_depthwise, routing
 
 LAST, FIRST = torch.channels_last, torch.contiguous_format
 

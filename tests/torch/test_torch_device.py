@@ -3,14 +3,8 @@
 In a process of its own: PyTorch takes one added device a process, and keeps it.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
-
-import pytest
-
-pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
 PREAMBLE = """
 import copy, io, warnings

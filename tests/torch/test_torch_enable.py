@@ -1,7 +1,5 @@
 """enable(): PyTorch's own calls, forward and backward, computed here; what is left is counted with its reason."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess
@@ -10,15 +8,22 @@ import threading
 
 import numpy as np
 import pytest
+import torch
+from threads import together
+from torch_checks import LIMIT, error, gradients, total
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-from threads import together  # noqa: E402
-from torch_checks import LIMIT, error, gradients, total  # noqa: E402 (torch is asked for first)
-
-import convdispatch as cd  # noqa: E402
-import convdispatch.torch as ct  # noqa: E402
-from convdispatch.torch.eager import planning  # noqa: E402
+import convdispatch as cd
+import convdispatch.torch as ct
+from convdispatch.api.policy import current_policy
+from convdispatch.calls.framework import autotune
+from convdispatch.device import runtime
+from convdispatch.device.commands import host_memory
+from convdispatch.selection import dispatch
+from convdispatch.selection.records.perfdb import perfdb, scope_of
+from convdispatch.torch.dispatch import engine
+from convdispatch.torch.eager import planning
+from convdispatch.torch.requirements import lacking
+from convdispatch.torch.settings import switches
 
 pytestmark = pytest.mark.usefixtures("counted")
 F = torch.nn.functional
@@ -242,9 +247,6 @@ def test_a_default_device_changes_nothing():
 
 
 def test_devices_without_systems_svm_take_views(monkeypatch):
-    from convdispatch.device.commands import host_memory
-    from convdispatch.selection import dispatch
-
     monkeypatch.setattr(host_memory, "has_system_svm", lambda device: False)
     dispatch.forget()
     tensors = [torch.randn(2, 4, 8, 8), torch.randn(8, 4, 3, 3), torch.randn(8)]
@@ -258,8 +260,6 @@ def test_devices_without_systems_svm_take_views(monkeypatch):
 
 
 def test_a_missing_name_of_pytorchs_is_told_in_a_sentence():
-    from convdispatch.torch.requirements import lacking
-
     told = lacking({"torch.library.gone": "nothing can be routed"}, "9.9")
     assert told.startswith("PyTorch 9.9 has no torch.library.gone, so nothing can be routed")
     assert lacking({"torch.library.get_kernel": ""}) is None
@@ -327,3 +327,66 @@ def test_an_empty_batch_keeps_pytorchs_strides(form):
         F.conv2d(x, w).sum().backward()
     assert x.grad.shape == x.shape
     assert not w.grad.any()
+
+
+# --- PyTorch's own switches: precision, determinism, its search -----------------------------------------------------
+
+
+def test_pytorchs_switches_are_obeyed():
+    seen = []
+    stop = engine.watch(lambda part, call, tensors, geometry: seen.append(call.problem))
+    x, w = torch.randn(1, 4, 6, 6), torch.randn(4, 4, 3, 3)
+    try:
+        with ct.enable():
+            F.conv2d(x, w)
+            torch.set_float32_matmul_precision("high")
+            F.conv2d(x, w)
+            F.conv2d(x.double(), w.double())
+        with ct.enable(math="ieee"):
+            F.conv2d(x, w)
+    finally:
+        stop()
+        torch.set_float32_matmul_precision("highest")
+    assert [problem.math for problem in seen] == ["float32", "tf32", "float32", "ieee"]
+
+
+def test_cudas_switch_is_its_own():  # by torch._C: PyTorch's own test module, once imported, locks torch.backends
+    before = torch._C._get_cudnn_allow_tf32()
+    try:
+        for allowed in (True, False):
+            torch._C._set_cudnn_allow_tf32(allowed)
+            assert switches(True)[0] is allowed
+    finally:
+        torch._C._set_cudnn_allow_tf32(before)
+
+
+def test_deterministic_algorithms_are_asked_for(monkeypatch):
+    asked = []
+    own = dispatch.prepare
+    monkeypatch.setattr(dispatch, "prepare", lambda p, c: asked.append(current_policy().deterministic) or own(p, c))
+    x, w = torch.randn(1, 4, 6, 5), torch.randn(4, 4, 3, 3)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with ct.enable():
+            F.conv2d(x, w)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with ct.enable():
+        F.conv2d(x, w)
+    assert asked == [True, False]
+
+
+def test_benchmark_measures_in_the_background():
+    torch._C._set_cudnn_benchmark(True)
+    problems = []
+    stop = engine.watch(lambda part, call, tensors, geometry: problems.append((call.problem, call.device)))
+    try:
+        with ct.enable():
+            y = F.conv2d(torch.ones(1, 5, 11, 13), torch.ones(7, 5, 3, 3))
+            assert autotune.drain(60)
+            assert torch.equal(F.conv2d(torch.ones(1, 5, 11, 13), torch.ones(7, 5, 3, 3)), y)
+    finally:
+        torch._C._set_cudnn_benchmark(False)
+        stop()
+    problem, device = problems[0]
+    assert perfdb().lookup(problem, runtime.device_info(device), scope_of(current_policy()))

@@ -1,18 +1,15 @@
 """Which engine computes a graph: races are decided once, and mode="max-autotune" measures what nobody has measured."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-import convdispatch.torch as ct  # noqa: E402
-from convdispatch.inference.form_benchmark import Verdict  # noqa: E402
-from convdispatch.selection import decision_store  # noqa: E402
-from convdispatch.torch.compile.backend import Backend  # noqa: E402
-from convdispatch.torch.graph import engine_choice, forms, inductor, tuning  # noqa: E402
+import convdispatch.torch as ct
+from convdispatch.inference.form_benchmark import Verdict
+from convdispatch.selection import decision_store
+from convdispatch.torch.compile.backend import Backend
+from convdispatch.torch.graph import engine_choice, forms, inductor, tuning
 
 nn = torch.nn
 with_compiler = pytest.mark.skipif(not inductor.available("cpu"), reason="no C++ compiler")

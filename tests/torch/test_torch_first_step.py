@@ -1,17 +1,13 @@
 """``python -m bench first_step`` for a moment: what its processes find is what its rows tell."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-
-import convdispatch.torch as ct  # noqa: E402 (torch is asked for first)
+import convdispatch.torch as ct
 
 
 @pytest.fixture

@@ -1,17 +1,17 @@
 """convert(fuse=True): what is fused and what must not be, forms and layers, copies, compilers."""
 
-from __future__ import annotations
-
 import copy
 
+import numpy as np
 import pytest
+import torch
+from torch_checks import error, forms, layers, programs, right, with_statistics
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-from torch_checks import forms, layers  # noqa: E402 (torch is asked for first)
-
-import convdispatch.torch as ct  # noqa: E402
-from convdispatch.api.errors import InvalidArgument  # noqa: E402
+import convdispatch.torch as ct
+from convdispatch import inference
+from convdispatch.api.errors import InvalidArgument
+from convdispatch.nn import functional
+from convdispatch.tensor import Tensor
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
 nn, F = torch.nn, torch.nn.functional
@@ -38,34 +38,6 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.body[0](self, x)
-
-
-class Stepwise(Net):
-    """Depends on values, so it is captured in several graphs."""
-
-    def forward(self, x):
-        return super().forward(x) if x.sum() > -1e30 else x
-
-
-def ready(model):
-    """With statistics that are no identity, in eval mode."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
-            module.running_mean.normal_()
-            module.running_var.uniform_(0.5, 2)
-            if module.affine:
-                nn.init.uniform_(module.weight, 0.5, 2)
-                nn.init.normal_(module.bias)
-    return model.eval()
-
-
-def near(got, expected, limit=1e-5):
-    return got.shape == expected.shape and float((got.detach().double() - expected).norm() / expected.norm()) <= limit
-
-
-def in_double(model, x):
-    with torch.no_grad():
-        return copy.deepcopy(model).double()(x.double())
 
 
 def chained(m, x):
@@ -142,20 +114,19 @@ BODIES = {
 
 
 @pytest.mark.parametrize("name", BODIES)
+@torch.no_grad()
 def test_chains(name):
     body, expected = BODIES[name]
-    model, x = ready(Net(body)), torch.randn(2, 3, 5, 6)
-    made = ct.convert(model, fuse=True)
-    with torch.no_grad():
-        mine, theirs = x.clone(), x.clone()
-        assert near(made(mine), in_double(model, x.clone()))
-        model(theirs)
+    model, x = with_statistics(Net(body)), torch.randn(2, 3, 5, 6)
+    made, mine, theirs = ct.convert(model, fuse=True), x.clone(), x.clone()
+    right(made, model, mine)
+    model(theirs)
     assert torch.equal(mine, theirs), "what the model writes to its input"
     if isinstance(expected, str):
         assert expected in forms(made)[0]
     else:
         assert layers(made) == expected
-    assert near(made.forward(x.clone()), in_double(model, x.clone())), "layer by layer"
+    right(made.forward, model, x.clone())  # layer by layer
     assert not ct.counters()["left"], ct.counters()
 
 
@@ -179,11 +150,11 @@ def test_chains(name):
         (nn.Softshrink(), None),
     ],
 )
+@torch.no_grad()
 def test_activations(activation, text):
-    model, x = ready(Net(lambda m, x: m.after(m.conv(x)), after=activation)), torch.randn(2, 3, 5, 6)
+    model, x = with_statistics(Net(lambda m, x: m.after(m.conv(x)), after=activation)), torch.randn(2, 3, 5, 6)
     made = ct.convert(model, fuse=True)
-    with torch.no_grad():
-        assert near(made(x), in_double(model, x))
+    right(made, model, x)
     if text is not None:
         assert layers(made) == [f"convolution + {text}"]
 
@@ -220,34 +191,102 @@ KINDS = {
 def test_kinds_of_layers(name):
     layer, expected = KINDS[name]
     ndim = {nn.Conv1d: 1, nn.Conv3d: 3}.get(type(layer[0]), 2)
-    model, x = ready(layer), torch.randn(2, 3, *[6] * ndim)
+    model, x = with_statistics(layer), torch.randn(2, 3, *[6] * ndim)
     made = ct.convert(model, fuse=True)
     with torch.no_grad():
-        assert near(made(x), in_double(model, x))
+        right(made, model, x)
         if expected is not None:
             assert layers(made) == expected
-    assert near(made(x), in_double(model, x)), "a call with gradients on"
-    assert near(made.forward(x), in_double(model, x))
+    right(made, model, x)  # a call with gradients on
+    right(made.forward, model, x)
 
 
-def test_training_mode_is_refused_and_what_breaks_graphs_is_said():
-    x = torch.randn(1, 3, 4, 4)
+def test_training_mode_is_refused_and_what_has_no_form_is_said():
     with pytest.raises(InvalidArgument, match=r"model\.eval\(\)"):
         ct.convert(Net(chained), fuse=True)
-    inner = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
-    model = ready(Stepwise(lambda m, x: m.inner(x) + m.other(x), inner=inner))
+    model = with_statistics(Net(lambda m, x: m.conv(x) + torch.rand(1)))
     made = ct.convert(model, fuse=True)
-    assert str(ct.fusion(made)) == "no call was compiled yet"
     with torch.no_grad():
-        assert near(made(x), in_double(model, x))
-    assert len(ct.fusion(made).breaks) == 1
-    assert "test_torch_fused.py:" in ct.fusion(made).breaks[0]
-    assert "graph break: " in str(ct.fusion(made))
-    assert "2 convolutions" in forms(made)[1]
-    assert type(model.inner[0]) is nn.Conv2d
-    drawing = ready(Net(lambda m, x: m.conv(x) + torch.rand(1)))
-    made = ct.convert(drawing, fuse=True)
-    with torch.no_grad():
-        made(x)
+        made(torch.randn(1, 3, 4, 4))
     assert "aten.rand.default has no counterpart here" in forms(made)[0]
+    assert type(model.conv) is nn.Conv2d
     assert "conv" in dict(made.named_children())
+
+
+# --- transposed convolutions ----------------------------------------------------------------------------------------
+
+
+class Decoder(nn.Module):
+    """A transposed convolution and what follows it, beside a convolution of the same size that is added."""
+
+    def __init__(self, up, norm, activation):
+        super().__init__()
+        kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(up.kernel_size) - 1]
+        self.up, self.norm, self.activation = up, norm, activation
+        self.beside = kind(up.out_channels, up.out_channels, 1, bias=False)
+
+    def forward(self, x, y):
+        return torch.cat([self.activation(self.norm(self.up(x)) + self.beside(y)), y], 1)
+
+
+TRANSPOSED = {
+    "1d": (nn.ConvTranspose1d(6, 4, 4, 2, 1), nn.BatchNorm1d(4), nn.SiLU()),
+    "unet": (nn.ConvTranspose2d(6, 4, 2, 2), nn.BatchNorm2d(4), nn.ReLU(inplace=True)),
+    "groups": (nn.ConvTranspose2d(6, 4, 3, 2, 1, output_padding=1, groups=2), nn.BatchNorm2d(4), nn.ELU(0.7)),
+    "depthwise": (nn.ConvTranspose2d(6, 6, 3, 2, 1, groups=6, bias=False), nn.BatchNorm2d(6), nn.Hardswish()),
+    "lengthened": (nn.ConvTranspose2d(6, 4, 3, 1, 1, output_padding=1, dilation=2), nn.BatchNorm2d(4), nn.GELU()),
+    "3d": (nn.ConvTranspose3d(6, 4, 2, 2), nn.BatchNorm3d(4), nn.LeakyReLU(0.1)),
+}
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+@torch.no_grad()
+def test_what_follows_a_transposed_convolution_is_taken_in(name):
+    up, *after = copy.deepcopy(TRANSPOSED[name])
+    model, x = with_statistics(Decoder(up, *after)), torch.randn(2, 6, *[5, 4, 3][: len(up.kernel_size)])
+    y, fused = torch.randn_like(up(x)), ct.convert(model, fuse=True)
+    right(fused, model, x, y)
+    right(fused.forward, model, x, y)
+    assert len(forms(fused)) == 1
+    assert "2 convolutions" in forms(fused)[0]
+    # The later of two convolutions takes in the other's result, and the activation.
+    assert [each.partition(" + ")[0] for each in layers(fused)][:2] == ["transposed_convolution", ALONE]
+    assert " + " in layers(fused)[1]
+    assert "apply" not in layers(fused)
+
+
+@torch.no_grad()
+def test_a_decoder_is_its_convolutions_and_nothing_else():
+    def up(ic, oc):
+        return nn.Sequential(nn.ConvTranspose2d(ic, oc, 2, 2, bias=False), nn.BatchNorm2d(oc), nn.ReLU())
+
+    model = with_statistics(nn.Sequential(up(4, 6), up(6, 3), nn.ConvTranspose2d(3, 2, 3, padding=1), nn.Sigmoid()))
+    fused = ct.convert(model, fuse=True)
+    right(fused, model, torch.randn(1, 4, 4, 4))
+    assert layers(fused) == [f"transposed_convolution + {each}" for each in ("relu", "relu", "sigmoid")]
+    (program,) = programs(fused)
+    assert [layer.problem.direction for layer in program.layers] == ["bwd_data"] * 3
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_batch_norm_after_it_folds_in_either_layout(layout, groups):
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 6, 4, 5), (6, 4 // groups, 3, 3)))
+    norms = [rng.uniform(0.5, 2, 4).astype(np.float32) for _ in range(4)]
+    exact = (torch.from_numpy(v).double() for v in (x, w))
+    wanted = torch.nn.functional.conv_transpose2d(*exact, None, 2, 1, 1, groups)
+    scale, shift, mean, variance = (torch.from_numpy(v).double() for v in norms)
+    wanted = torch.relu(torch.nn.functional.batch_norm(wanted, mean, variance, scale, shift))
+    order = (0, 2, 3, 1) if layout == "nhwc" else (0, 1, 2, 3)
+    weights, given = Tensor.from_numpy(w.transpose(order).copy()), [Tensor.from_numpy(v) for v in norms]
+    options = {"stride": 2, "padding": 1, "output_padding": 1, "groups": groups, "layout": layout}
+
+    def net(x):
+        y = functional.transposed_convolution(x, weights, **options)
+        return functional.relu(functional.batch_norm(y, *given, training=False, layout=layout))
+
+    built = inference.build(net, x.transpose(order).shape, layout=layout)
+    assert [layer.name for layer in built.layers] == ["transposed_convolution"]
+    got = torch.from_numpy(built(Tensor.from_numpy(x.transpose(order).copy())).numpy())
+    assert error(got if layout == "nchw" else got.permute(0, 3, 1, 2), wanted) < 1e-5

@@ -1,39 +1,26 @@
 """Integers and masks that fused models are given, and places that they compute."""
 
-from __future__ import annotations
-
 import pytest
+import torch
+from torch_checks import alike, error, forms
+from torch_small import Body
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-from torch_checks import error, forms  # noqa: E402 (torch is asked for first)
-
-import convdispatch.torch as ct  # noqa: E402
+import convdispatch.torch as ct
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
 nn, F = torch.nn, torch.nn.functional
 FAKE = torch._subclasses.FakeTensor
 
 
-class Net(nn.Module):
-    """Layers, and what ``body`` makes of them and of one argument."""
-
-    def __init__(self, body):
-        super().__init__()
-        torch.manual_seed(0)
-        self.words, self.codes = nn.Embedding(20, 4, padding_idx=0), nn.Embedding(30, 4)
-        self.conv, self.last = nn.Conv1d(4, 8, 3, padding=1), nn.Conv1d(8, 4, 1)
-        self.body = body
-
-    def forward(self, x):
-        return self.body(self, x)
-
-
-class Two(Net):
-    def forward(self, *args):
-        if len(args) > 9:
-            raise TypeError("too many")
-        return self.body(self, *args)
+def both(body, wide=False):
+    """Layers that ``body`` uses on what it is given, and the same fused."""
+    torch.manual_seed(0)
+    net = Body(
+        body, words=nn.Embedding(20, 4, padding_idx=0), codes=nn.Embedding(30, 4), conv=nn.Conv1d(4, 8, 3, padding=1),
+        last=nn.Conv1d(8, 4, 1),
+    ).eval()  # fmt: skip
+    net = net.double() if wide else net
+    return net, ct.convert(net, fuse=True)
 
 
 def ids(seed=0):
@@ -44,12 +31,10 @@ def numbers(seed=0):
     return torch.randn(2, 4, 9, generator=torch.Generator().manual_seed(seed))
 
 
-def alike(fused, net, *args):
+def check(fused, net, *args):
     with torch.no_grad():
-        got, wanted = (torch.utils._pytree.tree_leaves(each(*args)) for each in (fused, net))
-    for one, other in zip(got, wanted, strict=True):
-        assert (one.shape, one.dtype) == (other.shape, other.dtype)
-        assert error(one, other) < 1e-5 if one.is_floating_point() else torch.equal(one, other)
+        got = fused(*args)
+        alike(got, net(*args))
     return got
 
 
@@ -58,10 +43,9 @@ def of_words(m, x):
 
 
 def test_words_are_looked_up_before_the_form():
-    net = Net(of_words).eval()
-    fused = ct.convert(net, fuse=True)
+    net, fused = both(of_words)
     for seed in range(3):
-        alike(fused, net, ids(seed))
+        check(fused, net, ids(seed))
     assert "2 convolutions" in forms(fused)[0], forms(fused)
     for wrong in (20, -1):
         with pytest.raises(IndexError), torch.no_grad():
@@ -69,16 +53,15 @@ def test_words_are_looked_up_before_the_form():
     with torch.no_grad():
         for each in (net, fused):
             each.words.weight.mul_(2)
-    alike(fused, net, ids())
+    check(fused, net, ids())
     assert not forms(fused)
-    alike(fused, net, ids())
+    check(fused, net, ids())
     assert "2 convolutions" in forms(fused)[0], forms(fused)
 
 
 def test_words_of_a_net_of_doubles():
-    net = Net(lambda m, x: m.last(m.words(x).transpose(1, 2).repeat(1, 2, 1))).eval().double()
-    fused = ct.convert(net, fuse=True)
-    alike(fused, net, ids())
+    net, fused = both(lambda m, x: m.last(m.words(x).transpose(1, 2).repeat(1, 2, 1)), wide=True)
+    check(fused, net, ids())
     assert "1 convolutions" in forms(fused)[0], forms(fused)
 
 
@@ -89,10 +72,9 @@ def masked(m, x, words, mask):
 
 
 def test_masks_and_answers_of_integers():
-    net = Two(masked).eval()
-    fused = ct.convert(net, fuse=True)
+    net, fused = both(masked)
     for seed in range(3):
-        alike(fused, net, numbers(seed), ids(seed), ids(seed) > 4)
+        check(fused, net, numbers(seed), ids(seed), ids(seed) > 4)
     with torch.no_grad():
         given = ids()
         assert fused(numbers(), given, given > 4)["words"] is given
@@ -100,9 +82,9 @@ def test_masks_and_answers_of_integers():
 
 
 def test_bytes_become_numbers_before_the_form():
-    net = Net(lambda m, x: m.last(m.conv(x.float() / 255 - 0.5))).eval()
-    fused, x = ct.convert(net, fuse=True), torch.randint(0, 256, (1, 4, 9), dtype=torch.uint8)
-    alike(fused, net, x)
+    net, fused = both(lambda m, x: m.last(m.conv(x.float() / 255 - 0.5)))
+    x = torch.randint(0, 256, (1, 4, 9), dtype=torch.uint8)
+    check(fused, net, x)
     assert "2 convolutions" in forms(fused)[0]
 
 
@@ -116,10 +98,9 @@ def quantized(m, x):
 
 
 def test_places_of_extremes_and_what_they_look_up():
-    net = Net(quantized).eval()
-    fused = ct.convert(net, fuse=True)
+    net, fused = both(quantized)
     for seed in range(3):
-        alike(fused, net, numbers(seed))
+        check(fused, net, numbers(seed))
     assert "2 convolutions" in forms(fused)[0], forms(fused)
 
 
@@ -132,9 +113,8 @@ def test_places_of_extremes_and_what_they_look_up():
     ],
 )
 def test_places_are_no_numbers(body, why):
-    net = Net(body).eval()
-    fused = ct.convert(net, fuse=True)
-    alike(fused, net, numbers())
+    net, fused = both(body)
+    check(fused, net, numbers())
     assert why in forms(fused)[0]
 
 
@@ -148,8 +128,7 @@ def test_places_are_no_numbers(body, why):
     ],
 )
 def test_integers_beside_what_a_form_computes(body, what):
-    net = Two(body).eval()
-    fused = ct.convert(net, fuse=True)
+    net, fused = both(body)
     for seed in range(2):
         with torch.no_grad():
             one, other = ids(seed), ids(seed)
@@ -170,7 +149,6 @@ def test_code_that_asks_whether_it_is_traced():
         y = m.last(m.conv(x))
         return y * mask if isinstance(mask, FAKE) or not mask.all() else y
 
-    net = Two(body).eval()
-    fused = ct.convert(net, fuse=True)
-    alike(fused, net, numbers())
+    net, fused = both(body)
+    check(fused, net, numbers())
     assert any("2 convolutions" in each for each in forms(fused)), forms(fused)

@@ -1,13 +1,12 @@
 """torch.ops.convdispatch.fused_convolution: gradients, PyTorch's checks of operators, autocast."""
 
-from __future__ import annotations
-
 import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-import convdispatch.torch as ct  # noqa: E402 (torch is asked for first)
-from convdispatch.torch.compile.fused_operator import activate, fused_convolution  # noqa: E402
+import convdispatch.torch as ct
+from convdispatch.torch.compile.fused_operator import activate, fused_convolution
 
 GEOMETRY = ([1, 1], [1, 1], [1, 1], 1)
 
@@ -66,9 +65,6 @@ def test_gradients_of_what_is_spread(shapes):
 
 
 def test_a_compiler_gets_the_slope_and_the_sum():
-    from functorch.compile import make_boxed_func
-    from torch._dynamo.backends.common import aot_autograd
-
     graphs = []
 
     def seen(graph, inputs):

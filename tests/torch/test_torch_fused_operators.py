@@ -1,32 +1,23 @@
 """PyTorch's operators around convolutions in inference forms: parts, pads, enlargements, norms, matrices."""
 
-import copy
-
 import numpy as np
 import pytest
+import torch
+from torch_checks import error, programs, right, with_statistics
+from torch_small import Body
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-from torch_checks import error  # noqa: E402 (torch is asked for first)
-
-import convdispatch.torch as ct  # noqa: E402
-from convdispatch.tensor import Tensor  # noqa: E402
-from convdispatch.torch.graph import aten_norms, aten_shapes  # noqa: E402
+import convdispatch.torch as ct
+from convdispatch import inference
+from convdispatch.tensor import Tensor
+from convdispatch.torch.graph import aten_norms, aten_shapes
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
 nn, F = torch.nn, torch.nn.functional
 
 
-class Net(nn.Module):
-    def __init__(self, body, ndim=2, **layers):
-        super().__init__()
-        conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[ndim - 1]
-        self.body, self.conv, self.last = body, conv(4, 8, 3, padding=1), conv(8, 4, 1)
-        for name, layer in layers.items():
-            setattr(self, name, layer)
-
-    def forward(self, x):
-        return self.body(self, x)
+def net_of(body, ndim=2, **layers):
+    conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[ndim - 1]
+    return Body(body, conv=conv(4, 8, 3, padding=1), last=conv(8, 4, 1), **layers).eval()
 
 
 def parts(m, x):
@@ -112,24 +103,24 @@ def attending_rows(m, x):
 
 
 NETS = {
-    "attention": lambda: Net(attending),
-    "attention of rows": lambda: Net(attending_rows),
-    "parts": lambda: Net(parts),
-    "shuffled": lambda: Net(shuffled),
-    "nearest": lambda: Net(nearest),
-    "linear": lambda: Net(linear),
-    "group norm": lambda: Net(lambda m, x: m.last(F.silu(m.norm(m.conv(x)))), norm=nn.GroupNorm(4, 8)),
-    "layer norm": lambda: Net(
+    "attention": lambda: net_of(attending),
+    "attention of rows": lambda: net_of(attending_rows),
+    "parts": lambda: net_of(parts),
+    "shuffled": lambda: net_of(shuffled),
+    "nearest": lambda: net_of(nearest),
+    "linear": lambda: net_of(linear),
+    "group norm": lambda: net_of(lambda m, x: m.last(F.silu(m.norm(m.conv(x)))), norm=nn.GroupNorm(4, 8)),
+    "layer norm": lambda: net_of(
         lambda m, x: F.adaptive_avg_pool2d(m.last(m.norm(m.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)), 1),
         norm=nn.LayerNorm(8),
     ),
-    "instance norm": lambda: Net(lambda m, x: m.last(m.norm(m.conv(x))), norm=nn.InstanceNorm2d(8)),
-    "products": lambda: Net(
+    "instance norm": lambda: net_of(lambda m, x: m.last(m.norm(m.conv(x))), norm=nn.InstanceNorm2d(8)),
+    "products": lambda: net_of(
         lambda m, x: (lambda y: torch.bmm(y, y.transpose(1, 2)))(m.conv(x).flatten(2)),
     ),
-    "reduced": lambda: Net(reduced),
-    "spread": lambda: Net(spread),
-    "3-D": lambda: Net(
+    "reduced": lambda: net_of(reduced),
+    "spread": lambda: net_of(spread),
+    "3-D": lambda: net_of(
         in_space, 3, prelu=nn.PReLU(8), group=nn.GroupNorm(2, 8), instance=nn.InstanceNorm3d(8, affine=True)
     ),
 }
@@ -138,15 +129,13 @@ NETS = {
 @pytest.mark.parametrize("name", NETS)
 def test_operators_in_a_form(name):
     torch.manual_seed(0)
-    net = NETS[name]().eval()
+    net = NETS[name]()
     for weight in net.parameters():
         weight.data = torch.randn(weight.shape)
     x = torch.randn(2, 4, *((5, 6, 4) if name == "3-D" else (9, 7)))
     fused = ct.convert(net, fuse=True)
     with torch.no_grad():
-        got = fused(x)
-        assert got.shape == net(x).shape
-        assert error(got, copy.deepcopy(net).double()(x.double())) < 1e-5
+        right(fused, net, x)
     (form,) = ct.fusion(fused).forms.values()
     assert "commands" in form, form
 
@@ -157,30 +146,28 @@ def test_attention_of_many_places_keeps_its_scores_in_caches_or_is_pytorchs(monk
     if not kernel:
         monkeypatch.setattr("convdispatch.nn.attention._vectors", lambda *_: 0)
     torch.manual_seed(0)
-    net = Net(attending_rows).eval()
+    net = net_of(attending_rows)
     x = torch.randn(2, 4, 9, 7)
     fused = ct.convert(net, fuse=True)
     with torch.no_grad():
-        assert error(fused(x), copy.deepcopy(net).double()(x.double())) < 1e-5
+        right(fused, net, x)
     (form,) = ct.fusion(fused).forms.values()
     assert ("commands" in form) if kernel else ("attention of 63 places to 7, whose scores" in form), form
 
 
 def test_a_norm_that_keeps_what_it_is_given_has_no_form():
-    norm = nn.BatchNorm2d(8)
-    net = Net(lambda m, x: m.last(F.batch_norm(m.conv(x), m.norm.running_mean, m.norm.running_var, training=True)))
-    net.norm = norm
-    fused, x = ct.convert(net.eval(), fuse=True), torch.randn(2, 4, 9, 7)
+    batch_norm = lambda m, x: F.batch_norm(m.conv(x), m.norm.running_mean, m.norm.running_var, training=True)  # noqa: E731
+    net = net_of(lambda m, x: m.last(batch_norm(m, x)), norm=nn.BatchNorm2d(8))
+    fused, x = ct.convert(net, fuse=True), torch.randn(2, 4, 9, 7)
     with torch.no_grad():
         assert error(fused(x), net(x)) < 1e-5
     assert "batch_norm" in next(iter(ct.fusion(fused).forms.values()))
 
 
 def test_what_is_drawn_of_a_buffer_is_no_constant():
-    net = Net(lambda m, x: m.last(m.conv(x)) * torch.rand_like(m.body_size), body_size=None)
-    del net.body_size
-    net.register_buffer("body_size", torch.ones(()))
-    fused, x = ct.convert(net.eval(), fuse=True), torch.randn(2, 4, 9, 7)
+    net = net_of(lambda m, x: m.last(m.conv(x)) * torch.rand_like(m.size))
+    net.register_buffer("size", torch.ones(()))
+    fused, x = ct.convert(net, fuse=True), torch.randn(2, 4, 9, 7)
     with torch.no_grad():
         assert error(fused(x), fused(x)) > 1e-5
     assert "rand" in next(iter(ct.fusion(fused).forms.values()))
@@ -194,3 +181,31 @@ def test_what_has_its_size_already_is_not_made_anew(enlarge):
     wider = enlarge(None, x, (4, 10)).numpy()
     np.testing.assert_allclose(wider[..., 0], x.numpy()[..., 0], rtol=1e-6)
     assert wider.shape == (1, 3, 4, 10)
+
+
+class Varied(nn.Module):
+    """Operators that stand between convolutions in well-known nets."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.squeeze, self.excite, self.last = nn.Conv2d(8, 2, 1), nn.Conv2d(2, 8, 1), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x):
+        y = F.hardswish(self.norm(F.gelu(self.stem(x))))
+        b, c, h, w = y.shape
+        y = y.view(b, 2, c // 2, h, w).transpose(1, 2).contiguous().view(b, c, h, w)
+        gate = F.hardsigmoid(self.excite(F.relu(self.squeeze(F.adaptive_avg_pool2d(y, 1)))))
+        y = torch.cat([y * gate, F.max_pool2d(y, 3, 1, 1) - y / 2], 1)
+        return torch.softmax(self.last(F.avg_pool2d(y, 2, ceil_mode=True)), 1).mean((2, 3))
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_other_operators_in_either_layout(layout, monkeypatch):
+    build = inference.build
+    monkeypatch.setattr(inference, "build", lambda *given, **named: build(*given, **named | {"layout": layout}))
+    model, x = with_statistics(Varied()), torch.randn(2, 3, 7, 6)
+    made = ct.convert(model, fuse=True)
+    with torch.no_grad():
+        right(made, model, x)
+    assert [program.layout for program in programs(made)] == [layout]

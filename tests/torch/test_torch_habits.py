@@ -1,16 +1,13 @@
 """Models whose code reads and writes Python's state, asks tensors and modes, or enters contexts: compiled models do as
 the model itself, at each call. The habits and changes are bench's, whose fuzzer combines them."""
 
-from __future__ import annotations
-
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-from bench import fuzz_habits as habits  # noqa: E402 (torch is asked for first)
-from bench.cases import fuzz_torch as fuzz  # noqa: E402
-from bench.fuzz_writes import CHANGES  # noqa: E402
-from convdispatch.torch.graph import inductor  # noqa: E402
+from bench import fuzz_habits as habits
+from bench.cases import fuzz_torch as fuzz
+from bench.fuzz_writes import CHANGES
+from convdispatch.torch.graph import inductor
 
 Step = fuzz.Step
 FULL = [pytest.param(door, marks=pytest.mark.full) for door in ("backend", "enable", "converted")]

@@ -1,7 +1,5 @@
 """Nets in PyTorch's threads: the bits that the device's own give, whoever calls, and however many threads there are."""
 
-from __future__ import annotations
-
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,23 +8,23 @@ from types import SimpleNamespace
 import numpy as np
 import pyopencl as cl
 import pytest
+import small_net
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-import small_net  # noqa: E402 (torch is asked for first)
-
-import convdispatch.torch as ct  # noqa: E402
-from convdispatch import inference, nn  # noqa: E402
-from convdispatch.api.errors import InvalidArgument, NoDevice  # noqa: E402
-from convdispatch.device.commands import host_memory  # noqa: E402
-from convdispatch.device.commands.interface import Kernel  # noqa: E402
-from convdispatch.device.native import loading  # noqa: E402
-from convdispatch.device.places.intraop import IntraOpLaunches  # noqa: E402
-from convdispatch.device.programs.kernels import build  # noqa: E402
-from convdispatch.inference import choice_cache  # noqa: E402
-from convdispatch.inference.graph import Background, Weights  # noqa: E402
-from convdispatch.nn import functional  # noqa: E402
-from convdispatch.tensor import Tensor  # noqa: E402
+import convdispatch.torch as ct
+from convdispatch import inference, nn
+from convdispatch.api.errors import InvalidArgument, NoDevice
+from convdispatch.device import runtime
+from convdispatch.device.commands import host_memory
+from convdispatch.device.commands.interface import Kernel
+from convdispatch.device.native import loading
+from convdispatch.device.places import intraop
+from convdispatch.device.places.intraop import IntraOpLaunches
+from convdispatch.device.programs.kernels import build
+from convdispatch.inference import choice_cache
+from convdispatch.inference.graph import Background, Weights
+from convdispatch.nn import functional
+from convdispatch.tensor import Tensor
 
 SHAPE = (2, 3, 13, 17)
 
@@ -181,8 +179,6 @@ AFTER = """kernel __attribute__((reqd_work_group_size(1, 1, 1))) void after(glob
 
 @pytest.mark.usefixtures("threads")
 def test_a_launch_begins_when_all_parts_of_the_one_before_are_over(here):
-    from convdispatch.device import runtime
-
     program, count = build(runtime.context(here), AFTER), 300
     kernels = [Kernel(program, "after", (24, 1), (1, 1), [None, None]) for _ in range(count)]
     launches = [(kernel, kernel.plain(), [(0, at % 2, 0), (1, 1 - at % 2, 0)]) for at, kernel in enumerate(kernels)]
@@ -206,8 +202,6 @@ ONCE = """kernel void once(global int *y, int turns) {
 @pytest.mark.parametrize("groups", [(3, 5), (5, 4), (1, 9), (7, 1), (4, 1, 6), (17, 2), (40, 3), (2, 1, 1)])
 def test_every_group_runs_once(here, groups, turns):
     """Also where rows of groups are cut, for launches of every length: those of more than 0.1 ms have more parts."""
-    from convdispatch.device import runtime
-
     local = (2, *[1] * (len(groups) - 1))
     size = [count * each for count, each in zip(groups, local, strict=True)]
     text = ONCE.replace("get_global_size(1)", str(size[1])).replace("SIZE", str(size[0]))
@@ -229,8 +223,6 @@ GROUPS = """kernel void groups(global int *y) {
 
 @pytest.mark.usefixtures("threads")
 def test_a_group_has_the_same_number_in_a_part(here):
-    from convdispatch.device import runtime
-
     kernel = Kernel(build(runtime.context(here), GROUPS), "groups", (60,), (4,), [None])
     run = IntraOpLaunches(here, [(kernel, kernel.plain(), [(0, 0, 0)])]).run
     for _ in range(3):
@@ -254,8 +246,6 @@ def test_why_a_net_stays_in_the_devices_own_threads(here, queue, monkeypatch):
         left = built()
         assert "the compiled module is not there" in left.own_threads
         same_bits(left(x), expected)
-    from convdispatch.device.places import intraop
-
     monkeypatch.setattr(intraop, "dividing_axes", lambda kernel: None)
     left = built()
     assert "cannot be launched in parts" in left.own_threads

@@ -1,33 +1,29 @@
 """Kernels on a CPU in PyTorch's threads: bits as in OpenCL's own, whatever a kernel asks of its launch."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
+from checking import make_operands
+from host_programs import TEXTS, solvers
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-from checking import make_operands  # noqa: E402 (torch is asked for first)
-from host_programs import TEXTS, solvers  # noqa: E402
-
-import convdispatch.torch as ct  # noqa: E402
-from convdispatch import ConvProblem, policy  # noqa: E402
-from convdispatch.api.errors import ConvDispatchWarning  # noqa: E402
-from convdispatch.device import runtime  # noqa: E402
-from convdispatch.device.commands.recording import Recording  # noqa: E402
-from convdispatch.device.executable import Executable  # noqa: E402
-from convdispatch.device.native import loading  # noqa: E402
-from convdispatch.device.places.host import HostPlace  # noqa: E402
-from convdispatch.device.places.intraop import IntraOpLaunches  # noqa: E402
-from convdispatch.device.programs.kernels import Launch, build  # noqa: E402
-from convdispatch.device.programs.work_groups import Divisible, dividing_axes  # noqa: E402
-from convdispatch.selection import dispatch  # noqa: E402
-from convdispatch.selection.choice import set_aside  # noqa: E402
-from convdispatch.torch.dispatch import native  # noqa: E402
-from convdispatch.torch.eager import planning  # noqa: E402
+import convdispatch.torch as ct
+from convdispatch import ConvProblem, policy
+from convdispatch.api.errors import ConvDispatchWarning
+from convdispatch.device import runtime
+from convdispatch.device.commands.recording import Recording
+from convdispatch.device.executable import Executable
+from convdispatch.device.native import loading
+from convdispatch.device.places.host import HostPlace
+from convdispatch.device.places.intraop import IntraOpLaunches
+from convdispatch.device.programs.kernels import Launch, build
+from convdispatch.device.programs.work_groups import Divisible, dividing_axes
+from convdispatch.selection import dispatch
+from convdispatch.selection.choice import set_aside
+from convdispatch.torch.dispatch import native
+from convdispatch.torch.eager import planning
 
 F = torch.nn.functional
 GUARD, KEPT = 64, 7.0

@@ -1,22 +1,20 @@
 """A later process of enable() on a CPU ranks nothing: it runs what an earlier one chose, until what decides changes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-import convdispatch.torch as ct  # noqa: E402
-from convdispatch import policy  # noqa: E402
-from convdispatch.calls.planner_pool import pool as pools  # noqa: E402
-from convdispatch.device import runtime  # noqa: E402
-from convdispatch.device.cache import artifact_store, keys  # noqa: E402
-from convdispatch.selection import dispatch, solver_query  # noqa: E402
-from convdispatch.selection.choice import lockfile, ranking  # noqa: E402
-from convdispatch.selection.choice.ranking import rank  # noqa: E402
-from convdispatch.selection.plugins.loader import plugins  # noqa: E402
-from convdispatch.torch import ranks  # noqa: E402
+import convdispatch.torch as ct
+from convdispatch import policy
+from convdispatch.calls.planner_pool import pool as pools
+from convdispatch.device import runtime
+from convdispatch.device.cache import artifact_store, keys
+from convdispatch.selection import dispatch, solver_query
+from convdispatch.selection.choice import lockfile, ranking
+from convdispatch.selection.choice.ranking import rank
+from convdispatch.selection.plugins.loader import plugins
+from convdispatch.torch import ranks
 
 F = torch.nn.functional
 

@@ -1,21 +1,22 @@
 """What libraries of models do around convolutions: parametrized weights, checkpoints, shards, workers, any size."""
 
 import copy
+import importlib.util
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-from torch import nn  # noqa: E402
-from torch.nn.utils import parametrizations  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-from torch.utils.data import DataLoader, Dataset  # noqa: E402
-
-import convdispatch  # noqa: E402
-import convdispatch.torch as ct  # noqa: E402
-from convdispatch.api import policy  # noqa: E402
+import convdispatch
+import convdispatch.torch as ct
+from convdispatch.api import policy
 
 
 @pytest.fixture(autouse=True)
@@ -65,55 +66,6 @@ def test_parametrized_weights_are_read_anew(parametrize):
                 for weight, gradient in zip(module.parameters(), wanted, strict=True):
                     weight -= 0.1 * gradient / gradient.norm()
     none_left()
-
-
-class Updating(nn.Module):
-    """As RAFT: the model reads a number of its part, and decides by it."""
-
-    class Part(nn.Module):
-        reduction = 2
-
-        @property
-        def channels(self):
-            """As segmentation_models_pytorch's encoders."""
-            return [3, self.conv.out_channels]
-
-        @property
-        def broken(self):
-            raise RuntimeError
-
-        def __init__(self):
-            super().__init__()
-            self.conv, self.sizes, self.kept = nn.Conv2d(3, 4, 3), (4, 4), [1]
-
-        def forward(self, x):
-            return torch.relu(self.conv(x))
-
-    def __init__(self):
-        super().__init__()
-        self.part = self.Part()
-
-    def forward(self, x):
-        part = self.part
-        return part(x) if x.sum() < 1e9 and part.sizes[0] == 4 == sum([*part.channels, -1]) - part.reduction else x
-
-
-def test_numbers_of_a_part_stay_when_it_is_fused():
-    torch.manual_seed(0)
-    net, x = Updating().eval(), normal(1, 3, 5, 5)
-    fused = ct.convert(net, fuse=True)
-    assert isinstance(fused.part, Updating.Part)
-    for each in (fused, copy.deepcopy(fused)):
-        with torch.no_grad():
-            close(each(x), net(x))
-        each.part.channels.clear()
-        assert each.part.channels == [3, 4]
-        assert each.part.kept == [1]
-        with pytest.raises(RuntimeError):
-            _ = each.part.broken
-        with torch.no_grad():
-            each.part.reduction = 3  # what the model's code reads may be set
-            assert each(x) is x
 
 
 def test_checkpointing():
@@ -222,3 +174,52 @@ def test_speech_by_one_axis():
     with ct.enable():
         close(net(x).detach(), wanted)
     none_left()
+
+
+KERAS = """
+import keras, numpy as np, torch
+import convdispatch.torch as ct
+
+def model():
+    keras.utils.set_random_seed(0)
+    made = keras.Sequential([
+        keras.Input((12, 12, 3)),
+        keras.layers.Conv2D(8, 3, padding="same", activation="relu"),
+        keras.layers.SeparableConv2D(8, 3),
+        keras.layers.Conv2DTranspose(4, 2, strides=2),
+        keras.layers.GlobalAveragePooling2D(),
+        keras.layers.Dense(3),
+    ])
+    made.compile(keras.optimizers.SGD(0.1), keras.losses.MeanSquaredError())
+    return made
+
+x = np.random.default_rng(0).standard_normal((16, 12, 12, 3)).astype("float32")
+y = np.random.default_rng(1).standard_normal((16, 3)).astype("float32")
+
+def trained():
+    made = model()
+    made.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    return made.predict(x, verbose=0)
+
+expected = trained()
+with ct.enable():
+    got = trained()
+assert np.abs(got - expected).max() < 1e-4 * np.abs(expected).max(), np.abs(got - expected).max()
+counted = ct.counters()
+# Four convolutions: forward and backward in four steps, forward in one prediction.
+assert counted["left"] == 0 and counted["convolution_backward"] == 16 and counted["convolution"] >= 20, counted
+"""
+
+
+def test_an_unchanged_keras_model_trains_and_predicts():
+    """Keras 3 on its torch backend: every convolution is ours."""
+    if importlib.util.find_spec("keras") is None:
+        pytest.skip("keras is not installed (extra: peers)")
+    finished = subprocess.run(
+        [sys.executable, "-c", KERAS],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"KERAS_BACKEND": "torch", "KERAS_TORCH_DEVICE": "cpu"},
+        timeout=300,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr

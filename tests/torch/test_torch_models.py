@@ -1,15 +1,12 @@
 """Whole models under enable(): a zoo built by hand, trained and run, each call counted; explain and report."""
 
-from __future__ import annotations
-
 import pytest
+import torch
+import torch_zoo as zoo
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-import torch_zoo as zoo  # noqa: E402
-
-import convdispatch.torch as ct  # noqa: E402 (torch is asked for first)
-from convdispatch.torch.dispatch.routing import settings_in_force  # noqa: E402
+import convdispatch.torch as ct
+from convdispatch.torch.dispatch import engine
+from convdispatch.torch.dispatch.routing import settings_in_force
 
 pytestmark = pytest.mark.usefixtures("counted")
 
@@ -82,8 +79,6 @@ def test_explain_tells_of_every_layer(tmp_path):
 
 
 def test_prepare_makes_ready_what_a_step_asks_for(monkeypatch):
-    from convdispatch.torch.dispatch import engine
-
     unet, x = zoo.ZOO["unet"][0](), torch.randn(2, 3, 16, 20)  # with a transposed convolution, batch norms
     model = torch.nn.Sequential(torch.nn.Dropout(0.5), unet)
     state = {key: value.clone() for key, value in model.state_dict().items()}

@@ -1,7 +1,5 @@
 """The native call path where a call is PyTorch's own kernel's: while ours is compiled, and for good."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys
@@ -9,17 +7,14 @@ import weakref
 from concurrent.futures import Future
 
 import pytest
+import torch
+from paths import SUPPORT
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-from native_stand_in import stand_in  # noqa: E402, F401 (torch is asked for first)
-from paths import SUPPORT  # noqa: E402
-
-import convdispatch.torch as ct  # noqa: E402
-from convdispatch.calls.framework import tiers  # noqa: E402
-from convdispatch.device import runtime  # noqa: E402
-from convdispatch.torch.dispatch import engine, native  # noqa: E402
-from convdispatch.torch.eager.planning import TORCH  # noqa: E402
+import convdispatch.torch as ct
+from convdispatch.calls.framework import tiers
+from convdispatch.device import runtime
+from convdispatch.torch.dispatch import native
+from convdispatch.torch.eager.planning import TORCH
 
 F = torch.nn.functional
 CASES = {
@@ -33,15 +28,7 @@ CASES = {
 
 
 @pytest.fixture
-def asked(monkeypatch):
-    """The parts that Python was asked for."""
-    found, real = [], engine.cached_call
-    monkeypatch.setattr(engine, "cached_call", lambda *a, **k: found.append(a[0]) or real(*a, **k))
-    return found
-
-
-@pytest.fixture
-def answers(stand_in, monkeypatch):  # noqa: F811
+def answers(stand_in, monkeypatch):
     """What children are to answer, by direction: nothing yet."""
     made = {}
 
@@ -57,22 +44,11 @@ def answers(stand_in, monkeypatch):  # noqa: F811
     tiers._pending.clear()
 
 
-@pytest.fixture(params=["native", "python"])
-def path(request, stand_in):  # noqa: F811
-    """Both ways: all calls of the second are Python's."""
-    with ct.enable(solver="im2col*"):
-        native.pause(request.param == "python")
-        ct.reset_counters()
-        stand_in.theirs()
-        yield request.param, stand_in
-        native.pause(False)
-
-
 def close(got, wanted):
     assert (got.double() - wanted).norm() <= 1e-5 * wanted.norm()
 
 
-def test_gradients_are_right_while_one_kernel_after_the_other_is_there(answers, path, asked):
+def test_gradients_are_right_while_one_kernel_after_the_other_is_there(answers, path, parts):
     way, cuda = path
     torch.manual_seed(0)
     given = [torch.randn(size).requires_grad_() for size in ((2, 8, 9, 8), (16, 8, 3, 3), (16,))]
@@ -89,7 +65,7 @@ def test_gradients_are_right_while_one_kernel_after_the_other_is_there(answers, 
     def steps(ours):
         """Three steps, of which each computes so many calls here; by the native path from the second on."""
         for turn in range(3):
-            asked.clear(), cuda.theirs()
+            parts.clear(), cuda.theirs()
             before = ct.counters()
             got = F.conv2d(*given, padding=1)
             close(got.detach(), result.detach())
@@ -102,10 +78,10 @@ def test_gradients_are_right_while_one_kernel_after_the_other_is_there(answers, 
             assert after["compiling"] - before["compiling"] == 2 - ours
             assert after["left"] == 0
             if way == "python":
-                assert len(asked) == 3
+                assert len(parts) == 3
                 assert cuda.theirs() == 0
             elif turn:
-                assert asked == []
+                assert parts == []
                 assert cuda.theirs() == 2 - ours
 
     steps(0)
@@ -137,25 +113,9 @@ def test_nothing_changes_inside_a_capture(answers, path, monkeypatch):
         assert ct.counters()["compiling"] == 5
 
 
-def test_what_a_capture_waited_for_runs_in_it(answers, stand_in, asked):  # noqa: F811
-    x, w = torch.randn(2, 8, 9, 8), torch.randn(16, 8, 3, 3)
-    exact = F.conv2d(x.double(), w.double(), padding=1)
-    with ct.enable(solver="im2col*"), torch.no_grad():
-        for _ in range(2):
-            F.conv2d(x, w, padding=1)
-        answers["fwd"].set_result(None)
-        tiers.drain()
-        ct.reset_counters()
-        stand_in.launched.clear()
-        for _ in range(2):
-            close(F.conv2d(x, w, padding=1), exact)
-        assert stand_in.launched
-        assert ct.counters()["compiling"] == ct.counters()["left"] == 0
-
-
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_pytorchs_kernel_is_given_the_call_as_it_is(stand_in, asked, name, bias):  # noqa: F811
+def test_pytorchs_kernel_is_given_the_call_as_it_is(stand_in, parts, name, bias):
     kind, shape, weights, options = CASES[name]
     torch.manual_seed(0)
     given = [torch.randn(shape).requires_grad_(), torch.randn(weights).requires_grad_()]
@@ -167,20 +127,20 @@ def test_pytorchs_kernel_is_given_the_call_as_it_is(stand_in, asked, name, bias)
     with ct.enable(min_flops=1e15):
         ct.reset_counters()
         for turn in range(3):
-            asked.clear(), stand_in.theirs()
+            parts.clear(), stand_in.theirs()
             got = kind(*given, **options)
             assert torch.equal(got, result)
             assert got.stride() == result.stride()
             for one, other in zip(torch.autograd.grad(got, given, grad), wanted, strict=True):
                 assert torch.equal(one, other)
             assert stand_in.theirs() == (2 if turn else 0)
-            assert bool(asked) == (not turn)
+            assert bool(parts) == (not turn)
         assert ct.counters()["left"] == 6
         assert set(ct.counters()["reasons"].values()) == {3}
         assert ct.counters()["ours"] == 0
 
 
-def test_gradients_that_nobody_asks_for(stand_in):  # noqa: F811
+def test_gradients_that_nobody_asks_for(stand_in):
     x, w, grad = torch.randn(2, 8, 9, 8), torch.randn(16, 8, 3, 3), torch.randn(2, 16, 9, 8)
     rest = ([16], [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     with ct.enable(min_flops=1e15):
@@ -193,14 +153,14 @@ def test_gradients_that_nobody_asks_for(stand_in):  # noqa: F811
         assert stand_in.theirs() == 2, "the last is a sum of ours"
 
 
-def test_in_inference_mode(answers, stand_in, asked):  # noqa: F811
+def test_in_inference_mode(answers, stand_in, parts):
     layer, x = torch.nn.Conv2d(8, 16, 3, padding=1).requires_grad_(False), torch.randn(2, 8, 9, 8)
     exact = F.conv2d(x.double(), layer.weight.double(), layer.bias.double(), padding=1)
     with ct.enable(solver="im2col*"), torch.inference_mode():
         for turn in range(3):
-            asked.clear()
+            parts.clear()
             close(layer(x), exact)
-            assert bool(asked) == (not turn)
+            assert bool(parts) == (not turn)
         assert stand_in.theirs() == 2
         answers["fwd"].set_result(None)
         for _ in range(3):
@@ -209,7 +169,7 @@ def test_in_inference_mode(answers, stand_in, asked):  # noqa: F811
     assert ct.counters()["compiling"] >= 3
 
 
-def test_a_kernel_that_fails_is_asked_for_by_python(stand_in):  # noqa: F811
+def test_a_kernel_that_fails_is_asked_for_by_python(stand_in):
     x, w = torch.randn(2, 8, 9, 8), torch.randn(16, 8, 3, 3)
     with ct.enable(min_flops=1e15), torch.no_grad():
         F.conv2d(x, w, padding=1)
@@ -230,7 +190,7 @@ def test_nothing_holds_a_calls_tensors(answers, path):
         assert [each() for each in kept] == [None] * len(kept)
 
 
-def test_without_pytorchs_kernels_python_leaves_the_calls(stand_in, monkeypatch, asked):  # noqa: F811
+def test_without_pytorchs_kernels_python_leaves_the_calls(stand_in, monkeypatch, parts):
     """As in a PyTorch whose compiled models call them otherwise."""
     real = native.loading.launcher()
 
@@ -246,10 +206,10 @@ def test_without_pytorchs_kernels_python_leaves_the_calls(stand_in, monkeypatch,
     with ct.enable(min_flops=1e15), torch.no_grad():
         for _ in range(3):
             F.conv2d(x, w, padding=1)
-        assert len(asked) == 3
+        assert len(parts) == 3
 
 
-def test_a_process_ends_while_calls_are_pytorchs(stand_in, device):  # noqa: F811
+def test_a_process_ends_while_calls_are_pytorchs(stand_in, device):
     """What is asked each time, of calls that are left and of packed weights, is Python's, and Python ends first."""
     text = """if True:
         import sys

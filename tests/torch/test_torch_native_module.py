@@ -1,25 +1,20 @@
 """The native call path's module: how it is found, built and installed, and who says so."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
+import torch
+from torch_checks import error
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-from native_stand_in import stand_in  # noqa: E402, F401 (torch is asked for first)
-from torch_checks import error  # noqa: E402
-
-import convdispatch as cd  # noqa: E402
-import convdispatch.torch as ct  # noqa: E402
-from convdispatch.device.native import build, loading  # noqa: E402
-from convdispatch.tools import doctor  # noqa: E402
+import convdispatch as cd
+import convdispatch.torch as ct
+from convdispatch.device.native import build, loading
+from convdispatch.tools import doctor
 
 F = torch.nn.functional
 
 
-def test_doctor_says_which_way_calls_go(stand_in, monkeypatch):  # noqa: F811
+def test_doctor_says_which_way_calls_go(stand_in, monkeypatch):
     monkeypatch.setattr(doctor.cuda_driver, "unavailable", lambda: None)
     assert doctor._native() == "runs, below Python"
     monkeypatch.setenv("CONVDISPATCH_NATIVE", "0")
@@ -52,7 +47,7 @@ def test_what_cannot_be_built_says_why(monkeypatch, tmp_path):
     assert not list(tmp_path.glob("*.so"))
 
 
-def test_a_module_of_other_sources_is_not_used(stand_in, monkeypatch):  # noqa: F811
+def test_a_module_of_other_sources_is_not_used(stand_in, monkeypatch):
     """As a checkout that moved on keeps it: it knows what was said to it then."""
     monkeypatch.setattr(build, "sources", lambda: "others")
     loading._loaded.cache_clear()
@@ -60,7 +55,7 @@ def test_a_module_of_other_sources_is_not_used(stand_in, monkeypatch):  # noqa: 
     loading._loaded.cache_clear()
 
 
-def test_an_interface_that_refuses_leaves_pythons_way(stand_in, monkeypatch):  # noqa: F811
+def test_an_interface_that_refuses_leaves_pythons_way(stand_in, monkeypatch):
     real = loading.launcher()
 
     class Refusing:

@@ -1,22 +1,16 @@
 """The operators of compiled graphs by the native call path: warm calls run no Python, and nothing is swallowed."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
+import torch
+from torch_checks import error
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-from native_stand_in import stand_in  # noqa: E402, F401 (torch is asked for first)
-from test_torch_native_host import asked  # noqa: E402, F401
-from torch_checks import error  # noqa: E402
-
-import convdispatch.torch as ct  # noqa: E402
-from convdispatch import policy  # noqa: E402
-from convdispatch.torch.compile.backend import Backend  # noqa: E402
-from convdispatch.torch.compile.operators import BELOW_AUTOGRAD  # noqa: E402
-from convdispatch.torch.dispatch import native  # noqa: E402
+import convdispatch.torch as ct
+from convdispatch import policy
+from convdispatch.torch.compile.backend import Backend
+from convdispatch.torch.compile.operators import BELOW_AUTOGRAD
+from convdispatch.torch.dispatch import native
 
 F, D = torch.nn.functional, torch.ops.convdispatch
 GEOMETRY = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
@@ -113,7 +107,7 @@ def functions(run):
     return called[1:], answer
 
 
-def test_warm_calls_below_autograd_run_no_more_python_than_the_switches(asked):  # noqa: F811
+def test_warm_calls_below_autograd_run_no_more_python_than_the_switches(asked):
     with torch.no_grad():
         for turn in range(5):
             x, w, bias, grad = operands(10 * turn)
@@ -140,7 +134,7 @@ def test_warm_calls_below_autograd_run_no_more_python_than_the_switches(asked): 
 
 
 @pytest.mark.parametrize("overload", OVERLOADS)
-def test_operators_with_norms_run_no_more_python_either(asked, overload):  # noqa: F811
+def test_operators_with_norms_run_no_more_python_either(asked, overload):
     """Sums take a work group of several work items, which PyTorch's threads do not run."""
     with torch.no_grad():
         for turn in range(4):
@@ -156,7 +150,7 @@ def test_operators_with_norms_run_no_more_python_either(asked, overload):  # noq
 
 
 @pytest.mark.parametrize("overload", OVERLOADS)
-def test_kernels_with_norms_and_sums_are_launched_below_python(stand_in, overload):  # noqa: F811
+def test_kernels_with_norms_and_sums_are_launched_below_python(stand_in, overload):
     for turn in range(4):
         for name, (run, wanted) in normed_runs(overload, *operands(10 * turn)).items():
             ct.reset_counters()
@@ -173,7 +167,7 @@ def test_kernels_with_norms_and_sums_are_launched_below_python(stand_in, overloa
                 check_normed(run(), wanted)
 
 
-def test_a_table_and_sums_are_in_the_key(asked):  # noqa: F811
+def test_a_table_and_sums_are_in_the_key(asked):
     """The same input and weights: with another activation, of a part of the results, in float64."""
     x, w, _, grad = operands()
     norm = torch.stack([torch.zeros(8), torch.ones(8), torch.zeros(8)])
@@ -196,7 +190,7 @@ def test_a_table_and_sums_are_in_the_key(asked):  # noqa: F811
                 assert torch.equal(data.double(), leaf.grad)
 
 
-def test_products_of_channels_are_pytorch_s_below_python(stand_in):  # noqa: F811
+def test_products_of_channels_are_pytorch_s_below_python(stand_in):
     """Where channels lie last; others are multiplied by Python's function."""
     products = torch.library.Library("aten", "IMPL")
     seen = []
@@ -221,7 +215,7 @@ def test_products_of_channels_are_pytorch_s_below_python(stand_in):  # noqa: F81
 
 
 @pytest.mark.parametrize("overload", OVERLOADS)
-def test_kernels_are_launched_from_the_third_call_on(stand_in, overload):  # noqa: F811
+def test_kernels_are_launched_from_the_third_call_on(stand_in, overload):
     """The first call registers the operator's kernel, the second is decided."""
     with ct.enable(solver="im2col*"), torch.no_grad():
         for turn in range(4):
@@ -241,7 +235,7 @@ def test_kernels_are_launched_from_the_third_call_on(stand_in, overload):  # noq
                     assert bool(stand_in.launched) == (turn > 1)
 
 
-def test_a_gradient_that_was_not_requested_is_empty(asked):  # noqa: F811
+def test_a_gradient_that_was_not_requested_is_empty(asked):
     x, w, _, grad = operands()
     wanted = exact_gradients(grad, x, w)
     for mask in ([True, False, False], [False, True, False], [False, False, True], [True, True, False]):
@@ -254,9 +248,13 @@ def test_a_gradient_that_was_not_requested_is_empty(asked):  # noqa: F811
             assert len({id(each) for each in empty}) == len(empty)
 
 
-def test_activation_residual_and_pads_are_in_the_key(asked):  # noqa: F811
+def test_activation_residual_and_pads_are_in_the_key(asked):
     x, w, bias, _ = operands()
     residual = integers(2, 16, 9, 8, seed=50)
+    turned = residual.transpose(2, 3).contiguous().transpose(2, 3)
+    gaps = torch.stack([residual, residual], 1).flatten(1, 2)[:, ::2][:, :16]
+    shifted = torch.empty(residual.numel() + 1)[1:].view(residual.shape).copy_(residual)
+    others = residual[:1], shifted, residual.double(), residual[:1, :1, :1, :1].expand_as(residual)
     wide = F.conv2d(x.double(), w.double(), bias.double(), padding=1)
     activations = {
         None: lambda v: v,
@@ -269,12 +267,12 @@ def test_activation_residual_and_pads_are_in_the_key(asked):  # noqa: F811
     with torch.no_grad():
         for turn in range(3):
             for activation, function in activations.items():
-                for added in (None, residual, residual[:1]):
+                for added in (None, residual, turned, gaps, *others):
                     asked.clear()
                     got = fused("below_autograd", x, w, bias, added, activation)
                     wanted = function(wide if added is None else wide + added)
                     assert torch.equal(got.double(), wanted)
-                    if turn > 1 and added is not None and len(added) == 2:
+                    if turn > 1 and any(added is each for each in (residual, turned, gaps)):
                         assert not asked
         for pads, sides in (([0, 1, 2, 1], (1, 1, 0, 2)), ([2, 1, 0, 1], (1, 1, 2, 0))):
             for _ in range(3):
@@ -283,7 +281,7 @@ def test_activation_residual_and_pads_are_in_the_key(asked):  # noqa: F811
 
 
 @pytest.mark.parametrize("name", ["plain", "frozen", "inference"])
-def test_weights_that_changed_are_read_anew(asked, name):  # noqa: F811
+def test_weights_that_changed_are_read_anew(asked, name):
     x, w, bias, grad = operands()
     weight = w if name == "plain" else torch.nn.Parameter(w, requires_grad=False)
     with torch.inference_mode() if name == "inference" else torch.no_grad():
@@ -299,7 +297,7 @@ def test_weights_that_changed_are_read_anew(asked, name):  # noqa: F811
                     assert torch.equal(got.double(), exact)
 
 
-def test_what_decides_a_call_asks_python_again(asked):  # noqa: F811
+def test_what_decides_a_call_asks_python_again(asked):
     x, w, bias, _ = operands()
 
     def run(x=x):
@@ -341,7 +339,7 @@ def test_what_decides_a_call_asks_python_again(asked):  # noqa: F811
         assert run().dtype is torch.float32
 
 
-def test_operands_as_they_lie(asked):  # noqa: F811
+def test_operands_as_they_lie(asked):
     x, w, bias, grad = operands()
     gaps = [each.transpose(2, 3).contiguous().transpose(2, 3) for each in (x, grad)]
     shifted = torch.empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
@@ -358,7 +356,7 @@ def test_operands_as_they_lie(asked):  # noqa: F811
                 assert torch.equal(got.double(), exact)
 
 
-def test_errors_and_tangents_are_as_at_the_first_call(asked):  # noqa: F811
+def test_errors_and_tangents_are_as_at_the_first_call(asked):
     x, w, bias, grad = operands()
     run = CONVOLUTIONS["default"]
     for _ in range(4):
@@ -394,7 +392,7 @@ def test_what_pytorch_computes_is_no_view_and_is_counted(here):
     native.forget()
 
 
-def test_gradients_of_operators_that_are_warm(asked):  # noqa: F811
+def test_gradients_of_operators_that_are_warm(asked):
     for turn in range(4):
         x, w, bias, grad = operands(10 * turn)
         learning = [each.clone().requires_grad_() for each in (x, w, bias)]
@@ -408,7 +406,7 @@ def test_gradients_of_operators_that_are_warm(asked):  # noqa: F811
 
 
 @pytest.mark.parametrize("engine", ["operators", None])
-def test_a_compiled_step_runs_no_function_of_ours_for_a_convolution(asked, monkeypatch, engine, full):  # noqa: F811
+def test_a_compiled_step_runs_no_function_of_ours_for_a_convolution(asked, monkeypatch, engine, full):
     if engine is None and not full:
         pytest.skip("inductor's compiler takes its time: --full")
     torch.manual_seed(0)

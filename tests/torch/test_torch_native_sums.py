@@ -1,17 +1,12 @@
 """Bias gradients by the native path, our kernels of channel sums among them, of gradients that lie in many ways."""
 
-from __future__ import annotations
-
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-from native_stand_in import stand_in  # noqa: E402, F401 (torch is asked for first)
-
-import convdispatch.torch as ct  # noqa: E402
-from convdispatch.torch.dispatch import native  # noqa: E402
-from convdispatch.torch.eager import bias_gradient, planning  # noqa: E402
-from convdispatch.torch.geometry import FORMATS  # noqa: E402
+import convdispatch.torch as ct
+from convdispatch.torch.dispatch import native
+from convdispatch.torch.eager import bias_gradient, planning
+from convdispatch.torch.geometry import FORMATS
 
 F = torch.nn.functional
 # channels in and out, groups, axes of space
@@ -49,7 +44,7 @@ def format_on_cuda(x, w, bias, geometry):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_bias_gradient_is_of_the_gradient_as_it_lies(stand_in, monkeypatch, name):  # noqa: F811
+def test_a_bias_gradient_is_of_the_gradient_as_it_lies(stand_in, monkeypatch, name):
     monkeypatch.setattr(planning, "format_of", format_on_cuda)
     monkeypatch.setattr(bias_gradient, "_LEAST", 0)
     torch.manual_seed(0)

@@ -1,19 +1,16 @@
 """PyTorch's quantized programs: integers between layers, with the numbers of PyTorch's own operators."""
 
-from __future__ import annotations
-
 import importlib
 import warnings
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch_checks import layers
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra: torch)")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from torch_checks import layers  # noqa: E402
-
-from convdispatch.torch import convert  # noqa: E402
+from convdispatch.inference.passes import integer_convolutions
+from convdispatch.torch import convert
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
 
@@ -21,8 +18,6 @@ pytestmark = pytest.mark.usefixtures("without_compiler")
 @pytest.fixture(autouse=True)
 def integers(monkeypatch):
     """Integers are convolved as such, on processors too that would be faster with numbers."""
-    from convdispatch.inference.passes import integer_convolutions
-
     monkeypatch.setattr(integer_convolutions, "_is_slower", lambda node: False)
 
 
@@ -82,15 +77,6 @@ def test_an_exported_program_runs_in_integers(whole):
     names = layers(fused)
     assert names.count("quantized_convolution") == 4
     assert not {"convolution", "linear", "apply", "add", "activate"} & set(names)
-
-
-def test_a_program_of_numbers_runs_as_before():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5)).eval()
-    x = torch.randn(2, 3, 8, 8)
-    fused = convert(torch.export.export(model, (x,)), fuse=True)
-    with torch.inference_mode():
-        torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_what_torchao_quantizes_runs_in_integers():

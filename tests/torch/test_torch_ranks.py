@@ -1,15 +1,20 @@
 """Two processes with gloo: DistributedDataParallel unchanged, the same decisions on every rank, rank 0's lock file."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
+from convdispatch import ConvDispatchWarning, ConvProblem, policy
+from convdispatch.calls.framework.fallback import cpu_device
+from convdispatch.device import runtime
+from convdispatch.selection.choice import ranking
+from convdispatch.torch import ranks
+
 if not torch.distributed.is_available():
     pytest.skip("this torch has no torch.distributed", allow_module_level=True)
 
@@ -113,8 +118,6 @@ def test_ranks_take_the_same_decisions_by_rank_0s_lock_file(tmp_path):
         path.write_text(f"rules:\n  - prefer: ['{glob}']\n")
         preferences.append(str(path))
     locked = "mb4ic3ih12oc8kh3ph1"
-    from convdispatch import ConvProblem
-
     problem = str(ConvProblem.parse(locked).replace(bias=True))
     lock = tmp_path / "lock.json"
     lock.write_text(
@@ -149,21 +152,14 @@ def test_ranks_take_the_same_decisions_by_rank_0s_lock_file(tmp_path):
 
 def config_of(problem: str) -> dict:
     """im2col's default configuration on the CPU."""
-    from convdispatch import ConvProblem, policy
-    from convdispatch.calls.framework.fallback import cpu_device
-    from convdispatch.device import runtime
-    from convdispatch.selection.choice.ranking import rank
-
     with policy(solver="im2col"):
-        return dict(rank(ConvProblem.parse(problem), runtime.device_info(cpu_device()))[0].config)
+        return dict(ranking.rank(ConvProblem.parse(problem), runtime.device_info(cpu_device()))[0].config)
 
 
 def test_a_rank_that_hears_nothing_of_rank_0_says_so(monkeypatch):
     """Rank 0 never called enable(): told after a while, and convolutions stay PyTorch's."""
-    from datetime import timedelta
 
     import convdispatch.torch as ct
-    from convdispatch.torch import ranks
 
     distributed = torch.distributed
     monkeypatch.setattr(ranks, "PATIENCE", timedelta(seconds=0.2))
@@ -178,9 +174,6 @@ def test_a_rank_that_hears_nothing_of_rank_0_says_so(monkeypatch):
 
 
 def test_a_rank_without_a_gpu_of_its_own_says_so(monkeypatch):
-    from convdispatch import ConvDispatchWarning
-    from convdispatch.torch import ranks
-
     class Store(dict):
         def compare_set(self, key, expected, wanted):
             return self.setdefault(key, wanted).encode()

@@ -4,21 +4,19 @@ In one file, for PyTorch takes 6 seconds to load its samples. The functions get 
 since rank says how many axes of space there are. What PyTorch refuses, this package must refuse too.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 
 import numpy as np
 import pytest
+import torch
 
 import convdispatch
 from convdispatch.measurement.reference import relative_error
 
-torch = pytest.importorskip("torch", reason="torch, whose samples these are, is not installed (extra: peers)")
 pytest.importorskip("expecttest", reason="expecttest, which torch's samples need, is not installed (extra: peers)")
 
-import convdispatch.torch as ct  # noqa: E402 (torch is asked for first)
+import convdispatch.torch as ct
 
 NAMES = [f"conv{kind}{ndim}d" for kind in ("", "_transpose") for ndim in (1, 2, 3)]
 REFUSING = ["conv1d", "conv2d", "conv3d"]

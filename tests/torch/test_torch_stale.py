@@ -1,20 +1,21 @@
 """Weights that are written where PyTorch's version counter does not see it: no result of what they were before."""
 
-from __future__ import annotations
-
 import copy
+import gc
+import weakref
 
 import pytest
+import torch
+from torch_checks import error
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-from torch_checks import error  # noqa: E402 (torch is asked for first)
-
-import convdispatch.torch as ct  # noqa: E402
-from convdispatch.torch.sampled import Sample, together  # noqa: E402
+import convdispatch.torch as ct
+from convdispatch.selection.prepared import Constant
+from convdispatch.torch import sampled, weights
+from convdispatch.torch.data_reads import Reads
+from convdispatch.torch.sampled import Sample, together
 
 pytestmark = pytest.mark.usefixtures("counted")
-nn = torch.nn
+nn, F = torch.nn, torch.nn.functional
 MODES = {"inference": torch.inference_mode, "no_grad": torch.no_grad}
 
 
@@ -255,36 +256,46 @@ def _norms(w):
     return w.double().flatten(1).norm(dim=1)
 
 
+@pytest.fixture
+def by_python(monkeypatch):
+    """Samples that Python compares, as where there is no native module."""
+
+    def made(tensor):
+        with monkeypatch.context() as patch:
+            patch.setattr(sampled.loading, "module", lambda: None)
+            return Sample.of(tensor)
+
+    return made
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(4, 3, 3, 3), (64, 32, 3, 3), (64, 33, 3, 3), (7, 1000, 1)], ids=str)
-def test_what_a_sample_sees(shape, dtype):
+def test_what_a_sample_sees(shape, dtype, by_python):
     torch.manual_seed(1)
     for form in [torch.contiguous_format] + [torch.channels_last] * (len(shape) == 4):
         w = torch.randn(shape).to(dtype).contiguous(memory_format=form)
         flat = torch.as_strided(w, (w.numel(),), (1,))
         for name, write in SEEN.items():
-            sample = Sample.of(w)
-            assert sample.holds()
-            assert sample._holds()
+            samples = Sample.of(w), by_python(w)
+            assert [each.holds() for each in samples] == [True, True]
             write(w, flat)
-            assert not sample.holds(), name
-            assert not sample._holds(), name
+            assert [each.holds() for each in samples] == [False, False], name
         flat.zero_()
         assert Sample.of(w).holds()
     assert Sample.of(torch.randn(8, 8, 8)[:, ::2]) is None
 
 
-def test_the_native_sample_is_pythons():
+def test_the_native_sample_is_pythons(by_python):
     """Each element of a tensor by itself; and samples together see what one of them sees."""
     torch.manual_seed(2)
     w, others = torch.randn(16, 17, 3, 3), [torch.randn(5), torch.randn(3000)]
-    sample, flat, seen = Sample.of(w), w.view(-1), 0
+    sample, own, flat, seen = Sample.of(w), by_python(w), w.view(-1), 0
     joined = together([Sample.of(others[0]), sample, Sample.of(others[1])])
     assert joined()
     for at in range(flat.numel()):
         before = float(flat[at])
         flat[at] = before + 1
-        held = sample._holds()
+        held = own.holds()
         assert sample.holds() is held
         assert joined() is held
         seen += not held
@@ -299,8 +310,6 @@ def test_the_native_sample_is_pythons():
 
 def test_reads_of_data_are_seen_without_looking_at_memory():
     """What CUDA's parameters rest on, where a sample would wait for the device."""
-    from convdispatch.torch.data_reads import Reads
-
     parameter, other = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
     seen = Reads(parameter)
     other.data.mul_(2)
@@ -318,3 +327,57 @@ def test_reads_of_data_are_seen_without_looking_at_memory():
     parameter.data = torch.zeros(3)
     assert parameter.tolist() == [0, 0, 0]
     assert torch.equal(copy.deepcopy(parameter), parameter)
+
+
+# --- packed forms of constant weights -------------------------------------------------------------------------------
+
+
+def test_constant_weights_are_packed_once_and_again_when_they_change(monkeypatch):
+    packed = []
+    own = Constant.packed
+    monkeypatch.setattr(Constant, "packed", lambda self, *rest: packed.append(self) or own(self, *rest))
+    monkeypatch.setenv("CONVDISPATCH_TIER", "full")  # for both sizes of the layer
+    x, layer = torch.randn(1, 64, 16, 16), torch.nn.Conv2d(64, 64, 3, padding=1)  # any processor packs them
+    with ct.enable(), torch.inference_mode():
+        for change in (None, lambda w: w.mul_(2), lambda w: w.copy_(torch.randn_like(w))):
+            if change:
+                with torch.inference_mode(False), torch.no_grad():
+                    change(layer.weight)
+            for _ in range(3):
+                y = layer(x)
+            assert error(y, F.conv2d(x.double(), layer.weight.double(), layer.bias.double(), padding=1)) < 1e-5
+        assert y.is_inference()
+        with torch.inference_mode(False), torch.no_grad():
+            layer.weight.data = torch.randn_like(layer.weight)
+        assert error(layer(x), F.conv2d(x.double(), layer.weight.double(), layer.bias.double(), padding=1)) < 1e-5
+    assert len({id(each) for each in packed}) == 4, "packed by version and address"
+    packed.clear()
+    with ct.enable(), torch.no_grad():
+        layer(x)
+        layer.weight.data.mul_(2)
+        assert error(layer(x), F.conv2d(x.double(), layer.weight.double(), layer.bias.double(), padding=1)) < 1e-5
+    assert not packed
+    other = torch.randn(1, 64, 15, 16)
+    with ct.enable():
+        layer.requires_grad_(False)(other)
+    assert packed
+    assert ct.counters()["left"] == 0
+
+
+def test_weights_that_go_take_their_packed_forms_along():
+    layer = torch.nn.Conv2d(8, 8, 3).requires_grad_(False)
+    with ct.enable():
+        layer(torch.randn(1, 8, 8, 8))
+    key, held = id(layer.weight), weakref.ref(weights._seen[id(layer.weight)].packed.__class__)
+    del layer
+    gc.collect()
+    assert key not in weights._seen
+    assert held
+
+
+def test_weights_made_anew_each_time_are_not_constant():
+    x, scale = torch.randn(1, 4, 6, 6), torch.randn(4, 4, 3, 3)
+    with ct.enable(), torch.inference_mode():
+        for factor in range(1, 5):
+            w = scale * factor
+            assert error(F.conv2d(x, w), F.conv2d(x.double(), w.double())) < 1e-5

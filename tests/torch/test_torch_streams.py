@@ -1,20 +1,16 @@
 """PyTorch's calls on CUDA streams, with the host in the place of a GPU: launches alone, PyTorch's memory, captures."""
 
-from __future__ import annotations
-
 import pytest
+import torch
+from host_cuda import contextless, install
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-from host_cuda import contextless, install  # noqa: E402 (torch is asked for first)
-
-from convdispatch import ConvDispatchError, ConvProblem  # noqa: E402
-from convdispatch.calls.arrays.array_library import Library  # noqa: E402
-from convdispatch.calls.framework.fallback import Fallback  # noqa: E402
-from convdispatch.device.commands import host_memory  # noqa: E402
-from convdispatch.selection import dispatch  # noqa: E402
-from convdispatch.selection.prepared import Constant  # noqa: E402
-from convdispatch.torch.eager import stream_tensors  # noqa: E402
+from convdispatch import ConvDispatchError, ConvProblem, policy
+from convdispatch.calls.arrays.array_library import Library
+from convdispatch.calls.framework.fallback import Fallback
+from convdispatch.device.commands import host_memory
+from convdispatch.selection import dispatch
+from convdispatch.selection.prepared import Constant
+from convdispatch.torch.eager import stream_tensors
 
 F = torch.nn.functional
 PROBLEM = ConvProblem.parse("mb2ic8ih9iw8oc16kh3ph1")
@@ -109,8 +105,6 @@ def test_bias_shifted_operands_and_no_images(fake):
 def test_workspaces_come_from_pytorchs_allocator(fake):
     driver, tensors = fake
     x, w, _ = operands()
-    from convdispatch import policy
-
     with policy(solver="im2col"):
         call = stream_tensors.stream_call(PROBLEM, (2, 16, 9, 8), torch.contiguous_format, x)
     tensors.given.clear()

@@ -1,7 +1,5 @@
 """Tiers under enable(): answers are right from the first call on, ours take over, and nothing else changes."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools
@@ -14,23 +12,23 @@ import weakref
 from concurrent.futures import Future
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-import convdispatch.torch as ct  # noqa: E402
-from convdispatch import ConvProblem, frozen, load_pack, policy  # noqa: E402
-from convdispatch.api.policy import Policy  # noqa: E402
-from convdispatch.calls.framework import tiers  # noqa: E402
-from convdispatch.calls.planner_pool import pool as pools  # noqa: E402
-from convdispatch.calls.planner_pool import progress_line  # noqa: E402
-from convdispatch.device import runtime  # noqa: E402
-from convdispatch.device.cache import artifact_store  # noqa: E402
-from convdispatch.device.cache.store import DECISIONS  # noqa: E402
-from convdispatch.device.programs import kernels  # noqa: E402
-from convdispatch.selection import dispatch, planpack, solver_query  # noqa: E402
-from convdispatch.torch import captures, ranks  # noqa: E402
-from convdispatch.torch.dispatch import quick_depthwise, routing  # noqa: E402
-from convdispatch.torch.eager import stream_tensors  # noqa: E402
-from convdispatch.torch.eager.planning import TORCH  # noqa: E402
+import convdispatch.torch as ct
+from convdispatch import ConvProblem, frozen, load_pack, policy
+from convdispatch.api.policy import Policy
+from convdispatch.calls.framework import tiers
+from convdispatch.calls.planner_pool import pool as pools
+from convdispatch.calls.planner_pool import progress_line
+from convdispatch.device import runtime
+from convdispatch.device.cache import artifact_store
+from convdispatch.device.cache.store import DECISIONS
+from convdispatch.device.programs import kernels
+from convdispatch.selection import dispatch, planpack, solver_query
+from convdispatch.torch import ranks
+from convdispatch.torch.dispatch import quick_depthwise, routing
+from convdispatch.torch.eager import stream_tensors
+from convdispatch.torch.eager.planning import TORCH
 
 F = torch.nn.functional
 MINUTES = 300.0
@@ -329,43 +327,6 @@ def test_a_later_process_asks_no_solver_for_what_was_chosen(aside, monkeypatch, 
             asked.clear()
             until(lambda: made(x) is not None and ct.counters()["ours"])
     assert set(asked) <= {"serves", "cost"}, "what a call costs tells whether one thread computes it"
-
-
-def test_a_capture_begins_when_all_is_there(aside, monkeypatch):
-    seen = []
-
-    class Graph:
-        def capture_begin(self, pool=None):
-            seen.append(tiers.pending())
-
-        def capture_end(self):
-            pass
-
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    captures.watch_captures()
-    captures.watch_captures()
-    x, made = torch.randn(1, 3, 13, 11), layer(15)
-    made(x)
-    assert tiers.pending() == 1
-    graph = Graph()
-    graph.capture_begin()
-    graph.capture_end()
-    assert seen == [0]
-    made(x)
-    assert ct.counters()["ours"] == 1
-
-
-def test_nothing_changes_tier_inside_a_capture(aside, monkeypatch):
-    x, made = torch.randn(1, 3, 13, 12), layer(16)
-    made(x)
-    (each,) = tiers._pending.values()
-    each.answer.result(MINUTES)
-    monkeypatch.setattr(TORCH, "capturing", lambda: True)
-    made(x)
-    assert ct.counters()["ours"] == 0
-    monkeypatch.setattr(TORCH, "capturing", lambda: False)
-    made(x)
-    assert ct.counters()["ours"] == 1
 
 
 def test_ranks_of_one_training_wait(aside, monkeypatch):

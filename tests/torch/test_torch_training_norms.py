@@ -1,22 +1,20 @@
 """Batch norms of graphs that learn as parts of convolutions: the pass over Dynamo's graph, operators, who decides."""
 
-from __future__ import annotations
-
 import copy
 import types
 
 import pytest
+import torch
+import torch_zoo
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch_checks import error
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-import torch_zoo  # noqa: E402
-from native_stand_in import stand_in  # noqa: E402, F401 (torch is asked for first)
-from torch_checks import error  # noqa: E402
-
-import convdispatch.torch as ct  # noqa: E402
-from convdispatch import ConvProblem  # noqa: E402
-from convdispatch.torch.compile.backend import Backend  # noqa: E402
-from convdispatch.torch.compile.normed_operators import (  # noqa: E402
+import convdispatch.torch as ct
+from convdispatch import ConvProblem
+from convdispatch.torch.compile.backend import Backend
+from convdispatch.torch.compile.normed_operators import (
     activated,
     convolve,
     normed_convolution,
@@ -25,9 +23,9 @@ from convdispatch.torch.compile.normed_operators import (  # noqa: E402
     sum_in_kernels,
     table,
 )
-from convdispatch.torch.graph import inductor  # noqa: E402
-from convdispatch.torch.graph.learning import training_norms  # noqa: E402
-from convdispatch.torch.graph.learning.training_norms import FusionJudge, fuse_training_norms  # noqa: E402
+from convdispatch.torch.graph import inductor
+from convdispatch.torch.graph.learning import training_norms
+from convdispatch.torch.graph.learning.training_norms import FusionJudge, fuse_training_norms
 
 nn, F = torch.nn, torch.nn.functional
 GEOMETRY = ([1, 1], [1, 1], [1, 1], 1)
@@ -424,9 +422,6 @@ def test_running_statistics_with_a_momentum_of_each_step(momenta):
 
 def test_nothing_normalised_is_saved():
     """By inductor's partition, which saves what costs least."""
-    from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-
     graphs = []
 
     def recorded(graph, inputs):
@@ -502,8 +497,6 @@ def test_no_more_is_saved_than_by_inductor(pays, dtype, judge, monkeypatch):
 
 def test_planning_holds_no_pictures(monkeypatch):
     """Problems are planned side by side, while what the forward pass saved is there."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     held = []
     monkeypatch.setattr(
         inductor.engine, "cached_call", lambda part, geometry, tensors, *_: held.append([part, *tensors[:3]])
@@ -567,8 +560,6 @@ def test_the_gradient_of_a_maximum_is_one_kernel(place, monkeypatch):
 
 def test_a_sum_of_a_gradient_is_its_kernel_s():
     """Also of a gradient in 16 bits, widened first; sums over other axes stay."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     x, w, norm = _operands()
     arguments = [torch.randn(2, 4, 7, 8), x, w, table(*norm)]
 
@@ -681,7 +672,7 @@ def test_our_engines_compute_the_operators():
     assert (counts["ours"], counts["left"]) == (5, 0)
 
 
-def test_the_driver_that_stands_for_cuda_s_launches_the_operators(stand_in):  # noqa: F811
+def test_the_driver_that_stands_for_cuda_s_launches_the_operators(stand_in):
     counts = _check_operators()
     assert (counts["ours"], counts["left"]) == (5, 0)
     assert "cuLaunchKernel" in stand_in.driver.names()

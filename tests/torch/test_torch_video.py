@@ -1,26 +1,22 @@
 """Causal convolutions of videos in compiled graphs: cached frames joined in front, pads that convolutions read."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 
 import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F  # noqa: N812
+from torch_checks import error
 
-torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-
-from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402 (torch is asked for first)
-from torch.nn import functional as F  # noqa: E402, N812
-from torch_checks import error  # noqa: E402
-
-import convdispatch.torch as ct  # noqa: E402
-from bench.video_decoder import CausalConv, Decoder  # noqa: E402
-from convdispatch import inference  # noqa: E402
-from convdispatch.torch.compile.fused_operator import fused_convolution  # noqa: E402
-from convdispatch.torch.dispatch.routing import original  # noqa: E402
-from convdispatch.torch.geometry import by_axis  # noqa: E402
-from convdispatch.torch.graph import inductor, report  # noqa: E402
-from convdispatch.torch.graph.epilogues import use_our_operators  # noqa: E402
+import convdispatch.torch as ct
+from bench.video_decoder import CausalConv, Decoder
+from convdispatch import inference
+from convdispatch.torch.compile.fused_operator import fused_convolution
+from convdispatch.torch.dispatch.routing import original
+from convdispatch.torch.geometry import by_axis
+from convdispatch.torch.graph import inductor, report
+from convdispatch.torch.graph.epilogues import use_our_operators
 
 pytestmark = pytest.mark.computes
 _aten = torch.ops.aten

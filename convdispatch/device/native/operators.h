@@ -19,11 +19,11 @@ struct Python {
 };
 inline Python python;
 
-// A layer and a fused convolution include the addition of a residual and the activation; a normed convolution and its
-// backward include a norm and sums of channels. kOwnForward and kOwnBackward are aten's as operators of convdispatch.
+// A fused convolution includes the addition of a residual and the activation; a normed convolution and its backward
+// include a norm and sums of channels. kOwnForward and kOwnBackward are aten's as operators of convdispatch.
 // Operations on a CPU are the same numbers from kOnHost on.
 enum Operation : int {
-  kForward, kBackward, kLayer, kFused, kOwnForward, kOwnBackward, kNormed, kNormedBackward, kProducts, kOnHost,
+  kForward, kBackward, kFused, kOwnForward, kOwnBackward, kNormed, kNormedBackward, kProducts, kOnHost,
   kOperations = 2 * kOnHost
 };
 inline bool on_host(int operation) { return operation >= kOnHost; }
@@ -39,7 +39,7 @@ inline bool is_plain(int operation) { return decided_as(operation) % kOnHost <= 
 inline bool is_backward(int operation) {
   return decided_as(operation) % kOnHost == kBackward || operation % kOnHost == kNormedBackward;
 }
-inline bool is_fused(int operation) { return operation % kOnHost == kLayer || operation % kOnHost == kFused; }
+inline bool is_fused(int operation) { return operation % kOnHost == kFused; }
 inline int result_count(int operation) { return is_backward(operation) ? 3 : is_normed(operation) ? 2 : 1; }
 // kSums is the operator's last result: sums of channels, written by the kernels that write another result.
 enum Source : int { kX, kW, kGrad, kBias, kResidual, kNorm, kOut, kSums, kNone };
@@ -519,12 +519,6 @@ void convolution_backward(StableIValue *stack, uint64_t, uint64_t) {
   compute(Operation, stack, "tttLlllflim", {kGrad, kX, kW});
 }
 
-// Arguments: input, weight, bias, residual, and Python's number for activation, stride, padding, dilation and groups.
-template <int Operation>
-void layer(StableIValue *stack, uint64_t, uint64_t) {
-  compute(Operation, stack, "ttTTi", {kX, kW, kBias, kResidual});
-}
-
 // Arguments: input, weight, bias, residual, activation, stride, padding, dilation, groups.
 template <int Operation>
 void fused(StableIValue *stack, uint64_t, uint64_t) {
@@ -591,7 +585,6 @@ struct Operator {
 inline const Operator operators[kOnHost] = {  // by Operation
     {"aten", {"convolution"}, {convolution<kForward>, convolution<kOnHost + kForward>}},
     {"aten", {"convolution_backward"}, {convolution_backward<kBackward>, convolution_backward<kOnHost + kBackward>}},
-    {"convdispatch", {"fused_native"}, {layer<kLayer>, layer<kOnHost + kLayer>}},
     {"convdispatch", {"fused_convolution", "fused_convolution.below_autograd"},
      {fused<kFused>, fused<kOnHost + kFused>}},
     {"convdispatch", {"convolution", "convolution.below_autograd"},

@@ -3,8 +3,6 @@ and the back end ``convdispatch``. A new operator goes next to ``operators``.
 
 - ``backend``: the back end, which chooses what computes each graph.
 - ``fused_operator``: a convolution with a sum and an activation.
-- ``native_layers``: plain inference of layers below Python.
 - ``normed_operators``: a convolution with a batch norm before it and the statistics of its result.
 - ``operators``: convolution and its backward.
-- ``transforms``: function transforms, which our operators leave to PyTorch's.
 """

@@ -6,7 +6,7 @@ own convolution runs and what follows it, with the reason counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,16 +15,10 @@ from ...api.activations import ACTIVATIONS, formula_of, gradient_of_input, gradi
 from ..dispatch import engine
 from ..dispatch.quick_depthwise import quick_depthwise
 from ..dispatch.routing import original, routed, settings_in_force
-from ..geometry import by_axis, has_sides, padded
+from ..geometry import by_axis, for_each_axis, has_sides, padded
 from .operators import autocasts, convolution, define, gradients, without_tangents
 
 _F, _aten = torch.nn.functional, torch.ops.aten
-
-
-def _mish_backward(g: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """The gradient of mish by differentiable operators: PyTorch's own ``mish_backward`` has no gradient."""
-    t = torch.tanh(_F.softplus(v))
-    return g * (t + v * torch.sigmoid(v) * (1 - t * t))
 
 
 _FROM_RESULT: dict[str, Callable[..., torch.Tensor]] = {
@@ -36,15 +30,8 @@ _FROM_RESULT: dict[str, Callable[..., torch.Tensor]] = {
     "sigmoid": lambda g, y: _aten.sigmoid_backward(g, y),
     "tanh": lambda g, y: _aten.tanh_backward(g, y),
 }
-_FROM_INPUT: dict[str, Callable[..., torch.Tensor]] = {
-    "leaky_relu": lambda g, v, a: _aten.leaky_relu_backward(g, v, a, False),
-    "elu": lambda g, v, a: _aten.elu_backward(g, a, 1.0, 1.0, False, v),
-    "hardswish": lambda g, v: _aten.hardswish_backward(g, v),
-    "gelu": lambda g, v: _aten.gelu_backward(g, v),
-    "mish": _mish_backward,
-}
-"""Gradients of activations for which PyTorch has a kernel of one pass; the others use the activation table's
-formulas."""
+"""Gradients of activations, from their results, for which PyTorch has a kernel of one pass; the others use the
+activation table's formulas."""
 _NAMES: dict[str, Any] = {name: getattr(torch, name) for name in ("where", "exp", "expm1", "log1p", "tanh", "erf")}
 _NAMES |= {"sigmoid": torch.sigmoid, "abs": torch.abs, "clip": torch.clamp, "inf": float("inf"), "nan": float("nan")}
 """The names in the activation table's formulas, bound to PyTorch's functions."""
@@ -72,12 +59,23 @@ def slope_times(g: torch.Tensor, activation: str, *, y: Any = None, x: Any = Non
     """``g`` times the activation's slope, which is computed from the activation's result ``y`` or from its input
     ``x``."""
     name, numbers = parse_activation(activation)
-    slope_kernel = (_FROM_INPUT if y is None else _FROM_RESULT).get(name)
-    if slope_kernel is not None:
-        return slope_kernel(g, x if y is None else y, *numbers)
+    if y is None and name == "hardswish":
+        return _aten.hardswish_backward(g, x)  # at NaN the gradient itself, as PyTorch's; the formula's is NaN
     if y is None:
         return _compute(gradient_of_input(activation), dy=g, x=x)
+    if name in _FROM_RESULT:
+        return _FROM_RESULT[name](g, y, *numbers)
     return _compute(str(gradient_of_result(activation)), dy=g, y=y)
+
+
+def named_activation(name: str, values: Mapping[str, Any]) -> str | None:
+    """The activation ``name`` of ``conv()`` with the ``values`` of PyTorch's function, of which those left out are
+    PyTorch's own; None if one of them is not what the activation has."""
+    entry: Any = ACTIVATIONS[name].torch
+    if any(values.get(key, value) != value for key, value in entry.only.items()):
+        return None
+    numbers = ", ".join(repr(float(values.get(key, value))) for key, value in entry.attributes.items())
+    return f"{name}({numbers})" if numbers else name
 
 
 def unfused(y: torch.Tensor, residual: Any, activation: str | None) -> torch.Tensor:
@@ -94,12 +92,8 @@ def _geometry(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[
 
 
 def _forward(x: torch.Tensor, w: torch.Tensor, bias: Any, residual: Any, activation: Any, *rest: Any) -> torch.Tensor:
-    without_tangents("fused_convolution", (x, w, bias, residual))
-    return by_engine(x, w, bias, residual, activation, *rest)
-
-
-def by_engine(x: torch.Tensor, w: torch.Tensor, bias: Any, residual: Any, activation: Any, *rest: Any) -> torch.Tensor:
     """The fused convolution below autograd: by our engines, or by PyTorch's kernels with the reason counted."""
+    without_tangents("fused_convolution", (x, w, bias, residual))
 
     def theirs() -> torch.Tensor:
         return unfused(original("convolution", x, w, bias, *_geometry(*rest)), residual, activation)
@@ -164,12 +158,8 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 def _shape(x: torch.Tensor, w: torch.Tensor, *geometry: Sequence[int]) -> list[int]:
     """The shape of the convolution's result; ``geometry`` is stride, padding and dilation."""
-    axes = zip(x.shape[2:], w.shape[2:], *(_each(values, x.ndim - 2) for values in geometry), strict=True)
+    axes = zip(x.shape[2:], w.shape[2:], *(for_each_axis(values, x.ndim - 2) for values in geometry), strict=True)
     return [x.shape[0], w.shape[0], *((i + 2 * p - d * (k - 1) - 1) // s + 1 for i, k, s, p, d in axes)]
-
-
-def _each(values: Sequence[int], ndim: int) -> list[int]:
-    return [*values] * ndim if len(values) == 1 else [*values]
 
 
 torch.library.register_autograd("convdispatch::fused_convolution", _gradients, setup_context=_keep, lib=_library)

@@ -55,7 +55,7 @@ def leave_autograd(graph: torch.fx.Graph) -> None:
 def without_tangents(name: str, arguments: Sequence[Any]) -> None:
     """Raise NotImplementedError for forward-mode differentiation, whose tangents a custom operator would lose.
 
-    Layers and functions of ``convdispatch.torch`` call PyTorch's operators there (``transforms``).
+    Layers and functions of ``convdispatch.torch`` call PyTorch's operators there (``functional``).
     """
     if forward_ad._current_level < 0:
         return
@@ -68,13 +68,8 @@ def without_tangents(name: str, arguments: Sequence[Any]) -> None:
 
 
 def _forward(*arguments: Any) -> torch.Tensor:
-    without_tangents("convolution", arguments)
-    return by_engine(*arguments)
-
-
-def by_engine(*arguments: Any) -> torch.Tensor:
     """``convolution`` below autograd: by our engines, or by PyTorch's kernel with the reason counted."""
-
+    without_tangents("convolution", arguments)
     pytorch_kernel = lambda: original("convolution", *arguments)  # noqa: E731
     quick_kernel = lambda: quick_depthwise(*arguments)  # noqa: E731
     return routed("convolution", engine.forward, pytorch_kernel, arguments, settings_in_force(), quick_kernel)

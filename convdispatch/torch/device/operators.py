@@ -30,6 +30,7 @@ from ..eager.opencl_tensors import (
     to_host,
     written,
 )
+from ..graph.operator_table import UNARY
 
 _aten = torch.ops.aten
 # The elementwise formula of each operator, then the formula's operands in the order of the operator's arguments.
@@ -40,15 +41,9 @@ FORMULAS = {
     "div.out": ("x / y", "x", "y"),
     "maximum.out": ("max(x, y)", "x", "y"),
     "minimum.out": ("min(x, y)", "x", "y"),
-    "neg.out": ("-x", "x"),
-    "exp.out": ("exp(x)", "x"),
-    "log.out": ("log(x)", "x"),
-    "sqrt.out": ("sqrt(x)", "x"),
-    "rsqrt.out": ("rsqrt(x)", "x"),
-    "abs.out": ("abs(x)", "x"),
     "sigmoid.out": ("sigmoid(x)", "x"),
     "tanh.out": ("tanh(x)", "x"),
-    "reciprocal.out": ("1 / x", "x"),
+    **{f"{name}.out": (text, "x") for name, text in UNARY.items()},
     "addcmul.out": ("x + value * y * z", "x", "y", "z", "value"),
     "addcdiv.out": ("x + value * (y / z)", "x", "y", "z", "value"),
     "threshold_backward.grad_input": ("dy if x > level else 0", "dy", "x", "level"),

@@ -49,7 +49,6 @@ _numbers: dict[settings.Settings, int] = {settings.DEFAULT: 0}
 ATEN = ("aten::convolution", "aten::convolution_backward")
 _OPERATORS = (
     *ATEN,
-    "convdispatch::fused_native",
     "convdispatch::fused_convolution",
     "convdispatch::convolution",
     "convdispatch::convolution_backward",

@@ -2,10 +2,9 @@
 program), or inductor's code with or without our convolutions. A new operator of forms goes to the ``aten_`` module of
 its kind.
 
-- ``aten_formulas``: operators that are formulas of elements.
+- ``aten_formulas``: operators that are formulas of elements, reductions, and places of extremes.
 - ``aten_net``: a graph as a net of ours, operator by operator.
-- ``aten_norms``: norms by a picture's own statistics, attention, pools.
-- ``aten_places``: operators that return indices of elements, and those that take indices.
+- ``aten_norms``: norms by a picture's own statistics, attention, distances, look-ups, pools.
 - ``aten_shapes``: operators that move elements.
 - ``channels_last``: convolutions of graphs for inference on a GPU read and write channels last.
 - ``constants``: which inputs are weights, and whether they have changed.

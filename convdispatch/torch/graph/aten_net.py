@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from ...api.activations import ACTIVATIONS, Torch
-from ...elementwise import apply
 from ...elementwise.tensor import Tensor
 from ...nn import functional
-from . import aten_formulas, aten_norms, aten_places, aten_shapes  # noqa: F401 (their operators enter the table)
+from ..compile.fused_operator import named_activation
+from . import aten_formulas, aten_norms, aten_shapes  # noqa: F401 (their operators enter the table)
 from .operator_table import MOVING, OF_SIZES, OPERATORS, PLACES, TAKING, operator
 from .prologue import Prologue
 from .quantized import BYTES, DEQUANTIZING, QUANTIZING, Known, Missing, dequantize, quantize
@@ -249,16 +249,16 @@ def _convolution(
 
 @operator("aten.addmm.default")
 def _addmm(net: AtenNet, bias: Any, x: Any, w: Any) -> Tensor:
-    if not isinstance(w, torch.Tensor) or not isinstance(bias, torch.Tensor) or bias.ndim != 1:
+    if not isinstance(bias, torch.Tensor) or bias.ndim != 1:
         raise Missing("a matrix product of two computed tensors")
-    return net.integers.product(net, x, w, bias) or functional.linear(x, net.put(w.t().contiguous()), net.put(bias))
+    return _mm(net, x, w, bias)
 
 
 @operator("aten.mm.default")
-def _mm(net: AtenNet, x: Any, w: Any) -> Tensor:
+def _mm(net: AtenNet, x: Any, w: Any, bias: Any = None) -> Tensor:
     if not isinstance(w, torch.Tensor):
         raise Missing("a matrix product of two computed tensors")
-    return net.integers.product(net, x, w, None) or functional.linear(x, net.put(w.t().contiguous()))
+    return net.integers.product(net, x, w, bias) or functional.linear(x, net.put(w.t().contiguous()), net.put(bias))
 
 
 @operator("aten.linear.default")
@@ -288,16 +288,6 @@ def _item(net: AtenNet, values: Any, number: int) -> Any:
     return values[number]
 
 
-def _pair(values: Any) -> tuple[int, int]:
-    height, *width = values
-    return height, width[0] if width else height
-
-
-@operator("aten._adaptive_avg_pool2d.default")
-def _adaptive(net: AtenNet, x: Any, size: Any) -> Tensor:
-    return functional.adaptive_avg_pool(x, _pair(size))
-
-
 @operator("aten.mean.dim")
 def _mean(net: AtenNet, x: Any, axes: Any, keepdim: bool = False) -> Tensor:
     axes = tuple(sorted(axis % x.ndim for axis in axes)) if axes else tuple(range(x.ndim))
@@ -307,78 +297,25 @@ def _mean(net: AtenNet, x: Any, axes: Any, keepdim: bool = False) -> Tensor:
     return functional.mean(x, axes, keepdims=keepdim)
 
 
-@operator("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
-def _view(net: AtenNet, x: Any, shape: Any) -> Tensor:
-    product = 1
-    for size in shape:
-        product *= size if size != -1 else 1
-    count = 1
-    for size in x.shape:
-        count *= size
-    return functional.view(x, tuple(count // product if size == -1 else size for size in shape))
-
-
-@operator("aten.clone.default", "aten.detach.default", "aten.alias.default", "aten.contiguous.default")
-def _same(net: AtenNet, x: Any, memory_format: Any = None) -> Tensor:
-    return x
-
-
-@operator("aten.cat.default")
-def _cat(net: AtenNet, tensors: Any, axis: int = 0) -> Tensor:
-    some = [each for each in tensors if tuple(each.shape) != (0,)]  # PyTorch's cat skips tensors of shape (0,)
-    return functional.concatenate([net.put(each) for each in some], axis % some[0].ndim)
-
-
-@operator("aten.permute.default")
-def _permute(net: AtenNet, x: Any, axes: Any) -> Tensor:
-    return x.transpose(*(axis % x.ndim for axis in axes))
-
-
-@operator("aten.transpose.int")
-def _transpose(net: AtenNet, x: Any, one: int, other: int) -> Tensor:
-    axes = list(range(x.ndim))
-    axes[one], axes[other] = axes[other], axes[one]
-    return x.transpose(*axes)
-
-
-@operator("aten._softmax.default")
-def _softmax(net: AtenNet, x: Any, axis: int, half_to_float: bool) -> Tensor:
-    return functional.softmax(x, axis)
-
-
-def _two(text: str) -> Callable[..., Tensor]:
-    def operation(net: AtenNet, x: Any, y: Any, alpha: Any = 1) -> Tensor:
-        if alpha != 1:
-            return apply(text.replace("y", "(y * a)"), x=net.put(x), y=net.put(y), a=float(alpha))
-        return apply(text, x=net.put(x), y=net.put(y))
-
-    return operation
-
-
 def _activation(name: str, table_entry: Torch) -> Callable[..., Tensor]:
     """An operation for an activation of the table: its parameters come first, then arguments of which we support one
     value."""
 
     def operation(net: AtenNet, x: Any, *given: Any, **named: Any) -> Tensor:
-        values = {
-            **table_entry.attributes,
-            **table_entry.only,
-            **dict(zip([*table_entry.attributes, *table_entry.only], given)),
-            **named,
-        }
-        for key, value in table_entry.only.items():
-            if values[key] != value:
-                raise Missing(f"{table_entry.function} with {key} {values[key]}")
-        numbers = ", ".join(repr(float(values[key])) for key in table_entry.attributes)
-        return functional.activate(x, f"{name}({numbers})" if numbers else name)
+        values = {**dict(zip([*table_entry.attributes, *table_entry.only], given)), **named}
+        text = named_activation(name, values)
+        if text is None:
+            raise Missing(f"{table_entry.function} with {values}")
+        return functional.activate(x, text)
 
     return operation
 
 
-OPERATORS.update(dict.fromkeys(QUANTIZING, quantize) | dict.fromkeys(DEQUANTIZING, dequantize))
-for _name, _sign in (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/")):
-    for _kind in ("Tensor", "Scalar"):
-        OPERATORS[f"aten.{_name}.{_kind}"] = _two(f"x {_sign} y")
+OPERATORS |= dict.fromkeys(QUANTIZING, quantize) | dict.fromkeys(DEQUANTIZING, dequantize)
+OPERATORS["aten._adaptive_avg_pool2d.default"] = lambda net, x, size: functional.adaptive_avg_pool(
+    x, (size[0], size[-1])
+)
+OPERATORS["aten._softmax.default"] = lambda net, x, axis, half_to_float: functional.softmax(x, axis)
 for _name, _each in ACTIVATIONS.items():
     if _each.torch is not None and _name != "gelu":  # gelu has a second formula
         OPERATORS[f"aten.{_each.torch.function}.default"] = _activation(_name, _each.torch)

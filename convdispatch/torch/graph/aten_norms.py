@@ -1,4 +1,5 @@
-"""ATen's norms with statistics of their input, PReLU, matrix products, attention and pooling, by convdispatch."""
+"""ATen's norms with statistics of their input, matrix products, distances, tables, attention and pooling, by
+convdispatch."""
 
 from __future__ import annotations
 
@@ -6,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ...elementwise import apply, reduce
+from ...elementwise import apply, reduce, take
 from ...elementwise.tensor import Tensor
 from ...nn import functional
-from .operator_table import operator
+from .operator_table import OPERATORS, operator
 from .quantized import Missing
 
 _SCORES = 16 << 20
@@ -19,12 +20,12 @@ PyTorch's kernel does: with 64 MB it took 10.5 ms, matrix products and a softmax
 
 @operator("aten.native_group_norm.default")
 def _group_norm(net: Any, x: Any, w: Any, b: Any, n: int, c: int, space: int, groups: int, eps: float) -> Any:
-    return (functional.group_norm(x, groups, _put(net, w), _put(net, b), eps),)
+    return (functional.group_norm(x, groups, net.put(w), net.put(b), eps),)
 
 
 @operator("aten.native_layer_norm.default")
 def _layer_norm(net: Any, x: Any, shape: Any, w: Any, b: Any, eps: float) -> Any:
-    return (functional.layer_norm(x, x.ndim - len(shape), _put(net, w), _put(net, b), eps),)
+    return (functional.layer_norm(x, x.ndim - len(shape), net.put(w), net.put(b), eps),)
 
 
 @operator("aten._native_batch_norm_legit.no_stats")
@@ -38,24 +39,35 @@ def of_the_batch(net: Any, x: Any, w: Any, b: Any, mean: Any, variance: Any, mom
     if mean is not None or variance is not None:
         raise Missing("a batch norm in training")
     if x.shape[0] == 1:  # PyTorch traces an instance norm as a batch norm of one image with all channels
-        return (functional.group_norm(x, x.shape[1], _put(net, w), _put(net, b), eps),)
+        return (functional.group_norm(x, x.shape[1], net.put(w), net.put(b), eps),)
     wide = (1, -1, *[1] * (x.ndim - 2))
-    scale, shift = (None if v is None else _put(net, v).reshape(*wide) for v in (w, b))
+    scale, shift = (None if v is None else net.put(v).reshape(*wide) for v in (w, b))
     return (functional.standardize(x, (0, *range(2, x.ndim)), eps, scale, shift),)
 
 
-def _put(net: Any, vector: Any) -> Tensor | None:
-    return None if vector is None else net.put(vector)
+OPERATORS["aten.bmm.default"] = lambda net, x, y: functional.matmul(net.put(x), net.put(y))
+# Indices are places of extremes along the table's rows, which are always within the table.
+OPERATORS["aten.embedding.default"] = lambda net, table, indices, *rest: take(net.put(table), indices, 0)
 
 
-@operator("aten._prelu_kernel.default")
-def _prelu(net: Any, x: Any, slope: Any) -> Tensor:
-    return apply("where(x > 0, x, x * a)", x=x, a=net.put(slope))
+@operator("aten._euclidean_dist.default")
+def _distances_by_products(net: Any, x: Any, y: Any) -> Tensor:
+    """``sqrt(|x|^2 + |y|^2 - 2 x y^T)`` of rows, which PyTorch uses if there are many rows."""
+    x, y = net.put(x), net.put(y)
+    x_squares, y_squares = (reduce("sum", "square(v)", (-1,), keepdims=True, v=each) for each in (x, y))
+    turned = [each.transpose(*range(each.ndim - 2), -1, -2) for each in (y, y_squares)]
+    square = apply("a + b - 2 * p", a=x_squares, b=turned[1], p=functional.matmul(x, turned[0]))
+    return apply("sqrt(where(s < 0, 0, s))", s=square)  # type: ignore[no-any-return]
 
 
-@operator("aten.bmm.default")
-def _bmm(net: Any, x: Any, y: Any) -> Tensor:
-    return functional.matmul(net.put(x), net.put(y))
+@operator("aten._cdist_forward.default")
+def _distances(net: Any, x: Any, y: Any, order: float, mode: Any = None) -> Tensor:
+    if order not in (1, 2):
+        raise Missing(f"distances of the order {order}")
+    x, y = net.put(x)[..., :, None, :], net.put(y)[..., None, :, :]
+    if order == 1:
+        return reduce("sum", "abs(x - y)", (-1,), x=x, y=y)  # type: ignore[no-any-return]
+    return apply("sqrt(s)", s=reduce("sum", "square(x - y)", (-1,), x=x, y=y))  # type: ignore[no-any-return]
 
 
 @operator("aten._scaled_dot_product_flash_attention_for_cpu.default")

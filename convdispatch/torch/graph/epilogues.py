@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from ...api.activations import ACTIVATIONS
 from ..compile import fused_operator, operators
@@ -23,24 +24,6 @@ from ..geometry import has_sides
 _aten = torch.ops.aten
 _CONVOLUTIONS = (_aten.convolution.default, torch.ops.convdispatch.convolution.default)
 _BATCH_NORMS = (_aten._native_batch_norm_legit_no_training.default,)
-
-
-def fold_constants(graph: fx.GraphModule) -> None:
-    """Compute values that depend on attributes alone, as normalised or converted weights."""
-    known = {node: getattr(graph, str(node.target)) for node in graph.graph.nodes if _is_tensor_attribute(graph, node)}
-    for node in list(graph.graph.nodes):
-        parts = node.all_input_nodes
-        if node.op != "call_function" or not parts or not all(part in known for part in parts):
-            continue
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-            continue
-        with torch.no_grad():
-            value = node.target(*fx.map_arg(node.args, known.get), **fx.map_arg(node.kwargs, known.get))
-        if not isinstance(value, torch.Tensor):
-            continue
-        known[node] = value
-        _replace_by_attribute(graph, node, value, f"folded_{node.name}")
-    _clean(graph)
 
 
 def fold_batch_norms(graph: fx.GraphModule) -> None:
@@ -53,34 +36,23 @@ def fold_batch_norms(graph: fx.GraphModule) -> None:
         results = {user.args[1]: user for user in node.users}
         if not isinstance(convolution, fx.Node) or convolution.target not in _CONVOLUTIONS or set(results) != {0}:
             continue
-        tensors = [_constant(graph, each) for each in (*convolution.args[1:3], *norm)]
-        missing = any(
-            t is None and argument is not None for t, argument in zip(tensors, (*convolution.args[1:3], *norm))
-        )
+        operands = (*convolution.args[1:3], *norm)
+        tensors = [_constant(graph, each) for each in operands]
+        missing = any(t is None and operand is not None for t, operand in zip(tensors, operands))
         if len(convolution.users) != 1 or missing or convolution.args[6] or tensors[0] is None:
             continue
-        weight, bias = _folded(*tensors, epsilon=float(node.args[6]))
+        weight, bias, scale, shift, mean, variance = (None if t is None else t.double() for t in tensors)
+        folded = fuse_conv_bn_weights(weight, bias, mean, variance, float(node.args[6]), scale, shift)  # type: ignore[arg-type]
         with graph.graph.inserting_before(convolution):
-            names = [
-                _attribute(graph, f"{convolution.name}_{kind}", t) for kind, t in (("weight", weight), ("bias", bias))
-            ]
-            convolution.args = (convolution.args[0], *names, *convolution.args[3:])
+            for index, value in enumerate(folded, 1):
+                name = f"{convolution.name}_{index}"
+                graph.register_parameter(name, nn.Parameter(value.to(tensors[0].dtype), requires_grad=False))
+                convolution.update_arg(index, attribute := graph.graph.get_attr(name))
+                attribute.meta["val"] = value.to("meta", tensors[0].dtype)
         results[0].replace_all_uses_with(convolution)
-    _clean(graph)
-
-
-def _folded(
-    weight: torch.Tensor, bias: Any, scale: Any, shift: Any, mean: torch.Tensor, variance: torch.Tensor, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A convolution's weight and bias with an affine map of its output channels folded in, computed in float64."""
-    factor = 1 / torch.sqrt(variance.double() + epsilon)
-    factor = factor if scale is None else factor * scale.double()
-    folded_bias = ((0 if bias is None else bias.double()) - mean.double()) * factor
-    folded_bias = folded_bias if shift is None else folded_bias + shift.double()
-    folded_weight = (weight.double() * factor.reshape(-1, *[1] * (weight.ndim - 1))).to(weight.dtype)
-    if weight.ndim == 4 and weight.is_contiguous(memory_format=torch.channels_last):
-        folded_weight = folded_weight.contiguous(memory_format=torch.channels_last)
-    return folded_weight, folded_bias.to(weight.dtype)
+    graph.graph.eliminate_dead_code()
+    graph.delete_all_unused_submodules()
+    graph.recompile()
 
 
 def use_our_operators(graph: fx.Graph) -> int:
@@ -107,9 +79,9 @@ def freeze_weights(graph: fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         if node.target in (fused_operator.fused_convolution, operators.convolution):
             weight = _constant(graph, node.args[1])
-            if weight is not None and not isinstance(weight, torch.nn.Parameter):
+            if weight is not None and not isinstance(weight, nn.Parameter):
                 delattr(graph, str(node.args[1].target))
-                graph.register_parameter(str(node.args[1].target), torch.nn.Parameter(weight, requires_grad=False))
+                graph.register_parameter(str(node.args[1].target), nn.Parameter(weight, requires_grad=False))
 
 
 def _fuse(graph: fx.Graph, node: fx.Node, order: dict[fx.Node, int]) -> None:
@@ -181,64 +153,32 @@ def _residual(node: fx.Node, convolution: fx.Node, order: dict[fx.Node, int]) ->
 
 
 @functools.cache
-def _activations() -> dict[Any, tuple[str, Any]]:
-    """Each activation with its entry for PyTorch, by its operator and by its functions in Dynamo's graphs."""
-    activations = {}
-    for name, entry in ACTIVATIONS.items():
-        function = entry.torch.function if entry.torch is not None else ""
-        packet = getattr(_aten, function, None) if function else None
-        spellings = [getattr(room, function, None) for room in (torch, torch.nn.functional) if function]
-        for each in (packet and packet.default, *spellings):
-            if each is not None:
-                activations[each] = name, entry.torch
-    return activations
+def _activations() -> dict[Any, str]:
+    """The name of each activation by its operator, and by its functions in Dynamo's graphs."""
+    return {
+        getattr(each, "default", each): name
+        for name, entry in ACTIVATIONS.items()
+        if entry.torch is not None
+        for room in (_aten, torch, torch.nn.functional)
+        if (each := getattr(room, entry.torch.function, None)) is not None
+    }
 
 
 def activation_text(node: fx.Node) -> str | None:
     """An operator or function as an activation of ``conv()`` of its first argument; None if it is none."""
-    activation = _activations().get(node.target)
-    if activation is None or not node.args:
+    name = _activations().get(node.target)
+    if name is None or not node.args:
         return None
-    name, table_entry = activation
-    names = [*table_entry.attributes, *table_entry.only]
+    entry: Any = ACTIVATIONS[name].torch
+    names = [*entry.attributes, *entry.only]
     if not isinstance(node.target, torch._ops.OpOverload):
         names.append("inplace")
-    values: dict[str, Any] = {
-        **table_entry.attributes,
-        **table_entry.only,
-        **dict(zip(names, node.args[1:])),
-        **node.kwargs,
-    }
-    if len(node.args) > len(names) + 1 or any(values[key] != value for key, value in table_entry.only.items()):
+    values = {**dict(zip(names, node.args[1:])), **node.kwargs}
+    if len(node.args) > len(names) + 1 or any(isinstance(each, fx.Node) for each in values.values()):
         return None
-    if any(isinstance(values[key], fx.Node) for key in names if key in values):
-        return None
-    numbers = ", ".join(repr(float(values[key])) for key in table_entry.attributes)
-    return f"{name}({numbers})" if numbers else name
-
-
-def _is_tensor_attribute(graph: fx.GraphModule, node: fx.Node) -> bool:
-    return node.op == "get_attr" and isinstance(getattr(graph, str(node.target), None), torch.Tensor)
+    return fused_operator.named_activation(name, values)
 
 
 def _constant(graph: fx.GraphModule, node: Any) -> torch.Tensor | None:
-    return getattr(graph, str(node.target)) if isinstance(node, fx.Node) and _is_tensor_attribute(graph, node) else None
-
-
-def _attribute(graph: fx.GraphModule, name: str, value: torch.Tensor) -> fx.Node:
-    """A node that reads a tensor, which becomes an attribute of the graph."""
-    graph.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
-    node = graph.graph.get_attr(name)
-    node.meta["val"] = value.to("meta")
-    return node
-
-
-def _replace_by_attribute(graph: fx.GraphModule, node: fx.Node, value: torch.Tensor, name: str) -> None:
-    with graph.graph.inserting_before(node):
-        node.replace_all_uses_with(_attribute(graph, name, value))
-
-
-def _clean(graph: fx.GraphModule) -> None:
-    graph.graph.eliminate_dead_code()
-    graph.delete_all_unused_submodules()
-    graph.recompile()
+    value = getattr(graph, str(node.target), None) if isinstance(node, fx.Node) and node.op == "get_attr" else None
+    return value if isinstance(value, torch.Tensor) else None

@@ -12,7 +12,7 @@ import functools
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,7 +27,7 @@ from ..settings import DEFAULT
 from ..warmup import compiled_side_by_side
 from ..weights import promise
 from .channels_last import lay_channels_last
-from .epilogues import fold_batch_norms, fold_constants, freeze_weights, use_our_operators
+from .epilogues import fold_batch_norms, freeze_weights, use_our_operators
 from .specialised import without_fakes
 from .tuning import is_tuned, tune
 
@@ -88,8 +88,7 @@ def with_our_operators(
 ) -> fx.GraphModule:
     """A graph whose weights are attributes, with batch norms folded and our operators; changes the graph in place.
     ``compiled``: inductor will compile it, which fuses copies to another order of memory."""
-    fold_constants(graph)
-    fold_batch_norms(graph)
+    _fold(graph)
     use_our_operators(graph.graph)
     if compiled and device.type != "cpu":
         lay_channels_last(graph, device)
@@ -98,6 +97,15 @@ def with_our_operators(
     operators.leave_autograd(graph.graph)
     graph.recompile()
     return graph
+
+
+def _fold(graph: fx.GraphModule) -> None:
+    """Compute what depends on attributes alone, as normalised or converted weights, and fold batch norms."""
+    from torch._inductor.constant_folding import constant_fold
+
+    with torch.no_grad():
+        constant_fold(graph)
+        fold_batch_norms(graph)
 
 
 def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backend: Any, ours: bool) -> Any:
@@ -109,8 +117,7 @@ def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backe
     if ours:
         graph = with_our_operators(graph, inputs[0].device, backend.mode, compiled=True)
     else:
-        fold_constants(graph)
-        fold_batch_norms(graph)
+        _fold(graph)
 
     return _compiled_aside(graph, inputs, {**backend.patches, "freezing": True})
 
@@ -169,18 +176,9 @@ def prepare_kernels(graph: fx.Graph, device: torch.device | None, constant: bool
                 for task in tasks:
                     with contextlib.suppress(Exception):  # PyTorch computes this problem; the call reports why
                         planned.append(task())
-                if tuned:
-                    _tune(planned)
-
-
-def _tune(calls: Iterable[Any]) -> None:
-    """Measure the problems of planned calls, device by device."""
-    problems: dict[Any, list[Any]] = {}
-    for call in calls:
-        if call.prepared is not None:
-            problems.setdefault(call.device, []).append(call.problem)
-    for device, each in problems.items():
-        tune(each, device)
+                ours = [call for call in planned if call.prepared is not None]
+                if tuned and ours:
+                    tune([call.problem for call in ours], ours[0].device)
 
 
 def _tasks(node: fx.Node, device: torch.device | None, constant: bool) -> Iterator[Any]:

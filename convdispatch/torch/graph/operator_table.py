@@ -7,6 +7,9 @@ from typing import Any
 
 OPERATORS: dict[str, Callable[..., Any]] = {}
 """Functions by the operator's name; each takes the net first, then the operator's own arguments."""
+_NAMES = "abs sign exp expm1 log log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh asinh acosh atanh erf floor ceil"
+UNARY = {name: f"{name}(x)" for name in _NAMES.split()} | {"neg": "-x", "reciprocal": "1 / x", "square": "square(x)"}
+"""The formula of each operator of one tensor, which the device "opencl" computes by too."""
 OF_SIZES = {
     f"aten.{name}.default" for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
 }
@@ -15,8 +18,8 @@ PLACES = {"aten.argmax.default", "aten.argmin.default", "aten.max.dim", "aten.mi
 """Operators whose result, or second result, is indices (int64) of elements."""
 TAKING = {"aten.embedding.default"}
 """Operators that read elements at computed indices."""
-_NAMES = "alias clone contiguous detach expand permute reshape unsqueeze _unsafe_view view"
-MOVING = {f"aten.{name}.default" for name in _NAMES.split()}
+_VIEWS = "alias clone contiguous detach expand permute reshape unsqueeze _unsafe_view view"
+MOVING = {f"aten.{name}.default" for name in _VIEWS.split()}
 MOVING |= {"aten.squeeze.dim", "aten.squeeze.dims", "aten.transpose.int"}
 """Operators that reshape or move indices in the same way as floating-point elements."""
 

@@ -88,8 +88,8 @@ def specialised(graph: fx.GraphModule, static: bool, inputs: Sequence[Any], cons
             values[node].meta = dict(node.meta)
         else:
             values[node] = copied.node_copy(node, values.__getitem__)
-    graph_attributes = {name: getattr(graph, name) for name in _attribute_names(graph)}
-    return fx.GraphModule(graph_attributes | attributes, copied)
+    attributes |= {str(n.target): getattr(graph, str(n.target)) for n in graph.graph.find_nodes(op="get_attr")}
+    return fx.GraphModule(attributes, copied)
 
 
 def alias(x: torch.Tensor) -> torch.Tensor:
@@ -98,10 +98,6 @@ def alias(x: torch.Tensor) -> torch.Tensor:
         return torch.empty(0, dtype=x.dtype, device=x.device).set_(
             x.untyped_storage(), x.storage_offset(), x.shape, x.stride()
         )
-
-
-def _attribute_names(graph: fx.GraphModule) -> list[str]:
-    return [str(node.target) for node in graph.graph.nodes if node.op == "get_attr"]
 
 
 def _traced(graph: fx.GraphModule, inputs: Sequence[Any], fixed: set[int]) -> fx.GraphModule:
