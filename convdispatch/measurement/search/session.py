@@ -38,7 +38,7 @@ from ..compiling import StillCompiling, compiled_within
 from ..measure import CUT_FACTOR, Candidate, Outcome, interleaved
 from .answer import conditions, judge, record_of, set_aside, unmeasured
 from .candidates import PROBE_FLOPS, Entry, candidates, smaller_problem
-from .trial import Ceiling, Harness, OutOfTime, WrongResult
+from .trial import Harness, OutOfTime, WrongResult
 
 if TYPE_CHECKING:
     from .probing import Prober
@@ -106,8 +106,6 @@ class Search:
         """How a solver was wrong, crashed or hung, by the solver's name."""
         self._ms_per_cost: float | None = None
         self._harnesses: dict[ConvProblem, Harness] = {}
-        self._ceiling: Ceiling | None = None
-        self._peak = 0
 
     # --- the search as a whole ---------------------------------------------------------------------------------------
 
@@ -116,7 +114,6 @@ class Search:
         silent = self._untrusted_faults()
         policy = replace(self.policy, workspace_limit=self.options.workspace_limit)
         entries, refused = candidates(self.problem, self.info, policy, self.options.incumbent)
-        self._ceiling = self._ceiling_of(entries)
         self._contest = " ".join(sorted({contestant(entry.solver.name, self.info) for entry in entries}))
         try:
             for entry in entries:
@@ -129,21 +126,13 @@ class Search:
         self.unsound = silent | set_aside(entries, self.problem, self.info)
         results = judge(entries, refused)
         results.problem, results.device = self.problem, self.info
-        results.peak_bytes = max(self._peak, sum(harness.memory.peak for harness in self._harnesses.values()))
+        results.peak_bytes = sum(harness.memory.peak for harness in self._harnesses.values())
         results.conditions = conditions(results, self.options.budget_ms)
         results.inconclusive = unmeasured(entries)
         results.lost = self._lost
         self._harnesses.clear()
         results.spent_ms = self._spent_ms() + self._child_ms
         return results
-
-    def _ceiling_of(self, entries: list[Entry]) -> Ceiling | None:
-        """The workspace limit, if there is one, and the largest workspace within it that a candidate states."""
-        limit = self.options.workspace_limit
-        if limit is None:
-            return None
-        sizes = [limit if size is None else size for size in map(self._stated, entries)]
-        return Ceiling(limit, max((size for size in sizes if size <= limit), default=0))
 
     def _stated(self, entry: Entry) -> int | None:
         """The bytes of workspace that a candidate's solver states without compiling, or None."""
@@ -312,15 +301,7 @@ class Search:
             # The configuration is not offered for the smaller problem, so running that tells nothing about it.
             return False
         prepared = dispatch.make(entry.solver, entry.config, small, self.queue.context)
-        try:
-            harness = self._small_harness(small)
-            estimate = harness.verify(prepared).run_ms * self.problem.flops / small.flops
-        except MemoryError:
-            if self._ceiling is None:
-                raise
-            return False  # Under a ceiling there may be no room for two problems' operands.
-        if self._ceiling is not None:
-            self._peak = max(self._peak, self._harness(self.problem).memory.held + harness.memory.peak)
+        estimate = self._harness(small).verify(prepared).run_ms * self.problem.flops / small.flops
         if best is not None and estimate > SUSPECT_RATIO * best:
             entry.ends(
                 "cut", f"a smaller problem predicts {estimate:.3g} ms, {estimate / best:.0f} times the best so far"
@@ -431,14 +412,5 @@ class Search:
 
     def _harness(self, problem: ConvProblem) -> Harness:
         if problem not in self._harnesses:
-            self._harnesses[problem] = Harness(problem, self.queue, self.options.memory_limit, self._ceiling)
+            self._harnesses[problem] = Harness(problem, self.queue, self.options.memory_limit)
         return self._harnesses[problem]
-
-    def _small_harness(self, small: ConvProblem) -> Harness:
-        """The memory of the smaller problem's trials; under a ceiling only what the whole problem's trials leave.
-        Raises MemoryError."""
-        if self._ceiling is None:
-            return self._harness(small)
-        memory = self._harness(self.problem).memory
-        free_bytes = memory.limit - memory.held
-        return Harness(small, self.queue, min(free_bytes, self.options.memory_limit or free_bytes))
