@@ -10,12 +10,10 @@ deepbench     ``(w, h, c, n, k, filter_w, filter_h, pad_w, pad_h, stride_w, stri
 A text without a direction means forward without bias, whatever the dialect's own tool would run. Letters alone
 (``mb1ic3ih8oc4kh3``) are this project's own text. What cannot be read is refused with a reason.
 
-- ``own``: this project's own text, and lines of the trace layer.
 - ``benchdnn``: oneDNN's benchdnn.
 - ``miopen``: MIOpenDriver's command lines.
 - ``deepbench``: DeepBench's tuples.
-- ``files``: files of any dialect, which is recognised from the text.
-- ``limits``: numbers of a bounded size.
+- ``files``: files of any dialect, which is recognised from the text; this project's own, and traces.
 """
 
 from __future__ import annotations
