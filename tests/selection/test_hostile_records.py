@@ -13,12 +13,10 @@ from strategies import FUZZ, answer, mutated
 
 from convdispatch.api.errors import ConvDispatchWarning, InvalidArgument, InvalidPolicy
 from convdispatch.device import jsontext, rates
-from convdispatch.measurement.conformance import outcome
 from convdispatch.selection.choice import lockfile
 from convdispatch.selection.records.packs import export_pack, import_pack
 from convdispatch.selection.records.perfdb import PerfDB, perfdb
 from convdispatch.selection.records.record import Damaged, NewerSchema, Record
-from convdispatch.tools.benchmark import report
 
 BAD = {
     "deep": "[" * 100_000 + "]" * 100_000,
@@ -90,13 +88,6 @@ def test_rates_beyond_a_float_are_no_calibration(tmp_path, monkeypatch):
         with pytest.warns(ConvDispatchWarning, match="is no calibration"):
             rates.rates(DEVICE)
     rates.rates.cache_clear()
-
-
-@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-def test_it_is_no_report(tmp_path, bad):
-    for read in (report.load, outcome.load):
-        with pytest.raises(InvalidArgument, match=r"bad\.json"):
-            read(put(tmp_path / "bad.json", bad))
 
 
 # --- records that are JSON, and not what find writes -----------------------------------------------------------------

@@ -1,10 +1,11 @@
-"""The benchmark: figures worked out by hand, what is written and read again, what the terminal shows."""
+"""The benchmark: figures worked out by hand, what is written, what the terminal shows."""
 
 from __future__ import annotations
 
 import io
+import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,8 @@ from reports import DEVICE, ENVIRONMENT, ROOFS
 from rich.console import Console
 
 from convdispatch.api import ConvProblem
-from convdispatch.api.errors import InvalidArgument
 from convdispatch.tools.benchmark.measuring import session
-from convdispatch.tools.benchmark.report import Choice, Layer, Measured, PeerTime, Report, Row, load, write_json
+from convdispatch.tools.benchmark.report import Choice, Layer, Measured, PeerTime, Report, Row, write_json
 from convdispatch.tools.benchmark.summary import gaps, geomean, lines, nets
 from convdispatch.tools.benchmark.terminal import show
 
@@ -128,10 +128,10 @@ def test_gaps_come_with_the_most_lost_time_first():
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_json_round_trip(tmp_path):
+def test_json_holds_the_whole_report(tmp_path):
     report = example()
     write_json(report, tmp_path / "r.json")
-    assert load(tmp_path / "r.json") == report
+    assert json.loads((tmp_path / "r.json").read_text()) == json.loads(json.dumps(asdict(report)))
 
 
 def test_a_report_that_could_not_be_written_leaves_the_one_before(tmp_path, monkeypatch):
@@ -140,14 +140,7 @@ def test_a_report_that_could_not_be_written_leaves_the_one_before(tmp_path, monk
     monkeypatch.setattr(Path, "replace", lambda *given: pytest.fail("the process ended"))
     with pytest.raises(pytest.fail.Exception):
         write_json(replace(report, layers=[]), path)
-    assert load(path) == report
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"schema": 99}', "no json", '{"schema": 2, "layers": []}'])
-def test_what_is_no_report_is_refused(tmp_path, text):
-    (tmp_path / "x").write_text(text)
-    with pytest.raises(InvalidArgument):
-        load(tmp_path / "x")
+    assert json.loads(path.read_text())["layers"] == [asdict(layer) for layer in report.layers]
 
 
 # --- the terminal -----------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 Each candidate is compiled, verified and screened with three samples; one that takes three times the best time is cut.
 The others, twelve at most, are benchmarked. The incumbent, which would run without the search, comes first and is
 always benchmarked. A candidate's time is predicted from its cost and from the times of earlier candidates over their
-costs; a candidate that would be far too slow, or has no prediction, runs a smaller problem first.
+costs; one that would be far too slow is cut unmeasured.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ...selection.solver_query import Fault, query
 from ..compiling import StillCompiling, compiled_within
 from ..measure import CUT_FACTOR, Candidate, Outcome, interleaved
 from .answer import conditions, judge, record_of, set_aside, unmeasured
-from .candidates import PROBE_FLOPS, Entry, candidates, smaller_problem
+from .candidates import Entry, candidates
 from .trial import Harness, OutOfTime, WrongResult
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ FINAL_SHARE = 0.25
 LEAST_ROUNDS = LEAST_SAMPLES + 1
 """The rounds that benchmarking must have time for; with less time, fewer candidates are benchmarked."""
 SUSPECT_RATIO = 20.0
-"""A slow candidate is cut if a run on a smaller problem predicts this many times the best time so far; the factor is
-high because small problems do not fill a device."""
+"""A candidate is cut unmeasured if it is predicted to take this many times the best time so far; the factor is high
+because predictions may be wrong."""
 
 
 @dataclass(frozen=True)
@@ -292,25 +292,11 @@ class Search:
         return entry.cost * self._ms_per_cost if entry.cost and self._ms_per_cost else None
 
     def _is_cut(self, entry: Entry, predicted: float | None, best: float | None) -> bool:
-        """Whether a suspect is cut, because a smaller problem shows that it is too slow for the whole one."""
-        suspect = predicted is None or (best is not None and predicted > SUSPECT_RATIO * best)
-        small = smaller_problem(self.problem) if suspect and self.problem.flops > 20 * PROBE_FLOPS else None
-        if small is None or ranking.refusal(entry.solver, small, self.info, self.policy):
+        """Whether a candidate is cut because its prediction is far above the best time so far."""
+        if predicted is None or best is None or predicted <= SUSPECT_RATIO * best:
             return False
-        if not query(entry.solver, small, self.info).offers(entry.config):
-            # The configuration is not offered for the smaller problem, so running that tells nothing about it.
-            return False
-        prepared = dispatch.make(entry.solver, entry.config, small, self.queue.context)
-        estimate = self._harness(small).verify(prepared).run_ms * self.problem.flops / small.flops
-        if best is not None and estimate > SUSPECT_RATIO * best:
-            entry.ends(
-                "cut", f"a smaller problem predicts {estimate:.3g} ms, {estimate / best:.0f} times the best so far"
-            )
-            return True
-        if not self._has_time((2 + SCREENING_SAMPLES) * estimate, best):
-            entry.ends("not tried", f"a smaller problem predicts {estimate:.3g} ms, more than the budget leaves")
-            return True
-        return False
+        entry.ends("cut", f"it is predicted to take {predicted:.3g} ms, {predicted / best:.0f} times the best so far")
+        return True
 
     def _survives(self, entry: Entry) -> bool:
         """Whether a candidate ran right in a child process; candidates of proven plugins need not run there."""

@@ -1,4 +1,4 @@
-"""The results of a benchmark, which are read from and written to JSON.
+"""The results of a benchmark, which are written as JSON.
 
 Times are milliseconds, memory bytes, rates a second.
 """
@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...api.errors import InvalidArgument
 from ...api.problem import ConvProblem
-from ...device import jsontext, plainfile
-from ...measurement.run_reports import read_report
+from ...device import plainfile
 
 SCHEMA = 2
 EVIDENCE = 3
@@ -139,11 +136,6 @@ class Measured:
         fastest = self.peer(name)
         return fastest.median_ms if fastest else None
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Measured:
-        """What ``asdict`` wrote. Raises TypeError for anything else."""
-        return jsontext.made(cls, values)
-
 
 @dataclass(frozen=True)
 class Layer:
@@ -176,33 +168,12 @@ class Report:
         """The layers that are measured, in the run's order."""
         return [(layer, self.measured[layer.problem]) for layer in self.layers if layer.problem in self.measured]
 
-    def to_json(self) -> dict[str, Any]:
-        """The report as JSON values, with the schema's number."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Report:
-        """What ``to_json`` wrote. Raises InvalidArgument for another schema or no report at all."""
-        if not isinstance(values, Mapping) or values.get("schema") != SCHEMA:
-            raise InvalidArgument(f"no benchmark report of schema {SCHEMA}: {str(values)[:60]!r}")
-        try:
-            measured = {text: Measured.from_json(row_values) for text, row_values in values["measured"].items()}
-            report = jsontext.made(cls, {**values, "measured": {}})
-            return replace(report, measured=measured)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise InvalidArgument(f"a damaged benchmark report: {error!r}") from error
-
 
 def without_folders(words: str) -> str:
     """A text without the folders of this machine, because reports are published."""
     return re.sub(r"(?:/[^/\s]+)+/(?=[^/\s])", "", words)
 
 
-def load(path: Path) -> Report:
-    """The report of a JSON file. Raises InvalidArgument."""
-    return read_report(path, Report.from_json)
-
-
 def write_json(report: Report, path: Path) -> None:
-    """Write the report for ``load``. The file is replaced when the new one is complete."""
-    plainfile.publish(path, json.dumps(report.to_json(), indent=1) + "\n")
+    """Write the report as JSON. The file is replaced when the new one is complete."""
+    plainfile.publish(path, json.dumps(asdict(report), indent=1) + "\n")

@@ -26,7 +26,6 @@ from .options import (
     stderr,
     stdout,
 )
-from .output import shown
 
 BUDGET_MS = 3000.0
 """The default of --budget: the milliseconds that the search for a problem may take."""
@@ -49,7 +48,6 @@ BUDGET_MS = 3000.0
 @click.option("--within", "within_s", type=float, default=None, help="Seconds after which no problem is begun.")
 @JOBS
 @click.option("--json", "json_path", type=OUTPUT, default=None, help="Write JSON there.")
-@click.option("--render", type=click.Path(path_type=Path), default=None, help="Measure nothing: show this JSON.")
 @DEVICE
 def bench(names: tuple[str, ...], files: tuple[Path, ...], device: str | None, **options: Any) -> None:
     """Time every solver on each layer, with the device's measured ceilings and other libraries in the same run.
@@ -58,45 +56,32 @@ def bench(names: tuple[str, ...], files: tuple[Path, ...], device: str | None, *
     mobilenet, mobilenet_v3, efficientnet_b0, convnext_t, densenet121, inception_v3, unet, wavenet, unet3d; cpu10.
     Problems in any dialect. Files: MODEL.onnx, its convolutions as they run.
     """
-    json_path, render = options.pop("json_path"), options.pop("render")
-    if not (names or files or render):
+    json_path = options.pop("json_path")
+    if not (names or files):
         net_names = ", ".join(known_nets())
         raise click.UsageError(f"name a net, a problem, a model or a file (--from); nets are {net_names}")
     solvers_are_named(options["solver"])
     if options["record"]:
         records_are_writable()
-    if render is not None:
-        from ..benchmark.report import load
-
-        with shown(render):
-            _write(load(render), json_path)
-    else:
-        changes = {name: options.pop(name) for name in CHANGES}
-        options |= search_limits(options.pop("given_ms"), BUDGET_MS) | {"command": command_line()}
-        options["against"] = [peer.strip() for peer in options["against"].split(",") if peer.strip()]
-        layers = _nets(names, files, changes)
-        _write(_measure(layers, device, json_path, options), json_path)
+    changes = {name: options.pop(name) for name in CHANGES}
+    options |= search_limits(options.pop("given_ms"), BUDGET_MS) | {"command": command_line()}
+    options["against"] = [peer.strip() for peer in options["against"].split(",") if peer.strip()]
+    _measure(_nets(names, files, changes), device, json_path, options)
 
 
-def _measure(layers: dict[str, Any], device: str | None, json_path: Path | None, options: dict[str, Any]) -> Any:
-    """Measure on a device and return its report; the JSON file is written after each problem."""
+def _measure(layers: dict[str, Any], device: str | None, json_path: Path | None, options: dict[str, Any]) -> None:
+    """Measure on a device and show the report; the JSON file is written after each problem, and at the end."""
     from ...device import runtime
     from ..benchmark.measuring.run import run
     from ..benchmark.report import write_json
+    from ..benchmark.terminal import show
 
     def keep(report: Any) -> None:
         if json_path is not None:
             write_json(replace(report, interrupted=True), json_path)
 
     options["jobs"] = processes(options["jobs"], runtime.device_info(runtime.find_device(device)))
-    return run(layers, device, console=stderr(), keep=keep, **options)
-
-
-def _write(report: Any, json_path: Path | None) -> None:
-    """Show the report and write the requested file."""
-    from ..benchmark.report import write_json
-    from ..benchmark.terminal import show
-
+    report = run(layers, device, console=stderr(), keep=keep, **options)
     show(report, stdout())
     if json_path is not None:
         write_json(report, json_path)

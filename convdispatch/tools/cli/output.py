@@ -78,18 +78,6 @@ def give_up() -> None:
 
 
 @contextlib.contextmanager
-def shown(file: Any) -> Iterator[None]:
-    """Inside the block a report of ``file``, from any machine, is shown; one that cannot be is an InvalidArgument.
-    None is a report of this process."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        if file is None or isinstance(error, ConvDispatchError):
-            raise
-        raise InvalidArgument(f"{file} cannot be shown, it is damaged: {type(error).__name__}: {error}") from error
-
-
-@contextlib.contextmanager
 def reserved() -> Iterator[None]:
     """Inside the block ``ours()`` is standard output, and ``sys.stdout`` and descriptor 1 are standard error."""
     original = sys.stdout
