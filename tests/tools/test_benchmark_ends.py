@@ -190,13 +190,6 @@ def test_compiling_ahead_ends_with_its_time(solvers, device):
     assert precompile([ConvProblem.parse(TINY)], runtime.address(device), 2, 0.3) == 0
 
 
-def test_the_command_compiles_ahead(solvers, device, roofs, tmp_path):
-    solvers(ODD="odd.a=2")
-    report = run.run(entries(TINY), device, isolate=False, jobs=2, budget_ms=200_000)
-    assert report.measured
-    assert len(compiled(tmp_path)) >= 4, "two beforehand, two as they were measured, at most one in benchmarking"
-
-
 def test_the_default_is_all_processors_for_a_gpu_alone(device):
     from dataclasses import replace
 

@@ -25,7 +25,6 @@ from ...api.problem import ConvProblem
 from ...api.results import Results
 from ...device import runtime
 from ...selection import dispatch
-from ...selection.choice import ranking
 from ...selection.choice.provenance import contestant
 from ...selection.plugins import answer_trial, verdicts
 from ...selection.plugins.loader import plugins

@@ -15,12 +15,9 @@ from .options import (
     CHANGES,
     CONFIGURE,
     DEVICE,
-    JOBS,
     OUTPUT,
     command_line,
     configure,
-    processes,
-    records_are_writable,
     search_limits,
     solvers_are_named,
     stderr,
@@ -39,14 +36,12 @@ BUDGET_MS = 3000.0
 @click.option("--against", metavar="PEERS", default="", help="torch, onnxruntime; several with commas.")
 @click.option("--find/--no-find", "search", default=True, help="Measure every solver, or only the immediate choice.")
 @BUDGET(BUDGET_MS)
-@click.option("--record/--no-record", default=False, help="Keep the results for later calls, as find does.")
 @click.option(
     "--isolate/--no-isolate",
     default=None,
     help="Try each candidate in a child process first. Default: those of plugins that were not verified here.",
 )
 @click.option("--within", "within_s", type=float, default=None, help="Seconds after which no problem is begun.")
-@JOBS
 @click.option("--json", "json_path", type=OUTPUT, default=None, help="Write JSON there.")
 @DEVICE
 def bench(names: tuple[str, ...], files: tuple[Path, ...], device: str | None, **options: Any) -> None:
@@ -61,8 +56,6 @@ def bench(names: tuple[str, ...], files: tuple[Path, ...], device: str | None, *
         net_names = ", ".join(known_nets())
         raise click.UsageError(f"name a net, a problem, a model or a file (--from); nets are {net_names}")
     solvers_are_named(options["solver"])
-    if options["record"]:
-        records_are_writable()
     changes = {name: options.pop(name) for name in CHANGES}
     options |= search_limits(options.pop("given_ms"), BUDGET_MS) | {"command": command_line()}
     options["against"] = [peer.strip() for peer in options["against"].split(",") if peer.strip()]
@@ -71,7 +64,6 @@ def bench(names: tuple[str, ...], files: tuple[Path, ...], device: str | None, *
 
 def _measure(layers: dict[str, Any], device: str | None, json_path: Path | None, options: dict[str, Any]) -> None:
     """Measure on a device and show the report; the JSON file is written after each problem, and at the end."""
-    from ...device import runtime
     from ..benchmark.measuring.run import run
     from ..benchmark.report import write_json
     from ..benchmark.terminal import show
@@ -80,7 +72,6 @@ def _measure(layers: dict[str, Any], device: str | None, json_path: Path | None,
         if json_path is not None:
             write_json(replace(report, interrupted=True), json_path)
 
-    options["jobs"] = processes(options["jobs"], runtime.device_info(runtime.find_device(device)))
     report = run(layers, device, console=stderr(), keep=keep, **options)
     show(report, stdout())
     if json_path is not None:

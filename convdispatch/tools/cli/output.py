@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 import click
 
-from ...api.errors import ConvDispatchError, InvalidArgument
+from ...api.errors import ConvDispatchError
 
 _streams: list[TextIO] = []
 

@@ -59,13 +59,12 @@ class Session:
         device: cl.Device,
         *,
         peers: Sequence[Peer] = (),
-        record: bool = False,
         isolate: bool | None = None,
         watch: Callable[[str], None] = lambda name: None,
         **limits: Any,
     ) -> None:
         self.device, self.info = device, runtime.device_info(device)
-        self._peers, self._record, self._isolate, self._watch = list(peers), record, isolate, watch
+        self._peers, self._isolate, self._watch = list(peers), isolate, watch
         self._limits = {"solver": None, "search": True, "budget_ms": 3000.0, "every_solver": False} | limits
         self.lost = ""
         """The solver after which nothing runs on the device in this process any more."""
@@ -98,8 +97,6 @@ class Session:
                 isolate=self._isolate,
             )
             results = search.run()
-            if self._record:
-                search.record(results)
             self.lost = results.lost
             if results.lost:
                 raise ConvDispatchError(f"{results.lost} left a device that nothing runs on: run again, with --isolate")
