@@ -204,7 +204,7 @@ def test_the_cost_of_the_rewriting_is_in_the_choice(narrow, device):
     assert solver.cost(problem, info, config) > 4 * solver.root.cost(inner, info, config) > 0
     with convdispatch.policy(solver="narrow.*"):
         order = [v for v in convdispatch.explain(problem, device).verdicts if v.status in ("chosen", "accepted")]
-    assert [v.predicted for v in order] == sorted(v.predicted for v in order)
+    assert [v.predicted_ms for v in order] == sorted(v.predicted_ms for v in order)
 
 
 def test_a_plugin_that_computes_it_itself_is_left_alone(narrow, device):

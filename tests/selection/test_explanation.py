@@ -46,7 +46,6 @@ def names(problem):
 def test_the_sentence_names_the_rule_its_line_the_prediction_and_the_next(db):
     found = explain(DENSE, CPU)
     first, second = found.verdicts[:2]
-    assert first.predicted_ms == pytest.approx(first.predicted * 1e3)
     line = found.source.rpartition(":")[2]
     assert found.why == (
         f"{first.solver} runs: registry.yaml:{line} prefers costed (amx.*, fft.*, im2col, implicitgemm.*, "

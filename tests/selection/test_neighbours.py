@@ -84,12 +84,6 @@ def test_the_nearest_decision_is_borrowed(known):
     assert "64" in str(found)
 
 
-def test_only_what_is_accepted_is_borrowed(known):
-    assert known.nearest(BASE, lambda solver, config: solver != "winograd").solver == "gemm"
-    assert known.nearest(BASE, lambda solver, config: solver == "direct").solver == "direct"
-    assert known.nearest(BASE, lambda *_: False) is None
-
-
 def test_nothing_is_borrowed_from_another_kind(known):
     assert known.nearest(BASE.replace(dtype="float16")) is None
     assert Neighbours([]).nearest(BASE) is None

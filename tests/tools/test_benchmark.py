@@ -13,7 +13,7 @@ from reports import DEVICE, ENVIRONMENT, ROOFS
 from rich.console import Console
 
 from convdispatch.api import ConvProblem
-from convdispatch.tools.benchmark.measuring import session
+from convdispatch.tools.benchmark import session
 from convdispatch.tools.benchmark.report import Choice, Layer, Measured, PeerTime, Report, Row, write_json
 from convdispatch.tools.benchmark.summary import gaps, geomean, lines, nets
 from convdispatch.tools.benchmark.terminal import show
@@ -23,17 +23,18 @@ TINY = "fwd_f32_mb1ic4ih6iw6oc4kh3kw3"
 
 def measured(text: str, best: float, chosen: float, peer: float | None = None) -> Measured:
     """Figures of a problem: two solvers, ``a.one`` the best, and a peer in two layouts, the second one better."""
-    problem = ConvProblem.parse(text)
+    problem, rest = ConvProblem.parse(text), {"p20_ms": best, "p80_ms": best, "count": 9}
     rows = [
-        Row("a.one", {"t": 1}, "measured", "", best, best, best, 9, 1e-7, 64, 5.0, True),
-        Row("a.two", {}, "cut", "slower", 2 * best, best, best, 9),
-        Row("b.one", {}, "measured", "", 3 * best, best, best, 9),
+        Row("a.one", {"t": 1}, "measured", "", 64, 5.0, True, median_ms=best, **rest, error=1e-7),
+        Row("a.two", {}, "cut", "slower", median_ms=2 * best, **rest),
+        Row("b.one", {}, "measured", median_ms=3 * best, **rest),
         Row("c.one", {}, "wrong", "relative error 1"),
     ]
-    times = [PeerTime("torch", "nchw", 2 * peer), PeerTime("torch", "nhwc", peer)] if peer else []
+    layouts = {"nchw": 2 * peer, "nhwc": peer} if peer else {}
+    times = [PeerTime("torch", layout, median_ms=ms) for layout, ms in layouts.items()]
     return Measured(
-        str(problem), problem.flops, problem.bytes, Choice("b.one", {}, "predicted", chosen),
-        Choice("a.one", {"t": 1}, "fastest", best, best, best, 9), rows, times,
+        str(problem), problem.flops, problem.bytes, Choice("b.one", {}, "predicted", median_ms=chosen),
+        Choice("a.one", {"t": 1}, "fastest", median_ms=best, **rest), rows, times,
     )  # fmt: skip
 
 
@@ -103,9 +104,9 @@ def test_a_layer_has_one_number_with_its_interval():
     found = report.measured["fwd_f32_mb1ic8ih10iw10oc8kh3kw3"]
     found.best = replace(found.best, median_ms=3.6, ci_ms=(3.5, 3.75))
     found.rows = [
-        Row("a.one", {"t": 1}, "measured", "", 1.8, 1.7, 1.9, 9, ci_ms=(1.7, 1.9), benchmarked=True, screening_ms=2.0),
-        Row("b.one", {}, "measured", "", 2.7, 2.6, 2.8, 9, benchmarked=True),
-        Row("c.one", {}, "cut", "slower", 5.4, 5.4, 5.4, 3, benchmarked=False),
+        Row("a.one", {"t": 1}, "measured", benchmarked=True, screening_ms=2.0, median_ms=1.8, ci_ms=(1.7, 1.9)),
+        Row("b.one", {}, "measured", benchmarked=True, median_ms=2.7, count=9),
+        Row("c.one", {}, "cut", "slower", benchmarked=False, median_ms=5.4, count=3),
     ]
     assert re.search(r"L0.* 3\.6 .* 3\.5-3\.75 ", shown(report))
 

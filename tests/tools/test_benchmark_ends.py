@@ -21,7 +21,7 @@ from convdispatch.device import runtime
 from convdispatch.measurement.peaks import Peak, Roof
 from convdispatch.measurement.search.precompile import precompile
 from convdispatch.measurement.shapes import Entry
-from convdispatch.tools.benchmark.measuring import run
+from convdispatch.tools.benchmark import run
 from convdispatch.tools.cli import options
 
 TINY, OTHER = "mb1ic4ih9oc4kh3ph1", "mb1ic4ih6oc4kh1"
@@ -124,7 +124,7 @@ def test_the_time_ends_it_and_what_was_measured_is_there(solvers, device, roofs,
     """After the first problem, however slow the machine is: then this clock jumps."""
     solvers(FAULTS="good")
     clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + 1000 * (tmp_path / "r.json").exists())
-    monkeypatch.setattr("convdispatch.tools.benchmark.measuring.run.time", clock)
+    monkeypatch.setattr("convdispatch.tools.benchmark.run.time", clock)
     problems = [OTHER, *(f"mb1ic4ih{size}oc4kh3ph1" for size in range(9, 30))]
     options = ["--no-isolate", "--within", "900", "--budget", "600", "--json", str(tmp_path / "r.json")]
     done = run_cli("bench", *problems, *options, status=0)

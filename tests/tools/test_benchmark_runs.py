@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+
 import pytest
 from click.testing import CliRunner
 from reports import ROOFS
@@ -10,7 +11,7 @@ from reports import ROOFS
 from convdispatch.api import ConvProblem
 from convdispatch.measurement.peaks import measure_roof
 from convdispatch.measurement.shapes import Entry
-from convdispatch.tools.benchmark.measuring import run, session
+from convdispatch.tools.benchmark import run, session
 from convdispatch.tools.cli.bench import bench
 
 TINY = "fwd_f32_mb1ic4ih6iw6oc4kh3kw3"

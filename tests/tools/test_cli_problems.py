@@ -12,7 +12,7 @@ from paths import ROOT
 import convdispatch as cd
 from convdispatch.measurement import shapes
 from convdispatch.selection.plugins import loader
-from convdispatch.tools.benchmark.measuring import run as running
+from convdispatch.tools.benchmark import run as running
 
 SAME = cd.ConvProblem.parse("mb2ic4ih9oc6kh3ph1")
 

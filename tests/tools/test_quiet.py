@@ -7,8 +7,7 @@ from test_benchmark import DEVICE, ENVIRONMENT, example, shown
 
 from convdispatch.api.problem import ConvProblem
 from convdispatch.measurement.shapes import Entry
-from convdispatch.tools.benchmark import quiet
-from convdispatch.tools.benchmark.measuring import run
+from convdispatch.tools.benchmark import quiet, run
 from convdispatch.tools.benchmark.quiet import OtherProcesses, busy, load_now, signs
 from convdispatch.tools.benchmark.report import Report
 

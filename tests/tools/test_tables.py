@@ -169,11 +169,10 @@ def benchmark():
     found, layers = {}, []
     for number, text in enumerate(PROBLEMS):
         problem = ConvProblem.parse(text).replace(direction="bwd_weights")
-        ci = (1.234, 1.345)
-        rows = [Row(f"{LONG}{n}", {}, "measured", "", 1.29, 1.2, 1.3, 9, 1e-7, 1 << 30, ci_ms=ci) for n in range(3)]
-        best = Choice(LONG + "0", {}, "fastest", 1.29, 1.2, 1.3, 9, 1e-7, 1 << 30, ci, 1e-6)
-        given = {"ci_ms": ci, "error_scaled": 1e-5}
-        peers = [PeerTime(peer, "nchw", 12.345, 1.0, 2.0, 9, 1e-6, **given) for peer in ("torch", "onnxruntime")]
+        given = {"median_ms": 1.29, "count": 9, "ci_ms": (1.234, 1.345), "error": 1e-7, "error_scaled": 1e-6}
+        rows = [Row(f"{LONG}{n}", {}, "measured", workspace=1 << 30, **given) for n in range(3)]
+        best = Choice(LONG + "0", {}, "fastest", 1 << 30, **given)
+        peers = [PeerTime(peer, "nchw", **given | {"median_ms": 12.345}) for peer in ("torch", "onnxruntime")]
         found[str(problem)] = Measured(str(problem), problem.flops, 10**6, best, best, rows, peers)
         layers.append(Layer(NETS[number % 2], f"features.{number}.block.depthwise", str(problem), 12))
     settings = {"peers": {"torch": {"version": "2"}, "onnxruntime": {"version": "1"}}}

@@ -122,21 +122,12 @@ def reasons(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
     return words.most_common()
 
 
-@dataclass(frozen=True)
-class Group:
-    """The failures of one solver in one check."""
-
-    solver: str
-    check: str
-    failed: tuple[Outcome, ...]
-
-
-def groups(report: Report) -> list[Group]:
+def groups(report: Report) -> dict[tuple[str, str], list[Outcome]]:
     """The failures by solver and check, in the order in which they occurred."""
     outcomes_of: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in report.of(status="failed"):
         outcomes_of.setdefault((outcome.solver, outcome.check), []).append(outcome)
-    return [Group(solver, check, tuple(failed)) for (solver, check), failed in outcomes_of.items()]
+    return outcomes_of
 
 
 def _problems(outcomes: Iterable[Outcome]) -> Iterable[ConvProblem]:

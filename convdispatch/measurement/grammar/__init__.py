@@ -34,7 +34,8 @@ def read_all(source: Any, dialect: str | None = None) -> list[ConvProblem]:
 
     Without ``dialect`` it is recognised from the text. Raises InvalidProblem.
     """
-    _check(dialect)
+    if dialect is not None and dialect not in DIALECTS:
+        raise InvalidArgument(f"dialect must be one of {', '.join(DIALECTS)}, got {dialect!r}")
     if isinstance(source, Sequence) and not isinstance(source, str):
         return [deepbench.read_tuple(source)]
     if not isinstance(source, str):
@@ -52,8 +53,3 @@ def read(source: Any, dialect: str | None = None) -> ConvProblem:
         listed = ", ".join(map(str, problems))
         raise InvalidProblem(f"{source!r} asks for {len(problems)} problems, where one is wanted: {listed}")
     return problems[0]
-
-
-def _check(dialect: str | None) -> None:
-    if dialect is not None and dialect not in DIALECTS:
-        raise InvalidArgument(f"dialect must be one of {', '.join(DIALECTS)}, got {dialect!r}")

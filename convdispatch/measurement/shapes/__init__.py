@@ -34,16 +34,12 @@ def names() -> list[str]:
 
 
 @functools.cache
-def _load(name: str) -> tuple[Entry, ...]:
+def load(name: str) -> tuple[Entry, ...]:
+    """The entries of a table. Raises InvalidArgument for an unknown name, and what ``parse`` raises."""
     if name not in names():
         raise InvalidArgument(f"no shape table is named {name!r}; there are {', '.join(names())}")
     text = importlib.resources.files(__name__).joinpath(f"{name}.txt").read_text(encoding="utf-8")
     return tuple(parse(text, f"{name}.txt"))
-
-
-def load(name: str) -> list[Entry]:
-    """The entries of a table. Raises InvalidArgument for an unknown name, and what ``parse`` raises."""
-    return list(_load(name))
 
 
 def number(digits: str) -> int:

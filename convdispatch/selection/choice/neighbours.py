@@ -36,9 +36,6 @@ from ..solver_query import predicted
 if TYPE_CHECKING:
     from ..records.perfdb import PerfDB
 
-Accepts = Callable[[str, Mapping[str, Any]], bool]
-"""Whether the solver of that name would accept the problem in question with that configuration."""
-
 Cost = Callable[[str, ConvProblem, Mapping[str, Any]], float | None]
 """What the solver of that name predicts for a problem and configuration; None when it predicts nothing."""
 
@@ -165,13 +162,10 @@ class Neighbours:
             self._solvers[kind] = frozenset(record.solver for record in records)
         return self._solvers[kind]
 
-    def nearest(self, problem: ConvProblem, accepts: Accepts | None = None) -> Neighbour | None:
-        """The nearest measured problem's fastest decision that ``accepts``, or None when no neighbour has one."""
-        for gap, measured in self._nearest_first(problem):
-            choices = [r for r in self._choices[measured] if accepts is None or accepts(r.solver, r.config)]
-            if choices:
-                return self._scaled(choices[0], gap, measured, problem)
-        return None
+    def nearest(self, problem: ConvProblem) -> Neighbour | None:
+        """The nearest measured problem's fastest decision, or None when no problem of this kind was measured."""
+        found = next(self._nearest_first(problem), None)
+        return None if found is None else self._scaled(self._choices[found[1]][0], *found, problem)
 
     def choose(self, problem: ConvProblem, offers: Mapping[str, Offer], first: str | None = None) -> Neighbour | None:
         """The solver among ``offers`` that the nearest measured problems favour; ``first`` would run without them.
@@ -294,10 +288,10 @@ def _weight(gap: float) -> float:
 
 
 _lock = threading.Lock()
-_cached_neighbours: WeakKeyDictionary[PerfDB, dict[DeviceInfo | str, tuple[int, Neighbours]]] = WeakKeyDictionary()
+_cached_neighbours: WeakKeyDictionary[PerfDB, dict[DeviceInfo, tuple[int, Neighbours]]] = WeakKeyDictionary()
 
 
-def neighbours(db: PerfDB, device: DeviceInfo | str) -> Neighbours:
+def neighbours(db: PerfDB, device: DeviceInfo) -> Neighbours:
     """Return the Neighbours of a device's records in a database, cached until the database changes."""
     with _lock:
         cached = _cached_neighbours.setdefault(db, {})
@@ -308,11 +302,9 @@ def neighbours(db: PerfDB, device: DeviceInfo | str) -> Neighbours:
         return device_neighbours
 
 
-def _cost_on(device: DeviceInfo | str) -> Cost:
+def _cost_on(device: DeviceInfo) -> Cost:
     def cost(solver: str, problem: ConvProblem, config: Mapping[str, Any]) -> float | None:
         loaded_solver = plugins().solvers.get(solver)
-        if loaded_solver is None or isinstance(device, str):
-            return None
-        return predicted(loaded_solver, problem, device, config)
+        return None if loaded_solver is None else predicted(loaded_solver, problem, device, config)
 
     return cost

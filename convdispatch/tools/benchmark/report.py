@@ -19,63 +19,55 @@ EVIDENCE = 3
 """The least number of measured candidates from which a winner, a regret or a ratio is reported."""
 
 
+@dataclass(kw_only=True)
+class Timed:
+    """Times in milliseconds and errors of what was measured; None where nothing was."""
+
+    median_ms: float | None = None
+    p20_ms: float | None = None
+    p80_ms: float | None = None
+    count: int = 0
+    ci_ms: tuple[float, float] | None = None
+    """The 95 % confidence interval of the median."""
+    error: float | None = None
+    """The relative error (norm) of sampled outputs against float64, on normal data."""
+    error_scaled: float | None = None
+    """The error of the worst sampled plane, on data whose images, channels and summed axis differ in scale."""
+
+
 @dataclass
-class Row:
+class Row(Timed):
     """The result of a search for one solver with one configuration."""
 
     solver: str
     config: dict[str, Any]
     status: str
     reason: str = ""
-    median_ms: float | None = None
-    p20_ms: float | None = None
-    p80_ms: float | None = None
-    count: int = 0
-    error: float | None = None
-    """The relative error (norm) of sampled outputs against float64, on normal data."""
     workspace: int | None = None
     compile_ms: float | None = None
     deterministic: bool | None = None
-    ci_ms: tuple[float, float] | None = None
     benchmarked: bool | None = None
-    """Whether the time comes from interleaved rounds; False for screening, None if an older report does not say."""
+    """Whether the time comes from interleaved rounds; False for screening."""
     screening_ms: float | None = None
-    error_scaled: float | None = None
-    """The error of the worst sampled plane, on data whose images, channels and summed axis differ in scale."""
 
 
 @dataclass
-class PeerTime:
+class PeerTime(Timed):
     """One peer in one variant (its layout); ``reason`` says why it has no time."""
 
     peer: str
     variant: str
-    median_ms: float | None = None
-    p20_ms: float | None = None
-    p80_ms: float | None = None
-    count: int = 0
-    error: float | None = None
     reason: str = ""
-    ci_ms: tuple[float, float] | None = None
-    error_scaled: float | None = None
 
 
 @dataclass
-class Choice:
+class Choice(Timed):
     """A configuration that dispatch chose, or the fastest, with its time in rounds against the others named here."""
 
     solver: str
     config: dict[str, Any]
     source: str
-    median_ms: float | None = None
-    p20_ms: float | None = None
-    p80_ms: float | None = None
-    count: int = 0
-    error: float | None = None
     workspace: int | None = None
-    ci_ms: tuple[float, float] | None = None
-    """The 95 % confidence interval of the median, in milliseconds."""
-    error_scaled: float | None = None
 
 
 @dataclass

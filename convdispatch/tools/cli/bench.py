@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from ..model_file import is_model
-from ..problems import known_nets, read_entries
+from ..problems import is_model, known_nets, read_entries
 from .options import (
     BUDGET,
     CHANGES,
@@ -64,8 +63,8 @@ def bench(names: tuple[str, ...], files: tuple[Path, ...], device: str | None, *
 
 def _measure(layers: dict[str, Any], device: str | None, json_path: Path | None, options: dict[str, Any]) -> None:
     """Measure on a device and show the report; the JSON file is written after each problem, and at the end."""
-    from ..benchmark.measuring.run import run
     from ..benchmark.report import write_json
+    from ..benchmark.run import run
     from ..benchmark.terminal import show
 
     def keep(report: Any) -> None:

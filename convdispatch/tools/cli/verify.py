@@ -138,10 +138,9 @@ def _show(report: Any) -> None:
         errors = errors_by_dtype(report.of(solver=solver))
         table.add_row(solver, *map(str, counts), errors, refusals[0][0] if refusals else "")
     console.print(table)
-    for group in groups(report):
-        first, others = group.failed[0], group.failed[1:]
-        cases = f"{len(group.failed)} cases" if others else "1 case"
-        console.print(f"your solver {group.solver} fails {cases} of {group.check}: {first.problem}: {first.reason}")
+    for (solver, check), (first, *others) in groups(report).items():
+        cases = f"{1 + len(others)} cases" if others else "1 case"
+        console.print(f"your solver {solver} fails {cases} of {check}: {first.problem}: {first.reason}")
         console.print(f"  again: {first.rerun(report.plugin['name'])}")
         if others:
             names = ", ".join(outcome.case for outcome in others[:8])

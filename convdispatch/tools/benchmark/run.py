@@ -9,13 +9,13 @@ from typing import Any
 
 from rich.console import Console
 
-from ....api.errors import InvalidArgument
-from ....device import runtime
-from ....measurement.peaks import measure_roof
-from ....measurement.shapes import Entry
-from ...progress import progress
-from ..report import Layer, Report
+from ...api.errors import InvalidArgument
+from ...device import runtime
+from ...measurement.peaks import measure_roof
+from ...measurement.shapes import Entry
+from ..progress import progress
 from . import peers as peer_modules
+from .report import Layer, Report
 from .session import Session, environment
 
 
