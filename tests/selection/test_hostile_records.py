@@ -150,9 +150,8 @@ def test_a_key_that_names_another_place_reaches_no_folder(tmp_path):
     for key in ("../x", "/tmp", "..", ""):
         with pytest.raises(InvalidArgument, match="a device's key"):
             db.lookup(PROBLEM, key)
-    for command in (("list",), ("prune",)):
-        done = run_cli("db", *command, "--device", "../../x")
-        assert (done.exit_code, "a device's key" in done.output) == (1, True), done.output
+    done = run_cli("db", "list", "--device", "../../x")
+    assert (done.exit_code, "a device's key" in done.output) == (1, True), done.output
 
 
 # --- places that refuse ----------------------------------------------------------------------------------------------

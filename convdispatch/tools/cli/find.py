@@ -117,7 +117,7 @@ def _search(
     from ...measurement.find import find as measure
     from ...measurement.find import why_find
     from ...measurement.search.precompile import precompile, precompile_s
-    from ...selection.plugins import answer_trial, verdicts
+    from ...selection.plugins import verdicts
 
     chosen = runtime.find_device(device)
     info = runtime.device_info(chosen)
@@ -128,7 +128,7 @@ def _search(
             verdicts.lift(problem)
     skipped = 0
     shown = progress(None if quiet else console, "find", len(problems))
-    with shown as step, answer_trial.reporting(lambda words: step(words, 0)):
+    with shown as step:
         try:
             new = [problem for problem in problems if again or why_find(problem, info, **known_limits)]
             skipped = len(problems) - len(new)
