@@ -67,7 +67,7 @@ class Checked:
 class Harness:
     """The memory of one problem's trials on one queue: several copies of standard normal data, used in turn.
 
-    ``memory_limit`` bounds the bytes allocated at once, including a plan's workspace. Raises MemoryError if not even one
+    ``memory_limit`` bounds the bytes allocated at once, a plan's workspace included. Raises MemoryError if not even one
     copy of the operands fits.
     """
 

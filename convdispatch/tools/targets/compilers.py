@@ -116,8 +116,7 @@ def missing(target: str) -> str | None:
 
 
 def compiler(target: str) -> Callable[[str, Path], Compiled]:
-    """The function that compiles a text for the target in an empty folder. Raises InvalidArgument where this machine has
-    no compiler for the target."""
+    """The function that compiles a text for the target in an empty folder. Raises InvalidArgument without a compiler."""
     reason = missing(target)
     if reason:
         raise InvalidArgument(f"{target} {reason}")
