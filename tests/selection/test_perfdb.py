@@ -135,6 +135,7 @@ def test_a_truncated_record_is_passed_over_and_said_once(folders):
     with pytest.warns(ConvDispatchWarning, match="truncated or altered") as said:
         assert solvers(reader.lookup(PROBLEM, DEVICE)) == ["good"]
     assert len(said) == 1
+    assert path.exists()
     reader.refresh()
     assert solvers(reader.lookup(PROBLEM, DEVICE)) == ["good"]  # filterwarnings=error: nothing is said again
 

@@ -56,13 +56,10 @@ def fault(solver: str, problem: ConvProblem, device: DeviceInfo) -> str | None:
         return None
     with _lock:
         faults = verdicts.answers(plugin, version)
-        if (
-            solver not in faults
-            and not current_policy().frozen
-            and not verdicts.survived(plugin, version, problem, device)
-        ):
+        survival = verdicts.survival(plugin, version, problem, device)
+        if solver not in faults and not current_policy().frozen and verdicts.ANSWERS.get(survival) is None:
             faults_before, faults = faults, trial(plugin, problem, device, faults)
-            verdicts.note_survived(plugin, version, problem, device)
+            verdicts.ANSWERS.put(survival, {"survived": True}, f"asking {plugin} about {problem}")
             if faults != faults_before:
                 verdicts.note_answers(plugin, version, faults)
     return faults.get(solver)

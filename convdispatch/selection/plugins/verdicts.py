@@ -169,17 +169,8 @@ def note_answers(plugin: str, version: str, faults: dict[str, str]) -> None:
     ANSWERS.put(key_of("answers", plugin, version), {"faults": faults}, f"asking {plugin} {version}")
 
 
-def survived(plugin: str, version: str, problem: ConvProblem, device: DeviceInfo) -> bool:
-    """Whether this version of a plugin was queried about a problem in a child process before."""
-    return ANSWERS.get(_survival(plugin, version, problem, device)) is not None
-
-
-def note_survived(plugin: str, version: str, problem: ConvProblem, device: DeviceInfo) -> None:
-    """Store that this version of a plugin was queried about a problem."""
-    ANSWERS.put(_survival(plugin, version, problem, device), {"survived": True}, f"asking {plugin} about {problem}")
-
-
-def _survival(plugin: str, version: str, problem: ConvProblem, device: DeviceInfo) -> str:
+def survival(plugin: str, version: str, problem: ConvProblem, device: DeviceInfo) -> str:
+    """The key in ANSWERS under which it is stored that a child process survived queries about a problem."""
     return key_of("survived", plugin, version, str(problem), device_key(device))
 
 

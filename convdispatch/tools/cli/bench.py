@@ -14,6 +14,8 @@ from .options import (
     CHANGES,
     CONFIGURE,
     DEVICE,
+    FILES,
+    ISOLATE,
     OUTPUT,
     command_line,
     configure,
@@ -29,17 +31,13 @@ BUDGET_MS = 3000.0
 
 @click.command()
 @click.argument("names", metavar="[NET|PROBLEM]...", nargs=-1)
-@click.option("--from", "files", type=click.Path(path_type=Path), multiple=True, help="A file of problems or a trace.")
+@FILES
 @CONFIGURE
 @click.option("--solver", metavar="GLOB", default=None, help="Only these solvers.")
 @click.option("--against", metavar="PEERS", default="", help="torch, onnxruntime; several with commas.")
 @click.option("--find/--no-find", "search", default=True, help="Measure every solver, or only the immediate choice.")
 @BUDGET(BUDGET_MS)
-@click.option(
-    "--isolate/--no-isolate",
-    default=None,
-    help="Try each candidate in a child process first. Default: those of plugins that were not verified here.",
-)
+@ISOLATE
 @click.option("--within", "within_s", type=float, default=None, help="Seconds after which no problem is begun.")
 @click.option("--json", "json_path", type=OUTPUT, default=None, help="Write JSON there.")
 @DEVICE

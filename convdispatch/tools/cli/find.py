@@ -22,6 +22,8 @@ from .options import (
     CHANGES,
     CONFIGURE,
     DEVICE,
+    FILES,
+    ISOLATE,
     JOBS,
     OUTPUT,
     configure,
@@ -42,16 +44,12 @@ PRINTED = 5
 
 @click.command()
 @click.argument("names", metavar="[NET|PROBLEM]...", nargs=-1)
-@click.option("--from", "files", type=click.Path(path_type=Path), multiple=True, help="A file of problems or a trace.")
+@FILES
 @CONFIGURE
 @BUDGET(BUDGET_MS)
 @click.option("--workspace-limit", type=int, default=None, help="Most bytes of a plan's workspace.")
 @click.option("--memory-limit", type=int, default=None, help="Most bytes that the search holds at once.")
-@click.option(
-    "--isolate/--no-isolate",
-    default=None,
-    help="Try each candidate in a child process first. Default: those of plugins that were not verified here.",
-)
+@ISOLATE
 @JOBS
 @click.option("--again", is_flag=True, help="Measure also what is known and not in doubt.")
 @click.option("--lock", type=click.Path(path_type=Path), default=None, help="Write the decisions to this lock file.")

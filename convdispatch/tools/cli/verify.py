@@ -19,7 +19,7 @@ from ...selection.text_table import Column, Table, columns
 from ..problems import read_entries
 from ..progress import progress
 from .interrupts import interrupted
-from .options import DEVICE, OUTPUT, command_line, stderr, stdout
+from .options import DEVICE, FILES, OUTPUT, command_line, stderr, stdout
 from .output import echo
 
 
@@ -34,7 +34,7 @@ from .output import echo
 )
 @click.option("--solver", metavar="GLOB", default=None, help="Only these solvers of the plugin.")
 @click.option("--case", metavar="GLOB", default=None, help="Only these cases.")
-@click.option("--from", "files", type=click.Path(path_type=Path), multiple=True, help="Further problems, from a file.")
+@FILES
 @click.option("--derived", is_flag=True, help="Also the solvers that dispatch derives from the plugin's.")
 @click.option(
     "--jobs", type=click.IntRange(min=0), default=None, help="Child processes; 0 for none. Default: 2 at most."

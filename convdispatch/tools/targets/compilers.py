@@ -116,7 +116,7 @@ def missing(target: str) -> str | None:
 
 
 def compiler(target: str) -> Callable[[str, Path], Compiled]:
-    """The function that compiles a text for the target in an empty folder. Raises InvalidArgument without a compiler."""
+    """The function that compiles a text for the target in an empty folder. Raises InvalidArgument without one."""
     reason = missing(target)
     if reason:
         raise InvalidArgument(f"{target} {reason}")
