@@ -80,8 +80,10 @@ def test_a_solver_slow_by_a_thousand_is_cut_after_few_runs(faults, device):
 
 def test_a_suspect_is_cut_unmeasured(faults, device, monkeypatch):
     faults("good", "slow")
-    monkeypatch.setattr("convdispatch.measurement.search.session.SUSPECT_RATIO", 1.5)
-    monkeypatch.setattr("convdispatch.measurement.search.session.Search._predict", lambda self, entry: entry.cost * 1e6)
+    predicted = {"faulty.slow": 1e4}
+    monkeypatch.setattr(
+        "convdispatch.measurement.search.session.Search._predict", lambda self, entry: predicted.get(entry.solver.name)
+    )
     found, _ = searched(device, said=False)
     assert (found["slow"].status, found["slow"].count) == ("cut", 0)
     assert "it is predicted to take" in found["slow"].reason
