@@ -80,6 +80,7 @@ def test_a_solver_slow_by_a_thousand_is_cut_after_few_runs(faults, device):
 
 def test_a_suspect_is_cut_unmeasured(faults, device, monkeypatch):
     faults("good", "slow")
+    monkeypatch.setattr("convdispatch.measurement.search.session.SLOW_FLOPS", 0.0)
     predicted = {"faulty.slow": 1e4}
     monkeypatch.setattr(
         "convdispatch.measurement.search.session.Search._predict", lambda self, entry: predicted.get(entry.solver.name)

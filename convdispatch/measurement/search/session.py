@@ -63,6 +63,8 @@ LEAST_ROUNDS = LEAST_SAMPLES + 1
 SUSPECT_RATIO = 20.0
 """A candidate is cut unmeasured if it is predicted to take this many times the best time so far; the factor is high
 because predictions may be wrong."""
+SLOW_FLOPS = 4e9
+"""The operations of a problem from which candidates are cut unmeasured; those of smaller problems are soon measured."""
 
 
 @dataclass(frozen=True)
@@ -292,7 +294,8 @@ class Search:
 
     def _is_cut(self, entry: Entry, predicted: float | None, best: float | None) -> bool:
         """Whether a candidate is cut because its prediction is far above the best time so far."""
-        if predicted is None or best is None or predicted <= SUSPECT_RATIO * best:
+        is_suspect = predicted is not None and best is not None and predicted > SUSPECT_RATIO * best
+        if not is_suspect or self.problem.flops < SLOW_FLOPS:
             return False
         entry.ends("cut", f"it is predicted to take {predicted:.3g} ms, {predicted / best:.0f} times the best so far")
         return True

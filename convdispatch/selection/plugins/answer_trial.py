@@ -56,8 +56,10 @@ def fault(solver: str, problem: ConvProblem, device: DeviceInfo) -> str | None:
         return None
     with _lock:
         faults = verdicts.answers(plugin, version)
+        if solver in faults or current_policy().frozen:
+            return faults.get(solver)
         survival = verdicts.survival(plugin, version, problem, device)
-        if solver not in faults and not current_policy().frozen and verdicts.ANSWERS.get(survival) is None:
+        if verdicts.ANSWERS.get(survival) is None:
             faults_before, faults = faults, trial(plugin, problem, device, faults)
             verdicts.ANSWERS.put(survival, {"survived": True}, f"asking {plugin} about {problem}")
             if faults != faults_before:
