@@ -294,8 +294,7 @@ class Search:
 
     def _is_cut(self, entry: Entry, predicted: float | None, best: float | None) -> bool:
         """Whether a candidate is cut because its prediction is far above the best time so far."""
-        is_suspect = predicted is not None and best is not None and predicted > SUSPECT_RATIO * best
-        if not is_suspect or self.problem.flops < SLOW_FLOPS:
+        if predicted is None or best is None or predicted <= SUSPECT_RATIO * best or self.problem.flops < SLOW_FLOPS:
             return False
         entry.ends("cut", f"it is predicted to take {predicted:.3g} ms, {predicted / best:.0f} times the best so far")
         return True

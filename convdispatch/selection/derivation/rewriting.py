@@ -178,7 +178,8 @@ def padded(problem: ConvProblem) -> Rewritten | str:
     inner = problem.replace(**changes)
     into, source = axes_of(inner, "x"), axes_of(problem, "x")
     spatial = {
-        axis: dataclasses.replace(_whole_axis(axis, into, source), before=getattr(problem, "p" + axis)) for axis in "dhw"
+        axis: dataclasses.replace(_whole_axis(axis, into, source), before=getattr(problem, "p" + axis))
+        for axis in "dhw"
     }
     axes = [_whole_axis("n", into, source), *_ordered_axes(problem, {"c": _whole_axis("c", into, source)} | spatial)]
     copy = Copy("x", "x", _six_axes(axes))
