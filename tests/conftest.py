@@ -170,7 +170,8 @@ def patience():
     from convdispatch.selection.plugins import answer_trial, verdicts
 
     verdicts.IMPORT_S = probing.RUN_S = session.LEAST_TRIAL_S = 600.0
-    answer_trial.LIMIT_S = None  # hundreds of plugins, each of a text of its own, would each cost a child
+    # Hundreds of plugins, each of a text of its own, would each cost a child or two.
+    answer_trial.LIMIT_S, verdicts.TRIES_FIRST = None, False
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,16 +6,14 @@ each other's places, and permissions taken.
     python -m bench fuzz_files --minutes 10 --state fuzz.json   # goes on where that file says; the readers take turns
     setpriv --reuid 65534 --clear-groups python -m bench fuzz_files   # as root, who may read what nobody may
 
-Reports are rendered as they are read. Whatever comes of a file is a value, a warning of this package or one of its
+Whatever comes of a file is a value, a warning of this package or one of its
 errors, in at most half a minute of the processor: anything else is printed with the reader, the seed and the bytes,
 and the exit status is 1.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import dataclasses
 import io
 import json
 import os
@@ -42,16 +40,12 @@ from convdispatch.device.cache import keys, store
 from convdispatch.device.opencl import icd
 from convdispatch.inference import choice_cache
 from convdispatch.measurement import grammar
-from convdispatch.measurement.conformance import outcome
 from convdispatch.selection import decision_store
 from convdispatch.selection.choice import lockfile
 from convdispatch.selection.planpack import reading
 from convdispatch.selection.plugins import registry, verdicts
 from convdispatch.selection.records import packs
 from convdispatch.selection.records.perfdb import PerfDB
-from convdispatch.tools.benchmark import report
-from convdispatch.tools.benchmark.measuring.session import environment
-from convdispatch.tools.cli import bench, verify
 
 SLOW_S = 30.0
 DECISION = {
@@ -75,49 +69,8 @@ RECORD = {
 HELD = {"version": "1 ab", "what": "find: wrong", "asked": PROBLEM}
 
 
-TIMES = {"median_ms": 1.0, "p20_ms": 0.9, "p80_ms": 1.2, "count": 9, "error": 1e-7, "ci_ms": [0.9, 1.1]}
-MEASURED = {
-    "problem": PROBLEM, "flops": 15552, "traffic": 2000, "spent_ms": 50.0, "load": 0.1, "failure": "",
-    "chosen": {"solver": "im2col", "config": {}, "source": "fastest", **TIMES},
-    "best": {"solver": "a.one", "config": {"a": 1}, "source": "fastest", **TIMES},
-    "rows": [{"solver": name, "config": {"a": 1}, "status": "measured", **TIMES} for name in ("a.one", "im2col", "b")],
-    "peers": [{"peer": "torch", "variant": "nchw", **TIMES}],
-}  # fmt: skip
-RATE = {"rate": 1e12, "how": "a"}
-OUTCOMES = [
-    {"solver": "im2col", "case": "one", "problem": PROBLEM, "level": "core", "status": "passed", "checks": ["real"],
-     "config": {"a": 1}, "workspace": 64, "errors": {"real": 1e-7}, "seconds": 0.5},
-    {"solver": "fft", "case": "one", "problem": PROBLEM, "level": "core", "status": "failed", "check": "real",
-     "reason": "3 times the error allowed"},
-    {"solver": "amx", "case": "one", "problem": PROBLEM, "level": "core", "status": "refused", "reason": "3x3, got 5"},
-]  # fmt: skip
-
-
-def _environment() -> dict[str, Any]:
-    return environment(runtime.device_info(runtime.default_device()))
-
-
 def _json(value: object) -> bytes:
     return json.dumps(value).encode()
-
-
-def _bench_report() -> bytes:
-    layers = [{"net": "a", "name": "l1", "problem": PROBLEM, "count": 2}]
-    roofs = {"float32": {"flops": RATE, "bandwidth": RATE, "matrix": None}}
-    whole = report.Report([], _environment(), {"peers": {"torch": {"version": "2"}}}, roofs)
-    return _json({**dataclasses.asdict(whole), "layers": layers, "measured": {PROBLEM: MEASURED}})
-
-
-def _verify_report() -> bytes:
-    plugin = {"name": "acme", "version": "1", "source": "wheel", "solvers": ["im2col"]}
-    whole = outcome.Report(plugin, _environment(), "core", outcome.VERSION, "ab12", command="convdispatch verify acme")
-    return _json({**dataclasses.asdict(whole), "outcomes": OUTCOMES})
-
-
-def _rendered(command: click.Command, path: Path) -> None:
-    """As the command line shows it; a sentence of the command line is as good as one of the package."""
-    with contextlib.suppress(click.ClickException, SystemExit), contextlib.redirect_stdout(io.StringIO()):
-        command.main(["--render", str(path)], standalone_mode=False)
 
 
 def _verdicts(path: Path) -> None:
@@ -258,8 +211,6 @@ READERS: dict[str, tuple[Callable[[], bytes], Callable[[Path], object]]] = {
         lambda: f"convdispatch,1,{PROBLEM},im2col,Some CPU,0,12.5,80.1\n".encode() * 3,
         lambda path: list(grammar.read_file(path)),
     ),
-    "bench": (_bench_report, lambda path: _rendered(bench.bench, path)),
-    "verify": (_verify_report, lambda path: _rendered(verify.verify, path)),
     "onnx": (_model, _onnx),
     "decisions": (lambda: _json(DECISION), _decisions),
     "trials": (lambda: _json({"fault": "it hangs"}), _trials),

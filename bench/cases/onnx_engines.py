@@ -209,9 +209,11 @@ def main() -> None:
                 compare(f"{name} {batch}", path, exported(name, batch, path))
             for path in filter(None, given.files.split(",")):
                 from convdispatch.onnx import load
-                from convdispatch.tools.model_file import read_inputs
+                from convdispatch.tools.problems import input_shapes
 
-                feeds, _ = read_inputs(load(path, device=given.device), [], batch)
+                net, random = load(path, device=given.device), np.random.default_rng(0)
+                shapes = zip(net.inputs, input_shapes(net, batch))
+                feeds = {port.name: random.standard_normal(shape, np.float32) for port, shape in shapes}
                 copy = shutil.copy(path, folder)
                 compare(f"{Path(path).stem} {batch}", copy, feeds)
     for key, words in (("ratio", "the better of the others over ours"), ("float", "our float32 over our int8")):

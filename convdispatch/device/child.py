@@ -253,6 +253,11 @@ def questions(idle_s: float | None = None) -> Iterator[Answer]:
             return
 
 
+def is_child() -> bool:
+    """Whether this process reads the questions of a parent, which learns how it ends."""
+    return bool(_answers.cache_info().currsize)
+
+
 @functools.lru_cache(maxsize=1)
 def _answers() -> IO[bytes]:
     """The stream to the parent: the former standard output. What drivers and plugins print from now on is discarded."""

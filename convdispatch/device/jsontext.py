@@ -6,13 +6,8 @@ accepts text that cannot be encoded again. This project writes no such files.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import json
-import types
-import typing
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 DEPTH = 64
 """The most lists and objects nested within each other."""
@@ -53,41 +48,3 @@ def _check(value: Any) -> None:
             return
         level = children
     raise ValueError(f"lists or objects stand more than {DEPTH} deep in each other")
-
-
-T = TypeVar("T")
-_hints = functools.lru_cache(maxsize=64)(typing.get_type_hints)
-
-
-def made(kind: type[T], values: Any) -> T:
-    """An instance of ``kind``, a dataclass whose fields are of JSON's types, of dataclasses, or of lists, tuples,
-    mappings and alternatives of them.
-
-    Raises TypeError for a value of another type, a missing field or an unknown one.
-    """
-    return typing.cast(T, _value(kind, values, kind.__name__))
-
-
-def _value(kind: Any, value: Any, name: str) -> Any:
-    if kind is Any or (value is None and kind is type(None)):
-        return value
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        alternatives = [each for each in arguments if (each is type(None)) == (value is None)]
-        if alternatives:
-            return _value(alternatives[0], value, name)
-    elif dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
-        hints = _hints(kind)
-        unknown = [str(key)[:40] for key in value if key not in hints]
-        if unknown:
-            raise TypeError(f"{name} has no field {unknown[0]!r}")
-        return kind(**{key: _value(hints[key], each, f"{name}.{key}") for key, each in value.items()})
-    elif origin is dict and isinstance(value, Mapping):
-        return {key: _value(arguments[1], each, f"{name}[{str(key)[:40]!r}]") for key, each in value.items()}
-    elif origin is list and isinstance(value, (list, tuple)):
-        return [_value(arguments[0], each, f"{name}[{index}]") for index, each in enumerate(value)]
-    elif origin is tuple and isinstance(value, (list, tuple)) and len(value) == len(arguments):
-        return tuple(_value(each, part, f"{name}[{index}]") for index, (each, part) in enumerate(zip(arguments, value)))
-    elif (kind is float and type(value) in (int, float)) or (kind in (int, str, bool) and type(value) is kind):
-        return value
-    raise TypeError(f"{name} is {getattr(kind, '__name__', kind)}, got {value!r:.40}")

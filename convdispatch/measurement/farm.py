@@ -29,20 +29,18 @@ class NotStarted(Died):
 
 
 class OutOfTime(Exception):
-    """The time limit of all work was reached."""
+    """The child process was ended for good, because the time limit of all work was reached."""
 
 
 class RestartingChild:
     """A child process ``python -m module``, started at the first request, and again after a death.
 
     ``setup`` is the first line that it reads; it replies with a greeting, or with ``{"error": words}`` if it cannot
-    work. After ``until`` (``time.monotonic``) every request raises OutOfTime.
+    work.
     """
 
-    def __init__(
-        self, module: str, setup: Mapping[str, Any], *, start_s: float = START_S, until: float | None = None
-    ) -> None:
-        self._module, self._setup, self._start_s, self._until = module, setup, start_s, until
+    def __init__(self, module: str, setup: Mapping[str, Any], *, start_s: float = START_S) -> None:
+        self._module, self._setup, self._start_s = module, setup, start_s
         self._child: Child | None = None
         self._lock = threading.Lock()
         self._ended = False
@@ -72,14 +70,11 @@ class RestartingChild:
         """Return the child's next message. Raises Died or OutOfTime if the child has ended."""
         if self._child is None:
             raise OutOfTime
-        seconds = limit_s if self._until is None else min(limit_s, self._until - time.monotonic())
         try:
-            message = self._child.hear(seconds)
+            message = self._child.hear(limit_s)
             how = "" if message is not None else self._child.how_it_ended()
         except Silent as silent:
             self.close()
-            if seconds < limit_s:
-                raise OutOfTime from None
             raise Died(str(silent)) from None
         if message is not None:
             return message

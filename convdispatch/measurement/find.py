@@ -31,9 +31,8 @@ def find(
     Every solver's default configuration runs before anyone's second; who is certain to lose is cut; the rest are
     benchmarked in interleaved rounds, which decide. ``budget_ms`` bounds the whole, compilation included: what did not
     fit in comes back as ``not tried``. With ``every_solver`` the budget ends the search only after every solver's first
-    configuration was measured once. ``workspace_limit`` bounds a plan's workspace, and what the search holds beside a
-    call's operands and one more output; ``memory_limit`` all device memory that the search holds (half of the device's
-    when None); both in bytes. With ``isolate`` each candidate runs
+    configuration was measured once. ``workspace_limit`` bounds a plan's workspace, ``memory_limit`` all device
+    memory that the search holds (half of the device's when None), both in bytes. With ``isolate`` each candidate runs
     in a child process first, so that one that crashes or hangs costs only itself; by default those of plugins do that
     neither came with this package nor were verified on this machine. What was wrong, crashed or hung is remembered by
     the plugin's version. Time in the child is limited for each candidate and no part of the budget.

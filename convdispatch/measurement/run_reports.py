@@ -1,20 +1,15 @@
-"""Common parts of the reports of the conformance kit and the benchmark: the environment of a run, and their files."""
+"""The environment of a run, for the reports of the conformance kit and the benchmark."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..api.device import DeviceInfo
-from ..api.errors import InvalidArgument
-from ..device import jsontext, plainfile
 from ..selection.records.record import device_key, now
-
-T = TypeVar("T")
 
 
 def versions(names: Sequence[str]) -> dict[str, str]:
@@ -39,13 +34,3 @@ def environment(device: DeviceInfo, packages: Sequence[str] = ("convdispatch", "
         "system": f"{platform.system()} {platform.machine()}",
         "packages": versions(packages),
     }
-
-
-def read_report(path: Path, from_json: Callable[[Any], T]) -> T:
-    """The report of a JSON file. Raises InvalidArgument, which names the file."""
-    try:
-        return from_json(jsontext.loads(plainfile.read_text(path)))
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{path}: {error}") from None
-    except (OSError, ValueError) as error:
-        raise InvalidArgument(f"cannot read {path}: {error}") from error

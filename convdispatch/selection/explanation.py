@@ -13,7 +13,7 @@ from ..api.policy import Policy, current_policy
 from ..api.problem import ConvProblem
 from ..device import runtime
 from ..device.rates import rates
-from ..device.size_limits import problem_must_fit
+from ..device.size_limits import problem_must_fit, size_text
 from .choice.evidence import admitted_records
 from .choice.ranking import Candidate, contestants, rank, refusal
 from .choice.set_aside import errata_of
@@ -138,7 +138,6 @@ def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo)
             "accepted" if place else "chosen",
             config=candidate.config,
             source=candidate.source,
-            predicted=cost,
             predicted_ms=None if cost is None else cost * 1e3,
             measured_ms=record.median_ms if record else None,
             ci_ms=record.ci_ms if record else None,
@@ -179,9 +178,8 @@ class Verdict:
     source: str | None = None
     """What gave the solver its rank: a lock file, a measurement, a neighbour, a line of the registry, or a
     prediction."""
-    predicted: float | None = None
-    """The time that the solver predicts for the problem, in seconds."""
     predicted_ms: float | None = None
+    """The time that the solver predicts for the problem, in milliseconds."""
     measured_ms: float | None = None
     """The median time, in milliseconds, of the solver's best record for this problem."""
     ci_ms: tuple[float, float] | None = None
@@ -257,7 +255,7 @@ def ceilings_text(problem: ConvProblem, device: DeviceInfo, ceilings: Iterable[C
     table = Table(Column("workspace from"), Column("solver", "name"), Column("predicted ms"), Column("measured ms"))
     for ceiling in ceilings:
         times = ("-" if ms is None else f"{ms:.3g}" for ms in (ceiling.predicted_ms, ceiling.measured_ms))
-        table.add_row(_bytes(ceiling.workspace), ceiling.solver or "nobody", *times)
+        table.add_row(size_text(ceiling.workspace), ceiling.solver or "nobody", *times)
     return "\n".join([f"{problem} on {device}, by the ceiling of the workspace", *table.lines(width)])
 
 
@@ -327,7 +325,7 @@ def _cells(verdict: Verdict) -> list[str]:
         "-" if verdict.predicted_ms is None else f"{verdict.predicted_ms:.3g}",
         "-" if verdict.measured_ms is None else f"{verdict.measured_ms:.3g}{screened}",
         "-" if verdict.error is None else f"{verdict.error:.1e}",
-        "-" if verdict.workspace is None else _bytes(verdict.workspace),
+        "-" if verdict.workspace is None else size_text(verdict.workspace),
         _by(verdict),
     ]
 
@@ -339,10 +337,3 @@ def _by(verdict: Verdict) -> str:
         return "record" if verdict.benchmarked else "screening"
     words = {"neighbour": "neighbour", "lock file": "lock file", "predicted": "cost", "name": "name"}
     return next((word for start, word in words.items() if source.startswith(start)), "rule")
-
-
-def _bytes(count: int) -> str:
-    for unit, size in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if count >= 1 << size:
-            return f"{count / (1 << size):.3g} {unit}"
-    return f"{count} B"

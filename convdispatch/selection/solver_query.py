@@ -156,11 +156,11 @@ class SolverAnswers:
 
     def cost(self, config: Mapping[str, Any]) -> float | None:
         """The predicted cost of an offered configuration. Raises Fault."""
-        return self._cached("cost", config, _checked_cost)
+        return self._cached("cost", config, checked_cost)
 
     def workspace(self, config: Mapping[str, Any]) -> int | None:
         """Bytes of workspace that an offered configuration needs; None when unknown. Raises Fault."""
-        return self._cached("workspace", config, _checked_size)
+        return self._cached("workspace", config, checked_size)
 
     def refuses_batches(self, sizes: Iterable[int]) -> str | None:
         """Why the solver refuses the problem for one of these numbers of images, or None."""
@@ -310,7 +310,7 @@ def predicted(
     elif visible.math in FLOORS:
         return _least_cost(solver, visible, device, config)
     try:
-        cost = _checked_cost(ask(solver, "cost", visible, device, config))
+        cost = checked_cost(ask(solver, "cost", visible, device, config))
         return None if cost is None else cost + unfused_seconds(solver, problem, device)
     except (KeyboardInterrupt, Frozen):
         raise
@@ -417,7 +417,7 @@ def _checked_default(answer: Any) -> tuple[dict[str, Any], tuple[dict[str, Any],
     return configs[0], configs
 
 
-def _checked_cost(answer: Any) -> float | None:
+def checked_cost(answer: Any) -> float | None:
     if answer is None:
         return None
     if isinstance(answer, numbers.Real) and not isinstance(answer, bool):
@@ -436,7 +436,7 @@ def _checked_bool(answer: Any) -> bool:
     raise _invalid_answer(answer, "True or False")
 
 
-def _checked_size(answer: Any) -> int | None:
+def checked_size(answer: Any) -> int | None:
     if answer is None:
         return None
     if isinstance(answer, numbers.Integral) and not isinstance(answer, bool) and answer >= 0:

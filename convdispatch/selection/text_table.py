@@ -36,8 +36,8 @@ class Column:
 class Table:
     """Rows of cells under titles; ``lines`` lays them out, and rich's ``console.print(table)`` does by its width."""
 
-    def __init__(self, *columns: Column, title: str = "", caption: str = "") -> None:
-        self.columns, self.title, self.caption = columns, title, caption
+    def __init__(self, *columns: Column, title: str = "") -> None:
+        self.columns, self.title = columns, title
         self.rows: list[tuple[str, ...]] = []
 
     def add_row(self, *cells: str) -> None:
@@ -45,7 +45,7 @@ class Table:
         self.rows.append((*(cell.expandtabs(1) for cell in cells), *[""] * (len(self.columns) - len(cells))))
 
     def lines(self, width: int) -> Iterator[str]:
-        """The lines of the title, the heading, the rows, the omitted columns and the caption."""
+        """The lines of the title, the heading, the rows, and the omitted columns."""
         piped = width >= UNBOUNDED
         line_width = PIPED_WIDTH if piped else width
         yield from _wrapped(self.title, line_width)
@@ -58,7 +58,6 @@ class Table:
         absent = dict.fromkeys(column.title for index, column in enumerate(self.columns) if index not in shown)
         if absent:
             yield from _wrapped(f"No room for {', '.join(absent)}: a wider terminal or a file shows them.", line_width)
-        yield from _wrapped(self.caption, line_width)
 
     def __str__(self) -> str:
         return "\n".join(self.lines(80))

@@ -9,7 +9,6 @@ everything below; nothing imports tools.
 - ``doctor``: what was found, what did not load, why, and how to mend it.
 - ``folders``: the folders that are written on this machine.
 - ``problems``: what a command's argument names, as problems.
-- ``model_file``: an ONNX file on the command line: its inputs' shapes and its convolutions.
 - ``ready``: makes ready a net, a model, a lock file or a problem, as its first call would, and writes plan packs.
 - ``rendered``: a solver's kernels as text, for a device that need not be there.
 - ``targets``: kernels compiled for devices that need not be there, and what they use.

@@ -17,7 +17,7 @@ from ..models import catalogue
 from ..selection import dispatch, planpack
 from ..selection.choice import lockfile
 from ..selection.text_table import Column, Table
-from .model_file import input_shapes, is_model
+from .problems import input_shapes, is_model, read_entries
 
 
 @dataclass
@@ -87,8 +87,6 @@ def _prepared(what: str, device: Any, batch: int | None) -> Any:
         # The decisions hold for the whole process, because the process runs only this command.
         lockfile.agree(decisions)
         return [dispatch.prepare(ConvProblem.parse(text), context(device)) for text in decisions]
-    from .problems import read_entries
-
     problems = [entry.problem for entry in read_entries([what], batch=batch)]
     return [dispatch.prepare(problem, context(device)) for problem in problems]
 

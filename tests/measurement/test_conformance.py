@@ -22,7 +22,7 @@ from convdispatch.measurement.conformance import levels
 from convdispatch.measurement.conformance.checks import CHECKS, LONG, RUNS_PER_THREAD
 from convdispatch.measurement.conformance.data import data_for
 from convdispatch.measurement.conformance.memory import NAN, _pattern, holds
-from convdispatch.measurement.conformance.outcome import Outcome, Report, load
+from convdispatch.measurement.conformance.outcome import Outcome, Report
 from convdispatch.measurement.conformance.session import Kit
 from convdispatch.measurement.conformance.verify import verify
 from convdispatch.measurement.search.trialdata import operands_of
@@ -238,9 +238,7 @@ def test_the_command_reports(drop_in, device, full, tmp_path):
     values = json.loads(json_path.read_text())
     assert values["verdict"] == "failed"
     assert values["version"] == levels.VERSION
-    assert load(json_path).to_json() == values
-    again = run_cli("verify", "--render", str(json_path), status=1)
-    assert "ignores_group" in again.output
+    assert {outcome["status"] for outcome in values["outcomes"]} >= {"failed"}
 
 
 def test_there_is_one_verdict(drop_in, device, tmp_path):
@@ -279,7 +277,6 @@ def test_a_pass_of_few_cases_is_thin():
         (["im2col", "--solver", "fft*"], "has no solver 'fft*'; it has im2col"),
         (["im2col", "--case", "7x9"], "no case of level full is named '7x9'"),
         ([], "name a plugin"),
-        (["--render", "/nowhere.json"], "cannot read"),
     ],
 )
 def test_errors_are_words(arguments, words, device):

@@ -29,13 +29,9 @@ def test_one_scale_for_a_tensor_is_caught_and_told_which_family(drop_in, device)
     assert "--level accuracy --solver 'one_scale.halves' --case '3x3.fwd.accuracy'" in outcome.rerun("one_scale")
 
 
-def test_the_report_has_the_families_and_what_was_covered(drop_in, device):
+def test_the_report_has_the_families(drop_in, device):
     report = verify("one_scale", "accuracy", device, case="1x1.fwd.*")
     assert {family for family in FAMILIES if family in report.outcomes[0].errors} >= {"normal", "summed_tens", "scaled"}
-    assert report.coverage() == {}
-    report = verify("one_scale", "core", device, case="dense_2d.fwd.0[12]")
-    found = report.coverage()
-    assert found["computed"] == found["asked"] < 400
 
 
 PORTABLE = ["im2col", "implicitgemm", "winograd", "fft"]

@@ -15,7 +15,7 @@ from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
 from convdispatch.measurement.find import find, why_find
 from convdispatch.measurement.search import session
-from convdispatch.measurement.search.candidates import PROBE_FLOPS, candidates, smaller_problem
+from convdispatch.measurement.search.candidates import candidates
 from convdispatch.measurement.search.trialdata import error_limit
 from convdispatch.selection import dispatch
 from convdispatch.selection.explanation import explain
@@ -78,39 +78,16 @@ def test_a_solver_slow_by_a_thousand_is_cut_after_few_runs(faults, device):
     assert known(device) == {"faulty.good", "faulty.slow"}
 
 
-def test_a_suspect_runs_a_smaller_problem_first(faults, device, monkeypatch):
+def test_a_suspect_is_cut_unmeasured(faults, device, monkeypatch):
     faults("good", "slow")
-    monkeypatch.setattr("convdispatch.measurement.search.session.PROBE_FLOPS", 100.0)
-    monkeypatch.setattr("convdispatch.measurement.search.candidates.PROBE_FLOPS", PROBLEM.flops / 2)
-    monkeypatch.setattr("convdispatch.measurement.search.session.Search._predict", lambda *_: None)
+    monkeypatch.setattr("convdispatch.measurement.search.session.SLOW_FLOPS", 0.0)
+    predicted = {"faulty.slow": 1e4}
+    monkeypatch.setattr(
+        "convdispatch.measurement.search.session.Search._predict", lambda self, entry: predicted.get(entry.solver.name)
+    )
     found, _ = searched(device, said=False)
     assert (found["slow"].status, found["slow"].count) == ("cut", 0)
-    assert "a smaller problem predicts" in found["slow"].reason
-
-
-def test_a_smaller_problem_is_tried_only_with_what_is_offered_for_it(faults, device, monkeypatch):
-    """A configuration promises nothing for another problem: failing there must not condemn it here."""
-    faults("good", "slow")
-    monkeypatch.setattr("convdispatch.measurement.search.session.PROBE_FLOPS", 100.0)
-    monkeypatch.setattr("convdispatch.measurement.search.candidates.PROBE_FLOPS", PROBLEM.flops / 2)
-    monkeypatch.setattr("convdispatch.measurement.search.session.Search._predict", lambda *_: None)
-    slow = loader.plugins().solvers["faulty.slow"]
-    monkeypatch.setattr(type(slow), "configs", lambda self, problem, device: [{"sizes": [problem.ih, problem.iw]}])
-    found, _ = searched(device, said=False)
-    assert "a smaller problem" not in found["slow"].reason
-    assert found["slow"].median_ms is not None
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["mb64ic64ih56oc64kh3ph1", "mb1ic512ih224oc512kh3ph1", "mb9ic8id30ih30iw30oc64kd3kh3kw3", "mb1ic64iw9999oc64kw9"],
-)
-def test_the_smaller_problem(text):
-    problem = ConvProblem.parse(text)
-    small = smaller_problem(problem)
-    assert 0 < small.flops <= PROBE_FLOPS
-    same = {letter: getattr(problem, letter) for letter in ("ic", "oc", "kh", "kw", "ph", "sh", "ndim")}
-    assert same == {letter: getattr(small, letter) for letter in same}
+    assert "it is predicted to take" in found["slow"].reason
 
 
 # --- budget and memory ------------------------------------------------------------------------------------------------

@@ -85,4 +85,4 @@ def test_the_shape_tables_are_read():
 
     for name in shapes.names():
         path = Path(shapes.__file__).with_name(name + ".txt")
-        assert list(read_file(path)) == shapes.load(name)
+        assert tuple(read_file(path)) == shapes.load(name)

@@ -305,3 +305,12 @@ def test_what_conv_decided_other_doors_read(door, device, asked):
     door()
     assert not {"rejects", "configs"} & set(asked)
     assert store.DECISIONS.size()[0] == 1
+
+
+def test_sources_that_a_process_has_not_imported_count_as_in_one_that_has(monkeypatch):
+    """Else what conv() decided is not found where nets are built, which import more of this package."""
+    imported = [keys.stamp.__wrapped__(f"convdispatch.{zone}") for zone in decision_store.SOURCES]
+    for zone in decision_store.SOURCES:
+        monkeypatch.delitem(keys.sys.modules, f"convdispatch.{zone}", raising=False)
+    assert [keys.stamp.__wrapped__(f"convdispatch.{zone}") for zone in decision_store.SOURCES] == imported
+    assert len({text.rpartition(" ")[2] for text in imported}) == len(imported), "none is of nothing"

@@ -23,7 +23,7 @@ def fuzz():
 
 
 READERS = (
-    "registry", "lock", "pack", "records", "verdicts", "rates", "plan_pack", "problems", "trace", "bench", "verify",
+    "registry", "lock", "pack", "records", "verdicts", "rates", "plan_pack", "problems", "trace",
     "onnx", "decisions", "trials", "icd", "store",
 )  # fmt: skip
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -24,7 +23,6 @@ from convdispatch.selection.planpack import reading
 from convdispatch.selection.plugins import registry, verdicts
 from convdispatch.selection.records import packs
 from convdispatch.selection.records.perfdb import PerfDB
-from convdispatch.tools.benchmark import report
 
 READERS = {
     "registry": lambda path, db: registry.parse(registry.read_text(path), str(path)),
@@ -32,8 +30,6 @@ READERS = {
     "pack": lambda path, db: packs.import_pack(db, path),
     "plan_pack": lambda path, db: reading.read(path),
     "problems": lambda path, db: list(grammar.read_file(path)),
-    "bench": lambda path, db: report.load(path),
-    "verify": lambda path, db: __import__("convdispatch.measurement.conformance.outcome", fromlist=["load"]).load(path),
 }
 """Each refuses in words, whatever lies there."""
 
@@ -169,51 +165,6 @@ def test_rates_that_no_device_has_are_damaged(tmp_path, monkeypatch, name, value
         warnings.simplefilter("error")
         assert cd.explain("mb1ic3ih8oc4kh3").chosen
     rates.rates.cache_clear()
-
-
-@pytest.mark.parametrize("command", [["verify", "--render"], ["bench", "--render"]])
-@pytest.mark.parametrize("text", ["[]", "[[]]", "{}", "null", "[null]", "3", '"x"', "[{}]"])
-def test_render_of_what_is_no_report(tmp_path, command, text):
-    path = tmp_path / "report.json"
-    path.write_text(text)
-    result = run_cli(*command, str(path))
-    assert result.exit_code not in (0, None)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    assert "Error" in result.output
-
-
-@pytest.mark.parametrize(
-    ("command", "changes", "words"),
-    [
-        ("verify", {"outcomes": [{"solver": "a"}]}, "missing"),
-        ("verify", {"outcomes": [{"extra": 1}]}, "Outcome|has no field 'extra'"),
-        ("verify", {"seconds": "long"}, "Report.seconds is float, got 'long'"),
-        ("verify", {"plugin": {}}, "cannot be shown"),
-        ("verify", {"environment": {"device": 3}}, "cannot be shown"),
-        ("bench", {"roofs": {"float32": 3}}, "cannot be shown"),
-        ("bench", {"environment": {}}, "cannot be shown"),
-        ("bench", {"layers": [{"net": "a", "name": 1, "problem": "x"}]}, "name is str, got 1"),
-        ("bench", {"roofs": None}, "roofs"),
-    ],
-)
-def test_render_of_a_damaged_report(tmp_path, command, changes, words):
-    """Each was a raw traceback."""
-    device = {"title": "a", "name": "a", "type": "cpu", "arch": "b", "driver": "1", "key": "a"}
-    device |= {"compute_units": 1, "global_mem_size": 1 << 30}
-    seen = {"created": "2026-01-02T03:04:05Z", "device": device, "python": "3", "system": "x", "packages": {}}
-    plugin = {"name": "acme", "version": "1", "source": "", "solvers": []}
-    whole = {
-        "verify": {"schema": 2, "plugin": plugin, "environment": seen, "level": "core", "version": 1, "digest": "a"},
-        "bench": {"schema": 2, "environment": seen | {"plugins": {}}, "layers": [], "measured": {}},
-    }[command]
-    whole |= {"outcomes": []} if command == "verify" else {}
-    path = tmp_path / "report.json"
-    for values, wanted in ((whole, None), (whole | changes, words)):
-        path.write_text(json.dumps(values))
-        result = run_cli(command, "--render", str(path), "--json", str(tmp_path / "again.json"))
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        assert wanted is None or (result.exit_code == 1 and re.search(wanted, result.output)), result.output
-        assert wanted or "Error" not in result.output, result.output
 
 
 def test_a_command_on_a_pipe_ends(tmp_path):

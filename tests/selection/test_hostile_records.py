@@ -13,12 +13,10 @@ from strategies import FUZZ, answer, mutated
 
 from convdispatch.api.errors import ConvDispatchWarning, InvalidArgument, InvalidPolicy
 from convdispatch.device import jsontext, rates
-from convdispatch.measurement.conformance import outcome
 from convdispatch.selection.choice import lockfile
 from convdispatch.selection.records.packs import export_pack, import_pack
 from convdispatch.selection.records.perfdb import PerfDB, perfdb
 from convdispatch.selection.records.record import Damaged, NewerSchema, Record
-from convdispatch.tools.benchmark import report
 
 BAD = {
     "deep": "[" * 100_000 + "]" * 100_000,
@@ -92,13 +90,6 @@ def test_rates_beyond_a_float_are_no_calibration(tmp_path, monkeypatch):
     rates.rates.cache_clear()
 
 
-@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-def test_it_is_no_report(tmp_path, bad):
-    for read in (report.load, outcome.load):
-        with pytest.raises(InvalidArgument, match=r"bad\.json"):
-            read(put(tmp_path / "bad.json", bad))
-
-
 # --- records that are JSON, and not what find writes -----------------------------------------------------------------
 
 FIELDS = {
@@ -159,9 +150,8 @@ def test_a_key_that_names_another_place_reaches_no_folder(tmp_path):
     for key in ("../x", "/tmp", "..", ""):
         with pytest.raises(InvalidArgument, match="a device's key"):
             db.lookup(PROBLEM, key)
-    for command in (("list",), ("prune",)):
-        done = run_cli("db", *command, "--device", "../../x")
-        assert (done.exit_code, "a device's key" in done.output) == (1, True), done.output
+    done = run_cli("db", "list", "--device", "../../x")
+    assert (done.exit_code, "a device's key" in done.output) == (1, True), done.output
 
 
 # --- places that refuse ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Decisions of neighbours: what counts as near, what may be taken over, and what the rule has cost."""
+"""Decisions of neighbours: what counts as near, and what may be taken over."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from convdispatch.selection.choice.neighbours import (
     SURE_SAMPLES,
     Neighbours,
     Offer,
-    Regret,
     distance,
     neighbours,
 )
@@ -85,12 +84,6 @@ def test_the_nearest_decision_is_borrowed(known):
     assert "64" in str(found)
 
 
-def test_only_what_is_accepted_is_borrowed(known):
-    assert known.nearest(BASE, lambda solver, config: solver != "winograd").solver == "gemm"
-    assert known.nearest(BASE, lambda solver, config: solver == "direct").solver == "direct"
-    assert known.nearest(BASE, lambda *_: False) is None
-
-
 def test_nothing_is_borrowed_from_another_kind(known):
     assert known.nearest(BASE.replace(dtype="float16")) is None
     assert Neighbours([]).nearest(BASE) is None
@@ -134,7 +127,7 @@ def test_who_is_slower_than_predicted_everywhere_near_loses_here():
     predicted = offers(hopeful=0.7 * BASE.flops, modest=BASE.flops)
     found = known.choose(BASE, predicted, "hopeful")
     assert (found.solver, found.problem) == ("modest", str(WIDER[0]))
-    assert "regret 1.00, worst 1.00, on 3 measured problems" in str(found)
+    assert str(found) == f"prediction corrected by {WIDER[0]}, {found.distance:.1f} away"
 
 
 def test_the_nearer_count_more_and_all_count():
@@ -252,61 +245,6 @@ def test_where_nobody_predicts_the_nearest_decision_is_borrowed():
     assert (found.solver, found.predicted_ms) == ("x", pytest.approx(0.5))
     assert known.choose(BASE, offers(y=None), "y").solver == "y"
     assert known.choose(BASE.replace(ic=2048), offers(x=None, y=None), "y") is None
-
-
-# --- regret -----------------------------------------------------------------------------------------------------------
-
-
-def test_regret_is_left_one_out():
-    """Two alike problems agree (regret 1), a third of other taste gets their decision and pays 3 over 2."""
-    chain = [BASE.replace(ic=ic) for ic in (64, 96, 512)]
-    known = Neighbours(
-        [
-            *measured(chain[0], winograd=1.0, gemm=2.0),
-            *measured(chain[1], winograd=1.5, gemm=3.0),
-            *measured(chain[2], winograd=3.0, gemm=2.0),
-        ]
-    )
-    regret = known.regret()
-    assert (regret.count, regret.worst, regret.worst_problem) == (3, 1.5, str(chain[2]))
-    assert regret.geomean == pytest.approx(1.5 ** (1 / 3))
-    assert "1.14, worst 1.50, on 3" in str(known.choose(BASE, offers(winograd=None, gemm=None)))
-
-
-def test_what_was_not_measured_here_is_not_judged_here():
-    known = Neighbours(
-        [
-            *measured(BASE, a=1.0, b=4.0),
-            *measured(BASE.replace(ic=128), c=0.1, b=1.0),
-            *measured(BASE.replace(mb=64), c=1),
-        ]
-    )
-    regret = known.regret()  # BASE is given b, for c was not measured there; the third has one choice only
-    assert (regret.count, regret.worst) == (2, 10.0)
-
-
-def test_a_configuration_that_is_not_offered_here_is_judged_by_the_default():
-    other = BASE.replace(ic=128)
-    known = Neighbours(
-        [
-            record("gemm", 1.0, BASE, config={"tile": 64}),
-            record("gemm", 2.0, BASE, config={"tile": 8}, default=True),
-            record("gemm", 1.0, other, config={"tile": 128}),
-            record("gemm", 3.0, other, config={"tile": 8}, default=True),
-        ]
-    )
-    assert (known.regret().count, known.regret().worst) == (2, 3.0)
-
-
-def test_regret_of_too_few():
-    assert Neighbours([]).regret() == Neighbours(measured(BASE, a=1.0, b=2.0)).regret() == Regret()
-    assert "unknown" in str(Regret())
-
-
-@given(st.dictionaries(PROBLEMS, st.dictionaries(st.sampled_from("abc"), st.floats(0.01, 100)), max_size=8))
-def test_regret_is_never_below_one(table):
-    regret = Neighbours([r for problem, times in table.items() for r in measured(problem, **times)]).regret()
-    assert 1 <= regret.geomean <= regret.worst * (1 + 1e-12)
 
 
 # --- over a database --------------------------------------------------------------------------------------------------

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 from records import DEVICE, KEY, PROBLEM, record, solvers
 
 from convdispatch.api.errors import ConvDispatchWarning, InvalidArgument
-from convdispatch.selection.records.packs import export_pack, import_pack, prune
+from convdispatch.selection.records.packs import export_pack, import_pack
 from convdispatch.selection.records.perfdb import PerfDB, record_packs
 from convdispatch.selection.records.record import Provenance
 
@@ -58,19 +57,6 @@ def test_a_damaged_pack_is_set_aside(folders):
     path.write_text('{"schema":1,"records":[')
     with pytest.warns(ConvDispatchWarning, match="not JSON"):
         assert PerfDB(folders).all(DEVICE) == []
-
-
-def test_prune_deletes_what_nobody_needs(db):
-    keep = db.record(record(ms=2.0, created="2026-02-02"))
-    old = db.record(record(ms=1.0, created="2026-01-01"))
-    half = old.parent / ".x.json.1.aa.part"
-    half.write_text("half")
-    os.utime(half, (0, 0))
-    recent = old.parent / ".y.json.1.aa.part"
-    recent.write_text("being written")
-    assert prune(db) == 2
-    assert sorted(path.name for path in keep.parent.iterdir()) == sorted([keep.name, recent.name])
-    assert [r.median_ms for r in db.lookup(PROBLEM, DEVICE)] == [2.0]
 
 
 def test_a_tuning_pack_is_an_entry_point_whose_code_never_runs(monkeypatch, tmp_path):

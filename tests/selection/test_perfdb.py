@@ -8,7 +8,6 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from paths import SUPPORT
@@ -127,7 +126,7 @@ def test_the_generation_grows_with_what_is_known(db):
 # --- damage -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_truncated_record_is_set_aside_and_said_once(folders):
+def test_a_truncated_record_is_passed_over_and_said_once(folders):
     writer = PerfDB(folders)
     writer.record(record("good"))
     path = writer.record(record("bad"))
@@ -136,22 +135,9 @@ def test_a_truncated_record_is_set_aside_and_said_once(folders):
     with pytest.warns(ConvDispatchWarning, match="truncated or altered") as said:
         assert solvers(reader.lookup(PROBLEM, DEVICE)) == ["good"]
     assert len(said) == 1
-    assert not path.exists()
-    assert (path.parent / "damaged" / path.name).exists()
+    assert path.exists()
     reader.refresh()
     assert solvers(reader.lookup(PROBLEM, DEVICE)) == ["good"]  # filterwarnings=error: nothing is said again
-
-
-def test_damage_in_a_folder_of_others_is_passed_over_and_said_once(folders, monkeypatch):
-    path = PerfDB([folders["shipped"]]).record(record("bad"))
-    path.write_bytes(b"\xff\xfe\x00")
-    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: (_ for _ in ()).throw(PermissionError("read-only")))
-    reader = PerfDB(folders)
-    with pytest.warns(ConvDispatchWarning, match="passed over"):
-        assert reader.lookup(PROBLEM, DEVICE) == []
-    reader.refresh()
-    assert reader.lookup(PROBLEM, DEVICE) == []
-    assert path.exists()
 
 
 def test_a_newer_schema_is_left_alone(folders):
@@ -226,7 +212,6 @@ def test_two_processes_record_at_once_and_one_is_killed(tmp_path, after):
     assert len(said) >= 100 + after
     assert set(said) <= set(found)  # what record() returned for is there
     assert len(found) <= len(said) + 1  # and at most the one it had not yet returned for besides
-    assert not (folder / KEY / "damaged").exists()
 
 
 def test_a_half_written_file_is_no_record(folders):

@@ -180,18 +180,6 @@ def test_what_a_thread_answers_or_raises_is_what_counts(sabotage, tried):
         answer_trial.watched("bad.solver", lambda: {}["a"])
 
 
-def test_find_says_whom_it_asks_in_a_child(sabotage, tried):
-    sabotage(PLUGIN.format(method="rejects", expression="'not today'"))
-    said = []
-    with answer_trial.reporting(said.append):
-        cd.find(PROBLEM, budget_ms=1.0, store=False)
-    assert f"asking the plugin bad, which was not verified here, in a child process: {PROBLEM}" in said
-    assert said[-1] == str(PROBLEM)
-    before = len(said)
-    cd.find(PROBLEM.replace(mb=2), budget_ms=1.0, store=False)
-    assert len(said) == before
-
-
 def test_a_process_of_a_user(sabotage, tmp_path):
     """With the limits that users have; a hang costs seconds once."""
     sabotage(PLUGIN.format(method="rejects", expression=HANGS))

@@ -35,6 +35,7 @@ def vendors(tmp_path, monkeypatch, read_anew):
     folder = tmp_path / "vendors"
     folder.mkdir()
     monkeypatch.setenv("CONVDISPATCH_VENDORS", str(folder))
+    monkeypatch.setattr(verdicts, "TRIES_FIRST", True)
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
     read_anew()
     return folder

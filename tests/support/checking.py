@@ -22,6 +22,7 @@ from convdispatch.api.errors import NoSolver
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
 from convdispatch.measurement import reference
+from convdispatch.measurement.conformance.data import data_for
 from convdispatch.selection.choice import ranking
 from convdispatch.selection.derivation import named
 from convdispatch.selection.plugins.loader import plugins
@@ -29,8 +30,6 @@ from convdispatch.selection.plugins.loader import plugins
 GUARD = 4096
 """Bytes before and after every operand; a multiple of every device's buffer alignment."""
 _SENTINEL = 0xA5
-_EXACT_LIMIT = {"float32": 2**24, "float64": 2**53, "float16": 2**11, "bfloat16": 2**8}
-"""Integers up to here are exact in the dtype."""
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12, "float16": 2e-3, "bfloat16": 1e-2}
 
 
@@ -51,35 +50,9 @@ class Operands:
 
 
 def make_operands(problem: ConvProblem, data: str = "integer", seed: int = 0) -> tuple[Operands, np.ndarray]:
-    """Random operands for a problem and the expected result in float64.
-
-    ``"real"`` data are standard normal. ``"integer"`` data lie within +-4, thinned out until every expected element
-    is exact in the dtype.
-    """
-    shapes = {name: getattr(problem, name + "_shape") for name in "xwy" if name != problem.written}
-    shapes |= {"bias": (problem.channels_out,)} if problem.bias else {}
-    shapes |= {"residual": problem.out_shape} if problem.residual else {}
-    shapes |= {"initial": problem.out_shape} if problem.accumulate else {}
-    dtype = numpy_dtype(problem.dtype)
-    random = np.random.default_rng(seed)
-    if data == "real":
-        operands = Operands(**{name: random.standard_normal(shape).astype(dtype) for name, shape in shapes.items()})
-        return operands, reference.compute(problem, **operands.present())
-    density, plain = 1.0, problem.replace(activation=None, bias=False, residual=False, accumulate=False)
-    while True:
-        arrays = {
-            name: (random.integers(-4, 5, shape) * (random.random(shape) < density)).astype(dtype)
-            for name, shape in shapes.items()
-        }
-        operands = Operands(**arrays)
-        expected = reference.compute(problem, **arrays)
-        sums = expected
-        if plain != problem:
-            sums = reference.compute(plain, **{name: arrays[name] for name in arrays if name in "xwy"})
-        largest = max(np.abs(expected).max(initial=0), np.abs(sums).max(initial=0) + 8)
-        if largest <= _EXACT_LIMIT[problem.dtype]:
-            return operands, expected
-        density /= 2
+    """Random operands for a problem and the expected result in float64: the kit's ``"integer"`` or ``"real"`` data."""
+    drawn = data_for(problem, data, seed)
+    return Operands(**{name: array.copy() for name, array in drawn.operands.items()}), drawn.expected.copy()
 
 
 def call(problem: ConvProblem, arrays: dict[str, Any], out: Any = None, queue: Any = None) -> Any:

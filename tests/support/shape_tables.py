@@ -14,6 +14,6 @@ def _own(name: str) -> tuple[shapes.Entry, ...]:
     return tuple(shapes.parse((SUPPORT / "shape_texts" / f"{name}.txt").read_text(encoding="utf-8"), f"{name}.txt"))
 
 
-def load(name: str) -> list[shapes.Entry]:
+def load(name: str) -> tuple[shapes.Entry, ...]:
     """A table's entries, in its order."""
-    return list(_own(name)) if name in ("basic", "near_miss") else shapes.load(name)
+    return _own(name) if name in ("basic", "near_miss") else shapes.load(name)

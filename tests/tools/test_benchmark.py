@@ -1,10 +1,11 @@
-"""The benchmark: figures worked out by hand, what is written and read again, what the terminal shows."""
+"""The benchmark: figures worked out by hand, what is written, what the terminal shows."""
 
 from __future__ import annotations
 
 import io
+import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,8 @@ from reports import DEVICE, ENVIRONMENT, ROOFS
 from rich.console import Console
 
 from convdispatch.api import ConvProblem
-from convdispatch.api.errors import InvalidArgument
-from convdispatch.tools.benchmark.measuring import session
-from convdispatch.tools.benchmark.report import Choice, Layer, Measured, PeerTime, Report, Row, load, write_json
+from convdispatch.tools.benchmark import session
+from convdispatch.tools.benchmark.report import Choice, Layer, Measured, PeerTime, Report, Row, write_json
 from convdispatch.tools.benchmark.summary import gaps, geomean, lines, nets
 from convdispatch.tools.benchmark.terminal import show
 
@@ -23,17 +23,18 @@ TINY = "fwd_f32_mb1ic4ih6iw6oc4kh3kw3"
 
 def measured(text: str, best: float, chosen: float, peer: float | None = None) -> Measured:
     """Figures of a problem: two solvers, ``a.one`` the best, and a peer in two layouts, the second one better."""
-    problem = ConvProblem.parse(text)
+    problem, rest = ConvProblem.parse(text), {"p20_ms": best, "p80_ms": best, "count": 9}
     rows = [
-        Row("a.one", {"t": 1}, "measured", "", best, best, best, 9, 1e-7, 64, 5.0, True),
-        Row("a.two", {}, "cut", "slower", 2 * best, best, best, 9),
-        Row("b.one", {}, "measured", "", 3 * best, best, best, 9),
+        Row("a.one", {"t": 1}, "measured", "", 64, 5.0, True, median_ms=best, **rest, error=1e-7),
+        Row("a.two", {}, "cut", "slower", median_ms=2 * best, **rest),
+        Row("b.one", {}, "measured", median_ms=3 * best, **rest),
         Row("c.one", {}, "wrong", "relative error 1"),
     ]
-    times = [PeerTime("torch", "nchw", 2 * peer), PeerTime("torch", "nhwc", peer)] if peer else []
+    layouts = {"nchw": 2 * peer, "nhwc": peer} if peer else {}
+    times = [PeerTime("torch", layout, median_ms=ms) for layout, ms in layouts.items()]
     return Measured(
-        str(problem), problem.flops, problem.bytes, Choice("b.one", {}, "predicted", chosen),
-        Choice("a.one", {"t": 1}, "fastest", best, best, best, 9), rows, times,
+        str(problem), problem.flops, problem.bytes, Choice("b.one", {}, "predicted", median_ms=chosen),
+        Choice("a.one", {"t": 1}, "fastest", median_ms=best, **rest), rows, times,
     )  # fmt: skip
 
 
@@ -103,9 +104,9 @@ def test_a_layer_has_one_number_with_its_interval():
     found = report.measured["fwd_f32_mb1ic8ih10iw10oc8kh3kw3"]
     found.best = replace(found.best, median_ms=3.6, ci_ms=(3.5, 3.75))
     found.rows = [
-        Row("a.one", {"t": 1}, "measured", "", 1.8, 1.7, 1.9, 9, ci_ms=(1.7, 1.9), benchmarked=True, screening_ms=2.0),
-        Row("b.one", {}, "measured", "", 2.7, 2.6, 2.8, 9, benchmarked=True),
-        Row("c.one", {}, "cut", "slower", 5.4, 5.4, 5.4, 3, benchmarked=False),
+        Row("a.one", {"t": 1}, "measured", benchmarked=True, screening_ms=2.0, median_ms=1.8, ci_ms=(1.7, 1.9)),
+        Row("b.one", {}, "measured", benchmarked=True, median_ms=2.7, count=9),
+        Row("c.one", {}, "cut", "slower", benchmarked=False, median_ms=5.4, count=3),
     ]
     assert re.search(r"L0.* 3\.6 .* 3\.5-3\.75 ", shown(report))
 
@@ -128,10 +129,10 @@ def test_gaps_come_with_the_most_lost_time_first():
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_json_round_trip(tmp_path):
+def test_json_holds_the_whole_report(tmp_path):
     report = example()
     write_json(report, tmp_path / "r.json")
-    assert load(tmp_path / "r.json") == report
+    assert json.loads((tmp_path / "r.json").read_text()) == json.loads(json.dumps(asdict(report)))
 
 
 def test_a_report_that_could_not_be_written_leaves_the_one_before(tmp_path, monkeypatch):
@@ -140,14 +141,7 @@ def test_a_report_that_could_not_be_written_leaves_the_one_before(tmp_path, monk
     monkeypatch.setattr(Path, "replace", lambda *given: pytest.fail("the process ended"))
     with pytest.raises(pytest.fail.Exception):
         write_json(replace(report, layers=[]), path)
-    assert load(path) == report
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"schema": 99}', "no json", '{"schema": 2, "layers": []}'])
-def test_what_is_no_report_is_refused(tmp_path, text):
-    (tmp_path / "x").write_text(text)
-    with pytest.raises(InvalidArgument):
-        load(tmp_path / "x")
+    assert json.loads(path.read_text())["layers"] == [asdict(layer) for layer in report.layers]
 
 
 # --- the terminal -----------------------------------------------------------------------------------------------------

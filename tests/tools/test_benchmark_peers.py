@@ -10,7 +10,7 @@ from convdispatch.api.errors import InvalidArgument
 from convdispatch.device import runtime
 from convdispatch.measurement import reference
 from convdispatch.measurement.search.trialdata import operands_of, random_operands
-from convdispatch.tools.benchmark.measuring import peers, session
+from convdispatch.tools.benchmark import peers, session
 
 PEER_PROBLEMS = [
     "mb2ic6ih9iw7oc4kh3kw2sh2sw1ph1pw0",

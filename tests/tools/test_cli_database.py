@@ -1,4 +1,4 @@
-"""The commands over records: two searches at once of which one is killed; db list, export, diff, import, prune."""
+"""The commands over records: two searches at once of which one is killed; db list, export, import."""
 
 from __future__ import annotations
 
@@ -63,7 +63,6 @@ def test_two_searches_at_once_of_which_one_is_killed(device, folder):
         missing = [text for text in PROBLEMS if not known.lookup(ConvProblem.parse(text), info)]
     # On a busy machine a search may find no time to trust; it says so, and nothing is lost by that.
     assert said.count("nothing could be measured") >= len(missing) < 3, said
-    assert not list(folder.rglob("damaged*"))
     again, _ = searching().communicate(timeout=120)
     assert f"{len(PROBLEMS) - len(missing)} problems are measured already" in again
 
@@ -133,21 +132,6 @@ def test_tables_name_the_configuration_and_nothing_is_cut_where_output_is_piped(
         assert "user" in line
     assert "screening" in found.output
     assert "screening" in listed
-
-
-def test_prune_leaves_what_decides(device, folder):
-    put(device, 1.0)
-    put(device, 2.0, created="2026-02-01T00:00:00Z")
-    path = files(folder)[0]
-    (path.parent / f".{path.name}.1.aa.part").write_text("half")
-    os.utime(path.parent / f".{path.name}.1.aa.part", (0, 0))
-    assert len(files(folder)) == 2
-    done = db("prune")
-    assert done.exit_code == 0
-    assert "2 files deleted" in done.output
-    perfdb.perfdb.cache_clear()
-    (left,) = perfdb.perfdb().lookup(ConvProblem.parse(PROBLEMS[0]), runtime.device_info(device))
-    assert left.median_ms == 2.0
 
 
 def test_a_file_that_is_no_pack_is_one_line(device, folder, tmp_path):

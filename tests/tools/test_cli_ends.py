@@ -48,7 +48,6 @@ def test_mistakes_are_usage_errors_with_a_sentence(tmp_path, monkeypatch):
         (("bench",), "name a net, a problem, a model or a file"),
         (("bench", PROBLEM, "--solver", "winogard.*"), "no solver's name matches 'winogard.*'"),
         (("find", PROBLEM), "records cannot be written to /proc/records"),
-        (("bench", PROBLEM, "--record"), "records cannot be written to /proc/records"),
         (("explane", PROBLEM), "No such command 'explane'. Did you mean explain?"),
         (("db", "lst"), "Did you mean list?"),
     ]

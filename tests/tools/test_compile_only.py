@@ -49,7 +49,7 @@ def compiled_rows(targets, solvers, problems, most):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_compiler_says_what_a_kernel_uses(target, tmp_path):
-    (compiled,) = compiler(target)([SPILLING], tmp_path)
+    compiled = compiler(target)(SPILLING, tmp_path)
     assert compiled.error is None
     (kernel,) = compiled.kernels
     assert (kernel.name, kernel.items) == ("fill", 128)
@@ -61,36 +61,9 @@ def test_a_compiler_says_what_a_kernel_uses(target, tmp_path):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_error_is_a_sentence(target, tmp_path):
-    texts = [SPILLING, "kernel void wrong(global float *out) { *out = absent; }", SPILLING.replace("40", "48")]
-    alone, compiled, again = compiler(target)(texts, tmp_path)
+    compiled = compiler(target)("kernel void wrong(global float *out) { *out = absent; }", tmp_path)
     assert "absent" in str(compiled.error)
     assert not compiled.kernels
-    assert alone.error is again.error is None
-    assert [len(each.kernels) for each in (alone, again)] == [1, 1], "its neighbours' kernels are compiled"
-
-
-@pytest.mark.parametrize(
-    "target", ["gfx1201", *(pytest.param(name, marks=pytest.mark.full) for name in ("gfx90a", "pvc", "sm_90"))]
-)
-def test_texts_compile_to_the_same_together_as_alone(target, tmp_path):
-    """Functions, types, macros and pragmas of one text reach no other, and each kernel counts for its own text."""
-    run = compiler(target)
-    problem = cd.ConvProblem.parse("fwd_bf16_nhwc_mb8ic32ih14iw14oc32kh3kw3ph1pw1")
-    solvers = [
-        plugins().solvers[name] for name in ("im2col", "winograd.tiled_f2x3", "implicitgemm.tiled", "nvidia.mma")
-    ]
-    planned = compiling.plan_all([target], solvers, [problem, problem.replace(dtype="float16")], 2)
-    texts = [zlib.decompress(text.packed).decode() for _, of_row in planned for text in of_row[:2]]
-    texts += [SPILLING, SPILLING.replace("40", "48")]
-    assert len(texts) >= 8
-    assert run(texts, tmp_path) == [run([text], tmp_path)[0] for text in texts]
-
-
-def test_a_text_alone_needs_its_own_pragmas(tmp_path):
-    """A text that computes in half without asking for it fails, also behind one that asks."""
-    wrong = "kernel void twice(global half *p) { half v = p[0]; p[0] = v + v; }"
-    right = "#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n" + wrong
-    assert [bool(each.error) for each in compiler("gfx1100")([right, wrong, right + "\n"], tmp_path)] == [0, 1, 0]
 
 
 def test_texts_alike_but_for_numbers_have_one_structure():
@@ -106,9 +79,7 @@ def test_a_run_compiles_each_structure_before_a_second_text_of_one(counted):
     solvers = [plugins().solvers[name] for name in ("im2col", "implicitgemm.tiled")]
     problems = [cd.ConvProblem.parse(f"mb{mb}ic8ih{ih}oc{oc}kh3") for mb in (1, 2) for ih in (9, 17) for oc in (8, 70)]
     planned = list(compiling.plan_all(["gfx942", "pvc"], solvers, problems, 8))
-    parts = list(compiling._parts(planned))
-    assert all(len({row.target for row, _ in part}) == 1 for part in parts)
-    order = [place for part in parts for place in part]
+    order = list(compiling._in_turns(planned))
     assert len(order) == sum(row.texts for row, _ in planned)
     repeats = [text.repeats for _, text in order]
     assert any(repeats), "some texts have the structure of another"
@@ -128,7 +99,9 @@ def test_products_that_run_in_turn_are_an_error(tmp_path):
     problem = cd.ConvProblem.parse("f8_e4m3f8_e4m3f8_e4m3_nhwc_mb64ic384ih56oc256+constant")
     ((_, texts),) = compiling.plan_all(["sm_90"], [plugins().solvers["nvidia.int8"]], [problem], 1)
     (text,) = (text for text in (zlib.decompress(each.packed).decode() for each in texts) if "wgmma" in text)
-    right, wrong = run([text, text.replace("WGMMA_COMMIT();", "WGMMA_COMMIT(); sum[0] += 1;")], tmp_path)
+    right, wrong = (
+        run(each, tmp_path) for each in (text, text.replace("WGMMA_COMMIT();", "WGMMA_COMMIT(); sum[0] += 1;"))
+    )
     assert right.error is None
     assert "wgmma.mma_async instructions are serialized" in str(wrong.error)
 
@@ -148,9 +121,9 @@ def counted(monkeypatch, tmp_path):
     """A compiler that notes the texts that it compiles, and a cache of its own."""
     seen = []
 
-    def run(texts, folder):
-        seen.extend(texts)
-        return [Compiled(kernels=[Kernel("product", 70, 8, 1 << 20, 64, 0.5)]) for _ in texts]
+    def run(text, folder):
+        seen.append(text)
+        return Compiled(kernels=[Kernel("product", 70, 8, 1 << 20, 64, 0.5)])
 
     for module in (compiling, compilers):
         monkeypatch.setattr(module, "identity", lambda target: "stand-in 1")
@@ -363,7 +336,7 @@ def test_plans_keep_within_a_small_devices_limits(monkeypatch):
 
 
 def test_a_cold_compiler_is_asked_again(counted, monkeypatch, tmp_path):
-    """What a compiler says is cached; that it did not end in time is not, and costs its neighbours nothing."""
+    """What a compiler says is cached; that it did not end in time is not."""
     late, ends = "kernel void late() {}", []
 
     def compile_text(target, text, folder):
@@ -378,8 +351,7 @@ def test_a_cold_compiler_is_asked_again(counted, monkeypatch, tmp_path):
     run, texts = compilers.compiler("pvc"), [late, "kernel void f() {}"]
 
     def said():
-        packed = [zlib.compress(text.encode()) for text in texts]
-        return [each.error for each in compiling._compiled(run, "pvc", packed)]
+        return [compiling._compiled(run, "pvc", zlib.compress(text.encode())).error for text in texts]
 
     assert said() == ["ocloc did not end in 120 s", None]
     ends.append(True)

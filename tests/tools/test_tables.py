@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 
 import pytest
@@ -13,12 +12,16 @@ from reports import DEVICE, ENVIRONMENT, ROOFS
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
 from convdispatch.device.rates import rates
+from convdispatch.measurement.conformance.verify import verify
 from convdispatch.selection.plugins import loader
 from convdispatch.selection.records import perfdb
 from convdispatch.selection.records.record import device_key
 from convdispatch.selection.text_table import PIPED_WIDTH, Column, Table, columns, fold, text_width
-from convdispatch.tools.benchmark.report import Choice, Layer, Measured, PeerTime, Report, Row, write_json
+from convdispatch.tools.benchmark import terminal
+from convdispatch.tools.benchmark.report import Choice, Layer, Measured, PeerTime, Report, Row
 from convdispatch.tools.cli import main
+from convdispatch.tools.cli.options import stdout
+from convdispatch.tools.cli.verify import _show
 
 WIDTHS = (60, 80, 120, None)
 """Columns of a terminal; None is a pipe."""
@@ -41,22 +44,43 @@ class Screen(io.StringIO):
 
 
 @pytest.fixture
-def printed(monkeypatch):
-    """What a command prints on a screen of a width, without colours."""
+def screen(monkeypatch):
+    """What a function prints on a screen of a width, without colours."""
 
-    def invoke(width, *words):
-        screen = Screen(width is not None)
+    def shown(width, show):
+        stream = Screen(width is not None)
         with monkeypatch.context() as patch:
-            patch.setattr("sys.stdout", screen)
+            patch.setattr("sys.stdout", stream)
             patch.setenv("COLUMNS", str(width or 80))
             patch.setenv("TERM", "xterm")
+            show()
+        return re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+
+    return shown
+
+
+@pytest.fixture
+def printed(screen):
+    """What a command prints on a screen of a width."""
+
+    def invoke(width, *words):
+        def run():
             with pytest.raises(SystemExit) as ended:
                 main([str(word) for word in words])
-        text = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
-        assert ended.value.code in (0, 1), text
+            codes.append(ended.value.code)
+
+        codes = []
+        text = screen(width, run)
+        assert codes[0] in (0, 1), text
         return text
 
     return invoke
+
+
+@pytest.fixture(scope="module")
+def verified(device):
+    """The kit's report on some cases."""
+    return verify("im2col", "core", device, case="*3x3*")
 
 
 def check(text, width, *needed):
@@ -139,28 +163,25 @@ def test_folding_keeps_every_character(text, room):
 # --- the commands -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def bench_json(tmp_path):
+@pytest.fixture(scope="module")
+def benchmark():
     """A report with long names of nets, layers and solvers, two peers and everything known."""
     found, layers = {}, []
     for number, text in enumerate(PROBLEMS):
         problem = ConvProblem.parse(text).replace(direction="bwd_weights")
-        ci = (1.234, 1.345)
-        rows = [Row(f"{LONG}{n}", {}, "measured", "", 1.29, 1.2, 1.3, 9, 1e-7, 1 << 30, ci_ms=ci) for n in range(3)]
-        best = Choice(LONG + "0", {}, "fastest", 1.29, 1.2, 1.3, 9, 1e-7, 1 << 30, ci, 1e-6)
-        given = {"ci_ms": ci, "error_scaled": 1e-5}
-        peers = [PeerTime(peer, "nchw", 12.345, 1.0, 2.0, 9, 1e-6, **given) for peer in ("torch", "onnxruntime")]
+        given = {"median_ms": 1.29, "count": 9, "ci_ms": (1.234, 1.345), "error": 1e-7, "error_scaled": 1e-6}
+        rows = [Row(f"{LONG}{n}", {}, "measured", workspace=1 << 30, **given) for n in range(3)]
+        best = Choice(LONG + "0", {}, "fastest", 1 << 30, **given)
+        peers = [PeerTime(peer, "nchw", **given | {"median_ms": 12.345}) for peer in ("torch", "onnxruntime")]
         found[str(problem)] = Measured(str(problem), problem.flops, 10**6, best, best, rows, peers)
         layers.append(Layer(NETS[number % 2], f"features.{number}.block.depthwise", str(problem), 12))
     settings = {"peers": {"torch": {"version": "2"}, "onnxruntime": {"version": "1"}}}
-    path = tmp_path / "bench.json"
-    write_json(Report(layers, ENVIRONMENT | {"device": DEVICE | {"title": "A card"}}, settings, ROOFS, found), path)
-    return path
+    return Report(layers, ENVIRONMENT | {"device": DEVICE | {"title": "A card"}}, settings, ROOFS, found)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_bench(printed, bench_json, width):
-    text = printed(width, "bench", "--render", bench_json)
+def test_bench(screen, benchmark, width):
+    text = screen(width, lambda: terminal.show(benchmark, stdout()))
     check(text.partition("problems below")[0].rpartition("\n")[0], width, "fastest", "9.57")
     assert column(text, "layer").startswith("features.0.block.depthwise*12features.1.block.depthwise*12")
     assert column(text, "fastest").startswith(f"{LONG}0{LONG}0")
@@ -230,9 +251,5 @@ def test_find_and_trace(printed, records, width, device, monkeypatch):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_verify(printed, width, tmp_path, device):
-    report = tmp_path / "verify.json"
-    where = ["--device", runtime.address(device)]
-    printed(None, "verify", "im2col", "--level", "core", "--jobs", "0", "--case", "*3x3*", "--json", report, *where)
-    assert json.loads(report.read_text())
-    check(printed(width, "verify", "--render", report), width, "im2col", "computed", "refused most often")
+def test_verify(screen, width, verified):
+    check(screen(width, lambda: _show(verified)), width, "im2col", "computed", "refused most often")

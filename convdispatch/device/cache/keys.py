@@ -95,6 +95,9 @@ def _sources(home: str) -> list[tuple[str, str]]:
     module = sys.modules.get(home)
     file = getattr(module, "__file__", None)
     folders = list(getattr(module, "__path__", ())) or ([str(Path(file).parent)] if file else [])
+    if module is None:  # A package that this process has not imported has the same sources as in one that has.
+        parent, _, name = home.rpartition(".")
+        folders = [str(Path(folder) / name) for folder in getattr(sys.modules.get(parent), "__path__", ())]
     names = []
     for folder in folders:
         for place, _, files in os.walk(folder):

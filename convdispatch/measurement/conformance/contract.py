@@ -15,7 +15,7 @@ from ...api.fault_text import words
 from ...api.problem import DIRECTIONS, ConvProblem
 from ...api.solver import PARTS, Solver
 from ...selection.defensive_copy import MOST_CONFIGS, ask
-from ...selection.derivation import Derived
+from ...selection.solver_query import checked_cost, checked_size
 from ...selection.visible_problem import visible_problem
 from .memory import Fault
 
@@ -89,20 +89,11 @@ def configurations(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> 
 
 def statements(solver: Solver, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
     """The bytes of workspace that the solver states without compiling; None if it states none. Raises Fault."""
-    name = solver.root.name if isinstance(solver, Derived) else solver.name
-    if not isinstance(name, str) or not name or any(c.isspace() or c in "+*?[" for c in name):
-        raise Fault("words", f"a solver's name is plugin.variant without spaces, + and wildcards, got {name!r}")
-    if not set(solver.fuses) <= PARTS:
-        raise Fault("words", f"fuses holds parts of {sorted(PARTS)}, got {sorted(solver.fuses)}")
     unknown = frozenset().union(*(declared_dtypes(solver, each) for each in DIRECTIONS)) - set(ALL_DTYPES)
     if unknown:
         raise Fault("words", f"dtypes holds names among {', '.join(ALL_DTYPES)}, got {', '.join(sorted(unknown))}")
     try:
-        cost, size = (ask(solver, method, problem, device, config) for method in ("cost", "workspace"))
+        checked_cost(ask(solver, "cost", problem, device, config))
+        return checked_size(ask(solver, "workspace", problem, device, config))
     except Exception as error:
-        raise Fault("workspace", f"cost or workspace raised {words(error)}") from error
-    if cost is not None and not (isinstance(cost, (int, float)) and 0 <= cost < float("inf")):
-        raise Fault("configurations", f"a cost is None or a number from 0 on, got {cost!r}")
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 0):
-        raise Fault("workspace", f"workspace answers None or bytes, got {size!r}")
-    return size
+        raise Fault("workspace", f"cost or workspace: {words(error)}") from error

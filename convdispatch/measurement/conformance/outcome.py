@@ -1,5 +1,4 @@
-"""The results of the conformance kit: an outcome per solver and case, and the report of all, read from and written to
-JSON."""
+"""The results of the conformance kit: an outcome per solver and case, and the report of all, written as JSON."""
 
 from __future__ import annotations
 
@@ -10,12 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...api.errors import InvalidArgument, InvalidProblem
+from ...api.errors import InvalidProblem
 from ...api.problem import ConvProblem
-from ...device import jsontext
-from ..run_reports import read_report
-from .levels import VERSION, held
-from .space import covered
+from .levels import held
 
 SCHEMA = 2
 THIN_SHARE = 0.1
@@ -111,41 +107,13 @@ class Report:
         statuses = ("passed", "refused", "failed")
         return {name: {status: len(self.of(level=name, status=status)) for status in statuses} for name in names}
 
-    def coverage(self) -> dict[str, int]:
-        """Counts of pairs of letters' values: of cases ``asked``, of those ``computed``, of ``all`` generated cases.
-
-        Empty if no generated case ran, or if the report is of another version of the cases.
-        """
-        if self.version != VERSION:
-            return {}
-        asked, total = covered({outcome.case for outcome in self.outcomes})
-        computed, _ = covered({outcome.case for outcome in self.of(status="passed")})
-        return {"asked": asked, "computed": computed, "all": total} if asked else {}
-
     def to_json(self) -> dict[str, Any]:
-        """The report as JSON values, with the verdict, counts by level and coverage."""
-        derived = {"verdict": self.verdict(), "levels": self.levels(), "coverage": self.coverage()}
-        return {**asdict(self), **derived}
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Report:
-        """The report that ``to_json`` wrote. Raises InvalidArgument."""
-        if not isinstance(values, dict) or values.get("schema") != SCHEMA:
-            raise InvalidArgument(f"no conformance report of schema {SCHEMA}: {str(values)[:60]!r}")
-        try:
-            fields = {name: value for name, value in values.items() if name not in ("verdict", "levels", "coverage")}
-            return jsontext.made(cls, fields)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InvalidArgument(f"a damaged conformance report: {error!r}") from error
+        """The report as JSON values, with the verdict and counts by level."""
+        return {**asdict(self), "verdict": self.verdict(), "levels": self.levels()}
 
     def write(self, path: Path) -> None:
         """Write the report as a JSON file."""
         path.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
-
-
-def load(path: Path) -> Report:
-    """The report of a JSON file. Raises InvalidArgument."""
-    return read_report(path, Report.from_json)
 
 
 def reasons(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
@@ -154,21 +122,12 @@ def reasons(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
     return words.most_common()
 
 
-@dataclass(frozen=True)
-class Group:
-    """The failures of one solver in one check."""
-
-    solver: str
-    check: str
-    failed: tuple[Outcome, ...]
-
-
-def groups(report: Report) -> list[Group]:
+def groups(report: Report) -> dict[tuple[str, str], list[Outcome]]:
     """The failures by solver and check, in the order in which they occurred."""
     outcomes_of: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in report.of(status="failed"):
         outcomes_of.setdefault((outcome.solver, outcome.check), []).append(outcome)
-    return [Group(solver, check, tuple(failed)) for (solver, check), failed in outcomes_of.items()]
+    return outcomes_of
 
 
 def _problems(outcomes: Iterable[Outcome]) -> Iterable[ConvProblem]:

@@ -208,7 +208,7 @@ def examine(examination: Examination) -> None:
     problem, spread, failures = examination.problem, examination.solver.spreads_nonfinite, []
     normal = 0.0
     for family in families(problem.direction):
-        operands, expected, entered = _family_data(_in_float32(problem), family)
+        operands, expected, entered = _family_data(problem.replace(constant_weights=False, math="float32"), family)
         result = examination.compute(operands)
         errors = plane_errors(problem, result, expected, entered, spread=spread or family == "nonfinite_partner")
         worst = float(errors.max(initial=0))
@@ -220,10 +220,6 @@ def examine(examination: Examination) -> None:
             failures.append(f"{family} ({FAMILIES[family]}): plane {plane} errs by {worst:.2g}, at most {limit:.2g}")
     if failures:
         raise Fault("families", f"{'; '.join(failures)}; normal data: {normal:.2g}")
-
-
-def _in_float32(problem: ConvProblem) -> ConvProblem:
-    return problem.replace(constant_weights=False, math="float32")
 
 
 @functools.lru_cache(maxsize=32)

@@ -15,7 +15,7 @@ from typing import Any
 from ...api.dtypes import DTYPES, FLOAT8, INTEGERS, OUTPUTS
 from ...api.errors import InvalidProblem
 from ...api.problem import ConvProblem
-from .covering import Array, Row, cover, pairs_of
+from .covering import Array, Row, cover
 
 SEED = 2026
 FORMS: dict[str, dict[str, Sequence[int]]] = {
@@ -207,14 +207,6 @@ def blocks() -> tuple[Block, ...]:
 
 def _block(name: str, level: str, form: str, ndim: int, strata: Sequence[Row], **further: Sequence[Any]) -> Block:
     return Block(name, level, _letters(form, ndim, further), strata)
-
-
-def covered(names: Collection[str]) -> tuple[int, int]:
-    """The number of pairs of letters' values, summed over arrays, in the named cases, and in all cases."""
-    pairs = sum(
-        len({pair for name, row in block.named() if name in names for pair in pairs_of(row)}) for block in blocks()
-    )
-    return pairs, sum(block.array.pairs for block in blocks())
 
 
 def describe(names: Collection[str]) -> list[str]:

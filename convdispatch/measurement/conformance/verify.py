@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...api.errors import InvalidArgument
@@ -38,7 +38,6 @@ def verify(
     solver: str | None = None,
     case: str | None = None,
     own: Sequence[shapes.Entry] = (),
-    only: Collection[str] | None = None,
     derived: bool = False,
     jobs: int = 0,
     first: bool = False,
@@ -49,16 +48,15 @@ def verify(
 ) -> Report:
     """Run a plugin's solvers through the cases of ``level``; ``report`` is called with each case as it ends.
 
-    ``solver`` and ``case`` are globs that select some; ``own`` are further problems; ``only`` names the cases to run
-    if they are split between calls. ``jobs`` is the number of child processes, which may crash, and which are killed
-    when a solver takes longer than ``timeout_s`` (TIMEOUT_S) for a case; with 0 the cases run in this process. With
-    ``first`` the run ends at the first case that fails, and no level is passed. Cases that did not run before ``until``
-    (``time.monotonic``) or an interrupt are listed as ``unasked``.
+    ``solver`` and ``case`` are globs that select some; ``own`` are further problems. ``jobs`` is the number of child
+    processes, which may crash, and which are killed when a solver takes longer than ``timeout_s`` (TIMEOUT_S) for a
+    case; with 0 the cases run in this process. With ``first`` the run ends at the first case that fails, and no level
+    is passed. Cases that did not run before ``until`` (``time.monotonic``) or an interrupt are listed as ``unasked``.
     Raises InvalidArgument for a plugin, solver or case that does not exist, and NoDevice.
     """
     began = time.perf_counter()
     entry, chosen = find_plugin(plugin), runtime.find_device(device)
-    selected = [item for item in select(level, case, own) if only is None or item.name in only]
+    selected = select(level, case, own)
     result = Report(
         plugin={"name": entry.name, "version": entry.version, "solvers": list(entry.solvers)},
         environment=environment(runtime.device_info(chosen)),

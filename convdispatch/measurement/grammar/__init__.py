@@ -10,12 +10,10 @@ deepbench     ``(w, h, c, n, k, filter_w, filter_h, pad_w, pad_h, stride_w, stri
 A text without a direction means forward without bias, whatever the dialect's own tool would run. Letters alone
 (``mb1ic3ih8oc4kh3``) are this project's own text. What cannot be read is refused with a reason.
 
-- ``own``: this project's own text, and lines of the trace layer.
 - ``benchdnn``: oneDNN's benchdnn.
 - ``miopen``: MIOpenDriver's command lines.
 - ``deepbench``: DeepBench's tuples.
-- ``files``: files of any dialect, which is recognised from the text.
-- ``limits``: numbers of a bounded size.
+- ``files``: files of any dialect, which is recognised from the text; this project's own, and traces.
 """
 
 from __future__ import annotations
@@ -36,7 +34,8 @@ def read_all(source: Any, dialect: str | None = None) -> list[ConvProblem]:
 
     Without ``dialect`` it is recognised from the text. Raises InvalidProblem.
     """
-    _check(dialect)
+    if dialect is not None and dialect not in DIALECTS:
+        raise InvalidArgument(f"dialect must be one of {', '.join(DIALECTS)}, got {dialect!r}")
     if isinstance(source, Sequence) and not isinstance(source, str):
         return [deepbench.read_tuple(source)]
     if not isinstance(source, str):
@@ -54,8 +53,3 @@ def read(source: Any, dialect: str | None = None) -> ConvProblem:
         listed = ", ".join(map(str, problems))
         raise InvalidProblem(f"{source!r} asks for {len(problems)} problems, where one is wanted: {listed}")
     return problems[0]
-
-
-def _check(dialect: str | None) -> None:
-    if dialect is not None and dialect not in DIALECTS:
-        raise InvalidArgument(f"dialect must be one of {', '.join(DIALECTS)}, got {dialect!r}")

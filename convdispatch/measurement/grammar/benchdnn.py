@@ -18,8 +18,7 @@ from ...api.dtypes import DTYPES
 from ...api.errors import InvalidProblem
 from ...api.problem import ConvProblem
 from ...api.quantized import QUANTIZED_TEXTS
-from ..shapes import Entry
-from .limits import number
+from ..shapes import Entry, number
 
 _LETTERS = frozenset({"g", "mb", "ic", "oc", *(a + b for a in "iokspd" for b in "dhw")})
 _DIRECTIONS = {

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from ...api.errors import InvalidProblem
 from ...api.problem import ConvProblem
-from ..shapes import Entry
-from .limits import number
+from ..shapes import Entry, number
 
 FIELDS = ("iw", "ih", "ic", "mb", "oc", "kw", "kh", "pw", "ph", "sw", "sh")
 TEXT = re.compile(r"(?:std::make_tuple|make_tuple)?\s*[({\[]?\s*([0-9]+(?:\s*[,\s]\s*[0-9]+){10})\s*[)}\]]?\s*[,;]?")

@@ -9,8 +9,9 @@ from pathlib import Path
 from ...api.errors import InvalidProblem
 from ...api.problem import MATHS
 from ...device import plainfile
+from .. import shapes
 from ..shapes import Entry
-from . import benchdnn, deepbench, miopen, own
+from . import benchdnn, deepbench, miopen
 
 __all__ = ["DIALECTS", "Entry", "detect", "read_file", "read_line"]
 
@@ -20,6 +21,11 @@ _BENCHDNN = re.compile(
     r'(\S*benchdnn\s+)?--|\S*([0-9]_|_[a-z]|n"|o[dhw][0-9]|d[dhw]0(?![0-9]))|[a-z0-9]*[0-9]n[A-Za-z:]'
 )
 _LETTERS_ALONE = "letters alone"
+_TRACE = "convdispatch,1,"
+"""The beginning of each line that the trace layer writes."""
+_HEADER = "convdispatch,version,"
+"""The beginning of a trace file's first line, which names the columns."""
+_TRACED = re.compile(r"(?:\([^()]*\)|[^,()])*")
 _MAX_LINE = 10_000
 """The most characters of a line."""
 
@@ -27,7 +33,7 @@ _MAX_LINE = 10_000
 def _kind(text: str) -> str:
     text = text.strip()
     # This project's own reader refuses a line that is too long, and reads the lines of a trace file.
-    if len(text) > _MAX_LINE or text.startswith((own.TRACE, own.HEADER)):
+    if len(text) > _MAX_LINE or text.startswith((_TRACE, _HEADER)):
         return "convdispatch"
     if deepbench.TEXT.fullmatch(text):
         return "deepbench"
@@ -45,8 +51,18 @@ def detect(text: str) -> str:
     return "convdispatch" if kind == _LETTERS_ALONE else kind
 
 
+def _read_own(line: str) -> list[Entry]:
+    """The problem of one line in this project's own text, or of one line of a trace. Raises InvalidProblem."""
+    if line.startswith(_HEADER):
+        return []
+    if line.startswith(_TRACE):
+        # The text ends at a comma outside parentheses, because an activation's parameters are separated by commas.
+        line = _TRACED.match(line, len(_TRACE))[0]
+    return [shapes.read_line(line)]
+
+
 _READERS: dict[str, Callable[[str], list[Entry]]] = {
-    "convdispatch": own.read_line,
+    "convdispatch": _read_own,
     "benchdnn": lambda line: benchdnn.read_line(line)[0],
     "miopen": miopen.read_line,
     "deepbench": deepbench.read_line,

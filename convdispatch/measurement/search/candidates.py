@@ -1,4 +1,4 @@
-"""Lists the candidates for a problem, most promising first, and finds a smaller problem for slow ones.
+"""Lists the candidates for a problem, most promising first.
 
 The order is: the incumbent, which would run without the search, because nothing is decided unless it is measured; the
 fastest on record, which must prove its time again; every solver's default configuration, of which the cheapest
@@ -10,12 +10,12 @@ ones; last the slower ones on record. So a repeated search continues where its b
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ...api.device import DeviceInfo
-from ...api.errors import ConvDispatchError, InvalidProblem
+from ...api.errors import ConvDispatchError
 from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...api.results import Result
@@ -30,8 +30,6 @@ from ...selection.solver_query import Fault, query
 
 RECORDED_FIRST = 3
 """The number of fastest choices on record that are tried before unmeasured ones."""
-PROBE_FLOPS = 2e8
-"""The most operations of the smaller problem on which a suspiciously slow candidate is tried."""
 
 
 @dataclass
@@ -142,22 +140,3 @@ def _on_record(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tupl
     if neighbour is not None and choice_text(neighbour.solver, neighbour.config) not in recorded:
         best.append(choice_text(neighbour.solver, neighbour.config))
     return best, set(recorded[RECORDED_FIRST:])
-
-
-def smaller_problem(problem: ConvProblem) -> ConvProblem | None:
-    """A problem of the same kind with at most PROBE_FLOPS operations: fewer images, then smaller images; or None."""
-    for change in _shrinking(problem):
-        try:
-            problem = problem.replace(**change(problem))
-        except InvalidProblem:
-            continue
-        if problem.flops <= PROBE_FLOPS:
-            return problem
-    return None
-
-
-def _shrinking(problem: ConvProblem) -> Iterator[Any]:
-    yield lambda now: {"mb": 1}
-    for _ in range(8):
-        for axis in problem.axes:
-            yield lambda now, axis=axis: {"i" + axis: max(1, getattr(now, "i" + axis) // 2)}

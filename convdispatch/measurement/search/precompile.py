@@ -34,13 +34,11 @@ def precompile(
     device: str,
     jobs: int,
     seconds: float,
-    solver: str | None = None,
     say: Callable[[str, int], None] = lambda words, advance: None,
 ) -> int:
     """Compile the first candidates of ``problems`` on a device (``runtime.address``) in ``jobs`` processes.
 
-    Ends after ``seconds``. ``solver`` is a glob of the solvers to compile. ``say`` is called with the progress. Returns
-    the number of compiled candidates.
+    Ends after ``seconds``. ``say`` is called with the progress. Returns the number of compiled candidates.
     """
     todo = deque((str(problem), 0) for problem in problems)
     until, compiled = time.monotonic() + seconds, 0
@@ -52,7 +50,7 @@ def precompile(
             todo.append((problem, index + 1))
         return is_compiled
 
-    setup = {"device": device, "solver": solver}
+    setup = {"device": device}
     # Where no child process starts, the search will not start one either, and reports the reason.
     with contextlib.suppress(NotStarted):
         for _, made in farm(todo, jobs, lambda: RestartingChild(__name__, setup, start_s=START_S), work, until):
@@ -80,8 +78,7 @@ def _serve() -> None:
     from .candidates import Entry, candidates
 
     lines = questions()
-    setup = next(lines)
-    device = runtime.find_device(setup["device"])
+    device = runtime.find_device(next(lines)["device"])
     info, context = runtime.device_info(device), runtime.context(device)
     answer({"ready": True})
     entries_of: dict[str, tuple[ConvProblem, list[Entry]]] = {}
@@ -89,7 +86,7 @@ def _serve() -> None:
         text, index = request["problem"], request["place"]
         if text not in entries_of:
             problem = ConvProblem.parse(text)
-            ranked = candidates(problem, info, Policy(solver=setup.get("solver")))[0]
+            ranked = candidates(problem, info, Policy())[0]
             # A solver without a cost model calls a library, which each process takes long to load and cannot hand on.
             entries_of[text] = problem, [entry for entry in ranked if entry.cost is not None]
         problem, entries = entries_of[text]

@@ -60,8 +60,6 @@ def _serve() -> None:
     answer({"status": "ready", "reason": ""})
     for request in lines:
         answer(_try(problem, device, request, harness, limit))
-        if limit is not None:
-            harness.clear()  # Under a ceiling the child holds memory only while it tries a candidate.
         # A lost device would fail every later candidate, so the process ends; the next candidate gets a new one.
         if runtime.probe.__wrapped__(device):
             return
@@ -72,7 +70,7 @@ def _try(problem: Any, device: Any, candidate: dict[str, Any], harness: list[Any
     from ...selection import dispatch
     from ...selection.derivation import named
     from ...selection.plugins.loader import plugins
-    from .trial import Ceiling, Harness, WrongResult
+    from .trial import Harness, WrongResult
 
     try:
         solver = named(candidate["solver"], plugins().solvers)
@@ -80,8 +78,7 @@ def _try(problem: Any, device: Any, candidate: dict[str, Any], harness: list[Any
         if limit is not None and prepared.workspace_size > limit:
             return {"status": "right", "reason": ""}  # The search refuses this plan because of its workspace.
         if not harness:
-            ceiling = None if limit is None else Ceiling(limit, limit)
-            harness.append(Harness(problem, cl.CommandQueue(runtime.context(device)), None, ceiling))
+            harness.append(Harness(problem, cl.CommandQueue(runtime.context(device))))
         harness[0].verify(prepared)
     except WrongResult as error:
         return {"status": "wrong", "reason": str(error)}

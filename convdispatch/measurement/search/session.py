@@ -3,7 +3,7 @@
 Each candidate is compiled, verified and screened with three samples; one that takes three times the best time is cut.
 The others, twelve at most, are benchmarked. The incumbent, which would run without the search, comes first and is
 always benchmarked. A candidate's time is predicted from its cost and from the times of earlier candidates over their
-costs; a candidate that would be far too slow, or has no prediction, runs a smaller problem first.
+costs; one that would be far too slow is cut unmeasured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from ...api.problem import ConvProblem
 from ...api.results import Results
 from ...device import runtime
 from ...selection import dispatch
-from ...selection.choice import ranking
 from ...selection.choice.provenance import contestant
 from ...selection.plugins import answer_trial, verdicts
 from ...selection.plugins.loader import plugins
@@ -37,8 +36,8 @@ from ...selection.solver_query import Fault, query
 from ..compiling import StillCompiling, compiled_within
 from ..measure import CUT_FACTOR, Candidate, Outcome, interleaved
 from .answer import conditions, judge, record_of, set_aside, unmeasured
-from .candidates import PROBE_FLOPS, Entry, candidates, smaller_problem
-from .trial import Ceiling, Harness, OutOfTime, WrongResult
+from .candidates import Entry, candidates
+from .trial import Harness, OutOfTime, WrongResult
 
 if TYPE_CHECKING:
     from .probing import Prober
@@ -62,8 +61,10 @@ FINAL_SHARE = 0.25
 LEAST_ROUNDS = LEAST_SAMPLES + 1
 """The rounds that benchmarking must have time for; with less time, fewer candidates are benchmarked."""
 SUSPECT_RATIO = 20.0
-"""A slow candidate is cut if a run on a smaller problem predicts this many times the best time so far; the factor is
-high because small problems do not fill a device."""
+"""A candidate is cut unmeasured if it is predicted to take this many times the best time so far; the factor is high
+because predictions may be wrong."""
+SLOW_FLOPS = 4e9
+"""The operations of a problem from which candidates are cut unmeasured; those of smaller problems are soon measured."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,6 @@ class Search:
         """How a solver was wrong, crashed or hung, by the solver's name."""
         self._ms_per_cost: float | None = None
         self._harnesses: dict[ConvProblem, Harness] = {}
-        self._ceiling: Ceiling | None = None
-        self._peak = 0
 
     # --- the search as a whole ---------------------------------------------------------------------------------------
 
@@ -116,7 +115,6 @@ class Search:
         silent = self._untrusted_faults()
         policy = replace(self.policy, workspace_limit=self.options.workspace_limit)
         entries, refused = candidates(self.problem, self.info, policy, self.options.incumbent)
-        self._ceiling = self._ceiling_of(entries)
         self._contest = " ".join(sorted({contestant(entry.solver.name, self.info) for entry in entries}))
         try:
             for entry in entries:
@@ -129,21 +127,13 @@ class Search:
         self.unsound = silent | set_aside(entries, self.problem, self.info)
         results = judge(entries, refused)
         results.problem, results.device = self.problem, self.info
-        results.peak_bytes = max(self._peak, sum(harness.memory.peak for harness in self._harnesses.values()))
+        results.peak_bytes = sum(harness.memory.peak for harness in self._harnesses.values())
         results.conditions = conditions(results, self.options.budget_ms)
         results.inconclusive = unmeasured(entries)
         results.lost = self._lost
         self._harnesses.clear()
         results.spent_ms = self._spent_ms() + self._child_ms
         return results
-
-    def _ceiling_of(self, entries: list[Entry]) -> Ceiling | None:
-        """The workspace limit, if there is one, and the largest workspace within it that a candidate states."""
-        limit = self.options.workspace_limit
-        if limit is None:
-            return None
-        sizes = [limit if size is None else size for size in map(self._stated, entries)]
-        return Ceiling(limit, max((size for size in sizes if size <= limit), default=0))
 
     def _stated(self, entry: Entry) -> int | None:
         """The bytes of workspace that a candidate's solver states without compiling, or None."""
@@ -303,33 +293,11 @@ class Search:
         return entry.cost * self._ms_per_cost if entry.cost and self._ms_per_cost else None
 
     def _is_cut(self, entry: Entry, predicted: float | None, best: float | None) -> bool:
-        """Whether a suspect is cut, because a smaller problem shows that it is too slow for the whole one."""
-        suspect = predicted is None or (best is not None and predicted > SUSPECT_RATIO * best)
-        small = smaller_problem(self.problem) if suspect and self.problem.flops > 20 * PROBE_FLOPS else None
-        if small is None or ranking.refusal(entry.solver, small, self.info, self.policy):
+        """Whether a candidate is cut because its prediction is far above the best time so far."""
+        if predicted is None or best is None or predicted <= SUSPECT_RATIO * best or self.problem.flops < SLOW_FLOPS:
             return False
-        if not query(entry.solver, small, self.info).offers(entry.config):
-            # The configuration is not offered for the smaller problem, so running that tells nothing about it.
-            return False
-        prepared = dispatch.make(entry.solver, entry.config, small, self.queue.context)
-        try:
-            harness = self._small_harness(small)
-            estimate = harness.verify(prepared).run_ms * self.problem.flops / small.flops
-        except MemoryError:
-            if self._ceiling is None:
-                raise
-            return False  # Under a ceiling there may be no room for two problems' operands.
-        if self._ceiling is not None:
-            self._peak = max(self._peak, self._harness(self.problem).memory.held + harness.memory.peak)
-        if best is not None and estimate > SUSPECT_RATIO * best:
-            entry.ends(
-                "cut", f"a smaller problem predicts {estimate:.3g} ms, {estimate / best:.0f} times the best so far"
-            )
-            return True
-        if not self._has_time((2 + SCREENING_SAMPLES) * estimate, best):
-            entry.ends("not tried", f"a smaller problem predicts {estimate:.3g} ms, more than the budget leaves")
-            return True
-        return False
+        entry.ends("cut", f"it is predicted to take {predicted:.3g} ms, {predicted / best:.0f} times the best so far")
+        return True
 
     def _survives(self, entry: Entry) -> bool:
         """Whether a candidate ran right in a child process; candidates of proven plugins need not run there."""
@@ -431,14 +399,5 @@ class Search:
 
     def _harness(self, problem: ConvProblem) -> Harness:
         if problem not in self._harnesses:
-            self._harnesses[problem] = Harness(problem, self.queue, self.options.memory_limit, self._ceiling)
+            self._harnesses[problem] = Harness(problem, self.queue, self.options.memory_limit)
         return self._harnesses[problem]
-
-    def _small_harness(self, small: ConvProblem) -> Harness:
-        """The memory of the smaller problem's trials; under a ceiling only what the whole problem's trials leave.
-        Raises MemoryError."""
-        if self._ceiling is None:
-            return self._harness(small)
-        memory = self._harness(self.problem).memory
-        free_bytes = memory.limit - memory.held
-        return Harness(small, self.queue, min(free_bytes, self.options.memory_limit or free_bytes))

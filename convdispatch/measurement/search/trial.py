@@ -64,48 +64,26 @@ class Checked:
         return max(self.normal, self.scaled)
 
 
-@dataclass(frozen=True)
-class Ceiling:
-    """The limit of a plan's workspace in bytes, and the largest workspace within it that a candidate states."""
-
-    limit: int
-    largest: int
-
-    def memory(self, operands: int, output: int) -> int:
-        """The bytes of a call's operands, of one more output, and of the largest workspace, with guard zones."""
-        return operands + _with_guards(output) + _with_guards(self.limit)
-
-
 class Harness:
     """The memory of one problem's trials on one queue: several copies of standard normal data, used in turn.
 
-    ``memory_limit`` bounds the bytes allocated at once, including a plan's workspace. Under a ``ceiling`` of the
-    workspace the harness allocates the operands of a call, one more output, and a workspace of that limit. Raises
-    MemoryError if not even one copy of the operands fits.
+    ``memory_limit`` bounds the bytes allocated at once, a plan's workspace included. Raises MemoryError if not even one
+    copy of the operands fits.
     """
 
-    def __init__(
-        self,
-        problem: ConvProblem,
-        queue: cl.CommandQueue,
-        memory_limit: int | None = None,
-        ceiling: Ceiling | None = None,
-    ):
-        self.problem, self.queue, self._ceiling = problem, queue, ceiling
+    def __init__(self, problem: ConvProblem, queue: cl.CommandQueue, memory_limit: int | None = None):
+        self.problem, self.queue = problem, queue
         device = queue.device
         self.memory_limit = min(memory_limit or device.global_mem_size // 2, device.global_mem_size)
         self.host = random_operands(problem, seed=0)
         self.output_bytes = math.prod(problem.out_shape) * problem.out_itemsize
         self.sums_bytes = operand_bytes(problem, "sums") if problem.sums else 0
         size = sum(array.nbytes for array in self.host.values()) + self.output_bytes + self.sums_bytes
-        if ceiling is not None:
-            self.memory_limit = min(self.memory_limit, ceiling.memory(size, self.output_bytes))
         if size > self.memory_limit:
             raise MemoryError(f"the operands of {problem} take {size} bytes, the limit is {self.memory_limit}")
         # There are enough copies of the operands that no cache holds them; half of the memory stays for workspaces.
-        # Under a ceiling there are as many as fit beside the largest workspace.
         wanted = 1 + 2 * device.global_mem_cache_size // max(size, 1)
-        room = self.memory_limit // (2 * size) if ceiling is None else 1 + (ceiling.limit - ceiling.largest) // size
+        room = self.memory_limit // (2 * size)
         # One more copy of the operands is for data of differing scales.
         copies = max(1, min(wanted, 8, room - 1))
         self.memory = _MemoryAccount(self.memory_limit)
@@ -226,8 +204,6 @@ class Harness:
 
     def _check_sums(self, problem: ConvProblem, output: _Guarded) -> None:
         """Compare ``sums`` with those of the output as it is stored. Raises WrongResult."""
-        import pyopencl as cl
-
         if not problem.sums:
             return
         written = output.content().view(numpy_dtype(problem.written_dtype)).reshape(problem.out_shape)
@@ -294,8 +270,7 @@ class Harness:
     def _packed(self, prepared: Prepared, w: Any = None) -> _CountedMemory | None:
         if not prepared.packed_size:
             return None
-        # Packed weights are a constant's, and no part of a workspace.
-        packed = (_CountedMemory if self._ceiling is None else _ExemptMemory)(self, prepared.packed_size)
+        packed = _CountedMemory(self, prepared.packed_size)
         prepared.plan.pack(self.queue, w or self._sets[0]["w"], packed.memory).wait()
         return packed
 
@@ -345,19 +320,6 @@ class _CountedMemory:
         self._ledger.held -= self.size
 
 
-class _ExemptMemory(_CountedMemory):
-    """Memory that does not count towards the limit: it raises the limit by its size as long as it exists."""
-
-    def __init__(self, harness: Harness, size: int) -> None:
-        self.exempt = max(size, 1)
-        harness.memory.limit += self.exempt
-        super().__init__(harness, size)
-
-    def __del__(self) -> None:
-        super().__del__()
-        self._ledger.limit -= self.exempt
-
-
 class _Scratch:
     """The workspace that all samplers of a harness share; it grows, and is freed with the last of them."""
 
@@ -374,17 +336,13 @@ class _Scratch:
                 raise
 
 
-def _with_guards(size: int) -> int:
-    return -(-max(size, 1) // GUARD) * GUARD + 2 * GUARD
-
-
 class _Guarded:
     """Memory with a guard zone on each side."""
 
     def __init__(self, harness: Harness, size: int) -> None:
         self.queue, self.size = harness.queue, size
-        self._room = _with_guards(size) - 2 * GUARD
-        self._held = _CountedMemory(harness, _with_guards(size))
+        self._room = -(-max(size, 1) // GUARD) * GUARD
+        self._held = _CountedMemory(harness, self._room + 2 * GUARD)
         self._whole = self._held.memory
         self.memory = self._whole.get_sub_region(GUARD, max(size, 1))
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from ...api.errors import InvalidArgument, InvalidProblem
 from ...api.problem import ConvProblem
 
-__all__ = ["Entry", "load", "names", "parse"]
+_MAX_DIGITS = 18
+_LINE = re.compile(r"(?P<problem>\S+)(?:\s+(?P<name>.*?))?(?:\s*\*\s*(?P<count>[0-9]+))?")
 
 
 class Entry(NamedTuple):
@@ -33,38 +34,46 @@ def names() -> list[str]:
 
 
 @functools.cache
-def _load(name: str) -> tuple[Entry, ...]:
+def load(name: str) -> tuple[Entry, ...]:
+    """The entries of a table. Raises InvalidArgument for an unknown name, and what ``parse`` raises."""
     if name not in names():
         raise InvalidArgument(f"no shape table is named {name!r}; there are {', '.join(names())}")
     text = importlib.resources.files(__name__).joinpath(f"{name}.txt").read_text(encoding="utf-8")
     return tuple(parse(text, f"{name}.txt"))
 
 
-def load(name: str) -> list[Entry]:
-    """The entries of a table. Raises InvalidArgument for an unknown name, and what ``parse`` raises."""
-    return list(_load(name))
+def number(digits: str) -> int:
+    """The number with these digits. Raises InvalidProblem for more digits than a size can have."""
+    if len(digits) > _MAX_DIGITS:
+        raise InvalidProblem(f"a number has {len(digits)} digits, at most {_MAX_DIGITS} are read")
+    return int(digits)
+
+
+def read_line(line: str) -> Entry:
+    """The entry of one line. Raises InvalidProblem."""
+    match = _LINE.fullmatch(line)
+    if match is None:
+        raise InvalidProblem(f"cannot read {line!r}; expected `problem  name *count`")
+    problem = ConvProblem.parse(match["problem"])
+    return Entry(match["name"] or match["problem"], problem, number(match["count"] or "1"))
 
 
 def parse(text: str, source: str = "<text>") -> list[Entry]:
     """Read a table's text. Raises InvalidProblem, with source and line, for an invalid line or a repeated name."""
     entries: list[Entry] = []
     line_of: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for at, line in enumerate(text.splitlines(), 1):
         line = line.split("#")[0].strip()
         if not line:
             continue
-        match = re.fullmatch(r"(\S+)(?:\s+(?!\*)(\S+))?(?:\s+\*(\d+))?", line)
-        if match is None:
-            raise InvalidProblem(f"{source}:{number}: expected 'problem name *count', got {line!r}")
         try:
-            problem = ConvProblem.parse(match[1])
-            if len(match[3] or "") > 18:
-                raise InvalidProblem(f"a count of {len(match[3])} digits")
+            entry = read_line(line)
+            if " " in entry.name:
+                raise InvalidProblem(f"expected a name of one word, got {entry.name!r}")
+            if entry.name in line_of:
+                raise InvalidProblem(f"{entry.name!r} is named on line {line_of[entry.name]} already")
         except InvalidProblem as error:
-            raise InvalidProblem(f"{source}:{number}: {error}") from None
-        name = match[2] or match[1]
-        if name in line_of:
-            raise InvalidProblem(f"{source}:{number}: {name!r} is named on line {line_of[name]} already")
-        line_of[name] = number
-        entries.append(Entry(name, problem, int(match[3] or 1)))
+            raise InvalidProblem(f"{source}:{at}: {error}") from None
+        line_of[entry.name] = at
+        entries.append(entry)
     return entries

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from ...api.problem import ConvProblem
 from ...api.solver import Solver
 from ..records.perfdb import perfdb, scope_of
 from ..records.record import Record, stale
+from ..solver_query import canonical
 from .neighbours import MARGIN, Cost, Neighbour, Offer, neighbours
 from .provenance import current
 
@@ -58,7 +58,7 @@ def measured(
             continue
         doubt = stale(record, current(record.solver, device))
         config = dict(record.config)
-        if not _offered(config, configs(record.solver)):
+        if canonical(config) not in map(canonical, configs(record.solver)):
             _warn_of_unknown_config(record, doubt)
             continue
         source = f"measured {record.words}" + (f", {record.source} record" if record.source else "")
@@ -142,7 +142,7 @@ def _warn_of_unknown_config(record: Record, doubt: str | None) -> None:
     why = f" ({doubt})" if doubt else ""
     warnings.warn(
         f"a record for {record.problem} is passed over, and others like it: {record.solver} does not offer its "
-        f"configuration {json.dumps(dict(record.config), sort_keys=True)}{why}; convdispatch find measures anew",
+        f"configuration {canonical(record.config)}{why}; convdispatch find measures anew",
         ConvDispatchWarning,
         stacklevel=2,
     )
@@ -159,7 +159,7 @@ def _admitted(record: Record, policy: Policy) -> bool:
 def _most_similar(config: Mapping[str, Any], offered: list[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return the offered configuration that is most similar to ``config``: texts are equal or not, numbers compare by
     their logarithms, because loop depths and splits follow from a problem's sizes."""
-    if not offered or _offered(config, offered):
+    if not offered or canonical(config) in map(canonical, offered):
         return dict(config) if offered else {}
     target = _flat_values(config)
 
@@ -184,11 +184,6 @@ def _value_distance(left: Any, right: Any) -> float:
         return min(1.0, abs(math.log2(left / right)) / 4)
     # The type is compared too, because True == 1 in Python.
     return float(type(left) is not type(right) or left != right)
-
-
-def _offered(config: Mapping[str, Any], offered: list[Mapping[str, Any]]) -> bool:
-    config_text = json.dumps(dict(config), sort_keys=True)
-    return any(json.dumps(dict(choice), sort_keys=True) == config_text for choice in offered)
 
 
 def measured_s(problem: ConvProblem, device: DeviceInfo, solver: str) -> float | None:

@@ -1,5 +1,4 @@
-"""Corrects solvers' predicted times for an unmeasured problem by their measured times at the nearest measured problems,
-and computes what that rule has cost so far.
+"""Corrects solvers' predicted times for an unmeasured problem by their measured times at the nearest measured problems.
 
 Near means: the same direction, dtype, layout and number of axes, and a small distance between logarithms of the sizes.
 What changes which algorithm wins (kernel, stride, dilation, one channel a group) weighs more than what only changes
@@ -13,14 +12,10 @@ wins; the solver that would run without measurements is replaced only by one pre
 
 A solver that predicts nothing has no pace. It is taken over only from a problem within ``TAKEOVER_DISTANCE``, where it
 was faster than all that predict, or where no solver predicts.
-
-The cost of the rule is its leave-one-out regret: each measured problem is asked as if it were not measured, and the
-time of the decision it gets is divided by its own best time.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import threading
@@ -40,9 +35,6 @@ from ..solver_query import predicted
 
 if TYPE_CHECKING:
     from ..records.perfdb import PerfDB
-
-Accepts = Callable[[str, Mapping[str, Any]], bool]
-"""Whether the solver of that name would accept the problem in question with that configuration."""
 
 Cost = Callable[[str, ConvProblem, Mapping[str, Any]], float | None]
 """What the solver of that name predicts for a problem and configuration; None when it predicts nothing."""
@@ -70,22 +62,6 @@ SURE_SAMPLES = 6
 
 
 @dataclass(frozen=True)
-class Regret:
-    """The cost of a rule's decisions: chosen time over best time, on problems where both are measured."""
-
-    geomean: float = 1.0
-    worst: float = 1.0
-    worst_problem: str | None = None
-    count: int = 0
-    """The number of problems with a known regret: several choices were measured, the rule's among them."""
-
-    def __str__(self) -> str:
-        if not self.count:
-            return "regret unknown, too few measured problems"
-        return f"regret {self.geomean:.2f}, worst {self.worst:.2f}, on {self.count} measured problems"
-
-
-@dataclass(frozen=True)
 class Offer:
     """The configuration that a solver would run for a problem if nothing were measured, and its predicted time."""
 
@@ -106,12 +82,11 @@ class Neighbour:
     distance: float
     predicted_ms: float
     """The corrected prediction in milliseconds, or else the time at ``problem`` scaled by the number of operations."""
-    regret: Regret
     tried: tuple[Record, ...] = ()
     """The solver's records at ``problem``, fastest first, screened ones left out."""
 
     def __str__(self) -> str:
-        return f"prediction corrected by {self.problem}, {self.distance:.1f} away; {self.regret}"
+        return f"prediction corrected by {self.problem}, {self.distance:.1f} away"
 
 
 def distance(one: ConvProblem, other: ConvProblem) -> float:
@@ -174,7 +149,6 @@ class Neighbours:
         self._groups = {kind: _ProblemSet(problems) for kind, problems in kinds.items()}
         self._solvers: dict[tuple[str, str, str, int], frozenset[str]] = {}
         self._paces: dict[ConvProblem, tuple[float, dict[str, float]]] = {}
-        self._regret: Regret | None = None
 
     def __len__(self) -> int:
         return sum(len(group.problems) for group in self._groups.values())
@@ -188,13 +162,10 @@ class Neighbours:
             self._solvers[kind] = frozenset(record.solver for record in records)
         return self._solvers[kind]
 
-    def nearest(self, problem: ConvProblem, accepts: Accepts | None = None) -> Neighbour | None:
-        """The nearest measured problem's fastest decision that ``accepts``, or None when no neighbour has one."""
-        for gap, measured in self._nearest_first(problem):
-            choices = [r for r in self._choices[measured] if accepts is None or accepts(r.solver, r.config)]
-            if choices:
-                return self._scaled(choices[0], gap, measured, problem)
-        return None
+    def nearest(self, problem: ConvProblem) -> Neighbour | None:
+        """The nearest measured problem's fastest decision, or None when no problem of this kind was measured."""
+        found = next(self._nearest_first(problem), None)
+        return None if found is None else self._scaled(self._choices[found[1]][0], *found, problem)
 
     def choose(self, problem: ConvProblem, offers: Mapping[str, Offer], first: str | None = None) -> Neighbour | None:
         """The solver among ``offers`` that the nearest measured problems favour; ``first`` would run without them.
@@ -204,19 +175,12 @@ class Neighbours:
         near = self._near(problem, offers)
         if not near:
             return None
-        neighbour = self._unpredicted(problem, near[0], offers, first) or self._corrected(near, offers, first)
-        return neighbour and dataclasses.replace(neighbour, regret=self.regret())
+        return self._unpredicted(problem, near[0], offers, first) or self._corrected(near, offers, first)
 
     def corrections(self, problem: ConvProblem, offers: Mapping[str, Offer]) -> dict[str, float]:
         """The factor by which each solver's prediction is corrected; only for solvers measured at near problems."""
         sums, _ = self._sums([each for each in self._near(problem, offers) if each[0] <= MAX_DISTANCE])
         return {solver: math.exp(log / weights) for solver, (log, weights) in sums.items()}
-
-    def regret(self) -> Regret:
-        """The leave-one-out regret of ``choose`` on these records; worked out once."""
-        if self._regret is None:
-            self._regret = self._leave_one_out()
-        return self._regret
 
     # --- how a solver is chosen by its neighbours --------------------------------------------------------------------
 
@@ -266,7 +230,7 @@ class Neighbours:
             if best in self._pace(measured)[1]:
                 records = [r for r in self._choices[measured] if r.solver == best and r.count >= SURE_SAMPLES]
                 ms = math.exp(predictions[best] + level)
-                return Neighbour(best, offers[best].config, str(measured), gap, ms, Regret(), tuple(records))
+                return Neighbour(best, offers[best].config, str(measured), gap, ms, tuple(records))
         return None
 
     def _sums(self, near: Sequence[tuple[float, ConvProblem]]) -> tuple[dict[str, tuple[float, float]], float]:
@@ -299,7 +263,7 @@ class Neighbours:
 
     def _scaled(self, record: Record, gap: float, measured: ConvProblem, problem: ConvProblem) -> Neighbour:
         time = record.median_ms * (problem.flops / max(1, measured.flops) or 1.0)
-        return Neighbour(record.solver, record.config, record.problem, gap, time, Regret())
+        return Neighbour(record.solver, record.config, record.problem, gap, time)
 
     def _near(self, problem: ConvProblem, offers: Mapping[str, Offer]) -> list[tuple[float, ConvProblem]]:
         """Distance and problem of the nearest measured problems, the nearest first; none if that is too far away.
@@ -318,48 +282,16 @@ class Neighbours:
         group = self._groups.get(_kind(problem))
         return group.nearest_first(problem) if group else iter(())
 
-    # --- what choosing by neighbours has cost: the leave-one-out regret ----------------------------------------------
-
-    def _leave_one_out(self) -> Regret:
-        ratios: dict[str, float] = {}
-        for problem in (problem for group in self._groups.values() for problem in group.problems):
-            times, offers = self._default_times(problem)
-            if len(self._choices[problem]) < 2:
-                continue
-            nearest = self._near(problem, offers)
-            if not nearest:
-                continue
-            predicted = {solver: offer.cost for solver, offer in offers.items() if offer.cost}
-            first = min(predicted, key=predicted.__getitem__, default=None)
-            chosen = self._unpredicted(problem, nearest[0], offers, first) or self._corrected(nearest, offers, first)
-            solver = chosen.solver if chosen else first
-            if solver is not None:
-                ratios[str(problem)] = times[solver] / self._choices[problem][0].median_ms
-        if not ratios:
-            return Regret()
-        worst = max(ratios, key=lambda text: (ratios[text], text))
-        mean = math.exp(math.fsum(map(math.log, ratios.values())) / len(ratios))
-        return Regret(mean, ratios[worst], worst, len(ratios))
-
-    def _default_times(self, problem: ConvProblem) -> tuple[dict[str, float], dict[str, Offer]]:
-        """By solver, the time of its default configuration, or of its fastest where that is unknown, and its offer."""
-        record_of: dict[str, Record] = {}
-        for record in self._choices[problem]:
-            if record.solver not in record_of or (record.default and not record_of[record.solver].default):
-                record_of[record.solver] = record
-        times = {solver: record.median_ms for solver, record in record_of.items()}
-        return times, {s: Offer(r.config, self._cost(s, problem, r.config)) for s, r in record_of.items()}
-
 
 def _weight(gap: float) -> float:
     return (0.5 + gap) ** -2
 
 
 _lock = threading.Lock()
-_cached_neighbours: WeakKeyDictionary[PerfDB, dict[DeviceInfo | str, tuple[int, Neighbours]]] = WeakKeyDictionary()
+_cached_neighbours: WeakKeyDictionary[PerfDB, dict[DeviceInfo, tuple[int, Neighbours]]] = WeakKeyDictionary()
 
 
-def neighbours(db: PerfDB, device: DeviceInfo | str) -> Neighbours:
+def neighbours(db: PerfDB, device: DeviceInfo) -> Neighbours:
     """Return the Neighbours of a device's records in a database, cached until the database changes."""
     with _lock:
         cached = _cached_neighbours.setdefault(db, {})
@@ -370,11 +302,9 @@ def neighbours(db: PerfDB, device: DeviceInfo | str) -> Neighbours:
         return device_neighbours
 
 
-def _cost_on(device: DeviceInfo | str) -> Cost:
+def _cost_on(device: DeviceInfo) -> Cost:
     def cost(solver: str, problem: ConvProblem, config: Mapping[str, Any]) -> float | None:
         loaded_solver = plugins().solvers.get(solver)
-        if loaded_solver is None or isinstance(device, str):
-            return None
-        return predicted(loaded_solver, problem, device, config)
+        return None if loaded_solver is None else predicted(loaded_solver, problem, device, config)
 
     return cost

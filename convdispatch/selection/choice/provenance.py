@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import sys
-from pathlib import Path
 
 from ...api.device import DeviceInfo
-from ...device import plainfile
+from ...device.cache import keys
 from ..plugins.loader import plugins
 from ..records.record import Provenance
 
-_SUFFIXES = {".py", ".cl", ".mako", ".h", ".c", ".cu"}
+_SHARED = ("convdispatch.api", "convdispatch.device.gemm", "convdispatch.device.programs")
+"""The packages whose source code all plans share."""
 
 
 def current(solver: str, device: DeviceInfo, workspace_limit: int | None = None) -> Provenance:
@@ -33,39 +31,13 @@ def contestant(solver: str, device: DeviceInfo) -> str:
     return f"{solver}:{current(solver, device).kernel_hash[:8]}"
 
 
-@functools.lru_cache(maxsize=256)
 def text_hash(module: str) -> str:
     """Hash of the source code of a solver's package and of the code that all plans share; 16 hexadecimal digits.
 
     The whole package is hashed, because that needs no compilation and a plan also depends on host code. Empty for a
     module without files.
     """
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if file is None:
+    home = module.partition(".")[0]
+    if getattr(sys.modules.get(home), "__file__", None) is None:
         return ""
-    digest = hashlib.sha256()
-    root = Path(__file__).parents[2]
-    header, device = root / "api", root / "device"
-    shared = {
-        *_source_files(device / "gemm"),
-        device / "programs" / "kernels.py",
-        header / "geometry.py",
-        *header.glob("*.cl"),
-    }
-    for path in sorted({*_source_files(_package_folder(module, Path(file))), *shared}):
-        digest.update(path.name.encode())
-        digest.update(plainfile.read_bytes(path))
-    return digest.hexdigest()[:16]
-
-
-def _package_folder(module: str, file: Path) -> Path:
-    """The folder of the module's top-level package, or the file itself if there is no package."""
-    top = sys.modules.get(module.partition(".")[0])
-    folders = list(getattr(top, "__path__", ()))
-    return Path(folders[0]) if folders else file
-
-
-def _source_files(root: Path) -> list[Path]:
-    if root.is_file():
-        return [root]
-    return [path for path in root.rglob("*") if path.suffix in _SUFFIXES and "__pycache__" not in path.parts]
+    return keys.key_of(*map(keys.content, (home, *_SHARED)))[:16]

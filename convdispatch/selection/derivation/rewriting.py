@@ -165,39 +165,25 @@ def _exchange(problem: ConvProblem, inner: ConvProblem, name: str, target: str) 
     return Copy(name, target, _six_axes([images, *_ordered_axes(problem, {"c": channels} | axes)]))
 
 
-def evened(problem: ConvProblem) -> Rewritten | str:
-    """Asymmetric padding by a copy of x that holds the padding by which one side exceeds the other."""
-    pads = {axis: (getattr(problem, "p" + axis), getattr(problem, f"p{axis}_r")) for axis in problem.axes}
-    if all(before == after for before, after in pads.values()):
-        return "asymmetric padding only"
-    if all(min(pair) == 0 for pair in pads.values()):
-        return "padding on both sides of an axis, got one side"
-    return _padded(problem, {axis: min(pair) for axis, pair in pads.items()}, "padding evened by a copy of x")
-
-
 def padded(problem: ConvProblem) -> Rewritten | str:
     """Padding by a padded copy of x."""
-    if all(getattr(problem, name + axis + side) == 0 for axis in problem.axes for name in "p" for side in ("", "_r")):
+    if all(getattr(problem, f"p{axis}{side}") == 0 for axis in problem.axes for side in ("", "_r")):
         return "padding only, got none"
-    return _padded(problem, dict.fromkeys(problem.axes, 0), "padding through a padded copy of x")
-
-
-def _padded(problem: ConvProblem, remaining: Mapping[str, int], words: str) -> Rewritten | str:
     if problem.direction == "bwd_data":
         return "fwd or bwd_weights, got bwd_data"
-    changes, rows_before = {}, {}
+    changes = {}
     for axis in problem.axes:
         before, after = getattr(problem, "p" + axis), getattr(problem, f"p{axis}_r")
-        rows_before[axis] = before - remaining[axis]
-        extent = getattr(problem, "i" + axis) + before + after - 2 * remaining[axis]
-        changes |= {f"i{axis}": extent, f"p{axis}": remaining[axis], f"p{axis}_r": remaining[axis]}
+        changes |= {f"i{axis}": getattr(problem, "i" + axis) + before + after, f"p{axis}": 0, f"p{axis}_r": 0}
     inner = problem.replace(**changes)
     into, source = axes_of(inner, "x"), axes_of(problem, "x")
     spatial = {
-        axis: dataclasses.replace(_whole_axis(axis, into, source), before=rows_before.get(axis, 0)) for axis in "dhw"
+        axis: dataclasses.replace(_whole_axis(axis, into, source), before=getattr(problem, "p" + axis))
+        for axis in "dhw"
     }
     axes = [_whole_axis("n", into, source), *_ordered_axes(problem, {"c": _whole_axis("c", into, source)} | spatial)]
-    return Rewritten(inner, words, (Copy("x", "x", _six_axes(axes)),), through={"w": "w", "y": "y"})
+    copy = Copy("x", "x", _six_axes(axes))
+    return Rewritten(inner, "padding through a padded copy of x", (copy,), through={"w": "w", "y": "y"})
 
 
 def grouped(problem: ConvProblem) -> Rewritten | str:
@@ -245,7 +231,7 @@ def _valid(rewrite: Callable[[ConvProblem], Rewritten | str]) -> Callable[[ConvP
 
 
 REWRITINGS: dict[str, Callable[[ConvProblem], Rewritten | str]] = {
-    rewrite.__name__: _valid(rewrite) for rewrite in (flat, rotated, evened, padded, grouped, exchanged)
+    rewrite.__name__: _valid(rewrite) for rewrite in (flat, rotated, padded, grouped, exchanged)
 }
 """The rewritings by name, in the order in which they are tried; each returns a Rewritten, or the reason why it does not
 apply."""

@@ -28,7 +28,7 @@ MAX_CHAIN_LENGTH = 4
 """The most rewritings that are applied one after the other."""
 MAX_DERIVED_PER_PLUGIN = 2
 """The most derived solvers of one plugin for one problem, because a search compiles each of them."""
-_KEEPS_OUTPUT = ("flat", "rotated", "evened", "padded")
+_KEEPS_OUTPUT = ("flat", "rotated", "padded")
 """The rewritings that do not copy the written tensor, so that the inner plan computes the epilogue."""
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
-import os
-import tempfile
 import threading
 import warnings
 import zipfile
@@ -15,7 +14,7 @@ from typing import Any
 
 from ...api import settings
 from ...api.errors import ConvDispatchWarning, InvalidArgument
-from ...device import runtime
+from ...device import plainfile, runtime
 from ...device.cache import artifact_store, keys
 from ...device.cache.artifact_store import Gathered
 from ..plugins.loader import plugins
@@ -106,7 +105,6 @@ def _check(file: PackFile) -> None:
 
 def write(path: str | Path, gathered: Gathered) -> int:
     """Write a pack, whole or not at all; returns its bytes. Raises InvalidArgument if it cannot be written."""
-    target = Path(path)
     loaded = plugins()
     used = {decision["solver"] for decision in gathered.tables["decisions"].values()}
     manifest: dict[str, Any] = {
@@ -118,27 +116,18 @@ def write(path: str | Path, gathered: Gathered) -> int:
         "programs": {},
         "weights": {},
     }
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as out:
+        for table in ("programs", "weights"):
+            for index, (key, value) in enumerate(sorted(gathered.tables[table].items())):
+                # An entry without bytes states that packed weights of a kind exist; it has no archive member.
+                member = manifest[table][key] = f"{table}/{index}.bin" if len(value) else ""
+                if member:
+                    out.writestr(zipfile.ZipInfo(member), memoryview(value).cast("B"), zipfile.ZIP_STORED)
+        for name, texts in ((TEXTS, gathered.tables["texts"]), (MANIFEST, manifest)):
+            out.writestr(zipfile.ZipInfo(name), json.dumps(texts, sort_keys=True), zipfile.ZIP_DEFLATED)
     try:
-        handle, temporary_path = tempfile.mkstemp(suffix=".part", dir=target.resolve().parent)
+        plainfile.publish(path, content.getvalue())
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"the plan pack {path} cannot be written: {error}") from None
-    try:
-        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as out:
-            for table in ("programs", "weights"):
-                for index, (key, content) in enumerate(sorted(gathered.tables[table].items())):
-                    member = f"{table}/{index}.bin"
-                    manifest[table][key] = member
-                    # An entry without bytes states that packed weights of a kind exist; it has no archive member.
-                    if not len(content):
-                        manifest[table][key] = ""
-                        continue
-                    out.writestr(zipfile.ZipInfo(member), memoryview(content).cast("B"), zipfile.ZIP_STORED)
-            for name, value in ((TEXTS, gathered.tables["texts"]), (MANIFEST, manifest)):
-                out.writestr(zipfile.ZipInfo(name), json.dumps(value, sort_keys=True), zipfile.ZIP_DEFLATED)
-        Path(temporary_path).replace(target)
-    except BaseException as error:
-        Path(temporary_path).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise InvalidArgument(f"the plan pack {path} cannot be written: {error}") from None
-        raise
-    return target.stat().st_size
+    return len(content.getvalue())

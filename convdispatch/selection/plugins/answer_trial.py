@@ -11,7 +11,6 @@ only the thread is lost.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import contextvars
 import os
 import queue
@@ -19,7 +18,7 @@ import signal
 import threading
 import time
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
@@ -47,17 +46,6 @@ MAX_ENDED = 6
 IDLE_S = 60.0
 """Seconds after which a child process without a request ends."""
 _lock = threading.RLock()
-_listeners: list[Callable[[str], None]] = []
-
-
-@contextlib.contextmanager
-def reporting(listener: Callable[[str], None]) -> Iterator[None]:
-    """Inside the block ``listener`` gets a message before and after a child is queried, which may take a minute."""
-    _listeners.append(listener)
-    try:
-        yield
-    finally:
-        _listeners.remove(listener)
 
 
 def fault(solver: str, problem: ConvProblem, device: DeviceInfo) -> str | None:
@@ -68,13 +56,12 @@ def fault(solver: str, problem: ConvProblem, device: DeviceInfo) -> str | None:
         return None
     with _lock:
         faults = verdicts.answers(plugin, version)
-        if (
-            solver not in faults
-            and not current_policy().frozen
-            and not verdicts.survived(plugin, version, problem, device)
-        ):
+        if solver in faults or current_policy().frozen:
+            return faults.get(solver)
+        survival = verdicts.survival(plugin, version, problem, device)
+        if verdicts.ANSWERS.get(survival) is None:
             faults_before, faults = faults, trial(plugin, problem, device, faults)
-            verdicts.note_survived(plugin, version, problem, device)
+            verdicts.ANSWERS.put(survival, {"survived": True}, f"asking {plugin} about {problem}")
             if faults != faults_before:
                 verdicts.note_answers(plugin, version, faults)
     return faults.get(solver)
@@ -128,19 +115,7 @@ def trial(
     """The faults of a plugin's solvers at a problem, by solver: how querying it ended a child. Solvers in ``known`` are
     not queried, and their faults are included. Empty if every solver replies."""
     with _lock:
-        child = _children.get(plugin)
-        if child is not None and child.answers_for(plugins().fingerprints.get(plugin, "")):
-            return _child_faults(plugin, problem, device, dict(known))
-        _report(f"asking the plugin {plugin}, which was not verified here, in a child process: {problem}")
-        try:
-            return _child_faults(plugin, problem, device, dict(known))
-        finally:
-            _report(str(problem))
-
-
-def _report(words: str) -> None:
-    for listener in list(_listeners):
-        listener(words)
+        return _child_faults(plugin, problem, device, dict(known))
 
 
 def _child_faults(plugin: str, problem: ConvProblem, device: DeviceInfo, faults: dict[str, str]) -> dict[str, str]:

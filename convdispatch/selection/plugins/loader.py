@@ -4,7 +4,7 @@ Sources, in order: entry points of the group ``convdispatch``, sorted by name; t
 (``CONVDISPATCH_PLUGIN_DIR``, else ``plugins`` in the user's configuration folder), where a ``.py`` file or a package
 is a plugin. ``CONVDISPATCH_PLUGINS`` allows only the plugins that it names; ``CONVDISPATCH_BLOCK`` and the registry's
 ``block`` exclude plugins. Any error of one plugin is recorded, and the next one loads. Last come vendors' shared
-libraries (``selection.vendors``), each loaded in a child process first.
+libraries (``selection.vendors``). What did not come with this package is loaded in a child process first.
 
 A plugin that is a package may hold a ``registry.yaml``: rules that prefer solvers of its own.
 """
@@ -146,7 +146,7 @@ class _PluginSource:
     own: bool = False
     """Whether the plugin comes with this package, and was tested with it."""
     native: bool = False
-    """Whether the plugin is a shared library, of which a version is loaded in a child process first."""
+    """Whether the plugin is a shared library."""
 
     @property
     def fingerprint(self) -> str:
@@ -251,14 +251,14 @@ def try_each(again: bool = False, *, strangers: bool = False) -> bool:
     ]
     if strangers:
         candidates = [(name, version) for name, version in candidates if not verdicts.trusted(name, version)]
-    before = {name: verdicts.import_fault(name, version) for name, version in candidates}
+    before = {name: verdicts.how_import_ended(name, version) for name, version in candidates}
     if again:
         verdicts.lift()
     threads = Threads(max(2, min(8, os.cpu_count() or 1)), "convdispatch-imports")
     untried = [(name, version) for name, version in candidates if again or before[name] is None]
     futures = [threads.submit(functools.partial(verdicts.try_import, *arguments)) for arguments in untried]
     faults = [future.result() for future in futures]
-    return before != before | {name: fault for (name, _), fault in zip(untried, faults)}
+    return any((before[name] or None) != (fault or None) for (name, _), fault in zip(untried, faults))
 
 
 def load_alone(name: str) -> None:
@@ -315,14 +315,13 @@ def _load_plugin(loaded: Plugins, candidate: _PluginSource) -> Loaded:
     version = loaded.fingerprints[candidate.name] = candidate.fingerprint
     if candidate.own:
         loaded.own.add(candidate.name)
-    fault = verdicts.import_fault(candidate.name, version, untried=candidate.native)
+    fault = None if candidate.own else verdicts.import_fault(candidate.name, version)
     if fault:
         again = "convdispatch doctor --again tries it anew"
         return refuse("failed", f"{fault}; skipped", f"shut it out by CONVDISPATCH_BLOCK={candidate.name}; {again}")
     try:
         forks_before = contract.fork_count()
-        importing = contextlib.nullcontext() if candidate.own else verdicts.importing(candidate.name, version)
-        with contract.one_process(), importing:
+        with contract.one_process():
             module = candidate.load()
         if contract.fork_count() > forks_before:
             return refuse("failed", "it forks as it is imported: two processes would go on", "ask its author")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,10 +21,12 @@ from ...api.problem import ConvProblem
 from ...device import plainfile
 from ...device.cache.keys import key_of
 from ...device.cache.store import JSON, Table
-from ...device.child import trial
+from ...device.child import is_child, trial
 from ..records.perfdb import user_folder
 from ..records.record import device_key
 
+TRIES_FIRST = True
+"""Whether a plugin that did not come with this package is imported in a child process before it is imported here."""
 IMPORT_S = 60.0
 """Seconds that a plugin may take to import in a child, on a busy machine."""
 _HASHED_SUFFIXES = {".py", ".cl", ".mako", ".so", ".dll", ".pyd"}
@@ -99,76 +100,30 @@ def fingerprint(version: str, places: Iterable[Path]) -> str:
 # --- how importing plugins ended -------------------------------------------------------------------------------------
 
 
-def import_fault(plugin: str, version: str, *, untried: bool = False) -> str | None:
+def import_fault(plugin: str, version: str) -> str | None:
     """Return as text how this version of a plugin ended a process that imported it; None if it did not.
 
-    A process that ended during an import left a marker file; then the import is first tried in a child process. With
-    ``untried`` it is always tried there before the first import.
+    It is imported in a child process first, once a machine; this process itself may be such a child.
     """
-    entry = ANSWERS.get(key_of("import", plugin, version))
-    if entry is not None and entry.get("how"):
-        return str(entry["how"])
-    markers = _left_markers(plugin, version)
-    fault = try_import(plugin, version) if markers or (untried and entry is None) else None
-    for marker in markers:
-        with contextlib.suppress(OSError):
-            marker.unlink()
-    return fault
-
-
-def try_import(plugin: str, version: str) -> str | None:
-    """Import a plugin in a child process; return how that ended the child, or None. The result is stored."""
-    how = trial(["-W", "ignore", "-c", _CHILD, plugin], "is imported", IMPORT_S)
-    if how is None:
-        return None
-    ANSWERS.put(key_of("import", plugin, version), {"how": how}, f"importing {plugin} {version}")
+    how = how_import_ended(plugin, version)
+    if how is None and TRIES_FIRST and not is_child():
+        how = try_import(plugin, version)
     return how or None
 
 
-@contextlib.contextmanager
-def importing(plugin: str, version: str) -> Iterator[None]:
-    """Inside the block a marker file exists beside the records; it stays behind if the import ends the process."""
-    marker = user_folder() / f"importing-{_tag(plugin, version)}-{os.getpid()}"
-    with contextlib.suppress(OSError):
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.touch()
-    interrupted = False
-    try:
-        yield
-    except KeyboardInterrupt:
-        interrupted = True  # The user may have interrupted the import because it hung, so the marker file stays.
-        raise
-    finally:
-        if not interrupted:
-            with contextlib.suppress(OSError):
-                marker.unlink()
+def how_import_ended(plugin: str, version: str) -> str | None:
+    """How a child process ended that imported this version of a plugin; empty if it survived, None if none did."""
+    entry = ANSWERS.get(key_of("import", plugin, version))
+    return None if entry is None else str(entry.get("how") or "")
 
 
-def _tag(plugin: str, version: str) -> str:
-    return hashlib.sha256(f"{plugin}\0{version}".encode()).hexdigest()[:12]
-
-
-def _left_markers(plugin: str, version: str) -> list[Path]:
-    """The marker files of this process and of processes that have ended."""
-    markers = []
-    # A file whose name holds no process id is no marker file.
-    with contextlib.suppress(OSError, ValueError, OverflowError):
-        for marker in user_folder().glob(f"importing-{_tag(plugin, version)}-*"):
-            if not _alive(int(marker.name.rpartition("-")[2])):
-                markers.append(marker)
-    return markers
-
-
-def _alive(process: int) -> bool:
-    if process == os.getpid():
-        return False
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True
+def try_import(plugin: str, version: str) -> str | None:
+    """Import a plugin in a child process; return how that ended the child, empty if it survived, and store it. None:
+    the operating system starts no process."""
+    how = trial(["-W", "ignore", "-c", _CHILD, plugin], "is imported", IMPORT_S)
+    if how is not None:
+        ANSWERS.put(key_of("import", plugin, version), {"how": how}, f"importing {plugin} {version}")
+    return how
 
 
 # --- how asking solvers ended ----------------------------------------------------------------------------------------
@@ -214,17 +169,8 @@ def note_answers(plugin: str, version: str, faults: dict[str, str]) -> None:
     ANSWERS.put(key_of("answers", plugin, version), {"faults": faults}, f"asking {plugin} {version}")
 
 
-def survived(plugin: str, version: str, problem: ConvProblem, device: DeviceInfo) -> bool:
-    """Whether this version of a plugin was queried about a problem in a child process before."""
-    return ANSWERS.get(_survival(plugin, version, problem, device)) is not None
-
-
-def note_survived(plugin: str, version: str, problem: ConvProblem, device: DeviceInfo) -> None:
-    """Store that this version of a plugin was queried about a problem."""
-    ANSWERS.put(_survival(plugin, version, problem, device), {"survived": True}, f"asking {plugin} about {problem}")
-
-
-def _survival(plugin: str, version: str, problem: ConvProblem, device: DeviceInfo) -> str:
+def survival(plugin: str, version: str, problem: ConvProblem, device: DeviceInfo) -> str:
+    """The key in ANSWERS under which it is stored that a child process survived queries about a problem."""
     return key_of("survived", plugin, version, str(problem), device_key(device))
 
 

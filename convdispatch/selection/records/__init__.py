@@ -4,6 +4,6 @@ A new field of a record goes to ``record``.
 
 - ``record``: one measurement with its provenance, as a value and as JSON.
 - ``perfdb``: folders of records, merged, and look-ups of a problem's records.
-- ``packs``: moves records between databases, compares and prunes them.
+- ``packs``: moves records between databases.
 - ``timing``: medians, intervals and the verdict among rivals.
 """

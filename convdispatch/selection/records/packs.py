@@ -1,9 +1,7 @@
-"""Packs (many records in one file), and deleting records that are not needed."""
+"""Packs: many records in one file."""
 
 from __future__ import annotations
 
-import contextlib
-import time
 from pathlib import Path
 
 from ...api.errors import ConvDispatchError, InvalidArgument
@@ -11,9 +9,6 @@ from ...api.problem import ConvProblem
 from ...device import plainfile
 from .perfdb import PerfDB
 from .record import file_text, read_records
-
-_ABANDONED = 3600.0
-"""Seconds after which a draft counts as abandoned by its writer."""
 
 
 def export_pack(db: PerfDB, path: Path | str, device: str | None = None) -> int:
@@ -63,33 +58,3 @@ def _no_problem(problem: str) -> str | None:
     except ConvDispatchError as error:
         return str(error)
     return None
-
-
-def prune(db: PerfDB, device: str | None = None) -> int:
-    """Delete files that are not needed from the user's folder; returns their number.
-
-    These are files whose records are all replaced by newer ones of the same choice, files that a process left half
-    written more than an hour ago, and damaged files that were set aside.
-    """
-    removed = 0
-    for key in db.devices() if device is None else [device]:
-        folder = db.folder_of(key)
-        if not folder.is_dir():
-            continue
-        files = {path: db.read_file(path) for path in sorted(folder.glob("*.json"))}
-        newest: dict[tuple[str, str, str], str] = {}
-        for record in (record for records in files.values() for record in records):
-            newest[record.choice] = max(newest.get(record.choice, ""), record.created)
-        unneeded = [
-            path for path, records in files.items() if records and all(r.created < newest[r.choice] for r in records)
-        ]
-        unneeded += [
-            path for path in folder.glob(f".*{plainfile.DRAFT}") if time.time() - path.stat().st_mtime > _ABANDONED
-        ]
-        unneeded += sorted((folder / "damaged").glob("*.json"))
-        for path in unneeded:
-            with contextlib.suppress(OSError):  # The file may be deleted already, or belong to another user.
-                path.unlink()
-                removed += 1
-        db.refresh(key)
-    return removed

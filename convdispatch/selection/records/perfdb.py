@@ -230,7 +230,7 @@ class PerfDB:
         return [record for path in paths for record in self.read_file(path, source)]
 
     def read_file(self, path: Path, source: str = "") -> list[Record]:
-        """Return the valid records of one file; a damaged file is moved away and reported."""
+        """Return the valid records of one file; a damaged file is reported."""
         try:
             text = plainfile.read_text(path)
         except OSError:  # Another process has removed the file since the folder was listed.
@@ -245,20 +245,8 @@ class PerfDB:
         except NewerSchema as error:
             self._warn_once(path, f"{path} is left alone: {error}")
         except Damaged as error:
-            self._set_aside(path, str(error))
+            self._warn_once(path, f"the damaged record {path} is passed over, and may be deleted: {error}")
         return []
-
-    def _set_aside(self, path: Path, reason: str) -> None:
-        """Move a damaged file into ``damaged/``, so that it is reported once, not read again, and can be examined."""
-        target = path.parent / "damaged" / path.name
-        try:
-            target.parent.mkdir(exist_ok=True)
-            path.replace(target)
-            self._warn_once(path, f"a damaged record is moved to {target}: {reason}")
-        except FileNotFoundError:  # Another process has moved the damaged file, and given the warning.
-            return
-        except OSError:  # The folder of the damaged record cannot be written.
-            self._warn_once(path, f"the damaged record {path} is passed over: {reason}")
 
     def _warn_once(self, path: Path, message: str) -> None:
         if path not in self._warned:

@@ -80,8 +80,7 @@ def spread(timed: Any) -> float | None:
 
 def disturbed(measured: Measured, device: Mapping[str, Any]) -> bool:
     """Whether the load during a problem's measurement, or its intervals, show that other work was running."""
-    wide = [s for timed in (measured.best, measured.chosen, *measured.peers) if (s := spread(timed)) is not None]
-    return loaded(measured.load, device) or (bool(wide) and max(wide) >= SCATTER)
+    return loaded(measured.load, device) or (_widest(measured) or 0.0) >= SCATTER
 
 
 def signs(report: Report) -> list[str]:

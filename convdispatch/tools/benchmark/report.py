@@ -1,4 +1,4 @@
-"""The results of a benchmark, which are read from and written to JSON.
+"""The results of a benchmark, which are written as JSON.
 
 Times are milliseconds, memory bytes, rates a second.
 """
@@ -7,78 +7,67 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...api.errors import InvalidArgument
 from ...api.problem import ConvProblem
-from ...device import jsontext, plainfile
-from ...measurement.run_reports import read_report
+from ...device import plainfile
 
 SCHEMA = 2
 EVIDENCE = 3
 """The least number of measured candidates from which a winner, a regret or a ratio is reported."""
 
 
+@dataclass(kw_only=True)
+class Timed:
+    """Times in milliseconds and errors of what was measured; None where nothing was."""
+
+    median_ms: float | None = None
+    p20_ms: float | None = None
+    p80_ms: float | None = None
+    count: int = 0
+    ci_ms: tuple[float, float] | None = None
+    """The 95 % confidence interval of the median."""
+    error: float | None = None
+    """The relative error (norm) of sampled outputs against float64, on normal data."""
+    error_scaled: float | None = None
+    """The error of the worst sampled plane, on data whose images, channels and summed axis differ in scale."""
+
+
 @dataclass
-class Row:
+class Row(Timed):
     """The result of a search for one solver with one configuration."""
 
     solver: str
     config: dict[str, Any]
     status: str
     reason: str = ""
-    median_ms: float | None = None
-    p20_ms: float | None = None
-    p80_ms: float | None = None
-    count: int = 0
-    error: float | None = None
-    """The relative error (norm) of sampled outputs against float64, on normal data."""
     workspace: int | None = None
     compile_ms: float | None = None
     deterministic: bool | None = None
-    ci_ms: tuple[float, float] | None = None
     benchmarked: bool | None = None
-    """Whether the time comes from interleaved rounds; False for screening, None if an older report does not say."""
+    """Whether the time comes from interleaved rounds; False for screening."""
     screening_ms: float | None = None
-    error_scaled: float | None = None
-    """The error of the worst sampled plane, on data whose images, channels and summed axis differ in scale."""
 
 
 @dataclass
-class PeerTime:
+class PeerTime(Timed):
     """One peer in one variant (its layout); ``reason`` says why it has no time."""
 
     peer: str
     variant: str
-    median_ms: float | None = None
-    p20_ms: float | None = None
-    p80_ms: float | None = None
-    count: int = 0
-    error: float | None = None
     reason: str = ""
-    ci_ms: tuple[float, float] | None = None
-    error_scaled: float | None = None
 
 
 @dataclass
-class Choice:
+class Choice(Timed):
     """A configuration that dispatch chose, or the fastest, with its time in rounds against the others named here."""
 
     solver: str
     config: dict[str, Any]
     source: str
-    median_ms: float | None = None
-    p20_ms: float | None = None
-    p80_ms: float | None = None
-    count: int = 0
-    error: float | None = None
     workspace: int | None = None
-    ci_ms: tuple[float, float] | None = None
-    """The 95 % confidence interval of the median, in milliseconds."""
-    error_scaled: float | None = None
 
 
 @dataclass
@@ -139,11 +128,6 @@ class Measured:
         fastest = self.peer(name)
         return fastest.median_ms if fastest else None
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Measured:
-        """What ``asdict`` wrote. Raises TypeError for anything else."""
-        return jsontext.made(cls, values)
-
 
 @dataclass(frozen=True)
 class Layer:
@@ -176,33 +160,12 @@ class Report:
         """The layers that are measured, in the run's order."""
         return [(layer, self.measured[layer.problem]) for layer in self.layers if layer.problem in self.measured]
 
-    def to_json(self) -> dict[str, Any]:
-        """The report as JSON values, with the schema's number."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Report:
-        """What ``to_json`` wrote. Raises InvalidArgument for another schema or no report at all."""
-        if not isinstance(values, Mapping) or values.get("schema") != SCHEMA:
-            raise InvalidArgument(f"no benchmark report of schema {SCHEMA}: {str(values)[:60]!r}")
-        try:
-            measured = {text: Measured.from_json(row_values) for text, row_values in values["measured"].items()}
-            report = jsontext.made(cls, {**values, "measured": {}})
-            return replace(report, measured=measured)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise InvalidArgument(f"a damaged benchmark report: {error!r}") from error
-
 
 def without_folders(words: str) -> str:
     """A text without the folders of this machine, because reports are published."""
     return re.sub(r"(?:/[^/\s]+)+/(?=[^/\s])", "", words)
 
 
-def load(path: Path) -> Report:
-    """The report of a JSON file. Raises InvalidArgument."""
-    return read_report(path, Report.from_json)
-
-
 def write_json(report: Report, path: Path) -> None:
-    """Write the report for ``load``. The file is replaced when the new one is complete."""
-    plainfile.publish(path, json.dumps(report.to_json(), indent=1) + "\n")
+    """Write the report as JSON. The file is replaced when the new one is complete."""
+    plainfile.publish(path, json.dumps(asdict(report), indent=1) + "\n")

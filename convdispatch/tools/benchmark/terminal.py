@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ...selection.text_table import Column, Table, columns
 from .quiet import busy, disturbed, signs
-from .report import EVIDENCE, Choice, PeerTime, Report, Row
+from .report import EVIDENCE, Report, Timed
 from .summary import Line, gaps, geomean, known, lines, nets
 
 DOUBT = " (busy machine: not to be trusted)"
@@ -37,7 +37,7 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
-def interval(timed: Any) -> str:
+def interval(timed: Timed | None) -> str:
     """The median's interval of whatever was timed, ``0.41-0.43``; a dash where there is none."""
     return "-" if timed is None or not timed.ci_ms else "-".join(number(ms) for ms in timed.ci_ms)
 
@@ -47,7 +47,7 @@ def share(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
 
 
-def errors(timed: Choice | PeerTime | Row | None) -> str:
+def errors(timed: Timed | None) -> str:
     """Relative errors on normal and on scaled data; a dash for what is not known."""
     if timed is None or timed.error is None:
         return "-"

@@ -8,25 +8,22 @@ from typing import Any
 
 import click
 
-from ..model_file import is_model
-from ..problems import known_nets, read_entries
+from ..problems import is_model, known_nets, read_entries
 from .options import (
     BUDGET,
     CHANGES,
     CONFIGURE,
     DEVICE,
-    JOBS,
+    FILES,
+    ISOLATE,
     OUTPUT,
     command_line,
     configure,
-    processes,
-    records_are_writable,
     search_limits,
     solvers_are_named,
     stderr,
     stdout,
 )
-from .output import shown
 
 BUDGET_MS = 3000.0
 """The default of --budget: the milliseconds that the search for a problem may take."""
@@ -34,22 +31,15 @@ BUDGET_MS = 3000.0
 
 @click.command()
 @click.argument("names", metavar="[NET|PROBLEM]...", nargs=-1)
-@click.option("--from", "files", type=click.Path(path_type=Path), multiple=True, help="A file of problems or a trace.")
+@FILES
 @CONFIGURE
 @click.option("--solver", metavar="GLOB", default=None, help="Only these solvers.")
 @click.option("--against", metavar="PEERS", default="", help="torch, onnxruntime; several with commas.")
 @click.option("--find/--no-find", "search", default=True, help="Measure every solver, or only the immediate choice.")
 @BUDGET(BUDGET_MS)
-@click.option("--record/--no-record", default=False, help="Keep the results for later calls, as find does.")
-@click.option(
-    "--isolate/--no-isolate",
-    default=None,
-    help="Try each candidate in a child process first. Default: those of plugins that were not verified here.",
-)
+@ISOLATE
 @click.option("--within", "within_s", type=float, default=None, help="Seconds after which no problem is begun.")
-@JOBS
 @click.option("--json", "json_path", type=OUTPUT, default=None, help="Write JSON there.")
-@click.option("--render", type=click.Path(path_type=Path), default=None, help="Measure nothing: show this JSON.")
 @DEVICE
 def bench(names: tuple[str, ...], files: tuple[Path, ...], device: str | None, **options: Any) -> None:
     """Time every solver on each layer, with the device's measured ceilings and other libraries in the same run.
@@ -58,45 +48,28 @@ def bench(names: tuple[str, ...], files: tuple[Path, ...], device: str | None, *
     mobilenet, mobilenet_v3, efficientnet_b0, convnext_t, densenet121, inception_v3, unet, wavenet, unet3d; cpu10.
     Problems in any dialect. Files: MODEL.onnx, its convolutions as they run.
     """
-    json_path, render = options.pop("json_path"), options.pop("render")
-    if not (names or files or render):
+    json_path = options.pop("json_path")
+    if not (names or files):
         net_names = ", ".join(known_nets())
         raise click.UsageError(f"name a net, a problem, a model or a file (--from); nets are {net_names}")
     solvers_are_named(options["solver"])
-    if options["record"]:
-        records_are_writable()
-    if render is not None:
-        from ..benchmark.report import load
-
-        with shown(render):
-            _write(load(render), json_path)
-    else:
-        changes = {name: options.pop(name) for name in CHANGES}
-        options |= search_limits(options.pop("given_ms"), BUDGET_MS) | {"command": command_line()}
-        options["against"] = [peer.strip() for peer in options["against"].split(",") if peer.strip()]
-        layers = _nets(names, files, changes)
-        _write(_measure(layers, device, json_path, options), json_path)
+    changes = {name: options.pop(name) for name in CHANGES}
+    options |= search_limits(options.pop("given_ms"), BUDGET_MS) | {"command": command_line()}
+    options["against"] = [peer.strip() for peer in options["against"].split(",") if peer.strip()]
+    _measure(_nets(names, files, changes), device, json_path, options)
 
 
-def _measure(layers: dict[str, Any], device: str | None, json_path: Path | None, options: dict[str, Any]) -> Any:
-    """Measure on a device and return its report; the JSON file is written after each problem."""
-    from ...device import runtime
-    from ..benchmark.measuring.run import run
+def _measure(layers: dict[str, Any], device: str | None, json_path: Path | None, options: dict[str, Any]) -> None:
+    """Measure on a device and show the report; the JSON file is written after each problem, and at the end."""
     from ..benchmark.report import write_json
+    from ..benchmark.run import run
+    from ..benchmark.terminal import show
 
     def keep(report: Any) -> None:
         if json_path is not None:
             write_json(replace(report, interrupted=True), json_path)
 
-    options["jobs"] = processes(options["jobs"], runtime.device_info(runtime.find_device(device)))
-    return run(layers, device, console=stderr(), keep=keep, **options)
-
-
-def _write(report: Any, json_path: Path | None) -> None:
-    """Show the report and write the requested file."""
-    from ..benchmark.report import write_json
-    from ..benchmark.terminal import show
-
+    report = run(layers, device, console=stderr(), keep=keep, **options)
     show(report, stdout())
     if json_path is not None:
         write_json(report, json_path)

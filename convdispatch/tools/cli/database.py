@@ -1,4 +1,4 @@
-"""``db``: lists, exports, imports and cleans the measured records."""
+"""``db``: lists, exports and imports the measured records."""
 
 from __future__ import annotations
 
@@ -75,13 +75,3 @@ def import_records(file: Path) -> None:
     from ...selection.records.perfdb import perfdb
 
     echo(f"{import_pack(perfdb(), file)} new records from {file}")
-
-
-@db.command()
-@KEY
-def prune(key: str | None) -> None:
-    """Delete replaced, half-written and damaged files from the user's folder."""
-    from ...selection.records.packs import prune as clean
-    from ...selection.records.perfdb import perfdb
-
-    echo(f"{clean(perfdb(), key)} files deleted")

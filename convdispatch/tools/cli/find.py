@@ -22,6 +22,8 @@ from .options import (
     CHANGES,
     CONFIGURE,
     DEVICE,
+    FILES,
+    ISOLATE,
     JOBS,
     OUTPUT,
     configure,
@@ -42,16 +44,12 @@ PRINTED = 5
 
 @click.command()
 @click.argument("names", metavar="[NET|PROBLEM]...", nargs=-1)
-@click.option("--from", "files", type=click.Path(path_type=Path), multiple=True, help="A file of problems or a trace.")
+@FILES
 @CONFIGURE
 @BUDGET(BUDGET_MS)
 @click.option("--workspace-limit", type=int, default=None, help="Most bytes of a plan's workspace.")
 @click.option("--memory-limit", type=int, default=None, help="Most bytes that the search holds at once.")
-@click.option(
-    "--isolate/--no-isolate",
-    default=None,
-    help="Try each candidate in a child process first. Default: those of plugins that were not verified here.",
-)
+@ISOLATE
 @JOBS
 @click.option("--again", is_flag=True, help="Measure also what is known and not in doubt.")
 @click.option("--lock", type=click.Path(path_type=Path), default=None, help="Write the decisions to this lock file.")
@@ -117,7 +115,7 @@ def _search(
     from ...measurement.find import find as measure
     from ...measurement.find import why_find
     from ...measurement.search.precompile import precompile, precompile_s
-    from ...selection.plugins import answer_trial, verdicts
+    from ...selection.plugins import verdicts
 
     chosen = runtime.find_device(device)
     info = runtime.device_info(chosen)
@@ -128,7 +126,7 @@ def _search(
             verdicts.lift(problem)
     skipped = 0
     shown = progress(None if quiet else console, "find", len(problems))
-    with shown as step, answer_trial.reporting(lambda words: step(words, 0)):
+    with shown as step:
         try:
             new = [problem for problem in problems if again or why_find(problem, info, **known_limits)]
             skipped = len(problems) - len(new)

@@ -15,7 +15,7 @@ from ...api.errors import InvalidArgument
 from ..problems import read_entries
 from ..progress import progress
 from .interrupts import INTERRUPTED
-from .options import DEVICE, OUTPUT, solvers_are_named, stderr, stdout
+from .options import DEVICE, FILES, OUTPUT, solvers_are_named, stderr, stdout
 from .output import echo
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def kernel(problem: str, solver: str | None, config: str | None, device: str | N
 @click.command()
 @click.argument("names", metavar="[TARGET...]", nargs=-1)
 @click.option("--solver", metavar="GLOB", default=None, help="Only these solvers.")
-@click.option("--from", "files", type=click.Path(path_type=Path), multiple=True, help="Problems of a file or a net.")
+@FILES
 @click.option("--most", type=click.IntRange(min=1), default=MOST, show_default=True, help="Problems of each solver.")
 @click.option("--within", "within_s", type=float, default=None, help="Most seconds of compiling; what is left is said.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the table as Markdown.")

@@ -55,6 +55,14 @@ def _try_place(path: Path) -> None:
 OUTPUT = OutputFile()
 DEVICE = click.option("--device", metavar="NAME", help="A device's name, vendor, type, or platform:device.")
 _BUDGET_HELP = "Milliseconds a problem; by default longer, until every solver's first configuration was measured once."
+FILES = click.option(
+    "--from", "files", type=click.Path(path_type=Path), multiple=True, help="A file of problems, a net or a trace."
+)
+ISOLATE = click.option(
+    "--isolate/--no-isolate",
+    default=None,
+    help="Try each candidate in a child process first. Default: those of plugins that were not verified here.",
+)
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 JOBS = click.option(
     "--jobs",

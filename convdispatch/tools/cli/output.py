@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 import click
 
-from ...api.errors import ConvDispatchError, InvalidArgument
+from ...api.errors import ConvDispatchError
 
 _streams: list[TextIO] = []
 
@@ -75,18 +75,6 @@ def give_up() -> None:
         sys.stdout.flush()
         sys.stdout = sys.stderr
         os.dup2(2, 1)
-
-
-@contextlib.contextmanager
-def shown(file: Any) -> Iterator[None]:
-    """Inside the block a report of ``file``, from any machine, is shown; one that cannot be is an InvalidArgument.
-    None is a report of this process."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        if file is None or isinstance(error, ConvDispatchError):
-            raise
-        raise InvalidArgument(f"{file} cannot be shown, it is damaged: {type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager

@@ -19,8 +19,8 @@ from ...selection.text_table import Column, Table, columns
 from ..problems import read_entries
 from ..progress import progress
 from .interrupts import interrupted
-from .options import DEVICE, OUTPUT, command_line, stderr, stdout
-from .output import echo, shown
+from .options import DEVICE, FILES, OUTPUT, command_line, stderr, stdout
+from .output import echo
 
 
 @click.command()
@@ -34,7 +34,7 @@ from .output import echo, shown
 )
 @click.option("--solver", metavar="GLOB", default=None, help="Only these solvers of the plugin.")
 @click.option("--case", metavar="GLOB", default=None, help="Only these cases.")
-@click.option("--from", "files", type=click.Path(path_type=Path), multiple=True, help="Further problems, from a file.")
+@FILES
 @click.option("--derived", is_flag=True, help="Also the solvers that dispatch derives from the plugin's.")
 @click.option(
     "--jobs", type=click.IntRange(min=0), default=None, help="Child processes; 0 for none. Default: 2 at most."
@@ -43,7 +43,6 @@ from .output import echo, shown
 @click.option("--within", "within_s", type=float, default=None, help="Most seconds of it all; what is left is listed.")
 @click.option("--first", "-x", is_flag=True, help="End at the first case that fails.")
 @click.option("--json", "json_path", type=OUTPUT, default=None, help="Write the report there.")
-@click.option("--render", type=click.Path(path_type=Path), default=None, help="Verify nothing: show this JSON.")
 @click.option(
     "--errata", is_flag=True, help="Try each erratum again, of whatever plugin. Exit status 1 if one is over."
 )
@@ -53,7 +52,6 @@ from .output import echo, shown
 def verify(
     plugins: tuple[str, ...],
     level: str,
-    render: Path | None,
     listing: bool,
     **options: Any,
 ) -> None:
@@ -64,8 +62,6 @@ def verify(
     With several plugins the files of --json are one each, with the plugin's name in theirs.
     """
     within_s, json_path = options.pop("within_s"), options.pop("json_path")
-    from ...measurement.conformance.outcome import load
-
     if listing:
         for case in cases(level):
             echo(f"{case.level:8} {case.name}{'!' if case.long else ''}  {case.problem}")
@@ -75,28 +71,23 @@ def verify(
         return
     if options.pop("errata"):
         sys.exit(0 if _try_errata(options["device"], json_path) else 1)
-    if render is None and not plugins:
+    if not plugins:
         raise click.UsageError("name a plugin; `convdispatch doctor` lists them")
-    if render is None:
-        from ...selection.plugins.loader import try_each
+    from ...selection.plugins.loader import try_each
 
-        # A plugin whose import ends the process is reported by name, and the other plugins are verified.
-        try_each(strangers=True)
+    # A plugin whose import ends the process is reported by name, and the other plugins are verified.
+    try_each(strangers=True)
     began, verdicts, all_passed = time.monotonic(), [], True
     options["until"] = None if within_s is None else began + within_s
     options["jobs"] = min(2, os.cpu_count() or 1) if options["jobs"] is None else options["jobs"]
-    for plugin in plugins if render is None else ("",):
-        report = load(render) if render is not None else _run(plugin, level, **options)
-        with shown(render):
-            own = (
-                json_path
-                if json_path is None or len(plugins) < 2
-                else json_path.with_stem(f"{json_path.stem}-{plugin}")
-            )
-            _present(report, own)
+    for plugin in plugins:
+        report = _run(plugin, level, **options)
+        _show(report)
+        if json_path is not None:
+            report.write(json_path if len(plugins) < 2 else json_path.with_stem(f"{json_path.stem}-{plugin}"))
         verdicts.append(report.verdict())
         all_passed = all_passed and report.passed
-        if render is None and verdicts[-1] == "passed" and not (report.selected or report.unasked):
+        if verdicts[-1] == "passed" and not (report.selected or report.unasked):
             _trust(plugin)
     if len(plugins) > 1:
         verdict_texts = ", ".join(f"{plugin} {verdict}" for plugin, verdict in zip(plugins, verdicts))
@@ -131,13 +122,6 @@ def _progress_shown(plugin: str, level: str, options: dict[str, Any]) -> Iterato
         yield {"own": own_problems, "report": report_case}
 
 
-def _present(report: Any, json_path: Path | None) -> None:
-    """Show the report of a plugin and write the file that was asked for."""
-    _show(report)
-    if json_path is not None:
-        report.write(json_path)
-
-
 def _show(report: Any) -> None:
     console = stdout()
     table = Table(
@@ -154,22 +138,16 @@ def _show(report: Any) -> None:
         errors = errors_by_dtype(report.of(solver=solver))
         table.add_row(solver, *map(str, counts), errors, refusals[0][0] if refusals else "")
     console.print(table)
-    for group in groups(report):
-        first, others = group.failed[0], group.failed[1:]
-        cases = f"{len(group.failed)} cases" if others else "1 case"
-        console.print(f"your solver {group.solver} fails {cases} of {group.check}: {first.problem}: {first.reason}")
+    for (solver, check), (first, *others) in groups(report).items():
+        cases = f"{1 + len(others)} cases" if others else "1 case"
+        console.print(f"your solver {solver} fails {cases} of {check}: {first.problem}: {first.reason}")
         console.print(f"  again: {first.rerun(report.plugin['name'])}")
         if others:
             names = ", ".join(outcome.case for outcome in others[:8])
             console.print(f"  also: {names}" + (f", and {len(others) - 8} more (--json has all)" if others[8:] else ""))
     if len(report.levels()) > 1:
-        for level, covered in report.levels().items():
-            console.print(f"{level}: " + ", ".join(f"{count} {status}" for status, count in covered.items()))
-    if covered := report.coverage():
-        console.print(
-            f"covered: {covered['asked']} of the {covered['all']} pairs of letters' values that the generated cases "
-            f"hold were asked, {covered['computed']} computed"
-        )
+        for level, counts in report.levels().items():
+            console.print(f"{level}: " + ", ".join(f"{count} {status}" for status, count in counts.items()))
     if report.unasked:
         names = ", ".join(report.unasked[:5]) + (", and more" if len(report.unasked) > 5 else "")
         why = "interrupted" if interrupted() else "time limit reached"

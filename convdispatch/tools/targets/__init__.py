@@ -4,6 +4,5 @@ A new target is a row of ``DESCRIBED``; a new vendor's compiler is a function in
 
 - ``described``: devices as their drivers describe them, by a target's name.
 - ``compilers``: a kernel text and a target become errors, registers, scratch and local memory, and occupancy.
-- ``joined``: several texts as one, because starting a compiler takes longer than compiling.
 - ``compiling``: every solver's kernels for drawn problems, and a row of a table for each solver and target.
 """

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from ...api.errors import BuildFailed, InvalidArgument
 from ...device.cuda.ptx import dynamic_shared
 from ...device.programs.kernels import driver_options
 from .described import target_device
-from .joined import groups, joined, origin
 
 TIMEOUT_S = 120.0
 """Seconds after which a compiler is ended."""
@@ -116,49 +115,22 @@ def missing(target: str) -> str | None:
     return None
 
 
-def compiler(target: str) -> Callable[[Sequence[str], Path], list[Compiled]]:
-    """The function that compiles texts for the target in an empty folder, and returns what each of them gives.
-
-    They are compiled as one text where that gives the same; where it fails, each half by itself. Raises
-    InvalidArgument where this machine has no compiler for the target.
-    """
+def compiler(target: str) -> Callable[[str, Path], Compiled]:
+    """The function that compiles a text for the target in an empty folder. Raises InvalidArgument without one."""
     reason = missing(target)
     if reason:
         raise InvalidArgument(f"{target} {reason}")
     compile_text = _amd if target in _AMD_WAVES else _intel if target in ("dg2", "pvc") else _nvidia
 
-    def run(texts: Sequence[str], folder: Path) -> list[Compiled]:
-        compiled: dict[str, Compiled] = {}
-        for group in groups(texts):
-            compiled.update(zip(group, together(group, folder), strict=True))
-        return [compiled[text] for text in texts]
-
-    def together(texts: list[str], folder: Path) -> list[Compiled]:
+    def run(text: str, folder: Path) -> Compiled:
         try:
-            return _separated(compile_text(target, joined(texts), folder), len(texts))
+            return Compiled(kernels=compile_text(target, text, folder))
         except subprocess.TimeoutExpired as late:
-            failed = Compiled(f"{Path(late.cmd[0]).name} did not end in {TIMEOUT_S:.0f} s", late=True)
+            return Compiled(f"{Path(late.cmd[0]).name} did not end in {TIMEOUT_S:.0f} s", late=True)
         except BuildFailed as error:
-            failed = Compiled(str(error))
-        if len(texts) == 1:
-            return [failed]
-        middle = len(texts) // 2
-        return [*together(texts[:middle], folder), *together(texts[middle:], folder)]
+            return Compiled(str(error))
 
     return run
-
-
-def _separated(kernels: list[Kernel], texts: int) -> list[Compiled]:
-    """What each of the joined texts gives, its kernels by their own names. Raises BuildFailed for a kernel of none."""
-    if texts == 1:
-        return [Compiled(kernels=kernels)]
-    separated = [Compiled() for _ in range(texts)]
-    for kernel in kernels:
-        named = origin(kernel.name)
-        if named is None:
-            raise BuildFailed(f"{kernel.name} is a kernel of none of the texts", "")
-        separated[named[1]].kernels.append(replace(kernel, name=named[0]))
-    return separated
 
 
 @functools.lru_cache(maxsize=16)

@@ -36,9 +36,6 @@ from ...selection.text_table import Table, columns
 from .compilers import Compiled, Kernel, compiler, excess, identity
 from .described import described_context, target_device
 
-MAX_JOINED = 8
-"""Texts that one call of a compiler gets: starting it costs less than a tenth of the time then, and Intel's stops
-inlining functions where many more come together."""
 _NUMBER = re.compile(rb"-?(?<![\w.])\d[\w.]*(?:(?<=[ep])[-+]\d+f?)?")
 MAX_VARIANTS = 40
 """Variants of a problem that a solver takes, of which fewer were drawn than are wanted."""
@@ -205,13 +202,12 @@ def compile_all(
     Raises InvalidArgument for a target that this machine cannot compile for.
     """
     run = {target: compiler(target) for target in dict.fromkeys(row.target for row, _ in planned)}
-    pool, waiting = ThreadPoolExecutor(2), dict[Future[list[Compiled]], list[_Place]]()
+    pool, waiting = ThreadPoolExecutor(2), dict[Future[Compiled], _Place]()
     try:
-        for part in _parts(planned):
+        for row, text in _in_turns(planned):
             if until is not None and time.monotonic() >= until:
                 break
-            target = part[0][0].target
-            waiting[pool.submit(_compiled, run[target], target, [text.packed for _, text in part])] = part
+            waiting[pool.submit(_compiled, run[row.target], row.target, text.packed)] = row, text
             if len(waiting) > 4:
                 _collect(waiting, FIRST_COMPLETED, step)
         _collect(waiting, ALL_COMPLETED, step)
@@ -219,24 +215,20 @@ def compile_all(
         pool.shutdown(wait=False, cancel_futures=True)  # What runs must not hold up the table of an interrupted run.
 
 
-def _parts(planned: Sequence[tuple[Row, list[Text]]]) -> Iterator[list[_Place]]:
-    """The texts that are compiled together: a text of each row of a target before another one of any row."""
+def _in_turns(planned: Sequence[tuple[Row, list[Text]]]) -> Iterator[_Place]:
+    """The texts in the order in which they are compiled: one of each row before another one of any row."""
     for repeats in (False, True):
         chosen = [(row, [text for text in texts if text.repeats == repeats]) for row, texts in planned]
         for turn in range(max((len(texts) for _, texts in chosen), default=0)):
-            places = [(row, texts[turn]) for row, texts in chosen if turn < len(texts)]
-            for _, of_target in itertools.groupby(places, lambda place: place[0].target):
-                together = list(of_target)
-                for begin in range(0, len(together), MAX_JOINED):
-                    yield together[begin : begin + MAX_JOINED]
+            yield from ((row, texts[turn]) for row, texts in chosen if turn < len(texts))
 
 
-def _collect(waiting: dict[Future[list[Compiled]], list[_Place]], until: str, step: Callable[[str, int], None]) -> None:
+def _collect(waiting: dict[Future[Compiled], _Place], until: str, step: Callable[[str, int], None]) -> None:
     ended, _ = wait(waiting, return_when=until)
     for future in ended:
-        for (row, text), compiled in zip(waiting.pop(future), future.result(), strict=True):
-            step(f"{row.target} {row.solver}", 1)
-            _count(row, text, compiled)
+        row, text = waiting.pop(future)
+        step(f"{row.target} {row.solver}", 1)
+        _count(row, text, future.result())
 
 
 def _count(row: Row, text: Text, compiled: Compiled) -> None:
@@ -258,27 +250,18 @@ def _badness(problem: str, kernel: Kernel) -> tuple[int, float, int, str, str]:
     return kernel.scratch, -kernel.occupancy, kernel.registers, problem, kernel.name
 
 
-def _compiled(
-    run: Callable[[Sequence[str], Path], list[Compiled]], target: str, packed: Sequence[bytes]
-) -> list[Compiled]:
-    """The compiler's results for compressed texts, from the cache where they were compiled before."""
-    texts = [zlib.decompress(each).decode() for each in packed]
-    keys = [key_of(target, identity(target), text) for text in texts]
-    values = {key: TARGETS.get(key) for key in keys}
-    compiled = {
-        key: Compiled(value["error"], [Kernel(**kernel) for kernel in value["kernels"]])
-        for key, value in values.items()
-        if value is not None
-    }
-    absent = {key: text for key, text in zip(keys, texts, strict=True) if key not in compiled}
-    if absent:
-        with tempfile.TemporaryDirectory(prefix="convdispatch-target-") as scratch:
-            results = run(list(absent.values()), Path(scratch))
-        for key, result in zip(absent, results, strict=True):
-            compiled[key] = result
-            if not result.late:
-                TARGETS.put(key, asdict(result), target)
-    return [compiled[key] for key in keys]
+def _compiled(run: Callable[[str, Path], Compiled], target: str, packed: bytes) -> Compiled:
+    """The compiler's result for a compressed text, from the cache where it was compiled before."""
+    text = zlib.decompress(packed).decode()
+    key = key_of(target, identity(target), text)
+    value = TARGETS.get(key)
+    if value is not None:
+        return Compiled(value["error"], [Kernel(**kernel) for kernel in value["kernels"]])
+    with tempfile.TemporaryDirectory(prefix="convdispatch-target-") as scratch:
+        result = run(text, Path(scratch))
+    if not result.late:
+        TARGETS.put(key, asdict(result), target)
+    return result
 
 
 def table(rows: Sequence[Row]) -> Table:

@@ -16,29 +16,29 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
-from ....api.device import DeviceInfo
-from ....api.errors import ConvDispatchError, InvalidArgument
-from ....api.policy import current_policy, policy
-from ....api.problem import ConvProblem
-from ....api.results import Result, Results
-from ....device import runtime
-from ....measurement import reference, run_reports
-from ....measurement.measure import Candidate, Outcome, interleaved, timed
-from ....measurement.search import Search
-from ....measurement.search.families import Scaled
-from ....measurement.search.trial import Harness
-from ....measurement.search.trialdata import operands_of
-from ....selection import dispatch
-from ....selection.choice import ranking
-from ....selection.choice.provenance import current
-from ....selection.derivation import named
-from ....selection.plugins.loader import plugins
-from ....selection.records.record import choice_text
-from ....selection.records.timing import Timing
-from ....selection.solver_query import query
-from ..quiet import OtherProcesses, load_now
-from ..report import Choice, Measured, PeerTime, Row, without_folders
+from ...api.device import DeviceInfo
+from ...api.errors import ConvDispatchError, InvalidArgument
+from ...api.policy import current_policy, policy
+from ...api.problem import ConvProblem
+from ...api.results import Result, Results
+from ...device import runtime
+from ...measurement import reference, run_reports
+from ...measurement.measure import Candidate, Outcome, interleaved, timed
+from ...measurement.search import Search
+from ...measurement.search.families import Scaled
+from ...measurement.search.trial import Harness
+from ...measurement.search.trialdata import operands_of
+from ...selection import dispatch
+from ...selection.choice import ranking
+from ...selection.choice.provenance import current
+from ...selection.derivation import named
+from ...selection.plugins.loader import plugins
+from ...selection.records.record import choice_text
+from ...selection.records.timing import Timing
+from ...selection.solver_query import query
 from .peers import Peer, Unable, Variant
+from .quiet import OtherProcesses, load_now
+from .report import Choice, Measured, PeerTime, Row, without_folders
 
 ROUNDS = (5, 21)
 """The least and the most rounds of benchmarking; between them, as many as fit into the search's budget."""
@@ -59,13 +59,12 @@ class Session:
         device: cl.Device,
         *,
         peers: Sequence[Peer] = (),
-        record: bool = False,
         isolate: bool | None = None,
         watch: Callable[[str], None] = lambda name: None,
         **limits: Any,
     ) -> None:
         self.device, self.info = device, runtime.device_info(device)
-        self._peers, self._record, self._isolate, self._watch = list(peers), record, isolate, watch
+        self._peers, self._isolate, self._watch = list(peers), isolate, watch
         self._limits = {"solver": None, "search": True, "budget_ms": 3000.0, "every_solver": False} | limits
         self.lost = ""
         """The solver after which nothing runs on the device in this process any more."""
@@ -98,8 +97,6 @@ class Session:
                 isolate=self._isolate,
             )
             results = search.run()
-            if self._record:
-                search.record(results)
             self.lost = results.lost
             if results.lost:
                 raise ConvDispatchError(f"{results.lost} left a device that nothing runs on: run again, with --isolate")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ....api.device import DeviceInfo
-from ....api.problem import ConvProblem
+from ...api.device import DeviceInfo
+from ...api.problem import ConvProblem
 from .peers import Unable, Variant, unable
 
 

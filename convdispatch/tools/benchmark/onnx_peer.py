@@ -8,8 +8,8 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from ....api.device import DeviceInfo
-from ....api.problem import ConvProblem
+from ...api.device import DeviceInfo
+from ...api.problem import ConvProblem
 from .peers import Unable, Variant, unable
 
 _TYPES = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE, "float16": TensorProto.FLOAT16}

@@ -9,15 +9,13 @@ from typing import Any
 
 from rich.console import Console
 
-from ....api.errors import InvalidArgument
-from ....api.problem import ConvProblem
-from ....device import runtime
-from ....measurement.peaks import measure_roof
-from ....measurement.search.precompile import precompile, precompile_s
-from ....measurement.shapes import Entry
-from ...progress import Progress, progress
-from ..report import Layer, Report
+from ...api.errors import InvalidArgument
+from ...device import runtime
+from ...measurement.peaks import measure_roof
+from ...measurement.shapes import Entry
+from ..progress import progress
 from . import peers as peer_modules
+from .report import Layer, Report
 from .session import Session, environment
 
 
@@ -34,20 +32,16 @@ class Options:
     budget_ms: float = 3000.0
     every_solver: bool = False
     """Whether the budget may be exceeded until every solver's first configuration was measured."""
-    record: bool = False
-    """Whether the results are stored as records, from which dispatch then chooses."""
     command: str = ""
     isolate: bool | None = None
     """Whether each candidate is tried in a child process first; None: those of plugins that were not verified here."""
     within_s: float | None = None
     """The seconds after which no further problem is begun."""
-    jobs: int = 0
-    """The number of processes that compile candidates ahead of their measurement."""
 
     @property
     def session(self) -> dict[str, Any]:
         """The options that are arguments of a Session."""
-        names = ("solver", "search", "budget_ms", "every_solver", "record", "isolate")
+        names = ("solver", "search", "budget_ms", "every_solver", "isolate")
         return {name: getattr(self, name) for name in names}
 
 
@@ -95,7 +89,6 @@ class _Run:
                 for dtype in sorted({problem.dtype for problem in self._problems.values()}):
                     step(f"ceilings of the device, {dtype}", 0)
                     report.roofs[dtype] = asdict(measure_roof(self._device, dtype))
-                self._compile_ahead(list(self._problems.values()), step)
                 for text, problem in self._problems.items():
                     report.time_limit = self._until is not None and time.monotonic() > self._until
                     if report.time_limit or session.lost:
@@ -109,11 +102,3 @@ class _Run:
             except KeyboardInterrupt:
                 report.interrupted = True
         return report
-
-    def _compile_ahead(self, problems: list[ConvProblem], step: Progress) -> None:
-        options = self._options
-        if options.jobs and options.search and problems:
-            most_s = precompile_s(len(problems), options.budget_ms)
-            if self._until is not None:
-                most_s = min(most_s, (self._until - time.monotonic()) / 4)
-            precompile(problems, runtime.address(self._device), options.jobs, most_s, options.solver, step)

@@ -13,9 +13,9 @@ from typing import Protocol
 
 import numpy as np
 
-from ....api.device import DeviceInfo
-from ....api.errors import InvalidArgument
-from ....api.problem import ConvProblem
+from ...api.device import DeviceInfo
+from ...api.errors import InvalidArgument
+from ...api.problem import ConvProblem
 
 PEERS = {"torch": ".torch_peer", "onnxruntime": ".onnx_peer"}
 """The module with the class ``Peer`` of each peer, by the peer's name."""
