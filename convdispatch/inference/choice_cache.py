@@ -25,7 +25,7 @@ from ..selection import decision_store
 from .form_benchmark import Verdict
 from .graph import Graph, Ref, is_planned, operands
 from .lower import problem_of
-from .passes.layout import LAYOUTS, MIXED
+from .passes.layout import LAYOUTS
 
 ENOUGH = 2
 """The number of consecutive measurements that must name the same form before the choice is final."""
@@ -79,7 +79,7 @@ class Choice:
         return self.votes >= ENOUGH and (self.noise <= CALM or self.recalls < NOISY_RECALLS)
 
 
-def load(key: str, names: Sequence[str | None] = (None, *LAYOUTS, MIXED)) -> Choice | None:
+def load(key: str, names: Sequence[str | None] = (None, *LAYOUTS)) -> Choice | None:
     """What is known of a net's forms, which are called ``names``; None for nothing. A final choice of a noisy machine
     counts its uses."""
     stored = FORMS.get(key)
