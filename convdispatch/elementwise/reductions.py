@@ -17,7 +17,7 @@ from .apply import forms, operand_of, result_dtype
 from .codegen.expression import parse
 from .codegen.reduction_kernel import OPERATIONS, Reduction, plan
 from .codegen.strides import broadcast
-from .random import fill
+from .filling import fill
 from .tensor import Tensor
 
 _calls = Programs(family=without_numbers)

@@ -47,11 +47,10 @@ def convolution(
     dense_x = dense(x)
     y = conv(dense_x, w, bias, residual=dense(residual), activation=fused, **geometry)
     if tape is not None:
-        _Note(tape, operands, dense_x, w, fused, geometry).record(y)
+        _Note(tape, operands, dense_x, fused, geometry).record(y)
     return y if later_activation is None else activate(y, later_activation)
 
 
-@operation
 def linear(
     x: Tensor, w: Any, bias: Tensor | None = None, *, activation: str | None = None, layout: str = "nchw"
 ) -> Tensor:
@@ -60,7 +59,6 @@ def linear(
     ``w`` is ``[oc, ic]``, or as ``conv()`` takes it: ``[oc, ic, 1, 1]``, with ``layout="nhwc"`` ``[oc, 1, 1, ic]``, or
     a constant made of it. Raises InvalidArgument unless x has two axes and w fits.
     """
-    operands = (x, w, bias)
     if len(x.shape) != 2:
         raise InvalidArgument(f"a linear map takes x of shape (mb, features), got {x.shape}")
     shape = w.shape
@@ -69,15 +67,10 @@ def linear(
     features = max(shape[1:])
     if x.shape[1] != features:
         raise InvalidArgument(f"w of shape {tuple(shape)} takes {features} features, x has shape {x.shape}")
-    tape = _tape_of(operands)
-    fused, later_activation = _fused(tape, activation)
-    with paused():
-        images = dense(x).reshape(picture_of(x.shape, layout))
-        weight = _filters_of(w, layout) if len(shape) == 2 else w
-        y = conv(images, weight, bias, activation=fused, layout=layout).reshape(x.shape[0], shape[0])
-    if tape is not None:
-        _Note(tape, (*operands, None), images, weight, fused, {"layout": layout}).record(y)
-    return y if later_activation is None else activate(y, later_activation)
+    images = (x if x.contiguous else apply("x", x=x)).reshape(picture_of(x.shape, layout))
+    weight = _filters_of(w, layout) if len(shape) == 2 else w
+    y = convolution(images, weight, bias, activation=activation, layout=layout)
+    return y.reshape(x.shape[0], shape[0])  # type: ignore[no-any-return]
 
 
 def dense(tensor: Tensor | None) -> Any:
@@ -108,25 +101,18 @@ def _sum_of_channels(tape: Tape, bias: Any, dy: Tensor, layout: str) -> Tensor:
 
 
 class _Note:
-    """The tensors that the gradients of a convolution read. ``given`` and ``weight`` are x and w as ``conv`` had
-    them."""
+    """The tensors that the gradients of a convolution read. ``given`` is x as ``conv`` had it."""
 
     def __init__(
-        self,
-        tape: Tape,
-        operands: Sequence[Any],
-        given: Tensor,
-        weight: Any,
-        activation: str | None,
-        geometry: dict[str, Any],
+        self, tape: Tape, operands: Sequence[Any], given: Tensor, activation: str | None, geometry: dict[str, Any]
     ) -> None:
-        x, w, self.bias, residual = operands
-        self.tape, self.weight, self.activation, self.geometry = tape, weight, activation, geometry
-        self.w = w if isinstance(w, Tensor) and tape.tracks(w) else None
+        x, self.weight, self.bias, residual = operands
+        self.tape, self.geometry = tape, geometry
+        self.w = self.weight if isinstance(self.weight, Tensor) and tape.tracks(self.weight) else None
         self.inputs = (x, self.w, self.bias, residual)
         self.needs_x, self.needs_bias, self.needs_residual = map(tape.tracks, (x, self.bias, residual))
         self.slope = gradient_of_result(activation) if activation else None
-        self.x_shape, self.given_shape = x.shape, given.shape
+        self.x_shape = x.shape
         # Only tensors that the gradients read are held: y for the activation's slope, x for dw, and the weights for dx.
         self.x = given if self.w is not None else None
         self.y: Tensor | None = None
@@ -137,18 +123,14 @@ class _Note:
 
     def backward(self, dy: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of x, w, bias and residual."""
-        layout, db, dw, dx = self.geometry["layout"], None, None, None
+        db, dw, dx = None, None, None
         dy = dense(dy) if self.y is None else apply(self.slope, dy=dy, y=self.y)
         if self.needs_bias:
-            db = _sum_of_channels(self.tape, self.bias, dy, layout)
-        d = dy if dy.ndim == len(self.given_shape) else dy.reshape(picture_of(dy.shape, layout))
+            db = _sum_of_channels(self.tape, self.bias, dy, self.geometry["layout"])
         if self.w is not None:
-            out, shape = self.tape.sink(self.w), self.weight.shape
-            out = out if out is None or out.shape == shape else out.reshape(shape)
-            dw = conv_backward_weights(self.x, d, shape, out=out, **self.geometry)
+            dw = conv_backward_weights(self.x, dy, self.w.shape, out=self.tape.sink(self.w), **self.geometry)
         if self.needs_x:
-            dx = conv_backward_data(d, self.weight, self.given_shape, **self.geometry)
-            dx = dx if dx.shape == self.x_shape else dx.reshape(self.x_shape)
+            dx = conv_backward_data(dy, self.weight, self.x_shape, **self.geometry)
         return dx, dw, db, dy if self.needs_residual else None
 
 
@@ -157,9 +139,9 @@ _FILTERS: weakref.WeakKeyDictionary[Tensor, Tensor] = weakref.WeakKeyDictionary(
 
 
 def _filters_of(w: Any, layout: str) -> Any:
-    """A matrix as filters of one pixel: the same view at each call, while its memory is the same."""
-    shape = picture_of(w.shape, layout)
-    if not isinstance(w, Tensor):
+    """A matrix as filters of one pixel: the same view at each call, while its memory is the same, but for gradients."""
+    shape, tape = picture_of(w.shape, layout), current_tape()
+    if not isinstance(w, Tensor) or (tape is not None and tape.tracks(w)):
         return w.reshape(shape)
     view = _FILTERS.get(w)
     if view is None or (view.base_data, view.offset, view.shape) != (w.base_data, w.offset, shape):

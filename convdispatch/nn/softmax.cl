@@ -1,11 +1,8 @@
 // y[r, k] = exp(x[r, k] - m_r) / sum over j of exp(x[r, j] - m_r), m_r the largest of row r: one work group a row.
-// losses[r] = m_r + log(sum over j of exp(x[r, j] - m_r)) - x[r, labels[r]]; slopes[r, k] is its derivative by
-// x[r, k], times slope_scale.
 //
 // Values the host defines:
 //   WIDTH         elements of a row
 //   ITEMS         work items of a row, a power of two
-//   SLOPE         1 to store the cross-entropy's slopes
 //   VECTORS       1 where a CPU computes float32: one work item a group, 16 elements of a row at a time
 //   ROWS          with VECTORS, the rows of a work group
 //   HELD          1 to keep a row's elements in registers between passes (GPUs, short rows)
@@ -103,25 +100,3 @@ void softmax(global const REAL *x, const long offset, global REAL *y) {
 }
 
 #endif
-
-kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-void cross_entropy(const ACC slope_scale, global const REAL *x, const long offset,
-                   global const int *labels, const long labels_offset, global REAL *losses
-#if SLOPE
-                   , global REAL *slopes
-#endif
-) {
-  local ACC part[ITEMS];
-  const int t = get_local_id(0);
-  const long row = get_group_id(0) * (long)WIDTH;
-  x += offset;
-  SUM_OF_ROW
-  const int label = labels[labels_offset + get_group_id(0)];
-  const int known = label >= 0 && label < WIDTH;
-  const ACC loss = known ? largest + log(part[0]) - LOAD(x, row + (known ? label : 0)) : (ACC)NAN;
-  if (t == 0) STORE(losses, get_group_id(0), loss);
-#if SLOPE
-  OVER_ROW(const ACC slope = known ? EXP(k) / part[0] - (ACC)(k == label) : (ACC)NAN;
-           STORE(slopes, row + k, slope * slope_scale);)
-#endif
-}

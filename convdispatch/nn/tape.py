@@ -16,31 +16,12 @@ from ..api.errors import InvalidArgument
 from ..elementwise import apply, full
 from ..elementwise.tensor import Parameter, Tensor, current_tape, paused, put_in_force
 
-__all__ = ["Ones", "Tape", "current_tape", "paused"]
+__all__ = ["Tape", "current_tape", "paused"]
 
 _marks = itertools.count(1)
 Backward = Callable[..., Sequence["Tensor | None"]]
 _AT_ONCE = 8
 """The most gradients of one tensor that one kernel adds up."""
-
-
-class Ones(Tensor):
-    """A gradient of ones, from which ``backward`` starts; its memory is filled only if something asks for it."""
-
-    __slots__ = ("_memory",)
-
-    def __init__(self, shape: tuple[int, ...], dtype: Any, queue: Any) -> None:
-        super().__init__(None, shape, dtype, queue)
-
-    @property
-    def base_data(self) -> Any:
-        if self._memory is None:
-            self._memory = full(self.shape, 1.0, self.dtype, self.queue).base_data
-        return self._memory
-
-    @base_data.setter
-    def base_data(self, memory: Any) -> None:
-        self._memory = memory
 
 
 class Tape:
@@ -124,7 +105,7 @@ class Tape:
         if gradient is None:
             if result.size != 1:
                 raise InvalidArgument(f"backward starts from one number, got shape {result.shape}: pass its gradient")
-            gradient = Ones(result.shape, result.dtype, result.queue)
+            gradient = full(result.shape, 1.0, result.dtype, result.queue)
         elif gradient.shape != result.shape:
             raise InvalidArgument(f"the gradient must have the result's shape {result.shape}, got {gradient.shape}")
         kept_marks = {tensor.mark for tensor in keep}

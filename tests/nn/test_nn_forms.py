@@ -167,7 +167,7 @@ def test_groups_that_kernels_demand_are_given(queue, form, layout, monkeypatch):
         functional.max_pool(x, 2, layout=layout)
         functional.avg_pool(x, 3, padding=1, layout=layout)
         functional.local_response_norm(x, 5, layout=layout)
-    assert len(made) >= 6
+    assert len(made) >= 5
     what = cl.kernel_work_group_info.COMPILE_WORK_GROUP_SIZE
     for launch in made:
         demanded = tuple(launch.kernel.bound.get_work_group_info(what, queue.device))

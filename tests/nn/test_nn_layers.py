@@ -8,7 +8,7 @@ from checking import compare
 from small_net import LABELS, given, net, normal, torch_net
 
 from convdispatch.api.errors import InvalidArgument
-from convdispatch.elementwise import Generator, reduce
+from convdispatch.elementwise import reduce
 from convdispatch.nn import (
     LRN,
     SGD,
@@ -116,17 +116,17 @@ def test_cross_entropy_of_labels_that_are_none(queue):
 
 def test_dropout(queue):
     x = Parameter(Tensor.from_numpy(np.full((100, 1001), 2, np.float32), queue))
-    generator = Generator(1, queue)
+    random = np.random.default_rng(1)
     with Tape() as tape:
-        y = functional.dropout(x, 0.3, generator)
+        y = functional.dropout(x, 0.3, random)
         loss = reduce("sum", "y * 3", y=y)
     tape.backward(loss)
     values, slopes = y.numpy(), x.grad.numpy()
     assert set(np.unique(values).tolist()) <= {0.0, np.float32(2 / 0.7)}
     assert abs((values == 0).mean() - 0.3) < 0.01
     np.testing.assert_allclose(slopes, values * 1.5, rtol=1e-5)  # the same mask
-    assert not np.array_equal(functional.dropout(x, 0.3, generator).numpy(), values)
-    layer = Dropout(0.5, queue=queue, seed=3)
+    assert not np.array_equal(functional.dropout(x, 0.3, random).numpy(), values)
+    layer = Dropout(0.5, seed=3)
     assert layer.eval()(x) is x
     assert (layer.train()(x).numpy() == 0).any()
     with pytest.raises(InvalidArgument, match="below 1, got 1"):

@@ -1,4 +1,4 @@
-"""Softmax and cross-entropy in a GPU's form: few rows in one kernel, mean included, and many rows."""
+"""Cross-entropy, and softmax as a device gets it and in a GPU's form: few rows and many, narrow and wide."""
 
 from __future__ import annotations
 
@@ -16,23 +16,17 @@ from convdispatch.tensor import Tensor
 def gpu(monkeypatch):
     """Kernels as a GPU gets them."""
     as_gpu(monkeypatch, losses)
-    forget()
-    yield
-    forget()
-
-
-def forget():
     losses._softmax.cache_clear()
-    losses._cross_entropy.cache_clear()
+    yield
+    losses._softmax.cache_clear()
 
 
-# One item a row; rows in registers and not; rows beyond those at a time; too many logits for one group.
-SHAPES = [(1, 1), (5, 10), (3, 16), (16, 1000), (7, 1000), (37, 70), (2, 3000), (1200, 12), (40, 1000), (3, 20_000)]
+SHAPES = [(1, 1), (5, 10), (7, 1000), (37, 70), (1200, 12), (3, 20_000)]
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_cross_entropy(queue, gpu, shape, reduction):
+def test_cross_entropy(queue, shape, reduction):
     rows, width = shape
     x, labels = 4 * normal(rows, width), np.random.default_rng(2).integers(0, width, rows).astype(np.int32)
     wide = x.astype(np.float64)
@@ -53,7 +47,7 @@ def test_cross_entropy(queue, gpu, shape, reduction):
 
 
 @pytest.mark.parametrize("rows", [3, 50])
-def test_a_label_that_is_no_class(queue, gpu, rows):
+def test_a_label_that_is_no_class(queue, rows):
     labels = np.zeros(rows, np.int32)
     labels[1] = 4
     x = Parameter(Tensor.from_numpy(normal(rows, 4), queue))

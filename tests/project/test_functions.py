@@ -16,7 +16,7 @@ REASONS = {
     """,
     "the options of a public function or class": """
         api/declared.py:__init__ api/policy.py:policy inference/building.py:build
-        measurement/conformance/verify.py:verify measurement/find.py:find models/efficientnet.py:__init__
+        measurement/conformance/verify.py:verify measurement/find.py:find
         nn/normalization/norms.py:batch_norm nn/normalization/table_norm.py:table_norm
         nn/pooling/pooling2d.py:max_pool_with_places nn/pooling/pooling2d.py:max_pool
         nn/pooling/pooling2d.py:avg_pool nn/pooling/pooling2d.py:lp_pool nn/pooling/pooling2d.py:windows_of

@@ -1,6 +1,5 @@
 // y[c] = x[c] * d[c]^-BETA,  d[c] = BIAS + SCALE * sum of x[j]^2 over the SIZE channels from c - SIZE / 2.
-// dx[c] = dy[c] * d[c]^-BETA - 2 * SCALE * BETA * x[c] * sum of dy[j] * x[j] * d[j]^(-BETA - 1) over the j whose window
-// holds c. One work item takes RUN channels of a pixel: each d and its powers are computed once for all who need them,
+// One work item takes RUN channels of a pixel: each d and its powers are computed once for all who need them,
 // but at a run's ends.
 //
 // Values the host defines:
@@ -73,31 +72,5 @@ kernel void lrn(global const REAL *restrict x, const long offset, global REAL *r
   EACH(n, RUN + SIZE - 1) xs[n] = take(x, c, n - SIZE / 2);
   EACH(n, RUN) {
     if (c + n < CHANNELS) STORE(y, (long)n * INNER, xs[n + SIZE / 2] * POWER(window(xs, n)));
-  }
-}
-
-// A window that holds c belongs to one of the SIZE channels from c - BEFORE on.
-#define BEFORE (SIZE - 1 - SIZE / 2)
-
-kernel void lrn_backward(global const REAL *restrict x, const long offset, global const REAL *restrict dy,
-                         const long dy_offset, global REAL *restrict dx) {
-  PLACE
-  const int c = run * RUN;
-  x += offset + FIRST;
-  dy += dy_offset + FIRST;
-  dx += FIRST;
-  ACC xs[RUN + 2 * (SIZE - 1)];                            // from channel c - (SIZE - 1) on
-  ACC terms[RUN + SIZE - 1], scaled[RUN + SIZE - 1];       // from channel c - BEFORE on
-  EACH(n, RUN + 2 * (SIZE - 1)) xs[n] = take(x, c, n - (SIZE - 1));
-  EACH(n, RUN + SIZE - 1) {
-    const ACC d = window(xs, n);
-    scaled[n] = take(dy, c, n - BEFORE) * POWER(d);
-    terms[n] = scaled[n] * xs[n + SIZE / 2] / d;
-  }
-  EACH(n, RUN) {
-    ACC sum = 0;
-    EACH(j, SIZE) sum += terms[n + j];
-    if (c + n < CHANNELS)
-      STORE(dx, (long)n * INNER, scaled[n + BEFORE] - 2 * SCALE * BETA * xs[n + SIZE - 1] * sum);
   }
 }

@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ...elementwise.apply import compute
-from ...elementwise.random import fill
+from ...elementwise.filling import fill
 from ...elementwise.reductions import combine
 from .. import counting
 from ..dispatch import engine

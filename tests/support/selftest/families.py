@@ -77,8 +77,6 @@ FAMILIES: dict[str, tuple[Callable[..., Found], list[dict[str, Any]]]] = {
     "activation": (elements.activation, forms(name=ACTIVATIONS, dtype=FEW)),
     "views": (elements.views, forms(dtype=("float32", "float64", "float16", "int8"))),
     "joining": (elements.joining, forms(axis=(1, 2), dtype=FEW)),
-    "random": (elements.random, forms(kind=("uniform", "normal"))),
-    "dropout": (elements.dropout, forms(dtype=FEW)),
     "linear": (elements.linear, forms(across=("rows", "inner", "outer"))),
     "optimiser": (elements.optimiser, forms(kind=("sgd", "adam"))),
     "look": (elements.look, forms(itemsize=(2, 4, 8))),
