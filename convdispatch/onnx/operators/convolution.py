@@ -24,12 +24,6 @@ def _convolution(call: BoundNode) -> Tensor:
     if of_integers is not None:
         return of_integers
     x, crop = call.tensor(0), any(p < 0 for pair in pads for p in pair)
-    _, unpadded, around = call.interpreter.zero_pads.get(id(x), (None, None, {}))
-    if unpadded is not None and not crop and not any(any(around.get(axis, ())) for axis in (0, 1)):
-        # The convolution applies the padding itself; the padded tensor is computed only if other nodes read it.
-        x = unpadded
-        added_pads = [around.get(axis + 2, (0, 0)) for axis in range(len(sizes))]
-        pads = [(before + n, after + f) for (before, after), (n, f) in zip(pads, added_pads, strict=True)]
     if crop:  # A negative pad crops the edge of the input.
         x = x[(slice(None), slice(None), *(slice(max(0, -n), s - max(0, -f)) for s, (n, f) in zip(sizes, pads)))]
         pads = [(max(0, before), max(0, after)) for before, after in pads]
