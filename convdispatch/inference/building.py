@@ -220,9 +220,6 @@ def _forms(
 def _fastest(forms: list[InferenceNet], key: str | None, stored_choice: choice_cache.Choice | None) -> InferenceNet:
     """Return the fastest form; the result of the benchmark is stored under ``key``."""
     if len(forms) == 1:
-        forms[0].watch = (
-            choice_cache.Watch(key, stored_choice) if key is not None and stored_choice is not None else None
-        )
         return forms[0]
     names = [form.layout for form in forms]
     known = stored_choice is not None and stored_choice.layout in names
