@@ -13,7 +13,7 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..api.policy import current_policy
 from ..device.programs.kernels import Programs, without_numbers
-from .apply import forms, operand_of, result_dtype
+from .apply import checked_tensors, forms, launch_arguments, operand_of, result_dtype
 from .codegen.expression import parse
 from .codegen.reduction_kernel import OPERATIONS, Reduction, plan
 from .codegen.strides import broadcast
@@ -40,16 +40,10 @@ class _BoundReduction:
         if operation not in (*OPERATIONS, "mean"):
             raise InvalidArgument(f"reduce knows {', '.join((*OPERATIONS, 'mean'))}, got {operation!r}")
         self.formulas = formulas = tuple(parse(text) for text in texts)
-        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-        names = {name for formula in formulas for name in formula.names}
+        tensors = checked_tensors(formulas, given)
         for formula in formulas:
             if formula.result is None or set(formula.assigned) & tensors.keys():
                 raise InvalidArgument(f"reduce takes expressions that assign no operand, got {formula.text!r}")
-            unknown = [name for name in formula.read if name not in given]
-            if unknown:
-                raise InvalidArgument(f"{formula.text!r} reads {', '.join(unknown)}; operands are {', '.join(given)}")
-        if not tensors or given.keys() - names:
-            raise InvalidArgument(f"reduce needs tensors, each used by {texts}; got {', '.join(given) or 'none'}")
         self.shape = shape = broadcast({name: tensor.shape for name, tensor in tensors.items()})
         self.axes = _axes(axes, len(shape))
         keep = tuple(1 if a in self.axes else size for a, size in enumerate(shape))
@@ -87,13 +81,7 @@ def combine(
     call = _calls.get(key)
     if call is None:
         call = _calls.make(key, lambda: _BoundReduction(operation, texts, axes, keepdims, dtype, operands))
-    queue, arguments, scalars = None, [], []
-    for value in operands.values():
-        if isinstance(value, Tensor):
-            queue = value.queue if queue is None else queue
-            arguments += (value.base_data, value.offset // value.dtype.itemsize)
-        else:
-            scalars.append(value)
+    queue, arguments, scalars = launch_arguments(operands)
     results = [Tensor.empty(call.short, dtype, queue) for dtype in call.dtypes]
     targets = [part for result in results for part in (result.base_data, 0)]
     if call.reduction is not None:

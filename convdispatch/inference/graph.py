@@ -168,10 +168,8 @@ class Graph:
 
     def summands(self, node: Node) -> list[Ref]:
         """The two flat views whose sum an element-wise node is, that of the later operation first; else none."""
-        summand_by_name = {
-            name: value for name, value in node.kwargs.items() if name not in ("expression", "activation")
-        }
-        text = str(node.kwargs.get("expression", "+".join(summand_by_name))).replace(" ", "")
+        summand_by_name = {name: value for name, value in node.kwargs.items() if name != "expression"}
+        text = str(node.kwargs.get("expression", "")).replace(" ", "")
         sides = list(summand_by_name.values())
         if len(sides) != 2 or set(text.split("+")) != set(summand_by_name):
             return []

@@ -36,7 +36,6 @@ __all__ = [
     "activate",
     "adaptive_avg_pool",
     "adaptive_max_pool",
-    "add",
     "apply",
     "attention",
     "avg_pool",
@@ -83,16 +82,6 @@ def view(x: Tensor, shape: Sequence[int]) -> Tensor:
     return (x if x.contiguous else contiguous(x)).reshape(*shape)
 
 
-@operation
-def add(x: Tensor, y: Tensor, activation: str | None = None) -> Tensor:
-    """``activation(x + y)``, in one kernel for relu."""
-    if activation == "relu":
-        return apply("v = x + y; where(v < 0, 0, v)", x=x, y=y)
-    total = apply("x + y", x=x, y=y)
-    return total if activation is None else activate(total, activation)
-
-
-@operation
 def relu(x: Tensor) -> Tensor:
     """``max(x, 0)``; NaN stays NaN."""
     return activate(x, "relu")

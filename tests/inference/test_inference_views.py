@@ -107,7 +107,7 @@ def layers(seed: int) -> Callable[..., Tensor]:
         mean = functional.mean(lengths, (1,), keepdims=True)
         y = narrow(apply("x + x * f * g / (m + 0.001)", x=y, f=factor, g=lengths, m=mean))
         copy = functional.contiguous(y.transpose(0, 2, 3, 1))
-        return functional.add(last(copy.transpose(0, 3, 1, 2)), x)
+        return last(copy.transpose(0, 3, 1, 2)) + x
 
     return net
 

@@ -42,7 +42,6 @@ REASONS = {
     """,
     "a kernel's builder: what its text depends on": """
         elementwise/codegen/kernel.py:_source elementwise/codegen/reduction_kernel.py:plan
-        nn/normalization/norms.py:_lrn
         nn/normalization/row_norm.py:_row_norm nn/normalization/table_norm.py:_launch nn/pooling/pooling2d.py:_launches
         plugins/amx/dots.py:product plugins/int8/interleaved_code.py:depthwise_columns
         plugins/winograd/program.py:program

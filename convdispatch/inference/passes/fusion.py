@@ -206,20 +206,17 @@ def _add(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[s
         producer = _producer(uses, own_side, free_of=("activation", "residual"))
         if producer is not None:
             residual = replace(residual, shape=producer.result.value.shape)
-            return producer, {"residual": residual, "activation": node.kwargs.get("activation")}
+            return producer, {"residual": residual}
     return None
 
 
 def _activate(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[str, Any]] | None:
-    activation = node.kwargs.get("activation", "relu")
     producer = _producer(uses, node.kwargs["x"], free_of=("activation",), kinds=(*CONVOLUTIONS, *NORMS))
-    return None if producer is None else (producer, {"activation": activation})
+    return None if producer is None else (producer, {"activation": node.kwargs["activation"]})
 
 
 _RULES: dict[str, tuple[Rule, ...]] = {
     "batch_norm": (_fold,),
     "apply": (_fold_constant, _add),
-    "add": (_add,),
     "activate": (_activate,),
-    "relu": (_activate,),
 }

@@ -26,7 +26,7 @@ _AWARE = frozenset({
     "table_norm",
 })  # fmt: skip
 """The operations that have an option ``layout``."""
-_POINTWISE = frozenset({"apply", "activate", "add", "relu", "quantize", "dequantize"})
+_POINTWISE = frozenset({"apply", "activate", "quantize", "dequantize"})
 _OVER_AXES = frozenset({"reduce", "mean", "standardize"})
 """The operations that have an option ``axes``, over which they compute."""
 

@@ -7,28 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pyopencl as cl
 
-from ...api.dtypes import storage_macros
 from ...api.errors import InvalidArgument
-from ...device import runtime
-from ...device.programs.kernels import Launch, build, config_macros, keeps_programs, kernel_text
 from ...device.tracing import operation
-from ...elementwise import apply, concatenate, reduce, zeros
+from ...elementwise import apply, reduce
 from ...elementwise.tensor import Tensor
 from ..activations import activate
 from ..convolution import dense
-from ..tape import current_tape, paused
+from ..pooling.pooling2d import avg_pool
+from ..tape import paused
 from .row_norm import row_norm
-
-LRN_GROUP_ITEMS = 128
-"""The number of work items of a work group on a GPU for local response normalisation."""
-LRN_CHANNELS_FIRST_RUN = 8
-"""The number of channels that a work item of local response normalisation computes with channels first on a GPU."""
-LRN_CHANNELS_LAST_RUN = 4
-"""The number of channels that a work item of local response normalisation computes with channels last on a GPU."""
-LRN_CPU_RUN = 64
-"""The most channels that a CPU's work item of local response normalisation computes."""
 
 
 @operation
@@ -118,64 +106,16 @@ def local_response_norm(
     """
     if size < 1 or x.ndim < 2:
         raise InvalidArgument(f"the norm needs a size of 1 or more and x with channels, got {size} and {x.shape}")
-    axis = 1 if layout == "nchw" else x.ndim - 1
-    channels = x.shape[axis]
-    tape = current_tape()
-    if tape is not None and tape.tracks(x):
-        return _recorded_lrn(x, axis, size, alpha / size, beta, k)
-    y = Tensor.empty(x.shape, x.dtype, x.queue)
     if not x.size:
-        return y
-    dense_x = dense(x)
-    inner_size = 1 if layout == "nhwc" else x.size // (x.shape[0] * channels)
-    launch = _lrn(x.context, x.dtype.name, x.size, channels, inner_size, size, alpha / size, beta, k)
-    launch(x.queue, (dense_x.base_data, np.int64(dense_x.offset // x.dtype.itemsize), y.base_data))
-    return y
-
-
-def _recorded_lrn(x: Tensor, axis: int, size: int, scale: float, beta: float, k: float) -> Tensor:
-    """The norm by formulas, whose gradient the tape knows: x with zeros around it, in a view for each of a window."""
-    ends = [zeros((*x.shape[:axis], n, *x.shape[axis + 1 :]), x.dtype, x.queue) for n in (size // 2, (size - 1) // 2)]
-    padded, before = concatenate([ends[0], x, ends[1]], axis), (slice(None),) * axis
-    parts = {f"x{i}": padded[(*before, slice(i, i + x.shape[axis]))] for i in range(size)}
-    squares = " + ".join(f"square({name})" for name in parts)
-    return apply(f"x * ({k!r} + {scale!r} * ({squares})) ** {-beta!r}", x=x, **parts)
-
-
-@keeps_programs
-def _lrn(
-    context: cl.Context,
-    dtype: str,
-    total: int,
-    channels: int,
-    inner: int,
-    size: int,
-    scale: float,
-    beta: float,
-    k: float,
-) -> Launch:
-    suffix = "" if dtype == "float64" else "f"
-    gpu = runtime.device_info(context.devices[0]).type != "cpu"
-    run = min(LRN_CPU_RUN, channels) if not gpu else LRN_CHANNELS_FIRST_RUN if inner > 1 else LRN_CHANNELS_LAST_RUN
-    pixels = total // channels
-    values = {
-        "channels": channels,
-        "pixels": pixels,
-        "inner": inner,
-        "size": size,
-        "roots": {0.75: 3, 0.5: 2}.get(beta, 0),
-        "run": run,
-        "flat": gpu,
-        "index": "uint" if total < 2**31 else "ulong",
-    }
-    values |= {name: f"{float(value)!r}{suffix}" for name, value in (("scale", scale), ("beta", beta), ("bias", k))}
-    program = build(context, storage_macros(dtype) + config_macros(values) + kernel_text(__package__, "lrn.cl"))
-    runs = -(-channels // run)
-    group: tuple[int, ...] | None = None
-    work: tuple[int, ...] = (runs, pixels) if inner == 1 else (inner, runs, total // (channels * inner))
-    if gpu:
-        work, group = (-(-math.prod(work) // LRN_GROUP_ITEMS) * LRN_GROUP_ITEMS,), (LRN_GROUP_ITEMS,)
-    return Launch(program, "lrn", work, group, "x offset y", names=("x", "offset", "y"))
+        return x
+    # Squares are pooled along the channels: of channels first as columns of pictures, of channels last as their rows.
+    first = layout == "nchw"
+    pixels = math.prod(x.shape[2:] if first else x.shape[1:-1])
+    picture = (x.shape[0], 1, x.shape[1], pixels) if first else (x.shape[0], 1, pixels, x.shape[-1])
+    along, around = (size, 1), ((size // 2, (size - 1) // 2), (0, 0))
+    squares = apply("square(x)", x=x, dtype=np.float32 if x.dtype.itemsize == 2 else x.dtype).reshape(picture)
+    mean = avg_pool(squares, along if first else along[::-1], 1, around if first else around[::-1]).reshape(x.shape)
+    return apply(f"x * (k + alpha * m) ** {-float(beta)!r}", x=x, m=mean, k=float(k), alpha=float(alpha), dtype=x.dtype)
 
 
 @operation

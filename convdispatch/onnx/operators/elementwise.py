@@ -163,8 +163,6 @@ def _many(call: BoundNode) -> Any:
     result: Any = None
     names = [f"x{i}" for i in range(count)]
     values = dict(zip(names, (call.tensor(i) for i in range(count)), strict=True))
-    if kind == "Sum" and count == 2 and call.shape(0) == call.shape(1):
-        return functional.add(*values.values())
     for start in range(0, count, _MOST_OPERANDS - 1):
         part = {name: values[name] for name in names[start : start + _MOST_OPERANDS - 1]}
         operands = part if result is None else {"r": result, **part}
@@ -175,18 +173,7 @@ def _many(call: BoundNode) -> Any:
 
 @operator("Cast")
 def _cast(call: BoundNode) -> Tensor:
-
-    to = call.get("to")
-    return _to(call, call.tensor(0), dtype_of(to, call))
-
-
-@operator("CastLike")
-def _cast_like(call: BoundNode) -> Tensor:
-    return _to(call, call.tensor(0), np.dtype(call.raw(1).dtype))
-
-
-def _to(call: BoundNode, x: Tensor, dtype: np.dtype) -> Tensor:
-    dtype = call.interpreter.computed(dtype)
+    x, dtype = call.tensor(0), call.interpreter.computed(dtype_of(call.get("to"), call))
     if x.dtype == dtype:
         return x
     text = "x != 0" if dtype == np.dtype(bool) else "trunc(x)" if dtype.kind in "iu" and x.dtype.kind == "f" else "x"
