@@ -21,8 +21,6 @@ from .tape import current_tape, paused
 
 _ROW_WORK_ITEMS = 64
 """The number of work items that compute a row of logits, except for long rows on a GPU."""
-_REGISTER_ELEMENTS = 16
-"""The most elements of a row that a GPU's work item holds in registers."""
 
 
 @operation
@@ -123,9 +121,7 @@ def _softmax(context: cl.Context, dtype: str, width: int, rows: int) -> Launch:
     gpu = runtime.device_info(context.devices[0]).type != "cpu"
     vectors = dtype == "float32" and not gpu
     each = rows_of_a_group(rows, width) if vectors else 1
-    # As many work items a row that a GPU's keep it in registers.
     items = 1 if vectors else _ROW_WORK_ITEMS if not gpu or width <= _ROW_WORK_ITEMS * 4 else 256
-    held = gpu and width <= items * _REGISTER_ELEMENTS
-    values = {"width": width, "items": items, "held": held, "vectors": vectors, "rows": each}
+    values = {"width": width, "items": items, "vectors": vectors, "rows": each}
     program = build(context, storage_macros(dtype) + config_macros(values) + kernel_text("convdispatch.nn", "softmax.cl"))
     return Launch(program, "softmax", (rows // each * items,), (items,), "x offset y", names=("x", "offset", "y"))
