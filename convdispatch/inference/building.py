@@ -56,10 +56,10 @@ def build(
 
     Batch norms are folded, sums and activations fused, weights packed, memory shared by lifetimes. ``layout`` ("nchw"
     or "nhwc") is chosen by timing calls that are waited for where it is None; with ``recall`` a choice on which two
-    measurements agree is kept on disk, and the next process builds that form alone. With ``recall`` a large net with nothing cached on a CPU runs in the form that is predicted
-    fastest: the others are built in the background, then calls with arrays run all in turns, and the fastest stays.
-    ``policy(tier="full")``, or ``deterministic``, waits for all. Under ``batch_invariant`` the layout is the one that
-    is predicted fastest for the batch of choice.
+    measurements agree is kept on disk, and the next process builds that form alone. With ``recall`` a large net with
+    nothing cached on a CPU runs in the form that is predicted fastest: the others are built in the background, then
+    calls with arrays run all in turns, and the fastest stays. ``policy(tier="full")``, or ``deterministic``, waits for
+    all. Under ``batch_invariant`` the layout is the one that is predicted fastest for the batch of choice.
 
     The net's own weights may lie on another device than ``queue``'s.
 

@@ -123,5 +123,5 @@ def _softmax(context: cl.Context, dtype: str, width: int, rows: int) -> Launch:
     each = rows_of_a_group(rows, width) if vectors else 1
     items = 1 if vectors else _ROW_WORK_ITEMS if not gpu or width <= _ROW_WORK_ITEMS * 4 else 256
     values = {"width": width, "items": items, "vectors": vectors, "rows": each}
-    program = build(context, storage_macros(dtype) + config_macros(values) + kernel_text("convdispatch.nn", "softmax.cl"))
+    program = build(context, storage_macros(dtype) + config_macros(values) + kernel_text(__package__, "softmax.cl"))
     return Launch(program, "softmax", (rows // each * items,), (items,), "x offset y", names=("x", "offset", "y"))

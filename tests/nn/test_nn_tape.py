@@ -7,6 +7,7 @@ import pytest
 from small_net import LABELS, net, normal
 
 from convdispatch.api.errors import InvalidArgument
+from convdispatch.calls.call_cache import CACHE
 from convdispatch.elementwise import apply, reduce
 from convdispatch.nn import SGD, Parameter, Tape, functional
 from convdispatch.nn import tape as tape_module
@@ -106,6 +107,7 @@ def test_a_step_leaks_nothing(queue, full):
             tape.backward(loss)
             optimizer.step()
         queue.finish()
+        CACHE.forget_last()  # bounded, by ids that may come again
         gc.collect()
         return _managed(queue), len(gc.get_objects())
 

@@ -65,7 +65,7 @@ def batch_norm(
 def _statistics_of(
     x: Tensor, axis: int, running_mean: Tensor, running_variance: Tensor, momentum: float
 ) -> dict[str, Tensor]:
-    """Mean and variance of each channel, as they broadcast with x; the running ones, ``[c]``, are moved towards them."""
+    """Mean and variance of each channel, which broadcast with x; the running ones, ``[c]``, are moved towards them."""
     count = x.size // max(1, x.shape[axis])
     if count < 2:
         raise InvalidArgument(f"training needs more than one value a channel, got x of shape {x.shape}")
