@@ -1,5 +1,7 @@
 """The operations of nets as functions of tensors: all on the tape, none waits. Layouts are ``conv()``'s."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 
