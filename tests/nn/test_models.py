@@ -63,8 +63,8 @@ def test_every_weight_of_the_checkpoint_is_used():
 
 
 @needs_weights
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("solver", [None, "[!a]*"], ids=["chosen", "vectors"])
+@pytest.mark.parametrize("layout", ["nchw", pytest.param("nhwc", marks=pytest.mark.full)])
+@pytest.mark.parametrize("solver", [None, pytest.param("[!a]*", marks=pytest.mark.full)], ids=["chosen", "vectors"])
 def test_logits_equal_torchs(queue, layout, solver):
     torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     x = np.random.default_rng(0).uniform(-1, 1, (2, 3, 224, 224)).astype(np.float32)

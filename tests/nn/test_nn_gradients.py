@@ -96,21 +96,6 @@ CASES = {
         lambda t, x, w, b: t.nn.functional.elu(t.nn.functional.linear(x, w, b), 0.5),
         arrays((3, 6), (4, 6), (4,)),
     ),
-    "lrn": (
-        lambda x: functional.local_response_norm(x, 5, 0.1, 0.75, 2.0),
-        lambda t, x: t.nn.functional.local_response_norm(x, 5, 0.1, 0.75, 2.0),
-        arrays((2, 7, 3, 4)),
-    ),
-    "lrn of four": (
-        lambda x: functional.local_response_norm(x, 4, 0.1, 0.5, 1.0),
-        lambda t, x: t.nn.functional.local_response_norm(x, 4, 0.1, 0.5, 1.0),
-        arrays((2, 3, 5)),
-    ),
-    "lrn, channels last": (
-        lambda x: functional.local_response_norm(x, 3, 0.1, 0.75, 2.0, layout="nhwc"),
-        None,
-        arrays((2, 3, 4, 6)),
-    ),
 }
 for _name in ("relu", "relu6", "leaky_relu(0.2)", "elu", "sigmoid", "silu", "tanh", "gelu", "softplus", "hardsigmoid",
               "hardswish", "mish"):  # fmt: skip

