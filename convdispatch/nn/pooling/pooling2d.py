@@ -73,17 +73,16 @@ def lp_pool(
     padding: Any = 0,
     *,
     p: float = 2,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
     layout: str = "nchw",
+    **options: Any,
 ) -> Tensor:
-    """``(sum of |x|**p over each window) ** (1 / p)``; options as max_pool's.
+    """``(sum of |x|**p over each window) ** (1 / p)``; ``options`` are max_pool's.
 
     Raises InvalidArgument for a p not above 0.
     """
     if not p > 0:
         raise InvalidArgument(f"a norm's p must be above 0, got {p}")
-    windows = windows_of(x, layout, kernel, stride, padding, dilation, ceil_mode)
+    windows = windows_of(x, layout, kernel, stride, padding, **options)
     powers = apply("square(x)" if p == 2 else f"abs(x) ** {float(p)}", x=x)
     sums = _pool("sum", powers, {**windows, "count_pad": 0}, layout)
     return apply("sqrt(s)" if p == 2 else f"s ** {1 / p}", s=sums)
@@ -132,7 +131,7 @@ def _sizes(x: Tensor, layout: str) -> tuple[int, int, int, int]:
 
 
 def windows_of(
-    x: Tensor, layout: str, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+    x: Tensor, layout: str, kernel: Any, stride: Any, padding: Any, dilation: Any = 1, ceil_mode: bool = False
 ) -> dict[str, int]:
     _, _, *sizes = _sizes(x, layout)
     kernel = per_axis("kernel", kernel, 2, least=1)
@@ -311,15 +310,15 @@ def max_pool_with_places(
     stride: Any = None,
     padding: Any = 0,
     *,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
     column_major: bool = False,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """``max_pool`` of x ``[mb, c, h, w]``, and the places of the largest values among all of x's elements, int64.
+    """``max_pool`` of x ``[mb, c, h, w]`` with its ``options``, and the places of the largest values among all of x's
+    elements, int64.
 
     With ``column_major`` the pixels of a picture are numbered down its columns. Raises InvalidArgument as max_pool.
     """
-    values = windows_of(x, "nchw", kernel, stride, padding, dilation, ceil_mode)
+    values = windows_of(x, "nchw", kernel, stride, padding, **options)
     mb, channels, h, w = x.shape
     y, notes, _ = pooled("max", x, values, "nchw", gradients=True, notes=True)
     shape = y.shape
