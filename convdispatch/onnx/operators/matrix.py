@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -37,9 +38,9 @@ def _gemm(call: BoundNode) -> Tensor:
     c = call.raw(2) if call.has(2) and beta != 0 else None
     if isinstance(b, np.ndarray) and b.dtype.kind == "f" and a.size and b.size:
         transposed, derive = bool(call.get("transB", 0)), call.interpreter.derive
-        rows = derive(
-            ("rows", transposed, alpha), b, lambda: np.ascontiguousarray(b if transposed else b.T) * b.dtype.type(alpha)
-        )
+        rows = b if transposed else derive(("rows",), b, lambda: np.ascontiguousarray(b.T))
+        if alpha != 1:
+            rows = derive(("times", alpha), rows, functools.partial(np.multiply, rows, b.dtype.type(alpha)))
         n = len(rows)
         if isinstance(c, np.ndarray) and c.size in (1, n) and (not c.shape or c.shape[-1] in (1, n)):
             wide = derive(("bias", n, beta), c, lambda: np.broadcast_to(c.reshape(-1) * c.dtype.type(beta), n).copy())
