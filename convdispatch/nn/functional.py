@@ -25,7 +25,6 @@ from .normalization.norms import (
 )
 from .pooling.pooling2d import (
     adaptive_avg_pool,
-    adaptive_max_pool,
     avg_pool,
     global_average_pool,
     lp_pool,
@@ -37,7 +36,6 @@ from .pooling.pooling_nd import pool
 __all__ = [
     "activate",
     "adaptive_avg_pool",
-    "adaptive_max_pool",
     "apply",
     "attention",
     "avg_pool",

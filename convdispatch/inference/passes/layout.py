@@ -21,7 +21,7 @@ LAYOUTS = ("nchw", "nhwc")
 _ORDER = {"nhwc": (0, 2, 3, 1), "nchw": (0, 3, 1, 2)}
 """The order of axes that transposes a tensor from the other layout into this one."""
 _AWARE = frozenset({
-    "convolution", "transposed_convolution", "max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool",
+    "convolution", "transposed_convolution", "max_pool", "avg_pool", "adaptive_avg_pool",
     "global_average_pool", "batch_norm", "local_response_norm", "quantized_convolution", "dequantized_average",
     "table_norm",
 })  # fmt: skip

@@ -46,7 +46,7 @@ def to_integers(graph: Graph) -> Graph:
 
 def _one(graph: Graph, node: Node) -> bool:
     rules = {
-        "max_pool": _after_pool, "adaptive_max_pool": _after_pool, "concatenate": _after_join,
+        "max_pool": _after_pool, "concatenate": _after_join,
         "adaptive_avg_pool": _average, "global_average_pool": _average, QUANTIZE: _requantize,
         "activate": _activate,
     }  # fmt: skip
@@ -152,7 +152,7 @@ def _requantize(graph: Graph, node: Node) -> bool:
 
 def _before_pool(graph: Graph, node: Node) -> bool:
     """The largest number's integer is the largest integer: what is pooled is rounded first."""
-    pool = maker_of(node.kwargs["x"], "max_pool", "adaptive_max_pool")
+    pool = maker_of(node.kwargs["x"], "max_pool")
     if pool is None or not alone(graph, pool) or not node.kwargs["x"].is_whole:
         return False
     scale, zero, dtype = form_of(node)

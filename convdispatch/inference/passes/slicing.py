@@ -29,7 +29,7 @@ SLICE_BYTES = 16 << 20
 BEYOND = 8
 """The number of operations after the last large one that are searched for the smallest tensor to end the slices at."""
 _ALIKE = frozenset({
-    "max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "global_average_pool", "local_response_norm",
+    "max_pool", "avg_pool", "adaptive_avg_pool", "global_average_pool", "local_response_norm",
     "batch_norm", "apply", "activate", "concatenate", "quantize", "dequantize", "dequantized_average",
     "table_norm", reorder.__name__,
 })  # fmt: skip

@@ -96,13 +96,9 @@ def adaptive_avg_pool(x: Tensor, size: Any, *, layout: str = "nchw") -> Tensor:
         pooled = global_average_pool(x, layout)
         shape = (*pooled.shape, 1, 1) if layout == "nchw" else (pooled.shape[0], 1, 1, pooled.shape[1])
         return pooled.reshape(shape)
-    return _pool("average", x, _adaptive(x, size, layout), layout)
-
-
-@operation
-def adaptive_max_pool(x: Tensor, size: Any, *, layout: str = "nchw") -> Tensor:
-    """The largest value of ``size`` windows along each axis, as adaptive_avg_pool cuts them."""
-    return _pool("max", x, _adaptive(x, per_axis("size", size, 2, least=1), layout), layout)
+    _, _, h, w = _sizes(x, layout)
+    windows = {"ih": h, "iw": w, "oh": size[0], "ow": size[1], "adaptive": 1, "count_pad": 0}
+    return _pool("average", x, windows, layout)
 
 
 @operation
@@ -170,11 +166,6 @@ def _pads(padding: Any, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> l
         if not all(0 <= p <= d * (k - 1) for p in pair):
             raise InvalidArgument(f"padding must be smaller than the window of {k} (dilation {d}), got {pair}")
     return pairs
-
-
-def _adaptive(x: Tensor, size: tuple[int, int], layout: str) -> dict[str, int]:
-    _, _, h, w = _sizes(x, layout)
-    return {"ih": h, "iw": w, "oh": size[0], "ow": size[1], "adaptive": 1, "count_pad": 0}
 
 
 def _pool(kind: str, x: Tensor, values: dict[str, int], layout: str) -> Tensor:

@@ -59,7 +59,7 @@ ACROSS = ("channels", "pixels")
 FAMILIES: dict[str, tuple[Callable[..., Found], list[dict[str, Any]]]] = {
     "max_pool": (images.pooling, windows("max", ("float32", "float64", "float16"), _MAX)),
     "avg_pool": (images.pooling, windows("avg", ("float32", "float64"), _MEAN)),
-    "adaptive_pool": (images.pooling, forms(kind=("max", "avg"), layout=LAYOUTS, dtype=SINGLE, also=_SIZES)),
+    "adaptive_pool": (images.pooling, forms(kind=("avg",), layout=LAYOUTS, dtype=SINGLE, also=_SIZES)),
     "relu_max_pool": (images.gated_pooling, forms(layout=LAYOUTS, also=_GATED)),
     "lrn": (images.lrn, forms(layout=LAYOUTS, also=_LRN, dtype=SINGLE, across=ACROSS)),
     "batch_norm": (images.batch_norm, forms(layout=LAYOUTS, also=_NORM, across=ACROSS)),
