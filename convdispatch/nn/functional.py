@@ -30,8 +30,8 @@ from .pooling.pooling2d import (
     lp_pool,
     max_pool,
     max_pool_with_places,
+    pool,
 )
-from .pooling.pooling_nd import pool
 
 __all__ = [
     "activate",

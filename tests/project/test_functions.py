@@ -20,7 +20,7 @@ REASONS = {
         nn/normalization/norms.py:batch_norm nn/normalization/table_norm.py:table_norm
         nn/pooling/pooling2d.py:max_pool_with_places nn/pooling/pooling2d.py:max_pool
         nn/pooling/pooling2d.py:avg_pool nn/pooling/pooling2d.py:lp_pool nn/pooling/pooling2d.py:windows_of
-        nn/pooling/pooling_nd.py:pool device/programs/strided_copy.py:copy_strided device/runtime.py:copy
+        nn/pooling/pooling2d.py:pool device/programs/strided_copy.py:copy_strided device/runtime.py:copy
         device/programs/kernels.py:__init__ device/plans/steps.py:__init__
     """,
     "the interface of a plan or a layer: the operands of a convolution and their events": """
