@@ -18,8 +18,8 @@ REASONS = {
         api/declared.py:__init__ api/policy.py:policy inference/building.py:build
         measurement/conformance/verify.py:verify measurement/find.py:find
         nn/normalization/norms.py:batch_norm nn/normalization/table_norm.py:table_norm
-        nn/pooling/pooling2d.py:max_pool_with_places nn/pooling/pooling2d.py:max_pool
-        nn/pooling/pooling2d.py:avg_pool nn/pooling/pooling2d.py:lp_pool nn/pooling/pooling2d.py:windows_of
+        nn/pooling/pooling2d.py:max_pool
+        nn/pooling/pooling2d.py:avg_pool nn/pooling/pooling2d.py:windows_of
         nn/pooling/pooling2d.py:pool device/programs/strided_copy.py:copy_strided device/runtime.py:copy
         device/programs/kernels.py:__init__ device/plans/steps.py:__init__
     """,

@@ -329,7 +329,7 @@ def max_pool_with_places(
     return y, apply(f"{text} plane * {h * w} + {pixel}", dtype=np.int64, **operands)
 
 
-# --- one and three axes by two: largest values, sums and counts of a window come apart along axes -----------------------
+# --- one and three axes by two: largest values, sums and counts of a window come apart along axes ----------------
 
 
 def pool(

@@ -82,7 +82,7 @@ def _math(call: BoundNode) -> str:
     return call.math if float32 or call.math == "reproducible" else "float32"
 
 
-# --- Gemm and MatMul: with constant matrices the linear maps that convolutions compute, else batched products ----------
+# --- Gemm and MatMul: with constant matrices the linear maps that convolutions compute, else batched products --------
 
 
 def _linear(call: BoundNode, x: Tensor, rows: np.ndarray, bias: Tensor | None) -> Tensor:
