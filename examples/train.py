@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import json
 import math
 import time
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ def small_net(channels: int, size: tuple[int, int], classes: int, **options: Any
         MaxPool2d(2),
         Flatten(),
         Linear(64 * (size[0] // 4) * (size[1] // 4), 128, activation="relu", **options),
-        *([Dropout(dropout, queue=options["queue"], seed=seed)] if dropout else []),
+        *([Dropout(dropout, seed=seed)] if dropout else []),
         Linear(128, classes, **options),
     )
 
@@ -131,7 +132,7 @@ class Run:
         tensors: dict[str, Any] = {"losses": np.array(self.losses)}
         for name, part in self._parts().items():
             tensors |= {f"{name}.{key}": value for key, value in part.state_dict().items()}
-        tensors["dropout"] = np.array([part.generator.state for part in self._dropouts()], np.int64)
+        tensors["dropout"] = np.array([json.dumps(part.random.bit_generator.state) for part in self._dropouts()], "U")
         draft = path.with_name(f".{path.name}.part")
         with draft.open("wb") as file:
             np.savez(file, **tensors)
@@ -146,7 +147,7 @@ class Run:
             state = {key.removeprefix(f"{name}."): tensors[key] for key in tensors if key.startswith(f"{name}.")}
             part.load_state_dict(state)
         for part, state in zip(self._dropouts(), tensors["dropout"], strict=True):
-            part.generator.state = int(state)
+            part.random.bit_generator.state = json.loads(str(state))
 
 
 def train(data: Pictures, settings: argparse.Namespace) -> Run:

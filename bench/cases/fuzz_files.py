@@ -50,7 +50,7 @@ from convdispatch.selection.records.perfdb import PerfDB
 SLOW_S = 30.0
 DECISION = {
     "solver": "im2col", "config": {"tile": 8}, "source": "predicted", "math": "float32",
-    "layout": None, "votes": 2, "noise": 0.5, "recalls": 0, "ms": 1.0,
+    "layout": None, "votes": 2, "noise": 0.5, "recalls": 0,
 }  # fmt: skip
 """A decision about a problem, and about a net."""
 PROBLEM = "fwd_f32_mb1ic3ih8iw8oc4kh3kw3"

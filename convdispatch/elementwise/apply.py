@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,7 @@ class _BoundFormula:
 
     def __init__(self, text: str, given: dict[str, Any], out: Any, dtype: Any) -> None:
         self.formula = formula = parse(text)
-        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-        _check(formula, given, tensors, text)
+        tensors = checked_tensors([formula], given)
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         self.shape = broadcast(shapes)
         self.written = [name for name in formula.assigned if name in tensors]
@@ -57,15 +57,7 @@ class _BoundFormula:
             self.prepared = prepare(example.context, formula, self.shape, tuple(operands), self.scalars, integral)
 
     def __call__(self, given: dict[str, Any], out: Any) -> Any:
-        queue = None
-        arguments: list[Any] = []
-        scalars: list[Any] = []
-        for value in given.values():
-            if isinstance(value, Tensor):
-                queue = value.queue if queue is None else queue
-                arguments += (value.base_data, value.offset // value.dtype.itemsize)
-            else:
-                scalars.append(value)
+        queue, arguments, scalars = launch_arguments(given)
         if self.dtype is not None:
             if out is None:
                 out = Tensor.empty(self.shape, self.dtype, queue)
@@ -103,27 +95,44 @@ def forms(key: list[Any], named: dict[str, Any], written: Tensor | None) -> tupl
     return tuple(key)
 
 
-def _check(formula: Formula, operands: dict[str, Any], tensors: dict[str, Tensor], text: str) -> None:
-    unknown = [name for name in formula.read if name not in operands]
+def launch_arguments(operands: dict[str, Any]) -> tuple[Any, list[Any], list[Any]]:
+    """The first tensor's queue, buffer and first element of each tensor, and the numbers."""
+    queue: Any = None
+    arguments: list[Any] = []
+    scalars: list[Any] = []
+    for value in operands.values():
+        if isinstance(value, Tensor):
+            queue = value.queue if queue is None else queue
+            arguments += (value.base_data, value.offset // value.dtype.itemsize)
+        else:
+            scalars.append(value)
+    return queue, arguments, scalars
+
+
+def checked_tensors(formulas: Sequence[Formula], operands: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors among the operands. Raises InvalidArgument for operands that formulas do not read, or cannot."""
+    tensors = {name: value for name, value in operands.items() if isinstance(value, Tensor)}
+    text = "; ".join(formula.text for formula in formulas)
+    unknown = {name for formula in formulas for name in formula.read if name not in operands}
     if unknown:
         raise InvalidArgument(
             f"{text!r} reads {', '.join(sorted(unknown))}, but the operands are {', '.join(operands)}"
         )
-    spare = [name for name in operands if name not in formula.names]
+    spare = operands.keys() - {name for formula in formulas for name in formula.names}
     if spare:
-        raise InvalidArgument(f"{text!r} does not use {', '.join(spare)}")
+        raise InvalidArgument(f"{text!r} does not use {', '.join(sorted(spare))}")
     if not tensors:
-        raise InvalidArgument("apply needs a tensor among the operands")
+        raise InvalidArgument("a formula needs a tensor among the operands")
     for name, value in operands.items():
         if name in tensors:
             continue
         if not isinstance(value, numbers.Real):
             raise InvalidArgument(f"{name} must be a tensor or a number, got {type(value).__name__}")
-        if name in formula.assigned:
+        if any(name in formula.assigned for formula in formulas):
             raise InvalidArgument(f"{name} is a number and cannot be assigned")
-    contexts = {id(tensor.context) for tensor in tensors.values()}
-    if len(contexts) > 1 and len({tensor.context for tensor in tensors.values()}) > 1:
+    if len({tensor.context for tensor in tensors.values()}) > 1:
         raise InvalidArgument("all operands must be on one device")
+    return tensors
 
 
 def result_dtype(formula: Formula, given: dict[str, Any]) -> np.dtype:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .apply import compute
-from .random import full
+from .filling import full
 from .recorded import apply, sum_to
 from .tensor import Tensor
 

@@ -43,20 +43,19 @@ def reduce(
     axes: int | Sequence[int] | None = None,
     *,
     keepdims: bool = False,
-    out: Tensor | Sequence[Tensor] | None = None,
+    dtype: Any = None,
     **operands: Any,
 ) -> Any:
     """Combine an expression's values over ``axes`` (all when None): ``reduce("sum", "x * y", (0, 2), x=x, y=y)``.
 
     ``operation`` is sum, prod, mean, max or min. Operands are tensors and numbers, as ``apply`` takes them. Several
-    expressions, given as a tuple, are reduced in one pass, and a list of tensors is returned. ``out`` holds contiguous
-    tensors for the results, which may be float32 where the operands are of 16 bits. A
-    sum of floats is taken in partial sums, of float32 for float16 and bfloat16; sums and products of integers are
-    int64. Recorded on the tape in force, except prod, max and min.
+    expressions, given as a tuple, are reduced in one pass, and a list of tensors is returned. Results are of ``dtype``,
+    or of what NumPy would give the tensors; sums and products of integers are int64. A sum of floats is taken in
+    partial sums, of float32 for float16 and bfloat16. Recorded on the tape in force, except prod, max and min.
 
     Raises InvalidArgument for axes, names or shapes that do not fit.
     """
-    call, results = combine(operation, expression, operands, axes, keepdims, out)
+    call, results = combine(operation, expression, operands, axes, keepdims, dtype)
     tape = current_tape()
     if tape is not None:
         _record_sums(tape, call, operation, operands, results)
@@ -132,8 +131,7 @@ def _pull(dy: Tensor, slope: str, shape: tuple[int, ...], dtype: Any, operands: 
     if dy.shape == shape:
         return apply(text, dtype=dtype, **given)
     axes = _repeated(dy.shape, shape)
-    out = Tensor.empty(tuple(1 if a in axes else n for a, n in enumerate(dy.shape)), dtype, dy.queue)
-    return reduce("sum", text, axes, keepdims=True, out=out, **given).reshape(shape)
+    return reduce("sum", text, axes, keepdims=True, dtype=dtype, **given).reshape(shape)
 
 
 def sum_to(dy: Tensor, shape: tuple[int, ...]) -> Tensor:

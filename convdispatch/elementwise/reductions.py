@@ -13,11 +13,11 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..api.policy import current_policy
 from ..device.programs.kernels import Programs, without_numbers
-from .apply import forms, operand_of, result_dtype
+from .apply import checked_tensors, forms, launch_arguments, operand_of, result_dtype
 from .codegen.expression import parse
 from .codegen.reduction_kernel import OPERATIONS, Reduction, plan
 from .codegen.strides import broadcast
-from .random import fill
+from .filling import fill
 from .tensor import Tensor
 
 _calls = Programs(family=without_numbers)
@@ -34,22 +34,16 @@ class _BoundReduction:
         texts: tuple[str, ...],
         axes: Any,
         keepdims: bool,
-        outs: tuple[np.dtype, ...] | None,
+        dtype: Any,
         given: dict[str, Any],
     ) -> None:
         if operation not in (*OPERATIONS, "mean"):
             raise InvalidArgument(f"reduce knows {', '.join((*OPERATIONS, 'mean'))}, got {operation!r}")
         self.formulas = formulas = tuple(parse(text) for text in texts)
-        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-        names = {name for formula in formulas for name in formula.names}
+        tensors = checked_tensors(formulas, given)
         for formula in formulas:
             if formula.result is None or set(formula.assigned) & tensors.keys():
                 raise InvalidArgument(f"reduce takes expressions that assign no operand, got {formula.text!r}")
-            unknown = [name for name in formula.read if name not in given]
-            if unknown:
-                raise InvalidArgument(f"{formula.text!r} reads {', '.join(unknown)}; operands are {', '.join(given)}")
-        if not tensors or given.keys() - names:
-            raise InvalidArgument(f"reduce needs tensors, each used by {texts}; got {', '.join(given) or 'none'}")
         self.shape = shape = broadcast({name: tensor.shape for name, tensor in tensors.items()})
         self.axes = _axes(axes, len(shape))
         keep = tuple(1 if a in self.axes else size for a, size in enumerate(shape))
@@ -58,8 +52,7 @@ class _BoundReduction:
         if not count and operation not in ("sum", "prod") and math.prod(self.short):
             raise InvalidArgument(f"{operation} needs at least one element, got shape {shape} over axes {self.axes}")
         self.scale = 1.0 / max(1, count) if operation == "mean" else 1.0
-        own = tuple(_kind(operation, formula, given) for formula in formulas)
-        self.dtypes = tuple(map(_stored, own, outs)) if outs and len(outs) == len(own) else own
+        self.dtypes = tuple(_kind(operation, f, given) if dtype is None else np.dtype(dtype) for f in formulas)
         scalars = tuple(name for name, value in given.items() if not isinstance(value, Tensor))
         integral = operation != "mean" and all(isinstance(given[name], numbers.Integral) for name in scalars)
         self.reduction: Reduction | None = None
@@ -78,33 +71,19 @@ def combine(
     operands: dict[str, Any],
     axes: int | Sequence[int] | None = None,
     keepdims: bool = False,
-    out: Tensor | Sequence[Tensor] | None = None,
+    dtype: Any = None,
 ) -> tuple[_BoundReduction, list[Tensor]]:
     """Compute ``reduce`` without recording it on a tape; return (the bound reduction, results)."""
     texts = (expression,) if isinstance(expression, str) else tuple(expression)
-    given = () if out is None else (out,) if isinstance(out, Tensor) else tuple(out)
-    outs = tuple(each.dtype for each in given)
     whole = current_policy().is_invariant
-    named = [operation, texts, tuple(axes) if isinstance(axes, list) else axes, keepdims, outs, whole]
+    named = [operation, texts, tuple(axes) if isinstance(axes, list) else axes, keepdims, dtype, whole]
     key = forms(named, operands, None)
     call = _calls.get(key)
     if call is None:
-        call = _calls.make(key, lambda: _BoundReduction(operation, texts, axes, keepdims, outs, operands))
-    queue, arguments, scalars = None, [], []
-    for value in operands.values():
-        if isinstance(value, Tensor):
-            queue = value.queue if queue is None else queue
-            arguments += (value.base_data, value.offset // value.dtype.itemsize)
-        else:
-            scalars.append(value)
-    if out is None:
-        results = [Tensor.empty(call.short, dtype, queue) for dtype in call.dtypes]
-    else:
-        results = list(given)
-        for each, dtype in zip(results, call.dtypes, strict=True):
-            if each.shape != call.short or each.dtype != dtype or not each.contiguous:
-                raise InvalidArgument(f"out must be a contiguous {dtype} tensor of shape {call.short}, got {each!r}")
-    targets = [part for result in results for part in (result.base_data, result.offset // result.dtype.itemsize)]
+        call = _calls.make(key, lambda: _BoundReduction(operation, texts, axes, keepdims, dtype, operands))
+    queue, arguments, scalars = launch_arguments(operands)
+    results = [Tensor.empty(call.short, dtype, queue) for dtype in call.dtypes]
+    targets = [part for result in results for part in (result.base_data, 0)]
     if call.reduction is not None:
         call.reduction(queue, arguments + scalars, targets)
     elif results[0].size:
@@ -124,11 +103,6 @@ def _axes(axes: Any, ndim: int) -> tuple[int, ...]:
     if any(not 0 <= axis < ndim for axis in positive) or len(set(positive)) != len(positive):
         raise InvalidArgument(f"axes must be different ones among {ndim}, got {axes!r}")
     return positive
-
-
-def _stored(own: np.dtype, out: np.dtype) -> np.dtype:
-    """Sums of 16-bit values are float32 until they are stored, and may be stored so."""
-    return out if own.itemsize == 2 and own.kind not in "iu" and out == np.float32 else own
 
 
 def _kind(operation: str, formula: Any, given: dict[str, Any]) -> np.dtype:

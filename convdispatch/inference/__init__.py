@@ -8,9 +8,8 @@ that is worth it, and returns the fastest form. A new rewriting of graphs goes t
 - ``form_benchmark``: forms timed as they will be used.
 - ``form_tiers``: the predicted form runs while the others are built in the background.
 - ``graph``: values, nodes, and views of values.
-- ``graph_variants``: a net to its graphs, one a layout.
 - ``host_arrays``: a net on NumPy's arrays in place.
-- ``layout_planning``: the layout of each operation, by a minimum cut.
+- ``layout_pruning``: which layouts of a net are built.
 - ``lower``: a graph to a recording.
 - ``net``: the form as it runs.
 - ``passes``: rewritings of graphs.

@@ -11,7 +11,7 @@ import pyopencl as cl
 
 from ..api.errors import InvalidArgument
 from ..api.policy import current_policy
-from ..api.problem import ConvProblem
+from ..api.problem import MATHS, ConvProblem
 from ..device import background, runtime
 from ..device.cache import artifact_store
 from ..device.cache.keys import key_of
@@ -26,13 +26,15 @@ from . import choice_cache
 from .form_benchmark import Verdict, benchmark_forms
 from .form_tiers import Tiers, tiered
 from .graph import Background, Graph, Weights, is_planned
-from .graph_variants import in_layouts, layouts_of, mixed, planned_convolutions, traced_and_fused
 from .host_arrays import OWN, PYTORCH, THREADS
-from .layout_planning import Ranked, pruned
+from .layout_pruning import Ranked, planned_convolutions, pruned
 from .lower import lower, problem_of
 from .net import InferenceNet
-from .passes.layout import LAYOUTS, MIXED
+from .passes.fusion import fuse
+from .passes.layout import LAYOUTS, relayout
+from .passes.precision import dtype_of, traced_in, with_dtype, with_math
 from .passes.slicing import sliced
+from .trace import trace
 
 
 def build(
@@ -52,13 +54,12 @@ def build(
     is ``conv()``'s, for float32 data; None leaves what the net says. The weights are read now: later changes do not
     reach the result.
 
-    Batch norms are folded, sums and activations fused, weights packed, memory shared by lifetimes. ``layout`` ("nchw",
-    "nhwc", or "mixed", where a plan over the net turns some pictures) is chosen by timing calls that are waited for
-    where it is None; with ``recall`` a choice on which two measurements agree is kept on disk, and the next process
-    builds that form alone. With ``recall`` a large net with nothing cached on a CPU runs in the form that is predicted
-    fastest: the others are built in the background, then calls with arrays run all in turns, and the fastest stays.
-    ``policy(tier="full")``, or ``deterministic``, waits for all. Under ``batch_invariant`` the layout is the one that
-    is predicted fastest for the batch of choice.
+    Batch norms are folded, sums and activations fused, weights packed, memory shared by lifetimes. ``layout`` ("nchw"
+    or "nhwc") is chosen by timing calls that are waited for where it is None; with ``recall`` a choice on which two
+    measurements agree is kept on disk, and the next process builds that form alone. With ``recall`` a large net with
+    nothing cached on a CPU runs in the form that is predicted fastest: the others are built in the background, then
+    calls with arrays run all in turns, and the fastest stays. ``policy(tier="full")``, or ``deterministic``, waits for
+    all. Under ``batch_invariant`` the layout is the one that is predicted fastest for the batch of choice.
 
     The net's own weights may lie on another device than ``queue``'s.
 
@@ -69,8 +70,8 @@ def build(
     Raises InvalidArgument where the net computes by anything but convdispatch's operations.
     """
     queue = queue or runtime.queue()
-    if layout not in (None, *LAYOUTS, MIXED):
-        raise InvalidArgument(f"layout must be None or one of {', '.join((*LAYOUTS, MIXED))}, got {layout!r}")
+    if layout not in (None, *LAYOUTS):
+        raise InvalidArgument(f"layout must be None or one of {', '.join(LAYOUTS)}, got {layout!r}")
     if threads not in THREADS:
         raise InvalidArgument(f"threads must be one of {', '.join(THREADS)}, got {threads!r}")
     packed_use = choice_use = "latency"
@@ -82,7 +83,7 @@ def build(
     graph = traced_and_fused(net, shapes, dtype, queue, math)
     # A CPU net whose tracing had to compile kernels is cold; on a GPU, compilers that start would disturb the choice.
     is_cold = thread.compiled > compiled and runtime.device_info(queue.device).type == "cpu"
-    layouts = layouts_of(graph, layout)
+    layouts = _layouts_of(graph, layout)
     all_forms_allowed, invariant = layout is None, current_policy().is_invariant
     tiers = is_cold and recall and all_forms_allowed
     net_key = (
@@ -97,15 +98,12 @@ def build(
         else None
     )
     stored_choice = None if key is None else choice_cache.load(key)
-    if packed_form is not None and packed_form[0]["layout"] in (*layouts, MIXED):
+    if packed_form is not None and packed_form[0]["layout"] in layouts:
         layouts = (packed_form[0]["layout"],)
-    elif stored_choice is not None and stored_choice.is_final and stored_choice.layout in (*layouts, MIXED):
+    elif stored_choice is not None and stored_choice.is_final and stored_choice.layout in layouts:
         layouts = (stored_choice.layout,)
     with side_by_side(queue.device, at_once=is_cold):
-        graphs, ranked = pruned(in_layouts(graph, layouts, queue), queue)
-        if layout is None and len(layouts) > 1:
-            turned = mixed(graph, queue, ranked)
-            graphs = turned or graphs if invariant else graphs | turned
+        graphs, ranked = pruned(_in_layouts(graph, layouts), queue)
         graphs = {each: sliced(shaped, runtime.device_info(queue.device)) for each, shaped in graphs.items()}
         graphs, later = tiered(graphs, ranked, queue.device) if tiers else (graphs, {})
         plans = _plans(graphs, queue, ranked, graph.background)
@@ -141,15 +139,53 @@ def problems(
 ) -> list[ConvProblem]:
     """The convolutions that ``build`` would ask for, in order, with what is fused into them; for both layouts, the one
     after the other, where ``layout`` is None. Nothing is planned or computed."""
-    graph = traced_and_fused(net, shapes, dtype, queue or runtime.queue(), math)
     queue = queue or runtime.queue()
-    shaped = in_layouts(graph, layouts_of(graph, layout), queue).values()
+    graph = traced_and_fused(net, shapes, dtype, queue, math)
+    shaped = _in_layouts(graph, _layouts_of(graph, layout)).values()
     return [
         problem_of(node)
         for each in shaped
         for node in sliced(each, runtime.device_info(queue.device)).nodes
         if is_planned(node)
     ]
+
+
+def traced_and_fused(
+    net: Callable[..., Any], shapes: Sequence[Sequence[int]], dtype: Any, queue: cl.CommandQueue, math: str | None
+) -> Graph:
+    """The graph of a net for inputs of ``shapes``, as ``build`` describes them, with what its convolutions take in."""
+    if math is not None and math not in MATHS:
+        raise InvalidArgument(f"math must be None or one of {', '.join(MATHS)}, got {math!r}")
+    each = isinstance(dtype, list | tuple)
+    target_dtype = dtype if each else dtype_of(dtype)
+    traced = target_dtype if each else traced_in(net, target_dtype)
+    # A module in training mode would update its batch-norm statistics and apply dropout.
+    training = getattr(net, "training", False)
+    if training:
+        net.eval()  # type: ignore[attr-defined]
+    try:
+        graph = fuse(trace(net, shapes, traced, queue), is_rounded=traced != target_dtype)
+        if traced != target_dtype:
+            graph = with_dtype(graph, target_dtype)
+        if math is not None:
+            graph = with_math(graph, math)
+        graph.move(queue)
+        return graph
+    finally:
+        if training:
+            net.train()  # type: ignore[attr-defined]
+
+
+def _layouts_of(graph: Graph, wanted: str | None) -> tuple[str | None, ...]:
+    """Return the layouts to build: the requested one, or all candidates; None is the layout as traced."""
+    if wanted is not None:
+        return (wanted,)
+    pictures = any(len(ref.shape) == 4 for node in graph.nodes for ref in node.refs)
+    return LAYOUTS if pictures else (None,)
+
+
+def _in_layouts(graph: Graph, layouts: Sequence[str | None]) -> dict[str | None, Graph]:
+    return {layout: graph if layout is None else relayout(graph, layout) for layout in layouts}
 
 
 def _plans(
@@ -184,9 +220,6 @@ def _forms(
 def _fastest(forms: list[InferenceNet], key: str | None, stored_choice: choice_cache.Choice | None) -> InferenceNet:
     """Return the fastest form; the result of the benchmark is stored under ``key``."""
     if len(forms) == 1:
-        forms[0].watch = (
-            choice_cache.Watch(key, stored_choice) if key is not None and stored_choice is not None else None
-        )
         return forms[0]
     names = [form.layout for form in forms]
     known = stored_choice is not None and stored_choice.layout in names

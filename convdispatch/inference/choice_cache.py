@@ -2,18 +2,15 @@
 
 A choice is an entry of the store's table ``forms``, under what the net computes, what it is for, and the
 circumstances (``selection.decision_store``). It is final when two measurements agree that nothing disturbed. One made
-while the machine did other work is used for some time and judged anew, and so is one whose form, when it is used, is
-much faster than it was when it was judged: steady work of others leaves no other mark. It bears on time alone, never
-on results, so nothing that is damaged or missing is an error. It is not stored while a policy is in force.
+while the machine did other work is used for some time and judged anew. It bears on time alone, never on results, so
+nothing that is damaged or missing is an error. It is not stored while a policy is in force.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import pyopencl as cl
 
@@ -25,7 +22,7 @@ from ..selection import decision_store
 from .form_benchmark import Verdict
 from .graph import Graph, Ref, is_planned, operands
 from .lower import problem_of
-from .passes.layout import LAYOUTS, MIXED
+from .passes.layout import LAYOUTS
 
 ENOUGH = 2
 """The number of consecutive measurements that must name the same form before the choice is final."""
@@ -34,12 +31,6 @@ CALM = 0.15
 NOISY_RECALLS = 8
 """After this many builds a choice from noisy measurements is measured again, so that a wrong choice under load does not
 last."""
-CONTRADICTS = 0.75
-"""If a form takes less than this fraction of its measured time, it was measured while the machine did other work."""
-_WATCHED = 5
-"""The number of calls with NumPy arrays, each waited for, that are timed after a form was built without a
-measurement."""
-
 LOWERING = "lowering 2"
 """Changes whenever graphs become other commands than before, so that choices among earlier forms are timed again."""
 
@@ -70,8 +61,6 @@ class Choice:
     noise: float = 0.0
     recalls: int = 0
     """The number of builds of this choice without a measurement since the last one."""
-    ms: float = 0.0
-    """The measured milliseconds of a call; 0 if unknown."""
 
     @property
     def is_final(self) -> bool:
@@ -79,7 +68,7 @@ class Choice:
         return self.votes >= ENOUGH and (self.noise <= CALM or self.recalls < NOISY_RECALLS)
 
 
-def load(key: str, names: Sequence[str | None] = (None, *LAYOUTS, MIXED)) -> Choice | None:
+def load(key: str, names: Sequence[str | None] = (None, *LAYOUTS)) -> Choice | None:
     """What is known of a net's forms, which are called ``names``; None for nothing. A final choice of a noisy machine
     counts its uses."""
     stored = FORMS.get(key)
@@ -88,7 +77,7 @@ def load(key: str, names: Sequence[str | None] = (None, *LAYOUTS, MIXED)) -> Cho
         numbers = (choice.votes, choice.recalls)
         if not all(type(n) is int and 0 <= n <= 1 << 30 for n in numbers):
             return None
-        if choice.layout not in names or not all(0 <= float(n) < 1e9 for n in (choice.noise, choice.ms)):
+        if choice.layout not in names or not 0 <= float(choice.noise) < 1e9:
             return None
         if choice.is_final and choice.noise > CALM:
             _write(key, replace(choice, recalls=choice.recalls + 1))
@@ -102,29 +91,7 @@ def store(key: str, layout: str | None, verdict: Verdict, before: Choice | None)
     votes = (2 if verdict.noise <= CALM else 1) if verdict.agreed else 0
     if before is not None and before.layout == layout and votes:
         votes += min(before.votes, ENOUGH)
-    _write(key, Choice(layout, votes, round(verdict.noise, 4), ms=round(verdict.ms[verdict.best], 4)))
-
-
-class Watch:
-    """Times the first calls of a form that was built unmeasured; one that contradicts its choice has forms judged anew
-    when the net is built the next time."""
-
-    def __init__(self, key: str, choice: Choice) -> None:
-        self.key, self.choice, self.left, self.least = key, choice, _WATCHED, float("inf")
-
-    def call(self, net: Any, inputs: Any, change: Any) -> Any:
-        """The results of ``net``, an ``InferenceNet``, as its ``call_on_host`` returns them."""
-        start = time.perf_counter()
-        results = net.call_on_host(inputs, change)
-        self.left, self.least = self.left - 1, min(self.least, 1e3 * (time.perf_counter() - start))
-        if self.left <= 0 and net.watch is self:
-            net.watch = None
-            if self.least < CONTRADICTS * self.choice.ms:
-                _write(self.key, replace(self.choice, votes=0))
-        return results
-
-    def pin(self, net: Any) -> None:
-        """This form stays in any case."""
+    _write(key, Choice(layout, votes, round(verdict.noise, 4)))
 
 
 def _write(key: str, choice: Choice) -> None:

@@ -25,8 +25,7 @@ from ..device.programs.compile_pool import compilers
 from ..device.runtime import device_info
 from .form_benchmark import Verdict, verdict_of
 from .graph import Graph
-from .graph_variants import planned_convolutions
-from .layout_planning import Ranked, seconds
+from .layout_pruning import Ranked, planned_convolutions, seconds
 
 if TYPE_CHECKING:
     from .net import Change, InferenceNet

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -168,10 +168,8 @@ class Graph:
 
     def summands(self, node: Node) -> list[Ref]:
         """The two flat views whose sum an element-wise node is, that of the later operation first; else none."""
-        summand_by_name = {
-            name: value for name, value in node.kwargs.items() if name not in ("expression", "activation")
-        }
-        text = str(node.kwargs.get("expression", "+".join(summand_by_name))).replace(" ", "")
+        summand_by_name = {name: value for name, value in node.kwargs.items() if name != "expression"}
+        text = str(node.kwargs.get("expression", "")).replace(" ", "")
         sides = list(summand_by_name.values())
         if len(sides) != 2 or set(text.split("+")) != set(summand_by_name):
             return []
@@ -213,21 +211,23 @@ class Graph:
         self.nodes = live[::-1]
 
 
-def operands(structure: Any) -> Iterator[Any]:
+_OPERANDS = (Ref, Tensor)
+
+
+def operands(structure: Any) -> list[Any]:
     """The Refs and tensors in nested tuples, lists and dicts."""
-    if isinstance(structure, Ref | Tensor):
-        yield structure
-    elif isinstance(structure, list | tuple):
-        for part in structure:
-            yield from operands(part)
-    elif isinstance(structure, dict):
-        for part in structure.values():
-            yield from operands(part)
+    if isinstance(structure, _OPERANDS):
+        return [structure]
+    if isinstance(structure, dict):
+        structure = structure.values()
+    elif not isinstance(structure, (list, tuple)):
+        return []
+    return [found for part in structure if not isinstance(part, (str, int)) for found in operands(part)]
 
 
 def map_operands(change: Callable[[Any], Any], structure: Any) -> Any:
     """The structure with every Ref and tensor replaced by what ``change`` returns."""
-    return map_structure(Ref | Tensor, change, structure)
+    return map_structure(_OPERANDS, change, structure)
 
 
 class Weights:

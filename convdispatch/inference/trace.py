@@ -143,12 +143,6 @@ def _in_dtype(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], n
     return bound_arguments.arguments["x"].shape, np.dtype(bound_arguments.arguments["dtype"])
 
 
-def _linear(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
-    arguments = bound(function, args, kwargs).arguments
-    check_bias(arguments.get("bias"), arguments["w"].shape[0])
-    return (arguments["x"].shape[0], arguments["w"].shape[0]), arguments["x"].dtype
-
-
 def _like_first(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
     x = bound(function, args, kwargs).arguments["x"]
     return x.shape, x.dtype
@@ -160,7 +154,6 @@ _RULES: dict[str, Callable[..., Any]] = {
     "quantized_convolution": _quantized_convolution,
     "quantize": _in_dtype,
     "dequantize": _in_dtype,
-    "linear": _linear,
     "batch_norm": _like_first,
     "activate": _like_first,
 }

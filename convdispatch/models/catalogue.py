@@ -11,6 +11,7 @@ from ..nn import Module
 
 def _catalogue() -> dict[str, Callable[..., Module]]:
     from .classics import AlexNet, LeNet, OverFeat, vgg16, vgg_a
+    from .efficientnet import EfficientNetLite0
     from .googlenet import GoogLeNet
     from .resnet import ResNet50
 
@@ -22,16 +23,8 @@ def _catalogue() -> dict[str, Callable[..., Module]]:
         "vgg16": vgg16,
         "googlenet": GoogLeNet,
         "resnet50": ResNet50,
-        "efficientnet_lite0": _efficientnet,
+        "efficientnet_lite0": EfficientNetLite0,
     }
-
-
-def _efficientnet(classes: int = 1000, layout: str = "nchw", queue: Any = None) -> Module:
-    from .efficientnet import CLASSES, EfficientNetLite0
-
-    if classes != CLASSES:
-        raise InvalidArgument(f"EfficientNet-lite0 has {CLASSES} classes here, got {classes}")
-    return EfficientNetLite0(layout, queue)
 
 
 def names() -> list[str]:

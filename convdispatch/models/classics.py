@@ -58,7 +58,7 @@ def _head(sizes: Sequence[int], queue: Any, dropout: bool = True) -> list[Module
     layers: list[Module] = []
     for i, (ic, oc) in enumerate(itertools.pairwise(sizes)):
         last = i == len(sizes) - 2
-        layers += [Dropout(0.5, queue=queue)] if dropout and not last else []
+        layers += [Dropout(0.5)] if dropout and not last else []
         layers += [Linear(ic, oc, queue=queue)] if last else [Linear(ic, oc, activation="relu", queue=queue), Fused()]
     return layers
 

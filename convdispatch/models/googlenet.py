@@ -65,7 +65,7 @@ class GoogLeNet(Module):
         )
         self.pool = AvgPool2d(7, 1, layout=layout)
         self.flatten = Flatten(layout=layout)
-        self.dropout = Dropout(0.4, queue=queue)
+        self.dropout = Dropout(0.4)
         self.fc = Linear(1024, classes, queue=queue)
 
     def forward(self, x: Tensor) -> Tensor:

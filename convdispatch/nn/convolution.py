@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from ..api.activations import gradient_of_result
 from ..api.errors import InvalidArgument
@@ -47,11 +47,16 @@ def convolution(
     dense_x = dense(x)
     y = conv(dense_x, w, bias, residual=dense(residual), activation=fused, **geometry)
     if tape is not None:
-        _Note(tape, operands, dense_x, w, fused, geometry).record(y)
+        shape, slope = x.shape, gradient_of_result(fused) if fused else None
+        gradients = _Gradients(
+            layout,
+            lambda dy: conv_backward_data(dy, w, shape, **geometry),
+            lambda x, dy: conv_backward_weights(x, dy, w.shape, **geometry),
+        )
+        _record(tape, operands, dense_x, y, slope, gradients)
     return y if later_activation is None else activate(y, later_activation)
 
 
-@operation
 def linear(
     x: Tensor, w: Any, bias: Tensor | None = None, *, activation: str | None = None, layout: str = "nchw"
 ) -> Tensor:
@@ -60,7 +65,6 @@ def linear(
     ``w`` is ``[oc, ic]``, or as ``conv()`` takes it: ``[oc, ic, 1, 1]``, with ``layout="nhwc"`` ``[oc, 1, 1, ic]``, or
     a constant made of it. Raises InvalidArgument unless x has two axes and w fits.
     """
-    operands = (x, w, bias)
     if len(x.shape) != 2:
         raise InvalidArgument(f"a linear map takes x of shape (mb, features), got {x.shape}")
     shape = w.shape
@@ -69,15 +73,10 @@ def linear(
     features = max(shape[1:])
     if x.shape[1] != features:
         raise InvalidArgument(f"w of shape {tuple(shape)} takes {features} features, x has shape {x.shape}")
-    tape = _tape_of(operands)
-    fused, later_activation = _fused(tape, activation)
-    with paused():
-        images = dense(x).reshape(picture_of(x.shape, layout))
-        weight = _filters_of(w, layout) if len(shape) == 2 else w
-        y = conv(images, weight, bias, activation=fused, layout=layout).reshape(x.shape[0], shape[0])
-    if tape is not None:
-        _Note(tape, (*operands, None), images, weight, fused, {"layout": layout}).record(y)
-    return y if later_activation is None else activate(y, later_activation)
+    images = (x if x.contiguous else apply("x", x=x)).reshape(picture_of(x.shape, layout))
+    weight = _filters_of(w, layout) if len(shape) == 2 else w
+    y = convolution(images, weight, bias, activation=activation, layout=layout)
+    return y.reshape(x.shape[0], shape[0])  # type: ignore[no-any-return]
 
 
 def dense(tensor: Tensor | None) -> Any:
@@ -101,55 +100,28 @@ def _fused(tape: Tape | None, activation: str | None) -> tuple[str | None, str |
     return None, activation
 
 
-def _sum_of_channels(tape: Tape, bias: Any, dy: Tensor, layout: str) -> Tensor:
-    """A bias' gradient: the sum of ``dy`` over all axes but the channels'."""
-    axes = tuple(a for a in range(dy.ndim) if a != (1 if layout == "nchw" else dy.ndim - 1))
-    return reduce("sum", "x", axes, out=tape.sink(bias), x=dy)
+def _record(tape: Tape, operands: Sequence[Any], x: Tensor, y: Tensor, slope: str | None, of: _Gradients) -> None:
+    """Note the gradients of x, w, bias and residual; only what they read is held: x for dw, y for the activation's."""
+    needs_x, needs_w, needs_bias, needs_residual = (isinstance(t, Tensor) and tape.tracks(t) for t in operands)
+    given, w, bias, residual = operands
+    held_x, held_y = x if needs_w else None, y if slope else None
+
+    def backward(dy: Tensor) -> tuple[Tensor | None, ...]:
+        dy = dense(dy) if held_y is None else apply(slope, dy=dy, y=held_y)
+        axes = tuple(a for a in range(dy.ndim) if a != (1 if of.layout == "nchw" else dy.ndim - 1))
+        db = reduce("sum", "x", axes, dtype=bias.dtype, x=dy) if needs_bias else None
+        dw = of.weights(held_x, dy) if needs_w else None
+        return of.data(dy) if needs_x else None, dw, db, dy if needs_residual else None
+
+    tape.record(y, (given, w if needs_w else None, bias, residual), backward)
 
 
-class _Note:
-    """The tensors that the gradients of a convolution read. ``given`` and ``weight`` are x and w as ``conv`` had
-    them."""
+class _Gradients(NamedTuple):
+    """How a convolution's gradients are computed, of dy, and of x and dy."""
 
-    def __init__(
-        self,
-        tape: Tape,
-        operands: Sequence[Any],
-        given: Tensor,
-        weight: Any,
-        activation: str | None,
-        geometry: dict[str, Any],
-    ) -> None:
-        x, w, self.bias, residual = operands
-        self.tape, self.weight, self.activation, self.geometry = tape, weight, activation, geometry
-        self.w = w if isinstance(w, Tensor) and tape.tracks(w) else None
-        self.inputs = (x, self.w, self.bias, residual)
-        self.needs_x, self.needs_bias, self.needs_residual = map(tape.tracks, (x, self.bias, residual))
-        self.slope = gradient_of_result(activation) if activation else None
-        self.x_shape, self.given_shape = x.shape, given.shape
-        # Only tensors that the gradients read are held: y for the activation's slope, x for dw, and the weights for dx.
-        self.x = given if self.w is not None else None
-        self.y: Tensor | None = None
-
-    def record(self, y: Tensor) -> None:
-        self.y = y if self.slope else None
-        self.tape.record(y, self.inputs, self.backward)
-
-    def backward(self, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of x, w, bias and residual."""
-        layout, db, dw, dx = self.geometry["layout"], None, None, None
-        dy = dense(dy) if self.y is None else apply(self.slope, dy=dy, y=self.y)
-        if self.needs_bias:
-            db = _sum_of_channels(self.tape, self.bias, dy, layout)
-        d = dy if dy.ndim == len(self.given_shape) else dy.reshape(picture_of(dy.shape, layout))
-        if self.w is not None:
-            out, shape = self.tape.sink(self.w), self.weight.shape
-            out = out if out is None or out.shape == shape else out.reshape(shape)
-            dw = conv_backward_weights(self.x, d, shape, out=out, **self.geometry)
-        if self.needs_x:
-            dx = conv_backward_data(d, self.weight, self.given_shape, **self.geometry)
-            dx = dx if dx.shape == self.x_shape else dx.reshape(self.x_shape)
-        return dx, dw, db, dy if self.needs_residual else None
+    layout: str
+    data: Callable[[Tensor], Tensor]
+    weights: Callable[[Any, Tensor], Tensor]
 
 
 _FILTERS: weakref.WeakKeyDictionary[Tensor, Tensor] = weakref.WeakKeyDictionary()
@@ -157,9 +129,9 @@ _FILTERS: weakref.WeakKeyDictionary[Tensor, Tensor] = weakref.WeakKeyDictionary(
 
 
 def _filters_of(w: Any, layout: str) -> Any:
-    """A matrix as filters of one pixel: the same view at each call, while its memory is the same."""
-    shape = picture_of(w.shape, layout)
-    if not isinstance(w, Tensor):
+    """A matrix as filters of one pixel: the same view at each call, while its memory is the same, but for gradients."""
+    shape, tape = picture_of(w.shape, layout), current_tape()
+    if not isinstance(w, Tensor) or (tape is not None and tape.tracks(w)):
         return w.reshape(shape)
     view = _FILTERS.get(w)
     if view is None or (view.base_data, view.offset, view.shape) != (w.base_data, w.offset, shape):
@@ -224,22 +196,13 @@ def transposed_convolution(
         return y
     del options["activation"], options["residual"]
     options["padding"] = tuple(pads)
-    needs_x, needs_w, needs_bias = tape.tracks(x), isinstance(w, Tensor) and tape.tracks(w), tape.tracks(bias)
-    kept_x = dense_x if needs_w else None
-
-    def backward(dy: Tensor) -> tuple[Tensor | None, ...]:
-        dy = dense(dy)
-        db = dw = dx = None
-        if needs_bias:
-            db = _sum_of_channels(tape, bias, dy, layout)
-        # dw swaps both operands, because dy is the input of the forward convolution that is transposed here.
-        if needs_w:
-            dw = conv_backward_weights(dy, kept_x, w.shape, out=tape.sink(w), **options)
-        if needs_x:
-            dx = conv(dy, w, **options)
-        return dx, dw, db
-
-    tape.record(y, (x, w if needs_w else None, bias), backward)
+    # dw swaps both operands, because dy is the input of the forward convolution that is transposed here.
+    gradients = _Gradients(
+        layout,
+        lambda dy: conv(dy, w, **options),
+        lambda x, dy: conv_backward_weights(dy, x, w.shape, **options),
+    )
+    _record(tape, operands, dense_x, y, None, gradients)
     return y
 
 

@@ -1,16 +1,15 @@
 """The operations of nets as functions of tensors: all on the tape, none waits. Layouts are ``conv()``'s."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 
 import numpy as np
-import pyopencl as cl
 
-from ..api.dtypes import storage_macros
 from ..api.errors import InvalidArgument
-from ..device.programs.kernels import Launch, build, keeps_programs, kernel_text
 from ..device.tracing import operation
-from ..elementwise import Generator, apply, concatenate, concatenation_buffer, mean, reduce
+from ..elementwise import apply, concatenate, concatenation_buffer, mean, reduce
 from ..elementwise.tensor import Tensor
 from .activations import activate
 from .attention import attention, is_attention_in_caches
@@ -18,7 +17,6 @@ from .convolution import convolution, dense, linear, matmul, transposed_convolut
 from .losses import cross_entropy, log_softmax, mse_loss, softmax
 from .normalization.norms import (
     batch_norm,
-    fold_batch_norm,
     folding,
     group_norm,
     layer_norm,
@@ -27,21 +25,17 @@ from .normalization.norms import (
 )
 from .pooling.pooling2d import (
     adaptive_avg_pool,
-    adaptive_max_pool,
     avg_pool,
     global_average_pool,
     lp_pool,
     max_pool,
     max_pool_with_places,
+    pool,
 )
-from .pooling.pooling_nd import pool
-from .tape import current_tape
 
 __all__ = [
     "activate",
     "adaptive_avg_pool",
-    "adaptive_max_pool",
-    "add",
     "apply",
     "attention",
     "avg_pool",
@@ -52,7 +46,6 @@ __all__ = [
     "cross_entropy",
     "dropout",
     "flatten",
-    "fold_batch_norm",
     "folding",
     "global_average_pool",
     "group_norm",
@@ -89,16 +82,6 @@ def view(x: Tensor, shape: Sequence[int]) -> Tensor:
     return (x if x.contiguous else contiguous(x)).reshape(*shape)
 
 
-@operation
-def add(x: Tensor, y: Tensor, activation: str | None = None) -> Tensor:
-    """``activation(x + y)``, in one kernel for relu."""
-    if activation == "relu":
-        return apply("v = x + y; where(v < 0, 0, v)", x=x, y=y)
-    total = apply("x + y", x=x, y=y)
-    return total if activation is None else activate(total, activation)
-
-
-@operation
 def relu(x: Tensor) -> Tensor:
     """``max(x, 0)``; NaN stays NaN."""
     return activate(x, "relu")
@@ -111,9 +94,8 @@ def flatten(x: Tensor, start: int = 1) -> Tensor:
     return x.reshape(*x.shape[:start], -1) if x.size else x.reshape(*x.shape[:start], math.prod(x.shape[start:]))
 
 
-@operation
-def dropout(x: Tensor, p: float, generator: Generator) -> Tensor:
-    """Each element set to 0 with probability ``p``, the others divided by ``1 - p``; advances ``generator``.
+def dropout(x: Tensor, p: float, random: np.random.Generator) -> Tensor:
+    """Each element set to 0 with probability ``p``, the others divided by ``1 - p``; the host draws which.
 
     Raises InvalidArgument for a probability outside [0, 1).
     """
@@ -121,29 +103,5 @@ def dropout(x: Tensor, p: float, generator: Generator) -> Tensor:
         raise InvalidArgument(f"a probability of dropout is 0 or more and below 1, got {p}")
     if not p or not x.size:
         return x
-    tape, dense_x = current_tape(), dense(x)
-    y = Tensor.empty(x.shape, x.dtype, x.queue)
-    blocks = -(-x.size // 4)
-    first_counter, seed = generator.advance(blocks), generator.seed
-    launch = _launch(x.context, x.dtype.name, blocks)
-    numbers = (np.int64(x.size), np.uint64(seed), first_counter, np.float32(p), np.float32(1 / (1 - p)))
-    launch(x.queue, (dense_x.base_data, np.int64(dense_x.offset // x.dtype.itemsize), y.base_data, *numbers))
-    if tape is not None and tape.tracks(x):
-
-        def backward(dy: Tensor) -> tuple[Tensor]:
-            dy, dx = dense(dy), Tensor.empty(dy.shape, dy.dtype, dy.queue)
-            launch(dy.queue, (dy.base_data, np.int64(dy.offset // dy.dtype.itemsize), dx.base_data, *numbers))
-            return (dx,)
-
-        tape.record(y, (x,), backward)
-    return y
-
-
-@keeps_programs
-def _launch(context: cl.Context, dtype: str, blocks: int) -> Launch:
-    text = storage_macros(dtype) + kernel_text("convdispatch.elementwise", "random.cl")
-    text += kernel_text("convdispatch.nn", "dropout.cl")
-    names = ("x", "offset", "y", "n", "seed", "first", "p", "scale")
-    dtypes = (None, np.int64, None, np.int64, np.uint64, np.uint64, np.float32, np.float32)
-    work = (-(-blocks // 256) * 256,)
-    return Launch(build(context, text), "dropout", work, (256,), " ".join(names), names=names, dtypes=dtypes)
+    kept = Tensor.from_numpy(random.random(x.shape, np.float32) >= p, x.queue)
+    return apply("where(kept, x * scale, 0)", x=x, kept=kept, scale=1 / (1 - p))  # type: ignore[no-any-return]

@@ -13,14 +13,11 @@ import numpy as np
 import pyopencl as cl
 
 from ..api.errors import InvalidArgument
-from ..api.problem import ConvProblem
-from ..calls.arguments import describe, per_axis
-from ..calls.conv import constant
+from ..calls.arguments import per_axis
 from ..device import runtime
-from ..elementwise import Generator, full
+from ..elementwise import full
 from ..elementwise.tensor import Parameter, Tensor
 from . import functional
-from .convolution import picture_of
 from .modules import Module
 
 
@@ -48,35 +45,7 @@ class _Weighted(Module):
         return (0, 3, 1, 2) if name == "weight" and self.weight.ndim == 4 and self.options["layout"] == "nhwc" else None
 
 
-class _Planned(_Weighted):
-    """What Conv2d and Linear share: the weight's frozen form, and the problem that they ask to solve."""
-
-    _w: Any = None
-
-    def problem(self, x_shape: Sequence[int], residual: bool = False) -> ConvProblem:
-        w, options = self._shaped(), dict(self.options)
-        options |= {"bias": self.bias is not None, "residual": residual, "constant_weights": self._w is not None}
-        x_shape = picture_of(x_shape, options["layout"]) if len(x_shape) == 2 else x_shape
-        return describe("fwd", x_shape, w.shape, None, w.dtype.name, **options)
-
-    def freeze(self) -> Module:
-        self._w = constant(self._shaped())
-        return self
-
-    def thaw(self) -> Module:
-        self._w = None
-        return self
-
-    def _shaped(self) -> Tensor:
-        return self.weight
-
-    @property
-    def operand(self) -> Any:
-        """Return the argument w of ``conv()``: the weight, or the constant that wraps it."""
-        return self.weight if self._w is None else self._w
-
-
-class Conv2d(_Planned):
+class Conv2d(_Weighted):
     """``activation(conv(x, weight) + bias + residual)``; x and residual are NCHW or NHWC, as ``layout`` says.
 
     ``kernel``, ``stride``, ``padding`` and ``dilation`` are what ``conv()`` takes. ``weight`` is ``[oc, ic/groups, kh,
@@ -108,7 +77,7 @@ class Conv2d(_Planned):
         self.options |= {"activation": activation, "layout": layout}
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        return functional.convolution(x, self.operand, self.bias, residual=residual, **self.options)
+        return functional.convolution(x, self.weight, self.bias, residual=residual, **self.options)
 
 
 class ConvTranspose2d(_Weighted):
@@ -143,7 +112,7 @@ class ConvTranspose2d(_Weighted):
         return functional.transposed_convolution(x, self.weight, self.bias, **self.options)
 
 
-class Linear(_Planned):
+class Linear(_Weighted):
     """``activation(x · weightᵀ + bias)`` for x ``[mb, ic]``, computed as a convolution of 1×1 pictures.
 
     ``weight`` is ``[oc, ic]``; ``layout`` is how ``conv()`` is asked, and changes no result.
@@ -163,12 +132,8 @@ class Linear(_Planned):
         self._make((oc, ic), ic, oc if bias else 0, queue, rng)
         self.options = {"activation": activation, "layout": layout}
 
-    def _shaped(self) -> Tensor:
-        shape = picture_of(self.weight.shape, self.options["layout"])
-        return Tensor(self.weight.base_data, shape, self.weight.dtype, self.weight.queue, None, self.weight.offset)
-
     def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.operand, self.bias, **self.options)
+        return functional.linear(x, self.weight, self.bias, **self.options)
 
 
 class BatchNorm2d(Module):
@@ -262,14 +227,13 @@ def ReLU() -> Activation:
 class Dropout(Module):
     """While training, elements are 0 with probability ``p`` and the others scaled by ``1 / (1 - p)``."""
 
-    def __init__(self, p: float = 0.5, *, queue: cl.CommandQueue | None = None, seed: int | None = None) -> None:
+    def __init__(self, p: float = 0.5, *, seed: int | None = None) -> None:
         if not 0 <= p < 1:
             raise InvalidArgument(f"a probability of dropout is 0 or more and below 1, got {p}")
-        self.p = p
-        self.generator = Generator(int(np.random.default_rng(seed).integers(2**63)), queue)
+        self.p, self.random = p, np.random.default_rng(seed)
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.dropout(x, self.p, self.generator) if self.training else x
+        return functional.dropout(x, self.p, self.random) if self.training else x
 
 
 class Flatten(Module):

@@ -17,12 +17,10 @@ from ..elementwise import apply, reduce
 from ..elementwise.tensor import Tensor
 from .convolution import dense
 from .normalization.row_norm import rows_of_a_group
-from .tape import Ones, current_tape, paused
+from .tape import current_tape, paused
 
 _ROW_WORK_ITEMS = 64
 """The number of work items that compute a row of logits, except for long rows on a GPU."""
-_REGISTER_ELEMENTS = 16
-"""The most elements of a row that a GPU's work item holds in registers."""
 
 
 @operation
@@ -36,7 +34,7 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
     y = Tensor.empty(x.shape, x.dtype, x.queue)
     if y.size:
         launch = _softmax(x.context, x.dtype.name, x.shape[-1], math.prod(x.shape[:-1]))
-        launch(x.queue, (dense_x.base_data, _first(dense_x), y.base_data))
+        launch(x.queue, (dense_x.base_data, np.int64(dense_x.offset // x.dtype.itemsize), y.base_data))
     if tape is not None and tape.tracks(x):
 
         def backward(dy: Tensor) -> tuple[Tensor]:
@@ -89,30 +87,13 @@ def cross_entropy(x: Tensor, labels: Any, *, reduction: str = "mean") -> Tensor:
         raise InvalidArgument(f"labels must be {rows} integers, got {labels!r}")
     if not rows:
         raise InvalidArgument("cross-entropy needs at least one row of logits")
-    if labels.dtype != np.int32:
-        labels = labels.astype(np.int32)
-    tape = current_tape()
-    watched = tape is not None and tape.tracks(x)
-    dense_x, labels = dense(x), dense(labels)
-    slope = Tensor.empty(x.shape, x.dtype, x.queue) if watched else None
-    scale = 1.0 / rows if reduction == "mean" else 1.0
-    # A float16 slope is scaled in the backward pass, where the loss scale of dy keeps it from underflowing.
-    later = scale if x.dtype == np.float16 else 1.0
-    launch = _cross_entropy(x.context, x.dtype.name, width, rows, scale / later if watched else None)
-    losses = Tensor.empty((rows,), x.dtype, x.queue)
-    operands = (dense_x.base_data, _first(dense_x), labels.base_data, _first(labels), losses.base_data)
-    launch(x.queue, operands if slope is None else (*operands, slope.base_data))
-    with paused():
-        loss = losses if reduction == "none" else reduce(reduction, "x", x=losses)
-    if watched:
-
-        def backward(dy: Tensor) -> tuple[Tensor]:
-            if type(dy) is Ones and later == 1.0:
-                return (slope,)
-            return (apply("s * dy * scale", s=slope, dy=dy.reshape(dy.size, 1), scale=later),)
-
-        tape.record(loss, (x,), backward)
-    return loss
+    values = x.astype(np.float32) if x.dtype.itemsize == 2 else x
+    classes = Tensor.from_numpy(np.arange(width, dtype=np.int32), x.queue)
+    given = labels.reshape(rows, 1)
+    picked = reduce("sum", "where(c == label, y, 0)", 1, y=log_softmax(values), label=given, c=classes)
+    losses = apply("y * where(label < 0 or label >= n, nan, -1)", y=picked, label=given.reshape(rows), n=width)
+    loss = losses if reduction == "none" else reduce(reduction, "x", x=losses)
+    return loss if loss.dtype == x.dtype else loss.astype(x.dtype)
 
 
 @operation
@@ -135,34 +116,12 @@ def _last(x: Tensor, axis: int) -> tuple[int, ...] | None:
     return tuple(order)
 
 
-def _first(x: Tensor) -> np.int64:
-    return np.int64(x.offset // x.dtype.itemsize)
-
-
 @keeps_programs
 def _softmax(context: cl.Context, dtype: str, width: int, rows: int) -> Launch:
-    text, items = _text(context, dtype, width, slope=False)
-    names = ("x", "offset", "y")
-    vectors = dtype == "float32" and runtime.device_info(context.devices[0]).type == "cpu"
-    each = rows_of_a_group(rows, width) if vectors else 1
-    items = 1 if vectors else items
-    program = build(context, config_macros({"vectors": vectors, "rows": each}) + text)
-    return Launch(program, "softmax", (rows // each * items,), (items,), " ".join(names), names=names)
-
-
-@keeps_programs
-def _cross_entropy(context: cl.Context, dtype: str, width: int, rows: int, slope_scale: float | None) -> Launch:
-    """The kernel of all rows' losses, and of their slopes times ``slope_scale`` unless that is None."""
-    text, items = _text(context, dtype, width, slope=slope_scale is not None)
-    names = ("x", "offset", "labels", "labels_offset", "losses", *(("slopes",) if slope_scale is not None else ()))
-    # The slope's factor has the kernel's accumulation type, ACC.
-    number = (np.float64 if dtype == "float64" else np.float32)(slope_scale or 0.0)
-    return Launch(build(context, text), "cross_entropy", (rows * items,), (items,), (number, *names), names=names)
-
-
-def _text(context: cl.Context, dtype: str, width: int, slope: bool) -> tuple[str, int]:
-    """softmax.cl for rows of ``width``, and the work items of a row: enough that a GPU's keep it in registers."""
     gpu = runtime.device_info(context.devices[0]).type != "cpu"
-    items = _ROW_WORK_ITEMS if not gpu or width <= _ROW_WORK_ITEMS * 4 else 256
-    values = {"width": width, "items": items, "held": gpu and width <= items * _REGISTER_ELEMENTS, "slope": slope}
-    return storage_macros(dtype) + config_macros(values) + kernel_text("convdispatch.nn", "softmax.cl"), items
+    vectors = dtype == "float32" and not gpu
+    each = rows_of_a_group(rows, width) if vectors else 1
+    items = 1 if vectors else _ROW_WORK_ITEMS if not gpu or width <= _ROW_WORK_ITEMS * 4 else 256
+    values = {"width": width, "items": items, "vectors": vectors, "rows": each}
+    program = build(context, storage_macros(dtype) + config_macros(values) + kernel_text(__package__, "softmax.cl"))
+    return Launch(program, "softmax", (rows // each * items,), (items,), "x offset y", names=("x", "offset", "y"))

@@ -44,15 +44,11 @@ class Module:
         for name, part in self.children():
             yield from part.named_modules(f"{prefix}.{name}" if prefix else name)
 
-    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Parameters and the other tensors kept with them (running statistics), by names such as ``"conv.weight"``."""
-        return ((name, tensor) for name, tensor, _ in self._places())
-
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """The module's parameters, which training changes, with their names; a parameter that is used twice has one
         name."""
         yielded: set[int] = set()
-        for name, tensor in self.named_tensors():
+        for name, tensor, _ in self._places():
             if isinstance(tensor, Parameter) and id(tensor) not in yielded:
                 yielded.add(id(tensor))
                 yield name, tensor
@@ -64,26 +60,14 @@ class Module:
     # --- training and evaluation modes -------------------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> Module:
-        """Set ``training`` here and in all parts; training thaws weights. Returns the module."""
+        """Set ``training`` here and in all parts. Returns the module."""
         for _, part in self.named_modules():
             part.training = mode
-        return self.thaw() if mode else self
+        return self
 
     def eval(self) -> Module:
         """Leave training: batch norms use their running statistics, dropout does nothing."""
         return self.train(False)
-
-    def freeze(self) -> Module:
-        """Promise that weights keep their values, so that plans pack them once; ``load`` and ``thaw`` take it back."""
-        for _, part in self.children():
-            part.freeze()
-        return self
-
-    def thaw(self) -> Module:
-        """Weights may change again."""
-        for _, part in self.children():
-            part.thaw()
-        return self
 
     # --- state dictionaries: values by name --------------------------------------------------------------------------
 
@@ -96,36 +80,18 @@ class Module:
         return {name: tensor if axes is None else tensor.transpose(axes) for name, tensor, axes in self._places()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up values (NumPy arrays or tensors) under PyTorch's names and in its shapes; thaws.
+        """Take up values (NumPy arrays or tensors) under PyTorch's names and in its shapes.
 
         PyTorch's ``num_batches_tracked`` is passed over, and axes of size 1 do not count.
         Raises InvalidArgument, and changes nothing, unless names and shapes fit.
         """
-        tensors_and_axes = {name: (tensor, axes) for name, tensor, axes in self._places()}
-        self._take(
-            tensors_and_axes, {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
-        )
-
-    def load(self, values: Mapping[str, np.ndarray]) -> None:
-        """Replace every value by the array of its name, in the shape it has here; thaws.
-
-        Axes of size 1 do not count.
-        Raises InvalidArgument, and changes nothing, unless names and shapes are exactly this module's.
-        """
-        self._take({name: (tensor, None) for name, tensor in self.named_tensors()}, values)
-
-    def _take(
-        self, tensors_and_axes: dict[str, tuple[Tensor, tuple[int, ...] | None]], values: Mapping[str, Any]
-    ) -> None:
-        """Write arrays to the tensors of their names; axes that are not None are those of the array's shape."""
-        if tensors_and_axes.keys() != values.keys():
-            missing, unknown = (
-                sorted(tensors_and_axes.keys() - values.keys()),
-                sorted(values.keys() - tensors_and_axes.keys()),
-            )
+        places = {name: (tensor, axes) for name, tensor, axes in self._places()}
+        values = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
+        if places.keys() != values.keys():
+            missing, unknown = sorted(places.keys() - values.keys()), sorted(values.keys() - places.keys())
             raise InvalidArgument(f"values do not match: missing {missing or 'none'}, unknown {unknown or 'none'}")
         arrays = {}
-        for name, (tensor, axes) in tensors_and_axes.items():
+        for name, (tensor, axes) in places.items():
             value = values[name]
             array = np.asarray(value.numpy() if isinstance(value, Tensor) else value)
             expected_shape = tensor.shape if axes is None else tuple(tensor.shape[axis] for axis in axes)
@@ -133,9 +99,8 @@ class Module:
                 raise InvalidArgument(f"{name} has shape {expected_shape}, got {array.shape}")
             array = array.reshape(expected_shape)
             arrays[name] = array if axes is None else array.transpose(np.argsort(axes))
-        for name, (tensor, _) in tensors_and_axes.items():
+        for name, (tensor, _) in places.items():
             tensor.write(arrays[name])
-        self.thaw()
 
     def _places(self) -> Iterator[tuple[str, Tensor, tuple[int, ...] | None]]:
         """Names, tensors, and the order in which their axes are PyTorch's."""

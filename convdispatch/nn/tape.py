@@ -16,31 +16,12 @@ from ..api.errors import InvalidArgument
 from ..elementwise import apply, full
 from ..elementwise.tensor import Parameter, Tensor, current_tape, paused, put_in_force
 
-__all__ = ["Ones", "Tape", "current_tape", "paused"]
+__all__ = ["Tape", "current_tape", "paused"]
 
 _marks = itertools.count(1)
 Backward = Callable[..., Sequence["Tensor | None"]]
 _AT_ONCE = 8
 """The most gradients of one tensor that one kernel adds up."""
-
-
-class Ones(Tensor):
-    """A gradient of ones, from which ``backward`` starts; its memory is filled only if something asks for it."""
-
-    __slots__ = ("_memory",)
-
-    def __init__(self, shape: tuple[int, ...], dtype: Any, queue: Any) -> None:
-        super().__init__(None, shape, dtype, queue)
-
-    @property
-    def base_data(self) -> Any:
-        if self._memory is None:
-            self._memory = full(self.shape, 1.0, self.dtype, self.queue).base_data
-        return self._memory
-
-    @base_data.setter
-    def base_data(self, memory: Any) -> None:
-        self._memory = memory
 
 
 class Tape:
@@ -51,8 +32,6 @@ class Tape:
         self._parameters: dict[int, Parameter] = {}
         self._first = next(_marks)
         self._outer: Tape | None = None
-        self._written: set[int] = set()
-        self._accumulate = False
 
     def __enter__(self) -> Tape:
         self._outer = put_in_force(self)
@@ -95,19 +74,6 @@ class Tape:
             self._parameters[tensor.mark] = tensor
         return tensor.mark if tensor.mark > self._first else 0
 
-    def sink(self, tensor: Any) -> Tensor | None:
-        """Return the tensor to which a Parameter's gradient can be written directly, or None: then allocate and return
-        it.
-
-        For functions that ``backward`` calls: the memory of ``tensor.grad``, unless another use of the Parameter has
-        been there already.
-        """
-        if type(tensor) is not Parameter or self._accumulate or tensor.mark in self._written:
-            return None
-        if tensor.grad is None:
-            tensor.grad = Tensor.empty(tensor.shape, tensor.dtype, tensor.queue)
-        return tensor.grad
-
     def backward(
         self, result: Tensor, gradient: Tensor | None = None, *, accumulate: bool = False, keep: Sequence[Tensor] = ()
     ) -> list[Tensor | None]:
@@ -124,12 +90,11 @@ class Tape:
         if gradient is None:
             if result.size != 1:
                 raise InvalidArgument(f"backward starts from one number, got shape {result.shape}: pass its gradient")
-            gradient = Ones(result.shape, result.dtype, result.queue)
+            gradient = full(result.shape, 1.0, result.dtype, result.queue)
         elif gradient.shape != result.shape:
             raise InvalidArgument(f"the gradient must have the result's shape {result.shape}, got {gradient.shape}")
         kept_marks = {tensor.mark for tensor in keep}
         final: dict[int, Tensor] = {}
-        self._written, self._accumulate = set(), accumulate
         gradients: dict[int, list[Tensor]] = {result.mark: [gradient]}
         outer_tape = put_in_force(None)
         try:
@@ -144,9 +109,6 @@ class Tape:
                 for mark, dx in zip(inputs, backward(*result_gradients), strict=True):
                     if dx is None or not mark:
                         continue
-                    if mark in self._parameters:
-                        self._deliver(self._parameters[mark], dx)
-                        continue
                     waiting = gradients.setdefault(mark, [])
                     waiting.append(dx)
                     if len(waiting) == _AT_ONCE:
@@ -154,22 +116,13 @@ class Tape:
         finally:
             put_in_force(outer_tape)
             self._notes.clear()
-        final |= {mark: _sum(waiting) for mark, waiting in gradients.items() if mark in kept_marks}
-        final |= {mark: self._parameters[mark].grad for mark in kept_marks if mark in self._parameters}
+        for mark, waiting in gradients.items():
+            dx, parameter = _sum(waiting), self._parameters.get(mark)
+            if parameter is not None:
+                dx = dx if parameter.grad is None or not accumulate else apply("g + dx", g=parameter.grad, dx=dx)
+                parameter.grad = dx
+            final[mark] = dx
         return [final.get(tensor.mark) for tensor in keep]
-
-    def _deliver(self, parameter: Parameter, dx: Tensor) -> None:
-        if dx.shape != parameter.shape:
-            dx = dx.reshape(parameter.shape)
-        first_write = parameter.mark not in self._written
-        self._written.add(parameter.mark)
-        if parameter.grad is None:
-            parameter.grad = dx.copy()
-        elif first_write and not self._accumulate:
-            if dx.base_data is not parameter.grad.base_data:
-                apply("dx", dx=dx, out=parameter.grad)
-        else:
-            apply("g = g + dx", g=parameter.grad, dx=dx)
 
 
 def _sum(gradients: list[Tensor] | None) -> Tensor | None:

@@ -116,11 +116,6 @@ class BoundNode:
         """The operand's values as integers."""
         return [int(value) for value in np.ravel(self.known(place))]
 
-    def maker(self, place: int) -> Any:
-        """The node that made the operand, in the same graph; None where there is none."""
-        entry = self.scope.makers.get(self.node.input[place]) if place < len(self.node.input) else None
-        return None if entry is None else entry[0]
-
     def get(self, name: str, default: Any = None) -> Any:
         """An attribute; bytes as text."""
         value = self.attributes.get(name, default)

@@ -85,9 +85,6 @@ class Interpreter:
         """The ``id`` of each array that is the same in every pass: initialisers, and constants folded from them."""
         self._functions = {(f.domain, f.name, getattr(f, "overload", "")): f for f in model.functions}
         self._nodes, self._most = 0, queue.device.global_mem_size
-        self.zero_pads: dict[int, tuple[Tensor, Tensor, dict[int, tuple[int, int]]]] = {}
-        """Tensors, by ``id``, that are zero-padded copies: the padded tensor, the original, and the zeros before and
-        after each axis."""
         self.made: dict[int, tuple[str, Sequence[Operand], Mapping[str, Any]]] = {}
         """The standard ONNX operator that produced a tensor, by the tensor's ``id``, with operands and attributes; see
         ``elementwise``."""

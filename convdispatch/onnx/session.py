@@ -132,8 +132,7 @@ class InferenceSession:
     def disable_fallback(self) -> None:
         """Nothing to do: no other engine ever takes over."""
 
-    def enable_fallback(self) -> None:
-        """Nothing to do: no other engine ever takes over."""
+    enable_fallback = disable_fallback
 
     # --- running the model -------------------------------------------------------------------------------------------
 
@@ -237,9 +236,11 @@ class _Entries:
         self._entries: dict[str, str] = {}
 
     def _add(self, key: str, value: str) -> None:
+        """Keep an entry."""
         self._entries[key] = value
 
     def _get(self, key: str) -> str:
+        """Return an entry that was added. Raises InvalidArgument for a missing one."""
         if key not in self._entries:
             raise InvalidArgument(f"there is no entry {key!r}; there are: {', '.join(self._entries) or 'none'}")
         return self._entries[key]
@@ -263,13 +264,7 @@ class SessionOptions(_Entries):
         self.enable_profiling, self.profile_file_prefix, self.optimized_model_filepath = False, "", ""
         self.free_dimensions: dict[str, int] = {}
 
-    def add_session_config_entry(self, key: str, value: str) -> None:
-        """Keep an entry."""
-        self._add(key, value)
-
-    def get_session_config_entry(self, key: str) -> str:
-        """Return an entry that was added. Raises InvalidArgument for a missing one."""
-        return self._get(key)
+    add_session_config_entry, get_session_config_entry = _Entries._add, _Entries._get
 
     def add_free_dimension_override_by_name(self, name: str, value: int) -> None:
         """The size of a symbolic axis, which ``get_inputs`` then tells; arrays decide in any case."""
@@ -296,13 +291,7 @@ class RunOptions(_Entries):
         self.log_severity_level, self.log_verbosity_level, self.logid = -1, 0, ""
         self.only_execute_path_to_fetches = self.terminate = False
 
-    def add_run_config_entry(self, key: str, value: str) -> None:
-        """Keep an entry."""
-        self._add(key, value)
-
-    def get_run_config_entry(self, key: str) -> str:
-        """Return an entry that was added. Raises InvalidArgument for a missing one."""
-        return self._get(key)
+    add_run_config_entry, get_run_config_entry = _Entries._add, _Entries._get
 
 
 def get_available_providers() -> list[str]:

@@ -196,7 +196,7 @@ def test_weights_are_read_when_built(nets):
 
 def test_refusals(nets):
     net = nets["nchw"]
-    with pytest.raises(InvalidArgument, match="layout must be None or one of nchw, nhwc, mixed, got 'nwhc'"):
+    with pytest.raises(InvalidArgument, match="layout must be None or one of nchw, nhwc, got 'nwhc'"):
         inference.build(net, (1, 3, 16, 16), layout="nwhc")
     built = inference.build(nn.Conv2d(3, 4, 3), (1, 3, 16, 16), layout="nchw")
     with pytest.raises(InvalidArgument, match=r"built for \(1, 3, 16, 16\) float32, got \(2, 3, 16, 16\) float32"):

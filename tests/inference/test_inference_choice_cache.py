@@ -100,25 +100,6 @@ def test_a_damaged_entry_is_none(queue, value):
 
 
 @pytest.mark.usefixtures("all_forms")
-@pytest.mark.parametrize(("took_ms", "anew"), [(700.0, True), (800.0, False), (9000.0, False)])
-def test_a_form_that_is_much_faster_than_when_it_was_judged_is_judged_anew(net, tmp_path, monkeypatch, took_ms, anew):
-    """Steady work of others slows all measurements alike, so that they agree and look calm."""
-
-    monkeypatch.setattr(form_benchmark, "_alone", lambda form, n: [1.0] * n)
-    x = picture(1)
-    assert len(inference.build(net, x.shape, recall=True).tried) >= 2
-    found = inference.build(net, x.shape, recall=True)
-    assert len(found.tried) == 1
-    clock = iter(range(1000))
-    with monkeypatch.context() as patched:
-        patched.setattr(choice_cache.time, "perf_counter", lambda: next(clock) * took_ms * 1e-3)
-        results = [found(x) for _ in range(7)]
-    assert next(clock) == 2 * choice_cache._WATCHED  # later calls are not timed
-    np.testing.assert_array_equal(results[0], results[-1])
-    assert (len(inference.build(net, x.shape, recall=True).tried) >= 2) == anew
-
-
-@pytest.mark.usefixtures("all_forms")
 def test_a_choice_ends_with_the_kernels_that_it_was_made_for(net, tmp_path, monkeypatch):
 
     monkeypatch.setattr(form_benchmark, "_alone", lambda form, n: [1.0] * n)

@@ -42,7 +42,6 @@ class World:
             return Verdict(self.best, found.ms, True, 0.0)
 
         monkeypatch.setattr(building, "traced_and_fused", cold)
-        monkeypatch.setattr(building, "mixed", lambda *given: {})  # two forms on any processor
         monkeypatch.setattr(building, "_plans", gated)
         monkeypatch.setattr(form_tiers, "verdict_of", verdict)
         monkeypatch.setattr(form_tiers, "LEAST", 1)

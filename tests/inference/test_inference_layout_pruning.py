@@ -13,7 +13,7 @@ import small_net
 from convdispatch import inference
 from convdispatch.device import runtime
 from convdispatch.device.programs import compile_pool
-from convdispatch.inference import building, layout_planning
+from convdispatch.inference import building, layout_pruning
 from convdispatch.inference.passes import layout
 from convdispatch.selection import decision_store, dispatch
 from convdispatch.selection.choice.ranking import rank
@@ -33,13 +33,13 @@ SHAPE = (1, 3, 13, 13)
     ],
 )
 def test_a_layout_goes_where_the_prediction_is_sure(queue, monkeypatch, times, left):
-    monkeypatch.setattr(layout_planning, "seconds", lambda graph, device, ranked: times[graph])
-    graphs, _ = layout_planning.pruned({name: name for name in times}, queue)
+    monkeypatch.setattr(layout_pruning, "seconds", lambda graph, device, ranked: times[graph])
+    graphs, _ = layout_pruning.pruned({name: name for name in times}, queue)
     assert list(graphs) == left
 
 
 def test_what_the_caller_says_is_built(queue, monkeypatch):
-    monkeypatch.setattr(layout_planning, "seconds", lambda graph, device: pytest.fail("there is no choice"))
+    monkeypatch.setattr(layout_pruning, "seconds", lambda graph, device: pytest.fail("there is no choice"))
     built = inference.build(small_net.net(queue), SHAPE, queue=queue, layout="nhwc")
     assert built.layout == "nhwc"
 
@@ -49,18 +49,18 @@ def test_seconds_are_those_of_the_chosen_solvers_and_of_reorders(queue):
     graph = building.traced_and_fused(net, [SHAPE], np.float32, queue, None)
     problems = inference.problems(net, SHAPE, queue=queue, layout="nchw")
     own = sum(first.solver.cost(p, info, first.config) or math.nan for p in problems for first in rank(p, info)[:1])
-    found = layout_planning.seconds(graph, info)
+    found = layout_pruning.seconds(graph, info)
     assert found == pytest.approx(own, rel=1e-6) or (math.isnan(found) and math.isnan(own))
     turned = layout.relayout(graph, "nhwc")
     assert any(node.function is layout.reorder for node in turned.nodes)
-    assert math.isnan(found) or layout_planning.seconds(turned, info) > 0
+    assert math.isnan(found) or layout_pruning.seconds(turned, info) > 0
 
 
 def test_what_was_ranked_is_not_ranked_again(queue, monkeypatch):
     """Two layouts are compared by ranking each convolution; planning those that are built asks no solver again."""
     net, asked = small_net.net(queue), []
-    real = layout_planning.choices
-    monkeypatch.setattr(layout_planning, "choices", lambda *given: asked.append(given[0]) or real(*given))
+    real = layout_pruning.choices
+    monkeypatch.setattr(layout_pruning, "choices", lambda *given: asked.append(given[0]) or real(*given))
     monkeypatch.setattr(decision_store, "choices", lambda *given: pytest.fail("ranked a second time"))
     monkeypatch.setattr(compile_pool, "processors", lambda: 2)
     dispatch.forget()

@@ -7,7 +7,7 @@ import pytest
 
 from convdispatch import inference, nn
 from convdispatch.elementwise import sample
-from convdispatch.inference.graph_variants import traced_and_fused
+from convdispatch.inference.building import traced_and_fused
 from convdispatch.nn import functional
 from convdispatch.runtime import queue
 from convdispatch.tensor import Tensor

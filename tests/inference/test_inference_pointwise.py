@@ -38,7 +38,7 @@ def before_activation(x):
 
 def two_that_meet(x):
     left, right = apply("v = x * x; v + 1", x=x), functional.activate(x, "tanh")
-    return functional.add(left, right)
+    return left + right
 
 
 @pytest.mark.parametrize("net", [hard_swish, before_activation, two_that_meet])
@@ -160,7 +160,7 @@ def test_a_constant_of_each_channel_is_folded(text, scale, layout):
     def net(x, r):
         y = functional.convolution(x, w, b, padding=1)
         y = functional.batch_norm(y, *vectors, training=False)
-        return functional.relu(functional.add(r, apply(text, y=y, s=s)))
+        return functional.relu(r + apply(text, y=y, s=s))
 
     x, r = normal(2, 3, 7, 5), normal(2, 6, 7, 5, seed=7)
     assert names(net, x.shape, r.shape) == ["convolution"]

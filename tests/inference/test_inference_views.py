@@ -12,11 +12,10 @@ from convdispatch import inference, nn
 from convdispatch.device import runtime
 from convdispatch.elementwise import apply, reduce
 from convdispatch.elementwise.tensor import Tensor
+from convdispatch.inference.building import traced_and_fused
 from convdispatch.inference.graph import Ref, Value
-from convdispatch.inference.graph_variants import traced_and_fused
-from convdispatch.inference.layout_planning import Costs, costs_of, cut, total
 from convdispatch.inference.passes.layout import relayout
-from convdispatch.inference.passes.views import in_layout, of_original, permuted, strides_of
+from convdispatch.inference.passes.views import in_layout, of_original, strides_of
 from convdispatch.nn import functional
 
 _ORDER = {"nhwc": (0, 2, 3, 1), "nchw": (0, 3, 1, 2)}
@@ -108,7 +107,7 @@ def layers(seed: int) -> Callable[..., Tensor]:
         mean = functional.mean(lengths, (1,), keepdims=True)
         y = narrow(apply("x + x * f * g / (m + 0.001)", x=y, f=factor, g=lengths, m=mean))
         copy = functional.contiguous(y.transpose(0, 2, 3, 1))
-        return functional.add(last(copy.transpose(0, 3, 1, 2)), x)
+        return last(copy.transpose(0, 3, 1, 2)) + x
 
     return net
 
@@ -123,23 +122,12 @@ def test_norms_over_channels_read_and_write_pictures_of_the_other_layout():
     assert any(ref.strides is not None for node in graph.nodes for ref in node.refs)
 
 
-@pytest.mark.parametrize("layout", ["nchw", "nhwc", "mixed"])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_a_block_with_norms_over_channels_is_right_in_each_layout(layout):
     net, shape = layers(2), (2, C, SIZE, SIZE)
     x = np.random.default_rng(3).standard_normal(shape, dtype=np.float32)
     built = inference.build(net, shape, layout=layout)
     np.testing.assert_allclose(built(x), net(Tensor.from_numpy(x)).numpy(), rtol=1e-4, atol=1e-4)
-
-
-def test_a_norm_over_channels_speaks_for_channels_last():
-    """The plan counts the copies round a norm that reads channels last from channels first."""
-    graph = traced_and_fused(layers(4), [(1, C, SIZE, SIZE)], np.float32, runtime.queue(), None)
-    costs = costs_of(graph, runtime.device_info(runtime.queue().device), lambda problem: 1e-9)
-    turned = cut(graph, Costs(costs.nodes, dict.fromkeys(costs.values, 0.0)))
-    norm = next(node for node in graph.nodes if node.name == "standardize")
-    assert norm.refs[0].value.node in turned
-    assert total(graph, costs, frozenset(costs.nodes)) < total(graph, costs, frozenset())
-    assert permuted(norm.refs[0], (0, 3, 1, 2)).is_whole
 
 
 def test_an_activation_of_a_view_is_the_convolutions_own():

@@ -16,7 +16,6 @@ from convdispatch.device.programs.kernels import Launch, Programs
 from convdispatch.elementwise import reduce
 from convdispatch.elementwise.codegen import reduction_kernel
 from convdispatch.nn import Parameter, Tape, functional
-from convdispatch.nn.normalization import norms
 from convdispatch.nn.pooling import pooling2d
 from convdispatch.tensor import Tensor
 
@@ -41,15 +40,14 @@ TURNS = [("as it is", "nchw"), ("as a GPU", "nhwc"), ("as it is", "nhwc"), ("as 
 def form(request, monkeypatch):
     """Kernels as this device gets them, and as a GPU would."""
     if request.param == "as a GPU":
-        as_gpu(monkeypatch, pooling2d, norms, reduction_kernel)
-        for function in (pooling2d._launches, norms._lrn, reduction_kernel._source):
+        as_gpu(monkeypatch, pooling2d, reduction_kernel)
+        for function in (pooling2d._launches, reduction_kernel._source):
             function.cache_clear()
         from convdispatch.elementwise import reductions
 
         monkeypatch.setattr(reductions, "_calls", Programs())
     yield request.param
-    for function in (pooling2d._launches, norms._lrn):
-        function.cache_clear()
+    pooling2d._launches.cache_clear()
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
@@ -158,16 +156,13 @@ def test_groups_that_kernels_demand_are_given(queue, form, layout, monkeypatch):
             super().__init__(*args, **options)
             made.append(self)
 
-    for module in (pooling2d, norms):
-        monkeypatch.setattr(module, "Launch", Seen)
-        for function in (pooling2d._launches, norms._lrn):
-            function.cache_clear()
+    monkeypatch.setattr(pooling2d, "Launch", Seen)
+    pooling2d._launches.cache_clear()
     x = Parameter(Tensor.from_numpy(normal(2, 16, 8, 16), queue))
     with Tape():  # the gradients' kernels too
         functional.max_pool(x, 2, layout=layout)
         functional.avg_pool(x, 3, padding=1, layout=layout)
-        functional.local_response_norm(x, 5, layout=layout)
-    assert len(made) >= 6
+    assert len(made) >= 5
     what = cl.kernel_work_group_info.COMPILE_WORK_GROUP_SIZE
     for launch in made:
         demanded = tuple(launch.kernel.bound.get_work_group_info(what, queue.device))

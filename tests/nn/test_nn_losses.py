@@ -1,4 +1,4 @@
-"""Softmax and cross-entropy in a GPU's form: few rows in one kernel, mean included, and many rows."""
+"""Cross-entropy, and softmax as a device gets it and in a GPU's form: few rows and many, narrow and wide."""
 
 from __future__ import annotations
 
@@ -16,23 +16,17 @@ from convdispatch.tensor import Tensor
 def gpu(monkeypatch):
     """Kernels as a GPU gets them."""
     as_gpu(monkeypatch, losses)
-    forget()
-    yield
-    forget()
-
-
-def forget():
     losses._softmax.cache_clear()
-    losses._cross_entropy.cache_clear()
+    yield
+    losses._softmax.cache_clear()
 
 
-# One item a row; rows in registers and not; rows beyond those at a time; too many logits for one group.
-SHAPES = [(1, 1), (5, 10), (3, 16), (16, 1000), (7, 1000), (37, 70), (2, 3000), (1200, 12), (40, 1000), (3, 20_000)]
+SHAPES = [(1, 1), (5, 10), (7, 1000), (37, 70), (1200, 12), (3, 20_000)]
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_cross_entropy(queue, gpu, shape, reduction):
+def test_cross_entropy(queue, shape, reduction):
     rows, width = shape
     x, labels = 4 * normal(rows, width), np.random.default_rng(2).integers(0, width, rows).astype(np.int32)
     wide = x.astype(np.float64)
@@ -53,7 +47,7 @@ def test_cross_entropy(queue, gpu, shape, reduction):
 
 
 @pytest.mark.parametrize("rows", [3, 50])
-def test_a_label_that_is_no_class(queue, gpu, rows):
+def test_a_label_that_is_no_class(queue, rows):
     labels = np.zeros(rows, np.int32)
     labels[1] = 4
     x = Parameter(Tensor.from_numpy(normal(rows, 4), queue))
@@ -64,12 +58,16 @@ def test_a_label_that_is_no_class(queue, gpu, rows):
     assert np.isnan(x.grad.numpy()).all(1).tolist() == (labels == 4).tolist()
 
 
-@pytest.mark.parametrize("width", [1, 70, 256, 257, 1000, 5000])
-def test_softmax(queue, gpu, width):
-    x = 4 * normal(3, width)
-    x[1] = 500
-    expected = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
-    expected /= expected.sum(1, keepdims=True)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(1,), (3, 1), (2, 3, 70), (5, 64), (2, 65), (3, 256), (3, 257), (3, 5000)], ids=str)
+def test_softmax(queue, gpu, shape, dtype):
+    """Values up to 5e4 of one sign, and of both."""
+    if dtype == "float64" and not queue.device.double_fp_config:
+        pytest.skip("the device has no float64")
+    x = (4 * normal(*shape)).astype(dtype)
+    x[..., 0], x[-1] = 1000, x[-1] - (5e4 if len(shape) > 1 else 0)
+    expected = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
+    expected /= expected.sum(-1, keepdims=True)
     compare(functional.softmax(Tensor.from_numpy(x, queue)).numpy(), expected, 2e-6)
 
 

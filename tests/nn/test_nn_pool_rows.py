@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pooling import windows
 
-from convdispatch.nn import functional
+from convdispatch.nn import Tape, functional
 from convdispatch.tensor import Tensor
 
 # (kernel, stride, padding, dilation, ceil_mode)
@@ -55,6 +55,9 @@ def test_windows_of_every_width(queue, full, layout, name):
         taken, _ = windows(x, *form[:4], -np.inf, form[4])
         got = pooled(functional.max_pool, x, form, layout, queue)
         np.testing.assert_array_equal(got, taken.max(-1), err_msg=str(size))
+        with Tape() as tape:  # with notes of where the largest stood
+            noted = lambda given, *window, **more: functional.max_pool(tape.watch(given), *window, **more)  # noqa: E731
+            np.testing.assert_array_equal(pooled(noted, x, form, layout, queue), got, err_msg=str(size))
         x = rng.integers(-8, 8, x.shape).astype(dtype)
         taken, inside = windows(x, *form[:4], 0, form[4])
         got = pooled(functional.avg_pool, x, form, layout, queue, count_include_pad=False)

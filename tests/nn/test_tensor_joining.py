@@ -1,4 +1,4 @@
-"""Random numbers, filled tensors and concatenation, against NumPy."""
+"""Filled tensors and concatenation, against NumPy."""
 
 from __future__ import annotations
 
@@ -6,39 +6,8 @@ import numpy as np
 import pytest
 from small_net import normal
 
-from convdispatch.elementwise import Generator, apply, concatenate, concatenation_buffer, fill, full
+from convdispatch.elementwise import apply, concatenate, concatenation_buffer, fill, full
 from convdispatch.tensor import Tensor
-
-
-def on(queue, *arrays):
-    return [Tensor.from_numpy(array, queue) for array in arrays]
-
-
-def test_random_numbers(queue):
-    uniform = Generator(3, queue).uniform((401, 503), -1, 3).numpy()
-    assert -1 <= uniform.min() < uniform.max() < 3
-    assert abs(uniform.mean() - 1) < 0.02
-    assert abs(uniform.std() - 4 / 12**0.5) < 0.01
-    drawn = Generator(3, queue).normal((401, 503), 2, 0.5).numpy()
-    assert abs(drawn.mean() - 2) < 0.01
-    assert abs(drawn.std() - 0.5) < 0.01
-    z = (drawn - 2) / 0.5
-    assert abs((z**4).mean() - 3) < 0.1
-    assert abs(np.corrcoef(z.reshape(-1)[:-1], z.reshape(-1)[1:])[0, 1]) < 0.01
-    assert len(np.unique(uniform)) > 0.95 * uniform.size
-
-
-def test_a_generator_is_a_stream(queue):
-    first = Generator(5, queue)
-    one, two = first.uniform((10,)).numpy(), first.uniform((10,)).numpy()
-    assert not np.array_equal(one, two)
-    again = Generator(5, queue)
-    np.testing.assert_array_equal(again.uniform((10,)).numpy(), one)
-    state = again.state
-    np.testing.assert_array_equal(again.uniform((10,)).numpy(), two)
-    again.state = state
-    np.testing.assert_array_equal(again.uniform((10,)).numpy(), two)
-    assert not np.array_equal(Generator(6, queue).uniform((10,)).numpy(), one)
 
 
 def test_filling(queue):
@@ -52,7 +21,7 @@ def test_filling(queue):
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_concatenation(queue, axis):
     parts = [normal(*[n if a == axis % 3 else 4 for a in range(3)], seed=n) for n in (2, 1, 3)]
-    tensors = on(queue, *parts)
+    tensors = [Tensor.from_numpy(part, queue) for part in parts]
     np.testing.assert_array_equal(concatenate(tensors, axis).numpy(), np.concatenate(parts, axis))
     whole, views = concatenation_buffer([part.shape for part in parts], axis, queue=queue)
     for view, tensor in zip(views, tensors, strict=True):

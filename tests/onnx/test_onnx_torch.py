@@ -121,10 +121,17 @@ EXPORTERS = {"traced": {"dynamo": False, "opset_version": 17}, "exported": {"dyn
 @pytest.mark.parametrize("exporter", EXPORTERS)
 @pytest.mark.parametrize(
     ("kind", "shape"),
-    [(Detector, (1, 3, 32, 32)), (UNet, (2, 3, 16, 16)), (Mobile, (2, 3, 32, 32)), (Attention, (2, 3, 32, 32))],
+    [
+        (Detector, (1, 3, 32, 32)), (UNet, (2, 3, 16, 16)), (Mobile, (2, 3, 32, 32)), (Attention, (2, 3, 32, 32)),
+        (lambda: nn.LocalResponseNorm(2, 0.5, 0.75, 2.0), (2, 6, 7)),
+        (lambda: nn.LocalResponseNorm(4, 0.5, 0.75, 2.0), (2, 6, 5, 4)),
+        (lambda: nn.LocalResponseNorm(5, 0.5, 0.75, 2.0), (1, 6, 3, 5, 4)),
+    ],
     ids=lambda value: getattr(value, "__name__", None),
-)
-def test_a_net_that_torch_exports(kind, shape, exporter):
+)  # fmt: skip
+def test_a_net_that_torch_exports(kind, shape, exporter, full):
+    if exporter == "exported" and kind.__name__ == "<lambda>" and not full:
+        pytest.skip("with --full only: a norm alone")
     if exporter == "exported" and importlib.util.find_spec("onnxscript") is None:
         pytest.skip("torch's newer exporter needs onnxscript")
     torch.manual_seed(0)
@@ -141,62 +148,3 @@ def test_a_net_that_torch_exports(kind, shape, exporter):
     for ours, theirs in zip(got, wanted, strict=True):
         assert ours.dtype == theirs.dtype
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
-class WrittenOut(nn.Module):
-    """PyTorch's response norm over five channels as its exporters write it, or something that is nearly one."""
-
-    def __init__(self, near="", around=(2, 2), value=0.0, window=(5, 1, 1), ceil=False):
-        super().__init__()
-        self.near, self.around, self.value, self.window, self.ceil = near, around, value, window, ceil
-
-    def forward(self, x):
-        mb, c, h, w = x.shape
-        squares = x * x.abs() if self.near == "another factor" else x * x
-        rows = (1, 1, mb * c, h, w) if self.near == "images in a row" else (mb, 1, c, h, w)
-        if self.near == "rows as channels":
-            rows = (mb, 1, h, c, w)
-        squares = nn.functional.pad(squares.reshape(rows), (0, 0, 0, 0, *self.around), value=self.value)
-        mean = nn.functional.avg_pool3d(squares, self.window, stride=1, ceil_mode=self.ceil).reshape(x.shape)
-        shares = 0.5 * mean + (x.abs() if self.near == "another sum" else 2)
-        if self.near == "the other power":
-            return x / 0.75**shares
-        return (x + 1 if self.near == "another dividend" else x) / shares**0.75
-
-
-NEARLY = {
-    "another factor": {}, "images in a row": {}, "rows as channels": {}, "another sum": {}, "the other power": {},
-    "another dividend": {}, "shifted": {"around": (1, 3)}, "ones around": {"value": 1.0},
-    "rounded up": {"ceil": True},
-}  # fmt: skip
-
-
-def exported_layers(net, x, exporter):
-    """What a net gives by way of its file, and the names of the layers there."""
-    if exporter == "exported" and importlib.util.find_spec("onnxscript") is None:
-        pytest.skip("torch's newer exporter needs onnxscript")
-    file = io.BytesIO()
-    torch.onnx.export(net.eval(), (x,), file, **EXPORTERS[exporter])
-    loaded = load(file.getvalue())
-    torch.testing.assert_close(loaded(x), net(x), rtol=1e-4, atol=1e-5)
-    return [layer.name for layer in loaded.latest.layers]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning",
-                            "ignore::torch.jit.TracerWarning")  # fmt: skip
-class TestResponseNorm:
-    @pytest.mark.parametrize("exporter", EXPORTERS)
-    @pytest.mark.parametrize("size", [2, 4, 5])
-    @pytest.mark.parametrize("shape", [(2, 6, 7), (2, 6, 5, 4), (1, 6, 3, 5, 4)], ids=len)
-    def test_is_one_layer(self, shape, size, exporter):
-        norm = nn.LocalResponseNorm(size, alpha=0.5, beta=0.75, k=2.0)
-        assert exported_layers(norm, torch.randn(shape), exporter) == ["local_response_norm"]
-
-    @pytest.mark.parametrize("exporter", EXPORTERS)
-    def test_that_is_written_out_is_one_layer(self, exporter):
-        assert exported_layers(WrittenOut(), torch.randn(2, 6, 5, 4), exporter) == ["local_response_norm"]
-
-    @pytest.mark.parametrize("near", NEARLY)
-    def test_that_is_nearly_one_is_computed_as_it_is_written(self, near):
-        names = exported_layers(WrittenOut(near, **NEARLY[near]), torch.randn(2, 6, 5, 4), "traced")
-        assert "local_response_norm" not in names

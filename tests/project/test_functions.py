@@ -16,11 +16,11 @@ REASONS = {
     """,
     "the options of a public function or class": """
         api/declared.py:__init__ api/policy.py:policy inference/building.py:build
-        measurement/conformance/verify.py:verify measurement/find.py:find models/efficientnet.py:__init__
+        measurement/conformance/verify.py:verify measurement/find.py:find
         nn/normalization/norms.py:batch_norm nn/normalization/table_norm.py:table_norm
-        nn/pooling/pooling2d.py:max_pool_with_places nn/pooling/pooling2d.py:max_pool
-        nn/pooling/pooling2d.py:avg_pool nn/pooling/pooling2d.py:lp_pool nn/pooling/pooling2d.py:windows_of
-        nn/pooling/pooling_nd.py:pool device/programs/strided_copy.py:copy_strided device/runtime.py:copy
+        nn/pooling/pooling2d.py:max_pool
+        nn/pooling/pooling2d.py:avg_pool nn/pooling/pooling2d.py:windows_of
+        nn/pooling/pooling2d.py:pool device/programs/strided_copy.py:copy_strided device/runtime.py:copy
         device/programs/kernels.py:__init__ device/plans/steps.py:__init__
     """,
     "the interface of a plan or a layer: the operands of a convolution and their events": """
@@ -42,7 +42,6 @@ REASONS = {
     """,
     "a kernel's builder: what its text depends on": """
         elementwise/codegen/kernel.py:_source elementwise/codegen/reduction_kernel.py:plan
-        nn/normalization/norms.py:_lrn
         nn/normalization/row_norm.py:_row_norm nn/normalization/table_norm.py:_launch nn/pooling/pooling2d.py:_launches
         plugins/amx/dots.py:product plugins/int8/interleaved_code.py:depthwise_columns
         plugins/winograd/program.py:program

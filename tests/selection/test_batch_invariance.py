@@ -257,7 +257,6 @@ LAYERS = {
     "attention": lambda x: functional.attention(x, x, x),
     "causal_attention": lambda x: functional.attention(x, x, x, causal=True),
     "adaptive_avg_pool": lambda x: functional.adaptive_avg_pool(x, 3),
-    "adaptive_max_pool": lambda x: functional.adaptive_max_pool(x, 3),
     "lp_pool": lambda x: functional.lp_pool(x, 3, stride=2),
     "batch_norm": lambda x: functional.batch_norm(x, *(ramp(x, 6) * ramp(x, 6) for _ in range(4)), training=False),
     "transposed_convolution": lambda x: functional.transposed_convolution(x, ramp(x, 6, 9, 3, 3), stride=2),

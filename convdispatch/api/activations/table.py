@@ -49,8 +49,6 @@ class Activation:
     """Default values of the activation's numbers, which follow its name in parentheses."""
     opencl: str
     """Expression in OpenCL C of ``v`` (scalar or vector) and ``T`` (its type)."""
-    numpy: str
-    """A NumPy expression of ``v`` and ``p`` (the activation's numbers), evaluated with ``np`` and ``erf`` in scope."""
     formula: str
     """The activation as a formula of ``x``."""
     gradient: str
@@ -82,7 +80,6 @@ _TANH_SLOPE = "(1.5957691216057308 + 0.21406444881780076 * x * x)"
 ACTIVATIONS: dict[str, Activation] = {
     "relu": Activation(
         opencl="((v) < (T)(0) ? (T)(0) : (v))",
-        numpy="np.where(v < 0, 0, v)",
         formula="where(x < 0, 0, x)",
         gradient="where(x > 0, dy, 0)",
         from_result="where(y > 0, dy, 0)",
@@ -93,7 +90,6 @@ ACTIVATIONS: dict[str, Activation] = {
     ),
     "relu6": Activation(
         opencl="((v) < (T)(0) ? (T)(0) : (v) > (T)(6) ? (T)(6) : (v))",
-        numpy="np.where(v < 0, 0, np.where(v > 6, 6, v))",
         formula="clip(x, 0, 6)",
         gradient="where(x > 0, where(x < 6, dy, 0), 0)",
         from_result="where(y > 0, where(y < 6, dy, 0), 0)",
@@ -106,7 +102,6 @@ ACTIVATIONS: dict[str, Activation] = {
     "clip": Activation(
         parameters=(0.0, 6.0),
         opencl="((v) < (T)({0}) ? (T)({0}) : (v) > (T)({1}) ? (T)({1}) : (v))",
-        numpy="np.where(v < p[0], p[0], np.where(v > p[1], p[1], v))",
         formula="clip(x, {0}, {1})",
         gradient="where(x > {0}, where(x < {1}, dy, 0), 0)",
         from_result="where(y > {0}, where(y < {1}, dy, 0), 0)",
@@ -118,7 +113,6 @@ ACTIVATIONS: dict[str, Activation] = {
     "leaky_relu": Activation(
         parameters=(0.01,),
         opencl="((v) < (T)(0) ? (v) * (T)({0}) : (v))",
-        numpy="np.where(v < 0, v * p[0], v)",
         formula="where(x < 0, {0} * x, x)",
         gradient="where(x > 0, dy, {0} * dy)",
         from_result="where(y > 0, dy, {0} * dy)",
@@ -130,7 +124,6 @@ ACTIVATIONS: dict[str, Activation] = {
     "elu": Activation(
         parameters=(1.0,),
         opencl="((v) < (T)(0) ? (T)({0}) * expm1(v) : (v))",
-        numpy="np.where(v < 0, p[0] * np.expm1(v), v)",
         formula="where(x < 0, {0} * expm1(x), x)",
         gradient="where(x > 0, dy, dy * {0} * exp(x))",
         from_result="where(y > 0, dy, dy * (y + {0}))",
@@ -141,7 +134,6 @@ ACTIVATIONS: dict[str, Activation] = {
     ),
     "sigmoid": Activation(
         opencl="((T)(1) / ((T)(1) + exp(-(v))))",
-        numpy="1 / (1 + np.exp(-v))",
         formula="sigmoid(x)",
         gradient="dy * sigmoid(x) * (1 - sigmoid(x))",
         from_result="dy * y * (1 - y)",
@@ -153,7 +145,6 @@ ACTIVATIONS: dict[str, Activation] = {
     ),
     "silu": Activation(
         opencl="((v) / ((T)(1) + exp(-(v))))",
-        numpy="v / (1 + np.exp(-v))",
         formula="x * sigmoid(x)",
         gradient="dy * sigmoid(x) * (1 + x * (1 - sigmoid(x)))",
         torch=Torch("silu", "SiLU"),
@@ -162,7 +153,6 @@ ACTIVATIONS: dict[str, Activation] = {
     ),
     "tanh": Activation(
         opencl="tanh(v)",
-        numpy="np.tanh(v)",
         formula="tanh(x)",
         gradient="dy * (1 - tanh(x) * tanh(x))",
         from_result="dy * (1 - y * y)",
@@ -175,7 +165,6 @@ ACTIVATIONS: dict[str, Activation] = {
     "hardsigmoid": Activation(
         parameters=(1 / 6, 0.5),
         opencl=_HARD_SIGMOID,
-        numpy="np.clip(v * p[0] + p[1], 0, 1)",
         formula="clip(x * {0} + {1}, 0, 1)",
         gradient="where(x * {0} + {1} > 0, where(x * {0} + {1} < 1, {0} * dy, 0), 0)",
         from_result="where(y > 0, where(y < 1, {0} * dy, 0), 0)",
@@ -187,7 +176,6 @@ ACTIVATIONS: dict[str, Activation] = {
     ),
     "hardswish": Activation(
         opencl="((v) * " + _HARD_SIGMOID.format(1 / 6, 0.5) + ")",
-        numpy="v * np.clip(v / 6 + 0.5, 0, 1)",
         formula="x * clip(x / 6 + 0.5, 0, 1)",
         gradient="where(x < -3, 0, where(x > 3, dy, dy * (x / 3 + 0.5)))",
         torch=Torch("hardswish", "Hardswish"),
@@ -196,7 +184,6 @@ ACTIVATIONS: dict[str, Activation] = {
     ),
     "gelu": Activation(
         opencl="((T)(0.5) * (v) * ((T)(1) + erf((v) * (T)(0.7071067811865476))))",
-        numpy="0.5 * v * (1 + erf(v * 0.7071067811865476))",
         formula="0.5 * x * (1 + erf(x * 0.7071067811865476))",
         gradient="dy * (0.5 * (1 + erf(x * 0.7071067811865476)) + x * 0.3989422804014327 * exp(-0.5 * x * x))",
         torch=Torch("gelu", "GELU", only={"approximate": "none"}),
@@ -205,14 +192,12 @@ ACTIVATIONS: dict[str, Activation] = {
     ),
     "gelu_tanh": Activation(
         opencl="((v) / ((T)(1) + exp((v) * ((T)(-1.5957691216057308) - (T)(0.07135481627260025) * (v) * (v)))))",
-        numpy="0.5 * v * (1 + np.tanh(0.7978845608028654 * (v + 0.044715 * v**3)))",
         formula=f"x * {_TANH_SIGMOID}",
         gradient=f"dy * {_TANH_SIGMOID} * (1 + x * (1 - {_TANH_SIGMOID}) * {_TANH_SLOPE})",
         onednn=OneDNN(43, "gelu_tanh", ()),
     ),
     "mish": Activation(
         opencl="((v) * tanh(log1p(exp(v))))",
-        numpy="v * np.tanh(np.logaddexp(v, 0))",
         formula=f"x * tanh({_SOFTPLUS})",
         gradient=f"dy * (tanh({_SOFTPLUS}) + x * sigmoid(x) * (1 - tanh({_SOFTPLUS}) * tanh({_SOFTPLUS})))",
         torch=Torch("mish", "Mish"),
@@ -221,7 +206,6 @@ ACTIVATIONS: dict[str, Activation] = {
     ),
     "softplus": Activation(
         opencl="((v) > (T)(36) ? (v) : log1p(exp(v)))",
-        numpy="np.logaddexp(v, 0)",
         formula=_SOFTPLUS,
         gradient="dy * sigmoid(x)",
         from_result="-dy * expm1(-y)",

@@ -70,27 +70,22 @@ def gradient_function(text: str | None, name: str) -> str:
 
 def apply_gradient(text: str | None, dy: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The gradient ``dy`` through an activation of ``x`` in NumPy, for the reference."""
-    if text is None:
-        return dy
-    import numpy as np
-
-    names = {name: getattr(np, name) for name in ("where", "exp", "tanh", "log1p", "inf")}
-    names |= {"erf": np.vectorize(math.erf, [float]), "sigmoid": lambda v: 1 / (1 + np.exp(-v)), "dy": dy, "x": x}
-    # The evaluated text is an entry of the table ACTIVATIONS, never a caller's.
-    with np.errstate(over="ignore", invalid="ignore"):
-        return eval(gradient_of_input(text), names)
+    return dy if text is None else _computed(gradient_of_input(text), dy=dy, x=x)
 
 
 def apply_activation(text: str | None, v: np.ndarray) -> np.ndarray:
     """Apply an activation in NumPy, for the reference."""
-    if text is None:
-        return v
+    return v if text is None else _computed(formula_of(text), x=v)
+
+
+def _computed(formula: str, **operands: np.ndarray) -> np.ndarray:
     import numpy as np
 
-    name, numbers = parse_activation(text)
-    scope = {"np": np, "erf": np.vectorize(math.erf, [float]), "v": v, "p": numbers}
+    names = {name: getattr(np, name) for name in ("where", "clip", "exp", "expm1", "tanh", "log1p", "inf")}
+    names |= {"erf": np.vectorize(math.erf, [float]), "sigmoid": lambda v: 1 / (1 + np.exp(-v))}
     # The evaluated text is an entry of the table ACTIVATIONS, never a caller's.
-    return eval(ACTIVATIONS[name].numpy, scope)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return eval(formula, names | operands)
 
 
 def formula_of(text: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyopencl as cl
@@ -21,7 +21,7 @@ from ...api.policy import current_policy
 from ...device import runtime
 from ...device.programs.kernels import Launch, build
 from .elements import element, kind_of, prelude
-from .expression import Formula
+from .expression import Formula, parse
 from .kernel import SCALARS, VECTOR, Operand, _can_load_four, _line, _load
 from .strides import collapse
 
@@ -64,7 +64,7 @@ class _Form:
     rows: bool
     """Whether the reduced elements are neighbours in memory."""
     gpu: bool
-    wide: int = 1
+    wide: int
     """The number of neighbouring elements that a GPU's work item reads by one load."""
 
 
@@ -141,28 +141,14 @@ def plan(
     first_launch = _launch(context, form)
     if splits == 1:
         return Reduction(first_launch, None, 0, len(results))
-    from .expression import parse
-
     count = len(results)
     lanes_k, lanes_r = _lanes(k, splits, False) if gpu else (1, 1)
-    second_form = _Form(
-        operation,
-        tuple(parse(f"s{i}") for i in range(count)),
-        (k,),
-        (splits,),
-        ((1,),) * count,
-        ((k,),) * count,
-        tuple((f"s{i}", SCALARS[kind].__name__) for i in range(count)),
-        (),
-        kind,
-        tuple(dtype.name for dtype in results),
-        scale,
-        lanes_k,
-        lanes_r,
-        1,
-        False,
-        gpu,
-    )
+    second_form = replace(
+        form, formulas=tuple(parse(f"s{i}") for i in range(count)), free=(k,), reduced=(splits,), scalars=(),
+        free_steps=((1,),) * count, reduced_steps=((k,),) * count, results=tuple(dtype.name for dtype in results),
+        operands=tuple((f"s{i}", SCALARS[kind].__name__) for i in range(count)), scale=scale, lanes_k=lanes_k,
+        lanes_r=lanes_r, splits=1, rows=False, wide=1,
+    )  # fmt: skip
     return Reduction(first_launch, _launch(context, second_form), k * splits * np.dtype(SCALARS[kind]).itemsize, count)
 
 

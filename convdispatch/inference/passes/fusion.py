@@ -1,4 +1,4 @@
-"""Passes over a graph: linear maps become convolutions; convolutions, and norms, take in what follows them.
+"""Passes over a graph: convolutions, and norms, take in what follows them.
 
 Batch norms, and products and sums with a constant for each channel, are folded into the weights and the bias (in
 float64), a sum with another tensor becomes the residual, an activation the epilogue's; what element-wise operations are
@@ -19,7 +19,6 @@ from ...device.runtime import device_info
 from ...device.tracing import bound
 from ...elementwise.tensor import Tensor
 from ...nn import functional
-from ...nn.convolution import picture_of
 from ..graph import Graph, Node, Ref, Value
 from .incremental_concat import nest_concats
 from .integer_formulas import merge_integers
@@ -30,8 +29,7 @@ from .views import activate_whole_values
 
 Rule: TypeAlias = "Callable[[Graph, Node, dict[Value, int]], tuple[Node, dict[str, Any]] | None]"
 """Returns the convolution that takes in what a node computes, and its new options; None where there is none."""
-CONVOLUTION, TRANSPOSED, LINEAR, BATCH_NORM = "convolution", "transposed_convolution", "linear", "batch_norm"
-CONVOLUTIONS = CONVOLUTION, TRANSPOSED
+CONVOLUTIONS = "convolution", "transposed_convolution"
 NORMS = "standardize", "grouped"
 """The norms by statistics of their input, which take an activation in."""
 
@@ -44,8 +42,6 @@ def fuse(graph: Graph, is_rounded: bool = False) -> Graph:
     """
     for node in graph.nodes:
         _name_arguments(node)
-        if node.name == LINEAR:
-            _linear_to_convolution(node)
     to_integers(graph)
     take_in_zeros(activate_whole_values(graph))
     uses = graph.uses()
@@ -66,18 +62,6 @@ def _name_arguments(node: Node) -> None:
             return
         named |= value if kinds[name] is inspect.Parameter.VAR_KEYWORD else {name: value}
     node.args, node.kwargs = (), named
-
-
-def _linear_to_convolution(node: Node) -> None:
-    """Turn a linear layer into a convolution of 1×1 images, whose result nodes still read as ``[mb, oc]``."""
-    layout, x, w = node.kwargs.get("layout", "nchw"), node.kwargs["x"], node.kwargs["w"]
-    if x.strides is not None or isinstance(w, Ref):
-        return
-    node.function = functional.convolution
-    weight = w.reshape(picture_of(w.shape, layout))
-    node.kwargs |= {"x": replace(x, shape=picture_of(x.shape, layout)), "w": weight, "layout": layout}
-    value = node.result.value
-    value.shape = picture_of(value.shape, layout)
 
 
 def _fuse_one(graph: Graph, node: Node, uses: dict[Value, int], rules: tuple[Rule, ...]) -> bool:
@@ -195,7 +179,7 @@ def _along_results(producer: Node, factor: np.ndarray, shape: tuple[int, ...]) -
 
     Those of a transposed convolution are ``[ic, oc/groups, ...]``: a group's channels meet the group's rows.
     """
-    if producer.name != TRANSPOSED:
+    if producer.name != "transposed_convolution":
         return factor.reshape(-1, *[1] * (len(shape) - 1))
     groups, rows = producer.kwargs.get("groups", 1), shape[0]
     each = np.repeat(factor.reshape(groups, -1), rows // groups, axis=0)
@@ -222,20 +206,17 @@ def _add(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[s
         producer = _producer(uses, own_side, free_of=("activation", "residual"))
         if producer is not None:
             residual = replace(residual, shape=producer.result.value.shape)
-            return producer, {"residual": residual, "activation": node.kwargs.get("activation")}
+            return producer, {"residual": residual}
     return None
 
 
 def _activate(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[str, Any]] | None:
-    activation = node.kwargs.get("activation", "relu")
     producer = _producer(uses, node.kwargs["x"], free_of=("activation",), kinds=(*CONVOLUTIONS, *NORMS))
-    return None if producer is None else (producer, {"activation": activation})
+    return None if producer is None else (producer, {"activation": node.kwargs["activation"]})
 
 
 _RULES: dict[str, tuple[Rule, ...]] = {
-    BATCH_NORM: (_fold,),
+    "batch_norm": (_fold,),
     "apply": (_fold_constant, _add),
-    "add": (_add,),
     "activate": (_activate,),
-    "relu": (_activate,),
 }

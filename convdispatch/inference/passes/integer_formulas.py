@@ -14,7 +14,7 @@ from ...elementwise import apply
 from ...elementwise.codegen.expression import parse
 from ...nn.quantized import DEQUANTIZED, quantized_formula
 from ..graph import Graph, Node, Ref
-from .integer_nodes import ACTIVATIONS, DEQUANTIZE, QUANTIZE, alone, form_of, integers_of, maker_of
+from .integer_nodes import DEQUANTIZE, QUANTIZE, alone, form_of, integers_of, maker_of
 from .pointwise import element_formula
 
 
@@ -28,7 +28,7 @@ def merge_integers(graph: Graph) -> Graph:
         if node.name != QUANTIZE:
             continue
         x = node.kwargs["x"]
-        producer = maker_of(x, "apply", DEQUANTIZE, *ACTIVATIONS, "add")
+        producer = maker_of(x, "apply", "activate", DEQUANTIZE)
         formula = None if producer is None or not (x.is_whole or producer.name == DEQUANTIZE) else _formula(producer)
         if producer is None or formula is None or (producer.name != DEQUANTIZE and not alone(graph, producer)):
             continue

@@ -13,7 +13,6 @@ from ...nn.quantized import dequantize
 from ..graph import Graph, Node, Ref, Value, is_planned
 
 CONVOLUTION, QUANTIZE, DEQUANTIZE = "quantized_convolution", "quantize", "dequantize"
-ACTIVATIONS = ("activate", "relu")
 
 
 def maker_of(ref: Any, *names: str) -> Node | None:

@@ -16,9 +16,9 @@ import numpy as np
 from ...elementwise.tensor import Tensor
 from ...nn.normalization.table_norm import table_norm
 from ..graph import Graph, Node, Ref, Value
-from .integer_nodes import ACTIVATIONS, DEQUANTIZE, QUANTIZE, cpu_queue, form_of, give, maker_of
+from .integer_nodes import DEQUANTIZE, QUANTIZE, cpu_queue, form_of, give, maker_of
 
-_POINTWISE = ("apply", "add", QUANTIZE, DEQUANTIZE, *ACTIVATIONS)
+_POINTWISE = ("apply", "activate", QUANTIZE, DEQUANTIZE)
 _MOST = 127
 """The most channels of a normalisation window, so that their sum has 16 bits."""
 

@@ -6,7 +6,6 @@ do not say how they treat axes. The graph may then be timed in both layouts, reo
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import replace
 from typing import Any
 
@@ -19,17 +18,15 @@ from ..graph import Graph, Node, Ref, Value, is_planned, map_operands, operands
 from .views import in_layout, of_original, permuted, strides_of, view
 
 LAYOUTS = ("nchw", "nhwc")
-MIXED = "mixed"
-"""The name of a form in which some operations compute in NCHW and others in NHWC."""
 _ORDER = {"nhwc": (0, 2, 3, 1), "nchw": (0, 3, 1, 2)}
 """The order of axes that transposes a tensor from the other layout into this one."""
 _AWARE = frozenset({
-    "convolution", "transposed_convolution", "max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool",
+    "convolution", "transposed_convolution", "max_pool", "avg_pool", "adaptive_avg_pool",
     "global_average_pool", "batch_norm", "local_response_norm", "quantized_convolution", "dequantized_average",
     "table_norm",
 })  # fmt: skip
 """The operations that have an option ``layout``."""
-_POINTWISE = frozenset({"apply", "activate", "add", "dropout", "relu", "quantize", "dequantize"})
+_POINTWISE = frozenset({"apply", "activate", "quantize", "dequantize"})
 _OVER_AXES = frozenset({"reduce", "mean", "standardize"})
 """The operations that have an option ``axes``, over which they compute."""
 
@@ -41,21 +38,12 @@ def reorder(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     return apply("x", x=x.transpose(*axes)) if interleaved_x is None else interleaved_x
 
 
-def relayout(graph: Graph, layout: str, turned: Set[Node] | None = None) -> Graph:
-    """Return a new graph of the same net that computes in ``layout``; inputs and outputs keep their layout.
-
-    With ``turned`` the pictures of these operations alone, of which ``can_turn`` holds, are turned.
-    """
-    return _Relayout(graph, layout, turned).run()
+def relayout(graph: Graph, layout: str) -> Graph:
+    """Return a new graph of the same net that computes in ``layout``; inputs and outputs keep their layout."""
+    return _Relayout(graph, layout).run()
 
 
-def traced_layout(graph: Graph) -> str | None:
-    """The layout that all operations of a graph that have one were traced in; None where they differ, or none has."""
-    layouts = {node.kwargs.get("layout", "nchw") for node in graph.nodes if node.name in _AWARE and _pictures(node)}
-    return layouts.pop() if len(layouts) == 1 else None
-
-
-def can_turn(node: Node) -> bool:
+def _can_turn(node: Node) -> bool:
     """Return whether the operation computes the same result on tensors of the other layout."""
     pictures = _pictures(node)
     if not pictures or not isinstance(node.result, Ref):
@@ -69,19 +57,6 @@ def can_turn(node: Node) -> bool:
     if node.name in ("sampled", "concatenate"):
         return all(ref.is_whole for ref in pictures)
     return node.name in _AWARE
-
-
-def turned_by(node: Node, ref: Ref, layout: str) -> Node | None:
-    """The operation that makes a strided view, which ``node`` reads, contiguous if it is computed in ``layout``: the
-    one that computes the value, or ``node`` itself; None where there is none."""
-    if ref.strides is None:
-        return None
-    picture, maker, order = ref.value, ref.value.node, _ORDER[layout]
-    if maker is not None and len(picture.shape) == 4 and can_turn(maker):
-        turned = in_layout(ref, Value(tuple(picture.shape[a] for a in order), picture.dtype), layout)
-        if turned is not None and turned.strides is None:
-            return maker
-    return node if len(ref.shape) == 4 and permuted(ref, order).strides is None else None
 
 
 def _can_turn_axes(node: Node) -> bool:
@@ -105,8 +80,8 @@ def _pictures(node: Node) -> list[Ref]:
 
 
 class _Relayout:
-    def __init__(self, graph: Graph, layout: str, turned: Set[Node] | None) -> None:
-        self.old, self.layout, self.turned = graph, layout, turned
+    def __init__(self, graph: Graph, layout: str) -> None:
+        self.old, self.layout = graph, layout
         self.order = _ORDER[layout]
         self.back = _ORDER[LAYOUTS[1 - LAYOUTS.index(layout)]]
         self.new = Graph(list(graph.inputs))
@@ -138,9 +113,7 @@ class _Relayout:
 
     def _turns(self, node: Node) -> bool:
         """Whether the operation is computed on pictures that lie the other way."""
-        if self.turned is not None:
-            return node in self.turned
-        if not can_turn(node):
+        if not _can_turn(node):
             return False
         if node.name in _AWARE:
             return node.kwargs.get("layout", "nchw") != self.layout

@@ -114,15 +114,12 @@ def _read(node: Node) -> _Pointwise | None:
 
 
 def element_formula(node: Node) -> tuple[str, dict[str, Any]] | None:
-    """The text and the operands of a formula, an activation or a sum; None for any other node."""
+    """The text and the operands of a formula or an activation; None for any other node."""
     arguments = node.kwargs
     if node.name == "apply" and isinstance(arguments.get("expression"), str) and arguments.get("out") is None:
         return arguments["expression"], {n: v for n, v in arguments.items() if n not in ("expression", "out", "dtype")}
-    if node.name in ("activate", "relu"):
-        return formula_of(arguments.get("activation", "relu")), {"x": arguments["x"]}
-    if node.name == "add":
-        text = {None: "x + y", "relu": "s = x + y; where(s < 0, 0, s)"}.get(arguments.get("activation"))
-        return None if text is None else (text, {"x": arguments["x"], "y": arguments["y"]})
+    if node.name == "activate":
+        return formula_of(arguments["activation"]), {"x": arguments["x"]}
     return None
 
 

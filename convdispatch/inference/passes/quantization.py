@@ -18,7 +18,6 @@ from ...nn.quantized import dequantized_average, quantize
 from ..graph import Graph, Node, Ref, Value
 from .integer_convolutions import slow_to_numbers
 from .integer_nodes import (
-    ACTIVATIONS,
     CONVOLUTION,
     DEQUANTIZE,
     QUANTIZE,
@@ -47,9 +46,9 @@ def to_integers(graph: Graph) -> Graph:
 
 def _one(graph: Graph, node: Node) -> bool:
     rules = {
-        "max_pool": _after_pool, "adaptive_max_pool": _after_pool, "concatenate": _after_join,
+        "max_pool": _after_pool, "concatenate": _after_join,
         "adaptive_avg_pool": _average, "global_average_pool": _average, QUANTIZE: _requantize,
-        "activate": _activate, "relu": _activate,
+        "activate": _activate,
     }  # fmt: skip
     rule = rules.get(node.name)
     return rule is not None and rule(graph, node)
@@ -116,7 +115,7 @@ def _average(graph: Graph, node: Node) -> bool:
 
 def _activate(graph: Graph, node: Node) -> bool:
     """Bounds of a convolution whose result is numbers yet."""
-    activation = node.kwargs.get("activation", "relu")
+    activation = node.kwargs["activation"]
     producer = _floating(graph, node.kwargs["x"])
     if producer is None or activation.partition("(")[0] not in _FUSED or producer.kwargs.get("activation") is not None:
         return False
@@ -153,7 +152,7 @@ def _requantize(graph: Graph, node: Node) -> bool:
 
 def _before_pool(graph: Graph, node: Node) -> bool:
     """The largest number's integer is the largest integer: what is pooled is rounded first."""
-    pool = maker_of(node.kwargs["x"], "max_pool", "adaptive_max_pool")
+    pool = maker_of(node.kwargs["x"], "max_pool")
     if pool is None or not alone(graph, pool) or not node.kwargs["x"].is_whole:
         return False
     scale, zero, dtype = form_of(node)
@@ -169,13 +168,11 @@ def _before_pool(graph: Graph, node: Node) -> bool:
 
 def _take_in_addition(graph: Graph, node: Node) -> bool:
     """``quantize(activation(convolution + integers))``, whether the convolution was rounded before or was not."""
-    activating = maker_of(node.kwargs["x"], *ACTIVATIONS)
-    activation = None if activating is None else activating.kwargs.get("activation", "relu")
-    total = maker_of((node if activating is None else activating).kwargs["x"], "apply", "add")
+    activating = maker_of(node.kwargs["x"], "activate")
+    activation = None if activating is None else activating.kwargs["activation"]
+    total = maker_of((node if activating is None else activating).kwargs["x"], "apply")
     if total is None or not alone(graph, total) or (activating is not None and not alone(graph, activating)):
         return False
-    if activation is None:
-        activation = total.kwargs.get("activation")
     sides, form = graph.summands(total), form_of(node)
     if not sides or (activation or "relu").partition("(")[0] not in _FUSED:
         return False

@@ -29,8 +29,8 @@ SLICE_BYTES = 16 << 20
 BEYOND = 8
 """The number of operations after the last large one that are searched for the smallest tensor to end the slices at."""
 _ALIKE = frozenset({
-    "max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "global_average_pool", "local_response_norm",
-    "batch_norm", "apply", "activate", "add", "relu", "concatenate", "quantize", "dequantize", "dequantized_average",
+    "max_pool", "avg_pool", "adaptive_avg_pool", "global_average_pool", "local_response_norm",
+    "batch_norm", "apply", "activate", "concatenate", "quantize", "dequantize", "dequantized_average",
     "table_norm", reorder.__name__,
 })  # fmt: skip
 """The operations, other than convolutions, that compute each image from the same image of their operands."""
@@ -67,7 +67,7 @@ def _slicable(graph: Graph, batch: int) -> Sequence[Node]:
             alike = alike and node.kwargs["axes"][0] == 0
         constant_tensors = [x for x in operands((node.args, node.kwargs)) if isinstance(x, Tensor)]
         # Constants may broadcast along the batch axis, but must not differ along it.
-        if node.name in ("apply", "add"):
+        if node.name == "apply":
             alike = alike and all(len(x.shape) < 4 or x.shape[0] == 1 for x in constant_tensors)
         if not images or not alike or len(results) != 1 or not isinstance(node.result, Ref):
             return graph.nodes[:index]

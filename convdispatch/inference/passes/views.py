@@ -22,7 +22,7 @@ def activate_whole_values(graph: Graph) -> Graph:
     uses = graph.uses()
     for node in graph.nodes:
         x = node.kwargs.get("x")
-        if node.name not in ("activate", "relu") or not isinstance(x, Ref) or not _is_each_element_once(x):
+        if node.name != "activate" or not isinstance(x, Ref) or not _is_each_element_once(x):
             continue
         if x.value.node is None or x.value.node.name not in CONVOLUTIONS or uses[x.value] != 1:
             continue

@@ -1,7 +1,9 @@
-"""Max, average and adaptive pooling of 2-D data, forward and backward, in either layout."""
+"""Max, average and adaptive pooling of two axes, forward and backward, in either layout; of one and three by these."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,17 +75,16 @@ def lp_pool(
     padding: Any = 0,
     *,
     p: float = 2,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
     layout: str = "nchw",
+    **options: Any,
 ) -> Tensor:
-    """``(sum of |x|**p over each window) ** (1 / p)``; options as max_pool's.
+    """``(sum of |x|**p over each window) ** (1 / p)``; ``options`` are max_pool's.
 
     Raises InvalidArgument for a p not above 0.
     """
     if not p > 0:
         raise InvalidArgument(f"a norm's p must be above 0, got {p}")
-    windows = windows_of(x, layout, kernel, stride, padding, dilation, ceil_mode)
+    windows = windows_of(x, layout, kernel, stride, padding, **options)
     powers = apply("square(x)" if p == 2 else f"abs(x) ** {float(p)}", x=x)
     sums = _pool("sum", powers, {**windows, "count_pad": 0}, layout)
     return apply("sqrt(s)" if p == 2 else f"s ** {1 / p}", s=sums)
@@ -97,13 +98,9 @@ def adaptive_avg_pool(x: Tensor, size: Any, *, layout: str = "nchw") -> Tensor:
         pooled = global_average_pool(x, layout)
         shape = (*pooled.shape, 1, 1) if layout == "nchw" else (pooled.shape[0], 1, 1, pooled.shape[1])
         return pooled.reshape(shape)
-    return _pool("average", x, _adaptive(x, size, layout), layout)
-
-
-@operation
-def adaptive_max_pool(x: Tensor, size: Any, *, layout: str = "nchw") -> Tensor:
-    """The largest value of ``size`` windows along each axis, as adaptive_avg_pool cuts them."""
-    return _pool("max", x, _adaptive(x, per_axis("size", size, 2, least=1), layout), layout)
+    _, _, h, w = _sizes(x, layout)
+    windows = {"ih": h, "iw": w, "oh": size[0], "ow": size[1], "adaptive": 1, "count_pad": 0}
+    return _pool("average", x, windows, layout)
 
 
 @operation
@@ -132,7 +129,7 @@ def _sizes(x: Tensor, layout: str) -> tuple[int, int, int, int]:
 
 
 def windows_of(
-    x: Tensor, layout: str, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+    x: Tensor, layout: str, kernel: Any, stride: Any, padding: Any, dilation: Any = 1, ceil_mode: bool = False
 ) -> dict[str, int]:
     _, _, *sizes = _sizes(x, layout)
     kernel = per_axis("kernel", kernel, 2, least=1)
@@ -171,11 +168,6 @@ def _pads(padding: Any, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> l
         if not all(0 <= p <= d * (k - 1) for p in pair):
             raise InvalidArgument(f"padding must be smaller than the window of {k} (dilation {d}), got {pair}")
     return pairs
-
-
-def _adaptive(x: Tensor, size: tuple[int, int], layout: str) -> dict[str, int]:
-    _, _, h, w = _sizes(x, layout)
-    return {"ih": h, "iw": w, "oh": size[0], "ow": size[1], "adaptive": 1, "count_pad": 0}
 
 
 def _pool(kind: str, x: Tensor, values: dict[str, int], layout: str) -> Tensor:
@@ -311,15 +303,15 @@ def max_pool_with_places(
     stride: Any = None,
     padding: Any = 0,
     *,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
     column_major: bool = False,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """``max_pool`` of x ``[mb, c, h, w]``, and the places of the largest values among all of x's elements, int64.
+    """``max_pool`` of x ``[mb, c, h, w]`` with its ``options``, and the places of the largest values among all of x's
+    elements, int64.
 
     With ``column_major`` the pixels of a picture are numbered down its columns. Raises InvalidArgument as max_pool.
     """
-    values = windows_of(x, "nchw", kernel, stride, padding, dilation, ceil_mode)
+    values = windows_of(x, "nchw", kernel, stride, padding, **options)
     mb, channels, h, w = x.shape
     y, notes, _ = pooled("max", x, values, "nchw", gradients=True, notes=True)
     shape = y.shape
@@ -335,3 +327,64 @@ def max_pool_with_places(
     text = f"r = note // {w}; c = note % {w}; "
     pixel = f"c * {h} + r" if column_major else f"r * {w} + c"
     return y, apply(f"{text} plane * {h * w} + {pixel}", dtype=np.int64, **operands)
+
+
+# --- one and three axes by two: largest values, sums and counts of a window come apart along axes ----------------
+
+
+def pool(
+    kind: str,
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] | None = None,
+    padding: Sequence[Sequence[int]] | None = None,
+    *,
+    dilation: Sequence[int] | int = 1,
+    ceil_mode: bool = False,
+    **options: Any,
+) -> Tensor:
+    """``kind`` is "max", "average" or "lp"; x is ``[mb, c, ...]`` with one to three axes of space.
+
+    ``padding`` holds a (near, far) pair an axis; ``options`` are those of the pooling of two axes
+    (``count_include_pad``, ``p``). Raises InvalidArgument as it does.
+    """
+    ndim = x.ndim - 2
+    if not 1 <= ndim <= 3:
+        raise InvalidArgument(f"pooling takes 1 to 3 axes of space beside images and channels, got shape {x.shape}")
+    kernel = per_axis("kernel", kernel, ndim, least=1)
+    stride = kernel if stride is None else per_axis("stride", stride, ndim, least=1)
+    dilation = per_axis("dilation", dilation, ndim, least=1)
+    pads = [tuple(pair) for pair in padding] if padding is not None else [(0, 0)] * ndim
+    geometry = [list(values) for values in (kernel, stride, pads, dilation)]
+    if ndim == 2:
+        return _pool2(kind, x, *geometry, ceil_mode=ceil_mode, **options)
+    return pool_axes(kind, x, *geometry, ceil_mode=ceil_mode, **options)
+
+
+def _pool2(kind: str, x: Tensor, kernel: Any, stride: Any, pads: Any, dilation: Any, **options: Any) -> Tensor:
+    function = {"max": max_pool, "average": avg_pool, "lp": lp_pool}[kind]
+    return function(x, tuple(kernel), tuple(stride), tuple(pads), dilation=tuple(dilation), **options)
+
+
+@operation
+def pool_axes(kind: str, x: Tensor, kernel: Any, stride: Any, pads: Any, dilation: Any, **options: Any) -> Tensor:
+    """``pool`` of one or three axes, as one operation."""
+    x = dense(x)
+    mb, channels, *space = x.shape
+    if len(space) == 1:
+        window = [[blank, *values] for blank, values in zip((1, 1, (0, 0), 1), (kernel, stride, pads, dilation))]
+        y = _pool2(kind, x.reshape(mb, channels, 1, space[0]), *window, **options)
+        return y.reshape(mb, channels, y.shape[-1])
+    p, options = options.get("p", 2), dict(options)
+    # Lp pooling sums p-th powers along one axis, then along the others, and takes one root.
+    if kind == "lp":
+        x = apply(f"abs(x) ** {float(p)}", x=x)
+        options["p"] = 1
+    planes = x.reshape(mb, channels * space[0], *space[1:])
+    y = _pool2(kind, planes, kernel[1:], stride[1:], pads[1:], dilation[1:], **options)
+    spatial = y.shape[2:]
+    columns = y.reshape(mb, channels, space[0], math.prod(spatial))
+    first_window = [[values[0], blank] for blank, values in zip((1, 1, (0, 0), 1), (kernel, stride, pads, dilation))]
+    y = _pool2(kind, columns, *first_window, **options)
+    y = y.reshape(mb, channels, y.shape[2], *spatial)
+    return apply(f"y ** {1 / p}", y=y) if kind == "lp" else y

@@ -3,10 +3,9 @@
 An operator is a function with ``@operator``, in the module of its kind.
 
 - ``activations``: activations with their parameters, softmax.
-- ``convolution``: Conv and ConvTranspose.
+- ``convolution``: Conv and ConvTranspose, Gemm and MatMul.
 - ``elementwise``: arithmetic, comparisons, functions, casts, and products and quotients that are one operation here.
 - ``integers``: convolutions and products of integers.
-- ``matrix``: Gemm and MatMul.
 - ``normalization``: norms.
 - ``quantization``: QuantizeLinear and DequantizeLinear.
 - ``reduction``: reductions, ArgMax, TopK, CumSum.
@@ -20,7 +19,6 @@ from . import (
     convolution,  # noqa: F401
     elementwise,  # noqa: F401
     integers,  # noqa: F401
-    matrix,  # noqa: F401
     normalization,  # noqa: F401
     quantization,  # noqa: F401
     reduction,  # noqa: F401

@@ -73,25 +73,6 @@ def _gelu(call: BoundNode) -> Tensor:
     return functional.activate(call.tensor(0), "gelu_tanh" if tanh else "gelu")
 
 
-_FORMULAS: dict[str, tuple[str, dict[str, float]]] = {
-    "Selu": (
-        "gamma * where(x > 0, x, alpha * expm1(x))",
-        {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875},
-    ),
-    "Celu": ("max(x, 0) + min(0, alpha * expm1(x / alpha))", {"alpha": 1.0}),
-    "Softsign": ("x / (1 + abs(x))", {}),
-    "ThresholdedRelu": ("where(x > alpha, x, 0)", {"alpha": 1.0}),
-    "Shrink": ("where(x < -lambd, x + bias, where(x > lambd, x - bias, 0))", {"lambd": 0.5, "bias": 0.0}),
-}
-"""The formula of each activation in x and its attributes, and the attributes' defaults."""
-
-
-@operator(*_FORMULAS)
-def _formula(call: BoundNode) -> Tensor:
-    text, attributes = _FORMULAS[call.node.op_type]
-    return formula(call, text, x=call.tensor(0), **{name: call.get(name, value) for name, value in attributes.items()})
-
-
 @operator("Swish")
 def _swish(call: BoundNode) -> Tensor:
     alpha = float(call.get("alpha", 1.0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import numpy as np
@@ -91,26 +90,7 @@ def _arithmetic(call: BoundNode) -> Tensor:
     gated = gate(call)
     if gated is not None:
         return functional.activate(*gated)
-    normalized = _per_channel(call)
-    return formula(call, _ARITHMETIC[call.node.op_type], **pair(call)) if normalized is None else normalized
-
-
-def _per_channel(call: BoundNode) -> Tensor | None:
-    """A constant for each channel of pictures, added or multiplied, as the batch norm that a convolution takes in."""
-    kind, sides = call.node.op_type, (call.raw(0), call.raw(1))
-    if kind == "Sub" or call.opset < 7 or isinstance(sides[0], Tensor) == isinstance(sides[1], Tensor):
-        return None
-    x, value = sides if isinstance(sides[0], Tensor) else sides[::-1]
-    channels = x.shape[1] if len(x.shape) == 4 else 0
-    if x.dtype.kind != "f" or channels < 2 or value.shape not in ((channels, 1, 1), (1, channels, 1, 1)):
-        return None
-    maker = call.maker(0 if x is sides[0] else 1)
-    if maker is None or maker.op_type not in ("Conv", "Mul", "Add", "BatchNormalization"):
-        return None
-    zeros, ones = (call.upload(np.full(channels, number, x.dtype)) for number in (0, 1))
-    vector = call.upload(np.ascontiguousarray(value.reshape(channels)))
-    scale, shift = (vector, zeros) if kind == "Mul" else (ones, vector)
-    return functional.batch_norm(x, scale, shift, zeros, ones, training=False, epsilon=0.0)  # type: ignore[no-any-return]
+    return formula(call, _ARITHMETIC[call.node.op_type], **pair(call))
 
 
 @operator("Mod")
@@ -183,8 +163,6 @@ def _many(call: BoundNode) -> Any:
     result: Any = None
     names = [f"x{i}" for i in range(count)]
     values = dict(zip(names, (call.tensor(i) for i in range(count)), strict=True))
-    if kind == "Sum" and count == 2 and call.shape(0) == call.shape(1):
-        return functional.add(*values.values())
     for start in range(0, count, _MOST_OPERANDS - 1):
         part = {name: values[name] for name in names[start : start + _MOST_OPERANDS - 1]}
         operands = part if result is None else {"r": result, **part}
@@ -195,18 +173,7 @@ def _many(call: BoundNode) -> Any:
 
 @operator("Cast")
 def _cast(call: BoundNode) -> Tensor:
-
-    to = call.get("to")
-    return _to(call, call.tensor(0), dtype_of(to, call))
-
-
-@operator("CastLike")
-def _cast_like(call: BoundNode) -> Tensor:
-    return _to(call, call.tensor(0), np.dtype(call.raw(1).dtype))
-
-
-def _to(call: BoundNode, x: Tensor, dtype: np.dtype) -> Tensor:
-    dtype = call.interpreter.computed(dtype)
+    x, dtype = call.tensor(0), call.interpreter.computed(dtype_of(call.get("to"), call))
     if x.dtype == dtype:
         return x
     text = "x != 0" if dtype == np.dtype(bool) else "trunc(x)" if dtype.kind in "iu" and x.dtype.kind == "f" else "x"
@@ -274,17 +241,11 @@ def _above_three(call: BoundNode, value: Any) -> Any:
     bounds = [attributes.get(key) for key in ("min", "max")]
     for index, bound in enumerate(operands[1:3]):
         bounds[index] = bounds[index] if bound is None else scalar(bound)
-    x, three = with_number(call, operands[0], "Add")
-    return x if bounds == [0, 6] and three == 3 else None
-
-
-def with_number(call: BoundNode, value: Any, kind: str) -> tuple[Any, float | int | None]:
-    """The operand of the ``kind`` of node that made a value, and the number beside it; a power's is the second one."""
-    maker, operands, _ = _made(call, value)
-    for tensor_index, number_index in ((0, 1), (1, 0)) if kind != "Pow" else ((0, 1),):
-        if maker == kind and isinstance(operands[tensor_index], Tensor) and scalar(operands[number_index]) is not None:
-            return operands[tensor_index], scalar(operands[number_index])
-    return None, None
+    maker, operands, _ = _made(call, operands[0])
+    for x, number in (operands, operands[::-1]) if maker == "Add" and bounds == [0, 6] else ():
+        if isinstance(x, Tensor) and scalar(number) == 3:
+            return x
+    return None
 
 
 def _made(call: BoundNode, value: Any) -> tuple[str | None, Any, dict[str, Any]]:
@@ -296,60 +257,11 @@ def _is_float(x: Any) -> bool:
     return isinstance(x, Tensor) and x.dtype.kind == "f"
 
 
-_VIEWS = ("Reshape", "Squeeze", "Unsqueeze")
-
-
 @operator("Div")
 def _divide(call: BoundNode) -> Tensor:
-    response_norm = _response_norm(call)
-    if response_norm is not None:
-        return response_norm
     gated = gate(call)
     if gated is not None:
         return functional.activate(*gated)  # type: ignore[no-any-return]
     operands = pair(call)
     is_integer = next(value for value in operands.values() if isinstance(value, Tensor)).dtype.kind in "iu"
     return formula(call, QUOTIENT if is_integer else "x / y", **operands)
-
-
-def _response_norm(call: BoundNode) -> Tensor | None:
-    """``x / (k + alpha * mean) ** beta``, the mean of x² over neighbouring channels, as PyTorch's exporter writes its
-    ``local_response_norm``: x² as pictures of one channel, with zeros around and averaged; None for another quotient.
-    """
-    x, divisor = call.raw(0), call.raw(1)
-    if not isinstance(x, Tensor) or x.dtype.kind != "f" or x.ndim < 3:
-        return None
-    constants = []
-    for kind in ("Pow", "Add", "Mul"):
-        divisor, number = with_number(call, divisor, kind)
-        if number is None:
-            return None
-        constants.append(float(number))
-    beta, k, alpha = constants
-    if divisor.shape != x.shape:
-        return None
-    pool, pool_operands, attributes = call.interpreter.made.get(id(_unviewed(call, divisor)), (None, (), {}))
-    size, *spatial_kernel = attributes.get("kernel_shape", [0])
-    padded = any(attributes.get("pads", ())) or attributes.get("auto_pad", b"NOTSET") != b"NOTSET"
-    steps = (*attributes.get("strides", ()), *attributes.get("dilations", ()), *spatial_kernel)
-    if pool != "AveragePool" or padded or attributes.get("ceil_mode") or set(steps) - {1}:
-        return None
-    _, unpadded, around = call.interpreter.zero_pads.get(id(pool_operands[0]), (None, None, {}))
-    pads = {axis: pair for axis, pair in around.items() if any(pair)}
-    if unpadded is None or pads != {2: (size // 2, (size - 1) // 2)}:
-        return None
-    if unpadded.shape[:3] != (x.shape[0], 1, x.shape[1]) or math.prod(unpadded.shape[3:]) != math.prod(x.shape[2:]):
-        return None
-    square, factors, _ = call.interpreter.made.get(id(_unviewed(call, unpadded)), (None, (), {}))
-    if square != "Mul" or any(factor is not x for factor in factors):
-        return None
-    return functional.local_response_norm(x, size, alpha, beta, k)  # type: ignore[no-any-return]
-
-
-def _unviewed(call: BoundNode, value: Any) -> Any:
-    """The tensor whose elements, in their order, a value has in another shape."""
-    while True:
-        maker, operands, _ = call.interpreter.made.get(id(value), (None, (), {}))
-        if maker not in _VIEWS:
-            return value
-        value = operands[0]

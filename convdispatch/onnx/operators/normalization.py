@@ -103,13 +103,6 @@ def _root_mean_square(call: BoundNode) -> Tensor:
     )
 
 
-@operator("MeanVarianceNormalization")
-def _mean_variance(call: BoundNode) -> Tensor:
-    x = call.tensor(0)
-    axes = tuple(call.get("axes", [0, 2, 3]))
-    return functional.standardize(x, axes, 1e-18)
-
-
 @operator("LRN")
 def _neighbours(call: BoundNode) -> Tensor:
     x, size = call.tensor(0), call.get("size")

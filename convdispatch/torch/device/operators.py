@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ...elementwise.apply import compute
-from ...elementwise.random import fill
+from ...elementwise.filling import fill
 from ...elementwise.reductions import combine
 from .. import counting
 from ..dispatch import engine
@@ -111,10 +111,8 @@ def _reduced(kind: str, operator: Any) -> Any:
             return _on_host(operator, x, dim, keepdim, dtype=dtype, out=out)
         axes = tuple(range(x.ndim)) if not dim else tuple(axis % x.ndim for axis in dim)
         target = seen(out)
-        if target.contiguous:
-            combine(kind, "x", {"x": seen(x)}, axes, keepdim, out=target)
-        else:
-            compute("x", {"x": combine(kind, "x", {"x": seen(x)}, axes, keepdim)[1][0]}, out=target)
+        _, (result,) = combine(kind, "x", {"x": seen(x)}, axes, keepdim, target.dtype)
+        compute("x", {"x": result}, out=target)
         return out
 
     return kernel

@@ -221,7 +221,7 @@ def _fused(net: AtenNet, x: Any, w: Any, bias: Any, residual: Any, activation: A
     geometry = dict(zip(("stride", "padding", "dilation", "groups"), rest, strict=True))
     y = functional.convolution(x, net.put(w), net.put(bias), **geometry, math=net.math)
     if residual is not None:
-        y = functional.add(y, residual)
+        y = y + residual
     return y if activation is None else functional.activate(y, activation)
 
 

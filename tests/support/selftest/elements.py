@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from convdispatch.api.activations import apply_activation
-from convdispatch.elementwise import Generator, apply, concatenate, fill, reduce
+from convdispatch.elementwise import apply, concatenate, fill, reduce
 from convdispatch.measurement.search.trial import PATTERN, OutputScan
 from convdispatch.nn import functional
 from convdispatch.nn.optim import SGD, Adam
@@ -117,23 +117,6 @@ def joining(bench: Bench, width: int, axis: int, dtype: str) -> Found:
     yield "joined", concatenate([bench.put(a) for a in arrays], axis).numpy(), np.concatenate(arrays, axis)
 
 
-def random(bench: Bench, width: int, kind: str) -> Found:
-    """The first numbers of a stream are the same however many are asked for."""
-    short, long = (getattr(Generator(5, bench.queue), kind)((n,)).numpy() for n in (width, 4096))
-    yield "the same stream", short, long[:width]
-    if kind == "uniform":
-        yield "between 0 and 1", ((long >= 0) & (long < 1)).astype(float), np.ones(4096)
-    middle, spread = (0.5, 12**-0.5) if kind == "uniform" else (0.0, 1.0)
-    yield "mean", np.round((long.mean() - middle) / spread * 5), np.zeros(())  # within 0.1 of a deviation
-
-
-def dropout(bench: Bench, width: int, dtype: str) -> Found:
-    x = bench.draw(3, width, dtype=dtype)
-    draws = Generator(7, bench.queue).uniform((3 * width,)).numpy().reshape(3, width)
-    got = functional.dropout(bench.put(x), 0.25, Generator(7, bench.queue)).numpy()
-    yield "y", got, np.where(draws >= 0.25, x.astype(np.float64) / 0.75, 0)
-
-
 def linear(bench: Bench, width: int, across: str) -> Found:
     rows, inner, outer = {"rows": (width, 9, 7), "inner": (5, width, 7), "outer": (5, 9, width)}[across]
     x, w, b, dy = (bench.draw(*shape) for shape in ((rows, inner), (outer, inner), (outer,), (rows, outer)))
@@ -150,7 +133,7 @@ def optimiser(bench: Bench, width: int, kind: str) -> Found:
     values, slope = bench.draw(3, width), bench.draw(3, width)
     parameter = Parameter(bench.put(values))
     made = SGD([parameter], 0.1, 0.9, 0.01, True) if kind == "sgd" else Adam([parameter], 0.1)
-    parameter.grad.write(slope)
+    parameter.grad = bench.put(slope)
     made.step()
     g, p = slope.astype(np.float64), values.astype(np.float64)
     d = g + 0.01 * p

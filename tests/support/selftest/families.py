@@ -59,7 +59,7 @@ ACROSS = ("channels", "pixels")
 FAMILIES: dict[str, tuple[Callable[..., Found], list[dict[str, Any]]]] = {
     "max_pool": (images.pooling, windows("max", ("float32", "float64", "float16"), _MAX)),
     "avg_pool": (images.pooling, windows("avg", ("float32", "float64"), _MEAN)),
-    "adaptive_pool": (images.pooling, forms(kind=("max", "avg"), layout=LAYOUTS, dtype=SINGLE, also=_SIZES)),
+    "adaptive_pool": (images.pooling, forms(kind=("avg",), layout=LAYOUTS, dtype=SINGLE, also=_SIZES)),
     "relu_max_pool": (images.gated_pooling, forms(layout=LAYOUTS, also=_GATED)),
     "lrn": (images.lrn, forms(layout=LAYOUTS, also=_LRN, dtype=SINGLE, across=ACROSS)),
     "batch_norm": (images.batch_norm, forms(layout=LAYOUTS, also=_NORM, across=ACROSS)),
@@ -77,8 +77,6 @@ FAMILIES: dict[str, tuple[Callable[..., Found], list[dict[str, Any]]]] = {
     "activation": (elements.activation, forms(name=ACTIVATIONS, dtype=FEW)),
     "views": (elements.views, forms(dtype=("float32", "float64", "float16", "int8"))),
     "joining": (elements.joining, forms(axis=(1, 2), dtype=FEW)),
-    "random": (elements.random, forms(kind=("uniform", "normal"))),
-    "dropout": (elements.dropout, forms(dtype=FEW)),
     "linear": (elements.linear, forms(across=("rows", "inner", "outer"))),
     "optimiser": (elements.optimiser, forms(kind=("sgd", "adam"))),
     "look": (elements.look, forms(itemsize=(2, 4, 8))),
