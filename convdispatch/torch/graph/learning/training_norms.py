@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,7 +109,6 @@ class Norm:
     statistics: list[fx.Node] = field(default_factory=list)
     numbers: list[fx.Node] = field(default_factory=list)
     """Mean, scale and shift, once they are written."""
-    table: fx.Node | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -167,12 +166,7 @@ class FusionJudge:
         return visible_problem(chosen.solver, problem) == problem, seconds
 
 
-class _Judges(dict[torch.device, FusionJudge]):
-    """The judges of a graph's devices."""
-
-    def __missing__(self, device: torch.device) -> FusionJudge:
-        self[device] = FusionJudge(device)
-        return self[device]
+_Judges = Callable[[torch.device], FusionJudge]
 
 
 def fuse_training_norms(graph: fx.GraphModule) -> int:
@@ -182,11 +176,11 @@ def fuse_training_norms(graph: fx.GraphModule) -> int:
         return 0
     with torch._subclasses.fake_tensor.unset_fake_temporarily():
         convolutions = {node: part for node in nodes if (part := _convolution(node)) is not None}
-        judges = _Judges()
-        norms = [norm for node in nodes if (norm := _norm(node, convolutions, judges)) is not None]
+        judge_of = functools.cache(FusionJudge)
+        norms = [norm for node in nodes if (norm := _norm(node, convolutions, judge_of)) is not None]
         taken = {norm.activation for norm in norms if norm.consumers}
         joins = [
-            part for node in nodes if node not in taken and (part := _join(node, convolutions, judges)) is not None
+            part for node in nodes if node not in taken and (part := _join(node, convolutions, judge_of)) is not None
         ]
     rewritten = [each for each in convolutions.values() if each.sums or each.norm or each.join is not None]
     parts: dict[fx.Node, Convolution | Norm] = {norm.node: norm for norm in norms}
@@ -264,7 +258,7 @@ def _convolution(node: fx.Node) -> Convolution | None:
     return Convolution(node, (*geometry, given["groups"])) if tensors[1].ndim == axes + 2 else None
 
 
-def _norm(node: fx.Node, convolutions: dict[fx.Node, Convolution], judges: _Judges) -> Norm | None:
+def _norm(node: fx.Node, convolutions: dict[fx.Node, Convolution], judge_of: _Judges) -> Norm | None:
     """A batch norm that is to be rewritten; None for other nodes. Marks the convolutions that take part."""
     if node.target is not _BATCH_NORM:
         return None
@@ -274,7 +268,7 @@ def _norm(node: fx.Node, convolutions: dict[fx.Node, Convolution], judges: _Judg
         return None
     if value.device.type not in _DEVICES or type(given["training"]) is not bool:
         return None
-    pays = judges[value.device].pays
+    pays = judge_of(value.device).pays
     producer = convolutions.get(given["input"])
     if given["training"] and producer is not None and all(map(_only_reads, producer.node.users)):
         taken_in = producer.norm is not None and producer.norm.is_prologue
@@ -305,7 +299,7 @@ def _norm(node: fx.Node, convolutions: dict[fx.Node, Convolution], judges: _Judg
     return norm if norm.consumers or norm.producer is not None else None
 
 
-def _join(node: fx.Node, convolutions: dict[fx.Node, Convolution], judges: _Judges) -> Convolution | None:
+def _join(node: fx.Node, convolutions: dict[fx.Node, Convolution], judge_of: _Judges) -> Convolution | None:
     """The convolution whose gradient is added to that of a relu's other readers and goes through the relu, because it
     reads the relu's result first, and others do too: a residual join. None for other nodes."""
     if activation_text(node) != "relu" and node.target not in (torch.relu_, "relu", "relu_"):
@@ -334,7 +328,7 @@ def _join(node: fx.Node, convolutions: dict[fx.Node, Convolution], judges: _Judg
     sums = any(each.normalised is not None for each in convolutions.values())
     fused = plain.replace(norm="relu", residual=True, sums=sums)
     # Passes for sums and for a gradient would each read two gradients and relu's result, and now read one gradient.
-    if not judges[_value(x).device].pays([plain], [fused], 4 * operand_bytes(plain, "x"), 0):
+    if not judge_of(_value(x).device).pays([plain], [fused], 4 * operand_bytes(plain, "x"), 0):
         return None
     part.join = node
     return part
@@ -408,15 +402,12 @@ def _consumers(norm: Norm, convolutions: dict[fx.Node, Convolution]) -> list[Con
 
 def _write_convolution(part: Convolution) -> None:
     graph, (read, w, bias), norm = part.node.graph, part.operands, part.norm
-    x, activated, arguments = read, None, (None, None, None)
+    x, activated, arguments = read, None, (None, None)
     if norm is not None:
-        x, activated = norm.arguments["input"], norm.activated
-        arguments = (norm.numbers, norm.table, norm.text)
+        x, activated, arguments = norm.arguments["input"], norm.activated, (norm.numbers, norm.text)
     elif part.join is not None:
         x = part.join.args[0]
-        both = graph.call_function(normed_operators.rectified, (x,))
-        activated, rows = (graph.call_function(operator.getitem, (both, number)) for number in range(2))
-        arguments = (None, rows, "relu")
+        activated, arguments = graph.call_function(normed_operators.rectified, (x,)), (None, "relu")
     if x is not read and _is_layout(read):
         x, activated = (each and graph.call_method("contiguous", (each,), dict(read.kwargs)) for each in (x, activated))
     geometry = (list(each) if isinstance(each, tuple) else each for each in part.geometry)
@@ -453,14 +444,14 @@ def _write_norm(norm: Norm) -> None:
         else:
             both = graph.call_function(normed_operators.statistics, (x,))
             norm.statistics = [graph.call_function(operator.getitem, (both, number)) for number in range(2)]
-        numbers = graph.call_function(normed_operators.learning_norm, (*norm.statistics, _count(value), *rest))
+        numbers = graph.call_function(normed_operators.norm_numbers, (*norm.statistics, _count(value), *rest))
     else:
-        numbers = graph.call_function(normed_operators.frozen_norm, (*running, value.dtype, *rest))
+        numbers = graph.call_function(normed_operators.norm_numbers, (*running, 1, *rest))
     norm.numbers = [graph.call_function(operator.getitem, (numbers, number)) for number in range(3)]
+    if norm.is_prologue:
+        return
     if norm.consumers:
-        norm.table = graph.call_function(normed_operators.table, tuple(norm.numbers))
-        if not norm.is_prologue:
-            norm.activated = graph.call_function(normed_operators.activated, (x, norm.numbers, norm.text))
+        norm.activated = graph.call_function(normed_operators.activated, (x, norm.numbers, norm.text))
     else:
         result = graph.call_function(normed_operators.normalised, (x, *norm.numbers))
         result.meta = dict(norm.node.meta)
