@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed (extra: torc
 import torch_zoo  # noqa: E402 (torch is asked for first)
 from bench.cases import train_bytes  # noqa: E402
 from torch import fx  # noqa: E402
+from torch._inductor.decomposition import select_decomp_table  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from convdispatch.torch.compile.normed_operators import (  # noqa: E402
@@ -46,8 +47,8 @@ def test_counters_advance_together():
 
 
 def traced(program, *given):
-    """A program as AOTAutograd's graph, whose tensors say that they are no CPU's."""
-    graph = make_fx(program, tracing_mode="fake")(*given)
+    """A program as inductor's pass sees it, whose tensors say that they are no CPU's."""
+    graph = make_fx(program, decomposition_table=select_decomp_table(), tracing_mode="fake")(*given)
     for node in graph.graph.nodes:
         if "val" in node.meta:
             node.meta["val"] = torch.utils._pytree.tree_map(lambda each: each.to("meta"), node.meta["val"])
@@ -136,4 +137,4 @@ def test_kernels_of_a_step_do_not_rise():
     assert (row["products"], row["kernels"], row["small"]) == MOST
 
 
-MOST = (0, 0, 0)
+MOST = (34, 25, 24)

@@ -680,16 +680,16 @@ def _check_operators():
 
 def test_our_engines_compute_the_operators():
     counts = _check_operators()
-    assert (counts["ours"], counts["left"]) == (5, 0)
+    assert (counts["ours"], counts["left"]) == (4, 0)
 
 
 def test_the_driver_that_stands_for_cuda_s_launches_the_operators(stand_in):  # noqa: F811
     counts = _check_operators()
-    assert (counts["ours"], counts["left"]) == (5, 0)
+    assert (counts["ours"], counts["left"]) == (4, 0)
     assert "cuLaunchKernel" in stand_in.driver.names()
 
 
 def test_pytorch_computes_the_operators_where_the_engine_declines():
     with ct.enable(solver="none of these"):
         counts = _check_operators()
-    assert (counts["ours"], counts["left"]) == (0, 5)
+    assert (counts["ours"], counts["left"]) == (0, 4)
