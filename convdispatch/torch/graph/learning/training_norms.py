@@ -37,6 +37,7 @@ from ..epilogues import activation_text
 
 _CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 """Convolutions in Dynamo's graphs, with their numbers of spatial axes."""
+_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _DEVICES = ("cpu", *KINDS)
 _BATCH_NORM = torch.nn.functional.batch_norm
 _BATCH_NORM_SIGNATURE = inspect.signature(_BATCH_NORM)
@@ -85,9 +86,8 @@ class Convolution:
     @property
     def operands(self) -> tuple[Any, Any, Any]:
         """Input, weight and bias."""
-        arguments = [*self.node.args, *[None] * 3][:3]
-        named = [self.node.kwargs.get(name) for name in ("input", "weight", "bias")]
-        return tuple(one if one is not None else other for one, other in zip(arguments, named, strict=True))  # type: ignore[return-value]
+        given = {"bias": None, **dict(zip(_ARGUMENTS, self.node.args)), **self.node.kwargs}
+        return given["input"], given["weight"], given["bias"]
 
 
 @dataclass(eq=False)
@@ -182,19 +182,19 @@ def fuse_training_norms(graph: fx.GraphModule) -> int:
         joins = [
             part for node in nodes if node not in taken and (part := _join(node, convolutions, judge_of)) is not None
         ]
-    rewritten = [each for each in convolutions.values() if each.sums or each.norm or each.join is not None]
     parts: dict[fx.Node, Convolution | Norm] = {norm.node: norm for norm in norms}
-    parts |= {each.node: each for each in rewritten}
+    parts |= {node: each for node, each in convolutions.items() if each.sums or each.norm or each.join is not None}
     obsolete = {*parts, *(node for part in joins for node in (part.join, part.operands[0]))}
     for norm in norms:
-        for reader in _chain(norm) if norm.consumers else ():
-            obsolete.add(reader)
-    for node, rewritten_part in ((node, parts[node]) for node in nodes if node in parts):
+        if norm.consumers:
+            last_node = norm.activation or norm.node
+            obsolete |= {last_node, *filter(_is_layout, last_node.users)}
+    for node, part in ((node, parts[node]) for node in nodes if node in parts):
         with graph.graph.inserting_before(node):
-            if isinstance(rewritten_part, Norm):
-                _write_norm(rewritten_part)
-            elif rewritten_part.normalised is None:
-                _write_convolution(rewritten_part)
+            if isinstance(part, Norm):
+                _write_norm(part)
+            elif part.normalised is None:
+                _write_convolution(part)
     _write_updates(norms)
     for node in reversed(nodes):
         if node in obsolete:
@@ -202,12 +202,6 @@ def fuse_training_norms(graph: fx.GraphModule) -> int:
     graph.graph.lint()
     graph.recompile()
     return len(norms)
-
-
-def _chain(norm: Norm) -> list[fx.Node]:
-    """The nodes between a norm and the convolutions that take it in: activation and changes of layout."""
-    last_node = norm.activation or norm.node
-    return [*([norm.activation] if norm.activation else []), *(user for user in last_node.users if _is_layout(user))]
 
 
 # What the graph has.
@@ -242,8 +236,7 @@ def _convolution(node: fx.Node) -> Convolution | None:
     axes = _CONVOLUTIONS.get(node.target) if node.op == "call_function" else None  # type: ignore[arg-type]
     if axes is None:
         return None
-    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    given = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **dict(zip(names, node.args)), **node.kwargs}
+    given = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **dict(zip(_ARGUMENTS, node.args)), **node.kwargs}
     result = _value(node)
     tensors = result, _value(given["input"]), _value(given["weight"])
     if not all(map(_is_static, tensors)) or result.dtype not in DTYPES or result.device.type not in _DEVICES:
@@ -311,12 +304,9 @@ def _join(node: fx.Node, convolutions: dict[fx.Node, Convolution], judge_of: _Ju
     operand = min(node.users, key=order.__getitem__)
     reader = next(iter(operand.users), None) if _is_layout(operand) else operand
     part = convolutions.get(reader) if reader is not None else None
-    if (
-        part is None
-        or part.norm is not None
-        or part.normalised is not None
-        or any(_changes(user, node) and user.op != "output" for user in node.users)
-    ):
+    if part is None or part.norm is not None or part.normalised is not None:
+        return None
+    if any(_changes(user, node) and user.op != "output" for user in node.users):
         return None
     read = operand if _is_layout(operand) else node
     if part.operands[0] is not read or read in part.operands[1:] or _value(x) is None:
@@ -389,10 +379,9 @@ def _consumers(norm: Norm, convolutions: dict[fx.Node, Convolution]) -> list[Con
     consumers = [convolutions.get(reader) for reader, _ in readers]
     for (reader, operand), consumer in zip(readers, consumers, strict=True):
         # The norm is of the convolution's input alone, in the type in which the convolution computes.
-        others = [each for each in reader.all_input_nodes if each is not operand]
-        if consumer is None or consumer.operands[0] is not operand or len(others) != len(reader.all_input_nodes) - 1:
+        if consumer is None or consumer.operands[0] is not operand or operand in consumer.operands[1:]:
             return []
-        if operand in consumer.operands[1:] or _value(reader).dtype != _value(x).dtype:
+        if _value(reader).dtype != _value(x).dtype:
             return []
     return [each for each in consumers if each is not None]
 
