@@ -26,8 +26,11 @@ _PARAMETERS = {
     fused_operator.fused_convolution: (1, 2),
     normed_operators.normed_convolution: (1, 2, 3),
     normed_operators.normed_convolution_backward: (2, 3),
+    _aten.addmm.default: (0, 2),
+    _aten.mm.default: (1,),
 }
-"""The arguments of convolutions that are weights, biases and norms' tables."""
+"""The arguments of convolutions that are weights, biases and norms' tables; those of linear layers are the matrices and
+vectors that are cast as the graph gets them."""
 
 
 def join_counters(graph: fx.GraphModule) -> None:
@@ -51,7 +54,7 @@ def _counts(node: fx.Node) -> bool:
 
 
 def join_small_kernels(graph: fx.Graph) -> None:
-    """In a graph of AOTAutograd's, compute what convolutions read beside pictures at the start, all at once, where it
+    """In a graph of AOTAutograd's, compute what products read beside pictures at the start, all at once, where it
     depends on the graph's inputs alone; and casts and single channels' numbers among the results at the end."""
     _join_parameters(graph)
     output = graph.output_node()
@@ -74,7 +77,10 @@ def _join_parameters(graph: fx.Graph) -> None:
             operand = node.args[at]
             while isinstance(operand, fx.Node) and operand.target in _VIEWS:
                 operand = operand.args[0]
-            if operand in known and _is_pointwise(operand) and not operand.meta["val"].is_cpu:
+            if operand not in known or not _is_pointwise(operand) or operand.meta["val"].is_cpu:
+                continue
+            is_cast = operand.target is _CAST and operand.args[0].op == "placeholder" and operand.meta["val"].ndim <= 2
+            if is_cast or node.target not in (_aten.addmm.default, _aten.mm.default):
                 parameters[operand] = None
     if len(parameters) < 2:
         return
