@@ -20,6 +20,8 @@ _aten, _prims = torch.ops.aten, torch.ops.prims
 _CAST = _prims.convert_element_type.default
 _VIEWS = {operator.getitem, _aten.select.int, _aten.view.default, _aten.unsqueeze.default, _aten.expand.default,
           _aten.reshape.default, _aten.permute.default, _aten.squeeze.dims}  # fmt: skip
+_MOST = 1 << 22
+"""The numbers of the largest result that is joined: larger ones gain little, and all together would take memory."""
 _PARAMETERS = {
     operators.convolution: (1, 2),
     operators.convolution_backward: (2,),
@@ -70,14 +72,14 @@ def _join_parameters(graph: fx.Graph) -> None:
     """Nodes that no kernel but pointwise ones precedes."""
     parameters: dict[fx.Node, None] = {}
     for node in graph.nodes:
-        is_source = node.op in ("placeholder", "get_attr")
-        if is_source or ((_is_pointwise(node) or node.target in _VIEWS) and known.issuperset(node.all_input_nodes)):
+        is_pointwise = _is_pointwise(node) or node.target in _VIEWS
+        if node.op == "placeholder" or (is_pointwise and known.issuperset(node.all_input_nodes)):
             known.add(node)
         for at in _PARAMETERS.get(node.target, ()):
             operand = node.args[at]
             while isinstance(operand, fx.Node) and operand.target in _VIEWS:
                 operand = operand.args[0]
-            if operand not in known or not _is_pointwise(operand) or operand.meta["val"].is_cpu:
+            if operand not in known or not _is_small(operand):
                 continue
             is_cast = operand.target is _CAST and operand.args[0].op == "placeholder" and operand.meta["val"].ndim <= 2
             if is_cast or node.target not in (_aten.addmm.default, _aten.mm.default):
@@ -124,13 +126,22 @@ def _is_pointwise(node: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or not isinstance(node.meta.get("val"), torch.Tensor):
         return False
     makes = target in (_aten.full.default, _prims.iota.default)
-    return makes or target is _CAST or torch.Tag.pointwise in target.tags
+    is_pointwise = makes or target is _CAST or torch.Tag.pointwise in target.tags
+    return is_pointwise and torch.Tag.nondeterministic_seeded not in target.tags
+
+
+def _is_small(node: fx.Node) -> bool:
+    """Whether a node is pointwise, of known sizes and on no CPU, and its kernel takes about as long as its launch."""
+    if not _is_pointwise(node):
+        return False
+    value = node.meta["val"]
+    return not value.is_cpu and all(type(size) is int for size in value.shape) and value.numel() <= _MOST
 
 
 def _is_late(node: fx.Node) -> bool:
     """Whether a result of the graph has few numbers, or is what a kernel that is not pointwise left, in another
     type."""
-    if not _is_pointwise(node) or node.meta["val"].is_cpu:
+    if not _is_small(node):
         return False
     if node.meta["val"].ndim <= 1:
         return True
