@@ -189,12 +189,12 @@ def fuse_training_norms(graph: fx.GraphModule) -> int:
         if norm.consumers:
             last_node = norm.activation or norm.node
             obsolete |= {last_node, *filter(_is_layout, last_node.users)}
-    for node, part in ((node, parts[node]) for node in nodes if node in parts):
+    for node, written in ((node, parts[node]) for node in nodes if node in parts):
         with graph.graph.inserting_before(node):
-            if isinstance(part, Norm):
-                _write_norm(part)
-            elif part.normalised is None:
-                _write_convolution(part)
+            if isinstance(written, Norm):
+                _write_norm(written)
+            elif written.normalised is None:
+                _write_convolution(written)
     _write_updates(norms)
     for node in reversed(nodes):
         if node in obsolete:
@@ -391,7 +391,8 @@ def _consumers(norm: Norm, convolutions: dict[fx.Node, Convolution]) -> list[Con
 
 def _write_convolution(part: Convolution) -> None:
     graph, (read, w, bias), norm = part.node.graph, part.operands, part.norm
-    x, activated, arguments = read, None, (None, None)
+    x, activated = read, None
+    arguments: tuple[Any, Any] = (None, None)
     if norm is not None:
         x, activated, arguments = norm.arguments["input"], norm.activated, (norm.numbers, norm.text)
     elif part.join is not None:
