@@ -79,7 +79,7 @@ def activated(x: torch.Tensor, norm: Sequence[torch.Tensor], activation: str | N
 
 
 def _activated(x: torch.Tensor, norm: Sequence[torch.Tensor], activation: str | None) -> torch.Tensor:
-    return activate(_normalised(x, norm), _activation(activation)).to(x.dtype)
+    return activate(_normalised(x, norm), None if activation == "identity" else activation).to(x.dtype)
 
 
 def rectified(x: torch.Tensor) -> torch.Tensor:
@@ -113,15 +113,9 @@ def _over_channels(numbers: torch.Tensor, ndim: int) -> torch.Tensor:
 # The operators, below autograd.
 
 
-def _activation(norm: str | None) -> str | None:
-    return None if norm == "identity" else norm
-
-
 def _input(x: torch.Tensor, table: Any, norm: str | None) -> torch.Tensor:
     """What the convolution reads, in PyTorch's operators."""
-    if table is None:
-        return x
-    return activated(x, table, norm)
+    return x if table is None else activated(x, table, norm)
 
 
 def _forward(x: torch.Tensor, w: torch.Tensor, bias: Any, table: Any, norm: Any, sums: bool, *geometry: Any) -> Any:

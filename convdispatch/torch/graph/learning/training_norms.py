@@ -451,29 +451,21 @@ def _write_norm(norm: Norm) -> None:
 def _write_updates(norms: Sequence[Norm]) -> None:
     """Update running statistics, all of one momentum at once. Those of a module that the graph calls again, or whose
     buffers something else reads, are updated where the norm is."""
-    at_end: dict[Any, list[Norm]] = {}
+    groups: dict[Any, list[Norm]] = {}
     for norm in norms:
         given = norm.arguments
-        if not given["training"] or given["running_mean"] is None:
-            continue
-        alone = all(len(given[name].users) == 1 for name in ("running_mean", "running_var"))
-        if alone:
-            at_end.setdefault(given["momentum"], []).append(norm)
-        else:
-            _write_update(norm.node, [norm])
-    for group in at_end.values():
-        _write_update(group[-1].node, group)
-
-
-def _write_update(before: fx.Node, norms: Sequence[Norm]) -> None:
-    buffers, values = [], []
-    for norm in norms:
-        given = norm.arguments
-        count = _count(_value(given["input"]))
-        buffers += [given["running_mean"], given["running_var"]]
-        values += [(norm.statistics[0], 1), (norm.statistics[1], count - 1)]
-    with before.graph.inserting_before(before):
-        before.graph.call_function(normed_operators.update_running, (buffers, values, norms[0].arguments["momentum"]))
+        if given["training"] and given["running_mean"] is not None:
+            alone = all(len(given[name].users) == 1 for name in ("running_mean", "running_var"))
+            groups.setdefault(given["momentum"] if alone else norm, []).append(norm)
+    for group in groups.values():
+        buffers, values = [], []
+        for norm in group:
+            given = norm.arguments
+            buffers += [given["running_mean"], given["running_var"]]
+            values += [(norm.statistics[0], 1), (norm.statistics[1], _count(_value(given["input"])) - 1)]
+        graph, last_node = group[-1].node.graph, group[-1].node
+        with graph.inserting_before(last_node):
+            graph.call_function(normed_operators.update_running, (buffers, values, given["momentum"]))
 
 
 def _count(value: torch.Tensor) -> int:
